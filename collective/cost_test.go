@@ -2,75 +2,34 @@ package collective
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/collective/plan"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// bare carries out a collective over memory as execute does, but for what finds mistakes and stuck peers: no header is made
-// or compared, no text of the call is kept, no deadline is set. It exists to measure what these cost.
-func (x *executor) bare(call *Call, t ticket) error {
-	m := x.m
+// bare executes a collective as Run does, except for what finds mistakes and stuck peers: no header is made, no
+// description of the call is recorded, no deadline is set. It exists to measure what these cost.
+func (m *member) bare(call *Call, t ticket) error {
 	if err := m.front.Err(); err != nil {
 		return err
 	}
-	*x.begun.of(call)++
+	*m.begun.of(call)++
 	opts := m.team.cfg.of(call)
 	count, err := call.check(m.rank, m.team.size, &opts)
 	if err != nil {
 		return err
 	}
-	p, err := x.prepare(&Running{Call: call, Count: count, Options: opts, ticket: t})
-	if err != nil {
+	if _, err := m.prepare(&Running{Call: call, Count: count, Options: opts, ticket: t}); err != nil {
 		return err
 	}
-	if err := x.begin(); err != nil {
-		return err
-	}
-	x.header.Seq = t.seq
-	w, s, marker := &x.work, &p.open, m.site.marker
-	*w = work{x: x, call: call, count: count, acc: partialType(call, &opts), wire: partialType(call, &opts), mean: call.mean()}
-	w.src, w.dst = call.sides(m.rank)
-	w.half = int(t.seq & 1)
-	m.shows[w.half].Store((*byte)(w.dst.Ptr))
-	marker.Publish(transport.Slot{Src: x.visible(w.src), Dst: x.visible(w.dst)})
-	if err := marker.Signal(0); err != nil {
-		return err
-	}
-	if err := marker.Await(context.Background(), -1, 0); err != nil {
-		return err
-	}
-	shared := m.team.share(m, w.half)
-	if x.hidden() || !s.sharedDst && x.aliased() {
-		return errors.New("the plan does not fit")
-	}
-	w.sharedDst = s.sharedDst
-	w.assign(s, shared && !s.sharedDst)
-	for i := range s.steps {
-		var err error
-		switch step := &s.steps[i]; {
-		case step.Kind == plan.Signal && step.Mark > 0:
-			err = marker.Signal(step.Mark)
-		case step.Kind == plan.Await && step.Mark > 0:
-			err = marker.Await(context.Background(), step.From, step.Mark)
-		case step.Kind != plan.Signal && step.Kind != plan.Await:
-			err = w.step(step)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	w.deliver()
-	x.end()
-	return nil
+	m.sig, m.call.Slot = nil, transport.Slot{Header: transport.Header{Seq: t.seq}}
+	return m.exec.Execute(context.Background(), &m.call)
 }
 
 // doBare is Do by bare.

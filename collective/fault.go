@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/collective/internal/executor"
 	"github.com/lockstep-ml/lockstep/collective/internal/fault"
 	"github.com/lockstep-ml/lockstep/internal/ranges"
 )
@@ -42,8 +43,8 @@ func (m *member) state(seq uint64) (s fault.State) {
 }
 
 // answer returns this rank's encoded state, for a peer.
-func (x *executor) answer(seq uint64) []byte {
-	s := x.m.state(seq)
+func (m *member) answer(seq uint64) []byte {
+	s := m.state(seq)
 	return s.Encode()
 }
 
@@ -63,10 +64,10 @@ func (p peers) State(rank int) (s fault.State, ok bool) {
 
 func (p peers) LastSeen(rank int) (l fault.LastSeen) {
 	m := p.m
-	l.Frame = m.lastFrom[rank]
+	l.Frame = m.exec.LastCall(rank)
 	if m.site.marker != nil && m.site.in(rank) && !m.wait.call.pairwise() {
 		l.Entered = !slices.Contains(m.site.marker.Behind(0, nil), rank)
-		if before := &m.notes[(m.header.Seq+1)&1]; !l.Entered && before.sig != nil && before.seq+1 == m.header.Seq {
+		if before := &m.notes[(m.call.Slot.Seq+1)&1]; !l.Entered && before.sig != nil && before.seq+1 == m.call.Slot.Seq {
 			l.Previous = before.call()
 		}
 	}
@@ -91,7 +92,7 @@ func (w *waiter) overdue(cause *ended) error {
 	wait := w.fault()
 	found := wait.Probe()
 	if m.front.Failing() {
-		return errFailed
+		return executor.ErrFailed
 	}
 	patience := time.Duration(0) // others may have given up meanwhile, and have left
 	if found.Failed {

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"unsafe"
 
+	"github.com/lockstep-ml/lockstep/collective/internal/executor"
 	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
@@ -21,11 +21,24 @@ type member struct {
 	rank  int
 	local int // index among the team's local ranks
 
-	executor // used by the running call
+	// Used by the running call. Everything that calls need is kept, so that a repeated call allocates nothing.
+	exec *executor.Executor
+	wait waiter
 
-	// Read by the other local ranks.
-	inside atomic.Bool             // in a call in which local ranks may access each other's memory; see team.depart
-	shows  [2]atomic.Pointer[byte] // Dst of the even and the odd collectives; read once all ranks have entered
+	plans   map[planKey]*planned
+	last    *planned // of the last collective, with its key
+	lastKey planKey
+
+	signatures map[signed]*signature
+
+	call     executor.Call // the current one
+	message  executor.Plan // its plan, if it is a call of two ranks
+	sig      *signature    // from which its header is made
+	notes    [3]noted      // of the even and the odd collectives, and of calls of two ranks; see notesMu
+	current  *noted        // one of these
+	waitsFor []int         // the ranks that the current wait is for
+	begun    numbers       // calls that were executed, including the current one
+	behind   []int         // early: the ranks that have not entered
 }
 
 var _ Backend = (*member)(nil)
@@ -71,7 +84,13 @@ func (m *member) Size() int { return m.team.size }
 
 func (m *member) Attach(f FrontEnd) {
 	m.front = f
-	m.executor.open(m)
+	m.wait.m = m
+	m.plans, m.signatures = map[planKey]*planned{}, map[signed]*signature{}
+	m.site = findSite(m.end)
+	m.exec = executor.New(executor.Config{
+		End: m.end, Domain: m.site.domain, OneProcess: m.site.whole, Group: m.team.execs, Caller: m,
+	})
+	m.end.Answer(m.answer)
 	m.team.join(m)
 }
 

@@ -2,10 +2,10 @@ package collective
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/collective/internal/executor"
 	"github.com/lockstep-ml/lockstep/collective/internal/fault"
 	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/transport"
@@ -18,7 +18,7 @@ func (m *member) early() error {
 	if m.site.marker == nil || m.wait.call.pairwise() {
 		return m.team.meet(m)
 	}
-	if m.wait.mark != 0 {
+	if !m.exec.Entering() {
 		return nil
 	}
 	if m.team.local > 1 { // a local rank may wait for this one in a call of two ranks
@@ -29,19 +29,8 @@ func (m *member) early() error {
 	m.behind = m.site.marker.Behind(0, m.behind[:0])
 	behind := m.behind
 	for _, peer := range m.site.domain {
-		if !slices.Contains(behind, peer) && m.site.marker.Peer(peer).Sum != m.sum {
+		if !slices.Contains(behind, peer) && m.site.marker.Peer(peer).Sum != m.call.Slot.Sum {
 			return m.mismatch(func(r int) bool { return !slices.Contains(behind, r) })
-		}
-	}
-	return nil
-}
-
-// compare compares the slots of the domain with this rank's.
-func (x *executor) compare() error {
-	m := x.m
-	for _, peer := range m.site.domain {
-		if peer != m.rank && m.site.marker.Peer(peer).Sum != x.sum {
-			return m.mismatch(func(int) bool { return true })
 		}
 	}
 	return nil
@@ -65,83 +54,28 @@ func (m *member) mismatch(here func(rank int) bool) error {
 	return err
 }
 
-// oddFrame is a frame that does not belong to the current call.
-type oddFrame struct {
-	peer   int
-	header transport.Header
-}
-
-// errOdd rejects a frame. The frame is described once the exchange has ended, because that may require
-// probing the peer.
-var errOdd = errors.New("collective: a frame of another call")
-
-// judge compares the header of an arriving frame with the current call. It is called once for the frame that
-// is received next, just before its data, and any number of times for others.
-//
-// The frames of one peer arrive in the order in which they were sent, so the next frame of the peer that this
-// rank waits for belongs to this call, or the peer makes a different call. Frames of other peers may belong
-// to later calls, or to sends that this rank has not reached yet. But a peer that this rank sends to, and
-// that is sending itself, does not receive: no step relies on buffering.
-func (x *executor) judge(peer int, h transport.Header) error {
-	own := x.header
-	own.Frame = h.Frame
-	w := &x.wait
-	ahead := h.Frame - x.got[peer]
-	awaited := peer == w.from && w.frames > 0
-	switch {
-	case awaited && h == own && ahead <= uint32(w.frames): // one more may have arrived already
-		if ahead == 0 {
-			x.seen = true
-			if !w.call.pairwise() {
-				x.lastFrom[peer] = h.Seq + 1
-			}
-		}
-		return nil
-	case awaited && (w.frames > 1 || !x.seen):
-	case h.Comm != own.Comm || h.Epoch != own.Epoch:
-	case w.call.Op == Send && peer == w.to:
-	case h == own || Op(h.Op) == Send || w.call.pairwise() || h.Seq > own.Seq:
-		return nil
-	}
-	x.odd = oddFrame{peer, h}
-	return errOdd
-}
-
-// arrived counts a received frame.
-func (x *executor) arrived(peer int) error {
-	w := &x.wait
-	if !x.seen {
-		return x.m.failure(ErrMismatch, fmt.Errorf("a frame of rank %d is missing: number %d was not received", peer, x.got[peer]))
-	}
-	x.seen = false
-	x.got[peer]++
-	w.frames--
-	return nil
-}
-
-// oddity describes the frame that judge rejected. If it belongs to another collective than this rank's, the
+// oddity describes a frame that the executor rejected. If it belongs to another collective than this rank's, the
 // two ranks diverged earlier: oddity then looks for the call in which they did.
-func (x *executor) oddity() error {
-	m := x.m
-	peer, h := x.odd.peer, x.odd.header
-	if Op(h.Op) != Send && !x.wait.call.pairwise() && h.Comm == x.header.Comm && h.Epoch == x.header.Epoch {
-		before := x.notes[(x.header.Seq+1)&1].call()
+func (m *member) oddity(frame *executor.OtherCall) error {
+	peer, h := frame.Peer, frame.Header
+	if Op(h.Op) != Send && !m.wait.call.pairwise() && h.Comm == m.call.Slot.Comm && h.Epoch == m.call.Slot.Epoch {
+		before := m.notes[(m.call.Slot.Seq+1)&1].call()
 		switch {
-		case h.Seq+1 == x.header.Seq && before.Header.Seq == h.Seq && before.Header != fingerprint.WithoutFrame(h):
-			theirs := x.callOf(peer, &h)
+		case h.Seq+1 == m.call.Slot.Seq && before.Header.Seq == h.Seq && before.Header != fingerprint.WithoutFrame(h):
+			theirs := m.callOf(peer, &h)
 			return m.mismatchError(&before, peer, &theirs)
-		case h.Seq > x.header.Seq:
-			if theirs, ok := x.ask(peer, x.header.Seq); ok && theirs.Header.Seq == x.header.Seq && theirs.Header != fingerprint.WithoutFrame(x.header) {
-				own := x.current.call()
+		case h.Seq > m.call.Slot.Seq:
+			if theirs, ok := m.ask(peer, m.call.Slot.Seq); ok && theirs.Header.Seq == m.call.Slot.Seq && theirs.Header != fingerprint.WithoutFrame(m.call.Slot.Header) {
+				own := m.current.call()
 				return m.mismatchError(&own, peer, theirs)
 			}
 		}
 	}
-	theirs := x.callOf(peer, &h)
+	theirs := m.callOf(peer, &h)
 	if theirs.HeaderOnly {
 		// A peer that does not answer may have failed: then it reports the reason, which is more precise.
 		if told := m.awaitReason(100 * time.Millisecond); told != nil {
-			return x.diagnose(told)
+			return m.diagnose(told)
 		}
 	}
 	return m.mismatched(peer, &theirs)
@@ -170,8 +104,8 @@ func (m *member) awaitReason(patience time.Duration) *departure {
 }
 
 // ask returns the description of call seq of a peer in another process, or of its latest call.
-func (x *executor) ask(peer int, seq uint64) (*fingerprint.Call, bool) {
-	end := x.m.end
+func (m *member) ask(peer int, seq uint64) (*fingerprint.Call, bool) {
+	end := m.end
 	s, ok := fault.DecodeState(end.Ask(peer, seq))
 	if !ok { // its process may be getting no CPU time
 		s, ok = fault.DecodeState(end.Ask(peer, seq))
@@ -182,7 +116,7 @@ func (x *executor) ask(peer int, seq uint64) (*fingerprint.Call, bool) {
 // mismatched describes how a peer's call differs from this rank's.
 func (m *member) mismatched(peer int, theirs *fingerprint.Call) error {
 	own := m.current.call()
-	own.Header.Frame = m.got[peer]
+	own.Header.Frame = m.exec.Received(peer)
 	return m.mismatchError(&own, peer, theirs)
 }
 
@@ -199,15 +133,15 @@ func (m *member) mismatchError(own *fingerprint.Call, peer int, theirs *fingerpr
 }
 
 // callOf returns the call of a peer's frame; if its description cannot be determined, only the header.
-func (x *executor) callOf(peer int, h *transport.Header) fingerprint.Call {
+func (m *member) callOf(peer int, h *transport.Header) fingerprint.Call {
 	header := fingerprint.WithoutFrame(*h)
-	c, ok := x.m.team.callOf(peer, header)
+	c, ok := m.team.callOf(peer, header)
 	if !ok {
 		seq := h.Seq
 		if Op(h.Op) == Send {
 			seq = fault.LatestCall
 		}
-		theirs, known := x.ask(peer, seq)
+		theirs, known := m.ask(peer, seq)
 		if ok = known && theirs.Header == header; ok {
 			c = *theirs
 		}
@@ -223,7 +157,7 @@ func (m *member) probe() error {
 	if peer < 0 {
 		return nil
 	}
-	seq := m.header.Seq
+	seq := m.call.Slot.Seq
 	if m.wait.call.pairwise() {
 		seq = fault.LatestCall
 	}
@@ -232,10 +166,10 @@ func (m *member) probe() error {
 	if m.wait.silent = -1; !ok {
 		m.wait.silent = peer
 	}
-	if !ok || theirs.None() || theirs.Header.Comm != m.header.Comm || theirs.Header.Epoch != m.header.Epoch {
+	if !ok || theirs.None() || theirs.Header.Comm != m.call.Slot.Comm || theirs.Header.Epoch != m.call.Slot.Epoch {
 		return nil
 	}
-	own := fingerprint.WithoutFrame(m.header)
+	own := fingerprint.WithoutFrame(m.call.Slot.Header)
 	switch {
 	case m.wait.call.pairwise():
 		other := &blocked{call: *theirs, rank: peer}

@@ -15,7 +15,7 @@ type signature struct {
 	call   fingerprint.Call // number 0; without Back
 	sum    uint64           // of its header
 	record flight.Call      // of the flight recorder
-	next   *signature       // of the call that followed a call like this the last time; used by the executor only
+	next   *signature       // of the call that followed a call like this the last time; used by the call's goroutine only
 
 	// The inputs it was made from, to recognise an equal call.
 	key   signed
@@ -43,40 +43,40 @@ const signaturesMax = 512
 
 // signature returns the signature of a checked call: usually the one that followed the previous call's the
 // last time.
-func (x *executor) signature(call *Call, count int, o *Options, p *planned) *signature {
-	if last := x.sig; last != nil && last.next != nil && last.next.is(call, count, o, p) {
+func (m *member) signature(call *Call, count int, o *Options, p *planned) *signature {
+	if last := m.sig; last != nil && last.next != nil && last.next.is(call, count, o, p) {
 		return last.next
 	}
 	key := keyOf(call, o, p)
-	s := x.signatures[key]
+	s := m.signatures[key]
 	if s == nil || !s.is(call, count, o, p) {
-		s = x.sign(call, key, count, o)
+		s = m.sign(call, key, count, o)
 	}
-	if x.sig != nil {
-		x.sig.next = s
+	if m.sig != nil {
+		m.sig.next = s
 	}
 	return s
 }
 
 // sign makes a signature, and caches it.
-func (x *executor) sign(call *Call, key signed, count int, o *Options) *signature {
+func (m *member) sign(call *Call, key signed, count int, o *Options) *signature {
 	s := &signature{key: key, count: count}
 	if key.shaped {
 		s.shape = slices.Clone(call.Manifest.Shape)
 	}
-	s.call = fingerprint.New(s.params(x.m.team, call, o))
+	s.call = fingerprint.New(s.params(m.team, call, o))
 	s.sum = s.call.Header.Sum()
 	s.record = newRecord(call, count, o, s.call.Algorithm)
-	if len(x.signatures) >= signaturesMax {
-		for _, old := range x.signatures {
+	if len(m.signatures) >= signaturesMax {
+		for _, old := range m.signatures {
 			old.next = nil // or each would keep another one alive
 		}
-		clear(x.signatures)
+		clear(m.signatures)
 	}
-	if old := x.signatures[key]; old != nil {
+	if old := m.signatures[key]; old != nil {
 		old.next = nil
 	}
-	x.signatures[key] = s
+	m.signatures[key] = s
 	return s
 }
 
@@ -138,22 +138,23 @@ func (n *noted) call() fingerprint.Call {
 
 // note records the call, for its frames, for errors, and for ranks that read its slot or probe this rank. The
 // last two collectives are recorded, because there are two slots, and the last call of two ranks.
-func (x *executor) note(r *Running, p *planned) {
+func (m *member) note(r *Running, p *planned) {
 	call := r.Call
-	s := x.signature(call, r.Count, &r.Options, p)
-	if x.sig != s {
-		x.sig, x.header = s, s.call.Header
+	s := m.signature(call, r.Count, &r.Options, p)
+	slot := &m.call.Slot
+	if m.sig != s {
+		m.sig = s
+		slot.Header, slot.Name, slot.Shape, slot.Algorithm = s.call.Header, s.call.Name, s.call.Shape, s.call.Algorithm
 	}
-	x.header.Seq = r.seq
-	x.sum = s.sum + r.seq*transport.SumStep
-	n, back := &x.notes[r.seq&1], uint64(0)
+	slot.Seq, slot.Sum = r.seq, s.sum+r.seq*transport.SumStep
+	n, back := &m.notes[r.seq&1], uint64(0)
 	if call.pairwise() {
-		n, back = &x.notes[2], x.begun[opposite(call.Op)].of(call.Peer)
+		n, back = &m.notes[2], m.begun[opposite(call.Op)].of(call.Peer)
 	}
-	log := &x.m.front.c.log
+	log := &m.front.c.log
 	log.mu.Lock()
 	log.keep(r, &s.record, false)
 	n.sig, n.seq, n.back = s, r.seq, back
-	x.current = n
+	m.current = n
 	log.mu.Unlock()
 }

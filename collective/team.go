@@ -5,8 +5,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"unsafe"
 
+	"github.com/lockstep-ml/lockstep/collective/internal/executor"
 	"github.com/lockstep-ml/lockstep/collective/internal/fault"
 	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/transport"
@@ -18,24 +18,20 @@ type team struct {
 	prefer preference
 	id     uint64 // in headers; the same on all ranks
 	size   int
-	local  int         // number of local ranks
-	torn   atomic.Bool // a rank left out part of a call that all ranks had entered
+	local  int             // number of local ranks
+	execs  *executor.Group // executes their calls
 
 	// closed when a rank has left a call that all ranks had entered: no frame of that call can be received
 	broken   chan struct{}
 	breaking sync.Once
 
-	leaving atomic.Int32 // ranks that try to withdraw from a call, or have withdrawn and will fail the communicator
-
 	mates atomic.Pointer[[]*member] // members, for callers that must not wait
 
 	mu      sync.Mutex
-	left    sync.Cond        // signalled when a rank has left a call of a failed communicator
 	members []*member        // the local ranks, in the order in which they joined
 	parts   map[uint64]*team // being split off: not all local ranks have arrived yet
 	taken   int              // of a team that is split off: how many have; guarded by its parent's mu
 	rebuilt *team            // the team of the same ranks in the next epoch
-	written []writing        // by local rank: the last result stored in memory that ranks may share
 	blocked []blocked        // by local rank: the call in which it blocked last
 }
 
@@ -46,57 +42,15 @@ type blocked struct {
 	begun numbers // the rank's counters at that time
 }
 
-// writing records that a result of call seq is already being stored at dst.
-type writing struct {
-	seq uint64
-	dst unsafe.Pointer
-}
-
 func newTeam(id uint64, size, local int) *team {
 	t := &team{id: id, size: size, local: local, broken: make(chan struct{}), parts: map[uint64]*team{}}
-	t.left.L = &t.mu
+	t.execs = executor.NewGroup(local)
 	return t
 }
 
 // breakOff ends waits of local ranks that nothing else would end, because a rank that they need leaves its
 // call.
 func (t *team) breakOff() { t.breaking.Do(func() { close(t.broken) }) }
-
-// depart takes a rank out of a call of a failed communicator. It returns when no local rank is in a call any more:
-// until then they may access each other's memory. The wait is short, because the failure ends what they wait
-// for. A rank first marks itself as inside and then checks whether the communicator has failed; depart runs after the
-// failure and then reads who is inside. So no rank enters unnoticed.
-func (t *team) depart(m *member) {
-	m.inside.Store(false)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.left.Broadcast()
-	for slices.ContainsFunc(t.members, func(m *member) bool { return m.inside.Load() }) {
-		t.left.Wait()
-	}
-}
-
-// departed notifies departing ranks that a rank has left a call that succeeded.
-func (t *team) departed() {
-	t.mu.Lock()
-	t.left.Broadcast()
-	t.mu.Unlock()
-}
-
-// share reports whether another local rank of the domain has the same Dst. All ranks of the domain have
-// entered the call.
-func (t *team) share(m *member, half int) bool {
-	own := m.shows[half].Load()
-	if own == nil {
-		return false
-	}
-	for _, other := range *t.mates.Load() {
-		if other != m && other.shows[half].Load() == own && m.site.in(other.rank) {
-			return true
-		}
-	}
-	return false
-}
 
 // join adds a local rank, whose front end is known.
 func (t *team) join(m *member) {
@@ -110,7 +64,6 @@ func (t *team) join(m *member) {
 	t.members = append(t.members, m)
 	mates := slices.Clone(t.members)
 	t.mates.Store(&mates)
-	t.written = append(t.written, writing{seq: ^uint64(0)})
 	t.blocked = append(t.blocked, blocked{rank: -1})
 }
 
@@ -182,12 +135,12 @@ func (m *member) deadlocked(peer *blocked) bool {
 	switch {
 	case own.pairwise() && peer.call.Pair != 0:
 		return peer.rank == own.Peer && peer.call.Peer == m.rank && own.Op == peer.call.Pair &&
-			peer.call.Back <= m.header.Seq && m.begun[opposite(own.Op)].of(peer.rank) <= peer.call.Header.Seq
+			peer.call.Back <= m.call.Slot.Seq && m.begun[opposite(own.Op)].of(peer.rank) <= peer.call.Header.Seq
 	case own.pairwise():
-		return near && peer.rank == own.Peer && peer.begun[opposite(own.Op)].of(m.rank) <= m.header.Seq &&
+		return near && peer.rank == own.Peer && peer.begun[opposite(own.Op)].of(m.rank) <= m.call.Slot.Seq &&
 			m.begun[0].of(0) <= peer.call.Header.Seq
 	}
-	return near && peer.call.Pair != 0 && peer.call.Peer == m.rank && peer.begun[0].of(0) <= m.header.Seq &&
+	return near && peer.call.Pair != 0 && peer.call.Peer == m.rank && peer.begun[0].of(0) <= m.call.Slot.Seq &&
 		m.begun[opposite(peer.call.Pair)].of(peer.rank) <= peer.call.Header.Seq
 }
 
@@ -206,22 +159,6 @@ func (m *member) deadlockError(peer *blocked) error {
 	err := m.failure(ErrDesync, errors.New(text))
 	err.Peers = []int{peer.rank}
 	return err
-}
-
-// writeOnce calls write unless a local rank has already stored the result of call seq at dst. Ranks that
-// exchange only messages may share a destination without knowing it in advance.
-func (t *team) writeOnce(local int, seq uint64, dst unsafe.Pointer, write func()) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for i := range t.written {
-		if t.written[i] == (writing{seq, dst}) {
-			return
-		}
-	}
-	if write != nil {
-		write()
-	}
-	t.written[local] = writing{seq, dst}
 }
 
 // callOf returns the call of a local rank with this header; ok is false if the rank is in another process or

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/collective/internal/executor"
 	"github.com/lockstep-ml/lockstep/collective/internal/fault"
 	"github.com/lockstep-ml/lockstep/transport"
 )
@@ -19,10 +20,6 @@ type waiter struct {
 	ctx  context.Context // the caller's
 	call *Call
 
-	// firm reports that all ranks have entered the call: then only the awaited event ends a wait, and it
-	// needs no help from any goroutine.
-	firm bool
-
 	timeout time.Duration // of the call; negative: none
 	timer   *time.Timer
 	since   time.Time // when the call first blocked; zero: it has not blocked
@@ -30,11 +27,6 @@ type waiter struct {
 	probe   time.Time // when the peers are probed next; zero: never
 	pause   time.Duration
 	silent  int // the rank that did not answer the last probe, or -1
-	mark    int // the flag that the wait is for, or -1
-	of      int // the rank whose flag it is, or -1 for all of the domain
-	to      int // of the exchange that waits, or -1
-	from    int
-	frames  int // that the sender has not sent yet
 
 	// told is a departure that was reported while a rank waited. The wait may have ended for another reason,
 	// so it is kept for later.
@@ -51,17 +43,13 @@ func (w *waiter) Value(key any) any           { return w.ctx.Value(key) }
 // begin prepares for a call.
 func (w *waiter) begin(r *Running) {
 	w.run, w.ctx, w.call = r, r.Ctx, r.Call
-	w.firm, w.stalled, w.since = false, false, time.Time{}
-	w.mark, w.of, w.to, w.from, w.frames, w.silent = -1, -1, -1, -1, 0, -1
+	w.timeout, w.stalled, w.since, w.silent = r.Options.Timeout, false, time.Time{}, -1
 }
 
 // monitorError is an error that the monitor returned: the communicator fails with it unchanged.
 type monitorError struct{ err error }
 
 func (v *monitorError) Error() string { return v.err.Error() }
-
-// errFailed reports that the communicator has failed, or is about to fail.
-var errFailed = errors.New("collective: the communicator has failed")
 
 // Park implements [transport.Parker].
 func (w *waiter) Park(ready <-chan struct{}) error {
@@ -73,7 +61,7 @@ func (w *waiter) Park(ready <-chan struct{}) error {
 	var done <-chan struct{}
 	failed := (<-chan struct{})(w.m.team.broken)
 	var down <-chan transport.PeerDown
-	if !w.firm {
+	if !w.m.exec.Entered() {
 		done, failed, down = w.ctx.Done(), w.m.front.Failed(), w.m.end.Down()
 		if err := w.m.early(); err != nil {
 			return err
@@ -96,7 +84,7 @@ func (w *waiter) Park(ready <-chan struct{}) error {
 		case <-done:
 			return w.ended(endOf(w.ctx))
 		case <-failed:
-			return errFailed
+			return executor.ErrFailed
 		case d := <-down:
 			// A rank that has closed its endpoint may have done its part. If it has not, the transport ends
 			// the wait.
@@ -128,7 +116,7 @@ const (
 // arm sets the timer to the next event: a probe of the peer, the stall report or the deadline.
 func (w *waiter) arm() {
 	now := time.Now()
-	w.m.waitsFor = w.m.missingIn(w.m.waitsFor[:0])
+	w.m.waitsFor = w.m.exec.Missing(w.m.waitsFor[:0])
 	w.m.front.Waits(w.run, now, w.m.waitsFor)
 	if w.since.IsZero() {
 		w.since = now
@@ -141,7 +129,7 @@ func (w *waiter) arm() {
 	if stall := w.m.team.cfg.Stall; stall >= 0 && !w.stalled {
 		next = w.since.Add(stall).Sub(now)
 	}
-	if w.timeout >= 0 && !w.firm {
+	if w.timeout >= 0 && !w.m.exec.Entered() {
 		next = min(next, w.since.Add(w.timeout).Sub(now))
 	}
 	if !w.probe.IsZero() {
@@ -158,7 +146,7 @@ func (w *waiter) arm() {
 func (w *waiter) ring() error {
 	now := time.Now()
 	waited := now.Sub(w.since)
-	if w.timeout >= 0 && !w.firm && waited >= w.timeout {
+	if w.timeout >= 0 && !w.m.exec.Entered() && waited >= w.timeout {
 		return w.overdue(nil)
 	}
 	if stall := w.m.team.cfg.Stall; stall >= 0 && !w.stalled && waited >= stall {

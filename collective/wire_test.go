@@ -53,7 +53,6 @@ func TestSignatures(t *testing.T) {
 	defer g.Close()
 	front := g.Local()[0].(*communicator)
 	m := front.backend.(*member)
-	x := &m.executor
 	random := rand.New(rand.NewPCG(3, 4))
 	manifests := []*Manifest{nil, {}, {Name: "w"}, {Name: "b"}, {Name: "w", Shape: []int{6}}, {Name: "w", Shape: []int{2, 3}}, {Shape: []int{3, 2}}, {Name: "b", Shape: []int{12}}}
 	var before []*Call
@@ -72,14 +71,14 @@ func TestSignatures(t *testing.T) {
 		if err != nil {
 			continue // a shape of another count
 		}
-		at, was := ticket{turn: turn, seq: random.Uint64()}, x.sig
+		at, was := ticket{turn: turn, seq: random.Uint64()}, m.sig
 		r := &Running{Call: c, Count: count, Options: o, ticket: at}
-		p, err := x.prepare(r)
+		p, err := m.prepare(r)
 		if err != nil {
 			t.Fatal(err)
 		}
-		x.note(r, p)
-		if was != nil && was.next == x.sig {
+		m.note(r, p)
+		if was != nil && was.next == m.sig {
 			repeated++
 		}
 		must := fingerprint.Params{
@@ -95,9 +94,9 @@ func TestSignatures(t *testing.T) {
 		want := fingerprint.New(&must)
 		header := want.Header
 		header.Seq = at.seq
-		got := x.current.call()
-		if got.Header != header || x.header != header || x.sum != header.Sum() {
-			t.Fatalf("%+v has the header %+v, and sends %+v, sum %#x: want %+v, %#x", c, got.Header, x.header, x.sum, header, header.Sum())
+		got := m.current.call()
+		if got.Header != header || m.call.Slot.Header != header || m.call.Slot.Sum != header.Sum() {
+			t.Fatalf("%+v has the header %+v, and sends %+v, sum %#x: want %+v, %#x", c, got.Header, m.call.Slot.Header, m.call.Slot.Sum, header, header.Sum())
 		}
 		if !slices.Equal(got.Shape, want.Shape) || got.String() != want.String() || got.Algorithm != want.Algorithm {
 			t.Fatalf("%+v is called %+v, want %+v", c, got, want)

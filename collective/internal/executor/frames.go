@@ -1,0 +1,136 @@
+package executor
+
+import (
+	"fmt"
+
+	"github.com/lockstep-ml/lockstep/collective/plan"
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// frames numbers the frames of a rank, and verifies those that it receives.
+type frames struct {
+	sent     []uint32 // frames by receiver, since the start
+	received []uint32 // frames by sender
+	lastSeq  []uint64 // by sender: number of the last collective of which a frame was received, plus 1
+	verified bool     // the header of the next awaited frame was accepted
+	wait     wait
+}
+
+// wait is what the current wait is for.
+type wait struct {
+	flag   int // the number of a flag, or -1
+	of     int // the rank whose flag it is, or -1 for all of the domain
+	to     int // the receiver of an exchange, or -1
+	from   int // its sender, or -1
+	frames int // that the sender has not sent yet
+}
+
+// OtherCall rejects a frame that does not belong to the current call.
+type OtherCall struct {
+	Peer   int // its sender
+	Header transport.Header
+}
+
+// Error names the sender.
+func (e *OtherCall) Error() string {
+	return fmt.Sprintf("executor: a frame of rank %d belongs to another call", e.Peer)
+}
+
+// MissingFrame reports that the transport delivered the data of a frame, but not its header.
+type MissingFrame struct {
+	Peer   int    // its sender
+	Number uint32 // of the frame, from its sender to this rank
+}
+
+// Error names the sender and the frame.
+func (e *MissingFrame) Error() string {
+	return fmt.Sprintf("a frame of rank %d is missing: number %d was not received", e.Peer, e.Number)
+}
+
+func (f *frames) open(size int) {
+	f.sent, f.received, f.lastSeq = make([]uint32, size), make([]uint32, size), make([]uint64, size)
+	f.noWait()
+}
+
+// noWait records that the rank waits for nothing.
+func (f *frames) noWait() { f.wait = wait{flag: -1, of: -1, to: -1, from: -1} }
+
+// nextHeader returns the header of the next frame to a rank.
+func (x *Executor) nextHeader(to int) transport.Header {
+	h := x.call.Slot.Header
+	h.Frame = x.sent[to]
+	x.sent[to]++
+	return h
+}
+
+// inspect compares the header of an arriving frame with the current call. It is called once for the frame that is
+// received next, just before its data, and any number of times for others.
+//
+// The frames of one peer arrive in the order in which they were sent, so the next frame of the peer that this rank
+// waits for belongs to this call, or the peer makes a different call. Frames of other peers may belong to later
+// calls, or to sends that this rank has not reached yet. But a peer that this rank sends to, and that is sending
+// itself, does not receive: no step relies on buffering.
+func (x *Executor) inspect(peer int, h transport.Header) error {
+	own := x.call.Slot.Header
+	own.Frame = h.Frame
+	w := &x.wait
+	ahead := h.Frame - x.received[peer]
+	awaited := peer == w.from && w.frames > 0
+	message := x.plan.Problem.Op == plan.Send
+	switch {
+	case awaited && h == own && ahead <= uint32(w.frames): // one more may have arrived already
+		if ahead == 0 {
+			x.verified = true
+			if !message {
+				x.lastSeq[peer] = h.Seq + 1
+			}
+		}
+		return nil
+	case awaited && (w.frames > 1 || !x.verified):
+	case h.Comm != own.Comm || h.Epoch != own.Epoch:
+	case message && peer == w.to:
+	case h == own || plan.Op(h.Op) == plan.Send || message || h.Seq > own.Seq:
+		return nil
+	}
+	return &OtherCall{peer, h}
+}
+
+// count counts a received frame.
+func (x *Executor) count(peer int) error {
+	if !x.verified {
+		return &MissingFrame{peer, x.received[peer]}
+	}
+	x.verified = false
+	x.received[peer]++
+	x.wait.frames--
+	return nil
+}
+
+// Received returns the number of frames received from a peer.
+func (f *frames) Received(peer int) uint32 { return f.received[peer] }
+
+// LastCall returns the number of the last collective of which a frame of a peer was received, plus 1; 0 if there was
+// none.
+func (f *frames) LastCall(peer int) uint64 { return f.lastSeq[peer] }
+
+// Entering reports whether the current wait is for the ranks of the domain to enter the call.
+func (f *frames) Entering() bool { return f.wait.flag == 0 }
+
+// Missing appends to ranks those that the current wait is for, and returns the result.
+func (x *Executor) Missing(ranks []int) []int {
+	switch w := &x.wait; {
+	case w.to >= 0 && x.verified && w.frames == 1:
+		return append(ranks, w.to) // the other half has arrived
+	case w.to >= 0 && w.from >= 0 && w.to != w.from:
+		return append(ranks, min(w.to, w.from), max(w.to, w.from))
+	case w.to >= 0:
+		return append(ranks, w.to)
+	case w.from >= 0:
+		return append(ranks, w.from)
+	case w.flag >= 0 && w.of >= 0:
+		return append(ranks, w.of)
+	case w.flag >= 0:
+		return x.End.Behind(w.flag, ranks)
+	}
+	return ranks
+}
