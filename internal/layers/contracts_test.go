@@ -60,7 +60,9 @@ var (
 		Retire(tensor.Memory)
 		Close() error
 	} = transport.Endpoint(nil)
-	_ = transport.Capabilities{Places: []transport.Place(nil), Memory: false, StagingBytes: 0, Posts: false, Encrypted: []bool(nil)}
+	_ = transport.Capabilities{
+		Places: []transport.Place(nil), Memory: false, StagingBytes: 0, Posts: false, Encrypted: []bool(nil),
+	}
 
 	_ func(context.Context, *distribute.Strategy,
 		func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error),

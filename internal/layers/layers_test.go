@@ -35,7 +35,9 @@ var mayImport = []struct {
 	{"collective/chooser", []string{"tensor", "collective/plan"}},
 	{"collective/internal/fingerprint", []string{"tensor", "transport", "collective/plan"}},
 	{"collective/internal/executor", []string{"tensor", "internal/kernel", "transport", "collective/plan"}},
-	{"collective/internal/fault", []string{"transport", "tensor", "collective/plan", "collective/internal/fingerprint", "internal/ranges"}},
+	{"collective/internal/fault", []string{
+		"transport", "tensor", "collective/plan", "collective/internal/fingerprint", "internal/ranges",
+	}},
 	{"collective/mpi", []string{"tensor", "internal/foreign", "collective", "collective/library/..."}},
 	{"collective/nccl", []string{"tensor", "internal/foreign", "collective", "collective/library/..."}},
 	{"collective/...", []string{
