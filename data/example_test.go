@@ -65,7 +65,7 @@ func ExamplePipeline_MapRandom() {
 	// [0. 0. 0. 1. 0. 0. 0. 0. 0.]
 }
 
-// TestPageShowsExample holds that docs/data.md shows the code of Example.
+// TestPageShowsExample checks that docs/data.md shows the code of Example.
 func TestPageShowsExample(t *testing.T) {
 	source, err := os.ReadFile("example_test.go")
 	if err != nil {

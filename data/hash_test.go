@@ -9,7 +9,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// TestHash: equal datasets have one hash, and each of these has its own.
+// TestHash checks that equal datasets have one hash, and that each different one has another.
 func TestHash(t *testing.T) {
 	batch := func(weights *tensor.Tensor, x ...float32) data.Batch {
 		return data.Batch{

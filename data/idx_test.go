@@ -114,7 +114,7 @@ func TestIDXErrors(t *testing.T) {
 	})
 }
 
-// TestHeadersClaimMemory holds that a short file costs little memory, whatever it claims.
+// TestHeadersClaimMemory checks that a short file costs little memory, whatever it claims.
 func TestHeadersClaimMemory(t *testing.T) {
 	npy := []byte("\x93NUMPY\x01\x00\x46\x00{'descr': '<f8', 'fortran_order': False, 'shape': (1099511627776,), }   ")
 	record := binary.LittleEndian.AppendUint64(nil, math.MaxInt32)

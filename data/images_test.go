@@ -284,7 +284,7 @@ func TestMNISTErrors(t *testing.T) {
 	}
 }
 
-// TestMNISTItself reads the real files, where there are some.
+// TestMNISTItself reads the real files, if they are present.
 func TestMNISTItself(t *testing.T) {
 	dir := os.Getenv("LOCKSTEP_MNIST")
 	if dir == "" {

@@ -74,7 +74,8 @@ func TestLargerThanMemory(t *testing.T) {
 	checkFormatError(t, err, int64(len(head)), "4398046511104 bytes", "of memory are available")
 }
 
-// TestManyColumns reads tables of ever more columns: the work follows their number, not its square.
+// TestManyColumns reads tables with increasing numbers of columns: the work is proportional to their number, not to its
+// square.
 func TestManyColumns(t *testing.T) {
 	const columns = 200_000
 	var head, row strings.Builder

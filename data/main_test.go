@@ -63,7 +63,7 @@ func zipped(b []byte) []byte {
 	return out.Bytes()
 }
 
-// zippedZeros compresses what begins with head and ends with so many zeros.
+// zippedZeros compresses a head followed by a number of zeros.
 func zippedZeros(t testing.TB, head []byte, zeros int) []byte {
 	t.Helper()
 	var out bytes.Buffer

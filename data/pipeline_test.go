@@ -477,8 +477,7 @@ func TestContextEndsAnIteration(t *testing.T) {
 	}
 }
 
-// TestBatchLeavesOut: a batch that is left out because it does not become full may hold elements that do not fit
-// together.
+// TestBatchLeavesOut checks that an incomplete batch that is dropped may contain elements that do not fit together.
 func TestBatchLeavesOut(t *testing.T) {
 	ds := data.FromTensors(tensor.New(tensor.Float32, 8)).Batch(3).BatchFull(2) // of 3, 3 and 2 rows
 	n := 0
@@ -613,7 +612,7 @@ func TestMisusePanics(t *testing.T) {
 	}
 }
 
-// TestBatchAllocates holds that a shuffled batch of rows in memory costs allocations per batch, not per row.
+// TestBatchAllocates checks that a shuffled batch of rows in memory costs allocations per batch, not per row.
 func TestBatchAllocates(t *testing.T) {
 	x := data.FromTensors(data.Batch{
 		Inputs: []*tensor.Tensor{tensor.New(tensor.Float32, 4096, 8)},

@@ -74,7 +74,7 @@ func TestPrefetchOverlaps(t *testing.T) {
 	})
 }
 
-// TestPrefetchEnds holds that the goroutine has ended when the loop has: synctest fails if it is left.
+// TestPrefetchEnds checks that the goroutine ends with the loop: synctest fails if it remains.
 func TestPrefetchEnds(t *testing.T) {
 	cause := errors.New("cause")
 	tests := []struct {

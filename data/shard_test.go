@@ -119,7 +119,7 @@ func TestBatchSize(t *testing.T) {
 	}
 }
 
-// TestSharded: a Shard is found wherever it is in a pipeline.
+// TestSharded checks that a Shard is found at any place in a pipeline.
 func TestSharded(t *testing.T) {
 	same := func(_ context.Context, e Element) (Element, error) { return e, nil }
 	through := func(_ context.Context, seq iter.Seq2[Element, error]) iter.Seq2[Element, error] { return seq }

@@ -78,9 +78,9 @@ type Batch struct {
 	Padding int              // number of padding rows at the end, whose weight must be 0
 }
 
-// Lender is a [Program] that lends out its batch buffers, so that filling a batch takes one copy instead of
-// two.
-type Lender interface {
+// BatchBuffers is a [Program] whose batch buffers the caller can fill, so that filling a batch takes one copy
+// instead of two.
+type BatchBuffers interface {
 	Program
 	// NewBatch returns a zeroed batch with inputs, labels and weights, which Gradients, Evaluate and Predict
 	// of that replica read in place. The caller may refill it any number of times, but not while one of them

@@ -219,7 +219,7 @@ func TestRefused(t *testing.T) {
 	a := algorithm(t, "recursive_doubling")
 	for _, test := range []struct {
 		change func(*simulate.Cluster)
-		says   string
+		text   string
 	}{
 		{func(c *simulate.Cluster) { c.Hosts = 5 }, "4 ranks on 5 hosts"},
 		{func(c *simulate.Cluster) { c.Combine = 0 }, "not positive"},
@@ -230,8 +230,8 @@ func TestRefused(t *testing.T) {
 		c := cluster(4, 4, false)
 		p := c.Problem(plan.Problem{Op: plan.AllReduce, Count: 10}, 4)
 		test.change(&c)
-		if _, err := simulate.Run(t.Context(), c, a, p, 4, nil); err == nil || !strings.Contains(err.Error(), test.says) {
-			t.Errorf("%v, want %q", err, test.says)
+		if _, err := simulate.Run(t.Context(), c, a, p, 4, nil); err == nil || !strings.Contains(err.Error(), test.text) {
+			t.Errorf("%v, want %q", err, test.text)
 		}
 	}
 	c := cluster(4, 4, false)

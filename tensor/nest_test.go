@@ -81,7 +81,7 @@ func TestZipNamesWhatDiffers(t *testing.T) {
 		name string
 		a, b any
 		path string
-		says string
+		text string
 	}{
 		{"lengths", []any{1, []any{1}}, []any{1, []any{1, 2}}, "[1]", "2 items against 1"},
 		{"keys", map[string]any{"a": 1}, map[string]any{"b": 1}, "", `["b"] against ["a"]`},
@@ -97,8 +97,8 @@ func TestZipNamesWhatDiffers(t *testing.T) {
 	} {
 		_, err := tensor.Zip(func(string, []any) (any, error) { return nil, nil }, nil, c.a, c.b)
 		var e *tensor.StructureError
-		if !errors.As(err, &e) || e.Path != c.path || e.Nest != 1 || !strings.Contains(e.Error(), c.says) {
-			t.Errorf("%s: got %v, want path %q saying %q", c.name, err, c.path, c.says)
+		if !errors.As(err, &e) || e.Path != c.path || e.Nest != 1 || !strings.Contains(e.Error(), c.text) {
+			t.Errorf("%s: got %v, want path %q and %q", c.name, err, c.path, c.text)
 		}
 	}
 }

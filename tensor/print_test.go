@@ -10,7 +10,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// TestFormatNumPy holds Format and Repr against what NumPy printed (testdata/print.py).
+// TestFormatNumPy compares Format and Repr with what NumPy printed (testdata/print.py).
 func TestFormatNumPy(t *testing.T) {
 	text, err := os.ReadFile("testdata/print.json")
 	if err != nil {

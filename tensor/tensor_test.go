@@ -136,7 +136,7 @@ func TestOwnership(t *testing.T) {
 	}
 }
 
-// TestRows holds Rows, Reshape and Clone against indexing by hand.
+// TestRows compares Rows, Reshape and Clone with indexing by hand.
 func TestRows(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		shape := rapid.SliceOfN(rapid.IntRange(0, 5), 1, 4).Draw(t, "shape")

@@ -24,8 +24,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// overWorkers runs f on every worker at the same time. layout is how many replicas each has. It returns each one's
-// error.
+// overWorkers runs f on every worker concurrently, and returns the error of each. layout lists the number of replicas
+// of each worker.
 func overWorkers(t failer, layout []int, f func(worker int, s *distribute.Strategy) error) []error {
 	t.Helper()
 	engines := make([]engine.Engine, len(layout))
@@ -81,15 +81,15 @@ func overWorkersOn(t failer, layout []int, engines []engine.Engine,
 	return errs
 }
 
-// failer is what testing.T and rapid.T have in common.
+// failer is the common part of testing.T and rapid.T.
 type failer interface {
 	Helper()
 	Fatal(args ...any)
 	Errorf(format string, args ...any)
 }
 
-// fitOver trains a fake model over workers, with callbacks of each, and returns their histories without times, their
-// weights and errors.
+// fitOver trains a fake model over workers, each with its own callbacks. It returns their histories without times,
+// their weights and their errors.
 func fitOver(t failer, layout []int, seen func(worker int) data.Dataset,
 	cfg func(worker int, trainer *Trainer) FitConfig,
 ) (histories []*History, weights []string, errs []error) {
@@ -122,7 +122,7 @@ func timeless(h *History) {
 	}
 }
 
-// stopAt is a callback that asks to stop at the n-th event, counted from 0.
+// stopAt is a callback that requests a stop at the n-th event, counted from 0.
 func stopAt(n int) Callback {
 	event := func() error {
 		n--
@@ -139,8 +139,8 @@ func stopAt(n int) Callback {
 	}
 }
 
-// TestStopOverWorkers: whoever asks to stop, and when, all workers end after the step after which one worker would,
-// with its history and bits.
+// TestStopOverWorkers checks that after a stop request, of any worker at any event, all workers end after the step
+// after which a single worker would end, with its history and bits.
 func TestStopOverWorkers(t *testing.T) {
 	examples := lineExamples(16)
 	layouts := [][]int{{1, 1, 1}, {1, 2}, {2, 1}}
@@ -195,8 +195,8 @@ func TestStopOverWorkers(t *testing.T) {
 	})
 }
 
-// TestStopFromOutside: Stop on one worker ends a Fit without end on all, after the same step. It ends that
-// only: evaluations after it run, until they are stopped themselves.
+// TestStopFromOutside checks that Stop on one worker ends an endless Fit on all workers after the same step. It ends
+// nothing else: later evaluations run until they are stopped themselves.
 func TestStopFromOutside(t *testing.T) {
 	for _, layout := range [][]int{{2}, {1, 1}, {1, 2}} {
 		steps := make([]int, len(layout))
@@ -247,8 +247,8 @@ func TestStopFromOutside(t *testing.T) {
 	}
 }
 
-// TestFailureIsTold: what fails on one worker between steps ends Fit on all.
-func TestFailureIsTold(t *testing.T) {
+// TestFailureIsReported checks that a failure of one worker between steps ends Fit on all workers.
+func TestFailureIsReported(t *testing.T) {
 	cause := errors.New("the disk is full")
 	examples := lineExamples(16)
 	good := sizes(examples, 7, 7, 2)
@@ -314,8 +314,8 @@ type namedEngine struct {
 
 func (e namedEngine) Name() string { return e.name }
 
-// TestProgramsNotCompared: the chief warns once of programs that are not compared, because engines have different
-// names.
+// TestProgramsNotCompared checks that the chief logs one warning if programs are not compared because the engines have
+// different names.
 func TestProgramsNotCompared(t *testing.T) {
 	for _, c := range []struct {
 		names []string
@@ -358,8 +358,9 @@ func TestProgramsNotCompared(t *testing.T) {
 	}
 }
 
-// TestStartEqual: all workers begin with the chief's values, whatever their own are; models that differ are
-// an error on all, and that one cannot compile its model is also reported.
+// TestStartEqual checks that all workers begin with the chief's values, whatever their own initial values are; that
+// different models are an error on all workers; and that a worker that cannot compile its model is reported to the
+// others.
 func TestStartEqual(t *testing.T) {
 	refuse := errors.New("no such operation")
 	for _, c := range []struct {
@@ -418,7 +419,7 @@ func TestStartEqual(t *testing.T) {
 	}
 }
 
-// TestWorkersDiverge: a difference between the variables of workers is found, whichever worker differs.
+// TestWorkersDiverge checks that a difference between the variables of workers is found, whichever worker differs.
 func TestWorkersDiverge(t *testing.T) {
 	for bad := range 3 {
 		errs := overWorkers(t, []int{1, 2, 1}, func(w int, s *distribute.Strategy) error {
@@ -451,8 +452,8 @@ func TestWorkersDiverge(t *testing.T) {
 	}
 }
 
-// TestLeftOverBatches: workers may have read ahead differently far when a pass over their data ended early. What they
-// do next does not depend on it.
+// TestLeftOverBatches checks that workers agree after a pass over the data ended early, although each may have read
+// ahead by a different number of batches.
 func TestLeftOverBatches(t *testing.T) {
 	for w, err := range overWorkers(t, []int{1, 1}, func(w int, s *distribute.Strategy) error {
 		trainer, err := New(t.Context(), s, fakeModel{rate: 1}, fakeConfig(2))
@@ -485,16 +486,16 @@ func TestLeftOverBatches(t *testing.T) {
 	}
 }
 
-// TestProgress: every phase of a step is reported, with the step's number.
+// TestProgress checks that every phase of a step is reported with the number of the step.
 func TestProgress(t *testing.T) {
 	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: fakeEngine{2}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	var told []string
+	var reported []string
 	cfg := fakeConfig(4)
-	cfg.Progress = func(step int64, phase Phase) { told = append(told, fmt.Sprintf("%d %s", step, phase)) }
+	cfg.Progress = func(step int64, phase Phase) { reported = append(reported, fmt.Sprintf("%d %s", step, phase)) }
 	trainer, err := New(t.Context(), s, fakeModel{}, cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -516,20 +517,20 @@ func TestProgress(t *testing.T) {
 		want = append(want, fmt.Sprintf("%d %s", step+1, PhaseBetween))
 	}
 	want = append(want, "3 "+PhaseData, "3 "+PhaseBetween)
-	if got := slices.CompactFunc(slices.Clone(told),
+	if got := slices.CompactFunc(slices.Clone(reported),
 		func(a, b string) bool { return a == b && strings.HasSuffix(a, PhasePacks) }); !slices.Equal(got, want) {
-		t.Errorf("told\n%v\nwant\n%v", got, want)
+		t.Errorf("reported\n%v\nwant\n%v", got, want)
 	}
-	told = nil
+	reported = nil
 	if _, err := trainer.Evaluate(t.Context(), sizes(lineExamples(4), 4)); err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{"3 data", "3 evaluate", "3 reduce", "3 data"}; !slices.Equal(told, want) {
-		t.Errorf("an evaluation told %v, want %v", told, want)
+	if want := []string{"3 data", "3 evaluate", "3 reduce", "3 data"}; !slices.Equal(reported, want) {
+		t.Errorf("an evaluation reported %v, want %v", reported, want)
 	}
 }
 
-// TestFacts: the facts name what differs between two workers' trainers, and nothing else.
+// TestFacts checks that the facts of two trainers differ exactly in what differs between them.
 func TestFacts(t *testing.T) {
 	facts := func(change func(*Config, *Trainer)) map[string]string {
 		cfg := fakeConfig(6)
@@ -599,7 +600,8 @@ func TestFacts(t *testing.T) {
 	}
 }
 
-// TestSameHash: any difference between the replicas' hashes is found, by all, whatever they are and however many.
+// TestSameHash checks that all replicas find any difference between their hashes, for any hashes and any number of
+// replicas.
 func TestSameHash(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		n := rapid.SampledFrom([]int{2, 3, 4, 7, 512, 513, 4096, 20000}).Draw(rt, "replicas")
@@ -632,8 +634,8 @@ func TestSameHash(t *testing.T) {
 	})
 }
 
-// TestWrongData: whatever is other data on a worker ends the step in which it is, on all workers, before any of them
-// counts it.
+// TestWrongData checks that different data on one worker ends the step that would use it on all workers, and that no
+// worker counts this step.
 func TestWrongData(t *testing.T) {
 	const rows, steps = 6, 4
 	good := func() data.Batch {
@@ -704,7 +706,7 @@ func TestWrongData(t *testing.T) {
 	}
 }
 
-// TestEqualData: what makes no difference is none: weights of 1, or none.
+// TestEqualData checks that equivalent data count as equal: weights of 1, or no weights.
 func TestEqualData(t *testing.T) {
 	for w, err := range overWorkers(t, []int{1, 1}, func(w int, s *distribute.Strategy) error {
 		trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64}, fakeConfig(7))
@@ -725,7 +727,7 @@ func TestEqualData(t *testing.T) {
 	}
 }
 
-// TestWrongDataElsewhere: different data are also detected in evaluation, prediction and a custom training
+// TestWrongDataElsewhere checks that different data are also detected in evaluation, prediction and a custom training
 // loop.
 func TestWrongDataElsewhere(t *testing.T) {
 	for _, c := range []struct {
@@ -781,8 +783,8 @@ func TestWrongDataElsewhere(t *testing.T) {
 	}
 }
 
-// TestSetOnOneWorker: a variable that is set on some workers only, or to other values, fails the next step on all of
-// them.
+// TestSetOnOneWorker checks that a variable that is set on some workers only, or to different values, fails the next
+// step on all workers.
 func TestSetOnOneWorker(t *testing.T) {
 	set := func(name string, value float64) func(trainer *Trainer) error {
 		return func(trainer *Trainer) error { return trainer.SetVariable(name, tensor.Of([]float64{value}).Reshape()) }
@@ -846,7 +848,7 @@ func TestSetOnOneWorker(t *testing.T) {
 	}
 }
 
-// BenchmarkContent is what the hash of a batch costs: of 128 images of MNIST's size.
+// BenchmarkContent measures the hash of a batch of 128 images of MNIST's size.
 func BenchmarkContent(b *testing.B) {
 	batch := data.Batch{
 		Inputs: []*tensor.Tensor{tensor.New(tensor.Float32, 128, 28, 28, 1)},

@@ -24,7 +24,7 @@ import (
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
-// backup returns a Backup, or ends the test.
+// backup returns a Backup, or fails the test.
 func backup(t testing.TB, trainer *Trainer, cfg BackupConfig) *Backup {
 	t.Helper()
 	b, err := NewBackup(trainer, cfg)
@@ -34,7 +34,7 @@ func backup(t testing.TB, trainer *Trainer, cfg BackupConfig) *Backup {
 	return b
 }
 
-// textOf returns a history without its times, as text: to the bit, and a NaN equals itself.
+// textOf formats a history without its times, exactly: equal bits give equal text, also for NaN.
 func textOf(h *History) string {
 	text := fmt.Sprintf("%d steps, %d skipped, stopped %v", h.Steps, h.Skipped, h.Stopped)
 	for _, e := range h.Epochs {
@@ -46,7 +46,7 @@ func textOf(h *History) string {
 	return text
 }
 
-// sameFit holds what is left of a training against what should be: state of every replica, history, steps.
+// sameFit compares two trainings: the state of every replica, the history and the steps.
 func sameFit(t failer, what string, got, want *History, gotState, wantState []fakeValues, gotSteps, wantSteps int64) {
 	t.Helper()
 	if textOf(got) != textOf(want) || !reflect.DeepEqual(gotState, wantState) || gotSteps != wantSteps {
@@ -65,8 +65,8 @@ func weighted(examples data.Batch, rng func(n int) int) data.Batch {
 	return examples
 }
 
-// TestResumeAnywhere: from the snapshot of any step, training ends with the history and the bits, on every replica, of
-// a training that was never disturbed.
+// TestResumeAnywhere checks that training resumed from the snapshot of any step ends with the history, and on every
+// replica with the bits, of an uninterrupted training.
 func TestResumeAnywhere(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		replicas := rapid.IntRange(1, 4).Draw(rt, "replicas")
@@ -145,8 +145,8 @@ func TestResumeAnywhere(t *testing.T) {
 	})
 }
 
-// TestResumeChain: a training that is stopped, or fails, again and again, and goes on each time, is the training that
-// was not.
+// TestResumeChain checks that a training that is stopped or fails many times, and resumes each time, equals an
+// uninterrupted training.
 func TestResumeChain(t *testing.T) {
 	cause := errors.New("killed")
 	seed := uint64(time.Now().UnixNano())
@@ -197,8 +197,8 @@ func TestResumeChain(t *testing.T) {
 	}
 }
 
-// TestRaiseLimit: a training that the limit of steps ended inside an epoch goes on under a higher one as if that had
-// been its limit.
+// TestRaiseLimit checks that a training that the limit of steps ended inside an epoch resumes with a higher limit as if
+// that had been its limit.
 func TestRaiseLimit(t *testing.T) {
 	ds := sizes(lineExamples(16), 7, 7, 2)
 	for _, per := range []int{0, 2} {
@@ -273,7 +273,8 @@ func fitWithBackup(t *testing.T, layout []int, ds data.Dataset, cfg FitConfig, o
 	return histories[0], slices.Concat(states...), restored[0]
 }
 
-// TestResumeOverWorkers: three replicas go on from a snapshot of any layout, on any other, to the bits of one worker.
+// TestResumeOverWorkers checks that three replicas resume from a snapshot of any layout in any other layout, with the
+// bits of one worker.
 func TestResumeOverWorkers(t *testing.T) {
 	ds := sizes(lineExamples(16), 7, 7, 2)
 	cfg := FitConfig{Epochs: 3, Validation: ds}
@@ -308,7 +309,8 @@ func TestResumeOverWorkers(t *testing.T) {
 	}
 }
 
-// TestResumeOnOtherReplicas: it works, averages are combined, and it is said that bits differ.
+// TestResumeOnOtherReplicas checks that a snapshot can be resumed with another number of replicas: averages are
+// combined, and Restored reports that bits differ.
 func TestResumeOnOtherReplicas(t *testing.T) {
 	ds := sizes(lineExamples(16), 7, 7, 2)
 	dir := t.TempDir()
@@ -331,8 +333,8 @@ func TestResumeOnOtherReplicas(t *testing.T) {
 	}
 }
 
-// TestRestoreFailsEverywhere: that the chief cannot read, or may not write, is an error on all workers, and of the same
-// words.
+// TestRestoreFailsEverywhere checks that all workers return the same error if the chief cannot read a snapshot or must
+// not write one.
 func TestRestoreFailsEverywhere(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o666); err != nil {
@@ -363,7 +365,7 @@ func TestRestoreFailsEverywhere(t *testing.T) {
 	}
 }
 
-// TestRestoreRefuses: what would not be the same training is refused, and nothing changes.
+// TestRestoreRefuses checks that a snapshot of a different training is refused and changes nothing.
 func TestRestoreRefuses(t *testing.T) {
 	ds := sizes(lineExamples(16), 7, 7, 2)
 	dir := t.TempDir()
@@ -454,8 +456,8 @@ func identity(_ context.Context, seq iter.Seq2[data.Element, error]) iter.Seq2[d
 	return seq
 }
 
-// TestResumeWords: auto, never, and a newest snapshot that is damaged.
-func TestResumeWords(t *testing.T) {
+// TestResumeModes checks the modes auto and never, and a newest snapshot that is damaged.
+func TestResumeModes(t *testing.T) {
 	ds := sizes(lineExamples(16), 7, 7, 2)
 	dir := t.TempDir()
 	train := func(resume string, steps int) (*History, Restored) {
@@ -488,7 +490,7 @@ func TestResumeWords(t *testing.T) {
 	if _, r := train(ResumeAuto, 2); r.Step != 2 { // the newest, not the one of most steps
 		t.Errorf("auto, after never: %+v", r)
 	}
-	if _, r := train(ResumeNever, 0); r.Found { // killed before its first step, say
+	if _, r := train(ResumeNever, 0); r.Found { // as if killed before its first step
 		t.Errorf("never: %+v", r)
 	}
 	if _, r := train(ResumeAuto, 3); !r.Found || r.Step != 0 {
@@ -521,11 +523,11 @@ func TestResumeWords(t *testing.T) {
 		t.Errorf("with a damaged one: %+v", r)
 	}
 	if _, err := NewBackup(nil, BackupConfig{EverySteps: -1}); err == nil {
-		t.Error("EverySteps -1 was taken")
+		t.Error("EverySteps -1 was accepted")
 	}
 }
 
-// FuzzSnapshotState: whatever a manifest says of the state, going on from it ends with a history or an error.
+// FuzzSnapshotState checks that resuming from any state in a manifest ends with a history or an error.
 func FuzzSnapshotState(f *testing.F) {
 	ds := sizes(lineExamples(16), 7, 7, 2)
 	saving, _ := newFake(f, 2, 7, fakeModel{})
@@ -561,7 +563,7 @@ func FuzzSnapshotState(f *testing.F) {
 	})
 }
 
-// FuzzSharedTensor: whatever is said of a tensor, its bytes make it or are refused.
+// FuzzSharedTensor checks that a tensor's bytes match its description, or are refused.
 func FuzzSharedTensor(f *testing.F) {
 	f.Add(uint8(tensor.Float32), 2, 3, make([]byte, 24))
 	f.Add(uint8(tensor.Int8), 0, 1<<20, []byte{})
@@ -581,8 +583,8 @@ func FuzzSharedTensor(f *testing.F) {
 	})
 }
 
-// TestRestart: a restarted job resumes from the newest snapshot if that is its own, whatever Resume says, and
-// from no other job's.
+// TestRestart checks that a restarted job resumes from the newest snapshot if it wrote that itself, whatever Resume is,
+// and from no other job's snapshot.
 func TestRestart(t *testing.T) {
 	ds := sizes(lineExamples(16), 7, 7, 2)
 	other, dir := t.TempDir(), t.TempDir()
@@ -610,8 +612,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestBackupFails: a snapshot that cannot be written ends training on all workers, with an error that says what was
-// lost and what was not.
+// TestBackupFails checks that a snapshot that cannot be written ends training on all workers, with an error that names
+// the last snapshot.
 func TestBackupFails(t *testing.T) {
 	ds := sizes(lineExamples(16), 7, 7, 2)
 	for _, layout := range [][]int{{2}, {1, 2}} {
@@ -632,14 +634,14 @@ func TestBackupFails(t *testing.T) {
 				b := backup(t, trainer, BackupConfig{Dir: dir, EverySteps: every})
 				h, err := trainer.Fit(t.Context(), ds, FitConfig{Epochs: 1000, Callbacks: []Callback{lose, b.Callback()}})
 				if h.Steps > 20 {
-					t.Errorf("%v: worker %d went on for %d steps", layout, w, h.Steps)
+					t.Errorf("%v: worker %d continued for %d steps", layout, w, h.Steps)
 				}
 				return err
 			})
 			for w, err := range errs {
 				if err == nil || !strings.Contains(err.Error(),
 					"training stops because it could not be resumed: checkpoint: the snapshot ") ||
-					// one may be under way
+					// one may be in progress
 					!strings.Contains(err.Error(), "could not be written") &&
 						!strings.Contains(err.Error(), "was written, but old ones could not be removed") {
 					t.Errorf("%v, every %d: worker %d ends with %v", layout, every, w, err)
@@ -649,7 +651,7 @@ func TestBackupFails(t *testing.T) {
 	}
 }
 
-// TestModelCheckpoint: which epochs' weights are written, and under which names.
+// TestModelCheckpoint checks which epochs' weights are written, and under which names.
 func TestModelCheckpoint(t *testing.T) {
 	ds := sizes(lineExamples(16), 7, 7, 2)
 	fit := func(m ModelCheckpointConfig, validation data.Dataset) error {

@@ -10,7 +10,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// TestForgottenBatch: elements that are examples, and batches of batches, are errors that say what to do.
+// TestForgottenBatch checks the errors for elements that are single examples, and for batches of batches.
 func TestForgottenBatch(t *testing.T) {
 	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: fakeEngine{1}})
 	if err != nil {

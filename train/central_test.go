@@ -51,10 +51,10 @@ func newCentral(t *testing.T, engineName string, devices []string, at string, pa
 	return trainer
 }
 
-// TestCentralStorage: over a strategy that keeps variables in one place, all replicas train one copy of each:
-// parameters and slots with the bits of mirrored ones, and averages that are the mean of the mirrored ones.
+// TestCentralStorage checks that with central storage all replicas train one copy of each variable. Parameters and
+// slots have the bits of mirrored ones; averages are the mean of the mirrored ones.
 func TestCentralStorage(t *testing.T) {
-	// without examples a replica leaves its own averages, not common ones
+	// a replica without examples keeps its own averages; with central storage they are common
 	batches := loadDigits(t).Train.Take(150).Batch(30)
 	validation := loadDigits(t).Test.Take(50).Batch(30)
 	adam := func() optimizer.Interface { return optimizer.Adam().Done() }
@@ -98,7 +98,7 @@ func TestCentralStorage(t *testing.T) {
 				}
 				for replica := range replicas {
 					if !b.Rows(replica, replica+1).Equal(b.Rows(0, 1)) {
-						t.Errorf("%v: replica %d has a %s of its own", test, replica, v.Name)
+						t.Errorf("%v: replica %d has a separate copy of %s", test, replica, v.Name)
 					}
 				}
 				rows, n := a.Float64s(), a.Len()/replicas

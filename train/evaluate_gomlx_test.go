@@ -9,9 +9,8 @@ import (
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
-// TestEvaluateComputesWithExportedWeights: validation, Evaluate and Predict of replicas with different
-// averages compute with the weights of the file that Export writes, bit for bit, and leave every replica its
-// own averages.
+// TestEvaluateComputesWithExportedWeights checks that validation, Evaluate and Predict compute with the weights that
+// Export writes, bit for bit, although averages differ between replicas, and that they do not change these averages.
 func TestEvaluateComputesWithExportedWeights(t *testing.T) {
 	all := loadDigits(t).Train
 	validation := all.Skip(300).Take(70).Batch(30)

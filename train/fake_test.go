@@ -83,7 +83,7 @@ func newFakeValues() (out fakeValues) {
 type fakeReplica struct {
 	now, next         fakeValues
 	gradients, inputs [2][]float64 // by parameter
-	phase             string       // what was called last
+	phase             string       // the last call
 	shift             float64      // of the predictions
 }
 

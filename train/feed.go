@@ -270,9 +270,9 @@ func (t *Trainer) borrow(labels bool) (*globalBatch, error) {
 // giveBack returns batches that are no longer in use.
 func (t *Trainer) giveBack(list ...*globalBatch) { t.spare = append(t.spare, list...) }
 
-// newShare allocates a replica's share of a batch, in the engine's memory if the program is an engine.Lender.
+// newShare allocates a replica's share of a batch, in the engine's memory if the program is an engine.BatchBuffers.
 func (t *Trainer) newShare(replica, rows int) (engine.Batch, error) {
-	if p, ok := t.program.(engine.Lender); ok {
+	if p, ok := t.program.(engine.BatchBuffers); ok {
 		return p.NewBatch(replica)
 	}
 	return engine.Batch{

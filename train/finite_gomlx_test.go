@@ -22,8 +22,8 @@ import (
 	"github.com/lockstep-ml/lockstep/train"
 )
 
-// numbersModel is a linear model with five outputs for examples of three numbers. Where damage is set, it
-// changes the logits.
+// numbersModel is a linear model with five outputs for examples of three numbers. If damage is set, it changes the
+// logits.
 func numbersModel(packs int, damage func(logits, in *graph.Node) *graph.Node) *gomlx.Model {
 	return &gomlx.Model{
 		Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node {
@@ -76,8 +76,8 @@ func newNumbers(t *testing.T, m *gomlx.Model, cfg train.Config) *train.Trainer {
 	return trainer
 }
 
-// TestNotFiniteCauses: a loss or gradient that is not finite is an error that names the first cause of it, with
-// step, replica and example, and no variable changes in that step, in one pack and in several.
+// TestNotFiniteCauses checks that a loss or gradient that is not finite is an error that names its first cause, with
+// step, replica and example, and that the step changes no variable; with one pack and with several.
 func TestNotFiniteCauses(t *testing.T) {
 	huge := func(logits, in *graph.Node) *graph.Node { // overflows for the example whose first number is 100
 		return graph.Mul(logits, graph.Exp(graph.Slice(in, graph.AxisRange(), graph.AxisRange(0, 1))))
@@ -179,7 +179,8 @@ func masked() *gomlx.Model {
 	}
 }
 
-// TestNotFiniteFrozen: an infinity in a frozen variable is no cause. NaN is one if the data are finite.
+// TestNotFiniteFrozen checks that an infinity in a frozen variable is not reported as a cause, and that NaN is, if the
+// data are finite.
 func TestNotFiniteFrozen(t *testing.T) {
 	bad := numbers()
 	tensor.Data[float32](bad.Inputs[0])[3*5] = float32(math.NaN())
@@ -206,8 +207,8 @@ func TestNotFiniteFrozen(t *testing.T) {
 	}
 }
 
-// TestNotFiniteWeightZero: a batch normalization without regard to weights takes NaN from an example of weight 0 to all
-// others, which are not to blame.
+// TestNotFiniteWeightZero checks the cause if a batch normalization that ignores weights spreads NaN from an example of
+// weight 0 to all others.
 func TestNotFiniteWeightZero(t *testing.T) {
 	m := numbersModel(1, nil)
 	forward := m.Forward
@@ -230,8 +231,8 @@ func TestNotFiniteWeightZero(t *testing.T) {
 	}
 }
 
-// TestNotFiniteSkip: skipping makes the same weights as training without those batches, and says so once,
-// twice, four times, ….
+// TestNotFiniteSkip checks that skipping gives the same weights as training without those batches, and logs the 1st,
+// 2nd, 4th, … of them.
 func TestNotFiniteSkip(t *testing.T) {
 	b := numbers()
 	clean := newNumbers(t, numbersModel(2, nil), train.Config{})
@@ -280,7 +281,7 @@ func TestNotFiniteSkip(t *testing.T) {
 		"label 0 is 5") {
 		t.Errorf("%d lines in the log, want 2, of the 1st and 2nd:\n%s", lines, log.String())
 	}
-	// What is wrong for good cannot be skipped.
+	// A permanent defect cannot be skipped.
 	if err := trainer.SetVariable("/a/dense/biases", tensor.Of([]float32{0, float32(math.NaN()), 0, 0},
 		4)); err != nil {
 		t.Fatal(err)
@@ -321,7 +322,7 @@ func TestNotFiniteWarn(t *testing.T) {
 	}
 }
 
-// TestNotFiniteEvaluate: an evaluation names the example too.
+// TestNotFiniteEvaluate checks that the error of an evaluation also names the example.
 func TestNotFiniteEvaluate(t *testing.T) {
 	b := numbers()
 	tensor.Data[int32](b.Labels[0])[8+6] = 5

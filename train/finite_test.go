@@ -16,8 +16,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// TestNotFiniteOverWorkers: every worker ends with the same error, or skips the same batches, whoever computes
-// the example.
+// TestNotFiniteOverWorkers checks that every worker ends with the same error, or skips the same batches, whichever
+// worker computes the example.
 func TestNotFiniteOverWorkers(t *testing.T) {
 	type outcome struct {
 		err            string
@@ -72,7 +72,7 @@ func TestNotFiniteOverWorkers(t *testing.T) {
 	}
 }
 
-// TestNotFiniteSkipIsExact: a skipped step leaves every variable of every replica as it was, averages and slots too.
+// TestNotFiniteSkipIsExact checks that a skipped step changes no variable of any replica, including averages and slots.
 func TestNotFiniteSkipIsExact(t *testing.T) {
 	trainer, p := newFake(t, 3, 6, fakeModel{})
 	trainer.config.NotFinite, trainer.config.Logger = SkipNotFinite, slog.New(slog.NewTextHandler(io.Discard, nil))
@@ -91,8 +91,8 @@ func TestNotFiniteSkipIsExact(t *testing.T) {
 	}
 }
 
-// TestNotFiniteConclusion: the first cause counts, of the first replica that has it; sums that overflow are
-// named where nothing else is wrong.
+// TestNotFiniteConclusion checks that the first cause of the first replica with one is reported, and an overflow of a
+// sum only if there is no other cause.
 func TestNotFiniteConclusion(t *testing.T) {
 	none := finding{Cause: causeNone, Example: -1, Sum: -1}
 	label := finding{Cause: causeLabel, Example: 3, Detail: "label", Sum: -1}
@@ -127,8 +127,8 @@ func TestNotFiniteConclusion(t *testing.T) {
 	}
 }
 
-// TestNotFiniteEvaluateOften: an evaluation that goes on finds out why only where it logs it: the 1st, 2nd and 4th of 6
-// times.
+// TestNotFiniteEvaluateOften checks that an evaluation that only warns searches for the cause only where it logs: the
+// 1st, 2nd and 4th of 6 times.
 func TestNotFiniteEvaluateOften(t *testing.T) {
 	for _, policy := range []NotFinitePolicy{WarnNotFinite, SkipNotFinite} {
 		reads := 0
@@ -159,7 +159,7 @@ func TestNotFiniteEvaluateOften(t *testing.T) {
 	}
 }
 
-// TestNotFinitePolicyDiffers: workers that would do other things are refused before the first step.
+// TestNotFinitePolicyDiffers checks that workers with different policies fail before the first step.
 func TestNotFinitePolicyDiffers(t *testing.T) {
 	errs := overWorkers(t, []int{1, 1}, func(w int, s *distribute.Strategy) error {
 		cfg := fakeConfig(8)

@@ -71,7 +71,7 @@ func TestCallbacks(t *testing.T) {
 			"end 4: 3 steps, 10 examples, validated false",
 			"done: 3 steps, stopped false, error <nil>",
 		}},
-		{"steps per epoch go on in the dataset", FitConfig{Epochs: 2, StepsPerEpoch: 2}, nil, []string{
+		{"the next epoch continues in the dataset", FitConfig{Epochs: 2, StepsPerEpoch: 2}, nil, []string{
 			"train", "epoch 0/2 of 2", "step 1/2: 4 examples", "step 2/2: 4 examples",
 			"end 0: 2 steps, 8 examples, validated false",
 			"epoch 1/2 of 2", "step 1/2: 2 examples", "step 2/2: 4 examples", "end 1: 2 steps, 6 examples, validated false",
@@ -150,7 +150,7 @@ func TestCallbacks(t *testing.T) {
 	}
 }
 
-// TestCallbackUsesTrainer: between steps a callback may evaluate and change the model.
+// TestCallbackUsesTrainer checks that a callback may evaluate and change the model between steps.
 func TestCallbackUsesTrainer(t *testing.T) {
 	trainer, p := newFake(t, 3, 4, fakeModel{})
 	all := lineExamples(4)
@@ -173,7 +173,7 @@ func TestCallbackUsesTrainer(t *testing.T) {
 	}
 }
 
-// TestFitInFit: a Fit in a callback of another is an error, and the outer one goes on.
+// TestFitInFit checks that a Fit in a callback of another Fit is an error, and that the outer one continues.
 func TestFitInFit(t *testing.T) {
 	trainer, _ := newFake(t, 2, 4, fakeModel{})
 	ds := sizes(lineExamples(4), 4)
@@ -195,8 +195,8 @@ func TestFitInFit(t *testing.T) {
 	}
 }
 
-// TestSlowReplica: a failed step returns once its computations have ended on all replicas, however long one takes,
-// since the engine's variables must not be used before. Its error is the one of the replica that failed first.
+// TestSlowReplica checks that a failed step returns only after all replicas have ended their computations, since the
+// engine's variables must not be used before. Its error is that of the replica that failed first.
 func TestSlowReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cause := errors.New("enough")
@@ -227,8 +227,8 @@ func TestSlowReplica(t *testing.T) {
 	})
 }
 
-// TestEndOfContext ends the context while a replica computes: the step is undone on all replicas, and Fit returns the
-// cause.
+// TestEndOfContext ends the context while a replica computes, and checks that the step is undone on all replicas and
+// that Fit returns the cause.
 func TestEndOfContext(t *testing.T) {
 	for bad := range 2 {
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -286,7 +286,7 @@ func TestDatasetErrors(t *testing.T) {
 			}
 		})
 	}
-	broken := errors.New("disk gone")
+	broken := errors.New("disk removed")
 	for _, c := range []struct {
 		name string
 		ds   data.Dataset
@@ -341,7 +341,7 @@ func TestDatasetErrors(t *testing.T) {
 				Weights: tensor.Of([]float32{1, 1, 1, float32(math.NaN())}),
 			}), "weight 3 is NaN",
 		},
-		{"reader", elements(good, broken), "disk gone"},
+		{"reader", elements(good, broken), "disk removed"},
 		{
 			"panic", data.FromSeq(1, func(context.Context) iter.Seq2[data.Element, error] { panic("bug in the reader") }),
 			"the dataset panicked: bug in the reader",
@@ -452,7 +452,7 @@ func TestRandomStatesDiffer(t *testing.T) {
 	}
 }
 
-// TestReadsAhead: while a step runs, the next batch is fetched.
+// TestReadsAhead checks that the next batch is read while a step runs.
 func TestReadsAhead(t *testing.T) {
 	fetched := make(chan int, 10)
 	all := lineExamples(4)
@@ -505,7 +505,7 @@ func TestSpeed(t *testing.T) {
 	}
 	w.add(Step{Examples: 10, Duration: time.Hour}, stats(0), stats(time.Minute))
 	if got := w.result(2); got.Steps != 1 || got.Duration != time.Hour {
-		t.Errorf("the only step was left out: %+v", got)
+		t.Errorf("the only step was not counted: %+v", got)
 	}
 	w.add(Step{Examples: 10, Duration: time.Second}, stats(0), stats(100*time.Millisecond))
 	w.add(Step{Examples: 6, Duration: time.Second}, stats(0), stats(0))
@@ -518,7 +518,7 @@ func TestSpeed(t *testing.T) {
 	}
 }
 
-// TestConfigFromData: a model trained under Config.Data is the one trained under the same features and global batch.
+// TestConfigFromData checks that Config.Data gives the same training as explicit features and a global batch.
 func TestConfigFromData(t *testing.T) {
 	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: fakeEngine{3}})
 	if err != nil {

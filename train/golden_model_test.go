@@ -34,8 +34,8 @@ type goldenLayer struct {
 	Epsilon    float64
 }
 
-// goldenLayers has for each type of layer what it makes of the values so far, one for each input of the model at
-// first, and its variables: Keras' name of each, and the path of ours below the layer's name.
+// goldenLayers describes each type of layer: a function that computes its outputs from the current values (at first one
+// for each input of the model), and its variables by Keras' name with the path of ours below the layer's name.
 var goldenLayers = map[string]struct {
 	build     goldenBuilder
 	variables map[string]string
@@ -80,7 +80,7 @@ var goldenLayers = map[string]struct {
 	}, nil},
 }
 
-// goldenBuilder makes of the values before a layer those after it.
+// goldenBuilder computes the values after a layer from those before it.
 type goldenBuilder func(l *goldenLayer, s *model.Scope, in []*graph.Node) []*graph.Node
 
 // each applies a layer, with the same variables, to every value.
@@ -176,7 +176,7 @@ func (c *goldenTraining) forward(s *model.Scope, in []*graph.Node) []*graph.Node
 	return out
 }
 
-// names returns our name of every variable, by Keras' path.
+// names returns our name of every variable by Keras' path.
 func (c *goldenTraining) names() map[string]string {
 	out := map[string]string{}
 	for _, l := range c.Layers {

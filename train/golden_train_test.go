@@ -19,10 +19,10 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// goldenTrainEnv names a file of trainings to be made in place of testdata/golden-train.json.
+// goldenTrainEnv names a file of trainings that is used instead of testdata/golden-train.json.
 const goldenTrainEnv = "LOCKSTEP_GOLDEN_TRAIN"
 
-// goldenTraining is a whole training that Keras made on one device, with all that came of it.
+// goldenTraining is a whole training that Keras made on one device, with all its results.
 type goldenTraining struct {
 	ID, Family string
 	Inputs     []struct {
@@ -53,7 +53,7 @@ type goldenTraining struct {
 	Predict []goldenArray
 }
 
-// trainedGolden is what Lockstep makes of a golden training.
+// trainedGolden holds Lockstep's results for a golden training.
 type trainedGolden struct {
 	stepLoss  []*float64
 	weights   map[string]goldenArray // by our names
@@ -64,8 +64,8 @@ type trainedGolden struct {
 // goldenLayouts lists how many replicas each worker has.
 var goldenLayouts = [][]int{{1}, {2}, {3}, {1, 1}, {2, 2}}
 
-// TestGoldenTrain makes whole trainings that Keras has made on one device, on one and several replicas and workers,
-// and wants the same losses, weights, moving averages, evaluation and predictions.
+// TestGoldenTrain repeats whole trainings of Keras, which were made on one device, on one and several replicas and
+// workers. It wants the same losses, weights, moving averages, evaluation and predictions.
 func TestGoldenTrain(t *testing.T) {
 	path := os.Getenv(goldenTrainEnv)
 	if path == "" {
@@ -288,7 +288,7 @@ func (c *goldenTraining) examples() data.Dataset {
 	return batches(list...)
 }
 
-// compare returns all that differs from what Keras has come to.
+// compare returns all differences from Keras' results.
 func (c *goldenTraining) compare(got *trainedGolden) (differences []string) {
 	differ := func(format string, args ...any) { differences = append(differences, fmt.Sprintf(format, args...)) }
 	within := func(what string, got, want goldenArray, bound float64) {
@@ -384,7 +384,7 @@ func (n goldenArray) bound() float64 {
 	return goldenTolerance*largest + goldenFloor
 }
 
-// differs says where n is farthest from want, if that is farther than the bound.
+// differs describes the element of n that is farthest from want, if it is farther than the bound.
 func (n goldenArray) differs(want goldenArray, bound float64) string {
 	if !slices.Equal(n.shape, want.shape) || len(n.values) != len(want.values) {
 		return fmt.Sprintf("shape %v of %d numbers, want %v of %d", n.shape, len(n.values), want.shape, len(want.values))
@@ -406,7 +406,7 @@ func (n goldenArray) differs(want goldenArray, bound float64) string {
 		at, want.shape, n.values[at], want.values[at], worst, bound)
 }
 
-// TestGoldenDiffers: what is near Keras' number is so by the size of its array.
+// TestGoldenDiffers checks that a number is compared relative to the largest number of its array.
 func TestGoldenDiffers(t *testing.T) {
 	array := func(values ...float64) goldenArray { return goldenArray{[]int{len(values)}, values} }
 	for _, c := range []struct {

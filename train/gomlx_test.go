@@ -34,7 +34,7 @@ func newTrainer(t testing.TB, engineName string, replicas, globalBatch int, seed
 		forward)
 }
 
-// newTrainerOf is newTrainer with something around the model.
+// newTrainerOf is newTrainer with a function that wraps the model.
 func newTrainerOf(t testing.TB, engineName string, replicas, globalBatch int, seed int64,
 	around func(*gomlx.Model) engine.Model, opt optimizer.Interface,
 	forward func(*model.Scope, []*graph.Node) []*graph.Node,
@@ -121,7 +121,7 @@ func TestReplicasAgree(t *testing.T) {
 	}
 }
 
-// TestClosed: a closed trainer says so, and writes no batch into memory that its engine has lent and taken back.
+// TestClosed checks the error of a closed trainer, and that it writes no batch into memory that its engine has freed.
 func TestClosed(t *testing.T) {
 	batches := loadDigits(t).Train.Take(20).Batch(10)
 	trainer := newGoMLX(t, 1, 10, 1, sgd())
@@ -219,7 +219,7 @@ func TestAccumulate(t *testing.T) {
 	}
 }
 
-// TestSeeds: the same seed gives the same bits, another one others.
+// TestSeeds checks that the same seed gives the same bits, and another seed other bits.
 func TestSeeds(t *testing.T) {
 	hashes := map[string]string{}
 	for run, seed := range []int64{1, 1, 2} {

@@ -20,7 +20,7 @@ import (
 
 const lastStep = "/trainer/train_last_global_step"
 
-// inCycles is a linear model whose learning rate falls in two cycles over the whole training.
+// inCycles is a linear model whose learning rate decreases in two cycles over the whole training.
 func inCycles(s *model.Scope, in []*graph.Node) []*graph.Node {
 	cosineschedule.New(s, in[0].Graph(), dtypes.Float32).LearningRate(0.1).NumCycles(2).Done()
 	return []*graph.Node{layer.Dense(s.In("readout"), graph.Reshape(in[0], in[0].Shape().Dim(0), -1), 10)}
@@ -39,7 +39,7 @@ func rates(t *testing.T, trainer *train.Trainer, to *[]float64) train.Callback {
 	}}
 }
 
-// variableOf returns a variable's value, by a snapshot.
+// variableOf returns the value of a variable, from a snapshot.
 func variableOf(t *testing.T, trainer *train.Trainer, name string) *tensor.Tensor {
 	t.Helper()
 	s, err := trainer.Snapshot(t.Context())
@@ -55,7 +55,7 @@ func variableOf(t *testing.T, trainer *train.Trainer, name string) *tensor.Tenso
 	return nil
 }
 
-// holdCycles compares the rates of steps with two cycles over so many.
+// holdCycles compares the learning rates of steps with two cycles over a number of steps.
 func holdCycles(t *testing.T, got []float64, steps int) {
 	t.Helper()
 	if len(got) != steps {
@@ -69,7 +69,8 @@ func holdCycles(t *testing.T, got []float64, steps int) {
 	}
 }
 
-// TestCyclesOverTraining: a schedule over the whole training gets its number of steps from Fit, however that is given.
+// TestCyclesOverTraining checks that a schedule over the whole training gets the number of steps from Fit, in whichever
+// way it is configured.
 func TestCyclesOverTraining(t *testing.T) {
 	batches := loadDigits(t).Train.Take(58).Batch(10) // 6 of them
 	for _, test := range []struct {
@@ -108,8 +109,9 @@ func TestCyclesOverTraining(t *testing.T) {
 	}
 }
 
-// TestCyclesGoOn: a training that goes on from a snapshot, after a batch of weight 0, keeps the schedule of the whole.
-func TestCyclesGoOn(t *testing.T) {
+// TestCyclesResume checks that a training that resumes from a snapshot, after a batch of weight 0, keeps the schedule
+// of the whole training.
+func TestCyclesResume(t *testing.T) {
 	var list []data.Element
 	for i, b := range digitBatches(t, 6, 10) {
 		if i == 1 {
@@ -144,14 +146,14 @@ func TestCyclesGoOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	if a, b := hash(t, whole), hash(t, second); a != b {
-		t.Errorf("weights %s of a training that went on, %s of one that never stopped", b, a)
+		t.Errorf("weights %s of a resumed training, %s of an uninterrupted one", b, a)
 	}
 	if got := variableOf(t, second, lastStep).Format(); got != "12" {
 		t.Errorf("the last step is %s, want 12", got)
 	}
 }
 
-// TestCyclesUnknown: where the number of steps is not known, a schedule that needs it is an error that says what to do.
+// TestCyclesUnknown checks the error of a schedule that needs the number of steps if it is unknown.
 func TestCyclesUnknown(t *testing.T) {
 	batches := loadDigits(t).Train.Take(40).Batch(10)
 	trainer := newTrainer(t, "go", 1, 10, 1, sgd(), inCycles)

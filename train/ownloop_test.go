@@ -17,8 +17,8 @@ import (
 	"github.com/lockstep-ml/lockstep/train"
 )
 
-// stateful is a model whose forward pass changes everything that one can: moving averages, the counter and the rate of
-// a schedule, and random numbers.
+// stateful is a model whose forward pass changes all kinds of state: moving averages, the counter and the rate of a
+// schedule, and random numbers.
 func stateful(s *model.Scope, in []*graph.Node) []*graph.Node {
 	cosineschedule.New(s, in[0].Graph(), dtypes.Float32).LearningRate(0.1).PeriodSteps(5).Done()
 	x := graph.Reshape(in[0], in[0].Shape().Dim(0), -1)
@@ -27,7 +27,7 @@ func stateful(s *model.Scope, in []*graph.Node) []*graph.Node {
 	return []*graph.Node{layer.Dense(s.In("readout"), x, 10)}
 }
 
-// digitBatches are the first batches of the training images.
+// digitBatches returns the first batches of the training images.
 func digitBatches(t *testing.T, n, size int) (out []data.Batch) {
 	t.Helper()
 	for e, err := range loadDigits(t).Train.Take(n * size).Batch(size).Iter(t.Context()) {
@@ -39,8 +39,8 @@ func digitBatches(t *testing.T, n, size int) (out []data.Batch) {
 	return out
 }
 
-// TestOwnLoopKeepsState: a loop of Gradients and ApplyGradients over a model with batch normalization, a schedule and
-// dropout makes Fit's steps, bit for bit.
+// TestOwnLoopKeepsState checks that a loop of Gradients and ApplyGradients over a model with batch normalization, a
+// schedule and dropout makes Fit's steps, bit for bit.
 func TestOwnLoopKeepsState(t *testing.T) {
 	for replicas := 1; replicas <= 3; replicas++ {
 		fitted := newTrainer(t, "go", replicas, 30, 1, sgd(), stateful)
@@ -74,8 +74,8 @@ func TestOwnLoopKeepsState(t *testing.T) {
 	}
 }
 
-// TestPassesOfAStep: each of a step's calls of Gradients draws other random numbers and moves the averages on, a failed
-// one does neither, and a snapshot between two of them goes on with the next.
+// TestPassesOfAStep checks that each call of Gradients in a step draws other random numbers and updates the averages,
+// that a failed call does neither, and that a snapshot between two calls resumes with the next.
 func TestPassesOfAStep(t *testing.T) {
 	b := digitBatches(t, 1, 30)[0]
 	gradients := func(trainer *train.Trainer) []*tensor.Tensor {
@@ -149,7 +149,7 @@ func TestPassesOfAStep(t *testing.T) {
 	}
 }
 
-// throughContents returns the snapshot as it comes back from what is written of it.
+// throughContents returns a snapshot after writing and reading it.
 func throughContents(t *testing.T, s *train.Snapshot) *train.Snapshot {
 	t.Helper()
 	c, err := s.Contents()

@@ -11,7 +11,7 @@ import (
 	"unicode/utf8"
 )
 
-// replay plays two epochs of steps that take half a second each to a progress callback.
+// replay reports two epochs, of steps that take half a second each, to a progress callback.
 func replay(t *testing.T, cfg ProgressConfig, steps, known int) string {
 	var out strings.Builder
 	cfg.Out = &out
@@ -48,8 +48,8 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// TestProgressGoesOn: the rate of an epoch that goes on is that of all its steps.
-func TestProgressGoesOn(t *testing.T) {
+// TestProgressResumes checks that the rate of a resumed epoch is that of all its steps.
+func TestProgressResumes(t *testing.T) {
 	var out strings.Builder
 	c := NewProgress(ProgressConfig{Out: &out, Unit: "images"})
 	check(t, c.OnEpochBegin(t.Context(), EpochBegin{Epoch: 1, Epochs: 2, Steps: 30, Done: 20, Elapsed: 10 * time.Second}))
@@ -138,7 +138,7 @@ func TestProgressBarByWidth(t *testing.T) {
 	}
 }
 
-// TestProgressFits: no line that is drawn again reaches a terminal's last column, whatever its width.
+// TestProgressFits checks that a line that is drawn again never reaches the last column of a terminal of any width.
 func TestProgressFits(t *testing.T) {
 	for width := 1; width < 130; width++ {
 		for _, line := range strings.FieldsFunc(replay(t,
@@ -154,7 +154,7 @@ func TestProgressFits(t *testing.T) {
 	}
 }
 
-// TestProgressOfUnfinishedEpoch: the last line says how far training came.
+// TestProgressOfUnfinishedEpoch checks that the last line reports the number of finished steps.
 func TestProgressOfUnfinishedEpoch(t *testing.T) {
 	for mode, want := range map[ProgressMode]string{
 		ProgressPlain: "epoch 1/1, step 2/3: ",
@@ -181,7 +181,7 @@ func TestProgressOfUnfinishedEpoch(t *testing.T) {
 	}
 }
 
-// TestProgressOfLosses: small and large losses have four digits.
+// TestProgressOfLosses checks that small and large losses are printed with four digits.
 func TestProgressOfLosses(t *testing.T) {
 	for loss, want := range map[float64]string{
 		0.00001234567: "1.235e-05", 2.302585: "2.303", 123456: "1.235e+05", math.NaN(): "NaN",

@@ -15,7 +15,7 @@ import (
 	"github.com/lockstep-ml/lockstep/distribute"
 )
 
-// blocked is a dataset that yields some batches and then waits for release, whatever happens to its context.
+// blocked is a dataset that yields some batches and then waits for release, and ignores its context.
 func blocked(release <-chan struct{}, before ...data.Batch) data.Dataset {
 	return data.FromSeq(-1, func(context.Context) iter.Seq2[data.Element, error] {
 		return func(yield func(data.Element, error) bool) {
@@ -52,8 +52,8 @@ func inBubble(t *testing.T, options distribute.Options, f func(t *testing.T, s *
 	})
 }
 
-// TestDataTimeout: a dataset that blocks and ignores its context ends training, an evaluation, a prediction and
-// New at a deadline, with where it is. What it yields after that goes nowhere.
+// TestDataTimeout checks that a dataset that blocks and ignores its context ends training, an evaluation, a prediction
+// and New at a deadline, with the place where it is blocked. Batches that it yields later are discarded.
 func TestDataTimeout(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -110,7 +110,7 @@ func TestDataTimeout(t *testing.T) {
 							t.Errorf("the error does not mention %q: %v", want, err)
 						}
 					}
-					// The reader goes on while the memory of its batches is used again.
+					// The reader continues while the memory of its batches is reused.
 					before := trainer.program.(*fakeProgram).snapshot()
 					close(release)
 					if _, err := trainer.Evaluate(t.Context(), batches(lineExamples(4))); err != nil {
@@ -129,7 +129,7 @@ func TestDataTimeout(t *testing.T) {
 	}
 }
 
-// TestDataTimeoutInNew: the first batch of Config.Data.
+// TestDataTimeoutInNew checks the timeout for the first batch of Config.Data.
 func TestDataTimeoutInNew(t *testing.T) {
 	inBubble(t, distribute.Options{}, func(t *testing.T, s *distribute.Strategy) {
 		release := make(chan struct{})
@@ -158,7 +158,8 @@ func TestDataTimeoutInNew(t *testing.T) {
 	})
 }
 
-// TestIgnorantDataset: a Fit that ends for another reason waits for the dataset only so long. That is no success.
+// TestIgnorantDataset checks that a Fit that ends for another reason waits only 10 seconds for the dataset, and returns
+// an error.
 func TestIgnorantDataset(t *testing.T) {
 	inBubble(t, distribute.Options{}, func(t *testing.T, s *distribute.Strategy) {
 		trainer, err := New(t.Context(), s, fakeModel{}, fakeConfig(4))
@@ -167,7 +168,7 @@ func TestIgnorantDataset(t *testing.T) {
 		}
 		release := make(chan struct{})
 		ctx, cancel := context.WithCancelCause(t.Context())
-		cause := errors.New("the machine goes down")
+		cause := errors.New("the machine shuts down")
 		time.AfterFunc(time.Minute, func() { cancel(cause) })
 		start := time.Now()
 		if _, err = trainer.Fit(ctx, blocked(release, lineExamples(4)), FitConfig{}); !errors.Is(err, cause) {
@@ -192,8 +193,8 @@ func TestIgnorantDataset(t *testing.T) {
 	})
 }
 
-// TestDataTimeoutOfAnother: it is found where the dataset waits for a goroutine that it has started, as one
-// that reads ahead does.
+// TestDataTimeoutOfAnother checks that the place is also found if the dataset waits for a goroutine that it has
+// started, such as one that reads ahead.
 func TestDataTimeoutOfAnother(t *testing.T) {
 	inBubble(t, distribute.Options{}, func(t *testing.T, s *distribute.Strategy) {
 		trainer, err := New(t.Context(), s, fakeModel{}, fakeConfig(4))
@@ -219,7 +220,7 @@ func TestDataTimeoutOfAnother(t *testing.T) {
 	})
 }
 
-// TestDataTimeoutOverWorkers: the other workers learn of it.
+// TestDataTimeoutOverWorkers checks that the other workers get the error too.
 func TestDataTimeoutOverWorkers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
@@ -246,8 +247,8 @@ func TestDataTimeoutOverWorkers(t *testing.T) {
 	})
 }
 
-// TestLateReader: a feeder that is closed while its reader has just filled a batch leaves that batch alone afterwards,
-// and fills no other.
+// TestLateReader checks that a feeder that is closed just after its reader has filled a batch does not change that
+// batch afterwards, and fills no other.
 func TestLateReader(t *testing.T) {
 	trainer, _ := newFake(t, 1, 4, fakeModel{})
 	g, err := trainer.borrow(true)

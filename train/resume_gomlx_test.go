@@ -17,7 +17,8 @@ import (
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
-// forgetful has what a snapshot could forget: averages that each replica has its own of, and masks from random numbers.
+// forgetful is a model with state that a snapshot could omit: averages that differ per replica, and masks from random
+// numbers.
 func forgetful(s *model.Scope, in []*graph.Node) []*graph.Node {
 	x := layer.Relu(layer.BatchNorm(s.In("first"), layer.Conv2D(s.In("conv"), in[0], 2, 3, true)))
 	x = graph.Reshape(x, x.Shape().Dim(0), -1)
@@ -25,7 +26,7 @@ func forgetful(s *model.Scope, in []*graph.Node) []*graph.Node {
 	return []*graph.Node{layer.Dense(s.In("readout"), layer.BatchNorm(s.In("second"), x), 10)}
 }
 
-// left is what a training leaves, as text: history, weights, and every variable on every replica.
+// left formats the results of a training: history, weights, and every variable on every replica.
 func left(t *testing.T, trainer *train.Trainer, h *train.History) string {
 	t.Helper()
 	text := fmt.Sprintf("%d steps, %s", h.Steps, hash(t, trainer))
@@ -42,8 +43,8 @@ func left(t *testing.T, trainer *train.Trainer, h *train.History) string {
 	return text
 }
 
-// TestResumeModel: a real model, with dropout, averages, Adam, shuffled and shifted images and partial batches, goes on
-// from the snapshot of any step to the bits and the history of a training that was not disturbed.
+// TestResumeModel checks that a real model, with dropout, averages, Adam, shuffled and shifted images and partial
+// batches, resumes from the snapshot of any step to the bits and the history of an uninterrupted training.
 func TestResumeModel(t *testing.T) {
 	all := loadDigits(t).Train
 	batches := all.Take(45).Shuffle(3).Batch(20).MapRandom(5, data.RandomShift(1))
@@ -70,7 +71,7 @@ func TestResumeModel(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := left(t, trainer, h)
-			if replicas == 2 { // taking them changes nothing
+			if replicas == 2 { // taking snapshots changes nothing
 				plain := open()
 				h, err := plain.Fit(t.Context(), batches, cfg)
 				if err != nil {

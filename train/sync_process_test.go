@@ -14,10 +14,10 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/freeport"
 )
 
-// replicasEnv makes TestSyncBatchNormProcesses be one worker of a job, with so many replicas.
+// replicasEnv makes TestSyncBatchNormProcesses run as one worker of a job, with this number of replicas.
 const replicasEnv = "LOCKSTEP_TEST_REPLICAS"
 
-// strategyOf returns a strategy of this process's replicas: with those of the other workers, if this is one.
+// strategyOf returns a strategy of this process's replicas, and of those of the other workers if this process is one.
 func strategyOf(e engine.Engine, replicas int) (*distribute.Strategy, error) {
 	if os.Getenv(replicasEnv) == "" {
 		return distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: e})
@@ -29,7 +29,7 @@ func strategyOf(e engine.Engine, replicas int) (*distribute.Strategy, error) {
 	return distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{Engine: e, Devices: devices})
 }
 
-// TestSyncBatchNormProcesses: a model that normalises over all replicas, with additional all-reduces inside
+// TestSyncBatchNormProcesses checks that a model that normalises over all replicas, with additional all-reduces inside
 // the step, trains to the same bits in one process and in several.
 func TestSyncBatchNormProcesses(t *testing.T) {
 	if n := os.Getenv(replicasEnv); n != "" {

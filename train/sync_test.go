@@ -18,7 +18,7 @@ import (
 	"github.com/lockstep-ml/lockstep/train"
 )
 
-// eachEngine runs a test on the Go engine, and on XLA where this build has it and the plugin is set.
+// eachEngine runs a test on the Go engine, and on XLA if this build contains it and the plugin is set.
 func eachEngine(t *testing.T, f func(t *testing.T, engine string)) {
 	t.Helper()
 	for _, name := range gomlx.Names {
@@ -31,7 +31,7 @@ func eachEngine(t *testing.T, f func(t *testing.T, engine string)) {
 	}
 }
 
-// normalised is a network with a normalisation before and behind a dense layer.
+// normalised is a network with a normalization before and after a dense layer.
 func normalised(norm func(*model.Scope, *graph.Node) *graph.Node) func(*model.Scope, []*graph.Node) []*graph.Node {
 	return func(s *model.Scope, in []*graph.Node) []*graph.Node {
 		x := norm(s.In("first"), layer.Conv2D(s.In("conv"), in[0], 4, 3, true))
@@ -41,7 +41,7 @@ func normalised(norm func(*model.Scope, *graph.Node) *graph.Node) func(*model.Sc
 	}
 }
 
-// trained is what some steps leave.
+// trained holds the results of some steps.
 type trained struct {
 	losses    []float64 // of each step
 	gradients [][]float64
@@ -50,7 +50,7 @@ type trained struct {
 	evaluated float64
 }
 
-// trainNormalised makes ten steps of 30 examples, of which the last has 7, and takes the gradients of one more batch.
+// trainNormalised makes ten steps of 30 examples, the last with 7, and computes the gradients of one more batch.
 func trainNormalised(t *testing.T, engineName string, replicas int,
 	norm func(*model.Scope, *graph.Node) *graph.Node,
 ) trained {
@@ -121,8 +121,8 @@ func apart(a, b []float64) (most float64) {
 	return most
 }
 
-// TestSyncBatchNorm: with synchronised normalisation, 2 and 4 replicas train as one, through batches that do not
-// divide; with the ordinary one they do not.
+// TestSyncBatchNorm checks that with synchronised normalization 2 and 4 replicas train like one, with batches that do
+// not divide evenly, and that with ordinary normalization they do not.
 func TestSyncBatchNorm(t *testing.T) {
 	eachEngine(t, func(t *testing.T, engineName string) {
 		replicas := []int{2, 4}
@@ -190,8 +190,8 @@ func (m faulty) Compile(ctx context.Context, e engine.Engine, s engine.Spec) (en
 	return m.Model.Compile(ctx, e, s)
 }
 
-// TestFailureInside: a replica that fails at any of a step's all-reduces ends the others, which wait for it there, and
-// no variable changes.
+// TestFailureInside checks that a replica that fails at any all-reduce of a step ends the others, which wait for it
+// there, and that no variable changes.
 func TestFailureInside(t *testing.T) {
 	for calls := 1; calls <= 4; calls++ { // two layers, forward and back
 		left := calls

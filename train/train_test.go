@@ -34,7 +34,7 @@ func batches(list ...data.Batch) data.Dataset {
 	})
 }
 
-// oracle trains the fake's model as one plain loop over whole batches.
+// oracle trains the fake's model in a plain loop over whole batches.
 type oracle struct {
 	bias, w0, w1, mb, m0, m1 float64
 	seen                     float64
@@ -70,8 +70,8 @@ func (o *oracle) step(rate float64, b data.Batch) (loss, near, weight float64) {
 	return loss, near, weight
 }
 
-// TestFitEqualsOneLoop: whatever the number of replicas and the sizes and weights of batches, training is that of one
-// plain loop over whole batches, and so are loss and metrics.
+// TestFitEqualsOneLoop checks that for any number of replicas and any sizes and weights of batches, variables, loss and
+// metrics equal those of a plain loop over whole batches.
 func TestFitEqualsOneLoop(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		replicas := rapid.IntRange(1, 4).Draw(rt, "replicas")
@@ -134,8 +134,8 @@ func close64(a, b float64) bool {
 	return math.Abs(a-b) <= 1e-9*(1+math.Abs(b)) || math.IsNaN(a) && math.IsNaN(b)
 }
 
-// TestFailedStepChangesNothing makes every phase of a step fail on every replica, by an error and by a panic, and wants
-// the variables of all replicas as they were.
+// TestFailedStepChangesNothing makes every phase of a step fail on every replica, by an error and by a panic, and
+// checks that no variable of any replica changes.
 func TestFailedStepChangesNothing(t *testing.T) {
 	const replicas = 3
 	for _, phase := range []string{"gradients", "apply 0", "apply 1"} {
@@ -172,7 +172,7 @@ func TestFailedStepChangesNothing(t *testing.T) {
 					if got := p.snapshot(); !reflect.DeepEqual(got, before) || trainer.Steps() != steps {
 						t.Errorf("a failed step changed variables:\n%v, were\n%v", got, before)
 					}
-					armed = false // and training goes on as if nothing had happened
+					armed = false // training continues as if nothing had happened
 					if _, err := trainer.Fit(t.Context(), batches(all), FitConfig{}); err != nil {
 						t.Fatalf("after a failed step: %v", err)
 					}
@@ -189,7 +189,7 @@ func TestFailedStepChangesNothing(t *testing.T) {
 	}
 }
 
-// TestBitsRepeat trains twice on batches that do not divide.
+// TestBitsRepeat trains twice on batches that do not divide evenly.
 func TestBitsRepeat(t *testing.T) {
 	for replicas := range 4 {
 		var hashes []string
@@ -211,8 +211,8 @@ func TestBitsRepeat(t *testing.T) {
 	}
 }
 
-// TestCentralStorageRefused: an engine that keeps every replica's variables apart does not train over a strategy that
-// has one copy of them.
+// TestCentralStorageRefused checks that an engine that keeps separate variables for every replica does not train with a
+// strategy that has one copy of them.
 func TestCentralStorageRefused(t *testing.T) {
 	s, err := distribute.NewCentralStorageStrategy(distribute.CentralStorageConfig{
 		ComputeDevices: []string{"CPU:0", "CPU:1"}, Engine: fakeEngine{2},

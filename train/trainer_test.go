@@ -93,8 +93,8 @@ func TestPredict(t *testing.T) {
 	}
 }
 
-// TestOwnLoop: Gradients and ApplyGradients make the same step as Fit, bit for bit, and Gradients alone changes only
-// averages.
+// TestOwnLoop checks that Gradients and ApplyGradients make the same step as Fit, bit for bit, and that Gradients alone
+// changes only averages.
 func TestOwnLoop(t *testing.T) {
 	for replicas := 1; replicas <= 3; replicas++ {
 		fitted, want := newFake(t, replicas, 7, fakeModel{})
@@ -265,7 +265,7 @@ func TestHashWeights(t *testing.T) {
 	}
 }
 
-// TestStepAllocations holds the trainer's own garbage down: batches live in buffers that are used again.
+// TestStepAllocations bounds the trainer's allocations per step: batches live in reused buffers.
 func TestStepAllocations(t *testing.T) {
 	trainer, _ := newFake(t, 2, 512, fakeModel{})
 	b := lineExamples(512) // 12 KiB

@@ -10,7 +10,7 @@ import (
 	"github.com/lockstep-ml/lockstep/distribute"
 )
 
-// fitted returns, as text, the results of a training, and of evaluating and predicting with its model.
+// fitted formats the results of a training, and of evaluating and predicting with its model.
 func fitted(ctx context.Context, s *distribute.Strategy) (string, error) {
 	trainer, err := New(ctx, s, fakeModel{rate: 1.0 / 64, shift: 1.0 / 16}, fakeConfig(7))
 	if err != nil {

@@ -26,10 +26,10 @@ import (
 	"github.com/lockstep-ml/lockstep/train"
 )
 
-// wrongEnv makes TestWrongDataProcesses be one of two workers, with that difference.
+// wrongEnv makes TestWrongDataProcesses run as one of two workers, with this difference.
 const wrongEnv = "LOCKSTEP_TEST_WRONG"
 
-// job is what the workers of TestWrongDataProcesses train: each worker should have the same.
+// job is what the workers of TestWrongDataProcesses train. It should be the same on each worker.
 type job struct {
 	examples       data.Batch // of images of 8x8
 	shuffle        int64
@@ -42,7 +42,7 @@ type job struct {
 	callback       train.Callback
 }
 
-// wrong lists what worker 1 does otherwise.
+// wrong lists the differences of worker 1.
 var wrong = []struct {
 	name   string
 	change func(j *job, trainer **train.Trainer)
@@ -148,7 +148,7 @@ func (j *job) model() engine.Model {
 	}
 }
 
-// train is one worker. It returns the steps that it made, or -1 without a trainer, and how it ended.
+// train is one worker. It returns the steps that it made, or -1 without a trainer, and its error.
 func (j *job) train(ctx context.Context, change func(*job, **train.Trainer)) (made int64, err error) {
 	var trainer *train.Trainer
 	change(j, &trainer)
@@ -203,8 +203,8 @@ func indices(n int) []int32 {
 	return list
 }
 
-// TestWrongDataProcesses: two processes, one of which trains on anything else than the other, end with an error that
-// says so, in the step in which it first matters, which neither of them makes.
+// TestWrongDataProcesses checks that two processes, one of which trains on anything different, both end with an error
+// that names the difference, in the first step that it affects, and that neither makes this step.
 func TestWrongDataProcesses(t *testing.T) {
 	if name := os.Getenv(wrongEnv); name != "" {
 		for _, c := range wrong {

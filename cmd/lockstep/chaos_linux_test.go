@@ -47,7 +47,7 @@ var chaosTraining = []string{
 }
 
 // TestChaos injects any fault into one of three workers, in any phase of a step. lockstep run names the worker and
-// restarts the job, which ends with the weights of an undisturbed training. No snapshot is lost, and nothing is left
+// restarts the job, which ends with the weights of an uninterrupted training. No snapshot is lost, and nothing is left
 // behind.
 func TestChaos(t *testing.T) {
 	seed, runs := *chaosSeed, *chaosRuns
@@ -59,7 +59,7 @@ func TestChaos(t *testing.T) {
 		t.Logf("-short: %d run only", runs)
 	}
 	host := chaosHost(t)
-	want := chaosUndisturbed(t)
+	want := chaosUninterrupted(t)
 	for i := range runs {
 		seed := seed + uint64(i)
 		faults := drawFaults(seed)
@@ -77,7 +77,7 @@ func TestChaos(t *testing.T) {
 				t.Logf("restart %d: worker %s", i+1, block)
 			}
 			if t.Failed() {
-				t.Logf("go test ./cmd/lockstep -run TestChaos -seed %d -runs 1 repeats it. It said:\n%s", seed, r.said())
+				t.Logf("go test ./cmd/lockstep -run TestChaos -seed %d -runs 1 repeats it. Output:\n%s", seed, r.output())
 			}
 		})
 	}
@@ -90,13 +90,13 @@ func chaosHost(t *testing.T) bool {
 	try.Stdin = strings.NewReader(cutFrom(0))
 	out, err := try.CombinedOutput()
 	if err != nil {
-		t.Logf("no hosts of their own: %v: %s", err, out)
+		t.Logf("separate hosts are not possible: %v: %s", err, out)
 	}
 	return err == nil
 }
 
-// chaosUndisturbed trains in one process, and returns the weights' hash.
-func chaosUndisturbed(t *testing.T) string {
+// chaosUninterrupted trains in one process, and returns the weights' hash.
+func chaosUninterrupted(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "summary.json")
 	if out, err := lockstepProcess(t, append(chaosTraining[:len(chaosTraining):len(chaosTraining)], "--replicas",
@@ -138,7 +138,7 @@ func newChaosRun(t *testing.T, faults []fault, hosted bool) *chaosRun {
 	return r
 }
 
-func (r *chaosRun) said() string {
+func (r *chaosRun) output() string {
 	var b strings.Builder
 	for i, l := range r.outputs {
 		fmt.Fprintf(&b, "host %d:\n%s\n", i, l)
@@ -409,11 +409,11 @@ func (r *chaosRun) checkBlock(f fault, epoch int) {
 var resumedFrom = regexp.MustCompile(`resumed +from \S*(snapshot-\d+-step-\d+): `)
 
 // checkResumed checks that every restart resumes from the newest snapshot at its time, or a later one.
-func (r *chaosRun) checkResumed(said []string, epoch int, newest string) {
-	for i := epoch + 1; i < len(said); i++ {
-		m := resumedFrom.FindStringSubmatch(said[i])
+func (r *chaosRun) checkResumed(starts []string, epoch int, newest string) {
+	for i := epoch + 1; i < len(starts); i++ {
+		m := resumedFrom.FindStringSubmatch(starts[i])
 		switch {
-		case m == nil && newest != "" && i == len(said)-1:
+		case m == nil && newest != "" && i == len(starts)-1:
 			r.t.Errorf("it started over, although there was %s", newest)
 		case m != nil && m[1] < newest: // numbers have as many digits
 			r.t.Errorf("it resumed from %s, although there was %s", m[1], newest)
@@ -465,7 +465,7 @@ func (r *chaosRun) checkLeft() {
 	}
 	left, err := os.ReadDir(filepath.Join(r.dir, "left"))
 	if want := 3 * len(r.hosts); err != nil || r.hosted && len(left) != want {
-		t.Errorf("%d files say what is left, %v, want %d", len(left), err, want)
+		t.Errorf("%d files list what is left, %v, want %d", len(left), err, want)
 	}
 	for _, file := range left {
 		if text, err := os.ReadFile(filepath.Join(r.dir, "left", file.Name())); err != nil || len(text) > 0 {

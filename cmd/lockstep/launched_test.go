@@ -22,7 +22,7 @@ func TestUnderLaunchers(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		command []string
-		said    string
+		source  string
 	}{
 		{
 			"lockstep run, 2x2",
@@ -49,9 +49,9 @@ func TestUnderLaunchers(t *testing.T) {
 				"PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe")
 			out, err := cmd.CombinedOutput()
 			summary, _ := os.ReadFile(filepath.Join(dir, summaryFile))
-			if err != nil || !strings.Contains(string(out), c.said) ||
+			if err != nil || !strings.Contains(string(out), c.source) ||
 				!strings.Contains(string(summary), `"weights_hash": "`+want) {
-				t.Errorf("%v\n%s\nwant %q and the weights hash %s, the chief wrote %s", err, out, c.said, want, summary)
+				t.Errorf("%v\n%s\nwant %q and the weights hash %s, the chief wrote %s", err, out, c.source, want, summary)
 			}
 		})
 	}

@@ -69,7 +69,7 @@ func TestTimeLimits(t *testing.T) {
 			checked++
 			comment := fieldComment(t, limitPackages[m[1]], m[2], m[3])
 			if limit > 0 && !strings.Contains(comment, "efault "+value) || comment == "" {
-				t.Errorf("%s: the comment of %s says %q, the page %q", name, m[0], comment, value)
+				t.Errorf("%s: the comment of %s is %q, the page has %q", name, m[0], comment, value)
 			}
 		}
 		for _, c := range limitConstants[name] {

@@ -75,7 +75,7 @@ func TestMatrix(t *testing.T) {
 		rows, ways = rows[:3], ways[:1]
 	case testing.Short():
 		rows, ways = []placement{rows[0], rows[1], rows[3], rows[4]}, ways[:2]
-		t.Log("-short: two spreads on one host only, for each other one takes as long again")
+		t.Log("-short: two spreads on one host only, each other one takes as long")
 	}
 	var hosts *twoHosts
 	if len(ways) > 2 {
@@ -135,23 +135,23 @@ func placed(t *testing.T, hosts *twoHosts, p placement, w way, want string) stri
 		}
 		all[host] = o
 	}
-	said := ""
+	output := ""
 	for _, o := range all {
 		o.code = exitCode(o.cmd.Wait())
-		said += o.String() + "\n"
+		output += o.String() + "\n"
 		if o.code != 0 {
 			t.Errorf("exit code %d", o.code)
 		}
 	}
-	if n := strings.Count(said, "weights hash "+want) + strings.Count(said, "weights hash   "+want); n != p.processes {
+	if n := strings.Count(output, "weights hash "+want) + strings.Count(output, "weights hash   "+want); n != p.processes {
 		t.Errorf("%d of %d workers have the weights hash %s", n, p.processes, want)
 	}
-	links := transportRow.FindStringSubmatch(said)
+	links := transportRow.FindStringSubmatch(output)
 	if links == nil || !strings.Contains(links[1], w.links) || w.notLinks != "" && strings.Contains(links[1], w.notLinks) {
 		t.Errorf("the chief's transport is %q, want %q, and not %q", links, w.links, w.notLinks)
 	}
 	if t.Failed() {
-		t.Log(said)
+		t.Log(output)
 		return "failed"
 	}
 	return summaryHash(t, filepath.Join(dir, "summary.json"))

@@ -227,11 +227,11 @@ func TestKubernetesRunsSeveralWorkersInAPod(t *testing.T) {
 		err = command.ParseFlags(rest)
 	}
 	if err != nil || command.Name() != "run" || !slices.Equal(command.Flags().Args(), []string{"p", "-x"}) {
-		t.Errorf("lockstep %s does not understand this: %v, %q are left", command.Name(), err, command.Flags().Args())
+		t.Errorf("lockstep %s does not accept this: %v, %q are left", command.Name(), err, command.Flags().Args())
 	}
 	for _, v := range pod.Containers[0].Env {
 		if v.Name == cluster.EnvWorkers {
-			t.Errorf("the pod says %s=%s, which is the number of pods", v.Name, v.Value)
+			t.Errorf("the pod sets %s=%s, which is the number of pods", v.Name, v.Value)
 		}
 	}
 	if pod.Volumes[0].Secret.Name != "mine" {

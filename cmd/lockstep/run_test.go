@@ -20,16 +20,16 @@ import (
 // output without a reader, also end them.
 func TestRunInterrupted(t *testing.T) {
 	const polite = `trap 'n=$((n+1))' INT TERM; n=0; echo ready; while [ $n = 0 ]; do sleep 0.02; done; echo "ended after $n"`
-	const deaf = `trap 'echo heard' INT TERM; echo ready; while :; do sleep 0.02; done`
+	const ignoring = `trap 'echo received' INT TERM; echo ready; while :; do sleep 0.02; done`
 	for _, c := range []struct {
 		name, script string
 		signals      []os.Signal
-		hear         string // what the workers print at the last signal
+		last         string // what the workers print at the last signal
 	}{
 		{"Ctrl-C", polite, []os.Signal{os.Interrupt}, "ended after 1"},
 		{"SIGTERM", polite, []os.Signal{syscall.SIGTERM}, "ended after 1"},
 		{"a terminal that is closed", polite, []os.Signal{syscall.SIGHUP}, "ended after 1"},
-		{"twice", deaf, []os.Signal{os.Interrupt, os.Interrupt}, ""},
+		{"twice", ignoring, []os.Signal{os.Interrupt, os.Interrupt}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -64,7 +64,7 @@ func TestRunInterrupted(t *testing.T) {
 			if code := exitCode(cmd.Wait()); code != 130 {
 				t.Errorf("exit code %d, want 130:\n%s", code, &stderr)
 			}
-			if c.hear != "" && strings.Count(string(rest), c.hear+"\n") != 2 {
+			if c.last != "" && strings.Count(string(rest), c.last+"\n") != 2 {
 				t.Errorf("the workers wrote:\n%s", rest)
 			}
 			if !strings.Contains(stderr.String(), "to the workers, which may finish their step; a second signal kills them") ||

@@ -58,7 +58,8 @@ func finished(t *testing.T, args ...string) string {
 	return string(text)
 }
 
-// TestKilledTraining: a training that is killed at random moments and restarted each time ends like an undisturbed one.
+// TestKilledTraining: a training that is killed at random moments and restarted each time ends like an uninterrupted
+// one.
 func TestKilledTraining(t *testing.T) {
 	g := seeded(t)
 	kills := 4
@@ -145,7 +146,7 @@ func TestInterruptedTraining(t *testing.T) {
 }
 
 // TestKilledWorkers: lockstep run restarts a job each time one of its workers is killed, including the chief. The job
-// resumes, and ends like an undisturbed training.
+// resumes, and ends like an uninterrupted training.
 func TestKilledWorkers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: it starts a job of three processes three times")
@@ -194,7 +195,7 @@ func TestKilledWorkers(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	whom, started := []int{0, 1 + g.IntN(2)}, 0 // one of each start
+	targets, started := []int{0, 1 + g.IntN(2)}, 0 // one of each start
 	worker := regexp.MustCompile(`worker (\d) \(rank \d, host .*, pid (\d+)\)$`)
 	var killing sync.WaitGroup
 	jobEnded, endJob := context.WithCancel(t.Context())
@@ -206,7 +207,7 @@ func TestKilledWorkers(t *testing.T) {
 			started++
 		}
 		m := worker.FindStringSubmatch(s.Text())
-		if m == nil || started > len(whom) || m[1] != strconv.Itoa(whom[started-1]) {
+		if m == nil || started > len(targets) || m[1] != strconv.Itoa(targets[started-1]) {
 			continue
 		}
 		pid, err := strconv.Atoi(m[2])

@@ -23,7 +23,7 @@ import (
 var mpiruns = []struct {
 	command  string
 	args     []string
-	believed string
+	detected string
 }{
 	{"mpirun.openmpi", []string{"--allow-run-as-root", "--oversubscribe"}, "by Open MPI"},
 	{"mpirun.mpich", nil, "by MPICH (PMI)"},
@@ -35,7 +35,7 @@ func TestMPI(t *testing.T) {
 	skipShort(t, "whole jobs under mpirun")
 	one, _ := trainOnce(t, append([]string{"--replicas", "2"}, small...)...)
 	for _, m := range mpiruns {
-		t.Run(m.believed, func(t *testing.T) {
+		t.Run(m.detected, func(t *testing.T) {
 			command, err := exec.LookPath(m.command)
 			if err != nil {
 				t.Skipf("%s is not installed", m.command)
@@ -49,8 +49,8 @@ func TestMPI(t *testing.T) {
 				if err == nil {
 					err = json.Unmarshal(text, &s)
 				}
-				if err != nil || !strings.Contains(out, "worker 0 of 2 (the chief), "+m.believed) ||
-					!strings.Contains(out, "worker 1 of 2, "+m.believed) {
+				if err != nil || !strings.Contains(out, "worker 0 of 2 (the chief), "+m.detected) ||
+					!strings.Contains(out, "worker 1 of 2, "+m.detected) {
 					t.Fatalf("%v\n%s", err, out)
 				}
 				if own := implementation == "auto"; own && s["weights_hash"] != one["weights_hash"] ||
@@ -131,7 +131,7 @@ func TestStoppedUnderMPI(t *testing.T) {
 		t.Fatal(err)
 	}
 	write.Close()
-	pid, said, all := 0, "", ""
+	pid, report, all := 0, "", ""
 	member := regexp.MustCompile(`worker 1 \(rank 1, host .*, pid (\d+)\)`)
 	lost := regexp.MustCompile(`worker 1 is lost: no heartbeat for (\S+):`)
 	for lines := bufio.NewScanner(read); lines.Scan(); {
@@ -143,18 +143,18 @@ func TestStoppedUnderMPI(t *testing.T) {
 			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 				t.Error(err)
 			}
-		case pid != 0 && strings.Contains(line, "was last seen") && said == "":
-			said = line
+		case pid != 0 && strings.Contains(line, "was last seen") && report == "":
+			report = line
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 				t.Error(err)
 			}
 		}
 	}
 	err = cmd.Wait()
-	if pid != 0 && said == "" {
+	if pid != 0 && report == "" {
 		_ = syscall.Kill(pid, syscall.SIGKILL) // it would stay suspended
 	}
-	if err == nil || ctx.Err() != nil || !strings.Contains(said, fmt.Sprintf("pid %d) was last seen", pid)) {
+	if err == nil || ctx.Err() != nil || !strings.Contains(report, fmt.Sprintf("pid %d) was last seen", pid)) {
 		t.Errorf("%v, %v\n%s", err, ctx.Err(), all)
 	}
 	silent := time.Duration(0)
@@ -162,7 +162,7 @@ func TestStoppedUnderMPI(t *testing.T) {
 		silent, _ = time.ParseDuration(m[1])
 	}
 	if silent < 5*time.Second { // how much later it is detected depends on the machine
-		t.Errorf("it is not said that worker 1 was silent for 5 s, or longer:\n%s", all)
+		t.Errorf("the report does not state that worker 1 was silent for 5 s or longer:\n%s", all)
 	}
 	parted, err := lockstepProcess(t, "doctor", records).CombinedOutput()
 	for _, want := range []string{"records of 1 of 2 workers", "none of worker 1", "2 ranks"} {

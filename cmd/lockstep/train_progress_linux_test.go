@@ -52,7 +52,7 @@ func openTerminal(t *testing.T) (terminal, program *os.File) {
 	t.Helper()
 	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
-		t.Skipf("left out, for it needs a pseudo-terminal: %v", err)
+		t.Skipf("skipped: it needs a pseudo-terminal: %v", err)
 	}
 	t.Cleanup(func() { terminal.Close() })
 	fd := int(terminal.Fd())
@@ -65,7 +65,7 @@ func openTerminal(t *testing.T) (terminal, program *os.File) {
 	}
 	program, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
-		t.Skipf("left out, for it needs a pseudo-terminal: %v", err)
+		t.Skipf("skipped: it needs a pseudo-terminal: %v", err)
 	}
 	return terminal, program
 }

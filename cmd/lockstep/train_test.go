@@ -48,7 +48,7 @@ func TestSummary(t *testing.T) {
 	}
 	if s["data"] != "digits" || s["model"] != "cnn" || s["strategy"] != "mirrored" || s["replicas"] != 2.0 ||
 		s["global_batch"] != 64.0 || s["steps"] != 2.0 {
-		t.Errorf("the summary says %v", s)
+		t.Errorf("the summary is %v", s)
 	}
 	for _, share := range []string{"reduce_share", "wait_share"} {
 		if x := s[share].(float64); x < 0 || x > 1 {

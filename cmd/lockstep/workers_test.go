@@ -147,10 +147,10 @@ func TestSources(t *testing.T) {
 	endpoint := fmt.Sprintf("127.0.0.1:%d", port)
 	want := hashOfOne(t, 2)
 	for _, c := range []struct {
-		by   string
-		said string
-		env  func(w int) []string
-		own  func(w int) []string
+		by     string
+		source string
+		env    func(w int) []string
+		own    func(w int) []string
 	}{
 		{"TF_CONFIG", "by TF_CONFIG", tfConfig(t, 2), nil},
 		{"Slurm", "by Slurm", func(w int) []string {
@@ -180,7 +180,7 @@ func TestSources(t *testing.T) {
 			wantHash(t, all, dir, want)
 			for w, p := range all {
 				if first, _, _ := strings.Cut(p.stdout.String(), "\n"); !strings.HasPrefix(first,
-					fmt.Sprintf("worker %d of 2", w)) || !strings.HasSuffix(first, c.said) {
+					fmt.Sprintf("worker %d of 2", w)) || !strings.HasSuffix(first, c.source) {
 					t.Errorf("worker %d begins with %q", w, first)
 				}
 			}
@@ -230,8 +230,8 @@ func TestWorkersThatDiffer(t *testing.T) {
 				},
 			}.start(t, 3)
 			for w, p := range all {
-				said := hostAndPID.ReplaceAllString(p.stderr.String(), "(host HOST, pid PID)")
-				if p.code != exitError || !strings.Contains(said, c.want) {
+				text := hostAndPID.ReplaceAllString(p.stderr.String(), "(host HOST, pid PID)")
+				if p.code != exitError || !strings.Contains(text, c.want) {
 					t.Errorf("worker %d: %v\nwant %s", w, p, c.want)
 				}
 			}
@@ -324,7 +324,7 @@ func TestInterruptOneWorker(t *testing.T) {
 				t.Fatal(err)
 			}
 			if p := all[1-target]; !strings.Contains(p.stderr.String(), "stopped by an interrupt of another worker") {
-				t.Errorf("worker %d does not say why it stopped: %v", 1-target, p)
+				t.Errorf("worker %d does not report why it stopped: %v", 1-target, p)
 			}
 			for w, p := range all {
 				if p.code != exitInterrupted || !strings.Contains(p.stdout.String(), s.WeightsHash) {
@@ -333,7 +333,7 @@ func TestInterruptOneWorker(t *testing.T) {
 			}
 			if end := fmt.Sprintf("%s, weights hash %s", count(s.Steps, "step"), s.WeightsHash); !s.Interrupted ||
 				!strings.Contains(all[1].stdout.String(), end) {
-				t.Errorf("the chief says %s, the other %v", text, all[1])
+				t.Errorf("the chief prints %s, the other %v", text, all[1])
 			}
 		})
 	}

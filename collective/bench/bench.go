@@ -139,9 +139,9 @@ func Measure(ctx context.Context, opts Options) ([]Result, error) {
 
 // measureAll measures every size and reports each. It measures the limit of a size just before and just after
 // the size, so that a temporary slowdown of the machine affects both.
-func measureAll(ctx context.Context, opts Options, tell func(Result) error) error {
+func measureAll(ctx context.Context, opts Options, report func(Result) error) error {
 	if !opts.Limit || opts.Op == collective.Barrier {
-		return measureSizes(ctx, opts, tell)
+		return measureSizes(ctx, opts, report)
 	}
 	for _, size := range opts.Sizes {
 		one := opts
@@ -163,7 +163,7 @@ func measureAll(ctx context.Context, opts Options, tell func(Result) error) erro
 			return err
 		}
 		result.Limit = min(before, after)
-		if err := tell(result); err != nil {
+		if err := report(result); err != nil {
 			return err
 		}
 	}
@@ -171,15 +171,15 @@ func measureAll(ctx context.Context, opts Options, tell func(Result) error) erro
 }
 
 // measureSizes measures every size with one group, and reports each.
-func measureSizes(ctx context.Context, opts Options, tell func(Result) error) error {
+func measureSizes(ctx context.Context, opts Options, report func(Result) error) error {
 	if Transports[opts.Transport].here == nil {
-		return spawn(ctx, opts, tell)
+		return spawn(ctx, opts, report)
 	}
 	group, err := openHere(opts)
 	if err != nil {
 		return err
 	}
-	err = measureGroup(ctx, group, opts, tell)
+	err = measureGroup(ctx, group, opts, report)
 	if e := group.Close(); err == nil {
 		err = e
 	}

@@ -21,7 +21,7 @@ import (
 
 const workerVariable = "BENCH_TEST_WORKER"
 
-// TestMain runs a process of a measurement where the test started this program as one.
+// TestMain runs a process of a measurement if a test started this program as one.
 func TestMain(m *testing.M) {
 	if job, ok := os.LookupEnv(workerVariable); ok {
 		if err := bench.Work(context.Background(), job, os.Stdin, os.Stdout); err != nil {
@@ -51,8 +51,7 @@ func TestPlain(t *testing.T) {
 	}
 }
 
-// TestAll measures every operation over every transport. The measurement itself holds the results against what they
-// must be.
+// TestAll measures every operation over every transport. The measurement itself checks the results.
 func TestAll(t *testing.T) {
 	for transport := range bench.Transports {
 		for name, op := range bench.Ops {
@@ -137,7 +136,7 @@ func TestTableAndJSON(t *testing.T) {
 func TestWrongOptions(t *testing.T) {
 	for _, test := range []struct {
 		opts bench.Options
-		says string
+		text string
 	}{
 		{bench.Options{Transport: "pigeon"}, `unknown transport "pigeon": want`},
 		{bench.Options{Ranks: -1}, "-1 ranks"},
@@ -154,13 +153,13 @@ func TestWrongOptions(t *testing.T) {
 		{bench.Options{Buffers: "fluffy"}, `unknown buffers "fluffy"`},
 		{bench.Options{Reduce: collective.Mean, Type: tensor.Int32, Sizes: []int{4}}, "integers have no true mean"},
 	} {
-		if _, err := bench.Measure(t.Context(), test.opts); err == nil || !strings.Contains(err.Error(), test.says) {
-			t.Errorf("%+v: %v, want %q", test.opts, err, test.says)
+		if _, err := bench.Measure(t.Context(), test.opts); err == nil || !strings.Contains(err.Error(), test.text) {
+			t.Errorf("%+v: %v, want %q", test.opts, err, test.text)
 		}
 	}
 }
 
-// TestWorkerFails holds that a process that cannot work is an error that says what it said, and that none is left.
+// TestWorkerFails checks that a process that fails is an error with its output, and that no process remains.
 func TestWorkerFails(t *testing.T) {
 	started := []*exec.Cmd{}
 	broken := func(ctx context.Context, job string) *exec.Cmd {
@@ -202,7 +201,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// TestExplainAsRun: what would be taken is said as the environment and the memory have it.
+// TestExplainAsRun checks that the printed choice considers the environment and the memory.
 func TestExplainAsRun(t *testing.T) {
 	explain := func(o bench.Options) string {
 		t.Helper()
@@ -259,10 +258,10 @@ func TestCalibrate(t *testing.T) {
 	if testing.Short() {
 		t.Skip("measures every algorithm")
 	}
-	var said []string
+	var progress []string
 	table, err := bench.Calibrate(t.Context(), bench.Calibration{
 		Transports: []string{"mem"}, Machine: "a test", Calls: 2, Worker: worker,
-		Progress: func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) },
+		Progress: func(format string, args ...any) { progress = append(progress, fmt.Sprintf(format, args...)) },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -271,7 +270,7 @@ func TestCalibrate(t *testing.T) {
 		t.Error(err)
 	}
 	if len(table.Corrections) < 8 || table.Transports["mem"].Read <= 0 || table.Transports["mem"].Send <= 0 ||
-		len(said) < 3 {
-		t.Errorf("%+v, said %q", table, said)
+		len(progress) < 3 {
+		t.Errorf("%+v, progress %q", table, progress)
 	}
 }

@@ -24,7 +24,7 @@ type WorkerCommand func(ctx context.Context, job string) *exec.Cmd
 type job struct {
 	Options Options
 	Process int
-	Meeting string // a name that is unique among the measurements on this host
+	Name    string // a name that is unique among the measurements on this host
 }
 
 // ranks returns the ranks of a process: balanced; the first processes have one more.
@@ -54,16 +54,16 @@ func (c *child) Write(b []byte) (int, error) { return c.in.Write(b) }
 
 // spawn measures on several processes: it starts them, connects them to each other, and reads rank 0's
 // results. It leaves no process behind.
-func spawn(ctx context.Context, opts Options, tell func(Result) error) error {
+func spawn(ctx context.Context, opts Options, report func(Result) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	meeting := fmt.Sprintf("bench-%d-%d", os.Getpid(), time.Now().UnixNano())
+	name := fmt.Sprintf("bench-%d-%d", os.Getpid(), time.Now().UnixNano())
 	var children []*child
 	var links []io.ReadWriter
 	var err error
 	for i := range opts.Processes {
 		var text []byte
-		if text, err = json.Marshal(job{opts, i, meeting}); err != nil {
+		if text, err = json.Marshal(job{opts, i, name}); err != nil {
 			break
 		}
 		c := &child{cmd: opts.Worker(ctx, string(text))}
@@ -83,7 +83,7 @@ func spawn(ctx context.Context, opts Options, tell func(Result) error) error {
 		err = mixed.Collect(links)
 	}
 	if err == nil {
-		err = readResults(children[0], tell)
+		err = readResults(children[0], report)
 	}
 	if err != nil {
 		cancel() // kills them
@@ -92,7 +92,7 @@ func spawn(ctx context.Context, opts Options, tell func(Result) error) error {
 }
 
 // readResults reports what rank 0's process writes, one line of JSON per result.
-func readResults(r io.Reader, tell func(Result) error) error {
+func readResults(r io.Reader, report func(Result) error) error {
 	d := json.NewDecoder(r)
 	for {
 		var result Result
@@ -102,7 +102,7 @@ func readResults(r io.Reader, tell func(Result) error) error {
 		case err != nil:
 			return err
 		}
-		if err := tell(result); err != nil {
+		if err := report(result); err != nil {
 			return err
 		}
 	}
@@ -118,8 +118,8 @@ func waitAll(children []*child, err error) []error {
 		if e == nil {
 			continue
 		}
-		if said := strings.TrimSpace(c.stderr.String()); said != "" {
-			errs = append(errs, fmt.Errorf("bench: process %d: %s", i, said))
+		if text := strings.TrimSpace(c.stderr.String()); text != "" {
+			errs = append(errs, fmt.Errorf("bench: process %d: %s", i, text))
 		} else if err == nil {
 			err = fmt.Errorf("bench: process %d: %w", i, e)
 		}

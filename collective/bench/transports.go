@@ -69,7 +69,7 @@ func joinShared(ctx context.Context, j *job, parent io.ReadWriter) ([]transport.
 	if _, err := mixed.Through(parent)(ctx, nil); err != nil { // the parent waits for every process
 		return nil, err
 	}
-	return shm.Open(ctx, shm.Config{Name: j.Meeting, Job: "bench", Size: j.Options.Ranks, Ranks: j.ranks()})
+	return shm.Open(ctx, shm.Config{Name: j.Name, Job: "bench", Size: j.Options.Ranks, Ranks: j.ranks()})
 }
 
 func joinTCP(ctx context.Context, j *job, parent io.ReadWriter) ([]transport.Endpoint, error) {

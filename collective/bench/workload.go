@@ -208,13 +208,13 @@ func (p *part) check(rank int) error {
 }
 
 // measureGroup measures every size on the ranks of this process, and reports rank 0's results.
-func measureGroup(ctx context.Context, group collective.Group, opts Options, tell func(Result) error) error {
+func measureGroup(ctx context.Context, group collective.Group, opts Options, report func(Result) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	errs := make(chan error)
 	for _, c := range group.Local() {
 		go func() {
-			err := measureRank(ctx, c, opts, tell)
+			err := measureRank(ctx, c, opts, report)
 			if err != nil {
 				cancel(err) // the others would wait for this rank
 			}
@@ -233,7 +233,7 @@ func measureGroup(ctx context.Context, group collective.Group, opts Options, tel
 	return err
 }
 
-func measureRank(ctx context.Context, c collective.Communicator, opts Options, tell func(Result) error) error {
+func measureRank(ctx context.Context, c collective.Communicator, opts Options, report func(Result) error) error {
 	for _, size := range opts.Sizes {
 		count := opts.count(size)
 		times, err := measure(ctx, c, &opts, count)
@@ -241,7 +241,7 @@ func measureRank(ctx context.Context, c collective.Communicator, opts Options, t
 			return err
 		}
 		if c.Rank() == 0 {
-			if err := tell(opts.result(count*opts.Type.Bytes(), times)); err != nil {
+			if err := report(opts.result(count*opts.Type.Bytes(), times)); err != nil {
 				return err
 			}
 		}

@@ -22,7 +22,7 @@ func table(t *testing.T) *Table {
 	return c
 }
 
-// apart puts every rank in a separate process and domain, several per host.
+// apart places every rank in a separate process and domain, several per host.
 func apart(n, perHost int) []plan.Place {
 	places := make([]plan.Place, n)
 	for i := range places {
@@ -31,7 +31,7 @@ func apart(n, perHost int) []plan.Place {
 	return places
 }
 
-// TestChooseFits holds that whatever is chosen fits, over memory and without, and is the best of those that do.
+// TestChooseFits checks that the chosen algorithm fits, over memory and without, and is the best of those that fit.
 func TestChooseFits(t *testing.T) {
 	for _, w := range []Where{{Memory: "mem"}, {Memory: "shm", ElementBytes: 4}, {Frames: "tcp", ElementBytes: 8}} {
 		for n := 1; n <= 9; n++ {
@@ -78,8 +78,8 @@ func TestNoMemory(t *testing.T) {
 	}
 }
 
-// TestMeasured holds the built-in table's choices for two ranks and four, at sizes where they were measured: what a
-// cost function cannot know is what a second synchronisation takes when the peer was not quite ready.
+// TestMeasured compares the built-in table's choices for two and four ranks with measurements. A cost function cannot
+// know how long a second synchronisation takes if the peer was not quite ready.
 func TestMeasured(t *testing.T) {
 	stage := (512 << 10) / 4 // elements; of ranks that share memory
 	for _, test := range []struct {
@@ -117,7 +117,7 @@ func TestMeasured(t *testing.T) {
 	}
 }
 
-// TestRules holds that the first rule that applies and fits decides, and that one that does not fit is passed over.
+// TestRules checks that the first rule that applies and fits decides, and that a rule that does not fit is skipped.
 func TestRules(t *testing.T) {
 	x := table(t)
 	x.Rules = []Rule{
@@ -163,7 +163,7 @@ func TestCorrections(t *testing.T) {
 	if got := x.factor("direct", plan.Broadcast, "mem", 1); got != 1 {
 		t.Errorf("an operation without corrections: factor %v, want 1", got)
 	}
-	// A correction changes the choice where no rule does.
+	// A correction changes the choice if no rule does.
 	x.Rules = nil
 	p, w := plan.Problem{Op: plan.AllReduce, Size: 2, Count: 1 << 20}, Where{Memory: "mem", ElementBytes: 4}
 	first, _ := x.Choose(p, w)
@@ -222,7 +222,7 @@ func TestSaveAndLoad(t *testing.T) {
 }
 
 func TestRefused(t *testing.T) {
-	for _, test := range []struct{ change, to, says string }{
+	for _, test := range []struct{ change, to, want string }{
 		{`"version": 1`, `"version": 2`, "this build reads version 1"},
 		{`"copy_bytes_per_second"`, `"copy_byts_per_second"`, "unknown field"},
 		{`1.2e10`, `0`, "want positive numbers"},
@@ -242,8 +242,8 @@ func TestRefused(t *testing.T) {
 		if text == string(builtIn) {
 			t.Fatalf("the built-in table does not hold %s", test.change)
 		}
-		if _, err := Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), test.says) {
-			t.Errorf("%s: %v, want %q", test.to, err, test.says)
+		if _, err := Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, want %q", test.to, err, test.want)
 		}
 	}
 	if _, err := Parse(append(slices.Clone(builtIn), "{}"...)); err == nil {
@@ -259,7 +259,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// A table that was taken can be used.
+		// An accepted table can be used.
 		for _, n := range []int{1, 2, 5} {
 			if _, err := x.Choose(plan.Problem{Op: plan.AllReduce, Size: n, Count: 1000},
 				Where{Memory: "mem", ElementBytes: 4}); err != nil {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestEndlessFile reads a file of which the system says that it has 0 bytes, and which has no end.
+// TestEndlessFile reads a file that has 0 bytes according to the system, and no end.
 func TestEndlessFile(t *testing.T) {
 	const endless = "/dev/zero"
 	if _, err := os.Stat(endless); err != nil {

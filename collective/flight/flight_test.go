@@ -16,10 +16,11 @@ import (
 
 var golden = flag.Bool("golden", false, "write the golden texts of Find")
 
-// start is when the jobs of the tests began, by the clock of worker 0. Those of the others are wrong by hours.
+// start is when the jobs of the tests began, by the clock of worker 0. The clocks of the other workers are wrong by
+// hours.
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// job is a job of one rank per worker, each of which has made the calls w and b in turn until call n.
+// job returns a job of one rank per worker, each of which has made the calls w and b alternately until call n.
 func job(workers, n int) []flight.File {
 	var members []flight.Member
 	for i := range workers {
@@ -56,8 +57,8 @@ func all(name string, n int, s flight.State) flight.Call {
 	}
 }
 
-// then adds a call to what a rank remembers; waits is how many seconds it was in it when it failed, or when the record
-// was written.
+// then adds a call to a rank's record. waits is how many seconds the rank was in the call when it failed, or when the
+// record was written.
 func then(f *flight.File, c flight.Call, waits float64, waitsFor ...int) {
 	r := &f.Ranks[0]
 	if !c.Pair {
@@ -175,7 +176,7 @@ var stories = []struct {
 	{"together", flight.Together, func() []flight.File { return job(2, 10) }},
 }
 
-// TestFind: the reports of typical failures.
+// TestFind checks the reports of typical failures.
 func TestFind(t *testing.T) {
 	for _, s := range stories {
 		t.Run(s.name, func(t *testing.T) {
@@ -204,7 +205,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestFiles: what is written is read again; what is no record is named, and does not hide the others.
+// TestFiles checks that written records can be read, and that files that are no records are named and do not hide the
+// others.
 func TestFiles(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "records")
 	files := stories[1].files()
@@ -230,12 +232,12 @@ func TestFiles(t *testing.T) {
 		"it holds the records of flight-0-1.jsonl", "version 2 of the format: want 1",
 	} {
 		if !strings.Contains(fmt.Sprint(err), says) {
-			t.Errorf("%v\ndoes not say %q", err, says)
+			t.Errorf("%v\ndoes not contain %q", err, says)
 		}
 	}
 }
 
-// FuzzDecode: whatever the bytes are, what is accepted can be merged, printed and written again.
+// FuzzDecode checks that everything that is accepted can be merged, printed and written again.
 func FuzzDecode(f *testing.F) {
 	for _, s := range stories {
 		for _, file := range s.files()[:1] {

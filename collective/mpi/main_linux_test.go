@@ -16,7 +16,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// asRank is the variable that makes the test's binary a process of an MPI job: its value says what to do.
+// asRank is the variable that makes the test binary a process of an MPI job. Its value is the name of the task.
 const asRank = "LOCKSTEP_TEST_MPI"
 
 func TestMain(m *testing.M) {
@@ -45,7 +45,7 @@ var allTypes = []tensor.DType{
 	tensor.Float16, tensor.BFloat16, tensor.Float32, tensor.Float64,
 }
 
-// launched is the rank that the launcher gave this process.
+// launched returns the rank that the launcher gave this process.
 func launched() int {
 	for _, name := range []string{"OMPI_COMM_WORLD_RANK", "PMI_RANK"} {
 		if r, err := strconv.Atoi(os.Getenv(name)); err == nil {
@@ -102,7 +102,7 @@ func mismatch() error {
 		return err
 	}
 	err = g.Local()[0].Do(context.Background(), vector(10+launched()))
-	fmt.Println("SAID", strings.ReplaceAll(fmt.Sprint(err), "\n", " "))
+	fmt.Println("RESULT", strings.ReplaceAll(fmt.Sprint(err), "\n", " "))
 	// One more collective: MPICH's launcher ends the other processes as soon as one exits without MPI_Finalize, even
 	// before they have printed the line.
 	if g, err = g.Rebuild(context.Background()); err != nil {
@@ -111,7 +111,7 @@ func mismatch() error {
 	return g.Close()
 }
 
-// absent has rank 1 come late to a call with a deadline.
+// absent makes rank 1 late for a call with a deadline.
 func absent() error {
 	g, err := open(1, 500*time.Millisecond)
 	if err != nil {
@@ -120,22 +120,22 @@ func absent() error {
 	if launched() == 0 {
 		begun := time.Now()
 		err = g.Local()[0].Do(context.Background(), vector(10))
-		fmt.Println("SAID", err, "AFTER", time.Since(begun) < 20*time.Second)
+		fmt.Println("RESULT", err, "AFTER", time.Since(begun) < 20*time.Second)
 	} else {
 		time.Sleep(3 * time.Second)
 	}
-	_ = g.Close() // the failure is what is shown
+	_ = g.Close() // the error is printed
 	return nil
 }
 
-// alone asks for more processes than there are.
+// alone requests more processes than the launcher has started.
 func alone() error {
 	_, err := mpi.Open(context.Background(), mpi.Config{Processes: 2})
-	fmt.Println("SAID", err)
+	fmt.Println("RESULT", err)
 	return nil
 }
 
-// rebuild fails once, and goes on with a new communicator.
+// rebuild fails once, and continues with a new communicator.
 func rebuild() error {
 	g, err := open(2, time.Minute)
 	if err != nil {
@@ -162,7 +162,7 @@ func killed() error { return lost(syscall.SIGKILL) }
 
 func stopped() error { return lost(syscall.SIGSTOP) }
 
-// lost has rank 1 kill or stop itself in the midst of the work. Rank 0 sees to it that it ends.
+// lost makes rank 1 kill or suspend itself during a call. Rank 0 makes sure that it ends.
 func lost(signal syscall.Signal) error {
 	g, err := open(1, 4*time.Second)
 	if err != nil {
@@ -185,13 +185,13 @@ func lost(signal syscall.Signal) error {
 			select {}
 		}
 		if err := c.Do(context.Background(), vector(1000)); err != nil {
-			fmt.Println("SAID", i, err)
+			fmt.Println("RESULT", i, err)
 			_ = syscall.Kill(int(all[1]), syscall.SIGKILL) // it may be gone
-			_ = g.Close()                                  // the failure is what is shown
+			_ = g.Close()                                  // the error is printed
 			return nil
 		}
 	}
-	return fmt.Errorf("nobody was missed")
+	return fmt.Errorf("no rank was missed")
 }
 
 // again opens a communicator after MPI has ended.
@@ -204,6 +204,6 @@ func again() error {
 		return err
 	}
 	_, err = open(1, time.Minute)
-	fmt.Println("SAID", err)
+	fmt.Println("RESULT", err)
 	return nil
 }

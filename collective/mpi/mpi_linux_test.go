@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// launcher is a maker's mpirun.
+// launcher is the mpirun of one MPI implementation.
 type launcher struct {
 	name     string // of the maker
 	commands []string
@@ -27,7 +27,7 @@ var launchers = []launcher{
 	{"MPICH", []string{"mpirun.mpich", "mpiexec.hydra"}, func(np int) []string { return []string{"-np", fmt.Sprint(np)} }},
 }
 
-// mpirun runs this test's binary under a maker's launcher and returns what it prints.
+// mpirun runs this test binary under a launcher and returns its output.
 func (l *launcher) mpirun(t *testing.T, np int, what string, extra []string, env ...string) (string, error) {
 	t.Helper()
 	var command string
@@ -59,7 +59,7 @@ func (l *launcher) mpirun(t *testing.T, np int, what string, extra []string, env
 	return out.String(), err
 }
 
-// eachLauncher runs a test with each maker's.
+// eachLauncher runs a test with each launcher.
 func eachLauncher(t *testing.T, f func(t *testing.T, l *launcher)) {
 	t.Parallel()
 	for i := range launchers {
@@ -70,8 +70,8 @@ func eachLauncher(t *testing.T, f func(t *testing.T, l *launcher)) {
 	}
 }
 
-// TestExercise: every operation gives what it must, with one replica a process and with several, in equal numbers and
-// not.
+// TestExercise checks the results of every operation, with one replica per process and with several, in equal and
+// unequal numbers.
 func TestExercise(t *testing.T) {
 	eachLauncher(t, func(t *testing.T, l *launcher) {
 		for _, replicas := range []string{"1,1", "2,1", "1,3,2"} {
@@ -86,8 +86,8 @@ func TestExercise(t *testing.T) {
 	})
 }
 
-// says runs two processes and wants each of the texts in what they print.
-func (l *launcher) says(t *testing.T, np int, what string, extra []string, wants ...string) string {
+// prints runs two processes and checks that their output contains each text.
+func (l *launcher) prints(t *testing.T, np int, what string, extra []string, wants ...string) string {
 	t.Helper()
 	out, err := l.mpirun(t, np, what, extra)
 	for _, want := range wants {
@@ -100,7 +100,7 @@ func (l *launcher) says(t *testing.T, np int, what string, extra []string, wants
 
 func TestMismatch(t *testing.T) {
 	eachLauncher(t, func(t *testing.T, l *launcher) {
-		out := l.says(t, 2, "mismatch", nil, `rank 0 calls all_reduce SUM float32 [10] of "gradients"`,
+		out := l.prints(t, 2, "mismatch", nil, `rank 0 calls all_reduce SUM float32 [10] of "gradients"`,
 			`rank 1 calls all_reduce SUM float32 [11] of "gradients"`)
 		if strings.Count(out, "mismatch: rank 0 calls") != 2 {
 			t.Errorf("want it on both ranks:\n%s", out)
@@ -108,47 +108,48 @@ func TestMismatch(t *testing.T) {
 	})
 }
 
-// TestDeadline: a call that one process does not make ends on the others.
+// TestDeadline checks that a call that one process does not make ends on the others.
 func TestDeadline(t *testing.T) {
 	eachLauncher(t, func(t *testing.T, l *launcher) {
-		l.says(t, 2, "absent", nil, `call 0, all_reduce of "gradients": deadline exceeded`, "AFTER true")
+		l.prints(t, 2, "absent", nil, `call 0, all_reduce of "gradients": deadline exceeded`, "AFTER true")
 	})
 }
 
-// TestKilled: a process that is killed does not leave the others waiting: the launcher ends them, or, if it is asked
-// not to, their deadline does. (MPICH's ends them though it is asked not to.)
+// TestKilled checks that a killed process does not leave the others waiting: the launcher ends them or, if configured
+// not to, their deadline does. (MPICH's launcher ends them in any case.)
 func TestKilled(t *testing.T) {
 	eachLauncher(t, func(t *testing.T, l *launcher) {
 		if l.name == "MPICH" {
-			l.says(t, 2, "killed", nil, "BAD TERMINATION")
+			l.prints(t, 2, "killed", nil, "BAD TERMINATION")
 			return
 		}
-		out := l.says(t, 2, "killed", []string{"--enable-recovery"}, "SAID 3")
+		out := l.prints(t, 2, "killed", []string{"--enable-recovery"}, "RESULT 3")
 		if !strings.Contains(out, "deadline exceeded") && !strings.Contains(out, "peer lost") {
 			t.Errorf("%s", out)
 		}
 	})
 }
 
-// TestStopped: if a process is stopped, the others' waits end at the deadline.
+// TestStopped checks that the others' waits end at the deadline if a process is suspended.
 func TestStopped(t *testing.T) {
-	eachLauncher(t, func(t *testing.T, l *launcher) { l.says(t, 2, "stopped", nil, "SAID 3", "deadline exceeded") })
+	eachLauncher(t, func(t *testing.T, l *launcher) { l.prints(t, 2, "stopped", nil, "RESULT 3", "deadline exceeded") })
 }
 
 func TestAlone(t *testing.T) {
 	eachLauncher(t, func(t *testing.T, l *launcher) {
-		l.says(t, 1, "alone", nil, "the job has 2 processes", "joins 1: start all of them with the launcher of this library")
+		l.prints(t, 1, "alone", nil, "the job has 2 processes",
+			"joins 1: start all of them with the launcher of this library")
 	})
 }
 
 func TestRebuild(t *testing.T) {
 	eachLauncher(t, func(t *testing.T, l *launcher) {
-		if out := l.says(t, 2, "rebuild", nil); strings.Count(out, "REBUILT epoch 1") != 2 {
+		if out := l.prints(t, 2, "rebuild", nil); strings.Count(out, "REBUILT epoch 1") != 2 {
 			t.Errorf("%s", out)
 		}
 	})
 }
 
 func TestEnded(t *testing.T) {
-	eachLauncher(t, func(t *testing.T, l *launcher) { l.says(t, 2, "again", nil, "cannot be started again") })
+	eachLauncher(t, func(t *testing.T, l *launcher) { l.prints(t, 2, "again", nil, "cannot be started again") })
 }

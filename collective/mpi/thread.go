@@ -246,8 +246,8 @@ func (p *process) check(name string, code int32) error {
 	s := p.scratch
 	text := fmt.Sprintf("error %d", code)
 	if foreign.Call(p.f.errorString, uintptr(code), address(&s.text[0]), address(&s.number)) == 0 {
-		said, _, _ := bytes.Cut(s.text[:], []byte{0})
-		text = string(bytes.ReplaceAll(bytes.TrimSpace(said), []byte("\n"), []byte(" ")))
+		message, _, _ := bytes.Cut(s.text[:], []byte{0})
+		text = string(bytes.ReplaceAll(bytes.TrimSpace(message), []byte("\n"), []byte(" ")))
 	}
 	err := fmt.Errorf("%s: %s", name, text)
 	if bytes.Contains(s.text[:], []byte("TRUNCATE")) || bytes.Contains(s.text[:], []byte("truncated")) {

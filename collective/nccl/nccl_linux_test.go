@@ -35,17 +35,17 @@ func fake(t *testing.T, flags ...string) {
 	t.Setenv("LOCKSTEP_CUDART", so)
 }
 
-// processes opens the groups of so many processes, which are goroutines.
+// processes opens the groups of a number of processes, which are goroutines.
 func processes(t *testing.T, ranks [][]int) []collective.Group {
 	t.Helper()
 	groups := make([]collective.Group, len(ranks))
-	meeting := newMeeting(len(ranks))
+	exchanger := newExchanger(len(ranks))
 	var wg sync.WaitGroup
 	for p := range ranks {
 		wg.Go(func() {
 			g, err := nccl.Open(t.Context(), nccl.Config{
 				Ranks: ranks, Process: p, Device: p, Exchange: func(_ context.Context, mine []byte) ([][]byte, error) {
-					return meeting.exchange(p, mine), nil
+					return exchanger.exchange(p, mine), nil
 				},
 				Collective: collective.Config{Timeout: time.Minute},
 			})
@@ -62,28 +62,28 @@ func processes(t *testing.T, ranks [][]int) []collective.Group {
 	return groups
 }
 
-// meeting gives each what each gave.
-type meeting struct {
-	mu   sync.Mutex
-	cond *sync.Cond
-	all  [][]byte
-	come int
+// exchanger gives the contributions of all processes to each.
+type exchanger struct {
+	mu      sync.Mutex
+	cond    *sync.Cond
+	all     [][]byte
+	arrived int
 }
 
-func newMeeting(n int) *meeting {
-	m := &meeting{all: make([][]byte, n)}
+func newExchanger(n int) *exchanger {
+	m := &exchanger{all: make([][]byte, n)}
 	m.cond = sync.NewCond(&m.mu)
 	return m
 }
 
-func (m *meeting) exchange(p int, mine []byte) [][]byte {
+func (m *exchanger) exchange(p int, mine []byte) [][]byte {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	round := m.come / len(m.all)
+	round := m.arrived / len(m.all)
 	m.all[p] = mine
-	m.come++
+	m.arrived++
 	m.cond.Broadcast()
-	for m.come/len(m.all) == round {
+	for m.arrived/len(m.all) == round {
 		m.cond.Wait()
 	}
 	return append([][]byte(nil), m.all...)
@@ -97,7 +97,7 @@ func inAll(groups []collective.Group, f func(p int, g collective.Group)) {
 	wg.Wait()
 }
 
-// TestExercise: every operation gives what it must, and nothing is left on the GPU.
+// TestExercise checks the results of every operation, and that no memory remains allocated on the GPU.
 func TestExercise(t *testing.T) {
 	fake(t)
 	types := []tensor.DType{
@@ -130,7 +130,7 @@ func TestExercise(t *testing.T) {
 	}
 }
 
-// TestRebuild: after a mismatch a new communicator, with a new id, works.
+// TestRebuild checks that a new communicator, with a new id, works after a mismatch.
 func TestRebuild(t *testing.T) {
 	fake(t)
 	groups := processes(t, [][]int{{0}, {1}})
@@ -157,7 +157,7 @@ func TestRebuild(t *testing.T) {
 	})
 }
 
-// TestRefused: a type that NCCL lacks, and whatever is missing on the machine, is said by name.
+// TestRefused checks that the error names a type that NCCL lacks, and anything that is missing on the machine.
 func TestRefused(t *testing.T) {
 	fake(t)
 	groups := processes(t, [][]int{{0}, {1}})
@@ -169,15 +169,15 @@ func TestRefused(t *testing.T) {
 		}
 		g.Close()
 	})
-	for _, c := range []struct{ variable, value, says string }{
+	for _, c := range []struct{ variable, value, want string }{
 		{"LOCKSTEP_NCCL", "/nowhere/libnccl.so", "install NCCL 2.23 or later, or set LOCKSTEP_NCCL to its path"},
 		{"LOCKSTEP_CUDART", "/nowhere/libcudart.so", "install CUDA's runtime, or set LOCKSTEP_CUDART to its path"},
 		{"FAKE_GPUS", "0", "CUDA finds no usable GPU"},
 	} {
 		t.Run(c.variable, func(t *testing.T) {
 			t.Setenv(c.variable, c.value)
-			if err := nccl.Available(); err == nil || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("%v, want %q", err, c.says)
+			if err := nccl.Available(); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v, want %q", err, c.want)
 			}
 		})
 	}

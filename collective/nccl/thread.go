@@ -128,12 +128,14 @@ func (t *thread) do(ctx context.Context, name string, f func() error) error {
 	}
 }
 
-func (a *api) check(name string, code int32) error { return said(a.f.errorString, name, code) }
+func (a *api) check(name string, code int32) error { return resultError(a.f.errorString, name, code) }
 
-func (a *api) cudaCheck(name string, code int32) error { return said(a.f.cudaErrorString, name, code) }
+func (a *api) cudaCheck(name string, code int32) error {
+	return resultError(a.f.cudaErrorString, name, code)
+}
 
-// said returns the error for a function's result.
-func said(errorString uintptr, name string, code int32) error {
+// resultError returns the error for a function's result.
+func resultError(errorString uintptr, name string, code int32) error {
 	if code == 0 {
 		return nil
 	}

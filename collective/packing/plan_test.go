@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// of makes tensors of one dtype with so many elements each.
+// of returns tensors of one dtype with the given numbers of elements.
 func of(d tensor.DType, counts ...int) []packing.Tensor {
 	out := make([]packing.Tensor, len(counts))
 	for i, n := range counts {
@@ -25,7 +25,7 @@ func of(d tensor.DType, counts ...int) []packing.Tensor {
 	return out
 }
 
-// TestGroupBySize holds the grouping against what TensorFlow 2.21's group_by_size answers.
+// TestGroupBySize compares the grouping with the results of TensorFlow 2.21's group_by_size.
 func TestGroupBySize(t *testing.T) {
 	for _, c := range []struct {
 		tensors []packing.Tensor
@@ -35,10 +35,11 @@ func TestGroupBySize(t *testing.T) {
 		{of(tensor.Float32, 2, 3, 4), 0, [][]int{{0, 1, 2}}},
 		{of(tensor.Float32, 2, 3, 4), 1, [][]int{{0}, {1}, {2}}},
 		{of(tensor.Float32, 2, 3, 4), 12, [][]int{{0, 1}, {2}}},
-		{of(tensor.Float32, 2, 3, 4), 20, [][]int{{0, 1, 2}}},               // exactly 20 bytes take one more
-		{of(tensor.Float32, 0, 0, 5, 0, 1), 19, [][]int{{0, 1, 2}, {3, 4}}}, // nothing weighs nothing
+		// a group of exactly 20 bytes gets another tensor
+		{of(tensor.Float32, 2, 3, 4), 20, [][]int{{0, 1, 2}}},
+		{of(tensor.Float32, 0, 0, 5, 0, 1), 19, [][]int{{0, 1, 2}, {3, 4}}}, // an empty tensor has 0 bytes
 		{append(of(tensor.Float64, 4), of(tensor.Float32, 4, 4)...), 32, [][]int{{0, 1}, {2}}},
-		{of(tensor.Float32, 1, -1, 1), 4, [][]int{{0, 1, 2}}}, // a size that is not known
+		{of(tensor.Float32, 1, -1, 1), 4, [][]int{{0, 1, 2}}}, // an unknown size
 		{nil, 8, [][]int{}},
 		{nil, 0, [][]int{{}}},
 		{of(tensor.Float32, 100, 100), packing.OnePack, [][]int{{0, 1}}},
@@ -60,7 +61,8 @@ func drawTensors(rt *rapid.T) []packing.Tensor {
 	}), 0, 20).Draw(rt, "tensors")
 }
 
-// TestGroupBySizeOfAny: every group but the last has more than the size, and not without its last tensor.
+// TestGroupBySizeOfAny checks that every group except the last is larger than the size, and is not without its last
+// tensor.
 func TestGroupBySizeOfAny(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		tensors := drawTensors(rt)
@@ -88,7 +90,8 @@ func TestGroupBySizeOfAny(t *testing.T) {
 	})
 }
 
-// TestPlan: packs hold every tensor once, of one dtype each, the last of the list first.
+// TestPlan checks that packs contain every tensor once, that each has one dtype, and that the last tensor of the list
+// is first.
 func TestPlan(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		tensors := drawTensors(rt)
@@ -137,8 +140,8 @@ func TestPlanOrder(t *testing.T) {
 	}
 }
 
-// TestChosenSize: the size of packs is never 0, grows with the total, and is no larger than half of it unless all is
-// one pack.
+// TestChosenSize checks that the size of packs is never 0, grows with the total, and is at most half of it unless there
+// is one pack only.
 func TestChosenSize(t *testing.T) {
 	for _, c := range []packing.Costs{
 		packing.MemoryCosts, packing.SharedCosts, packing.MessageCosts,

@@ -21,13 +21,13 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/shm"
 )
 
-// transports are the ways in which ranks can meet here: in memory, and by messages.
+// transports are the transports of these tests: memory, shared memory and messages.
 var transports = map[string]func(n int) []transport.Endpoint{
 	"memory": mem.New, "shared memory": shared, "messages": mem.NewPipes,
 }
 
-// shared joins ranks of this process as those of several would be: their ordinary memory is out of reach of the others,
-// where the system shares any.
+// shared connects ranks of this process like ranks of several processes: if the system has shared memory, ordinary
+// memory is unreachable for the others.
 func shared(n int) []transport.Endpoint {
 	ends := make([]transport.Endpoint, n)
 	name := fmt.Sprintf("packing-%d-%d", os.Getpid(), groups.Add(1))
@@ -61,7 +61,7 @@ func open(t testing.TB, ends []transport.Endpoint) collective.Group {
 	return g
 }
 
-// each runs f on every rank at once.
+// each runs f on every rank concurrently.
 func each(g collective.Group, f func(c collective.Communicator) error) []error {
 	errs := make([]error, len(g.Local()))
 	var wait sync.WaitGroup
@@ -92,7 +92,7 @@ func memories(tensors []packing.Tensor, rng *rand.Rand) []tensor.Memory {
 	return out
 }
 
-// TestSameBits: whatever the packs, the results have the bits that a call for each tensor gives.
+// TestSameBits checks that the results have the same bits for any packs as with a call for each tensor.
 func TestSameBits(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -217,7 +217,7 @@ func TestReduceDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// gate is a communicator that holds its calls back until they are let through.
+// gate is a communicator that delays its calls until they are released.
 type gate struct {
 	collective.Communicator
 	let chan func() // what to do before the next call; nil: nothing
@@ -230,7 +230,7 @@ func (g *gate) Start(ctx context.Context, call *collective.Call) (collective.Han
 	return g.Communicator.Start(ctx, call)
 }
 
-// TestPacksCompleteOneByOne: a pack is there while a peer has not begun the next one.
+// TestPacksCompleteOneByOne checks that a pack is complete while a peer has not begun the next one.
 func TestPacksCompleteOneByOne(t *testing.T) {
 	g := open(t, mem.New(2))
 	let := make(chan func())
@@ -252,7 +252,7 @@ func TestPacksCompleteOneByOne(t *testing.T) {
 			return err
 		}
 		for k := range r.Packs() {
-			let <- nil // only now has the peer this pack's call; it blocks before the next one
+			let <- nil // only now does the peer make this pack's call; it blocks before the next one
 			if err := r.Wait(t.Context(), k); err != nil {
 				return err
 			}
@@ -264,8 +264,8 @@ func TestPacksCompleteOneByOne(t *testing.T) {
 	}
 }
 
-// TestFirstCause: when a peer ends between two packs, those before it are there, and all later ones fail with one
-// cause.
+// TestFirstCause checks that when a peer ends between two packs, the packs before are complete and all later ones fail
+// with one cause.
 func TestFirstCause(t *testing.T) {
 	g := open(t, mem.New(2))
 	cause := errors.New("enough")
@@ -284,7 +284,7 @@ func TestFirstCause(t *testing.T) {
 		x := memories(tensors, rand.New(rand.NewPCG(3, 4)))
 		if c.Rank() == 1 {
 			if err := r.Start(t.Context(), x, x); err != nil {
-				return err // the calls are in flight; what becomes of them, Finish says
+				return err // the calls are in flight; Finish returns their result
 			}
 			if err := r.Finish(t.Context()); !errors.Is(err, cause) {
 				return fmt.Errorf("the rank that gave up: got %w, want %w", err, cause)
@@ -319,7 +319,7 @@ func TestFirstCause(t *testing.T) {
 	}
 }
 
-// TestOtherTensors: ranks whose lists differ inside of a pack learn it before anything is added.
+// TestOtherTensors checks that ranks whose lists differ inside a pack get an error before anything is added.
 func TestOtherTensors(t *testing.T) {
 	for what, change := range map[string]func(*packing.Tensor){
 		"shape": func(t *packing.Tensor) { t.Shape = []int{3, 2} },

@@ -109,8 +109,8 @@ func (h *hierarchy) reduceBetween(s *sums) {
 func (h *hierarchy) double(g group, s *sums) {
 	t := tailOf(g.size)
 	rounds := bits.Len(uint(g.size - 1))
-	meet := func(peer, lo, hi, from, to int) {
-		s.meet(h.writer, g.rank(peer), s.nodes(h.ranks(lo, hi)), s.nodes(h.ranks(from, to)))
+	exchangeWith := func(peer, lo, hi, from, to int) {
+		s.exchange(h.writer, g.rank(peer), s.nodes(h.ranks(lo, hi)), s.nodes(h.ranks(from, to)))
 	}
 	spread := func(k, holders int) {
 		if t.length(k) == 0 || g.self < g.size-t.length(k) {
@@ -131,7 +131,7 @@ func (h *hierarchy) double(g group, s *sums) {
 		switch {
 		case g.self < whole:
 			lo, from := g.self&^(block-1), (g.self^block)&^(block-1)
-			meet(g.self^block, lo, lo+block, from, from+block)
+			exchangeWith(g.self^block, lo, lo+block, from, from+block)
 		case g.size&block == 0:
 			spread(k, t.holders[k])
 		default:
@@ -139,9 +139,9 @@ func (h *hierarchy) double(g group, s *sums) {
 			switch {
 			case peer < 0:
 			case g.self < tail:
-				meet(peer, whole, tail, tail, g.size)
+				exchangeWith(peer, whole, tail, tail, g.size)
 			default:
-				meet(peer, tail, g.size, whole, tail)
+				exchangeWith(peer, tail, g.size, whole, tail)
 			}
 		}
 	}
@@ -277,9 +277,9 @@ func (s *sums) add(w *writer, node Ranks, here Span) {
 	s.at[node] = here
 }
 
-// meet exchanges sums with a rank: it has theirs, this one has mine. One sum of each that are neighbours are
-// combined in place.
-func (s *sums) meet(w *writer, peer int, mine, theirs []Ranks) {
+// exchange exchanges sums with a rank: the rank has theirs, this one has mine. If each has one sum, and the two are
+// neighbours in the tree, they are combined in place.
+func (s *sums) exchange(w *writer, peer int, mine, theirs []Ranks) {
 	if len(mine) == 1 && len(theirs) == 1 {
 		if other, parent, ok := sibling(s.size, mine[0]); ok && other == theirs[0] {
 			here := s.at[mine[0]]

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestFused: the copy of Src is removed where the next exchange combines it with received data, and nowhere else.
+// TestFused checks that the copy of Src is removed exactly where the next exchange combines it with received data.
 func TestFused(t *testing.T) {
 	span := func(b Buffer, lo, hi int) Span { return Span{Buffer: b, Lo: lo, Hi: hi} }
 	exchange := func(out, in Span, side Side) Step {
@@ -36,8 +36,8 @@ func TestFused(t *testing.T) {
 	}
 }
 
-// TestTurns: in turns every segment of both exchanges comes once, those of each in order, and one of the all-gather is
-// ready exactly when the reduce-scatter's of its number is done.
+// TestTurns checks that in turns every segment of both exchanges occurs once, those of each exchange in order, and that
+// a segment of the all-gather is ready exactly when the segment of the same number of the reduce-scatter is done.
 func TestTurns(t *testing.T) {
 	for each := 1; each < 30; each++ {
 		for lead := 1; lead <= each; lead++ {
@@ -68,7 +68,7 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// TestCarriedIsOther: plans of the table are carried out in both ways, so that their proofs are of something.
+// TestCarriedIsOther checks that both ways of execution change plans of the table, so that proving them is meaningful.
 func TestCarriedIsOther(t *testing.T) {
 	fused, turns := 0, 0
 	for _, a := range Algorithms {

@@ -156,7 +156,7 @@ type prover struct {
 	now        clock
 	entries    []int32   // by call: the time of entry
 	flags      [][]clock // by call and flag: what this rank knew when it set the flag
-	meeting    meeting   // of the Exchange at next
+	pending    pending   // of the Exchange at next
 }
 
 // domain is ranks that access each other's memory, and the flags that they set.
@@ -170,15 +170,15 @@ type syncFlag struct {
 	joined clock // what a rank knows that has awaited it
 }
 
-// meeting is a rank's progress in its current Exchange. Ranks that may block each other form a party; one of
-// them, its head, counts the halves of all members that have no peer yet.
-type meeting struct {
-	entered bool
-	out     []piece // what Out held before the step
-	entry   clock
-	head    int
-	next    int // the next one of the party, in a cycle
-	lonely  int // of the head: halves without a peer
+// pending is a rank's progress in its current Exchange. Ranks that may block each other form a set (union-find,
+// with a list of its members). Its root counts the halves of all members' exchanges that have no peer yet.
+type pending struct {
+	entered   bool
+	out       []piece // what Out held before the step
+	entry     clock
+	parent    int
+	next      int // the next one of the set, in a cycle
+	unmatched int // of the root: halves without a peer
 }
 
 // arena is memory that successive proofs reuse.
@@ -205,7 +205,7 @@ func newProof(calls []solved, s sharing, room *arena) *proof {
 	}
 	for rank := range x.ranks {
 		r := &x.ranks[rank]
-		*r = prover{memory: r.memory, now: make(clock, p.Size), meeting: meeting{out: r.meeting.out, entry: r.meeting.entry}}
+		*r = prover{memory: r.memory, now: make(clock, p.Size), pending: pending{out: r.pending.out, entry: r.pending.entry}}
 		x.begin(rank, 0)
 	}
 	return x
@@ -275,7 +275,7 @@ func (x *proof) step(rank int, s *Step) *Fault {
 	var f *Fault
 	switch s.Kind {
 	case Exchange:
-		if r.meeting.entered {
+		if r.pending.entered {
 			return nil
 		}
 		return x.enter(rank, s)
@@ -292,7 +292,7 @@ func (x *proof) step(rank int, s *Step) *Fault {
 	case Push:
 		f = x.move(rank, rank, s.In, s.To, s.Out)
 	case Copy:
-		if !x.meets(rank, s.In, s.Out) {
+		if !x.overlap(rank, s.In, s.Out) {
 			f = x.move(rank, rank, s.In, rank, s.Out)
 		}
 	case Fold:
@@ -313,76 +313,77 @@ func (x *proof) end(rank int) {
 		x.watch(rank, r.next, x.held(rank, &r.plan[r.next]))
 	}
 	r.next++
-	r.meeting.entered = false
+	r.pending.entered = false
 	x.progress = true
 }
 
-// enter makes a rank enter its Exchange and saves the current values of what it sends. If no half of its
-// party is without a peer any more, it ends the step of every member of the party.
+// enter makes a rank enter its Exchange and saves the current values of what it sends. If no half in its
+// set is without a peer any more, it ends the step of every member of the set.
 func (x *proof) enter(rank int, s *Step) *Fault {
 	r := &x.ranks[rank]
-	m := &r.meeting
-	*m = meeting{entered: true, entry: append(m.entry[:0], r.now...), out: m.out[:0], head: rank, next: rank}
+	m := &r.pending
+	*m = pending{entered: true, entry: append(m.entry[:0], r.now...), out: m.out[:0], parent: rank, next: rank}
 	if s.To >= 0 {
 		var f *Fault
 		if m.out, f = x.read(rank, rank, s.Out, m.out); f != nil {
 			return f
 		}
-		m.lonely++
+		m.unmatched++
 	}
 	if s.From >= 0 {
-		m.lonely++
+		m.unmatched++
 	}
 	r.now[rank]++
 	x.progress = true
 	if s.To >= 0 {
 		if q := &x.ranks[s.To]; q.at(r.call) && q.plan[q.next].From == rank {
-			x.unite(rank, s.To)
+			x.union(rank, s.To)
 		}
 	}
 	if s.From >= 0 {
 		if q := &x.ranks[s.From]; q.at(r.call) && q.plan[q.next].To == rank {
-			x.unite(rank, s.From)
+			x.union(rank, s.From)
 		}
 	}
-	if x.ranks[x.head(rank)].meeting.lonely > 0 {
+	if x.ranks[x.find(rank)].pending.unmatched > 0 {
 		return nil
 	}
 	return x.exchange(rank)
 }
 
 // at reports whether a rank is in an Exchange of the call.
-func (r *prover) at(call int) bool { return r.call == call && r.meeting.entered }
+func (r *prover) at(call int) bool { return r.call == call && r.pending.entered }
 
-// unite merges two parties of which two halves have been matched.
-func (x *proof) unite(a, b int) {
-	a, b = x.head(a), x.head(b)
-	m, n := &x.ranks[a].meeting, &x.ranks[b].meeting
+// union merges the sets of two ranks, of which two halves have been matched.
+func (x *proof) union(a, b int) {
+	a, b = x.find(a), x.find(b)
+	m, n := &x.ranks[a].pending, &x.ranks[b].pending
 	if a != b {
-		n.head = a
-		m.lonely += n.lonely
+		n.parent = a
+		m.unmatched += n.unmatched
 		m.next, n.next = n.next, m.next
 	}
-	m.lonely -= 2
+	m.unmatched -= 2
 }
 
-func (x *proof) head(rank int) int {
-	for m := &x.ranks[rank].meeting; m.head != rank; m = &x.ranks[rank].meeting {
-		m.head = x.ranks[m.head].meeting.head
-		rank = m.head
+// find returns the root of a rank's set, and shortens the path to it.
+func (x *proof) find(rank int) int {
+	for m := &x.ranks[rank].pending; m.parent != rank; m = &x.ranks[rank].pending {
+		m.parent = x.ranks[m.parent].pending.parent
+		rank = m.parent
 	}
 	return rank
 }
 
-// exchange lets all members of a party receive, and ends their steps.
+// exchange lets all members of a set receive, and ends their steps.
 func (x *proof) exchange(rank int) *Fault {
-	for member, first := rank, true; first || member != rank; member, first = x.ranks[member].meeting.next, false {
+	for member, first := rank, true; first || member != rank; member, first = x.ranks[member].pending.next, false {
 		if f := x.receive(member, &x.ranks[member].plan[x.ranks[member].next]); f != nil {
 			return f
 		}
 	}
 	for member := rank; ; {
-		next := x.ranks[member].meeting.next
+		next := x.ranks[member].pending.next
 		x.end(member)
 		if member = next; member == rank {
 			return nil
@@ -400,8 +401,8 @@ func (x *proof) receive(rank int, s *Step) *Fault {
 		return x.fault(rank, s.In, "rank %d sends %d elements: %v", s.From, out.length(), out)
 	}
 	r := &x.ranks[rank]
-	r.now.join(q.meeting.entry)
-	parts := q.meeting.out
+	r.now.join(q.pending.entry)
+	parts := q.pending.out
 	if s.Side != Replace {
 		at := s.In
 		if s.Own.length() > 0 {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestCheckRefuses breaks right plans in one place each; the checker has to say which and why.
+// TestCheckRefuses breaks correct plans in one place each, and checks that the checker names the place and the reason.
 func TestCheckRefuses(t *testing.T) {
 	reduce := Problem{Op: AllReduce, Size: 4, Count: 256}
 	five := Problem{Op: AllReduce, Size: 5, Count: 10}
@@ -101,7 +101,7 @@ func TestCheckRefuses(t *testing.T) {
 		{
 			"no peer", recursiveDoubling, reduce,
 			on(0, at(1, func(s *Step) { s.To = 4 })),
-			0, 1, "no peer to meet",
+			0, 1, "no peer to exchange with",
 		},
 		{
 			"over the end", recursiveDoubling, reduce,
@@ -165,7 +165,7 @@ func TestCheckRefuses(t *testing.T) {
 			1, 2, "writes memory of rank 0 that rank 0 writes at the same time",
 		},
 		{
-			"slice of nobody", direct, reduce,
+			"slice without an owner", direct, reduce,
 			on(2, at(2, func(s *Step) { s.In.Lo, s.Out.Lo = 130, 130 })),
 			0, 5, "ends with memory that was never written",
 		},
@@ -194,7 +194,7 @@ func TestCheckRefuses(t *testing.T) {
 			1, 5, "writes memory of rank 1 that rank 0 reads at the same time",
 		},
 		{
-			"pulls from nobody", direct, broadcast,
+			"pulls from no rank", direct, broadcast,
 			on(2, at(2, func(s *Step) { s.From = -1 })),
 			2, 2, "no peer of its domain to read from",
 		},
@@ -215,7 +215,7 @@ func TestCheckRefuses(t *testing.T) {
 			0, 0, "no kind of step",
 		},
 		{
-			"leaves before a peer has come", eager,
+			"leaves before a peer has arrived", eager,
 			Problem{Op: Broadcast, Size: 3, Count: 4, Stage: 4},
 			on(1, at(1, func(s *Step) { s.From = 0 })),
 			1, 3, "leaves without knowing that rank 2 has entered",
@@ -289,7 +289,7 @@ func TestCheckRefuses(t *testing.T) {
 			0, 3, "ends with 1 from element 6 on, want 1",
 		},
 		{
-			"elements that do not meet", directFrames,
+			"elements that do not overlap", directFrames,
 			Problem{Op: ReduceScatter, Size: 2, Count: 8},
 			on(0, at(1, func(s *Step) { s.Out = Span{Src, 3, 7} })),
 			1, 1, "combines element 3 of 0 with element 4 of 1",
@@ -383,7 +383,8 @@ func at(index int, f func(*Step)) func([]Step) []Step {
 	}
 }
 
-// foldFirst is the usual way with sizes that are no power of two: rank 4 joins rank 0 first, then the others double.
+// foldFirst is the usual recursive doubling for sizes that are not a power of two: rank 4 first joins rank 0, then the
+// others double.
 func foldFirst(p Problem, rank int) iter.Seq[Step] {
 	work := p.all(Work)
 	plan := []Step{duplicate(p.all(Src), work)}
@@ -393,9 +394,9 @@ func foldFirst(p Problem, rank int) iter.Seq[Step] {
 	case 0:
 		fold := receive(4, work)
 		fold.Side = Right
-		plan = append(plan, fold, meet(0, 1, work), meet(0, 2, work), send(4, work))
+		plan = append(plan, fold, combineWith(0, 1, work), combineWith(0, 2, work), send(4, work))
 	default:
-		plan = append(plan, meet(rank, rank^1, work), meet(rank, rank^2, work))
+		plan = append(plan, combineWith(rank, rank^1, work), combineWith(rank, rank^2, work))
 	}
 	return slices.Values(append(plan, duplicate(work, p.all(Dst))))
 }
@@ -403,11 +404,11 @@ func foldFirst(p Problem, rank int) iter.Seq[Step] {
 // roundTable makes each of three ranks exchange with its right neighbour first, so that none progresses.
 func roundTable(_ Problem, rank int) iter.Seq[Step] {
 	right, left := (rank+1)%3, (rank+2)%3
-	return slices.Values([]Step{meet(rank, right, Span{}), meet(rank, left, Span{})})
+	return slices.Values([]Step{combineWith(rank, right, Span{}), combineWith(rank, left, Span{})})
 }
 
-// heldUp has rank 0 send to rank 1, which at the same time sends to rank 2, which waits for rank 0 first: with frames
-// of one segment that would do.
+// heldUp makes rank 0 send to rank 1, which at the same time sends to rank 2, which first waits for rank 0. It would
+// complete with frames of one segment.
 func heldUp(_ Problem, rank int) iter.Seq[Step] {
 	switch rank {
 	case 0:
@@ -418,18 +419,18 @@ func heldUp(_ Problem, rank int) iter.Seq[Step] {
 	return slices.Values([]Step{receive(0, Span{}), receive(1, Span{})})
 }
 
-// reduceScatterInSource meets in the whole vector, of which only a part is the destination.
+// reduceScatterInSource exchanges the whole vector, of which only a part is the destination.
 func reduceScatterInSource(p Problem, rank int) iter.Seq[Step] {
-	step := meet(rank, 1-rank, p.all(Src))
+	step := combineWith(rank, 1-rank, p.all(Src))
 	lo, hi := p.Part(rank)
 	return slices.Values([]Step{duplicate(p.all(Src), p.all(Work)), step, duplicate(Span{Src, lo, hi}, first(Dst, hi-lo))})
 }
 
-// roundsOnTheWay has every rank hold its first partial sum in the destination.
+// roundsOnTheWay makes every rank store its first partial sum in the destination.
 func roundsOnTheWay(p Problem, rank int) iter.Seq[Step] {
 	work, dst := p.all(Work), p.all(Dst)
 	return slices.Values([]Step{
-		duplicate(p.all(Src), work), meet(rank, rank^1, work), duplicate(work, dst), meet(rank, rank^2, dst),
+		duplicate(p.all(Src), work), combineWith(rank, rank^1, work), duplicate(work, dst), combineWith(rank, rank^2, dst),
 		duplicate(dst, dst),
 	})
 }

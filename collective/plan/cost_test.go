@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// How much less and more than the slowest rank takes a cost may say: ranks wait for each other in ways that it does not
-// follow, a rank's part in an incomplete end may be shorter than the longest path, uneven parts are reckoned as the
-// longest. Of two rows of which one takes twice as long, the costs still say which.
+// Bounds of a cost, relative to the time of the slowest rank. Costs are approximate: they do not follow how ranks wait
+// for each other, a rank's part of an incomplete end may be shorter than the longest path, and uneven parts count as
+// the longest one. If one of two rows takes twice as long as the other, their costs still differ in the same direction.
 const (
 	costLeast = 0.9
 	costMost  = 1.6
@@ -18,7 +18,7 @@ const (
 
 var manyRanks = flag.Bool("many-ranks", false, "TestCost also predicts for 16, 31 and 33 ranks, which takes minutes")
 
-// TestCost holds each cost function against a run of the plans in virtual time.
+// TestCost compares each cost function with a run of the plans in virtual time.
 func TestCost(t *testing.T) {
 	near := Links{
 		Memory: Link{time.Microsecond, 12e9}, Host: Link{5 * time.Microsecond, 3e9},
@@ -55,7 +55,7 @@ func TestCost(t *testing.T) {
 	}
 }
 
-// costly are problems of n ranks, in one domain and in domains of four.
+// costly returns problems of n ranks, in one domain and in domains of four.
 func costly(n int) func(func(Problem) bool) {
 	return func(yield func(Problem) bool) {
 		for _, at := range placements(n)[:3] {
@@ -82,7 +82,7 @@ func costly(n int) func(func(Problem) bool) {
 	}
 }
 
-// TestDoublingSteps holds the number of exchanges that docs/algorithms.md promises.
+// TestDoublingSteps checks the number of exchanges that docs/algorithms.md states.
 func TestDoublingSteps(t *testing.T) {
 	for size, want := range map[int]int{1: 0, 2: 1, 3: 3, 4: 2, 5: 5, 6: 4, 7: 4, 8: 3, 9: 7, 12: 5, 15: 5, 16: 4, 17: 9} {
 		l := Links{Host: Link{Latency: 1}}
@@ -101,7 +101,7 @@ func TestDoublingSteps(t *testing.T) {
 	}
 }
 
-// virtual is a run of all ranks' plans in virtual time.
+// virtual executes all ranks' plans in virtual time.
 type virtual struct {
 	p     Problem
 	c     costs
@@ -122,7 +122,7 @@ func virtualTime(t *testing.T, a Algorithm, p Problem, l Links) time.Duration {
 	}
 	for rank := range v.plans {
 		if v.next[rank] != len(v.plans[rank]) {
-			t.Fatalf("%s: %v: rank %d stands still at %v", a.Name, p, rank, v.current(rank))
+			t.Fatalf("%s: %v: rank %d makes no progress at %v", a.Name, p, rank, v.current(rank))
 		}
 	}
 	return slices.Max(v.now)
@@ -135,7 +135,7 @@ func (v *virtual) current(rank int) *Step {
 	return &v.plans[rank][v.next[rank]]
 }
 
-// round takes one step of every rank that can, and reports whether one could.
+// round executes one step of every rank that can proceed, and reports whether any could.
 func (v *virtual) round() bool {
 	var ready []int
 	for rank := range v.plans {
@@ -181,17 +181,17 @@ func (v *virtual) ready(rank int) bool {
 // hasPeers reports whether the peers of a rank's exchange are in theirs: both halves of a step end at once.
 func (v *virtual) hasPeers(rank int) bool {
 	seen := map[int]bool{}
-	var stand func(rank int) bool
-	stand = func(rank int) bool {
+	var ready func(rank int) bool
+	ready = func(rank int) bool {
 		if seen[rank] {
 			return true
 		}
 		seen[rank] = true
 		s := v.current(rank)
-		return (s.To < 0 || v.current(s.To).Kind == Exchange && v.current(s.To).From == rank && stand(s.To)) &&
-			(s.From < 0 || v.current(s.From).Kind == Exchange && v.current(s.From).To == rank && stand(s.From))
+		return (s.To < 0 || v.current(s.To).Kind == Exchange && v.current(s.To).From == rank && ready(s.To)) &&
+			(s.From < 0 || v.current(s.From).Kind == Exchange && v.current(s.From).To == rank && ready(s.From))
 	}
-	return stand(rank)
+	return ready(rank)
 }
 
 func (v *virtual) awaited(rank int, s *Step) []int {

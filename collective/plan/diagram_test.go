@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// TestDiagram: of every algorithm and problem that fits it, each step starts after what it waits for, each frame has
-// one sender and one receiver, and the picture is well-formed XML that names every step.
+// TestDiagram checks, for every algorithm and every problem that it fits, that each step starts after the steps that it
+// waits for, that each frame has one sender and one receiver, and that the picture is well-formed XML that names every
+// step.
 func TestDiagram(t *testing.T) {
 	drawn := map[string]bool{}
 	for _, a := range Algorithms {

@@ -79,11 +79,11 @@ func doublingAllReduce(p Problem, rank int) iter.Seq[Step] {
 			whole := p.Size &^ (2*block - 1) // ranks in pairs of complete blocks
 			switch {
 			case rank < whole:
-				if !yield(meet(rank, rank^block, work)) {
+				if !yield(combineWith(rank, rank^block, work)) {
 					return
 				}
 			case p.Size&block != 0:
-				if peer := t.join(k, rank); peer >= 0 && !yield(meet(rank, peer, work)) {
+				if peer := t.join(k, rank); peer >= 0 && !yield(combineWith(rank, peer, work)) {
 					return
 				}
 			default:
@@ -106,8 +106,8 @@ func doublingAllReduce(p Problem, rank int) iter.Seq[Step] {
 	}
 }
 
-// meet is the step in which two ranks combine their vectors; the lower rank's is the left operand.
-func meet(rank, peer int, s Span) Step {
+// combineWith returns the step in which two ranks combine their vectors; the lower rank's is the left operand.
+func combineWith(rank, peer int, s Span) Step {
 	side := Right
 	if peer < rank {
 		side = Left

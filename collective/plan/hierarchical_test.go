@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// shaped puts ranks in domains of the sizes given, each on a separate host.
+// shaped places ranks in domains of the given sizes, each on a separate host.
 func shaped(sizes ...int) []Place {
 	var places []Place
 	for d, size := range sizes {
@@ -19,7 +19,7 @@ func shaped(sizes ...int) []Place {
 	return places
 }
 
-// shapes are domains that are nodes of the tree, those that are not, equal ones and others.
+// shapes lists sizes of domains: domains that are nodes of the tree and domains that are not, equal and unequal ones.
 var shapes = [][]int{
 	{2, 2},
 	{4, 4},
@@ -75,7 +75,7 @@ func TestHierarchicalProven(t *testing.T) {
 	}
 }
 
-// TestHierarchicalFrames holds that the frames do not depend on Private: each domain may decide for itself.
+// TestHierarchicalFrames checks that the frames do not depend on Private: each domain may decide for itself.
 func TestHierarchicalFrames(t *testing.T) {
 	frames := func(a Algorithm, p Problem, rank int) (all []string) {
 		for s := range a.Steps(p, rank) {
@@ -106,8 +106,9 @@ func TestHierarchicalFrames(t *testing.T) {
 	}
 }
 
-// TestHierarchicalMoves holds what crosses between domains in an all-reduce: with equal domains that are nodes a slice
-// a round, or 2S(m-1)/m of it, m the number of domains; with others at most as often as there are nodes in a domain.
+// TestHierarchicalMoves checks the amount of data between domains in an all-reduce. With equal domains that are nodes
+// it is a slice a round, or 2S(m-1)/m of it, where m is the number of domains; otherwise at most as many slices as a
+// domain has nodes.
 func TestHierarchicalMoves(t *testing.T) {
 	for _, c := range []struct {
 		sizes       []int
@@ -158,8 +159,8 @@ func TestHierarchicalRefuses(t *testing.T) {
 	}
 }
 
-// TestNodes holds that the nodes of some ranks are nodes, follow each other, are as few as promised, and that no two
-// are neighbours.
+// TestNodes checks that the nodes of some ranks are nodes of the tree, are consecutive, are as few as documented, and
+// that no two are neighbours.
 func TestNodes(t *testing.T) {
 	for n := 1; n <= 70; n++ {
 		s := &sums{size: n}
@@ -181,7 +182,7 @@ func TestNodes(t *testing.T) {
 	}
 }
 
-// TestHierarchicalCost holds the costs against virtual time for all shapes.
+// TestHierarchicalCost compares the costs with virtual time for all shapes.
 func TestHierarchicalCost(t *testing.T) {
 	l := Links{
 		Memory: Link{time.Microsecond, 12e9}, Host: Link{5 * time.Microsecond, 3e9},

@@ -127,13 +127,14 @@ func (r *prover) mayWrite(memory, lo, hi int) bool {
 	return true
 }
 
-// same reports whether two spans of a rank are the same elements; meet reports whether they overlap.
+// same reports whether two spans of a rank are the same elements.
 func (x *proof) same(rank int, a, b Span) bool {
 	v, w := x.ranks[rank].views[a.Buffer], x.ranks[rank].views[b.Buffer]
 	return v.memory == w.memory && v.at+a.Lo == w.at+b.Lo && a.length() == b.length()
 }
 
-func (x *proof) meets(rank int, a, b Span) bool {
+// overlap reports whether two spans of a rank have elements in common.
+func (x *proof) overlap(rank int, a, b Span) bool {
 	v, w := x.ranks[rank].views[a.Buffer], x.ranks[rank].views[b.Buffer]
 	return v.memory == w.memory && max(v.at+a.Lo, w.at+b.Lo) < min(v.at+a.Hi, w.at+b.Hi)
 }

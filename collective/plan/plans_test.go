@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestCanonical holds the tree against its definition, level by level.
+// TestCanonical compares the tree with its definition, level by level.
 func TestCanonical(t *testing.T) {
 	for n := 1; n <= 300; n++ {
 		level := make([]string, n)
@@ -31,7 +31,7 @@ func TestCanonical(t *testing.T) {
 	}
 }
 
-// TestSlice holds that slices follow each other, cover the vector, begin at cache lines and are even to one granule.
+// TestSlice checks that slices are consecutive, cover the vector, begin at cache lines and are equal up to one granule.
 func TestSlice(t *testing.T) {
 	for _, size := range []int{1, 2, 3, 7, 64, 255} {
 		for _, count := range []int{0, 1, 63, 64, 65, 1000, 64 * 255, 1_000_003} {
@@ -50,8 +50,8 @@ func TestSlice(t *testing.T) {
 	}
 }
 
-// TestTail holds that the places of a tail's ranks are a permutation, that place and rank undo each other, and that
-// some rank always holds the tail's sum.
+// TestTail checks that the places of a tail's ranks are a permutation, that place and rank are inverse to each other,
+// and that some rank always has the tail's sum.
 func TestTail(t *testing.T) {
 	for size := 1; size <= 130; size++ {
 		tails := tailOf(size)

@@ -9,8 +9,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files in testdata")
 
-// TestDraw holds the texts of some plans: a change of an algorithm shows here, and docs/algorithms.md points here.
-// Rewrite them with: go test -run TestDraw -update
+// TestDraw compares the texts of some plans with testdata, which docs/algorithms.md links to. Rewrite them with: go
+// test -run TestDraw -update
 func TestDraw(t *testing.T) {
 	for _, c := range []struct {
 		file    string

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestAlgorithmsProven proves every row of the table for every problem that it fits: all operations, all sizes to 64
-// and some beyond, all roots where they are few, several placements, counts that do not divide.
+// TestAlgorithmsProven proves every row of the table for every problem that it fits: all operations, all sizes up to 64
+// and some larger ones, all roots if they are few, several placements, and counts that do not divide evenly.
 func TestAlgorithmsProven(t *testing.T) {
 	largest := 64
 	if testing.Short() {
@@ -70,7 +70,7 @@ func (s *solved) framesOnly() bool {
 	return !s.uses(Stage)
 }
 
-// TestPlansArePure takes each plan twice, and once in part.
+// TestPlansArePure generates each plan twice, and once partially.
 func TestPlansArePure(t *testing.T) {
 	for _, a := range Algorithms {
 		for _, n := range []int{1, 2, 3, 5, 6, 8} {
@@ -121,14 +121,14 @@ func sizesToProve(largest int) [][]int {
 	return groups
 }
 
-// placed is where ranks are, and whether peers reach their sources and destinations.
+// placed is the placement of ranks, and whether peers reach their sources and destinations.
 type placed struct {
 	places  []Place
 	private bool
 }
 
-// placements are where n ranks can be: together; in domains of four, which are nodes of the tree; of three, which are
-// not; alone; in domains that grow; dealt out to two domains on one host.
+// placements returns placements of n ranks: together; in domains of four, which are nodes of the tree; of three, which
+// are not; each alone; in domains of increasing size; alternately in two domains of one host.
 func placements(n int) []placed {
 	all := []placed{{}, {private: true}}
 	if n == 1 {
@@ -161,7 +161,7 @@ func placements(n int) []placed {
 	return all
 }
 
-// operations are the calls that n ranks can make.
+// operations returns the calls that n ranks can make.
 func operations(n int) iter.Seq[Problem] {
 	return func(yield func(Problem) bool) {
 		ok := yield(Problem{Op: Barrier, Size: n})
@@ -211,7 +211,7 @@ func countsToProve(n int) []int {
 	return []int{100*n + 77}
 }
 
-// rootsToProve are all ranks where they are few, else some.
+// rootsToProve returns all ranks if they are few, else some.
 func rootsToProve(n int) []int {
 	switch {
 	case n <= 17:
@@ -228,7 +228,7 @@ func rootsToProve(n int) []int {
 	return []int{n / 3}
 }
 
-// partitions are lengths of the ranks' parts: equal ones, and ones of which some are empty and some long.
+// partitions returns lengths of the ranks' parts: equal ones, and some empty and some long ones.
 func partitions(n int) [][]int {
 	equal, uneven := make([]int, n), make([]int, n)
 	for rank := range n {

@@ -33,11 +33,11 @@ func counted(a Algorithm, p Problem) (of []moves, most moves) {
 	return of, most
 }
 
-// near reports whether elements are what they should be, but for a granule more in each of some frames.
+// near reports whether a number of elements is the expected one, up to an additional granule in each of some frames.
 func near(got, want, frames int) bool { return got <= want+frames*sliceElements }
 
-// TestRabenseifnerMoves holds the numbers of docs/algorithms.md: in powers of two 2·log2(n) steps and 2S(n-1)/n; in
-// other sizes a join of a block of 2^b into one of 2^c costs c-b+1 steps and S/2^b.
+// TestRabenseifnerMoves checks the numbers of docs/algorithms.md: for powers of two 2·log2(n) steps and 2S(n-1)/n; for
+// other sizes, joining a block of 2^b to one of 2^c costs c-b+1 steps and S/2^b.
 func TestRabenseifnerMoves(t *testing.T) {
 	const count = 64 * 7 * 9 * 11 * 64
 	for n := 2; n <= 64; n++ {
@@ -61,7 +61,7 @@ func TestRabenseifnerMoves(t *testing.T) {
 	}
 }
 
-// TestRabenseifnerPath holds how many steps lie on the longest path: those of the blocks, of the joins, the share and
+// TestRabenseifnerPath checks the number of steps on the longest path: those of the blocks, the joins, the share and
 // the all-gather.
 func TestRabenseifnerPath(t *testing.T) {
 	for size, want := range map[int]int{
@@ -79,7 +79,7 @@ func TestRabenseifnerPath(t *testing.T) {
 	}
 }
 
-// TestRabenseifnerBytes holds how many vectors lie on the longest path, as docs/algorithms.md says.
+// TestRabenseifnerBytes checks the number of vectors on the longest path that docs/algorithms.md states.
 func TestRabenseifnerBytes(t *testing.T) {
 	const count = 64 * 64 * 33 * 7 * 5 * 9
 	for size, want := range map[int]float64{
@@ -94,8 +94,8 @@ func TestRabenseifnerBytes(t *testing.T) {
 	}
 }
 
-// TestPlaces holds that places are a permutation of the members, that owners undo it, and that the parts of a slice are
-// those of its owner and of the member beyond.
+// TestPlaces checks that places are a permutation of the members, that owners is its inverse, and that the parts of a
+// slice are those of its owner and of the next member.
 func TestPlaces(t *testing.T) {
 	for n := 1; n <= 200; n++ {
 		p := Problem{Op: AllReduce, Size: n}
@@ -121,8 +121,8 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// TestDoubleTreeMoves holds that no rank sends or receives more than 5S/2 in an all-reduce, S in a broadcast, 3S/2 in a
-// reduce but for the root; and that a rank has much to do up in one tree only.
+// TestDoubleTreeMoves checks that no rank sends or receives more than 5S/2 in an all-reduce, S in a broadcast, and 3S/2
+// in a reduce except for the root; and that a rank is an inner node of one reduce tree only.
 func TestDoubleTreeMoves(t *testing.T) {
 	const count = 200_000
 	for n := 2; n <= 40; n++ {
@@ -161,8 +161,8 @@ func TestDoubleTreeMoves(t *testing.T) {
 	}
 }
 
-// TestColours holds that no rank has two arcs of one colour to send, or to receive, and that parents and children
-// agree.
+// TestColours checks that no rank sends, or receives, on two edges of one colour, and that parents and children agree
+// on the colour.
 func TestColours(t *testing.T) {
 	type end struct{ rank, colour int }
 	for n := 2; n <= 130; n++ {
@@ -203,7 +203,7 @@ func TestColours(t *testing.T) {
 	}
 }
 
-// TestRingMoves holds that every rank sends and receives S(n-1)/n for each half, in n-1 steps.
+// TestRingMoves checks that every rank sends and receives S(n-1)/n for each half, in n-1 steps.
 func TestRingMoves(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 5, 8, 13} {
 		count := 64 * n * 30
@@ -235,7 +235,7 @@ func TestRingRefusesOrder(t *testing.T) {
 	}
 }
 
-// TestReduceBroadcastMoves holds that 2(n-1) frames cross in all.
+// TestReduceBroadcastMoves checks that 2(n-1) frames are sent in total.
 func TestReduceBroadcastMoves(t *testing.T) {
 	for n := 1; n <= 40; n++ {
 		for _, p := range []Problem{{Op: AllReduce, Size: n, Count: 10}, {Op: Barrier, Size: n}} {

@@ -86,7 +86,7 @@ func (x *proof) wrongStep(rank int, s *Step) (string, Span) {
 		switch {
 		case s.Side != Left && s.Side != Right:
 			return "no side", s.In
-		case x.meets(rank, s.In, s.Out):
+		case x.overlap(rank, s.In, s.Out):
 			return "combines elements with themselves", s.Out
 		}
 		return x.wrongMove(rank, s, rank, rank)
@@ -101,10 +101,10 @@ func (x *proof) peer(rank, r int) bool { return r >= 0 && r < len(x.ranks) && r 
 func (x *proof) wrongExchange(rank int, s *Step) (string, Span) {
 	switch {
 	case s.To < 0 && s.From < 0 || s.To >= 0 && !x.peer(rank, s.To) || s.From >= 0 && !x.peer(rank, s.From):
-		return "no peer to meet", s.Out
+		return "no peer to exchange with", s.Out
 	case s.Side > Right:
 		return "no side", s.In
-	case s.To >= 0 && s.From >= 0 && x.meets(rank, s.In, s.Out) && !(x.same(rank, s.In, s.Out) && s.Side != Replace):
+	case s.To >= 0 && s.From >= 0 && x.overlap(rank, s.In, s.Out) && !(x.same(rank, s.In, s.Out) && s.Side != Replace):
 		return "receives over what it sends at the same time", s.In
 	}
 	for _, span := range []Span{s.In, s.Out, s.Own} {
@@ -124,7 +124,7 @@ func (x *proof) wrongOwn(rank int, s *Step) string {
 		return "is combined with nothing"
 	case s.Own.length() != s.In.length():
 		return fmt.Sprintf("in is %v, of another length", s.In)
-	case x.meets(rank, s.Own, s.In) && !x.same(rank, s.Own, s.In):
+	case x.overlap(rank, s.Own, s.In) && !x.same(rank, s.Own, s.In):
 		return "moves elements within one memory over themselves"
 	}
 	return ""
@@ -141,7 +141,7 @@ func (x *proof) wrongMove(rank int, s *Step, from, to int) (string, Span) {
 	if reason := x.reach(rank, to, s.Out); reason != "" {
 		return reason, s.Out
 	}
-	if from == to && x.meets(rank, s.In, s.Out) && !x.same(rank, s.In, s.Out) {
+	if from == to && x.overlap(rank, s.In, s.Out) && !x.same(rank, s.In, s.Out) {
 		return "moves elements within one memory over themselves", s.Out
 	}
 	return "", Span{}
@@ -182,7 +182,7 @@ func (x *proof) wrongCombine(rank int, s *Step) (string, Span) {
 		if owner == rank && s.Own.length() > 0 {
 			in = s.Own
 		}
-		if read && x.meets(owner, in, s.Out) && !x.same(owner, in, s.Out) {
+		if read && x.overlap(owner, in, s.Out) && !x.same(owner, in, s.Out) {
 			return "moves elements within one memory over themselves", s.Out
 		}
 	}
@@ -198,10 +198,10 @@ func (x *proof) wrongKeep(rank int, s *Step) (string, Span) {
 	if s.Own.length() > 0 {
 		in = s.Own
 	}
-	if s.Ranks.Lo <= rank && rank < s.Ranks.Hi && x.meets(rank, in, s.Keep) && !x.same(rank, in, s.Keep) {
+	if s.Ranks.Lo <= rank && rank < s.Ranks.Hi && x.overlap(rank, in, s.Keep) && !x.same(rank, in, s.Keep) {
 		return "moves elements within one memory over themselves", s.Keep
 	}
-	if (s.To == -1 || s.To == rank) && x.meets(rank, s.Out, s.Keep) {
+	if (s.To == -1 || s.To == rank) && x.overlap(rank, s.Out, s.Keep) {
 		return "keeps the result where it is written anyhow", s.Keep
 	}
 	return "", Span{}

@@ -8,9 +8,8 @@ import (
 	"time"
 )
 
-// TestWinners holds the table of docs/algorithms.md that says which row costs least, on links as they are in a data
-// centre: 25 µs and 10 Gb/s between hosts, ranks of a host in one domain. The output of a failure is the table as it
-// should be.
+// TestWinners compares the table of docs/algorithms.md that lists the algorithm of least cost, for links of a data
+// centre: 25 µs and 10 Gb/s between hosts, and ranks of a host in one domain. On failure it prints the expected table.
 func TestWinners(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/algorithms.md")
 	if err != nil {

@@ -70,7 +70,7 @@ func Run(t *testing.T, c Config) {
 		{"averages alone", testAveragesAlone},
 		{"regularisation counts once", testRegularisation},
 		{"evaluate and predict", testEvaluate},
-		{"lent batches", testLent},
+		{"lent batches", testBatchBuffers},
 		{"wrong arguments", testWrongArguments},
 		{"a model that panics", testPanic},
 		{"replicas at the same time", testConcurrent},
@@ -763,10 +763,10 @@ func testEvaluate(t *testing.T, c Config) {
 	}
 }
 
-// testLent checks that a batch in the program's memory gives the same results as any other batch, also when
+// testBatchBuffers checks that a batch in the program's memory gives the same results as any other batch, also when
 // refilled or mixed with others.
-func testLent(t *testing.T, c Config) {
-	p, ok := compile(t, c, c.Plain(1), 2, 6).(engine.Lender)
+func testBatchBuffers(t *testing.T, c Config) {
+	p, ok := compile(t, c, c.Plain(1), 2, 6).(engine.BatchBuffers)
 	if !ok {
 		t.Skip("the programs lend no batches")
 	}

@@ -8,8 +8,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// TestCentral: with Spec.Central every replica reads and writes the same variables, a step's new values are computed
-// once, and a discarded step leaves none.
+// TestCentral checks that with Spec.Central every replica reads and writes the same variables, that a step computes
+// their new values once, and that a discarded step leaves none.
 func TestCentral(t *testing.T) {
 	eachEngine(t, 3, func(t *testing.T, e engine.Engine) {
 		const replicas = 3
@@ -84,8 +84,8 @@ func TestCentral(t *testing.T) {
 	})
 }
 
-// TestCentralRefused: a device where the engine has no replica cannot keep the variables, nor can this process those of
-// others.
+// TestCentralRefused checks that the central device must be one of the engine's replicas, all of which must be in this
+// process.
 func TestCentralRefused(t *testing.T) {
 	e := openEngine(t, "go", 2)
 	for want, change := range map[string]func(s *engine.Spec){

@@ -22,8 +22,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// meeting adds up for n replicas in one process, in their order.
-type meeting struct {
+// adder adds up the contributions of n replicas in one process, in the order of replicas.
+type adder struct {
 	mu      sync.Mutex
 	changed sync.Cond
 	n, here int
@@ -34,13 +34,13 @@ type meeting struct {
 	failed  error
 }
 
-func newMeeting(n int) *meeting {
-	m := &meeting{n: n, src: make([][]*tensor.Tensor, n), names: make([][]string, n)}
+func newMeeting(n int) *adder {
+	m := &adder{n: n, src: make([][]*tensor.Tensor, n), names: make([][]string, n)}
 	m.changed.L = &m.mu
 	return m
 }
 
-func (m *meeting) sum(_ context.Context, replica int, dst, src []*tensor.Tensor, names []string) error {
+func (m *adder) sum(_ context.Context, replica int, dst, src []*tensor.Tensor, names []string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.src[replica], m.names[replica] = src, names
@@ -63,7 +63,7 @@ func (m *meeting) sum(_ context.Context, replica int, dst, src []*tensor.Tensor,
 	return m.failed
 }
 
-func (m *meeting) wait() {
+func (m *adder) wait() {
 	round := m.round
 	if m.here++; m.here == m.n {
 		m.here, m.round = 0, m.round+1
@@ -74,7 +74,7 @@ func (m *meeting) wait() {
 	}
 }
 
-func (m *meeting) fail(err error) {
+func (m *adder) fail(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.failed = err
@@ -101,8 +101,8 @@ func addTo[T float32 | float64 | int32](dst, src []T, first bool) {
 	}
 }
 
-// allGradients runs the gradients program of n replicas at once, and returns loss and gradients summed over them.
-func allGradients(p engine.Program, m *meeting, batches []engine.Batch, weightSum float64) (float64, [][]float64,
+// allGradients runs the gradients program of n replicas concurrently, and returns loss and gradients summed over them.
+func allGradients(p engine.Program, m *adder, batches []engine.Batch, weightSum float64) (float64, [][]float64,
 	error,
 ) {
 	out, errs := make([]engine.Gradients, len(batches)), make([]error, len(batches))
@@ -131,7 +131,7 @@ func allGradients(p engine.Program, m *meeting, batches []engine.Batch, weightSu
 	return loss, sums, nil
 }
 
-// entangled is a model whose every value depends on all replicas, by all-reduces behind and beside each other.
+// entangled is a model in which every value depends on all replicas, by all-reduces in sequence and in parallel.
 func entangled(s *model.Scope, in []*graph.Node) []*graph.Node {
 	x := in[0]
 	g, d := x.Graph(), x.DType()
@@ -158,7 +158,7 @@ func entangledModel() *gomlx.Model {
 	}
 }
 
-func entangledSpec(e engine.Engine, d tensor.DType, m *meeting) engine.Spec {
+func entangledSpec(e engine.Engine, d tensor.DType, m *adder) engine.Spec {
 	return engine.Spec{
 		Rows: 3, Inputs: []engine.Feature{{DType: d, Shape: []int{3}}}, Labels: []engine.Feature{{DType: d}},
 		Devices: e.Devices()[:m.n], Sum: m.sum,
@@ -183,7 +183,7 @@ func entangledBatches(d tensor.DType, n int) []engine.Batch {
 	return list
 }
 
-// TestAllReduceGradient holds the gradient through all-reduces against differences of the loss.
+// TestAllReduceGradient compares the gradient through all-reduces with differences of the loss.
 func TestAllReduceGradient(t *testing.T) {
 	for _, c := range []struct {
 		dtype      tensor.DType
@@ -207,8 +207,8 @@ func TestAllReduceGradient(t *testing.T) {
 	}
 }
 
-// holdGradient holds every gradient of p against differences of the loss over steps of h.
-func holdGradient(t *testing.T, p engine.Program, m *meeting, batches []engine.Batch, weightSum, h, tolerance float64) {
+// holdGradient compares every gradient of p with differences of the loss over steps of h.
+func holdGradient(t *testing.T, p engine.Program, m *adder, batches []engine.Batch, weightSum, h, tolerance float64) {
 	t.Helper()
 	_, gradients, err := allGradients(p, m, batches, weightSum)
 	if err != nil {
@@ -248,7 +248,7 @@ func holdGradient(t *testing.T, p engine.Program, m *meeting, batches []engine.B
 	t.Logf("gradients are off by %.1e at most", largest)
 }
 
-// TestAllReduceBits: the same bits in every run, and on every replica.
+// TestAllReduceBits checks that the bits are the same in every run, and on every replica.
 func TestAllReduceBits(t *testing.T) {
 	eachEngine(t, 2, func(t *testing.T, e engine.Engine) {
 		var first string
@@ -268,7 +268,7 @@ func TestAllReduceBits(t *testing.T) {
 	})
 }
 
-// TestAllReduceFails: an error of the sum ends Gradients with it, and the next step works.
+// TestAllReduceFails checks that an error of the sum ends Gradients with that error, and that the next step works.
 func TestAllReduceFails(t *testing.T) {
 	eachEngine(t, 2, func(t *testing.T, e engine.Engine) {
 		m, broken, left := newMeeting(2), errors.New("the link is down"), 0
@@ -296,7 +296,7 @@ func TestAllReduceFails(t *testing.T) {
 	})
 }
 
-// TestAllReduceMistakes: what cannot be is an error that says what would be right.
+// TestAllReduceMistakes checks the errors for invalid uses.
 func TestAllReduceMistakes(t *testing.T) {
 	e := openEngine(t, "go", 2)
 	with := func(f func(s *model.Scope, x *graph.Node) *graph.Node) *gomlx.Model {
@@ -340,7 +340,7 @@ func TestAllReduceMistakes(t *testing.T) {
 		}
 	}
 
-	// Without a sum one replica needs none, and x is what comes back.
+	// One replica needs no sum: the result is x.
 	alone := spec
 	alone.Sum, alone.Devices = nil, alone.Devices[:1]
 	p := compile(t, with(func(_ *model.Scope, x *graph.Node) *graph.Node { return gomlx.AllReduce(x, gomlx.Sum) }), e,
@@ -391,7 +391,7 @@ func TestAllReduceIntegers(t *testing.T) {
 	})
 }
 
-// syncModel normalises in[0]·a over all replicas, and then what a dense layer makes of it.
+// syncModel normalises in[0]·a over all replicas, and then the outputs of a dense layer.
 func syncModel() *gomlx.Model {
 	m := entangledModel()
 	m.Forward = func(s *model.Scope, in []*graph.Node) []*graph.Node {
@@ -409,8 +409,8 @@ func syncModel() *gomlx.Model {
 	return m
 }
 
-// TestSyncBatchNormGradient holds the gradient through two synchronised normalisations against differences, with
-// padding, and a replica that has nothing else.
+// TestSyncBatchNormGradient compares the gradient through two synchronised normalisations with differences, with
+// padding, and with a replica that has only padding.
 func TestSyncBatchNormGradient(t *testing.T) {
 	eachEngine(t, 3, func(t *testing.T, e engine.Engine) {
 		m := newMeeting(3)
@@ -422,7 +422,7 @@ func TestSyncBatchNormGradient(t *testing.T) {
 	})
 }
 
-// TestSyncBatchNormFarFromZero: the variance of numbers around 10,000 does not cancel in float32.
+// TestSyncBatchNormFarFromZero checks that the variance of numbers around 10,000 has no cancellation in float32.
 func TestSyncBatchNormFarFromZero(t *testing.T) {
 	eachEngine(t, 2, func(t *testing.T, e engine.Engine) {
 		far := entangledModel()

@@ -10,7 +10,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// TestAllReduceWithoutSharedMemory: where host and device share no memory, operands and sums are copied.
+// TestAllReduceWithoutSharedMemory checks that operands and sums are copied if host and device share no memory.
 func TestAllReduceWithoutSharedMemory(t *testing.T) {
 	needXLA(t)
 	e, err := gomlx.OpenXLA(gomlx.Staged(gomlx.XLAOptions{Devices: 2}))

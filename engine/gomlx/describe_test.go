@@ -19,11 +19,11 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// constants are what is no variable in a model: each choice makes another program.
+// constants are values in a model that are not variables. Each choice makes a different program.
 type constants struct {
 	dropout, scale, l2, beta, decay, clip float64
 	tanh, inference, another              bool
-	table                                 []float32 // too long to be written down
+	table                                 []float32 // too long to be printed
 	loop, step                            int
 }
 
@@ -85,8 +85,8 @@ func (c constants) describe(t *testing.T, e engine.Engine) []string {
 	return compile(t, c.model(), e, s).(engine.Described).Describe()
 }
 
-// TestDescribe: equal models have equal descriptions, however often they are built, and every constant that decides
-// what a model computes makes another one, which shows where they part.
+// TestDescribe checks that equal models have equal descriptions, however often they are built, and that every constant
+// that a model's result depends on changes the description, which shows the first difference.
 func TestDescribe(t *testing.T) {
 	eachEngine(t, 2, func(t *testing.T, e engine.Engine) {
 		want := someConstants().describe(t, e)

@@ -12,7 +12,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// TestEnginesAgree holds that the models of this repository, whose layers are built differently for each engine, have
+// TestEnginesAgree checks that the models of this repository, whose layers are built differently for each engine, have
 // the same loss and gradients on all, and on one engine with other dtypes than float32.
 func TestEnginesAgree(t *testing.T) {
 	for _, test := range []struct {
@@ -41,7 +41,7 @@ func TestEnginesAgree(t *testing.T) {
 				x := b.Inputs[0].Reshape(append([]int{rows}, test.shape...)...)
 				if dtype == tensor.Float64 {
 					x = tensor.From(x.Float64s(), x.Shape()...)
-					for i, v := range p.Parameters() { // random numbers of other widths are others
+					for i, v := range p.Parameters() { // random numbers of other widths differ
 						if err := p.Write(0, i, tensor.From(fixed(i, v), v.Shape...)); err != nil {
 							t.Fatal(err)
 						}

@@ -22,7 +22,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// TestCompileExplains: what GoMLX words for its own users is an error of Compile that says what to write instead.
+// TestCompileExplains checks that errors which GoMLX words for its own users become errors of Compile that name the
+// fix.
 func TestCompileExplains(t *testing.T) {
 	e := openEngine(t, "go", 1)
 	flat := func(x *graph.Node) *graph.Node { return graph.Reshape(x, x.Shape().Dim(0), -1) }
@@ -91,7 +92,8 @@ func TestCompileExplains(t *testing.T) {
 	}
 }
 
-// TestHalfOnGo: layers of float16 and bfloat16 train on the Go engine, to the loss and about the gradients of float32.
+// TestHalfOnGo checks that layers of float16 and bfloat16 train on the Go engine, to the loss and about the gradients
+// of float32.
 func TestHalfOnGo(t *testing.T) {
 	e := openEngine(t, "go", 1)
 	forward := func(d dtypes.DType) func(*model.Scope, []*graph.Node) []*graph.Node {
@@ -177,7 +179,7 @@ func TestHalfOnGo(t *testing.T) {
 	}
 }
 
-// TestInspector: the losses of the rows, and what labels must be.
+// TestInspector checks the losses of the rows, and the conditions on labels.
 func TestInspector(t *testing.T) {
 	eachEngine(t, 1, func(t *testing.T, e engine.Engine) {
 		m := &gomlx.Model{
@@ -223,7 +225,7 @@ func TestInspector(t *testing.T) {
 	})
 }
 
-// TestFunctionsOnGo: operations that take functions work on the Go engine.
+// TestFunctionsOnGo checks that operations that take functions work on the Go engine.
 func TestFunctionsOnGo(t *testing.T) {
 	e := openEngine(t, "go", 1)
 	forward := func(s *model.Scope, in []*graph.Node) []*graph.Node {

@@ -15,7 +15,7 @@ func Staged(o XLAOptions) XLAOptions {
 // ComputeBackend returns the compute backend of an engine.
 func ComputeBackend(e engine.Engine) compute.Backend { return e.(*backend).Backend }
 
-// Versions is what descriptions say of the modules that compute.
+// Versions returns the part of a description that lists the versions of the modules that compute.
 var Versions = map[string]string{
 	"github.com/gomlx/gomlx": gomlxVersion, "github.com/gomlx/compute": computeVersion,
 	"github.com/gomlx/go-xla": goXLAVersion,

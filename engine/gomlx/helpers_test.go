@@ -13,7 +13,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// eachEngine runs a test on the Go engine, and on XLA where this build has it and the plugin is set.
+// eachEngine runs a test on the Go engine, and on XLA if this build contains it and the plugin is set.
 func eachEngine(t *testing.T, devices int, f func(t *testing.T, e engine.Engine)) {
 	t.Helper()
 	for _, name := range gomlx.Names {
@@ -82,7 +82,7 @@ func ones(n int) []float32 {
 	return w
 }
 
-// share gives rows [lo, hi) of a batch to n replicas of per rows each, padded with weight 0.
+// share splits rows [lo, hi) of a batch over n replicas of per rows each, padded with weight 0.
 func share(b engine.Batch, lo, hi, per, n int) []engine.Batch {
 	list := make([]engine.Batch, n)
 	for i := range list {
@@ -102,7 +102,7 @@ func share(b engine.Batch, lo, hi, per, n int) []engine.Batch {
 	return list
 }
 
-// trainStep runs one step on all replicas at the same time; the gradients are added up in the order of replicas.
+// trainStep runs one step on all replicas concurrently. The gradients are added in the order of replicas.
 func trainStep(t testing.TB, p engine.Program, batches []engine.Batch, weightSum float64) float64 {
 	t.Helper()
 	g := make([]engine.Gradients, len(batches))
@@ -175,7 +175,7 @@ func variable(t testing.TB, p engine.Program, name string) int {
 	return -1
 }
 
-// toGoMLX copies a tensor into one of GoMLX's.
+// toGoMLX copies a tensor into a GoMLX tensor.
 func toGoMLX(t *testing.T, x *tensor.Tensor) *tensors.Tensor {
 	t.Helper()
 	switch x.DType() {

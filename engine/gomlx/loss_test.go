@@ -28,7 +28,7 @@ func asGiven(l gomlx.Loss, metrics ...gomlx.Metric) *gomlx.Model {
 	}
 }
 
-// TestLossesAndMetrics holds them against the formulas in plain Go, with weights.
+// TestLossesAndMetrics compares losses and metrics with the formulas in plain Go, with weights.
 func TestLossesAndMetrics(t *testing.T) {
 	sigmoid := func(z float64) float64 { return 1 / (1 + math.Exp(-z)) }
 	logSoftmax := func(z []float64, i int) float64 {
@@ -194,7 +194,7 @@ func TestLossesAndMetrics(t *testing.T) {
 	}
 }
 
-// setLabel gives element i a value that every kind of label may have.
+// setLabel sets element i to a value that every kind of label may have.
 func setLabel(y *tensor.Tensor, i int) {
 	switch y.DType() {
 	case tensor.Int32:
@@ -208,7 +208,7 @@ func setLabel(y *tensor.Tensor, i int) {
 	}
 }
 
-// TestLargeLogits holds that losses do not overflow.
+// TestLargeLogits checks that losses do not overflow.
 func TestLargeLogits(t *testing.T) {
 	for name, l := range map[string]gomlx.Loss{
 		"sparse": gomlx.SparseCategoricalCrossEntropyLogits,
@@ -238,8 +238,8 @@ func TestLargeLogits(t *testing.T) {
 	}
 }
 
-// TestUnknownLabels holds that a label that is no class shows in the loss, and that an example of weight 0 does not
-// count, whatever its loss is.
+// TestUnknownLabels checks that a label that is no class is visible in the loss, and that an example of weight 0 does
+// not count, whatever its loss is.
 func TestUnknownLabels(t *testing.T) {
 	eachEngine(t, 1, func(t *testing.T, e engine.Engine) {
 		p := compile(t, asGiven(gomlx.SparseCategoricalCrossEntropyLogits, gomlx.SparseCategoricalAccuracy()), e,
@@ -270,7 +270,7 @@ func TestUnknownLabels(t *testing.T) {
 	})
 }
 
-// TestHalfWidth holds that a model of half width is trained by float32 sums: 301 examples are counted as such, and the
+// TestHalfWidth checks that a model of half width is trained by float32 sums: 301 examples are counted as such, and the
 // coefficients of Adam, which half width would round to 1, give finite steps.
 func TestHalfWidth(t *testing.T) {
 	for _, dtype := range []tensor.DType{tensor.Float16, tensor.BFloat16} {
@@ -327,7 +327,7 @@ func TestHalfWidth(t *testing.T) {
 	}
 }
 
-// TestLossErrors holds that labels that do not fit are refused with both shapes.
+// TestLossErrors checks that labels that do not fit are refused with both shapes.
 func TestLossErrors(t *testing.T) {
 	e := openEngine(t, "go", 1)
 	for _, test := range []struct {

@@ -30,7 +30,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// dense is a model of one dense layer, around which tests put what they are about.
+// dense is a model of one dense layer, which tests change.
 func dense(around func(s *model.Scope, x *graph.Node) *graph.Node) *gomlx.Model {
 	return &gomlx.Model{
 		Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node {
@@ -45,7 +45,7 @@ func dense(around func(s *model.Scope, x *graph.Node) *graph.Node) *gomlx.Model 
 	}
 }
 
-// onlyLoss is an optimizer that cannot take gradients from elsewhere.
+// onlyLoss is an optimizer that cannot take given gradients.
 type onlyLoss struct{ optimizer.Interface }
 
 func (onlyLoss) UpdateGraph(*model.Scope, *graph.Graph, *graph.Node) {}
@@ -159,7 +159,8 @@ func TestOpenByName(t *testing.T) {
 	}
 }
 
-// TestErrorsSayWhere holds that a mistake in a model function is reported with its file and line, whoever notices it.
+// TestErrorsSayWhere checks that a mistake in a model function is reported with its file and line, whichever package
+// detects it.
 func TestErrorsSayWhere(t *testing.T) {
 	e := openEngine(t, "go", 1)
 	var line int
@@ -206,7 +207,7 @@ func TestErrorsSayWhere(t *testing.T) {
 	}
 }
 
-// TestErrorsOutsideTheUsersCode holds that no place is named where the user's code did not panic.
+// TestErrorsOutsideTheUsersCode checks that no place is named where the user's code did not panic.
 func TestErrorsOutsideTheUsersCode(t *testing.T) {
 	e := openEngine(t, "go", 1)
 	m := dense(nil)
@@ -220,7 +221,7 @@ func TestErrorsOutsideTheUsersCode(t *testing.T) {
 	}
 }
 
-// TestAccidentsSayWhere holds that a panic inside the backend, which says nothing by itself, names the function, and
+// TestAccidentsSayWhere checks that a panic inside the backend, whose message names no place, names the function, and
 // that the program can be used afterwards. XLA moves the index to the nearest row.
 func TestAccidentsSayWhere(t *testing.T) {
 	e := openEngine(t, "go", 1)
@@ -247,8 +248,8 @@ func TestAccidentsSayWhere(t *testing.T) {
 	trainStep(t, p, []engine.Batch{b}, 4)
 }
 
-// TestOutputsThatAreArguments has programs that return their arguments, one result twice, and constants: no result may
-// share the memory of what the next call writes.
+// TestOutputsThatAreArguments checks programs that return their arguments, one result twice, and constants: no result
+// may share memory that the next call writes.
 func TestOutputsThatAreArguments(t *testing.T) {
 	m := dense(nil)
 	m.Forward = func(s *model.Scope, in []*graph.Node) []*graph.Node {
@@ -302,7 +303,7 @@ func TestOutputsThatAreArguments(t *testing.T) {
 	})
 }
 
-// TestVersions holds that the versions that an engine's description names are those of go.mod.
+// TestVersions checks that the versions that an engine's description names are those of go.mod.
 func TestVersions(t *testing.T) {
 	mod, err := os.ReadFile(filepath.Join("..", "..", "go.mod"))
 	if err != nil {
@@ -315,7 +316,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestInitialValuesAreTheHosts holds that engines start from the same bits, also with initialisers of the user's.
+// TestInitialValuesAreTheHosts checks that engines start from the same bits, also with initialisers of the user's.
 func TestInitialValuesAreTheHosts(t *testing.T) {
 	m := dense(func(s *model.Scope, x *graph.Node) *graph.Node {
 		x = layers.Dense(s.In("glorot").WithInitializer(initializer.GlorotUniformFn(s)), x, true, 7)
@@ -353,7 +354,7 @@ func TestRolesOfVariables(t *testing.T) {
 		g := x.Graph()
 		scale := s.VariableWithValue("scale", float32(2)).SetTrainable(false) // never changes
 		x = graph.Mul(x, scale.NodeValue(g))
-		count := s.VariableWithValue("count", int64(0)) // an integer is no parameter, whatever it says
+		count := s.VariableWithValue("count", int64(0)) // an integer is no parameter, although it is marked as trainable
 		if s.IsTraining(g) {
 			count.SetNodeValue(graph.OnePlus(count.NodeValue(g)))
 			x = layers.DropoutStatic(s, x, 0.5)
@@ -392,7 +393,7 @@ func TestRolesOfVariables(t *testing.T) {
 	}
 }
 
-// TestMisusePanics holds that methods without an error refuse replicas that are not there by a panic that says so.
+// TestMisusePanics checks that methods without an error panic for replicas that do not exist, with this reason.
 func TestMisusePanics(t *testing.T) {
 	e := openEngine(t, "go", 1)
 	p := compile(t, dense(nil), e, features(e, 4, 5))
@@ -410,7 +411,7 @@ func TestMisusePanics(t *testing.T) {
 	}
 }
 
-// TestLearningRateCanBeWritten holds that the learning rate is a variable that the next step reads.
+// TestLearningRateCanBeWritten checks that the learning rate is a variable that the next step reads.
 func TestLearningRateCanBeWritten(t *testing.T) {
 	e := openEngine(t, "go", 1)
 	p := compile(t, dense(nil), e, features(e, 4, 5))
@@ -455,7 +456,7 @@ func TestSGDDecays(t *testing.T) {
 	}
 }
 
-// TestHooksMakeOnePack holds that per-step updates of layers run in one apply program, after the optimizer.
+// TestHooksMakeOnePack checks that per-step updates of layers run in one apply program, after the optimizer.
 func TestHooksMakeOnePack(t *testing.T) {
 	m := dense(nil)
 	m.Params = map[string]any{"l1_regularization": 10.0}
@@ -473,7 +474,7 @@ func TestHooksMakeOnePack(t *testing.T) {
 	}
 }
 
-// TestParamsInScopes holds that a hyperparameter with a path applies to that scope only.
+// TestParamsInScopes checks that a hyperparameter with a path applies to that scope only.
 func TestParamsInScopes(t *testing.T) {
 	e := openEngine(t, "go", 1)
 	loss := func(params map[string]any) float64 {
@@ -493,7 +494,8 @@ func TestParamsInScopes(t *testing.T) {
 	}
 }
 
-// TestDiscardAfterAFailureInside injects failures where a step can fail, and wants the old values.
+// TestDiscardAfterAFailureInside injects failures where a step can fail, and checks that variables keep their old
+// values.
 func TestDiscardAfterAFailureInside(t *testing.T) {
 	e := openEngine(t, "go", 1)
 	p := compile(t, dense(nil), e, features(e, 4, 5))
@@ -543,8 +545,8 @@ func TestDiscardAfterAFailureInside(t *testing.T) {
 	}
 }
 
-// TestStepsLeaveNoGarbage holds that the memory of outputs is used again: GoMLX's trainer leaves all of it to the
-// garbage collector.
+// TestStepsLeaveNoGarbage checks that the memory of outputs is reused: GoMLX's trainer leaves all of it to the garbage
+// collector.
 func TestStepsLeaveNoGarbage(t *testing.T) {
 	if race.Enabled {
 		t.Skip("sync.Pool drops items at random under the race detector")
@@ -581,8 +583,8 @@ func TestStepsLeaveNoGarbage(t *testing.T) {
 	}
 }
 
-// TestRandomInInference checks that a model that is also random in inference is evaluated identically each
-// time, whatever a step before it drew.
+// TestRandomInInference checks that a model that is also random in inference is evaluated identically each time,
+// whatever random numbers an earlier step drew.
 func TestRandomInInference(t *testing.T) {
 	eachEngine(t, 1, func(t *testing.T, e engine.Engine) {
 		p := compile(t, dense(func(s *model.Scope, x *graph.Node) *graph.Node {
@@ -614,9 +616,9 @@ func TestRandomInInference(t *testing.T) {
 	})
 }
 
-// TestGradientsDoNotOverlap checks that gradients do not overlap, so that they can be written to, although the
-// backends could give one value for several of them, or a constant: gradients of parameters that are used
-// alike, that are not used, and that are the weights themselves.
+// TestGradientsDoNotOverlap checks that gradients do not overlap, so that they can be written to, even if the backends
+// could return one value for several of them, or a constant: gradients of parameters that are used alike, that are
+// unused, and that are the weights themselves.
 func TestGradientsDoNotOverlap(t *testing.T) {
 	const rows, classes = 4, 3
 	m := dense(func(s *model.Scope, x *graph.Node) *graph.Node {
@@ -709,7 +711,7 @@ func TestManyProductsAtOnce(t *testing.T) {
 	}
 }
 
-// TestNothingOnStandardOutput holds that the engine leaves standard output to the program.
+// TestNothingOnStandardOutput checks that the engine leaves standard output to the program.
 func TestNothingOnStandardOutput(t *testing.T) {
 	old := os.Stdout
 	r, w, err := os.Pipe()

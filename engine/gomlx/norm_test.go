@@ -29,8 +29,9 @@ func setHalf(t *tensor.Tensor, i int, x float64) float64 {
 	return float64(h.Float32())
 }
 
-// TestBatchNormOfHalfWidth: batch normalization of float16 and bfloat16 counts and sums in float32, over more elements
-// than half width can count, and in many steps its moving averages come to the batch's mean and variance.
+// TestBatchNormOfHalfWidth checks that batch normalization of float16 and bfloat16 counts and sums in float32, over
+// more elements than half width can count, and that its moving averages reach the batch's mean and variance after many
+// steps.
 func TestBatchNormOfHalfWidth(t *testing.T) {
 	const rows, channels, replicas = 60, 2, 2
 	norms := map[string]func(*model.Scope, *graph.Node) *graph.Node{"own": layer.BatchNorm, "sync": layer.SyncBatchNorm}

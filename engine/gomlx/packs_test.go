@@ -16,7 +16,7 @@ import (
 	"github.com/lockstep-ml/lockstep/engine/gomlx/layer"
 )
 
-// joining is SGD of gradients that something else has made of the model's.
+// joining is SGD with gradients that another function has computed from the model's.
 type joining struct {
 	optimizer.Interface
 	join func(gradients []*graph.Node) []*graph.Node
@@ -45,8 +45,8 @@ func clipped(norm float64) func(gradients []*graph.Node) []*graph.Node {
 	}
 }
 
-// TestPacksOfJoiningOptimizers: an optimizer that looks at several gradients at once gets all of them, whatever
-// Model.Packs asks for; one that does not is compiled in packs.
+// TestPacksOfJoiningOptimizers checks that an optimizer that reads several gradients at once gets all of them, whatever
+// Model.Packs is, and that another optimizer is compiled in packs.
 func TestPacksOfJoiningOptimizers(t *testing.T) {
 	sgd := func() optimizer.Interface {
 		return optimizer.StochasticGradientDescent().WithDecay(false).WithLearningRate(0.5)

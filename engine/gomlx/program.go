@@ -45,12 +45,12 @@ type program struct {
 }
 
 var (
-	_ engine.Lender    = (*program)(nil)
-	_ engine.InPlace   = (*program)(nil)
-	_ engine.Central   = (*program)(nil)
-	_ engine.Scheduled = (*program)(nil)
-	_ engine.Described = (*program)(nil)
-	_ engine.Inspector = (*program)(nil)
+	_ engine.BatchBuffers = (*program)(nil)
+	_ engine.InPlace      = (*program)(nil)
+	_ engine.Central      = (*program)(nil)
+	_ engine.Scheduled    = (*program)(nil)
+	_ engine.Described    = (*program)(nil)
+	_ engine.Inspector    = (*program)(nil)
 )
 
 // open creates the replicas, all with the same initial values.
@@ -146,7 +146,7 @@ func (p *program) Packs() int { return len(p.packs) }
 // Pack implements [engine.Program].
 func (p *program) Pack(parameter int) int { return p.packOf[parameter] }
 
-// NewBatch implements [engine.Lender].
+// NewBatch implements [engine.BatchBuffers].
 func (p *program) NewBatch(replica int) (engine.Batch, error) {
 	r, err := p.replica(replica)
 	if err != nil {

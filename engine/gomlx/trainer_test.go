@@ -24,8 +24,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// TestEqualsGoMLXTrainer holds that one replica with the whole batch computes, bit for bit, what GoMLX's own trainer
-// does: parameters, optimizer's state, moving averages.
+// TestEqualsGoMLXTrainer checks that one replica with the whole batch computes the same bits as GoMLX's own trainer:
+// parameters, optimizer's state, moving averages.
 func TestEqualsGoMLXTrainer(t *testing.T) {
 	plain := func(s *model.Scope, in []*graph.Node) []*graph.Node {
 		x := activation.Relu(layers.Dense(s.In("one"), in[0], true, 16))
@@ -138,13 +138,13 @@ func compareWithTrainer(t *testing.T, e engine.Engine, m *gomlx.Model, opt optim
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !same { // said outside of ConstBytes, which holds the lock that printing takes
+		if !same { // logged outside of ConstBytes, which holds the lock that printing needs
 			t.Errorf("%s differs after %d steps: %v, GoMLX's %v", v.Name, steps, ours, theirs.MustValue())
 		}
 	}
 }
 
-// loader gives variables their first values, for model.Store.
+// loader sets the first values of variables, for model.Store.
 type loader map[string]*tensors.Tensor
 
 func (l loader) LoadVariable(_ *model.Store, path string) (*tensors.Tensor, bool) {
@@ -158,8 +158,8 @@ func (l loader) DeleteVariable(_ *model.Store, path string) error {
 	return nil
 }
 
-// TestReplicasAgree trains one model as 1, 2 and 3 replicas over batches that do not divide, the last of each epoch
-// partial, and wants the same weights but for rounding.
+// TestReplicasAgree trains one model as 1, 2 and 3 replicas over batches that do not divide evenly, the last of each
+// epoch partial, and wants the same weights up to rounding.
 func TestReplicasAgree(t *testing.T) {
 	const rows, global, features, epochs = 290, 100, 20, 10 // 3 steps an epoch
 	data := randomBatch(1, rows, features, 5)

@@ -13,10 +13,10 @@ var last = regexp.MustCompile(`(?m)^(\d+) steps, weights ([0-9a-f]{64})$`)
 
 // A training that stopped in the middle and was restarted ends with the weights of an uninterrupted one.
 func TestProgram(t *testing.T) {
-	disturbed, undisturbed := t.TempDir(), t.TempDir()
-	first := last.FindStringSubmatch(exampletest.Run(t, "-dir", disturbed, "-steps", "130"))
-	second := last.FindStringSubmatch(exampletest.Run(t, "-dir", disturbed))
-	whole := last.FindStringSubmatch(exampletest.Run(t, "-dir", undisturbed))
+	interrupted, uninterrupted := t.TempDir(), t.TempDir()
+	first := last.FindStringSubmatch(exampletest.Run(t, "-dir", interrupted, "-steps", "130"))
+	second := last.FindStringSubmatch(exampletest.Run(t, "-dir", interrupted))
+	whole := last.FindStringSubmatch(exampletest.Run(t, "-dir", uninterrupted))
 	if first == nil || second == nil || whole == nil {
 		t.Fatalf("a run printed no hash: %v, %v, %v", first, second, whole)
 	}

@@ -67,7 +67,7 @@ func ncclVersion(handle uintptr) (string, error) {
 		return "", fmt.Errorf("ncclGetVersion returned %d", code)
 	}
 	if version <= 0 {
-		return "", errors.New("ncclGetVersion tells no version")
+		return "", errors.New("ncclGetVersion returned no version")
 	}
 	return ncclNumber(int(version)), nil
 }

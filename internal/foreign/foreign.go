@@ -48,9 +48,10 @@ var kinds = map[string]kind{
 // Names returns the names that [Find] knows.
 func Names() []string { return []string{"mpi", "nccl", "cuda"} }
 
-// Find loads the library of that name ("mpi", "nccl", "cuda") and asks its version. It looks where LOCKSTEP_MPI,
-// LOCKSTEP_NCCL or LOCKSTEP_CUDART says, else where the system's loader looks; of several MPIs it takes the one whose
-// launcher has started this process, as far as that shows. The library stays loaded.
+// Find loads the library of that name ("mpi", "nccl", "cuda") and queries its version. It loads the file that
+// LOCKSTEP_MPI, LOCKSTEP_NCCL or LOCKSTEP_CUDART names, else searches where the system's loader does. Of several MPI
+// libraries it prefers the one whose launcher has started this process, if that can be detected. The library remains
+// loaded.
 func Find(name string) (Library, error) {
 	k, ok := kinds[name]
 	if !ok {
@@ -58,7 +59,7 @@ func Find(name string) (Library, error) {
 	}
 	files := slices.Clone(k.files)
 	if _, hydra := os.LookupEnv("PMI_RANK"); hydra && os.Getenv("OMPI_COMM_WORLD_SIZE") == "" {
-		// Started by the launcher of MPICH and its kin: theirs come first.
+		// Started by the launcher of MPICH or a library derived from it: try these libraries first.
 		slices.SortStableFunc(files, func(a, b string) int { return openMPIs(a) - openMPIs(b) })
 	}
 	if path := os.Getenv(k.variable); path != "" {

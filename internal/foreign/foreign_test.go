@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestFind loads libraries that the test makes, with the functions that the real ones have.
+// TestFind loads libraries that the test builds, with the functions of the real ones.
 func TestFind(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("builds its libraries with the C compiler of Linux")
@@ -32,7 +32,7 @@ func TestFind(t *testing.T) {
 	}
 	const mpi = `#include <string.h>
 int MPI_Get_library_version(char *v, int *n) { strcpy(v, "Test MPI 9.8, made here\nsecond line"); *n = 30; return 0; }`
-	for _, test := range []struct{ name, variable, source, version, says string }{
+	for _, test := range []struct{ name, variable, source, version, text string }{
 		{"mpi", "LOCKSTEP_MPI", mpi, "Test MPI 9.8, made here", ""},
 		{
 			"mpi", "LOCKSTEP_MPI", `int MPI_Get_library_version(char *v, int *n) { return 3; }`, "",
@@ -41,14 +41,14 @@ int MPI_Get_library_version(char *v, int *n) { strcpy(v, "Test MPI 9.8, made her
 		{"mpi", "LOCKSTEP_MPI", `int other;`, "", "MPI_Get_library_version"},
 		{"nccl", "LOCKSTEP_NCCL", `int ncclGetVersion(int *v) { *v = 22005; return 0; }`, "2.20.5", ""},
 		{"nccl", "LOCKSTEP_NCCL", `int ncclGetVersion(int *v) { return 2; }`, "", "ncclGetVersion returned 2"},
-		{"nccl", "LOCKSTEP_NCCL", `int ncclGetVersion(int *v) { return 0; }`, "", "tells no version"},
+		{"nccl", "LOCKSTEP_NCCL", `int ncclGetVersion(int *v) { return 0; }`, "", "returned no version"},
 	} {
-		so := build(test.name+strings.Map(letters, test.version+test.says), test.source)
+		so := build(test.name+strings.Map(letters, test.version+test.text), test.source)
 		t.Setenv(test.variable, so)
 		l, err := Find(test.name)
-		if test.says != "" {
-			if err == nil || !strings.Contains(err.Error(), test.says) {
-				t.Errorf("%s: %v, want %q", test.source, err, test.says)
+		if test.text != "" {
+			if err == nil || !strings.Contains(err.Error(), test.text) {
+				t.Errorf("%s: %v, want %q", test.source, err, test.text)
 			}
 			continue
 		}

@@ -2,15 +2,15 @@ package freeport
 
 import "syscall"
 
-// held are sockets that are bound to ports that follow one another, and do not listen.
+// held holds sockets that are bound to consecutive ports and do not listen.
 type held struct {
 	first   int
 	sockets []int
 }
 
-// hold binds a socket to each port and only then allows that others are bound there, too: from then on Linux takes the
-// ports for taken when it chooses one, for a listener or a connection that is dialed, but lets everybody have them who
-// names them and allows the same, as net.Listen does.
+// hold binds a socket to each of n consecutive ports, and only then sets SO_REUSEADDR. From then on Linux assigns these
+// ports to no listener and no dialed connection that requests any port. A socket with SO_REUSEADDR can still bind to
+// them explicitly, as net.Listen does.
 func hold(n int) (held, bool) {
 	h := held{}
 	for range n {

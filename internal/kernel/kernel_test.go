@@ -12,7 +12,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// The oracle: one element at a time, as bits in a uint64, by the words of the package documentation.
+// The oracle: one element at a time, as bits in a uint64, as the package documentation specifies.
 
 func slowReduce(op Op, t tensor.DType, a, b uint64) uint64 {
 	if t.IsFloat() {
@@ -81,7 +81,7 @@ func slowFloat(op Op, a, b float64) float64 {
 	return b
 }
 
-// slowTree folds level by level, as the definition reads.
+// slowTree adds level by level, as the definition specifies.
 func slowTree(tree Tree, v []uint64) uint64 {
 	t := tree.Type
 	if tree.Float32 && t.Bytes() == 2 && t.IsFloat() {
@@ -148,7 +148,7 @@ func isNaN(t tensor.DType, x uint64) bool {
 
 func infinity(t tensor.DType) uint64 { return 1<<(8*t.Bytes()-1) - 1<<fractionBits(t) }
 
-// quietBit is the highest of the fraction.
+// quietBit is the highest bit of the fraction.
 func quietBit(t tensor.DType) uint64 { return 1 << (fractionBits(t) - 1) }
 
 func fractionBits(t tensor.DType) int {
@@ -163,12 +163,12 @@ func fractionBits(t tensor.DType) int {
 	return 52
 }
 
-// invalid is what an invalid operation gives.
+// invalid is the result of an invalid operation.
 func invalid(t tensor.DType) uint64 {
 	return 1<<(8*t.Bytes()-1) | infinity(t) | quietBit(t)
 }
 
-// vector is n elements somewhere inside a larger memory, with guard bytes on both sides.
+// vector is n elements inside a larger memory, with guard bytes on both sides.
 type vector struct {
 	t      tensor.DType
 	memory []byte
@@ -255,7 +255,7 @@ func numeric() []tensor.DType {
 
 var ops = []Op{Sum, Prod, Min, Max}
 
-// counts surround the widths at which loops turn over.
+// counts are lengths around the widths of the loops.
 var counts = []int{0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 63, 65, 255, 256, 257, 513, 1000}
 
 func TestReduce(t *testing.T) {
@@ -276,7 +276,7 @@ func TestReduce(t *testing.T) {
 	}
 }
 
-// checkReduce reduces a and b into dst, into a and into b; and by the generic loop, whichever the table has.
+// checkReduce reduces a and b into dst, into a and into b; also by the generic loop, whichever the table has.
 func checkReduce(t *testing.T, op Op, a, b, dst vector) {
 	t.Helper()
 	x, y, plain := a.clone(), b.clone(), a.clone()
@@ -297,7 +297,7 @@ func checkReduce(t *testing.T, op Op, a, b, dst vector) {
 	b.intact(t, "b")
 }
 
-// TestFastest holds the loops of every level of instructions over two, three and four sources against the generic ones.
+// TestFastest compares the loops of every level of instructions over two, three and four sources with the generic ones.
 func TestFastest(t *testing.T) {
 	for level, table := range levels() {
 		if testing.Short() && level != "the table" {
@@ -534,7 +534,7 @@ func TestConvertSame(t *testing.T) {
 	}
 }
 
-// TestKnown holds some results that were worked out by hand.
+// TestKnown compares results that were computed by hand.
 func TestKnown(t *testing.T) {
 	inf, negZero := float32(math.Inf(1)), float32(math.Copysign(0, -1))
 	nan, other := math.Float32frombits(0x7fc40000), math.Float32frombits(0xffe80000)
@@ -616,7 +616,7 @@ func TestStream(t *testing.T) {
 			}
 		}
 		dst.intact(t, "the copy")
-		Stream(pointers([]vector{dst})[0], pointers([]vector{dst})[0], n) // onto itself
+		Stream(pointers([]vector{dst})[0], pointers([]vector{dst})[0], n) // in place
 		if n > 0 && dst.get(0) != src.get(0) {
 			t.Fatalf("a copy onto itself changed it")
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// The contracts between the rooms. They are tested by compiling: what stands here may grow, but not change its shape.
+// The contracts between the packages. Compiling this file tests them: interfaces may grow, but not change.
 var (
 	_ = tensor.Memory{Ptr: unsafe.Pointer(nil), Bytes: 0, Kind: tensor.Host, Device: 0, Owner: tensor.Owner(nil)}
 	_ = [...]tensor.MemoryKind{tensor.Host, tensor.Shared, tensor.Device}

@@ -11,7 +11,7 @@ import (
 const modulePath = "github.com/lockstep-ml/lockstep"
 
 // mayImport lists, for every package of the module (a trailing /... covers what lies below), the packages of the module
-// that it may import. It is ARCHITECTURE.md's picture of the rooms in a form that a test can hold.
+// that it may import. It is the diagram of ARCHITECTURE.md in a form that a test can check.
 var mayImport = []struct {
 	pkg     string
 	imports []string
@@ -85,7 +85,7 @@ func TestImportsGoOneWay(t *testing.T) {
 			return covers(r.pkg, name)
 		})
 		if i < 0 {
-			t.Errorf("package %s is in no row of mayImport: say there, and in ARCHITECTURE.md, where it stands", name)
+			t.Errorf("package %s is in no row of mayImport: add a row there and a line in ARCHITECTURE.md", name)
 			continue
 		}
 		for _, imp := range p.others {

@@ -20,9 +20,9 @@ import (
 var install = flag.Bool("install", false, "TestOutside also installs the command and builds the examples of the "+
 	"README outside of this tree, which compiles everything once more")
 
-// TestOutside: a module outside of this tree can use the library, its nested module and the command by their module
-// paths. It serves the files of this tree as the release that the nested module requires, and every other module from
-// the module cache.
+// TestOutside checks that a module outside of this tree can use the library, its nested module and the command by their
+// module paths. It serves the files of this tree as the release that the nested module requires, and every other module
+// from the module cache.
 func TestOutside(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds a separate module: not with -short")
@@ -36,7 +36,7 @@ func TestOutside(t *testing.T) {
 	publish(t, proxy, "../../cluster/etcd", version)
 	goproxy := "file://" + proxy + ",file://" + filepath.Join(cache, "cache", "download")
 	if p := strings.TrimSpace(command(t, ".", nil, "go", "env", "GOPROXY")); p != "" {
-		goproxy += "," + p // what was never downloaded, such as the dependencies of the nested module
+		goproxy += "," + p // modules that were never downloaded, such as the dependencies of the nested module
 	}
 	bin := filepath.Join(scratch, "bin")
 	env := []string{
@@ -163,7 +163,7 @@ func nested(folder, name string) bool {
 	return false
 }
 
-// file is a file of a module as package zip wants it.
+// file is a file of a module, as package zip requires it.
 type file struct{ folder, name string }
 
 func (f file) Path() string                 { return f.name }
@@ -180,7 +180,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// command runs a program and returns what it printed on its standard output.
+// command runs a program and returns its standard output.
 func command(t *testing.T, dir string, env []string, name string, args ...string) string {
 	t.Helper()
 	var stderr bytes.Buffer

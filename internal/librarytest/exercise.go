@@ -45,7 +45,7 @@ func Exercise(ctx context.Context, g collective.Group, seed uint64, calls int, d
 	return done, nil
 }
 
-// example is a call: what every rank gives, and what it must get.
+// example is a call: the input of every rank, and its expected output.
 type example struct {
 	op     collective.Op
 	reduce collective.ReduceOp
@@ -91,7 +91,7 @@ func draw(random *rand.Rand, op collective.Op, d tensor.DType, n int) *example {
 	return e
 }
 
-// fill draws what the ranks give, and works out what they get.
+// fill draws the inputs of the ranks, and computes their outputs.
 func (e *example) fill(random *rand.Rand, n int) {
 	size := e.dtype.Bytes()
 	values := make([][]int, n)
@@ -185,7 +185,7 @@ func encode(d tensor.DType, values []int, by int) []byte {
 	return out
 }
 
-// carryOut has all local ranks make the call: each by Do, each by Start, or one caller for all of them.
+// carryOut makes the call on all local ranks: each by Do, each by Start, or one caller for all of them.
 func (e *example) carryOut(ctx context.Context, g collective.Group, manner int) error {
 	locals := g.Local()
 	calls := make([]collective.Call, len(locals))
@@ -251,7 +251,7 @@ func passOn(ctx context.Context, c collective.Communicator) error {
 			Dst: tensor.HostMemory(theirs),
 		}
 		first, second := send, recv
-		if r%2 == 1 || r == n-1 { // nothing relies on buffers
+		if r%2 == 1 || r == n-1 { // no side relies on buffers
 			first, second = recv, send
 		}
 		if err := c.Do(ctx, first); err != nil {
@@ -317,7 +317,7 @@ func splitUp(ctx context.Context, c collective.Communicator) error {
 	return s.Close()
 }
 
-// each runs f for each local rank at the same time.
+// each runs f for each local rank concurrently.
 func each(g collective.Group, f func(collective.Communicator) error) error {
 	var wg sync.WaitGroup
 	locals := g.Local()

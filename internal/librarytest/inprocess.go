@@ -14,8 +14,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// Backends returns backends of so many processes that are all in this one, over the library's own collectives: what
-// package library makes of them can be tested without another library.
+// Backends returns drivers of a number of processes that are all in this process, over the library's own collectives.
+// With them, package library can be tested without another library.
 func Backends(n int) ([]library.Driver, error) {
 	g, err := collective.Open(mem.New(n), collective.Config{
 		Name: "between processes", Timeout: -1, Stall: -1,
@@ -32,7 +32,7 @@ func Backends(n int) ([]library.Driver, error) {
 	return out, nil
 }
 
-// post carries messages, of which a process has several under way at a time.
+// post delivers messages. A process may have several messages in flight at a time.
 type post struct {
 	mu    sync.Mutex
 	boxes map[address]chan []byte
@@ -49,10 +49,10 @@ func (p *post) box(a address) chan []byte {
 	return p.boxes[a]
 }
 
-// inProcess is one of them.
+// inProcess is the backend of one of these processes.
 type inProcess struct {
 	comm   collective.Communicator
-	post   *post // nil of those that were split off, which send by the communicator
+	post   *post // nil for communicators made by Split, which send by the communicator
 	closed chan struct{}
 
 	mu   sync.Mutex // the order of starts
@@ -63,7 +63,7 @@ func (b *inProcess) Transport() string { return "in-process" }
 func (b *inProcess) Rank() int         { return b.comm.Rank() }
 func (b *inProcess) Size() int         { return b.comm.Size() }
 
-// Reduces leaves out a type, as NCCL does.
+// Reduces does not support one type, as NCCL.
 func (b *inProcess) Reduces(t tensor.DType) bool { return t != tensor.Int16 }
 
 func (b *inProcess) Start(o library.Operation) <-chan error {
@@ -121,7 +121,7 @@ func total(counts []int) (n int) {
 	return n
 }
 
-// begin starts a call whose outcome done gets.
+// begin starts a call; done gets its result.
 func (b *inProcess) begin(c *collective.Call, done chan<- error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -205,7 +205,7 @@ func (b *inProcess) Close(_ context.Context, sound bool) error {
 	return err
 }
 
-// Open makes the groups of processes with so many replicas each, numbered process by process.
+// Open makes the groups of processes with the given numbers of replicas, numbered process by process.
 func Open(replicas []int, cfg collective.Config) ([]collective.Group, error) {
 	backends, err := Backends(len(replicas))
 	if err != nil {

@@ -128,7 +128,7 @@ func number(root fs.FS, name string) (int64, bool) {
 		return 0, false
 	}
 	n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
-	if err != nil || n > math.MaxInt64/2 { // "max", and version 1's word for it
+	if err != nil || n > math.MaxInt64/2 { // "max", and version 1's value for no limit
 		return 0, false
 	}
 	return int64(n), true

@@ -80,14 +80,14 @@ func TestParse(t *testing.T) {
 			}},
 		},
 		{
-			name: "frames left out, known how many",
+			name: "omitted frames, known number",
 			text: "goroutine 7 [running]:\nmain.f(...)\n\t/f.go:1\n...23 frames elided...\nmain.main()\n\t/f.go:2 +0x1\n",
 			want: []stacks.Goroutine{{ID: 7, State: "running", Frames: []stacks.Frame{
 				{Func: "main.f", File: "/f.go", Line: 1}, {Func: "main.main", File: "/f.go", Line: 2},
 			}}},
 		},
 		{
-			name: "frames left out, unknown how many",
+			name: "omitted frames, unknown number",
 			text: "goroutine 7 [running]:\nmain.f(...)\n\t/f.go:1\n...additional frames elided...\ncreated by " +
 				"main.main\n\t/f.go:2 +0x1\n",
 			want: []stacks.Goroutine{{
@@ -166,7 +166,7 @@ func TestFrame(t *testing.T) {
 	}
 }
 
-// held is a method that blocks, to be found in snapshots.
+// held is a method that blocks, which snapshots must show.
 type held[T any] struct{ release chan T }
 
 func (h *held[T]) wait() { <-h.release }
@@ -182,7 +182,7 @@ func TestSnapshot(t *testing.T) {
 	theirs := <-id
 	defer wg.Wait()
 	defer close(h.release)
-	// The other goroutine may not have come to its wait yet: look until it has.
+	// The other goroutine may not wait yet: repeat until it does.
 	for {
 		all := stacks.Snapshot()
 		if all[0].ID != stacks.ID() || all[0].State != "running" || all[0].ID != stacks.Self().ID {
@@ -275,7 +275,7 @@ func FuzzParse(f *testing.F) {
 		if lines := strings.Count(text, "\n") + 1; frames > lines+len(all) {
 			t.Fatalf("%d frames of %d lines", frames, lines)
 		}
-		// Cutting text off, as a full buffer does, never changes what came before the last goroutine.
+		// Truncating the text, as a full buffer does, never changes the goroutines before the last one.
 		if len(all) > 1 {
 			cut := stacks.Parse(text[:len(text)-1])
 			if !slices.EqualFunc(all[:len(all)-2], cut[:max(0, min(len(cut), len(all)-2))], equal) {

@@ -6,7 +6,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// BenchmarkSnapshot writes and reads snapshots of 64 MiB, and copies as much, which is what training waits for.
+// BenchmarkSnapshot writes and reads snapshots of 64 MiB, and copies as many bytes in memory, which is the part that
+// training waits for.
 func BenchmarkSnapshot(b *testing.B) {
 	weights := tensor.New(tensor.Float32, 16<<20)
 	c := &Contents{Tensors: []Tensor{{"weights", weights}}}

@@ -2,5 +2,5 @@
 
 package checkpoint
 
-// childMain is for tests that kill processes, with the limits of these systems.
+// childMain is for tests that kill processes. These systems do not support it.
 func childMain(string) {}

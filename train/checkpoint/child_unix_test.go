@@ -20,9 +20,9 @@ import (
 )
 
 // childMain saves snapshots of the steps 1, 2, … into a folder, and prints each step that is saved. text is "DIR KILL
-// SAVES LIMIT KEEP": it kills itself before step KILL on the disk (0: never), and ends after so many saves (0: never);
-// LIMIT is the longest file that it may write, in bytes (0: any), KEEP is Config's, 2 if it is not there. After an
-// error it says which snapshot can be read.
+// SAVES LIMIT KEEP": the process kills itself before disk operation KILL (0: never), and ends after SAVES saves (0:
+// never); LIMIT is the longest file that it may write, in bytes (0: any); KEEP is Config.Keep (default 2). After an
+// error it prints which snapshot can be read.
 func childMain(text string) {
 	var dir string
 	var kill, saves int
@@ -42,7 +42,7 @@ func childMain(text string) {
 	m, err := Open(Config{Dir: dir, Keep: keep, Job: "child", watch: func(string, string) error {
 		if steps++; steps == kill {
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-			select {} // it comes at once
+			select {} // the signal arrives at once
 		}
 		return nil
 	}})
@@ -71,8 +71,8 @@ func child(t testing.TB, dir string, kill, saves int, limit uint64) *exec.Cmd {
 	return cmd
 }
 
-// survives holds what a killed process left: the last snapshot of which it had said so, or a newer one, as it was
-// written. And one can go on.
+// survives checks what a killed process left: the newest snapshot is unchanged, and is the last one that the process
+// reported or a newer one; and a new process can continue.
 func survives(t testing.TB, dir string, said []byte) {
 	t.Helper()
 	last := int64(0)
@@ -103,8 +103,8 @@ func survives(t testing.TB, dir string, said []byte) {
 	}
 }
 
-// TestKilledAtEveryStep kills a process before each of its steps on the disk; and so that the machine goes down with
-// it, which loses what was not synced.
+// TestKilledAtEveryStep kills a process before each of its disk operations; and so that the machine crashes with it,
+// which loses what was not synced.
 func TestKilledAtEveryStep(t *testing.T) {
 	const saves = 3
 	var trace []diskStep
@@ -140,11 +140,12 @@ func TestKilledAtEveryStep(t *testing.T) {
 	}
 }
 
-// diskStep is a step on the disk, with a path in the folder.
+// diskStep is a disk operation, with a path in the folder.
 type diskStep struct{ op, path string }
 
-// powerLoss makes of what a process has left after some steps what a machine that goes down may leave: any part of a
-// file that was not synced, and either name of a folder that was renamed in another which was not synced since.
+// powerLoss changes the files that a process left after some disk operations to a state that a crash of the machine may
+// leave: any part of a file that was not synced, and either name of a folder that was renamed in a parent that was not
+// synced since.
 func powerLoss(t *testing.T, g *rand.Rand, dir string, done []diskStep) {
 	t.Helper()
 	unsynced, renamed := map[string]bool{}, ""
@@ -178,7 +179,7 @@ func powerLoss(t *testing.T, g *rand.Rand, dir string, done []diskStep) {
 	}
 }
 
-// seeded returns random numbers, and says how to get them again.
+// seeded returns a random generator, and logs its seed.
 func seeded(t *testing.T) *rand.Rand {
 	t.Helper()
 	seed := uint64(time.Now().UnixNano())
@@ -192,9 +193,9 @@ func seeded(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// TestFailsAtEveryStep has each step on the disk fail, for good or once. What was saved before stays, an error says
-// which one that is, and the next process can go on. A disk that is full once costs nothing if there is an old snapshot
-// to make room.
+// TestFailsAtEveryStep makes each disk operation fail, permanently or once. Earlier snapshots remain, the error names
+// the newest, and the next process can continue. A disk that is full once loses nothing if an old snapshot can be
+// removed.
 func TestFailsAtEveryStep(t *testing.T) {
 	steps := 0
 	save(t, open(t, Config{Dir: t.TempDir(), Keep: 2, watch: func(string, string) error { steps++; return nil }}), 1, 2, 3)
@@ -211,7 +212,8 @@ func TestFailsAtEveryStep(t *testing.T) {
 		for at := 1; at <= steps; at += every {
 			dir, n, op := t.TempDir(), 0, ""
 			m := open(t, Config{Dir: dir, Keep: 2, Logger: slog.New(slog.DiscardHandler), watch: func(now, _ string) error {
-				if n++; n == at || n > at && !fault.once && now != "unname" && now != "remove" { // a full disk lets one remove
+				// files can be removed from a full disk
+				if n++; n == at || n > at && !fault.once && now != "unname" && now != "remove" {
 					if n == at {
 						op = now
 					}
@@ -228,7 +230,7 @@ func TestFailsAtEveryStep(t *testing.T) {
 			}
 			removing := op == "unname" || op == "remove"
 			switch {
-			case fault.err == syscall.ENOSPC && fault.once && !removing && len(said) == 6: // it has made room
+			case fault.err == syscall.ENOSPC && fault.once && !removing && len(said) == 6: // it has removed an old snapshot
 			case err == nil && len(said) != 6, !errors.Is(err, fault.err):
 				t.Errorf("%s at step %d, %s: %v", fault.name, at, op, err)
 			case len(said) > 0 && !removing && !strings.Contains(err.Error(),
@@ -243,7 +245,7 @@ func TestFailsAtEveryStep(t *testing.T) {
 	}
 }
 
-// TestKilledAnyTime kills a process that saves without end, from outside, at a random moment.
+// TestKilledAnyTime kills a process that saves in an endless loop, at a random moment.
 func TestKilledAnyTime(t *testing.T) {
 	g := seeded(t)
 	rounds := 30
@@ -263,7 +265,7 @@ func TestKilledAnyTime(t *testing.T) {
 		}
 		var said bytes.Buffer
 		lines := bufio.NewReader(stdout)
-		first, err := lines.ReadBytes('\n') // the first is saved, from now on anything may happen
+		first, err := lines.ReadBytes('\n') // the first is saved; from now on the process may be killed
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -281,7 +283,8 @@ func TestKilledAnyTime(t *testing.T) {
 	}
 }
 
-// TestFilesTooLong: a file that cannot be written to its end is an error that says so, and costs no earlier snapshot.
+// TestFilesTooLong checks that a file that cannot be written completely is an error with this reason, and that earlier
+// snapshots remain.
 func TestFilesTooLong(t *testing.T) {
 	dir := t.TempDir()
 	m := open(t, Config{Dir: dir})
@@ -307,7 +310,7 @@ func TestFilesTooLong(t *testing.T) {
 	latest(t, dir)
 }
 
-// TestPipe: a file that would block the reader is rejected.
+// TestPipe checks that a file that would block the reader is rejected.
 func TestPipe(t *testing.T) {
 	dir := t.TempDir()
 	save(t, open(t, Config{Dir: dir}), 1)

@@ -84,7 +84,8 @@ func TestWriteFileFollowsLinks(t *testing.T) {
 	}
 }
 
-// TestWriteFileToDevice: a device is written to, never replaced by a file; and a full one says so.
+// TestWriteFileToDevice checks that a device is written to, never replaced by a file, and that a full device is an
+// error.
 func TestWriteFileToDevice(t *testing.T) {
 	for device, full := range map[string]bool{"/dev/null": false, "/dev/full": true} {
 		before, err := os.Stat(device)

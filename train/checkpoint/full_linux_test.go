@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestDiskFull saves on a small disk until it is full, in a process with private mounts: all are kept, or so
-// many that one more has no room.
+// TestDiskFull saves on a small disk until it is full, in a process with private mounts. It keeps all snapshots, or so
+// many that another one does not fit.
 func TestDiskFull(t *testing.T) {
 	out := onSmallDisk(t, "200k", -1, 0)
 	saved := strings.Count(out, "\n") - 2 // lines but for those of the error, and of what is left

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// TestNoSpace: what Windows says of a full disk is taken for that, and nothing else.
+// TestNoSpace checks that exactly the errors of a full disk on Windows are recognised as such.
 func TestNoSpace(t *testing.T) {
 	for err, want := range map[error]bool{
 		windows.ERROR_DISK_FULL: true, windows.ERROR_HANDLE_DISK_FULL: true, windows.ERROR_DISK_QUOTA_EXCEEDED: true,

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// TestContainers: processes of equal host names and PIDs in two containers are two, whether the disk knows locks or
-// not; a PID that another process has now, and a host that was started anew, free the lock.
+// TestContainers checks that processes with equal host names and PIDs in two containers are distinguished, whether the
+// disk supports locks or not. The lock is free if its PID belongs to another process now, or if the host was restarted.
 func TestContainers(t *testing.T) {
 	me := Holder{Host: "trainer", PID: os.Getpid(), Job: "mine", Since: time.Now()}
 	parent := Holder{Host: "trainer", PID: os.Getppid(), Job: "other", Since: time.Now()}
@@ -57,7 +57,7 @@ func TestContainers(t *testing.T) {
 				if err := os.WriteFile(filepath.Join(dir, lockName), text, 0o600); err != nil {
 					t.Fatal(err)
 				}
-				l := &lock{dir: dir, me: me, try: func(*os.File) (bool, error) { return false, d.err }} // another has it
+				l := &lock{dir: dir, me: me, try: func(*os.File) (bool, error) { return false, d.err }} // another process has it
 				err = l.take()
 				if err == nil {
 					defer l.file.Close()
@@ -74,7 +74,7 @@ func TestContainers(t *testing.T) {
 	}
 }
 
-// TestStarted reads the time of a start, whatever a program calls itself.
+// TestStarted reads the start time of a process, whatever name the process gives itself.
 func TestStarted(t *testing.T) {
 	const rest = " S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 8675309 1000 200 18446744073709551615"
 	for stat, want := range map[string]uint64{

@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// TestLocked: while a process writes into a folder no other may, but for a later start of the same job; that ends the
-// earlier one's writing, and loses no snapshot. What a killed process has locked is free.
+// TestLocked checks that only one process may write into a folder, except for a later start of the same job. That ends
+// the writing of the earlier start, and loses no snapshot. The lock of a killed process is free.
 func TestLocked(t *testing.T) {
 	dir := t.TempDir()
 	first := child(t, dir, 0, 0, 0)
@@ -63,7 +63,7 @@ func TestLocked(t *testing.T) {
 	}
 }
 
-// TestClearedWhileWritten: what an earlier start is still writing does not keep a later one from clearing it away.
+// TestClearedWhileWritten checks that a later start can remove a folder that an earlier start is still writing.
 func TestClearedWhileWritten(t *testing.T) {
 	for range 20 {
 		dir := t.TempDir()
@@ -87,7 +87,7 @@ func TestClearedWhileWritten(t *testing.T) {
 		<-begun
 		m, err := Open(Config{Dir: dir})
 		if err != nil {
-			_ = os.Rename(unfinished, unfinished+".test") // who writes ends
+			_ = os.Rename(unfinished, unfinished+".test") // the writer ends
 		}
 		if wrote := <-over; err != nil || !errors.Is(wrote, os.ErrNotExist) {
 			t.Fatalf("got %v, and who was writing %v", err, wrote)
@@ -102,7 +102,7 @@ func TestClearedWhileWritten(t *testing.T) {
 	}
 }
 
-// TestLockRemoved: who removes the lock of a running process does no harm.
+// TestLockRemoved checks that removing the lock of a running process does no harm.
 func TestLockRemoved(t *testing.T) {
 	dir := t.TempDir()
 	m := open(t, Config{Dir: dir})
@@ -122,7 +122,7 @@ func TestLockRemoved(t *testing.T) {
 	}
 }
 
-// TestLockNeverStays: a lock that is another file whenever it is looked at ends in an error, not in an endless loop.
+// TestLockNeverStays checks that a lock that is another file at every look is an error, not an endless loop.
 func TestLockNeverStays(t *testing.T) {
 	l := &lock{dir: t.TempDir(), me: Holder{Host: "here", PID: 1}}
 	l.try = func(f *os.File) (bool, error) { return true, os.Remove(f.Name()) }
@@ -131,7 +131,7 @@ func TestLockNeverStays(t *testing.T) {
 	}
 }
 
-// TestNoLocks: on a disk that knows no locks it is what the file says.
+// TestNoLocks checks that on a disk without locks the content of the file decides.
 func TestNoLocks(t *testing.T) {
 	ended := exec.Command(os.Args[0], "-test.run", "^$")
 	if err := ended.Run(); err != nil {
@@ -194,8 +194,8 @@ func TestNoLocks(t *testing.T) {
 	}
 }
 
-// TestLeftBehind: what a killed writer of a file has left beside it is removed by the next one; what is being written,
-// and other files, stay.
+// TestLeftBehind checks that the next writer of a file removes temporary files of a killed writer, but not those that
+// are being written, nor other files.
 func TestLeftBehind(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "weights")

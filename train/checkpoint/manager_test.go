@@ -18,7 +18,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// childEnv tells a process of this test binary what to do in place of the tests.
+// childEnv makes a process of this test binary run childMain instead of the tests.
 const childEnv = "LOCKSTEP_TEST_CHECKPOINT_CHILD"
 
 func TestMain(m *testing.M) {
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// contents returns what a snapshot of a step holds: other bits for every step.
+// contents returns the content of a snapshot of a step: other bits for every step.
 func contents(step int64) *Contents {
 	g := rand.New(rand.NewPCG(uint64(step), 1))
 	w := make([]float32, 40)
@@ -42,7 +42,7 @@ func contents(step int64) *Contents {
 	}
 }
 
-// same reports whether a snapshot holds what contents gives for its step.
+// same reports whether a snapshot has the contents of its step.
 func same(s *Snapshot) error {
 	want := contents(s.Step)
 	var state, wanted map[string]int
@@ -57,7 +57,7 @@ func same(s *Snapshot) error {
 	return nil
 }
 
-// open opens a manager, or ends the test.
+// open opens a manager, or fails the test.
 func open(t testing.TB, cfg Config) *Manager {
 	t.Helper()
 	m, err := Open(cfg)
@@ -77,7 +77,7 @@ func save(t testing.TB, m *Manager, steps ...int64) {
 	}
 }
 
-// latest returns the newest snapshot that can be read, which must be as it was written.
+// latest returns the newest readable snapshot, and checks its content.
 func latest(t testing.TB, dir string) (*Snapshot, []error) {
 	t.Helper()
 	s, refused, err := Latest(dir)
@@ -92,7 +92,7 @@ func latest(t testing.TB, dir string) (*Snapshot, []error) {
 	return s, refused
 }
 
-// bases returns what is in a folder, but for its lock, which is there as long as a manager is open.
+// bases returns the names in a folder, except its lock, which exists while a manager is open.
 func bases(t testing.TB, dir string) (names []string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -143,7 +143,7 @@ func TestSnapshotsAreKept(t *testing.T) {
 	}
 }
 
-// TestRemovedMeanwhile: an old snapshot that somebody else removes at the same moment is no reason to end.
+// TestRemovedMeanwhile checks that it is no error if another process removes an old snapshot at the same moment.
 func TestRemovedMeanwhile(t *testing.T) {
 	dir := t.TempDir()
 	m := open(t, Config{Dir: dir, Keep: 1, watch: func(op, path string) error {
@@ -161,7 +161,8 @@ func TestRemovedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestStart: saves go on in the background, one at a time, and an error of one is that of all later calls.
+// TestStart checks that saves run in the background, one at a time, and that the error of one is that of all later
+// calls.
 func TestStart(t *testing.T) {
 	dir := t.TempDir()
 	goOn := make(chan struct{})
@@ -199,15 +200,15 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// TestNoFolder: the error of a configuration without a folder says so.
+// TestNoFolder checks the error of a configuration without a folder.
 func TestNoFolder(t *testing.T) {
 	if m, err := Open(Config{}); err == nil || !strings.Contains(err.Error(), "Config.Dir is empty") {
 		t.Errorf("got %v, %v", m, err)
 	}
 }
 
-// TestDamage: a snapshot with any byte changed, with any file cut short, longer, missing or of another snapshot, is
-// refused by name, and the one before is taken.
+// TestDamage checks that a snapshot with any byte changed, or with any file truncated, longer, missing or from another
+// snapshot, is refused by name, and that the one before is read instead.
 func TestDamage(t *testing.T) {
 	dir := t.TempDir()
 	save(t, open(t, Config{Dir: dir}), 10, 20)
@@ -282,7 +283,8 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// TestForeign: what is no snapshot of ours is left alone, and refused by name where it bears one.
+// TestForeign checks that files that are no snapshots are not changed, and that those with the name of a snapshot are
+// refused by name.
 func TestForeign(t *testing.T) {
 	dir := t.TempDir()
 	m := open(t, Config{Dir: dir, Keep: 1})
@@ -350,7 +352,7 @@ func mustRead(t testing.TB, path string) []byte {
 	return text
 }
 
-// rewrite gives a snapshot another manifest, and the checksums that fit.
+// rewrite replaces the manifest of a snapshot, with matching checksums.
 func rewrite(t testing.TB, path, manifest string) {
 	t.Helper()
 	if err := errors.Join(os.Remove(filepath.Join(path, manifestFile)),
@@ -371,7 +373,8 @@ func rewrite(t testing.TB, path, manifest string) {
 	}
 }
 
-// TestOrderOfSteps: everything is on the disk before the name says so, and the name before anything older goes.
+// TestOrderOfSteps checks that all files are synced before the snapshot gets its name, and that this is synced before
+// an older snapshot is removed.
 func TestOrderOfSteps(t *testing.T) {
 	dir := t.TempDir()
 	var got []string

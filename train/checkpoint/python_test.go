@@ -31,7 +31,7 @@ func python(t *testing.T) string {
 	return name
 }
 
-// TestPython: Python's safetensors reads what we write, to the bit.
+// TestPython checks that Python's safetensors reads our files, to the bit.
 func TestPython(t *testing.T) {
 	program := python(t)
 	dtypes := map[string]string{

@@ -62,7 +62,7 @@ func TestSaveThenLoad(t *testing.T) {
 	}
 }
 
-// TestBytes holds the format itself: a file written by hand.
+// TestBytes compares the format with a file written by hand.
 func TestBytes(t *testing.T) {
 	var b bytes.Buffer
 	if err := Write(&b, []Tensor{{"w", tensor.Of([]float32{1, 2}, 2, 1)}}, map[string]string{"a": "b"}); err != nil {
@@ -162,7 +162,7 @@ func TestReadErrors(t *testing.T) {
 	}
 }
 
-// FuzzRead: whatever Read accepts, Write gives back the same tensors for.
+// FuzzRead checks that Write gives back the same tensors for everything that Read accepts.
 func FuzzRead(f *testing.F) {
 	var b bytes.Buffer
 	if err := Write(&b, sample(), map[string]string{"k": "v"}); err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/lockstep-ml/lockstep/engine/gomlx/layer"
 )
 
-// TestLikeGoMLX holds each layer against GoMLX's own with the same variables: outputs, and the gradients of a loss
+// TestLikeGoMLX compares each layer with GoMLX's own with the same variables: outputs, and the gradients of a loss
 // that gives each output its own weight, with respect to the input and every variable.
 func TestLikeGoMLX(t *testing.T) {
 	for _, test := range []struct {
@@ -154,7 +154,7 @@ func TestLikeGoMLX(t *testing.T) {
 	}
 }
 
-// run builds a layer, and returns its output and gradients by name. Variables take the given values; those missing are
+// run builds a layer, and returns its output and gradients by name. Variables take the given values; missing ones are
 // drawn and added.
 func run(t *testing.T, values map[string]*tensors.Tensor, x *tensors.Tensor,
 	f func(s *model.Scope, x *graph.Node) *graph.Node,
@@ -209,7 +209,7 @@ func run(t *testing.T, values map[string]*tensors.Tensor, x *tensors.Tensor,
 	return results
 }
 
-// TestConvolutionOfEverySize holds the convolution and its gradients against plain loops, even kernels included, for
+// TestConvolutionOfEverySize compares the convolution and its gradients with plain loops, even kernels included, for
 // which GoMLX's layer has a wrong gradient of its input.
 func TestConvolutionOfEverySize(t *testing.T) {
 	const rows, height, width, channels, filters = 2, 4, 5, 2, 3
@@ -264,7 +264,7 @@ func TestConvolutionOfEverySize(t *testing.T) {
 	}
 }
 
-// TestMaxPoolTies holds that of several largest elements the first gets the whole gradient.
+// TestMaxPoolTies checks that the first of several largest elements gets the whole gradient.
 func TestMaxPoolTies(t *testing.T) {
 	x := tensors.FromFlatDataAndDimensions([]float32{
 		1, 1, 0, 3,

@@ -60,7 +60,7 @@ func normBatch(used int) engine.Batch {
 	return engine.Batch{Inputs: []*tensor.Tensor{x}, Labels: []*tensor.Tensor{y}, Weights: w, Padding: normRows - used}
 }
 
-// TestBatchNormValues holds moving averages and the loss against plain Go, with and without padding.
+// TestBatchNormValues compares moving averages and the loss with plain Go, with and without padding.
 func TestBatchNormValues(t *testing.T) {
 	for _, used := range []int{normRows, 4, 1} {
 		p := normed(t)
@@ -91,7 +91,7 @@ func TestBatchNormValues(t *testing.T) {
 	}
 }
 
-// TestBatchNormPadding holds that padding changes no bit, and that no example changes no average.
+// TestBatchNormPadding checks that padding changes no bit, and that a batch without examples changes no average.
 func TestBatchNormPadding(t *testing.T) {
 	p := normed(t)
 	loss := func(b engine.Batch) float64 {
@@ -121,7 +121,7 @@ func TestBatchNormPadding(t *testing.T) {
 	}
 }
 
-// TestBatchNormWeights: an example counts for mean and variance whatever its weight, also 0.
+// TestBatchNormWeights checks that an example counts for mean and variance with any weight, also 0.
 func TestBatchNormWeights(t *testing.T) {
 	for _, norm := range []func(*model.Scope, *graph.Node) *graph.Node{layer.BatchNorm, layer.SyncBatchNorm} {
 		averages := func(weights ...float32) []float64 {
@@ -141,7 +141,7 @@ func TestBatchNormWeights(t *testing.T) {
 	}
 }
 
-// TestBatchNormOptions: a given momentum and epsilon count, and bad ones are errors.
+// TestBatchNormOptions checks that momentum and epsilon can be set, and that bad ones are errors.
 func TestBatchNormOptions(t *testing.T) {
 	with := func(o layer.BatchNormOptions) func(*model.Scope, *graph.Node) *graph.Node {
 		return func(s *model.Scope, x *graph.Node) *graph.Node { return layer.BatchNormWith(s, x, o) }
@@ -161,7 +161,7 @@ func TestBatchNormOptions(t *testing.T) {
 		near(t, "moving mean", faster[c], 50*mean[c])
 	}
 	near(t, "loss", same, loss)
-	// With a huge epsilon nothing of x is left, and the loss is the mean square of the labels.
+	// With a huge epsilon the output does not depend on x, and the loss is the mean square of the labels.
 	squares := 0.0
 	for _, y := range normBatch(normRows).Labels[0].Float64s() {
 		squares += y * y / (normRows * normWidth)
@@ -190,7 +190,7 @@ func TestBatchNormOptions(t *testing.T) {
 	}
 }
 
-// TestBatchNormGradient holds the gradient with respect to what comes before against differences.
+// TestBatchNormGradient compares the gradient with respect to what comes before with differences.
 func TestBatchNormGradient(t *testing.T) {
 	p := normed(t)
 	b := normBatch(5)

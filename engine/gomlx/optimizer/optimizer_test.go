@@ -24,8 +24,8 @@ const width = 3
 // The initial values of the model's two variables.
 var starts = map[string][]float64{"/one/w": {0.5, -1, 2}, "/two/v": {1, 0, -0.25}}
 
-// line is a program of the model x·w + v, element by element, with the mean of squared differences as its loss, all
-// in one type.
+// line is a program of the model x·w + v, element by element, with the mean of squared differences as its loss, all of
+// one type.
 func line(t *testing.T, dtype tensor.DType, o gomlxoptimizer.Interface, packs int,
 	params map[string]any,
 ) engine.Program {
@@ -142,7 +142,7 @@ func cosine(initial float64, steps int, alpha float64, step int) float64 {
 	return initial * ((1-alpha)*0.5*(1+math.Cos(math.Pi*done)) + alpha)
 }
 
-// TestLikeThePaper holds every optimizer against plain Go in float64, over 12 steps, as one pack and as two.
+// TestLikeThePaper compares every optimizer with plain Go in float64, over 12 steps, as one pack and as two.
 func TestLikeThePaper(t *testing.T) {
 	sgd := func(rate, momentum float64, nesterov bool) func(*element, float64, int) {
 		return func(e *element, g float64, _ int) {
@@ -279,7 +279,7 @@ func TestLikeThePaper(t *testing.T) {
 	}
 }
 
-// TestStateIsTheOptimizers: what an optimizer keeps has the names that the package promises, and is no weight of the
+// TestStateIsTheOptimizers checks that the state of an optimizer has the documented names, and is no weight of the
 // model.
 func TestStateIsTheOptimizers(t *testing.T) {
 	for _, test := range []struct {
@@ -313,8 +313,8 @@ func TestStateIsTheOptimizers(t *testing.T) {
 	}
 }
 
-// TestLearningRate: the rate is the option, else GoMLX's hyperparameter; it can be written between steps, and a
-// schedule writes it.
+// TestLearningRate checks that the rate is the option, else GoMLX's hyperparameter, and that it can be written between
+// steps and by a schedule.
 func TestLearningRate(t *testing.T) {
 	const name = "/optimizers/learning_rate"
 	params := map[string]any{"learning_rate": 0.25}
@@ -351,7 +351,7 @@ func TestLearningRate(t *testing.T) {
 	}
 }
 
-// TestHyperparameters: GoMLX's hyperparameters for clipping count.
+// TestHyperparameters checks that GoMLX's hyperparameters for clipping are used.
 func TestHyperparameters(t *testing.T) {
 	p := line(t, tensor.Float64, optimizer.SGD().LearningRate(1).Done(), 1, map[string]any{"clip_step_by_value": 1e-3})
 	makeStep(t, p, tensor.Float64, 0)
@@ -362,7 +362,7 @@ func TestHyperparameters(t *testing.T) {
 	}
 }
 
-// TestMistakes: options that cannot work are errors of Compile.
+// TestMistakes checks that invalid options are errors of Compile.
 func TestMistakes(t *testing.T) {
 	e, err := gomlx.OpenGo(gomlx.GoOptions{LogicalCPUs: 1})
 	if err != nil {
@@ -397,7 +397,7 @@ func TestMistakes(t *testing.T) {
 	optimizer.CosineDecay(1, 0, 0)
 }
 
-// TestHalfWidth: parameters of bfloat16 have state of float32, which a small gradient still moves.
+// TestHalfWidth checks that parameters of bfloat16 have state of float32, which a small gradient still changes.
 func TestHalfWidth(t *testing.T) {
 	p := line(t, tensor.BFloat16, optimizer.Adam().LearningRate(0.25).Done(), 1, nil)
 	for step := range 3 {

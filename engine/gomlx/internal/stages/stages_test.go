@@ -16,7 +16,7 @@ import (
 	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/stages"
 )
 
-// sums adds an all-reduce, or an identity where there is no recorder.
+// sums adds an all-reduce, or an identity if there is no recorder.
 type sums struct {
 	r *stages.Recorder
 	n int
@@ -105,7 +105,7 @@ var programs = map[string]struct {
 	"fused operations": {2, func(s *sums, x, w *graph.Node) []*graph.Node {
 		g := x.Graph()
 		weights := graph.ConvertDType(graph.Const(g, [][]int32{{1, -2}, {3, 4}, {-5, 6}, {7, 0}}), dtypes.Int8)
-		scale := graph.Reshape(graph.Abs(w), 4, 1) // a value inside of a configuration, which crosses to the next stage
+		scale := graph.Reshape(graph.Abs(w), 4, 1) // a value inside a configuration, which the next stage uses
 		y := s.of(x)
 		return []*graph.Node{
 			graph.BackendFusedQuantizedDense(y, weights, nil,
@@ -200,8 +200,8 @@ func values(t *testing.T, b compute.Buffer) any {
 	return flat
 }
 
-// TestLikeTheWholeGraph: in stages, and with sums over one replica, a graph gives the bits that it gives whole, every
-// time, and its arguments stay as they are.
+// TestLikeTheWholeGraph checks that a graph in stages, with sums over one replica, gives the bits of the whole graph in
+// every run, and does not change its arguments.
 func TestLikeTheWholeGraph(t *testing.T) {
 	for name, c := range programs {
 		t.Run(name, func(t *testing.T) {
@@ -247,7 +247,7 @@ func TestLikeTheWholeGraph(t *testing.T) {
 	}
 }
 
-// TestExchangeFails: the error comes out, and the program runs again.
+// TestExchangeFails checks that the error of an exchange is returned, and that the program runs again.
 func TestExchangeFails(t *testing.T) {
 	b := newBackend(t)
 	r := stages.New(b)
@@ -273,7 +273,7 @@ func TestExchangeFails(t *testing.T) {
 	}
 }
 
-// TestNotInClosures: an all-reduce whose order depends on values is an error.
+// TestNotInClosures checks that an all-reduce whose order depends on values is an error.
 func TestNotInClosures(t *testing.T) {
 	r := stages.New(newBackend(t))
 	defer func() {
