@@ -118,7 +118,7 @@ func TestNode0IsReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if left, _, err := s.List(t.Context(), ""); err != nil || len(left) != 1 || left[0].Key != "=launch/lockstep/event/over" {
+	if left, _, err := s.List(t.Context(), ""); err != nil || len(left) != 1 || left[0].Key != "=launch/lockstep/event/ended" {
 		t.Errorf("left in etcd: %v, %v; want how the job ended", left, err)
 	}
 }

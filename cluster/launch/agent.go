@@ -102,12 +102,12 @@ func (c Config) filled() (Config, error) {
 	if c.Affinity == "" {
 		c.Affinity = AffinityAuto
 	}
-	for _, d := range []struct {
-		d *time.Duration
-		v time.Duration
-	}{{&c.RendezvousTimeout, 5 * time.Minute}, {&c.Settle, time.Second}, {&c.Grace, 15 * time.Second}, {&c.HeartbeatTimeout, 30 * time.Second}} {
-		if *d.d <= 0 {
-			*d.d = d.v
+	for d, otherwise := range map[*time.Duration]time.Duration{
+		&c.RendezvousTimeout: 5 * time.Minute, &c.Settle: time.Second, &c.Grace: 15 * time.Second,
+		&c.HeartbeatTimeout: 30 * time.Second,
+	} {
+		if *d <= 0 {
+			*d = otherwise
 		}
 	}
 	return c, nil
@@ -115,16 +115,16 @@ func (c Config) filled() (Config, error) {
 
 // Agent starts the workers of one node and watches them.
 type Agent struct {
-	cfg     Config
-	host    string
-	root    fs.FS
-	screen  screen
-	starter *starter
-	guard   *guard
-	peers   *peers
-	signals chan os.Signal // the user's
-	asked   os.Signal      // the first of them
-	restart string         // message to print when the next epoch has begun
+	cfg        Config
+	host       string
+	root       fs.FS
+	screen     screen
+	starter    *starter
+	guard      *guard
+	peers      *peers
+	signals    chan os.Signal // the user's
+	userSignal os.Signal      // the first of them
+	restart    string         // message to print when the next epoch has begun
 
 	temporary bool // the folder for records
 
@@ -201,7 +201,7 @@ func (a *Agent) run(ctx context.Context) (Outcome, error) {
 	defer a.peers.close()
 	o, err := a.epochs(ctx)
 	if a.unlogged != nil {
-		a.screen.say(fmt.Sprintf("lockstep run: the logs in %s are incomplete: %v\n", a.cfg.Logs, a.unlogged))
+		a.screen.print(fmt.Sprintf("lockstep run: the logs in %s are incomplete: %v\n", a.cfg.Logs, a.unlogged))
 	}
 	if a.temporary {
 		if o.Code == 0 || !a.flightRecords() {
@@ -218,7 +218,7 @@ func (a *Agent) run(ctx context.Context) (Outcome, error) {
 // epochs runs one epoch after the other.
 func (a *Agent) epochs(ctx context.Context) (Outcome, error) {
 	if err := a.enter(ctx); err != nil {
-		o := Outcome{Code: codeOf(a, 1), Interrupted: a.asked != nil}
+		o := Outcome{Code: codeOf(a, 1), Interrupted: a.userSignal != nil}
 		a.peers.withdraw(ctx, &o, err)
 		return o, err
 	}
@@ -228,12 +228,12 @@ func (a *Agent) epochs(ctx context.Context) (Outcome, error) {
 			if a.peers.cutOff != nil {
 				err = a.isolated(err)
 			}
-			o := Outcome{Code: codeOf(a, 1), Restarts: int(number), Interrupted: a.asked != nil}
-			if ended := (*overError)(nil); errors.As(err, &ended) {
+			o := Outcome{Code: codeOf(a, 1), Restarts: int(number), Interrupted: a.userSignal != nil}
+			if ended := (*jobEndedError)(nil); errors.As(err, &ended) {
 				o.Code = ended.Code
 			}
 			if !errors.Is(err, errReplaced) {
-				a.peers.conclude(ctx, o.Code, err.Error())
+				a.peers.endJob(ctx, o.Code, err.Error())
 			}
 			return o, err
 		}
@@ -241,17 +241,19 @@ func (a *Agent) epochs(ctx context.Context) (Outcome, error) {
 		e.watch(ctx)
 		e.doubt(ctx)
 		o := e.outcome()
-		last := int(number) >= a.cfg.RestartsMax || o.Interrupted || ctx.Err() != nil || e.alone != nil
+		last := int(number) >= a.cfg.RestartsMax || o.Interrupted || ctx.Err() != nil || e.ownErr != nil ||
+			e.cutOff != nil && e.storeOut // it was awaited for the rendezvous timeout already
 		if o.Report != nil && !a.cfg.Quiet {
-			a.screen.say(e.tell(o.Report))
+			a.screen.print(e.failureText(o.Report))
 		}
 		if (o.Report != nil || e.cutOff != nil) && !a.cfg.Quiet {
-			a.restart = fmt.Sprintf("lockstep run: starting all %d workers again: restart %d of %d\n", e.layout.world, number+1, a.cfg.RestartsMax)
+			a.restart = fmt.Sprintf("lockstep run: starting all %d workers again: restart %d of %d\n", e.layout.world, number+1,
+				a.cfg.RestartsMax)
 		}
 		if o.Code == 0 || last {
-			err := e.lastWord()
+			err := e.finalError()
 			if !errors.Is(err, errReplaced) {
-				a.peers.conclude(ctx, o.Code, e.summary(&o, err))
+				a.peers.endJob(ctx, o.Code, e.summary(&o, err))
 			}
 			return o, err
 		}
@@ -260,7 +262,7 @@ func (a *Agent) epochs(ctx context.Context) (Outcome, error) {
 				if a.peers.cutOff != nil {
 					err = a.isolated(err)
 				}
-				o := Outcome{Code: codeOf(a, 1), Restarts: int(number), Interrupted: a.asked != nil}
+				o := Outcome{Code: codeOf(a, 1), Restarts: int(number), Interrupted: a.userSignal != nil}
 				return o, err
 			}
 		}
@@ -271,14 +273,14 @@ func (a *Agent) epochs(ctx context.Context) (Outcome, error) {
 // noticed yet that this node's workers have ended.
 func (a *Agent) rejoin(ctx context.Context, e *epoch) error {
 	p := a.peers
-	a.screen.say(fmt.Sprintf("lockstep run: node %d waits up to %v to reach the other nodes again\n", a.cfg.Node,
+	a.screen.print(fmt.Sprintf("lockstep run: node %d waits up to %v to reach the other nodes again\n", a.cfg.Node,
 		a.cfg.RendezvousTimeout))
 	ctx, cancel := context.WithTimeout(ctx, a.cfg.RendezvousTimeout)
 	defer cancel()
 	err := a.unlessStopped(ctx, func(ctx context.Context) error {
 		for {
-			err := p.look(ctx)
-			if err == nil || p.gone(err) || pause(ctx, p.beat) != nil {
+			err := p.probe(ctx)
+			if err == nil || p.gone(err) || pause(ctx, p.interval) != nil {
 				return err
 			}
 		}
@@ -289,7 +291,7 @@ func (a *Agent) rejoin(ctx context.Context, e *epoch) error {
 	p.cutOff = nil
 	p.publish(e.layout.first, "event", "stop", e.number)
 	p.publish(e.ends[e.layout.node].bounded(), "event", "end", e.number, e.layout.node)
-	a.screen.say(fmt.Sprintf("lockstep run: node %d reaches the other nodes again\n", a.cfg.Node))
+	a.screen.print(fmt.Sprintf("lockstep run: node %d reaches the other nodes again\n", a.cfg.Node))
 	return nil
 }
 
@@ -300,7 +302,7 @@ func (a *Agent) isolated(why error) error {
 	}
 	return fmt.Errorf("node %d (host %s, pid %d) cannot reach the rendezvous store, so the state of "+
 		"the other nodes is unknown: its link is cut, or %s: %w",
-		a.cfg.Node, a.host, os.Getpid(), a.peers.keeper(), why)
+		a.cfg.Node, a.host, os.Getpid(), a.peers.outageCause(), why)
 }
 
 // unlessStopped calls f with a context that ends when the user stops this node.
@@ -312,13 +314,13 @@ func (a *Agent) unlessStopped(ctx context.Context, f func(context.Context) error
 	for {
 		select {
 		case err := <-done:
-			if a.asked != nil { // whether f has finished or not
+			if a.userSignal != nil { // whether f has finished or not
 				return a.stoppedEarly()
 			}
 			return err
 		case sig := <-a.signals:
-			if a.asked == nil {
-				a.asked = sig
+			if a.userSignal == nil {
+				a.userSignal = sig
 			}
 			cancel(a.stoppedEarly())
 		}
@@ -331,10 +333,10 @@ func (a *Agent) enter(ctx context.Context) error {
 		return nil
 	}
 	err := a.unlessStopped(ctx, func(ctx context.Context) error {
-		return a.peers.sit(ctx, a.card(make([]int, a.cfg.Workers+1)), a.remark)
+		return a.peers.takeSlot(ctx, a.registration(make([]int, a.cfg.Workers+1)), a.printUnlessQuiet)
 	})
 	if err == nil {
-		a.peers.listen()
+		a.peers.start()
 	}
 	return err
 }
@@ -342,7 +344,7 @@ func (a *Agent) enter(ctx context.Context) error {
 // stoppedEarly returns the error of an agent whose user has ended the job before it, or its next epoch, has
 // begun; the others receive the same text.
 func (a *Agent) stoppedEarly() error {
-	return fmt.Errorf("node %d was stopped by %s before all nodes joined", a.cfg.Node, signalText(a.asked))
+	return fmt.Errorf("node %d was stopped by %s before all nodes joined", a.cfg.Node, signalText(a.userSignal))
 }
 
 // signalText formats a signal for display.
@@ -353,16 +355,16 @@ func signalText(sig os.Signal) string {
 	return signalName(sig)
 }
 
-// remark prints a message about the other nodes, unless another agent does.
-func (a *Agent) remark(text string) {
+// printUnlessQuiet prints a message about the other nodes, unless another agent does.
+func (a *Agent) printUnlessQuiet(text string) {
 	if !a.cfg.Quiet {
-		a.screen.say(text)
+		a.screen.print(text)
 	}
 }
 
-// card returns this agent's registration, with its ports.
-func (a *Agent) card(ports []int) card {
-	return card{
+// registration returns this agent's registration, with its ports.
+func (a *Agent) registration(ports []int) registration {
+	return registration{
 		Node: a.cfg.Node, Host: a.host, PID: os.Getpid(), Workers: a.cfg.Workers,
 		Address: a.cfg.Address, MasterPort: ports[0], Ports: ports[1:], RestartsMax: a.cfg.RestartsMax,
 	}
@@ -374,7 +376,7 @@ func (a *Agent) notLogged(err error) {
 	defer a.mu.Unlock()
 	if a.unlogged == nil {
 		a.unlogged = err
-		a.screen.say(fmt.Sprintf("lockstep run: a log cannot be written, and the workers continue: %v\n", err))
+		a.screen.print(fmt.Sprintf("lockstep run: a log cannot be written, and the workers continue: %v\n", err))
 	}
 }
 
@@ -397,7 +399,7 @@ func (a *Agent) flightRecords() bool {
 }
 
 func codeOf(a *Agent, code int) int {
-	if a.asked != nil {
+	if a.userSignal != nil {
 		return codeInterrupted
 	}
 	return code
@@ -410,15 +412,18 @@ func (a *Agent) begin(ctx context.Context, number uint32) (*epoch, error) {
 		return nil, fmt.Errorf("reserving ports for the workers: %w", err)
 	}
 	defer ports.release()
-	met, err := a.meet(ctx, number, a.card(ports.numbers()))
+	members, err := a.join(ctx, number, a.registration(ports.numbers()))
 	if err != nil {
 		return nil, err
 	}
 	if a.restart != "" {
-		a.screen.say(a.restart)
+		a.screen.print(a.restart)
 		a.restart = ""
 	}
-	e := &epoch{asleep: map[*worker]time.Time{}, agent: a, number: met.Epoch, layout: lay(met.Seats, a.cfg.Node), ends: map[int]nodeEnd{}, losses: map[int]loss{}, began: time.Now()}
+	e := &epoch{
+		stoppedSince: map[*worker]time.Time{}, agent: a, number: members.Epoch,
+		layout: lay(members.Slots, a.cfg.Node), ends: map[int]nodeEnd{}, losses: map[int]loss{}, began: time.Now(),
+	}
 	e.memory, e.counted = readMemoryKills(a.root)
 	logs, err := a.logFolder(e.number)
 	if err != nil {
@@ -451,26 +456,27 @@ func (a *Agent) show(rank int) (out [2]bool) {
 
 // layout is the assignment of ranks to nodes in an epoch.
 type layout struct {
-	cards []nodeSlot // by node
+	slots []nodeSlot // by node
 	node  int        // this one
 	first int        // rank of its first worker
 	world int
 }
 
-func lay(cards []nodeSlot, node int) layout {
-	l := layout{cards: cards, node: node}
+func lay(slots []nodeSlot, node int) layout {
+	l := layout{slots: slots, node: node}
 	l.first = l.firstOf(node)
-	l.world = l.firstOf(len(cards))
+	l.world = l.firstOf(len(slots))
 	return l
 }
 
-// place returns the environment of this node's worker with a local number.
-func (l *layout) place(local int) place {
-	p := place{
-		rank: l.first + local, world: l.world, local: local, locals: l.cards[l.node].Workers, node: l.node, nodes: len(l.cards),
-		masterAddr: l.cards[0].Address, masterPort: l.cards[0].MasterPort,
+// assign returns the environment of this node's worker with a local number.
+func (l *layout) assign(local int) assignment {
+	p := assignment{
+		rank: l.first + local, world: l.world, local: local, locals: l.slots[l.node].Workers, node: l.node,
+		nodes:      len(l.slots),
+		masterAddr: l.slots[0].Address, masterPort: l.slots[0].MasterPort,
 	}
-	for _, c := range l.cards {
+	for _, c := range l.slots {
 		p.addresses = append(p.addresses, c.workerAddresses()...)
 	}
 	return p
@@ -478,7 +484,7 @@ func (l *layout) place(local int) place {
 
 // firstOf returns the rank of a node's first worker.
 func (l *layout) firstOf(node int) (rank int) {
-	for _, c := range l.cards[:node] {
+	for _, c := range l.slots[:node] {
 		rank += c.Workers
 	}
 	return rank
@@ -486,7 +492,7 @@ func (l *layout) firstOf(node int) (rank int) {
 
 // nodeOf returns the node of a rank.
 func (l *layout) nodeOf(rank int) int {
-	for i, c := range l.cards {
+	for i, c := range l.slots {
 		if rank < c.Workers {
 			return i
 		}
@@ -502,14 +508,18 @@ func (e *epoch) start(logs string) {
 	cpus, nodes := allowedCPUs(), memoryNodes(a.root)
 	cores := runtime.GOMAXPROCS(0) // GOMAXPROCS respects the CPU limit of the control group
 	for local := range n {
-		p := e.layout.place(local)
+		p := e.layout.assign(local)
 		p.id, p.epoch, p.restartsMax = a.cfg.ID, e.number, a.cfg.RestartsMax
 		p.store, p.secret, p.record = a.cfg.StoreURL, a.cfg.Secret, a.cfg.Records
 		s := spec{
-			command: a.cfg.Command, dir: a.cfg.Dir, cpus: cpuShare(a.cfg.Affinity, cpus, nodes, n, local), logs: logs, show: a.show(p.rank),
-			env: environment(a.cfg.Env, p.variables(), threads(threadShare(cores, n))), prefix: fmt.Sprintf("[rank%d] ", p.rank), grace: a.cfg.Grace, unlogged: a.notLogged,
+			command: a.cfg.Command, dir: a.cfg.Dir, cpus: cpuShare(a.cfg.Affinity, cpus, nodes, n, local), logs: logs,
+			show:   a.show(p.rank),
+			env:    environment(a.cfg.Env, p.variables(), threads(threadShare(cores, n))),
+			prefix: fmt.Sprintf("[rank%d] ", p.rank),
+			grace:  a.cfg.Grace, unlogged: a.notLogged,
 		}
-		e.workers = append(e.workers, start(s, p.rank, a.starter, a.guard, &a.screen, &e.patience, func(w *worker) { e.ended <- w }))
+		e.workers = append(e.workers, start(s, p.rank, a.starter, a.guard, &a.screen, &e.patience,
+			func(w *worker) { e.ended <- w }))
 	}
 	e.running = slices.Clone(e.workers)
 }

@@ -62,13 +62,18 @@ func TestMain(m *testing.M) {
 		os.Exit(code)
 	case os.Getenv(asRemote) != "":
 		r := Remote{
-			Config:  Config{Command: []string{"sh", "-c", `trap "" TERM INT HUP; echo "child $$"; while :; do sleep 0.02; done`}, Dir: "/", ID: "job", RendezvousTimeout: patience, Grace: time.Minute, Stdout: os.Stdout, Stderr: os.Stderr},
-			Streams: [2]bool{true, true}, Hosts: []Host{{"a", 2}, {"b", 1}}, SSH: []string{os.Getenv(asRemote)}, Agent: followCommand(), Address: "127.0.0.1:0", Secret: secret.New(),
+			Config: Config{
+				Command: []string{"sh", "-c", `trap "" TERM INT HUP; echo "child $$"; while :; do sleep 0.02; done`},
+				Dir:     "/", ID: "job", RendezvousTimeout: patience, Grace: time.Minute, Stdout: os.Stdout, Stderr: os.Stderr,
+			},
+			Streams: [2]bool{true, true}, Hosts: []Host{{"a", 2}, {"b", 1}}, SSH: []string{os.Getenv(asRemote)},
+			Agent: followCommand(), Address: "127.0.0.1:0", Secret: secret.New(),
 		}
 		fmt.Println(r.Run(context.Background()))
 		return
 	}
-	if signal.Ignored(os.Interrupt) { // as by what a shell starts in the background; a shell that inherits that cannot catch it
+	// as by what a shell starts in the background; a shell that inherits that cannot catch it
+	if signal.Ignored(os.Interrupt) {
 		signal.Notify(make(chan os.Signal, 1), os.Interrupt)
 	}
 	flag.Parse()
@@ -83,7 +88,10 @@ func guardCommand() []string { return []string{"/usr/bin/env", asGuard + "=1", o
 
 // agentMain is an agent with two workers that run a script.
 func agentMain(script string) {
-	a, err := New(Config{Command: []string{"sh", "-c", script}, Workers: 2, Guard: guardCommand(), Stdout: os.Stdout, Stderr: os.Stderr, Env: os.Environ()})
+	a, err := New(Config{
+		Command: []string{"sh", "-c", script}, Workers: 2, Guard: guardCommand(), Stdout: os.Stdout,
+		Stderr: os.Stderr, Env: os.Environ(),
+	})
 	if err != nil {
 		panic(err)
 	}
@@ -137,7 +145,10 @@ type started struct {
 func launchScript(t *testing.T, script string, change func(*Config)) *started {
 	t.Helper()
 	s := &started{out: &output{}, err: &output{}, outcome: make(chan Outcome, 1)}
-	cfg := Config{Command: []string{"sh", "-c", script}, Workers: 2, Stdout: s.out, Stderr: s.err, Settle: 50 * time.Millisecond}
+	cfg := Config{
+		Command: []string{"sh", "-c", script}, Workers: 2, Stdout: s.out, Stderr: s.err,
+		Settle: 50 * time.Millisecond,
+	}
 	if change != nil {
 		change(&cfg)
 	}
@@ -171,7 +182,7 @@ func (s *started) wait(t *testing.T) Outcome {
 	}
 }
 
-// awaitOthers is a part of a script: wait until both workers have come as far.
+// awaitOthers is a part of a script: it waits until both workers have reached it.
 const awaitOthers = `until [ -e $LOCKSTEP_RECORDS/ready0 ] && [ -e $LOCKSTEP_RECORDS/ready1 ]; do sleep 0.02; done; `
 
 func TestRunsWorkers(t *testing.T) {
@@ -181,7 +192,10 @@ func TestRunsWorkers(t *testing.T) {
 		t.Errorf("outcome %+v", o)
 	}
 	for rank := range 3 {
-		for stream, want := range map[string]string{"stdout": fmt.Sprintf("I am %d of 3, %d\nno newline", rank, rank), "stderr": fmt.Sprintf("warning %d\n", rank)} {
+		for stream, want := range map[string]string{
+			"stdout": fmt.Sprintf("I am %d of 3, %d\nno newline", rank, rank),
+			"stderr": fmt.Sprintf("warning %d\n", rank),
+		} {
 			got, err := os.ReadFile(filepath.Join(logs, "epoch0", fmt.Sprintf("rank%d.%s.log", rank, stream)))
 			if err != nil || string(got) != want {
 				t.Errorf("log of rank %d, %s: %q, %v; want %q", rank, stream, got, err, want)
@@ -199,10 +213,11 @@ func TestRunsWorkers(t *testing.T) {
 	}
 }
 
-// TestLinesNeverMix: whatever the workers write at once, each line on the screen is one worker's.
+// TestLinesNeverMix: while all workers write at the same time, each line on the screen is one worker's.
 func TestLinesNeverMix(t *testing.T) {
 	all := &output{} // both streams go to one place, as on a terminal
-	s := launchScript(t, `i=0; while [ $i -lt 300 ]; do printf "out $RANK "; echo "$i end"; echo "err $RANK $i end" >&2; i=$((i+1)); done`,
+	s := launchScript(t,
+		`i=0; while [ $i -lt 300 ]; do printf "out $RANK "; echo "$i end"; echo "err $RANK $i end" >&2; i=$((i+1)); done`,
 		func(c *Config) { c.Stdout, c.Stderr, c.Workers = all, all, 3 })
 	s.wait(t)
 	seen := map[string]bool{}
@@ -223,7 +238,8 @@ func TestLinesNeverMix(t *testing.T) {
 	}
 }
 
-// TestLeftoverHoldsOutput: a process that a worker has left behind, outside of its group, and that still has its output open, holds nobody up.
+// TestLeftoverHoldsOutput: a process that a worker left behind outside of its process group, and that still has the
+// worker's output open, delays nothing.
 func TestLeftoverHoldsOutput(t *testing.T) {
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -258,7 +274,7 @@ func TestShowsWhatIsAskedFor(t *testing.T) {
 	}
 }
 
-// TestRootCause: worker 1 fails in many ways while the others would go on for ever.
+// TestRootCause: worker 1 fails in many ways while the others run on.
 func TestRootCause(t *testing.T) {
 	for _, c := range []struct {
 		name, script string
@@ -266,15 +282,22 @@ func TestRootCause(t *testing.T) {
 		kind         string
 		says         []string
 	}{
-		{"exit code", `echo first >&2; exit 7`, 7, "exit", []string{"ended with exit code 7", "stderr  first", "worker 1 of 3", "workers 0, 2: asked to exit, and ended with SIGTERM"}},
+		{"exit code", `echo first >&2; exit 7`, 7, "exit", []string{
+			"ended with exit code 7", "stderr  first",
+			"worker 1 of 3", "workers 0, 2: asked to exit, and ended with SIGTERM",
+		}},
 		{"killed", `kill -9 $$`, 137, "signal", []string{"killed by SIGKILL, which lockstep run did not send"}},
 		{"a signal", `kill -SEGV $$`, 139, "signal", []string{"ended by SIGSEGV"}},
-		{"panic", `echo 'panic: boom' >&2; echo; echo 'goroutine 1 [running]:' >&2; exit 2`, 2, "panic", []string{"what    panic: boom", "goroutine 1 [running]:"}},
+		{
+			"panic", `echo 'panic: boom' >&2; echo; echo 'goroutine 1 [running]:' >&2; exit 2`, 2, "panic",
+			[]string{"what    panic: boom", "goroutine 1 [running]:"},
+		},
 		{"traceback", `echo 'Traceback (most recent call last):
   File "x"
 ValueError: v' >&2; exit 1`, 1, "error", []string{"what    ValueError: v"}},
 		{
-			"its own record", `echo '{"epoch":0,"worker":1,"kind":"disk","message":"disk full: /x","step":12,"phase":"snapshot","ranks":[2,3],"time":"2026-01-02T03:04:05Z","exit_code":-1}' > $LOCKSTEP_RECORDS/failure-0-1.json; exit 3`,
+			"its own record",
+			`echo '{"epoch":0,"worker":1,"kind":"disk","message":"disk full: /x","step":12,"phase":"snapshot","ranks":[2,3],"time":"2026-01-02T03:04:05Z","exit_code":-1}' > $LOCKSTEP_RECORDS/failure-0-1.json; exit 3`,
 			3, "disk",
 			[]string{"disk full: /x", "in step 12 (snapshot)", "replicas [2 3]"},
 		},
@@ -284,7 +307,8 @@ ValueError: v' >&2; exit 1`, 1, "error", []string{"what    ValueError: v"}},
 			s := launchScript(t, `[ $RANK = 1 ] || while :; do sleep 0.05; done
 `+c.script, func(cfg *Config) { cfg.Workers = 3 })
 			o := s.wait(t)
-			if o.Code != c.code || o.Report == nil || o.Report.Root.Worker != 1 || o.Report.Root.Kind != c.kind || len(o.Report.Others) != 2 {
+			if o.Code != c.code || o.Report == nil || o.Report.Root.Worker != 1 || o.Report.Root.Kind != c.kind ||
+				len(o.Report.Others) != 2 {
 				t.Fatalf("outcome %+v, report %+v; want worker 1, %s, exit code %d", o, o.Report, c.kind, c.code)
 			}
 			for _, want := range c.says {
@@ -303,18 +327,19 @@ func TestCannotBeStarted(t *testing.T) {
 	}
 }
 
-// TestConsequenceIsNotTheRoot: worker 0 loses worker 1 before the launcher sees that this one was killed.
+// TestConsequenceIsNotTheRoot: worker 0 loses worker 1 before the launcher sees that worker 1 was killed.
 func TestConsequenceIsNotTheRoot(t *testing.T) {
 	s := launchScript(t, `if [ $RANK = 1 ]; then until [ -s $LOCKSTEP_RECORDS/failure-0-0.json ]; do sleep 0.02; done; kill -9 $$; fi
 echo '{"epoch":0,"worker":0,"kind":"lost","message":"lost worker 1","blames":[1],"time":"2026-01-02T03:04:05Z"}' > $LOCKSTEP_RECORDS/failure-0-0.json
 while :; do sleep 0.05; done`, nil)
 	o := s.wait(t)
-	if o.Code != 137 || o.Report.Root.Worker != 1 || len(o.Report.Others) != 1 || !strings.Contains(s.err.String(), "then    worker 0: lost worker 1\n") {
+	if o.Code != 137 || o.Report.Root.Worker != 1 || len(o.Report.Others) != 1 ||
+		!strings.Contains(s.err.String(), "then    worker 0: lost worker 1\n") {
 		t.Errorf("outcome %+v, report %+v:\n%s", o, o.Report, s.err)
 	}
 }
 
-// TestEndedTooSoon: a worker that ends with code 0 is named with its process when another has lost it.
+// TestEndedTooSoon: a worker that exits with code 0 is named with its process when another has lost it.
 func TestEndedTooSoon(t *testing.T) {
 	s := launchScript(t, `if [ $RANK = 1 ]; then echo "worker 1 is $$"; exit 0; fi
 echo '{"epoch":0,"worker":0,"kind":"lost","message":"lost worker 1","blames":[1],"time":"2026-01-02T03:04:05Z"}' > $LOCKSTEP_RECORDS/failure-0-0.json
@@ -322,12 +347,13 @@ exit 1`, func(c *Config) { c.Settle = time.Minute }) // both end by themselves, 
 	o := s.wait(t)
 	_, pid, _ := strings.Cut(strings.TrimSpace(s.out.String()), "worker 1 is ")
 	root := o.Report.Root
-	if want := "exited with code 0 while others still waited for it; worker 0 reported: lost worker 1"; o.Code != 1 || root.Worker != 1 || fmt.Sprint(root.PID) != pid || root.Host == "" || root.Message != want {
+	if want := "exited with code 0 while others still waited for it; worker 0 reported: lost worker 1"; o.Code != 1 ||
+		root.Worker != 1 || fmt.Sprint(root.PID) != pid || root.Host == "" || root.Message != want {
 		t.Errorf("outcome %+v, root %+v, want process %s and %q:\n%s", o, root, pid, want, s.err)
 	}
 }
 
-// TestStoppedWorker: a worker that is stopped is the root cause of another's loss, and is ended all the same.
+// TestStoppedWorker: a worker that is stopped is the root cause of another's loss, and it is ended too.
 func TestStoppedWorker(t *testing.T) {
 	if _, err := fs.Stat(os.DirFS("/"), "proc/self/stat"); err != nil {
 		t.Skip("needs /proc to see that a process is stopped")
@@ -337,12 +363,13 @@ until grep -q ') T ' /proc/$(cat $LOCKSTEP_RECORDS/pid1)/stat; do sleep 0.02; do
 echo '{"epoch":0,"worker":0,"kind":"timeout","message":"no word from worker 1","blames":[1],"time":"2026-01-02T03:04:05Z"}' > $LOCKSTEP_RECORDS/failure-0-0.json
 exit 1`, nil)
 	o := s.wait(t)
-	if o.Code != codeStopped || o.Report.Root.Worker != 1 || !strings.Contains(s.err.String(), "stopped (by SIGSTOP or a debugger)") {
+	if o.Code != codeStopped || o.Report.Root.Worker != 1 ||
+		!strings.Contains(s.err.String(), "stopped (by SIGSTOP or a debugger)") {
 		t.Errorf("outcome %+v, report %+v:\n%s", o, o.Report, s.err)
 	}
 }
 
-// TestSettling: workers that end by themselves after another's failure are not asked to, and are no root cause.
+// TestSettling: workers that exit after another's failure before they are asked to are no root cause.
 func TestSettling(t *testing.T) {
 	s := launchScript(t, `trap 'echo asked' TERM; echo $$ > $LOCKSTEP_RECORDS/pid$RANK
 until [ -s $LOCKSTEP_RECORDS/pid1 ]; do sleep 0.01; done; pid=$(cat $LOCKSTEP_RECORDS/pid1)
@@ -360,11 +387,12 @@ while kill -0 $pid 2>/dev/null; do sleep 0.01; done; exit 3`, func(c *Config) { 
 	}
 }
 
-// TestKilledAfterGrace: a worker that does not end when it is asked to is killed.
+// TestKilledAfterGrace: a worker that does not exit when it is asked to is killed.
 func TestKilledAfterGrace(t *testing.T) {
 	s := launchScript(t, `trap '' TERM; touch $LOCKSTEP_RECORDS/ready$RANK; `+awaitOthers+`[ $RANK = 1 ] && exit 3
 while :; do sleep 0.05; done`, func(c *Config) { c.Grace = 200 * time.Millisecond })
-	if o := s.wait(t); o.Code != 3 || !strings.Contains(s.err.String(), "then    worker 0: killed, since it had not exited 200ms after it was asked to") {
+	if o := s.wait(t); o.Code != 3 ||
+		!strings.Contains(s.err.String(), "then    worker 0: killed, since it had not exited 200ms after it was asked to") {
 		t.Errorf("outcome %+v:\n%s", o, s.err)
 	}
 }
@@ -406,7 +434,7 @@ func TestRestarts(t *testing.T) {
 	}
 }
 
-// TestInterrupt: the first signal is passed on once, and the workers end when they like.
+// TestInterrupt: the first signal is forwarded once, and the workers may finish.
 func TestInterrupt(t *testing.T) {
 	for _, c := range []struct {
 		sig  os.Signal
@@ -433,7 +461,7 @@ while [ $n = 0 ]; do sleep 0.02; done; sleep 0.2; echo "ended after $n"; exit 0`
 	}
 }
 
-// TestSecondInterrupt: the second signal kills workers that take no notice of the first.
+// TestSecondInterrupt: the second signal kills workers that ignore the first.
 func TestSecondInterrupt(t *testing.T) {
 	s := launchScript(t, `trap 'echo got it' INT; echo ready; while :; do sleep 0.02; done`, nil)
 	s.out.await(t, "[rank0] ready\n")
@@ -447,10 +475,13 @@ func TestSecondInterrupt(t *testing.T) {
 	}
 }
 
-// TestContextEnds: what runs is killed when the context ends.
+// TestContextEnds: the workers are killed when the context ends.
 func TestContextEnds(t *testing.T) {
 	out := &output{}
-	a, err := New(Config{Command: []string{"sh", "-c", `trap '' TERM INT; echo ready; while :; do sleep 0.02; done`}, Workers: 1, Stdout: out})
+	a, err := New(Config{
+		Command: []string{"sh", "-c", `trap '' TERM INT; echo ready; while :; do sleep 0.02; done`},
+		Workers: 1, Stdout: out,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -472,7 +503,7 @@ func TestContextEnds(t *testing.T) {
 	}
 }
 
-// TestNothingIsLeft: children of a worker end with it, however it ends.
+// TestNothingIsLeft: the child processes of a worker end with it, however it ends.
 func TestNothingIsLeft(t *testing.T) {
 	for name, script := range map[string]string{
 		"good":   `sleep 1000 & echo "child $!"; exit 0`,
@@ -484,7 +515,7 @@ func TestNothingIsLeft(t *testing.T) {
 			s := launchScript(t, script, func(c *Config) { c.Grace = 300 * time.Millisecond })
 			s.wait(t)
 			for _, pid := range pids(t, s.out.String()) {
-				if alive(pid) {
+				if processRuns(pid) {
 					t.Errorf("process %d is left", pid)
 				}
 			}
@@ -510,8 +541,8 @@ func pids(t *testing.T, text string) (out []int) {
 	return out
 }
 
-// alive reports whether a process runs; one that has ended and that nobody has waited for does not.
-func alive(pid int) bool {
+// processRuns reports whether a process runs; one that has ended and that was not waited for does not.
+func processRuns(pid int) bool {
 	if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
 		return false
 	}
@@ -519,14 +550,15 @@ func alive(pid int) bool {
 	return state != "Z" && state != "X"
 }
 
-// TestAgentKilled: nothing outlives an agent that is killed, neither the workers nor what they started.
+// TestAgentKilled: neither the workers nor their child processes outlive an agent that is killed.
 func TestAgentKilled(t *testing.T) {
 	if _, err := fs.Stat(os.DirFS("/"), "proc/self/stat"); err != nil {
 		t.Skip("needs /proc to see which processes live")
 	}
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	temp := t.TempDir()
-	cmd.Env = append(os.Environ(), "TMPDIR="+temp, asAgent+`=echo "child $$"; (trap "" TERM INT HUP; echo "child $(exec sh -c 'echo $PPID')"; while :; do sleep 0.05; done) & trap '' TERM; while :; do sleep 0.05; done`)
+	cmd.Env = append(os.Environ(), "TMPDIR="+temp,
+		asAgent+`=echo "child $$"; (trap "" TERM INT HUP; echo "child $(exec sh -c 'echo $PPID')"; while :; do sleep 0.05; done) & trap '' TERM; while :; do sleep 0.05; done`)
 	out := &output{}
 	cmd.Stdout, cmd.Stderr = out, os.Stderr
 	if err := cmd.Start(); err != nil {
@@ -541,7 +573,7 @@ func TestAgentKilled(t *testing.T) {
 	cmd.WaitDelay = time.Minute // for its output; nothing of it is left that holds it open
 	_ = cmd.Wait()
 	for _, pid := range pids(t, out.String()) {
-		eventually(t, fmt.Sprintf("process %d to end", pid), func() bool { return !alive(pid) })
+		eventually(t, fmt.Sprintf("process %d to end", pid), func() bool { return !processRuns(pid) })
 	}
 	eventually(t, "the folder for records to go", func() bool {
 		left, err := os.ReadDir(temp)
@@ -563,7 +595,7 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// stuckOutput is an output that takes nothing until it is closed, as a paused terminal or a pager.
+// stuckOutput is an output that accepts nothing until it is closed, as a paused terminal or a pager does.
 type stuckOutput struct{ open chan struct{} }
 
 func (o stuckOutput) Write(b []byte) (int, error) {
@@ -571,8 +603,7 @@ func (o stuckOutput) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestPausedOutput: the user's signals reach the workers, the second one as well, though nobody reads what the
-// workers write.
+// TestPausedOutput: the user's signals, also the second one, reach the workers although their output is not read.
 func TestPausedOutput(t *testing.T) {
 	for name, which := range map[string][]Stream{"stdout": {Stdout}, "both": {Stdout, Stderr}} {
 		t.Run(name, func(t *testing.T) {

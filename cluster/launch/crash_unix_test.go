@@ -8,13 +8,16 @@ import (
 	"testing"
 )
 
-// TestNativeCrash: a worker that crashes in native code is a root cause by its signal, reported with the lines that it wrote
-// before; the registers are not shown.
+// TestNativeCrash: a worker that crashes in native code is a root cause by its signal. The report has the lines that
+// it wrote before the crash, without the registers.
 func TestNativeCrash(t *testing.T) {
 	for name, want := range map[string][]string{
 		"sigabrt.txt": {
-			"  what    SIGABRT: abort, in native code: F0000 00:00:1763812345.123456    1234 buffer.cc:57] Check failed: size >= 0", "  code    2\n",
-			"*** Check failure stack trace: ***\n              @     0x7f1  tsl::x()\n          SIGABRT: abort\n", "main._Cfunc_ab()",
+			"  what    SIGABRT: abort, in native code: F0000 00:00:1763812345.123456    1234 buffer.cc:57] Check failed: " +
+				"size >= 0",
+			"  code    2\n",
+			"*** Check failure stack trace: ***\n              @     0x7f1  tsl::x()\n          SIGABRT: abort\n",
+			"main._Cfunc_ab()",
 		},
 		"sigsegv.txt": {
 			"  what    SIGSEGV: segmentation violation, in native code; the line before: warning 1\n",

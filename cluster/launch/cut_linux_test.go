@@ -22,8 +22,9 @@ const (
 	cutLongestIn = 10 * time.Second // unless the whole sweep is made
 )
 
-// TestCut: a node whose link to the others is cut for longer than a heartbeat, and is back, takes its own place
-// again: the job goes on in a later epoch. No node ends the job, and none says of a healthy one that it is lost.
+// TestCut: a node whose link to the others is cut for longer than the heartbeat timeout takes its node slot again
+// when the link is back, and the job continues in a later epoch. No node ends the job, and none reports a healthy
+// one as lost.
 func TestCut(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for several seconds until a link is back; the README's command runs it")
@@ -69,7 +70,7 @@ func cutOnce(t *testing.T, node int, length time.Duration, ownEnd bool) {
 		if !strings.Contains(said, "ended with 0 after ") || !strings.Contains(said, "starting all 3 workers again") {
 			t.Errorf("node %d did not go on:\n%s", i, said)
 		}
-		for other := range cutNodes { // where the store is cut off, its node sees nobody, and says so
+		for other := range cutNodes { // if the store is cut off, its node sees no other, and reports that
 			if healthy := other != node && node != 0; healthy && strings.Contains(said,
 				fmt.Sprintf("node %d (host %s, pid %d) is lost", other, hostName(t), nodes[other].cmd.Process.Pid)) {
 				t.Errorf("node %d says that node %d is lost, which is healthy:\n%s", i, other, said)
@@ -79,8 +80,8 @@ func cutOnce(t *testing.T, node int, length time.Duration, ownEnd bool) {
 	t.Logf("ended %v after the link was back", time.Since(since).Round(10*time.Millisecond))
 }
 
-// cutByKill kills the agent that serves the store, which is not waited for as a cut link is: what the store held is
-// gone.
+// cutByKill kills the agent that serves the store. The others do not wait for it as for a cut link, since the
+// content of the store is lost.
 func cutByKill(t *testing.T) {
 	_, nodes := startCut(t)
 	nodes[0].kill(t)
@@ -99,7 +100,7 @@ func cutByKill(t *testing.T) {
 	t.Logf("ended %v after it was killed", time.Since(since).Round(10*time.Millisecond))
 }
 
-// startCut starts a job of nodes on a switch, whose workers in the first epoch never end by themselves.
+// startCut starts a job of nodes on a switch, whose workers never exit in the first epoch.
 func startCut(t *testing.T) (*testSwitch, []*nodeProcess) {
 	network := openSwitch(t, cutNodes)
 	const script = `echo "epoch $LOCKSTEP_EPOCH of $RANK of $WORLD_SIZE"; [ $LOCKSTEP_EPOCH != 0 ] && sleep 1 && exit 0; while :; do sleep 0.1; done`
@@ -122,7 +123,8 @@ func startCut(t *testing.T) (*testSwitch, []*nodeProcess) {
 	return network, nodes
 }
 
-// testSwitch is a switch with hosts on cables, each in a separate network namespace. All are removed at the end of the test.
+// testSwitch is a switch with hosts on cables, each in a separate network namespace. All are removed at the end of
+// the test.
 type testSwitch struct {
 	hub   int
 	hosts []int

@@ -9,7 +9,9 @@
 // No worker outlives its agent: on Linux the kernel kills it, and a [Guard], a small process that waits for
 // the agent's end, kills the processes that the worker started.
 //
-//	agent, err := launch.New(launch.Config{Command: []string{"./prog"}, Workers: 4, Stdout: os.Stdout, Stderr: os.Stderr})
+// agent, err := launch.New(launch.Config{Command: []string{"./prog"}, Workers: 4, Stdout: os.Stdout, Stderr:
+// os.Stderr})
+//
 //	…
 //	outcome, err := agent.Run(ctx)
 //	os.Exit(outcome.Code)

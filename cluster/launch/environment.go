@@ -9,8 +9,8 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster"
 )
 
-// place is a worker's identity in its job, and its environment.
-type place struct {
+// assignment is a worker's identity in its job, and its environment.
+type assignment struct {
 	id                    string
 	epoch                 uint32
 	restartsMax           int
@@ -24,7 +24,7 @@ type place struct {
 }
 
 // variables returns a worker's environment: Lockstep's variables, torchrun's, and TensorFlow's.
-func (p *place) variables() []string {
+func (p *assignment) variables() []string {
 	n := strconv.Itoa
 	pairs := [][2]string{
 		{cluster.EnvJob, p.id},
@@ -49,7 +49,11 @@ func (p *place) variables() []string {
 		{"TORCHELASTIC_MAX_RESTARTS", n(p.restartsMax)},
 		{"TF_CONFIG", p.tfConfig()},
 	}
-	for _, optional := range [][2]string{{cluster.EnvStore, p.store}, {cluster.EnvSecret, p.secret}, {cluster.EnvRecords, p.record}} {
+	for _, optional := range [][2]string{
+		{cluster.EnvStore, p.store},
+		{cluster.EnvSecret, p.secret},
+		{cluster.EnvRecords, p.record},
+	} {
 		if optional[1] != "" {
 			pairs = append(pairs, optional)
 		}
@@ -63,7 +67,7 @@ func (p *place) variables() []string {
 
 // tfConfig returns the cluster as TF_CONFIG: all workers are tasks of the job "worker", and task 0 is the
 // chief.
-func (p *place) tfConfig() string {
+func (p *assignment) tfConfig() string {
 	var c struct {
 		Cluster map[string][]string `json:"cluster"`
 		Task    struct {
@@ -89,7 +93,7 @@ var stale = []string{
 // SetByAgent reports whether an agent sets or removes this variable of the workers' environment itself: a
 // user's value has no effect.
 func SetByAgent(name string) bool {
-	p := place{store: "-", secret: "-", record: "-"}
+	p := assignment{store: "-", secret: "-", record: "-"}
 	return slices.Contains(stale, name) || slices.ContainsFunc(p.variables(),
 		func(kv string) bool { return nameOf(kv) == name })
 }

@@ -27,7 +27,7 @@ type epoch struct {
 	memory   memoryKills // before the start
 	counted  bool
 
-	asleep map[*worker]time.Time // since when workers have been seen stopped
+	stoppedSince map[*worker]time.Time // since when workers have been seen stopped
 
 	failing  bool // a worker has failed
 	first    int  // which one, as far as this agent knows
@@ -38,8 +38,9 @@ type epoch struct {
 	kill     <-chan time.Time // when the workers that still run are killed
 	giveUp   <-chan time.Time // when nodes that do not respond are abandoned
 	gaveUp   bool
+	storeOut bool         // giveUp bounds the wait for the store, which has not answered since
 	losses   map[int]loss // by node: those whose agent is lost
-	alone    error        // the store has ended, or this agent's slot was taken
+	ownErr   error        // the store has ended, or this agent's slot was taken
 	cutOff   error        // the store cannot be reached: the state of the other nodes is unknown
 }
 
@@ -51,9 +52,9 @@ type loss struct {
 
 // nodeEnd is what an agent publishes when all its workers have ended.
 type nodeEnd struct {
-	Node     int             `json:"node"`
-	Failures []failureReport `json:"failures,omitempty"`
-	Fine     []cleanExit     `json:"fine,omitempty"`
+	Node       int             `json:"node"`
+	Failures   []failureReport `json:"failures,omitempty"`
+	CleanExits []cleanExit     `json:"clean_exits,omitempty"`
 }
 
 // cleanExit is a clean exit: a worker that ended with code 0. It is a failure only if the others still needed it.
@@ -76,14 +77,14 @@ const answerTime = 10 * time.Second
 // watch returns when the workers of all nodes have ended, or nothing more can be learned.
 func (e *epoch) watch(ctx context.Context) {
 	a, done := e.agent, ctx.Done()
-	look := time.NewTicker(a.cfg.HeartbeatTimeout / silentBeats)
+	look := time.NewTicker(a.cfg.HeartbeatTimeout / missedMax)
 	defer look.Stop()
-	for !e.over() {
+	for !e.done() {
 		select {
 		case w := <-e.ended:
 			e.workerEnded(w)
 		case ev := <-a.peers.events:
-			e.heard(ev)
+			e.handle(ev)
 		case sig := <-a.signals:
 			e.signalled(sig)
 		case <-look.C:
@@ -103,14 +104,14 @@ func (e *epoch) watch(ctx context.Context) {
 	}
 }
 
-func (e *epoch) over() bool {
+func (e *epoch) done() bool {
 	if len(e.running) > 0 {
 		return false
 	}
-	for node := range e.layout.cards {
+	for node := range e.layout.slots {
 		_, ended := e.ends[node]
 		if _, lost := e.losses[node]; !ended && !lost {
-			return e.gaveUp || e.alone != nil || e.cutOff != nil
+			return e.gaveUp || e.ownErr != nil || e.cutOff != nil
 		}
 	}
 	return true
@@ -123,10 +124,10 @@ func (e *epoch) workerEnded(w *worker) {
 	}
 	record, failed := w.record(e.agent.cfg.Grace)
 	switch {
-	case failed && !w.asked && !e.failing:
+	case failed && !w.signalled && !e.failing:
 		e.fail(record)
 	case e.failing:
-	case e.agent.asked != nil && len(e.running) > 0 && e.kill == nil:
+	case e.agent.userSignal != nil && len(e.running) > 0 && e.kill == nil:
 		e.kill = time.After(e.agent.cfg.Grace) // the others wait for it in vain
 	}
 	if len(e.running) == 0 {
@@ -143,14 +144,15 @@ func (e *epoch) findStopped() {
 	now := time.Now()
 	for _, w := range e.running {
 		if !suspended(e.agent.root, w.pid()) {
-			delete(e.asleep, w)
+			delete(e.stoppedSince, w)
 			continue
 		}
-		since, known := e.asleep[w]
+		since, known := e.stoppedSince[w]
 		switch {
 		case !known:
-			e.asleep[w] = now
-			e.agent.screen.say(fmt.Sprintf("lockstep run: worker %d (pid %d) is stopped: resume it with kill -CONT %d; it counts as failed after %v\n", w.rank, w.pid(), w.pid(), e.agent.cfg.HeartbeatTimeout))
+			e.stoppedSince[w] = now
+			e.agent.screen.print(fmt.Sprintf("lockstep run: worker %d (pid %d) is stopped: resume it with kill -CONT %d; it "+
+				"counts as failed after %v\n", w.rank, w.pid(), w.pid(), e.agent.cfg.HeartbeatTimeout))
 		case now.Sub(since) >= e.agent.cfg.HeartbeatTimeout:
 			w.halt()
 			record, _ := w.record(e.agent.cfg.Grace)
@@ -192,12 +194,12 @@ func (e *epoch) stop() {
 			w.halt()
 		}
 	}
-	e.ask(sigTerminate)
+	e.signalAll(sigTerminate)
 	e.kill = time.After(e.agent.cfg.Grace)
 }
 
-// ask sends a signal to all workers that are running.
-func (e *epoch) ask(sig os.Signal) {
+// signalAll sends a signal to all workers that are running.
+func (e *epoch) signalAll(sig os.Signal) {
 	e.patience.Store(true)
 	e.each(func(w *worker) { signalGroup(w.pid(), sig) })
 }
@@ -216,7 +218,7 @@ func (e *epoch) each(f func(*worker)) {
 		select {
 		case <-w.ended:
 		default:
-			w.asked = true
+			w.signalled = true
 			f(w)
 		}
 	}
@@ -226,45 +228,47 @@ func (e *epoch) each(f func(*worker)) {
 // other nodes.
 func (e *epoch) signalled(sig os.Signal) {
 	p := e.agent.peers
-	if e.agent.asked != nil {
+	if e.agent.userSignal != nil {
 		p.publish(e.agent.cfg.Node, "event", "kill", e.number)
 		e.killAll()
 		e.giveUp = time.After(answerTime)
 		return
 	}
-	e.agent.screen.say(fmt.Sprintf("\nlockstep run: forwarded %s to the workers, which may finish their step; a second signal kills them\n", signalName(sig)))
+	e.agent.screen.print(fmt.Sprintf("\nlockstep run: forwarded %s to the workers, which may finish their step; a "+
+		"second signal kills them\n", signalName(sig)))
 	p.publish(interruption{Node: e.agent.cfg.Node, Terminate: sig == sigTerminate}, "event", "interrupt", e.number)
 	e.interrupt(sig)
 }
 
 func (e *epoch) interrupt(sig os.Signal) {
-	e.agent.asked = sig
+	e.agent.userSignal = sig
 	if !e.stopping { // else they have been asked already
-		e.ask(sig)
+		e.signalAll(sig)
 	}
 }
 
-// heard processes an event from another agent.
-func (e *epoch) heard(ev event) {
+// handle processes an event from another agent.
+func (e *epoch) handle(ev event) {
+	e.storeOut = e.storeOut && ev.err != nil
 	switch {
 	case ev.err != nil:
 		e.storeFailed(ev.err)
-	case ev.over != nil:
+	case ev.jobEnd != nil:
 		e.gaveUp = true // all earlier events of the others have been handled before this
 		if len(e.running) > 0 && !e.failing {
-			e.alone = &overError{*ev.over}
+			e.ownErr = &jobEndedError{*ev.jobEnd}
 			e.stop()
 		}
-	case ev.seat != nil && ev.seat.Node < len(e.layout.cards):
-		e.agent.peers.seats[ev.seat.Node] = ev.seat
-		e.seatChanged(ev.seat)
+	case ev.slot != nil && ev.slot.Node < len(e.layout.slots):
+		e.agent.peers.slots[ev.slot.Node] = ev.slot
+		e.slotChanged(ev.slot)
 	case ev.kill:
-		if e.agent.asked == nil {
-			e.agent.asked = sigInterrupt
+		if e.agent.userSignal == nil {
+			e.agent.userSignal = sigInterrupt
 		}
 		e.killAll()
 	case ev.interruption != nil:
-		if e.agent.asked != nil {
+		if e.agent.userSignal != nil {
 			break // by this node's user too
 		}
 		sig := sigInterrupt
@@ -286,14 +290,14 @@ func (e *epoch) heard(ev event) {
 func (e *epoch) storeFailed(err error) {
 	a := e.agent
 	switch {
-	case e.alone != nil || e.cutOff != nil:
+	case e.ownErr != nil || e.cutOff != nil:
 	case a.peers.gone(err):
-		e.alone = a.peers.storeLost(err)
+		e.ownErr = a.peers.storeLost(err)
 		a.peers.cutOff = err
 		e.stop()
 	case len(e.running) == 0 && !e.failing: // they have exited normally, which the others may yet report of theirs
 		if e.giveUp == nil {
-			e.giveUp = time.After(a.cfg.RendezvousTimeout)
+			e.giveUp, e.storeOut = time.After(a.cfg.RendezvousTimeout), true
 		}
 	default:
 		e.isolate(err)
@@ -304,14 +308,14 @@ func (e *epoch) storeFailed(err error) {
 func (e *epoch) isolate(err error) {
 	a := e.agent
 	e.cutOff, e.failing, a.peers.cutOff = err, true, err
-	a.screen.say(fmt.Sprintf("lockstep run: %v cannot reach the other nodes, and ends its workers: %v\n",
-		&e.layout.cards[e.layout.node].card, err))
+	a.screen.print(fmt.Sprintf("lockstep run: %v cannot reach the other nodes, and ends its workers: %v\n",
+		&e.layout.slots[e.layout.node].registration, err))
 }
 
 // doubt determines whether nodes that do not respond are at fault, or this node's own connection to the
 // store.
 func (e *epoch) doubt(ctx context.Context) {
-	if !e.gaveUp || e.alone != nil || e.cutOff != nil || e.agent.cfg.Nodes == 1 {
+	if !e.gaveUp || e.ownErr != nil || e.cutOff != nil || e.agent.cfg.Nodes == 1 {
 		return
 	}
 	if err := e.agent.peers.reach(ctx); err != nil && ctx.Err() == nil {
@@ -319,21 +323,22 @@ func (e *epoch) doubt(ctx context.Context) {
 	}
 }
 
-// seatChanged ends the epoch when a node's agent is lost before its workers have ended, or when another has
+// slotChanged ends the epoch when a node's agent is lost before its workers have ended, or when another has
 // replaced it.
-func (e *epoch) seatChanged(s *nodeSlot) {
-	was := &e.layout.cards[s.Node]
+func (e *epoch) slotChanged(s *nodeSlot) {
+	was := &e.layout.slots[s.Node]
 	l := loss{why: s.Why, since: s.Since}
 	switch {
 	case s.Nonce != was.Nonce && s.Node == e.layout.node:
-		e.alone = fmt.Errorf("%v was declared lost, and %w by the agent on host %s with pid %d", &was.card, errReplaced, s.Host, s.PID)
+		e.ownErr = fmt.Errorf("%v was declared lost, and %w by the agent on host %s with pid %d", &was.registration,
+			errReplaced, s.Host, s.PID)
 		e.stop()
 		return
 	case s.Nonce != was.Nonce:
 		l = loss{why: fmt.Sprintf("the agent on host %s with pid %d has replaced it", s.Host, s.PID), since: time.Now()}
 	case s.State == gone:
 		l = loss{why: "it has left the job", since: time.Now()}
-	case s.State == here:
+	case s.State == present:
 		return
 	case s.Node == e.layout.node: // declared lost: the others have ended the epoch, and this agent can join the next
 		e.failed(e.layout.first)
@@ -346,7 +351,8 @@ func (e *epoch) seatChanged(s *nodeSlot) {
 	e.losses[s.Node] = l
 	if !e.failing {
 		e.firstAt = l.since
-		e.agent.remark(fmt.Sprintf("lockstep run: %v is lost, and its workers with it: %s\n", &was.card, l.why))
+		e.agent.printUnlessQuiet(fmt.Sprintf("lockstep run: %v is lost, and its workers with it: %s\n", &was.registration,
+			l.why))
 	}
 	e.failed(e.layout.firstOf(s.Node))
 	e.expect()
@@ -357,20 +363,20 @@ func (e *epoch) seatChanged(s *nodeSlot) {
 func (e *epoch) catchUp(ctx context.Context) {
 	p := e.agent.peers
 	away := func(s *nodeSlot) bool {
-		return s != nil && (s.State == lost || s.Nonce != e.layout.cards[s.Node].Nonce)
+		return s != nil && (s.State == lost || s.Nonce != e.layout.slots[s.Node].Nonce)
 	}
-	if !slices.ContainsFunc(p.seats, away) {
+	if !slices.ContainsFunc(p.slots, away) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, storeTime)
 	defer cancel()
-	seats, _, _, err := p.read(ctx) // the events may be older than the agreed meeting
+	slots, _, _, err := p.read(ctx) // the events may be older than the agreed membership
 	if err != nil {
 		return // an event reports a lost store
 	}
-	for _, s := range seats {
+	for _, s := range slots {
 		if away(s) {
-			e.seatChanged(s)
+			e.slotChanged(s)
 		}
 	}
 }
@@ -389,7 +395,7 @@ func (e *epoch) order() {
 		return // it was another node's
 	}
 	for _, w := range e.workers {
-		if _, failed := w.record(e.agent.cfg.Grace); failed && !w.asked && w.at.Before(e.firstAt) {
+		if _, failed := w.record(e.agent.cfg.Grace); failed && !w.signalled && w.at.Before(e.firstAt) {
 			e.first, e.firstAt = w.rank, w.at
 		}
 	}
@@ -398,7 +404,7 @@ func (e *epoch) order() {
 // finish publishes how this node's workers ended.
 func (e *epoch) finish() {
 	e.order()
-	end := nodeEnd{Node: e.agent.cfg.Node, Failures: e.failures(), Fine: e.cleanExits()}
+	end := nodeEnd{Node: e.agent.cfg.Node, Failures: e.failures(), CleanExits: e.cleanExits()}
 	e.ends[end.Node] = end
 	p := e.agent.peers
 	p.publish(end.bounded(), "event", "end", e.number, end.Node)
@@ -411,7 +417,7 @@ func (e *epoch) failures() []failureReport {
 	if dir := e.agent.cfg.Records; dir != "" {
 		records, err := failure.Read(dir, e.number)
 		if err != nil {
-			e.agent.screen.say(fmt.Sprintf("lockstep run: %v\n", err))
+			e.agent.screen.print(fmt.Sprintf("lockstep run: %v\n", err))
 		}
 		for _, r := range records {
 			own[r.Worker] = r
@@ -445,7 +451,7 @@ func (e *epoch) failures() []failureReport {
 // cleanExits returns this node's workers that ended with exit code 0 without being asked to.
 func (e *epoch) cleanExits() (out []cleanExit) {
 	for _, w := range e.workers {
-		if w.err == nil && w.ending.code == 0 && !w.asked {
+		if w.err == nil && w.ending.code == 0 && !w.signalled {
 			out = append(out, cleanExit{w.rank, e.agent.host, w.pid()})
 		}
 	}
@@ -458,10 +464,11 @@ func (e *epoch) complete(rep *failure.Report) {
 		return
 	}
 	for _, end := range e.ends {
-		for _, f := range end.Fine {
+		for _, f := range end.CleanExits {
 			if f.Worker == rep.Root.Worker {
 				rep.Root.Host, rep.Root.PID = f.Host, f.PID
-				rep.Root.Message = "exited with code 0 while others still waited for it; " + strings.TrimPrefix(rep.Root.Message, "it reported nothing; ")
+				rep.Root.Message = "exited with code 0 while others still waited for it; " +
+					strings.TrimPrefix(rep.Root.Message, "it reported nothing; ")
 			}
 		}
 	}
@@ -469,7 +476,7 @@ func (e *epoch) complete(rep *failure.Report) {
 
 // attribute adds to a record that only this agent can write what the worker itself would have reported.
 func (e *epoch) attribute(w *worker, r *failure.Record) {
-	if !w.asked && r.Worker != e.first && r.Kind != "signal" && r.Kind != "memory" && !r.Time.Before(e.firstAt) {
+	if !w.signalled && r.Worker != e.first && r.Kind != "signal" && r.Kind != "memory" && !r.Time.Before(e.firstAt) {
 		r.Blames = []int{e.first} // most likely it has lost that one
 	}
 	if w.err == nil && r.Kind != "interrupted" {
@@ -479,8 +486,8 @@ func (e *epoch) attribute(w *worker, r *failure.Record) {
 
 // outcome returns the result of the epoch.
 func (e *epoch) outcome() Outcome {
-	o := Outcome{Restarts: int(e.number), Interrupted: e.agent.asked != nil}
-	if errors.Is(e.alone, errReplaced) { // the job continues without this agent, which cannot know its result
+	o := Outcome{Restarts: int(e.number), Interrupted: e.agent.userSignal != nil}
+	if errors.Is(e.ownErr, errReplaced) { // the job continues without this agent, which cannot know its result
 		o.Code = 1
 		return o
 	}
@@ -490,8 +497,8 @@ func (e *epoch) outcome() Outcome {
 			records = append(records, f.Record)
 		}
 	}
-	unknown := e.alone != nil || e.cutOff != nil // the state of the other nodes
-	for node := range e.layout.cards {
+	unknown := e.ownErr != nil || e.cutOff != nil // the state of the other nodes
+	for node := range e.layout.slots {
 		if _, ok := e.ends[node]; !ok && !unknown {
 			records = append(records, e.silent(node)...)
 		}
@@ -523,7 +530,7 @@ func follows(r failure.Record) bool {
 // silent builds records for the workers of a node whose agent has not published how they ended. They are
 // causes, not consequences: the workers ended with their agent, and the others lost them because of that.
 func (e *epoch) silent(node int) (out []failure.Record) {
-	c, first := &e.layout.cards[node], e.layout.firstOf(node)
+	c, first := &e.layout.slots[node], e.layout.firstOf(node)
 	l, known := e.losses[node]
 	if !known {
 		l = loss{why: "it does not respond", since: time.Now()}
@@ -531,24 +538,26 @@ func (e *epoch) silent(node int) (out []failure.Record) {
 	for i := range c.Workers {
 		out = append(out, failure.Record{
 			Job: e.agent.cfg.ID, Epoch: e.number, Worker: first + i, Host: c.Host, Time: l.since, Kind: "exit",
-			Message: fmt.Sprintf("the agent of its %v is lost: %s; it was killed, or its host or network is down", &c.card, l.why), Step: -1, ExitCode: -1,
+			Message: fmt.Sprintf("the agent of its %v is lost: %s; it was killed, or its host or network is down",
+				&c.registration, l.why),
+			Step: -1, ExitCode: -1,
 		})
 	}
 	return out
 }
 
-// lastWord returns the error of an agent whose job cannot continue because another agent, or the store, is
+// finalError returns the error of an agent whose job cannot continue because another agent, or the store, is
 // missing.
-func (e *epoch) lastWord() error {
-	if e.alone != nil {
-		return e.alone
+func (e *epoch) finalError() error {
+	if e.ownErr != nil {
+		return e.ownErr
 	}
 	if e.cutOff != nil {
 		return e.agent.isolated(e.cutOff)
 	}
-	for node := range e.layout.cards {
+	for node := range e.layout.slots {
 		if l, ok := e.losses[node]; ok {
-			return fmt.Errorf("%v is lost: %s", &e.layout.cards[node].card, l.why)
+			return fmt.Errorf("%v is lost: %s", &e.layout.slots[node].registration, l.why)
 		}
 	}
 	return nil

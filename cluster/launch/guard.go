@@ -68,10 +68,10 @@ func startGuard(command []string) (*guard, error) {
 }
 
 // add registers a process group, by its number, or a folder with the guard; remove unregisters it.
-func (g *guard) add(what any)    { g.tell("+", what) }
-func (g *guard) remove(what any) { g.tell("-", what) }
+func (g *guard) add(what any)    { g.send("+", what) }
+func (g *guard) remove(what any) { g.send("-", what) }
 
-func (g *guard) tell(sign string, what any) {
+func (g *guard) send(sign string, what any) {
 	if g == nil {
 		return
 	}

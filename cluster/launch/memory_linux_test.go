@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// TestOutOfMemory: a worker that the kernel kills for want of memory is told from one that somebody has killed.
+// TestOutOfMemory: the report distinguishes a worker that the kernel killed for lack of memory from one that a user
+// killed.
 func TestOutOfMemory(t *testing.T) {
 	dir := memoryGroup(t)
 	// tail keeps what has no end of line in memory
@@ -18,7 +19,8 @@ func TestOutOfMemory(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "sh", "-c", `echo 0 > "$0/cgroup.procs" && exec "$1"`, dir, os.Args[0])
 	cmd.Env = append(os.Environ(), asAgent+"="+script)
 	text, err := cmd.CombinedOutput()
-	if cmd.ProcessState == nil || cmd.ProcessState.ExitCode() != 137 || !strings.Contains(string(text), "what    out of memory: killed by the kernel (SIGKILL; ") {
+	if cmd.ProcessState == nil || cmd.ProcessState.ExitCode() != 137 ||
+		!strings.Contains(string(text), "what    out of memory: killed by the kernel (SIGKILL; ") {
 		t.Errorf("%v:\n%s", err, text)
 	}
 }

@@ -61,13 +61,15 @@ func TestNodesMakeOneJob(t *testing.T) {
 		t.Errorf("TF_CONFIG: %s", cluster)
 	}
 	for rank, place := range []string{"0 of 2, 0", "1 of 2, 0", "0 of 1, 1", "0 of 3, 2", "1 of 3, 2", "2 of 3, 2"} {
-		if want := fmt.Sprintf(`%d of 6, %s of 3, %s, %s,"task":{"type":"worker","index":%d}}`, rank, place, port, cluster, rank); all[rank] != want {
+		if want := fmt.Sprintf(`%d of 6, %s of 3, %s, %s,"task":{"type":"worker","index":%d}}`, rank, place, port, cluster,
+			rank); all[rank] != want {
 			t.Errorf("rank %d: got %s\nwant %s", rank, all[rank], want)
 		}
 	}
 }
 
-// TestNodesRestartTogether: a failure on one node ends the workers of all, which start again as one epoch, also those that had ended well.
+// TestNodesRestartTogether: a failure on one node ends the workers of all nodes, which start again as one epoch,
+// also those that had exited with code 0.
 func TestNodesRestartTogether(t *testing.T) {
 	dir := t.TempDir()
 	nodes := launchNodes(t, `echo "epoch $LOCKSTEP_EPOCH of $RANK"; touch `+dir+`/said$RANK
@@ -79,7 +81,10 @@ while :; do sleep 0.02; done`, func(c *Config) { c.RestartsMax = 2 }, 1, 2, 1)
 		if o := n.wait(t); o.Code != 0 || o.Restarts != 1 {
 			t.Errorf("node %d: outcome %+v:\n%s", i, o, n.err)
 		}
-		for _, want := range []string{"root cause: worker 3", "worker 3 of 4, node 2", "ended with exit code 6", "then    workers 1, 2: asked to exit", "restart 1 of 2"} {
+		for _, want := range []string{
+			"root cause: worker 3", "worker 3 of 4, node 2", "ended with exit code 6",
+			"then    workers 1, 2: asked to exit", "restart 1 of 2",
+		} {
 			if !strings.Contains(n.err.String(), want) {
 				t.Errorf("node %d did not tell %q:\n%s", i, want, n.err)
 			}
@@ -104,8 +109,9 @@ func TestNodesEndWithOneCode(t *testing.T) {
 	}
 }
 
-// TestKilledWorkersAreTold: the other workers find in the store why they lost one that could not tell it. In the end nothing is left there.
-func TestKilledWorkersAreTold(t *testing.T) {
+// TestKilledWorkersAreReported: the other workers find in the store why they lost a worker that could not report its
+// failure. At the end the store is empty.
+func TestKilledWorkersAreReported(t *testing.T) {
 	memory := rendezvous.NewMemory()
 	s := launchScript(t, `trap '' TERM; [ $RANK = 1 ] && kill -9 $$; until [ -e $LOCKSTEP_RECORDS/enough ]; do sleep 0.02; done`, func(c *Config) {
 		c.Store, c.Records = memory.Open(), t.TempDir()
@@ -124,7 +130,8 @@ func TestKilledWorkersAreTold(t *testing.T) {
 	}
 }
 
-// TestInterruptReachesAllNodes: the user tells one agent, and the workers of all get the signal once; the second time all are killed.
+// TestInterruptReachesAllNodes: the user signals one agent, and the workers of all nodes get the signal once; the
+// second signal kills all.
 func TestInterruptReachesAllNodes(t *testing.T) {
 	for _, times := range []int{1, 2} {
 		t.Run(fmt.Sprint(times), func(t *testing.T) {
@@ -152,7 +159,7 @@ func TestInterruptReachesAllNodes(t *testing.T) {
 	}
 }
 
-// runNode runs an agent whose failure to work is wanted.
+// runNode runs an agent that is expected to fail.
 func runNode(t *testing.T, ctx context.Context, cfg Config) error {
 	t.Helper()
 	cfg.Command, cfg.Workers = []string{"sh", "-c", "while :; do sleep 0.02; done"}, 1
@@ -168,9 +175,11 @@ func runNode(t *testing.T, ctx context.Context, cfg Config) error {
 }
 
 func TestNodesThatDoNotMeet(t *testing.T) {
-	for _, wait := range []time.Duration{time.Nanosecond, 100 * time.Millisecond} { // the first is over before the store was asked
+	// the first ends before the store has answered
+	for _, wait := range []time.Duration{time.Nanosecond, 100 * time.Millisecond} {
 		t.Run(fmt.Sprint("missing for ", wait), func(t *testing.T) {
-			err := runNode(t, t.Context(), Config{Nodes: 3, Node: 1, Store: rendezvous.NewMemory().Open(), RendezvousTimeout: wait})
+			err := runNode(t, t.Context(),
+				Config{Nodes: 3, Node: 1, Store: rendezvous.NewMemory().Open(), RendezvousTimeout: wait})
 			if want := "1 of 3 nodes joined (node 1"; err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("error %v, want one that says %q", err, want)
 			}
@@ -200,7 +209,7 @@ func TestNodesThatDoNotMeet(t *testing.T) {
 	}
 }
 
-// atOneTime is a store that an agent looks into for the first time when all others do.
+// atOneTime is a store that all agents read for the first time at the same time.
 type atOneTime struct {
 	rendezvous.Store
 	first sync.Once
@@ -216,20 +225,20 @@ func (a *atOneTime) List(ctx context.Context, prefix string) ([]rendezvous.Entry
 	return entries, revision, err
 }
 
-// mute is a store in which an agent cannot show for the first time that it lives.
+// mute is a store to which an agent cannot write its first heartbeat.
 type mute struct{ rendezvous.Store }
 
 func (m mute) Set(ctx context.Context, key string, value []byte) error {
-	if !strings.Contains(key, "/pulse/") {
+	if !strings.Contains(key, "/heartbeat/") {
 		return m.Store.Set(ctx, key, value)
 	}
 	<-ctx.Done()
 	return context.Cause(ctx)
 }
 
-// TestStoppedBeforeTheMeeting: the user stops one node before all are there, in whatever state it is, and all others end and say so. Those that
-// are there wait as long as a test may take.
-func TestStoppedBeforeTheMeeting(t *testing.T) {
+// TestStoppedBeforeTheStart: the user stops one node before all have joined, in any state of it. All others end and
+// report it. The agents that have joined wait as long as a test may take.
+func TestStoppedBeforeTheStart(t *testing.T) {
 	for name, c := range map[string]struct {
 		store func(rendezvous.Store) rendezvous.Store
 		ready bool // it waits for the others when it is stopped
@@ -244,18 +253,22 @@ func TestStoppedBeforeTheMeeting(t *testing.T) {
 			errs := make(chan error, 2)
 			for _, node := range []int{0, 2} {
 				go func() {
-					errs <- runNode(t, t.Context(), Config{Nodes: 4, Node: node, Store: memory.Open(), RendezvousTimeout: 2 * patience})
+					errs <- runNode(t, t.Context(),
+						Config{Nodes: 4, Node: node, Store: memory.Open(), RendezvousTimeout: 2 * patience})
 				}()
 			}
 			await := func(nodes ...int) {
 				p := newPeers(&Agent{cfg: Config{ID: "lockstep", Nodes: 4, Store: memory.Open(), HeartbeatTimeout: time.Hour}})
 				eventually(t, "the nodes to wait", func() bool {
-					seats, _, _, err := p.read(t.Context())
-					return err == nil && !slices.ContainsFunc(nodes, func(n int) bool { return seats[n] == nil || !seats[n].Ready })
+					slots, _, _, err := p.read(t.Context())
+					return err == nil && !slices.ContainsFunc(nodes, func(n int) bool { return slots[n] == nil || !slots[n].Ready })
 				})
 			}
 			await(0, 2)
-			a, err := New(Config{Command: []string{"true"}, Workers: 1, Nodes: 4, Node: 1, Store: c.store(memory.Open()), RendezvousTimeout: 2 * patience})
+			a, err := New(Config{
+				Command: []string{"true"}, Workers: 1, Nodes: 4, Node: 1, Store: c.store(memory.Open()),
+				RendezvousTimeout: 2 * patience,
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -268,7 +281,8 @@ func TestStoppedBeforeTheMeeting(t *testing.T) {
 				}()
 			}
 			const stopped = "node 1 was stopped by SIGTERM before all nodes joined"
-			if o, err := a.Run(t.Context()); o.Code != 130 || !o.Interrupted || err == nil || !strings.Contains(err.Error(), stopped) {
+			if o, err := a.Run(t.Context()); o.Code != 130 || !o.Interrupted || err == nil ||
+				!strings.Contains(err.Error(), stopped) {
 				t.Errorf("outcome %+v, error %v", o, err)
 			}
 			want := fmt.Sprintf("as reported by node 1 (host %s, pid %d): %s", hostName(t), os.Getpid(), stopped)
@@ -281,44 +295,50 @@ func TestStoppedBeforeTheMeeting(t *testing.T) {
 	}
 }
 
-// TestDuplicateStopped: to stop an agent whose place another has does not end the job of that one.
+// TestDuplicateStopped: stopping an agent whose node slot another has does not end the job of that one.
 func TestDuplicateStopped(t *testing.T) {
 	memory := rendezvous.NewMemory()
-	ghost(t, memory, card{})
-	a, err := New(Config{Command: []string{"true"}, Workers: 1, Nodes: 2, Node: 1, Store: memory.Open(), HeartbeatTimeout: time.Hour})
+	ghost(t, memory, registration{})
+	a, err := New(Config{
+		Command: []string{"true"}, Workers: 1, Nodes: 2, Node: 1, Store: memory.Open(),
+		HeartbeatTimeout: time.Hour,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	a.Interrupt(sigInterrupt)
-	if o, err := a.Run(t.Context()); o.Code != 130 || err == nil || !strings.Contains(err.Error(), "node 1 was stopped by SIGINT (Ctrl-C)") {
+	if o, err := a.Run(t.Context()); o.Code != 130 || err == nil ||
+		!strings.Contains(err.Error(), "node 1 was stopped by SIGINT (Ctrl-C)") {
 		t.Errorf("outcome %+v, error %v", o, err)
 	}
-	if text, _, err := memory.Open().Get(t.Context(), "=launch/lockstep/event/over"); !errors.Is(err, rendezvous.ErrNotFound) {
+	if text, _, err := memory.Open().Get(t.Context(), "=launch/lockstep/event/ended"); !errors.Is(err,
+		rendezvous.ErrNotFound) {
 		t.Errorf("how the job has ended: %s, %v", text, err)
 	}
 }
 
-// TestLostAgent: without restarts an agent that stops showing life ends the job on the others, which name it.
+// TestLostAgent: without restarts an agent without heartbeats ends the job on the others, which name it.
 func TestLostAgent(t *testing.T) {
 	t.Parallel() // it waits for seconds
 	memory := rendezvous.NewMemory()
-	ghost(t, memory, card{})
-	err := runNode(t, t.Context(), Config{Nodes: 2, Store: memory.Open(), HeartbeatTimeout: ghostTime, Grace: 100 * time.Millisecond})
+	ghost(t, memory, registration{})
+	err := runNode(t, t.Context(),
+		Config{Nodes: 2, Store: memory.Open(), HeartbeatTimeout: ghostTime, Grace: 100 * time.Millisecond})
 	if err == nil || !strings.Contains(err.Error(), "node 1 (host far, pid 42) is lost: no heartbeat for") {
 		t.Errorf("error %v, want one that names node 1", err)
 	}
 }
 
-// ghostTime lets an agent do without processor time for two seconds before it doubts the store.
+// ghostTime allows an agent two seconds without processor time before it doubts the store.
 const ghostTime = 4 * time.Second
 
-// ghost has node 1 of 2 come, meet for epoch 0, and never be heard of again.
-func ghost(t *testing.T, memory *rendezvous.Memory, c card) (nonce string) {
+// ghost has node 1 of 2 join epoch 0 and then do nothing.
+func ghost(t *testing.T, memory *rendezvous.Memory, c registration) (nonce string) {
 	t.Helper()
 	c.Node, c.Host, c.PID, c.Workers, c.Address, c.Ports = 1, "far", 42, 1, "127.0.0.1", []int{1}
 	a := &Agent{cfg: Config{ID: "lockstep", Node: 1, Nodes: 2, Store: memory.Open(), HeartbeatTimeout: time.Hour}}
 	p := newPeers(a)
-	if err := p.sit(t.Context(), c, func(string) {}); err != nil {
+	if err := p.takeSlot(t.Context(), c, func(string) {}); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.renew(t.Context(), 0, c); err != nil {
@@ -327,44 +347,47 @@ func ghost(t *testing.T, memory *rendezvous.Memory, c card) (nonce string) {
 	return p.nonce
 }
 
-// TestLostAtTheStart: an agent that is lost between the last look at it and the beginning of the epoch is missed all the same.
+// TestLostAtTheStart: an agent that is lost between the last read of the slots and the start of the epoch is
+// detected too.
 func TestLostAtTheStart(t *testing.T) {
 	t.Parallel() // it waits for seconds
 	memory := rendezvous.NewMemory()
-	nonce := ghost(t, memory, card{})
+	nonce := ghost(t, memory, registration{})
 	store := memory.Open()
 	p := newPeers(&Agent{cfg: Config{ID: "lockstep", Node: 1, Nodes: 2, Store: store, HeartbeatTimeout: time.Hour}})
-	seats, _, _, err := p.read(t.Context())
+	slots, _, _, err := p.read(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	late := *seats[1]
+	late := *slots[1]
 	if err := p.lose(t.Context(), 1, nonce, time.Second); err != nil {
 		t.Fatal(err)
 	}
 	ended := make(chan error, 1)
 	go func() {
-		ended <- runNode(t, t.Context(), Config{Nodes: 2, Store: memory.Open(), HeartbeatTimeout: ghostTime, Grace: 100 * time.Millisecond})
+		ended <- runNode(t, t.Context(),
+			Config{Nodes: 2, Store: memory.Open(), HeartbeatTimeout: ghostTime, Grace: 100 * time.Millisecond})
 	}()
-	for seats[0] == nil || !seats[0].Ready {
+	for slots[0] == nil || !slots[0].Ready {
 		time.Sleep(time.Millisecond)
-		if seats, _, _, err = p.read(t.Context()); err != nil {
+		if slots, _, _, err = p.read(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	text, err := json.Marshal(meeting{Seats: []nodeSlot{*seats[0], late}})
+	text, err := json.Marshal(membership{Slots: []nodeSlot{*slots[0], late}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := store.Set(t.Context(), p.key("event", "met", 0), text); err != nil {
+	if err := store.Set(t.Context(), p.key("event", "members", 0), text); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-ended; err == nil || !strings.Contains(err.Error(), "node 1 (host far, pid 42) is lost: no heartbeat for") {
+	if err := <-ended; err == nil ||
+		!strings.Contains(err.Error(), "node 1 (host far, pid 42) is lost: no heartbeat for") {
 		t.Errorf("error %v, want one that names node 1", err)
 	}
 }
 
-// muted is a store that may take no changes, without saying so.
+// muted is a store that can stop to accept changes without reporting it.
 type muted struct {
 	rendezvous.Store
 	now atomic.Bool
@@ -377,20 +400,22 @@ func (m *muted) Set(ctx context.Context, key string, value []byte) error {
 	return m.Store.Set(ctx, key, value)
 }
 
-// TestDoubtedStore: a store that shows no pulses is lost if it stays so, however often it was so for a moment before.
+// TestDoubtedStore: a store that shows no heartbeats is lost if that lasts, however often it has happened for a
+// moment before.
 func TestDoubtedStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &muted{Store: rendezvous.NewMemory().Open()}
-		p := newPeers(&Agent{cfg: Config{ID: "lockstep", Nodes: 2, Store: store, HeartbeatTimeout: silentBeats * time.Second}})
-		p.listen()
+		p := newPeers(&Agent{cfg: Config{ID: "lockstep", Nodes: 2, Store: store, HeartbeatTimeout: missedMax * time.Second}})
+		p.start()
 		defer p.close()
 		p.work.Go(func() {
-			_ = rendezvous.Publish(p.ctx, store, p.key("pulse"), 1, rendezvous.Beats{Every: time.Second}, func() rendezvous.Pulse { return rendezvous.Pulse{} })
+			_ = rendezvous.Publish(p.ctx, store, p.key("heartbeat"), 1, rendezvous.Beats{Every: time.Second},
+				func() rendezvous.Pulse { return rendezvous.Pulse{} })
 		})
 		for range 3 {
 			time.Sleep(5 * time.Minute)
 			store.now.Store(true)
-			time.Sleep((silentBeats + 2) * time.Second)
+			time.Sleep((missedMax + 2) * time.Second)
 			store.now.Store(false)
 		}
 		time.Sleep(5 * time.Minute)
@@ -406,8 +431,8 @@ func TestDoubtedStore(t *testing.T) {
 	})
 }
 
-// forgetful is a store that does not know, the first time, whether it has written a key: it has not when it was to create it, and has when
-// it was to change it.
+// forgetful is a store whose first write of each key fails with an unknown result: a key to create was not written,
+// a key to change was.
 type forgetful struct {
 	rendezvous.Store
 	mu   sync.Mutex
@@ -437,51 +462,62 @@ func (f *forgetful) Swap(ctx context.Context, key string, revision uint64, value
 	return done, err
 }
 
-// TestForgetfulStore: who has a seat, what begins an epoch and what ends the job is said again if nobody knows whether it was said.
+// TestForgetfulStore: a node slot, the start of an epoch and the end of the job are written again if it is unknown
+// whether they were written.
 func TestForgetfulStore(t *testing.T) {
 	memory := rendezvous.NewMemory()
-	for i, n := range launchNodes(t, `exit 3`, func(c *Config) { c.Store = &forgetful{Store: memory.Open(), seen: map[string]bool{}} }, 1, 1) {
+	for i, n := range launchNodes(t, `exit 3`,
+		func(c *Config) { c.Store = &forgetful{Store: memory.Open(), seen: map[string]bool{}} }, 1, 1) {
 		if o := n.wait(t); o.Code != 3 {
 			t.Errorf("node %d: outcome %+v", i, o)
 		}
 	}
-	if _, _, err := memory.Open().Get(t.Context(), "=launch/lockstep/event/over"); err != nil {
+	if _, _, err := memory.Open().Get(t.Context(), "=launch/lockstep/event/ended"); err != nil {
 		t.Errorf("how the job has ended: %v", err)
 	}
 }
 
-// TestNobodyReplaces: a lost agent is waited for, and the error names it if nobody comes.
-func TestNobodyReplaces(t *testing.T) {
+// TestNotReplaced: the others wait for a lost agent, and the error names it if no agent replaces it.
+func TestNotReplaced(t *testing.T) {
 	t.Parallel() // it waits for seconds
 	memory := rendezvous.NewMemory()
-	ghost(t, memory, card{RestartsMax: 1})
+	ghost(t, memory, registration{RestartsMax: 1})
 	out := &output{}
 	err := runNode(t, t.Context(), Config{
-		Nodes: 2, Store: memory.Open(), HeartbeatTimeout: ghostTime, Grace: 100 * time.Millisecond, RestartsMax: 1, RendezvousTimeout: 5 * time.Second, Stderr: out,
+		Nodes: 2, Store: memory.Open(), HeartbeatTimeout: ghostTime, Grace: 100 * time.Millisecond, RestartsMax: 1,
+		RendezvousTimeout: 5 * time.Second, Stderr: out,
 	})
-	for _, want := range []string{"node 1 (host far, pid 42) is lost, and no agent with --node-rank 1 has replaced it", "1 of 2 nodes joined (node 0 (host "} {
+	for _, want := range []string{
+		"node 1 (host far, pid 42) is lost, and no agent with --node-rank 1 has replaced it",
+		"1 of 2 nodes joined (node 0 (host ",
+	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want one that says %q", err, want)
 		}
 	}
-	for _, want := range []string{"node 1 (host far, pid 42) is lost, and its workers with it: no heartbeat for", "waiting up to 5s for another agent with --node-rank 1", "who     worker 1 of 2, node 1, host far"} {
+	for _, want := range []string{
+		"node 1 (host far, pid 42) is lost, and its workers with it: no heartbeat for",
+		"waiting up to 5s for another agent with --node-rank 1", "who     worker 1 of 2, node 1, host far",
+	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("not said: %q in\n%s", want, out)
 		}
 	}
 	if store := memory.Open(); true {
 		left, _, err := store.List(t.Context(), "")
-		if err != nil || len(left) != 1 || !strings.Contains(string(left[0].Value), "no agent with --node-rank 1 has replaced it") {
+		if err != nil || len(left) != 1 ||
+			!strings.Contains(string(left[0].Value), "no agent with --node-rank 1 has replaced it") {
 			t.Errorf("left in the store: %v, %v, want how the job ended", left, err)
 		}
 	}
 }
 
-// TestSilentNode: a node whose agent does not answer is the root cause of its workers' loss, not who lost them.
+// TestSilentNode: a node whose agent does not answer is the root cause of its workers' loss; the workers that lost
+// them are not.
 func TestSilentNode(t *testing.T) {
 	t.Parallel() // it waits for seconds
 	memory := rendezvous.NewMemory()
-	ghost(t, memory, card{})
+	ghost(t, memory, registration{})
 	out := &output{}
 	a, err := New(Config{
 		Command: []string{"sh", "-c", `echo '{"epoch":0,"worker":0,"kind":"lost","message":"lost worker 1","blames":[1],"time":"2026-01-02T03:04:05Z"}' > $LOCKSTEP_RECORDS/failure-0-0.json; exit 1`},
@@ -494,12 +530,14 @@ func TestSilentNode(t *testing.T) {
 	if err == nil || o.Report == nil || o.Report.Root.Worker != 1 || o.Report.Root.Host != "far" {
 		t.Errorf("outcome %+v, error %v:\n%s", o, err, out)
 	}
-	if want := "what    the agent of its node 1 (host far, pid 42) is lost: no heartbeat for"; !strings.Contains(out.String(), want) {
+	if want := "what    the agent of its node 1 (host far, pid 42) is lost: no heartbeat " +
+		"for"; !strings.Contains(out.String(), want) {
 		t.Errorf("not said: %q in\n%s", want, out)
 	}
 }
 
-// late is a store that makes a change only when it is let, as if what asks for it had waited in a connection.
+// late is a store that makes a change only when the test permits it, as if the request had been delayed in a
+// connection.
 type late struct {
 	rendezvous.Store
 	asked, let chan struct{}
@@ -511,8 +549,8 @@ func (l *late) Swap(ctx context.Context, key string, revision uint64, value []by
 	return l.Store.Swap(ctx, key, revision, value)
 }
 
-// TestLostAgentEndsNothing: an agent that the others have taken for lost does not end the job, even if it wanted to
-// before.
+// TestLostAgentEndsNothing: an agent that the others have declared lost does not end the job, even if it began to do
+// so before.
 func TestLostAgentEndsNothing(t *testing.T) {
 	for _, before := range []bool{false, true} {
 		t.Run(fmt.Sprint("wants to before it is lost: ", before), func(t *testing.T) {
@@ -522,7 +560,7 @@ func TestLostAgentEndsNothing(t *testing.T) {
 				return newPeers(&Agent{cfg: Config{ID: "lockstep", Node: 1, Nodes: 2, Store: store, HeartbeatTimeout: time.Hour}})
 			}
 			p := newNode(store)
-			if err := p.sit(t.Context(), card{Node: 1, Workers: 1, Ports: []int{1}}, func(string) {}); err != nil {
+			if err := p.takeSlot(t.Context(), registration{Node: 1, Workers: 1, Ports: []int{1}}, func(string) {}); err != nil {
 				t.Fatal(err)
 			}
 			lose := func() {
@@ -540,23 +578,23 @@ func TestLostAgentEndsNothing(t *testing.T) {
 				lose()
 				close(store.let)
 			}
-			p.conclude(t.Context(), 1, "it is over")
-			if o, _, err := newNode(memory.Open()).conclusion(t.Context()); o != nil || err != nil {
+			p.endJob(t.Context(), 1, "it is over")
+			if o, _, err := newNode(memory.Open()).readEnd(t.Context()); o != nil || err != nil {
 				t.Errorf("the job has ended: %v, %v", o, err)
 			}
 		})
 	}
 }
 
-// TestConclusionIsInTheSeat: how the job has ended is known from when its agent could do so, and one that comes too
-// late is told.
-func TestConclusionIsInTheSeat(t *testing.T) {
+// TestEndIsInTheSlot: the end of the job is known as soon as its agent has written it into its slot, and an agent
+// that joins too late gets it.
+func TestEndIsInTheSlot(t *testing.T) {
 	memory := rendezvous.NewMemory()
 	p := newPeers(&Agent{cfg: Config{ID: "lockstep", Nodes: 2, Store: memory.Open(), HeartbeatTimeout: time.Hour}})
-	if err := p.sit(t.Context(), card{Workers: 1, Ports: []int{1}}, func(string) {}); err != nil {
+	if err := p.takeSlot(t.Context(), registration{Workers: 1, Ports: []int{1}}, func(string) {}); err != nil {
 		t.Fatal(err)
 	}
-	if !p.sign(t.Context(), &over{Code: 3, Text: "enough"}) { // it ends before it can say so once more
+	if !p.signEnd(t.Context(), &jobEnd{Code: 3, Text: "enough"}) { // it stops before it writes the key for late agents
 		t.Fatal("not signed")
 	}
 	err := runNode(t, t.Context(), Config{Node: 1, Nodes: 2, Store: memory.Open(), StoreHolder: "node 0"})
@@ -596,8 +634,8 @@ func (b *between) Delete(ctx context.Context, key string) error {
 	return b.Store.Delete(ctx, key)
 }
 
-// TestClearingEarlierRun: an agent that removes the conclusion of an earlier run from a lasting store does not remove a
-// node slot that another agent of the new run has taken meanwhile, nor leaves a conclusion that is written meanwhile.
+// TestClearingEarlierRun: an agent that removes the end of an earlier run from a lasting store does not remove a
+// node slot that another agent of the new run has taken meanwhile, and leaves no end that is written meanwhile.
 func TestClearingEarlierRun(t *testing.T) {
 	begin := func(t *testing.T) (*rendezvous.Memory, func(node int, store rendezvous.Store) *peers, func(*peers)) {
 		memory := rendezvous.NewMemory()
@@ -606,7 +644,8 @@ func TestClearingEarlierRun(t *testing.T) {
 		}
 		sit := func(p *peers) {
 			t.Helper()
-			if err := p.sit(t.Context(), card{Node: p.node, Workers: 1, Ports: []int{1}}, func(string) {}); err != nil {
+			if err := p.takeSlot(t.Context(), registration{Node: p.node, Workers: 1, Ports: []int{1}},
+				func(string) {}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -616,9 +655,9 @@ func TestClearingEarlierRun(t *testing.T) {
 		memory, newNode, sit := begin(t)
 		earlier, next := newNode(1, memory.Open()), newNode(1, memory.Open())
 		sit(earlier)
-		earlier.conclude(t.Context(), 3, "enough")
-		sit(newNode(0, &between{memory.Open(), next.key("event", "seat", 1), func() { sit(next) }}))
-		if err := next.renew(t.Context(), 0, next.mine.card); err != nil {
+		earlier.endJob(t.Context(), 3, "enough")
+		sit(newNode(0, &between{memory.Open(), next.key("event", "slot", 1), func() { sit(next) }}))
+		if err := next.renew(t.Context(), 0, next.mine.registration); err != nil {
 			t.Errorf("the agent that has taken its slot meanwhile: %v", err)
 		}
 	})
@@ -626,18 +665,18 @@ func TestClearingEarlierRun(t *testing.T) {
 		memory, newNode, sit := begin(t)
 		earlier, next := newNode(1, memory.Open()), newNode(0, nil)
 		sit(earlier)
-		earlier.conclude(t.Context(), 3, "enough")
+		earlier.endJob(t.Context(), 3, "enough")
 		leave := func() {
 			if !earlier.leave() {
 				t.Error("the agent of the earlier run has not left")
 			}
 		}
-		next.store = &between{memory.Open(), next.key("event", "seat", 1), leave}
+		next.store = &between{memory.Open(), next.key("event", "slot", 1), leave}
 		sit(next)
 		if earlier.leave() {
 			t.Error("the agent of the earlier run has written to a slot that was cleared")
 		}
-		if o, _, err := next.conclusion(t.Context()); o != nil || err != nil {
+		if o, _, err := next.readEnd(t.Context()); o != nil || err != nil {
 			t.Errorf("the new run has ended: %v, %v", o, err)
 		}
 	})
@@ -741,7 +780,7 @@ func startCuttable(t *testing.T, change func(*Config)) (nodes []*started, back f
 }
 
 // TestCutOffAgentComesBack: an agent that cannot reach the store ends its workers, but not the job, and takes its
-// place again when it can.
+// node slot again when it can.
 func TestCutOffAgentComesBack(t *testing.T) {
 	t.Parallel() // it waits for seconds
 	nodes, back := startCuttable(t, nil)
@@ -765,8 +804,52 @@ func TestCutOffAgentComesBack(t *testing.T) {
 	}
 }
 
-// TestCutOffAgentIsStopped: the user can stop an agent that cannot reach the store, which does not end the job of the
-// others by that.
+// TestStoreIsAwaitedOnce: an agent whose workers have exited normally waits for a lost store, for the end of the other
+// nodes' workers, up to the rendezvous timeout, and not a second time for the next epoch.
+func TestStoreIsAwaitedOnce(t *testing.T) {
+	t.Parallel() // it waits for seconds
+	memory := rendezvous.NewMemory()
+	link, out := &cuttable{Store: memory.Open()}, &output{}
+	cfg := Config{
+		Command: []string{"sh", "-c", `[ $RANK = 1 ] && exit 0; while :; do sleep 0.05; done`}, Workers: 1, Nodes: 2,
+		HeartbeatTimeout: 2 * time.Second, RestartsMax: 3, RendezvousTimeout: 3 * time.Second, Stderr: out,
+	}
+	var ended [2]chan error
+	for i, store := range []rendezvous.Store{memory.Open(), link} {
+		cfg.Node, cfg.Store, ended[i] = i, store, make(chan error, 1)
+		a, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer func() { cancel(); <-ended[i] }()
+		go func() {
+			_, err := a.Run(ctx)
+			ended[i] <- err
+			close(ended[i])
+		}()
+	}
+	eventually(t, "the end of node 1's worker", func() bool {
+		_, _, err := memory.Open().Get(t.Context(), "=launch/lockstep/event/end/0/1")
+		return err == nil
+	})
+	link.cut()
+	select {
+	case err := <-ended[1]:
+		if err == nil || !strings.Contains(err.Error(), "node 1 (host ") ||
+			!strings.Contains(err.Error(), "cannot reach the rendezvous store") {
+			t.Errorf("node 1: got %v, want that it cannot reach the store", err)
+		}
+	case <-time.After(patience):
+		t.Fatalf("node 1 does not end:\n%s", out)
+	}
+	if text := out.String(); strings.Contains(text, "to reach the other nodes again") {
+		t.Errorf("node 1 has waited a second time:\n%s", text)
+	}
+}
+
+// TestCutOffAgentIsStopped: the user can stop an agent that cannot reach the store, which does not end the job of
+// the others.
 func TestCutOffAgentIsStopped(t *testing.T) {
 	t.Parallel() // it waits for seconds
 	memory := rendezvous.NewMemory()
@@ -820,13 +903,13 @@ func TestCutOffAgentIsStopped(t *testing.T) {
 	stop(1, "cannot reach the rendezvous store, so the state of the other nodes is unknown")
 	back()
 	p := newPeers(&Agent{cfg: Config{ID: "lockstep", Nodes: 2, Store: memory.Open(), HeartbeatTimeout: time.Hour}})
-	if o, _, err := p.conclusion(t.Context()); o != nil || err != nil {
+	if o, _, err := p.readEnd(t.Context()); o != nil || err != nil {
 		t.Errorf("the job has ended: %v, %v", o, err)
 	}
 	stop(0, "node 0 was stopped by SIGINT (Ctrl-C)")
 }
 
-// TestLostStore: when the agent that serves the store is gone, the others end their workers and say so.
+// TestLostStore: when the agent that serves the store has exited, the others end their workers and report it.
 func TestLostStore(t *testing.T) {
 	for _, restarts := range []int{0, 3} { // a store that has ended is not waited for
 		t.Run(fmt.Sprint(restarts, " restarts"), func(t *testing.T) { lostStore(t, restarts) })
@@ -835,22 +918,28 @@ func TestLostStore(t *testing.T) {
 
 func lostStore(t *testing.T, restarts int) {
 	key := secret.New()
-	place, err := Meeting{Backend: "tcp", ID: "job", Secret: key, Serve: true}.Open(t.Context())
+	opened, err := StoreConfig{Backend: "tcp", ID: "job", Secret: key, Serve: true}.Open(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := Meeting{Backend: "tcp", Endpoint: strings.TrimPrefix(place.URL, "tcp://"), ID: "job", Secret: key}.Open(t.Context())
+	other, err := StoreConfig{
+		Backend: "tcp", Endpoint: strings.TrimPrefix(opened.URL, "tcp://"), ID: "job",
+		Secret: key,
+	}.Open(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer other.Close()
 	out := &output{}
 	script := func(c *Config) {
-		c.ID, c.Nodes, c.Stdout, c.Command, c.Workers = "job", 2, out, []string{"sh", "-c", "echo ready; while :; do sleep 0.02; done"}, 1
+		c.ID, c.Nodes, c.Stdout, c.Command, c.Workers = "job", 2, out, []string{
+			"sh", "-c",
+			"echo ready; while :; do sleep 0.02; done",
+		}, 1
 		c.RestartsMax = restarts
 	}
 	var cfgs [2]Config
-	for i, p := range []*Place{place, other} {
+	for i, p := range []*JobStore{opened, other} {
 		script(&cfgs[i])
 		cfgs[i].Node, cfgs[i].Store, cfgs[i].StoreURL = i, p.Store, p.URL
 	}
@@ -869,7 +958,7 @@ func lostStore(t *testing.T, restarts int) {
 	}
 	out.await(t, "[rank0] ready")
 	out.await(t, "[rank1] ready")
-	place.Close()
+	opened.Close()
 	for range 2 {
 		select {
 		case err := <-errs:
@@ -883,14 +972,17 @@ func lostStore(t *testing.T, restarts int) {
 }
 
 func TestWrongSecretIsRefused(t *testing.T) {
-	place, err := Meeting{Backend: "tcp", ID: "job", Secret: secret.New(), Serve: true}.Open(t.Context())
+	opened, err := StoreConfig{Backend: "tcp", ID: "job", Secret: secret.New(), Serve: true}.Open(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer place.Close()
+	defer opened.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	p, err := Meeting{Backend: "tcp", Endpoint: strings.TrimPrefix(place.URL, "tcp://"), ID: "job", Secret: secret.New()}.Open(ctx)
+	p, err := StoreConfig{
+		Backend: "tcp", Endpoint: strings.TrimPrefix(opened.URL, "tcp://"), ID: "job",
+		Secret: secret.New(),
+	}.Open(ctx)
 	if err == nil {
 		p.Close()
 		t.Fatal("a stranger was let in")
@@ -898,16 +990,18 @@ func TestWrongSecretIsRefused(t *testing.T) {
 }
 
 func TestServeElsewhere(t *testing.T) {
-	_, err := Meeting{Backend: "tcp", Endpoint: "192.0.2.7:29400", ID: "job", Serve: true}.Open(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "192.0.2.7") || !strings.Contains(err.Error(), "node 0 serves the store") {
+	_, err := StoreConfig{Backend: "tcp", Endpoint: "192.0.2.7:29400", ID: "job", Serve: true}.Open(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "192.0.2.7") ||
+		!strings.Contains(err.Error(), "node 0 serves the store") {
 		t.Errorf("error %v, want one that says that the endpoint must be node 0's", err)
 	}
 }
 
 func TestEtcdURL(t *testing.T) {
 	for in, want := range map[string]string{
-		"a:1": "etcd://a:1/lockstep", "a:1,b:2/p/q": "etcd://a:1,b:2/p/q", "https://a:1,https://[::1]:2/": "etcds://a:1,[::1]:2/lockstep",
-		"": "", "host": "", "ftp://h:1": "", "h:1,,h:2": "", "http://": "",
+		"a:1": "etcd://a:1/lockstep", "a:1,b:2/p/q": "etcd://a:1,b:2/p/q",
+		"https://a:1,https://[::1]:2/": "etcds://a:1,[::1]:2/lockstep",
+		"":                             "", "host": "", "ftp://h:1": "", "h:1,,h:2": "", "http://": "",
 	} {
 		got, err := etcdURL(in)
 		if got != want || (err == nil) != (want != "") {
@@ -922,7 +1016,8 @@ func TestParseHosts(t *testing.T) {
 		"a:2,b:3":                      "[{a 2} {b 3}]",
 		"u@a:2, b":                     "[{u@a 2} {b 7}]",
 		"[fd00::1]:2,fd00::2,10.0.0.1": "[{fd00::1 2} {fd00::2 7} {10.0.0.1 7}]",
-		"":                             "", "a,,b": "", "a:0": "", "a:x": "", "a,a:2": "", "-oProxyCommand=x": "", "a b": "", ":2": "",
+		"":                             "", "a,,b": "", "a:0": "", "a:x": "", "a,a:2": "", "-oProxyCommand=x": "", "a b": "",
+		":2": "",
 	} {
 		got, err := ParseHosts(in, 7)
 		if err != nil && want != "" || err == nil && fmt.Sprint(got) != want {
@@ -943,7 +1038,7 @@ func FuzzParseHosts(f *testing.F) {
 	})
 }
 
-// fakeSSH is an ssh that runs the line in a shell here, from another folder, and notes its arguments.
+// fakeSSH is an ssh that runs the line in a shell here, from another folder, and records its arguments.
 func fakeSSH(t *testing.T) (command []string, notes string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -972,10 +1067,12 @@ func launchRemote(t *testing.T, script string, change func(*Remote)) *remoteRun 
 	ssh, _ := fakeSSH(t)
 	r.remote = &Remote{
 		Config: Config{
-			Command: []string{"sh", "-c", script}, Dir: t.TempDir(), ID: "job", RendezvousTimeout: patience, Grace: time.Minute, Stdout: r.out, Stderr: r.err,
+			Command: []string{"sh", "-c", script}, Dir: t.TempDir(), ID: "job", RendezvousTimeout: patience, Grace: time.Minute,
+			Stdout: r.out, Stderr: r.err,
 			Env: []string{"MINE=it's mine"},
 		},
-		Streams: [2]bool{true, true}, Hosts: []Host{{"a", 2}, {"b", 1}}, SSH: ssh, Agent: followCommand(), Address: "127.0.0.1:0", Secret: secret.New(),
+		Streams: [2]bool{true, true}, Hosts: []Host{{"a", 2}, {"b", 1}}, SSH: ssh, Agent: followCommand(),
+		Address: "127.0.0.1:0", Secret: secret.New(),
 	}
 	if change != nil {
 		change(r.remote)
@@ -1005,29 +1102,35 @@ func (r *remoteRun) wait(t *testing.T) int {
 
 func TestHosts(t *testing.T) {
 	var dir, key, notes string
-	r := launchRemote(t, `echo "$FAKE_HOST $RANK of $WORLD_SIZE in $PWD, $MINE"; [ "$LOCKSTEP_SECRET" ] && echo safe`, func(r *Remote) {
-		dir, key = r.Config.Dir, r.Secret.Text()
-		r.SSH, notes = fakeSSH(t)
-	})
+	r := launchRemote(t, `echo "$FAKE_HOST $RANK of $WORLD_SIZE in $PWD, $MINE"; [ "$LOCKSTEP_SECRET" ] && echo safe`,
+		func(r *Remote) {
+			dir, key = r.Config.Dir, r.Secret.Text()
+			r.SSH, notes = fakeSSH(t)
+		})
 	if code := r.wait(t); code != 0 || r.failure != nil {
 		t.Fatalf("code %d, %v:\n%s", code, r.failure, r.err)
 	}
 	for rank, host := range []string{"a", "a", "b"} {
-		for _, want := range []string{fmt.Sprintf("[rank%d] %s %d of 3 in %s, it's mine\n", rank, host, rank, dir), fmt.Sprintf("[rank%d] safe\n", rank)} {
+		for _, want := range []string{
+			fmt.Sprintf("[rank%d] %s %d of 3 in %s, it's mine\n", rank, host, rank, dir),
+			fmt.Sprintf("[rank%d] safe\n", rank),
+		} {
 			if !strings.Contains(r.out.String(), want) {
 				t.Errorf("not written: %q in\n%s", want, r.out)
 			}
 		}
 	}
 	text, err := os.ReadFile(notes)
-	if err != nil || strings.Count(string(text), "exec") != 2 || strings.Contains(string(text), key) || strings.Contains(string(text), "MINE") {
+	if err != nil || strings.Count(string(text), "exec") != 2 || strings.Contains(string(text), key) ||
+		strings.Contains(string(text), "MINE") {
 		t.Errorf("what ssh was given: %s, %v", text, err)
 	}
 }
 
-// TestHostsFail: the exit code is the root cause's, and one block tells it.
+// TestHostsFail: the exit code is the root cause's, and one block reports it.
 func TestHostsFail(t *testing.T) {
-	r := launchRemote(t, `[ $RANK = 2 ] && exit 5; while :; do sleep 0.02; done`, func(r *Remote) { r.Config.RestartsMax = 1 })
+	r := launchRemote(t, `[ $RANK = 2 ] && exit 5; while :; do sleep 0.02; done`,
+		func(r *Remote) { r.Config.RestartsMax = 1 })
 	if code := r.wait(t); code != 5 || r.failure != nil {
 		t.Fatalf("code %d, %v:\n%s", code, r.failure, r.err)
 	}
@@ -1036,7 +1139,7 @@ func TestHostsFail(t *testing.T) {
 	}
 }
 
-// TestHostsInterrupted: one signal is passed on once to the workers of all hosts.
+// TestHostsInterrupted: one signal is forwarded once to the workers of all hosts.
 func TestHostsInterrupted(t *testing.T) {
 	r := launchRemote(t, `trap 'n=$((n+1))' INT; n=0; echo ready; while [ $n = 0 ]; do sleep 0.02; done; sleep 0.3; echo "ended after $n"`, nil)
 	for rank := range 3 {
@@ -1059,7 +1162,7 @@ func TestHostsKilled(t *testing.T) {
 		t.Errorf("code %d, %v:\n%s%s", code, r.failure, r.out, r.err)
 	}
 	for _, pid := range pids(t, r.out.String()) {
-		if alive(pid) {
+		if processRuns(pid) {
 			t.Errorf("process %d is left", pid)
 		}
 	}
@@ -1070,11 +1173,20 @@ func TestHostsThatCannotBeReached(t *testing.T) {
 		change func(*Remote)
 		want   string
 	}{
-		"no ssh":         {func(r *Remote) { r.SSH = []string{"/no/such/ssh"} }, "host a: "},
-		"ssh fails":      {func(r *Remote) { r.SSH = []string{"sh", "-c", `echo "no route to $0" >&2; exit 255`} }, "no route to "},
-		"one host fails": {func(r *Remote) { r.SSH = []string{"sh", "-c", `[ $0 = b ] && exit 255; sh -c "$1"`} }, "host b: the agent ended with exit code 255"},
-		"no lockstep":    {func(r *Remote) { r.Agent = []string{"/no/such/lockstep"} }, "exit code 127"},
-		"no folder":      {func(r *Remote) { r.Config.Dir = "/no/such/folder" }, "the working directory of the job, /no/such/folder, does not exist on this host"},
+		"no ssh": {func(r *Remote) { r.SSH = []string{"/no/such/ssh"} }, "host a: "},
+		"ssh fails": {
+			func(r *Remote) { r.SSH = []string{"sh", "-c", `echo "no route to $0" >&2; exit 255`} },
+			"no route to ",
+		},
+		"one host fails": {
+			func(r *Remote) { r.SSH = []string{"sh", "-c", `[ $0 = b ] && exit 255; sh -c "$1"`} },
+			"host b: the agent ended with exit code 255",
+		},
+		"no lockstep": {func(r *Remote) { r.Agent = []string{"/no/such/lockstep"} }, "exit code 127"},
+		"no folder": {
+			func(r *Remote) { r.Config.Dir = "/no/such/folder" },
+			"the working directory of the job, /no/such/folder, does not exist on this host",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -1086,7 +1198,7 @@ func TestHostsThatCannotBeReached(t *testing.T) {
 	}
 }
 
-// TestHostsInterruptedEarly: a user's wish to end is no failure of the host that ssh is still trying to reach.
+// TestHostsInterruptedEarly: a user's signal is no failure of a host that ssh is still trying to reach.
 func TestHostsInterruptedEarly(t *testing.T) {
 	begun := filepath.Join(t.TempDir(), "begun")
 	r := launchRemote(t, "true", func(r *Remote) {
@@ -1100,7 +1212,7 @@ func TestHostsInterruptedEarly(t *testing.T) {
 	}
 }
 
-// TestLauncherKilled: the agents on the hosts end their workers when nobody is there any more.
+// TestLauncherKilled: the agents on the hosts end their workers when the launcher has exited.
 func TestLauncherKilled(t *testing.T) {
 	ssh, _ := fakeSSH(t)
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
@@ -1120,7 +1232,7 @@ func TestLauncherKilled(t *testing.T) {
 	}
 	_ = cmd.Wait()
 	for _, pid := range pids(t, out.String()) {
-		eventually(t, fmt.Sprintf("process %d to end", pid), func() bool { return !alive(pid) })
+		eventually(t, fmt.Sprintf("process %d to end", pid), func() bool { return !processRuns(pid) })
 	}
 	eventually(t, "the folders for records to go", func() bool {
 		left, err := os.ReadDir(temp)

@@ -38,7 +38,7 @@ func (s *screen) open(stdout, stderr io.Writer) {
 		s.sinks[Stdout] = s.sinks[Stderr]
 	default:
 		s.sinks[Stdout] = newSink(stdout, func() {
-			s.say("lockstep run: standard output is not being read: lines of the workers are dropped until it is read again\n")
+			s.print("lockstep run: standard output is not being read: lines of the workers are dropped until it is read again\n")
 		})
 	}
 }
@@ -50,8 +50,8 @@ func (s *screen) line(to Stream, prefix string, text []byte) {
 	}
 }
 
-// say writes a message of the agent to its standard error, without waiting.
-func (s *screen) say(text string) {
+// print writes a message of the agent to its standard error, without waiting.
+func (s *screen) print(text string) {
 	if s.sinks[Stderr] == nil {
 		return
 	}
@@ -73,7 +73,7 @@ func (s *screen) hurry() {
 func (s *screen) close(ctx context.Context) {
 	if k := s.sinks[Stdout]; k != nil && k != s.sinks[Stderr] {
 		if left := k.close(ctx); left.lines > 0 {
-			s.say(fmt.Sprintf("lockstep run: the last %d lines (%d bytes) of standard output are lost: they were not read\n",
+			s.print(fmt.Sprintf("lockstep run: the last %d lines (%d bytes) of standard output are lost: they were not read\n",
 				left.lines, left.bytes))
 		}
 	}

@@ -32,7 +32,7 @@ func TestLines(t *testing.T) {
 		{"nothing", "", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			for _, piece := range []int{1, 2, 3, 7, len(c.in) + 1} { // however it comes
+			for _, piece := range []int{1, 2, 3, 7, len(c.in) + 1} { // in pieces of any size
 				var got []string
 				l := &lines{emit: func(b []byte) { got = append(got, string(b)) }}
 				for p := range slices.Chunk([]byte(c.in), piece) {
@@ -53,16 +53,31 @@ func TestLines(t *testing.T) {
 
 func TestCrashed(t *testing.T) {
 	for _, c := range []struct{ name, stderr, kind, message string }{
-		{"Go", "panic: boom\n\ngoroutine 1 [running]:\nmain.main()\n\t/x/main.go:3 +0x1\nexit status 2\n", "panic", "panic: boom"},
-		{"Go's runtime", "fatal error: all goroutines are asleep - deadlock!\n\ngoroutine 1 [select]:\n", "panic", "fatal error: all goroutines are asleep - deadlock!"},
-		{"Python", "Traceback (most recent call last):\n  File \"a.py\", line 1, in <module>\n    1/0\nZeroDivisionError: division by zero\n", "error", "ZeroDivisionError: division by zero"},
-		{"Python, one after another", "Traceback (most recent call last):\n  x\nKeyError: 1\n\nDuring handling:\n\nTraceback (most recent call last):\n  y\nValueError: 2\n", "error", "ValueError: 2"},
+		{
+			"Go", "panic: boom\n\ngoroutine 1 [running]:\nmain.main()\n\t/x/main.go:3 +0x1\nexit status 2\n", "panic",
+			"panic: boom",
+		},
+		{
+			"Go's runtime", "fatal error: all goroutines are asleep - deadlock!\n\ngoroutine 1 [select]:\n", "panic",
+			"fatal error: all goroutines are asleep - deadlock!",
+		},
+		{"Python", "Traceback (most recent call last):\n  File \"a.py\", line 1, in <module>\n    1/0\nZeroDivisionError: " +
+			"division by zero\n", "error", "ZeroDivisionError: division by zero"},
+		{"Python, one after another", "Traceback (most recent call last):\n  x\nKeyError: 1\n\nDuring " +
+			"handling:\n\nTraceback (most recent call last):\n  y\nValueError: 2\n", "error", "ValueError: 2"},
 		{"Rust", "thread 'main' panicked at src/main.rs:2:5:\nboom\n", "panic", "thread 'main' panicked at src/main.rs:2:5:"},
-		{"C++", "terminate called after throwing an instance of 'std::bad_alloc'\n", "panic", "terminate called after throwing an instance of 'std::bad_alloc'"},
-		{"a full disk", "Traceback (most recent call last):\n  f\nOSError: [Errno 28] No space left on device\n", "disk", "OSError: [Errno 28] No space left on device"},
+		{
+			"C++", "terminate called after throwing an instance of 'std::bad_alloc'\n", "panic",
+			"terminate called after throwing an instance of 'std::bad_alloc'",
+		},
+		{
+			"a full disk", "Traceback (most recent call last):\n  f\nOSError: [Errno 28] No space left on device\n", "disk",
+			"OSError: [Errno 28] No space left on device",
+		},
 		{
 			"a failed check in C++", read(t, "sigabrt.txt"), "signal",
-			"SIGABRT: abort, in native code: F0000 00:00:1763812345.123456    1234 buffer.cc:57] Check failed: size >= 0 (-1 vs. 0) negative size",
+			"SIGABRT: abort, in native code: F0000 00:00:1763812345.123456    1234 buffer.cc:57] Check failed: size >= 0 (-1 " +
+				"vs. 0) negative size",
 		},
 		{
 			"a wild pointer in C", "epoch 1/3\n" + read(t, "sigsegv.txt"), "signal",
@@ -71,7 +86,8 @@ func TestCrashed(t *testing.T) {
 		{
 			"the C++ runtime",
 			"terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n" + read(t,
-				"sigsegv.txt"), "signal", "SIGSEGV: segmentation violation, in native code: terminate called after throwing an instance of 'std::bad_alloc'",
+				"sigsegv.txt"), "signal",
+			"SIGSEGV: segmentation violation, in native code: terminate called after throwing an instance of 'std::bad_alloc'",
 		},
 		{"no signal", "SIGABRT: abort\nis what it says when it aborts\n", "", ""},
 		{"no crash", "thread 'a' is slow\nwarning: panic: not\n", "", ""},
@@ -110,18 +126,19 @@ func TestTailKeepsTheEnd(t *testing.T) {
 		tl.add(fmt.Appendf(nil, "%d %s", i, strings.Repeat("y", 10*i)))
 	}
 	last, _ := tl.lines()
-	if len(last) != tailLines || !strings.HasPrefix(last[0], "88 ") || !strings.HasPrefix(last[tailLines-1], "99 ") || len(last[tailLines-1]) != tailLine+len("…") {
+	if len(last) != tailLines || !strings.HasPrefix(last[0], "88 ") || !strings.HasPrefix(last[tailLines-1], "99 ") ||
+		len(last[tailLines-1]) != tailLine+len("…") {
 		t.Errorf("got %q", last)
 	}
 }
 
 func TestPlace(t *testing.T) {
-	cards := []nodeSlot{
-		{card: card{Workers: 2, Address: "10.0.0.1", MasterPort: 77, Ports: []int{1, 2}}},
-		{card: card{Workers: 1, Address: "fd00::2", MasterPort: 78, Ports: []int{3}}},
+	slots := []nodeSlot{
+		{registration: registration{Workers: 2, Address: "10.0.0.1", MasterPort: 77, Ports: []int{1, 2}}},
+		{registration: registration{Workers: 1, Address: "fd00::2", MasterPort: 78, Ports: []int{3}}},
 	}
-	l := lay(cards, 1)
-	p := l.place(0)
+	l := lay(slots, 1)
+	p := l.assign(0)
 	p.id, p.epoch, p.restartsMax, p.store, p.secret, p.record = "job", 2, 3, "tcp://10.0.0.1:9", "s", "/r"
 	got := map[string]string{}
 	for _, kv := range p.variables() {
@@ -132,10 +149,13 @@ func TestPlace(t *testing.T) {
 		got[name] = value
 	}
 	want := map[string]string{
-		"LOCKSTEP_JOB": "job", "LOCKSTEP_WORKER": "2", "LOCKSTEP_WORKERS": "3", "LOCKSTEP_LOCAL_WORKER": "0", "LOCKSTEP_LOCAL_WORKERS": "1",
-		"LOCKSTEP_EPOCH": "2", "LOCKSTEP_STORE": "tcp://10.0.0.1:9", "LOCKSTEP_SECRET": "s", "LOCKSTEP_RECORDS": "/r",
-		"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2",
-		"ROLE_NAME": "default", "ROLE_RANK": "2", "ROLE_WORLD_SIZE": "3", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "77",
+		"LOCKSTEP_JOB": "job", "LOCKSTEP_WORKER": "2", "LOCKSTEP_WORKERS": "3", "LOCKSTEP_LOCAL_WORKER": "0",
+		"LOCKSTEP_LOCAL_WORKERS": "1",
+		"LOCKSTEP_EPOCH":         "2", "LOCKSTEP_STORE": "tcp://10.0.0.1:9", "LOCKSTEP_SECRET": "s", "LOCKSTEP_RECORDS": "/r",
+		"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "1",
+		"GROUP_WORLD_SIZE": "2",
+		"ROLE_NAME":        "default", "ROLE_RANK": "2", "ROLE_WORLD_SIZE": "3",
+		"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "77",
 		"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "3",
 		"TF_CONFIG": `{"cluster":{"worker":["10.0.0.1:1","10.0.0.1:2","[fd00::2]:3"]},"task":{"type":"worker","index":2}}`,
 	}
@@ -252,7 +272,10 @@ func TestProc(t *testing.T) {
 		{"proc/vmstat", "pgfault 3\noom_kill 41\n", 41, "this machine"},
 		{"sys/fs/cgroup/memory.events", "low 0\noom 5\noom_kill 4\n", 4, "this control group"},
 		{"sys/fs/cgroup/u/memory.events", "low 0\noom 3\noom_kill 3\n", 3, "this control group"},
-		{"sys/fs/cgroup/memory/a/b/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", 2, "this control group"},
+		{
+			"sys/fs/cgroup/memory/a/b/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", 2,
+			"this control group",
+		},
 	} {
 		root[step.file] = file(step.text)
 		if got, ok := readMemoryKills(root); !ok || got.count != step.want || got.where != step.where {
@@ -265,10 +288,16 @@ func TestProc(t *testing.T) {
 }
 
 func TestOthersAreShort(t *testing.T) {
-	lost := "peer lost: rank 2 is down\n  replica 0 waits in x\n  worker 2 (rank 2, host h, pid 7) was last seen 1s ago at step 3\n  worker 0 (rank 0), which reports this, is at step 4"
+	lost := "peer lost: rank 2 is down\n  replica 0 waits in x\n  worker 2 (rank 2, host h, pid 7) was last seen 1s " +
+		"ago at step 3\n  worker 0 (rank 0), which reports this, is at step 4"
 	var b strings.Builder
-	others(&b, []failure.Record{{Worker: 0, Message: lost}, {Worker: 1, Message: lost}, {Worker: 3, Message: strings.Repeat("é", 200)}})
-	want := "  then    workers 0, 1: peer lost: rank 2 is down\n          worker 2 (rank 2, host h, pid 7) was last seen 1s ago at step 3\n" +
+	others(&b, []failure.Record{
+		{Worker: 0, Message: lost},
+		{Worker: 1, Message: lost},
+		{Worker: 3, Message: strings.Repeat("é", 200)},
+	})
+	want := "  then    workers 0, 1: peer lost: rank 2 is down\n          worker 2 (rank 2, host h, pid 7) was last " +
+		"seen 1s ago at step 3\n" +
 		"  then    worker 3: " + strings.Repeat("é", 120) + "…\n"
 	if b.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", b.String(), want)
@@ -283,14 +312,15 @@ func TestOthersAreShort(t *testing.T) {
 	}
 }
 
-// TestFirstIsByTime: who failed first is told by when the workers ended, not by which of them was heard of first.
+// TestFirstIsByTime: the worker that exited first is the one that failed first, not the one whose event arrived
+// first.
 func TestFirstIsByTime(t *testing.T) {
 	start := time.Unix(1_000_000, 0)
 	e := &epoch{agent: &Agent{}, failing: true, first: 4, firstAt: start.Add(2 * time.Second)}
 	for rank, after := range map[int]time.Duration{3: 3 * time.Second, 4: 2 * time.Second, 5: time.Second} {
 		e.workers = append(e.workers, &worker{rank: rank, tail: &tail{}, err: errors.New("no"), at: start.Add(after)})
 	}
-	e.workers = append(e.workers, &worker{rank: 6, tail: &tail{}, err: errors.New("no"), at: start, asked: true})
+	e.workers = append(e.workers, &worker{rank: 6, tail: &tail{}, err: errors.New("no"), at: start, signalled: true})
 	e.order()
 	for _, w := range e.workers {
 		r, _ := w.record(time.Second)
@@ -301,7 +331,7 @@ func TestFirstIsByTime(t *testing.T) {
 	}
 }
 
-// TestBeyond: what a crash wrote is not shown twice.
+// TestBeyond: the lines of a crash are not shown twice.
 func TestBeyond(t *testing.T) {
 	lines := []string{"joining", "panic: x", "", "goroutine 1 [running]:"}
 	if got := beyond(lines, "panic: x\n\ngoroutine 1 [running]:\nmain.main()"); !slices.Equal(got, []string{"joining"}) {

@@ -2,5 +2,5 @@ package launch
 
 import "time"
 
-// patience is for what must come: a machine that is slow is not wrong.
+// patience bounds waits for events that must happen: a slow machine is no failure.
 const patience = 5 * time.Minute

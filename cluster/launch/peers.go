@@ -28,9 +28,9 @@ type interruption struct {
 // event is a message received from the other agents.
 type event struct {
 	epoch        uint32
-	seat         *nodeSlot
-	met          *meeting
-	over         *over
+	slot         *nodeSlot
+	members      *membership
+	jobEnd       *jobEnd
 	stop         bool
 	worker       int // the one that failed
 	end          *nodeEnd
@@ -41,46 +41,49 @@ type event struct {
 
 // peers are the agents of the other nodes. With one node there are none, and all methods do next to nothing.
 //
-// The agents share these keys under =launch/<job>/. event/seat/<node> holds the agent of a node slot, its
-// state, and whether it has ended the job. event/met/<epoch> lists the agents of an epoch, and begins it.
+// The agents share these keys under =launch/<job>/. event/slot/<node> holds the agent of a node slot, its
+// state, and whether it has ended the job. event/members/<epoch> lists the agents of an epoch, and begins it.
 // event/stop/<epoch> ends it; event/end/<epoch>/<node> holds how a node's workers ended.
-// event/interrupt/<epoch> and event/kill/<epoch> hold the user's signals. event/over ends the job.
-// pulse/<node> is an agent's heartbeat.
+// event/interrupt/<epoch> and event/kill/<epoch> hold the user's signals. event/ended ends the job.
+// heartbeat/<node> is an agent's heartbeat.
 type peers struct {
-	store  rendezvous.Store // nil: none
-	holder string           // the process that serves the store, for display; "": it outlives all agents
-	lasts  bool
-	job    string
-	prefix string
-	host   string
-	node   int
-	nodes  int
-	nonce  string
-	beat   time.Duration
-	wait   time.Duration
-	events chan event
-	ctx    context.Context
-	cancel context.CancelFunc
-	work   sync.WaitGroup
-	words  sync.WaitGroup  // writes in progress
-	saying context.Context // bounds them
-	hush   context.CancelFunc
-	cutOff error // why the last access to the store failed; nil: it succeeded
+	store       rendezvous.Store // nil: none
+	holder      string           // the process that serves the store, for display; "": it outlives all agents
+	lasts       bool
+	job         string
+	prefix      string
+	host        string
+	node        int
+	nodes       int
+	nonce       string
+	interval    time.Duration
+	wait        time.Duration
+	events      chan event
+	ctx         context.Context
+	cancel      context.CancelFunc
+	work        sync.WaitGroup
+	writes      sync.WaitGroup  // writes in progress
+	writing     context.Context // bounds them
+	stopWriting context.CancelFunc
+	cutOff      error // why the last access to the store failed; nil: it succeeded
 
-	mine    nodeSlot // this agent's, set by sit
+	mine    nodeSlot // this agent's, set by takeSlot
 	first   uint32
-	seats   []*nodeSlot // by node, as of the events received
+	slots   []*nodeSlot // by node, as of the events received
 	earlier string      // describes an earlier run of a job of this name
 }
 
 func newPeers(a *Agent) *peers {
 	p := &peers{
-		store: a.cfg.Store, holder: a.cfg.StoreHolder, lasts: a.cfg.StoreHolder == "", job: a.cfg.ID, prefix: "=launch/" + url.PathEscape(a.cfg.ID) + "/",
-		host: a.host, node: a.cfg.Node, nodes: a.cfg.Nodes, nonce: rand.Text(), beat: a.cfg.HeartbeatTimeout / silentBeats, wait: a.cfg.RendezvousTimeout, events: make(chan event),
-		seats: make([]*nodeSlot, a.cfg.Nodes),
+		store: a.cfg.Store, holder: a.cfg.StoreHolder, lasts: a.cfg.StoreHolder == "", job: a.cfg.ID,
+		prefix: "=launch/" + url.PathEscape(a.cfg.ID) + "/",
+		host:   a.host, node: a.cfg.Node, nodes: a.cfg.Nodes, nonce: rand.Text(),
+		interval: a.cfg.HeartbeatTimeout / missedMax,
+		wait:     a.cfg.RendezvousTimeout, events: make(chan event),
+		slots: make([]*nodeSlot, a.cfg.Nodes),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
-	p.saying, p.hush = context.WithCancel(context.Background())
+	p.writing, p.stopWriting = context.WithCancel(context.Background())
 	return p
 }
 
@@ -106,7 +109,7 @@ func (p *peers) propose(value any, key ...any) {
 		panic(err) // our own types
 	}
 	p.work.Go(func() {
-		ctx, cancel := context.WithTimeout(p.saying, storeTime)
+		ctx, cancel := context.WithTimeout(p.writing, storeTime)
 		defer cancel()
 		p.create(ctx, p.key(key...), text) // the value that is kept, or the loss of the store, arrives as an event
 	})
@@ -117,7 +120,7 @@ func (p *peers) propose(value any, key ...any) {
 func (p *peers) create(ctx context.Context, key string, value []byte) {
 	for {
 		_, _, err := p.store.Create(ctx, key, value)
-		if err == nil || final(err) || pause(ctx, min(p.beat, createPause)) != nil {
+		if err == nil || final(err) || pause(ctx, min(p.interval, createPause)) != nil {
 			return
 		}
 	}
@@ -125,42 +128,42 @@ func (p *peers) create(ctx context.Context, key string, value []byte) {
 
 const createPause = 500 * time.Millisecond
 
-// conclude ends the job for all agents, unless one has done so already. It is the last write: everything
+// endJob ends the job for all agents, unless one has done so already. It is the last write: everything
 // published earlier is stored before it. An agent that the others have declared lost ends nothing, nor does
 // one that cannot reach the store: the others decide about the job.
-func (p *peers) conclude(ctx context.Context, code int, why string) {
+func (p *peers) endJob(ctx context.Context, code int, why string) {
 	if p.nodes == 1 || p.cutOff != nil {
 		return
 	}
-	p.words.Wait()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), farewellTime)
+	p.writes.Wait()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
 	defer cancel()
-	o := over{Node: p.node, Host: p.host, PID: os.Getpid(), Time: time.Now(), Code: code, Text: why}
-	if p.mine.Nonce != "" && !p.sign(ctx, &o) {
+	o := jobEnd{Node: p.node, Host: p.host, PID: os.Getpid(), Time: time.Now(), Code: code, Text: why}
+	if p.mine.Nonce != "" && !p.signEnd(ctx, &o) {
 		return
 	}
 	text, err := json.Marshal(o)
 	if err != nil {
 		panic(err) // our own types
 	}
-	p.create(ctx, p.key("event", "over"), text) // for agents that join too late
+	p.create(ctx, p.key("event", "ended"), text) // for agents that join too late
 }
 
-// sign writes into this agent's slot that it ends the job. It returns false if it must not: the slot is
+// signEnd writes into this agent's slot that it ends the job. It returns false if it must not: the slot is
 // marked lost or has another agent, or the store cannot be reached.
-func (p *peers) sign(ctx context.Context, o *over) bool {
+func (p *peers) signEnd(ctx context.Context, o *jobEnd) bool {
 	for {
-		seats, _, _, err := p.read(ctx)
+		slots, _, _, err := p.read(ctx)
 		if err != nil {
 			return false // the others time out
 		}
-		now := seats[p.node]
-		if now == nil || now.Nonce != p.nonce || now.State != here {
+		now := slots[p.node]
+		if now == nil || now.Nonce != p.nonce || now.State != present {
 			return false
 		}
 		s := *now
-		s.Over = o
-		if done, err := p.take(ctx, &s, now); done || err != nil {
+		s.JobEnd = o
+		if done, err := p.writeSlot(ctx, &s, now); done || err != nil {
 			return done
 		}
 	}
@@ -170,26 +173,26 @@ func (p *peers) sign(ctx context.Context, o *over) bool {
 // already, or its user has ended it before it could, in a job that has not begun. Where another agent has the
 // slot, or may still take it, the job continues with that agent.
 func (p *peers) withdraw(ctx context.Context, o *Outcome, why error) {
-	reading, cancel := context.WithTimeout(context.WithoutCancel(ctx), farewellTime)
+	reading, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
 	defer cancel()
-	seats, begun, _, err := p.read(reading)
+	slots, begun, _, err := p.read(reading)
 	if err != nil {
 		return // the others detect a lost store themselves
 	}
-	switch s := seats[p.node]; {
+	switch s := slots[p.node]; {
 	case s != nil && s.Nonce == p.nonce:
 		p.mine = *s // the store may have written it without reporting success
-	case !o.Interrupted || len(begun) > 0 || s != nil && s.State == here:
+	case !o.Interrupted || len(begun) > 0 || s != nil && s.State == present:
 		return
 	}
-	p.conclude(ctx, o.Code, why.Error())
+	p.endJob(ctx, o.Code, why.Error())
 }
 
 func (p *peers) set(key string, value []byte) {
-	p.words.Go(func() {
-		ctx, cancel := context.WithTimeout(p.saying, storeTime)
+	p.writes.Go(func() {
+		ctx, cancel := context.WithTimeout(p.writing, storeTime)
 		defer cancel()
-		for err := p.store.Set(ctx, key, value); err != nil && !final(err) && pause(ctx, p.beat) == nil; {
+		for err := p.store.Set(ctx, key, value); err != nil && !final(err) && pause(ctx, p.interval) == nil; {
 			err = p.store.Set(ctx, key, value) // no other agent sets it
 		}
 	})
@@ -213,22 +216,22 @@ func (p *peers) lastSeen(epoch uint32, worker int) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), time.Second)
 	defer cancel()
 	text, _, err := p.store.Get(ctx, rendezvous.Key(p.job, epoch, "alive", strconv.Itoa(worker)))
-	var pulse rendezvous.Pulse
-	if err != nil || json.Unmarshal(text, &pulse) != nil {
+	var heartbeat rendezvous.Pulse
+	if err != nil || json.Unmarshal(text, &heartbeat) != nil {
 		return ""
 	}
 	var parts []string
-	if pulse.Step >= 0 {
-		parts = append(parts, fmt.Sprintf("in step %d", pulse.Step))
+	if heartbeat.Step >= 0 {
+		parts = append(parts, fmt.Sprintf("in step %d", heartbeat.Step))
 	}
 	switch {
-	case pulse.Phase != "" && len(parts) == 0:
-		parts = append(parts, "in "+pulse.Phase)
-	case pulse.Phase != "":
-		parts = append(parts, pulse.Phase)
+	case heartbeat.Phase != "" && len(parts) == 0:
+		parts = append(parts, "in "+heartbeat.Phase)
+	case heartbeat.Phase != "":
+		parts = append(parts, heartbeat.Phase)
 	}
-	if pulse.Text != "" {
-		parts = append(parts, pulse.Text)
+	if heartbeat.Text != "" {
+		parts = append(parts, heartbeat.Text)
 	}
 	if len(parts) == 0 {
 		return ""
@@ -239,18 +242,18 @@ func (p *peers) lastSeen(epoch uint32, worker int) string {
 // close leaves the job. The agent that serves the store, or else the first one that leaves, waits for a
 // limited time until the others have left too, and then deletes the job's keys from the store.
 func (p *peers) close() {
-	defer p.hush()
+	defer p.stopWriting()
 	if p.cutOff != nil { // the others cannot receive it
-		p.hush()
+		p.stopWriting()
 		p.cancel()
-		p.words.Wait()
+		p.writes.Wait()
 		p.work.Wait()
 		return
 	}
-	p.words.Wait()
+	p.writes.Wait()
 	last := p.node == 0 && p.store != nil
 	if p.nodes > 1 {
-		last = p.leave() && p.farewell()
+		last = p.leave() && p.awaitOthers()
 	}
 	p.cancel()
 	p.work.Wait()
@@ -264,16 +267,16 @@ func (p *peers) leave() bool {
 	if p.mine.Nonce == "" {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(p.ctx, farewellTime)
+	ctx, cancel := context.WithTimeout(p.ctx, leaveTime)
 	defer cancel()
 	for {
-		seats, _, _, err := p.read(ctx)
-		if err != nil || seats[p.node] == nil || seats[p.node].Nonce != p.nonce {
+		slots, _, _, err := p.read(ctx)
+		if err != nil || slots[p.node] == nil || slots[p.node].Nonce != p.nonce {
 			return false
 		}
 		s := p.mine
 		s.State = gone
-		if done, err := p.take(ctx, &s, seats[p.node]); done || err != nil {
+		if done, err := p.writeSlot(ctx, &s, slots[p.node]); done || err != nil {
 			return done
 		}
 	}
@@ -282,11 +285,11 @@ func (p *peers) leave() bool {
 // clean deletes the job's keys from the store: not every store ends with the job. The job's result stays, for
 // agents that join too late.
 func (p *peers) clean() {
-	ctx, cancel := context.WithTimeout(context.Background(), farewellTime)
+	ctx, cancel := context.WithTimeout(context.Background(), leaveTime)
 	defer cancel()
 	entries, _, err := p.store.List(ctx, p.prefix)
 	for i := 0; i < len(entries) && err == nil; i++ {
-		if entries[i].Key != p.key("event", "over") {
+		if entries[i].Key != p.key("event", "ended") {
 			err = p.store.Delete(ctx, entries[i].Key)
 		}
 	}
@@ -295,33 +298,33 @@ func (p *peers) clean() {
 	}
 }
 
-// farewellTime is how long an agent waits for the others to leave.
-const farewellTime = 5 * time.Second
+// leaveTime is how long an agent waits for the others to leave.
+const leaveTime = 5 * time.Second
 
-// farewell waits until no agent is left, and reports whether this one must clean up: the first that left. An
+// awaitOthers waits until no agent is left, and reports whether this one must clean up: the first that left. An
 // earlier agent in the order of nodes does so itself.
-func (p *peers) farewell() bool {
-	ctx, cancel := context.WithTimeout(p.ctx, farewellTime)
+func (p *peers) awaitOthers() bool {
+	ctx, cancel := context.WithTimeout(p.ctx, leaveTime)
 	defer cancel()
 	for {
-		seats, _, revision, err := p.read(ctx)
+		slots, _, revision, err := p.read(ctx)
 		if err != nil {
 			return false
 		}
 		left := false
-		for n, s := range seats {
+		for n, s := range slots {
 			switch {
 			case s == nil || s.State == lost || s.cleared():
 			case n < p.node:
 				return false
-			case s.State == here:
+			case s.State == present:
 				left = true
 			}
 		}
 		if !left {
 			return true
 		}
-		if _, _, err = p.store.Changes(ctx, p.key("event", "seat")+"/", revision); err != nil {
+		if _, _, err = p.store.Changes(ctx, p.key("event", "slot")+"/", revision); err != nil {
 			return false
 		}
 	}
@@ -337,12 +340,13 @@ func (n nodeEnd) bounded() nodeEnd {
 	return n
 }
 
-// listen starts to receive events and to publish heartbeats, until close.
-func (p *peers) listen() {
-	key := p.key("pulse")
-	p.work.Go(p.hear)
-	p.again(func() error {
-		return rendezvous.Publish(p.ctx, p.store, key, p.node, rendezvous.Beats{Every: p.beat}, func() rendezvous.Pulse { return rendezvous.Pulse{Text: p.nonce} })
+// start starts to receive events and to publish heartbeats, until close.
+func (p *peers) start() {
+	key := p.key("heartbeat")
+	p.work.Go(p.receive)
+	p.retry(func() error {
+		return rendezvous.Publish(p.ctx, p.store, key, p.node, rendezvous.Beats{Every: p.interval},
+			func() rendezvous.Pulse { return rendezvous.Pulse{Text: p.nonce} })
 	})
 	p.work.Go(p.findLost)
 }
@@ -353,21 +357,21 @@ func (p *peers) findLost() {
 	for p.ctx.Err() == nil {
 		err := p.watchOthers()
 		p.send(event{err: err})
-		for p.reach(p.ctx) != nil && pause(p.ctx, p.beat) == nil { //nolint:revive // retry
+		for p.reach(p.ctx) != nil && pause(p.ctx, p.interval) == nil { //nolint:revive // retry
 		}
 	}
 }
 
 // reach returns nil if the store answers now.
 func (p *peers) reach(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, silentBeats*p.beat)
+	ctx, cancel := context.WithTimeout(ctx, missedMax*p.interval)
 	defer cancel()
-	return p.look(ctx)
+	return p.probe(ctx)
 }
 
-// look returns nil when the store answers, or its error after its own patience.
-func (p *peers) look(ctx context.Context) error {
-	_, _, err := p.store.Get(ctx, p.key("event", "seat", p.node))
+// probe returns nil when the store answers, or its error after its own patience.
+func (p *peers) probe(ctx context.Context) error {
+	_, _, err := p.store.Get(ctx, p.key("event", "slot", p.node))
 	if errors.Is(err, rendezvous.ErrNotFound) {
 		return nil
 	}
@@ -389,15 +393,15 @@ func (p *peers) watchOthers() error {
 	var following sync.WaitGroup
 	defer following.Wait()
 	defer cancel()
-	watch := rendezvous.NewWatch(p.store, p.key("pulse"), p.nodes)
+	watch := rendezvous.NewWatch(p.store, p.key("heartbeat"), p.nodes)
 	for node := range p.nodes {
 		watch.Excuse(node) // until it joins
 	}
 	following.Go(func() {
-		for watch.Follow(ctx, p.beat) != nil && pause(ctx, p.beat) == nil { //nolint:revive // retry
+		for watch.Follow(ctx, p.interval) != nil && pause(ctx, p.interval) == nil { //nolint:revive // retry
 		}
 	})
-	limit := silentBeats * p.beat
+	limit := missedMax * p.interval
 	var doubted time.Time
 	for {
 		silent, err := watch.Silence(ctx, p.node, limit)
@@ -413,22 +417,22 @@ func (p *peers) watchOthers() error {
 		case p.lose(ctx, silent.Worker, silent.Pulse.Text, silent.Silent) == nil:
 			watch.Excuse(silent.Worker)
 		default:
-			_ = pause(ctx, p.beat)
+			_ = pause(ctx, p.interval)
 		}
 		doubted = time.Time{}
 	}
 }
 
-// again repeats f as long as the store is lost, since the store may come back.
-func (p *peers) again(f func() error) {
+// retry repeats f as long as the store is lost, since the store may come back.
+func (p *peers) retry(f func() error) {
 	p.work.Go(func() {
-		for f() != nil && pause(p.ctx, p.beat) == nil { //nolint:revive // retry
+		for f() != nil && pause(p.ctx, p.interval) == nil { //nolint:revive // retry
 		}
 	})
 }
 
-// silentBeats is the number of missed heartbeats after which an agent is lost.
-const silentBeats = 10
+// missedMax is the number of missed heartbeats after which an agent is lost.
+const missedMax = 10
 
 func (p *peers) send(ev event) {
 	select {
@@ -437,9 +441,9 @@ func (p *peers) send(ev event) {
 	}
 }
 
-// hear turns changes in the store into events. If the store cannot be reached for too long, findLost reports
+// receive turns changes in the store into events. If the store cannot be reached for too long, findLost reports
 // it.
-func (p *peers) hear() {
+func (p *peers) receive() {
 	var after uint64
 	for {
 		entries, revision, err := p.store.Changes(p.ctx, p.key("event")+"/", after)
@@ -453,12 +457,12 @@ func (p *peers) hear() {
 			if !errors.Is(err, rendezvous.ErrLost) || p.gone(err) {
 				p.send(event{err: err})
 			}
-			_ = pause(p.ctx, p.beat)
+			_ = pause(p.ctx, p.interval)
 			continue
 		}
 		after = revision
 		for _, entry := range entries {
-			if ev, ok := p.decode(entry); ok && !ev.before(p.first) && (ev.seat == nil || !ev.seat.cleared()) {
+			if ev, ok := p.decode(entry); ok && !ev.before(p.first) && (ev.slot == nil || !ev.slot.cleared()) {
 				p.send(ev)
 			}
 		}
@@ -476,21 +480,21 @@ func (p *peers) decode(entry rendezvous.Entry) (ev event, ok bool) {
 		}
 		numbers[i] = int(n)
 	}
-	if entry.Deleted || parts[0] != "over" && numbers[0] < 0 {
+	if entry.Deleted || parts[0] != "ended" && numbers[0] < 0 {
 		return event{}, false
 	}
 	ev.epoch = uint32(max(0, numbers[0]))
 	var into any
 	switch parts[0] {
-	case "seat":
-		ev.seat = &nodeSlot{}
-		into = ev.seat
-	case "met":
-		ev.met = &meeting{}
-		into = ev.met
-	case "over":
-		ev.over = &over{}
-		into = ev.over
+	case "slot":
+		ev.slot = &nodeSlot{}
+		into = ev.slot
+	case "members":
+		ev.members = &membership{}
+		into = ev.members
+	case "ended":
+		ev.jobEnd = &jobEnd{}
+		into = ev.jobEnd
 	case "stop":
 		ev.stop, into = true, &ev.worker
 	case "end":
@@ -508,8 +512,8 @@ func (p *peers) decode(entry rendezvous.Entry) (ev event, ok bool) {
 	if json.Unmarshal(entry.Value, into) != nil {
 		return event{}, false
 	}
-	if ev.seat != nil {
-		ev.seat.revision, ev.over = entry.Revision, ev.seat.Over
+	if ev.slot != nil {
+		ev.slot.revision, ev.jobEnd = entry.Revision, ev.slot.JobEnd
 	}
 	return ev, ev.sound(p, numbers)
 }
@@ -517,10 +521,10 @@ func (p *peers) decode(entry rendezvous.Entry) (ev event, ok bool) {
 // sound reports whether another agent's event is valid.
 func (ev *event) sound(p *peers, numbers [2]int) bool {
 	switch {
-	case ev.seat != nil:
-		return ev.seat.Node == numbers[0] && len(ev.seat.Ports) == ev.seat.Workers && ev.seat.Workers > 0
-	case ev.met != nil:
-		return len(ev.met.Seats) > 0 && ev.met.Epoch == ev.epoch
+	case ev.slot != nil:
+		return ev.slot.Node == numbers[0] && len(ev.slot.Ports) == ev.slot.Workers && ev.slot.Workers > 0
+	case ev.members != nil:
+		return len(ev.members.Slots) > 0 && ev.members.Epoch == ev.epoch
 	case ev.end != nil:
 		return ev.end.Node == numbers[1] && ev.end.Node < p.nodes
 	}
@@ -530,5 +534,5 @@ func (ev *event) sound(p *peers, numbers [2]int) bool {
 // before reports whether an event belongs to an earlier epoch, and so does not concern an agent that joined
 // later.
 func (ev *event) before(epoch uint32) bool {
-	return ev.seat == nil && ev.over == nil && ev.epoch < epoch
+	return ev.slot == nil && ev.jobEnd == nil && ev.epoch < epoch
 }

@@ -107,7 +107,8 @@ func memoryFiles(root fs.FS) []string {
 		for _, group := range []string{f[2], ""} {
 			switch f[1] {
 			case "":
-				out = append(out, path.Join("sys/fs/cgroup", group, "memory.events"), path.Join("sys/fs/cgroup/unified", group, "memory.events"))
+				out = append(out, path.Join("sys/fs/cgroup", group, "memory.events"),
+					path.Join("sys/fs/cgroup/unified", group, "memory.events"))
 			case "memory":
 				out = append(out, path.Join("sys/fs/cgroup/memory", group, "memory.oom_control"))
 			}

@@ -19,7 +19,8 @@ func separate(cmd *exec.Cmd, dies bool) {
 // awaitEnd waits until a child has ended, without reaping it: until it is reaped no other process can get its
 // number, nor its group's. It returns false if the system has no such wait.
 func awaitEnd(pid int) bool {
-	for unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR { //nolint:revive // interrupted: retry
+	//nolint:revive // interrupted: retry
+	for unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
 	}
 	return true
 }

@@ -77,9 +77,9 @@ type Remote struct {
 
 	screen screen
 
-	mu    sync.Mutex // guards the fields below
-	links []*link
-	asked int
+	mu         sync.Mutex // guards the fields below
+	links      []*link
+	interrupts int
 }
 
 // link is the connection to the agent on one host.
@@ -98,10 +98,10 @@ type link struct {
 func (r *Remote) Interrupt(sig os.Signal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.asked++
+	r.interrupts++
 	r.screen.hurry()
 	for i, l := range r.links {
-		if r.asked == 1 && i > 0 {
+		if r.interrupts == 1 && i > 0 {
 			break // the first agent forwards it to the others
 		}
 		name := "INT\n"
@@ -119,14 +119,14 @@ func (r *Remote) Interrupt(sig os.Signal) {
 func (r *Remote) interrupted() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.asked > 0
+	return r.interrupts > 0
 }
 
 // Run starts the agents and returns the job's exit code when all have ended. The error names the host whose
 // agent failed. When ctx ends, the workers are killed.
 func (r *Remote) Run(ctx context.Context) (int, error) {
 	r.mu.Lock()
-	if r.screen.open(r.Config.Stdout, r.Config.Stderr); r.asked > 0 {
+	if r.screen.open(r.Config.Stdout, r.Config.Stderr); r.interrupts > 0 {
 		r.screen.hurry()
 	}
 	r.mu.Unlock()
@@ -135,14 +135,17 @@ func (r *Remote) Run(ctx context.Context) (int, error) {
 	if err != nil {
 		return 1, fmt.Errorf("launch: %w", err)
 	}
-	place, err := Meeting{Backend: "tcp", Endpoint: address, ID: r.Config.ID, Secret: r.Secret, Serve: true, Logger: r.Logger}.Open(ctx)
+	opened, err := StoreConfig{
+		Backend: "tcp", Endpoint: address, ID: r.Config.ID, Secret: r.Secret, Serve: true,
+		Logger: r.Logger,
+	}.Open(ctx)
 	if err != nil {
 		return 1, err
 	}
-	defer place.Close()
+	defer opened.Close()
 	ended := make(chan *link)
 	for node, h := range r.Hosts {
-		if err := r.start(node, h, strings.TrimPrefix(place.URL, "tcp://"), ended); err != nil {
+		if err := r.start(node, h, strings.TrimPrefix(opened.URL, "tcp://"), ended); err != nil {
 			r.hangUp()
 			for range node {
 				<-ended
@@ -189,8 +192,10 @@ func (r *Remote) address(ctx context.Context) (string, error) {
 func (r *Remote) start(node int, h Host, store string, ended chan<- *link) error {
 	c := &r.Config
 	o := order{
-		Version: orderVersion, ID: c.ID, Secret: r.Secret.Text(), Store: store, Node: node, Nodes: len(r.Hosts), Workers: h.Workers, Command: c.Command,
-		Dir: c.Dir, Env: c.Env, RestartsMax: c.RestartsMax, Rendezvous: c.RendezvousTimeout, Heartbeat: c.HeartbeatTimeout, Grace: c.Grace, Affinity: c.Affinity, Logs: c.Logs,
+		Version: orderVersion, ID: c.ID, Secret: r.Secret.Text(), Store: store, Node: node, Nodes: len(r.Hosts),
+		Workers: h.Workers, Command: c.Command,
+		Dir: c.Dir, Env: c.Env, RestartsMax: c.RestartsMax, Rendezvous: c.RendezvousTimeout, Heartbeat: c.HeartbeatTimeout,
+		Grace: c.Grace, Affinity: c.Affinity, Logs: c.Logs,
 	}
 	for s := range o.Shown {
 		o.ShownAll[s] = r.Streams[s] && r.Ranks == nil
@@ -326,7 +331,7 @@ func (r *Remote) wait(ctx context.Context, ended <-chan *link) (int, error) {
 				continue
 			}
 			if failed = l; l.done {
-				late = time.After(r.Config.Grace + answerTime + farewellTime)
+				late = time.After(r.Config.Grace + answerTime + leaveTime)
 			} else {
 				hangUp()
 			}
@@ -348,7 +353,8 @@ func (r *Remote) wait(ctx context.Context, ended <-chan *link) (int, error) {
 		return codeInterrupted, nil
 	}
 	last, _ := failed.tail.lines()
-	return 1, fmt.Errorf("launch: host %s: the agent ended with exit code %d: %s", failed.host.Name, failed.code, strings.Join(last, " / "))
+	return 1, fmt.Errorf("launch: host %s: the agent ended with exit code %d: %s", failed.host.Name, failed.code,
+		strings.Join(last, " / "))
 }
 
 // endedLine is the line on an agent's standard output when it has carried out its order, before the job's
@@ -358,7 +364,9 @@ const endedLine = "lockstep agent: the job ended with code "
 // Follow is the main function of the agent on a host: it reads its order from input, carries it out and
 // returns the exit code. guard is as in [Config]. A goroutine reads the input until its end, and may outlive
 // the call.
-func Follow(ctx context.Context, input io.Reader, stdout, stderr io.Writer, guard []string, logger *slog.Logger) (int, error) {
+func Follow(ctx context.Context, input io.Reader, stdout, stderr io.Writer, guard []string,
+	logger *slog.Logger,
+) (int, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	in := bufio.NewReader(io.LimitReader(input, orderMax))
@@ -366,11 +374,11 @@ func Follow(ctx context.Context, input io.Reader, stdout, stderr io.Writer, guar
 	if err != nil {
 		return 1, fmt.Errorf("launch: %w", err)
 	}
-	cfg, place, err := o.prepare(ctx, logger)
+	cfg, opened, err := o.prepare(ctx, logger)
 	if err != nil {
 		return 1, err
 	}
-	defer place.Close()
+	defer opened.Close()
 	cfg.Stdout, cfg.Stderr, cfg.Guard = stdout, stderr, guard
 	agent, err := New(cfg)
 	if err != nil {
@@ -389,10 +397,12 @@ func Follow(ctx context.Context, input io.Reader, stdout, stderr io.Writer, guar
 }
 
 // prepare builds an agent's configuration from an order, and opens the store.
-func (o *order) prepare(ctx context.Context, logger *slog.Logger) (Config, *Place, error) {
+func (o *order) prepare(ctx context.Context, logger *slog.Logger) (Config, *JobStore, error) {
 	cfg := Config{
-		Command: o.Command, Dir: o.Dir, Env: append(os.Environ(), o.Env...), Workers: o.Workers, Node: o.Node, Nodes: o.Nodes, ID: o.ID, Secret: o.Secret,
-		RestartsMax: o.RestartsMax, RendezvousTimeout: o.Rendezvous, HeartbeatTimeout: o.Heartbeat, Grace: o.Grace, Affinity: o.Affinity, Logs: o.Logs, Quiet: o.Node != 0,
+		Command: o.Command, Dir: o.Dir, Env: append(os.Environ(), o.Env...), Workers: o.Workers, Node: o.Node, Nodes: o.Nodes,
+		ID: o.ID, Secret: o.Secret,
+		RestartsMax: o.RestartsMax, RendezvousTimeout: o.Rendezvous, HeartbeatTimeout: o.Heartbeat, Grace: o.Grace,
+		Affinity: o.Affinity, Logs: o.Logs, Quiet: o.Node != 0,
 		Show: func(rank int, s Stream) bool { return o.ShownAll[s] || slices.Contains(o.Shown[s], rank) },
 	}
 	if info, err := os.Stat(o.Dir); err != nil || !info.IsDir() {
@@ -408,12 +418,13 @@ func (o *order) prepare(ctx context.Context, logger *slog.Logger) (Config, *Plac
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.Rendezvous)
 	defer cancel()
-	place, err := Meeting{Backend: "tcp", Endpoint: o.Store, ID: o.ID, Secret: key, Logger: logger}.Open(ctx)
+	opened, err := StoreConfig{Backend: "tcp", Endpoint: o.Store, ID: o.ID, Secret: key, Logger: logger}.Open(ctx)
 	if err != nil {
 		return cfg, nil, err
 	}
-	cfg.Address, cfg.Store, cfg.StoreURL, cfg.StoreHolder = address.String(), place.Store, place.URL, "the lockstep run that started this"
-	return cfg, place, nil
+	cfg.Address, cfg.StoreHolder = address.String(), "the lockstep run that started this"
+	cfg.Store, cfg.StoreURL = opened.Store, opened.URL
+	return cfg, opened, nil
 }
 
 // obey forwards the launcher's signals to the agent, until the launcher has ended.
@@ -442,7 +453,8 @@ func readOrder(in *bufio.Reader) (*order, error) {
 		return nil, fmt.Errorf("reading the order from the launcher: %w", err)
 	}
 	if o.Version != orderVersion {
-		return nil, fmt.Errorf("the launcher has protocol version %d, this host's lockstep version %d: install the same one everywhere", o.Version, orderVersion)
+		return nil, fmt.Errorf("the launcher has protocol version %d, this host's lockstep version %d: install the same "+
+			"one everywhere", o.Version, orderVersion)
 	}
 	return o, nil
 }

@@ -19,14 +19,14 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
 
-// nodeProcess is an agent in a process of its own, which can be killed.
+// nodeProcess is an agent in a separate process, which can be killed.
 type nodeProcess struct {
 	cmd *exec.Cmd
 	out *output
 }
 
-// nodeMain is an agent as the words of its environment say: its node, of how many, the folder where they meet, how many restarts, and the script
-// of its worker.
+// nodeMain is an agent as its environment variable describes it: its node, the number of nodes, the folder of the
+// store, the number of restarts, and its worker's script.
 func nodeMain(words string) {
 	w := strings.SplitN(words, " ", 5)
 	number := func(s string) int { n, _ := strconv.Atoi(s); return n }
@@ -35,8 +35,10 @@ func nodeMain(words string) {
 		panic(err)
 	}
 	a, err := New(Config{
-		Command: []string{"sh", "-c", w[4]}, Workers: 1, Node: number(w[0]), Nodes: number(w[1]), Store: store, StoreURL: "file://" + w[2], RestartsMax: number(w[3]),
-		Guard: guardCommand(), Stdout: os.Stdout, Stderr: os.Stderr, Env: os.Environ(), HeartbeatTimeout: nodeLost, Settle: 50 * time.Millisecond, Grace: 500 * time.Millisecond,
+		Command: []string{"sh", "-c", w[4]}, Workers: 1, Node: number(w[0]), Nodes: number(w[1]), Store: store,
+		StoreURL: "file://" + w[2], RestartsMax: number(w[3]),
+		Guard: guardCommand(), Stdout: os.Stdout, Stderr: os.Stderr, Env: os.Environ(), HeartbeatTimeout: nodeLost,
+		Settle: 50 * time.Millisecond, Grace: 500 * time.Millisecond,
 		RendezvousTimeout: patience,
 	})
 	if err != nil {
@@ -53,7 +55,7 @@ const (
 	cutEndpoint  = "10.81.0.1:29400"
 )
 
-// cutNodeMain is an agent that reaches the others over TCP: its node and the script of its worker.
+// cutNodeMain is an agent that reaches the others over TCP: its node and its worker's script.
 func cutNodeMain(words string) {
 	number, script, _ := strings.Cut(words, " ")
 	node, err := strconv.Atoi(number)
@@ -64,11 +66,11 @@ func cutNodeMain(words string) {
 	if err != nil {
 		panic(err)
 	}
-	store := Meeting{
+	store := StoreConfig{
 		Backend: "tcp", Endpoint: cutEndpoint, ID: "cut", Secret: key, Serve: node == 0,
 		Logger: slog.Default(),
 	}
-	place, err := store.Open(context.Background())
+	opened, err := store.Open(context.Background())
 	if err != nil {
 		panic(err)
 	}
@@ -77,20 +79,22 @@ func cutNodeMain(words string) {
 			"sh", "-c",
 			script,
 		}, ID: "cut", Workers: 1, Node: node, Nodes: cutNodes, RestartsMax: 6, HeartbeatTimeout: cutHeartbeat,
-		Store: place.Store, StoreURL: place.URL, StoreHolder: place.Holder, Address: fmt.Sprintf("10.81.0.%d",
+		Store: opened.Store, StoreURL: opened.URL, StoreHolder: opened.Holder, Address: fmt.Sprintf("10.81.0.%d",
 			node+1), Guard: guardCommand(),
-		Stdout: os.Stdout, Stderr: os.Stderr, Env: os.Environ(), Settle: 50 * time.Millisecond, Grace: 500 * time.Millisecond, RendezvousTimeout: patience,
+		Stdout: os.Stdout, Stderr: os.Stderr, Env: os.Environ(), Settle: 50 * time.Millisecond, Grace: 500 * time.Millisecond,
+		RendezvousTimeout: patience,
 	})
 	if err != nil {
 		panic(err)
 	}
 	o, err := a.Run(context.Background())
-	place.Close()
+	opened.Close()
 	fmt.Printf("ended with %d after %d restarts: %v\n", o.Code, o.Restarts, err)
 	os.Exit(o.Code)
 }
 
-// nodeLost makes an agent lost that gets no processor time for 10 seconds: then it is back, or replaced, as any other is.
+// nodeLost is the heartbeat timeout of these agents. An agent that gets no processor time for that long is lost, and
+// then it is back or replaced, like any other.
 const nodeLost = 10 * time.Second
 
 func startNode(t *testing.T, node, nodes int, folder string, restarts int, script string) *nodeProcess {
@@ -124,15 +128,16 @@ func (n *nodeProcess) wait(t *testing.T, code int) {
 	}
 }
 
-// untilEnd is a script of workers that end when there is a file.
+// untilEnd is a script of workers that exit when a file exists.
 func untilEnd(file string) string {
 	return `echo "epoch $LOCKSTEP_EPOCH of $RANK of $WORLD_SIZE"; while ! [ -e '` + file + `' ]; do sleep 0.05; done`
 }
 
-// untilReplaced is a worker that ends well in epoch 1.
+// untilReplaced is a worker that exits with code 0 in epoch 1.
 const untilReplaced = `echo "epoch $LOCKSTEP_EPOCH of $RANK of $WORLD_SIZE"; [ $LOCKSTEP_EPOCH = 1 ] && exit 0; while :; do sleep 0.05; done`
 
-// TestReplaced: any node's agent is killed, and another takes its place: the job goes on in the next epoch, and all say what happened.
+// TestReplaced: any node's agent is killed, and another takes its node slot: the job continues in the next epoch,
+// and all agents report what happened.
 func TestReplaced(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for several seconds until agents are lost; the README's command runs it")
@@ -179,7 +184,8 @@ func hostName(t *testing.T) string {
 	return name
 }
 
-// TestStoppedAgentIsReplaced: an agent that sleeps until another has its place ends its workers when it wakes up, and says why.
+// TestStoppedAgentIsReplaced: an agent that is stopped until another has its node slot ends its workers when it
+// continues, and reports why.
 func TestStoppedAgentIsReplaced(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for several seconds until an agent is lost; the README's command runs it")
@@ -210,7 +216,8 @@ func TestStoppedAgentIsReplaced(t *testing.T) {
 	}
 }
 
-// TestDuplicateIsRefused: a second agent of a node whose agent lives is refused, names both, and disturbs nobody.
+// TestDuplicateIsRefused: a second agent of a node whose agent is alive is refused. The error names both, and the
+// job is not affected.
 func TestDuplicateIsRefused(t *testing.T) {
 	memory := rendezvous.NewMemory()
 	done := filepath.Join(t.TempDir(), "done")
@@ -220,8 +227,11 @@ func TestDuplicateIsRefused(t *testing.T) {
 	for i, n := range nodes {
 		n.out.await(t, fmt.Sprintf("[rank%d] ready\n", i))
 	}
-	err := runNode(t, t.Context(), Config{Node: 1, Nodes: 2, Store: memory.Open(), RestartsMax: 1, HeartbeatTimeout: 10 * time.Second})
-	if want := fmt.Sprintf("node 1 of job \"lockstep\" joined twice: its agent is on host %s as pid %d, and is alive; this one is on host %s as pid %d", hostName(t), os.Getpid(), hostName(t), os.Getpid()); err == nil || !strings.Contains(err.Error(), want) {
+	err := runNode(t, t.Context(),
+		Config{Node: 1, Nodes: 2, Store: memory.Open(), RestartsMax: 1, HeartbeatTimeout: 10 * time.Second})
+	if want := fmt.Sprintf("node 1 of job \"lockstep\" joined twice: its agent is on host %s as pid %d, and is alive; "+
+		"this one is on host %s as pid %d", hostName(t), os.Getpid(), hostName(t), os.Getpid()); err == nil ||
+		!strings.Contains(err.Error(), want) {
 		t.Errorf("error %v, want %s", err, want)
 	}
 	if err := os.WriteFile(done, nil, 0o600); err != nil {
@@ -234,35 +244,45 @@ func TestDuplicateIsRefused(t *testing.T) {
 	}
 }
 
-// TestNoPlace: who cannot take a lost agent's place is told why, and the job goes on waiting for another.
-func TestNoPlace(t *testing.T) {
+// TestCannotReplace: an agent that cannot take a lost agent's node slot reports why, and the job continues to wait
+// for another.
+func TestCannotReplace(t *testing.T) {
 	for name, c := range map[string]struct {
 		has, comes Config
 		want       string
 	}{
-		"no restarts":    {Config{}, Config{}, "which cannot be replaced with --max-restarts 0; if that run of the job is over, choose another --rdzv-id"},
+		"no restarts": {
+			Config{},
+			Config{},
+			"which cannot be replaced with --max-restarts 0; if that run of the job is over, choose another --rdzv-id",
+		},
 		"other restarts": {Config{RestartsMax: 1}, Config{RestartsMax: 2}, "was started with --max-restarts 1, node 1"},
 		"other nodes":    {Config{RestartsMax: 1}, Config{RestartsMax: 1, Nodes: 3}, "expects 2 nodes, but node 1"},
-		"other workers":  {Config{RestartsMax: 1}, Config{RestartsMax: 1, Workers: 2}, "has 2 workers, but node 1 (host far, pid 42), which it would replace, had 1"},
+		"other workers": {
+			Config{RestartsMax: 1},
+			Config{RestartsMax: 1, Workers: 2},
+			"has 2 workers, but node 1 (host far, pid 42), which it would replace, had 1",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			memory := rendezvous.NewMemory()
-			nonce := ghost(t, memory, card{RestartsMax: c.has.RestartsMax})
+			nonce := ghost(t, memory, registration{RestartsMax: c.has.RestartsMax})
 			store := memory.Open()
 			p := newPeers(&Agent{cfg: Config{ID: "lockstep", Nodes: 2, Store: store, HeartbeatTimeout: time.Hour}})
-			first := card{Host: "near", PID: 7, Workers: 1, Ports: []int{2}, RestartsMax: c.has.RestartsMax}
-			if err := p.sit(t.Context(), first, func(string) {}); err != nil {
+			first := registration{Host: "near", PID: 7, Workers: 1, Ports: []int{2}, RestartsMax: c.has.RestartsMax}
+			if err := p.takeSlot(t.Context(), first, func(string) {}); err != nil {
 				t.Fatal(err)
 			}
-			m := `{"epoch":0,"seats":[{"node":0,"workers":1},{"node":1,"host":"far","pid":42,"workers":1}]}`
-			if err := store.Set(t.Context(), p.key("event", "met", 0), []byte(m)); err != nil {
+			m := `{"epoch":0,"slots":[{"node":0,"workers":1},{"node":1,"host":"far","pid":42,"workers":1}]}`
+			if err := store.Set(t.Context(), p.key("event", "members", 0), []byte(m)); err != nil {
 				t.Fatal(err)
 			}
 			if err := p.lose(t.Context(), 1, nonce, time.Second); err != nil {
 				t.Fatal(err)
 			}
-			c.comes.Command, c.comes.Node, c.comes.Store, c.comes.Workers = []string{"true"}, 1, memory.Open(), max(1, c.comes.Workers)
+			c.comes.Command, c.comes.Node, c.comes.Store, c.comes.Workers = []string{"true"}, 1, memory.Open(), max(1,
+				c.comes.Workers)
 			c.comes.Nodes = max(2, c.comes.Nodes)
 			a, err := New(c.comes)
 			if err != nil {
@@ -271,14 +291,15 @@ func TestNoPlace(t *testing.T) {
 			if _, err = a.Run(t.Context()); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error %v, want one that says %q", err, c.want)
 			}
-			if _, _, err := store.Get(t.Context(), p.key("event", "over")); err == nil {
+			if _, _, err := store.Get(t.Context(), p.key("event", "ended")); err == nil {
 				t.Error("it has ended the job for the others")
 			}
 		})
 	}
 }
 
-// TestTooLate: an agent that comes after the job has ended is told so: at once where the store ends with the job, else when nobody comes.
+// TestTooLate: an agent that joins after the job has ended reports that: at once if the store ends with the job,
+// otherwise when no other agent joins.
 func TestTooLate(t *testing.T) {
 	memory := rendezvous.NewMemory()
 	for i, n := range launchNodes(t, `exit 3`, func(c *Config) { c.Store = memory.Open() }, 1, 1) {
@@ -287,14 +308,19 @@ func TestTooLate(t *testing.T) {
 		}
 	}
 	out := &output{}
-	late := Config{Node: 1, Nodes: 2, Store: memory.Open(), StoreHolder: "node 0", RendezvousTimeout: 100 * time.Millisecond, Stderr: out}
+	late := Config{
+		Node: 1, Nodes: 2, Store: memory.Open(), StoreHolder: "node 0",
+		RendezvousTimeout: 100 * time.Millisecond, Stderr: out,
+	}
 	err := runNode(t, t.Context(), late)
-	if err == nil || !strings.Contains(err.Error(), "the job has ended with code 3 at ") || !strings.Contains(err.Error(), "worker ") {
+	if err == nil || !strings.Contains(err.Error(), "the job has ended with code 3 at ") ||
+		!strings.Contains(err.Error(), "worker ") {
 		t.Errorf("error %v", err)
 	}
 	late.Store, late.StoreHolder = memory.Open(), ""
 	err = runNode(t, t.Context(), late)
-	if want := `an earlier run of job "lockstep" is over: the job has ended with code 3`; err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(out.String(), want) {
+	if want := `an earlier run of job "lockstep" is over: the job has ended with code 3`; err == nil ||
+		!strings.Contains(err.Error(), want) || !strings.Contains(out.String(), want) {
 		t.Errorf("error %v, want one that says %q; said:\n%s", err, want, out)
 	}
 }

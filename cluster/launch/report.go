@@ -10,8 +10,8 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/failure"
 )
 
-// tell formats the report of a failure: its root cause first, then the consequences.
-func (e *epoch) tell(rep *failure.Report) string {
+// failureText formats the report of a failure: its root cause first, then the consequences.
+func (e *epoch) failureText(rep *failure.Report) string {
 	var b strings.Builder
 	r := rep.Root
 	fmt.Fprintf(&b, "lockstep run: the job failed; root cause: worker %d\n", r.Worker)
@@ -68,7 +68,7 @@ func (e *epoch) who(r failure.Record) string {
 	if len(r.Ranks) > 0 {
 		out += fmt.Sprintf(", replicas %v", r.Ranks)
 	}
-	if node := e.layout.nodeOf(r.Worker); len(e.layout.cards) > 1 && node >= 0 {
+	if node := e.layout.nodeOf(r.Worker); len(e.layout.slots) > 1 && node >= 0 {
 		out += fmt.Sprintf(", node %d", node)
 	}
 	if r.Host != "" {

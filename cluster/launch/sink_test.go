@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// paused is an output that takes nothing while it is paused, and then each write after some time.
+// paused is an output that accepts nothing while it is paused, and then each write after some time.
 type paused struct {
 	until chan struct{} // nil: it is not paused
 	slow  time.Duration
@@ -25,7 +25,7 @@ func (p *paused) Write(b []byte) (int, error) {
 	return p.b.Write(b)
 }
 
-// TestSinkOfASlowReader: whoever writes waits for an output that is slow, and nothing is left out.
+// TestSinkOfASlowReader: writers wait for an output that is slow, and no line is dropped.
 func TestSinkOfASlowReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		out := &paused{slow: stallTime / 2}
@@ -54,8 +54,8 @@ func TestSinkOfASlowReader(t *testing.T) {
 	})
 }
 
-// TestSinkOfAPausedReader: an output that takes nothing keeps who writes waiting for a moment only, and a line says
-// what was left out, where it was.
+// TestSinkOfAPausedReader: an output that accepts nothing delays writers only for a moment. A line in place of the
+// dropped ones gives their number.
 func TestSinkOfAPausedReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		out, stalled := &paused{until: make(chan struct{})}, 0
@@ -98,8 +98,8 @@ func TestSinkOfAPausedReader(t *testing.T) {
 	})
 }
 
-// TestSinkThatIsLeft: at the end an output that takes nothing is waited for, unless the user has ended the job, or
-// does so then.
+// TestSinkThatIsLeft: at the end the sink waits for an output that accepts nothing, unless the user has ended the
+// job, or ends it then.
 func TestSinkThatIsLeft(t *testing.T) {
 	for name, c := range map[string]struct {
 		do   func(s *sink)
@@ -134,7 +134,7 @@ func TestSinkThatIsLeft(t *testing.T) {
 	}
 }
 
-// TestSinkDoesNotStart: what writes nothing has no goroutine.
+// TestSinkDoesNotStart: a sink without output has no goroutine.
 func TestSinkDoesNotStart(t *testing.T) {
 	s := newSink(&bytes.Buffer{}, nil)
 	if left := s.close(t.Context()); left != (omission{}) || s.started {

@@ -15,8 +15,8 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
 
-// Meeting configures the rendezvous store of a job's agents and workers.
-type Meeting struct {
+// StoreConfig configures the rendezvous store of a job's agents and workers.
+type StoreConfig struct {
 	// Backend is "tcp" (a store that node 0's agent serves), "etcd" or "file" (a folder).
 	Backend string
 	// Endpoint is the store's location: node 0's "host:port", etcd's "host:port,host:port/prefix", where each
@@ -32,8 +32,8 @@ type Meeting struct {
 	Logger *slog.Logger
 }
 
-// Place is an open store, and its location.
-type Place struct {
+// JobStore is an open store, and its location.
+type JobStore struct {
 	Store rendezvous.Store
 	// URL is the URL that is passed to the workers.
 	URL string
@@ -44,7 +44,7 @@ type Place struct {
 }
 
 // Close closes the handle, and the store itself if it is served here.
-func (p *Place) Close() error {
+func (p *JobStore) Close() error {
 	err := p.Store.Close()
 	if p.server != nil {
 		err = errors.Join(err, p.server.Close())
@@ -53,7 +53,7 @@ func (p *Place) Close() error {
 }
 
 // Open opens the store, or serves it. It waits until ctx ends for a store that is served elsewhere.
-func (m Meeting) Open(ctx context.Context) (*Place, error) {
+func (m StoreConfig) Open(ctx context.Context) (*JobStore, error) {
 	p, err := m.open(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("launch: %w", err)
@@ -61,7 +61,7 @@ func (m Meeting) Open(ctx context.Context) (*Place, error) {
 	return p, nil
 }
 
-func (m Meeting) open(ctx context.Context) (*Place, error) {
+func (m StoreConfig) open(ctx context.Context) (*JobStore, error) {
 	switch {
 	case m.Backend == "etcd":
 		url, err := etcdURL(m.Endpoint)
@@ -83,7 +83,7 @@ func (m Meeting) open(ctx context.Context) (*Place, error) {
 	return p, err
 }
 
-func (m Meeting) overTCP(ctx context.Context) (*Place, error) {
+func (m StoreConfig) overTCP(ctx context.Context) (*JobStore, error) {
 	if m.Serve {
 		return m.serve(ctx)
 	}
@@ -91,7 +91,7 @@ func (m Meeting) overTCP(ctx context.Context) (*Place, error) {
 }
 
 // dial opens an existing store.
-func (m Meeting) dial(ctx context.Context, where string) (*Place, error) {
+func (m StoreConfig) dial(ctx context.Context, where string) (*JobStore, error) {
 	cfg := rendezvous.Config{Logger: m.Logger}
 	if m.Secret.Given() {
 		var err error
@@ -104,7 +104,7 @@ func (m Meeting) dial(ctx context.Context, where string) (*Place, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Place{Store: store, URL: where}, nil
+	return &JobStore{Store: store, URL: where}, nil
 }
 
 // etcdURL returns the URL of a store in etcd: "etcds://host:port,host:port/prefix", or etcd:// if the
@@ -131,7 +131,7 @@ func etcdURL(endpoint string) (string, error) {
 }
 
 // serve serves a TCP store. Its lifetime does not depend on ctx: it must outlive all its users.
-func (m Meeting) serve(ctx context.Context) (*Place, error) {
+func (m StoreConfig) serve(ctx context.Context) (*JobStore, error) {
 	cfg := rendezvous.ServerConfig{Listen: m.Endpoint, Logger: m.Logger}
 	if m.Secret.Given() {
 		var err error
@@ -156,7 +156,7 @@ func (m Meeting) serve(ctx context.Context) (*Place, error) {
 	if m.Endpoint != "" {
 		host, _, _ = net.SplitHostPort(m.Endpoint) // the name by which the others know it
 	}
-	return &Place{Store: server.Store(), URL: "tcp://" + net.JoinHostPort(host, port), server: server}, nil
+	return &JobStore{Store: server.Store(), URL: "tcp://" + net.JoinHostPort(host, port), server: server}, nil
 }
 
 // listenAddress returns the address to listen on for an endpoint of this host: that of the interface by which
@@ -175,9 +175,11 @@ func listenAddress(ctx context.Context, endpoint string) (string, error) {
 		return "", err
 	}
 	if !slices.ContainsFunc(there, func(ip net.IP) bool {
-		return ip.IsLoopback() || slices.ContainsFunc(here, func(a net.Addr) bool { n, ok := a.(*net.IPNet); return ok && n.IP.Equal(ip) })
+		return ip.IsLoopback() || slices.ContainsFunc(here,
+			func(a net.Addr) bool { n, ok := a.(*net.IPNet); return ok && n.IP.Equal(ip) })
 	}) {
-		return "", fmt.Errorf("node 0 serves the store, so the endpoint must be an address of its host: %s (%v) is not an address of this host", host, there)
+		return "", fmt.Errorf("node 0 serves the store, so the endpoint must be an address of its host: %s (%v) is not an "+
+			"address of this host", host, there)
 	}
 	address, err := rendezvous.RouteTo(ctx, endpoint)
 	if err != nil {

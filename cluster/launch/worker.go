@@ -32,12 +32,12 @@ type worker struct {
 	ended   chan struct{} // closed when the process has ended; its output may still be read
 
 	// Set before the worker is reported as ended.
-	ending ending
-	at     time.Time
-	asked  bool     // it had been asked to exit, or was killed
-	killed bool     // by this agent
-	halted []string // it was found stopped, with this last output; nil: it was not
-	memory memoryKills
+	ending    ending
+	at        time.Time
+	signalled bool     // it had been asked to exit, or was killed
+	killed    bool     // by this agent
+	halted    []string // it was found stopped, with this last output; nil: it was not
+	memory    memoryKills
 }
 
 // pid returns the process's number, 0 if there is none.
@@ -140,7 +140,8 @@ func (w *worker) wait(patience *atomic.Bool, grace time.Duration, scr *screen) {
 	for reported := false; patience.Load() && groupLives(pid); time.Sleep(leftoverPoll) {
 		if !reported && time.Since(w.at) > grace {
 			reported = true
-			scr.say(fmt.Sprintf("lockstep run: worker %d (pid %d) has ended, but its child processes still run: process group %d, with %v; waiting for them; Ctrl-C kills them\n", w.rank, pid, pid, groupMembers(os.DirFS("/"), pid)))
+			scr.print(fmt.Sprintf("lockstep run: worker %d (pid %d) has ended, but its child processes still run: process "+
+				"group %d, with %v; waiting for them; Ctrl-C kills them\n", w.rank, pid, pid, groupMembers(os.DirFS("/"), pid)))
 		}
 	}
 	killGroup(pid)
@@ -228,17 +229,19 @@ func (w *worker) record(grace time.Duration) (failure.Record, bool) {
 	_, crash := w.tail.lines()
 	switch kind, message := crashed(crash); {
 	case w.halted != nil:
-		r.Kind, r.Message, r.ExitCode = "signal", "stopped (by SIGSTOP or a debugger), so it made no progress and did not exit", codeStopped
+		r.Kind, r.Message, r.ExitCode = "signal", "stopped (by SIGSTOP or a debugger), so it made no progress and did not "+
+			"exit", codeStopped
 	case w.err != nil:
 		r.Kind, r.Message = "error", "could not be started: "+w.err.Error()
 	case w.ending.code == 0:
 		return r, false
 	case w.killed && w.ending.signal == "SIGKILL":
 		r.Kind, r.Message = "interrupted", fmt.Sprintf("killed, since it had not exited %v after it was asked to", grace)
-	case w.asked && w.ending.signal != "SIGKILL":
+	case w.signalled && w.ending.signal != "SIGKILL":
 		r.Kind, r.Message = "interrupted", "asked to exit, and ended with "+w.ending.String()
 	case w.ending.signal == "SIGKILL" && w.memory.count > 0:
-		r.Kind, r.Message = "memory", fmt.Sprintf("out of memory: killed by the kernel (SIGKILL; since the start it has killed %d of %s for that)", w.memory.count, w.memory.where)
+		r.Kind, r.Message = "memory", fmt.Sprintf("out of memory: killed by the kernel (SIGKILL; since the start it has "+
+			"killed %d of %s for that)", w.memory.count, w.memory.where)
 	case w.ending.signal == "SIGKILL":
 		r.Kind, r.Message = "signal", "killed by SIGKILL, which lockstep run did not send"
 	case kind != "":

@@ -56,8 +56,8 @@ func (o *runFlags) countNodes() (int, error) {
 }
 
 // rendezvous returns the rendezvous of the nodes and workers, and adds its part of the agent's configuration.
-func (o *runFlags) rendezvous(cfg *launch.Config) (launch.Meeting, error) {
-	m := launch.Meeting{Backend: o.backend, Endpoint: o.endpoint, ID: cfg.ID, Logger: runLogger()}
+func (o *runFlags) rendezvous(cfg *launch.Config) (launch.StoreConfig, error) {
+	m := launch.StoreConfig{Backend: o.backend, Endpoint: o.endpoint, ID: cfg.ID, Logger: runLogger()}
 	if slices.Contains([]string{"c10d", "static"}, m.Backend) { // torchrun's
 		m.Backend = "tcp"
 	}
@@ -77,7 +77,7 @@ func (o *runFlags) rendezvous(cfg *launch.Config) (launch.Meeting, error) {
 }
 
 // checkRendezvous validates the rendezvous flags, and fills in the endpoint.
-func (o *runFlags) checkRendezvous(m *launch.Meeting, nodes int) error {
+func (o *runFlags) checkRendezvous(m *launch.StoreConfig, nodes int) error {
 	if o.masterAddr != "" && m.Endpoint == "" {
 		m.Endpoint = o.masterAddr
 		if o.masterPort != 0 {
@@ -151,7 +151,7 @@ func (o *runFlags) secret(nodes int) (secret.Secret, error) {
 
 // ownAddress returns the address at which other nodes reach this one: that of the interface on the route to the
 // endpoint.
-func ownAddress(m launch.Meeting) (string, error) {
+func ownAddress(m launch.StoreConfig) (string, error) {
 	endpoint := m.Endpoint
 	switch m.Backend {
 	case "file":

@@ -12,25 +12,28 @@ import (
 	"time"
 )
 
-// TestStoppedIsFound: a worker that is stopped, and that nobody misses, has failed after a while.
+// TestStoppedIsFound: a worker that is stopped, and that no other worker waits for, has failed after a while.
 func TestStoppedIsFound(t *testing.T) {
 	if _, err := fs.Stat(os.DirFS("/"), "proc/self/stat"); err != nil {
 		t.Skip("needs /proc to see that a process is stopped")
 	}
-	s := launchScript(t, `[ $RANK = 1 ] && kill -STOP $$; while :; do sleep 0.02; done`, func(c *Config) { c.HeartbeatTimeout = 300 * time.Millisecond })
+	s := launchScript(t, `[ $RANK = 1 ] && kill -STOP $$; while :; do sleep 0.02; done`,
+		func(c *Config) { c.HeartbeatTimeout = 300 * time.Millisecond })
 	o := s.wait(t)
-	if o.Code != codeStopped || o.Report.Root.Worker != 1 || !strings.Contains(s.err.String(), "lockstep run: worker 1 (pid ") || !strings.Contains(s.err.String(), "is stopped: resume it with kill -CONT ") {
+	if o.Code != codeStopped || o.Report.Root.Worker != 1 || !strings.Contains(s.err.String(),
+		"lockstep run: worker 1 (pid ") || !strings.Contains(s.err.String(), "is stopped: resume it with kill -CONT ") {
 		t.Errorf("outcome %+v, report %+v:\n%s", o, o.Report, s.err)
 	}
 }
 
-// TestHostsFindStopped: the agents of other hosts are told how long a worker may be stopped.
+// TestHostsFindStopped: the agents of other hosts get the time for which a worker may be stopped.
 func TestHostsFindStopped(t *testing.T) {
 	if _, err := fs.Stat(os.DirFS("/"), "proc/self/stat"); err != nil {
 		t.Skip("needs /proc to see that a process is stopped")
 	}
-	r := launchRemote(t, `[ $RANK = 1 ] && kill -STOP $$; while :; do sleep 0.02; done`, func(r *Remote) { r.Config.HeartbeatTimeout = time.Minute })
-	eventually(t, "what is said of the stopped worker", func() bool {
+	r := launchRemote(t, `[ $RANK = 1 ] && kill -STOP $$; while :; do sleep 0.02; done`,
+		func(r *Remote) { r.Config.HeartbeatTimeout = time.Minute })
+	eventually(t, "the message about the stopped worker", func() bool {
 		return strings.Contains(r.out.String()+r.err.String(), "it counts as failed after 1m0s\n")
 	})
 	r.remote.Interrupt(os.Interrupt)
@@ -40,8 +43,9 @@ func TestHostsFindStopped(t *testing.T) {
 	}
 }
 
-// TestLeftoverIsTold: after the user's wish to end, what a worker has left behind is told, and killed by the second.
-func TestLeftoverIsTold(t *testing.T) {
+// TestLeftoverIsReported: after the user's signal, the child processes that a worker left behind are reported, and
+// the second signal kills them.
+func TestLeftoverIsReported(t *testing.T) {
 	s := launchScript(t, `trap 'exit 0' INT; (trap "" INT; while :; do sleep 0.02; done) & echo ready; while :; do sleep 0.02; done`, func(c *Config) {
 		c.Workers, c.Grace = 1, 100*time.Millisecond
 	})
@@ -54,7 +58,7 @@ func TestLeftoverIsTold(t *testing.T) {
 	}
 }
 
-// TestLogThatCannotBeWritten is told once, and again at the end; the workers go on.
+// TestLogThatCannotBeWritten: the failure of a log is reported when it occurs and at the end; the workers continue.
 func TestLogThatCannotBeWritten(t *testing.T) {
 	if _, err := os.Stat("/dev/full"); errors.Is(err, fs.ErrNotExist) {
 		t.Skip("needs /dev/full")
@@ -72,7 +76,8 @@ func TestLogThatCannotBeWritten(t *testing.T) {
 	if o := s.wait(t); o.Code != 0 || strings.Count(s.out.String(), "two") != 2 {
 		t.Errorf("outcome %+v:\n%s", o, s.out)
 	}
-	for _, want := range []string{"a log cannot be written, and the workers continue: ", "the logs in " + logs + " are incomplete: "} {
+	for _, want := range []string{"a log cannot be written, and the workers continue: ", "the logs in " + logs +
+		" are incomplete: "} {
 		if strings.Count(s.err.String(), want) != 1 {
 			t.Errorf("want once %q:\n%s", want, s.err)
 		}

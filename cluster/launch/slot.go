@@ -15,8 +15,8 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// card is an agent's registration for an epoch.
-type card struct {
+// registration is an agent's registration for an epoch.
+type registration struct {
 	Node        int    `json:"node"`
 	Host        string `json:"host"`
 	PID         int    `json:"pid"`
@@ -28,11 +28,11 @@ type card struct {
 }
 
 // String identifies the node: "node 1 (host b, pid 17)".
-func (c *card) String() string { return fmt.Sprintf("node %d (%s)", c.Node, c.process()) }
+func (c *registration) String() string { return fmt.Sprintf("node %d (%s)", c.Node, c.process()) }
 
-func (c *card) process() string { return fmt.Sprintf("host %s, pid %d", c.Host, c.PID) }
+func (c *registration) process() string { return fmt.Sprintf("host %s, pid %d", c.Host, c.PID) }
 
-func (c *card) workerAddresses() (out []string) {
+func (c *registration) workerAddresses() (out []string) {
 	for _, p := range c.Ports {
 		out = append(out, net.JoinHostPort(c.Address, strconv.Itoa(p)))
 	}
@@ -43,7 +43,7 @@ func (c *card) workerAddresses() (out []string) {
 // when it joins, and another may take it when that agent is lost. Every change is made by Swap, so that all
 // agents see the same changes in the same order.
 type nodeSlot struct {
-	card
+	registration
 
 	Nodes int `json:"nodes"` // the number of nodes that it expects
 	// Nonce distinguishes this agent from others that register as the same node.
@@ -52,10 +52,10 @@ type nodeSlot struct {
 	// Epoch is the one that the agent is in, or waits to begin. Ready reports that it is ready to begin it.
 	Epoch uint32 `json:"epoch"`
 	Ready bool   `json:"ready,omitempty"`
-	// Over is how the job has ended, if this agent has ended it. It is part of the slot so that an agent that
+	// JobEnd is how the job has ended, if this agent has ended it. It is part of the slot so that an agent that
 	// was declared lost cannot end the job, however late its write arrives: the slot has another revision by
 	// then.
-	Over *over `json:"over,omitempty"`
+	JobEnd *jobEnd `json:"job_end,omitempty"`
 	// Why and Since describe a lost agent: the evidence, and the time of its last heartbeat, by the clock of
 	// the agent that detected the loss.
 	Why   string    `json:"why,omitempty"`
@@ -67,29 +67,29 @@ type nodeSlot struct {
 type slotState string
 
 const (
-	here slotState = "here"
-	lost slotState = "lost" // it has no heartbeat
-	gone slotState = "gone" // it has left
+	present slotState = "present"
+	lost    slotState = "lost" // it has no heartbeat
+	gone    slotState = "gone" // it has left
 )
 
-// meeting is the start of an epoch: the agents in it. The first one written for an epoch is valid.
-type meeting struct {
+// membership is the start of an epoch: the agents in it. The first one written for an epoch is valid.
+type membership struct {
 	Epoch uint32     `json:"epoch"`
-	Seats []nodeSlot `json:"seats"` // by node
+	Slots []nodeSlot `json:"slots"` // by node
 }
 
 // has reports whether an agent takes part.
-func (m *meeting) has(nonce string) bool {
-	for i := range m.Seats {
-		if m.Seats[i].Nonce == nonce {
+func (m *membership) has(nonce string) bool {
+	for i := range m.Slots {
+		if m.Slots[i].Nonce == nonce {
 			return true
 		}
 	}
 	return false
 }
 
-// over is how the job ended: the first one that an agent writes.
-type over struct {
+// jobEnd is how the job ended: the first one that an agent writes.
+type jobEnd struct {
 	Node int       `json:"node"` // of the agent that wrote it
 	Host string    `json:"host"`
 	PID  int       `json:"pid"`
@@ -98,7 +98,7 @@ type over struct {
 	Text string    `json:"text,omitempty"`
 }
 
-func (o *over) String() string {
+func (o *jobEnd) String() string {
 	text := fmt.Sprintf("the job has ended with code %d at %s", o.Code, o.Time.Local().Format("2006-01-02 15:04:05"))
 	if o.Text != "" {
 		text += fmt.Sprintf(", as reported by node %d (host %s, pid %d): %s", o.Node, o.Host, o.PID, o.Text)
@@ -106,48 +106,50 @@ func (o *over) String() string {
 	return text
 }
 
-// overError is the error of an agent that waits for a job which the others have ended.
-type overError struct{ over }
+// jobEndedError is the error of an agent that waits for a job which the others have ended.
+type jobEndedError struct{ jobEnd }
 
-func (e *overError) Error() string { return e.String() }
+func (e *jobEndedError) Error() string { return e.String() }
 
 // errReplaced is the error of an agent that was declared lost and whose slot another agent has taken.
 var errReplaced = errors.New("its node slot was taken")
 
-// sit takes this node's slot and determines the epoch. Only one agent can have it: another agent that is
+// takeSlot takes this node's slot and determines the epoch. Only one agent can have it: another agent that is
 // alive keeps it, and one without a heartbeat for the heartbeat timeout is replaced.
-func (p *peers) sit(ctx context.Context, mine card, say func(string)) error {
-	if err := p.ended(ctx, say); err != nil {
+func (p *peers) takeSlot(ctx context.Context, mine registration, report func(string)) error {
+	if err := p.ended(ctx, report); err != nil {
 		return err
 	}
 	if err := rendezvous.Register(ctx, p.store, p.job); err != nil {
 		return err
 	}
-	s := nodeSlot{card: mine, Nodes: p.nodes, Nonce: p.nonce, State: here}
-	holder := vigil{polls: 2 * silentBeats}
+	s := nodeSlot{registration: mine, Nodes: p.nodes, Nonce: p.nonce, State: present}
+	holder := livenessCheck{polls: 2 * missedMax}
 	for {
-		seats, begun, _, err := p.read(ctx)
+		slots, begun, _, err := p.read(ctx)
 		if err != nil {
 			return err
 		}
-		if err := s.fits(seats, begun); err != nil {
-			return p.unfit(ctx, err, len(begun) > 0)
+		if err := s.incompatible(slots, begun); err != nil {
+			return p.endIncompatible(ctx, err, len(begun) > 0)
 		}
 		s.Epoch = uint32(len(begun))
-		old := seats[p.node]
-		if old != nil && old.Nonce != s.Nonce && old.State == here {
-			pulse, _, err := p.store.Get(ctx, p.key("pulse", p.node))
+		old := slots[p.node]
+		if old != nil && old.Nonce != s.Nonce && old.State == present {
+			heartbeat, _, err := p.store.Get(ctx, p.key("heartbeat", p.node))
 			if err != nil && !errors.Is(err, rendezvous.ErrNotFound) {
 				return err
 			}
-			switch holder.look(old, pulse) {
-			case living:
-				return fmt.Errorf("node %d of job %q joined twice: its agent is on host %s as pid %d, and is alive; this one is on host %s as pid %d", p.node, p.job, old.Host, old.PID, s.Host, s.PID)
+			switch holder.observe(old, heartbeat) {
+			case alive:
+				return fmt.Errorf("node %d of job %q joined twice: its agent is on host %s as pid %d, and is alive; this one is "+
+					"on host %s as pid %d", p.node, p.job, old.Host, old.PID, s.Host, s.PID)
 			case unknown:
 				if holder.seen == 1 {
-					say(fmt.Sprintf("lockstep run: %v has this node slot: checking its heartbeat for up to %v\n", &old.card, silentBeats*p.beat))
+					report(fmt.Sprintf("lockstep run: %v has this node slot: checking its heartbeat for up to %v\n", &old.registration,
+						missedMax*p.interval))
 				}
-				if err := pause(ctx, p.beat/2); err != nil {
+				if err := pause(ctx, p.interval/2); err != nil {
 					return err
 				}
 				continue
@@ -158,57 +160,57 @@ func (p *peers) sit(ctx context.Context, mine card, say func(string)) error {
 				return err
 			}
 		}
-		done, err := p.take(ctx, &s, old)
+		done, err := p.writeSlot(ctx, &s, old)
 		if err != nil {
 			return err
 		}
 		if done {
 			p.first = s.Epoch
-			if err := p.appear(ctx); err != nil {
+			if err := p.firstHeartbeat(ctx); err != nil {
 				return err
 			}
-			return p.fitStill(ctx, &s)
+			return p.checkOthers(ctx, &s)
 		}
 	}
 }
 
-// fitStill compares a slot that was taken with those that others have taken at the same time: of two, at
+// checkOthers compares a slot that was taken with those that others have taken at the same time: of two, at
 // least the later one sees both.
-func (p *peers) fitStill(ctx context.Context, s *nodeSlot) error {
-	seats, begun, _, err := p.read(ctx)
+func (p *peers) checkOthers(ctx context.Context, s *nodeSlot) error {
+	slots, begun, _, err := p.read(ctx)
 	if err != nil {
 		return err
 	}
-	if err := s.fits(seats, begun); err != nil {
-		return p.unfit(ctx, err, len(begun) > 0)
+	if err := s.incompatible(slots, begun); err != nil {
+		return p.endIncompatible(ctx, err, len(begun) > 0)
 	}
 	return nil
 }
 
-// appear publishes this agent's first heartbeat: from now on the others detect its loss.
-func (p *peers) appear(ctx context.Context) error {
+// firstHeartbeat publishes this agent's first heartbeat: from now on the others detect its loss.
+func (p *peers) firstHeartbeat(ctx context.Context) error {
 	text, err := json.Marshal(rendezvous.Pulse{Beat: uint64(time.Now().UnixNano()), Text: p.nonce}) // a unique beat count
 	if err != nil {
 		return err
 	}
-	return p.store.Set(ctx, p.key("pulse", p.node), text)
+	return p.store.Set(ctx, p.key("heartbeat", p.node), text)
 }
 
-// take writes the slot, in place of old. It returns false if another agent was faster. A store that does not
+// writeSlot writes the slot, in place of old. It returns false if another agent was faster. A store that does not
 // know whether it has written, such as one between two leaders, is read, and written again if necessary.
-func (p *peers) take(ctx context.Context, s, old *nodeSlot) (bool, error) {
+func (p *peers) writeSlot(ctx context.Context, s, old *nodeSlot) (bool, error) {
 	text, err := json.Marshal(s)
 	if err != nil {
 		return false, err
 	}
-	key := p.key("event", "seat", p.node)
+	key := p.key("event", "slot", p.node)
 	var done bool
 	if old == nil {
 		_, done, err = p.store.Create(ctx, key, text)
 	} else {
 		done, err = p.store.Swap(ctx, key, old.revision, text)
 	}
-	for err != nil && !final(err) && pause(ctx, min(p.beat, createPause)) == nil {
+	for err != nil && !final(err) && pause(ctx, min(p.interval, createPause)) == nil {
 		now, revision, e := p.store.Get(ctx, key)
 		switch {
 		case e == nil && bytes.Equal(now, text):
@@ -224,7 +226,7 @@ func (p *peers) take(ctx context.Context, s, old *nodeSlot) (bool, error) {
 		}
 	}
 	if done {
-		p.mine, p.seats[p.node] = *s, s
+		p.mine, p.slots[p.node] = *s, s
 	}
 	return done, err
 }
@@ -235,67 +237,70 @@ func final(err error) bool {
 }
 
 // mayReplace returns the error of an agent that cannot join a job that has begun.
-func (p *peers) mayReplace(s, old *nodeSlot, last *meeting) error {
-	was := &last.Seats[s.Node].card
+func (p *peers) mayReplace(s, old *nodeSlot, last *membership) error {
+	was := &last.Slots[s.Node].registration
 	again := "; if that run of the job is over, choose another --rdzv-id"
 	switch {
 	case s.RestartsMax == 0:
 		return fmt.Errorf("job %q has started with %v, which cannot be replaced with --max-restarts 0%s", p.job, was, again)
 	case s.Epoch > uint32(s.RestartsMax):
-		return fmt.Errorf("job %q has started with %v, which cannot be replaced any more: the job has used its %d restarts (--max-restarts)%s", p.job, was, s.RestartsMax, again)
+		return fmt.Errorf("job %q has started with %v, which cannot be replaced any more: the job has used its %d "+
+			"restarts (--max-restarts)%s", p.job, was, s.RestartsMax, again)
 	case was.Workers != s.Workers:
-		return fmt.Errorf("%v has %d workers, but %v, which it would replace, had %d: the number must stay the same, since results depend on it", &s.card, s.Workers, was, was.Workers)
+		return fmt.Errorf("%v has %d workers, but %v, which it would replace, had %d: the number must stay the same, "+
+			"since results depend on it", &s.registration, s.Workers, was, was.Workers)
 	}
 	return nil
 }
 
-// fits returns an error if an agent cannot be in the same job as others.
-func (s *nodeSlot) fits(seats []*nodeSlot, begun []meeting) error {
-	for _, o := range seats {
+// incompatible returns an error if an agent cannot be in the same job as others.
+func (s *nodeSlot) incompatible(slots []*nodeSlot, begun []membership) error {
+	for _, o := range slots {
 		switch {
-		case o == nil || o.State != here || o.Nonce == s.Nonce:
+		case o == nil || o.State != present || o.Nonce == s.Nonce:
 		case o.Nodes != s.Nodes:
-			return fmt.Errorf("%v expects %d nodes, but %v expects %d", &o.card, o.Nodes, &s.card, s.Nodes)
+			return fmt.Errorf("%v expects %d nodes, but %v expects %d", &o.registration, o.Nodes, &s.registration, s.Nodes)
 		case o.RestartsMax != s.RestartsMax:
-			return fmt.Errorf("%v was started with --max-restarts %d, %v with %d", &o.card, o.RestartsMax, &s.card, s.RestartsMax)
+			return fmt.Errorf("%v was started with --max-restarts %d, %v with %d", &o.registration, o.RestartsMax,
+				&s.registration, s.RestartsMax)
 		}
 	}
 	for _, m := range begun {
-		if len(m.Seats) != s.Nodes {
-			return fmt.Errorf("%v expects %d nodes, but the job has started with %d", &s.card, s.Nodes, len(m.Seats))
+		if len(m.Slots) != s.Nodes {
+			return fmt.Errorf("%v expects %d nodes, but the job has started with %d", &s.registration, s.Nodes, len(m.Slots))
 		}
 	}
 	return nil
 }
 
-// unfit ends a job that has not begun for all, since it is unknown which agent is right.
-func (p *peers) unfit(ctx context.Context, why error, begun bool) error {
+// endIncompatible ends a job that has not begun for all, since it is unknown which agent is right.
+func (p *peers) endIncompatible(ctx context.Context, why error, begun bool) error {
 	if !begun {
-		p.conclude(ctx, 1, why.Error())
+		p.endJob(ctx, 1, why.Error())
 	}
 	return why
 }
 
 // ended returns the error of a job that is over. A store that outlives jobs may still have the end of an
 // earlier job of this name.
-func (p *peers) ended(ctx context.Context, say func(string)) error {
-	o, held, err := p.conclusion(ctx)
+func (p *peers) ended(ctx context.Context, report func(string)) error {
+	o, held, err := p.readEnd(ctx)
 	switch {
 	case err != nil || o == nil:
 		return err
 	case !p.lasts:
-		return &overError{*o}
+		return &jobEndedError{*o}
 	}
 	p.earlier = fmt.Sprintf("an earlier run of job %q is over: %v", p.job, o)
-	say("lockstep run: " + p.earlier + "; starting a new run\n")
+	report("lockstep run: " + p.earlier + "; starting a new run\n")
 	for len(held) > 0 {
 		for _, ev := range held {
 			if err := p.clear(ctx, ev); err != nil {
 				return err
 			}
 		}
-		// An agent of the earlier run may have written its seat, with the conclusion, at the same time.
-		if _, held, err = p.conclusion(ctx); err != nil {
+		// An agent of the earlier run may have written its slot, with the end of the job, at the same time.
+		if _, held, err = p.readEnd(ctx); err != nil {
 			return err
 		}
 	}
@@ -305,24 +310,24 @@ func (p *peers) ended(ctx context.Context, say func(string)) error {
 // clear removes a conclusion of an earlier run. An agent of this run may have taken the slot since it was read: then
 // the slot stays as it is. Without the nonce, the agent that had the slot cannot write to it again.
 func (p *peers) clear(ctx context.Context, ev event) error {
-	if ev.seat == nil {
-		return p.store.Delete(ctx, p.key("event", "over"))
+	if ev.slot == nil {
+		return p.store.Delete(ctx, p.key("event", "ended"))
 	}
-	s := *ev.seat
-	s.Nonce, s.State, s.Over = "", gone, nil
+	s := *ev.slot
+	s.Nonce, s.State, s.JobEnd = "", gone, nil
 	text, err := json.Marshal(&s)
 	if err != nil {
 		return err
 	}
-	_, err = p.store.Swap(ctx, p.key("event", "seat", s.Node), s.revision, text)
+	_, err = p.store.Swap(ctx, p.key("event", "slot", s.Node), s.revision, text)
 	return err
 }
 
 // cleared reports whether a later run cleared the slot and no agent has taken it since.
 func (s *nodeSlot) cleared() bool { return s.Nonce == "" }
 
-// conclusion returns how the job has ended, nil if it has not, and the events that hold it.
-func (p *peers) conclusion(ctx context.Context) (o *over, held []event, err error) {
+// readEnd returns how the job has ended, nil if it has not, and the events that hold it.
+func (p *peers) readEnd(ctx context.Context) (o *jobEnd, held []event, err error) {
 	entries, _, err := p.store.List(ctx, p.key("event")+"/")
 	if err != nil {
 		return nil, nil, err
@@ -330,71 +335,71 @@ func (p *peers) conclusion(ctx context.Context) (o *over, held []event, err erro
 	slices.SortFunc(entries, func(a, b rendezvous.Entry) int { return cmp.Compare(a.Revision, b.Revision) })
 	for _, entry := range entries {
 		ev, ok := p.decode(entry)
-		if entry.Key == p.key("event", "over") && !ok {
+		if entry.Key == p.key("event", "ended") && !ok {
 			return nil, nil, fmt.Errorf("key %s holds %.100q", entry.Key, entry.Value)
 		}
-		if !ok || ev.over == nil {
+		if !ok || ev.jobEnd == nil {
 			continue
 		}
 		held = append(held, ev)
 		if o == nil {
-			o = ev.over
+			o = ev.jobEnd
 		}
 	}
 	return o, held, nil
 }
 
 // read returns the current slots, nil for those that are free, and the epochs that have begun.
-func (p *peers) read(ctx context.Context) (seats []*nodeSlot, begun []meeting, revision uint64, err error) {
+func (p *peers) read(ctx context.Context) (slots []*nodeSlot, begun []membership, revision uint64, err error) {
 	entries, revision, err := p.store.List(ctx, p.key("event")+"/")
 	if err != nil {
 		return nil, nil, 0, err
 	}
-	seats = make([]*nodeSlot, p.nodes)
-	met := map[uint32]meeting{}
+	slots = make([]*nodeSlot, p.nodes)
+	met := map[uint32]membership{}
 	for _, entry := range entries {
 		switch ev, ok := p.decode(entry); {
 		case !ok:
-		case ev.seat != nil && ev.seat.Node < p.nodes:
-			seats[ev.seat.Node] = ev.seat
-		case ev.met != nil:
-			met[ev.epoch] = *ev.met
+		case ev.slot != nil && ev.slot.Node < p.nodes:
+			slots[ev.slot.Node] = ev.slot
+		case ev.members != nil:
+			met[ev.epoch] = *ev.members
 		}
 	}
 	for m, ok := met[0]; ok; m, ok = met[uint32(len(begun))] {
 		begun = append(begun, m)
 	}
-	return seats, begun, revision, nil
+	return slots, begun, revision, nil
 }
 
-// vigil determines whether an agent is alive, by its heartbeat. It counts polls, not time: an agent that was
+// livenessCheck determines whether an agent is alive, by its heartbeat. It counts polls, not time: an agent that was
 // stopped itself knows nothing about the others.
-type vigil struct {
-	polls int // number of polls without a change after which it is dead
-	nonce string
-	pulse []byte
-	seen  int
+type livenessCheck struct {
+	polls     int // number of polls without a change after which it is dead
+	nonce     string
+	heartbeat []byte
+	seen      int
 }
 
-type vitality int
+type liveness int
 
 const (
-	unknown vitality = iota
-	living
+	unknown liveness = iota
+	alive
 	dead
 )
 
-// look records the heartbeat of the agent in a slot.
-func (v *vigil) look(s *nodeSlot, pulse []byte) vitality {
-	changed := v.seen > 0 && v.nonce == s.Nonce && !bytes.Equal(v.pulse, pulse)
+// observe records the heartbeat of the agent in a slot.
+func (v *livenessCheck) observe(s *nodeSlot, heartbeat []byte) liveness {
+	changed := v.seen > 0 && v.nonce == s.Nonce && !bytes.Equal(v.heartbeat, heartbeat)
 	if v.nonce != s.Nonce {
 		v.seen = 0
 	}
-	v.nonce, v.pulse = s.Nonce, pulse
+	v.nonce, v.heartbeat = s.Nonce, heartbeat
 	v.seen++
 	switch {
 	case changed:
-		return living
+		return alive
 	case v.seen > v.polls:
 		return dead
 	}
@@ -415,9 +420,9 @@ func pause(ctx context.Context, d time.Duration) error {
 
 // renew publishes the epoch that this agent wants to join, and its ports. An agent that was declared lost but
 // is alive is back with this, unless another has taken its slot.
-func (p *peers) renew(ctx context.Context, epoch uint32, mine card) error {
+func (p *peers) renew(ctx context.Context, epoch uint32, mine registration) error {
 	for {
-		text, revision, err := p.store.Get(ctx, p.key("event", "seat", p.node))
+		text, revision, err := p.store.Get(ctx, p.key("event", "slot", p.node))
 		if err != nil {
 			return err
 		}
@@ -426,12 +431,13 @@ func (p *peers) renew(ctx context.Context, epoch uint32, mine card) error {
 			return err
 		}
 		if old.Nonce != p.nonce {
-			return fmt.Errorf("%v was declared lost, and %w by the agent on host %s with pid %d", &p.mine.card, errReplaced, old.Host, old.PID)
+			return fmt.Errorf("%v was declared lost, and %w by the agent on host %s with pid %d", &p.mine.registration,
+				errReplaced, old.Host, old.PID)
 		}
 		old.revision = revision
 		s := p.mine
-		s.card, s.Epoch, s.State, s.Ready = mine, epoch, here, true
-		if done, err := p.take(ctx, &s, &old); done || err != nil {
+		s.registration, s.Epoch, s.State, s.Ready = mine, epoch, present, true
+		if done, err := p.writeSlot(ctx, &s, &old); done || err != nil {
 			return err
 		}
 	}
@@ -439,7 +445,7 @@ func (p *peers) renew(ctx context.Context, epoch uint32, mine card) error {
 
 // lose records that an agent has no heartbeat, unless another has its slot already.
 func (p *peers) lose(ctx context.Context, node int, nonce string, silent time.Duration) error {
-	key := p.key("event", "seat", node)
+	key := p.key("event", "slot", node)
 	text, revision, err := p.store.Get(ctx, key)
 	var s nodeSlot
 	switch {
@@ -447,7 +453,7 @@ func (p *peers) lose(ctx context.Context, node int, nonce string, silent time.Du
 		return nil
 	case err != nil:
 		return err
-	case json.Unmarshal(text, &s) != nil || s.State != here || s.Nonce != nonce:
+	case json.Unmarshal(text, &s) != nil || s.State != present || s.Nonce != nonce:
 		return nil
 	}
 	s.State, s.Since = lost, time.Now().Add(-silent)
