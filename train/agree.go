@@ -289,7 +289,7 @@ func (t *Trainer) assign(variable int, value *tensor.Tensor) error {
 // content holds the hashes of the parts of a global batch.
 type content struct{ inputs, labels, weights uint64 }
 
-// contentOf hashes all rows of a batch, including those of other workers' replicas. labels says whether
+// contentOf hashes all rows of a batch, including those of other workers' replicas. labels reports whether
 // labels and weights are used, and so hashed.
 func contentOf(b data.Batch, labels bool) content {
 	c := content{inputs: hashTensors(b.Inputs)}

@@ -29,7 +29,7 @@ type BackupConfig struct {
 	// then is the newest.
 	Resume string
 	// Job names the job, and Epoch counts its restarts after a failure. A restart resumes from the newest
-	// snapshot in Dir if this job wrote it, whatever Resume says. It also takes over the lock of Dir from an
+	// snapshot in Dir if this job wrote it, whatever Resume is. It also takes over the lock of Dir from an
 	// earlier start that may still be running. If any other process writes to Dir, opening it is an error.
 	Job   string
 	Epoch uint32
@@ -203,14 +203,14 @@ func (b *Backup) Restore(ctx context.Context) (Restored, error) {
 	if err != nil {
 		return Restored{}, err
 	}
-	said := message.Restored
+	chosen := message.Restored
 	b.saves, b.every, b.restored = message.Saves, message.Every, true
 	var r Restored
 	if s != nil {
 		if r, err = b.t.restore(s); err != nil {
-			return Restored{}, &SnapshotError{fmt.Errorf("%w (%s)", err, said.Path)}
+			return Restored{}, &SnapshotError{fmt.Errorf("%w (%s)", err, chosen.Path)}
 		}
-		r.Path, r.Refused, r.Differ = said.Path, said.Refused, append(r.Differ, said.Differ...)
+		r.Path, r.Refused, r.Differ = chosen.Path, chosen.Refused, append(r.Differ, chosen.Differ...)
 	}
 	if b.last = b.t.moment(); message.Anew {
 		err = b.save(ctx, b.last)

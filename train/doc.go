@@ -1,7 +1,7 @@
 // Package train implements Keras' fit, evaluate and predict for any strategy.
 //
-// A [Trainer] trains one model over one strategy. The strategy says how many replicas there are and on which
-// devices they run; the model says what they compute. The trainer splits every global batch into one share
+// A [Trainer] trains one model over one strategy. The strategy determines the number of replicas and
+// their devices; the model determines what they compute. The trainer splits every global batch into one share
 // per replica and computes the replicas' gradients in parallel. It all-reduces the gradients and applies the
 // sum on every replica. Loss and metrics are weighted by example, so they mean the same on one replica and on
 // eight:

@@ -243,7 +243,7 @@ func (t *Trainer) find(r *distribute.Replica, g *globalBatch, gradients []*tenso
 		at := tensor.FirstNotFinite(value)
 		switch {
 		case at < 0:
-		case v.Role == engine.Frozen: // no step made it so: an infinity may be meant, in an attention mask, say
+		case v.Role == engine.Frozen: // no step caused it: an infinity may be intended, for example in an attention mask
 			finiteVariables = "all variables but frozen ones"
 			if at = slices.IndexFunc(value.Float64s(), math.IsNaN); at >= 0 && frozen == "" {
 				frozen = fmt.Sprintf("the frozen variable %s has NaN: element %s: want numbers there",

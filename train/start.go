@@ -105,7 +105,7 @@ func (t *Trainer) comparePrograms(ctx context.Context) error {
 			both[i] = string(bytes)
 		}
 		return fmt.Errorf("train: the workers have compiled different programs: %s. "+
-			"Give all workers the same model, loss and optimizer, with the same constants (rates, say)",
+			"Give all workers the same model, loss and optimizer, with the same constants (such as rates)",
 			programDifference(like, w, both[0], both[1]))
 	}
 	var others []int

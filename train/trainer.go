@@ -35,12 +35,13 @@ type Trainer struct {
 	committed int64               // steps whose values are visible
 	passes    int64               // calls of Gradients since the last of them
 	fitting   atomic.Pointer[fit] // the Fit in progress, or nil
-	resume    *fitState           // where the next Fit goes on; nil: at its beginning
+	resume    *fitState           // where the next Fit resumes; nil: at its beginning
 
-	assigned      assigned    // values that variables were set to
-	initial       uint64      // with several workers: hash prefix of this worker's own initial values
-	stopping      atomic.Bool // Stop was called
-	stopRequested bool        // a callback of the current Fit asked to stop; the other workers do not know it yet
+	assigned assigned    // values that variables were set to
+	initial  uint64      // with several workers: hash prefix of this worker's own initial values
+	stopping atomic.Bool // Stop was called
+	// a callback of the current Fit requested a stop, which the other workers have not received yet
+	stopRequested bool
 
 	notFinite int // non-finite batches that did not end Fit or Evaluate
 }

@@ -52,7 +52,7 @@ type Options struct {
 	Worker WorkerCommand `json:"-"`
 }
 
-// Bounds of [Options]. With more ranks one call takes seconds, and the measurement says nothing about the
+// Bounds of [Options]. With more ranks one call takes seconds, and depends on the machine more than on the
 // library.
 const (
 	CallsMax     = 1_000_000

@@ -10,7 +10,7 @@ import (
 )
 
 // Explain describes what would be chosen for a problem, and why: every algorithm with its predicted time, its
-// correction and, if it does not fit, the reason. named is an algorithm that is used whatever the table says,
+// correction and, if it does not fit, the reason. named is an algorithm that is used independently of the table,
 // for the reason why; empty: the table's choice.
 func (t *Table) Explain(p plan.Problem, w Where, named, why string) string {
 	ranked := t.Rank(p, w)
@@ -46,7 +46,7 @@ func (t *Table) Explain(p plan.Problem, w Where, named, why string) string {
 		}
 		fmt.Fprintf(table, "%s\t%s\t%v\t%v\t%s\n", mark, c.Algorithm.Name, rounded(c.Cost), rounded(c.Time()), because)
 	}
-	table.Flush() // a strings.Builder takes everything
+	table.Flush() // a strings.Builder returns no error
 	return b.String()
 }
 

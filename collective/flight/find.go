@@ -21,11 +21,11 @@ type Kind string
 
 // The kinds, the most severe first.
 const (
-	Differ   Kind = "differ"   // of one number they make different calls
+	Differ   Kind = "differ"   // they make different calls with the same number
 	Crossed  Kind = "crossed"  // two ranks wait for each other in sends and receives
-	Absent   Kind = "absent"   // some have not come to a call that others are in
+	Absent   Kind = "absent"   // some have not entered a call that others are in
 	Inside   Kind = "inside"   // all are in the same call, and it does not end, or failed
-	Slow     Kind = "slow"     // all agree; one keeps the others waiting
+	Slow     Kind = "slow"     // all make the same calls; the others wait for one rank
 	Together Kind = "together" // all have completed the same calls
 )
 
@@ -174,8 +174,8 @@ func find(views []*view, members []Member) Part {
 	}
 	s.At = s.Common
 	s.lost()
-	stands := !s.moves()
-	_ = s.differ() || stands && (s.crossed() || s.absent() || s.inside()) || s.slow() || s.together()
+	stuck := !s.moves()
+	_ = s.differ() || stuck && (s.crossed() || s.absent() || s.inside()) || s.slow() || s.together()
 	s.rows()
 	return s.Part
 }
@@ -183,21 +183,21 @@ func find(views []*view, members []Member) Part {
 // search is the search in one communicator.
 type search struct {
 	Part
-	views   []*view
-	members []Member
-	gone    []int // ranks without a record
+	views      []*view
+	members    []Member
+	unrecorded []int // ranks without a record
 }
 
-const goneMax = 1 << 10 // listed one by one
+const unrecordedMax = 1 << 10 // listed one by one
 
 func (s *search) lost() {
 	here := map[int]bool{}
 	for _, v := range s.views {
 		here[v.Rank.Rank] = true
 	}
-	for r := 0; r < s.Size && len(s.gone) < goneMax; r++ {
+	for r := 0; r < s.Size && len(s.unrecorded) < unrecordedMax; r++ {
 		if !here[r] {
-			s.gone = append(s.gone, r)
+			s.unrecorded = append(s.unrecorded, r)
 		}
 	}
 }
@@ -267,17 +267,17 @@ func (v *view) made(c *Call, seq uint64) bool {
 	})
 }
 
-// standing is how long a rank must have been in a call for that to be significant.
-const standing = time.Second
+// stuckTime is how long a rank must have been in a call for that to be significant.
+const stuckTime = time.Second
 
 // moves reports whether the ranks were making progress when they wrote their records: none has failed, is
 // missing, or has been in a call for long. Then it is not significant that some are ahead of others.
 func (s *search) moves() bool {
-	return len(s.gone) == 0 && !slices.ContainsFunc(s.views, func(v *view) bool {
+	return len(s.unrecorded) == 0 && !slices.ContainsFunc(s.views, func(v *view) bool {
 		if v.now == nil {
 			return false
 		}
-		return v.now.State == Failed || v.file.At.IsZero() || !v.now.Start.IsZero() && v.file.At.Sub(v.now.Start) >= standing
+		return v.now.State == Failed || v.file.At.IsZero() || !v.now.Start.IsZero() && v.file.At.Sub(v.now.Start) >= stuckTime
 	})
 }
 
@@ -288,7 +288,7 @@ func (s *search) crossed() bool {
 			continue
 		}
 		for _, b := range s.views {
-			if b.Rank.Rank != a.now.Peer || b.now == nil || !b.needs(a.Rank.Rank) || meets(a, b) {
+			if b.Rank.Rank != a.now.Peer || b.now == nil || !b.needs(a.Rank.Rank) || match(a, b) {
 				continue
 			}
 			s.Kind, s.Blamed = Crossed, []int{a.Rank.Rank, b.Rank.Rank}
@@ -307,8 +307,8 @@ func (v *view) needs(rank int) bool {
 	return len(v.now.WaitsFor) == 0 || slices.Contains(v.now.WaitsFor, rank)
 }
 
-// meets reports whether two ranks are in the two halves of one message.
-func meets(a, b *view) bool {
+// match reports whether two ranks are in the two halves of one message.
+func match(a, b *view) bool {
 	return b.now.Pair && a.now.Op != b.now.Op && b.now.Peer == a.Rank.Rank && a.now.Seq == b.now.Seq
 }
 
@@ -326,10 +326,10 @@ func (s *search) absent() bool {
 	for _, v := range s.views {
 		if v.now != nil {
 			waited = waited || len(v.now.WaitsFor) == 0 ||
-				slices.ContainsFunc(s.gone, func(r int) bool { return slices.Contains(v.now.WaitsFor, r) })
+				slices.ContainsFunc(s.unrecorded, func(r int) bool { return slices.Contains(v.now.WaitsFor, r) })
 		}
 	}
-	if len(in) == 0 || len(out) == 0 && (len(s.gone) == 0 || !waited) {
+	if len(in) == 0 || len(out) == 0 && (len(s.unrecorded) == 0 || !waited) {
 		return false
 	}
 	s.Kind, s.Blamed = Absent, slices.Clone(out)
@@ -348,10 +348,10 @@ func (s *search) absent() bool {
 			}
 		}
 	}
-	if len(s.gone) > 0 && waited {
-		s.Blamed = append(s.Blamed, s.gone...)
+	if len(s.unrecorded) > 0 && waited {
+		s.Blamed = append(s.Blamed, s.unrecorded...)
 		slices.Sort(s.Blamed)
-		s.say("%s left no record: killed, stopped, or its records are on another host; %s in call %d%s", have(s.gone),
+		s.say("%s left no record: killed, stopped, or its records are on another host; %s in call %d%s", have(s.unrecorded),
 			are(in), s.Common, text)
 	}
 	return true
@@ -462,7 +462,7 @@ func (s *search) rows() {
 			Waited: waited.Seconds(), Span: span.Seconds(),
 		})
 	}
-	for _, r := range s.gone {
+	for _, r := range s.unrecorded {
 		s.Rows = append(s.Rows, Row{Rank: r, Who: who(s.views[0].of(r), s.members), Text: "left no record"})
 	}
 	slices.SortStableFunc(s.Rows, func(a, b Row) int { return a.Rank - b.Rank })

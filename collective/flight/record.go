@@ -69,11 +69,11 @@ type State string
 const (
 	Done    State = "done"
 	Failed  State = "failed"
-	Running State = "running" // it moves data or combines, or has just begun
+	Running State = "running" // it transfers or combines data, or has just begun
 	Waiting State = "waiting" // for the ranks of WaitsFor
 )
 
-// Call is a call of one rank. Fields that need not agree among the ranks are left out: they are 0, "" or nil.
+// Call is a call of one rank. Fields that may differ between the ranks are omitted: they are 0, "" or nil.
 type Call struct {
 	// Seq is the call's number: among the collectives of the communicator or, for a send or receive, among
 	// those of the two ranks.

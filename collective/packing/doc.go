@@ -1,4 +1,4 @@
-// Package packing all-reduces many tensors with few collective calls: it joins tensors to packs (TensorFlow's
+// Package packing all-reduces many tensors with few collective calls: it joins tensors into packs (TensorFlow's
 // packs, DDP's buckets) and makes one call for each pack.
 //
 // A call has a latency, whatever its size, so a model's many small gradients should be transferred together.

@@ -62,7 +62,7 @@ func ways(a Algorithm, p Problem) []solved {
 	for _, length := range lengths {
 		c := solved{p, make([][]Step, p.Size)}
 		for rank, steps := range out[0].plans {
-			c.plans[rank] = carried(p, slices.Clone(steps), length, TurnsLead)
+			c.plans[rank] = executed(p, slices.Clone(steps), length, TurnsLead)
 		}
 		if !slices.ContainsFunc(out, c.equal) {
 			out = append(out, c)

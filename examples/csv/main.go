@@ -28,7 +28,7 @@ import (
 //go:embed flowers.csv
 var flowers string
 
-// network is an ordinary GoMLX model function: four measures in, a score for each of three kinds out.
+// network is an ordinary GoMLX model function: four measurements in, a score for each of three kinds out.
 func network(s *model.Scope, inputs []*graph.Node) []*graph.Node {
 	x := activation.Relu(layers.Dense(s.In("hidden"), inputs[0], true, 16))
 	return []*graph.Node{layers.Dense(s.In("readout"), x, true, 3)}

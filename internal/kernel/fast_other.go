@@ -25,13 +25,13 @@ func divideFast(size int, dst, src unsafe.Pointer, n, divisor int) int {
 	return multiply(dst, src, n, 1/float64(divisor))
 }
 
-// widenFast and narrowFast convert no elements and say so.
+// widenFast and narrowFast convert no elements, and report this.
 
 func widenFast(tensor.DType, unsafe.Pointer, unsafe.Pointer, int) int { return 0 }
 
 func narrowFast(tensor.DType, unsafe.Pointer, unsafe.Pointer, int) int { return 0 }
 
-// streamFast copies nothing and says so.
+// streamFast copies nothing, and reports this.
 func streamFast(unsafe.Pointer, unsafe.Pointer, int) int { return 0 }
 
 func fenceFast() {}

@@ -134,7 +134,7 @@ func number(root fs.FS, name string) (int64, bool) {
 	return int64(n), true
 }
 
-// fields reads lines of a name and a number, the number in bytes or, if it says so, in kB.
+// fields reads lines of a name and a number, the number in bytes or, with this unit, in kB.
 func fields(root fs.FS, name string) map[string]int64 {
 	text, err := fs.ReadFile(root, name)
 	if err != nil {

@@ -68,7 +68,7 @@ func Snapshot() []Goroutine {
 	}
 }
 
-// ID returns the number of the calling goroutine, 0 if the runtime does not tell. It is meant to be called once in
+// ID returns the number of the calling goroutine, 0 if it cannot be determined. It is meant to be called once in
 // the life of a goroutine, near the foot of its stack, where it is cheapest.
 func ID() uint64 {
 	var buf [64]byte

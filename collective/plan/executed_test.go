@@ -68,8 +68,8 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// TestCarriedIsOther checks that both ways of execution change plans of the table, so that proving them is meaningful.
-func TestCarriedIsOther(t *testing.T) {
+// TestExecutedDiffers checks that both ways of execution change plans of the table, so that proving them is meaningful.
+func TestExecutedDiffers(t *testing.T) {
 	fused, turns := 0, 0
 	for _, a := range Algorithms {
 		for n := 2; n < 6; n++ {
@@ -99,9 +99,9 @@ func TestCarriedIsOther(t *testing.T) {
 	}
 }
 
-// TestWronglyCarried checks that the checker rejects a wrong use of the in-place transfer: wrong turns, or the wrong
+// TestWronglyExecuted checks that the checker rejects a wrong use of the in-place transfer: wrong turns, or the wrong
 // part of the rank's own vector.
-func TestWronglyCarried(t *testing.T) {
+func TestWronglyExecuted(t *testing.T) {
 	p := Problem{Op: AllReduce, Size: 2, Count: 77, Places: []Place{{}, {1, 1, 1}}}
 	own := func(steps []Step) int {
 		return slices.IndexFunc(steps, func(s Step) bool { return s.Own.length() > 0 })
@@ -126,7 +126,7 @@ func TestWronglyCarried(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			one := solve(directFrames, p)
 			for rank, steps := range one.plans {
-				one.plans[rank] = carried(p, steps, 5, TurnsLead)
+				one.plans[rank] = executed(p, steps, 5, TurnsLead)
 				test.spoil(one.plans[rank])
 			}
 			f := newProof([]solved{one}, sharing{}, &arena{}).run()

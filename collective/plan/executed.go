@@ -109,9 +109,9 @@ func (s *Step) cut(i, length int) Step {
 	return c
 }
 
-// turned writes two interleaved exchanges as they are executed in segments of this many elements: one step
+// interleaved writes two interleaved exchanges as they are executed in segments of this many elements: one step
 // for each, in turns.
-func turned(steps []Step, length, lead int) (out []Step) {
+func interleaved(steps []Step, length, lead int) (out []Step) {
 	a, b := &steps[0], &steps[len(steps)-1]
 	each := max(a.Out.segments(length), a.In.segments(length))
 	t := Turns{Each: each, Lead: min(each, lead)}
@@ -129,16 +129,16 @@ func turned(steps []Step, length, lead int) (out []Step) {
 	return out
 }
 
-// carried returns a rank's plan as it is executed, with segments of this many elements where exchanges are
+// executed returns a rank's plan as it is executed, with segments of this many elements where exchanges are
 // interleaved.
-func carried(p Problem, steps []Step, length, lead int) (out []Step) {
+func executed(p Problem, steps []Step, length, lead int) (out []Step) {
 	for steps = Fuse(steps); len(steps) > 0; {
 		n := InTurns(p.Size, steps)
 		if n == 0 {
 			out, steps = append(out, steps[0]), steps[1:]
 			continue
 		}
-		out, steps = append(out, turned(steps[:n], length, lead)...), steps[n:]
+		out, steps = append(out, interleaved(steps[:n], length, lead)...), steps[n:]
 	}
 	return out
 }
