@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/lockstep-ml/lockstep/collective/flight"
+	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -31,7 +32,7 @@ type communicator struct {
 
 	mu       sync.Mutex
 	next     uint64 // number of the next call, of any kind
-	numbers  numbers
+	numbers  fingerprint.Numbers
 	turn     uint64
 	blocked  bool   // a Do or DoAll is in progress, or waits for its turn
 	direct   bool   // it is a Do
@@ -187,34 +188,6 @@ func (c *communicator) execute(ctx context.Context, call *Call, t ticket, user b
 	return err
 }
 
-// numbers counts calls by kind.
-type numbers [Recv + 1]counts
-
-// counts has the counters of one kind, by peer; collectives have a single counter.
-type counts []uint64
-
-func (c counts) of(peer int) uint64 {
-	if peer < len(c) {
-		return c[peer]
-	}
-	return 0
-}
-
-func (c *counts) at(peer int) *uint64 {
-	for len(*c) <= peer {
-		*c = append(*c, 0)
-	}
-	return &(*c)[peer]
-}
-
-// of returns the counter of a call. A call with an invalid peer counts as a collective: it fails anyway.
-func (n *numbers) of(call *Call) *uint64 {
-	if call.pairwise() && call.Peer >= 0 {
-		return n[call.Op].at(call.Peer)
-	}
-	return n[0].at(0)
-}
-
 // manner is how a call is made.
 type manner uint8
 
@@ -238,9 +211,7 @@ func (c *communicator) enter(call *Call, how manner) (t ticket, ready bool, err 
 			"this rank is in call %d on another goroutine: one goroutine at a time may use a communicator", doing)
 		return t, false, c.group.fail(c.callError(call, ticket{seq: doing}, ErrBusy, err), c.rank)
 	}
-	number := c.numbers.of(call)
-	t = ticket{turn: c.next, seq: *number}
-	*number++
+	t = ticket{turn: c.next, seq: c.numbers.Next(call.Op, call.Peer)}
 	c.next++
 	ready = c.turn == t.turn
 	if how != started {
@@ -344,7 +315,7 @@ func (c *communicator) Flight() flight.Rank {
 	d.mu.Unlock()
 	c.mu.Lock() // read after the calls: a call that had ended by then counts as ended
 	over, next := c.turn, c.next
-	out.Entered = c.numbers[0].of(0)
+	out.Entered = c.numbers.Of(0, 0)
 	c.mu.Unlock()
 	if err := g.cause(); err != nil {
 		out.Err = firstLine(err)

@@ -19,16 +19,16 @@ func (m *member) bare(call *Call, t ticket) error {
 	if err := m.front.Err(); err != nil {
 		return err
 	}
-	*m.begun.of(call)++
+	m.diagnosis.begun.Next(call.Op, call.Peer)
 	opts := m.team.cfg.of(call)
 	count, err := call.check(m.rank, m.team.size, &opts)
 	if err != nil {
 		return err
 	}
-	if _, err := m.prepare(&Running{Call: call, Count: count, Options: opts, ticket: t}); err != nil {
+	if _, err := m.plan(&Running{Call: call, Count: count, Options: opts, ticket: t}); err != nil {
 		return err
 	}
-	m.sig, m.call.Slot = nil, transport.Slot{Header: transport.Header{Seq: t.seq}}
+	m.signer.last, m.call.Slot = nil, transport.Slot{Header: transport.Header{Seq: t.seq}}
 	return m.exec.Execute(context.Background(), &m.call)
 }
 

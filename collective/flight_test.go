@@ -189,12 +189,11 @@ func BenchmarkKeep(b *testing.B) {
 	x := c.backend.(*member)
 	r := &Running{Call: sumOf("layers/0/kernel", 8, 8), Count: 64}
 	r.Options = c.group.cfg.of(r.Call)
-	p, err := x.prepare(r)
-	if err != nil {
+	if err := x.prepare(r); err != nil {
 		b.Fatal(err)
 	}
 	for b.Loop() {
-		x.note(r, p)
+		x.calls.note(r, x.signer.last, &x.diagnosis.begun)
 		c.log.ended(r, nil)
 		r.turn++
 		r.seq++

@@ -12,33 +12,16 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// member is the backend of one rank that executes plans over a transport.
+// member is the backend of one rank that executes plans over a transport. Everything that calls need is kept, so
+// that a repeated call allocates nothing.
 type member struct {
-	front FrontEnd
-	team  *team
-	end   transport.Endpoint
-	site  site
-	rank  int
-	local int // index among the team's local ranks
-
-	// Used by the running call. Everything that calls need is kept, so that a repeated call allocates nothing.
-	exec *executor.Executor
-	wait waiter
-
-	plans   map[planKey]*planned
-	last    *planned // of the last collective, with its key
-	lastKey planKey
-
-	signatures map[signed]*signature
-
-	call     executor.Call // the current one
-	message  executor.Plan // its plan, if it is a call of two ranks
-	sig      *signature    // from which its header is made
-	notes    [3]noted      // of the even and the odd collectives, and of calls of two ranks; see notesMu
-	current  *noted        // one of these
-	waitsFor []int         // the ranks that the current wait is for
-	begun    numbers       // calls that were executed, including the current one
-	behind   []int         // early: the ranks that have not entered
+	localRank
+	planner   planner
+	signer    signer
+	diagnosis diagnosis
+	waiter    waiter
+	call      executor.Call // the current one
+	message   executor.Plan // its plan, if it is a call of two ranks
 }
 
 var _ Backend = (*member)(nil)
@@ -75,7 +58,7 @@ func Open(endpoints []transport.Endpoint, cfg Config) (Group, error) {
 }
 
 func newMember(t *team, end transport.Endpoint) *member {
-	return &member{team: t, end: end, rank: end.Rank()}
+	return &member{localRank: localRank{rank: end.Rank(), team: t, end: end}}
 }
 
 func (m *member) Rank() int { return m.rank }
@@ -83,15 +66,19 @@ func (m *member) Rank() int { return m.rank }
 func (m *member) Size() int { return m.team.size }
 
 func (m *member) Attach(f FrontEnd) {
-	m.front = f
-	m.wait.m = m
-	m.plans, m.signatures = map[planKey]*planned{}, map[signed]*signature{}
+	m.front, m.calls.front, m.calls.rank = f, f, m.rank
+	m.team.join(&m.calls)
 	m.site = findSite(m.end)
+	cfg := m.team.cfg
+	m.planner = planner{rank: m.rank, size: m.team.size, site: &m.site, table: cfg.Chooser}
+	m.planner.prefer, _ = parsePreference(cfg.Algorithm) // validated before
+	m.signer = signer{epoch: cfg.Epoch, comm: m.team.id}
+	m.diagnosis = diagnosis{localRank: &m.localRank, slot: &m.call.Slot}
+	m.waiter = waiter{diagnosis: &m.diagnosis}
 	m.exec = executor.New(executor.Config{
 		End: m.end, Domain: m.site.domain, OneProcess: m.site.whole, Group: m.team.execs, Caller: m,
 	})
-	m.end.Answer(m.answer)
-	m.team.join(m)
+	m.end.Answer(m.calls.answer)
 }
 
 func (m *member) Properties() Properties {
@@ -113,7 +100,7 @@ func (m *member) encrypted() bool {
 // starting.
 func (m *member) Fail(cause error) {
 	if m.team.local < m.team.size {
-		m.end.Fail(encodeFailure(cause, m))
+		m.end.Fail(encodeFailure(cause, m.team.cfg.Name, m.rank))
 	}
 	if m.site.marker != nil {
 		m.site.marker.Interrupt()

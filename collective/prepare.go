@@ -31,32 +31,28 @@ type planned struct {
 	private *executor.Plan // otherwise; made when it is first needed
 }
 
-// plansMax bounds the plans that a member caches. A model has fewer distinct calls; a program with more
+// plansMax bounds the plans that a planner caches. A model has fewer distinct calls; a program with more
 // regenerates plans occasionally.
 const plansMax = 512
 
-// prepare makes what the executor needs to execute a valid call. p is nil for a call of two ranks.
-func (m *member) prepare(r *Running) (p *planned, err error) {
-	call, c := r.Call, &m.call
-	c.Reduce, c.Type, c.Partial = call.Reduce, call.Type, partialType(call, &r.Options)
-	c.Src, c.Dst = call.sides(m.rank)
-	if call.pairwise() {
-		m.message.Message(call.Peer, r.Count, call.Op == Send)
-		c.Plan = &m.message
-		return nil, nil
-	}
-	if p, err = m.planOf(r); err == nil {
-		c.Plan = p.plan
-	}
-	return p, err
+// planner chooses the algorithms of a rank's collectives and makes their plans.
+type planner struct {
+	rank, size int
+	site       *site
+	table      *chooser.Table
+	prefer     preference // of the configuration
+
+	plans   map[planKey]*planned
+	last    *planned // of the last collective, with its key
+	lastKey planKey
 }
 
-// planOf returns the plan of a collective.
-func (m *member) planOf(r *Running) (p *planned, err error) {
+// plan returns the plan of a collective, whose partial sums have a type.
+func (x *planner) plan(r *Running, partial DType) (p *planned, err error) {
 	call, o := r.Call, &r.Options
 	key := planKey{
 		algorithm: o.Algorithm, op: call.Op, mean: call.mean(), order: o.Order,
-		element: uint8(m.call.Partial.Bytes()), count: r.Count,
+		element: uint8(partial.Bytes()), count: r.Count,
 	}
 	if call.Op.Rooted() {
 		key.root = call.Root
@@ -64,20 +60,23 @@ func (m *member) planOf(r *Running) (p *planned, err error) {
 	if call.Counts != nil {
 		key.counts = fingerprint.HashInts(fingerprint.Seed, call.Counts)
 	}
-	if p := m.last; p != nil && m.lastKey == key && slices.Equal(p.plan.Problem.Counts, call.Counts) {
+	if p := x.last; p != nil && x.lastKey == key && slices.Equal(p.plan.Problem.Counts, call.Counts) {
 		return p, nil
 	}
-	p = m.plans[key]
+	p = x.plans[key]
 	if p == nil || !slices.Equal(p.plan.Problem.Counts, call.Counts) {
-		if p, err = m.newPlan(call, key); err != nil {
+		if p, err = x.make(call, key); err != nil {
 			return nil, err
 		}
-		if len(m.plans) >= plansMax {
-			clear(m.plans)
+		if len(x.plans) >= plansMax {
+			clear(x.plans)
 		}
-		m.plans[key] = p
+		if x.plans == nil {
+			x.plans = map[planKey]*planned{}
+		}
+		x.plans[key] = p
 	}
-	m.last, m.lastKey = p, key
+	x.last, x.lastKey = p, key
 	return p, nil
 }
 
@@ -89,11 +88,11 @@ func partialType(call *Call, o *Options) DType {
 	return call.Type
 }
 
-// newPlan chooses an algorithm for a call and makes its plan.
-func (m *member) newPlan(call *Call, key planKey) (*planned, error) {
-	s := &m.site
+// make chooses an algorithm for a call and makes its plan.
+func (x *planner) make(call *Call, key planKey) (*planned, error) {
+	s := x.site
 	p := Problem{
-		Op: call.Op, Reduce: Sum, Size: m.team.size, Count: key.count, Counts: slices.Clone(call.Counts), Root: key.root,
+		Op: call.Op, Reduce: Sum, Size: x.size, Count: key.count, Counts: slices.Clone(call.Counts), Root: key.root,
 		Places: s.places, Order: key.order,
 	}
 	if key.mean {
@@ -106,12 +105,12 @@ func (m *member) newPlan(call *Call, key planKey) (*planned, error) {
 	where.ElementBytes = int(key.element)
 	// Each of several domains decides for itself whether it is private, so the algorithm must support both.
 	p.Private = s.spread()
-	row, err := m.team.choose(p, where, key.algorithm)
+	row, err := x.choose(p, where, key.algorithm)
 	if err != nil {
 		return nil, err
 	}
 	p.Private = false
-	made := &planned{row: row, plan: executor.NewPlan(row, p, m.rank, m.site.domain)}
+	made := &planned{row: row, plan: executor.NewPlan(row, p, x.rank, s.domain)}
 	hash := fingerprint.HashString(fingerprint.Seed, row.Name)
 	for range made.plan.Interleaved {
 		hash = fingerprint.HashString(hash, " in turns") // its frames have a different order
@@ -122,31 +121,32 @@ func (m *member) newPlan(call *Call, key planKey) (*planned, error) {
 
 // choose returns the algorithm for a problem: the one that the call names, else the one that the
 // configuration names, else the chooser's.
-func (t *team) choose(p Problem, w chooser.Where, named string) (plan.Algorithm, error) {
+func (x *planner) choose(p Problem, w chooser.Where, named string) (plan.Algorithm, error) {
 	if named != "" {
 		return chooser.Named(named, p, w)
 	}
-	return t.prefer.choose(t.cfg.Chooser, p, w)
+	return x.prefer.choose(x.table, p, w)
 }
 
-// PrivatePlan implements [executor.Caller].
-func (m *member) PrivatePlan() (*executor.Plan, error) {
-	p := m.last
+// private returns the plan of the last collective for a domain whose ranks cannot access all memories that its
+// plan needs.
+func (x *planner) private() (*executor.Plan, error) {
+	p := x.last
 	if p.private != nil {
 		return p.private, nil
 	}
 	private, row := p.plan.Problem, p.row
 	private.Private = true
 	if err := row.Fits(private); err != nil {
-		if m.site.spread() {
-			return nil, m.failure(ErrInvalid, fmt.Errorf("algorithm %s: %w", row.Name, err))
+		if x.site.spread() {
+			return nil, fmt.Errorf("algorithm %s: %w", row.Name, err)
 		}
-		where := m.site.where
-		where.ElementBytes = int(m.lastKey.element)
-		if row, err = m.team.choose(private, where, m.lastKey.algorithm); err != nil {
-			return nil, m.failure(ErrInvalid, err)
+		where := x.site.where
+		where.ElementBytes = int(x.lastKey.element)
+		if row, err = x.choose(private, where, x.lastKey.algorithm); err != nil {
+			return nil, err
 		}
 	}
-	p.private = executor.NewPlan(row, private, m.rank, m.site.domain)
+	p.private = executor.NewPlan(row, private, x.rank, x.site.domain)
 	return p.private, nil
 }

@@ -2,28 +2,22 @@ package collective
 
 import (
 	"errors"
-	"sync"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective/internal/executor"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// notesMu returns the lock of what is noted of the calls, for readers on other goroutines. It is that of the
-// front end's record: so a call locks once.
-func (m *member) notesMu() *sync.Mutex { return &m.front.c.log.mu }
-
 // Run executes a call.
 func (m *member) Run(r *Running) error {
-	m.wait.begin(r)
-	*m.begun.of(r.Call)++
-	p, err := m.prepare(r)
-	if err != nil {
+	m.diagnosis.begin(r)
+	m.waiter.begin(r)
+	if err := m.prepare(r); err != nil {
 		return m.front.Error(r, ErrInvalid, err)
 	}
-	m.note(r, p)
-	if err = m.down(); err == nil {
-		err = m.exec.Execute(&m.wait, &m.call)
+	err := m.down()
+	if err == nil {
+		err = m.exec.Execute(&m.waiter, &m.call)
 	}
 	if err == nil {
 		return nil
@@ -36,11 +30,53 @@ func (m *member) Run(r *Running) error {
 	return err
 }
 
+// prepare makes what the executor needs to execute a valid call, and notes the call.
+func (m *member) prepare(r *Running) error {
+	p, err := m.plan(r)
+	if err != nil {
+		return err
+	}
+	last := m.signer.last
+	s := m.signer.sign(r.Call, r.Count, &r.Options, p)
+	slot := &m.call.Slot
+	if s != last {
+		slot.Header, slot.Name, slot.Shape, slot.Algorithm = s.call.Header, s.call.Name, s.call.Shape, s.call.Algorithm
+	}
+	slot.Seq, slot.Sum = r.seq, s.sum+r.seq*transport.SumStep
+	m.calls.note(r, s, &m.diagnosis.begun)
+	return nil
+}
+
+// plan makes the executor's call, except for its slot. p is nil for a call of two ranks.
+func (m *member) plan(r *Running) (p *planned, err error) {
+	call, c := r.Call, &m.call
+	c.Reduce, c.Type, c.Partial = call.Reduce, call.Type, partialType(call, &r.Options)
+	c.Src, c.Dst = call.sides(m.rank)
+	if call.pairwise() {
+		m.message.Message(call.Peer, r.Count, call.Op == Send)
+		c.Plan = &m.message
+		return nil, nil
+	}
+	if p, err = m.planner.plan(r, c.Partial); err == nil {
+		c.Plan = p.plan
+	}
+	return p, err
+}
+
 // Failed implements [executor.Caller].
 func (m *member) Failed() bool { return m.front.Failing() }
 
 // Mismatch implements [executor.Caller].
-func (m *member) Mismatch() error { return m.mismatch(func(int) bool { return true }) }
+func (m *member) Mismatch() error { return m.diagnosis.mismatch(func(int) bool { return true }) }
+
+// PrivatePlan implements [executor.Caller].
+func (m *member) PrivatePlan() (*executor.Plan, error) {
+	p, err := m.planner.private()
+	if err != nil {
+		return nil, m.diagnosis.failure(ErrInvalid, err)
+	}
+	return p, nil
+}
 
 // fail determines what a failed wait means for the communicator, and returns the cause of its failure.
 func (m *member) fail(err error) error {
@@ -60,76 +96,53 @@ func (m *member) fail(err error) error {
 	return f.Fail(m.diagnose(err))
 }
 
-// diagnose translates an error of the transport.
+// diagnose translates an error of the transport or the executor.
 func (m *member) diagnose(err error) error {
+	d := &m.diagnosis
 	e := (*Error)(nil)
 	down := (*transport.PeerDown)(nil)
+	departed := (*departure)(nil)
 	other := (*executor.OtherCall)(nil)
 	missing := (*executor.MissingFrame)(nil)
-	if told := (*departure)(nil); errors.As(err, &told) {
-		err = &told.down
-	}
 	switch {
+	case errors.As(err, &departed):
+		return d.lost(&departed.down)
 	case errors.As(err, &e):
 		return err
 	case errors.As(err, &other):
-		return m.oddity(other)
+		return d.oddity(other)
 	case errors.As(err, &missing):
-		return m.failure(ErrMismatch, missing)
+		return d.failure(ErrMismatch, missing)
 	case errors.As(err, &down):
-		if failure := (*transport.Failure)(nil); errors.As(down.Err, &failure) {
-			if told, ok := decodeFailure(failure.Reason); ok {
-				return told
-			}
-		}
-		e = m.failure(ErrPeerLost, down)
-		e.Peers = []int{down.Rank}
-		return e
+		return d.lost(down)
 	case errors.Is(err, transport.ErrSize):
-		return m.failure(ErrMismatch, err)
+		return d.failure(ErrMismatch, err)
 	case errors.Is(err, transport.ErrClosed):
-		return m.failure(ErrClosed, err)
+		return d.failure(ErrClosed, err)
 	}
-	return m.failure(ErrAborted, err)
+	return d.failure(ErrAborted, err)
 }
-
-// failure returns an error of the current call.
-func (m *member) failure(kind, err error) *Error {
-	e := m.front.Error(m.wait.run, kind, err)
-	e.Peers = m.missing()
-	return e
-}
-
-// missing returns the ranks that the current wait is for.
-func (m *member) missing() []int { return m.exec.Missing(nil) }
 
 // down checks whether a peer is gone without which the call cannot succeed. A peer that has closed its
 // endpoint may have done its part of a call by frames; it cannot have entered a call in memory.
 func (m *member) down() error {
-	for m.wait.told == nil {
+	d := &m.diagnosis
+	for d.departed == nil {
 		select {
 		case down := <-m.end.Down():
 			if !errors.Is(down.Err, transport.ErrClosed) || m.site.marker != nil && m.site.in(down.Rank) {
-				m.wait.told = keep(down)
+				d.departed = keep(down)
 			}
 			continue
 		default:
 		}
 		return nil
 	}
-	if told := m.wait.told; !errors.Is(told.down.Err, transport.ErrClosed) || !m.wait.call.pairwise() {
-		return told
+	if left := d.departed; !errors.Is(left.down.Err, transport.ErrClosed) || !d.run.Call.pairwise() {
+		return left
 	}
 	return nil
 }
-
-// departure is the loss of a peer that ends a call, as the endpoint reported it. It is not a PeerDown,
-// because a transport on top of others may translate the ranks of PeerDown errors that pass through it.
-type departure struct{ down transport.PeerDown }
-
-func keep(down transport.PeerDown) *departure { return &departure{down} }
-
-func (d *departure) Error() string { return d.down.Error() }
 
 // interrupted returns why the current call can never start: a rank has withdrawn, or a team has failed. If it
 // is this team, its cause is known or will be shortly. Otherwise it is another team over the same transport,
@@ -139,8 +152,8 @@ func (m *member) interrupted() error {
 	if t.local == t.size || t.execs.Withdrawing() || m.front.Failing() {
 		return executor.ErrFailed
 	}
-	if told := m.wait.told; told != nil {
-		return told
+	if left := m.diagnosis.departed; left != nil {
+		return left
 	}
 	timer := time.NewTimer(causeWait)
 	defer timer.Stop()
@@ -153,7 +166,7 @@ func (m *member) interrupted() error {
 		case <-m.front.Failed():
 			return executor.ErrFailed
 		case <-timer.C:
-			return m.failure(ErrPeerLost, errors.New("a rank of another group over this transport has left the call"))
+			return m.diagnosis.failure(ErrPeerLost, errors.New("a rank of another group over this transport has left the call"))
 		}
 	}
 }

@@ -5,7 +5,6 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective/flight"
 	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
-	"github.com/lockstep-ml/lockstep/transport"
 )
 
 // signature is everything that describes a call except its number: what identifies it to other ranks, and its
@@ -15,7 +14,7 @@ type signature struct {
 	call   fingerprint.Call // number 0; without Back
 	sum    uint64           // of its header
 	record flight.Call      // of the flight recorder
-	next   *signature       // of the call that followed a call like this the last time; used by the call's goroutine only
+	next   *signature       // of the call that followed a call like this the last time; used by the signer only
 
 	// The inputs it was made from, to recognise an equal call.
 	key   signed
@@ -38,52 +37,66 @@ type signed struct {
 	accumulate    Accumulate
 }
 
-// signaturesMax bounds the signatures that a member caches, as plansMax bounds plans.
+// signaturesMax bounds the signatures that a signer caches, as plansMax bounds plans.
 const signaturesMax = 512
 
-// signature returns the signature of a checked call: usually the one that followed the previous call's the
-// last time.
-func (m *member) signature(call *Call, count int, o *Options, p *planned) *signature {
-	if last := m.sig; last != nil && last.next != nil && last.next.is(call, count, o, p) {
-		return last.next
+// signer makes the signatures of a rank's calls, and caches them.
+type signer struct {
+	epoch uint32
+	comm  uint64 // id of the communicator
+	made  map[signed]*signature
+	last  *signature // of the last call
+}
+
+// sign returns the signature of a checked call: usually the one that followed the previous call's the last time.
+func (x *signer) sign(call *Call, count int, o *Options, p *planned) *signature {
+	if last := x.last; last != nil && last.next != nil && last.next.is(call, count, o, p) {
+		x.last = last.next
+		return x.last
 	}
 	key := keyOf(call, o, p)
-	s := m.signatures[key]
+	s := x.made[key]
 	if s == nil || !s.is(call, count, o, p) {
-		s = m.sign(call, key, count, o)
+		s = x.make(call, key, count, o)
 	}
-	if m.sig != nil {
-		m.sig.next = s
+	if x.last != nil {
+		x.last.next = s
 	}
+	x.last = s
 	return s
 }
 
-// sign makes a signature, and caches it.
-func (m *member) sign(call *Call, key signed, count int, o *Options) *signature {
+// make makes a signature, and caches it.
+func (x *signer) make(call *Call, key signed, count int, o *Options) *signature {
 	s := &signature{key: key, count: count}
 	if key.shaped {
 		s.shape = slices.Clone(call.Manifest.Shape)
 	}
-	s.call = fingerprint.New(s.params(m.team, call, o))
+	p := s.params(call, o)
+	p.Epoch, p.Comm = x.epoch, x.comm
+	s.call = fingerprint.New(p)
 	s.sum = s.call.Header.Sum()
 	s.record = newRecord(call, count, o, s.call.Algorithm)
-	if len(m.signatures) >= signaturesMax {
-		for _, old := range m.signatures {
+	if len(x.made) >= signaturesMax {
+		for _, old := range x.made {
 			old.next = nil // or each would keep another one alive
 		}
-		clear(m.signatures)
+		clear(x.made)
 	}
-	if old := m.signatures[key]; old != nil {
+	if old := x.made[key]; old != nil {
 		old.next = nil
 	}
-	m.signatures[key] = s
+	if x.made == nil {
+		x.made = map[signed]*signature{}
+	}
+	x.made[key] = s
 	return s
 }
 
-// params returns what the header and the description of a checked call are made of.
-func (s *signature) params(t *team, call *Call, o *Options) *fingerprint.Params {
+// params returns what the header and the description of a checked call are made of, except for the communicator.
+func (s *signature) params(call *Call, o *Options) *fingerprint.Params {
 	p := &fingerprint.Params{
-		Epoch: t.cfg.Epoch, Comm: t.id, Op: call.Op, Reduce: call.Reduce, Type: call.Type,
+		Op: call.Op, Reduce: call.Reduce, Type: call.Type,
 		Count: s.count, Counts: call.Counts, Root: call.Root, Peer: call.Peer,
 		Named: s.key.named, Name: s.key.name, Shape: s.shape, Order: o.Order, Accumulate: uint8(o.Accumulate),
 	}
@@ -117,44 +130,4 @@ func (s *signature) is(call *Call, count int, o *Options, p *planned) bool {
 		return !k.named
 	}
 	return k.named && k.name == m.Name && k.shaped == (m.Shape != nil) && slices.Equal(s.shape, m.Shape)
-}
-
-// noted is a call of this rank: its signature, and what differs between calls with the same signature.
-type noted struct {
-	sig  *signature // nil: none so far
-	seq  uint64
-	back uint64 // Send, Recv: see fingerprint.Call
-}
-
-// call returns the call; the zero value if there was none so far.
-func (n *noted) call() fingerprint.Call {
-	if n.sig == nil {
-		return fingerprint.Call{}
-	}
-	c := n.sig.call
-	c.Header.Seq, c.Back = n.seq, n.back
-	return c
-}
-
-// note records the call, for its frames, for errors, and for ranks that read its slot or probe this rank. The
-// last two collectives are recorded, because there are two slots, and the last call of two ranks.
-func (m *member) note(r *Running, p *planned) {
-	call := r.Call
-	s := m.signature(call, r.Count, &r.Options, p)
-	slot := &m.call.Slot
-	if m.sig != s {
-		m.sig = s
-		slot.Header, slot.Name, slot.Shape, slot.Algorithm = s.call.Header, s.call.Name, s.call.Shape, s.call.Algorithm
-	}
-	slot.Seq, slot.Sum = r.seq, s.sum+r.seq*transport.SumStep
-	n, back := &m.notes[r.seq&1], uint64(0)
-	if call.pairwise() {
-		n, back = &m.notes[2], m.begun[opposite(call.Op)].of(call.Peer)
-	}
-	log := &m.front.c.log
-	log.mu.Lock()
-	log.keep(r, &s.record, false)
-	n.sig, n.seq, n.back = s, r.seq, back
-	m.current = n
-	log.mu.Unlock()
 }

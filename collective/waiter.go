@@ -15,22 +15,16 @@ import (
 // context, the deadline or the communicator's failure ends the wait. It has one timer for all calls, set only when a
 // wait blocks, and starts no goroutine.
 type waiter struct {
-	m    *member
-	run  *Running
-	ctx  context.Context // the caller's
-	call *Call
+	*diagnosis
+	ctx context.Context // the caller's
 
-	timeout time.Duration // of the call; negative: none
-	timer   *time.Timer
-	since   time.Time // when the call first blocked; zero: it has not blocked
-	stalled bool      // the call's stall was logged
-	probe   time.Time // when the peers are probed next; zero: never
-	pause   time.Duration
-	silent  int // the rank that did not answer the last probe, or -1
-
-	// told is a departure that was reported while a rank waited. The wait may have ended for another reason,
-	// so it is kept for later.
-	told *departure
+	timeout  time.Duration // of the call; negative: none
+	timer    *time.Timer
+	since    time.Time // when the call first blocked; zero: it has not blocked
+	stalled  bool      // the call's stall was logged
+	next     time.Time // when the peers are probed next; zero: never
+	pause    time.Duration
+	waitsFor []int // the ranks that the wait is for
 }
 
 var _ transport.Parker = (*waiter)(nil)
@@ -42,8 +36,7 @@ func (w *waiter) Value(key any) any           { return w.ctx.Value(key) }
 
 // begin prepares for a call.
 func (w *waiter) begin(r *Running) {
-	w.run, w.ctx, w.call = r, r.Ctx, r.Call
-	w.timeout, w.stalled, w.since, w.silent = r.Options.Timeout, false, time.Time{}, -1
+	w.ctx, w.timeout, w.stalled, w.since = r.Ctx, r.Options.Timeout, false, time.Time{}
 }
 
 // monitorError is an error that the monitor returned: the communicator fails with it unchanged.
@@ -59,19 +52,19 @@ func (w *waiter) Park(ready <-chan struct{}) error {
 	default:
 	}
 	var done <-chan struct{}
-	failed := (<-chan struct{})(w.m.team.broken)
+	failed := (<-chan struct{})(w.team.broken)
 	var down <-chan transport.PeerDown
-	if !w.m.exec.Entered() {
-		done, failed, down = w.ctx.Done(), w.m.front.Failed(), w.m.end.Down()
-		if err := w.m.early(); err != nil {
+	if !w.exec.Entered() {
+		done, failed, down = w.ctx.Done(), w.front.Failed(), w.end.Down()
+		if err := w.early(); err != nil {
 			return err
 		}
-		monitor, err := w.m.front.Park(w.run)
+		monitor, err := w.front.Park(w.run)
 		if err != nil {
 			return &monitorError{err}
 		}
 		if monitor != nil {
-			defer monitor.Unpark(w.m.rank)
+			defer monitor.Unpark(w.rank)
 		}
 	}
 	w.arm()
@@ -79,7 +72,7 @@ func (w *waiter) Park(ready <-chan struct{}) error {
 	for {
 		select {
 		case <-ready:
-			w.m.front.Resumes()
+			w.front.Resumes()
 			return nil
 		case <-done:
 			return w.ended(endOf(w.ctx))
@@ -88,10 +81,10 @@ func (w *waiter) Park(ready <-chan struct{}) error {
 		case d := <-down:
 			// A rank that has closed its endpoint may have done its part. If it has not, the transport ends
 			// the wait.
-			if closed := errors.Is(d.Err, transport.ErrClosed); !closed || w.m.site.in(d.Rank) {
-				w.told = keep(d)
+			if closed := errors.Is(d.Err, transport.ErrClosed); !closed || w.site.in(d.Rank) {
+				w.departed = keep(d)
 				if !closed {
-					return w.told
+					return w.departed
 				}
 			}
 		case <-w.timer.C:
@@ -116,29 +109,29 @@ const (
 // arm sets the timer to the next event: a probe of the peer, the stall report or the deadline.
 func (w *waiter) arm() {
 	now := time.Now()
-	w.m.waitsFor = w.m.exec.Missing(w.m.waitsFor[:0])
-	w.m.front.Waits(w.run, now, w.m.waitsFor)
+	w.waitsFor = w.exec.Missing(w.waitsFor[:0])
+	w.front.Waits(w.run, now, w.waitsFor)
 	if w.since.IsZero() {
 		w.since = now
-		w.probe = time.Time{}
-		if !w.m.site.whole {
-			w.pause, w.probe = probeFirst, now.Add(probeFirst)
+		w.next = time.Time{}
+		if !w.site.whole {
+			w.pause, w.next = probeFirst, now.Add(probeFirst)
 		}
 	}
-	next := never
-	if stall := w.m.team.cfg.Stall; stall >= 0 && !w.stalled {
-		next = w.since.Add(stall).Sub(now)
+	until := never
+	if stall := w.team.cfg.Stall; stall >= 0 && !w.stalled {
+		until = w.since.Add(stall).Sub(now)
 	}
-	if w.timeout >= 0 && !w.m.exec.Entered() {
-		next = min(next, w.since.Add(w.timeout).Sub(now))
+	if w.timeout >= 0 && !w.exec.Entered() {
+		until = min(until, w.since.Add(w.timeout).Sub(now))
 	}
-	if !w.probe.IsZero() {
-		next = min(next, w.probe.Sub(now))
+	if !w.next.IsZero() {
+		until = min(until, w.next.Sub(now))
 	}
 	if w.timer == nil {
-		w.timer = time.NewTimer(next)
+		w.timer = time.NewTimer(until)
 	} else {
-		w.timer.Reset(next)
+		w.timer.Reset(until)
 	}
 }
 
@@ -146,19 +139,19 @@ func (w *waiter) arm() {
 func (w *waiter) ring() error {
 	now := time.Now()
 	waited := now.Sub(w.since)
-	if w.timeout >= 0 && !w.m.exec.Entered() && waited >= w.timeout {
-		return w.overdue(nil)
+	if w.timeout >= 0 && !w.exec.Entered() && waited >= w.timeout {
+		return w.overdue(waited, nil)
 	}
-	if stall := w.m.team.cfg.Stall; stall >= 0 && !w.stalled && waited >= stall {
+	if stall := w.team.cfg.Stall; stall >= 0 && !w.stalled && waited >= stall {
 		w.stalled = true
 		w.stall(waited)
 	}
-	if !w.probe.IsZero() && !now.Before(w.probe) {
-		if err := w.m.probe(); err != nil {
+	if !w.next.IsZero() && !now.Before(w.next) {
+		if err := w.probe(); err != nil {
 			return err
 		}
 		w.pause = min(2*w.pause, probeMost)
-		w.probe = time.Now().Add(w.pause)
+		w.next = time.Now().Add(w.pause)
 	}
 	w.arm()
 	return nil
@@ -168,7 +161,7 @@ func (w *waiter) ring() error {
 // the reason; a deadline is attributed to other ranks.
 func (w *waiter) ended(end *ended) error {
 	if errors.Is(end.kind(), ErrTimeout) {
-		return w.overdue(end)
+		return w.overdue(time.Since(w.since), end)
 	}
-	return w.m.failure(end.kind(), fmt.Errorf("%s: %w", w.fault().Describe(time.Since(w.since), fault.Finding{}), end))
+	return w.failure(end.kind(), fmt.Errorf("%s: %w", w.wait().Describe(time.Since(w.since), fault.Finding{}), end))
 }

@@ -18,11 +18,12 @@ var failureKinds = [...]error{
 	fault.KindAborted:  ErrAborted,
 }
 
-// encodeFailure encodes why a communicator has failed, for the other processes.
-func encodeFailure(err error, m *member) []byte {
+// encodeFailure encodes why a communicator has failed, for the other processes. comm and rank are those of an
+// error that is no *Error.
+func encodeFailure(err error, comm string, rank int) []byte {
 	e := (*Error)(nil)
 	if !errors.As(err, &e) {
-		e = &Error{Kind: ErrAborted, Comm: m.team.cfg.Name, Rank: m.rank, Err: err}
+		e = &Error{Kind: ErrAborted, Comm: comm, Rank: rank, Err: err}
 	}
 	f := fault.Failure{Comm: e.Comm, Rank: e.Rank, Op: e.Op, Seq: e.Seq, Name: e.Name, Peers: e.Peers, Who: e.Who}
 	for i, k := range failureKinds {

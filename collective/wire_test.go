@@ -17,13 +17,12 @@ import (
 
 // TestFailureCrosses checks that other processes receive a rank's failure as it was.
 func TestFailureCrosses(t *testing.T) {
-	m := &member{team: &team{cfg: &Config{Name: "world"}}, rank: 2}
 	for _, kind := range failureKinds[1:] {
 		e := &Error{
 			Kind: kind, Comm: "world/1.0", Rank: 3, Op: AllGather, Seq: 1 << 40, Name: "w", Peers: []int{1, 7},
 			Err: errors.New("it broke"), Who: "worker 3",
 		}
-		got, ok := decodeFailure(encodeFailure(e, m))
+		got, ok := decodeFailure(encodeFailure(e, "world", 2))
 		if kind == ErrClosed {
 			if !ok || got.Kind != ErrPeerLost || !reflect.DeepEqual(got.Peers, []int{3}) {
 				t.Errorf("a rank that closed was decoded as %v, %v, want it lost", got, ok)
@@ -34,11 +33,11 @@ func TestFailureCrosses(t *testing.T) {
 			t.Errorf("%v\nwas decoded as\n%v, %v", e, got, ok)
 		}
 	}
-	got, ok := decodeFailure(encodeFailure(errors.New("anything"), m))
+	got, ok := decodeFailure(encodeFailure(errors.New("anything"), "world", 2))
 	if !ok || got.Kind != ErrAborted || got.Rank != 2 || got.Err.Error() != "anything" {
 		t.Errorf("an error of another type was decoded as %v, %v", got, ok)
 	}
-	if got, ok := decodeFailure(encodeFailure(&Error{Kind: errors.New("unknown")}, m)); ok {
+	if got, ok := decodeFailure(encodeFailure(&Error{Kind: errors.New("unknown")}, "world", 2)); ok {
 		t.Errorf("an unknown kind was decoded as %v", got)
 	}
 }
@@ -71,14 +70,13 @@ func TestSignatures(t *testing.T) {
 		if err != nil {
 			continue // a shape of another count
 		}
-		at, was := ticket{turn: turn, seq: random.Uint64()}, m.sig
+		at, was := ticket{turn: turn, seq: random.Uint64()}, m.signer.last
 		r := &Running{Call: c, Count: count, Options: o, ticket: at}
-		p, err := m.prepare(r)
-		if err != nil {
+		if err := m.prepare(r); err != nil {
 			t.Fatal(err)
 		}
-		m.note(r, p)
-		if was != nil && was.next == m.sig {
+		p := m.signer.last.key.plan
+		if was != nil && was.next == m.signer.last {
 			repeated++
 		}
 		must := fingerprint.Params{
@@ -94,7 +92,7 @@ func TestSignatures(t *testing.T) {
 		want := fingerprint.New(&must)
 		header := want.Header
 		header.Seq = at.seq
-		got := m.current.call()
+		got := m.calls.call()
 		if got.Header != header || m.call.Slot.Header != header || m.call.Slot.Sum != header.Sum() {
 			t.Fatalf("%+v has the header %+v, and sends %+v, sum %#x: want %+v, %#x", c, got.Header, m.call.Slot.Header, m.call.Slot.Sum, header, header.Sum())
 		}

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/internal/ranges"
 )
 
@@ -24,31 +23,18 @@ const (
 	viaMost  = 3 // ranks between the waiting rank and a rank at fault that are reported
 )
 
+// Probe searches for the ranks that are the reason of the wait, for about four seconds at most. If the
+// communicator fails meanwhile, it returns at once.
+func (w *Wait) Probe() Finding { return w.search(roundsMost, searchMost).finding() }
+
+// ProbeBriefly is Probe for a wait that goes on afterwards: what the call waits for may arrive meanwhile. It
+// takes less than a second, and may blame fewer ranks.
+func (w *Wait) ProbeBriefly() Finding { return w.search(briefMost, briefMost).finding() }
+
 // Describe describes the wait and what was found: "rank 0 waited 10m0s for ranks 1, 2 in all_reduce …".
 func (w *Wait) Describe(waited time.Duration, f Finding) string {
 	return fmt.Sprintf("rank %d waited %v for %s%s in %v%s", w.Rank, waited.Round(time.Microsecond),
 		ranges.Text("rank", w.Peers.Missing()), f.via, &w.Call, f.lastSeen)
-}
-
-// rate returns the level of suspicion of a rank that does not answer, and what is known of it.
-func (l LastSeen) rate() (level suspicion, lastSeen string) {
-	switch {
-	case l.Entered:
-		return silent, "is in this call, and does not answer"
-	case !l.Previous.None():
-		return absent, lastEntered(&l.Previous)
-	case l.Frame > 0:
-		return silent, fmt.Sprintf("was last seen in call %d, and does not answer", l.Frame-1)
-	}
-	return silent, "does not answer"
-}
-
-// lastEntered describes the last call that a rank entered.
-func lastEntered(c *fingerprint.Call) string {
-	if c.None() {
-		return "has made no call"
-	}
-	return fmt.Sprintf("last entered call %d, %v", c.Header.Seq, c)
 }
 
 // finding returns the result of the search.

@@ -59,27 +59,52 @@ type Part struct {
 	Call *fingerprint.Call
 }
 
-// Differ describes how the calls of this rank and of a peer differ. The text is the same on both ranks.
-// deadlock reports that both ranks send to each other.
-func Differ(own, peer Part) (text string, deadlock bool) {
-	deadlock = own.Call.Pair == plan.Send && plan.Op(peer.Call.Header.Op) == plan.Send
-	low, high := own, peer
-	if high.Rank < low.Rank {
-		low, high = high, low
-	}
-	how := "both send to each other, and neither receives"
-	if !deadlock {
-		how = fingerprint.Differ(low.Call, high.Call)
-	}
-	return bothCall(low, high) + ": " + how, deadlock
+// Conflict is how the calls of this rank and of a peer conflict. The text is the same on both ranks.
+type Conflict struct {
+	Peer     int
+	Deadlock bool // the calls wait for each other; else they differ
+	Text     string
 }
 
-// Deadlock describes two ranks that wait for each other. The text is the same on both ranks.
-func Deadlock(own, peer Part) string {
-	if peer.Rank < own.Rank {
-		own, peer = peer, own
+// Differ returns how the calls of this rank and of a peer differ.
+func Differ(own, peer Part) *Conflict {
+	c := &Conflict{Peer: peer.Rank}
+	low, high := order(own, peer)
+	how := fingerprint.Differ(low.Call, high.Call)
+	if own.Call.Pair == plan.Send && plan.Op(peer.Call.Header.Op) == plan.Send {
+		c.Deadlock, how = true, "both send to each other, and neither receives"
 	}
-	return bothCall(own, peer) + ": they wait for each other"
+	c.Text = bothCall(low, high) + ": " + how
+	return c
+}
+
+// ReceiveDeadlock returns the conflict of this rank and a peer if each receives from the other first; else nil:
+// a message that the peer sends, or has sent before its call, may be in transit.
+func ReceiveDeadlock(own, peer Part) *Conflict {
+	if peer.Call.Pair != plan.Recv || !messagesDeadlock(own, peer) {
+		return nil
+	}
+	return waitForEachOther(own, peer)
+}
+
+// messagesDeadlock reports whether two ranks each wait for the other to begin the other half of a message, and
+// neither has.
+func messagesDeadlock(own, peer Part) bool {
+	a, b := own.Call, peer.Call
+	return peer.Rank == a.Peer && b.Peer == own.Rank && a.Pair == b.Pair &&
+		b.Back <= a.Header.Seq && a.Back <= b.Header.Seq
+}
+
+func waitForEachOther(own, peer Part) *Conflict {
+	low, high := order(own, peer)
+	return &Conflict{Peer: peer.Rank, Deadlock: true, Text: bothCall(low, high) + ": they wait for each other"}
+}
+
+func order(a, b Part) (low, high Part) {
+	if b.Rank < a.Rank {
+		return b, a
+	}
+	return a, b
 }
 
 func bothCall(low, high Part) string {

@@ -90,6 +90,25 @@ func New(p *Params) Call {
 	return c
 }
 
+// namesHash returns the hash of the name and the shape of a call's tensor, and of its counts by rank.
+func (p *Params) namesHash(must Fields) uint64 {
+	var h uint64
+	if p.Named {
+		h = HashString(Seed, p.Name)
+		switch {
+		case !must.Has(Shape):
+		case p.Shape == nil:
+			h = Hash(Hash(h, 1), uint64(p.Count))
+		default:
+			h = HashInts(h, p.Shape)
+		}
+	}
+	if must.Has(Counts) && p.Counts != nil {
+		h = HashInts(h+1, p.Counts)
+	}
+	return h
+}
+
 // Of returns the call that a slot describes.
 func Of(s *transport.Slot) Call {
 	return Call{Header: s.Header, Name: s.Name, Shape: s.Shape, Algorithm: s.Algorithm}

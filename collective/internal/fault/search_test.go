@@ -10,7 +10,6 @@ import (
 	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/collective/plan"
 	"github.com/lockstep-ml/lockstep/tensor"
-	"github.com/lockstep-ml/lockstep/transport"
 )
 
 // group is a fake of Peers: ranks with fixed states, of which some answer late, or never.
@@ -264,50 +263,4 @@ func TestProgress(t *testing.T) {
 			t.Errorf("%d queries after the failure", g.all)
 		}
 	})
-}
-
-func TestMismatch(t *testing.T) {
-	slot := func(count uint64, name string) *transport.Slot {
-		return &transport.Slot{Header: transport.Header{Op: uint8(plan.AllReduce), Reduce: 1, Type: uint8(tensor.Float32), Count: count}, Name: name}
-	}
-	var p Parties
-	p.Add(0, slot(3, "w"))
-	if text, others := p.Mismatch(); others != nil {
-		t.Errorf("one rank does not match: %s", text)
-	}
-	for r, count := range []uint64{3, 4, 3, 5} {
-		p.Add(r+1, slot(count, "w"))
-	}
-	text, others := p.Mismatch()
-	want := `rank 2 calls all_reduce SUM float32 [4] of "w", rank 4 calls all_reduce SUM float32 [5] of "w", ` +
-		`ranks 0, 1, 3 call all_reduce SUM float32 [3] of "w": the counts differ`
-	if text != want || !slices.Equal(others, []int{2, 4}) {
-		t.Errorf("%v: %s\nwant %s", others, text, want)
-	}
-}
-
-// TestPair checks that both ranks describe a difference of their calls in the same way.
-func TestPair(t *testing.T) {
-	a, b := collective(5), message(0)
-	sends := fingerprint.New(&fingerprint.Params{Op: plan.Send, Type: tensor.Float32, Count: 3, Peer: 1})
-	back := fingerprint.New(&fingerprint.Params{Op: plan.Send, Type: tensor.Float32, Count: 3, Peer: 0})
-	for _, test := range []struct {
-		low, high fingerprint.Call
-		deadlock  bool
-		want      string
-	}{
-		{a, b, false, "rank 1 calls recv float32 [3] from rank 0, rank 0 calls barrier: the numbers of the calls differ: 0 and 5"},
-		{sends, back, true, "rank 1 calls send float32 [3] to rank 0, rank 0 calls send float32 [3] to rank 1: both send to each other, and neither receives"},
-	} {
-		low, high := Part{0, &test.low}, Part{1, &test.high}
-		for _, pair := range [][2]Part{{low, high}, {high, low}} {
-			if text, deadlock := Differ(pair[0], pair[1]); text != test.want || deadlock != test.deadlock {
-				t.Errorf("rank %d: %v %s\nwant %s", pair[0].Rank, deadlock, text, test.want)
-			}
-		}
-	}
-	want := "rank 1 calls recv float32 [3] from rank 0, rank 0 calls barrier: they wait for each other"
-	if text := Deadlock(Part{1, &b}, Part{0, &a}); text != want || Deadlock(Part{0, &a}, Part{1, &b}) != want {
-		t.Errorf("%s\nwant %s", text, want)
-	}
 }

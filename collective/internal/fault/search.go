@@ -1,44 +1,12 @@
 package fault
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 )
-
-// Wait is a call in which a rank waits for other ranks.
-type Wait struct {
-	Rank   int              // the rank that waits
-	Size   int              // of the communicator
-	Call   fingerprint.Call // the call of Rank
-	Silent int              // a rank that has just not answered a query, or -1
-	Peers  Peers
-}
-
-// Peers is what the waiting rank knows, and can find out, of the other ranks. Its methods are called on the
-// goroutine that calls the methods of [Wait].
-type Peers interface {
-	// Missing returns the ranks that the waiting rank waits for now.
-	Missing() []int
-	// State queries the state of another rank; ok is false if it does not answer, for which State may wait
-	// about half a second. The state may come from another process: it need not be consistent. The caller
-	// may modify Waits.
-	State(rank int) (s State, ok bool)
-	// LastSeen returns what is known of another rank without a query.
-	LastSeen(rank int) LastSeen
-	// Process identifies the process of a rank. A process answers for all its ranks, or for none.
-	Process(rank int) int
-	// Failed reports whether the communicator has failed, which ends the search.
-	Failed() bool
-}
-
-// LastSeen is what a rank knows of another one that does not report its state.
-type LastSeen struct {
-	Entered  bool             // it has entered the call
-	Previous fingerprint.Call // if it is known not to have entered the call: the last one that it entered; else none
-	Frame    uint64           // number of the last call of which a frame of it was received, plus 1; 0: none
-}
 
 // suspicion is how likely a rank is the reason that a call does not end, from the least to the most. The
 // package's documentation describes the levels.
@@ -90,14 +58,6 @@ const (
 	silences  = 2                     // probes that a process must leave unanswered to be at fault
 	quick     = 50 * time.Millisecond // a probe that fails sooner was not sent: the rank is known to be gone
 )
-
-// Probe searches for the ranks that are the reason of the wait, for about four seconds at most. If the
-// communicator fails meanwhile, it returns at once.
-func (w *Wait) Probe() Finding { return w.search(roundsMost, searchMost).finding() }
-
-// ProbeBriefly is Probe for a wait that goes on afterwards: what the call waits for may arrive meanwhile. It
-// takes less than a second, and may blame fewer ranks.
-func (w *Wait) ProbeBriefly() Finding { return w.search(briefMost, briefMost).finding() }
 
 // search probes the ranks until some rank is found to be at fault or the time is over. Ranks continue
 // meanwhile, and a rank that was woken just now may report another state a little later, so the rounds are
@@ -230,6 +190,27 @@ func (q *search) probe(s *suspect) {
 		q.silence[process]++
 		q.mute[process] = true
 	}
+}
+
+// rate returns the level of suspicion of a rank that does not answer, and what is known of it.
+func (l LastSeen) rate() (level suspicion, lastSeen string) {
+	switch {
+	case l.Entered:
+		return silent, "is in this call, and does not answer"
+	case !l.Previous.None():
+		return absent, lastEntered(&l.Previous)
+	case l.Frame > 0:
+		return silent, fmt.Sprintf("was last seen in call %d, and does not answer", l.Frame-1)
+	}
+	return silent, "does not answer"
+}
+
+// lastEntered describes the last call that a rank entered.
+func lastEntered(c *fingerprint.Call) string {
+	if c.None() {
+		return "has made no call"
+	}
+	return fmt.Sprintf("last entered call %d, %v", c.Header.Seq, c)
 }
 
 // with returns the suspects of a level, in the order of probing.
