@@ -18,8 +18,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// TestHierarchyGivesTheSameBits: whatever the groups, their number, the packs and the accumulation, the sums
-// have the bits of a reduction to one device. NaNs of any payload are among the numbers.
+// TestHierarchyGivesTheSameBits: for every grouping, number of packs and accumulation, the sums have
+// the bits of a reduction to one device. NaNs of any payload are among the numbers.
 func TestHierarchyGivesTheSameBits(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		n := rapid.IntRange(2, 13).Draw(rt, "replicas")
@@ -66,7 +66,7 @@ func TestHierarchyGivesTheSameBits(t *testing.T) {
 	})
 }
 
-// TestAccumulateIsOneRounding: by replicas or across them, a mean whose sums stay float32 is rounded once.
+// TestAccumulateIsOneRounding: a mean whose sums stay float32 is rounded once, in a step and outside of it.
 func TestAccumulateIsOneRounding(t *testing.T) {
 	const n = 3
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -122,7 +122,7 @@ func TestCollectiveKeys(t *testing.T) {
 	if k, _ := other.InstanceKey(7, "a"); k != 103 {
 		t.Errorf("the clone: got %d, want 103", k)
 	}
-	// Operations with keys from outside use them, and say them in errors.
+	// Operations with keys from outside use them, and print them in errors.
 	ops, err := distribute.NewCollectiveAllReduce(distribute.CollectiveConfig{
 		Devices: []string{"CPU:0", "CPU:1"},
 		Keys:    keys, Logger: quiet,
@@ -158,8 +158,8 @@ func TestCollectiveKeys(t *testing.T) {
 
 func TestCollectiveConfigErrors(t *testing.T) {
 	for _, c := range []struct {
-		cfg  distribute.CollectiveConfig
-		says string
+		cfg     distribute.CollectiveConfig
+		message string
 	}{
 		{distribute.CollectiveConfig{}, "the list of devices is empty"},
 		{
@@ -174,8 +174,8 @@ func TestCollectiveConfigErrors(t *testing.T) {
 		},
 	} {
 		if _, err := distribute.NewCollectiveAllReduce(c.cfg); !errors.Is(err, distribute.ErrInvalid) ||
-			!containsAll(err.Error(), c.says) {
-			t.Errorf("%+v: got %v, want an error saying %q", c.cfg, err, c.says)
+			!containsAll(err.Error(), c.message) {
+			t.Errorf("%+v: got %v, want an error with %q", c.cfg, err, c.message)
 		}
 	}
 }
@@ -220,7 +220,7 @@ func TestGroupOfSeveralWorkers(t *testing.T) {
 	}
 }
 
-// TestTimeoutsUnderEveryStrategy: a call's own timeout, or the strategy's, ends its wait, whoever reduces.
+// TestTimeoutsUnderEveryStrategy: a call's own timeout, or the strategy's, ends its wait, with every strategy.
 func TestTimeoutsUnderEveryStrategy(t *testing.T) {
 	devices := []string{"CPU:0", "CPU:1"}
 	o := distribute.Options{Timeout: 7 * time.Second}
@@ -309,16 +309,16 @@ func TestTimeoutsUnderEveryStrategy(t *testing.T) {
 // TestAccumulationFnErrors: an error of a user's function names the function.
 func TestAccumulationFnErrors(t *testing.T) {
 	v := distribute.NewPerReplica(tensor.From([]float32{1}), tensor.From([]float32{2}).OnDevice(1))
-	for says, f := range map[string]func([]*tensor.Tensor) (*tensor.Tensor, error){
+	for message, f := range map[string]func([]*tensor.Tensor) (*tensor.Tensor, error){
 		"AccumulationFn: the step's own error":   func([]*tensor.Tensor) (*tensor.Tensor, error) { return nil, errStep },
 		"AccumulationFn returned nil without an": func([]*tensor.Tensor) (*tensor.Tensor, error) { return nil, nil },
 	} {
 		_, err := distribute.ReduceWith(t.Context(), distribute.ReductionToOneDevice{AccumulationFn: f}, distribute.Sum, v, v)
-		if err == nil || !containsAll(err.Error(), says) {
-			t.Errorf("got %v, want %q", err, says)
+		if err == nil || !containsAll(err.Error(), message) {
+			t.Errorf("got %v, want %q", err, message)
 		}
 	}
-	// The maximum, say.
+	// For example the maximum.
 	most := distribute.ReductionToOneDevice{AccumulationFn: func(ts []*tensor.Tensor) (*tensor.Tensor, error) {
 		out := ts[0].Clone()
 		for _, t := range ts[1:] {

@@ -97,7 +97,7 @@ func TestDatasetErrors(t *testing.T) {
 		name    string
 		element any
 		kind    error
-		says    string
+		message string
 	}{
 		{"unbatched", tensor.Scalar(int64(1)), distribute.ErrInvalid, "call Batch on the dataset"},
 		{
@@ -117,8 +117,8 @@ func TestDatasetErrors(t *testing.T) {
 		pairs := 0
 		for v, err := range set.Iter(t.Context()) {
 			pairs++
-			if v != nil || !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("%s: got %v, %v, want %v saying %q", c.name, v, err, c.kind, c.says)
+			if v != nil || !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.message) {
+				t.Errorf("%s: got %v, %v, want %v with %q", c.name, v, err, c.kind, c.message)
 			}
 		}
 		if pairs != 1 {
@@ -160,8 +160,8 @@ func TestOneDeviceKeepsElements(t *testing.T) {
 	}
 }
 
-// TestDistributeDatasetOfAShard: a worker that keeps its share of the data itself, as programs for other libraries do,
-// would get a share of it again.
+// TestDistributeDatasetOfAShard: a worker that shards the data itself, as programs for other libraries do, would get
+// a shard of its shard.
 func TestDistributeDatasetOfAShard(t *testing.T) {
 	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{LogicalCPUs: 2})
 	if err != nil {

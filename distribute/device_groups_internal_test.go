@@ -42,9 +42,9 @@ func TestDeviceGroups(t *testing.T) {
 	}{
 		{[]string{"CPU:0", "CPU:1", "CPU:2", "CPU:5", "CPU:4"}, "[0 0 1 1 0]"},
 		{[]string{"CPU:0", "CPU:1", "CPU:4"}, "[0 0 1]"},      // all on one node: halves
-		{[]string{"CPU:0", "CPU:2", "CPU:9"}, "[0 0 1]"},      // there is no core 9
-		{[]string{"GPU:0", "GPU:1", "GPU:0"}, "[1 0 1]"},      // by the bus
-		{[]string{"GPU:0", "GPU:1", "GPU:2"}, "[0 0 1]"},      // not known of all
+		{[]string{"CPU:0", "CPU:2", "CPU:9"}, "[0 0 1]"},      // core 9 does not exist
+		{[]string{"GPU:0", "GPU:1", "GPU:0"}, "[1 0 1]"},      // by PCI bus
+		{[]string{"GPU:0", "GPU:1", "GPU:2"}, "[0 0 1]"},      // the node of one is unknown
 		{[]string{"GPU:0", "CPU:0", "CPU:3"}, "[1 0 1]"},      // mixed
 		{[]string{"/device:NPU:0", "/device:NPU:1"}, "[0 1]"}, // of another kind
 		{[]string{"CPU:0"}, "[0]"},
@@ -55,7 +55,7 @@ func TestDeviceGroups(t *testing.T) {
 	}
 	if got := fmt.Sprint(deviceGroups(fstest.MapFS{},
 		devicesNamed(t, "CPU:0", "CPU:1", "CPU:2", "CPU:3", "CPU:4", "CPU:5"))); got != "[0 0 0 0 1 1]" {
-		t.Errorf("nothing known: got %s", got)
+		t.Errorf("no nodes known: got %s", got)
 	}
 	if got := len(DeviceGroups(devicesNamed(t, "CPU:0", "CPU:1"))); got != 2 {
 		t.Errorf("on this machine: %d groups of 2 devices", got)

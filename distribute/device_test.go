@@ -32,10 +32,10 @@ func TestStrategyDevices(t *testing.T) {
 		cpus[i] = fmt.Sprintf("CPU:%d", i)
 	}
 	for _, c := range []struct {
-		name string
-		cfg  distribute.MirroredConfig
-		want string
-		says string
+		name    string
+		cfg     distribute.MirroredConfig
+		want    string
+		message string
 	}{
 		{name: "one per core", want: full(cpus...)},
 		{name: "logical CPUs", cfg: distribute.MirroredConfig{LogicalCPUs: 3}, want: full("CPU:0", "CPU:1", "CPU:2")},
@@ -73,39 +73,39 @@ func TestStrategyDevices(t *testing.T) {
 		},
 		{
 			name: "twice", cfg: distribute.MirroredConfig{LogicalCPUs: 2, Devices: []string{"CPU:1", "/device:cpu:1"}},
-			says: "no duplicates allowed",
+			message: "no duplicates allowed",
 		},
 		{
 			name: "unknown index", cfg: distribute.MirroredConfig{LogicalCPUs: 2, Devices: []string{"CPU:2"}},
-			says: "device CPU:2 does not exist: want one of CPU:0, CPU:1",
+			message: "device CPU:2 does not exist: want one of CPU:0, CPU:1",
 		},
 		{
 			name: "unknown kind", cfg: distribute.MirroredConfig{LogicalCPUs: 2, Devices: []string{"GPU:0"}},
-			says: "device GPU:0 does not exist",
+			message: "device GPU:0 does not exist",
 		},
 		{
 			name: "a kind that is no name", cfg: distribute.MirroredConfig{Devices: []string{"/device:7:0"}},
-			says: "'7' in the device spec '/device:7:0' is no type of device",
+			message: "'7' in the device spec '/device:7:0' is no type of device",
 		},
-		{name: "malformed", cfg: distribute.MirroredConfig{Devices: []string{"FOO:0"}}, says: "unknown attribute 'FOO'"},
+		{name: "malformed", cfg: distribute.MirroredConfig{Devices: []string{"FOO:0"}}, message: "unknown attribute 'FOO'"},
 		{
 			name: "another worker's", cfg: distribute.MirroredConfig{Devices: []string{"/job:worker/task:1/device:CPU:0"}},
-			says: "belongs to another worker",
+			message: "belongs to another worker",
 		},
 		{
 			name: "more CPUs than the engine has", cfg: distribute.MirroredConfig{Engine: gpus, LogicalCPUs: 2},
-			says: "opened with 1 CPU devices",
+			message: "opened with 1 CPU devices",
 		},
-		{name: "negative", cfg: distribute.MirroredConfig{LogicalCPUs: -1}, says: "LogicalCPUs is -1"},
+		{name: "negative", cfg: distribute.MirroredConfig{LogicalCPUs: -1}, message: "LogicalCPUs is -1"},
 		{
 			name: "packs", cfg: distribute.MirroredConfig{Options: distribute.Options{BytesPerPack: -2}},
-			says: "must be >=0, received -2",
+			message: "must be >=0, received -2",
 		},
 	} {
 		s, err := distribute.NewMirroredStrategy(c.cfg)
-		if c.says != "" {
-			if err == nil || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("%s: got %v, want an error that says %q", c.name, err, c.says)
+		if c.message != "" {
+			if err == nil || !strings.Contains(err.Error(), c.message) {
+				t.Errorf("%s: got %v, want an error with %q", c.name, err, c.message)
 			}
 			continue
 		}

@@ -71,7 +71,7 @@ func ExampleRunTyped() {
 	// Output: [{2} {4.5}]
 }
 
-// Every replica gets the sum of all replicas' values, whatever their structure.
+// Every replica gets the sum of all replicas' values; a value may be a nest.
 func ExampleReplica_AllReduce() {
 	s := twoReplicas()
 	defer s.Close()
@@ -179,7 +179,7 @@ func ExampleStrategy_Reduce() {
 	// Output: 3
 }
 
-// A global batch of 5 examples is split 3 and 2; the last one, of a single example, 1 and 0.
+// A global batch of 5 examples is split into 3 and 2; the last one, of a single example, into 1 and 0.
 func ExampleStrategy_DistributeDataset() {
 	s := twoReplicas()
 	defer s.Close()

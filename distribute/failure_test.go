@@ -60,39 +60,39 @@ var errStep = errors.New("the step's own error")
 
 // failures lists the ways in which a step fails on its last replica while the others wait for it.
 var failures = []struct {
-	name   string
-	others step // nil: they reduce
-	last   step
-	kind   error
-	says   []string
-	sites  int // how many places in this file the error must name at least
+	name    string
+	others  step // nil: they reduce
+	last    step
+	kind    error
+	message []string
+	sites   int // lower bound of the number of lines of this file that the error must name
 }{
 	{
 		name: "early return",
 		last: func(context.Context, *distribute.Replica) error { return nil },
-		kind: distribute.ErrDesync, says: []string{"returned", "all_reduce", "gradient"}, sites: 1,
+		kind: distribute.ErrDesync, message: []string{"returned", "all_reduce", "gradient"}, sites: 1,
 	},
 	{
 		name: "error",
 		last: func(context.Context, *distribute.Replica) error { return errStep },
-		kind: errStep, says: []string{"the step's own error"}, sites: 1,
+		kind: errStep, message: []string{"the step's own error"}, sites: 1,
 	},
 	{
 		name: "an error of several lines",
 		last: func(context.Context, *distribute.Replica) error {
 			return errors.Join(errStep, errors.New("and another"))
 		},
-		kind: errStep, says: []string{") returned an error: the step's own error\n", "\n      | and another"}, sites: 1,
+		kind: errStep, message: []string{") returned an error: the step's own error\n", "\n      | and another"}, sites: 1,
 	},
 	{
-		name: "an error that is a nil pointer",
-		last: func(context.Context, *distribute.Replica) error { return (*nilError)(nil) },
-		says: []string{"a nil *distribute_test.nilError in an interface, which is not nil itself"}, sites: 1,
+		name:    "an error that is a nil pointer",
+		last:    func(context.Context, *distribute.Replica) error { return (*nilError)(nil) },
+		message: []string{"a nil *distribute_test.nilError in an interface, which is not nil itself"}, sites: 1,
 	},
 	{
 		name: "a panic whose text panics",
 		last: func(context.Context, *distribute.Replica) error { panic(&nilError{}) },
-		kind: distribute.ErrPeerLost, says: []string{"panicked: %!v(PANIC=Error method: "}, sites: 1,
+		kind: distribute.ErrPeerLost, message: []string{"panicked: %!v(PANIC=Error method: "}, sites: 1,
 	},
 	{
 		name: "a bad argument",
@@ -100,28 +100,28 @@ var failures = []struct {
 			_, err := r.AllReduce(ctx, distribute.Sum, []any{float32(1), "two"})
 			return err
 		},
-		kind: distribute.ErrInvalid, says: []string{"distribute: AllReduce at ", "string"}, sites: 2,
+		kind: distribute.ErrInvalid, message: []string{"distribute: AllReduce at ", "string"}, sites: 2,
 	},
 	{
 		name: "panic",
 		last: func(context.Context, *distribute.Replica) error { panic(errStep) },
-		kind: errStep, says: []string{"panic", "the step's own error", "failure_test.go"}, sites: 2,
+		kind: errStep, message: []string{"panic", "the step's own error", "failure_test.go"}, sites: 2,
 	},
 	{
-		name: "Goexit",
-		last: func(context.Context, *distribute.Replica) error { runtime.Goexit(); return nil },
-		says: []string{"Goexit"}, sites: 2,
+		name:    "Goexit",
+		last:    func(context.Context, *distribute.Replica) error { runtime.Goexit(); return nil },
+		message: []string{"Goexit"}, sites: 2,
 	},
 	{
 		name: "other shape",
 		last: func(ctx context.Context, r *distribute.Replica) error { return sum(ctx, r, "gradient", 3) },
-		kind: distribute.ErrMismatch, says: []string{"(3,)", "(2,)"}, sites: 1,
+		kind: distribute.ErrMismatch, message: []string{"(3,)", "(2,)"}, sites: 1,
 	},
 	{
 		name:   "another nest",
 		others: func(ctx context.Context, r *distribute.Replica) error { return sumNest(ctx, r, "weights") },
 		last:   func(ctx context.Context, r *distribute.Replica) error { return sumNest(ctx, r, "biases") },
-		kind:   distribute.ErrMismatch, says: []string{"the calls differ: ", "weights", "biases"}, sites: 2,
+		kind:   distribute.ErrMismatch, message: []string{"the calls differ: ", "weights", "biases"}, sites: 2,
 	},
 	{
 		name: "other order",
@@ -137,7 +137,7 @@ var failures = []struct {
 			}
 			return sum(ctx, r, "a", 2)
 		},
-		kind: distribute.ErrMismatch, says: []string{`"a"`, `"b"`}, sites: 1,
+		kind: distribute.ErrMismatch, message: []string{`"a"`, `"b"`}, sites: 1,
 	},
 	{
 		name: "another reduction",
@@ -145,12 +145,12 @@ var failures = []struct {
 			t := []*tensor.Tensor{tensor.New(tensor.Float32, 2)}
 			return r.AllReduceInto(ctx, distribute.Mean, t, t, []string{"gradient"})
 		},
-		kind: distribute.ErrMismatch, says: []string{"SUM", "MEAN"}, sites: 2,
+		kind: distribute.ErrMismatch, message: []string{"SUM", "MEAN"}, sites: 2,
 	},
 	{
 		name: "a merge call against a reduction",
 		last: merge,
-		kind: distribute.ErrDesync, says: []string{"merge", "all_reduce"}, sites: 2,
+		kind: distribute.ErrDesync, message: []string{"merge", "all_reduce"}, sites: 2,
 	},
 	{
 		name: "a merge call against another operation's",
@@ -159,7 +159,7 @@ var failures = []struct {
 			_, err := r.NewVariable(ctx, distribute.VariableConfig{Initial: float32(1)})
 			return err
 		},
-		kind: distribute.ErrMismatch, says: []string{
+		kind: distribute.ErrMismatch, message: []string{
 			"the calls differ: replica ", " merge_call #0 for NewVariable",
 			" merge_call #0, called at ",
 		}, sites: 2,
@@ -174,7 +174,7 @@ var failures = []struct {
 				}, float32(1))
 			return err
 		},
-		kind: distribute.ErrMismatch, says: []string{"gives 0 arguments, replica 0 1"}, sites: 2,
+		kind: distribute.ErrMismatch, message: []string{"gives 0 arguments, replica 0 1"}, sites: 2,
 	},
 	{
 		name: "no merge function",
@@ -182,12 +182,12 @@ var failures = []struct {
 			_, err := r.MergeCall(ctx, nil)
 			return err
 		},
-		kind: distribute.ErrInvalid, says: []string{"the merge function is nil"}, sites: 2,
+		kind: distribute.ErrInvalid, message: []string{"the merge function is nil"}, sites: 2,
 	},
 	{
 		name: "Close",
 		last: func(_ context.Context, r *distribute.Replica) error { return r.Strategy().Close() },
-		kind: distribute.ErrContext, says: []string{
+		kind: distribute.ErrContext, message: []string{
 			"distribute: Close at ",
 			"Close would wait for the step to end",
 		}, sites: 2,
@@ -208,13 +208,13 @@ var failures = []struct {
 				})
 			return err
 		},
-		kind: distribute.ErrContext, says: []string{"Close would wait for the step to end"}, sites: 1,
+		kind: distribute.ErrContext, message: []string{"Close would wait for the step to end"}, sites: 1,
 	},
 	{
 		name:   "fewer merge calls",
 		others: merge,
 		last:   func(context.Context, *distribute.Replica) error { return nil },
-		kind:   distribute.ErrDesync, says: []string{"merge", "returned"}, sites: 1,
+		kind:   distribute.ErrDesync, message: []string{"merge", "returned"}, sites: 1,
 	},
 	{
 		name: "nested Run",
@@ -225,7 +225,7 @@ var failures = []struct {
 				})
 			return err
 		},
-		kind: distribute.ErrContext, says: []string{"Runs do not nest", "distribute: Run at "}, sites: 2,
+		kind: distribute.ErrContext, message: []string{"Runs do not nest", "distribute: Run at "}, sites: 2,
 	},
 	{
 		name: "nested Run that hides its context",
@@ -236,7 +236,7 @@ var failures = []struct {
 				})
 			return err
 		},
-		kind: distribute.ErrContext, says: []string{"inside a Run of the same strategy"}, sites: 1,
+		kind: distribute.ErrContext, message: []string{"inside a Run of the same strategy"}, sites: 1,
 	},
 	{
 		name: "Run inside a merge function without its context",
@@ -251,7 +251,7 @@ var failures = []struct {
 			return err
 		},
 		last: merge,
-		kind: distribute.ErrContext, says: []string{"inside a Run of the same strategy"}, sites: 1,
+		kind: distribute.ErrContext, message: []string{"inside a Run of the same strategy"}, sites: 1,
 	},
 	{
 		name: "a merge function that panics",
@@ -263,7 +263,7 @@ var failures = []struct {
 			return err
 		},
 		last: merge,
-		kind: errStep, says: []string{"merge", "panic"}, sites: 2,
+		kind: errStep, message: []string{"merge", "panic"}, sites: 2,
 	},
 	{
 		name: "two goroutines on one replica",
@@ -277,7 +277,7 @@ var failures = []struct {
 			return errors.Join(errs...)
 		},
 		others: func(ctx context.Context, _ *distribute.Replica) error { <-ctx.Done(); return context.Cause(ctx) },
-		kind:   distribute.ErrBusy, says: []string{"replica"}, sites: 1,
+		kind:   distribute.ErrBusy, message: []string{"replica"}, sites: 1,
 	},
 }
 
@@ -307,7 +307,7 @@ func TestFailuresAreFoundAtOnce(t *testing.T) {
 					if passed := time.Since(start); passed != 0 {
 						t.Errorf("it took %v of virtual time, want none", passed)
 					}
-					checkStepError(t, err, f.kind, f.says, f.sites, n)
+					checkStepError(t, err, f.kind, f.message, f.sites, n)
 					for i, e := range seen[:n-1] {
 						if e != nil && !errors.Is(e, err) && !errors.Is(err, e) {
 							t.Errorf("replica %d got another error than Run's caller: %v", i, e)
@@ -320,8 +320,8 @@ func TestFailuresAreFoundAtOnce(t *testing.T) {
 	}
 }
 
-// checkStepError compares a Run's error with what it must say.
-func checkStepError(t *testing.T, err, kind error, says []string, sites, n int) {
+// checkStepError checks the kind and the text of a Run's error.
+func checkStepError(t *testing.T, err, kind error, message []string, sites, n int) {
 	t.Helper()
 	var step *distribute.StepError
 	if !errors.As(err, &step) {
@@ -331,7 +331,7 @@ func checkStepError(t *testing.T, err, kind error, says []string, sites, n int) 
 		t.Errorf("the error does not match %v: %v", kind, err)
 	}
 	text := err.Error()
-	for _, s := range says {
+	for _, s := range message {
 		if !strings.Contains(text, s) {
 			t.Errorf("the error does not say %q:\n%s", s, text)
 		}
@@ -388,7 +388,7 @@ func TestBlockedReplicaIsFoundByTheDeadline(t *testing.T) {
 					_, err := distribute.RunTyped(t.Context(), s,
 						func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
 							if r.ID() == n-1 {
-								<-stuck // a channel of the user's
+								<-stuck // the user's channel
 								return struct{}{}, nil
 							}
 							return struct{}{}, wait(ctx, r)
@@ -647,7 +647,7 @@ func TestReplicaOutsideItsRun(t *testing.T) {
 	if err := use(t.Context()); !errors.Is(err, distribute.ErrContext) {
 		t.Errorf("after the Run: got %v, want ErrContext", err)
 	}
-	// What a goroutine that an earlier step has left behind does is no matter of the Runs that follow.
+	// A goroutine that an earlier step started does not affect later Runs.
 	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
 		if r.ID() == 0 {
 			for _, ctx := range []context.Context{contexts[0], ctx} {

@@ -82,8 +82,8 @@ func checkGathered(parts []*tensor.Tensor, axis int, got *tensor.Tensor) error {
 	return nil
 }
 
-// TestGather: whatever the dtype, shapes and axis, every replica gets all parts, in their order, by every way
-// to gather.
+// TestGather: for every dtype, shape and axis, every replica gets all parts, in order, with every
+// implementation.
 func TestGather(t *testing.T) {
 	strategies := map[int][]*distribute.Strategy{}
 	for n := 1; n <= 4; n++ {
@@ -136,11 +136,11 @@ func TestGatherErrors(t *testing.T) {
 	f32 := func(shape ...int) *tensor.Tensor { return tensor.New(tensor.Float32, shape...) }
 	rows := &tensor.IndexedSlices{Values: f32(1, 2), Indices: tensor.From([]int64{0})}
 	for _, c := range []struct {
-		name string
-		v    distribute.Value
-		axis int
-		kind error
-		says string
+		name    string
+		v       distribute.Value
+		axis    int
+		kind    error
+		message string
 	}{
 		{"scalars", distribute.NewPerReplica(f32(), f32()), 0, distribute.ErrInvalid, "can't concatenate scalars"},
 		{"axis", distribute.NewPerReplica(f32(2), f32(2)), 1, distribute.ErrInvalid, "in the range [-1, 1), but got 1"},
@@ -163,8 +163,8 @@ func TestGatherErrors(t *testing.T) {
 			"dense shape of the IndexedSlices is not known",
 		},
 	} {
-		if _, err := s.Gather(t.Context(), c.v, c.axis); !errors.Is(err, c.kind) || !containsAll(err.Error(), c.says) {
-			t.Errorf("%s: got %v, want %v saying %q", c.name, err, c.kind, c.says)
+		if _, err := s.Gather(t.Context(), c.v, c.axis); !errors.Is(err, c.kind) || !containsAll(err.Error(), c.message) {
+			t.Errorf("%s: got %v, want %v with %q", c.name, err, c.kind, c.message)
 		}
 	}
 	_, err := distribute.GatherWith(t.Context(), distribute.ReductionToOneDevice{}, distribute.NewPerReplica(rows, rows),
@@ -215,7 +215,7 @@ func TestUsersGather(t *testing.T) {
 	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
 		v, err := r.AllGather(ctx, tensor.From([]float32{float32(r.ID())}), 0)
 		if err == nil && fmt.Sprint(v.(*tensor.Tensor).Float64s()) != "[1 0]" {
-			err = fmt.Errorf("got %v, want what the user's operations make", v)
+			err = fmt.Errorf("got %v, want the result of the user's operations", v)
 		}
 		return err
 	})
@@ -224,8 +224,8 @@ func TestUsersGather(t *testing.T) {
 	}
 }
 
-// TestSlicesAmongTensors: replicas may mix tensors and IndexedSlices in one place of a nest; also when the nest was all
-// tensors before, that is an answer or an error at once, never a wait.
+// TestSlicesAmongTensors: replicas may mix tensors and IndexedSlices at one leaf of a nest. The result is a value or
+// an error at once, never a wait, even if the nest had only tensors before.
 func TestSlicesAmongTensors(t *testing.T) {
 	s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
 	dense := tensor.From([]float32{1, 2, 3, 4}, 2, 2)
@@ -255,7 +255,7 @@ func TestSlicesAmongTensors(t *testing.T) {
 		!containsAll(err.Error(), "which are sparse") {
 		t.Errorf("slices where all replicas had tensors: got %v", err)
 	}
-	if err := reduce(slices, dense); err != nil { // a failed step forgets what nests were
+	if err := reduce(slices, dense); err != nil { // a failed step clears the cache of nests
 		t.Error(err)
 	}
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/lockstep-ml/lockstep/distribute"
 )
 
-// The operations of the golden cases that ask who is in the job.
+// The operations of the golden cases on the job's members.
 
-// clusterError makes an error of package cluster one that the runner knows.
+// clusterError converts an error of package cluster to one that the runner can match.
 func clusterError(err error) error {
 	if errors.Is(err, cluster.ErrInvalid) {
 		return fmt.Errorf("%w: %w", distribute.ErrInvalid, err)
@@ -32,7 +32,7 @@ func clusterSpec(v any) (cluster.Spec, error) {
 	return cluster.ParseSpec(text)
 }
 
-// plain turns a value into what JSON makes of it, as the cases hold it.
+// plain converts a value to the types that encoding/json decodes, as in the cases.
 func plain(v any) any {
 	text, err := json.Marshal(v)
 	if err != nil {
@@ -47,7 +47,7 @@ func plain(v any) any {
 	return unnumbered(out)
 }
 
-// unnumbered makes Go numbers of JSON's.
+// unnumbered converts JSON numbers to Go numbers.
 func unnumbered(v any) any {
 	switch v := v.(type) {
 	case json.Number:
@@ -137,7 +137,7 @@ func simpleResolver(spec any, ctor map[string]any) (*cluster.Simple, error) {
 	}, err
 }
 
-// resolverFields returns what TensorFlow's resolvers say, by their names for it.
+// resolverFields returns the fields of TensorFlow's resolvers, by TensorFlow's names.
 func resolverFields(r cluster.Resolver, masterArgs map[string]any) map[string]func() (any, error) {
 	return map[string]func() (any, error){
 		"cluster_spec": func() (any, error) {
@@ -174,7 +174,7 @@ func resolverFields(r cluster.Resolver, masterArgs map[string]any) map[string]fu
 	}
 }
 
-// concernsOnly reports whether an error is about nothing but one part of TF_CONFIG.
+// concernsOnly reports whether an error concerns one part of TF_CONFIG only.
 func concernsOnly(err error, part string) bool {
 	if err == nil {
 		return false
@@ -187,7 +187,7 @@ func concernsOnly(err error, part string) bool {
 	return true
 }
 
-// allFields asks for each field; the first error is the answer.
+// allFields reads all fields; the first error is the answer.
 func allFields(fields map[string]func() (any, error)) (map[string]any, error) {
 	out := map[string]any{}
 	for name, ask := range fields {
@@ -200,7 +200,7 @@ func allFields(fields map[string]func() (any, error)) (map[string]any, error) {
 	return map[string]any{"value": out}, nil
 }
 
-// goldenTFConfigResolver asks for each field by itself: it may be an error.
+// goldenTFConfigResolver reads each field separately, since each may be an error.
 func goldenTFConfigResolver(g *goldenRun) (map[string]any, error) {
 	ctor := options(g, "ctor")
 	r := &cluster.TFConfig{
@@ -363,8 +363,8 @@ func goldenClusterDevices(g *goldenRun) (map[string]any, error) {
 	return map[string]any{"value": plain(append([]string{}, devices...))}, nil
 }
 
-// checkButForLayer compares an answer with TensorFlow's but for the layer: the address may begin with the
-// resolver's own.
+// checkButForLayer compares an answer with TensorFlow's, except for the protocol: the address may begin with that of
+// the resolver.
 func checkButForLayer(g *goldenRun, answer map[string]any, err error) error {
 	if err != nil {
 		return err
@@ -384,11 +384,11 @@ func checkButForLayer(g *goldenRun, answer map[string]any, err error) error {
 	return match("value", expect, got, exact)
 }
 
-// tfConfigParts lists what TensorFlow takes in a TF_CONFIG and is an error here, with what the error says. The
-// reasons are written down in docs/tf-distribute.md.
+// tfConfigParts lists what TensorFlow accepts in a TF_CONFIG and is an error here, with the error's text.
+// docs/tf-distribute.md has the reasons.
 var tfConfigParts = []struct {
-	name, reason, says string
-	applies            func(*tfConfigCase) bool
+	name, reason, message string
+	applies               func(*tfConfigCase) bool
 }{
 	{
 		"broken-tf-config", "TensorFlow reads what it needs of a TF_CONFIG that is no JSON object when some of it is given " +
@@ -451,7 +451,7 @@ var tfConfigParts = []struct {
 	},
 }
 
-// tfConfigCase is a case of a TF_CONFIG, taken apart.
+// tfConfigCase is a parsed case of a TF_CONFIG.
 type tfConfigCase struct {
 	parts, task map[string]any // of TF_CONFIG; nil if it is no object
 	value       map[string]any // TensorFlow's answer
@@ -474,22 +474,22 @@ func parseTFConfigCase(c *goldenCase) *tfConfigCase {
 	return out
 }
 
-// isOther reports whether a part of TF_CONFIG is given, but not as a text.
+// isOther reports whether a part of TF_CONFIG is given, but is not a string.
 func isOther(v any) bool {
 	_, isText := v.(string)
 	return v != nil && !isText
 }
 
-// isNoIndex reports whether a number is none that an index can be here.
+// isNoIndex reports whether a number cannot be an index here.
 func isNoIndex(v any) bool {
 	n, isNumber := v.(json.Number)
 	i, err := strconv.Atoi(n.String())
 	return isNumber && (err != nil || i < 0)
 }
 
-// checkTFConfigParts compares each field with TensorFlow's answer, and those that differ against
-// [tfConfigParts]. An argument that is empty, or a negative index, TensorFlow tells from one that is not given:
-// here it must be as if it were not given.
+// checkTFConfigParts compares each field with TensorFlow's answer, and those that differ against [tfConfigParts].
+// TensorFlow distinguishes an empty argument or a negative index from an absent one; here both must give the same
+// result.
 func checkTFConfigParts(g *goldenRun, answer map[string]any, err error) error {
 	if err != nil {
 		return err
@@ -510,7 +510,7 @@ func checkTFConfigParts(g *goldenRun, answer map[string]any, err error) error {
 		excused := false
 		for _, part := range tfConfigParts {
 			if isError && errors.Is(failed, distribute.ErrInvalid) &&
-				strings.Contains(failed.Error(), part.says) && part.applies(c) {
+				strings.Contains(failed.Error(), part.message) && part.applies(c) {
 				g.Logf("%s: %s: %s", field, part.name, part.reason)
 				excused = true
 			}
@@ -525,7 +525,7 @@ func checkTFConfigParts(g *goldenRun, answer map[string]any, err error) error {
 	return nil
 }
 
-// withoutEmpty asks a case without the arguments that count as not given here: nil if it has none.
+// withoutEmpty returns a case without the arguments that count as absent here, or nil if it has none.
 func withoutEmpty(g *goldenRun) (map[string]any, error) {
 	c, found := *g.c, false
 	c.Options = maps.Clone(g.c.Options)

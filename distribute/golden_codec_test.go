@@ -12,7 +12,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// decodeValue makes the Go value that a case describes. Components of distributed values are put on the devices.
+// decodeValue returns the Go value that a case describes. Components of distributed values are put on the devices.
 func decodeValue(v any, devices []int) (distribute.Value, error) {
 	switch v := v.(type) {
 	case nil, bool, string:
@@ -243,7 +243,7 @@ func setNumber(t *tensor.Tensor, i int, f float64) {
 	}
 }
 
-// match compares a Go value with a value of a case; path is where in the answer it stands.
+// match compares a Go value with a value of a case; path is its position in the answer.
 func match(path string, want any, got distribute.Value, tol tolerance) error {
 	switch w := want.(type) {
 	case nil:
@@ -342,7 +342,7 @@ func matchKind(path string, want map[string]any, got distribute.Value, tol toler
 			return bad()
 		}
 		return matchAll(path, want["items"], items, tol)
-	case "variable_ref": // TensorFlow gave a variable or a component of one, where a value is given here
+	case "variable_ref": // TensorFlow returned a variable or a component of one, here it is a value
 		v, ok := got.(*distribute.Variable)
 		if want["class"] == "component" {
 			if ok && len(v.Values()) == 1 {
@@ -422,7 +422,7 @@ func matchTensor(path string, want map[string]any, got *tensor.Tensor, tol toler
 	normal := map[tensor.DType]float64{tensor.Float32: 0x1p-126, tensor.Float64: 0x1p-1022}[w.DType()]
 	for i, x := range w.Float64s() {
 		if x == 0 && math.Abs(gs[i]) < normal {
-			continue // TensorFlow's kernels make subnormal numbers zero
+			continue // TensorFlow's kernels flush subnormal numbers to zero
 		}
 		if !near(x, gs[i], rtol, tol) {
 			return fmt.Errorf("%s: element %d is %v, want %v, in %v, want %v", path, i, gs[i], x, got, w)
@@ -473,7 +473,7 @@ func FuzzGoldenDecoder(f *testing.F) {
 	})
 }
 
-// hasScalar reports whether a host number is in the value: those are written in another form than they are answered in.
+// hasScalar reports whether a host number is in the value: a case writes them in another form than an answer does.
 func hasScalar(v any) bool {
 	switch v := v.(type) {
 	case map[string]any:

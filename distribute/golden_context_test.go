@@ -29,7 +29,7 @@ func contextState(ctx context.Context, s *distribute.Strategy) map[string]any {
 	return state
 }
 
-// perReplicaStates runs a step that notes the state of its context, and returns the states by replica.
+// perReplicaStates runs a step that records the state of its context, and returns the states by replica.
 func perReplicaStates(ctx context.Context, s *distribute.Strategy) ([]any, error) {
 	return distribute.RunTyped(ctx, s, func(ctx context.Context, _ *distribute.Replica, _ int) (any, error) {
 		return contextState(ctx, s), nil

@@ -16,7 +16,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// The operations of the golden cases that ask CrossDeviceOps, packs and gathers.
+// The operations of the golden cases on CrossDeviceOps, packs and gathers.
 
 // wholeNumber reads a whole number of a case.
 func wholeNumber(v any) (int, error) {
@@ -176,7 +176,7 @@ func goldenSelectedOps(g *goldenRun) (map[string]any, error) {
 	}}, nil
 }
 
-// goldenCollectiveTimeout waits for members that never come, in time that passes at once.
+// goldenCollectiveTimeout waits for members that never join, in fake time.
 func goldenCollectiveTimeout(g *goldenRun) (answer map[string]any, err error) {
 	synctest.Test(g.T, func(t *testing.T) {
 		inside := &goldenRun{T: t, c: g.c}
@@ -279,7 +279,7 @@ func goldenCommunicationOptions(g *goldenRun) (map[string]any, error) {
 	switch o.Timeout {
 	case 0:
 	case distribute.NoTimeout:
-		timeout = 0.0 // TensorFlow's way to say so
+		timeout = 0.0 // TensorFlow's value for it
 	default:
 		timeout = o.Timeout.Seconds()
 	}
@@ -354,7 +354,7 @@ func goldenAllReducePacks(g *goldenRun) (map[string]any, error) {
 	return map[string]any{"launches": launches}, nil
 }
 
-// goldenConcatSplitPack packs and unpacks by adding nothing to the tensors, in packs.
+// goldenConcatSplitPack packs and unpacks tensors by reducing them over one replica, in packs.
 func goldenConcatSplitPack(g *goldenRun) (map[string]any, error) {
 	packs, err := wholeNumber(g.c.Options["num_packs"])
 	if err != nil {
@@ -420,7 +420,7 @@ func goldenGather(g *goldenRun) (map[string]any, error) {
 	return map[string]any{"value": out}, err
 }
 
-// perReplica returns what a case gives each replica, which must be of one structure: TensorFlow was given one argument.
+// perReplica returns the case's value for each replica. They must have one structure: TensorFlow got one argument.
 func (g *goldenRun) perReplica(name string) ([]any, error) {
 	values, err := g.inputs(name, true)
 	if err == nil {
@@ -453,7 +453,7 @@ func goldenAllGather(g *goldenRun) (map[string]any, error) {
 	return map[string]any{"per_replica": out}, err
 }
 
-// gradients asks for the result of a collective and its gradient on every replica.
+// gradients computes the result of a collective and its gradient on every replica.
 func (g *goldenRun) gradients(forward func(context.Context, *distribute.Replica, distribute.Value) (distribute.Value,
 	error),
 	backward func(ctx context.Context, r *distribute.Replica, x, dy distribute.Value) (distribute.Value, error),
@@ -509,7 +509,7 @@ func goldenAllReduceGradient(g *goldenRun) (map[string]any, error) {
 	}
 	return g.gradients(func(ctx context.Context, r *distribute.Replica, x distribute.Value) (distribute.Value, error) {
 		if s, ok := x.(*tensor.IndexedSlices); ok {
-			if _, err := timesOne(s.Values); err != nil { // which the case does first
+			if _, err := timesOne(s.Values); err != nil { // the case does this first
 				return nil, err
 			}
 		}
@@ -559,7 +559,7 @@ var goldenGatherLimits = []goldenException{
 		func(g *goldenRun, answer map[string]any, err error) error {
 			if errors.Is(err, distribute.ErrInvalid) && strings.Contains(err.Error(), "concatenating dimensions in the range") ||
 				errors.Is(err, distribute.ErrMismatch) {
-				return nil // a part cannot be gathered so
+				return nil // a part cannot be gathered in this way
 			}
 			return checkPlainGather(g, answer, err)
 		},
@@ -668,8 +668,8 @@ func checkPlainGather(g *goldenRun, answer map[string]any, err error) error {
 	return nil
 }
 
-// checkPlainGatherGradient compares each replica's gradient with its own rows of the sum of what all replicas
-// were given for the results.
+// checkPlainGatherGradient compares each replica's gradient with its rows of the sum of all replicas' gradients of the
+// results.
 func checkPlainGatherGradient(g *goldenRun, parts, gradients []any) error {
 	ups, err := g.inputs("upstream", true)
 	if err != nil {
@@ -706,8 +706,8 @@ func checkPlainGatherGradient(g *goldenRun, parts, gradients []any) error {
 	return nil
 }
 
-// checkSparseGradient compares the gradient of the sum of all values with what it must be: each value is in
-// every replica's sum, divided by their number in a mean.
+// checkSparseGradient checks the gradient of the sum of all values: each value is in every replica's sum, and in a mean
+// divided by their number.
 func checkSparseGradient(g *goldenRun, answer map[string]any, err error) error {
 	if err != nil {
 		return err
@@ -741,7 +741,7 @@ func checkSparseGradient(g *goldenRun, answer map[string]any, err error) error {
 	return nil
 }
 
-// checkPackTotals compares packs with the tensors: as many elements of each dtype.
+// checkPackTotals checks that packs have as many elements of each dtype as the tensors.
 func checkPackTotals(g *goldenRun, answer map[string]any, err error) error {
 	if err != nil {
 		return err

@@ -7,12 +7,12 @@ import (
 	"github.com/lockstep-ml/lockstep/distribute"
 )
 
-// setTFConfig sets TF_CONFIG as the case has it, and takes it away if it has none.
+// setTFConfig sets TF_CONFIG to the case's value, or unsets it if the case has none.
 func (g *goldenRun) setTFConfig() {
 	text, ok := g.c.Inputs["TF_CONFIG"].(string)
 	g.Setenv("TF_CONFIG", text)
 	if !ok {
-		os.Unsetenv("TF_CONFIG") // Setenv puts it back in the end
+		os.Unsetenv("TF_CONFIG") // t.Setenv restores it at the end
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// intOf returns a whole number of a case, or otherwise.
+// intOf returns a whole number of a case, or the given default.
 func intOf(m map[string]any, name string, otherwise int) int {
 	n, ok := m[name].(json.Number)
 	if !ok {
@@ -29,7 +29,7 @@ func intOf(m map[string]any, name string, otherwise int) int {
 	return int(i)
 }
 
-// dataset makes the dataset that a case describes.
+// dataset returns the dataset that a case describes.
 func (g *goldenRun) dataset(spec map[string]any) (data.Dataset, error) {
 	source, _ := spec["source"].(map[string]any)
 	var p data.Pipeline
@@ -39,7 +39,7 @@ func (g *goldenRun) dataset(spec map[string]any) (data.Dataset, error) {
 	case "tensor_slices":
 		v, err := decodeValue(source["tensor"], nil)
 		if list, ok := v.([]any); ok && err == nil {
-			v, err = packed(list) // a list of tensors is one to TensorFlow
+			v, err = packed(list) // TensorFlow stacks a list of tensors
 		}
 		if err != nil {
 			return nil, err
@@ -64,7 +64,7 @@ func (g *goldenRun) dataset(spec map[string]any) (data.Dataset, error) {
 	return p, nil
 }
 
-// packed returns the tensors of a list as the rows of one.
+// packed stacks the tensors of a list.
 func packed(list []any) (*tensor.Tensor, error) {
 	rows := make([]distribute.Value, len(list))
 	for i, x := range list {
@@ -159,7 +159,7 @@ func datasetOp(p data.Pipeline, o map[string]any) (data.Pipeline, error) {
 	}
 }
 
-// times returns a tensor of numbers times a whole number; that of integers wraps around.
+// times returns a tensor of numbers, multiplied by a whole number; integers wrap around.
 func times(t *tensor.Tensor, by int64) (distribute.Value, error) {
 	if !t.DType().IsInteger() {
 		return mapNumbers(t, func(x float64) float64 { return float64(by) * x })
@@ -270,7 +270,7 @@ func (g *goldenRun) inputOptions() (distribute.InputOptions, error) {
 	return o, nil
 }
 
-// dataError makes an error of the dataset itself one that the runner knows.
+// dataError converts an error of the dataset to one that the runner can match.
 func dataError(err error) error {
 	if strings.HasPrefix(err.Error(), "data: ") {
 		return fmt.Errorf("%w: %w", distribute.ErrInvalid, err)
@@ -293,7 +293,7 @@ func (g *goldenRun) drain(s *distribute.Strategy, set *distribute.DistributedDat
 		steps = append(steps, []any(s.LocalResults(element)))
 	}
 	if len(steps) == most {
-		ended = false // TensorFlow has not asked for more
+		ended = false // TensorFlow has not requested more
 	}
 	return map[string]any{"steps": steps, "ended": ended}, nil
 }
@@ -450,7 +450,7 @@ func checkTooFewFiles(_ *goldenRun, answer map[string]any, err error) error {
 	return nil
 }
 
-// hasOwnFunction reports whether the case's dataset has an operation that is a user's function here.
+// hasOwnFunction reports whether an operation of the case's dataset is a user function here.
 func hasOwnFunction(c *goldenCase) bool {
 	set, _ := c.Inputs["dataset"].(map[string]any)
 	ops, _ := set["ops"].([]any)
@@ -490,7 +490,7 @@ func checkCutElsewhere(g *goldenRun, answer map[string]any, err error) error {
 	return nil
 }
 
-// allRows joins the rows of elements of one structure, but for those without any.
+// allRows joins the rows of elements of one structure that have rows.
 func allRows(parts []any) (distribute.Value, error) {
 	return tensor.Zip(func(_ string, leaves []any) (any, error) {
 		leaves = slices.DeleteFunc(slices.Clone(leaves), func(leaf any) bool { return leaf.(*tensor.Tensor).Len() == 0 })
@@ -513,7 +513,7 @@ var goldenInputLimits = []goldenException{
 			if err != nil {
 				return err
 			}
-			without := *g.c // the options change where elements lie, not which they are
+			without := *g.c // the options change the elements' devices, not the elements
 			without.Options = map[string]any{"max_steps": g.c.Options["max_steps"]}
 			want, err := goldenDistributeDataset(&goldenRun{T: g.T, c: &without})
 			if err == nil && fmt.Sprint(want) != fmt.Sprint(answer) {

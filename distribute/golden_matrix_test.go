@@ -23,8 +23,8 @@ type variant struct {
 	bytes int    // Options.BytesPerPack
 }
 
-// make makes the variant's operations. Where a case calls CrossDeviceOps without a strategy, whose own
-// collectives are of no kind, they are CollectiveAllReduce.
+// make returns the variant's operations. A case that calls CrossDeviceOps without a strategy gets CollectiveAllReduce
+// if the variant has no kind.
 func (v *variant) make(g *goldenRun, devices []string) (distribute.CrossDeviceOps, error) {
 	kind := v.kind
 	if kind == "" {
@@ -52,7 +52,7 @@ func variants() []variant {
 	return append(out, variant{kind: "ReductionToOneDevice"}, variant{kind: "ReductionToOneDevice", bytes: 3})
 }
 
-// matrixOps lists the operations whose answers depend on who reduces.
+// matrixOps lists the operations that use CrossDeviceOps.
 var matrixOps = []string{
 	"reduce", "reduce_to", "batch_reduce_to", "all_reduce", "all_gather", "gather", "all_reduce_gradient",
 	"all_gather_gradient",
@@ -60,7 +60,7 @@ var matrixOps = []string{
 }
 
 // TestGoldenMatrix: every case that applies has the same answer, bit for bit, under every kind of
-// CrossDeviceOps and with every size of packs. That it is TensorFlow's, TestGolden holds.
+// CrossDeviceOps and with every size of packs. TestGolden compares it with TensorFlow's.
 func TestGoldenMatrix(t *testing.T) {
 	files := goldenFiles
 	if another := os.Getenv("LOCKSTEP_GOLDEN"); another != "" {
@@ -122,7 +122,7 @@ func kindsOf(err error) string {
 	return strings.Join(kinds, ", ")
 }
 
-// bitsOf writes a value so that two texts are equal only if all bits are.
+// bitsOf returns a text of a value; two texts are equal only if all bits are.
 func bitsOf(v any) string {
 	switch v := v.(type) {
 	case *tensor.Tensor:

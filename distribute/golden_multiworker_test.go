@@ -20,12 +20,12 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// workerTimeout bounds the waits of workers for each other in tests. None of them comes near it unless
-// something is wrong.
+// workerTimeout bounds the waits of workers for each other in tests. Only a defect makes a
+// wait as long.
 const workerTimeout = 30 * time.Second
 
-// workerConfigs returns the configurations of workers in this process, with so many replicas each, whose groups
-// exchange messages as those of processes do.
+// workerConfigs returns the configurations of workers in this process with the given numbers of replicas. Their groups
+// exchange messages like those of processes.
 func workerConfigs(t testing.TB, replicas ...int) []distribute.MultiWorkerConfig {
 	total := 0
 	for _, n := range replicas {
@@ -63,8 +63,8 @@ func workersOf(t testing.TB, ends []transport.Endpoint, replicas ...int) []distr
 	return configs
 }
 
-// onWorkers makes a strategy for each configuration and calls f with all of them at the same time, as that many
-// processes would. A worker that fails leaves the job at once, the others when all have ended.
+// onWorkers makes a strategy for each configuration and calls f with all of them at the same time, like separate
+// processes. A worker that fails leaves the job at once, the others when all have ended.
 func onWorkers(configs []distribute.MultiWorkerConfig, f func(s *distribute.Strategy, worker int) error) []error {
 	errs := make([]error, len(configs))
 	var ended, closed sync.WaitGroup
@@ -91,8 +91,8 @@ func onWorkers(configs []distribute.MultiWorkerConfig, f func(s *distribute.Stra
 	return errs
 }
 
-// goldenMultiWorker does what a case asks on all workers of its cluster. With a chief, that is the first of
-// them, before the tasks of job worker.
+// goldenMultiWorker executes a case on all workers of its cluster. A chief is the first of them, before the tasks of
+// job worker.
 func goldenMultiWorker(g *goldenRun) (map[string]any, error) {
 	chief, _ := g.c.Strategy["chief"].(bool)
 	workers := intOf(g.c.Strategy, "workers", 2)
@@ -145,8 +145,8 @@ func makeChief(configs []distribute.MultiWorkerConfig) {
 	}
 }
 
-// onWorker does what a case asks on one worker. Each replica gets its part of the worker's own value, if that
-// is distributed, and all of it if it is not.
+// onWorker executes a case on one worker. Each replica gets its part of the worker's value if that is distributed, else
+// all of it.
 func (g *goldenRun) onWorker(s *distribute.Strategy, mine distribute.Value) (any, error) {
 	ctx := g.Context()
 	axis := intOf(g.c.Options, "axis", 0)
@@ -163,7 +163,7 @@ func (g *goldenRun) onWorker(s *distribute.Strategy, mine distribute.Value) (any
 			})
 	}
 	own := func(_ context.Context, _ *distribute.Replica, mine distribute.Value) (distribute.Value, error) {
-		return tensor.Map(mine, func(leaf any) (any, error) { // each replica's own tensors, as after tf.identity
+		return tensor.Map(mine, func(leaf any) (any, error) { // separate tensors for each replica, as after tf.identity
 			if t, ok := leaf.(*tensor.Tensor); ok {
 				return t.Clone(), nil
 			}
@@ -222,7 +222,7 @@ func (g *goldenRun) onWorker(s *distribute.Strategy, mine distribute.Value) (any
 	}
 }
 
-// replicaFunc is a step of one replica, with its part of its worker's own value.
+// replicaFunc is a step of one replica, with its part of its worker's value.
 type replicaFunc = func(ctx context.Context, r *distribute.Replica, mine distribute.Value) (distribute.Value, error)
 
 // eachReplica runs a function on every replica.
@@ -339,8 +339,7 @@ func propertiesOnWorker(s *distribute.Strategy) (any, error) {
 	}, err
 }
 
-// goldenWorkerLimits lists the limits of TensorFlow's kernels that cases of several workers come to, as
-// goldenLimits does.
+// goldenWorkerLimits lists the limits of TensorFlow's kernels that cases of several workers reach, like goldenLimits.
 var goldenWorkerLimits = []goldenException{
 	{
 		"workers-dtypes", "TensorFlow's collective kernels lack some dtypes, and its gather axes that are counted from the " +
@@ -401,14 +400,14 @@ func checkSharedTensor(g *goldenRun, answer map[string]any, err error) error {
 	return nil
 }
 
-// kernelLimits are in the messages of TensorFlow's kernels that cannot do what ours can.
+// kernelLimits are phrases in the messages of TensorFlow's kernels for values that only ours can reduce.
 var kernelLimits = []string{
 	"Value for attr 'T' of ", "Value passed to parameter 'input' has DataType ",
 	"Requires start <= limit",
 }
 
-// checkWorkersPlainly compares what every worker got with a plain sum, or against the workers' tensors one
-// behind the other.
+// checkWorkersPlainly compares every worker's result with a plain sum, or with the concatenation of the workers'
+// tensors.
 func checkWorkersPlainly(g *goldenRun, answer map[string]any, err error) error {
 	inputs, e := decodeList(g.c.Inputs["per_worker"], nil, false)
 	if err = errors.Join(err, e); err != nil {

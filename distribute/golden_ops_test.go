@@ -25,10 +25,10 @@ type goldenRun struct {
 	*testing.T
 	c       *goldenCase
 	devices []int
-	instead *variant // nil: as the case says
+	instead *variant // nil: the case's own
 }
 
-// strategy makes the case's strategy.
+// strategy returns the case's strategy.
 func (g *goldenRun) strategy() (*distribute.Strategy, error) {
 	s, err := g.strategyOf(g.c.Strategy)
 	if err != nil {
@@ -53,7 +53,7 @@ func names(v any) []string {
 	return out
 }
 
-// strategyOf makes the strategy that a case describes.
+// strategyOf returns the strategy that a case describes.
 func (g *goldenRun) strategyOf(spec map[string]any) (*distribute.Strategy, error) {
 	var ops distribute.CrossDeviceOps
 	var s *distribute.Strategy
@@ -115,7 +115,7 @@ func (g *goldenRun) reduceOp() (distribute.ReduceOp, error) {
 	return distribute.ParseReduceOp(strings.TrimPrefix(name, "$"))
 }
 
-// axis returns the case's axis as ReduceOptions has it. Only integers and tuples of them have a form in Go.
+// axis returns the case's axis for ReduceOptions. Only integers and tuples of them can be written in Go.
 func (g *goldenRun) axis() ([]int, error) {
 	var items []any
 	switch a := g.c.Options["axis"].(type) {
@@ -128,7 +128,7 @@ func (g *goldenRun) axis() ([]int, error) {
 		if items, ok = a["tuple"].([]any); ok {
 			break
 		}
-		// TensorFlow refuses a list only where it keeps the compiled reduction by its axis.
+		// TensorFlow rejects a list only where it caches the compiled reduction by its axis.
 		if items, ok = a["list"].([]any); !ok || g.c.Options["in_function"] != true {
 			return nil, fmt.Errorf("axis %v: %w", a, errNotInGo)
 		}
@@ -186,7 +186,7 @@ func communication(v any) (distribute.Options, error) {
 		}
 		var err error
 		if o.Implementation, err = distribute.ParseImplementation(name); err != nil {
-			return o, errors.Join(o.Validate(), err) // TensorFlow finds the first of them, wherever it is
+			return o, errors.Join(o.Validate(), err) // TensorFlow reports the first of them
 		}
 	}
 	return o, nil
@@ -229,7 +229,7 @@ func (g *goldenRun) destination(
 	return nil, fmt.Errorf("unknown destination %v", spec)
 }
 
-// devicesOf returns the devices that a result lies on, in short form.
+// devicesOf returns the devices of a result, in short form.
 func devicesOf(v distribute.Value) []any {
 	leaves := []distribute.Value{v}
 	if m, ok := v.(*distribute.Mirrored); ok {
@@ -370,7 +370,7 @@ func goldenAllReduce(g *goldenRun) (map[string]any, error) {
 		return nil, err
 	}
 	if _, err := distribute.Regroup(values); err != nil {
-		return nil, err // TensorFlow was given one argument, of one structure
+		return nil, err // TensorFlow got one argument, of one structure
 	}
 	out, err := distribute.RunTyped(g.Context(), s,
 		func(ctx context.Context, r *distribute.Replica, v distribute.Value) (distribute.Value, error) {
@@ -429,7 +429,7 @@ var runFunctions = map[string]struct {
 					return nil, fmt.Errorf("%v and a replica id: %w", leaf, distribute.ErrInvalid)
 				}
 				if !x.DType().IsNumeric() {
-					return addAll(ctx, x, x) // which says why not
+					return addAll(ctx, x, x) // it returns the reason
 				}
 				ids := tensor.New(x.DType(), x.Shape()...)
 				for i := range ids.Len() {
@@ -459,15 +459,15 @@ func addAll(ctx context.Context, values ...any) (distribute.Value, error) {
 		distribute.NewPerReplica(values...), distribute.At("CPU:0"))
 }
 
-// meanOf returns the mean of a tensor's elements in the tensor's dtype, as tf.reduce_mean does: that of
-// integers is cut off, and the sum of int32 wraps around.
+// meanOf returns the mean of a tensor's elements in the tensor's dtype, as tf.reduce_mean does: the
+// mean of integers is truncated, and the sum of int32 wraps around.
 func meanOf(ctx context.Context, v distribute.Value) (distribute.Value, error) {
 	t, ok := v.(*tensor.Tensor)
 	if !ok {
 		return nil, fmt.Errorf("the mean of %v: %w", v, distribute.ErrInvalid)
 	}
 	if !t.DType().IsNumeric() {
-		return addAll(ctx, t, t) // which says why not
+		return addAll(ctx, t, t) // it returns the reason
 	}
 	out := tensor.New(t.DType())
 	if t.DType().IsFloat() {
@@ -497,7 +497,7 @@ func meanOf(ctx context.Context, v distribute.Value) (distribute.Value, error) {
 	return out, setElement(out, 0, json.Number(strconv.FormatInt(sum, 10)))
 }
 
-// setProduct sets an element to the product of those of two tensors of the same dtype; that of integers wraps around.
+// setProduct sets an element to the product of the elements of two tensors of one dtype; integers wrap around.
 func setProduct(out *tensor.Tensor, i int, a, b *tensor.Tensor) {
 	if out.DType().IsFloat() {
 		setNumber(out, i, a.Float64s()[i]*b.Float64s()[i])
@@ -506,7 +506,7 @@ func setProduct(out *tensor.Tensor, i int, a, b *tensor.Tensor) {
 	setInteger(out, i, integerAt(a, i)*integerAt(b, i))
 }
 
-// setInteger sets an element of a tensor of integers, cut off to their width.
+// setInteger sets an element of a tensor of integers, truncated to their width.
 func setInteger(t *tensor.Tensor, i int, x int64) {
 	switch t.DType() {
 	case tensor.Int64:
@@ -533,7 +533,7 @@ func integerAt(t *tensor.Tensor, i int) int64 {
 	return int64(t.Float64s()[i])
 }
 
-// returned gives a result as the case has it: a function that TensorFlow compiled returns host numbers as tensors.
+// returned converts a result to the case's form: a function that TensorFlow compiled returns host numbers as tensors.
 func (g *goldenRun) returned(v distribute.Value) (distribute.Value, error) {
 	if g.c.Options["in_function"] != true {
 		return v, nil
@@ -680,7 +680,7 @@ func goldenValuesFromFunction(g *goldenRun) (map[string]any, error) {
 	return map[string]any{"value": out, "local_results": s.LocalResults(out)}, nil
 }
 
-// goldenRegroup regroups as TensorFlow was asked to: leaves are wrapped also where they are the same on all replicas.
+// goldenRegroup regroups like the case's call: leaves are wrapped even if they are the same on all replicas.
 func goldenRegroup(g *goldenRun) (map[string]any, error) {
 	values, err := g.inputs("per_replica", true)
 	if err != nil {
@@ -723,7 +723,7 @@ func goldenCanonicalizeDevice(g *goldenRun) (map[string]any, error) {
 	return map[string]any{"value": d.String()}, err
 }
 
-// goldenTrainLoop trains y = w*x by SGD, with the gradients reduced and applied as a user would.
+// goldenTrainLoop trains y = w*x by SGD, and reduces and applies the gradients like a user's program.
 func goldenTrainLoop(g *goldenRun) (map[string]any, error) {
 	s, err := g.strategy()
 	if err != nil {
@@ -848,7 +848,7 @@ func parseEnum[T fmt.Stringer](what string, v any, values ...T) (T, error) {
 	return zero, fmt.Errorf("%s %q: %w", what, name, errNotInGo)
 }
 
-// variable makes a variable that a case describes.
+// variable returns the variable that a case describes.
 func (g *goldenRun) variable(s *distribute.Strategy, spec map[string]any) (*distribute.Variable, error) {
 	initial, err := decodeValue(spec["initial"], g.devices)
 	if err != nil {
@@ -904,7 +904,7 @@ func checkPlainSum(g *goldenRun, answer map[string]any, err error) error {
 	if g.c.fails() &&
 		(errors.Is(err, distribute.ErrMismatch) || errors.Is(err, distribute.ErrInvalid) &&
 			strings.Contains(err.Error(), "is not in the list of allowed values")) {
-		return nil // also wrong; TensorFlow reports the other fault first
+		return nil // also invalid; TensorFlow reports the other error first
 	}
 	if err != nil {
 		return err
@@ -928,8 +928,7 @@ func checkPlainSum(g *goldenRun, answer map[string]any, err error) error {
 	return nil
 }
 
-// checkAlone compares what a batch with tensors alone makes of these with themselves: they count as values of
-// one component.
+// checkAlone checks that a batch returns single tensors unchanged: they are values of one component.
 func checkAlone(g *goldenRun, answer map[string]any, err error) error {
 	if err != nil {
 		return err
@@ -968,7 +967,7 @@ func checkAlone(g *goldenRun, answer map[string]any, err error) error {
 	return nil
 }
 
-// reduction returns what the replicas had, one nest each, and the nests that the reduction made of them.
+// reduction returns the replicas' nests and the nests of the results.
 func (g *goldenRun) reduction(answer map[string]any) (replicas, results []any, err error) {
 	var in, out any
 	switch g.c.Op {

@@ -19,30 +19,30 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// ruledOut lists the scenarios that cannot be written in Go, each with the test that takes its place: the
+// ruledOut lists the scenarios that cannot be written in Go, each with the test that replaces it: the
 // compiler rejects the mistake, or the API that causes it in TensorFlow does not exist.
 var ruledOut = map[string]struct {
 	reason  string
 	code    string // in a function with a ctx, a strategy s and a value v: the mistake, which must not compile
-	says    string // what the compiler says of it
+	message string // in the compiler's message
 	instead func(ctx context.Context, s *distribute.Strategy) error
 }{
 	"run_args_not_sequence": {
-		reason: "arguments are the function's own, not a sequence",
-		code:   `distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, x distribute.Value) (distribute.Value, error) { return x, nil }, v)`,
-		says:   "cannot use",
+		reason:  "arguments are the function's own, not a sequence",
+		code:    `distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, x distribute.Value) (distribute.Value, error) { return x, nil }, v)`,
+		message: "cannot use",
 	},
 	"reduce_missing_axis": {
 		reason: "the options, with the axis, are a parameter",
-		code:   `s.Reduce(ctx, distribute.Sum, v)`, says: "not enough arguments",
+		code:   `s.Reduce(ctx, distribute.Sum, v)`, message: "not enough arguments",
 	},
 	"reduce_to_list_destinations": {
 		reason: "a destination is not a list",
-		code:   `s.ReduceTo(ctx, distribute.Sum, v, []string{"CPU:0"})`, says: "does not implement",
+		code:   `s.ReduceTo(ctx, distribute.Sum, v, []string{"CPU:0"})`, message: "does not implement",
 	},
 	"update_non_variable": {
 		reason: "what is updated is a variable",
-		code:   `s.Update(ctx, v, nil)`, says: "cannot use v",
+		code:   `s.Update(ctx, v, nil)`, message: "cannot use v",
 	},
 	"handle_outside_replica": {
 		reason: "a variable has no handle; its components' values are read and written in a context, outside of replicas too",
@@ -136,7 +136,7 @@ func onVariable(
 	return f(v, c)
 }
 
-// reads checks that a variable reads as x.
+// reads checks that reading a variable returns x.
 func reads(v *distribute.Variable, c *distribute.CrossReplica, x float64) error {
 	got, err := v.Read(c)
 	if err != nil {
@@ -176,23 +176,23 @@ func TestRuledOut(t *testing.T) {
 		return err
 	}
 	if err := check(`s.Reduce(ctx, distribute.Sum, v, distribute.ReduceOptions{})`); err != nil {
-		t.Fatalf("what must compile does not: %v", err)
+		t.Fatalf("a valid program does not compile: %v", err)
 	}
 	for name, c := range ruledOut {
 		if (c.code == "") == (c.instead == nil) {
-			t.Errorf("%s: want either a program that does not compile, or what is held instead", name)
+			t.Errorf("%s: want either a program that does not compile, or a replacement", name)
 		}
 		if c.code == "" {
 			continue
 		}
-		if err := check(c.code); err == nil || !strings.Contains(err.Error(), c.says) ||
+		if err := check(c.code); err == nil || !strings.Contains(err.Error(), c.message) ||
 			strings.Contains(err.Error(), "undefined") {
-			t.Errorf("%s: %s: got %v, want an error that says %q, of names that exist", name, c.code, err, c.says)
+			t.Errorf("%s: %s: got %v, want an error with %q, of names that exist", name, c.code, err, c.message)
 		}
 	}
 }
 
-// TestInsteadOfRuledOut tests the APIs that take the place of [ruledOut]'s mistakes.
+// TestInsteadOfRuledOut tests the APIs that replace those of [ruledOut].
 func TestInsteadOfRuledOut(t *testing.T) {
 	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{LogicalCPUs: 2})
 	if err != nil {

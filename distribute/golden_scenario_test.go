@@ -48,7 +48,7 @@ func goldenScenario(g *goldenRun) (map[string]any, error) {
 // bareStep is a step function without arguments.
 type bareStep = func(context.Context, *distribute.Replica) (distribute.Value, error)
 
-// inRun carries out a step function without arguments.
+// inRun runs a step function without arguments.
 func inRun(ctx context.Context, s *distribute.Strategy, f bareStep) (distribute.Value, error) {
 	return distribute.Run(ctx, s,
 		func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
@@ -80,7 +80,7 @@ func (g *goldenRun) runMerging(ctx context.Context, s *distribute.Strategy, f me
 		}, v)
 }
 
-// timesOne returns a copy of a tensor, as x * 1.0 gives it: integers are none of those that can be multiplied by that.
+// timesOne returns a copy of a tensor, like x * 1.0; integers cannot be multiplied by a float.
 func timesOne(v distribute.Value) (*tensor.Tensor, error) {
 	t, ok := v.(*tensor.Tensor)
 	if !ok || !t.DType().IsFloat() {
@@ -100,7 +100,7 @@ func newVariable(
 // kindOf returns the name of TensorFlow's class of a variable.
 func kindOf(v *distribute.Variable) string { return v.Kind().String() }
 
-// errBoom is a step's own error, a ValueError where TensorFlow has it.
+// errBoom is an error of a step, a ValueError in TensorFlow's cases.
 func errBoom(where string) error { return fmt.Errorf("%w: boom from %s", distribute.ErrInvalid, where) }
 
 // assignSeven sets a component to 7.
@@ -108,7 +108,7 @@ func assignSeven(_ context.Context, c *distribute.Component, _ ...distribute.Val
 	return nil, c.Assign(scalar(7))
 }
 
-// scenarios are the generator's, by name, but for those that [ruledOut] has.
+// scenarios are those of the generator, by name, without those in [ruledOut].
 var scenarios = map[string]scenario{
 	"scope_nested_same_strategy": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		return distribute.CurrentStrategy(s.Scope(s.Scope(ctx))) == s, nil
@@ -300,7 +300,7 @@ var scenarios = map[string]scenario{
 	"run_options_ignored": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		out, err := inRun(ctx, s,
 			func(context.Context, *distribute.Replica) (distribute.Value, error) { return scalar(3), nil })
-		return s.LocalResults(out), err // there are no such options here
+		return s.LocalResults(out), err // these options do not exist here
 	},
 	"per_replica_outside_run": func(_ *goldenRun, _ context.Context, _, _ *distribute.Strategy) (any, error) {
 		return distribute.Regroup([]distribute.Value{scalar(1), scalar(2)})
@@ -621,8 +621,8 @@ func nothing(context.Context, *distribute.CrossReplica, ...distribute.Value) (di
 	return nil, nil
 }
 
-// mergeCallOrder returns what happens on replicas that merge twice. They run at once: what happens between two
-// merges has no order, and is put in that of the replicas.
+// mergeCallOrder returns what happens on replicas that merge twice. They run concurrently: events between two
+// merges have no order, and are sorted by replica.
 func mergeCallOrder(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 	var log events
 	_, err := inRun(ctx, s, func(ctx context.Context, r *distribute.Replica) (distribute.Value, error) {

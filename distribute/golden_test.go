@@ -16,7 +16,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// goldenCase is one input that TensorFlow was run with, and its result.
+// goldenCase is one input and TensorFlow's result for it.
 type goldenCase struct {
 	ID       string
 	Op       string
@@ -27,7 +27,7 @@ type goldenCase struct {
 	Expect   map[string]any
 }
 
-// goldenOps lists the operations that the runner knows. Each asks the library what the case asked TensorFlow and
+// goldenOps lists the operations that the runner knows. Each executes the case with the library and
 // returns the fields of the answer, as Go values that [matchAnswer] can compare.
 var goldenOps = map[string]func(*goldenRun) (map[string]any, error){
 	"reduce":                    goldenReduce,
@@ -81,16 +81,16 @@ var goldenOps = map[string]func(*goldenRun) (map[string]any, error){
 	"cluster_spec_to_device_list": goldenClusterDevices,
 }
 
-// goldenException is an answer of TensorFlow's that is not ours, with the reason. check holds ours against what
-// is right.
+// goldenException is an answer of TensorFlow that differs from ours, with the reason. check compares ours with the
+// right one.
 type goldenException struct {
 	name, reason string
 	applies      func(c *goldenCase, message string) bool
 	check        func(g *goldenRun, answer map[string]any, err error) error
 }
 
-// goldenLimits lists the cases in which TensorFlow's answer is only a limit of its kernels or an accident of
-// Python, and a right answer is given here. Where that is a sum, it is held against a plain one.
+// goldenLimits lists the cases in which TensorFlow's answer is only a limit of its kernels or an accident of Python,
+// and the library returns a right answer. A sum is compared with a plain sum.
 var goldenLimits = []goldenException{
 	{
 		"collective-dtypes", "TensorFlow's collective kernels lack the small and the unsigned integers, and bfloat16",
@@ -194,7 +194,7 @@ var goldenLimits = []goldenException{
 		func(g *goldenRun, answer map[string]any, err error) error {
 			if g.c.Options["destinations"] == "value" && errors.Is(err, distribute.ErrInvalid) &&
 				strings.Contains(err.Error(), "destinations") {
-				return nil // a nest is no place
+				return nil // a nest has no device
 			}
 			return checkPlainSum(g, answer, err)
 		},
@@ -209,7 +209,7 @@ var goldenLimits = []goldenException{
 	},
 }
 
-// goldenDefects lists the cases in which TensorFlow's answer is wrong, or cannot mean anything here.
+// goldenDefects lists the cases in which TensorFlow's answer is wrong, or has no meaning here.
 var goldenDefects = []goldenException{
 	{
 		"hierarchical-odd", "TensorFlow's HierarchicalCopyAllReduce leaves out the last of an odd number of devices",
@@ -219,7 +219,7 @@ var goldenDefects = []goldenException{
 		},
 		func(g *goldenRun, answer map[string]any, err error) error {
 			if errors.Is(err, distribute.ErrMismatch) {
-				return nil // which it does not see, see below
+				return nil // TensorFlow does not detect it, see below
 			}
 			return checkPlainSum(g, answer, err)
 		},
@@ -478,7 +478,7 @@ var goldenDefects = []goldenException{
 				got, want = map[string]any{"value": first}, map[string]any{"value": want["value"]}
 			}
 			if g.c.Op == "local_results" {
-				return err // the value alone, which holds its component
+				return err // the value itself, which has its component
 			}
 			if fmt.Sprint(got) != fmt.Sprint(want) || (err == nil) != (e == nil) {
 				return fmt.Errorf("got %v, %w, with the component alone %v, %w", answer, err, want, e)
@@ -534,7 +534,7 @@ var goldenDefects = []goldenException{
 		isScenario("create_var_only_replica0"),
 		func(_ *goldenRun, answer map[string]any, err error) error {
 			if !errors.Is(err, distribute.ErrDesync) {
-				return fmt.Errorf("got %v, %w, want a step whose replicas' calls can never meet", answer, err)
+				return fmt.Errorf("got %v, %w, want a step whose replicas' calls can never match", answer, err)
 			}
 			return nil
 		},
@@ -586,7 +586,7 @@ func checkNotInGo(_ *goldenRun, answer map[string]any, err error) error {
 	return nil
 }
 
-// hasWrongCount reports whether a distributed value in v has not n components.
+// hasWrongCount reports whether a distributed value in v has another number of components than n.
 func hasWrongCount(v any, n int) bool {
 	switch v := v.(type) {
 	case map[string]any:
@@ -627,7 +627,7 @@ func hasRows(v any) bool {
 	return false
 }
 
-// undistributed returns a value of a case with the first component in the place of each distributed one.
+// undistributed replaces each distributed value of a case by its first component.
 func undistributed(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -663,10 +663,10 @@ func outOfOrder(c *goldenCase) bool {
 	return opsType(c) == "" && !c.fails() && !ascending
 }
 
-// fails reports whether TensorFlow refused.
+// fails reports whether TensorFlow returned an error.
 func (c *goldenCase) fails() bool { return c.Expect["error_type"] != nil }
 
-// isBatch reports whether the case's operation is one of those that reduce a batch.
+// isBatch reports whether the case's operation reduces a batch.
 func isBatch(c *goldenCase) bool {
 	return c.Op == "all_reduce" || c.Op == "batch_reduce_to" || strings.HasPrefix(c.Op, "cross_device_") &&
 		c.Op != "cross_device_ctor"
@@ -678,7 +678,7 @@ func isReduction(c *goldenCase) bool {
 		c.Op == "all_reduce_gradient"
 }
 
-// isEmpty reports whether v is a list of nothing.
+// isEmpty reports whether v is an empty list.
 func isEmpty(v any) bool {
 	list, ok := v.([]any)
 	return ok && len(list) == 0
@@ -706,21 +706,22 @@ func contains(v any, kind string) bool {
 	return false
 }
 
-// goldenExceptionsMax is the share of the cases that may be exceptions of one kind: limits of TensorFlow's,
-// where a right answer is given here and held against what is right; and defects, where the answers cannot be
-// the same.
+// goldenExceptionsMax is the share of the cases that may be exceptions of one kind: limits of
+// TensorFlow, where the library's answer is right and compared with a plain computation; and defects, where the answers
+// must differ.
 const goldenExceptionsMax = 0.03
 
 // goldenFiles are the cases with TensorFlow 2.21's answers. Those of golden-more.json are a choice of random
 // ones in the same schema: new data, dtypes, numbers of replicas, axes and destinations, one of each kind.
 // Those of golden-workers.json ran on real clusters of three workers, a chief and workers, and workers with two
-// devices, those of golden-tfconfig.json ask for the meaning of malformed and unusual TF_CONFIGs;
-// testdata/golden.md says how.
+// devices. Those of golden-tfconfig.json are malformed and unusual TF_CONFIGs. testdata/golden.md describes how they
+// were made.
 var goldenFiles = []string{
 	"testdata/golden.json", "testdata/golden-more.json", "testdata/golden-workers.json", "testdata/golden-tfconfig.json",
 }
 
-// TestGolden asks the library what TensorFlow was asked. LOCKSTEP_GOLDEN names another file of cases to run instead.
+// TestGolden compares the library with TensorFlow's answers. LOCKSTEP_GOLDEN names another file of cases to run
+// instead.
 func TestGolden(t *testing.T) {
 	files := goldenFiles
 	another := os.Getenv("LOCKSTEP_GOLDEN")
@@ -772,7 +773,7 @@ func parseGolden(text []byte) ([]*goldenCase, error) {
 	return cases, nil
 }
 
-// exceptionKind is in which list of exceptions a case is, if in any.
+// exceptionKind is the list of exceptions that a case is in, if any.
 type exceptionKind string
 
 const (
@@ -781,8 +782,8 @@ const (
 	defect exceptionKind = "defect"
 )
 
-// testGoldenCase asks the library and compares, and returns which kind of exception the case is. A panic fails the case
-// and lets the others go on.
+// testGoldenCase executes a case, compares the answers, and returns the case's kind of exception. A panic fails this
+// case only.
 func testGoldenCase(t *testing.T, c *goldenCase) exceptionKind {
 	defer func() {
 		if v := recover(); v != nil {
@@ -959,7 +960,7 @@ var keyPhrases = []struct {
 	{"you must also specify `task_type` and `task_id`", []string{"you must also specify the task's type and index"}},
 }
 
-// callsDiffer is in every error about a mismatch between replicas.
+// callsDiffer is a phrase of every error about a mismatch between replicas.
 const callsDiffer = "differ"
 
 // matchError compares an error with TensorFlow's: its kind, and the essential phrases of its message.
@@ -1004,14 +1005,13 @@ func matchError(want, message string, answer map[string]any, err error) error {
 type tolerance struct {
 	exact bool
 	float float64 // relative, of float32; 0: the schema's
-	// pieces: of a piece without rows, TensorFlow makes the dimensions 0 that it does not know before it has
-	// seen an element
+	// pieces: in a piece without rows, TensorFlow sets unknown dimensions to 0 until it has read an element
 	pieces bool
 }
 
 var exact = tolerance{exact: true}
 
-// tolerance returns what the schema asks for: sums of two and copies are exact.
+// tolerance returns the schema's tolerance: sums of two and copies are exact.
 func (g *goldenRun) tolerance() tolerance {
 	op, _ := g.c.Options["reduce_op"].(string)
 	fn, _ := g.c.Options["fn"].(string)

@@ -23,7 +23,7 @@ type program struct {
 	saved []byte // the last checkpoint
 }
 
-// goldenVarProgram carries out the steps of a case one after the other; a step that fails does not end the program.
+// goldenVarProgram executes the steps of a case one after the other; a step that fails does not end the program.
 func goldenVarProgram(g *goldenRun) (map[string]any, error) {
 	s, err := g.strategy()
 	if err != nil {
@@ -53,7 +53,7 @@ type stepAnswer struct {
 	err    error
 }
 
-// variableMutations are the ways to write a variable that steps name.
+// variableMutations are the writes to a variable, by the names in steps.
 var variableMutations = map[string]func(*distribute.Variable, distribute.Context, distribute.Value) error{
 	"assign": (*distribute.Variable).Assign, "assign_add": (*distribute.Variable).AssignAdd,
 	"assign_sub":  (*distribute.Variable).AssignSub,
@@ -90,10 +90,10 @@ func (p *program) step(st map[string]any) (any, error) {
 			return nil, err
 		}
 		return p.read(v, cross, inCross, func(t *tensor.Tensor) (distribute.Value, error) {
-			x := x // each replica's own
+			x := x // a copy for each replica
 			if host, ok := hostNumber(x); ok {
 				if !t.DType().IsNumeric() {
-					return addAll(p.Context(), t, t) // which says why not
+					return addAll(p.Context(), t, t) // it returns the reason
 				}
 				number := tensor.New(t.DType())
 				setNumber(number, 0, host)
@@ -115,7 +115,7 @@ func (p *program) step(st map[string]any) (any, error) {
 		}
 		out, err := p.s.Reduce(p.s.Scope(p.Context()), op, v, distribute.ReduceOptions{})
 		if same, isVar := out.(*distribute.Variable); isVar && err == nil {
-			return same.Read(cross) // as it is now, not after the steps that follow
+			return same.Read(cross) // the value now, not after the steps that follow
 		}
 		return out, err
 	case "update":
@@ -194,7 +194,7 @@ func (p *program) mutate(
 func (p *program) mutateCross(
 	st map[string]any, v *distribute.Variable, cross *distribute.CrossReplica, change func(distribute.Context) error,
 ) (any, error) {
-	readBack := v.Kind() == distribute.SyncOnReadVariable && v.Aggregation() == distribute.AggregateNone // which fails
+	readBack := v.Kind() == distribute.SyncOnReadVariable && v.Aggregation() == distribute.AggregateNone // this fails
 	if err := change(cross); err != nil || st["no_result"] == true && !readBack {
 		return nil, err
 	}
@@ -204,7 +204,7 @@ func (p *program) mutateCross(
 	return v.Read(cross) // TensorFlow reads a sync-on-read variable back, which needs an aggregation
 }
 
-// read reads a variable in either context and gives what f makes of it; in replica context on each replica.
+// read reads a variable in either context, in replica context on each replica, and applies f.
 func (p *program) read(
 	v *distribute.Variable, cross *distribute.CrossReplica, inCross bool, f func(*tensor.Tensor) (distribute.Value, error),
 ) (any, error) {
@@ -226,7 +226,7 @@ func (p *program) read(
 	return out, err
 }
 
-// spread returns a scalar as a tensor of t's shape; anything else as it is.
+// spread returns a scalar as a tensor of t's shape, and any other value unchanged.
 func spread(x distribute.Value, t *tensor.Tensor) distribute.Value {
 	s, ok := x.(*tensor.Tensor)
 	if !ok || s.Rank() != 0 || t.Rank() == 0 || !s.DType().IsNumeric() {
@@ -239,7 +239,7 @@ func spread(x distribute.Value, t *tensor.Tensor) distribute.Value {
 	return out
 }
 
-// appended returns a tensor of texts with one put behind each.
+// appended returns a tensor of strings with a suffix on each.
 func appended(t *tensor.Tensor, x distribute.Value) (distribute.Value, error) {
 	tail, ok := x.(*tensor.Tensor)
 	if !ok || tail.DType() != tensor.String || tail.Len() != 1 {
@@ -252,7 +252,7 @@ func appended(t *tensor.Tensor, x distribute.Value) (distribute.Value, error) {
 	return out, nil
 }
 
-// updateFunctions are the functions of update that steps name.
+// updateFunctions are the update functions, by the names in steps.
 var updateFunctions = map[string]distribute.UpdateFunc{
 	"assign": func(_ context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
 		return changed(c, c.Assign(args[0]))
@@ -269,7 +269,7 @@ var updateFunctions = map[string]distribute.UpdateFunc{
 	"scale_add": func(ctx context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
 		by, ok := spread(asTensor(args[0], c.Read().DType()), c.Read()).(*tensor.Tensor)
 		if !ok || by.DType() != c.Read().DType() || !by.SameShape(c.Read()) || !by.DType().IsNumeric() {
-			_, err := addAll(ctx, c.Read(), args[0]) // which says why not
+			_, err := addAll(ctx, c.Read(), args[0]) // it returns the reason
 			return nil, errors.Join(fmt.Errorf("scale_add by %v: %w", args[0], distribute.ErrInvalid), err)
 		}
 		scaled := tensor.New(c.Read().DType(), c.Read().Shape()...)
@@ -368,7 +368,7 @@ func (p *program) update(
 	return loose(p.s.LocalResults(out)), nil
 }
 
-// loose makes lists of tuples, which TensorFlow's answers do not tell apart here.
+// loose converts tuples to lists, which TensorFlow's answers do not distinguish here.
 func loose(v any) any {
 	switch v := v.(type) {
 	case tensor.Tuple:
@@ -407,7 +407,7 @@ func (p *program) load() (*tensor.Tensor, error) {
 	return tensors[0].Value, nil
 }
 
-// restorePlain restores a variable of no strategy from the last checkpoint.
+// restorePlain restores a variable without a strategy from the last checkpoint.
 func (p *program) restorePlain(v *distribute.Variable) (any, error) {
 	t, err := p.load()
 	if err != nil {
@@ -428,8 +428,8 @@ func (p *program) restorePlain(v *distribute.Variable) (any, error) {
 	return plain.Values()[0], nil
 }
 
-// matchSteps compares the steps of a program with TensorFlow's, each of which may be an error. accident says of
-// which of TensorFlow's errors nothing follows.
+// matchSteps compares the steps of a program with TensorFlow's, each of which may be an error. accident reports
+// which of TensorFlow's errors to ignore.
 func matchSteps(want []any, got []any, tol tolerance, accident func(message string) bool) error {
 	if len(want) != len(got) {
 		return fmt.Errorf("got %d steps, want %d", len(got), len(want))
@@ -464,8 +464,8 @@ func matchSteps(want []any, got []any, tol tolerance, accident func(message stri
 	return nil
 }
 
-// failedWrite returns the first step of a program, but for the last, that writes on the replicas, or updates,
-// and fails; else -1.
+// failedWrite returns the first step of a program, except for the last, that writes on the replicas or updates, and
+// fails; else -1.
 func failedWrite(c *goldenCase) int {
 	steps, _ := c.Inputs["steps"].([]any)
 	answers, _ := c.Expect["steps"].([]any)
@@ -484,8 +484,8 @@ func failedWrite(c *goldenCase) int {
 	return -1
 }
 
-// checkNothingWritten compares the steps before a write that fails with TensorFlow's, and what is there after
-// it against what was there before it.
+// checkNothingWritten compares the steps before a failing write with TensorFlow's, and the values after the write with
+// those before it.
 func checkNothingWritten(g *goldenRun, _ map[string]any, _ error) error {
 	i := failedWrite(g.c)
 	steps, _ := g.c.Inputs["steps"].([]any)
@@ -514,7 +514,7 @@ func isHostZeroAccident(message string) bool {
 	return strings.Contains(message, "has no attribute 'shape'")
 }
 
-// checkHostZero compares all steps of a program with TensorFlow's but those in which it crashed on a host number 0.
+// checkHostZero compares all steps of a program with TensorFlow's, except those in which it crashed on a host number 0.
 func checkHostZero(g *goldenRun, answer map[string]any, err error) error {
 	if err != nil {
 		return err

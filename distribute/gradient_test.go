@@ -11,7 +11,7 @@ import (
 )
 
 // TestGradients compares the gradients of collectives with finite differences of a loss. Each replica's loss is
-// the sum of c·sin(y) over its result y. The numbers c differ between replicas, and so do the gradients.
+// the sum of c·sin(y) over its result y. The numbers c, and so the gradients, differ between replicas.
 func TestGradients(t *testing.T) {
 	for _, dtype := range []tensor.DType{tensor.Float32, tensor.Float64} {
 		step, tolerance := 1e-5, 1e-8
@@ -114,7 +114,7 @@ type gradientCheck struct {
 	gradientCase
 }
 
-// numbersOf returns the tensors whose numbers a nest has: the values of IndexedSlices.
+// numbersOf returns the tensors of a nest; for IndexedSlices, their values.
 func numbersOf(v distribute.Value) []*tensor.Tensor {
 	var out []*tensor.Tensor
 	for _, leaf := range tensor.Flatten(v) {
@@ -126,7 +126,7 @@ func numbersOf(v distribute.Value) []*tensor.Tensor {
 	return out
 }
 
-// weight is how much an element of a replica's result counts in its loss.
+// weight is the weight of an element of a replica's result in its loss.
 func weight(replica, leaf, i int) float64 { return math.Cos(float64(replica*17 + leaf*5 + i)) }
 
 // loss runs the collective and returns the sum of all replicas' losses, computed in float64.

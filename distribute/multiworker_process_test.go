@@ -98,7 +98,7 @@ func shortNames(n int) []string {
 	return names
 }
 
-// Two processes, which share memory or not, get the bits of one process of as many replicas.
+// Two processes, over shared memory or a network, get the bits of one process with as many replicas.
 func TestWorkerProcesses(t *testing.T) {
 	want, err := jobProgram(t.Context(), mirrored(t, 4))
 	if err != nil {
@@ -144,7 +144,7 @@ func startWorkers(t *testing.T, layout, by string) (results []string) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			_ = cmd.Process.Kill() // it may be gone
+			_ = cmd.Process.Kill() // it may have exited
 			_ = cmd.Wait()
 		})
 		talks = append(talks, twoWays{out, in})
@@ -172,11 +172,11 @@ func startWorkers(t *testing.T, layout, by string) (results []string) {
 func nextLine(t *testing.T, from *bufio.Reader) string {
 	line, err := from.ReadString('\n')
 	if err != nil {
-		t.Fatalf("a worker said %q and ended: %v", line, err)
+		t.Fatalf("a worker printed %q and ended: %v", line, err)
 	}
 	text, err := strconv.Unquote(strings.TrimSpace(line))
 	if err != nil {
-		t.Fatalf("a worker said %q: %v", line, err)
+		t.Fatalf("a worker printed %q: %v", line, err)
 	}
 	return text
 }

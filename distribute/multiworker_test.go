@@ -21,8 +21,8 @@ import (
 // layouts are ways to spread four replicas over workers.
 var layouts = [][]int{{2, 2}, {1, 3}, {3, 1}, {1, 2, 1}, {1, 1, 1, 1}}
 
-// jobProgram trains and reduces in every way, and returns what must not depend on how the replicas are spread,
-// bit for bit, as text. Each replica's data come from its id.
+// jobProgram trains and reduces in every way, and returns as text the results that must not depend, bit for bit, on the
+// placement of the replicas. Each replica's data depend on its id.
 func jobProgram(ctx context.Context, s *distribute.Strategy) (string, error) {
 	var out strings.Builder
 	note := func(what string, v distribute.Value, err error) error {
@@ -202,7 +202,7 @@ func TestWorkersLikeOneProcess(t *testing.T) {
 	}
 }
 
-// Workers of different sizes share out every row once, in the order of the replicas, and end at the same step.
+// Workers of different sizes get every row once, in the order of the replicas, and end at the same step.
 func TestWorkersDataset(t *testing.T) {
 	dir := t.TempDir()
 	var files []string
@@ -306,8 +306,8 @@ func TestWorkersDatasetFails(t *testing.T) {
 	}
 }
 
-// That replicas of one worker can never meet is proven at once though others are far away; the failure ends the
-// step on all workers, names replicas by their ids, and the strategies run again.
+// A deadlock between replicas of one worker is detected at once, although other workers take part. The failure ends the
+// step on all workers and names replicas by their ids, and the strategies run again.
 func TestWorkersFailTogether(t *testing.T) {
 	for w, err := range onWorkers(workerConfigs(t, 1, 2), func(s *distribute.Strategy, worker int) error {
 		for round := range 3 {
@@ -321,7 +321,7 @@ func TestWorkersFailTogether(t *testing.T) {
 			if err == nil || errors.Is(err, distribute.ErrTimeout) || worker == 1 &&
 				(!errors.Is(err, distribute.ErrDesync) || !strings.Contains(err.Error(), "replica 2 (CPU:1) returned, but "+
 					"replica 1")) {
-				return fmt.Errorf("round %d: got %w, want a step whose replicas can never meet", round, err)
+				return fmt.Errorf("round %d: got %w, want a step whose replicas' calls can never match", round, err)
 			}
 			got, err := distribute.Run(t.Context(), s,
 				func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
@@ -342,7 +342,7 @@ func TestWorkersFailTogether(t *testing.T) {
 	}
 }
 
-// A call in cross-replica context that the workers make differently fails on all of them; then they go on.
+// A call in cross-replica context that the workers make differently fails on all of them; then they continue.
 func TestWorkersDiffer(t *testing.T) {
 	for w, err := range onWorkers(workerConfigs(t, 2, 1), func(s *distribute.Strategy, worker int) error {
 		_, err := s.NewVariable(t.Context(),
@@ -359,15 +359,15 @@ func TestWorkersDiffer(t *testing.T) {
 	}
 }
 
-// What is wrong with a job is said when the strategies are made.
+// An invalid job is an error when the strategies are made.
 func TestWorkersDisagree(t *testing.T) {
 	spec := func(n int) cluster.Spec {
 		return cluster.NewSpec(map[string][]string{"worker": []string{"a:1", "b:1", "c:1"}[:n]})
 	}
 	for name, c := range map[string]struct {
-		change func([]distribute.MultiWorkerConfig)
-		kind   error
-		says   string
+		change  func([]distribute.MultiWorkerConfig)
+		kind    error
+		message string
 	}{
 		"two are worker 0": {func(c []distribute.MultiWorkerConfig) {
 			c[1].Resolver = &cluster.Simple{Cluster: spec(2), This: &cluster.Task{Type: "worker"}}
@@ -384,8 +384,8 @@ func TestWorkersDisagree(t *testing.T) {
 			configs := workerConfigs(t, 1, 1)
 			c.change(configs)
 			for w, err := range onWorkers(configs, func(*distribute.Strategy, int) error { return nil }) {
-				if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) {
-					t.Errorf("worker %d: got %v, want %v that says %q", w, err, c.kind, c.says)
+				if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.message) {
+					t.Errorf("worker %d: got %v, want %v with %q", w, err, c.kind, c.message)
 				}
 			}
 		})

@@ -43,7 +43,7 @@ func TestNothingGiven(t *testing.T) {
 		},
 	} {
 		if err := f(); !errors.Is(err, distribute.ErrInvalid) {
-			t.Errorf("%s: got %v, want what is nil", name, err)
+			t.Errorf("%s: got %v, want an error that names what is nil", name, err)
 		}
 	}
 }

@@ -21,7 +21,7 @@ func TestOptionsMerge(t *testing.T) {
 		Order: collective.Any, Accumulate: collective.AccumulateFloat32,
 	}
 	if got := base.Merge(distribute.Options{}); got != base {
-		t.Errorf("nothing set: got %+v, want %+v", got, base)
+		t.Errorf("no field set: got %+v, want %+v", got, base)
 	}
 	over := distribute.Options{
 		BytesPerPack: 7, Timeout: -1, Implementation: distribute.ImplementationNCCL,

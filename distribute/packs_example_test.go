@@ -9,8 +9,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// The gradients of a model travel in packs of 50 MiB, and the user's own loop applies those of each pack while the next
-// ones travel. (Gradients this small are one pack.)
+// The gradients of a model are reduced in packs of 50 MiB. The user's loop applies those of each pack while the next
+// ones are in flight. (Gradients this small are one pack.)
 func ExampleCollectiveHints() {
 	s := twoReplicas()
 	defer s.Close()

@@ -31,8 +31,8 @@ func randomTensors(rng *rand.Rand, shapes [][]int, dtypes []tensor.DType) []*ten
 	return out
 }
 
-// TestPacksGiveTheSameBits: nests of several dtypes come back the same for every size of pack, by every way to
-// reduce them.
+// TestPacksGiveTheSameBits: nests of several dtypes give the same result for every size of pack and every
+// implementation.
 func TestPacksGiveTheSameBits(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -126,8 +126,7 @@ func ones(sizes ...int) []*tensor.Tensor {
 	return out
 }
 
-// TestPacksComeInOrder: the last tensors first, by their sizes as TensorFlow groups them; other calls may be
-// made meanwhile.
+// TestPacksComeInOrder: the last tensors are first, in TensorFlow's groups by size; the loop may make other calls.
 func TestPacksComeInOrder(t *testing.T) {
 	s := mirrored(t, 2)
 	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
@@ -158,7 +157,7 @@ func TestPacksComeInOrder(t *testing.T) {
 	}
 }
 
-// TestPackLoopLeftEarly: a loop that ends before its packs waits for them, and the replica goes on.
+// TestPackLoopLeftEarly: a loop that ends before its packs waits for them, and the replica continues.
 func TestPackLoopLeftEarly(t *testing.T) {
 	s := mirrored(t, 2)
 	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
@@ -179,8 +178,8 @@ func TestPackLoopLeftEarly(t *testing.T) {
 	}
 }
 
-// TestFailureBetweenPacks: a replica that ends between two packs, in whatever way, leaves the old values
-// everywhere, also where others have written what the first pack brought.
+// TestFailureBetweenPacks: after a replica ends between two packs, in any way, all variables have their old values,
+// also those to which other replicas have written the results of the first pack.
 func TestFailureBetweenPacks(t *testing.T) {
 	for name, end := range map[string]func() error{
 		"an error": func() error { return errStep },
@@ -229,7 +228,7 @@ func TestFailureBetweenPacks(t *testing.T) {
 	}
 }
 
-// TestMismatchInPack: replicas that bring other tensors learn which.
+// TestMismatchInPack: the error for replicas with different tensors names the tensor.
 func TestMismatchInPack(t *testing.T) {
 	s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
 	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
@@ -283,7 +282,7 @@ func TestConcurrentBatches(t *testing.T) {
 	wait.Wait()
 }
 
-// batchRound reduces a batch of three values that say whose they are, and checks the sums.
+// batchRound reduces a batch of three values, which depend on the goroutine, and checks the sums.
 func batchRound(ctx context.Context, s *distribute.Strategy, g, i float32) error {
 	var batch []distribute.ValueTo
 	for k := range 3 {
@@ -335,7 +334,7 @@ func TestAllReduceInPacksDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// TestManyLists: a replica that reduces more lists of tensors than it remembers gets them right all the same.
+// TestManyLists: a replica that reduces more lists of tensors than its cache holds gets right results.
 func TestManyLists(t *testing.T) {
 	s := mirrored(t, 2)
 	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {

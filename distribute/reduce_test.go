@@ -68,7 +68,7 @@ func TestUsersCrossDeviceOps(t *testing.T) {
 	if ops.batches != 2 {
 		t.Errorf("%d batches, want 2: one for each reduction", ops.batches)
 	}
-	// With a CPU as destination, a single reduction is one to one device, whatever the user gave.
+	// With a CPU as destination, a single reduction uses ReductionToOneDevice, not the user's operations.
 	v := distribute.NewPerReplica(tensor.From([]float32{1}), tensor.From([]float32{2}), tensor.From([]float32{3}))
 	out, err := s.ReduceTo(t.Context(), distribute.Sum, v, distribute.Like(v))
 	if err != nil || ops.batches != 2 {
@@ -147,7 +147,7 @@ func TestReductionsGiveTheSameBits(t *testing.T) {
 	})
 }
 
-// plainAxisMean is the slow twin of Reduce(Mean, axis): all elements of one place added, divided by their number.
+// plainAxisMean is the slow twin of Reduce(Mean, axis): all elements at one position added, divided by their number.
 func TestReduceOverAxes(t *testing.T) {
 	s := mirrored(t, 3)
 	rapid.Check(t, func(rt *rapid.T) {
@@ -229,7 +229,7 @@ func TestReduceListOverAxis(t *testing.T) {
 	_, err = s.Reduce(t.Context(), distribute.Sum, []any{a, short}, distribute.ReduceOptions{Axis: []int{0}})
 	if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "item 1 of the list is float32(1,), "+
 		"item 0 float32(2,)") {
-		t.Errorf("got %v, want ErrInvalid that says which item differs", err)
+		t.Errorf("got %v, want ErrInvalid that names the item that differs", err)
 	}
 }
 
@@ -239,7 +239,7 @@ func TestMeanOfOneComponent(t *testing.T) {
 		to   distribute.At
 		want *tensor.Tensor
 	}{
-		{"CPU:0", tensor.From([]int32{3})}, // stays where and as it is
+		{"CPU:0", tensor.From([]int32{3})}, // it is unchanged
 		{"CPU:1", tensor.From([]float64{3})},
 	} {
 		out, err := distribute.ReduceWith(t.Context(), distribute.ReductionToOneDevice{}, distribute.Mean, v, c.to)
@@ -264,13 +264,13 @@ func TestReduceErrors(t *testing.T) {
 	f32 := tensor.From([]float32{1, 2})
 	pr := distribute.NewPerReplica(f32, f32)
 	for _, c := range []struct {
-		name string
-		ctx  context.Context
-		op   distribute.ReduceOp
-		v    distribute.Value
-		axis []int
-		kind error
-		says string
+		name    string
+		ctx     context.Context
+		op      distribute.ReduceOp
+		v       distribute.Value
+		axis    []int
+		kind    error
+		message string
 	}{
 		{"another reduction", ctx, collective.Max, pr, nil, distribute.ErrInvalid, "'MAX' is not a valid ReduceOp"},
 		{
@@ -316,8 +316,8 @@ func TestReduceErrors(t *testing.T) {
 		{"no component", ctx, distribute.Sum, distribute.NewPerReplica(), nil, distribute.ErrInvalid, "must be non-empty"},
 	} {
 		_, err := s.Reduce(c.ctx, c.op, c.v, distribute.ReduceOptions{Axis: c.axis})
-		if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: got %v, want %v saying %q", c.name, err, c.kind, c.says)
+		if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.message) {
+			t.Errorf("%s: got %v, want %v with %q", c.name, err, c.kind, c.message)
 		}
 	}
 	if _, err := s.ReduceTo(ctx, distribute.Sum, pr, distribute.At("")); err == nil ||
@@ -339,7 +339,7 @@ func TestReduceErrors(t *testing.T) {
 	err := inStep(t, s, func(ctx context.Context, _ *distribute.Replica) error {
 		_, err := s.Reduce(ctx, distribute.Sum, pr, distribute.ReduceOptions{})
 		if !errors.Is(err, distribute.ErrContext) || !strings.Contains(err.Error(), "MergeCall") {
-			t.Errorf("inside a step: got %v, want ErrContext that says how to get there", err)
+			t.Errorf("inside a step: got %v, want ErrContext with the way to get there", err)
 		}
 		return nil
 	})

@@ -57,7 +57,7 @@ func TestAllReduceIntoErrors(t *testing.T) {
 		op       distribute.ReduceOp
 		dst, src []*tensor.Tensor
 		names    []string
-		says     string
+		message  string
 	}{
 		{
 			"lengths", distribute.Sum,
@@ -104,8 +104,8 @@ func TestAllReduceIntoErrors(t *testing.T) {
 	} {
 		err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
 			err := r.AllReduceInto(ctx, c.op, c.dst, c.src, c.names)
-			if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("%s: got %v, want ErrInvalid saying %q", c.name, err, c.says)
+			if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), c.message) {
+				t.Errorf("%s: got %v, want ErrInvalid with %q", c.name, err, c.message)
 			}
 			return nil
 		})

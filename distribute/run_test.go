@@ -46,7 +46,7 @@ func TestRunCallsEveryReplicaOnce(t *testing.T) {
 	}
 }
 
-// A Run allocates a few objects, the same number however many replicas there are.
+// A Run allocates a few objects, the same number for every number of replicas.
 func TestRunAllocations(t *testing.T) {
 	if race.Enabled {
 		t.Skip("the race detector allocates")

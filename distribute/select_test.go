@@ -14,8 +14,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// TestSelectCrossDeviceOps is the table of TensorFlow's select_cross_device_ops, and beside it what 2.21's
-// MirroredStrategy does by default.
+// TestSelectCrossDeviceOps is the table of TensorFlow's select_cross_device_ops, and of the default rule of 2.21's
+// MirroredStrategy.
 func TestSelectCrossDeviceOps(t *testing.T) {
 	gpus := []string{"GPU:0", "GPU:1"}
 	for _, c := range []struct {

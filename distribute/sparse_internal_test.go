@@ -2,7 +2,7 @@ package distribute
 
 import "testing"
 
-// TestChooseSparse: the way follows from how many rows there are, how many of them differ, and how large the whole is.
+// TestChooseSparse: the choice depends on the numbers of rows and of distinct rows, and on the size of the tensor.
 func TestChooseSparse(t *testing.T) {
 	const row = 64
 	for _, c := range []struct {

@@ -109,7 +109,7 @@ func TestSparseWays(t *testing.T) {
 	})
 }
 
-// TestSparseKeep: by default every replica gets all rows, in the order of the replicas, whoever reduces.
+// TestSparseKeep: by default every replica gets all rows, in the order of the replicas, with every implementation.
 func TestSparseKeep(t *testing.T) {
 	one := mirrored(t, 3)
 	other := mirrored(t, 3,
@@ -142,8 +142,8 @@ func TestSparseKeep(t *testing.T) {
 	})
 }
 
-// TestSparseChoice: few rows of a large table are gathered, the same rows on all replicas are summed, most of a
-// table is a tensor.
+// TestSparseChoice: few rows of a large table are gathered, equal rows of all replicas are summed, and most rows of
+// a table become a tensor.
 func TestSparseChoice(t *testing.T) {
 	const table, width = 1000, 16
 	s := mirrored(t, 4)
@@ -190,11 +190,11 @@ func TestSparseErrors(t *testing.T) {
 		DenseShape: tensor.From([]int64{3, 2}),
 	}
 	for _, c := range []struct {
-		name string
-		x    *tensor.IndexedSlices
-		way  distribute.Sparse
-		kind error
-		says string
+		name    string
+		x       *tensor.IndexedSlices
+		way     distribute.Sparse
+		kind    error
+		message string
 	}{
 		{
 			"other dtype", &tensor.IndexedSlices{Values: tensor.New(tensor.Float64, 1, 2), Indices: tensor.From([]int64{0})}, 0,
@@ -237,8 +237,8 @@ func TestSparseErrors(t *testing.T) {
 			_, err := r.AllReduce(ctx, distribute.Sum, x, distribute.Options{Sparse: c.way})
 			return err
 		})
-		if !errors.Is(err, c.kind) || !containsAll(err.Error(), c.says) {
-			t.Errorf("%s: got %v, want %v saying %q", c.name, err, c.kind, c.says)
+		if !errors.Is(err, c.kind) || !containsAll(err.Error(), c.message) {
+			t.Errorf("%s: got %v, want %v with %q", c.name, err, c.kind, c.message)
 		}
 	}
 	if err := (distribute.Options{Sparse: 99}).Validate(); !errors.Is(err, distribute.ErrInvalid) {

@@ -114,9 +114,8 @@ func ExampleNewHierarchicalCopyAllReduce() {
 	// Output: tf.Tensor([2. 1.], shape=(2,), dtype=float32)
 }
 
-// A value that is 1 on each replica is summed into a variable: 2 with two replicas, and 1 with one. The numbers of
-// copies
-// are the strategies'.
+// A value that is 1 on each replica is summed into a variable: 2 with two replicas, and 1 with one. The strategy
+// decides the number of copies.
 func ExampleStrategy_ReduceTo_variable() {
 	ctx := context.Background()
 	mirrored := twoReplicas()

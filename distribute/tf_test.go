@@ -14,7 +14,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// What TensorFlow's documents describe and no case holds.
+// The behaviour that TensorFlow's documentation describes and no golden case covers.
 
 func TestDestinations(t *testing.T) {
 	s := mirrored(t, 3)
@@ -83,7 +83,7 @@ func TestCurrentDevice(t *testing.T) {
 		}
 	}
 	if _, err := distribute.ResolveDevice(at("CPU:1"), "FOO:0"); !errors.Is(err, distribute.ErrInvalid) {
-		t.Errorf("what is no device: got %v", err)
+		t.Errorf("not a device: got %v", err)
 	}
 	s := mirrored(t, 3)
 	v := distribute.NewPerReplica(scalar(1), scalar(2), scalar(4))
@@ -136,15 +136,15 @@ func TestDevicesOfSeveralWorkers(t *testing.T) {
 	gpu := func(task string, index string) string { return "/job:worker/task:" + task + "/device:GPU:" + index }
 	for _, c := range []struct {
 		devices []string
-		says    string
+		message string
 	}{
 		{[]string{gpu("0", "0"), gpu("1", "0")}, "in-graph multi-worker training"},
 		{[]string{gpu("0", "0"), "CPU:0"}, "local device should have only 'localhost'"},
 		{[]string{"/job:worker/device:GPU:0"}, "must have task specified"},
 	} {
 		_, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Devices: c.devices})
-		if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%q: got %v, want ErrInvalid that says %q", c.devices, err, c.says)
+		if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), c.message) {
+			t.Errorf("%q: got %v, want ErrInvalid with %q", c.devices, err, c.message)
 		}
 	}
 	if _, err := distribute.GPUsPerWorker([]string{gpu("0", "0"), gpu("0", "1"), gpu("1", "0")}); err == nil ||
@@ -408,7 +408,7 @@ func TestRunInsideAMerge(t *testing.T) {
 						if got := v.Values()[0]; !got.(*tensor.Tensor).Equal(scalar(1)) {
 							t.Errorf("after the failed Run inside the variable is %v, want the 1 from before it", got)
 						}
-						return nil, nil // the Run around it goes on
+						return nil, nil // the outer Run continues
 					}
 					return nil, err
 				})

@@ -34,7 +34,7 @@ var tfNames = []string{
 	"multi_worker_util", "KubernetesClusterResolver", "MultiProcessRunner", "check_collective_ops_peer_health",
 }
 
-// oursAlone are the exported types and functions that the page leaves out: TensorFlow has none for them.
+// oursAlone are the exported types and functions that the page omits, because TensorFlow has no counterpart.
 var oursAlone = []string{
 	"CentralStorageConfig", "CollectiveConfig", "Context", "DeviceGroups", "DeviceOf", "Error", "Machine", "MergeFunc",
 	"NewMirrored", "NewPerReplica",
@@ -45,9 +45,9 @@ var oursAlone = []string{
 // goNames finds the names in a cell of the page.
 var goNames = regexp.MustCompile("`((?:[a-z]+\\.)?[A-Z]\\w*(?:\\.[A-Z]\\w*)*)`")
 
-// TestPageNamesWhatExists holds docs/tf-distribute.md: every name of ours that it has in a second column
-// exists, every row says something, every name of TensorFlow's has a row, and every exported name of the
-// package is on it unless TensorFlow has none for it.
+// TestPageNamesWhatExists checks docs/tf-distribute.md: every name of this package in a second column exists, every row
+// has a text, every name of TensorFlow's has a row, and every exported name of the package with a counterpart in
+// TensorFlow is on the page.
 func TestPageNamesWhatExists(t *testing.T) {
 	if testing.Short() {
 		t.Skip("type-checks the package and all that it imports from source: a few seconds")
@@ -56,7 +56,7 @@ func TestPageNamesWhatExists(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	firsts, columns, body := "", 0, false // the columns of the table that a line is of, and whether its head is over
+	firsts, columns, body := "", 0, false // the columns of the current table, and whether its head has ended
 	for line := range strings.Lines(string(text)) {
 		if !strings.HasPrefix(line, "|") {
 			columns, body = 0, false
@@ -75,12 +75,12 @@ func TestPageNamesWhatExists(t *testing.T) {
 			continue
 		}
 		if len(cells) == 2 && !strings.Contains(cells[0], "`") && len(strings.TrimSpace(cells[1])) < 40 {
-			t.Errorf("%q says too little", cells[0])
+			t.Errorf("%q: the text is too short", cells[0])
 		}
 		firsts += cells[0] + "\n"
 		found := goNames.FindAllStringSubmatch(cells[1], -1)
 		if len(found) == 0 && len(cells) == 3 {
-			t.Errorf("%q names nothing of ours", cells[0])
+			t.Errorf("%q has no name of this package", cells[0])
 		}
 		for _, name := range found {
 			if err := exists(t, name[1]); err != "" {
@@ -100,7 +100,7 @@ func TestPageNamesWhatExists(t *testing.T) {
 	for _, name := range own.Scope().Names() {
 		switch own.Scope().Lookup(name).(type) {
 		case *types.TypeName, *types.Func:
-		default: // a constant goes with its type, an error with the call
+		default: // a constant belongs to its type, an error to the call
 			continue
 		}
 		named := regexp.MustCompile(`\b` + name + `\b`).Match(text)
@@ -116,7 +116,7 @@ func TestPageNamesWhatExists(t *testing.T) {
 	}
 }
 
-// exists looks for a name, of this package if it has no other one's before it, and says what is wrong with it.
+// exists looks up a name, in this package if it has no package prefix, and returns what is wrong.
 func exists(t *testing.T, name string) string {
 	path, parts := "distribute", strings.Split(name, ".")
 	if strings.ToLower(parts[0]) == parts[0] {

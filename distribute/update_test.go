@@ -8,7 +8,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// TestUpdatePanic: an update function that panics outside of a step has changed nothing, and the panic is its caller's.
+// TestUpdatePanic: an update function that panics outside of a step changes no value, and the caller gets the panic.
 func TestUpdatePanic(t *testing.T) {
 	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{LogicalCPUs: 3})
 	if err != nil {

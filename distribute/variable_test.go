@@ -156,7 +156,7 @@ func TestFailedRunLeavesVariables(t *testing.T) {
 					}
 				}
 				if own, err := v.Read(r); err != nil || own.Float64s()[0] == 1 {
-					t.Errorf("the step itself reads %v, %v, want what it wrote", own, err)
+					t.Errorf("the step itself reads %v, %v, want the value that it wrote", own, err)
 				}
 				if r.ID() == 2 {
 					return errStep
@@ -171,7 +171,7 @@ func TestFailedRunLeavesVariables(t *testing.T) {
 				t.Fatal(err)
 			}
 			if values(v)[0][0] == 1 {
-				t.Error("the next Run wrote nothing")
+				t.Error("the next Run did not write")
 			}
 		})
 	}

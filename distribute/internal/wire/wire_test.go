@@ -7,7 +7,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// What travels between workers arrives as it was.
+// A value that is encoded and decoded is unchanged.
 func TestWireValues(t *testing.T) {
 	for _, v := range []any{
 		nil, tensor.Scalar(float32(1.5)), tensor.New(tensor.Int8, 0, 3), tensor.Strings([]string{"a", ""}, 2,
@@ -28,11 +28,11 @@ func TestWireValues(t *testing.T) {
 		}
 		got, err := Decode(text)
 		if err != nil || fmt.Sprintf("%T %v", got, got) != fmt.Sprintf("%T %v", v, v) {
-			t.Errorf("%v came as %v, %v", v, got, err)
+			t.Errorf("%v was decoded as %v, %v", v, got, err)
 		}
 	}
 	if _, err := Encode(struct{ X int }{1}); err == nil {
-		t.Error("a struct travelled")
+		t.Error("a struct was encoded")
 	}
 }
 
@@ -55,7 +55,7 @@ func FuzzWireValue(f *testing.F) {
 			return
 		}
 		if _, err := Encode(v); err != nil {
-			t.Errorf("%v cannot be sent on: %v", v, err)
+			t.Errorf("%v cannot be encoded again: %v", v, err)
 		}
 	})
 }
