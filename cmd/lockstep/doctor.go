@@ -38,7 +38,7 @@ func newDoctor() *cobra.Command {
 		Short: "Test the workers of a job before training, or explain a failure",
 		Long: `Doctor tests a job before it trains, or explains why it failed.
 
-To test a job, run doctor in place of the program, under any launcher. It joins
+To test a job, run doctor instead of the program, under any launcher. It joins
 the job and tests every pair of workers: the transport between them, the
 round-trip time, the bandwidth in each direction, and the clock offset. It
 compares the workers' versions and vector instructions. The chief prints the
