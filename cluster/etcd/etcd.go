@@ -6,7 +6,7 @@
 //	store, err := rendezvous.Open(ctx, "etcd://10.0.0.1:2379,10.0.0.2:2379/lockstep", cfg)
 //
 // Keys lie below the URL's path. A value of more than 1 MiB is stored in parts, as etcd refuses larger requests by default.
-// etcd keeps what is in it: when a job is over, rendezvous.Forget deletes what it has left.
+// etcd keeps what is in it: when a job is over, rendezvous.DeleteJob deletes what it has left.
 package etcd
 
 import (

@@ -189,7 +189,7 @@ func TestMeet(t *testing.T) {
 			work.Go(func() {
 				s := open(t, "etcd://"+address)
 				defer s.Close()
-				cards, err := rendezvous.Meet(ctx, s, rendezvous.Card{Job: job, Worker: w, Workers: 3, PID: 1 + w})
+				cards, err := rendezvous.Join(ctx, s, rendezvous.Registration{Job: job, Worker: w, Workers: 3, PID: 1 + w})
 				if err != nil || len(cards) != 3 || cards[2].PID != 3 || cards[0].Job != job {
 					t.Errorf("worker %d of job %s: %v, %v", w, job, cards, err)
 					return
@@ -198,7 +198,7 @@ func TestMeet(t *testing.T) {
 					t.Error(err)
 				}
 				if w == 0 {
-					if err := rendezvous.Forget(ctx, s, job); err != nil {
+					if err := rendezvous.DeleteJob(ctx, s, job); err != nil {
 						t.Error(err)
 					}
 				}

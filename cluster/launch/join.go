@@ -162,7 +162,7 @@ func (p *peers) missing(epoch uint32) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTime)
 	defer cancel()
-	text := rendezvous.Strangers(ctx, p.store, p.job)
+	text := rendezvous.UnrelatedProcesses(ctx, p.store, p.job)
 	if p.earlier != "" {
 		text += "; " + p.earlier
 	}

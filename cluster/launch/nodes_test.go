@@ -409,8 +409,8 @@ func TestDoubtedStore(t *testing.T) {
 		p.start()
 		defer p.close()
 		p.work.Go(func() {
-			_ = rendezvous.Publish(p.ctx, store, p.key("heartbeat"), 1, rendezvous.Beats{Every: time.Second},
-				func() rendezvous.Pulse { return rendezvous.Pulse{} })
+			_ = rendezvous.Publish(p.ctx, store, p.key("heartbeat"), 1, rendezvous.HeartbeatTiming{Every: time.Second},
+				func() rendezvous.Heartbeat { return rendezvous.Heartbeat{} })
 		})
 		for range 3 {
 			time.Sleep(5 * time.Minute)

@@ -216,7 +216,7 @@ func (p *peers) lastSeen(epoch uint32, worker int) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), time.Second)
 	defer cancel()
 	text, _, err := p.store.Get(ctx, rendezvous.Key(p.job, epoch, "alive", strconv.Itoa(worker)))
-	var heartbeat rendezvous.Pulse
+	var heartbeat rendezvous.Heartbeat
 	if err != nil || json.Unmarshal(text, &heartbeat) != nil {
 		return ""
 	}
@@ -294,7 +294,7 @@ func (p *peers) clean() {
 		}
 	}
 	if err == nil {
-		_ = rendezvous.Forget(ctx, p.store, p.job) // a store that has ended keeps nothing
+		_ = rendezvous.DeleteJob(ctx, p.store, p.job) // a store that has ended keeps nothing
 	}
 }
 
@@ -345,8 +345,8 @@ func (p *peers) start() {
 	key := p.key("heartbeat")
 	p.work.Go(p.receive)
 	p.retry(func() error {
-		return rendezvous.Publish(p.ctx, p.store, key, p.node, rendezvous.Beats{Every: p.interval},
-			func() rendezvous.Pulse { return rendezvous.Pulse{Text: p.nonce} })
+		return rendezvous.Publish(p.ctx, p.store, key, p.node, rendezvous.HeartbeatTiming{Every: p.interval},
+			func() rendezvous.Heartbeat { return rendezvous.Heartbeat{Text: p.nonce} })
 	})
 	p.work.Go(p.findLost)
 }
@@ -395,7 +395,7 @@ func (p *peers) watchOthers() error {
 	defer cancel()
 	watch := rendezvous.NewWatch(p.store, p.key("heartbeat"), p.nodes)
 	for node := range p.nodes {
-		watch.Excuse(node) // until it joins
+		watch.Ignore(node) // until it joins
 	}
 	following.Go(func() {
 		for watch.Follow(ctx, p.interval) != nil && pause(ctx, p.interval) == nil { //nolint:revive // retry
@@ -414,8 +414,8 @@ func (p *peers) watchOthers() error {
 			doubted = time.Now()
 			_ = pause(ctx, limit/2)
 			continue
-		case p.lose(ctx, silent.Worker, silent.Pulse.Text, silent.Silent) == nil:
-			watch.Excuse(silent.Worker)
+		case p.lose(ctx, silent.Worker, silent.Heartbeat.Text, silent.Silent) == nil:
+			watch.Ignore(silent.Worker)
 		default:
 			_ = pause(ctx, p.interval)
 		}

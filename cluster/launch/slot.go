@@ -120,7 +120,7 @@ func (p *peers) takeSlot(ctx context.Context, mine registration, report func(str
 	if err := p.ended(ctx, report); err != nil {
 		return err
 	}
-	if err := rendezvous.Register(ctx, p.store, p.job); err != nil {
+	if err := rendezvous.AnnounceJob(ctx, p.store, p.job); err != nil {
 		return err
 	}
 	s := nodeSlot{registration: mine, Nodes: p.nodes, Nonce: p.nonce, State: present}
@@ -189,7 +189,7 @@ func (p *peers) checkOthers(ctx context.Context, s *nodeSlot) error {
 
 // firstHeartbeat publishes this agent's first heartbeat: from now on the others detect its loss.
 func (p *peers) firstHeartbeat(ctx context.Context) error {
-	text, err := json.Marshal(rendezvous.Pulse{Beat: uint64(time.Now().UnixNano()), Text: p.nonce}) // a unique beat count
+	text, err := json.Marshal(rendezvous.Heartbeat{Count: uint64(time.Now().UnixNano()), Text: p.nonce}) // a unique beat count
 	if err != nil {
 		return err
 	}

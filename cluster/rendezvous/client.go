@@ -50,19 +50,19 @@ type client struct {
 
 type impatientKey struct{}
 
-// Impatient returns a context whose calls do not wait for a TCP store to come back: they return [ErrLost] as soon as one
+// FailFast returns a context whose calls do not wait for a TCP store to come back: they return [ErrLost] as soon as one
 // connection attempt has failed, and at once if one failed within the last second. Use it when leaving a job.
-func Impatient(ctx context.Context) context.Context {
+func FailFast(ctx context.Context) context.Context {
 	return context.WithValue(ctx, impatientKey{}, true)
 }
 
 // call is a request without a response yet.
 type call struct {
 	request
-	frames    []*response
-	impatient bool          // fails instead of waiting for another connection
-	done      chan struct{} // closed when frames or err are set
-	err       error
+	frames   []*response
+	failFast bool          // fails instead of waiting for another connection
+	done     chan struct{} // closed when frames or err are set
+	err      error
 }
 
 // openTCP is the [Opener] of "tcp".
@@ -153,7 +153,7 @@ func (c *client) run(conn net.Conn) {
 
 // again reconnects, or fails the calls that wait for a connection.
 func (c *client) again(broke error) net.Conn {
-	conn, server, err := c.dial(c.ctx, c.cfg.Patience)
+	conn, server, err := c.dial(c.ctx, c.cfg.ReconnectTimeout)
 	switch {
 	case c.ctx.Err() != nil:
 		return conn
@@ -203,7 +203,7 @@ func (c *client) dialed(err error) {
 		return
 	}
 	for id, call := range c.calls {
-		if call.impatient {
+		if call.failFast {
 			call.err = c.unreachable()
 			c.end(id)
 			close(call.done)
@@ -312,7 +312,7 @@ func (c *client) do(ctx context.Context, q request, err error) (*response, error
 	if err != nil {
 		return nil, err
 	}
-	call := &call{request: q, done: make(chan struct{}), impatient: ctx.Value(impatientKey{}) != nil}
+	call := &call{request: q, done: make(chan struct{}), failFast: ctx.Value(impatientKey{}) != nil}
 	if err := c.begin(call); err != nil {
 		return nil, err
 	}
@@ -335,7 +335,7 @@ func (c *client) begin(call *call) error {
 	switch {
 	case c.failed != nil:
 		return c.failed
-	case call.impatient && c.link == nil && c.refused != nil && time.Since(c.refusedAt) < refusedFor:
+	case call.failFast && c.link == nil && c.refused != nil && time.Since(c.refusedAt) < refusedFor:
 		return c.unreachable()
 	}
 	c.next++

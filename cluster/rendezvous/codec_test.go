@@ -79,10 +79,10 @@ func FuzzCardAndOutcome(f *testing.F) {
 	f.Add([]byte(`{"job":"a","role":"worker","worker":1,"workers":2}`))
 	f.Add([]byte(`{"met":true}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if c, err := parseCard(b); err == nil && c.check() != nil {
+		if c, err := parseRegistration(b); err == nil && c.check() != nil {
 			t.Fatalf("%q is a card that is none", b)
 		}
-		if o, err := parseOutcome(b); err == nil && o.Met == (o.Error != nil) {
+		if o, err := parseOutcome(b); err == nil && o.Joined == (o.Error != nil) {
 			t.Fatalf("%q is an outcome that is none", b)
 		}
 	})
@@ -118,7 +118,8 @@ func TestFramesOfResponses(t *testing.T) {
 	})
 }
 
-// TestFrameClaims: a frame that claims more than it may is refused, and one that claims more than comes costs what comes.
+// TestFrameClaims: a frame that claims more than it may is refused, and one that claims more than comes costs what
+// comes.
 func TestFrameClaims(t *testing.T) {
 	head := binary.LittleEndian.AppendUint32(nil, frameMax+1)
 	if _, err := readFrame(bytes.NewReader(head)); err == nil || errors.Is(err, io.EOF) {
@@ -140,8 +141,8 @@ func TestFrameClaims(t *testing.T) {
 	}
 }
 
-// TestTable holds a table against a list of all changes: what changed after each revision, and that it forgets deletions only, and
-// says so.
+// TestTable holds a table against a list of all changes: what changed after each revision, and that it forgets
+// deletions only, and says so.
 func TestTable(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		type change struct {

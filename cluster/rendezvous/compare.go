@@ -40,7 +40,7 @@ type ValueOf struct {
 	Value   string
 	None    bool // they did not provide this fact
 	Workers []int
-	Who     []string // "worker 3 (host a, pid 17)", by Workers
+	Names   []string // "worker 3 (host a, pid 17)", by Workers
 }
 
 // Error names every fact that differs, with each value and its workers.
@@ -70,8 +70,8 @@ func (v *ValueOf) String() string {
 	if v.None {
 		text = "not given"
 	}
-	if len(v.Who) <= 4 {
-		return text + " for " + enumerate(v.Who)
+	if len(v.Names) <= 4 {
+		return text + " for " + enumerate(v.Names)
 	}
 	return text + " for " + numbers("worker", v.Workers)
 }
@@ -108,12 +108,12 @@ func Compare(ctx context.Context, s Store, key string, worker, workers int, mine
 	return nil
 }
 
-// Differ is [Compare] for facts that are already known for all workers: of[i] are the facts of cards[i]. It
+// Differ is [Compare] for facts that are already known for all workers: of[i] are the facts of registrations[i]. It
 // returns a *[DifferError], or nil.
-func Differ(what string, cards []Card, of [][]Fact) error {
-	given := make([]facts, len(cards))
+func Differ(what string, registrations []Registration, of [][]Fact) error {
+	given := make([]facts, len(registrations))
 	for i := range given {
-		given[i] = facts{cards[i].Host, cards[i].PID, of[i]}
+		given[i] = facts{registrations[i].Host, registrations[i].PID, of[i]}
 	}
 	found := differences(given)
 	if len(found) == 0 {
@@ -123,7 +123,7 @@ func Differ(what string, cards []Card, of [][]Fact) error {
 		for j := range found[i].Values {
 			v := &found[i].Values[j]
 			for k, at := range v.Workers {
-				v.Workers[k], v.Who[k] = cards[at].Worker, cards[at].String()
+				v.Workers[k], v.Names[k] = registrations[at].Worker, registrations[at].String()
 			}
 		}
 	}
@@ -165,9 +165,9 @@ func differ(name string, given []facts) Difference {
 			i = len(d.Values)
 			d.Values = append(d.Values, v)
 		}
-		who := Card{Role: roleDefault, Worker: w, Host: g.Host, PID: g.PID}
+		name := Registration{Role: roleDefault, Worker: w, Host: g.Host, PID: g.PID}
 		d.Values[i].Workers = append(d.Values[i].Workers, w)
-		d.Values[i].Who = append(d.Values[i].Who, who.String())
+		d.Values[i].Names = append(d.Values[i].Names, name.String())
 	}
 	slices.SortStableFunc(d.Values, func(a, b ValueOf) int { return len(b.Workers) - len(a.Workers) })
 	return d

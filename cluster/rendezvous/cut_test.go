@@ -76,8 +76,8 @@ func (c *cutConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// TestConformanceTCPCut: a store keeps its promises while its connections break all the time: nothing is done twice, nothing is lost,
-// and nobody notices.
+// TestConformanceTCPCut: a store keeps its promises while its connections break all the time: nothing is done twice,
+// nothing is lost, and nobody notices.
 func TestConformanceTCPCut(t *testing.T) {
 	d := newCutting(t)
 	storetest.Run(t, storetest.Stores{New: func(t *testing.T) func() rendezvous.Store {

@@ -11,15 +11,14 @@
 //
 // # Rendezvous
 //
-// Each worker builds a [Card], its registration, and calls [Meet]. Meet returns all registrations once all
-// workers have joined, or the same error to every worker: which worker is missing, joined twice, or does not
-// belong to the job. Then the workers exchange data ([Exchange]), synchronise ([Barrier]) and compare
-// settings that must be equal ([Compare]). During training each worker publishes a heartbeat, a [Pulse], and
-// watches the heartbeats of the others ([Publish], [Watch]). At the end they [Leave].
+// Each worker calls [Join] with its [Registration]. Join returns all registrations once all workers have joined, or the
+// same error to every worker: which worker is missing, joined twice, or does not belong to the job. Then the workers
+// exchange data ([Exchange]) and compare settings that must be equal ([Compare]). During training each worker publishes
+// a [Heartbeat] repeatedly, and watches those of the others ([Publish], [Watch]). At the end they [Leave].
 //
 //	store, err := rendezvous.Open(ctx, "tcp://10.0.0.1:29500", rendezvous.Config{})
 //	…
-//	cards, err := rendezvous.Meet(ctx, store, rendezvous.Card{Job: "digits", Worker: 1, Workers: 4})
+//	registrations, err := rendezvous.Join(ctx, store, rendezvous.Registration{Job: "digits", Worker: 1, Workers: 4})
 //
 // All keys of a job start with "<job>/<epoch>/" ([Key]), so that jobs do not interfere and an epoch does not
 // see keys of earlier epochs. docs/rendezvous.md specifies the protocol, the keys and the guarantees.

@@ -14,9 +14,9 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-func wantMeetError(t *testing.T, err error, kind rendezvous.MeetKind, parts ...string) {
+func wantJoinError(t *testing.T, err error, kind rendezvous.JoinErrorKind, parts ...string) {
 	t.Helper()
-	var e *rendezvous.MeetError
+	var e *rendezvous.JoinError
 	if !errors.As(err, &e) || e.Kind != kind {
 		t.Fatalf("got %v, want one of kind %q", err, kind)
 	}
@@ -37,14 +37,14 @@ func TestLateDuplicate(t *testing.T) {
 	}
 	late := card(1, 2)
 	late.PID = 999
-	_, err := rendezvous.Meet(t.Context(), m.Open(), late)
-	wantMeetError(t, err, rendezvous.Duplicate, "host b as pid 101", "as pid 999", "has started without this process")
-	_, err = rendezvous.Meet(t.Context(), m.Open(), card(2, 2))
-	wantMeetError(t, err, rendezvous.Stranger, "worker 2", "numbered 0 to 1")
+	_, err := rendezvous.Join(t.Context(), m.Open(), late)
+	wantJoinError(t, err, rendezvous.Duplicate, "host b as pid 101", "as pid 999", "has started without this process")
+	_, err = rendezvous.Join(t.Context(), m.Open(), card(2, 2))
+	wantJoinError(t, err, rendezvous.Mismatch, "worker 2", "numbered 0 to 1")
 }
 
-// TestEpochs: the first worker of a later epoch ends the wait of those in an earlier one, and deletes their keys; a worker that comes
-// late is told which epoch it is.
+// TestEpochs: the first worker of a later epoch ends the wait of those in an earlier one, and deletes their keys; a
+// worker that comes late is told which epoch it is.
 func TestEpochs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := rendezvous.NewMemory()
@@ -53,20 +53,20 @@ func TestEpochs(t *testing.T) {
 		now.Epoch = 3
 		var work sync.WaitGroup
 		work.Go(func() {
-			_, err := rendezvous.Meet(t.Context(), m.Open(), old)
-			wantMeetError(t, err, rendezvous.Over, "epoch 0", "the job is in epoch 3")
+			_, err := rendezvous.Join(t.Context(), m.Open(), old)
+			wantJoinError(t, err, rendezvous.StaleEpoch, "epoch 0", "the job is in epoch 3")
 		})
 		time.Sleep(time.Second)
 		if err := s.Set(t.Context(), rendezvous.Key("digits", 0, "other"), nil); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := rendezvous.Meet(t.Context(), s, now); err != nil {
+		if _, err := rendezvous.Join(t.Context(), s, now); err != nil {
 			t.Fatal(err)
 		}
 		work.Wait()
-		_, err := rendezvous.Meet(t.Context(), s, old)
-		wantMeetError(t, err, rendezvous.Over, "worker 0 (host a, pid 100) joined epoch 0", "the job is in epoch 3")
-		var e *rendezvous.MeetError
+		_, err := rendezvous.Join(t.Context(), s, old)
+		wantJoinError(t, err, rendezvous.StaleEpoch, "worker 0 (host a, pid 100) joined epoch 0", "the job is in epoch 3")
+		var e *rendezvous.JoinError
 		if errors.As(err, &e); e.Current != 3 {
 			t.Errorf("the current epoch is %d", e.Current)
 		}
@@ -91,14 +91,14 @@ func TestInterrupted(t *testing.T) {
 		time.AfterFunc(3*time.Second, func() { stop(reason) })
 		var work sync.WaitGroup
 		work.Go(func() {
-			_, err := rendezvous.Meet(ctx, m.Open(), card(0, 3))
-			wantMeetError(t, err, rendezvous.Interrupted, "worker 0 (host a, pid 100) left", "after 3s: signal interrupt")
+			_, err := rendezvous.Join(ctx, m.Open(), card(0, 3))
+			wantJoinError(t, err, rendezvous.Interrupted, "worker 0 (host a, pid 100) left", "after 3s: signal interrupt")
 			if !errors.Is(err, reason) {
 				t.Errorf("%v is not %v", err, reason)
 			}
 		})
 		for _, r := range meet(t.Context(), m.Open, time.Hour, card(1, 3)) {
-			wantMeetError(t, r.err, rendezvous.Interrupted, "worker 0 (host a, pid 100) left", "signal interrupt")
+			wantJoinError(t, r.err, rendezvous.Interrupted, "worker 0 (host a, pid 100) left", "signal interrupt")
 			if r.after != 3*time.Second {
 				t.Errorf("after %v", r.after)
 			}
@@ -116,27 +116,27 @@ func TestTwoJobs(t *testing.T) {
 		for w := range 3 {
 			work.Go(func() {
 				s := m.Open()
-				cards, err := rendezvous.Meet(t.Context(), s, rendezvous.Card{Job: job, Epoch: uint32(n), Worker: w, Workers: 3, PID: n + 1})
+				registrations, err := rendezvous.Join(t.Context(), s, rendezvous.Registration{Job: job, Epoch: uint32(n), Worker: w, Workers: 3, PID: n + 1})
 				if err != nil {
 					t.Error(err)
 					return
 				}
-				for _, c := range cards {
+				for _, c := range registrations {
 					if c.PID != n+1 || c.Job != job {
 						t.Errorf("job %q: %v of job %q", job, &c, c.Job)
 					}
 				}
-				got, err := rendezvous.Exchange(t.Context(), s, cards[w].Key("x"), w, 3, []byte(fmt.Sprint(job, w)))
+				got, err := rendezvous.Exchange(t.Context(), s, registrations[w].Key("x"), w, 3, []byte(fmt.Sprint(job, w)))
 				if err != nil || string(got[2]) != fmt.Sprint(job, 2) {
 					t.Errorf("job %q: %q, %v", job, got, err)
 				}
-				if err := rendezvous.Leave(t.Context(), s, cards[w]); err != nil {
+				if err := rendezvous.Leave(t.Context(), s, registrations[w]); err != nil {
 					t.Error(err)
 				}
 				if w > 0 || n == 0 {
 					return
 				}
-				if err := rendezvous.Forget(t.Context(), s, job); err != nil {
+				if err := rendezvous.DeleteJob(t.Context(), s, job); err != nil {
 					t.Error(err)
 				}
 			})
@@ -154,7 +154,8 @@ func TestTwoJobs(t *testing.T) {
 	}
 }
 
-// TestMeetAtRandom: whatever comes whenever, all that end a meeting together end it alike, and no later than the first deadline.
+// TestMeetAtRandom: whatever comes whenever, all that end a meeting together end it alike, and no later than the first
+// deadline.
 func TestMeetAtRandom(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	for round := range 200 {
@@ -162,26 +163,26 @@ func TestMeetAtRandom(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			n := 1 + random.IntN(6)
 			m := rendezvous.NewMemory()
-			var cards []rendezvous.Card
+			var registrations []rendezvous.Registration
 			for w := range n {
 				for range 1 + random.IntN(20)/18 - random.IntN(20)/19 { // sometimes twice, sometimes not at all
 					c := card(w, n+random.IntN(30)/29)
-					c.PID = len(cards) + 1
-					cards = append(cards, c)
+					c.PID = len(registrations) + 1
+					registrations = append(registrations, c)
 				}
 			}
-			results := make([]met, len(cards))
+			results := make([]met, len(registrations))
 			var work sync.WaitGroup
-			for i, c := range cards {
+			for i, c := range registrations {
 				delay, patience := time.Duration(random.IntN(5000))*time.Millisecond, time.Duration(1+random.IntN(20))*time.Second
 				work.Go(func() {
 					time.Sleep(delay)
 					ctx, cancel := context.WithTimeout(t.Context(), patience)
 					defer cancel()
 					start := time.Now()
-					results[i].cards, results[i].err = rendezvous.Meet(ctx, m.Open(), c)
+					results[i].registrations, results[i].err = rendezvous.Join(ctx, m.Open(), c)
 					if results[i].after = time.Since(start); results[i].after > patience {
-						t.Errorf("a meeting with a deadline of %v took %v", patience, results[i].after)
+						t.Errorf("a joiner with a deadline of %v took %v", patience, results[i].after)
 					}
 				})
 			}
@@ -189,10 +190,10 @@ func TestMeetAtRandom(t *testing.T) {
 			text, won := "", 0
 			for _, r := range results {
 				switch {
-				case r.err == nil && len(r.cards) == n:
+				case r.err == nil && len(r.registrations) == n:
 					won++
 				case r.err == nil:
-					t.Errorf("%d cards of %d", len(r.cards), n)
+					t.Errorf("%d registrations of %d", len(r.registrations), n)
 				case strings.Contains(r.err.Error(), "has started without this process"):
 				case text == "":
 					text = r.err.Error()
@@ -219,7 +220,7 @@ func TestExchangeErrors(t *testing.T) {
 		if err := s.Set(ctx, "k/2", nil); err != nil {
 			t.Fatal(err)
 		}
-		err := rendezvous.Barrier(ctx, s, "k", 0, 5)
+		_, err := rendezvous.Exchange(ctx, s, "k", 0, 5, nil)
 		var e *rendezvous.WaitError
 		if !errors.As(err, &e) || !errors.Is(err, context.DeadlineExceeded) ||
 			!strings.Contains(err.Error(), `waited 5s for workers 1, 3 and 4 of 5 at "k"`) {

@@ -74,7 +74,7 @@ type gateway struct {
 
 // newGateway parses "host:port,host:port".
 func newGateway(scheme, hosts string, login EtcdConfig, cfg Config) (*gateway, error) {
-	g := &gateway{login: login, patience: cfg.Patience}
+	g := &gateway{login: login, patience: cfg.ReconnectTimeout}
 	for host := range strings.SplitSeq(hosts, ",") {
 		if h, p, err := net.SplitHostPort(host); err != nil || h == "" || p == "" {
 			return nil, fmt.Errorf("etcd at %q: want host:port, or several with commas between", hosts)

@@ -84,8 +84,8 @@ func openPlayed(t *testing.T, p *played, cfg Config) Store {
 
 const unavailable = `{"code":14,"message":"etcdserver: no leader"}`
 
-// TestEtcdGoesOn: endpoints that are gone, answers that do not come, and tokens that are too old are not the users' concern; but nothing that
-// may have been done is done twice.
+// TestEtcdGoesOn: endpoints that are gone, answers that do not come, and tokens that are too old are not the users'
+// concern; but nothing that may have been done is done twice.
 func TestEtcdGoesOn(t *testing.T) {
 	p := &played{user: true}
 	s := openPlayed(t, p, Config{Etcd: &EtcdConfig{User: "me", Password: "pw"}})
@@ -120,7 +120,7 @@ func TestEtcdGoesOn(t *testing.T) {
 // TestEtcdLost: an etcd that is gone for longer than Patience is lost.
 func TestEtcdLost(t *testing.T) {
 	p := &played{}
-	s := openPlayed(t, p, Config{Patience: time.Millisecond, Etcd: &EtcdConfig{}})
+	s := openPlayed(t, p, Config{ReconnectTimeout: time.Millisecond, Etcd: &EtcdConfig{}})
 	p.breakNext(strings.Split(strings.Repeat(unavailable+"\n", 1000), "\n")...)
 	if _, _, err := s.Get(t.Context(), "k"); !errors.Is(err, ErrLost) || !strings.Contains(err.Error(), "no leader") {
 		t.Errorf("got %v, want %v", err, ErrLost)

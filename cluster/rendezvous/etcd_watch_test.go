@@ -125,7 +125,8 @@ func (e *watched) await(most int) {
 	}
 }
 
-// TestEtcdWatch: readers have every change once, in order, however often their watches break off; each takes another only then.
+// TestEtcdWatch: readers have every change once, in order, however often their watches break off; each takes another
+// only then.
 func TestEtcdWatch(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -201,7 +202,8 @@ func TestEtcdWatchesEnd(t *testing.T) {
 	e.await(0)
 }
 
-// TestEtcdWatchCompacted: who is too far behind is told so, by an open watch as well, and can go on from where the store is.
+// TestEtcdWatchCompacted: who is too far behind is told so, by an open watch as well, and can go on from where the
+// store is.
 func TestEtcdWatchCompacted(t *testing.T) {
 	e := newWatched()
 	s := openWatched(t, e, time.Hour)

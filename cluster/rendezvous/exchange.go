@@ -25,10 +25,3 @@ func Exchange(ctx context.Context, s Store, key string, worker, workers int, min
 	}
 	return gather(ctx, s, key, workers, "arrived")
 }
-
-// Barrier waits until every worker has reached it, or ctx ends; the error is then a *[WaitError]. The key
-// must be unique to this barrier.
-func Barrier(ctx context.Context, s Store, key string, worker, workers int) error {
-	_, err := Exchange(ctx, s, key, worker, workers, nil)
-	return err
-}

@@ -147,8 +147,9 @@ func removeUnused(folder string) error {
 // storeFiles are all files of a store.
 var storeFiles = []string{logName, newName, lockName, usersName}
 
-// makeFolder makes the store's folder if only that is missing. Where the folder above it is missing too, the path is wrong, or a
-// file system is not mounted here, and a folder made instead would be this host's own, where nobody else looks.
+// makeFolder makes the store's folder if only that is missing. Where the folder above it is missing too, the path is
+// wrong, or a file system is not mounted here, and a folder made instead would be this host's own, where nobody else
+// looks.
 func makeFolder(folder string) error {
 	err := os.Mkdir(folder, 0o700)
 	switch {

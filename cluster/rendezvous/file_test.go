@@ -26,8 +26,8 @@ func set(t *testing.T, s rendezvous.Store, key, value string) {
 	}
 }
 
-// TestFolderOfAnother: a folder that was removed and is used again is another store, however much has happened there: what was held is
-// gone, and nobody of the first takes the second for it.
+// TestFolderOfAnother: a folder that was removed and is used again is another store, however much has happened there:
+// what was held is gone, and nobody of the first takes the second for it.
 func TestFolderOfAnother(t *testing.T) {
 	folder, url, _ := logOf(t)
 	first := open(t, url, rendezvous.Config{})
@@ -74,8 +74,8 @@ func TestFolderCutShort(t *testing.T) {
 	}
 }
 
-// TestFolderAfterKilledWriters: whatever a writer that was killed has left, of an entry or of a new log, the next ones go on behind what
-// is whole.
+// TestFolderAfterKilledWriters: whatever a writer that was killed has left, of an entry or of a new log, the next ones
+// go on behind what is whole.
 func TestFolderAfterKilledWriters(t *testing.T) {
 	folder, url, log := logOf(t)
 	s := open(t, url, rendezvous.Config{})

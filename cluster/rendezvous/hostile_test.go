@@ -95,8 +95,8 @@ func TestWrongSecretInMeeting(t *testing.T) {
 			t.Error(err)
 		}
 		for n := 0; n < 2; time.Sleep(time.Millisecond) {
-			cards, _, err := s.List(ctx, rendezvous.Key("digits", 0, "worker/meet/card/"))
-			if n = len(cards); err != nil {
+			registrations, _, err := s.List(ctx, rendezvous.Key("digits", 0, "worker/meet/card/"))
+			if n = len(registrations); err != nil {
 				t.Error(err)
 				break
 			}
@@ -104,12 +104,12 @@ func TestWrongSecretInMeeting(t *testing.T) {
 		end(context.DeadlineExceeded)
 	})
 	for _, r := range meet(ctx, func() rendezvous.Store { return open(t, server.URL(), client) }, time.Hour, card(0, 3), card(2, 3)) {
-		wantMeetError(t, r.err, rendezvous.Missing, "missing: worker 1", "the store refused a connection from 127.0.0.1:", "(proof): authentication: its proof is wrong")
+		wantJoinError(t, r.err, rendezvous.Missing, "missing: worker 1", "the store refused a connection from 127.0.0.1:", "(proof): authentication: its proof is wrong")
 	}
 }
 
-// TestHostile: connections of all kinds that do not belong here, thousands, while clients work: these notice nothing, nothing grows, and
-// the log stays short.
+// TestHostile: connections of all kinds that do not belong here, thousands, while clients work: these notice nothing,
+// nothing grows, and the log stays short.
 func TestHostile(t *testing.T) {
 	total := 2000
 	if testing.Short() {
@@ -228,7 +228,8 @@ func attack(address string, random *rand.Rand) {
 	c.Read(make([]byte, 256))
 }
 
-// TestFramesFromWithin: a client that was let in and sends what is no request is cut off, and counted; oversized or not.
+// TestFramesFromWithin: a client that was let in and sends what is no request is cut off, and counted; oversized or
+// not.
 func TestFramesFromWithin(t *testing.T) {
 	le := binary.LittleEndian
 	for name, bad := range map[string][]byte{

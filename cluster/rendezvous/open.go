@@ -24,9 +24,9 @@ type Config struct {
 	Authenticate func(conn net.Conn, dialed bool, greeting []byte) error
 	// Dial makes connections. Default: a [net.Dialer]'s.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Patience bounds how long calls wait for a TCP store that was reached once and is gone; then they return
+	// ReconnectTimeout bounds how long calls wait for a TCP store that was reached once and is gone; then they return
 	// [ErrLost]. Default 15 seconds. Open itself waits until its ctx ends.
-	Patience time.Duration
+	ReconnectTimeout time.Duration
 	// Etcd configures the access to etcd. Default nil: [EtcdFromEnvironment] with this process's environment.
 	Etcd *EtcdConfig
 	// Schemes adds kinds of stores by URL scheme, or replaces built-in ones, such as by module cluster/etcd.
@@ -63,8 +63,8 @@ func (c Config) filled() Config {
 	schemes := map[string]Opener{"tcp": openTCP, "file": openFile, "etcd": openEtcd, "etcds": openEtcd}
 	maps.Copy(schemes, c.Schemes)
 	c.Schemes = schemes
-	if c.Patience <= 0 {
-		c.Patience = 15 * time.Second
+	if c.ReconnectTimeout <= 0 {
+		c.ReconnectTimeout = 15 * time.Second
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()

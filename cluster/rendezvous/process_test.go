@@ -34,7 +34,8 @@ func play(role string) (code int) {
 	return 0
 }
 
-// playMeet is worker args[1] of args[2] on the store args[0]. It meets the others, tells that it has, and exchanges its pid.
+// playMeet is worker args[1] of args[2] on the store args[0]. It meets the others, tells that it has, and exchanges its
+// pid.
 func playMeet(ctx context.Context, args []string) error {
 	worker, _ := strconv.Atoi(args[1])
 	workers, _ := strconv.Atoi(args[2])
@@ -43,22 +44,22 @@ func playMeet(ctx context.Context, args []string) error {
 		return err
 	}
 	defer s.Close()
-	cards, err := rendezvous.Meet(ctx, s, rendezvous.Card{Worker: worker, Workers: workers})
+	registrations, err := rendezvous.Join(ctx, s, rendezvous.Registration{Worker: worker, Workers: workers})
 	if err != nil {
 		return err
 	}
 	fmt.Println("met")
 	io.Copy(io.Discard, os.Stdin) // until the parent says so
-	pids, err := rendezvous.Exchange(ctx, s, cards[worker].Key("pids"), worker, workers, []byte(strconv.Itoa(os.Getpid())))
+	pids, err := rendezvous.Exchange(ctx, s, registrations[worker].Key("pids"), worker, workers, []byte(strconv.Itoa(os.Getpid())))
 	if err != nil {
 		return err
 	}
 	for w, pid := range pids {
-		if string(pid) != strconv.Itoa(cards[w].PID) {
-			return fmt.Errorf("worker %d's card has pid %d, it says %s", w, cards[w].PID, pid)
+		if string(pid) != strconv.Itoa(registrations[w].PID) {
+			return fmt.Errorf("worker %d's card has pid %d, it says %s", w, registrations[w].PID, pid)
 		}
 	}
-	return rendezvous.Leave(ctx, s, cards[worker])
+	return rendezvous.Leave(ctx, s, registrations[worker])
 }
 
 // playCount raises a counter on the store args[0] for ever, and tells each time that it has.
@@ -154,8 +155,8 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
-// TestKilledWriters: processes that are killed while they write, over a server and in a folder, leave a store that others go on with, in
-// which each change that was confirmed was made once.
+// TestKilledWriters: processes that are killed while they write, over a server and in a folder, leave a store that
+// others go on with, in which each change that was confirmed was made once.
 func TestKilledWriters(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	random := rand.New(rand.NewPCG(seed, 0))

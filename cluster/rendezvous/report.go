@@ -40,12 +40,12 @@ type refusedOne struct {
 type reporter struct {
 	server *Server
 
-	mu    sync.Mutex
-	count uint64
-	last  []refusedOne // the latest of each kind
-	next  time.Time    // earliest time of the next report
-	timer bool         // will report the pending refusals
-	told  uint64       // count at the last report
+	mu       sync.Mutex
+	count    uint64
+	last     []refusedOne // the latest of each kind
+	next     time.Time    // earliest time of the next report
+	timer    bool         // will report the pending refusals
+	reported uint64       // count at the last report
 }
 
 // reportEvery bounds how often unauthenticated connections make the server write a report.
@@ -66,7 +66,7 @@ func (r *reporter) add(from net.Addr, kind listener.Reason, err error) {
 	r.last[at] = refusedOne{time.Now(), from, kind, err}
 	switch wait := time.Until(r.next); {
 	case wait <= 0:
-		r.tell()
+		r.write()
 	case !r.timer:
 		r.timer = true
 		r.server.work.Go(func() { r.later(wait) })
@@ -92,16 +92,16 @@ func (r *reporter) due() time.Duration {
 		return wait
 	}
 	r.timer = false
-	r.tell()
+	r.write()
 	return 0
 }
 
-// tell writes refusedKey.
-func (r *reporter) tell() {
-	if r.told == r.count {
+// write updates refusedKey.
+func (r *reporter) write() {
+	if r.reported == r.count {
 		return
 	}
-	r.told = r.count
+	r.reported = r.count
 	r.next = time.Now().Add(reportEvery)
 	report := refusedReport{Count: r.count}
 	for _, e := range r.last {

@@ -12,7 +12,8 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// TestRestartedStore: a store that was started again at the same address is another one: its clients learn that what they had is gone.
+// TestRestartedStore: a store that was started again at the same address is another one: its clients learn that what
+// they had is gone.
 func TestRestartedStore(t *testing.T) {
 	before, after := serve(t, rendezvous.ServerConfig{}), serve(t, rendezvous.ServerConfig{})
 	dialed := make(chan net.Conn, 2)
@@ -40,8 +41,8 @@ func TestRestartedStore(t *testing.T) {
 	}
 }
 
-// TestChangeBeforeTheEnd: a change that others see is answered, though one of them ends the server for it. So the one who serves the store
-// may leave when all others have said that they do, and these leave well.
+// TestChangeBeforeTheEnd: a change that others see is answered, though one of them ends the server for it. So the one
+// who serves the store may leave when all others have said that they do, and these leave well.
 func TestChangeBeforeTheEnd(t *testing.T) {
 	const clients = 8
 	for range 100 {

@@ -9,12 +9,12 @@ import (
 func TestSlept(t *testing.T) {
 	w := NewWatch(nil, "pulse", 2)
 	now := time.Now()
-	w.vitals[0].beat, w.vitals[0].moved = now.Add(-10*time.Second), now.Add(-20*time.Second)
-	w.vitals[1].beat, w.vitals[1].moved = now, now.Add(-8*time.Second) // read since
+	w.states[0].received, w.states[0].advanced = now.Add(-10*time.Second), now.Add(-20*time.Second)
+	w.states[1].received, w.states[1].advanced = now, now.Add(-8*time.Second) // read since
 	w.slept(now, 9*time.Second)
 	for i, want := range [][2]time.Duration{{-time.Second, -11 * time.Second}, {0, 0}} {
-		if v := &w.vitals[i]; !v.beat.Equal(now.Add(want[0])) || !v.moved.Equal(now.Add(want[1])) {
-			t.Errorf("worker %d: heard %v, moved %v after now, want %v", i, v.beat.Sub(now), v.moved.Sub(now), want)
+		if v := &w.states[i]; !v.received.Equal(now.Add(want[0])) || !v.advanced.Equal(now.Add(want[1])) {
+			t.Errorf("worker %d: heard %v, advanced %v after now, want %v", i, v.received.Sub(now), v.advanced.Sub(now), want)
 		}
 	}
 }

@@ -84,8 +84,8 @@ func TestOpenWrong(t *testing.T) {
 	}
 }
 
-// TestFolder: a log that is none is refused with its name; a folder that is gone is a store that is lost; a log grows no further than it
-// must.
+// TestFolder: a log that is none is refused with its name; a folder that is gone is a store that is lost; a log grows
+// no further than it must.
 func TestFolder(t *testing.T) {
 	folder := t.TempDir()
 	url, log := "file://"+filepath.ToSlash(folder), filepath.Join(folder, "lockstep-store.log")

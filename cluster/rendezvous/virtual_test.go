@@ -139,8 +139,8 @@ func TestServerEnds(t *testing.T) {
 	})
 }
 
-// TestServerVanishes: without a word, as a killed process or host does: calls return after the patience; when another server listens
-// there, they say that what the first held is gone.
+// TestServerVanishes: without a word, as a killed process or host does: calls return after the patience; when another
+// server listens there, they say that what the first held is gone.
 func TestServerVanishes(t *testing.T) {
 	virtual(t, func(t *testing.T, w *wire, server *rendezvous.Server, client rendezvous.Store) {
 		w.listen().Close()
@@ -179,7 +179,8 @@ func TestShortBreak(t *testing.T) {
 	})
 }
 
-// TestStoppedServer: a call ends with its context, also if the server's process is stopped; and one that goes on when it does is well.
+// TestStoppedServer: a call ends with its context, also if the server's process is stopped; and one that goes on when
+// it does is well.
 func TestStoppedServer(t *testing.T) {
 	virtual(t, func(t *testing.T, w *wire, server *rendezvous.Server, client rendezvous.Store) {
 		first := w.listener

@@ -19,7 +19,7 @@ type Waiting struct {
 	Workers int
 	// Store is set instead while the store at this URL does not answer yet.
 	Store string
-	// Key is the key of an exchange, a barrier or a comparison; "" for the rendezvous itself.
+	// Key is the key of an exchange or a comparison; "" for the rendezvous itself.
 	Key string
 	// Waited is how long the wait has lasted.
 	Waited time.Duration
@@ -38,9 +38,9 @@ func (w Waiting) String() string {
 
 type waitingKey struct{}
 
-// WithWaiting returns a context whose waits are reported: those of [Open], [Meet], [Exchange], [Barrier],
-// [Compare] and [Leave]. A wait is reported after 2 seconds, and again whenever its duration has doubled
-// since the last report. The function is called on another goroutine than the waiting one; for each wait its
+// WithWaiting returns a context whose waits are reported: those of [Open], [Join], [Exchange], [Compare]
+// and [Leave]. A wait is reported after 2 seconds, and again whenever its duration has doubled since the last
+// report. The function is called on another goroutine than the waiting one; for each wait its
 // calls are sequential, and none is running when the wait has ended.
 func WithWaiting(ctx context.Context, report func(Waiting)) context.Context {
 	return context.WithValue(ctx, waitingKey{}, report)

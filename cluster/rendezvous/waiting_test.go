@@ -45,9 +45,9 @@ func TestWaiting(t *testing.T) {
 		var work sync.WaitGroup
 		meet := func(ctx context.Context, worker int) {
 			work.Go(func() {
-				_, err := rendezvous.Meet(ctx, m.Open(), rendezvous.Card{Worker: worker, Workers: 3})
-				if meeting := (*rendezvous.MeetError)(nil); !errors.As(err, &meeting) ||
-					meeting.Kind != rendezvous.Missing {
+				_, err := rendezvous.Join(ctx, m.Open(), rendezvous.Registration{Worker: worker, Workers: 3})
+				if joiner := (*rendezvous.JoinError)(nil); !errors.As(err, &joiner) ||
+					joiner.Kind != rendezvous.Missing {
 					t.Errorf("worker %d: %v", worker, err)
 				}
 			})
@@ -65,10 +65,10 @@ func TestWaiting(t *testing.T) {
 		}
 		ctx, cancel = context.WithTimeout(rendezvous.WithWaiting(t.Context(), r.add), 5*time.Second)
 		defer cancel()
-		if err := rendezvous.Barrier(ctx, m.Open(), "b", 0, 2); err == nil {
+		if _, err := rendezvous.Exchange(ctx, m.Open(), "b", 0, 2, nil); err == nil {
 			t.Error("a barrier of one of two")
 		}
-		if err := rendezvous.Leave(ctx, m.Open(), rendezvous.Card{Workers: 2}); err == nil {
+		if err := rendezvous.Leave(ctx, m.Open(), rendezvous.Registration{Workers: 2}); err == nil {
 			t.Error("nobody has left")
 		}
 		want = []string{"2s: waiting for worker 1 (1 of 2 arrived)", "4s: waiting for worker 1 (1 of 2 arrived)"}

@@ -52,11 +52,11 @@ func TestPulsesOfAll(t *testing.T) {
 				var work sync.WaitGroup
 				for i := range workers {
 					beats := cfg.beats(i, workers)
-					if beats.First >= beats.Every || cfg.HeartbeatTimeout < 4*beats.Every {
+					if beats.Delay >= beats.Every || cfg.HeartbeatTimeout < 4*beats.Every {
 						t.Errorf("worker %d: %+v with a heartbeat timeout of %v", i, beats, cfg.HeartbeatTimeout)
 					}
 					news := make(chan struct{})
-					beats.News = news
+					beats.Wake = news
 					work.Go(func() {
 						for {
 							select {
@@ -68,7 +68,7 @@ func TestPulsesOfAll(t *testing.T) {
 					})
 					work.Go(func() {
 						if err := rendezvous.Publish(ctx, s, "alive", i, beats,
-							func() rendezvous.Pulse { return rendezvous.Pulse{} }); err != nil {
+							func() rendezvous.Heartbeat { return rendezvous.Heartbeat{} }); err != nil {
 							t.Error(err)
 						}
 					})

@@ -227,12 +227,12 @@ func (c *Config) beat() time.Duration {
 
 // beats returns when this worker publishes its heartbeats. The last heartbeat of a killed worker is at most
 // Least old. In large jobs each worker starts at a different moment.
-func (c *Config) beats(worker, workers int) rendezvous.Beats {
+func (c *Config) beats(worker, workers int) rendezvous.HeartbeatTiming {
 	t := turn(workers)
-	b := rendezvous.Beats{Every: max(c.beat(), t), Least: max(c.beat()/5, t)}
-	b.Least = min(b.Every, b.Least)
+	b := rendezvous.HeartbeatTiming{Every: max(c.beat(), t), Min: max(c.beat()/5, t)}
+	b.Min = min(b.Every, b.Min)
 	if t > c.beat()/5 {
-		b.First = b.Least * time.Duration(worker) / time.Duration(workers)
+		b.Delay = b.Min * time.Duration(worker) / time.Duration(workers)
 	}
 	return b
 }

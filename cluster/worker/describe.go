@@ -46,7 +46,7 @@ func (w *Worker) storeWait(failed ...int) time.Duration {
 // timeout.
 func (w *Worker) unanswered() bool {
 	return w.watch != nil && w.cfg.HeartbeatTimeout > 0 &&
-		w.watch.Vitals()[w.job.Worker].Silent >= w.cfg.HeartbeatTimeout/2
+		w.watch.States()[w.job.Worker].Silent >= w.cfg.HeartbeatTimeout/2
 }
 
 // tell accesses the store for a worker that fails, like ask, but returns errNoAnswer once the store has failed
@@ -64,7 +64,7 @@ func (w *Worker) tell(most time.Duration, use func(context.Context) error) error
 
 // ask accesses the store for at most most, and does not wait for a store that cannot be reached.
 func ask(ctx context.Context, most time.Duration, use func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(rendezvous.Impatient(ctx), most)
+	ctx, cancel := context.WithTimeout(rendezvous.FailFast(ctx), most)
 	defer cancel()
 	return use(ctx)
 }
@@ -119,7 +119,7 @@ func (w *Worker) describeWorker(ctx context.Context, worker int, e *collective.E
 	if e != nil && w.foreign(e.Rank) && len(e.Peers) > 0 && !slices.Contains(w.owners(e.Peers), worker) {
 		text += ", which detected it,"
 	}
-	seen, r := w.watch.Vitals()[worker], (*failure.Record)(nil)
+	seen, r := w.watch.States()[worker], (*failure.Record)(nil)
 	if w.unheard.Load() || ask(ctx, w.storeWait(worker), func(ctx context.Context) (err error) {
 		if seen, err = w.latest(ctx, worker); err == nil {
 			r, err = w.recordOf(ctx, worker)
@@ -135,7 +135,7 @@ func (w *Worker) describeWorker(ctx context.Context, worker int, e *collective.E
 		}
 		return text + "; it reported: " + clip(r.Message, recordShown)
 	}
-	if !stuck || seen.Pulse.Gone {
+	if !stuck || seen.Heartbeat.Final {
 		return text
 	}
 	if stacks := w.stacksOf(ctx, worker); stacks != "" {
@@ -170,7 +170,7 @@ func ifFound(err error) error {
 
 // blames returns the workers at fault for an error: none for a cause in this worker.
 func (w *Worker) blames(err error) []int {
-	meeting := (*rendezvous.MeetError)(nil)
+	meeting := (*rendezvous.JoinError)(nil)
 	if errors.As(err, &meeting) {
 		return slices.DeleteFunc(slices.Clone(meeting.Workers), func(worker int) bool { return worker == w.job.Worker })
 	}

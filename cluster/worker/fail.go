@@ -131,7 +131,7 @@ func panicAt(g *stacks.Goroutine) int {
 
 // kindOf returns the kind of a failure, as defined by [failure.Record].
 func kindOf(err error) string {
-	e, meeting := (*collective.Error)(nil), (*rendezvous.MeetError)(nil)
+	e, meeting := (*collective.Error)(nil), (*rendezvous.JoinError)(nil)
 	found := errors.As(err, &e)
 	switch {
 	case errors.Is(err, ErrInterrupted), errors.Is(err, context.Canceled):
@@ -157,7 +157,7 @@ func kindOf(err error) string {
 }
 
 // kindOfMeeting returns the kind of a failed rendezvous.
-func kindOfMeeting(kind rendezvous.MeetKind) string {
+func kindOfMeeting(kind rendezvous.JoinErrorKind) string {
 	switch kind {
 	case rendezvous.Missing:
 		return "timeout"

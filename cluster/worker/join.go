@@ -198,7 +198,7 @@ func serves(j *cluster.Job) bool { return !j.Hosted && strings.HasPrefix(j.Store
 func (w *Worker) openStore(ctx context.Context) error {
 	cfg := rendezvous.Config{Schemes: w.cfg.Schemes, Logger: w.cfg.Logger}
 	if w.cfg.HeartbeatTimeout > 0 {
-		cfg.Patience = w.cfg.HeartbeatTimeout / 2
+		cfg.ReconnectTimeout = w.cfg.HeartbeatTimeout / 2
 	}
 	if w.cfg.Secret.Given() || serves(w.job) &&
 		w.secret.Given() { // a store that a launcher serves has the job's secret, or none
@@ -335,11 +335,11 @@ func (w *Worker) meet(ctx context.Context, me about) error {
 	if err != nil {
 		return err
 	}
-	w.card = rendezvous.Card{
+	w.card = rendezvous.Registration{
 		Job: w.job.ID, Epoch: w.job.Epoch, Role: "worker", Worker: w.job.Worker, Workers: w.job.Workers, Host: hostName(), PID: os.Getpid(),
 		Replicas: w.cfg.Replicas, Build: w.cfg.Build, Data: data,
 	}
-	if w.cards, err = rendezvous.Meet(ctx, w.store, w.card); err != nil {
+	if w.cards, err = rendezvous.Join(ctx, w.store, w.card); err != nil {
 		return err
 	}
 	first := 0
@@ -377,7 +377,7 @@ func (w *Worker) elsewhere() int {
 }
 
 // hostOf returns the identity of a worker's host, as far as the registration has it.
-func hostOf(c *rendezvous.Card) string {
+func hostOf(c *rendezvous.Registration) string {
 	var a about
 	if json.Unmarshal(c.Data, &a) != nil || a.HostID == "" {
 		return "host " + c.Host
@@ -404,7 +404,7 @@ func (w *Worker) checkHosts() error {
 }
 
 // openerOf names the backend of a worker's replicas.
-func openerOf(c *rendezvous.Card) string {
+func openerOf(c *rendezvous.Registration) string {
 	var a about
 	if json.Unmarshal(c.Data, &a) != nil || a.Opener == "" {
 		return "the library's own collectives"

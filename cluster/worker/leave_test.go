@@ -111,8 +111,8 @@ func TestCutOff(t *testing.T) {
 				others, leave := context.WithCancel(t.Context()) // the others go on
 				for _, i := range []int{0, 2} {
 					w.work.Go(func() {
-						_ = rendezvous.Publish(others, s.Store, w.key("alive"), i, rendezvous.Beats{Every: time.Second},
-							func() rendezvous.Pulse { return rendezvous.Pulse{} })
+						_ = rendezvous.Publish(others, s.Store, w.key("alive"), i, rendezvous.HeartbeatTiming{Every: time.Second},
+							func() rendezvous.Heartbeat { return rendezvous.Heartbeat{} })
 					})
 				}
 				time.Sleep(10*time.Second + 300*time.Millisecond)

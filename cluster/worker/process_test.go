@@ -126,8 +126,8 @@ func kinds(err error) string {
 			out = append(out, name)
 		}
 	}
-	if meet := (*rendezvous.MeetError)(nil); errors.As(err, &meet) {
-		out = append(out, "rendezvous.MeetError "+string(meet.Kind))
+	if meet := (*rendezvous.JoinError)(nil); errors.As(err, &meet) {
+		out = append(out, "rendezvous.JoinError "+string(meet.Kind))
 	}
 	return strings.Join(out, ", ")
 }

@@ -82,7 +82,7 @@ func (w *Worker) addProgram(a *about) {
 // checkPrograms compares the programs of all workers. All workers get the same result.
 func (w *Worker) checkPrograms() error {
 	abouts := make([]about, len(w.cards))
-	platforms := map[string][]rendezvous.Card{}
+	platforms := map[string][]rendezvous.Registration{}
 	of := map[string][][]rendezvous.Fact{}
 	all := make([][]rendezvous.Fact, len(w.cards))
 	mixed := true

@@ -44,7 +44,7 @@ func TestPrograms(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				w.cards = append(w.cards, rendezvous.Card{Role: "worker", Worker: i, Host: "h", PID: i, Build: o.build, Data: data})
+				w.cards = append(w.cards, rendezvous.Registration{Role: "worker", Worker: i, Host: "h", PID: i, Build: o.build, Data: data})
 			}
 			switch err := w.checkPrograms(); {
 			case c.want == "" && err != nil, c.want != "" && (err == nil || !errors.Is(err, ErrDiffer) || !strings.Contains(err.Error(), c.want)):

@@ -48,8 +48,8 @@ func (w *Worker) Running(now bool) {
 }
 
 // pulse returns this worker's heartbeat.
-func (w *Worker) pulse() rendezvous.Pulse {
-	p := rendezvous.Pulse{Step: w.doing.step.Load(), Progress: w.doing.count.Load()}
+func (w *Worker) pulse() rendezvous.Heartbeat {
+	p := rendezvous.Heartbeat{Step: w.doing.step.Load(), Progress: w.doing.count.Load()}
 	if phase := w.doing.phase.Load(); phase != nil {
 		p.Phase = clip(*phase, 200)
 	}
@@ -62,7 +62,7 @@ func (w *Worker) pulse() rendezvous.Pulse {
 		begun, over, call := o.Progress()
 		calls += over
 		p.Progress += begun + over
-		if p.Waits = p.Waits || begun != over; p.Text == "" && call != "" {
+		if p.Waiting = p.Waiting || begun != over; p.Text == "" && call != "" {
 			p.Text = "in " + clip(call, 1000)
 		}
 	}
@@ -77,7 +77,7 @@ func (w *Worker) pulse() rendezvous.Pulse {
 }
 
 // doingText describes a worker's position: "at step 17, compute, in its step function, after 40 calls".
-func doingText(p *rendezvous.Pulse) string {
+func doingText(p *rendezvous.Heartbeat) string {
 	var parts []string
 	if p.Step >= 0 {
 		parts = append(parts, fmt.Sprintf("step %d", p.Step))

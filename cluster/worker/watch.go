@@ -15,14 +15,14 @@ import (
 // leaves.
 func (w *Worker) attend(ctx context.Context) {
 	beats := w.cfg.beats(w.job.Worker, len(w.members))
-	beats.News = w.doing.news
+	beats.Wake = w.doing.news
 	w.watch = rendezvous.NewWatch(w.store, w.key("alive"), len(w.members))
 	w.work.Go(func() {
 		w.again(ctx, func() error {
 			return rendezvous.Publish(ctx, w.store, w.key("alive"), w.job.Worker, beats, w.pulse)
 		})
 	})
-	w.work.Go(func() { w.again(ctx, func() error { return w.watch.Follow(ctx, min(beats.Least, beats.Every/2)) }) })
+	w.work.Go(func() { w.again(ctx, func() error { return w.watch.Follow(ctx, min(beats.Min, beats.Every/2)) }) })
 	w.work.Go(func() { w.again(ctx, func() error { return w.answer(ctx) }) })
 	if w.recordsFolder() != "" {
 		w.work.Go(func() { w.again(ctx, func() error { return w.giveFlights(ctx) }) })
@@ -70,22 +70,22 @@ func (w *Worker) judge(ctx context.Context) {
 	told := map[int]uint64{} // progress of those that were logged
 	for ctx.Err() == nil {
 		pause(ctx, w.cfg.beat())
-		all := w.watch.Vitals()
-		if me := &all[w.job.Worker]; !me.Pulse.Waits {
+		all := w.watch.States()
+		if me := &all[w.job.Worker]; !me.Heartbeat.Waiting {
 			continue
 		}
 		for i := range all {
 			v := &all[i]
-			if i == w.job.Worker || !v.Seen || v.Pulse.Waits || v.Pulse.Gone || v.Still < w.cfg.HeartbeatTimeout || ctx.Err() != nil {
+			if i == w.job.Worker || !v.Seen || v.Heartbeat.Waiting || v.Heartbeat.Final || v.Stalled < w.cfg.HeartbeatTimeout || ctx.Err() != nil {
 				continue
 			}
-			if most := w.cfg.patience(v.Pulse.Phase); most > 0 && v.Still > most {
-				w.lose(ctx, i, fmt.Errorf("it is alive, but has made no progress for %v while others wait for it", v.Still.Round(100*time.Millisecond)), true)
+			if most := w.cfg.patience(v.Heartbeat.Phase); most > 0 && v.Stalled > most {
+				w.lose(ctx, i, fmt.Errorf("it is alive, but has made no progress for %v while others wait for it", v.Stalled.Round(100*time.Millisecond)), true)
 				return
 			}
-			if before, ok := told[i]; !ok || before != v.Pulse.Progress {
-				told[i] = v.Pulse.Progress
-				w.cfg.Logger.Warn("worker: a worker has made no progress, and this worker waits for it", "who", w.describeWorker(ctx, i, nil, true), "since", v.Still.Round(time.Second))
+			if before, ok := told[i]; !ok || before != v.Heartbeat.Progress {
+				told[i] = v.Heartbeat.Progress
+				w.cfg.Logger.Warn("worker: a worker has made no progress, and this worker waits for it", "who", w.describeWorker(ctx, i, nil, true), "since", v.Stalled.Round(time.Second))
 			}
 		}
 	}
@@ -125,7 +125,7 @@ func (w *Worker) loseStore() {
 	case w.job.Worker != 0:
 		e.Peers = w.members[0].Ranks()
 		e.Err = fmt.Errorf("the store %s has not answered for %v: worker 0, which serves it, is stopped or gone, or its host cannot be reached", w.job.Store, silent)
-		seen := w.watch.Vitals()[0]
+		seen := w.watch.States()[0]
 		e.Who = w.name(0) + " " + sight(&seen) + "\n" + e.Who
 	default:
 		e.Err = fmt.Errorf("the store %s has not answered for %v", w.job.Store, silent)
@@ -148,9 +148,9 @@ func (w *Worker) end(cause error) {
 }
 
 // sight continues a sentence that begins with a worker's name: its last known state.
-func sight(v *rendezvous.Vital) string {
-	if v.Seen && v.Pulse.Gone {
-		return "has left the job, " + doingText(&v.Pulse)
+func sight(v *rendezvous.WorkerState) string {
+	if v.Seen && v.Heartbeat.Final {
+		return "has left the job, " + doingText(&v.Heartbeat)
 	}
 	ago := "less than a second"
 	if v.Silent >= time.Second {
@@ -159,8 +159,8 @@ func sight(v *rendezvous.Vital) string {
 	if !v.Seen { // it may have done some steps before the first look at the heartbeats, but it has joined
 		return fmt.Sprintf("was last seen %s ago as it joined the job", ago)
 	}
-	text := fmt.Sprintf("was last seen %s ago %s", ago, doingText(&v.Pulse))
-	if still := v.Still.Round(time.Second); still > 2*beatMost && !v.Pulse.Waits {
+	text := fmt.Sprintf("was last seen %s ago %s", ago, doingText(&v.Heartbeat))
+	if still := v.Stalled.Round(time.Second); still > 2*beatMost && !v.Heartbeat.Waiting {
 		text += fmt.Sprintf(", where it has been for %v", still)
 	}
 	return text
@@ -168,12 +168,12 @@ func sight(v *rendezvous.Vital) string {
 
 // latest returns the latest state of a worker, and reads the store once more for it. The error is the
 // store's.
-func (w *Worker) latest(ctx context.Context, worker int) (rendezvous.Vital, error) {
-	v := w.watch.Vitals()[worker]
+func (w *Worker) latest(ctx context.Context, worker int) (rendezvous.WorkerState, error) {
+	v := w.watch.States()[worker]
 	text, _, err := w.store.Get(ctx, w.key("alive", worker))
-	var p rendezvous.Pulse
-	if err == nil && json.Unmarshal(text, &p) == nil && (!v.Seen || p.Beat != v.Pulse.Beat) {
-		v.Pulse, v.Seen, v.Silent = p, true, 0
+	var p rendezvous.Heartbeat
+	if err == nil && json.Unmarshal(text, &p) == nil && (!v.Seen || p.Count != v.Heartbeat.Count) {
+		v.Heartbeat, v.Seen, v.Silent = p, true, 0
 	}
 	return v, ifFound(err)
 }

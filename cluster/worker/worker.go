@@ -23,10 +23,10 @@ type Worker struct {
 	cfg     Config
 	secret  secret.Secret // the job's or, if it has none, this host's; none with DataPlaintext unless oneHost
 	job     *cluster.Job
-	card    rendezvous.Card
-	cards   []rendezvous.Card // of all, by worker
-	members []Member          // by worker
-	links   string            // the transports to the others
+	card    rendezvous.Registration
+	cards   []rendezvous.Registration // of all, by worker
+	members []Member                  // by worker
+	links   string                    // the transports to the others
 	current current
 	group   *group
 	doing   doing
@@ -261,8 +261,8 @@ func (w *Worker) leaveFailed() {
 
 // somebodyStays reports whether other workers are alive, besides those that are lost.
 func (w *Worker) somebodyStays(lost []int) bool {
-	for _, v := range w.watch.Vitals() {
-		if v.Worker != w.job.Worker && !v.Pulse.Gone && v.Silent < leaveSilent && !slices.Contains(lost, v.Worker) {
+	for _, v := range w.watch.States() {
+		if v.Worker != w.job.Worker && !v.Heartbeat.Final && v.Silent < leaveSilent && !slices.Contains(lost, v.Worker) {
 			return true
 		}
 	}

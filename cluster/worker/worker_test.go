@@ -372,7 +372,7 @@ func TestNobodyComes(t *testing.T) {
 		Job:               &cluster.Job{Source: "a test", ID: "in vain", Workers: 2, Store: freeStore(t)},
 		RendezvousTimeout: 2 * time.Second, Getenv: only(cluster.EnvRecords, dir), Logger: slog.New(slog.DiscardHandler),
 	})
-	if meeting := (*rendezvous.MeetError)(nil); !errors.As(err, &meeting) {
+	if meeting := (*rendezvous.JoinError)(nil); !errors.As(err, &meeting) {
 		t.Fatalf("got %v", err)
 	}
 	records, err := failure.Read(dir, 0)

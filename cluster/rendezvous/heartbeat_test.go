@@ -41,8 +41,8 @@ func beat(t *testing.T, s rendezvous.Store, n int) *beats {
 		ctx, cancel := context.WithCancel(t.Context())
 		b.stop[w] = cancel
 		b.work.Go(func() {
-			err := rendezvous.Publish(ctx, mute{s, &b.silent[w]}, "pulse", w, rendezvous.Beats{Every: time.Second}, func() rendezvous.Pulse {
-				return rendezvous.Pulse{Step: 12, Phase: "reduce", Progress: b.progress[w].Add(1)}
+			err := rendezvous.Publish(ctx, mute{s, &b.silent[w]}, "pulse", w, rendezvous.HeartbeatTiming{Every: time.Second}, func() rendezvous.Heartbeat {
+				return rendezvous.Heartbeat{Step: 12, Phase: "reduce", Progress: b.progress[w].Add(1)}
 			})
 			if err != nil {
 				t.Errorf("worker %d: %v", w, err)
@@ -129,11 +129,11 @@ func TestStillness(t *testing.T) {
 		for w := range 2 {
 			progress := uint64(0)
 			work.Go(func() {
-				rendezvous.Publish(ctx, s, "pulse", w, rendezvous.Beats{Every: time.Second}, func() rendezvous.Pulse {
+				rendezvous.Publish(ctx, s, "pulse", w, rendezvous.HeartbeatTiming{Every: time.Second}, func() rendezvous.Heartbeat {
 					if w == 0 || progress < 40 {
 						progress++
 					}
-					return rendezvous.Pulse{Progress: progress, Text: "all-reduce 7"}
+					return rendezvous.Heartbeat{Progress: progress, Text: "all-reduce 7"}
 				})
 			})
 		}
@@ -145,11 +145,11 @@ func TestStillness(t *testing.T) {
 			t.Errorf("silence: %v, %v", v, err)
 		}
 		time.Sleep(70*time.Second - time.Since(start)) // worker 1 made progress for 40 s
-		all := two.Vitals()
-		if v := all[1]; v.Silent > 2*time.Second || v.Still < 28*time.Second || v.Still > 32*time.Second {
+		all := two.States()
+		if v := all[1]; v.Silent > 2*time.Second || v.Stalled < 28*time.Second || v.Stalled > 32*time.Second {
 			t.Errorf("stillness: %v", v)
 		}
-		if v := all[0]; v.Still > 2*time.Second {
+		if v := all[0]; v.Stalled > 2*time.Second {
 			t.Errorf("stillness of a worker that makes progress: %v", v)
 		}
 		cancel()
@@ -167,9 +167,9 @@ func TestNews(t *testing.T) {
 		var at []time.Duration
 		begin := time.Now()
 		work.Go(func() {
-			rendezvous.Publish(ctx, s, "pulse", 0, rendezvous.Beats{Every: time.Second, Least: 200 * time.Millisecond, News: news}, func() rendezvous.Pulse {
+			rendezvous.Publish(ctx, s, "pulse", 0, rendezvous.HeartbeatTiming{Every: time.Second, Min: 200 * time.Millisecond, Wake: news}, func() rendezvous.Heartbeat {
 				at = append(at, time.Since(begin))
-				return rendezvous.Pulse{}
+				return rendezvous.Heartbeat{}
 			})
 		})
 		for _, after := range []time.Duration{1500 * time.Millisecond, 50 * time.Millisecond, 50 * time.Millisecond, 50 * time.Millisecond, 2 * time.Second} {
@@ -201,14 +201,14 @@ func TestPublishAgain(t *testing.T) {
 		before := uint64(0)
 		for range 3 { // each publishes twice, and that it is gone
 			short, stop := context.WithTimeout(ctx, 1500*time.Millisecond)
-			if err := rendezvous.Publish(short, s, "pulse", 0, rendezvous.Beats{Every: time.Second},
-				func() rendezvous.Pulse { return rendezvous.Pulse{} }); err != nil {
+			if err := rendezvous.Publish(short, s, "pulse", 0, rendezvous.HeartbeatTiming{Every: time.Second},
+				func() rendezvous.Heartbeat { return rendezvous.Heartbeat{} }); err != nil {
 				t.Error(err)
 			}
 			stop()
 			time.Sleep(10 * time.Millisecond)
-			if v := w.Vitals()[0]; v.Pulse.Beat != before+3 || v.Silent > 20*time.Millisecond {
-				t.Errorf("beat %d, silent for %v; want beat %d just now", v.Pulse.Beat, v.Silent, before+3)
+			if v := w.States()[0]; v.Heartbeat.Count != before+3 || v.Silent > 20*time.Millisecond {
+				t.Errorf("beat %d, silent for %v; want beat %d just now", v.Heartbeat.Count, v.Silent, before+3)
 			}
 			before += 3
 		}

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// Card is the registration of a worker: what the worker publishes about itself to all others.
-type Card struct {
+// Registration is what a worker publishes about itself to all others.
+type Registration struct {
 	// Job is the job's id; "" means "lockstep". Epoch counts the job's restarts: each restart has a higher
 	// one.
 	Job   string `json:"job"`
@@ -40,7 +40,7 @@ const (
 	roleDefault = "worker"
 	jobMax      = 200     // bytes, escaped
 	workersMax  = 1 << 16 // per job
-	dataMax     = 1 << 20 // bytes of Card.Data
+	dataMax     = 1 << 20 // bytes of Registration.Data
 )
 
 // Key returns a key in an epoch of a job: "<job>/<epoch>/<part>/<part>…". The job is escaped, so that no
@@ -49,11 +49,11 @@ func Key(job string, epoch uint32, parts ...string) string {
 	return jobKey(job) + strconv.FormatUint(uint64(epoch), 10) + "/" + strings.Join(parts, "/")
 }
 
-// Key returns a key in the card's job and epoch.
-func (c *Card) Key(parts ...string) string { return Key(c.Job, c.Epoch, parts...) }
+// Key returns a key in the registration's job and epoch.
+func (c *Registration) Key(parts ...string) string { return Key(c.Job, c.Epoch, parts...) }
 
 // String identifies the process: "worker 3 (host a, pid 17)".
-func (c *Card) String() string {
+func (c *Registration) String() string {
 	return fmt.Sprintf("%s %d (host %s, pid %d)", c.Role, c.Worker, c.Host, c.PID)
 }
 
@@ -66,7 +66,7 @@ func jobKey(job string) string {
 }
 
 // check returns an error for a registration that is invalid, whichever process wrote it.
-func (c *Card) check() error {
+func (c *Registration) check() error {
 	switch {
 	case len(jobKey(c.Job)) > jobMax:
 		return fmt.Errorf("rendezvous: the job's id %.40q… has %d bytes, escaped; want at most %d", c.Job, len(jobKey(c.Job)), jobMax)
@@ -83,7 +83,7 @@ func (c *Card) check() error {
 }
 
 // filled returns c with its defaults.
-func (c Card) filled() (Card, error) {
+func (c Registration) filled() (Registration, error) {
 	if c.Job == "" {
 		c.Job = jobDefault
 	}
@@ -111,9 +111,9 @@ func hostName() string {
 	return name
 }
 
-// parseCard decodes a registration.
-func parseCard(text []byte) (Card, error) {
-	var c Card
+// parseRegistration decodes a registration.
+func parseRegistration(text []byte) (Registration, error) {
+	var c Registration
 	if err := json.Unmarshal(text, &c); err != nil {
 		return c, fmt.Errorf("rendezvous: invalid registration: %w", err)
 	}

@@ -10,65 +10,65 @@ import (
 	"time"
 )
 
-// Pulse is a heartbeat: the state that a worker publishes during training.
-type Pulse struct {
+// Heartbeat is the state that a worker publishes during training.
+type Heartbeat struct {
 	// Step and Phase are the worker's position: the global step, and "compute", "reduce", "apply", ….
 	Step  int64  `json:"step"`
 	Phase string `json:"phase,omitempty"`
 	// Progress changes when the training goroutines advance. A worker that is alive but stuck has a
 	// heartbeat, and no progress.
 	Progress uint64 `json:"progress"`
-	// Waits reports that the worker is in a collective call, where it may have to wait for others: it is not
+	// Waiting reports that the worker is in a collective call, where it may have to wait for others: it is not
 	// stuck itself.
-	Waits bool `json:"waits,omitempty"`
+	Waiting bool `json:"waits,omitempty"`
 	// Text is additional information, for display.
 	Text string `json:"text,omitempty"`
-	// Beat counts the heartbeats, also across several calls of Publish for the same worker. Publish sets it.
-	Beat uint64 `json:"beat"`
-	// Gone marks the last heartbeat: the worker has stopped publishing on purpose. Publish sets it.
-	Gone bool `json:"gone,omitempty"`
+	// Count counts the heartbeats, also across several calls of Publish for the same worker. Publish sets it.
+	Count uint64 `json:"beat"`
+	// Final marks the last heartbeat: the worker has stopped publishing on purpose. Publish sets it.
+	Final bool `json:"gone,omitempty"`
 }
 
-// Beats configures when heartbeats are published.
-type Beats struct {
+// HeartbeatTiming configures when heartbeats are published.
+type HeartbeatTiming struct {
 	Every time.Duration   // the longest interval
-	Least time.Duration   // the shortest interval
-	News  <-chan struct{} // receives a value when there is news that should not wait for Every; nil: never
-	First time.Duration   // delay before the first, so that workers publish at different moments; default 0
+	Min   time.Duration   // the shortest interval
+	Wake  <-chan struct{} // receives a value when there is news that should not wait for Every; nil: never
+	Delay time.Duration   // delay before the first, so that workers publish at different moments; default 0
 }
 
-// Publish writes a worker's heartbeats into the store under "<key>/<worker>", at once (or after when.First)
+// Publish writes a worker's heartbeats into the store under "<key>/<worker>", at once (or after timing.Delay)
 // and repeatedly, until ctx ends. It then publishes that the worker is gone, and returns nil. An error of the
-// store ends it too. Called again for the same worker, it continues the beat count from the store, so that
+// store ends it too. Called again for the same worker, it continues the count from the store, so that
 // watchers can tell new heartbeats from old ones.
-func Publish(ctx context.Context, s Store, key string, worker int, when Beats, pulse func() Pulse) error {
+func Publish(ctx context.Context, s Store, key string, worker int, timing HeartbeatTiming, current func() Heartbeat) error {
 	key += "/" + strconv.Itoa(worker)
-	last, err := lastBeat(ctx, s, key)
+	last, err := lastCount(ctx, s, key)
 	if err != nil && ctx.Err() == nil {
 		return fmt.Errorf("rendezvous: reading the last heartbeat of worker %d: %w", worker, err)
 	}
-	if when.First > 0 {
+	if timing.Delay > 0 {
 		select {
-		case <-time.After(when.First):
+		case <-time.After(timing.Delay):
 		case <-ctx.Done():
 		}
 	}
-	for beat := last + 1; ; beat++ {
+	for count := last + 1; ; count++ {
 		select {
-		case <-when.News: // included in this heartbeat
+		case <-timing.Wake: // included in this heartbeat
 		default:
 		}
-		p := pulse()
-		p.Beat = beat
+		p := current()
+		p.Count = count
 		begin := time.Now()
 		if err := setJSON(ctx, s, key, &p); err != nil && ctx.Err() == nil {
 			return fmt.Errorf("rendezvous: publishing the heartbeat of worker %d: %w", worker, err)
 		}
-		if !when.wait(ctx, begin) {
+		if !timing.wait(ctx, begin) {
 			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWithin)
 			defer cancel()
-			p = pulse() // the state may have advanced
-			p.Beat, p.Gone = beat+1, true
+			p = current() // the state may have advanced
+			p.Count, p.Final = count+1, true
 			if err := setJSON(last, s, key, &p); err != nil {
 				return fmt.Errorf("rendezvous: publishing the last heartbeat of worker %d: %w", worker, err)
 			}
@@ -77,8 +77,8 @@ func Publish(ctx context.Context, s Store, key string, worker int, when Beats, p
 	}
 }
 
-// lastBeat returns the beat count of the heartbeat under a key, 0 if there is none.
-func lastBeat(ctx context.Context, s Store, key string) (uint64, error) {
+// lastCount returns the count of the heartbeat under a key, 0 if there is none.
+func lastCount(ctx context.Context, s Store, key string) (uint64, error) {
 	text, _, err := s.Get(ctx, key)
 	if err != nil {
 		if errors.Is(err, ErrNotFound) {
@@ -86,16 +86,16 @@ func lastBeat(ctx context.Context, s Store, key string) (uint64, error) {
 		}
 		return 0, err
 	}
-	var p Pulse
+	var p Heartbeat
 	if json.Unmarshal(text, &p) != nil {
 		return 0, nil // not a heartbeat: it is replaced
 	}
-	return p.Beat, nil
+	return p.Count, nil
 }
 
 // wait waits until the next heartbeat is due, given the time of the last one. It reports false if ctx ends
 // before.
-func (b *Beats) wait(ctx context.Context, last time.Time) bool {
+func (b *HeartbeatTiming) wait(ctx context.Context, last time.Time) bool {
 	timer := time.NewTimer(time.Until(last.Add(b.Every)))
 	defer timer.Stop()
 	select {
@@ -103,9 +103,9 @@ func (b *Beats) wait(ctx context.Context, last time.Time) bool {
 		return ctx.Err() == nil
 	case <-ctx.Done():
 		return false
-	case <-b.News:
+	case <-b.Wake:
 	}
-	timer.Reset(time.Until(last.Add(min(b.Least, b.Every))))
+	timer.Reset(time.Until(last.Add(min(b.Min, b.Every))))
 	select {
 	case <-timer.C:
 		return ctx.Err() == nil
@@ -122,32 +122,32 @@ func setJSON(ctx context.Context, s Store, key string, v any) error {
 	return s.Set(ctx, key, text)
 }
 
-// Vital is the known state of a worker.
-type Vital struct {
+// WorkerState is the known state of a worker.
+type WorkerState struct {
 	Worker int
-	// Pulse is its latest heartbeat, if Seen.
-	Pulse Pulse
-	Seen  bool
-	// Silent is the time without a new heartbeat, and Still the time in which the worker neither made
+	// Heartbeat is its latest heartbeat, if Seen.
+	Heartbeat Heartbeat
+	Seen      bool
+	// Silent is the time without a new heartbeat, and Stalled the time in which the worker neither made
 	// progress nor waited for others, both by this process's clock.
-	Silent, Still time.Duration
-	// Excused reports that [Watch.Excuse] was called and that no heartbeat has arrived since.
-	Excused bool
+	Silent, Stalled time.Duration
+	// Ignored reports that [Watch.Ignore] was called and that no heartbeat has arrived since.
+	Ignored bool
 }
 
 // String describes the worker's last known state.
-func (v Vital) String() string {
+func (v WorkerState) String() string {
 	switch {
 	case !v.Seen:
 		return fmt.Sprintf("worker %d has not been seen for %v", v.Worker, v.Silent.Round(time.Millisecond))
-	case v.Pulse.Gone:
-		return fmt.Sprintf("worker %d left in %s", v.Worker, v.Pulse.doing())
+	case v.Heartbeat.Final:
+		return fmt.Sprintf("worker %d left in %s", v.Worker, v.Heartbeat.position())
 	}
 	return fmt.Sprintf("worker %d was last seen %v ago in %s, without progress for %v", v.Worker, v.Silent.Round(time.Millisecond),
-		v.Pulse.doing(), v.Still.Round(time.Millisecond))
+		v.Heartbeat.position(), v.Stalled.Round(time.Millisecond))
 }
 
-func (p *Pulse) doing() string {
+func (p *Heartbeat) position() string {
 	text := fmt.Sprintf("step %d", p.Step)
 	if p.Phase != "" {
 		text += ", " + p.Phase
@@ -165,24 +165,24 @@ type Watch struct {
 	workers int
 
 	mu     sync.Mutex
-	vitals []vital
+	states []tracked
 }
 
-// vital is the known state of a worker, with the times of its latest changes.
-type vital struct {
-	pulse       Pulse
-	seen        bool
-	excused     bool // until its next heartbeat
-	beat, moved time.Time
+// tracked is the known state of a worker, with the times of its latest changes.
+type tracked struct {
+	latest             Heartbeat
+	seen               bool
+	ignored            bool // until its next heartbeat
+	received, advanced time.Time
 }
 
 // NewWatch returns a watch of the heartbeats published under key. The silence of a worker that has not been
 // seen yet counts from now.
 func NewWatch(s Store, key string, workers int) *Watch {
-	w := &Watch{store: s, prefix: key + "/", workers: workers, vitals: make([]vital, workers)}
+	w := &Watch{store: s, prefix: key + "/", workers: workers, states: make([]tracked, workers)}
 	now := time.Now()
-	for i := range w.vitals {
-		w.vitals[i].beat, w.vitals[i].moved = now, now
+	for i := range w.states {
+		w.states[i].received, w.states[i].advanced = now, now
 	}
 	return w
 }
@@ -191,7 +191,7 @@ func NewWatch(s Store, key string, workers int) *Watch {
 // and reads all changes since.
 func (w *Watch) Follow(ctx context.Context, every time.Duration) error {
 	err := follow(ctx, w.store, w.prefix, func(now map[string]Entry) (bool, error) {
-		w.look(time.Now(), now)
+		w.record(time.Now(), now)
 		select {
 		case <-time.After(every):
 			return false, nil
@@ -205,33 +205,33 @@ func (w *Watch) Follow(ctx context.Context, every time.Duration) error {
 	return nil
 }
 
-// look records the new heartbeats. An invalid one is ignored: its worker becomes silent.
-func (w *Watch) look(at time.Time, now map[string]Entry) {
+// record records the new heartbeats. An invalid one is ignored: its worker becomes silent.
+func (w *Watch) record(at time.Time, now map[string]Entry) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for name, e := range now {
 		n, err := strconv.Atoi(name)
-		var p Pulse
+		var p Heartbeat
 		if err != nil || n < 0 || n >= w.workers || json.Unmarshal(e.Value, &p) != nil {
 			continue
 		}
-		v := &w.vitals[n]
-		if !v.seen || p.Beat != v.pulse.Beat {
-			v.beat, v.excused = at, false
+		v := &w.states[n]
+		if !v.seen || p.Count != v.latest.Count {
+			v.received, v.ignored = at, false
 		}
-		if !v.seen || p.Progress != v.pulse.Progress || p.Waits {
-			v.moved = at
+		if !v.seen || p.Progress != v.latest.Progress || p.Waiting {
+			v.advanced = at
 		}
-		v.pulse, v.seen = p, true
+		v.latest, v.seen = p, true
 	}
 }
 
-// Excuse makes [Watch.Silence] ignore a worker until its next heartbeat: its silence is known, or it has not
+// Ignore makes [Watch.Silence] ignore a worker until its next heartbeat: its silence is known, or it has not
 // joined yet.
-func (w *Watch) Excuse(worker int) {
+func (w *Watch) Ignore(worker int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.vitals[worker].excused = true
+	w.states[worker].ignored = true
 }
 
 // slept subtracts a time from every silence: this process did not run then and could not receive heartbeats.
@@ -244,29 +244,29 @@ func (w *Watch) slept(now time.Time, gone time.Duration) {
 		}
 		return t
 	}
-	for i := range w.vitals {
-		w.vitals[i].beat, w.vitals[i].moved = later(w.vitals[i].beat), later(w.vitals[i].moved)
+	for i := range w.states {
+		w.states[i].received, w.states[i].advanced = later(w.states[i].received), later(w.states[i].advanced)
 	}
 }
 
-// Vitals returns the known state of all workers, by number.
-func (w *Watch) Vitals() []Vital {
+// States returns the known state of all workers, by number.
+func (w *Watch) States() []WorkerState {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := time.Now()
-	out := make([]Vital, w.workers)
-	for i, v := range w.vitals {
-		out[i] = Vital{i, v.pulse, v.seen, now.Sub(v.beat), now.Sub(v.moved), v.excused}
+	out := make([]WorkerState, w.workers)
+	for i, v := range w.states {
+		out[i] = WorkerState{i, v.latest, v.seen, now.Sub(v.received), now.Sub(v.advanced), v.ignored}
 	}
 	return out
 }
 
 // Silence waits until a worker other than self has been silent for limit, and returns the one that has been
-// silent longest. It ignores workers that left on purpose or are excused. If self's own heartbeats are not
+// silent longest. It ignores workers that left on purpose or are ignored. If self's own heartbeats are not
 // seen, the store is lost, and the error is [ErrLost]. A process that was itself stopped, or got no CPU time,
 // does not blame the others for that time: their heartbeats may be published but unread. Call [Watch.Follow]
 // concurrently.
-func (w *Watch) Silence(ctx context.Context, self int, limit time.Duration) (Vital, error) {
+func (w *Watch) Silence(ctx context.Context, self int, limit time.Duration) (WorkerState, error) {
 	step := max(limit/looks, time.Millisecond)
 	for {
 		v, err := w.longestSilent(self, limit)
@@ -281,7 +281,7 @@ func (w *Watch) Silence(ctx context.Context, self int, limit time.Duration) (Vit
 				w.slept(now, now.Sub(due))
 			}
 		case <-ctx.Done():
-			return Vital{Worker: -1}, context.Cause(ctx)
+			return WorkerState{Worker: -1}, context.Cause(ctx)
 		}
 	}
 }
@@ -291,11 +291,11 @@ func (w *Watch) Silence(ctx context.Context, self int, limit time.Duration) (Vit
 const looks = 16
 
 // longestSilent returns the worker that has been silent longest, or an error if the store is lost.
-func (w *Watch) longestSilent(self int, limit time.Duration) (Vital, error) {
-	all := w.Vitals()
-	longest := Vital{Worker: -1}
+func (w *Watch) longestSilent(self int, limit time.Duration) (WorkerState, error) {
+	all := w.States()
+	longest := WorkerState{Worker: -1}
 	for _, v := range all {
-		if v.Worker != self && !v.Pulse.Gone && !v.Excused && (longest.Worker < 0 || v.Silent > longest.Silent) {
+		if v.Worker != self && !v.Heartbeat.Final && !v.Ignored && (longest.Worker < 0 || v.Silent > longest.Silent) {
 			longest = v
 		}
 	}
@@ -305,7 +305,7 @@ func (w *Watch) longestSilent(self int, limit time.Duration) (Vital, error) {
 	if longest.Worker >= 0 && longest.Silent >= limit {
 		bound = limit / 2
 	}
-	if !own.Pulse.Gone && own.Silent > bound {
+	if !own.Heartbeat.Final && own.Silent > bound {
 		return longest, fmt.Errorf("%w: it has not returned this worker's own heartbeat for %v", ErrLost,
 			own.Silent.Round(time.Millisecond))
 	}

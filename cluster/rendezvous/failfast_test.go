@@ -17,7 +17,7 @@ func TestImpatient(t *testing.T) {
 	server := serve(t, rendezvous.ServerConfig{Logger: quiet})
 	var gone atomic.Bool
 	var last atomic.Pointer[net.Conn]
-	s := open(t, server.URL(), rendezvous.Config{Logger: quiet, Patience: time.Hour, Dial: func(ctx context.Context,
+	s := open(t, server.URL(), rendezvous.Config{Logger: quiet, ReconnectTimeout: time.Hour, Dial: func(ctx context.Context,
 		network, address string,
 	) (net.Conn, error) {
 		if gone.Load() {
@@ -37,7 +37,7 @@ func TestImpatient(t *testing.T) {
 		patient <- err
 	}()
 	go func() {
-		_, _, err := s.Changes(rendezvous.Impatient(ctx), "k", 1)
+		_, _, err := s.Changes(rendezvous.FailFast(ctx), "k", 1)
 		waiting <- err
 	}()
 	gone.Store(true)
@@ -45,7 +45,7 @@ func TestImpatient(t *testing.T) {
 	if err := <-waiting; !errors.Is(err, rendezvous.ErrLost) {
 		t.Errorf("the call under way: %v, want ErrLost", err)
 	}
-	if err := s.Set(rendezvous.Impatient(ctx), "k", nil); !errors.Is(err, rendezvous.ErrLost) {
+	if err := s.Set(rendezvous.FailFast(ctx), "k", nil); !errors.Is(err, rendezvous.ErrLost) {
 		t.Errorf("the next call: %v, want ErrLost", err)
 	}
 	select {
@@ -60,20 +60,20 @@ func TestImpatient(t *testing.T) {
 	if err := <-patient; err != nil {
 		t.Errorf("the one who has waited: %v", err)
 	}
-	if err := s.Set(rendezvous.Impatient(ctx), "k", nil); err != nil {
+	if err := s.Set(rendezvous.FailFast(ctx), "k", nil); err != nil {
 		t.Errorf("when the store is back: %v", err)
 	}
 }
 
-// TestImpatientTriesAgain: a call of one who leaves does not take an attempt of long ago for the state of the store, but
-// waits for one attempt.
+// TestImpatientTriesAgain: a call of one who leaves does not take an attempt of long ago for the state of the store,
+// but waits for one attempt.
 func TestImpatientTriesAgain(t *testing.T) {
 	t.Parallel()
 	server := serve(t, rendezvous.ServerConfig{Logger: quiet})
 	var gone atomic.Bool
 	var dials atomic.Int64
 	var last atomic.Pointer[net.Conn]
-	s := open(t, server.URL(), rendezvous.Config{Logger: quiet, Patience: time.Nanosecond, Dial: func(ctx context.Context,
+	s := open(t, server.URL(), rendezvous.Config{Logger: quiet, ReconnectTimeout: time.Nanosecond, Dial: func(ctx context.Context,
 		network, address string,
 	) (net.Conn, error) {
 		dials.Add(1)
@@ -95,12 +95,12 @@ func TestImpatientTriesAgain(t *testing.T) {
 	const long = 1100 * time.Millisecond
 	time.Sleep(long)
 	before := dials.Load()
-	if err := s.Set(rendezvous.Impatient(ctx), "k", nil); !errors.Is(err, rendezvous.ErrLost) || dials.Load() == before {
+	if err := s.Set(rendezvous.FailFast(ctx), "k", nil); !errors.Is(err, rendezvous.ErrLost) || dials.Load() == before {
 		t.Errorf("while the store is gone: %v after %d attempts, want ErrLost after one", err, dials.Load()-before)
 	}
 	gone.Store(false)
 	time.Sleep(long)
-	if err := s.Set(rendezvous.Impatient(ctx), "k", []byte("v")); err != nil {
+	if err := s.Set(rendezvous.FailFast(ctx), "k", []byte("v")); err != nil {
 		t.Errorf("when the store is back: %v", err)
 	}
 }

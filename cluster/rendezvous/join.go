@@ -1,0 +1,399 @@
+package rendezvous
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// JoinErrorKind is why a rendezvous failed.
+type JoinErrorKind string
+
+// The reasons.
+const (
+	// Duplicate: two processes registered as the same worker.
+	Duplicate JoinErrorKind = "duplicate"
+	// Mismatch: a worker's number, or its number of workers, does not match this job.
+	Mismatch JoinErrorKind = "mismatch"
+	// Missing: not all workers joined before the timeout of one that waited.
+	Missing JoinErrorKind = "missing"
+	// Interrupted: a worker left before all had joined.
+	Interrupted JoinErrorKind = "interrupted"
+	// StaleEpoch: the job is already in a later epoch.
+	StaleEpoch JoinErrorKind = "stale"
+)
+
+// JoinError reports why a rendezvous failed. All workers that waited for each other get the same text.
+type JoinError struct {
+	Kind JoinErrorKind `json:"kind"`
+	// Workers are the workers at fault: the missing ones, the one that joined twice, …
+	Workers []int `json:"workers"`
+	// Text is the full message.
+	Text string `json:"text"`
+	// Current is the epoch that the job is in, for [StaleEpoch].
+	Current uint32 `json:"-"`
+	// Cause is why this worker's own wait ended, if it is the one that left: its context's cause.
+	Cause error `json:"-"`
+}
+
+// Error returns the text.
+func (e *JoinError) Error() string {
+	return "rendezvous: " + strings.TrimPrefix(e.Text, "rendezvous of ")
+}
+
+// Unwrap returns the cause: for [Missing], whichever worker's deadline expired, [context.DeadlineExceeded].
+func (e *JoinError) Unwrap() error {
+	if e.Kind == Missing {
+		return context.DeadlineExceeded
+	}
+	return e.Cause
+}
+
+// outcome is the result of a rendezvous: the first one written to the store is valid for all.
+type outcome struct {
+	Joined bool       `json:"met"`
+	Error  *JoinError `json:"error,omitempty"`
+}
+
+const (
+	epochKey         = "epoch"          // of a job: the epoch that it is in
+	jobsKey          = "=jobs/"         // the jobs in the store; no escaped id begins with "="
+	outcomeKey       = "outcome"        // of a rendezvous
+	registrationsKey = "card/"          // of a rendezvous
+	leaveWithin      = 2 * time.Second  // for a worker that leaves, to write it to the store
+	refusedSince     = 10 * time.Minute // older refusals by the store are not reported
+	namedMax         = 16               // workers that a text names with host and pid
+)
+
+// Join registers this process as a worker of its job, and waits until all workers have registered. It returns
+// their registrations, by worker.
+//
+// A failed rendezvous ends the waits of all workers with the same *[JoinError]: a worker joined twice, a
+// worker does not belong to the job, or a worker's ctx ended before all joined; the error then names the
+// missing workers. After a rendezvous has succeeded, a further process that registers as one of its workers
+// gets an error alone. The first worker of a later epoch ends the earlier epochs: their keys are deleted, and
+// every worker that still joins them gets an error that says so.
+func Join(ctx context.Context, s Store, own Registration) ([]Registration, error) {
+	own, err := own.filled()
+	if err != nil {
+		return nil, err
+	}
+	m := &joiner{store: s, own: own, prefix: own.Key(own.Role, "meet/"), since: time.Now()}
+	registrations, err := m.join(ctx)
+	if failed := (*JoinError)(nil); err != nil && !errors.As(err, &failed) {
+		err = fmt.Errorf("rendezvous: %v failed to join: %w", &own, err)
+	}
+	return registrations, err
+}
+
+// joiner is one worker's view of a rendezvous.
+type joiner struct {
+	store         Store
+	own           Registration
+	prefix        string
+	since         time.Time
+	report        *waitReport
+	registrations []Registration // the registrations so far, by worker
+}
+
+func (m *joiner) join(ctx context.Context) ([]Registration, error) {
+	if err := m.enterEpoch(ctx); err != nil {
+		return nil, err
+	}
+	out, err := m.register(ctx)
+	if err == nil && out == nil {
+		m.report = reportWait(ctx, Waiting{
+			Role: m.own.Role, Missing: absent(nil, "", m.own.Workers),
+			Workers: m.own.Workers, done: "joined",
+		})
+		out, err = m.wait(ctx)
+		m.report.stop()
+	}
+	if err != nil && ctx.Err() != nil {
+		out, err = m.giveUp(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !out.Joined {
+		return nil, out.Error
+	}
+	return m.registrations, nil
+}
+
+// enterEpoch ensures that the job is in the registration's epoch.
+func (m *joiner) enterEpoch(ctx context.Context) error {
+	job := jobKey(m.own.Job)
+	if err := AnnounceJob(ctx, m.store, m.own.Job); err != nil {
+		return err
+	}
+	mine := []byte(strconv.FormatUint(uint64(m.own.Epoch), 10))
+	for {
+		_, created, err := m.store.Create(ctx, job+epochKey, mine)
+		if created || err != nil {
+			return err
+		}
+		text, revision, err := m.store.Get(ctx, job+epochKey)
+		if errors.Is(err, ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		current, err := strconv.ParseUint(string(text), 10, 32)
+		switch {
+		case err != nil:
+			return fmt.Errorf("key %q holds %.20q, want an epoch", job+epochKey, text)
+		case uint32(current) == m.own.Epoch:
+			return nil
+		case uint32(current) > m.own.Epoch:
+			return m.stale(uint32(current))
+		}
+		swapped, err := m.store.Swap(ctx, job+epochKey, revision, mine)
+		if err != nil {
+			return err
+		}
+		if swapped {
+			return m.deleteEarlier(ctx)
+		}
+	}
+}
+
+// AnnounceJob lists a job's id in the store, so that workers of other jobs that wait in vain on the same store
+// can report it (see [UnrelatedProcesses]). [Join] calls it.
+func AnnounceJob(ctx context.Context, s Store, job string) error {
+	return s.Set(ctx, jobsKey+strings.TrimSuffix(jobKey(job), "/"), []byte(job))
+}
+
+// stale returns the error of a worker that joins an epoch that is over.
+func (m *joiner) stale(current uint32) error {
+	return &JoinError{Kind: StaleEpoch, Workers: []int{m.own.Worker}, Current: current, Text: fmt.Sprintf(
+		"%v joined epoch %d of job %q, which is over: the job is in epoch %d", &m.own, m.own.Epoch, m.own.Job, current)}
+}
+
+// deleteEarlier deletes the keys of earlier epochs.
+func (m *joiner) deleteEarlier(ctx context.Context) error {
+	job := jobKey(m.own.Job)
+	entries, _, err := m.store.List(ctx, job)
+	for _, e := range entries {
+		number, _, below := strings.Cut(strings.TrimPrefix(e.Key, job), "/")
+		if epoch, wrong := strconv.ParseUint(number, 10, 32); err == nil && below && wrong == nil && uint32(epoch) < m.own.Epoch {
+			err = m.store.Delete(ctx, e.Key)
+		}
+	}
+	return err
+}
+
+// register writes the registration. It returns an outcome if one is known already.
+func (m *joiner) register(ctx context.Context) (*outcome, error) {
+	text, err := json.Marshal(&m.own)
+	if err != nil {
+		return nil, err
+	}
+	if m.own.Worker >= m.own.Workers {
+		return m.refused(ctx, &JoinError{Kind: Mismatch, Workers: []int{m.own.Worker}, Text: fmt.Sprintf(
+			"%v expects job %q to have %d %ss, numbered 0 to %d, and is not one of them", &m.own, m.own.Job, m.own.Workers, m.own.Role, m.own.Workers-1)})
+	}
+	current, created, err := m.store.Create(ctx, m.prefix+registrationsKey+strconv.Itoa(m.own.Worker), text)
+	if created || err != nil {
+		return nil, err
+	}
+	other, err := parseRegistration(current)
+	if err != nil || other.Nonce == m.own.Nonce {
+		return nil, err
+	}
+	return m.refused(ctx, &JoinError{Kind: Duplicate, Workers: []int{m.own.Worker}, Text: fmt.Sprintf(
+		"%s %d of job %q (epoch %d) joined twice: on host %s as pid %d, and on host %s as pid %d",
+		m.own.Role, m.own.Worker, m.own.Job, m.own.Epoch, other.Host, other.PID, m.own.Host, m.own.PID)})
+}
+
+// refused fails the rendezvous for all workers because of this process. If it has succeeded already, only
+// this process fails.
+func (m *joiner) refused(ctx context.Context, why *JoinError) (*outcome, error) {
+	out, err := m.propose(ctx, why)
+	if err == nil && out.Joined {
+		why.Text += "; the job has started without this process. " +
+			"Use a higher epoch for a restarted job, and a different job id for each job on a store that outlives jobs"
+		out = &outcome{Error: why}
+	}
+	return out, err
+}
+
+// propose writes an outcome, failure or nil for success, and returns the one that is valid: the first one
+// written.
+func (m *joiner) propose(ctx context.Context, failure *JoinError) (*outcome, error) {
+	out := &outcome{Joined: failure == nil, Error: failure}
+	text, err := json.Marshal(out)
+	if err != nil {
+		return nil, err
+	}
+	current, created, err := m.store.Create(ctx, m.prefix+outcomeKey, text)
+	if created || err != nil {
+		return out, err
+	}
+	return parseOutcome(current)
+}
+
+func parseOutcome(text []byte) (*outcome, error) {
+	out := &outcome{}
+	if err := json.Unmarshal(text, out); err != nil || out.Joined == (out.Error != nil) {
+		return nil, fmt.Errorf("invalid outcome: %.100q (%v)", text, err)
+	}
+	return out, nil
+}
+
+// wait waits for an outcome, or determines it.
+func (m *joiner) wait(ctx context.Context) (out *outcome, err error) {
+	err = follow(ctx, m.store, m.prefix, func(now map[string]Entry) (bool, error) {
+		out, err = m.evaluate(ctx, now)
+		return out != nil, err
+	})
+	return out, err
+}
+
+// evaluate reads the store's current state, and returns the outcome if there is one.
+func (m *joiner) evaluate(ctx context.Context, now map[string]Entry) (*outcome, error) {
+	if err := m.read(now); err != nil {
+		return nil, err
+	}
+	if m.report != nil {
+		m.report.missing(absent(now, registrationsKey, m.own.Workers))
+	}
+	if e, ok := now[outcomeKey]; ok {
+		return parseOutcome(e.Value)
+	}
+	at := slices.IndexFunc(m.registrations, func(c Registration) bool { return c.Worker == m.own.Worker && c.Nonce == m.own.Nonce })
+	if at < 0 { // deleted: enterEpoch returns the error if a later epoch did it
+		if err := m.enterEpoch(ctx); err != nil {
+			return nil, err
+		}
+		return nil, errors.New("its registration was deleted from the store by another process")
+	}
+	for i := range m.registrations {
+		if c := &m.registrations[i]; c.Workers != m.own.Workers {
+			return m.propose(ctx, m.disagree(c))
+		}
+	}
+	if len(m.registrations) < m.own.Workers {
+		return nil, nil
+	}
+	return m.propose(ctx, nil)
+}
+
+// read decodes the registrations so far.
+func (m *joiner) read(now map[string]Entry) error {
+	m.registrations = m.registrations[:0]
+	for name, e := range now {
+		if !strings.HasPrefix(name, registrationsKey) {
+			continue
+		}
+		c, err := parseRegistration(e.Value)
+		if err != nil {
+			return fmt.Errorf("key %q: %w", e.Key, err)
+		}
+		m.registrations = append(m.registrations, c)
+	}
+	slices.SortFunc(m.registrations, func(a, b Registration) int { return a.Worker - b.Worker })
+	return nil
+}
+
+// disagree returns the error of workers that were started with different numbers of workers.
+func (m *joiner) disagree(c *Registration) *JoinError {
+	a, b := c, &m.own
+	if b.Worker < a.Worker {
+		a, b = b, a
+	}
+	return &JoinError{Kind: Mismatch, Workers: []int{a.Worker, b.Worker}, Text: fmt.Sprintf(
+		"job %q (epoch %d): %v expects %d %ss, but %v expects %d", m.own.Job, m.own.Epoch, a, a.Workers, m.own.Role, b, b.Workers)}
+}
+
+// giveUp ends the rendezvous for all, since this worker must leave.
+func (m *joiner) giveUp(ctx context.Context) (*outcome, error) {
+	cause := context.Cause(ctx)
+	waited := time.Since(m.since).Round(time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWithin)
+	defer cancel()
+	err := &JoinError{
+		Kind: Interrupted, Workers: []int{m.own.Worker}, Cause: cause,
+		Text: fmt.Sprintf("%v left the rendezvous of job %q (epoch %d) after %v: %v", &m.own, m.own.Job, m.own.Epoch, waited, cause),
+	}
+	if errors.Is(cause, context.DeadlineExceeded) {
+		err = m.missing(ctx, waited, cause)
+	}
+	out, failed := m.propose(ctx, err)
+	if failed != nil {
+		return nil, fmt.Errorf("%w (and reporting it to the others failed: %w)", err, failed)
+	}
+	if out.Joined { // this worker has not seen it yet
+		entries, _, err := m.store.List(ctx, m.prefix)
+		if err != nil {
+			return nil, err
+		}
+		now := map[string]Entry{}
+		merge(now, entries, m.prefix)
+		if err := m.read(now); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// missing returns the error that names the workers that joined, the missing ones, and other processes that
+// tried to connect.
+func (m *joiner) missing(ctx context.Context, waited time.Duration, cause error) *JoinError {
+	present := map[int]bool{}
+	var names []string
+	for i := range m.registrations {
+		present[m.registrations[i].Worker] = true
+		names = append(names, m.registrations[i].String())
+	}
+	joined := len(names)
+	if joined > namedMax {
+		names = append(names[:namedMax], fmt.Sprintf("%d others", joined-namedMax))
+	}
+	var missing []int
+	for w := range m.own.Workers {
+		if !present[w] {
+			missing = append(missing, w)
+		}
+	}
+	text := fmt.Sprintf("rendezvous of job %q (epoch %d) timed out after %v: %d of %d %ss joined",
+		m.own.Job, m.own.Epoch, waited, joined, m.own.Workers, m.own.Role)
+	if joined > 0 {
+		text += " (" + enumerate(names) + ")"
+	}
+	text += fmt.Sprintf("; missing: %s; it timed out on %v", numbers(m.own.Role, missing), &m.own)
+	return &JoinError{Kind: Missing, Workers: missing, Text: text + UnrelatedProcesses(ctx, m.store, m.own.Job), Cause: cause}
+}
+
+// UnrelatedProcesses reports processes at the store that do not belong to the job: refused connections, and other
+// jobs. It returns the end of a sentence, or "" if there are none.
+func UnrelatedProcesses(ctx context.Context, s Store, job string) string {
+	text := ""
+	if b, _, err := s.Get(ctx, refusedKey); err == nil {
+		var r refusedReport
+		if json.Unmarshal(b, &r) == nil {
+			for _, e := range r.Last {
+				if ago := time.Since(e.Time).Round(time.Second); ago < refusedSince {
+					text += fmt.Sprintf("; the store refused a connection from %s %v ago (%s): %s", e.From, ago, e.Kind, e.Reason)
+				}
+			}
+		}
+	}
+	entries, _, err := s.List(ctx, jobsKey)
+	var others []string
+	for _, e := range entries {
+		if other := string(e.Value); err == nil && other != job && len(others) < namedMax {
+			others = append(others, strconv.Quote(other))
+		}
+	}
+	if len(others) > 0 {
+		text += "; the store also has job " + enumerate(others)
+	}
+	return text
+}
