@@ -16,9 +16,9 @@ type mutation struct {
 	fit func(v *Variable, op string, x Value) (Value, error)
 	// apply computes a component's new value from the old one and what fit returned.
 	apply func(old *tensor.Tensor, x Value) *tensor.Tensor
-	// inTurn: a component that all replicas share applies each replica's value in replica order, instead of
+	// inReplicaOrder: a component that all replicas share applies each replica's value in replica order, instead of
 	// their aggregate.
-	inTurn bool
+	inReplicaOrder bool
 }
 
 var (
@@ -61,12 +61,12 @@ func (v *Variable) AssignSub(in Context, x Value) error { return v.write(in, x, 
 func (v *Variable) write(in Context, x Value, m mutation) error {
 	switch in := in.(type) {
 	case *Replica:
-		if err := errors.Join(v.mine(m.op, in.strategy), in.current(m.op)); err != nil {
+		if err := errors.Join(v.checkOwner(m.op, in.strategy), in.current(m.op)); err != nil {
 			return err
 		}
 		return v.writeReplica(in, x, m)
 	case *CrossReplica:
-		if err := errors.Join(v.mine(m.op, in.strategy), in.valid(m.op)); err != nil {
+		if err := errors.Join(v.checkOwner(m.op, in.strategy), in.valid(m.op)); err != nil {
 			return err
 		}
 		if p, ok := x.(*PerReplica); ok && (v.Kind() == SyncOnReadVariable || v.Kind() == PlainVariable) &&
@@ -101,8 +101,8 @@ func (v *Variable) writeReplica(r *Replica, x Value, m mutation) error {
 	if !v.combines() {
 		return v.setOne(v.on(r.local), x, m)
 	}
-	inTurn := m.inTurn && v.Kind() == AggregatingVariable
-	if v.agg == AggregateNone && !inTurn {
+	inReplicaOrder := m.inReplicaOrder && v.Kind() == AggregatingVariable
+	if v.agg == AggregateNone && !inReplicaOrder {
 		return errorf(m.op, ErrInvalid, "you must specify an aggregation method to update the variable %s of %v in replica "+
 			"context: set Aggregation in its config, for example AggregateSum", v.Name(), v.strategy)
 	}
@@ -110,10 +110,10 @@ func (v *Variable) writeReplica(r *Replica, x Value, m mutation) error {
 		func(ctx context.Context, _ *CrossReplica, args ...Value) (Value, error) {
 			s, value := v.strategy, args[0]
 			if _, same := value.(distributed); !same && s.workersInSync > 1 {
-				value = s.onAll(value)
+				value = s.onReplicas(value)
 			}
-			if inTurn {
-				for _, x := range s.onAll(value).values {
+			if inReplicaOrder {
+				for _, x := range s.onReplicas(value).values {
 					if err := v.setAll(x, m); err != nil {
 						return nil, err
 					}

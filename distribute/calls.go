@@ -110,7 +110,7 @@ func (r *Replica) mergeLeaves(
 			}
 			batch := make([]Reduction, len(leaves))
 			for i, leaf := range leaves {
-				batch[i] = Reduction{Value: s.onAll(leaf), To: s.devices}
+				batch[i] = Reduction{Value: s.onReplicas(leaf), To: s.devices}
 			}
 			return f(ctx, batch)
 		}, append(leaves, strings.Join(names, " ")))

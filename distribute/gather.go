@@ -22,7 +22,7 @@ func (s *Strategy) Gather(ctx context.Context, v Value, axis int, opts ...Option
 	if err != nil {
 		return nil, err
 	}
-	if err := s.suits(v); err != nil {
+	if err := s.checkLocal(v); err != nil {
 		return nil, errorf(name, ErrInvalid, "%w", err)
 	}
 	if _, sparse := v.(*tensor.IndexedSlices); sparse {
@@ -33,14 +33,14 @@ func (s *Strategy) Gather(ctx context.Context, v Value, axis int, opts ...Option
 	if kept, isStored := v.(stored); isStored {
 		d, ok = kept.perReplica(), true
 	}
-	if !ok && (hasDistributed(v) || s.isOfWorker(v) && tensor.IsNest(v)) {
+	if !ok && (hasDistributed(v) || s.isWorkerValue(v) && tensor.IsNest(v)) {
 		return tensor.Map(v, func(leaf any) (any, error) { return s.Gather(ctx, leaf, axis, opts...) })
 	}
-	if s.isOfWorker(v) {
+	if s.isWorkerValue(v) {
 		return s.gatherWorkers(ctx, name, v, axis, o)
 	}
 	if !ok && s.workersInSync > 1 {
-		d, ok = s.onAll(v), true
+		d, ok = s.onReplicas(v), true
 	}
 	if !ok || s.oneDevice {
 		return s.LocalResults(v)[0], nil

@@ -92,9 +92,9 @@ func (s *Strategy) transport() string {
 	return s.group.comms[0].Properties().Transport
 }
 
-// noteImplementation logs once that a request for NCCL or MPI cannot be met. If workers have joined with that
+// warnImplementation logs once that a request for NCCL or MPI cannot be met. If workers have joined with that
 // request, openNCCL has logged it.
-func (s *Strategy) noteImplementation(o Options) {
+func (s *Strategy) warnImplementation(o Options) {
 	i := o.Implementation
 	if i != ImplementationNCCL && i != ImplementationMPI {
 		return // does not build the transport's name: every call takes this path
@@ -103,12 +103,12 @@ func (s *Strategy) noteImplementation(o Options) {
 	switch {
 	case logged || s.transport() == strings.ToLower(i.String()):
 	case i == ImplementationNCCL:
-		s.elsewhere.Do(func() {
+		s.warnedImplementation.Do(func() {
 			s.logger.Warn(noNCCL, "strategy", s.String(),
 				"reason", "NCCL is only used by MultiWorkerMirroredStrategy; replicas of one process share memory")
 		})
 	case i == ImplementationMPI && s.workersInSync > 1:
-		s.elsewhere.Do(func() {
+		s.warnedImplementation.Do(func() {
 			s.logger.Warn("distribute: MPI must be chosen for a whole strategy, not for a call; using the library's own "+
 				"collectives",
 				"strategy", s.String())

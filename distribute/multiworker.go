@@ -60,17 +60,17 @@ func NewMultiWorkerMirroredStrategy(cfg MultiWorkerConfig) (*Strategy, error) {
 	if s.member = cfg.Worker; s.member != nil && p.workers > 1 {
 		cfg.Group = s.member.Group()
 	}
-	made, err := s.begin(op, cfg.Group)
+	made, err := s.openWith(op, cfg.Group)
 	if err != nil {
-		s.giveUp(err)
+		s.leaveJob(err)
 	}
 	return made, err
 }
 
-// begin opens the strategy over the group that it was given, if any.
-func (s *Strategy) begin(op string, group collective.Group) (*Strategy, error) {
+// openWith opens the strategy over the group that it was given, if any.
+func (s *Strategy) openWith(op string, group collective.Group) (*Strategy, error) {
 	if group != nil {
-		if err := s.give(op, group); err != nil {
+		if err := s.adoptGroup(op, group); err != nil {
 			return nil, err
 		}
 	}
@@ -84,7 +84,7 @@ func (s *Strategy) begin(op string, group collective.Group) (*Strategy, error) {
 		err = s.compareOptions(op)
 	}
 	if err != nil {
-		s.giveUp(err)
+		s.leaveJob(err)
 		s.group.owner = nil // the caller keeps ownership
 		_ = s.Close()
 		return nil, err
@@ -92,22 +92,22 @@ func (s *Strategy) begin(op string, group collective.Group) (*Strategy, error) {
 	return s, nil
 }
 
-// giveUp leaves the job that the strategy has joined, because of err.
-func (s *Strategy) giveUp(err error) {
+// leaveJob leaves the job that the strategy has joined, because of err.
+func (s *Strategy) leaveJob(err error) {
 	if s.joined {
 		_ = s.member.Fail(err) // the caller gets err, whether or not the others can be notified
 		_ = s.member.Close()
 	}
 }
 
-// give validates and sets the group between the replicas.
-func (s *Strategy) give(op string, g collective.Group) error {
+// adoptGroup validates and sets the group between the replicas.
+func (s *Strategy) adoptGroup(op string, g collective.Group) error {
 	local := g.Local()
 	if len(local) != len(s.devices) {
 		return errorf(op, ErrInvalid, "the group has %d communicators here for %d devices: want one each", len(local),
 			len(s.devices))
 	}
-	s.given, s.size, s.first = g, local[0].Size(), local[0].Rank()
+	s.userGroup, s.size, s.first = g, local[0].Size(), local[0].Rank()
 	if alone := s.size == len(s.devices); alone != (s.workersInSync == 1) {
 		return errorf(op, ErrInvalid, "the cluster has %d workers, and the group has %d communicators here, of %d in all: "+
 			"want a group of exactly these workers", s.workersInSync, len(local), s.size)

@@ -38,8 +38,8 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 	switch {
 	case s.group != nil: // shared with the outer strategy
 		s.group.share(s.detector)
-	case s.given != nil:
-		s.group = adoptReplicaGroup(s, s.detector, s.given, s.size)
+	case s.userGroup != nil:
+		s.group = adoptReplicaGroup(s, s.detector, s.userGroup, s.size)
 	case s.size > 1:
 		group, err := openReplicaGroup(s, s.detector, len(s.devices), s.options.group(s.stall, s.logger))
 		if err != nil {
@@ -53,7 +53,7 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 	if err := s.checkImplementation(op); err != nil {
 		return nil, err
 	}
-	s.noteImplementation(s.options)
+	s.warnImplementation(s.options)
 	s.stats.open(len(s.devices))
 	if s.kind != defaultKind {
 		s.startWorkers()

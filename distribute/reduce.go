@@ -80,7 +80,7 @@ func (s *Strategy) Reduce(ctx context.Context, op ReduceOp, v Value, opts Reduce
 	sums := make([]Value, n)
 	count := 0
 	for i := range sums {
-		mine, err := selectReplica(i, v, s.suits)
+		mine, err := selectReplica(i, v, s.checkLocal)
 		if err != nil {
 			return nil, errorf(name, ErrInvalid, "%w", err)
 		}
@@ -158,16 +158,16 @@ func (s *Strategy) BatchReduceTo(ctx context.Context, op ReduceOp, batch []Value
 	var together []Reduction
 	var first []any
 	var places []int // indices in the batch of the values that are reduced together
-	ofWorkers := make([]bool, len(batch))
+	workerValues := make([]bool, len(batch))
 	to := make([][]Device, len(batch))
 	for i, b := range batch {
 		if to[i], err = s.destination(name, b.To); err != nil {
 			return nil, err
 		}
-		if ofWorkers[i] = s.isOfWorker(b.Value); ofWorkers[i] {
+		if workerValues[i] = s.isWorkerValue(b.Value); workerValues[i] {
 			continue
 		}
-		value, err := s.everywhere(name, op, b.Value)
+		value, err := s.forReplicas(name, op, b.Value)
 		if err != nil {
 			return nil, err
 		}
@@ -182,7 +182,7 @@ func (s *Strategy) BatchReduceTo(ctx context.Context, op ReduceOp, batch []Value
 		return nil, err
 	}
 	for i, b := range batch {
-		if err := s.suits(b.Value); err != nil {
+		if err := s.checkLocal(b.Value); err != nil {
 			return nil, errorf(name, ErrInvalid, "value %d: %w", i, err)
 		}
 	}
@@ -196,7 +196,7 @@ func (s *Strategy) BatchReduceTo(ctx context.Context, op ReduceOp, batch []Value
 		}
 	}
 	for i, b := range batch {
-		if ofWorkers[i] {
+		if workerValues[i] {
 			if out[i], err = s.reduceWorkers(ctx, name, op, b.Value, to[i], o); err != nil {
 				return nil, err
 			}
@@ -218,7 +218,7 @@ func (s *Strategy) enterCross(ctx context.Context, name string, op ReduceOp, opt
 	}
 	o, err := s.options.over(opts)
 	if err == nil {
-		s.noteImplementation(o)
+		s.warnImplementation(o)
 	}
 	return o, err
 }
@@ -227,7 +227,7 @@ func (s *Strategy) enterCross(ctx context.Context, name string, op ReduceOp, opt
 func (s *Strategy) reduceTo(
 	ctx context.Context, name string, op ReduceOp, v Value, to []Device, o Options,
 ) (Value, error) {
-	if err := s.suits(v); err != nil {
+	if err := s.checkLocal(v); err != nil {
 		return nil, errorf(name, ErrInvalid, "%w", err)
 	}
 	if s.oneDevice {
@@ -248,16 +248,16 @@ func (s *Strategy) reduceTo(
 		case stored:
 			return s.reduceLeaf(ctx, name, op, d.perReplica(), to, o)
 		case distributed:
-			if err := s.suits(leaf); err != nil {
+			if err := s.checkLocal(leaf); err != nil {
 				return nil, errorf(name, ErrInvalid, "%w", err)
 			}
 			return s.reduceLeaf(ctx, name, op, &PerReplica{components{d.Values()}}, to, o)
 		}
-		if s.isOfWorker(leaf) {
+		if s.isWorkerValue(leaf) {
 			return s.reduceWorkers(ctx, name, op, leaf, to, o)
 		}
 		if s.workersInSync > 1 {
-			same, err := s.everywhere(name, op, leaf)
+			same, err := s.forReplicas(name, op, leaf)
 			if err != nil {
 				return nil, err
 			}

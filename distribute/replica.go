@@ -84,7 +84,7 @@ func (r *Replica) enter(ctx context.Context, name string, op ReduceOp, opts []Op
 	if err != nil {
 		return nil, Options{}, err
 	}
-	r.strategy.noteImplementation(o)
+	r.strategy.warnImplementation(o)
 	run, err := r.inRun(ctx, name)
 	return run, o, err
 }

@@ -43,7 +43,7 @@ func Run(
 			mine = make([]Value, len(args))
 			for i, arg := range args {
 				var err error
-				if mine[i], err = selectReplica(r.local, arg, s.suits); err != nil {
+				if mine[i], err = selectReplica(r.local, arg, s.checkLocal); err != nil {
 					return errorf("Run", ErrInvalid, "argument %d: %w", i, err)
 				}
 			}

@@ -14,7 +14,7 @@ func (v *Variable) Saved(in *CrossReplica) (*tensor.Tensor, error) {
 	if in == nil {
 		return nil, errNoContext(op)
 	}
-	if err := errors.Join(v.mine(op, in.strategy), in.valid(op)); err != nil {
+	if err := errors.Join(v.checkOwner(op, in.strategy), in.valid(op)); err != nil {
 		return nil, err
 	}
 	return v.readCross(op, v.devices[0])
@@ -28,7 +28,7 @@ func (v *Variable) Restore(in *CrossReplica, x *tensor.Tensor) error {
 	if in == nil {
 		return errNoContext(op)
 	}
-	if err := errors.Join(v.mine(op, in.strategy), in.valid(op)); err != nil {
+	if err := errors.Join(v.checkOwner(op, in.strategy), in.valid(op)); err != nil {
 		return err
 	}
 	if x == nil {

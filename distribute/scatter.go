@@ -48,7 +48,7 @@ var scatters = func() (m [dense.ScatterUpdate + 1]mutation) {
 			apply: func(old *tensor.Tensor, x Value) *tensor.Tensor {
 				return dense.Scatter(o, old, x.(*tensor.IndexedSlices))
 			},
-			inTurn: true,
+			inReplicaOrder: true,
 		}
 	}
 	return m

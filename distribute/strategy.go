@@ -28,7 +28,7 @@ type Strategy struct {
 	workerID      int              // this one, in the order of their replicas
 	chief         bool             // this worker writes what exactly one worker must write
 	replicasOf    []int            // by worker, if there are several
-	given         collective.Group // the communicators between the replicas, from the configuration
+	userGroup     collective.Group // the communicators between the replicas, from the configuration
 	member        *clusterworker.Worker
 	joined        bool     // the strategy created member
 	params        []Device // devices of variables
@@ -55,7 +55,7 @@ type Strategy struct {
 	undo     undo.Log
 	stats    runStats
 
-	elsewhere sync.Once // the warning of noteImplementation
+	warnedImplementation sync.Once
 
 	mu sync.Mutex
 }

@@ -125,7 +125,7 @@ func (s *Strategy) update(ctx context.Context, v *Variable, f UpdateFunc, args [
 	case f == nil:
 		return nil, errorf(op, ErrInvalid, "the update function is nil")
 	}
-	if err := errors.Join(s.requireCross(ctx, op), v.mine(op, s)); err != nil {
+	if err := errors.Join(s.requireCross(ctx, op), v.checkOwner(op, s)); err != nil {
 		return nil, err
 	}
 	before := v.Values()

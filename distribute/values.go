@@ -129,8 +129,8 @@ func SelectReplica(replica int, v Value) (Value, error) {
 	return selectReplica(replica, v, func(Value) error { return nil })
 }
 
-// selectReplica is SelectReplica after a check of every distributed leaf by suits.
-func selectReplica(replica int, v Value, suits func(leaf Value) error) (Value, error) {
+// selectReplica is SelectReplica after a check of every distributed leaf by check.
+func selectReplica(replica int, v Value, check func(leaf Value) error) (Value, error) {
 	if !hasDistributed(v) {
 		return v, nil
 	}
@@ -139,7 +139,7 @@ func selectReplica(replica int, v Value, suits func(leaf Value) error) (Value, e
 		if !ok {
 			return leaf, nil
 		}
-		if err := suits(leaf); err != nil {
+		if err := check(leaf); err != nil {
 			return nil, err
 		}
 		if values := d.Values(); replica >= 0 && replica < len(values) {

@@ -230,12 +230,12 @@ func (v *Variable) Read(in Context) (*tensor.Tensor, error) {
 	const op = "Read"
 	switch in := in.(type) {
 	case *Replica:
-		if err := v.mine(op, in.strategy); err != nil {
+		if err := v.checkOwner(op, in.strategy); err != nil {
 			return nil, err
 		}
 		return v.components[v.on(in.local)].Load(), nil
 	case *CrossReplica:
-		if err := errors.Join(v.mine(op, in.strategy), in.valid(op)); err != nil {
+		if err := errors.Join(v.checkOwner(op, in.strategy), in.valid(op)); err != nil {
 			return nil, err
 		}
 		return v.readCross(op, in.device)
@@ -273,8 +273,8 @@ func (v *Variable) readCross(op string, at Device) (*tensor.Tensor, error) {
 	return out.(*tensor.Tensor), nil
 }
 
-// mine returns an error if the variable belongs to another strategy.
-func (v *Variable) mine(op string, s *Strategy) error {
+// checkOwner returns an error if the variable belongs to another strategy.
+func (v *Variable) checkOwner(op string, s *Strategy) error {
 	if v.strategy != s {
 		return errorf(op, ErrContext, "mixing different strategies: variable %s belongs to %v, the context to another "+
 			"strategy, %v", v.Name(), v.strategy, s)

@@ -55,7 +55,7 @@ type LazyVariable struct{ made atomic.Pointer[Variable] }
 // call it in that Run.
 func (l *LazyVariable) Get(ctx context.Context, r *Replica, cfg VariableConfig) (*Variable, error) {
 	if v := l.made.Load(); v != nil {
-		return v, v.mine("LazyVariable", r.strategy)
+		return v, v.checkOwner("LazyVariable", r.strategy)
 	}
 	// NewVariable waits for all replicas, so no replica gets the variable before all have reached this line.
 	v, err := r.NewVariable(ctx, cfg)

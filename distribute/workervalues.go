@@ -8,9 +8,9 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// suits returns an error if v is a [*PerReplica] whose number of components is not this worker's number of
+// checkLocal returns an error if v is a [*PerReplica] whose number of components is not this worker's number of
 // replicas. Without the check it could be used as a wrong value silently.
-func (s *Strategy) suits(v Value) error {
+func (s *Strategy) checkLocal(v Value) error {
 	p, ok := v.(*PerReplica)
 	if n := len(s.devices); ok && len(p.values) != n {
 		return fmt.Errorf("the per-replica value has %d components, and %v %d replicas here: it must be non-empty and have "+
@@ -45,9 +45,9 @@ func (s *Strategy) LocalResults(v Value) []Value {
 	return out
 }
 
-// onAll wraps the components of an argument of a merge function. An argument that is the same object on all
+// onReplicas wraps the components of an argument of a merge function. An argument that is the same object on all
 // replicas was not wrapped.
-func (s *Strategy) onAll(v Value) *PerReplica {
+func (s *Strategy) onReplicas(v Value) *PerReplica {
 	switch v := v.(type) {
 	case *PerReplica:
 		return v
@@ -66,9 +66,9 @@ func isPlain(v Value) bool {
 	return !isDistributed && !isStored
 }
 
-// everywhere returns, with several workers, a value with a component for each of this worker's replicas. A
+// forReplicas returns, with several workers, a value with a component for each of this worker's replicas. A
 // value that is not distributed is the same for all of them, and so has no sum.
-func (s *Strategy) everywhere(name string, op ReduceOp, v Value) (Value, error) {
+func (s *Strategy) forReplicas(name string, op ReduceOp, v Value) (Value, error) {
 	switch {
 	case s.workersInSync == 1 || !isPlain(v):
 		return v, nil
@@ -78,12 +78,12 @@ func (s *Strategy) everywhere(name string, op ReduceOp, v Value) (Value, error) 
 			"it is the same on the %d replicas of this worker, and other workers have one replica. "+
 			"Want a value of each replica, such as Run returns", v, op, len(s.devices))
 	}
-	return s.onAll(v), nil
+	return s.onReplicas(v), nil
 }
 
-// isOfWorker reports whether a value belongs to the whole worker, and not to a replica. This is known only if
+// isWorkerValue reports whether a value belongs to the whole worker, and not to a replica. This is known only if
 // every worker has several replicas: the value of a worker's only replica is not wrapped.
-func (s *Strategy) isOfWorker(v Value) bool {
+func (s *Strategy) isWorkerValue(v Value) bool {
 	return s.workersInSync > 1 && isPlain(v) && slices.Min(s.replicasOf) > 1
 }
 
