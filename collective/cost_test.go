@@ -15,21 +15,21 @@ import (
 
 // bare executes a collective as Run does, except for what finds mistakes and stuck peers: no header is made, no
 // description of the call is recorded, no deadline is set. It exists to measure what these cost.
-func (m *member) bare(call *Call, t ticket) error {
-	if err := m.front.Err(); err != nil {
+func (b *planBackend) bare(call *Call, t ticket) error {
+	if err := b.front.Err(); err != nil {
 		return err
 	}
-	m.diagnosis.begun.Next(call.Op, call.Peer)
-	opts := m.team.cfg.of(call)
-	count, err := call.check(m.rank, m.team.size, &opts)
+	b.diagnosis.begun.Next(call.Op, call.Peer)
+	opts := b.team.cfg.of(call)
+	count, err := call.check(b.rank, b.team.size, &opts)
 	if err != nil {
 		return err
 	}
-	if _, err := m.plan(&Running{Call: call, Count: count, Options: opts, ticket: t}); err != nil {
+	if _, err := b.plan(&Running{Call: call, Count: count, Options: opts, ticket: t}); err != nil {
 		return err
 	}
-	m.signer.last, m.call.Slot = nil, transport.Slot{Header: transport.Header{Seq: t.seq}}
-	return m.exec.Execute(context.Background(), &m.call)
+	b.signer.last, b.call.Slot = nil, transport.Slot{Header: transport.Header{Seq: t.seq}}
+	return b.exec.Execute(context.Background(), &b.call)
 }
 
 // doBare is Do by bare.
@@ -41,7 +41,7 @@ func (c *communicator) doBare(call *Call) error {
 	if !ready {
 		return fmt.Errorf("call %d is not the first", t.seq)
 	}
-	err = c.backend.(*member).bare(call, t)
+	err = c.backend.(*planBackend).bare(call, t)
 	c.finish(true)
 	c.group.watcher.leave(c.rank, t.seq, call, err)
 	return err

@@ -30,7 +30,7 @@ type diagnosis struct {
 	slot   *transport.Slot     // identifies it to the other ranks
 	begun  fingerprint.Numbers // the calls that the rank has begun, including this one
 	silent int                 // the rank that did not answer the last probe, or -1
-	behind []int               // early: the ranks that have not entered
+	behind []int               // compareEarly: the ranks that have not entered
 
 	// departed is a departure that was reported while the rank waited. The wait may have ended for another reason,
 	// so it is kept for later.
@@ -70,8 +70,6 @@ type departure struct{ down transport.PeerDown }
 
 func (d *departure) Error() string { return d.down.Error() }
 
-func keep(down transport.PeerDown) *departure { return &departure{down} }
-
 // lost returns the error of a departure: the reason that the peer reported, or that the peer is lost.
 func (d *diagnosis) lost(down *transport.PeerDown) *Error {
 	if failure := (*transport.Failure)(nil); errors.As(down.Err, &failure) {
@@ -101,7 +99,7 @@ func (d *diagnosis) awaitReason(patience time.Duration) *departure {
 			}
 		}
 		if !errors.Is(down.Err, transport.ErrClosed) {
-			return keep(down)
+			return &departure{down}
 		}
 	}
 }

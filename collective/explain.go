@@ -8,9 +8,9 @@ import (
 // problem, and why. The environment variables apply as they do in [Open]. If the problem is Private, peers
 // cannot access the memory of all ranks.
 func Explain(cfg Config, p Problem, w chooser.Where) (string, error) {
-	asked := "the configuration asks for it"
+	reason := "the configuration selects it"
 	if cfg.Algorithm == "" {
-		asked = "LOCKSTEP_ALGORITHM asks for it"
+		reason = "LOCKSTEP_ALGORITHM selects it"
 	}
 	cfg, err := cfg.filled()
 	if err != nil {
@@ -26,16 +26,16 @@ func Explain(cfg Config, p Problem, w chooser.Where) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if p.Private && row.Fits(p) != nil { // a rank learns that only after all ranks have entered the call
+	if p.Private && row.Fits(p) != nil { // known only after all ranks have entered the call
 		if row, err = prefer.choose(cfg.Chooser, p, w); err != nil {
 			return "", err
 		}
 	}
 	switch table, err := cfg.Chooser.Choose(p, w); {
 	case row.Name == prefer.of[p.Op] || row.Name == prefer.all:
-		return cfg.Chooser.Explain(p, w, row.Name, asked), nil
+		return cfg.Chooser.Explain(p, w, row.Name, reason), nil
 	case err == nil && row.Name != table.Name:
-		return cfg.Chooser.Explain(p, w, row.Name, "it is chosen before memory is looked at, and does for such as this"), nil
+		return cfg.Chooser.Explain(p, w, row.Name, "it is chosen before the memory is known, and supports private memory"), nil
 	}
 	return cfg.Chooser.Explain(p, w, "", ""), nil
 }

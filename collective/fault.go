@@ -26,8 +26,8 @@ func (p peers) State(rank int) (s fault.State, ok bool) {
 func (p peers) LastSeen(rank int) (l fault.LastSeen) {
 	d := p.d
 	l.Frame = d.exec.LastCall(rank)
-	if d.site.marker != nil && d.site.in(rank) && !d.run.Call.pairwise() {
-		l.Entered = !slices.Contains(d.site.marker.Behind(0, nil), rank)
+	if d.site.sharesMemory() && d.site.in(rank) && !d.run.Call.pairwise() {
+		l.Entered = !slices.Contains(d.end.Behind(0, nil), rank)
 		if !l.Entered {
 			l.Previous = d.calls.before(d.slot.Seq)
 		}

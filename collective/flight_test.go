@@ -186,7 +186,7 @@ func TestFlightsWhileCalled(t *testing.T) {
 func BenchmarkKeep(b *testing.B) {
 	g := openFlights(b, 1, Config{})
 	c := g.Local()[0].(*communicator)
-	x := c.backend.(*member)
+	x := c.backend.(*planBackend)
 	r := &Running{Call: sumOf("layers/0/kernel", 8, 8), Count: 64}
 	r.Options = c.group.cfg.of(r.Call)
 	if err := x.prepare(r); err != nil {

@@ -11,11 +11,11 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// early compares the calls of the peers that have entered the current call with this rank's, so that a
+// compareEarly compares the calls of the peers that have entered the current call with this rank's, so that a
 // mismatch is detected without waiting for the other ranks: it reads their slots, or the calls in which local
 // peers have blocked. It is called before a wait blocks.
-func (d *diagnosis) early() error {
-	if d.site.marker == nil || d.run.Call.pairwise() {
+func (d *diagnosis) compareEarly() error {
+	if !d.site.sharesMemory() || d.run.Call.pairwise() {
 		return d.block()
 	}
 	if !d.exec.Entering() {
@@ -26,10 +26,10 @@ func (d *diagnosis) early() error {
 			return err
 		}
 	}
-	d.behind = d.site.marker.Behind(0, d.behind[:0])
+	d.behind = d.end.Behind(0, d.behind[:0])
 	behind := d.behind
 	for _, peer := range d.site.domain {
-		if !slices.Contains(behind, peer) && d.site.marker.Peer(peer).Sum != d.slot.Sum {
+		if !slices.Contains(behind, peer) && d.end.Peer(peer).Sum != d.slot.Sum {
 			return d.mismatch(func(r int) bool { return !slices.Contains(behind, r) })
 		}
 	}
@@ -41,7 +41,7 @@ func (d *diagnosis) early() error {
 func (d *diagnosis) block() error {
 	own := d.calls.call()
 	// collectives need every rank of the domain
-	near := func(rank int) bool { return d.site.marker != nil && d.site.in(rank) }
+	near := func(rank int) bool { return d.site.sharesMemory() && d.site.in(rank) }
 	if c := d.team.blocked.Block(d.rank, &own, &d.begun, near); c != nil {
 		return d.conflict(c)
 	}
@@ -54,7 +54,7 @@ func (d *diagnosis) mismatch(here func(rank int) bool) error {
 	var parties fault.Parties
 	for _, r := range d.site.domain {
 		if here(r) {
-			parties.Add(r, d.site.marker.Peer(r))
+			parties.Add(r, d.end.Peer(r))
 		}
 	}
 	text, others := parties.Mismatch()
@@ -66,9 +66,9 @@ func (d *diagnosis) mismatch(here func(rank int) bool) error {
 	return err
 }
 
-// oddity describes a frame that the executor rejected. If it belongs to another collective than this rank's, the
-// two ranks diverged earlier: oddity then looks for the call in which they did.
-func (d *diagnosis) oddity(frame *executor.OtherCall) error {
+// otherCall describes a frame that the executor rejected. If it belongs to another collective than this rank's, the
+// two ranks diverged earlier: otherCall then looks for the call in which they did.
+func (d *diagnosis) otherCall(frame *executor.OtherCall) error {
 	peer, h, header := frame.Peer, frame.Header, fingerprint.WithoutFrame(frame.Header)
 	if Op(h.Op) != Send && !d.run.Call.pairwise() && h.Comm == d.slot.Comm && h.Epoch == d.slot.Epoch {
 		before := d.calls.before(d.slot.Seq)
@@ -133,7 +133,7 @@ func (d *diagnosis) callOf(peer int, h *transport.Header) fingerprint.Call {
 // probe requests the call of the rank in another process that this rank waits for, and returns how it
 // conflicts with this rank's.
 func (d *diagnosis) probe() error {
-	peer := d.elsewhere()
+	peer := d.hiddenPeer()
 	if peer < 0 {
 		return nil
 	}
@@ -159,18 +159,18 @@ func (d *diagnosis) probe() error {
 	return nil
 }
 
-// elsewhere returns a rank that this one waits for and whose calls it cannot see, or -1. A slot shows only
+// hiddenPeer returns a rank that this one waits for and whose calls it cannot see, or -1. A slot shows only
 // calls of all ranks.
-func (d *diagnosis) elsewhere() int {
+func (d *diagnosis) hiddenPeer() int {
 	for _, r := range d.missing() {
-		if !d.sees(r) {
+		if !d.canSee(r) {
 			return r
 		}
 	}
 	return -1
 }
 
-// sees reports whether this rank can look up what another rank does.
-func (d *diagnosis) sees(rank int) bool {
-	return d.site.in(rank) && (d.site.near || !d.run.Call.pairwise())
+// canSee reports whether this rank can look up what another rank does.
+func (d *diagnosis) canSee(rank int) bool {
+	return d.site.in(rank) && (d.site.oneWorker || !d.run.Call.pairwise())
 }

@@ -13,47 +13,49 @@ import (
 // site is the placement of the ranks of a communicator, seen from one rank, and what that rank shares with
 // its domain.
 type site struct {
-	marker transport.Endpoint // nil: no other rank's memory is accessible
-	domain []int              // the ranks that access each other's memory
-	places []plan.Place       // of all ranks; nil: one process
-	// whole reports that all ranks are in one process: a call that all ranks have entered depends on no other
+	domain []int        // the ranks that access each other's memory, this one included
+	places []plan.Place // of all ranks; nil: one process
+	// oneProcess reports that all ranks are in one process: a call that all ranks have entered depends on no other
 	// process, and runs to its end on all of them.
-	whole bool
-	near  bool // the whole domain is in this process
-	half  int  // bytes of one half of a rank's staging buffer, the same in all domains
-	where chooser.Where
+	oneProcess bool
+	oneWorker  bool // the whole domain is in this process
+	stageBytes int  // of one half of a rank's staging buffer; the same in all domains
+	where      chooser.Where
 }
 
-// halfSpread is how many bytes of one half of a staging buffer a call uses where there are several domains:
+// spreadStageBytes is how many bytes of one half of a staging buffer a call uses where there are several domains:
 // every transport has at least as many. The plan must be the same in all domains, and a rank that is alone in
 // its domain has no staging buffer to measure.
-const halfSpread = 32 << 10
+const spreadStageBytes = 32 << 10
 
 func findSite(end transport.Endpoint) site {
 	s := site{domain: []int{end.Rank()}}
 	size, rank := end.Size(), end.Rank()
 	offers := end.Capabilities()
 	if domain := offers.Domain(rank); offers.Memory && len(domain) > 1 {
-		s.marker, s.domain = end, domain
-		s.half = offers.StagingBytes / 2
+		s.domain, s.stageBytes = domain, offers.StagingBytes/2
 	}
 	for _, p := range offers.Places {
 		s.places = append(s.places, plan.Place(p))
 	}
-	s.near = !slices.ContainsFunc(s.domain, func(r int) bool { return s.places != nil && s.places[r].Worker != s.places[rank].Worker })
-	s.whole = s.near && len(s.domain) == size
-	if s.whole {
+	elsewhere := func(r int) bool { return s.places != nil && s.places[r].Worker != s.places[rank].Worker }
+	s.oneWorker = !slices.ContainsFunc(s.domain, elsewhere)
+	s.oneProcess = s.oneWorker && len(s.domain) == size
+	if s.oneProcess {
 		s.places = nil
 	}
 	s.where = s.whereabouts(end, offers.Memory)
 	if s.spread() {
-		s.half = halfSpread
+		s.stageBytes = spreadStageBytes
 	}
-	if s.whole && size > 1 {
+	if s.oneProcess && size > 1 {
 		s.where.Cores = runtime.GOMAXPROCS(0)
 	}
 	return s
 }
+
+// sharesMemory reports whether other ranks access this rank's memory.
+func (s *site) sharesMemory() bool { return len(s.domain) > 1 }
 
 // spread reports whether the ranks are in several domains.
 func (s *site) spread() bool { return s.places != nil && len(s.domain) < len(s.places) }

@@ -9,78 +9,78 @@ import (
 )
 
 // Run executes a call.
-func (m *member) Run(r *Running) error {
-	m.diagnosis.begin(r)
-	m.waiter.begin(r)
-	if err := m.prepare(r); err != nil {
-		return m.front.Error(r, ErrInvalid, err)
+func (b *planBackend) Run(r *Running) error {
+	b.diagnosis.begin(r)
+	b.waiter.begin(r)
+	if err := b.prepare(r); err != nil {
+		return b.front.Error(r, ErrInvalid, err)
 	}
-	err := m.down()
+	err := b.down()
 	if err == nil {
-		err = m.exec.Execute(&m.waiter, &m.call)
+		err = b.exec.Execute(&b.waiter, &b.call)
 	}
 	if err == nil {
 		return nil
 	}
-	if m.exec.Entered() {
-		m.team.breakOff()
+	if b.exec.Entered() {
+		b.team.breakOff()
 	}
-	err = m.fail(err)
-	m.exec.Leave(&m.call)
+	err = b.fail(err)
+	b.exec.Leave(&b.call)
 	return err
 }
 
 // prepare makes what the executor needs to execute a valid call, and notes the call.
-func (m *member) prepare(r *Running) error {
-	p, err := m.plan(r)
+func (b *planBackend) prepare(r *Running) error {
+	p, err := b.plan(r)
 	if err != nil {
 		return err
 	}
-	last := m.signer.last
-	s := m.signer.sign(r.Call, r.Count, &r.Options, p)
-	slot := &m.call.Slot
+	last := b.signer.last
+	s := b.signer.sign(r.Call, r.Count, &r.Options, p)
+	slot := &b.call.Slot
 	if s != last {
 		slot.Header, slot.Name, slot.Shape, slot.Algorithm = s.call.Header, s.call.Name, s.call.Shape, s.call.Algorithm
 	}
 	slot.Seq, slot.Sum = r.seq, s.sum+r.seq*transport.SumStep
-	m.calls.note(r, s, &m.diagnosis.begun)
+	b.calls.note(r, s, &b.diagnosis.begun)
 	return nil
 }
 
 // plan makes the executor's call, except for its slot. p is nil for a call of two ranks.
-func (m *member) plan(r *Running) (p *planned, err error) {
-	call, c := r.Call, &m.call
+func (b *planBackend) plan(r *Running) (p *planned, err error) {
+	call, c := r.Call, &b.call
 	c.Reduce, c.Type, c.Partial = call.Reduce, call.Type, partialType(call, &r.Options)
-	c.Src, c.Dst = call.sides(m.rank)
+	c.Src, c.Dst = call.sides(b.rank)
 	if call.pairwise() {
-		m.message.Message(call.Peer, r.Count, call.Op == Send)
-		c.Plan = &m.message
+		b.message.Message(call.Peer, r.Count, call.Op == Send)
+		c.Plan = &b.message
 		return nil, nil
 	}
-	if p, err = m.planner.plan(r, c.Partial); err == nil {
+	if p, err = b.planner.plan(r, c.Partial); err == nil {
 		c.Plan = p.plan
 	}
 	return p, err
 }
 
 // Failed implements [executor.Caller].
-func (m *member) Failed() bool { return m.front.Failing() }
+func (b *planBackend) Failed() bool { return b.front.Failing() }
 
 // Mismatch implements [executor.Caller].
-func (m *member) Mismatch() error { return m.diagnosis.mismatch(func(int) bool { return true }) }
+func (b *planBackend) Mismatch() error { return b.diagnosis.mismatch(func(int) bool { return true }) }
 
 // PrivatePlan implements [executor.Caller].
-func (m *member) PrivatePlan() (*executor.Plan, error) {
-	p, err := m.planner.private()
+func (b *planBackend) PrivatePlan() (*executor.Plan, error) {
+	p, err := b.planner.private()
 	if err != nil {
-		return nil, m.diagnosis.failure(ErrInvalid, err)
+		return nil, b.diagnosis.failure(ErrInvalid, err)
 	}
 	return p, nil
 }
 
 // fail determines what a failed wait means for the communicator, and returns the cause of its failure.
-func (m *member) fail(err error) error {
-	f := m.front
+func (b *planBackend) fail(err error) error {
+	f := b.front
 	if errors.Is(err, executor.ErrFailed) {
 		<-f.Failed()
 		return f.Err()
@@ -89,16 +89,16 @@ func (m *member) fail(err error) error {
 		return f.Abort(v.err)
 	}
 	if errors.Is(err, transport.ErrInterrupted) {
-		if err = m.interrupted(); errors.Is(err, executor.ErrFailed) {
-			return m.fail(err)
+		if err = b.interrupted(); errors.Is(err, executor.ErrFailed) {
+			return b.fail(err)
 		}
 	}
-	return f.Fail(m.diagnose(err))
+	return f.Fail(b.diagnose(err))
 }
 
 // diagnose translates an error of the transport or the executor.
-func (m *member) diagnose(err error) error {
-	d := &m.diagnosis
+func (b *planBackend) diagnose(err error) error {
+	d := &b.diagnosis
 	e := (*Error)(nil)
 	down := (*transport.PeerDown)(nil)
 	departed := (*departure)(nil)
@@ -110,7 +110,7 @@ func (m *member) diagnose(err error) error {
 	case errors.As(err, &e):
 		return err
 	case errors.As(err, &other):
-		return d.oddity(other)
+		return d.otherCall(other)
 	case errors.As(err, &missing):
 		return d.failure(ErrMismatch, missing)
 	case errors.As(err, &down):
@@ -125,13 +125,13 @@ func (m *member) diagnose(err error) error {
 
 // down checks whether a peer is gone without which the call cannot succeed. A peer that has closed its
 // endpoint may have done its part of a call by frames; it cannot have entered a call in memory.
-func (m *member) down() error {
-	d := &m.diagnosis
+func (b *planBackend) down() error {
+	d := &b.diagnosis
 	for d.departed == nil {
 		select {
-		case down := <-m.end.Down():
-			if !errors.Is(down.Err, transport.ErrClosed) || m.site.marker != nil && m.site.in(down.Rank) {
-				d.departed = keep(down)
+		case down := <-b.end.Down():
+			if !errors.Is(down.Err, transport.ErrClosed) || b.site.sharesMemory() && b.site.in(down.Rank) {
+				d.departed = &departure{down}
 			}
 			continue
 		default:
@@ -147,26 +147,26 @@ func (m *member) down() error {
 // interrupted returns why the current call can never start: a rank has withdrawn, or a team has failed. If it
 // is this team, its cause is known or will be shortly. Otherwise it is another team over the same transport,
 // which is sending its cause.
-func (m *member) interrupted() error {
-	t := m.team
-	if t.local == t.size || t.execs.Withdrawing() || m.front.Failing() {
+func (b *planBackend) interrupted() error {
+	t := b.team
+	if t.local == t.size || t.executors.Withdrawing() || b.front.Failing() {
 		return executor.ErrFailed
 	}
-	if left := m.diagnosis.departed; left != nil {
+	if left := b.diagnosis.departed; left != nil {
 		return left
 	}
 	timer := time.NewTimer(causeWait)
 	defer timer.Stop()
 	for {
 		select {
-		case down := <-m.end.Down():
-			if !errors.Is(down.Err, transport.ErrClosed) || m.site.in(down.Rank) {
-				return keep(down)
+		case down := <-b.end.Down():
+			if !errors.Is(down.Err, transport.ErrClosed) || b.site.in(down.Rank) {
+				return &departure{down}
 			}
-		case <-m.front.Failed():
+		case <-b.front.Failed():
 			return executor.ErrFailed
 		case <-timer.C:
-			return m.diagnosis.failure(ErrPeerLost, errors.New("a rank of another group over this transport has left the call"))
+			return b.diagnosis.failure(ErrPeerLost, errors.New("a rank of another group over this transport has left the call"))
 		}
 	}
 }

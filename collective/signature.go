@@ -122,7 +122,8 @@ func keyOf(call *Call, o *Options, p *planned) signed {
 func (s *signature) is(call *Call, count int, o *Options, p *planned) bool {
 	k, m := &s.key, call.Manifest
 	switch {
-	case k.plan != p || k.reduce != call.Reduce || k.dtype != call.Type || k.order != o.Order || k.accumulate != o.Accumulate:
+	case k.plan != p || k.reduce != call.Reduce || k.dtype != call.Type || k.order != o.Order ||
+		k.accumulate != o.Accumulate:
 		return false
 	case p == nil && (k.op != call.Op || k.peer != call.Peer || s.count != count):
 		return false

@@ -13,12 +13,12 @@ import (
 
 // team is what the local ranks of one communicator over a transport share.
 type team struct {
-	cfg     *Config // set when the first rank joins
-	id      uint64  // in headers; the same on all ranks
-	size    int
-	local   int             // number of local ranks
-	execs   *executor.Group // executes their calls
-	blocked fault.Blocked   // the calls in which they block
+	cfg       *Config // set when the first rank joins
+	id        uint64  // in headers; the same on all ranks
+	size      int
+	local     int             // number of local ranks
+	executors *executor.Group // executes their calls
+	blocked   fault.Blocked   // the calls in which they block
 
 	// closed when a rank has left a call that all ranks had entered: no frame of that call can be received
 	broken   chan struct{}
@@ -34,7 +34,7 @@ type team struct {
 
 func newTeam(id uint64, size, local int) *team {
 	t := &team{id: id, size: size, local: local, broken: make(chan struct{}), parts: map[uint64]*team{}}
-	t.execs = executor.NewGroup(local)
+	t.executors = executor.NewGroup(local)
 	t.ranks.Store(&[]*recent{})
 	return t
 }

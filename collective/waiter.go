@@ -56,7 +56,7 @@ func (w *waiter) Park(ready <-chan struct{}) error {
 	var down <-chan transport.PeerDown
 	if !w.exec.Entered() {
 		done, failed, down = w.ctx.Done(), w.front.Failed(), w.end.Down()
-		if err := w.early(); err != nil {
+		if err := w.compareEarly(); err != nil {
 			return err
 		}
 		monitor, err := w.front.Park(w.run)
@@ -67,7 +67,7 @@ func (w *waiter) Park(ready <-chan struct{}) error {
 			defer monitor.Unpark(w.rank)
 		}
 	}
-	w.arm()
+	w.setTimer()
 	defer w.timer.Stop()
 	for {
 		select {
@@ -82,13 +82,13 @@ func (w *waiter) Park(ready <-chan struct{}) error {
 			// A rank that has closed its endpoint may have done its part. If it has not, the transport ends
 			// the wait.
 			if closed := errors.Is(d.Err, transport.ErrClosed); !closed || w.site.in(d.Rank) {
-				w.departed = keep(d)
+				w.departed = &departure{d}
 				if !closed {
 					return w.departed
 				}
 			}
 		case <-w.timer.C:
-			if err := w.ring(); err != nil {
+			if err := w.handleTimer(); err != nil {
 				return err
 			}
 		}
@@ -106,15 +106,15 @@ const (
 	probeMost  = 10 * time.Second
 )
 
-// arm sets the timer to the next event: a probe of the peer, the stall report or the deadline.
-func (w *waiter) arm() {
+// setTimer sets the timer to the next event: a probe of the peer, the stall report or the deadline.
+func (w *waiter) setTimer() {
 	now := time.Now()
 	w.waitsFor = w.exec.Missing(w.waitsFor[:0])
 	w.front.Waits(w.run, now, w.waitsFor)
 	if w.since.IsZero() {
 		w.since = now
 		w.next = time.Time{}
-		if !w.site.whole {
+		if !w.site.oneProcess {
 			w.pause, w.next = probeFirst, now.Add(probeFirst)
 		}
 	}
@@ -135,8 +135,8 @@ func (w *waiter) arm() {
 	}
 }
 
-// ring handles the timer: it reports the stall, probes the peer, or returns the error of the deadline.
-func (w *waiter) ring() error {
+// handleTimer handles the timer: it reports the stall, probes the peer, or returns the error of the deadline.
+func (w *waiter) handleTimer() error {
 	now := time.Now()
 	waited := now.Sub(w.since)
 	if w.timeout >= 0 && !w.exec.Entered() && waited >= w.timeout {
@@ -153,7 +153,7 @@ func (w *waiter) ring() error {
 		w.pause = min(2*w.pause, probeMost)
 		w.next = time.Now().Add(w.pause)
 	}
-	w.arm()
+	w.setTimer()
 	return nil
 }
 

@@ -44,7 +44,9 @@ func decodeFailure(b []byte) (e *Error, ok bool) {
 	if !ok {
 		return nil, false
 	}
-	e = &Error{Kind: failureKinds[f.Kind], Comm: f.Comm, Rank: f.Rank, Op: f.Op, Seq: f.Seq, Name: f.Name, Peers: f.Peers, Who: f.Who}
+	e = &Error{
+		Kind: failureKinds[f.Kind], Comm: f.Comm, Rank: f.Rank, Op: f.Op, Seq: f.Seq, Name: f.Name, Peers: f.Peers, Who: f.Who,
+	}
 	if f.Cause != "" {
 		e.Err = errors.New(f.Cause)
 	}

@@ -51,7 +51,7 @@ func TestSignatures(t *testing.T) {
 	}
 	defer g.Close()
 	front := g.Local()[0].(*communicator)
-	m := front.backend.(*member)
+	m := front.backend.(*planBackend)
 	random := rand.New(rand.NewPCG(3, 4))
 	manifests := []*Manifest{nil, {}, {Name: "w"}, {Name: "b"}, {Name: "w", Shape: []int{6}}, {Name: "w", Shape: []int{2, 3}}, {Shape: []int{3, 2}}, {Name: "b", Shape: []int{12}}}
 	var before []*Call

@@ -231,11 +231,11 @@ func TestExplainAsRun(t *testing.T) {
 	}
 	t.Setenv("LOCKSTEP_ALGORITHM", "recursive_doubling")
 	if text := explain(bench.Options{}); chosen(text) != "recursive_doubling" ||
-		!strings.Contains(text, "LOCKSTEP_ALGORITHM asks for it") {
+		!strings.Contains(text, "LOCKSTEP_ALGORITHM selects it") {
 		t.Errorf("asked for by the environment:\n%s", text)
 	}
 	if text := explain(bench.Options{Algorithm: "all_reduce:reduce_broadcast"}); chosen(text) != "reduce_broadcast" ||
-		!strings.Contains(text, "the configuration asks for it") {
+		!strings.Contains(text, "the configuration selects it") {
 		t.Errorf("asked for by the options:\n%s", text)
 	}
 	table := *chooser.Default()

@@ -173,7 +173,8 @@ type testCase struct {
 }
 
 var ops = []plan.Op{
-	plan.AllReduce, plan.Broadcast, plan.Barrier, plan.Reduce, plan.ReduceScatter, plan.AllGather, plan.Gather, plan.Scatter, plan.AllToAll,
+	plan.AllReduce, plan.Broadcast, plan.Barrier, plan.Reduce, plan.ReduceScatter, plan.AllGather, plan.Gather,
+	plan.Scatter, plan.AllToAll,
 }
 
 // drawCase returns a call that the algorithm can execute, or nil.
@@ -545,7 +546,8 @@ func TestTornCall(t *testing.T) {
 	}
 }
 
-// TestWithdraw checks that a rank whose context ends before all have entered leaves, and that the call then never starts.
+// TestWithdraw checks that a rank whose context ends before all have entered leaves, and that the call then never
+// starts.
 func TestWithdraw(t *testing.T) {
 	w := newWorld(2, topologies["memory"](2))
 	defer w.close()
@@ -559,7 +561,8 @@ func TestWithdraw(t *testing.T) {
 	if got := w.ranks[0].Missing(nil); !slices.Equal(got, []int{1}) {
 		t.Errorf("rank 0 waited for ranks %v", got)
 	}
-	if err := w.ranks[1].Execute(context.Background(), c.call(w.ranks[1], slot)); !errors.Is(err, transport.ErrInterrupted) {
+	err := w.ranks[1].Execute(context.Background(), c.call(w.ranks[1], slot))
+	if !errors.Is(err, transport.ErrInterrupted) {
 		t.Errorf("rank 1: %v", err)
 	}
 }
@@ -579,7 +582,9 @@ func TestMessage(t *testing.T) {
 			p := &plans[r.rank]
 			p.Message(1-r.rank, count, r.rank == 0)
 			m := tensor.HostMemory(data[r.rank])
-			return r.Execute(context.Background(), &executor.Call{Plan: p, Type: tensor.Float32, Partial: tensor.Float32, Src: m, Dst: m, Slot: slot})
+			return r.Execute(context.Background(), &executor.Call{
+				Plan: p, Type: tensor.Float32, Partial: tensor.Float32, Src: m, Dst: m, Slot: slot,
+			})
 		}) {
 			if err != nil {
 				t.Fatalf("rank %d: %v", rank, err)

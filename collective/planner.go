@@ -99,7 +99,7 @@ func (x *planner) make(call *Call, key planKey) (*planned, error) {
 		p.Reduce = Mean
 	}
 	if key.element > 0 {
-		p.Stage = s.half / int(key.element)
+		p.Stage = s.stageBytes / int(key.element)
 	}
 	where := s.where
 	where.ElementBytes = int(key.element)

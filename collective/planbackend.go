@@ -12,9 +12,9 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// member is the backend of one rank that executes plans over a transport. Everything that calls need is kept, so
+// planBackend is the backend of one rank that executes plans over a transport. Everything that calls need is kept, so
 // that a repeated call allocates nothing.
-type member struct {
+type planBackend struct {
 	localRank
 	planner   planner
 	signer    signer
@@ -24,7 +24,7 @@ type member struct {
 	message   executor.Plan // its plan, if it is a call of two ranks
 }
 
-var _ Backend = (*member)(nil)
+var _ Backend = (*planBackend)(nil)
 
 // Open makes a communicator over the endpoints of this process's ranks. It takes ownership of them: they are
 // closed with the communicators. Every process of the group calls Open, with configurations that agree. Open
@@ -52,44 +52,44 @@ func Open(endpoints []transport.Endpoint, cfg Config) (Group, error) {
 	t := newTeam(fingerprint.HashString(fingerprint.Seed, cfg.Name), size, len(endpoints))
 	backends := make([]Backend, len(endpoints))
 	for i, e := range endpoints {
-		backends[i] = newMember(t, e)
+		backends[i] = newPlanBackend(t, e)
 	}
 	return open(backends, cfg, newBook()), nil
 }
 
-func newMember(t *team, end transport.Endpoint) *member {
-	return &member{localRank: localRank{rank: end.Rank(), team: t, end: end}}
+func newPlanBackend(t *team, end transport.Endpoint) *planBackend {
+	return &planBackend{localRank: localRank{rank: end.Rank(), team: t, end: end}}
 }
 
-func (m *member) Rank() int { return m.rank }
+func (b *planBackend) Rank() int { return b.rank }
 
-func (m *member) Size() int { return m.team.size }
+func (b *planBackend) Size() int { return b.team.size }
 
-func (m *member) Attach(f FrontEnd) {
-	m.front, m.calls.front, m.calls.rank = f, f, m.rank
-	m.team.join(&m.calls)
-	m.site = findSite(m.end)
-	cfg := m.team.cfg
-	m.planner = planner{rank: m.rank, size: m.team.size, site: &m.site, table: cfg.Chooser}
-	m.planner.prefer, _ = parsePreference(cfg.Algorithm) // validated before
-	m.signer = signer{epoch: cfg.Epoch, comm: m.team.id}
-	m.diagnosis = diagnosis{localRank: &m.localRank, slot: &m.call.Slot}
-	m.waiter = waiter{diagnosis: &m.diagnosis}
-	m.exec = executor.New(executor.Config{
-		End: m.end, Domain: m.site.domain, OneProcess: m.site.whole, Group: m.team.execs, Caller: m,
+func (b *planBackend) Attach(f FrontEnd) {
+	b.front, b.calls.front, b.calls.rank = f, f, b.rank
+	b.team.join(&b.calls)
+	b.site = findSite(b.end)
+	cfg := b.team.cfg
+	b.planner = planner{rank: b.rank, size: b.team.size, site: &b.site, table: cfg.Chooser}
+	b.planner.prefer, _ = parsePreference(cfg.Algorithm) // validated before
+	b.signer = signer{epoch: cfg.Epoch, comm: b.team.id}
+	b.diagnosis = diagnosis{localRank: &b.localRank, slot: &b.call.Slot}
+	b.waiter = waiter{diagnosis: &b.diagnosis}
+	b.exec = executor.New(executor.Config{
+		End: b.end, Domain: b.site.domain, OneProcess: b.site.oneProcess, Group: b.team.executors, Caller: b,
 	})
-	m.end.Answer(m.calls.answer)
+	b.end.Answer(b.calls.answer)
 }
 
-func (m *member) Properties() Properties {
-	return Properties{Transport: m.end.Transport(), Encrypted: m.encrypted(), Memory: !m.site.spread()}
+func (b *planBackend) Properties() Properties {
+	return Properties{Transport: b.end.Transport(), Encrypted: b.encrypted(), Memory: !b.site.spread()}
 }
 
 // encrypted reports whether everything that this rank sends to other ranks is encrypted.
-func (m *member) encrypted() bool {
-	encrypted := m.end.Capabilities().Encrypted
+func (b *planBackend) encrypted() bool {
+	encrypted := b.end.Capabilities().Encrypted
 	for r, ok := range encrypted {
-		if r != m.rank && !ok {
+		if r != b.rank && !ok {
 			return false
 		}
 	}
@@ -98,51 +98,51 @@ func (m *member) encrypted() bool {
 
 // Fail notifies the peers of this rank why its communicator has failed, and prevents calls of its domain from
 // starting.
-func (m *member) Fail(cause error) {
-	if m.team.local < m.team.size {
-		m.end.Fail(encodeFailure(cause, m.team.cfg.Name, m.rank))
+func (b *planBackend) Fail(cause error) {
+	if b.team.local < b.team.size {
+		b.end.Fail(encodeFailure(cause, b.team.cfg.Name, b.rank))
 	}
-	if m.site.marker != nil {
-		m.site.marker.Interrupt()
+	if b.site.sharesMemory() {
+		b.end.Interrupt()
 	}
 }
 
 // Split derives the id of the new communicator from its parent's id, the number of splits so far, and the
 // color.
-func (m *member) Split(_ context.Context, p *Partition) (Backend, error) {
+func (b *planBackend) Split(_ context.Context, p *Partition) (Backend, error) {
 	if p.Own < 0 {
 		return nil, nil
 	}
 	ranks := p.Ranks[p.Own]
-	id := m.team.id
-	for _, word := range []uint64{uint64(m.team.cfg.Epoch), p.Number, uint64(p.Colors[p.Own])} {
+	id := b.team.id
+	for _, word := range []uint64{uint64(b.team.cfg.Epoch), p.Number, uint64(p.Colors[p.Own])} {
 		id = fingerprint.Hash(id, word)
 	}
-	end, err := m.end.Split(id, ranks)
+	end, err := b.end.Split(id, ranks)
 	if err != nil {
 		return nil, err
 	}
-	return newMember(m.team.child(id, ranks), end), nil
+	return newPlanBackend(b.team.child(id, ranks), end), nil
 }
 
 // Rebuild makes a new endpoint of the same ranks.
-func (m *member) Rebuild(context.Context) (Backend, error) {
-	ranks := make([]int, m.team.size)
+func (b *planBackend) Rebuild(context.Context) (Backend, error) {
+	ranks := make([]int, b.team.size)
 	for i := range ranks {
 		ranks[i] = i
 	}
-	end, err := m.end.Split(fingerprint.Hash(m.team.id, uint64(m.team.cfg.Epoch+1)|1<<63), ranks)
+	end, err := b.end.Split(fingerprint.Hash(b.team.id, uint64(b.team.cfg.Epoch+1)|1<<63), ranks)
 	if err != nil {
 		return nil, err
 	}
-	return newMember(m.team.next(), end), nil
+	return newPlanBackend(b.team.next(), end), nil
 }
 
-func (m *member) Close() error { return m.end.Close() }
+func (b *planBackend) Close() error { return b.end.Close() }
 
-func (m *member) NewBuffer(bytes int) (tensor.Memory, error) {
-	if m.end.Capabilities().Memory {
-		return m.end.NewBuffer(bytes)
+func (b *planBackend) NewBuffer(bytes int) (tensor.Memory, error) {
+	if b.end.Capabilities().Memory {
+		return b.end.NewBuffer(bytes)
 	}
 	return HeapBuffer(bytes), nil
 }
@@ -153,7 +153,7 @@ const bufferAlignment = 64
 // HeapBuffer returns zeroed memory of the Go heap that starts at a cache line, for a [Backend] without
 // memory that peers access.
 func HeapBuffer(bytes int) tensor.Memory {
-	b := make([]byte, bytes+bufferAlignment-1)
-	skip := -int(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) & (bufferAlignment - 1)
-	return tensor.HostMemory(b[skip:][:bytes:bytes])
+	block := make([]byte, bytes+bufferAlignment-1)
+	skip := -int(uintptr(unsafe.Pointer(unsafe.SliceData(block)))) & (bufferAlignment - 1)
+	return tensor.HostMemory(block[skip:][:bytes:bytes])
 }
