@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/tensor"
 )
 
 // recorder is a monitor that records its calls.
@@ -210,5 +211,37 @@ func TestMonitorSplits(t *testing.T) {
 	}
 	if got := r.children[want[0]].of(1); len(got) == 0 || got[0] != "enter 0 barrier" {
 		t.Errorf("the part's monitor saw %q of its rank 1", got)
+	}
+}
+
+// pairRecorder is a recorder of calls of two ranks too.
+type pairRecorder struct{ recorder }
+
+func (r *pairRecorder) EnterPair(rank int, seq uint64, call *collective.Call) {
+	r.note("%d enter pair %d %v", rank, seq, call.Op)
+}
+
+func (r *pairRecorder) ParkPair(int, uint64, *collective.Call) error { return nil }
+
+func (r *pairRecorder) LeavePair(rank int, seq uint64, call *collective.Call, err error) {
+	r.note("%d leave pair %d %v %v", rank, seq, call.Op, err)
+}
+
+// TestWatchPairs checks that a monitor that is attached later watches calls of two ranks too.
+func TestWatchPairs(t *testing.T) {
+	g := modes[0].opened(t, 2, collective.Config{})
+	r := &pairRecorder{}
+	g.(collective.Watchable).Watch(r)
+	mustEach(t, g, func(c collective.Communicator) error {
+		call := &collective.Call{Op: collective.Send, Type: tensor.Float32, Peer: 1 - c.Rank()}
+		if c.Rank() == 1 {
+			call.Op = collective.Recv
+		}
+		return c.Do(background, call)
+	})
+	for rank, op := range []string{"send", "recv"} {
+		if got, want := r.of(rank), []string{"enter pair 0 " + op, "leave pair 0 " + op + " <nil>"}; !slices.Equal(got, want) {
+			t.Errorf("rank %d: got %q, want %q", rank, got, want)
+		}
 	}
 }

@@ -25,7 +25,8 @@ func flights(groups []collective.Group, replicas []int) []flight.File {
 	var files []flight.File
 	for p, g := range groups {
 		files = append(files, flight.File{
-			Header: flight.Header{Version: 1, Job: "test", Worker: p, At: time.Now(), Members: members}, Ranks: g.(collective.Recorded).Flights(),
+			Header: flight.Header{Version: 1, Job: "test", Worker: p, At: time.Now(), Members: members},
+			Ranks:  g.(collective.Recorded).Flights(),
 		})
 	}
 	return files
@@ -74,7 +75,8 @@ func TestFlights(t *testing.T) {
 				if i < 3 {
 					return named("w", 2)
 				}
-				return &collective.Call{Op: collective.Recv, Peer: 1 - rank, Type: tensor.Float32, Dst: tensor.HostMemory(make([]float32, 1))}
+				dst := tensor.HostMemory(make([]float32, 1))
+				return &collective.Call{Op: collective.Recv, Peer: 1 - rank, Type: tensor.Float32, Dst: dst}
 			}, []string{"they wait for each other"},
 		},
 	} {
@@ -120,7 +122,8 @@ func TestFlights(t *testing.T) {
 	}
 }
 
-// TestFlightsOfSplits: those that were split off are remembered too, by their numbers in the whole; those that were closed in good order are not.
+// TestFlightsOfSplits checks that communicators that were split off are recorded too, with their ranks in the group
+// that was opened, but not once they were closed without a failure.
 func TestFlightsOfSplits(t *testing.T) {
 	replicas := []int{2, 1}
 	groups := openGroups(t, replicas, collective.Config{})
@@ -135,7 +138,8 @@ func TestFlightsOfSplits(t *testing.T) {
 				if m.Rank() == 2 && err == nil {
 					ranks := g.(collective.Recorded).Flights()
 					i := slices.IndexFunc(ranks, func(r flight.Rank) bool { return strings.HasSuffix(r.Comm, "/1.0") })
-					if i < 0 || ranks[i].Rank != 0 || !slices.Equal(ranks[i].World, []int{2, 1, 0}) || len(ranks[i].Calls) != 1 || ranks[i].Calls[0].State != flight.Done {
+					if i < 0 || ranks[i].Rank != 0 || !slices.Equal(ranks[i].World, []int{2, 1, 0}) ||
+						len(ranks[i].Calls) != 1 || ranks[i].Calls[0].State != flight.Done {
 						t.Errorf("got %+v", ranks)
 					}
 				}
@@ -152,7 +156,8 @@ func TestFlightsOfSplits(t *testing.T) {
 		}
 	})
 	for p, g := range groups {
-		if ranks := g.(collective.Recorded).Flights(); len(ranks) != replicas[p] || len(ranks[0].Calls) != 1 || ranks[0].Entered != 1 {
+		ranks := g.(collective.Recorded).Flights()
+		if len(ranks) != replicas[p] || len(ranks[0].Calls) != 1 || ranks[0].Entered != 1 {
 			t.Errorf("process %d: %+v", p, ranks)
 		}
 	}

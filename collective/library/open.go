@@ -1,6 +1,7 @@
 package library
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -29,7 +30,7 @@ func Open(s Setup) (collective.Group, error) {
 	}
 	if s.Config.Order == collective.Canonical {
 		return nil, fmt.Errorf("collective: configuration of %q: %s does not keep the canonical order of sums: "+
-			"want Order: Any, or the built-in collectives, which keep it", s.Config.Name, s.Driver.Transport())
+			"want Order: Any, or the built-in collectives, which keep it", cmp.Or(s.Config.Name, "world"), s.Driver.Transport())
 	}
 	s.Config.Order = collective.Any
 	return collective.OpenBackends(newTeam(s.Driver, s.Ranks, s.Again).backends(), s.Config)

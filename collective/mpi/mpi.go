@@ -82,7 +82,7 @@ func Open(ctx context.Context, cfg Config) (collective.Group, error) {
 }
 
 // open makes a communicator of all processes.
-func (p *process) open(ctx context.Context, key int) (*backend, error) {
+func (p *process) open(ctx context.Context, key int) (*driver, error) {
 	b, err := p.divide(ctx, p.world, true, key)
 	if err != nil {
 		_ = p.release(ctx, false)
@@ -91,7 +91,7 @@ func (p *process) open(ctx context.Context, key int) (*backend, error) {
 }
 
 // ranks returns the ranks of each process.
-func (b *backend) ranks(ctx context.Context, cfg Config) ([][]int, error) {
+func (b *driver) ranks(ctx context.Context, cfg Config) ([][]int, error) {
 	if cfg.Processes > 0 && b.size != cfg.Processes {
 		return nil, fmt.Errorf("mpi: the job has %d processes, and %s (%s) joins %d: start all of them with the launcher "+
 			"of this library, or name another library in LOCKSTEP_MPI",

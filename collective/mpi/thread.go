@@ -32,7 +32,7 @@ type process struct {
 	scratch *scratch   // used only by the thread: memory for what functions return
 
 	mu    sync.Mutex
-	users int    // open backends
+	users int    // open drivers
 	stuck string // the function that has not returned
 	ended bool
 }

@@ -23,7 +23,7 @@ const (
 // job is one operation with its memory on the GPU.
 type job struct {
 	library.Operation
-	b       *backend
+	b       *driver
 	in, out *block
 	own     [2]block // of a message, which may run concurrently with others
 	size    int      // bytes of an element
@@ -32,7 +32,7 @@ type job struct {
 
 // Start begins an operation: it copies the source to the GPU and enqueues NCCL's work on the stream. The
 // result is copied back when that is done.
-func (b *backend) Start(o library.Operation) <-chan error {
+func (b *driver) Start(o library.Operation) <-chan error {
 	j := &job{Operation: o, b: b, in: &b.in, out: &b.out, size: o.Type.Bytes()}
 	if o.Op == collective.Send || o.Op == collective.Recv {
 		j.in, j.out = &j.own[0], &j.own[1]
@@ -50,7 +50,7 @@ func (b *backend) Start(o library.Operation) <-chan error {
 }
 
 // over reports whether the stream is done, and checks the communicator for asynchronous errors.
-func (b *backend) over() (bool, error) {
+func (b *driver) over() (bool, error) {
 	switch code := foreign.Call(b.f.streamQuery, b.stream); code {
 	case cudaSucceeded:
 		return true, nil
@@ -146,7 +146,7 @@ func (j *job) finish() error {
 }
 
 // grow makes a block large enough.
-func (b *backend) grow(block *block, bytes int) error {
+func (b *driver) grow(block *block, bytes int) error {
 	if block.bytes >= bytes {
 		return nil
 	}

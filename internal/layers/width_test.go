@@ -21,7 +21,7 @@ const (
 // a package here when its lines are broken.
 var wide = []string{
 	"cluster/...",
-	"collective", "collective/internal/...", "collective/library/...",
+	"collective", "collective/internal/...",
 	"distribute/internal/deadlock",
 	"internal/listener", "internal/storetest", "internal/transport/...",
 	"transport/...",

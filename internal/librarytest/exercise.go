@@ -1,4 +1,4 @@
-// Package librarytest is the conformance suite of the backends of package library, and of the communicators on them.
+// Package librarytest is the conformance suite of the drivers of package library, and of the communicators on them.
 package librarytest
 
 import (

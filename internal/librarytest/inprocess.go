@@ -14,9 +14,9 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// Backends returns drivers of a number of processes that are all in this process, over the library's own collectives.
+// Drivers returns drivers of a number of processes that are all in this process, over the library's own collectives.
 // With them, package library can be tested without another library.
-func Backends(n int) ([]library.Driver, error) {
+func Drivers(n int) ([]library.Driver, error) {
 	g, err := collective.Open(mem.New(n), collective.Config{
 		Name: "between processes", Timeout: -1, Stall: -1,
 		Logger: slog.New(slog.DiscardHandler),
@@ -207,7 +207,7 @@ func (b *inProcess) Close(_ context.Context, sound bool) error {
 
 // Open makes the groups of processes with the given numbers of replicas, numbered process by process.
 func Open(replicas []int, cfg collective.Config) ([]collective.Group, error) {
-	backends, err := Backends(len(replicas))
+	drivers, err := Drivers(len(replicas))
 	if err != nil {
 		return nil, err
 	}
@@ -219,7 +219,7 @@ func Open(replicas []int, cfg collective.Config) ([]collective.Group, error) {
 		}
 	}
 	groups := make([]collective.Group, len(replicas))
-	for p, b := range backends {
+	for p, b := range drivers {
 		again := func(context.Context) (library.Driver, error) {
 			return nil, fmt.Errorf("%v are not joined again", slices.Clone(replicas))
 		}

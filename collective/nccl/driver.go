@@ -10,8 +10,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// backend is one NCCL communicator, with a stream and memory of the GPU.
-type backend struct {
+// driver is one NCCL communicator, with a stream and memory of the GPU.
+type driver struct {
 	*thread
 	comm, stream uintptr
 	device       int
@@ -19,7 +19,7 @@ type backend struct {
 	in, out      block // for collectives, one of which is in progress at a time
 }
 
-var _ library.Driver = (*backend)(nil)
+var _ library.Driver = (*driver)(nil)
 
 // block is memory of the GPU.
 type block struct {
@@ -27,11 +27,11 @@ type block struct {
 	bytes int
 }
 
-func (b *backend) Transport() string { return "nccl" }
+func (b *driver) Transport() string { return "nccl" }
 
-func (b *backend) Rank() int { return b.rank }
+func (b *driver) Rank() int { return b.rank }
 
-func (b *backend) Size() int { return b.size }
+func (b *driver) Size() int { return b.size }
 
 // types and operations have the values of ncclDataType_t and ncclRedOp_t.
 var (
@@ -49,14 +49,14 @@ var (
 const byteType = 1
 
 // Reduces reports whether NCCL has the type: it has no 16-bit integers.
-func (b *backend) Reduces(t tensor.DType) bool {
+func (b *driver) Reduces(t tensor.DType) bool {
 	_, ok := types[t]
 	return ok
 }
 
 // open makes the communicator of all processes; process 0 makes its id.
-func (a *api) open(ctx context.Context, cfg *Config) (*backend, error) {
-	b := &backend{thread: a.newThread(), device: cfg.Device % a.devices, rank: cfg.Process, size: len(cfg.Ranks)}
+func (a *api) open(ctx context.Context, cfg *Config) (*driver, error) {
+	b := &driver{thread: a.newThread(), device: cfg.Device % a.devices, rank: cfg.Process, size: len(cfg.Ranks)}
 	var id []byte
 	if b.rank == 0 {
 		if err := b.do(ctx, "ncclGetUniqueId", func() error {
@@ -93,7 +93,7 @@ func (a *api) open(ctx context.Context, cfg *Config) (*backend, error) {
 }
 
 // equip selects the device, and makes the stream.
-func (b *backend) equip() error {
+func (b *driver) equip() error {
 	if err := b.cudaCheck("cudaSetDevice", foreign.Call(b.f.setDevice, uintptr(b.device))); err != nil {
 		return err
 	}
@@ -103,7 +103,7 @@ func (b *backend) equip() error {
 }
 
 // Split calls ncclCommSplit.
-func (b *backend) Split(ctx context.Context, member bool, key int) (library.Driver, error) {
+func (b *driver) Split(ctx context.Context, member bool, key int) (library.Driver, error) {
 	color := uintptr(0)
 	if !member {
 		color = ^uintptr(0) // NCCL_SPLIT_NOCOLOR
@@ -140,7 +140,7 @@ func (b *backend) Split(ctx context.Context, member bool, key int) (library.Driv
 	if err != nil || !member {
 		return nil, err
 	}
-	s := &backend{thread: b.newThread(), comm: handle, device: b.device}
+	s := &driver{thread: b.newThread(), comm: handle, device: b.device}
 	for _, k := range order {
 		if k >= 0 {
 			s.size++
@@ -157,7 +157,7 @@ func (b *backend) Split(ctx context.Context, member bool, key int) (library.Driv
 }
 
 // Close ends the communicator; if operations were abandoned, it is aborted, which ends them on the GPU.
-func (b *backend) Close(ctx context.Context, sound bool) error {
+func (b *driver) Close(ctx context.Context, sound bool) error {
 	defer close(b.quit)
 	if !sound {
 		ended, cancel := context.WithTimeout(ctx, abortTimeout)

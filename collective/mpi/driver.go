@@ -12,27 +12,27 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// backend is one MPI communicator.
-type backend struct {
+// driver is one MPI communicator.
+type driver struct {
 	p          *process
 	comm       uintptr
 	rank, size int
 }
 
-var _ library.Driver = (*backend)(nil)
+var _ library.Driver = (*driver)(nil)
 
-func (b *backend) Transport() string { return "mpi" }
+func (b *driver) Transport() string { return "mpi" }
 
-func (b *backend) Rank() int { return b.rank }
+func (b *driver) Rank() int { return b.rank }
 
-func (b *backend) Size() int { return b.size }
+func (b *driver) Size() int { return b.size }
 
 // Reduces reports whether MPI has the type: it has no half-precision types.
-func (b *backend) Reduces(t tensor.DType) bool { return b.p.types[t] != 0 }
+func (b *driver) Reduces(t tensor.DType) bool { return b.p.types[t] != 0 }
 
 // divide makes a communicator of the member processes of comm, by MPI_Comm_split.
-func (p *process) divide(ctx context.Context, comm uintptr, member bool, key int) (*backend, error) {
-	b := &backend{p: p}
+func (p *process) divide(ctx context.Context, comm uintptr, member bool, key int) (*driver, error) {
+	b := &driver{p: p}
 	color := uintptr(0)
 	if !member {
 		undefined := int32(undefined)
@@ -63,7 +63,7 @@ func (p *process) divide(ctx context.Context, comm uintptr, member bool, key int
 }
 
 // Split calls MPI_Comm_split.
-func (b *backend) Split(ctx context.Context, member bool, key int) (library.Driver, error) {
+func (b *driver) Split(ctx context.Context, member bool, key int) (library.Driver, error) {
 	s, err := b.p.divide(ctx, b.comm, member, key)
 	if err != nil || s == nil {
 		return nil, err
@@ -75,7 +75,7 @@ func (b *backend) Split(ctx context.Context, member bool, key int) (library.Driv
 }
 
 // Close frees the communicator, unless operations were abandoned. The last one to close ends MPI.
-func (b *backend) Close(ctx context.Context, sound bool) error {
+func (b *driver) Close(ctx context.Context, sound bool) error {
 	var err error
 	if sound {
 		err = b.p.do(ctx, "MPI_Comm_free", func() error {
@@ -90,7 +90,7 @@ func (b *backend) Close(ctx context.Context, sound bool) error {
 }
 
 // Start begins an operation by MPI's nonblocking function for it.
-func (b *backend) Start(o library.Operation) <-chan error {
+func (b *driver) Start(o library.Operation) <-chan error {
 	r := &request{keep: o.Keep}
 	out, outAt, err := counts(o.Out)
 	in, inAt, err2 := counts(o.In)
@@ -111,7 +111,7 @@ func (b *backend) Start(o library.Operation) <-chan error {
 }
 
 // call calls the function. The request keeps the arguments alive until it has completed.
-func (b *backend) call(o *library.Operation, r *request) int32 {
+func (b *driver) call(o *library.Operation, r *request) int32 {
 	f, t, c := &b.p.f, b.p.types[o.Type], b.comm
 	src, dst, n := uintptr(o.Src), uintptr(o.Dst), uintptr(o.Count)
 	out, outAt, in, inAt := first(r.counts[0]), first(r.counts[1]), first(r.counts[2]), first(r.counts[3])

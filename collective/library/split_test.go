@@ -1,0 +1,114 @@
+package library_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/collective/flight"
+	"github.com/lockstep-ml/lockstep/collective/library"
+	"github.com/lockstep-ml/lockstep/internal/librarytest"
+)
+
+// stuckSplit is a driver whose Split returns an error or, if it is nil, waits for the end of its context.
+type stuckSplit struct {
+	library.Driver
+	err error
+}
+
+func (d stuckSplit) Split(ctx context.Context, _ bool, _ int) (library.Driver, error) {
+	if d.err != nil {
+		return nil, d.err
+	}
+	<-ctx.Done()
+	return nil, context.Cause(ctx)
+}
+
+// TestSplitFails checks that a Split of the driver that fails, or never ends, fails the communicator on all local
+// ranks, with one cause.
+func TestSplitFails(t *testing.T) {
+	enough := errors.New("enough")
+	for name, c := range map[string]struct {
+		err  error // of the driver
+		end  func(cancel context.CancelCauseFunc, m collective.Communicator)
+		kind error
+		says string
+	}{
+		"error": {
+			errors.New("no more communicators"), func(context.CancelCauseFunc, collective.Communicator) {},
+			collective.ErrPeerLost, "splitting: no more communicators",
+		},
+		"deadline": {nil, func(context.CancelCauseFunc, collective.Communicator) {}, context.DeadlineExceeded, "splitting"},
+		"context": {
+			nil, func(cancel context.CancelCauseFunc, _ collective.Communicator) { cancel(enough) }, enough, "enough",
+		},
+		"abort": {
+			nil, func(_ context.CancelCauseFunc, m collective.Communicator) { m.Abort(enough) }, enough, "enough",
+		},
+		"close": {
+			nil, func(_ context.CancelCauseFunc, m collective.Communicator) { go m.Close() }, collective.ErrClosed, "",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				drivers, err := librarytest.Drivers(1)
+				if err != nil {
+					t.Fatal(err)
+				}
+				g, err := library.Open(library.Setup{
+					Driver: stuckSplit{drivers[0], c.err}, Ranks: [][]int{{0, 1, 2}},
+					Config: collective.Config{Timeout: 10 * time.Second},
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithCancelCause(t.Context())
+				defer cancel(nil)
+				time.AfterFunc(time.Second, func() { c.end(cancel, g.Local()[1]) })
+				errs := make(chan error)
+				for _, m := range g.Local() {
+					go func() {
+						_, err := m.Split(ctx, 0, 0)
+						errs <- err
+					}()
+				}
+				first := <-errs
+				for range 2 {
+					if err := <-errs; err != first {
+						t.Errorf("two errors: %v, %v", first, err)
+					}
+				}
+				if !errors.Is(first, c.kind) || !strings.Contains(first.Error(), c.says) || g.Local()[0].Err() == nil {
+					t.Errorf("%v, want %v with %q", first, c.kind, c.says)
+				}
+				g.Close()
+			})
+		})
+	}
+}
+
+// TestWaitsFor checks that a waiting rank's record lists the local ranks that are still missing.
+func TestWaitsFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := openGroups(t, []int{3}, collective.Config{})[0]
+		for want := []int{1, 2}; len(want) > 0; want = want[1:] {
+			m := g.Local()[2-len(want)]
+			go func() { _ = m.Do(context.Background(), sum(1)) }() // ends with Abort
+			synctest.Wait()
+			for _, r := range g.(collective.Recorded).Flights()[:3-len(want)] {
+				c := r.Calls[len(r.Calls)-1]
+				if c.State != flight.Waiting || !slices.Equal(c.WaitsFor, want) {
+					t.Errorf("rank %d is %s for ranks %v, want %v", r.Rank, c.State, c.WaitsFor, want)
+				}
+			}
+		}
+		g.Local()[0].Abort(nil)
+		synctest.Wait()
+		g.Close()
+	})
+}
