@@ -27,7 +27,8 @@ type Backend interface {
 	// cause earlier, where other ranks must be notified before Run can return.
 	Run(r *Running) error
 	// Fail notifies other processes why the communicator has failed. It is called once, by any goroutine,
-	// before a call returns the cause. The end of [FrontEnd.Failed] then ends the waits of local ranks.
+	// before a call returns the cause. Then the channel of [FrontEnd.Failed] is closed, which must end the
+	// waits of a running call.
 	Fail(cause error)
 	// NewBuffer implements [Communicator.NewBuffer].
 	NewBuffer(bytes int) (tensor.Memory, error)
