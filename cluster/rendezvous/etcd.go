@@ -9,6 +9,8 @@ import (
 	"os"
 	"slices"
 	"strings"
+
+	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
 
 // openEtcd opens "etcd://host:port,host:port/prefix", or "etcds://…" for TLS. The keys below the prefix have
@@ -20,7 +22,7 @@ func openEtcd(ctx context.Context, url string, cfg Config) (Store, error) {
 	var err error
 	if cfg.Etcd != nil {
 		login = *cfg.Etcd
-	} else if login, err = EtcdFromEnvironment(os.Getenv, os.ReadFile); err != nil {
+	} else if login, err = EtcdFromEnvironment(os.Getenv, secret.ReadFile); err != nil {
 		return nil, err
 	}
 	g, err := newGateway(map[string]string{"etcd": "http", "etcds": "https"}[scheme], hosts, login, cfg)

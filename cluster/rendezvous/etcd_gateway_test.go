@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -178,6 +179,13 @@ func TestEtcdFromEnvironment(t *testing.T) {
 	} {
 		if _, err := EtcdFromEnvironment(func(n string) string { return environment[n] }, os.ReadFile); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if runtime.GOOS != "windows" {
+		t.Setenv("ETCDCTL_CACERT", "/dev/zero")
+		if _, err := Open(t.Context(), "etcds://127.0.0.1:1/p", Config{}); err == nil ||
+			!strings.Contains(err.Error(), "/dev/zero has more than") {
+			t.Errorf("an authority without an end: %v", err)
 		}
 	}
 }

@@ -3,9 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"math"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -99,21 +97,4 @@ func strictHelp(root *cobra.Command) {
 			return about.Help()
 		}
 	}
-}
-
-// smallBytes bounds what [readSmall] reads.
-const smallBytes = 64 << 10
-
-// readSmall is os.ReadFile for a short file. A longer or endless file, such as /dev/zero, is an error.
-func readSmall(name string) ([]byte, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, smallBytes+1))
-	if err == nil && len(text) > smallBytes {
-		err = fmt.Errorf("%s has more than %d bytes: want a short text", name, smallBytes)
-	}
-	return text, err
 }
