@@ -17,7 +17,7 @@ type frame struct {
 	merge    *Strategy // in a merge function: the strategy whose replicas wait for it
 	update   int       // replica whose component an update function changes, or -1
 	at       *Device   // device of the component that an update function changes
-	colocate []Device  // devices on which new variables are placed, or nil
+	colocate *[]Device // devices on which new variables are placed, or nil
 	set      bool      // by WithStrategy, outside of all scopes
 	err      error     // the scope was entered in the wrong place: every use returns it
 }

@@ -107,7 +107,7 @@ func (s *Strategy) newVariable(ctx context.Context, cfg VariableConfig) (*Variab
 	}
 	v.trainable = !cfg.NotTrainable && (cfg.Synchronization != OnRead || cfg.Trainable)
 	if f := frameOf(ctx); f != nil && f.colocate != nil {
-		v.devices = f.colocate
+		v.devices = *f.colocate
 	}
 	if s.workersInSync > 1 {
 		name := fmt.Sprintf("initial value of %s (%v, %v)", v.Name(), v.sync, v.agg)
@@ -149,7 +149,7 @@ func (s *Strategy) ColocateVariablesWith(ctx context.Context, v *Variable) (cont
 			"strategy's scope, not %v", v)
 	default:
 		in := *f
-		in.colocate = v.devices
+		in.colocate = &v.devices
 		return context.WithValue(ctx, frameKey{}, &in), nil
 	}
 }
