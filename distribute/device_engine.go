@@ -44,8 +44,11 @@ func knownDevices(op string, e engine.Engine, cpus int) ([]engine.Device, error)
 	return known, nil
 }
 
-// defaultDevices returns all accelerators or, without any, all logical CPU devices.
-func defaultDevices(known []engine.Device) []string {
+// devicesOr returns names or, if there are none, all accelerators or, without any, at most n logical CPU devices.
+func devicesOr(names []string, known []engine.Device, n int) []string {
+	if len(names) > 0 {
+		return names
+	}
 	var cpus, others []string
 	for _, d := range known {
 		name := fmt.Sprintf("/device:%s:%d", d.Kind, d.Index)
@@ -58,7 +61,7 @@ func defaultDevices(known []engine.Device) []string {
 	if len(others) > 0 {
 		return others
 	}
-	return cpus
+	return cpus[:min(n, len(cpus))]
 }
 
 // canonicalDevices parses a strategy's list of devices. It returns an error unless all are known, local and

@@ -26,10 +26,7 @@ const (
 
 // String returns TensorFlow's name: "AUTO".
 func (p AutoShardPolicy) String() string {
-	if p > ShardHint {
-		return fmt.Sprintf("AutoShardPolicy(%d)", uint8(p))
-	}
-	return [...]string{"AUTO", "OFF", "FILE", "DATA", "HINT"}[p]
+	return enumName("AutoShardPolicy", uint8(p), "AUTO", "OFF", "FILE", "DATA", "HINT")
 }
 
 // ReplicationMode says how often [Strategy.DistributeDatasetsFromFunction] calls its function (TensorFlow's

@@ -36,13 +36,7 @@ func NewMultiWorkerMirroredStrategy(cfg MultiWorkerConfig) (*Strategy, error) {
 	if err != nil {
 		return nil, err
 	}
-	names := cfg.Devices
-	if len(names) == 0 {
-		if names = defaultDevices(known); known[len(known)-1].Kind == "CPU" {
-			names = names[:1]
-		}
-	}
-	devices, err := canonicalDevices(op, names, known)
+	devices, err := canonicalDevices(op, devicesOr(cfg.Devices, known, 1), known)
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +102,7 @@ func (s *Strategy) adoptGroup(op string, g collective.Group) error {
 			len(s.devices))
 	}
 	s.userGroup, s.size, s.first = g, local[0].Size(), local[0].Rank()
-	if alone := s.size == len(s.devices); alone != (s.workersInSync == 1) {
+	if single := s.size == len(s.devices); single != (s.workersInSync == 1) {
 		return errorf(op, ErrInvalid, "the cluster has %d workers, and the group has %d communicators here, of %d in all: "+
 			"want a group of exactly these workers", s.workersInSync, len(local), s.size)
 	}

@@ -137,13 +137,13 @@ type jobPlace struct {
 
 // findPlace gets this process' place from a resolver.
 func findPlace(op string, r cluster.Resolver) (jobPlace, error) {
-	alone := jobPlace{task: cluster.NoTask, workers: 1, chief: true}
+	single := jobPlace{task: cluster.NoTask, workers: 1, chief: true}
 	spec, err := r.Spec()
 	if err != nil {
-		return alone, errorf(op, ErrInvalid, "%w", err)
+		return single, errorf(op, ErrInvalid, "%w", err)
 	}
 	if len(spec.Jobs()) == 0 {
-		return alone, nil
+		return single, nil
 	}
 	p := jobPlace{}
 	switch p.task, err = r.Task(); {

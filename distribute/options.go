@@ -51,10 +51,7 @@ var implementationNames = [...]string{"AUTO", "RING", "NCCL", "MPI"}
 
 // String returns TensorFlow's name: "AUTO", "RING", "NCCL"; or "MPI".
 func (i Implementation) String() string {
-	if int(i) < len(implementationNames) {
-		return implementationNames[i]
-	}
-	return fmt.Sprintf("Implementation(%d)", uint8(i))
+	return enumName("Implementation", uint8(i), implementationNames[:]...)
 }
 
 // ParseImplementation returns the implementation of that name, in any case.
@@ -202,12 +199,16 @@ const (
 
 // String returns the way's name: "keep".
 func (s Sparse) String() string {
-	names := [...]string{"inherit", "keep", "auto", "gather", "reduce", "dense"}
-	if int(s) < len(names) {
-		return names[s]
-	}
-	return fmt.Sprintf("Sparse(%d)", uint8(s))
+	return enumName("Sparse", uint8(s), "inherit", "keep", "auto", "gather", "reduce", "dense")
 }
 
 // keeps reports whether rows with equal indices are not combined.
 func (s Sparse) keeps() bool { return s == SparseInherit || s == SparseKeep }
+
+// enumName returns the name of a value of an enumeration, or a text such as "Sparse(9)" for an invalid one.
+func enumName(enum string, value uint8, names ...string) string {
+	if int(value) < len(names) {
+		return names[value]
+	}
+	return fmt.Sprintf("%s(%d)", enum, value)
+}

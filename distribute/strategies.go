@@ -37,10 +37,7 @@ func NewMirroredStrategy(cfg MirroredConfig) (*Strategy, error) {
 	if err != nil {
 		return nil, err
 	}
-	names := cfg.Devices
-	if len(names) == 0 {
-		names = defaultDevices(known)
-	}
+	names := devicesOr(cfg.Devices, known, len(known))
 	if _, err := IsSingleWorker(names); err != nil {
 		return nil, err
 	}
@@ -50,8 +47,7 @@ func NewMirroredStrategy(cfg MirroredConfig) (*Strategy, error) {
 	}
 	s := &Strategy{
 		kind: mirroredKind, task: cluster.NoTask, devices: devices, params: devices, engine: cfg.Engine,
-		ops:     cfg.CrossDeviceOps,
-		options: cfg.Options, stall: cfg.Stall, logger: cfg.Logger,
+		ops: cfg.CrossDeviceOps, options: cfg.Options, stall: cfg.Stall, logger: cfg.Logger,
 	}
 	return s.open(op)
 }
@@ -78,11 +74,10 @@ func NewOneDeviceStrategy(cfg OneDeviceConfig) (*Strategy, error) {
 	if err != nil {
 		return nil, err
 	}
-	name := cfg.Device
-	if name == "" {
-		name = defaultDevices(known)[0]
+	if cfg.Device == "" {
+		cfg.Device = devicesOr(nil, known, 1)[0]
 	}
-	devices, err := canonicalDevices(op, []string{name}, known)
+	devices, err := canonicalDevices(op, []string{cfg.Device}, known)
 	if err != nil {
 		return nil, err
 	}
@@ -118,13 +113,7 @@ func NewCentralStorageStrategy(cfg CentralStorageConfig) (*Strategy, error) {
 	if err != nil {
 		return nil, err
 	}
-	names := cfg.ComputeDevices
-	if len(names) == 0 {
-		if names = defaultDevices(known); known[len(known)-1].Kind == "CPU" {
-			names = names[:1]
-		}
-	}
-	devices, err := canonicalDevices(op, names, known)
+	devices, err := canonicalDevices(op, devicesOr(cfg.ComputeDevices, known, 1), known)
 	if err != nil {
 		return nil, err
 	}
@@ -140,8 +129,7 @@ func NewCentralStorageStrategy(cfg CentralStorageConfig) (*Strategy, error) {
 	}
 	s := &Strategy{
 		kind: centralKind, task: cluster.NoTask, devices: devices, params: params, engine: cfg.Engine,
-		ops:     cfg.CrossDeviceOps,
-		options: cfg.Options, stall: cfg.Stall, logger: cfg.Logger,
+		ops: cfg.CrossDeviceOps, options: cfg.Options, stall: cfg.Stall, logger: cfg.Logger,
 	}
 	return s.open(op)
 }

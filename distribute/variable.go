@@ -24,17 +24,7 @@ const (
 
 // String returns TensorFlow's name: "ON_WRITE".
 func (s Synchronization) String() string {
-	switch s {
-	case Auto:
-		return "AUTO"
-	case OnWrite:
-		return "ON_WRITE"
-	case OnRead:
-		return "ON_READ"
-	case SynchronizeNone:
-		return "NONE"
-	}
-	return fmt.Sprintf("Synchronization(%d)", uint8(s))
+	return enumName("Synchronization", uint8(s), "AUTO", "ON_WRITE", "ON_READ", "NONE")
 }
 
 // Aggregation says how the replicas' values are combined (TensorFlow's VariableAggregation).
@@ -50,17 +40,7 @@ const (
 
 // String returns TensorFlow's name: "ONLY_FIRST_REPLICA".
 func (a Aggregation) String() string {
-	switch a {
-	case AggregateNone:
-		return "NONE"
-	case AggregateSum:
-		return "SUM"
-	case AggregateMean:
-		return "MEAN"
-	case AggregateFirst:
-		return "ONLY_FIRST_REPLICA"
-	}
-	return fmt.Sprintf("Aggregation(%d)", uint8(a))
+	return enumName("Aggregation", uint8(a), "NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")
 }
 
 // VariableConfig configures a variable.
@@ -124,17 +104,8 @@ const (
 
 // String returns the name of TensorFlow's class.
 func (k VariableKind) String() string {
-	switch k {
-	case PlainVariable:
-		return "ResourceVariable"
-	case MirroredVariable:
-		return "MirroredVariable"
-	case SyncOnReadVariable:
-		return "SyncOnReadVariable"
-	case AggregatingVariable:
-		return "AggregatingVariable"
-	}
-	return fmt.Sprintf("VariableKind(%d)", uint8(k))
+	return enumName("VariableKind", uint8(k), "ResourceVariable", "MirroredVariable", "SyncOnReadVariable",
+		"AggregatingVariable")
 }
 
 // Kind returns how the strategy implements the variable.
