@@ -17,10 +17,10 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// TestChaosOnSimnet runs random programs on a simulated network, in virtual time: ranks on hosts and in processes, sums of all
-// dtypes, started calls, splits, messages, and something that goes wrong. Each rank ends right, bit for bit, or with an error
-// that says what went wrong and names whose fault it is; no rank waits forever, and memory belongs to its rank again then.
-// With -programs 10000 it runs as many.
+// TestChaosOnSimnet runs random programs on a simulated network, in virtual time: ranks on hosts and in processes, sums
+// of all dtypes, started calls, splits, messages, and a fault. Each rank ends with the right result, bit for bit, or
+// with an error that names the fault and the ranks at fault. No rank hangs, and afterwards each rank may use its memory
+// again. -programs 10000 sets the number of programs.
 func TestChaosOnSimnet(t *testing.T) {
 	noticed := chaosTally{}
 	chaosSeeds(t, 600, 250, 12, noticed.met, func(p *chaosProgram) error {
@@ -38,7 +38,7 @@ func TestChaosOnSimnet(t *testing.T) {
 	noticed.check(t)
 }
 
-// TestChaosRepeats: a program ends in the same way each time, though goroutines are scheduled differently.
+// TestChaosRepeats checks that a program ends in the same way each time, although goroutines are scheduled differently.
 func TestChaosRepeats(t *testing.T) {
 	first := rand.Uint64() >> 1
 	for i := range uint64(40) {
@@ -57,7 +57,7 @@ func TestChaosRepeats(t *testing.T) {
 	}
 }
 
-// simulate runs the program in the bubble of the test, and says how it ended on each rank, and what is wrong with that.
+// simulate runs the program in the bubble of the test. It returns the outcome of each rank, and what is wrong with it.
 func (p *chaosProgram) simulate(t *testing.T) (outcome string, errs []error, err error) {
 	random := rand.New(rand.NewPCG(p.seed, 4))
 	cfg := simnet.Config{Places: p.places, Buffers: random.IntN(2) == 0, Seed: p.seed, Slow: map[int]float64{random.IntN(4): 1 + 3*random.Float64()}}
@@ -99,8 +99,9 @@ func (p *chaosProgram) simulate(t *testing.T) (outcome string, errs []error, err
 	return outcome, errs, p.judge(errs)
 }
 
-// repeatable is a kind of failure as it is each time: where a peer's end is told of at the moment of a deadline, it is the
-// scheduler that decides which of the two a rank sees. For the same reason it is open how far a rank that is killed gets.
+// repeatable maps a kind of failure to one that is the same in each run. If the end of a peer is reported at the moment
+// of a deadline, the scheduler decides which of the two a rank sees. For the same reason the progress of a killed rank
+// is undetermined.
 func repeatable(kind error) error {
 	if kind == collective.ErrTimeout {
 		return collective.ErrPeerLost
@@ -108,8 +109,8 @@ func repeatable(kind error) error {
 	return kind
 }
 
-// everywhere runs the program on all processes, and calls over when all that survive have ended. It returns the error and the
-// number of steps of each rank.
+// everywhere runs the program on all processes, and calls over when all surviving ones have ended. It returns the error
+// and the number of steps of each rank.
 func (p *chaosProgram) everywhere(t *testing.T, ends []transport.Endpoint, over func()) (errs []error, done []int) {
 	errs, done = make([]error, len(ends)), make([]int, len(ends))
 	var all, survivors sync.WaitGroup
@@ -165,8 +166,8 @@ func chaosKind(err error) error {
 	return err
 }
 
-// TestStoppedInTime: a process that stops amid an all-reduce is an error on every other rank, soon after the deadline, whichever
-// ranks they wait for; the error names that one and no other.
+// TestStoppedInTime checks that a process that stops during an all-reduce is an error on every other rank, soon after
+// the deadline, whichever ranks they wait for, and that the error names exactly that rank.
 func TestStoppedInTime(t *testing.T) {
 	const deadline, grace = 2 * time.Second, 1200 * time.Millisecond
 	for _, places := range [][]transport.Place{
@@ -199,7 +200,7 @@ func TestStoppedInTime(t *testing.T) {
 						var err error
 						for err == nil {
 							err = g.Local()[0].Do(background, call)
-							time.Sleep(time.Microsecond) // what costs no time here would never come to the fault
+							time.Sleep(time.Microsecond) // a program that takes no virtual time would never reach the fault
 						}
 						if rank == 2 {
 							return

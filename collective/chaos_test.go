@@ -20,13 +20,14 @@ import (
 
 var programsFlag = flag.Int("programs", 0, "how many random programs the chaos tests run; 0: some")
 
-// chaosProgram is a random program: where its ranks are, what they call, and what goes wrong. All of it follows from the seed.
+// chaosProgram is a random program: the placement of its ranks, their calls, and a fault. The seed determines all of
+// it.
 type chaosProgram struct {
 	seed    uint64
 	places  []transport.Place
 	row     string // of plan.Algorithms, used where it fits; empty: the chooser's
 	steps   []chaosStep
-	fault   *simnet.Fault // nil: nothing goes wrong
+	fault   *simnet.Fault // nil: no fault
 	leave   bool          // a process closes when it has done its part, else when all have
 	hurried bool          // deadlines are of real time
 	victims []int         // the ranks whose fault it is
@@ -45,7 +46,7 @@ type chaosStep struct {
 	inner  [][]*exampleCall // by color
 }
 
-// newChaos draws a program of at most so many ranks.
+// newChaos draws a program of at most a number of ranks.
 func newChaos(seed uint64, ranksMax int) *chaosProgram {
 	random := rand.New(rand.NewPCG(seed, 3))
 	p := &chaosProgram{seed: seed, leave: random.IntN(2) == 0}
@@ -183,7 +184,7 @@ type chaosStarted struct {
 	dst    []byte
 }
 
-// run carries the program out, until an error comes, and awaits what was started. done is how many steps were called.
+// run executes the program until an error, and awaits what was started. done is the number of called steps.
 func (r *chaosRank) run() (done int, err error) {
 	for i := range r.steps {
 		if err = r.step(&r.steps[i]); err != nil {
@@ -258,7 +259,7 @@ func (r *chaosRank) send(s *chaosStep) error {
 	return nil
 }
 
-// chaosCall carries a call out and checks it.
+// chaosCall makes a call and checks it.
 func chaosCall(c collective.Communicator, example *exampleCall) error {
 	x := newChaosStarted(example, c.Rank())
 	return x.check(c.Do(background, x.of(example)))
@@ -276,7 +277,8 @@ func (x *chaosStarted) of(c *exampleCall) *collective.Call {
 	}
 }
 
-// check holds the result of a call that is over against the oracle, and uses its memory, which is the rank's own again.
+// check compares the result of a completed call with the oracle, and writes to its memory, which belongs to the rank
+// again.
 func (x *chaosStarted) check(err error) error {
 	c := x.call
 	want := c.want[x.rank]
@@ -291,7 +293,7 @@ func (x *chaosStarted) check(err error) error {
 	return err
 }
 
-// chaosKinds are the errors that survivors may have of each fault.
+// chaosKinds lists the errors that survivors may get for each fault.
 var chaosKinds = map[simnet.FaultKind][]error{
 	simnet.Kill:    {collective.ErrPeerLost},
 	simnet.Stop:    {collective.ErrTimeout},
@@ -301,7 +303,7 @@ var chaosKinds = map[simnet.FaultKind][]error{
 	simnet.Forge:   {collective.ErrMismatch},
 }
 
-// judge says what is wrong with how the ranks ended.
+// judge returns what is wrong with the outcomes of the ranks.
 func (p *chaosProgram) judge(errs []error) error {
 	for r, err := range errs {
 		if err := p.judgeRank(r, err); err != nil {
@@ -311,12 +313,12 @@ func (p *chaosProgram) judge(errs []error) error {
 	return nil
 }
 
-// loses reports whether the fault takes the rank's process away: how that ends does not count.
+// loses reports whether the fault ends the rank's process: the outcome of that rank does not count.
 func (p *chaosProgram) loses(rank int) bool {
 	return p.fault != nil && (p.fault.Kind == simnet.Kill || p.fault.Kind == simnet.Stop) && slices.Contains(p.victims, rank)
 }
 
-// judgeRank says what is wrong with how a rank ended.
+// judgeRank returns what is wrong with the outcome of a rank.
 func (p *chaosProgram) judgeRank(r int, err error) error {
 	if err == nil || p.loses(r) {
 		return nil
@@ -324,7 +326,7 @@ func (p *chaosProgram) judgeRank(r int, err error) error {
 	var kinds []error
 	if p.fault != nil {
 		if kinds = chaosKinds[p.fault.Kind]; kinds != nil && p.splits() {
-			// A rank that fails in Split itself never comes to the part: there its peers wait for it until the deadline, or until its
+			// A rank that fails in Split itself never enters the part: there its peers wait for it until the deadline, or until its
 			// process ends.
 			kinds = append([]error{collective.ErrTimeout, collective.ErrPeerLost}, kinds...)
 		}
@@ -338,8 +340,8 @@ func (p *chaosProgram) judgeRank(r int, err error) error {
 	return nil
 }
 
-// blames reports whether an error names a rank whose fault it is. In a part of a split the ranks have other numbers; and in real time
-// the deadline may be one that a busy machine has made somebody miss.
+// blames reports whether an error names a rank at fault. In a part of a split the ranks have other numbers; in real
+// time, a rank of a busy machine may have missed the deadline.
 func (p *chaosProgram) blames(err error) bool {
 	if p.splits() || p.hurried && p.fault.Kind == simnet.Stop {
 		return true
@@ -361,7 +363,8 @@ func chaosNumber(text string, n int) bool {
 	return slices.Contains(strings.FieldsFunc(text, func(r rune) bool { return r < '0' || r > '9' }), fmt.Sprint(n))
 }
 
-// chaosTally counts, by fault, in how many programs it happened before they ended, and survivors noticed it.
+// chaosTally counts, for each fault, the programs in which it occurred before they ended, and in which survivors
+// detected it.
 type chaosTally map[simnet.FaultKind]int
 
 func (c chaosTally) add(p *chaosProgram, errs []error) {
@@ -373,7 +376,7 @@ func (c chaosTally) add(p *chaosProgram, errs []error) {
 	}
 }
 
-// met reports whether some program met each fault.
+// met reports whether some program had each fault.
 func (c chaosTally) met() bool {
 	for kind, errs := range chaosKinds {
 		if errs != nil && c[kind] == 0 {
@@ -383,7 +386,7 @@ func (c chaosTally) met() bool {
 	return true
 }
 
-// check holds that of many programs some met each fault, and says how many.
+// check requires that each fault occurred in some of many programs, and logs the numbers.
 func (c chaosTally) check(t *testing.T) {
 	t.Helper()
 	for kind, errs := range chaosKinds {
@@ -394,8 +397,9 @@ func (c chaosTally) check(t *testing.T) {
 	t.Logf("survivors had errors in %v programs", map[simnet.FaultKind]int(c))
 }
 
-// chaosSeeds calls run with as many seeds as were asked for, and stops at the first program that fails. If nobody asked it goes on until
-// it was enough: one seed in some thousands has no program in the first few hundred that meets a certain fault.
+// chaosSeeds calls run with the requested number of seeds, and stops at the first program that fails. Without a
+// requested number it continues until every fault has occurred: of some thousands of seeds, one has no program with a
+// certain fault among its first few hundred.
 func chaosSeeds(t *testing.T, some, short, ranksMax int, enough func() bool, run func(p *chaosProgram) error) {
 	t.Helper()
 	count := some
@@ -418,7 +422,7 @@ func chaosSeeds(t *testing.T, some, short, ranksMax int, enough func() bool, run
 	t.Logf("%d programs in %v, from seed %d", ran, time.Since(begun).Round(time.Millisecond), first)
 }
 
-// chaosFailed says what is wrong and how to see it again.
+// chaosFailed reports what is wrong, and how to repeat it.
 func chaosFailed(t *testing.T, p *chaosProgram, err error) {
 	t.Helper()
 	t.Errorf("%v\nrepeat with: go test ./collective -run '^%s$' -programs 1 -seed %d\n%v", err, t.Name(), p.seed, p)

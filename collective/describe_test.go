@@ -15,7 +15,7 @@ import (
 	"github.com/lockstep-ml/lockstep/collective/flight"
 )
 
-// separate opens the groups of n ranks that are processes to each other.
+// separate opens the groups of n ranks, each of which is a process to the others.
 func separate(t *testing.T, n int, cfg func(rank int) collective.Config) []collective.Group {
 	t.Helper()
 	groups := make([]collective.Group, n)
@@ -30,8 +30,9 @@ func separate(t *testing.T, n int, cfg func(rank int) collective.Config) []colle
 	return groups
 }
 
-// TestDescribe: the rank that finds a failure says who it is about, those that it tells get that and add who told them; the ranks of
-// a communicator that was split off are asked for by their numbers in the first.
+// TestDescribe checks that the rank that finds a failure describes the ranks concerned, and that the notified ranks get
+// this description and the sender. Ranks of a communicator made by Split are described by their numbers in the first
+// communicator.
 func TestDescribe(t *testing.T) {
 	for _, split := range []bool{false, true} {
 		t.Run(fmt.Sprintf("split %v", split), func(t *testing.T) {
@@ -97,8 +98,8 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
-// TestDescribeLate: a slow description does not delay the failure on other ranks: the others return before
-// it is there, and describe the failure themselves; the rank that found it has the description all the same.
+// TestDescribeLate checks that a slow description does not delay the failure on other ranks: they return without it and
+// request their own description. The rank that found the failure gets the slow description.
 func TestDescribeLate(t *testing.T) {
 	told := make(chan struct{})
 	var late atomic.Bool
@@ -149,7 +150,7 @@ func waitsInCall(g collective.Group) bool {
 	})
 }
 
-// TestProgress: Progress returns how many calls a rank has made, and which one it is in, to any goroutine.
+// TestProgress checks that Progress returns, to any goroutine, how many calls a rank has made and which one it is in.
 func TestProgress(t *testing.T) {
 	groups := separate(t, 2, func(int) collective.Config { return collective.Config{Stall: -1} })
 	first, second := groups[0].Local()[0].(collective.Observable), groups[1].Local()[0]

@@ -20,7 +20,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// same fails the test unless all errors are of that kind and the very same error.
+// same fails the test unless all errors have that kind and are the same value.
 func same(t *testing.T, errs []error, kind error, texts ...string) {
 	t.Helper()
 	for rank, err := range errs {
@@ -148,7 +148,7 @@ func TestMismatch(t *testing.T) {
 					})
 					says := append(slices.Clone(test.says), "call 1")
 					if m.algorithm == "direct" {
-						says = append(says, fmt.Sprintf("rank %d calls", odd)) // with messages others may find it at second hand
+						says = append(says, fmt.Sprintf("rank %d calls", odd)) // with messages, other ranks may get it from a rank that was notified
 					}
 					same(t, errs, collective.ErrMismatch, says[:len(says)-1]...)
 					poisoned(t, g, errs)
@@ -158,7 +158,7 @@ func TestMismatch(t *testing.T) {
 	}
 }
 
-// TestMismatchText: the sentence names the ranks and the field.
+// TestMismatchText checks that the text names the ranks and the field.
 func TestMismatchText(t *testing.T) {
 	g := modes[0].opened(t, 2, collective.Config{Name: "gradients"})
 	errs := each(g, func(c collective.Communicator) error {
@@ -169,7 +169,7 @@ func TestMismatchText(t *testing.T) {
 	same(t, errs, collective.ErrMismatch, `collective: communicator "gradients", rank `, want)
 }
 
-// TestMismatchWithoutTheOthers: two ranks that differ are found though a third never comes.
+// TestMismatchWithoutTheOthers checks that two ranks with different calls are detected although a third makes no call.
 func TestMismatchWithoutTheOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
@@ -192,7 +192,8 @@ func TestMismatchWithoutTheOthers(t *testing.T) {
 	})
 }
 
-// TestTimeout: every wait ends at its deadline, on all ranks, in virtual time; a stall is logged once before.
+// TestTimeout checks that every wait ends at its deadline, on all ranks, in virtual time, and that a stall is logged
+// once before.
 func TestTimeout(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -264,7 +265,7 @@ func TestNoTimeoutIsLogged(t *testing.T) {
 	}
 }
 
-// TestNoTimeout: with a negative timeout a rank waits for days.
+// TestNoTimeout checks that with a negative timeout a rank waits for days.
 func TestNoTimeout(t *testing.T) {
 	eachMode(t, func(t *testing.T, m mode) {
 		synctest.Test(t, func(t *testing.T) {
@@ -322,7 +323,7 @@ func TestContextEnds(t *testing.T) {
 	}
 }
 
-// TestContextOverBefore: a call with a context that is over does not begin.
+// TestContextOverBefore checks that a call with an ended context does not begin.
 func TestContextOverBefore(t *testing.T) {
 	eachMode(t, func(t *testing.T, m mode) {
 		synctest.Test(t, func(t *testing.T) {
@@ -421,7 +422,7 @@ func TestDirectNeedsMemory(t *testing.T) {
 	same(t, errs, collective.ErrInvalid, "algorithm direct: ")
 }
 
-// TestNothing: what is nil is an error on every rank, and leaves nothing held that a Close would wait for.
+// TestNothing checks that nil arguments are errors on every rank, and that Close does not wait afterwards.
 func TestNothing(t *testing.T) {
 	var none context.Context
 	for name, call := range map[string]func(collective.Group, collective.Communicator) error{
@@ -456,7 +457,7 @@ func TestNothing(t *testing.T) {
 	}
 }
 
-// TestBusy: two goroutines on one communicator.
+// TestBusy makes calls from two goroutines on one communicator.
 func TestBusy(t *testing.T) {
 	eachMode(t, func(t *testing.T, m mode) {
 		synctest.Test(t, func(t *testing.T) {
@@ -525,7 +526,7 @@ func TestClose(t *testing.T) {
 	})
 }
 
-// seam is an endpoint that lets something happen when a call has just started on its rank.
+// seam is an endpoint with a hook that runs when a call has just started on its rank.
 type seam struct {
 	transport.Endpoint
 	started func()
@@ -539,8 +540,8 @@ func (s seam) Await(ctx context.Context, rank, mark int) error {
 	return err
 }
 
-// TestAbortAfterTheStart: a call that all have entered stops between segments on the ranks that see the abort in time, and
-// fails on all, also on those that had done their part before.
+// TestAbortAfterTheStart checks that an abort stops a call that all ranks have entered, between segments, on the ranks
+// that see the abort in time, and that the call fails on all ranks, including those that had done their part before.
 func TestAbortAfterTheStart(t *testing.T) {
 	for _, op := range []collective.Op{collective.AllReduce, collective.Broadcast} {
 		t.Run(op.String(), func(t *testing.T) {
@@ -565,15 +566,15 @@ func TestAbortAfterTheStart(t *testing.T) {
 	}
 }
 
-// garbled is an endpoint that cannot take a frame.
+// garbled is an endpoint that cannot accept a frame.
 type garbled struct{ transport.Endpoint }
 
 func (garbled) Exchange(context.Context, int, transport.Frame, int, []byte) error {
 	return transport.ErrCorrupt
 }
 
-// TestFrameLostAfterTheStart: where a frame of a call that all have entered cannot be taken, the others that need it do not wait
-// for ever.
+// TestFrameLostAfterTheStart checks that if a frame of a call that all have entered cannot be accepted, the ranks that
+// need it do not hang.
 func TestFrameLostAfterTheStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ends := mem.New(3)
@@ -590,9 +591,9 @@ func TestFrameLostAfterTheStart(t *testing.T) {
 	})
 }
 
-// TestAbortAfterTheLastMark: a call that needs no more marks once all have entered it ends well on all ranks, the one that
-// aborts included; the next one fails.
-func TestAbortAfterTheLastMark(t *testing.T) {
+// TestAbortAfterTheLastFlag checks that a call that needs no more flags once all ranks have entered it succeeds on all
+// ranks, including the one that aborts, and that the next call fails.
+func TestAbortAfterTheLastFlag(t *testing.T) {
 	for range 20 {
 		ends := mem.New(3)
 		var g collective.Group
@@ -623,7 +624,7 @@ func TestAbortAfterTheLastMark(t *testing.T) {
 	}
 }
 
-// TestCancelAfterTheStart: the end of a context does not stop a call that all have entered.
+// TestCancelAfterTheStart checks that the end of a context does not stop a call that all ranks have entered.
 func TestCancelAfterTheStart(t *testing.T) {
 	for _, algorithm := range []string{"direct", "recursive_doubling"} {
 		ctx, cancel := context.WithCancel(background)
@@ -650,9 +651,10 @@ func TestCancelAfterTheStart(t *testing.T) {
 	}
 }
 
-// TestFailuresAtAnyMoment lets ranks sum with pauses while something goes wrong at some moment. Whatever happens: no rank
-// hangs, all fail with one cause, a source is as it was, a call in memory fails on all ranks or on none, and nobody touches
-// memory that its rank has got back (the race detector looks). Time is virtual, so nothing depends on the machine.
+// TestFailuresAtAnyMoment makes ranks sum, with pauses, and injects a failure at a random moment. No rank hangs, all
+// fail with one cause, no source changes, a call in memory fails on all ranks or on none, and no rank accesses memory
+// that was returned to its owner (the race detector checks this). Time is virtual, so the result does not depend on the
+// machine.
 func TestFailuresAtAnyMoment(t *testing.T) {
 	eachMode(t, func(t *testing.T, m mode) {
 		random := seeded(t)
@@ -675,7 +677,7 @@ func TestFailuresAtAnyMoment(t *testing.T) {
 func fail(t *testing.T, m mode, n, count int, moment time.Duration, victim, how int, pauses []time.Duration) {
 	cfg := collective.Config{}
 	if how == 3 {
-		cfg.Timeout = moment + 1 // the victim stops calling
+		cfg.Timeout = moment + 1 // the failing rank makes no more calls
 	}
 	g := m.open(t, n, cfg)
 	defer shut(t, g)
@@ -745,8 +747,8 @@ func fail(t *testing.T, m mode, n, count int, moment time.Duration, victim, how 
 	}
 }
 
-// TestGroupsOfOneRankEach: a group may be opened for each rank by itself. A failure of one reaches the others, with its
-// cause in words; and a call that all have entered is completed.
+// TestGroupsOfOneRankEach checks that a separate group may be opened for each rank: the failure of one reaches the
+// others with the text of its cause, and a call that all have entered is completed.
 func TestGroupsOfOneRankEach(t *testing.T) {
 	cause := errors.New("enough")
 	for name, leave := range map[string]func(c collective.Communicator) error{
@@ -817,7 +819,7 @@ func TestGroupsOfOneRankEach(t *testing.T) {
 	})
 }
 
-// alone opens a group for each end.
+// alone opens a group for each endpoint.
 func alone(t *testing.T, ends []transport.Endpoint) []collective.Group {
 	t.Helper()
 	groups := make([]collective.Group, len(ends))

@@ -17,11 +17,11 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// slowWorld is ranks on separate hosts. Some are so slow that they answer no probe in time, and some make no call.
+// slowWorld is a set of ranks on separate hosts. Some are too slow to answer a probe in time, and some make no call.
 type slowWorld struct {
 	n            int
 	slow, absent []int
-	first        int // whose deadline comes first, by minutes: it is neither slow nor absent
+	first        int // the rank whose deadline is first, by minutes: it is neither slow nor absent
 	config       collective.Config
 }
 
@@ -38,7 +38,8 @@ func drawSlowWorld(random *rand.Rand) slowWorld {
 	return w
 }
 
-// play has all that come make a call, and returns the error of the first, and how long after its deadline that came.
+// play makes the call on all ranks that take part. It returns the error of the first rank, and how long after its
+// deadline it returned.
 func (w *slowWorld) play(t *testing.T, calls []*collective.Call) (late time.Duration, err error) {
 	const patience = time.Minute
 	slow := map[int]float64{}
@@ -94,8 +95,8 @@ func (w *slowWorld) play(t *testing.T, calls []*collective.Call) (late time.Dura
 	return late, err
 }
 
-// TestFaultAmongTheSlow: of ranks several of which are too slow to answer, such are named that have not come, and none that waits; and the
-// search for them has an end.
+// TestFaultAmongTheSlow checks that the error names only ranks that made no call and none that waits, although several
+// ranks are too slow to answer, and that the search ends.
 func TestFaultAmongTheSlow(t *testing.T) {
 	random := seeded(t)
 	for range 60 {
@@ -117,7 +118,7 @@ func TestFaultAmongTheSlow(t *testing.T) {
 	}
 }
 
-// reports notes when each record is logged.
+// reports records when each message is logged.
 type reports struct {
 	slog.Handler // discards
 
@@ -134,8 +135,8 @@ func (r *reports) Handle(context.Context, slog.Record) error {
 	return nil
 }
 
-// TestStallReportIsShort: where every answer takes 400 ms the report of a call that waits long asks two ranks of nine: what the call waits for
-// may be there meanwhile.
+// TestStallReportIsShort checks that if every answer takes 400 ms, the report of a long wait probes two of nine ranks
+// only: the call may complete meanwhile.
 func TestStallReportIsShort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n, stall, most = 9, time.Minute, time.Second

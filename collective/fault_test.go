@@ -22,7 +22,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// alarm is a context whose deadline comes when the test wants it.
+// alarm is a context whose deadline expires when the test requests it.
 type alarm struct {
 	context.Context
 	done chan struct{}
@@ -41,16 +41,16 @@ func (a *alarm) Err() error {
 	}
 }
 
-// scene is ranks that make one call each, all but some, which never come.
+// scene is a set of ranks that make one call each, except for some that make none.
 type scene struct {
 	*world
-	calls  []*collective.Call // by rank; nil: it never comes
+	calls  []*collective.Call // by rank; nil: it makes no call
 	alarms []*alarm
-	absent chan struct{} // closed: they may go
-	late   int           // a rank that comes last, when the others wait; -1: none
+	absent chan struct{} // closed: they may continue
+	late   int           // a rank that enters last, when the others wait; -1: none
 }
 
-// cast opens a world whose calls wait forever, unless their alarms ring.
+// cast opens a group whose calls wait forever, unless their alarms expire.
 func (p placement) cast(t *testing.T, n int, cfg collective.Config) *scene {
 	cfg.Timeout, cfg.Logger = -1, slog.New(slog.DiscardHandler)
 	s := &scene{world: p.world(t, n, cfg), calls: make([]*collective.Call, n), absent: make(chan struct{}), late: -1}
@@ -60,8 +60,8 @@ func (p placement) cast(t *testing.T, n int, cfg collective.Config) *scene {
 	return s
 }
 
-// waiting returns the ranks that wait in their call, and whether all others are done with theirs, or with those of the beginning if they never
-// come.
+// waiting returns the ranks that wait in their call, and whether all others have completed theirs, or the first ones if
+// they make no more.
 func (s *scene) waiting() (waiting []int, settled bool) {
 	settled = true
 	for _, g := range s.groups {
@@ -70,9 +70,9 @@ func (s *scene) waiting() (waiting []int, settled bool) {
 			switch {
 			case s.calls[r.Rank] == nil || r.Rank == s.late:
 				if _, over, _ := s.comms[r.Rank].(collective.Observable).Progress(); over < 2 {
-					settled = false // one that is still in the call before has not failed to come
+					settled = false // a rank that is still in the previous call is not late
 				}
-			case last < 2: // these are those of the beginning
+			case last < 2: // these are the first calls
 				settled = false
 			case r.Calls[last].State == flight.Waiting:
 				waiting = append(waiting, r.Rank)
@@ -84,14 +84,15 @@ func (s *scene) waiting() (waiting []int, settled bool) {
 	return waiting, settled
 }
 
-// connect makes every two ranks exchange a message: otherwise a rank could wait for a connection, and no rank would be at fault.
+// connect makes every two ranks exchange a message: otherwise a rank could wait for a connection, and no rank would be
+// at fault.
 func (s *scene) connect(c collective.Communicator) error {
 	x := func() tensor.Memory { return tensor.HostMemory(make([]float32, c.Size())) }
 	return c.Do(background, &collective.Call{Op: collective.AllToAll, Type: tensor.Float32, Src: x(), Dst: x()})
 }
 
-// play has all ranks meet once and then make their calls. When those that come stand still, who returns the rank whose deadline comes, and
-// play the errors by rank; nil if nobody waits.
+// play synchronizes all ranks once, and then makes their calls. When no call progresses any more, who returns the rank
+// whose deadline expires. It returns the errors by rank; nil if no rank waits.
 func (s *scene) play(t *testing.T, who func(waiting []int) int) []error {
 	late := make(chan struct{})
 	var over sync.WaitGroup
@@ -113,7 +114,7 @@ func (s *scene) play(t *testing.T, who func(waiting []int) int) []error {
 	}
 	var waiting []int
 	first := s.late
-	for still := 0; still < 10; { // a frame may be on its way
+	for still := 0; still < 10; { // a frame may be in transit
 		time.Sleep(time.Millisecond)
 		now, settled := s.waiting()
 		if still++; !settled || !slices.Equal(now, waiting) {
@@ -139,10 +140,10 @@ func (s *scene) play(t *testing.T, who func(waiting []int) int) []error {
 	}
 	<-ended[first]
 	for _, r := range waiting {
-		if errs[first] == nil { // what it waited for was on its way after all
+		if errs[first] == nil { // the frame that it waited for was in transit
 			break
 		}
-		<-ended[r] // it is told
+		<-ended[r] // it is notified
 	}
 	for _, c := range s.comms {
 		c.Abort(errors.New("the scene is over")) // a rank that no other rank needs keeps waiting
@@ -162,10 +163,10 @@ func blamed(t *testing.T, err error) []int {
 	return e.Peers
 }
 
-// alonePlacement is ranks of one process that know nothing of each other but what crosses.
+// alonePlacement has ranks of one process that share only messages.
 var alonePlacement = placement{"mem alone", func(_ testing.TB, n int) [][]transport.Endpoint { return perProcess(mem.New(n), 1) }}
 
-// anyCall returns a call of an operation by each rank.
+// anyCall returns a call of an operation for each rank.
 func anyCall(random *rand.Rand, op collective.Op, n int) []*collective.Call {
 	count, root := n*(1+random.IntN(40)), random.IntN(n)
 	if random.IntN(8) == 0 {
@@ -187,8 +188,8 @@ func anyCall(random *rand.Rand, op collective.Op, n int) []*collective.Call {
 	return calls
 }
 
-// TestFault: whichever rank's deadline comes first, in whatever plan and over whatever transport, the error of every rank names those
-// that have not come, and nobody else.
+// TestFault checks, for every plan and transport, that whichever rank's deadline expires first, the error of every rank
+// names exactly those that have not entered the call.
 func TestFault(t *testing.T) {
 	scenes := 24
 	if testing.Short() {
@@ -235,7 +236,8 @@ func TestFault(t *testing.T) {
 	}
 }
 
-// TestFaultOfChain: of ranks that each receive from the next, where the last one never sends, the errors of all name that one.
+// TestFaultOfChain checks that if each rank receives from the next, and the last one never sends, the errors of all
+// ranks name the last one.
 func TestFaultOfChain(t *testing.T) {
 	for _, p := range append(slices.Clone(placements), alonePlacement) {
 		t.Run(p.name, func(t *testing.T) {
@@ -258,14 +260,14 @@ func TestFaultOfChain(t *testing.T) {
 	}
 }
 
-// TestFaultOfCycle: ranks that all wait for each other are all named, and that they do is said.
+// TestFaultOfCycle checks that ranks that all wait for each other are all named, and that the error states the cycle.
 func TestFaultOfCycle(t *testing.T) {
 	for _, p := range append(slices.Clone(placements), alonePlacement) {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
 			const n = 5
 			s := p.cast(t, n, collective.Config{})
-			for r := range n - 1 { // 0 1 2 3 wait in a circle, 4 for 0
+			for r := range n - 1 { // 0 to 3 wait in a cycle, 4 waits for 0
 				s.calls[r] = receive((r+1)%(n-1), make([]float32, 3))
 			}
 			s.calls[n-1] = receive(0, make([]float32, 3))
@@ -278,7 +280,8 @@ func TestFaultOfCycle(t *testing.T) {
 	}
 }
 
-// TestFaultAtTimeout: the error of the call's own deadline names the ranks at fault, with the chain of waits.
+// TestFaultAtTimeout checks that the error of the call's own deadline names the ranks at fault, with the chain of
+// waits.
 func TestFaultAtTimeout(t *testing.T) {
 	for _, p := range append(slices.Clone(placements), alonePlacement) {
 		t.Run(p.name, func(t *testing.T) {
@@ -299,8 +302,8 @@ func TestFaultAtTimeout(t *testing.T) {
 	}
 }
 
-// TestStallNamesCulprit: so does the report of a call that waits long.
-func TestStallNamesCulprit(t *testing.T) {
+// TestStallNamesRankAtFault checks the same for the report of a call that waits long.
+func TestStallNamesRankAtFault(t *testing.T) {
 	eachMode(t, func(t *testing.T, m mode) {
 		synctest.Test(t, func(t *testing.T) {
 			var log bytes.Buffer

@@ -44,7 +44,7 @@ func onEach(g Group, f func(c Communicator) error) []error {
 	return errs
 }
 
-// flightOf returns what a rank of a communicator remembers.
+// flightOf returns the record of a rank of a communicator.
 func flightOf(t *testing.T, g Group, comm string, rank int) flight.Rank {
 	t.Helper()
 	for _, r := range g.(Recorded).Flights() {
@@ -56,7 +56,8 @@ func flightOf(t *testing.T, g Group, comm string, rank int) flight.Rank {
 	return flight.Rank{}
 }
 
-// TestFlights: each rank remembers its last calls, in its own communicator and in those that are split off, with what they were.
+// TestFlights checks that each rank records its last calls, with their properties, in its communicator and in those
+// made by Split.
 func TestFlights(t *testing.T) {
 	g := openFlights(t, 3, Config{})
 	background := context.Background()
@@ -121,8 +122,8 @@ func TestFlightsOfFailure(t *testing.T) {
 	if p.Kind != flight.Differ || p.At != 1 || p.Field != "shape" || p.Common != 1 || p.Epoch != 0 {
 		t.Errorf("%s at %d in %q after %d of epoch %d", p.Kind, p.At, p.Field, p.Common, p.Epoch)
 	}
-	if !strings.Contains(p.Rows[0].Text, "failed in call 1") || !strings.HasPrefix(p.Says[0], `rank 0 calls all_reduce SUM float32 [4] of "b"`) {
-		t.Error(p.Rows[0].Text, p.Says)
+	if !strings.Contains(p.Rows[0].Text, "failed in call 1") || !strings.HasPrefix(p.Text[0], `rank 0 calls all_reduce SUM float32 [4] of "b"`) {
+		t.Error(p.Rows[0].Text, p.Text)
 	}
 	onEach(next, func(c Communicator) error {
 		if c.Rank() == 1 {
@@ -136,8 +137,8 @@ func TestFlightsOfFailure(t *testing.T) {
 	}
 }
 
-// TestFlightsWhileCalled: anybody may read them at any time, and sees a call that waits, and the ranks that it waits for. (The race detector is
-// the judge.)
+// TestFlightsWhileCalled checks that any goroutine may read the records at any time, and sees a waiting call and the
+// ranks that it waits for. (The race detector verifies this.)
 func TestFlightsWhileCalled(t *testing.T) {
 	g := openFlights(t, 3, Config{})
 	background := context.Background()
@@ -182,7 +183,7 @@ func TestFlightsWhileCalled(t *testing.T) {
 	}
 }
 
-// BenchmarkKeep measures what it costs to remember a call that does not wait.
+// BenchmarkKeep measures the cost of recording a call that does not wait.
 func BenchmarkKeep(b *testing.B) {
 	g := openFlights(b, 1, Config{})
 	c := g.Local()[0].(*communicator)

@@ -16,7 +16,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// allFail fails the test unless every rank has an error of that kind whose text has all the words.
+// allFail fails the test unless every rank has an error of that kind whose text contains all the words.
 func allFail(t *testing.T, errs []error, kind error, words ...string) {
 	t.Helper()
 	for rank, err := range errs {
@@ -33,7 +33,7 @@ func allFail(t *testing.T, errs []error, kind error, words ...string) {
 	}
 }
 
-// eachPlacement runs a test in every placement, with groups that have a deadline: nothing here may wait for it.
+// eachPlacement runs a test in every placement, with groups that have a deadline, which no test reaches.
 func eachPlacement(t *testing.T, n int, run func(t *testing.T, w *world)) {
 	for _, p := range placements {
 		t.Run(p.name, func(t *testing.T) {
@@ -48,7 +48,8 @@ func eachPlacement(t *testing.T, n int, run func(t *testing.T, w *world)) {
 	}
 }
 
-// thenBarriers makes a call, and some barriers: a rank whose part was done before a mistake was found out is told in these.
+// thenBarriers makes a call, and some barriers: a rank that had done its part before a mistake was detected gets the
+// error in one of these.
 func thenBarriers(c collective.Communicator, call *collective.Call) error {
 	err := c.Do(background, call)
 	for i := 0; err == nil && i < 10; i++ {
@@ -57,8 +58,8 @@ func thenBarriers(c collective.Communicator, call *collective.Call) error {
 	return err
 }
 
-// TestMismatchEverywhere: calls that differ are an error on every rank, wherever it is, that names the field and the odd
-// rank, with the texts behind the hashes; also if no frame crosses, because all wait to receive.
+// TestMismatchEverywhere checks that different calls are an error on every rank, in any placement, that names the field
+// and the deviating rank, with the texts of the hashes; also if no frame is sent, because all ranks wait to receive.
 func TestMismatchEverywhere(t *testing.T) {
 	vector := func(n int) tensor.Memory { return tensor.New(tensor.Float32, n).Memory() }
 	call := func(op collective.Op, name string) *collective.Call {
@@ -113,7 +114,7 @@ func TestMismatchEverywhere(t *testing.T) {
 	}
 }
 
-// TestAbortEverywhere: Abort on one rank ends the calls of all, with its cause in words.
+// TestAbortEverywhere checks that Abort on one rank ends the calls of all ranks, with the text of its cause.
 func TestAbortEverywhere(t *testing.T) {
 	eachPlacement(t, 4, func(t *testing.T, w *world) {
 		errs := w.each(func(c collective.Communicator) error {
@@ -130,24 +131,24 @@ func TestAbortEverywhere(t *testing.T) {
 	})
 }
 
-// slowToTell is an endpoint that is slow to notify the peers why its rank has failed.
-type slowToTell struct {
+// slowNotifier is an endpoint that is slow to notify the peers of its rank's failure.
+type slowNotifier struct {
 	transport.Endpoint
 	told *atomic.Bool
 }
 
-func (s slowToTell) Fail(reason []byte) {
+func (s slowNotifier) Fail(reason []byte) {
 	time.Sleep(50 * time.Millisecond)
 	s.Endpoint.Fail(reason)
 	s.told.Store(true)
 }
 
-// TestPeersAreToldFirst: a call returns a failure only when the peers have been told of it; else a rank that closes its end at once
-// would be all that they hear of.
-func TestPeersAreToldFirst(t *testing.T) {
+// TestPeersAreNotifiedFirst checks that a call returns a failure only after the peers have been notified of it.
+// Otherwise, if a rank closes its endpoint at once, the peers would get only that.
+func TestPeersAreNotifiedFirst(t *testing.T) {
 	ends := mem.NewPipes(2)
 	told := &atomic.Bool{}
-	ends[0] = slowToTell{ends[0], told}
+	ends[0] = slowNotifier{ends[0], told}
 	var comms []collective.Communicator
 	for _, end := range ends {
 		g, err := collective.Open([]transport.Endpoint{end}, collective.Config{Timeout: time.Minute})
@@ -171,7 +172,8 @@ func TestPeersAreToldFirst(t *testing.T) {
 	}
 }
 
-// TestCloseEverywhere: a rank that leaves is lost to all others, also those that do not wait for it themselves.
+// TestCloseEverywhere checks that a rank that leaves is lost for all others, including those that do not wait for it
+// themselves.
 func TestCloseEverywhere(t *testing.T) {
 	eachPlacement(t, 4, func(t *testing.T, w *world) {
 		errs := w.each(func(c collective.Communicator) error {
@@ -192,7 +194,8 @@ func TestCloseEverywhere(t *testing.T) {
 	})
 }
 
-// TestStuckEverywhere: a rank that makes no call is a deadline on all others; the error names it and its last call.
+// TestStuckEverywhere checks that a rank that makes no call causes a timeout on all others, whose error names it and
+// its last call.
 func TestStuckEverywhere(t *testing.T) {
 	for _, p := range placements {
 		t.Run(p.name, func(t *testing.T) {
@@ -224,7 +227,7 @@ func TestStuckEverywhere(t *testing.T) {
 	}
 }
 
-// TestSplitAndRebuildEverywhere: parts, and the same ranks at the next epoch, work over every transport.
+// TestSplitAndRebuildEverywhere checks parts, and the same ranks at the next epoch, over every transport.
 func TestSplitAndRebuildEverywhere(t *testing.T) {
 	eachPlacement(t, 5, func(t *testing.T, w *world) {
 		check := func(c collective.Communicator) error {
@@ -279,8 +282,8 @@ func TestSplitAndRebuildEverywhere(t *testing.T) {
 	})
 }
 
-// TestTwoCommunicators: two goroutines of every rank each make 1,000 calls on a separate communicator, over the same
-// endpoints, and nothing of the one gets into the other.
+// TestTwoCommunicators makes 1,000 calls from each of two goroutines of every rank, each on a separate communicator
+// over the same endpoints, and checks that the communicators do not mix.
 func TestTwoCommunicators(t *testing.T) {
 	calls := 1000
 	if testing.Short() {

@@ -19,8 +19,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
-// place is a way to spread ranks over transports. Each group of endpoints stands for a process: it has a group of its own and
-// knows of the others only what crosses.
+// placement is a placement of ranks over transports. Each group of endpoints represents a process: it has a separate
+// group and shares only messages and memory with the others.
 type placement struct {
 	name string
 	open func(t testing.TB, n int) [][]transport.Endpoint
@@ -39,7 +39,7 @@ var placements = []placement{
 	{"shm and tcp", func(t testing.TB, n int) [][]transport.Endpoint { return openMixed(t, n, 1, 2) }},
 }
 
-// perProcess cuts endpoints into processes.
+// perProcess divides endpoints into processes.
 func perProcess(ends []transport.Endpoint, each int) (out [][]transport.Endpoint) {
 	for lo := 0; lo < len(ends); lo += each {
 		out = append(out, ends[lo:min(lo+each, len(ends))])
@@ -54,7 +54,8 @@ func openShm(t testing.TB, n, each int) [][]transport.Endpoint {
 	})
 }
 
-// openMixed puts so many ranks into each process, and so many processes on each host, which share memory; 0: they do not.
+// openMixed opens processes with the given number of ranks each, and hosts with the given number of processes, which
+// share memory; 0: they do not.
 func openMixed(t testing.TB, n, each, host int) [][]transport.Endpoint {
 	exchanges := mixed.InProcess((n + each - 1) / each)
 	return processes(t, n, each, func(ctx context.Context, p int, ranks []int) ([]transport.Endpoint, error) {
@@ -92,7 +93,7 @@ func processes(t testing.TB, n, each int, open func(ctx context.Context, p int, 
 	return out
 }
 
-// world is a communicator that lives in several processes, as it were.
+// world is a communicator over several simulated processes.
 type world struct {
 	groups []collective.Group
 	comms  []collective.Communicator // by rank
@@ -123,7 +124,7 @@ func (p placement) world(t testing.TB, n int, cfg collective.Config) *world {
 	return w
 }
 
-// close closes all processes at once: none waits for another.
+// close closes all processes concurrently: none waits for another.
 func (w *world) close(t testing.TB) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -137,7 +138,7 @@ func (w *world) close(t testing.TB) {
 	wg.Wait()
 }
 
-// each runs f once per rank, at the same time, and returns the errors by rank.
+// each runs f once per rank, concurrently, and returns the errors by rank.
 func (w *world) each(f func(c collective.Communicator) error) []error {
 	errs := make([]error, len(w.comms))
 	var wg sync.WaitGroup

@@ -90,7 +90,7 @@ func TestCSVErrors(t *testing.T) {
 			checkFormatError(t, err, c.offset, c.want, name)
 		})
 	}
-	t.Run("gzip cut", func(t *testing.T) {
+	t.Run("gzip truncated", func(t *testing.T) {
 		file := zipped([]byte("a,b\n" + strings.Repeat("1,2\n", 100)))
 		_, err := data.ReadCSV(bytes.NewReader(file[:len(file)-9]), data.CSV{})
 		checkFormatError(t, err, 404, "of the uncompressed contents: the gzip stream ends too early")

@@ -72,9 +72,10 @@ func TestIDXErrors(t *testing.T) {
 		{"not IDX", []byte("hello"), 0, []string{"offset 0: magic number 0x68656c6c is not IDX's: want 0x0000TTNN"}},
 		{"type", idx(0x0a, []uint32{1}, 0), 0, []string{"magic number 0x00000a01"}},
 		{"no dimensions", idx(0x08, nil, 1), 3, []string{"offset 3: no dimensions: want at least 1"}},
-		{"dimensions cut", good[:7], 4, []string{"dimension 1 of 2 expected, 4 bytes; the file ends after 3"}},
-		{"elements cut", good[:14], 12, []string{"elements of a uint8 tensor of shape [2 2] expected, 4 bytes; the file " +
-			"ends after 2 of them"}},
+		{"dimensions truncated", good[:7], 4, []string{"dimension 1 of 2 expected, 4 bytes; the file ends after 3"}},
+		{"elements truncated", good[:14], 12,
+			[]string{"elements of a uint8 tensor of shape [2 2] expected, 4 bytes; the file " +
+				"ends after 2 of them"}},
 		{
 			"too long", append(bytes.Clone(good), 0), 16,
 			[]string{"offset 16: end of file expected after the elements of shape [2 2], more bytes found"},
@@ -92,12 +93,12 @@ func TestIDXErrors(t *testing.T) {
 			[]string{"more bytes than can be addressed"},
 		},
 		{"gzip checksum", damaged, 16, []string{"the contents do not match their checksum: the file is corrupt"}},
-		{"gzip cut", zipped(good)[:25], 16, []string{"the gzip stream ends too early: the file is truncated"}},
+		{"gzip truncated", zipped(good)[:25], 16, []string{"the gzip stream ends too early: the file is truncated"}},
 		{"gzip header", []byte{0x1f, 0x8b, 0xff, 0, 0, 0, 0, 0, 0, 0}, 0, []string{"gzip: invalid header"}},
 	}
 	for _, c := range tests {
 		t.Run(c.name, func(t *testing.T) {
-			if c.name == "gzip cut" {
+			if c.name == "gzip truncated" {
 				whole := zipped(good)
 				c.file = whole[:len(whole)-3]
 			}

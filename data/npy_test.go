@@ -73,7 +73,7 @@ func TestNPYErrors(t *testing.T) {
 			"header too long", []byte("\x93NUMPY\x02\x00\xff\xff\xff\xff"), 8,
 			"a header of 4294967295 bytes: want at most 65536",
 		},
-		{"header cut", npy("{'descr'")[:14], 10, "the header expected, 8 bytes; the file ends after 4"},
+		{"header truncated", npy("{'descr'")[:14], 10, "the header expected, 8 bytes; the file ends after 4"},
 		{"no dict", npy("[]"), 10, `'{' expected`},
 		{"no quotes", npy("{descr: 1}"), 11, "a quoted string expected"},
 		{"no shape", npy("{'descr': '<f4', 'fortran_order': False}"), 50, `no "shape" in the header`},
@@ -95,7 +95,7 @@ func TestNPYErrors(t *testing.T) {
 			"end of file expected after the elements of shape [1]",
 		},
 		{
-			"elements cut", npy("{'descr': '<i2', 'fortran_order': False, 'shape': (2,)}", 1, 2), 65,
+			"elements truncated", npy("{'descr': '<i2', 'fortran_order': False, 'shape': (2,)}", 1, 2), 65,
 			"elements of a int16 array of shape [2] expected, 4 bytes; the file ends after 2",
 		},
 		{"bool", npy("{'descr': '|b1', 'fortran_order': False, 'shape': (2,)}", 1, 2), 66, "a bool of value 2: want 0 or 1"},

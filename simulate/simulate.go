@@ -339,7 +339,7 @@ func (r *run) carry(from, to, bytes int, at time.Duration) (start, took, latency
 func (r *run) signal(i int) {
 	k := &r.ranks[i]
 	d := r.domains[r.p.Places[i].Domain]
-	flag := k.step.Mark
+	flag := k.step.Flag
 	k.flags = append(k.flags, k.now)
 	for len(d.raised) <= flag {
 		d.raised, d.last = append(d.raised, 0), append(d.last, 0)
@@ -358,7 +358,7 @@ func (r *run) signal(i int) {
 func (r *run) await(i int) {
 	k := &r.ranks[i]
 	d := r.domains[r.p.Places[i].Domain]
-	flag := k.step.Mark
+	flag := k.step.Flag
 	at := time.Duration(-1)
 	switch {
 	case k.step.From >= 0:

@@ -156,7 +156,7 @@ func (m *injector) at(step int64, phase string) {
 	}
 	for i, f := range m.Faults {
 		if at, ok := m.struck(i); ok && at.Epoch == os.Getenv(cluster.EnvEpoch) {
-			return // further faults come after the restart
+			return // further faults follow after the restart
 		} else if ok {
 			continue
 		}

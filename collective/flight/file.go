@@ -49,7 +49,7 @@ func Encode(w io.Writer, f *File) error {
 		err = errors.Join(err, out.Encode(line{Rank: r}))
 		for j := range r.Calls {
 			c := r.Calls[j]
-			c.Name, c.Err = cut(c.Name), cut(c.Err)
+			c.Name, c.Err = truncate(c.Name), truncate(c.Err)
 			err = errors.Join(err, out.Encode(line{Call: &c}))
 		}
 	}
@@ -59,7 +59,7 @@ func Encode(w io.Writer, f *File) error {
 	return nil
 }
 
-func cut(s string) string {
+func truncate(s string) string {
 	if len(s) <= textMax {
 		return s
 	}

@@ -49,8 +49,8 @@ type Part struct {
 	Calls []Group `json:"calls,omitempty"`
 	// Blamed are the ranks that the others wait for, or that are slow.
 	Blamed []int `json:"blamed,omitempty"`
-	// Says is the finding in sentences.
-	Says []string `json:"says"`
+	// Text is the finding in sentences.
+	Text []string `json:"text"`
 	Rows []Row    `json:"ranks"`
 }
 
@@ -202,8 +202,8 @@ func (s *search) lost() {
 	}
 }
 
-func (s *search) say(format string, args ...any) {
-	s.Says = append(s.Says, fmt.Sprintf(format, args...))
+func (s *search) add(format string, args ...any) {
+	s.Text = append(s.Text, fmt.Sprintf(format, args...))
 }
 
 // differ looks for the first collective in which the ranks' calls differ.
@@ -250,12 +250,12 @@ func (s *search) differAt(seq uint64) bool {
 			out.Ranks = append(out.Ranks, v.Rank.Rank)
 		}
 		s.Calls = append(s.Calls, out)
-		s.say("%s %s", calls(out.Ranks), g.call)
+		s.add("%s %s", calls(out.Ranks), g.call)
 	}
-	s.say("the %s differs: %s and %s", what.name, s.Calls[0].Value, s.Calls[1].Value)
+	s.add("the %s differs: %s and %s", what.name, s.Calls[0].Value, s.Calls[1].Value)
 	a, b := groups[0], groups[1]
 	if a.views[0].made(b.call, seq) && b.views[0].made(a.call, seq) {
-		s.say("both have made both calls before: they probably make them in different orders")
+		s.add("both have made both calls before: they probably make them in different orders")
 	}
 	return true
 }
@@ -292,7 +292,7 @@ func (s *search) crossed() bool {
 				continue
 			}
 			s.Kind, s.Blamed = Crossed, []int{a.Rank.Rank, b.Rank.Rank}
-			s.say("rank %d is in %s, rank %d in %s: they wait for each other", a.Rank.Rank, a.now, b.Rank.Rank, b.now)
+			s.add("rank %d is in %s, rank %d in %s: they wait for each other", a.Rank.Rank, a.now, b.Rank.Rank, b.now)
 			return true
 		}
 	}
@@ -341,17 +341,17 @@ func (s *search) absent() bool {
 		}
 	}
 	if len(out) > 0 {
-		s.say("%s not entered call %d%s, which %s in", have(out), s.Common, text, are(in))
+		s.add("%s not entered call %d%s, which %s in", have(out), s.Common, text, are(in))
 		for _, v := range s.views {
 			if v.begun <= s.Common && v.now != nil {
-				s.say("rank %d is in %s instead", v.Rank.Rank, v.now)
+				s.add("rank %d is in %s instead", v.Rank.Rank, v.now)
 			}
 		}
 	}
 	if len(s.unrecorded) > 0 && waited {
 		s.Blamed = append(s.Blamed, s.unrecorded...)
 		slices.Sort(s.Blamed)
-		s.say("%s left no record: killed, stopped, or its records are on another host; %s in call %d%s", have(s.unrecorded),
+		s.add("%s left no record: killed, stopped, or its records are on another host; %s in call %d%s", have(s.unrecorded),
 			are(in), s.Common, text)
 	}
 	return true
@@ -373,9 +373,9 @@ func (s *search) inside() bool {
 	case c == nil:
 		return false
 	case failed == len(s.views):
-		s.say("all were in call %d, %s, and it failed", s.Common, c)
+		s.add("all were in call %d, %s, and it failed", s.Common, c)
 	default:
-		s.say("all are in call %d, %s", s.Common, c)
+		s.add("all are in call %d, %s", s.Common, c)
 	}
 	s.Kind = Inside
 	return true
@@ -409,7 +409,7 @@ func (s *search) slow() bool {
 	}
 	v := s.views[least]
 	s.Kind, s.Blamed = Slow, []int{v.Rank.Rank}
-	s.say("rank %d waits for %.2g %% of its time, the others for %.2g %%: they wait for it", v.Rank.Rank,
+	s.add("rank %d waits for %.2g %% of its time, the others for %.2g %%: they wait for it", v.Rank.Rank,
 		100*shares[least], 100*median)
 	return true
 }
@@ -433,12 +433,12 @@ func (v *view) waited() (waited, span time.Duration) {
 }
 
 func (s *search) together() bool {
-	s.say("the ranks do not diverge")
+	s.add("the ranks do not diverge")
 	if s.Common == 0 {
-		s.Says[0] = "no collective was called"
+		s.Text[0] = "no collective was called"
 	}
 	if slices.ContainsFunc(s.views, func(v *view) bool { return v.now != nil }) {
-		s.Says[0] += "; they were making progress"
+		s.Text[0] += "; they were making progress"
 	}
 	return true
 }

@@ -167,7 +167,7 @@ var stories = []struct {
 		then(&files[0], all("w", 3, flight.Waiting), 0.01, 1)
 		return files
 	}},
-	{"cut", flight.Inside, func() []flight.File {
+	{"truncated", flight.Inside, func() []flight.File {
 		files := job(2, 10)
 		then(&files[0], all("w", 3, flight.Waiting), 20, 1)
 		then(&files[1], all("w", 3, flight.Waiting), 20, 0)
@@ -227,12 +227,12 @@ func TestFiles(t *testing.T) {
 	if !reflect.DeepEqual(got, files) {
 		t.Errorf("got %+v\nwant %+v", got, files)
 	}
-	for _, says := range []string{
+	for _, want := range []string{
 		"flight-0-7.jsonl: line 1: invalid record", "flight-0-8.jsonl: it is empty",
 		"it holds the records of flight-0-1.jsonl", "version 2 of the format: want 1",
 	} {
-		if !strings.Contains(fmt.Sprint(err), says) {
-			t.Errorf("%v\ndoes not contain %q", err, says)
+		if !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("%v\ndoes not contain %q", err, want)
 		}
 	}
 }

@@ -41,7 +41,7 @@ func (p *Part) print(b *strings.Builder) {
 	if p.Kind == Differ {
 		fmt.Fprintf(b, "  they diverge at call %d:\n", p.At)
 	}
-	for _, s := range p.Says {
+	for _, s := range p.Text {
 		fmt.Fprintf(b, "  %s\n", s)
 	}
 	width := 0

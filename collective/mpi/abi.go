@@ -62,7 +62,7 @@ func load() (*abi, error) {
 		"MPI_Test": &a.f.test,
 	} {
 		if *at, err = l.Symbol(name); err != nil {
-			return nil, fmt.Errorf("mpi: %s (%s) has no %s, which came with MPI 3.0: %w", l.Path, l.Version, name, err)
+			return nil, fmt.Errorf("mpi: %s (%s) has no %s, which MPI 3.0 added: %w", l.Path, l.Version, name, err)
 		}
 	}
 	if _, err := l.Symbol("ompi_mpi_comm_world"); err == nil {

@@ -36,7 +36,7 @@ type Config struct {
 	Collective collective.Config
 }
 
-// Available returns nil if NCCL can be used on this machine, or an error that says what is missing.
+// Available returns nil if NCCL can be used on this machine, or an error that names what is missing.
 func Available() error {
 	_, err := load()
 	return err

@@ -132,7 +132,7 @@ func TestPlanOrder(t *testing.T) {
 		t.Errorf("one pack: got %v", got)
 	}
 	got = nil
-	for _, p := range packing.Plan(mixed, 8) { // groups 3,2 and 1,0: the dtypes are cut inside of them
+	for _, p := range packing.Plan(mixed, 8) { // groups 3,2 and 1,0: split by dtype inside
 		got = append(got, p.Tensors)
 	}
 	if fmt.Sprint(got) != "[[3] [2] [1] [0]]" {

@@ -355,12 +355,12 @@ func TestOtherTensors(t *testing.T) {
 func TestReducerErrors(t *testing.T) {
 	g := open(t, mem.New(1))
 	c := g.Local()[0]
-	for says, tensors := range map[string][]packing.Tensor{
+	for want, tensors := range map[string][]packing.Tensor{
 		"tensor 1: a reduction of bool":                   {{Type: tensor.Float32, Count: 1}, {Type: tensor.Bool, Count: 1}},
 		"tensor 0 (w): its number of elements is unknown": {{Name: "w", Type: tensor.Float32, Count: -1}},
 	} {
-		if _, err := packing.NewReducer(c, tensors, packing.Config{}); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("got %v, want %q", err, says)
+		if _, err := packing.NewReducer(c, tensors, packing.Config{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
 		}
 	}
 	if _, err := packing.NewReducer(c, nil, packing.Config{BytesPerPack: -1}); err == nil {

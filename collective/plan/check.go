@@ -280,7 +280,7 @@ func (x *proof) step(rank int, s *Step) *Fault {
 		}
 		return x.enter(rank, s)
 	case Signal:
-		f = x.signal(rank, s.Mark)
+		f = x.signal(rank, s.Flag)
 	case Await:
 		if !x.await(rank, s) {
 			return nil
@@ -454,18 +454,18 @@ func (x *proof) await(rank int, s *Step) bool {
 	r := &x.ranks[rank]
 	if s.From >= 0 {
 		set := x.set(s.From, r.call)
-		if s.Mark >= len(set) {
+		if s.Flag >= len(set) {
 			return false
 		}
-		r.now.join(set[s.Mark])
+		r.now.join(set[s.Flag])
 		return true
 	}
 	d := &x.domains[x.domainOf[rank]]
 	flags := d.flags[r.call]
-	if s.Mark >= len(flags) || flags[s.Mark].set < len(d.ranks) {
+	if s.Flag >= len(flags) || flags[s.Flag].set < len(d.ranks) {
 		return false
 	}
-	r.now.join(flags[s.Mark].joined)
+	r.now.join(flags[s.Flag].joined)
 	return true
 }
 

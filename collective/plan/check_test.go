@@ -151,7 +151,7 @@ func TestCheckRefuses(t *testing.T) {
 		},
 		{
 			"flag twice", direct, reduce,
-			on(0, at(3, func(s *Step) { s.Mark = 0 })),
+			on(0, at(3, func(s *Step) { s.Flag = 0 })),
 			0, 3, "sets flag 0 twice",
 		},
 		{
@@ -221,7 +221,7 @@ func TestCheckRefuses(t *testing.T) {
 			1, 3, "leaves without knowing that rank 2 has entered",
 		},
 		{
-			"reads a stage too early", eager,
+			"reads a staging buffer too early", eager,
 			Problem{Op: AllReduce, Size: 3, Count: 4, Stage: 4},
 			on(2, func(plan []Step) []Step { plan[1], plan[3] = plan[3], plan[1]; return plan }),
 			2, 1, "reads memory of rank 0, of which it does not know that it has entered",

@@ -170,7 +170,7 @@ func (v *virtual) ready(rank int) bool {
 			(s.From < 0 || from.Kind == Exchange && from.To == rank && v.hasPeers(s.From))
 	case Await:
 		for _, peer := range v.awaited(rank, s) {
-			if s.Mark >= len(v.flags[peer]) {
+			if s.Flag >= len(v.flags[peer]) {
 				return false
 			}
 		}
@@ -218,7 +218,7 @@ func (v *virtual) ends(rank int, s *Step, started []time.Duration) time.Duration
 	case Await:
 		for _, peer := range v.awaited(rank, s) {
 			if peer != rank || v.p.Size == 1 {
-				now = max(now, v.flags[peer][s.Mark]+v.c.Memory.Latency)
+				now = max(now, v.flags[peer][s.Flag]+v.c.Memory.Latency)
 			}
 		}
 	case Combine:

@@ -82,7 +82,7 @@ func (d *Diagram) connect() {
 			case s.Kind == Exchange && s.To >= 0:
 				sent[pair{rank, s.To}] = append(sent[pair{rank, s.To}], index)
 			case s.Kind == Signal:
-				flags[Node{rank, s.Mark}] = index
+				flags[Node{rank, s.Flag}] = index
 			}
 		}
 	}
@@ -98,7 +98,7 @@ func (d *Diagram) connect() {
 				}
 			case Await:
 				for _, peer := range d.awaited(rank, s.From) {
-					d.Edges = append(d.Edges, Edge{Node{peer, flags[Node{peer, s.Mark}]}, to, FlagEdge, Span{}})
+					d.Edges = append(d.Edges, Edge{Node{peer, flags[Node{peer, s.Flag}]}, to, FlagEdge, Span{}})
 				}
 			case Pull:
 				d.Edges = append(d.Edges, Edge{Node{s.From, -1}, to, ReadEdge, s.In})
@@ -358,7 +358,7 @@ func short(s Step) string {
 		}
 		return "exchange"
 	case Signal, Await:
-		return fmt.Sprintf("%v %d", s.Kind, s.Mark)
+		return fmt.Sprintf("%v %d", s.Kind, s.Flag)
 	}
 	return s.Kind.String()
 }

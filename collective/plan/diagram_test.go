@@ -70,7 +70,7 @@ func checkDiagram(t *testing.T, d *Diagram) {
 			}
 		case FlagEdge:
 			if from, to := d.Ranks[e.From.Rank][e.From.Index], d.Ranks[e.To.Rank][e.To.Index]; from.Slot >= to.Slot ||
-				from.Mark != to.Mark {
+				from.Flag != to.Flag {
 				t.Errorf("%s: %v of rank %d in slot %d, %v of rank %d in slot %d", name, from.Step, e.From.Rank, from.Slot, to.Step,
 					e.To.Rank, to.Slot)
 			}

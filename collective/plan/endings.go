@@ -50,8 +50,8 @@ func (x *proof) waits(rank int) (why []string, span Span, ended bool) {
 	}
 	if s.Kind == Await {
 		for _, peer := range x.domains[x.domainOf[rank]].ranks {
-			if s.Mark >= len(x.set(peer, r.call)) && (s.From < 0 || s.From == peer) {
-				add("for flag %d of rank %d", peer, s.Mark)
+			if s.Flag >= len(x.set(peer, r.call)) && (s.From < 0 || s.From == peer) {
+				add("for flag %d of rank %d", peer, s.Flag)
 				break
 			}
 		}

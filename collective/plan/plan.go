@@ -112,8 +112,8 @@ type StepKind uint8
 // Send has flags only if there are no other ranks.
 const (
 	Exchange StepKind = iota + 1 // send Out to To and receive In from From, both at once, without buffering
-	Signal                       // set this rank's flag number Mark
-	// wait until rank From, or with From -1 every rank of the domain, has set its flag number Mark
+	Signal                       // set this rank's flag number Flag
+	// wait until rank From, or with From -1 every rank of the domain, has set its flag number Flag
 	Await
 	// combine In of the ranks Ranks along their part of the canonical tree, and write the result to Out of
 	// rank To, or with To -1 of every rank of the domain; divide if Mean and Ranks are all; see Own and Keep
@@ -147,7 +147,7 @@ type Step struct {
 	Out   Span  // what is sent or written
 	In    Span  // where received data is stored, or what is read
 	Side  Side  // Exchange, Fold: how the operands are combined
-	Mark  int   // Signal, Await: the number of the flag
+	Flag  int   // Signal, Await: the number of the flag
 	Ranks Ranks // Combine: the ranks whose In is combined
 	// Combine, and after [Fuse] Exchange: what this rank itself contributes in place of its In; empty: its In
 	Own  Span

@@ -92,11 +92,11 @@ func (s Step) String() string {
 		return s.exchange()
 	case Await:
 		if s.From >= 0 {
-			return fmt.Sprintf("await %d of %d", s.Mark, s.From)
+			return fmt.Sprintf("await %d of %d", s.Flag, s.From)
 		}
-		return fmt.Sprintf("await %d", s.Mark)
+		return fmt.Sprintf("await %d", s.Flag)
 	case Signal:
-		return fmt.Sprintf("signal %d", s.Mark)
+		return fmt.Sprintf("signal %d", s.Flag)
 	case Combine:
 		return s.combine()
 	case Pull:

@@ -2,11 +2,11 @@ package plan
 
 // Constructors of the steps that plans consist of.
 
-func signal(flag int) Step { return Step{Kind: Signal, To: -1, From: -1, Mark: flag} }
-func await(flag int) Step  { return Step{Kind: Await, To: -1, From: -1, Mark: flag} }
+func signal(flag int) Step { return Step{Kind: Signal, To: -1, From: -1, Flag: flag} }
+func await(flag int) Step  { return Step{Kind: Await, To: -1, From: -1, Flag: flag} }
 
 // awaitRank waits for the flag of one rank.
-func awaitRank(rank, flag int) Step { return Step{Kind: Await, To: -1, From: rank, Mark: flag} }
+func awaitRank(rank, flag int) Step { return Step{Kind: Await, To: -1, From: rank, Flag: flag} }
 
 // combine combines the operands of some ranks into memory of rank to, or with -1 of every rank of the domain.
 func combine(r Ranks, in Span, to int, out Span) Step {

@@ -16,14 +16,14 @@ func (x *proof) malformed() *Fault {
 			}
 		}
 	}
-	return x.unequalMarks()
+	return x.unequalFlags()
 }
 
-func (x *proof) unequalMarks() *Fault {
+func (x *proof) unequalFlags() *Fault {
 	for _, d := range x.domains {
-		first := x.marksOf(d.ranks[0])
+		first := x.flagsOf(d.ranks[0])
 		for _, rank := range d.ranks[1:] {
-			if n := x.marksOf(rank); n != first {
+			if n := x.flagsOf(rank); n != first {
 				return &Fault{
 					Rank: rank, Index: len(x.ranks[rank].plan),
 					Reason: fmt.Sprintf("sets %d flags, rank %d of the same domain %d", n, d.ranks[0], first),
@@ -34,7 +34,7 @@ func (x *proof) unequalMarks() *Fault {
 	return nil
 }
 
-func (x *proof) marksOf(rank int) int {
+func (x *proof) flagsOf(rank int) int {
 	n := 0
 	for i := range x.ranks[rank].plan {
 		if x.ranks[rank].plan[i].Kind == Signal {
@@ -56,13 +56,13 @@ func (x *proof) wrongStep(rank int, s *Step) (string, Span) {
 	case Exchange:
 		return x.wrongExchange(rank, s)
 	case Signal:
-		if s.Mark < 0 {
+		if s.Flag < 0 {
 			return "no flag", s.Out
 		}
 		return "", Span{}
 	case Await:
 		switch {
-		case s.Mark < 0:
+		case s.Flag < 0:
 			return "no flag", s.Out
 		case s.From != -1 && !neighbour(s.From):
 			return "no peer of its domain to wait for", s.Out

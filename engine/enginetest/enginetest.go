@@ -70,7 +70,7 @@ func Run(t *testing.T, c Config) {
 		{"averages alone", testAveragesAlone},
 		{"regularisation counts once", testRegularisation},
 		{"evaluate and predict", testEvaluate},
-		{"lent batches", testBatchBuffers},
+		{"batch buffers", testBatchBuffers},
 		{"wrong arguments", testWrongArguments},
 		{"a model that panics", testPanic},
 		{"replicas at the same time", testConcurrent},
@@ -770,13 +770,13 @@ func testBatchBuffers(t *testing.T, c Config) {
 	if !ok {
 		t.Skip("the programs lend no batches")
 	}
-	lent := make([]engine.Batch, 2)
-	for i := range lent {
+	filled := make([]engine.Batch, 2)
+	for i := range filled {
 		var err error
-		if lent[i], err = p.NewBatch(1); err != nil {
+		if filled[i], err = p.NewBatch(1); err != nil {
 			t.Fatal(err)
 		}
-		for _, x := range []*tensor.Tensor{lent[i].Inputs[0], lent[i].Labels[0], tensor.Of(lent[i].Weights)} {
+		for _, x := range []*tensor.Tensor{filled[i].Inputs[0], filled[i].Labels[0], tensor.Of(filled[i].Weights)} {
 			if !x.Equal(tensor.New(x.DType(), x.Shape()...)) {
 				t.Errorf("a new batch holds %v: want zeros", x)
 			}
@@ -786,7 +786,7 @@ func testBatchBuffers(t *testing.T, c Config) {
 		t.Error("a batch for replica 2 of 2: no error")
 	}
 	for i := range uint64(6) {
-		want, to := batch(40+i, 6), lent[i%2]
+		want, to := batch(40+i, 6), filled[i%2]
 		copy(to.Inputs[0].Memory().HostBytes(), want.Inputs[0].Memory().HostBytes())
 		copy(to.Labels[0].Memory().HostBytes(), want.Labels[0].Memory().HostBytes())
 		copy(to.Weights, want.Weights)
@@ -796,9 +796,9 @@ func testBatchBuffers(t *testing.T, c Config) {
 		}
 		a := gradients(t, p, 0, want, 6)
 		b := gradients(t, p, 1, to, 6)
-		sameBits(t, "gradients of a lent batch", b.Tensors, a.Tensors)
+		sameBits(t, "gradients of a batch in the program's memory", b.Tensors, a.Tensors)
 		if a.Loss != b.Loss {
-			t.Errorf("loss of a lent batch is %v, want %v", b.Loss, a.Loss)
+			t.Errorf("loss of a batch in the program's memory is %v, want %v", b.Loss, a.Loss)
 		}
 		loss, _, err := p.Evaluate(t.Context(), 0, want, 6)
 		own, _, err2 := p.Evaluate(t.Context(), 1, to, 6)
@@ -808,9 +808,9 @@ func testBatchBuffers(t *testing.T, c Config) {
 			t.Fatal(err)
 		}
 		if loss != own {
-			t.Errorf("loss of a lent batch in inference is %v, want %v", own, loss)
+			t.Errorf("loss of a batch in the program's memory in inference is %v, want %v", own, loss)
 		}
-		sameBits(t, "predictions of a lent batch", y, x)
+		sameBits(t, "predictions of a batch in the program's memory", y, x)
 		for r := range 2 {
 			feed(t, p, r, a.Tensors) // invalid after the commit
 		}
@@ -901,7 +901,7 @@ func testPanic(t *testing.T, c Config) {
 		t.Fatal("a model that panics compiled")
 	}
 	if !strings.Contains(err.Error(), "deliberate") {
-		t.Errorf("error %q does not say what the model said", err)
+		t.Errorf("error %q does not contain the model's text", err)
 	}
 	compiled := mustCompile(t, c.Plain(1), e, spec(e, 1, 4))
 	step(t, compiled, 0, batch(1, 4), 4)

@@ -34,7 +34,7 @@ type adder struct {
 	failed  error
 }
 
-func newMeeting(n int) *adder {
+func newAdder(n int) *adder {
 	m := &adder{n: n, src: make([][]*tensor.Tensor, n), names: make([][]string, n)}
 	m.changed.L = &m.mu
 	return m
@@ -191,7 +191,7 @@ func TestAllReduceGradient(t *testing.T) {
 	}{{tensor.Float32, 1e-2, 1e-3}, {tensor.Float64, 1e-5, 1e-8}} {
 		t.Run(c.dtype.String(), func(t *testing.T) {
 			eachEngine(t, 3, func(t *testing.T, e engine.Engine) {
-				m := newMeeting(3)
+				m := newAdder(3)
 				p := compile(t, entangledModel(), e, entangledSpec(e, c.dtype, m))
 				batches := entangledBatches(c.dtype, 3)
 				if _, _, err := allGradients(p, m, batches, 9); err != nil {
@@ -253,7 +253,7 @@ func TestAllReduceBits(t *testing.T) {
 	eachEngine(t, 2, func(t *testing.T, e engine.Engine) {
 		var first string
 		for range 5 {
-			m := newMeeting(2)
+			m := newAdder(2)
 			p := compile(t, entangledModel(), e, entangledSpec(e, tensor.Float32, m))
 			loss, gradients, err := allGradients(p, m, entangledBatches(tensor.Float32, 2), 6)
 			if err != nil {
@@ -271,7 +271,7 @@ func TestAllReduceBits(t *testing.T) {
 // TestAllReduceFails checks that an error of the sum ends Gradients with that error, and that the next step works.
 func TestAllReduceFails(t *testing.T) {
 	eachEngine(t, 2, func(t *testing.T, e engine.Engine) {
-		m, broken, left := newMeeting(2), errors.New("the link is down"), 0
+		m, broken, left := newAdder(2), errors.New("the link is down"), 0
 		spec := entangledSpec(e, tensor.Float32, m)
 		spec.Sum = func(ctx context.Context, replica int, dst, src []*tensor.Tensor, names []string) error {
 			if replica == 1 {
@@ -316,7 +316,7 @@ func TestAllReduceMistakes(t *testing.T) {
 		})
 	}
 	twice := training(func(x *graph.Node) *graph.Node { return gomlx.AllReduce(x, gomlx.Sum) })
-	spec := entangledSpec(e, tensor.Float32, newMeeting(2))
+	spec := entangledSpec(e, tensor.Float32, newAdder(2))
 	for _, c := range []struct {
 		m    *gomlx.Model
 		spec func(*engine.Spec)
@@ -377,7 +377,7 @@ func TestAllReduceIntegers(t *testing.T) {
 			one := graph.Ones(g, shapes.Make(dtypes.Float32, 3))
 			return []*graph.Node{graph.Mul(graph.Mul(one, a), graph.ConvertDType(rows, dtypes.Float32))}
 		}
-		m := newMeeting(2)
+		m := newAdder(2)
 		p := compile(t, counting, e, entangledSpec(e, tensor.Float32, m))
 		batches := entangledBatches(tensor.Float32, 2)
 		batches[1].Weights[2] = 0
@@ -413,7 +413,7 @@ func syncModel() *gomlx.Model {
 // padding, and with a replica that has only padding.
 func TestSyncBatchNormGradient(t *testing.T) {
 	eachEngine(t, 3, func(t *testing.T, e engine.Engine) {
-		m := newMeeting(3)
+		m := newAdder(3)
 		p := compile(t, syncModel(), e, entangledSpec(e, tensor.Float64, m))
 		batches := entangledBatches(tensor.Float64, 3)
 		batches[1].Weights = []float32{1, 0.5, 0}
@@ -429,7 +429,7 @@ func TestSyncBatchNormFarFromZero(t *testing.T) {
 		far.Forward = func(s *model.Scope, in []*graph.Node) []*graph.Node {
 			return []*graph.Node{graph.ReduceSum(layer.SyncBatchNorm(s, in[0]), 1)}
 		}
-		m := newMeeting(2)
+		m := newAdder(2)
 		p := compile(t, far, e, entangledSpec(e, tensor.Float32, m))
 		batches := entangledBatches(tensor.Float32, 2)
 		var mean, variance [3]float64

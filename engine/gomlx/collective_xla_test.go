@@ -18,13 +18,13 @@ func TestAllReduceWithoutSharedMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { e.Close() })
-	m := newMeeting(2)
+	m := newAdder(2)
 	p := compile(t, entangledModel(), e, entangledSpec(e, tensor.Float64, m))
 	loss, gradients, err := allGradients(p, m, entangledBatches(tensor.Float64, 2), 6)
 	if err != nil {
 		t.Fatal(err)
 	}
-	goes := newMeeting(2)
+	goes := newAdder(2)
 	other := openEngine(t, "go", 2)
 	q := compile(t, entangledModel(), other, entangledSpec(other, tensor.Float64, goes))
 	wantLoss, want, err := allGradients(q, goes, entangledBatches(tensor.Float64, 2), 6)

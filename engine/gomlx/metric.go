@@ -37,9 +37,10 @@ func BinaryAccuracyLogits() Metric {
 	return Metric{Name: "accuracy", PerExample: func(labels, predictions []*graph.Node) *graph.Node {
 		label, logits := pair("BinaryAccuracyLogits", labels, predictions)
 		label = matched("BinaryAccuracyLogits", label, logits)
-		said := graph.ConvertDType(graph.GreaterThan(logits, graph.ScalarZero(logits.Graph(), logits.DType())), dtypes.Int32)
+		predicted := graph.ConvertDType(graph.GreaterThan(logits, graph.ScalarZero(logits.Graph(), logits.DType())),
+			dtypes.Int32)
 		is := graph.ConvertDType(graph.GreaterThan(label, graph.Scalar(label.Graph(), label.DType(), 0.5)), dtypes.Int32)
-		return hits(said, is, logits.DType())
+		return hits(predicted, is, logits.DType())
 	}}
 }
 

@@ -54,11 +54,11 @@ func TestBatchNormOfHalfWidth(t *testing.T) {
 							},
 							Optimizer: optimizer.StochasticGradientDescent(),
 						}
-						meet := newMeeting(replicas)
+						adder := newAdder(replicas)
 						p := compile(t, m, e, engine.Spec{
 							Rows: rows, Inputs: []engine.Feature{{DType: dtype, Shape: []int{size.width, channels}}},
 							Labels:  []engine.Feature{{DType: tensor.Float32}},
-							Devices: e.Devices()[:replicas], Sum: meet.sum,
+							Devices: e.Devices()[:replicas], Sum: adder.sum,
 						})
 						x := tensor.New(dtype, rows, size.width, channels)
 						var mean, variance [channels]float64
@@ -79,7 +79,7 @@ func TestBatchNormOfHalfWidth(t *testing.T) {
 						}
 						keep := 1.0 // how much of the initial averages is left
 						for range size.steps {
-							loss, _, err := allGradients(p, meet, []engine.Batch{b, b}, replicas*rows)
+							loss, _, err := allGradients(p, adder, []engine.Batch{b, b}, replicas*rows)
 							if err != nil {
 								t.Fatal(err)
 							}

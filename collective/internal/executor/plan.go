@@ -85,7 +85,7 @@ func (p *Plan) merge(rank int, steps []plan.Step) {
 		}
 	}
 	end := len(steps) - 1
-	p.sharedDst = p.sharedDst && end > 0 && steps[end].Kind == plan.Await && steps[end].From < 0 && steps[end].Mark > 0
+	p.sharedDst = p.sharedDst && end > 0 && steps[end].Kind == plan.Await && steps[end].From < 0 && steps[end].Flag > 0
 }
 
 // published reports whether a span is in the call's Src or Dst, which a rank publishes to its domain.

@@ -1,4 +1,4 @@
-// Stands in for libnccl and libcudart in tests: the ranks are threads of one process, "the GPU" is memory of the heap, and what is put
+// A fake of libnccl and libcudart in tests: the ranks are threads of one process, "the GPU" is memory of the heap, and what is put
 // into a stream is done at once. Prototypes are those of nccl.h (2.23) and cuda_runtime_api.h.
 #include <pthread.h>
 #include <stdint.h>
@@ -35,8 +35,8 @@ int ncclGetVersion(int *v) { *v = 22304; return 0; }
 const char *ncclGetErrorString(int e) { return e == 5 ? "invalid usage" : "some error of NCCL"; }
 int ncclGetUniqueId(ncclUniqueId *id) { memset(id, 7, sizeof *id); id->internal[127] = ++ids; return 0; }
 
-// meet returns when all ranks have come. Two barriers keep a round from running into the next.
-static void meet(group *g) {
+// barrier returns when all ranks have arrived. Two of them keep a round from running into the next.
+static void barrier(group *g) {
   int round = g->left;
   if (++g->here == g->size) { g->here = 0; g->left++; pthread_cond_broadcast(&news); }
   while (g->left == round) pthread_cond_wait(&news, &mu);
@@ -50,7 +50,7 @@ int ncclCommInitRankScalable(comm **out, int nranks, int rank, int nId, ncclUniq
   if (!g) { g = calloc(1, sizeof *g); memcpy(g->id, id, sizeof g->id); g->size = nranks; g->next = groups; groups = g; }
   *out = malloc(sizeof **out);
   **out = (comm){g, rank};
-  meet(g);
+  barrier(g);
   pthread_mutex_unlock(&mu);
   __sync_fetch_and_add(&live, 1);
   return 0;
@@ -64,7 +64,7 @@ int ncclCommSplit(comm *c, int color, int key, comm **out, void *config) {
   if (config) return 5;
   pthread_mutex_lock(&mu);
   g->color[c->rank] = color; g->key[c->rank] = key;
-  meet(g);
+  barrier(g);
   int rank = 0, size = 0, first = -1;
   for (int r = 0; r < g->size; r++) if (g->color[r] == color) {
     if (first < 0) first = r;
@@ -72,10 +72,10 @@ int ncclCommSplit(comm *c, int color, int key, comm **out, void *config) {
     if (g->key[r] < key || (g->key[r] == key && r < c->rank)) rank++;
   }
   if (color >= 0 && first == c->rank) { g->made[first] = calloc(1, sizeof *g); g->made[first]->size = size; }
-  meet(g);
+  barrier(g);
   *out = 0;
   if (color >= 0) { *out = malloc(sizeof **out); **out = (comm){g->made[first], rank}; __sync_fetch_and_add(&live, 1); }
-  meet(g);
+  barrier(g);
   pthread_mutex_unlock(&mu);
   return 0;
 }
@@ -94,12 +94,12 @@ static int reduced(const void *src, void *dst, size_t n, int type, int op, int r
   group *g = c->g;
   pthread_mutex_lock(&mu);
   g->slot[c->rank] = src;
-  meet(g);
+  barrier(g);
   if (root < 0 || root == c->rank) {
     memcpy(dst, g->slot[g->size - 1], n * sizes[type]); // an order of its own
     for (int r = g->size - 2; r >= 0; r--) combine(dst, g->slot[r], n, type, op);
   }
-  meet(g);
+  barrier(g);
   pthread_mutex_unlock(&mu);
   return 0;
 }
@@ -111,9 +111,9 @@ int ncclBroadcast(const void *src, void *dst, size_t n, int type, int root, comm
   if (type != 1 || !stream) return 4;
   pthread_mutex_lock(&mu);
   g->slot[c->rank] = src;
-  meet(g);
+  barrier(g);
   if (c->rank != root) memcpy(dst, g->slot[root], n);
-  meet(g);
+  barrier(g);
   pthread_mutex_unlock(&mu);
   return 0;
 }

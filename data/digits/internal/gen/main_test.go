@@ -11,7 +11,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// TestConvert writes the embedded files back as UCI's text and converts that: the same must come out.
+// TestConvert writes the embedded files back as UCI's text and converts that, and compares the result.
 func TestConvert(t *testing.T) {
 	for _, prefix := range []string{"train", "t10k"} {
 		t.Run(prefix, func(t *testing.T) {

@@ -53,7 +53,7 @@ var programs = map[string]struct {
 	"none": {0, func(_ *sums, x, w *graph.Node) []*graph.Node {
 		return []*graph.Node{graph.Mul(x, graph.ExpandLeftToRank(w, 2))}
 	}},
-	"one that nobody needs": {1, func(s *sums, x, _ *graph.Node) []*graph.Node {
+	"an unused one": {1, func(s *sums, x, _ *graph.Node) []*graph.Node {
 		s.of(x)
 		return []*graph.Node{graph.Neg(x)}
 	}},
@@ -80,7 +80,7 @@ var programs = map[string]struct {
 	"closures that capture": {3, func(s *sums, x, w *graph.Node) []*graph.Node {
 		g := x.Graph()
 		total := s.of(graph.ReduceAllSum(x))
-		early := graph.Exp(w) // of the first stage, captured in the last
+		firstStage := graph.Exp(w) // of the first stage, captured in the last
 		cond := graph.NewClosure(g, func(g *graph.Graph) []*graph.Node {
 			i := graph.Parameter(g, "i", shapes.Make(dtypes.Int32))
 			graph.Parameter(g, "v", w.Shape())
@@ -89,13 +89,13 @@ var programs = map[string]struct {
 		body := graph.NewClosure(g, func(g *graph.Graph) []*graph.Node {
 			i := graph.Parameter(g, "i", shapes.Make(dtypes.Int32))
 			v := graph.Parameter(g, "v", w.Shape())
-			return []*graph.Node{graph.AddScalar(i, 1), graph.Add(graph.Mul(v, early), total)}
+			return []*graph.Node{graph.AddScalar(i, 1), graph.Add(graph.Mul(v, firstStage), total)}
 		})
 		loop := graph.While(cond, body, graph.Const(g, int32(0)), w)
 		positive := graph.GreaterThan(s.of(graph.ReduceAllSum(loop[1])), graph.Const(g, float32(0)))
 		branches := graph.If(positive,
-			graph.NewClosure(g, func(*graph.Graph) []*graph.Node { return []*graph.Node{graph.Add(early, w)} }),
-			graph.NewClosure(g, func(*graph.Graph) []*graph.Node { return []*graph.Node{graph.Sub(early, w)} }))
+			graph.NewClosure(g, func(*graph.Graph) []*graph.Node { return []*graph.Node{graph.Add(firstStage, w)} }),
+			graph.NewClosure(g, func(*graph.Graph) []*graph.Node { return []*graph.Node{graph.Sub(firstStage, w)} }))
 		return []*graph.Node{branches[0], loop[1]}
 	}},
 	"sorting": {2, func(s *sums, x, w *graph.Node) []*graph.Node {
