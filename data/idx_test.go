@@ -73,9 +73,11 @@ func TestIDXErrors(t *testing.T) {
 		{"type", idx(0x0a, []uint32{1}, 0), 0, []string{"magic number 0x00000a01"}},
 		{"no dimensions", idx(0x08, nil, 1), 3, []string{"offset 3: no dimensions: want at least 1"}},
 		{"dimensions truncated", good[:7], 4, []string{"dimension 1 of 2 expected, 4 bytes; the file ends after 3"}},
-		{"elements truncated", good[:14], 12,
+		{
+			"elements truncated", good[:14], 12,
 			[]string{"elements of a uint8 tensor of shape [2 2] expected, 4 bytes; the file " +
-				"ends after 2 of them"}},
+				"ends after 2 of them"},
+		},
 		{
 			"too long", append(bytes.Clone(good), 0), 16,
 			[]string{"offset 16: end of file expected after the elements of shape [2 2], more bytes found"},

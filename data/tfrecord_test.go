@@ -81,12 +81,16 @@ func TestTFRecordErrors(t *testing.T) {
 		{"length's checksum", flip(second + 9), 1, second, "corrupt, or not a TFRecord file"},
 		{"record", flip(second + 13), 1, second + 12 + 5, "the record of 5 bytes has checksum"},
 		{"record's checksum", flip(second + 18), 1, second + 12 + 5, "the file has"},
-		{"head truncated", file[:second+5], 1, second,
+		{
+			"head truncated", file[:second+5], 1, second,
 			"a record's length and its checksum expected, 12 bytes; the file ends " +
-				"after 5"},
+				"after 5",
+		},
 		{"record truncated", file[:second+14], 1, second + 12, "a record expected, 5 bytes; the file ends after 2"},
-		{"checksum truncated", file[:second+18], 1, second + 17,
-			"a record's checksum expected, 4 bytes; the file ends after 1"},
+		{
+			"checksum truncated", file[:second+18], 1, second + 17,
+			"a record's checksum expected, 4 bytes; the file ends after 1",
+		},
 		{"too long", huge, 0, 0, "a record of 1099511627776 bytes: at most 2147483647 expected"},
 		{"text", []byte("no records here"), 0, 0, "not a TFRecord file"},
 	}
