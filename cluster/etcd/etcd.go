@@ -1,12 +1,13 @@
-// Package etcd is a rendezvous store in etcd, for clusters that have one: the workers of a job meet there, and none of them has to
-// serve a store. [rendezvous.Open] knows etcd by its JSON gateway; this one has etcd's own client, for an etcd whose gateway is switched off, and
-// sees the same. It is a separate module, because that client is many times larger than Lockstep.
+// Package etcd is a rendezvous store in etcd, for clusters that have one: the workers of a job join there, and none of
+// them has to serve a store. [rendezvous.Open] accesses etcd by its JSON gateway; this package uses etcd's own client,
+// for an etcd whose gateway is disabled, with the same content. It is a separate module, because that client is many times
+// larger than Lockstep.
 //
 //	cfg := rendezvous.Config{Schemes: map[string]rendezvous.Opener{"etcd": etcd.Opener(etcd.Config{})}}
 //	store, err := rendezvous.Open(ctx, "etcd://10.0.0.1:2379,10.0.0.2:2379/lockstep", cfg)
 //
-// Keys lie below the URL's path. A value of more than 1 MiB is stored in parts, as etcd refuses larger requests by default.
-// etcd keeps what is in it: when a job is over, rendezvous.DeleteJob deletes what it has left.
+// Keys lie below the URL's path. A value of more than 1 MiB is stored in parts, as etcd refuses larger requests by
+// default. etcd keeps its content: when a job has ended, rendezvous.DeleteJob deletes the job's keys.
 package etcd
 
 import (
@@ -96,8 +97,9 @@ func Opener(cfg Config) rendezvous.Opener {
 			encryption = &tls.Config{MinVersion: tls.VersionTLS12}
 		}
 		client, err := clientv3.New(clientv3.Config{
-			Endpoints: strings.Split(hosts, ","), TLS: encryption, Username: cfg.Username, Password: cfg.Password, DialTimeout: dialWithin,
-			DialKeepAliveTime: aliveEvery, DialKeepAliveTimeout: aliveEvery, Context: context.WithoutCancel(ctx), Logger: zap.NewNop(),
+			Endpoints: strings.Split(hosts, ","), TLS: encryption, Username: cfg.Username, Password: cfg.Password,
+			DialTimeout: dialWithin, DialKeepAliveTime: aliveEvery, DialKeepAliveTimeout: aliveEvery,
+			Context: context.WithoutCancel(ctx), Logger: zap.NewNop(),
 		})
 		if err != nil {
 			return nil, err

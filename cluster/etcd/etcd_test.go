@@ -40,7 +40,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// serve is an etcd server until stdin ends, at a port and the next one, with a folder: text is "PORT FOLDER". It prints its address.
+// serve is an etcd server until stdin ends, at a port and the next one, with a folder: text is "PORT FOLDER". It prints
+// its address.
 func serve(text string) error {
 	cfg := embed.NewConfig()
 	port, folder, _ := strings.Cut(text, " ")
@@ -105,7 +106,8 @@ func loopback(port int) url.URL {
 
 func open(t *testing.T, url string) rendezvous.Store {
 	t.Helper()
-	s, err := rendezvous.Open(t.Context(), url, rendezvous.Config{Schemes: map[string]rendezvous.Opener{"etcd": etcd.Opener(etcd.Config{})}})
+	s, err := rendezvous.Open(t.Context(), url,
+		rendezvous.Config{Schemes: map[string]rendezvous.Opener{"etcd": etcd.Opener(etcd.Config{})}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +123,8 @@ func TestConformance(t *testing.T) {
 	}})
 }
 
-// TestGatewayConformance: the same for the way to etcd that every program has, by its JSON gateway; users of both see the same.
+// TestGatewayConformance: the same for the way to etcd that every program has, by its JSON gateway; users of both see
+// the same.
 func TestGatewayConformance(t *testing.T) {
 	address := cluster(t)
 	var stores, uses atomic.Int32
@@ -172,7 +175,8 @@ func TestCompacted(t *testing.T) {
 		if err := s.Set(t.Context(), "k", []byte("new")); err != nil {
 			t.Fatal(err)
 		}
-		if entries, _, err := s.Changes(t.Context(), "k", revision); err != nil || len(entries) != 1 || string(entries[0].Value) != "new" {
+		if entries, _, err := s.Changes(t.Context(), "k", revision); err != nil || len(entries) != 1 ||
+			string(entries[0].Value) != "new" {
 			t.Errorf("%s: got %v, %v", name, entries, err)
 		}
 	}
@@ -218,7 +222,8 @@ func TestNobodyThere(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	nobody := loopback(freeport.Take(t, 1))
-	_, err := rendezvous.Open(ctx, "etcd://"+nobody.Host, rendezvous.Config{Schemes: map[string]rendezvous.Opener{"etcd": etcd.Opener(etcd.Config{})}})
+	_, err := rendezvous.Open(ctx, "etcd://"+nobody.Host,
+		rendezvous.Config{Schemes: map[string]rendezvous.Opener{"etcd": etcd.Opener(etcd.Config{})}})
 	if err == nil || ctx.Err() == nil {
 		t.Fatalf("got %v", err)
 	}

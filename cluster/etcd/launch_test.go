@@ -47,26 +47,29 @@ func (s *said) String() string {
 	return s.b.String()
 }
 
-// TestNode0IsReplaced: with everything in etcd, the loss of node 0 is not the end of a job: another agent takes its place, and the training
-// ends with the weights of one that nothing befell.
+// TestNode0IsReplaced: with everything in etcd, the loss of node 0 is not the end of a job: another agent takes its
+// place, and the training ends with the weights of one that nothing befell.
 func TestNode0IsReplaced(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("needs a system on which workers end with their lockstep run")
 	}
 	if testing.Short() {
-		t.Skip("builds the command, trains twice and waits until a node is lost; go test ./... in this module runs it, as .ci/run does")
+		t.Skip("builds the command, trains twice and waits until a node is lost; go test ./... in this module runs it, as " +
+			".ci/run does")
 	}
 	lockstep, dir := buildLockstep(t), t.TempDir()
 	training := []string{"train", "--model", "mlp", "--global-batch", "24", "--steps", "500", "--progress", "none"}
 	alone := filepath.Join(dir, "alone.json")
-	if out, err := exec.Command(lockstep, append(training, "--replicas", "2", "--summary", alone)...).CombinedOutput(); err != nil {
+	if out, err := exec.Command(lockstep, append(training, "--replicas", "2", "--summary",
+		alone)...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	address, key := cluster(t), secret.New().Text()
 	snapshots, summary := filepath.Join(dir, "snapshots"), filepath.Join(dir, "summary.json")
 	node := func(n int) (*exec.Cmd, *said) {
 		args := []string{
-			"run", "--nnodes", "2", "--node-rank", fmt.Sprint(n), "--rdzv-backend", "etcd", "--rdzv-endpoint", address, "--local-addr", "127.0.0.1", "--max-restarts", "3",
+			"run", "--nnodes", "2", "--node-rank", fmt.Sprint(n), "--rdzv-backend", "etcd", "--rdzv-endpoint", address,
+			"--local-addr", "127.0.0.1", "--max-restarts", "3",
 			"--heartbeat-timeout", "5s", "--grace", "1s", "--", lockstep,
 		}
 		args = append(append(args, training...), "--strategy", "multi-worker", "--replicas", "1", "--heartbeat-timeout", "5s",
@@ -118,7 +121,8 @@ func TestNode0IsReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if left, _, err := s.List(t.Context(), ""); err != nil || len(left) != 1 || left[0].Key != "=launch/lockstep/event/ended" {
+	if left, _, err := s.List(t.Context(), ""); err != nil || len(left) != 1 ||
+		left[0].Key != "=launch/lockstep/event/ended" {
 		t.Errorf("left in etcd: %v, %v; want how the job ended", left, err)
 	}
 }

@@ -40,13 +40,16 @@ func (s *store) Set(ctx context.Context, key string, value []byte) error {
 }
 
 // put sets a key if all conditions hold. If not, it returns the key's value.
-func (s *store) put(ctx context.Context, key string, value []byte, conditions ...clientv3.Cmp) (is *mvccpb.KeyValue, done bool, err error) {
+func (s *store) put(
+	ctx context.Context, key string, value []byte, conditions ...clientv3.Cmp,
+) (is *mvccpb.KeyValue, done bool, err error) {
 	stored, parts, err := s.save(ctx, value)
 	if err != nil {
 		return nil, false, err
 	}
 	k := s.prefix + key
-	r, err := s.client.Txn(ctx).If(conditions...).Then(clientv3.OpPut(k, string(stored), clientv3.WithPrevKV())).Else(clientv3.OpGet(k)).Commit()
+	put := clientv3.OpPut(k, string(stored), clientv3.WithPrevKV())
+	r, err := s.client.Txn(ctx).If(conditions...).Then(put).Else(clientv3.OpGet(k)).Commit()
 	switch {
 	case err != nil:
 		return nil, false, err // the parts, if any, may be needed: the result is unknown
@@ -137,11 +140,14 @@ again:
 // entry reads an entry. It reports false if its value has been replaced meanwhile.
 func (s *store) entry(ctx context.Context, kv *mvccpb.KeyValue) (rendezvous.Entry, bool, error) {
 	value, whole, err := s.load(ctx, kv.Value)
-	return rendezvous.Entry{Key: string(kv.Key[len(s.prefix):]), Value: value, Revision: uint64(kv.ModRevision)}, whole, err
+	e := rendezvous.Entry{Key: string(kv.Key[len(s.prefix):]), Value: value, Revision: uint64(kv.ModRevision)}
+	return e, whole, err
 }
 
 // Changes implements [rendezvous.Store].
-func (s *store) Changes(ctx context.Context, prefix string, after uint64) (entries []rendezvous.Entry, revision uint64, err error) {
+func (s *store) Changes(
+	ctx context.Context, prefix string, after uint64,
+) (entries []rendezvous.Entry, revision uint64, err error) {
 	err = s.call(ctx, rendezvous.CheckPrefix(prefix), func(ctx context.Context) error {
 		if after == 0 {
 			if entries, revision, err = s.list(ctx, prefix, clientv3.SortByModRevision); len(entries) > 0 || err != nil {
@@ -151,7 +157,8 @@ func (s *store) Changes(ctx context.Context, prefix string, after uint64) (entri
 		}
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		for r := range s.client.Watch(clientv3.WithRequireLeader(ctx), s.prefix+prefix, clientv3.WithPrefix(), clientv3.WithRev(int64(after)+1)) {
+		for r := range s.client.Watch(clientv3.WithRequireLeader(ctx), s.prefix+prefix, clientv3.WithPrefix(),
+			clientv3.WithRev(int64(after)+1)) {
 			if err := r.Err(); err != nil {
 				return err
 			}
@@ -180,7 +187,9 @@ func (s *store) latest(ctx context.Context, events []*clientv3.Event) ([]rendezv
 			continue
 		}
 		if e.Type == clientv3.EventTypeDelete {
-			entries = append(entries, rendezvous.Entry{Key: string(e.Kv.Key[len(s.prefix):]), Revision: uint64(e.Kv.ModRevision), Deleted: true})
+			entries = append(entries, rendezvous.Entry{
+				Key: string(e.Kv.Key[len(s.prefix):]), Revision: uint64(e.Kv.ModRevision), Deleted: true,
+			})
 			continue
 		}
 		entry, whole, err := s.entry(ctx, e.Kv)

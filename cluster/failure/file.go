@@ -117,7 +117,8 @@ func Decode(text []byte) (*Record, error) {
 		return nil, fmt.Errorf("failure: invalid record: %w", err)
 	}
 	if r.Worker < 0 || r.Kind == "" {
-		return nil, fmt.Errorf("failure: a record of worker %d, of kind %q: want a worker from 0 and a kind", r.Worker, r.Kind)
+		return nil, fmt.Errorf("failure: a record of worker %d, of kind %q: want a worker from 0 and a kind", r.Worker,
+			r.Kind)
 	}
 	return r, nil
 }

@@ -15,7 +15,10 @@ func TestFiles(t *testing.T) {
 		t.Errorf("a folder that is not there: %v, %v", got, err)
 	}
 	when := time.Date(2026, 3, 1, 3, 0, 0, 0, time.UTC)
-	one := Record{Job: "j", Epoch: 2, Worker: 10, Ranks: []int{20, 21}, Host: "h", PID: 7, Time: when, Kind: "panic", Message: "no\nway", Step: 3, Phase: "compute", Stack: "main.go:1", ExitCode: 2}
+	one := Record{
+		Job: "j", Epoch: 2, Worker: 10, Ranks: []int{20, 21}, Host: "h", PID: 7, Time: when, Kind: "panic",
+		Message: "no\nway", Step: 3, Phase: "compute", Stack: "main.go:1", ExitCode: 2,
+	}
 	two := Record{Job: "j", Epoch: 2, Worker: 9, Time: when, Kind: "lost", Blames: []int{10}, ExitCode: -1}
 	old := Record{Epoch: 1, Worker: 9, Time: when, Kind: "error"}
 	for _, r := range []Record{one, two, old, two} {

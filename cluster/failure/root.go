@@ -49,7 +49,9 @@ func Find(records []Record) (Report, bool) {
 		}
 	}
 	rep.Others = slices.DeleteFunc(sorted, func(r Record) bool { return r.Worker == rep.Root.Worker })
-	slices.SortStableFunc(rep.Others, func(a, b Record) int { return cmp.Or(cmp.Compare(a.Worker, b.Worker), a.Time.Compare(b.Time)) })
+	slices.SortStableFunc(rep.Others, func(a, b Record) int {
+		return cmp.Or(cmp.Compare(a.Worker, b.Worker), a.Time.Compare(b.Time))
+	})
 	return rep, true
 }
 
@@ -72,7 +74,9 @@ func tier(r Record) int {
 
 // blamed reports whether another worker blames this worker for its failure.
 func blamed(records []Record, worker int) bool {
-	return slices.ContainsFunc(records, func(r Record) bool { return r.Worker != worker && slices.Contains(r.Blames, worker) })
+	return slices.ContainsFunc(records, func(r Record) bool {
+		return r.Worker != worker && slices.Contains(r.Blames, worker)
+	})
 }
 
 // cutOff reports whether a worker's record only says that the worker was lost itself: by the others, or by

@@ -129,10 +129,13 @@ func TestFind(t *testing.T) {
 				for _, o := range rep.Others {
 					others = append(others, o.Worker)
 				}
-				if !ok || rep.Root.Worker != c.root || rep.Root.Kind != c.kind || rep.Unseen != c.unseen || !slices.Equal(others, c.others) {
-					t.Fatalf("got root %+v, unseen %v, others %v; want worker %d %s, unseen %v, others %v", rep.Root, rep.Unseen, others, c.root, c.kind, c.unseen, c.others)
+				if !ok || rep.Root.Worker != c.root || rep.Root.Kind != c.kind || rep.Unseen != c.unseen || !slices.Equal(others,
+					c.others) {
+					t.Fatalf("got root %+v, unseen %v, others %v; want worker %d %s, unseen %v, others %v", rep.Root, rep.Unseen,
+						others, c.root, c.kind, c.unseen, c.others)
 				}
-				if rep.Unseen && (rep.Root.Step != 12 || rep.Root.Phase != "reduce" || !rep.Root.Time.Equal(at(6)) || rep.Root.ExitCode != -1 || rep.Root.Stack != "s" || !strings.HasSuffix(rep.Root.Message, "reported: m")) {
+				if rep.Unseen && (rep.Root.Step != 12 || rep.Root.Phase != "reduce" || !rep.Root.Time.Equal(at(6)) ||
+					rep.Root.ExitCode != -1 || rep.Root.Stack != "s" || !strings.HasSuffix(rep.Root.Message, "reported: m")) {
 					t.Fatalf("the unseen root is %+v", rep.Root)
 				}
 			}
@@ -144,8 +147,12 @@ func TestFind(t *testing.T) {
 }
 
 func TestMerge(t *testing.T) {
-	got := Merge(Record{Worker: 1, Kind: "panic", Message: "m", ExitCode: -1, Time: at(1)}, Record{Worker: 1, Kind: "exit", Host: "h", PID: 7, ExitCode: 2, Time: at(3)})
-	if got.Kind != "panic" || got.Message != "m" || got.ExitCode != 2 || got.Host != "h" || got.PID != 7 || !got.Time.Equal(at(1)) {
+	got := Merge(Record{Worker: 1, Kind: "panic", Message: "m", ExitCode: -1, Time: at(1)}, Record{
+		Worker: 1,
+		Kind:   "exit", Host: "h", PID: 7, ExitCode: 2, Time: at(3),
+	})
+	if got.Kind != "panic" || got.Message != "m" || got.ExitCode != 2 || got.Host != "h" || got.PID != 7 ||
+		!got.Time.Equal(at(1)) {
 		t.Errorf("got %+v", got)
 	}
 }

@@ -57,7 +57,8 @@ func checkPlace(folder string) error {
 				"want one of this user (%d) or of root", owner, folder, above, mode, os.Geteuid())
 		}
 		if open && mode&fs.ModeSticky == 0 {
-			return fmt.Errorf("other users may rename the folder %s, since they may write to %s (its mode is %v); want a sticky one", folder, above, mode)
+			return fmt.Errorf("other users may rename the folder %s, since they may write to %s (its mode is %v); want a "+
+				"sticky one", folder, above, mode)
 		}
 		parent := filepath.Dir(above)
 		if parent == above {
@@ -67,7 +68,7 @@ func checkPlace(folder string) error {
 	}
 }
 
-// unmapped reports whether a user id stands for all users that this process's user namespace has no number for.
+// unmapped reports whether a user id is the one of all users that are not mapped in this process's user namespace.
 func unmapped(owner int) bool {
 	text, err := os.ReadFile("/proc/sys/kernel/overflowuid")
 	if err != nil || strings.TrimSpace(string(text)) != strconv.Itoa(owner) {

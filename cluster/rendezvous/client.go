@@ -170,9 +170,9 @@ func (c *client) again(broke error) net.Conn {
 	return nil
 }
 
-// dial connects, sends the greeting, and waits for the response until ctx ends, or for patience if that is
+// dial connects, sends the hello, and waits for the response until ctx ends, or for timeout if that is
 // not 0. It retries temporary failures within that time.
-func (c *client) dial(ctx context.Context, patience time.Duration) (net.Conn, instance, error) {
+func (c *client) dial(ctx context.Context, timeout time.Duration) (net.Conn, instance, error) {
 	pause, since := dialPauseMin, time.Now()
 	for {
 		conn, server, err := c.dialOnce(ctx)
@@ -182,8 +182,8 @@ func (c *client) dial(ctx context.Context, patience time.Duration) (net.Conn, in
 			return conn, server, nil
 		case !listener.Temporary(err):
 			return nil, server, fmt.Errorf("connecting to %s: %w", c.address, err)
-		case patience > 0 && time.Since(since) > patience:
-			return nil, server, fmt.Errorf("connecting to %s failed for %v: %w", c.address, patience, err)
+		case timeout > 0 && time.Since(since) > timeout:
+			return nil, server, fmt.Errorf("connecting to %s failed for %v: %w", c.address, timeout, err)
 		}
 		select {
 		case <-time.After(pause):
@@ -218,8 +218,11 @@ func (c *client) unreachable() error {
 
 // dialOnce connects, and identifies the server.
 func (c *client) dialOnce(ctx context.Context) (conn net.Conn, server instance, err error) {
-	dialer := listener.Dialer{Rules: listener.Rules{TLS: c.cfg.TLS, Authenticate: c.cfg.Authenticate}, Dial: c.cfg.Dial, Handshake: dialWithin}
-	g := c.id.greeting()
+	dialer := listener.Dialer{
+		Rules: listener.Rules{TLS: c.cfg.TLS, Authenticate: c.cfg.Authenticate}, Dial: c.cfg.Dial,
+		Handshake: dialWithin,
+	}
+	g := c.id.hello()
 	g.Secure = c.cfg.TLS != nil
 	if conn, err = dialer.DialContext(ctx, c.address, g); err != nil {
 		return nil, server, err
@@ -378,7 +381,8 @@ func (c *call) response() (*response, error) {
 	case statusFull:
 		return nil, ErrFull
 	case statusBusy:
-		return nil, fmt.Errorf("rendezvous: this process has too many concurrent calls to the store (want less than %d of Changes)", waitsMax)
+		return nil, fmt.Errorf("rendezvous: this process has too many concurrent calls to the store (want less than %d of "+
+			"Changes)", waitsMax)
 	}
 	return all, nil
 }

@@ -18,19 +18,22 @@ import (
 // A decoder takes what its encoder writes, and nothing that makes it panic or allocate what is only claimed.
 
 func FuzzGreeting(f *testing.F) {
-	own := clientID{1, 2, 3}.greeting().Fields
+	own := clientID{1, 2, 3}.hello().Fields
 	f.Add(own[:])
 	f.Fuzz(func(t *testing.T, b []byte) {
 		g := listener.Hello{Service: listener.Store}
 		copy(g.Fields[:], b)
-		if id, err := greeted(&g); err == nil && *id.greeting() != g {
+		if id, err := clientOf(&g); err == nil && *id.hello() != g {
 			t.Fatalf("%+v is read as %v", g, id)
 		}
 	})
 }
 
 func FuzzRequest(f *testing.F) {
-	for _, q := range []request{{op: opGet, key: "a"}, {op: opSwap, id: 1, oldest: 1, revision: 7, key: "a/b", value: []byte("v")}, {op: opPing}} {
+	for _, q := range []request{{op: opGet, key: "a"}, {
+		op: opSwap, id: 1, oldest: 1, revision: 7, key: "a/b",
+		value: []byte("v"),
+	}, {op: opPing}} {
 		f.Add(q.encode()[4:])
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -42,7 +45,10 @@ func FuzzRequest(f *testing.F) {
 }
 
 func FuzzResponse(f *testing.F) {
-	f.Add((&response{id: 3, revision: 9, entries: []Entry{{Key: "k", Value: []byte("v"), Revision: 4}, {Key: "l", Deleted: true}}}).encode()[4:])
+	f.Add((&response{id: 3, revision: 9, entries: []Entry{
+		{Key: "k", Value: []byte("v"), Revision: 4},
+		{Key: "l", Deleted: true},
+	}}).encode()[4:])
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var p response
 		if err := p.decode(b); err != nil || p.more || len(b) > chunkBytes {
@@ -60,7 +66,8 @@ func FuzzLog(f *testing.F) {
 	two := encodeLogEntry(&Entry{Key: "k", Deleted: true, Revision: 6})
 	f.Add(head, append(one, two...))
 	f.Fuzz(func(t *testing.T, head, tail []byte) {
-		if h, err := decodeLogHeader(head); err == nil && (!bytes.Equal(h.encode()[:10], head[:10]) || !bytes.Equal(h.encode()[12:44], head[12:44])) {
+		if h, err := decodeLogHeader(head); err == nil && (!bytes.Equal(h.encode()[:10], head[:10]) ||
+			!bytes.Equal(h.encode()[12:44], head[12:44])) {
 			t.Fatalf("%x is read as %+v", head, h)
 		}
 		table := newTable()
@@ -91,10 +98,14 @@ func FuzzCardAndOutcome(f *testing.F) {
 // TestFramesOfResponses: however many entries a response has, its frames are bounded, and together are what was sent.
 func TestFramesOfResponses(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		sent := response{id: rapid.Uint64().Draw(t, "id"), revision: rapid.Uint64().Draw(t, "revision"), status: status(rapid.IntRange(0, int(statuses)-1).Draw(t, "status"))}
+		sent := response{
+			id: rapid.Uint64().Draw(t, "id"), revision: rapid.Uint64().Draw(t, "revision"),
+			status: status(rapid.IntRange(0, int(statuses)-1).Draw(t, "status")),
+		}
 		for range rapid.IntRange(0, 20).Draw(t, "entries") {
 			sent.entries = append(sent.entries, Entry{
-				Key: strings.Repeat("k", rapid.IntRange(0, KeyMax).Draw(t, "key")), Value: make([]byte, rapid.IntRange(0, 300<<10).Draw(t, "value")),
+				Key: strings.Repeat("k", rapid.IntRange(0, KeyMax).Draw(t, "key")), Value: make([]byte, rapid.IntRange(0,
+					300<<10).Draw(t, "value")),
 				Revision: rapid.Uint64().Draw(t, "at"), Deleted: rapid.Bool().Draw(t, "deleted"),
 			})
 		}
@@ -225,7 +236,10 @@ func TestFull(t *testing.T) {
 
 func TestNumbers(t *testing.T) {
 	for want, n := range map[string][]int{
-		"worker 3": {3}, "workers 0-2 and 7": {0, 1, 2, 7}, "workers 1 and 2": {1, 2}, "workers 1, 3 and 5-8": {1, 3, 5, 6, 7, 8},
+		"worker 3": {3}, "workers 0-2 and 7": {0, 1, 2, 7}, "workers 1 and 2": {1, 2}, "workers 1, 3 and 5-8": {
+			1, 3, 5, 6,
+			7, 8,
+		},
 	} {
 		if got := numbers("worker", n); got != want {
 			t.Errorf("%v: %q, want %q", n, got, want)

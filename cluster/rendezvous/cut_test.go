@@ -40,7 +40,8 @@ func (d *cutting) dial(ctx context.Context, network, address string) (net.Conn, 
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	out := &cutConn{Conn: c}
-	out.left.Store(int64(100 * math.Pow(2, 20*math.Pow(d.random.Float64(), 4)))) // 100 bytes, more than a greeting, to 100 MiB
+	// 100 bytes, more than a greeting, to 100 MiB
+	out.left.Store(int64(100 * math.Pow(2, 20*math.Pow(d.random.Float64(), 4))))
 	return out, nil
 }
 

@@ -116,7 +116,10 @@ func TestTwoJobs(t *testing.T) {
 		for w := range 3 {
 			work.Go(func() {
 				s := m.Open()
-				registrations, err := rendezvous.Join(t.Context(), s, rendezvous.Registration{Job: job, Epoch: uint32(n), Worker: w, Workers: 3, PID: n + 1})
+				registrations, err := rendezvous.Join(t.Context(), s, rendezvous.Registration{
+					Job: job, Epoch: uint32(n),
+					Worker: w, Workers: 3, PID: n + 1,
+				})
 				if err != nil {
 					t.Error(err)
 					return
@@ -226,7 +229,8 @@ func TestExchangeErrors(t *testing.T) {
 			!strings.Contains(err.Error(), `waited 5s for workers 1, 3 and 4 of 5 at "k"`) {
 			t.Errorf("got %v", err)
 		}
-		if _, err := rendezvous.Exchange(t.Context(), s, "k", 0, 5, []byte("other")); err == nil || !strings.Contains(err.Error(), "a different value") {
+		if _, err := rendezvous.Exchange(t.Context(), s, "k", 0, 5, []byte("other")); err == nil ||
+			!strings.Contains(err.Error(), "a different value") {
 			t.Errorf("got %v", err)
 		}
 		if _, err := rendezvous.Exchange(t.Context(), s, "k", 5, 5, nil); err == nil {
@@ -253,7 +257,10 @@ func TestCompare(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	other := []rendezvous.Fact{{Name: "model", Value: "mlp"}, {Name: "global batch", Value: "32"}, {Name: "seed", Value: "1"}}
+	other := []rendezvous.Fact{{Name: "model", Value: "mlp"}, {Name: "global batch", Value: "32"}, {
+		Name:  "seed",
+		Value: "1",
+	}}
 	errs := compare("other", [][]rendezvous.Fact{same, other, same})
 	for _, err := range errs {
 		var e *rendezvous.DifferError
@@ -261,10 +268,14 @@ func TestCompare(t *testing.T) {
 			t.Fatalf("got %v", err)
 		}
 		d := e.Differences[0]
-		if d.Name != "global batch" || len(d.Values) != 2 || fmt.Sprint(d.Values[0].Workers, d.Values[1].Workers) != "[0 2] [1]" {
+		if d.Name != "global batch" || len(d.Values) != 2 || fmt.Sprint(d.Values[0].Workers,
+			d.Values[1].Workers) != "[0 2] [1]" {
 			t.Errorf("got %+v", d)
 		}
-		for _, part := range []string{`global batch is "64" for worker 0 (host `, `, but "32" for worker 1 (host `, "; seed is not given for worker 0", `but "1" for worker 1`} {
+		for _, part := range []string{
+			`global batch is "64" for worker 0 (host `, `, but "32" for worker 1 (host `,
+			"; seed is not given for worker 0", `but "1" for worker 1`,
+		} {
 			if !strings.Contains(err.Error(), part) {
 				t.Errorf("%v\nwant %q in it", err, part)
 			}

@@ -167,7 +167,9 @@ func (s *etcdStore) Set(ctx context.Context, key string, value []byte) error {
 }
 
 // put sets a key if all conditions hold. If not, it returns the key's value.
-func (s *etcdStore) put(ctx context.Context, key string, value []byte, conditions ...etcdCompare) (is *etcdKV, done bool, err error) {
+func (s *etcdStore) put(
+	ctx context.Context, key string, value []byte, conditions ...etcdCompare,
+) (is *etcdKV, done bool, err error) {
 	stored, parts, err := s.save(ctx, value)
 	if err != nil {
 		return nil, false, err
@@ -306,7 +308,9 @@ func (s *etcdStore) entry(ctx context.Context, kv *etcdKV) (Entry, bool, error) 
 }
 
 // Changes implements [Store].
-func (s *etcdStore) Changes(ctx context.Context, prefix string, since uint64) (entries []Entry, revision uint64, err error) {
+func (s *etcdStore) Changes(
+	ctx context.Context, prefix string, since uint64,
+) (entries []Entry, revision uint64, err error) {
 	err = s.call(ctx, CheckPrefix(prefix), func(ctx context.Context) error {
 		if since == 0 {
 			if entries, revision, err = s.list(ctx, prefix, "MOD"); len(entries) > 0 || err != nil {
@@ -375,7 +379,8 @@ func (s *etcdStore) save(ctx context.Context, value []byte) (stored []byte, part
 	n := uint32(0)
 	for piece := range slices.Chunk(value, etcdPart) {
 		// No other client uses this part: it may be written twice.
-		if err := s.gateway.call(ctx, "kv/put", true, etcdPut{Key: []byte(s.part(parts, n)), Value: piece}, &struct{}{}); err != nil {
+		if err := s.gateway.call(ctx, "kv/put", true, etcdPut{Key: []byte(s.part(parts, n)), Value: piece},
+			&struct{}{}); err != nil {
 			return nil, parts, err
 		}
 		n++

@@ -65,7 +65,7 @@ type gateway struct {
 	client    *http.Client
 	endpoints []string // http://host:port
 	login     EtcdConfig
-	patience  time.Duration
+	timeout  time.Duration
 
 	mu    sync.Mutex
 	at    int // the endpoint that responded last
@@ -74,7 +74,7 @@ type gateway struct {
 
 // newGateway parses "host:port,host:port".
 func newGateway(scheme, hosts string, login EtcdConfig, cfg Config) (*gateway, error) {
-	g := &gateway{login: login, patience: cfg.ReconnectTimeout}
+	g := &gateway{login: login, timeout: cfg.ReconnectTimeout}
 	for host := range strings.SplitSeq(hosts, ",") {
 		if h, p, err := net.SplitHostPort(host); err != nil || h == "" || p == "" {
 			return nil, fmt.Errorf("etcd at %q: want host:port, or several with commas between", hosts)
@@ -137,7 +137,7 @@ type unsent struct{ error }
 func (e unsent) Unwrap() error { return e.error }
 
 // call sends a request to etcd and reads the response. It retries requests that are safe to repeat, on one
-// endpoint after the other: reads, and changes that certainly were not made. After patience the store is
+// endpoint after the other: reads, and changes that certainly were not made. After timeout the store is
 // lost.
 func (g *gateway) call(ctx context.Context, method string, question bool, request, answer any) error {
 	return g.insist(ctx, question, func(endpoint string, there func()) error {
@@ -162,7 +162,7 @@ func (g *gateway) insist(ctx context.Context, question bool, attempt func(endpoi
 			return fmt.Errorf("%w (the last attempt: %v)", context.Cause(ctx), last)
 		case err == nil || !more:
 			return err
-		case time.Since(begin) > g.patience:
+		case time.Since(begin) > g.timeout:
 			return fmt.Errorf("%w: %w", ErrLost, err)
 		}
 		last = err
@@ -294,7 +294,8 @@ func (g *gateway) proof(ctx context.Context, endpoint, method string) (string, e
 		Token string `json:"token"`
 	}
 	login := map[string]string{"name": g.login.User, "password": g.login.Password}
-	if err := g.ask(ctx, endpoint, "auth/authenticate", login, func(r io.Reader) error { return json.NewDecoder(r).Decode(&got) }); err != nil {
+	if err := g.ask(ctx, endpoint, "auth/authenticate", login,
+		func(r io.Reader) error { return json.NewDecoder(r).Decode(&got) }); err != nil {
 		return "", err
 	}
 	g.mu.Lock()

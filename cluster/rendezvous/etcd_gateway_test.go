@@ -36,7 +36,8 @@ func (p *played) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, `{"token":"T%d"}`, p.tokens)
 		return
 	case r.URL.Path == "/v3/auth/authenticate":
-		http.Error(w, `{"code":3,"message":"etcdserver: authentication failed, invalid user ID or password"}`, http.StatusBadRequest)
+		http.Error(w, `{"code":3,"message":"etcdserver: authentication failed, invalid user ID or password"}`,
+			http.StatusBadRequest)
 		return
 	case p.user && (p.tokens == 0 || r.Header.Get("Authorization") != fmt.Sprintf("T%d", p.tokens)):
 		http.Error(w, `{"code":16,"message":"etcdserver: invalid auth token"}`, http.StatusUnauthorized)
@@ -53,7 +54,8 @@ func (p *played) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.serving++
 	switch r.URL.Path {
 	case "/v3/kv/range":
-		fmt.Fprint(w, `{"header":{"revision":"7"},"kvs":[{"key":"cC9r","value":"AHY=","mod_revision":"3"}],"count":"1"}`) // p/k: v
+		// p/k: v
+		fmt.Fprint(w, `{"header":{"revision":"7"},"kvs":[{"key":"cC9r","value":"AHY=","mod_revision":"3"}],"count":"1"}`)
 	case "/v3/kv/txn":
 		fmt.Fprint(w, `{"header":{"revision":"8"},"succeeded":true,"responses":[{"response_put":{}}]}`)
 	case "/v3/watch":
@@ -104,7 +106,8 @@ func TestEtcdGoesOn(t *testing.T) {
 	p.breakNext(unavailable, "", unavailable)
 	get("errors")
 	p.breakNext("", unavailable)
-	if entries, revision, err := s.Changes(t.Context(), "k", 7); err != nil || revision != 9 || len(entries) != 1 || string(entries[0].Value) != "w" {
+	if entries, revision, err := s.Changes(t.Context(), "k", 7); err != nil || revision != 9 || len(entries) != 1 ||
+		string(entries[0].Value) != "w" {
 		t.Errorf("changes: %+v, %d, %v", entries, revision, err)
 	}
 	for _, broken := range []string{"", unavailable} {
@@ -130,26 +133,32 @@ func TestEtcdLost(t *testing.T) {
 
 func TestEtcdErrors(t *testing.T) {
 	for _, bad := range []string{"", "host", "h:1,,h:2", ":1"} {
-		if _, err := Open(t.Context(), "etcd://"+bad, Config{Etcd: &EtcdConfig{}}); err == nil || !strings.Contains(err.Error(), "want host:port") {
+		if _, err := Open(t.Context(), "etcd://"+bad, Config{Etcd: &EtcdConfig{}}); err == nil ||
+			!strings.Contains(err.Error(), "want host:port") {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
 	server := httptest.NewServer(&played{user: true})
 	defer server.Close()
 	where := "etcd://" + strings.TrimPrefix(server.URL, "http://")
-	for want, login := range map[string]EtcdConfig{"invalid auth token": {}, "authentication failed": {User: "me", Password: "no"}} {
+	for want, login := range map[string]EtcdConfig{"invalid auth token": {}, "authentication failed": {
+		User:     "me",
+		Password: "no",
+	}} {
 		if _, err := Open(t.Context(), where, Config{Etcd: &login}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("user %q: %v, want %s", login.User, err, want)
 		}
 	}
 	other := httptest.NewServer(http.NotFoundHandler())
 	defer other.Close()
-	if _, err := Open(t.Context(), "etcd://"+strings.TrimPrefix(other.URL, "http://"), Config{Etcd: &EtcdConfig{}}); err == nil || !strings.Contains(err.Error(), "not an etcd with a JSON gateway") {
+	if _, err := Open(t.Context(), "etcd://"+strings.TrimPrefix(other.URL, "http://"),
+		Config{Etcd: &EtcdConfig{}}); err == nil || !strings.Contains(err.Error(), "not an etcd with a JSON gateway") {
 		t.Errorf("another server: %v", err)
 	}
 	nobody, cancel := context.WithTimeout(t.Context(), 2*time.Second) // for the first attempt, on a busy machine
 	defer cancel()
-	if _, err := Open(nobody, "etcd://127.0.0.1:1", Config{Etcd: &EtcdConfig{}}); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "refused") {
+	if _, err := Open(nobody, "etcd://127.0.0.1:1", Config{Etcd: &EtcdConfig{}}); !errors.Is(err,
+		context.DeadlineExceeded) || !strings.Contains(err.Error(), "refused") {
 		t.Errorf("nobody there: %v", err)
 	}
 }
@@ -177,7 +186,8 @@ func TestEtcdFromEnvironment(t *testing.T) {
 		"holds no certificate":           {"ETCDCTL_CACERT": "etcd_gateway_test.go"},
 		"ETCDCTL_CERT and ETCDCTL_KEY: ": {"ETCDCTL_CERT": "etcd_gateway_test.go", "ETCDCTL_KEY": "etcd_gateway_test.go"},
 	} {
-		if _, err := EtcdFromEnvironment(func(n string) string { return environment[n] }, os.ReadFile); err == nil || !strings.Contains(err.Error(), name) {
+		if _, err := EtcdFromEnvironment(func(n string) string { return environment[n] }, os.ReadFile); err == nil ||
+			!strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -173,7 +173,10 @@ func (s *etcdStore) openWatch(ctx context.Context, endpoint, prefix string, sinc
 	defer stop()
 	slow := s.gateway.hurry(endpoint, cancel)
 	key := []byte(s.prefix + prefix)
-	request := map[string]any{"create_request": map[string]any{"key": key, "range_end": after(key), "start_revision": fmt.Sprint(since + 1)}}
+	request := map[string]any{"create_request": map[string]any{
+		"key": key, "range_end": after(key),
+		"start_revision": fmt.Sprint(since + 1),
+	}}
 	body, err := s.gateway.begin(own, endpoint, "watch", request)
 	if slow.Stop(); err != nil {
 		cancel(nil)

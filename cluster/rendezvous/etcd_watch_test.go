@@ -140,7 +140,8 @@ func TestEtcdWatch(t *testing.T) {
 				work.Go(func() {
 					for at := uint64(1); at <= changes; {
 						entries, now, err := s.Changes(t.Context(), "k/", at)
-						if err != nil || len(entries) != 1 || entries[0].Revision != at+1 || now != at+1 || string(entries[0].Value) != strconv.FormatUint(at+1, 10) {
+						if err != nil || len(entries) != 1 || entries[0].Revision != at+1 || now != at+1 ||
+							string(entries[0].Value) != strconv.FormatUint(at+1, 10) {
 							t.Errorf("reader %d after revision %d: %+v, %d, %v", reader, at, entries, now, err)
 							return
 						}
@@ -172,7 +173,8 @@ func TestEtcdWatchesEnd(t *testing.T) {
 	s := openWatched(t, e, time.Hour)
 	begin := func(s *etcdStore, n int) {
 		for i := range n {
-			if entries, _, err := s.Changes(t.Context(), fmt.Sprint("k", strings.Repeat("/", i)), 1); err != nil || len(entries) != 1 {
+			if entries, _, err := s.Changes(t.Context(), fmt.Sprint("k", strings.Repeat("/", i)), 1); err != nil ||
+				len(entries) != 1 {
 				t.Fatalf("%+v, %v", entries, err)
 			}
 		}
@@ -218,7 +220,8 @@ func TestEtcdWatchCompacted(t *testing.T) {
 	if _, _, err := s.Changes(t.Context(), "k/", 1); !errors.Is(err, ErrCompacted) {
 		t.Errorf("got %v", err)
 	}
-	if entries, at, err := s.Changes(t.Context(), "k/", 2); at != 3 || len(entries) != 1 || err != nil { // the watch had it in time
+	// the watch had it in time
+	if entries, at, err := s.Changes(t.Context(), "k/", 2); at != 3 || len(entries) != 1 || err != nil {
 		t.Errorf("%+v, %d, %v", entries, at, err)
 	}
 	e.breakOff()

@@ -17,16 +17,19 @@ func TestImpatient(t *testing.T) {
 	server := serve(t, rendezvous.ServerConfig{Logger: quiet})
 	var gone atomic.Bool
 	var last atomic.Pointer[net.Conn]
-	s := open(t, server.URL(), rendezvous.Config{Logger: quiet, ReconnectTimeout: time.Hour, Dial: func(ctx context.Context,
-		network, address string,
-	) (net.Conn, error) {
-		if gone.Load() {
-			return nil, errors.New("connection refused")
-		}
-		c, err := (&net.Dialer{}).DialContext(ctx, network, address)
-		last.Store(&c)
-		return c, err
-	}})
+	s := open(t, server.URL(), rendezvous.Config{
+		Logger: quiet, ReconnectTimeout: time.Hour,
+		Dial: func(ctx context.Context,
+			network, address string,
+		) (net.Conn, error) {
+			if gone.Load() {
+				return nil, errors.New("connection refused")
+			}
+			c, err := (&net.Dialer{}).DialContext(ctx, network, address)
+			last.Store(&c)
+			return c, err
+		},
+	})
 	defer s.Close()
 	set(t, s, "k", "v")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -73,17 +76,20 @@ func TestImpatientTriesAgain(t *testing.T) {
 	var gone atomic.Bool
 	var dials atomic.Int64
 	var last atomic.Pointer[net.Conn]
-	s := open(t, server.URL(), rendezvous.Config{Logger: quiet, ReconnectTimeout: time.Nanosecond, Dial: func(ctx context.Context,
-		network, address string,
-	) (net.Conn, error) {
-		dials.Add(1)
-		if gone.Load() {
-			return nil, errors.New("connection refused")
-		}
-		c, err := (&net.Dialer{}).DialContext(ctx, network, address)
-		last.Store(&c)
-		return c, err
-	}})
+	s := open(t, server.URL(), rendezvous.Config{
+		Logger: quiet, ReconnectTimeout: time.Nanosecond,
+		Dial: func(ctx context.Context,
+			network, address string,
+		) (net.Conn, error) {
+			dials.Add(1)
+			if gone.Load() {
+				return nil, errors.New("connection refused")
+			}
+			c, err := (&net.Dialer{}).DialContext(ctx, network, address)
+			last.Store(&c)
+			return c, err
+		},
+	})
 	defer s.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

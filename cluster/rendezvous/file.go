@@ -148,15 +148,16 @@ func removeUnused(folder string) error {
 var storeFiles = []string{logName, newName, lockName, usersName}
 
 // makeFolder makes the store's folder if only that is missing. Where the folder above it is missing too, the path is
-// wrong, or a file system is not mounted here, and a folder made instead would be this host's own, where nobody else
-// looks.
+// wrong, or a file system is not mounted here, and a folder made instead would be on this host only, where no other
+// host finds it.
 func makeFolder(folder string) error {
 	err := os.Mkdir(folder, 0o700)
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("the folder %s does not exist, in which the store's folder %s would be made: is the path right, and is it mounted on this host? Otherwise make it first",
+		return fmt.Errorf("the folder %s does not exist, in which the store's folder %s would be made: is the path right, "+
+			"and is it mounted on this host? Otherwise make it first",
 			filepath.Dir(folder), filepath.Base(folder))
 	}
 	info, e := os.Stat(folder)
@@ -531,7 +532,8 @@ func replay(t *table, b []byte) (n int, err error) {
 		key, value := string(body[12:12+k]), body[12+k:]
 		e := Entry{Key: key, Value: bytes.Clone(value), Revision: le.Uint64(body), Deleted: body[10] == 1}
 		if e.Revision <= t.revision || checkPair(e.Key, e.Value) != nil {
-			return n, fmt.Errorf("entry at byte %d: key %.40q with revision %d, after revision %d", n, e.Key, e.Revision, t.revision)
+			return n, fmt.Errorf("entry at byte %d: key %.40q with revision %d, after revision %d", n, e.Key, e.Revision,
+				t.revision)
 		}
 		if err := t.set(e); err != nil {
 			return n, err

@@ -41,7 +41,8 @@ func TestFolderOfAnother(t *testing.T) {
 	for i := range 30 { // its log is rewritten, at a revision that the first store never had
 		set(t, second, "k", strings.Repeat("second", 20_000)+fmt.Sprint(i))
 	}
-	if _, _, err := first.Get(t.Context(), "k"); !errors.Is(err, rendezvous.ErrLost) || !strings.Contains(err.Error(), "another store") {
+	if _, _, err := first.Get(t.Context(), "k"); !errors.Is(err, rendezvous.ErrLost) || !strings.Contains(err.Error(),
+		"another store") {
 		t.Errorf("reading: %v, want ErrLost", err)
 	}
 	if err := first.Set(t.Context(), "k", nil); !errors.Is(err, rendezvous.ErrLost) {
@@ -66,7 +67,8 @@ func TestFolderCutShort(t *testing.T) {
 	if err := os.Truncate(log, info.Size()-1); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Set(t.Context(), "c", nil); !errors.Is(err, rendezvous.ErrLost) || !strings.Contains(err.Error(), "cut short") {
+	if err := s.Set(t.Context(), "c", nil); !errors.Is(err, rendezvous.ErrLost) || !strings.Contains(err.Error(),
+		"cut short") {
 		t.Errorf("got %v, want ErrLost", err)
 	}
 	if now, err := os.Stat(log); err != nil || now.Size() != info.Size()-1 {

@@ -41,7 +41,9 @@ type HeartbeatTiming struct {
 // and repeatedly, until ctx ends. It then publishes that the worker is gone, and returns nil. An error of the
 // store ends it too. Called again for the same worker, it continues the count from the store, so that
 // watchers can tell new heartbeats from old ones.
-func Publish(ctx context.Context, s Store, key string, worker int, timing HeartbeatTiming, current func() Heartbeat) error {
+func Publish(
+	ctx context.Context, s Store, key string, worker int, timing HeartbeatTiming, current func() Heartbeat,
+) error {
 	key += "/" + strconv.Itoa(worker)
 	last, err := lastCount(ctx, s, key)
 	if err != nil && ctx.Err() == nil {
@@ -143,7 +145,8 @@ func (v WorkerState) String() string {
 	case v.Heartbeat.Final:
 		return fmt.Sprintf("worker %d left in %s", v.Worker, v.Heartbeat.position())
 	}
-	return fmt.Sprintf("worker %d was last seen %v ago in %s, without progress for %v", v.Worker, v.Silent.Round(time.Millisecond),
+	return fmt.Sprintf("worker %d was last seen %v ago in %s, without progress for %v", v.Worker,
+		v.Silent.Round(time.Millisecond),
 		v.Heartbeat.position(), v.Stalled.Round(time.Millisecond))
 }
 

@@ -41,9 +41,10 @@ func beat(t *testing.T, s rendezvous.Store, n int) *beats {
 		ctx, cancel := context.WithCancel(t.Context())
 		b.stop[w] = cancel
 		b.work.Go(func() {
-			err := rendezvous.Publish(ctx, mute{s, &b.silent[w]}, "pulse", w, rendezvous.HeartbeatTiming{Every: time.Second}, func() rendezvous.Heartbeat {
-				return rendezvous.Heartbeat{Step: 12, Phase: "reduce", Progress: b.progress[w].Add(1)}
-			})
+			err := rendezvous.Publish(ctx, mute{s, &b.silent[w]}, "pulse", w, rendezvous.HeartbeatTiming{Every: time.Second},
+				func() rendezvous.Heartbeat {
+					return rendezvous.Heartbeat{Step: 12, Phase: "reduce", Progress: b.progress[w].Add(1)}
+				})
 			if err != nil {
 				t.Errorf("worker %d: %v", w, err)
 			}
@@ -62,7 +63,10 @@ func TestWatch(t *testing.T) {
 		lost  bool
 	}{
 		{name: "all are well", act: func(*beats, *rendezvous.Memory) {}, blame: -1},
-		{name: "one stops", act: func(b *beats, _ *rendezvous.Memory) { b.silent[2].Store(true) }, blame: 2, want: "worker 2 was last seen 10s ago in step 12, reduce"},
+		{
+			name: "one stops", act: func(b *beats, _ *rendezvous.Memory) { b.silent[2].Store(true) }, blame: 2,
+			want: "worker 2 was last seen 10s ago in step 12, reduce",
+		},
 		{name: "one leaves", act: func(b *beats, _ *rendezvous.Memory) { b.stop[2]() }, blame: -1},
 		{name: "all heartbeats stop", act: func(b *beats, _ *rendezvous.Memory) {
 			for i := range b.silent {
@@ -167,12 +171,18 @@ func TestNews(t *testing.T) {
 		var at []time.Duration
 		begin := time.Now()
 		work.Go(func() {
-			rendezvous.Publish(ctx, s, "pulse", 0, rendezvous.HeartbeatTiming{Every: time.Second, Min: 200 * time.Millisecond, Wake: news}, func() rendezvous.Heartbeat {
+			rendezvous.Publish(ctx, s, "pulse", 0, rendezvous.HeartbeatTiming{
+				Every: time.Second, Min: 200 * time.Millisecond,
+				Wake: news,
+			}, func() rendezvous.Heartbeat {
 				at = append(at, time.Since(begin))
 				return rendezvous.Heartbeat{}
 			})
 		})
-		for _, after := range []time.Duration{1500 * time.Millisecond, 50 * time.Millisecond, 50 * time.Millisecond, 50 * time.Millisecond, 2 * time.Second} {
+		for _, after := range []time.Duration{
+			1500 * time.Millisecond, 50 * time.Millisecond, 50 * time.Millisecond,
+			50 * time.Millisecond, 2 * time.Second,
+		} {
 			time.Sleep(after)
 			select {
 			case news <- struct{}{}:
@@ -183,7 +193,8 @@ func TestNews(t *testing.T) {
 		cancel()
 		work.Wait()
 		ms := time.Millisecond
-		if want := []time.Duration{0, 1000 * ms, 1500 * ms, 1700 * ms, 2700 * ms, 3650 * ms, 3660 * ms}; !slices.Equal(at, want) {
+		if want := []time.Duration{0, 1000 * ms, 1500 * ms, 1700 * ms, 2700 * ms, 3650 * ms, 3660 * ms}; !slices.Equal(at,
+			want) {
 			t.Errorf("published after %v, want %v", at, want)
 		}
 	})

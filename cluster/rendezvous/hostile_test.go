@@ -29,7 +29,10 @@ func guarded(t testing.TB, s secret.Secret, job string) (rendezvous.ServerConfig
 		t.Fatal(err)
 	}
 	prove := s.Authenticate(secret.Store, job, 0)
-	return rendezvous.ServerConfig{TLS: cfg, Authenticate: prove}, rendezvous.Config{TLS: cfg, Authenticate: prove, Logger: quiet}
+	return rendezvous.ServerConfig{TLS: cfg, Authenticate: prove}, rendezvous.Config{
+		TLS: cfg, Authenticate: prove,
+		Logger: quiet,
+	}
 }
 
 // TestSecrets: whoever has another secret, none, or one where the store has none, is told so at once, and why.
@@ -103,8 +106,10 @@ func TestWrongSecretInMeeting(t *testing.T) {
 		}
 		end(context.DeadlineExceeded)
 	})
-	for _, r := range meet(ctx, func() rendezvous.Store { return open(t, server.URL(), client) }, time.Hour, card(0, 3), card(2, 3)) {
-		wantJoinError(t, r.err, rendezvous.Missing, "missing: worker 1", "the store refused a connection from 127.0.0.1:", "(proof): authentication: its proof is wrong")
+	for _, r := range meet(ctx, func() rendezvous.Store { return open(t, server.URL(), client) }, time.Hour, card(0, 3),
+		card(2, 3)) {
+		wantJoinError(t, r.err, rendezvous.Missing, "missing: worker 1", "the store refused a connection from 127.0.0.1:",
+			"(proof): authentication: its proof is wrong")
 	}
 }
 
@@ -176,7 +181,8 @@ func TestHostile(t *testing.T) {
 		t.Errorf("%d of %d were refused: %v", refused, total, server.Refused())
 	}
 	const kinds = 5 // magic, damaged, service, proof, slow
-	if n, most := log.count(), kinds*(int(time.Since(start)/time.Second)+2); n == 0 || n > most || !strings.Contains(log.String(), "from=127.0.0.1:") {
+	if n, most := log.count(), kinds*(int(time.Since(start)/time.Second)+2); n == 0 || n > most ||
+		!strings.Contains(log.String(), "from=127.0.0.1:") {
 		t.Errorf("%d lines in the log, want 1 to %d, with addresses:\n%s", n, most, log.String())
 	}
 }
@@ -241,7 +247,9 @@ func TestFramesFromWithin(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			server := serve(t, rendezvous.ServerConfig{})
 			var raw net.Conn
-			s := open(t, server.URL(), rendezvous.Config{Dial: func(ctx context.Context, network, address string) (c net.Conn, err error) {
+			s := open(t, server.URL(), rendezvous.Config{Dial: func(ctx context.Context, network, address string) (c net.Conn,
+				err error,
+			) {
 				c, err = (&net.Dialer{}).DialContext(ctx, network, address)
 				raw = c
 				return c, err

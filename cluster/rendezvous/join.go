@@ -182,7 +182,8 @@ func (m *joiner) deleteEarlier(ctx context.Context) error {
 	entries, _, err := m.store.List(ctx, job)
 	for _, e := range entries {
 		number, _, below := strings.Cut(strings.TrimPrefix(e.Key, job), "/")
-		if epoch, wrong := strconv.ParseUint(number, 10, 32); err == nil && below && wrong == nil && uint32(epoch) < m.own.Epoch {
+		if epoch, wrong := strconv.ParseUint(number, 10, 32); err == nil && below && wrong == nil &&
+			uint32(epoch) < m.own.Epoch {
 			err = m.store.Delete(ctx, e.Key)
 		}
 	}
@@ -197,7 +198,8 @@ func (m *joiner) register(ctx context.Context) (*outcome, error) {
 	}
 	if m.own.Worker >= m.own.Workers {
 		return m.refused(ctx, &JoinError{Kind: Mismatch, Workers: []int{m.own.Worker}, Text: fmt.Sprintf(
-			"%v expects job %q to have %d %ss, numbered 0 to %d, and is not one of them", &m.own, m.own.Job, m.own.Workers, m.own.Role, m.own.Workers-1)})
+			"%v expects job %q to have %d %ss, numbered 0 to %d, and is not one of them", &m.own, m.own.Job, m.own.Workers,
+			m.own.Role, m.own.Workers-1)})
 	}
 	current, created, err := m.store.Create(ctx, m.prefix+registrationsKey+strconv.Itoa(m.own.Worker), text)
 	if created || err != nil {
@@ -267,7 +269,10 @@ func (m *joiner) evaluate(ctx context.Context, now map[string]Entry) (*outcome, 
 	if e, ok := now[outcomeKey]; ok {
 		return parseOutcome(e.Value)
 	}
-	at := slices.IndexFunc(m.registrations, func(c Registration) bool { return c.Worker == m.own.Worker && c.Nonce == m.own.Nonce })
+	at := slices.IndexFunc(m.registrations, func(c Registration) bool {
+		return c.Worker == m.own.Worker &&
+			c.Nonce == m.own.Nonce
+	})
 	if at < 0 { // deleted: enterEpoch returns the error if a later epoch did it
 		if err := m.enterEpoch(ctx); err != nil {
 			return nil, err
@@ -309,7 +314,8 @@ func (m *joiner) disagree(c *Registration) *JoinError {
 		a, b = b, a
 	}
 	return &JoinError{Kind: Mismatch, Workers: []int{a.Worker, b.Worker}, Text: fmt.Sprintf(
-		"job %q (epoch %d): %v expects %d %ss, but %v expects %d", m.own.Job, m.own.Epoch, a, a.Workers, m.own.Role, b, b.Workers)}
+		"job %q (epoch %d): %v expects %d %ss, but %v expects %d", m.own.Job, m.own.Epoch, a, a.Workers, m.own.Role, b,
+		b.Workers)}
 }
 
 // giveUp ends the rendezvous for all, since this worker must leave.
@@ -320,7 +326,8 @@ func (m *joiner) giveUp(ctx context.Context) (*outcome, error) {
 	defer cancel()
 	err := &JoinError{
 		Kind: Interrupted, Workers: []int{m.own.Worker}, Cause: cause,
-		Text: fmt.Sprintf("%v left the rendezvous of job %q (epoch %d) after %v: %v", &m.own, m.own.Job, m.own.Epoch, waited, cause),
+		Text: fmt.Sprintf("%v left the rendezvous of job %q (epoch %d) after %v: %v", &m.own, m.own.Job, m.own.Epoch, waited,
+			cause),
 	}
 	if errors.Is(cause, context.DeadlineExceeded) {
 		err = m.missing(ctx, waited, cause)
@@ -368,7 +375,10 @@ func (m *joiner) missing(ctx context.Context, waited time.Duration, cause error)
 		text += " (" + enumerate(names) + ")"
 	}
 	text += fmt.Sprintf("; missing: %s; it timed out on %v", numbers(m.own.Role, missing), &m.own)
-	return &JoinError{Kind: Missing, Workers: missing, Text: text + UnrelatedProcesses(ctx, m.store, m.own.Job), Cause: cause}
+	return &JoinError{
+		Kind: Missing, Workers: missing, Text: text + UnrelatedProcesses(ctx, m.store, m.own.Job),
+		Cause: cause,
+	}
 }
 
 // UnrelatedProcesses reports processes at the store that do not belong to the job: refused connections, and other

@@ -14,7 +14,10 @@ import (
 
 // card returns the card of a worker on a host of its own.
 func card(worker, workers int) rendezvous.Registration {
-	return rendezvous.Registration{Job: "digits", Worker: worker, Workers: workers, Host: string(rune('a' + worker)), PID: 100 + worker}
+	return rendezvous.Registration{
+		Job: "digits", Worker: worker, Workers: workers, Host: string(rune('a' + worker)),
+		PID: 100 + worker,
+	}
 }
 
 // met is what Meet returned to one process.
@@ -25,7 +28,9 @@ type met struct {
 }
 
 // meet has a process for each card meet the others, each on a store of its own, with a timeout.
-func meet(ctx context.Context, open func() rendezvous.Store, timeout time.Duration, registrations ...rendezvous.Registration) []met {
+func meet(
+	ctx context.Context, open func() rendezvous.Store, timeout time.Duration, registrations ...rendezvous.Registration,
+) []met {
 	out := make([]met, len(registrations))
 	var work sync.WaitGroup
 	start := time.Now()
@@ -56,20 +61,28 @@ func TestMeet(t *testing.T) {
 		{name: "all", registrations: []rendezvous.Registration{card(2, 3), card(0, 3), card(1, 3)}},
 		{name: "one", registrations: []rendezvous.Registration{card(0, 1)}},
 		{
-			name: "one is missing", registrations: []rendezvous.Registration{card(0, 3), card(2, 3)}, kind: rendezvous.Missing, after: 10 * time.Second,
-			want: []string{`job "digits" (epoch 0) timed out after 10s: 2 of 3 workers joined (worker 0 (host a, pid 100) and worker 2 (host c, pid 102)); missing: worker 1`},
+			name: "one is missing", registrations: []rendezvous.Registration{card(0, 3), card(2, 3)}, kind: rendezvous.Missing,
+			after: 10 * time.Second,
+			want:  []string{`job "digits" (epoch 0) timed out after 10s: 2 of 3 workers joined (worker 0 (host a, pid 100) and worker 2 (host c, pid 102)); missing: worker 1`},
 		},
 		{
 			name: "one joins twice", kind: rendezvous.Duplicate,
-			registrations: []rendezvous.Registration{card(0, 3), card(1, 3), {Job: "digits", Worker: 1, Workers: 3, Host: "x", PID: 7}},
-			want:          []string{`worker 1 of job "digits" (epoch 0) joined twice`, "host b as pid 101", "host x as pid 7"},
+			registrations: []rendezvous.Registration{card(0, 3), card(1, 3), {
+				Job: "digits", Worker: 1, Workers: 3, Host: "x",
+				PID: 7,
+			}},
+			want: []string{`worker 1 of job "digits" (epoch 0) joined twice`, "host b as pid 101", "host x as pid 7"},
 		},
 		{
-			name: "one expects more workers", registrations: []rendezvous.Registration{card(0, 3), card(1, 4), card(2, 3)}, kind: rendezvous.Mismatch,
+			name: "one expects more workers", registrations: []rendezvous.Registration{card(0, 3), card(1, 4), card(2, 3)},
+			kind: rendezvous.Mismatch,
 			want: []string{"worker 1 (host b, pid 101)", " expects 4", ", but worker ", " expects 3"},
 		},
 		{
-			name: "one has a number that is too high", registrations: []rendezvous.Registration{card(0, 2), card(1, 2), card(2, 2)}, kind: rendezvous.Mismatch,
+			name: "one has a number that is too high", registrations: []rendezvous.Registration{
+				card(0, 2), card(1, 2),
+				card(2, 2),
+			}, kind: rendezvous.Mismatch,
 			want: []string{`worker 2 (host c, pid 102) expects job "digits" to have 2 workers, numbered 0 to 1, and is not one of them`},
 		},
 		{
@@ -96,7 +109,8 @@ func TestMeet(t *testing.T) {
 					var e *rendezvous.JoinError
 					if !errors.As(m.err, &e) || e.Kind != c.kind || m.after != c.after {
 						// Whether those that have met before a stranger comes are told depends on who is first.
-						if c.registrations[i].Worker < c.registrations[i].Workers && m.err == nil && strings.Contains(c.name, "too high") {
+						if c.registrations[i].Worker < c.registrations[i].Workers && m.err == nil && strings.Contains(c.name,
+							"too high") {
 							continue
 						}
 						t.Fatalf("process %d after %v: %v", i, m.after, m.err)

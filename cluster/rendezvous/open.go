@@ -19,9 +19,9 @@ type Config struct {
 	// tls.RequireAndVerifyClientCert. Without ServerName the dialed host is verified. Default nil: plain TCP.
 	TLS *tls.Config
 	// Authenticate, if not nil, lets the two ends of a new connection authenticate each other. It is called
-	// after the greeting, with the greeting as an argument. It may read and write exactly what it needs on
+	// after the hello, with the hello as an argument. It may read and write exactly what it needs on
 	// conn, which has a deadline. An error closes the connection, and fails the attempt to reach the store.
-	Authenticate func(conn net.Conn, dialed bool, greeting []byte) error
+	Authenticate func(conn net.Conn, dialed bool, hello []byte) error
 	// Dial makes connections. Default: a [net.Dialer]'s.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// ReconnectTimeout bounds how long calls wait for a TCP store that was reached once and is gone; then they return

@@ -50,7 +50,8 @@ func playMeet(ctx context.Context, args []string) error {
 	}
 	fmt.Println("met")
 	io.Copy(io.Discard, os.Stdin) // until the parent says so
-	pids, err := rendezvous.Exchange(ctx, s, registrations[worker].Key("pids"), worker, workers, []byte(strconv.Itoa(os.Getpid())))
+	pids, err := rendezvous.Exchange(ctx, s, registrations[worker].Key("pids"), worker, workers,
+		[]byte(strconv.Itoa(os.Getpid())))
 	if err != nil {
 		return err
 	}
@@ -140,7 +141,8 @@ func TestProcesses(t *testing.T) {
 			}
 			// One more that says it is worker 1 is refused, and the others do not notice.
 			lines, err := start(t, "meet", url, "1", "3").end()
-			if want := fmt.Sprintf("as pid %d", all[1].cmd.Process.Pid); err == nil || len(lines) != 1 || !strings.Contains(lines[0], want) || !strings.Contains(lines[0], "joined twice") {
+			if want := fmt.Sprintf("as pid %d", all[1].cmd.Process.Pid); err == nil || len(lines) != 1 ||
+				!strings.Contains(lines[0], want) || !strings.Contains(lines[0], "joined twice") {
 				t.Errorf("a duplicate: %q, %v, want %q in it", lines, err, want)
 			}
 			for _, c := range all {

@@ -69,13 +69,15 @@ func jobKey(job string) string {
 func (c *Registration) check() error {
 	switch {
 	case len(jobKey(c.Job)) > jobMax:
-		return fmt.Errorf("rendezvous: the job's id %.40q… has %d bytes, escaped; want at most %d", c.Job, len(jobKey(c.Job)), jobMax)
+		return fmt.Errorf("rendezvous: the job's id %.40q… has %d bytes, escaped; want at most %d", c.Job,
+			len(jobKey(c.Job)), jobMax)
 	case c.Workers < 1 || c.Workers > workersMax:
 		return fmt.Errorf("rendezvous: a job of %d %ss, want 1 to %d", c.Workers, c.Role, workersMax)
 	case c.Worker < 0:
 		return fmt.Errorf("rendezvous: %s %d, want a number from 0 on", c.Role, c.Worker)
 	case len(c.Data) > dataMax:
-		return fmt.Errorf("rendezvous: the registration of %s %d has %d bytes of data, want at most %d", c.Role, c.Worker, len(c.Data), dataMax)
+		return fmt.Errorf("rendezvous: the registration of %s %d has %d bytes of data, want at most %d", c.Role, c.Worker,
+			len(c.Data), dataMax)
 	case c.Role == "" || len(c.Role) > 32 || strings.Contains(c.Role, "/"):
 		return fmt.Errorf("rendezvous: role %q, want a word", c.Role)
 	}

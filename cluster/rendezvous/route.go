@@ -33,7 +33,8 @@ func RouteTo(ctx context.Context, endpoint string) (netip.Addr, error) {
 	if _, literal := netip.ParseAddr(host); addr.IsLoopback() && literal != nil && !strings.EqualFold(host, "localhost") {
 		outward, err := outward(ctx)
 		if err != nil {
-			return netip.Addr{}, fmt.Errorf("rendezvous: %s resolves to a loopback address on this host, and its address for other hosts is unknown: %w; use its address instead of its name", host, err)
+			return netip.Addr{}, fmt.Errorf("rendezvous: %s resolves to a loopback address on this host, and its address for "+
+				"other hosts is unknown: %w; use its address instead of its name", host, err)
 		}
 		return outward, nil
 	}

@@ -25,8 +25,8 @@ type ServerConfig struct {
 	SharedListener *listener.Listener
 	// TLS and Authenticate are as in [Config], for this side.
 	TLS          *tls.Config
-	Authenticate func(conn net.Conn, dialed bool, greeting []byte) error
-	// Handshake bounds the time from accepting a connection until its greeting is read and authenticated.
+	Authenticate func(conn net.Conn, dialed bool, hello []byte) error
+	// Handshake bounds the time from accepting a connection until its hello is read and authenticated.
 	// Default 10 seconds.
 	Handshake time.Duration
 	// HalfOpen bounds the connections that have not completed the handshake. Above the bound, the oldest
@@ -74,7 +74,10 @@ func Serve(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	if cfg.Connections <= 0 {
 		cfg.Connections = connectionsMax
 	}
-	s := &Server{cfg: cfg, listener: cfg.SharedListener, memory: NewMemory(), conns: map[*serverConn]struct{}{}, sessions: newSessions()}
+	s := &Server{
+		cfg: cfg, listener: cfg.SharedListener, memory: NewMemory(), conns: map[*serverConn]struct{}{},
+		sessions: newSessions(),
+	}
 	if cfg.Bytes > 0 {
 		s.memory.table.most = min(cfg.Bytes, TotalMax)
 	}
@@ -95,14 +98,18 @@ func Serve(ctx context.Context, cfg ServerConfig) (*Server, error) {
 func (s *Server) open() (err error) {
 	if s.listener == nil {
 		s.listener, err = listener.Open(listener.Config{
-			Listen: s.cfg.Listen, Listener: s.cfg.Listener, Handshake: s.cfg.Handshake, HalfOpen: s.cfg.HalfOpen, Logger: s.cfg.Logger,
+			Listen: s.cfg.Listen, Listener: s.cfg.Listener, Handshake: s.cfg.Handshake, HalfOpen: s.cfg.HalfOpen,
+			Logger: s.cfg.Logger,
 		})
 		if err != nil {
 			return err
 		}
 	}
 	s.acceptor, err = s.listener.Serve(listener.ServiceConfig{
-		Services: []listener.Service{listener.Store}, Rules: listener.Rules{TLS: s.cfg.TLS, Authenticate: s.cfg.Authenticate}, Handle: s.serve,
+		Services: []listener.Service{listener.Store}, Rules: listener.Rules{
+			TLS:          s.cfg.TLS,
+			Authenticate: s.cfg.Authenticate,
+		}, Handle: s.serve,
 		Refused: s.report.add,
 	})
 	if err != nil {
@@ -164,7 +171,7 @@ func (s *Server) Close() error {
 
 // serve serves a client that has completed the handshake, until its connection ends.
 func (s *Server) serve(a *listener.Accepted) error {
-	id, err := greeted(&a.Hello)
+	id, err := clientOf(&a.Hello)
 	if err != nil {
 		return err
 	}

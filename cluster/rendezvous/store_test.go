@@ -78,7 +78,8 @@ func TestOpenWrong(t *testing.T) {
 		"file://folder":        "an absolute path",
 		"file://" + os.DevNull: os.DevNull,
 	} {
-		if _, err := rendezvous.Open(t.Context(), url, rendezvous.Config{}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := rendezvous.Open(t.Context(), url, rendezvous.Config{}); err == nil || !strings.Contains(err.Error(),
+			want) {
 			t.Errorf("Open(%q): %v, want %q in it", url, err, want)
 		}
 	}
@@ -92,7 +93,8 @@ func TestFolder(t *testing.T) {
 	if err := os.WriteFile(log, []byte(strings.Repeat("no log ", 10)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := rendezvous.Open(t.Context(), url, rendezvous.Config{}); err == nil || !strings.Contains(err.Error(), "lockstep-store.log: not the log of a store") {
+	if _, err := rendezvous.Open(t.Context(), url, rendezvous.Config{}); err == nil || !strings.Contains(err.Error(),
+		"lockstep-store.log: not the log of a store") {
 		t.Errorf("got %v", err)
 	}
 	if err := os.Remove(log); err != nil {

@@ -124,7 +124,8 @@ func TestServerEnds(t *testing.T) {
 		var work sync.WaitGroup
 		for _, s := range []rendezvous.Store{client, own} {
 			work.Go(func() {
-				if _, _, err := s.Changes(t.Context(), "k", 0); !errors.Is(err, rendezvous.ErrLost) || !strings.Contains(err.Error(), "has ended") {
+				if _, _, err := s.Changes(t.Context(), "k", 0); !errors.Is(err, rendezvous.ErrLost) ||
+					!strings.Contains(err.Error(), "has ended") {
 					t.Errorf("Changes: %v, want ErrLost", err)
 				}
 				if err := s.Set(t.Context(), "k", nil); !errors.Is(err, rendezvous.ErrLost) {
@@ -152,7 +153,8 @@ func TestServerVanishes(t *testing.T) {
 		}
 		other := serve(t, rendezvous.ServerConfig{Listener: w.listen()})
 		defer other.Close()
-		if err := client.Set(t.Context(), "k", nil); !errors.Is(err, rendezvous.ErrLost) || !strings.Contains(err.Error(), "the content of the store is lost") {
+		if err := client.Set(t.Context(), "k", nil); !errors.Is(err, rendezvous.ErrLost) || !strings.Contains(err.Error(),
+			"the content of the store is lost") {
 			t.Fatalf("with another server: %v", err)
 		}
 	})
@@ -199,7 +201,8 @@ func TestStoppedServer(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 7*time.Second)
 		defer cancel()
 		start := time.Now()
-		if err := client.Set(ctx, "k", []byte("v")); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != 7*time.Second {
+		if err := client.Set(ctx, "k", []byte("v")); !errors.Is(err, context.DeadlineExceeded) ||
+			time.Since(start) != 7*time.Second {
 			t.Fatalf("after %v: %v, want the deadline", time.Since(start), err)
 		}
 		time.AfterFunc(5*time.Second, func() { // it goes on
@@ -223,7 +226,8 @@ func TestOpenWaits(t *testing.T) {
 		defer cancel()
 		start := time.Now()
 		_, err := rendezvous.Open(ctx, "tcp://10.0.0.1:29500", rendezvous.Config{Dial: w.dial})
-		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "nobody listens") || time.Since(start) != 10*time.Second {
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "nobody listens") ||
+			time.Since(start) != 10*time.Second {
 			t.Fatalf("after %v: %v", time.Since(start), err)
 		}
 		time.AfterFunc(time.Minute, func() { serve(t, rendezvous.ServerConfig{Listener: w.listen()}) })

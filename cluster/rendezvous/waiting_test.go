@@ -57,7 +57,8 @@ func TestWaiting(t *testing.T) {
 		meet(t.Context(), 2) // which reports nothing
 		work.Wait()
 		want := []string{
-			"2s: waiting for workers 1 and 2 (1 of 3 joined)", "4s: waiting for workers 1 and 2 (1 of 3 joined)", "8s: waiting for worker 1 (2 of 3 joined)",
+			"2s: waiting for workers 1 and 2 (1 of 3 joined)", "4s: waiting for workers 1 and 2 (1 of 3 joined)",
+			"8s: waiting for worker 1 (2 of 3 joined)",
 			"16s: waiting for worker 1 (2 of 3 joined)", "32s: waiting for worker 1 (2 of 3 joined)",
 		}
 		if got := r.take(); !slices.Equal(got, want) {

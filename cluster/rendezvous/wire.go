@@ -33,17 +33,17 @@ type (
 	instance [instanceBytes]byte
 )
 
-// greeting returns a client's first message.
-func (id clientID) greeting() *listener.Hello {
+// hello returns a client's first message.
+func (id clientID) hello() *listener.Hello {
 	g := &listener.Hello{Service: listener.Store}
 	copy(g.Fields[:], id[:])
 	return g
 }
 
-// greeted returns the client id of a greeting.
-func greeted(g *listener.Hello) (id clientID, err error) {
+// clientOf returns the client id in a hello.
+func clientOf(g *listener.Hello) (id clientID, err error) {
 	if [listener.FieldsBytes - 16]byte(g.Fields[16:]) != [listener.FieldsBytes - 16]byte{} || g.Job != [16]byte{} {
-		return id, listener.Refuse(listener.Damaged, "not a greeting for a store")
+		return id, listener.Refuse(listener.Damaged, "the hello is not for a store")
 	}
 	return clientID(g.Fields[:16]), nil
 }
@@ -183,7 +183,10 @@ func (p *response) decode(b []byte) error {
 			return fmt.Errorf("the store's response has an entry of %d and %d bytes, %d are left", k, v, len(b)-16)
 		}
 		end := 16 + k + int(v)
-		p.entries = append(p.entries, Entry{Key: string(b[16 : 16+k]), Value: b[16+k : end : end], Revision: le.Uint64(b[8:]), Deleted: b[2] == 1})
+		p.entries = append(p.entries, Entry{
+			Key: string(b[16 : 16+k]), Value: b[16+k : end : end],
+			Revision: le.Uint64(b[8:]), Deleted: b[2] == 1,
+		})
 		b = b[end:]
 	}
 	return nil

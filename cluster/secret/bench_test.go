@@ -17,7 +17,10 @@ func BenchmarkLoopback(b *testing.B) {
 				s := secret.New()
 				var all []*process
 				for r := range 2 {
-					all = append(all, start(b, worker{Rank: r, Size: 2, Secret: s.Text(), Encrypt: name == "tls", Host: fmt.Sprint(r)}, nil))
+					all = append(all, start(b, worker{
+						Rank: r, Size: 2, Secret: s.Text(), Encrypt: name == "tls",
+						Host: fmt.Sprint(r),
+					}, nil))
 				}
 				meet(b, all)
 				timed(b, all, "reduce", bytes, 3)

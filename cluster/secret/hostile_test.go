@@ -215,7 +215,8 @@ func TestHostile(t *testing.T) {
 	for r := range all {
 		t.Logf("rank %d, %d steps: at first %+v, at most %+v", r, steps, before[r], most[r])
 		const half = 128 // tcp.Config.HalfOpen
-		if most[r].Memory > before[r].Memory+64<<20 || most[r].Goroutines > before[r].Goroutines+3*half || most[r].Files > before[r].Files+2*half {
+		if most[r].Memory > before[r].Memory+64<<20 || most[r].Goroutines > before[r].Goroutines+3*half ||
+			most[r].Files > before[r].Files+2*half {
 			t.Errorf("rank %d: %+v became %+v", r, before[r], most[r])
 		}
 	}
@@ -238,7 +239,8 @@ func reports(t *testing.T, all []*process) []usage {
 // newAttacker returns one who has recorded what the workers have said.
 func newAttacker(t testing.TB, s secret.Secret, all ...*process) *attacker {
 	t.Helper()
-	a := &attacker{tapes: map[string][][]byte{}, kept: map[net.Conn]bool{}, wrong: secret.New(), otherJob: recorded(t, s, "another job", nil)}
+	a := &attacker{tapes: map[string][][]byte{}, kept: map[net.Conn]bool{}, wrong: secret.New(), otherJob: recorded(t, s,
+		"another job", nil)}
 	if len(all) == 0 {
 		return a
 	}
@@ -326,9 +328,12 @@ func TestSaid(t *testing.T) {
 		"oversized":                    {"kind="},
 		"TLS at once":                  {"kind=magic"},
 		"wrong certificate":            {"kind=proof", "authentication: its proof is wrong"},
-		"wrong secret":                 {"kind=proof", "authentication: its proof is wrong: it has another secret, job or epoch"},
-		"other job":                    {"kind=job", `it belongs to another job; this one is \"job under test\"`},
-		"replay":                       {"kind=proof", "authentication: its proof is wrong"},
+		"wrong secret": {
+			"kind=proof",
+			"authentication: its proof is wrong: it has another secret, job or epoch",
+		},
+		"other job": {"kind=job", `it belongs to another job; this one is \"job under test\"`},
+		"replay":    {"kind=proof", "authentication: its proof is wrong"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var log lines
@@ -336,7 +341,10 @@ func TestSaid(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			node, err := tcp.Listen(tcp.Config{Job: job, TLS: secure, Authenticate: s.Authenticate(secret.Group, job, 0), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			node, err := tcp.Listen(tcp.Config{
+				Job: job, TLS: secure, Authenticate: s.Authenticate(secret.Group, job, 0),
+				Logger: slog.New(slog.NewTextHandler(&log, nil)),
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -375,7 +383,10 @@ func recorded(t testing.TB, s secret.Secret, job string, sameHost []int) []byte 
 	var nodes []*tcp.Node
 	var addrs []string
 	for range 2 {
-		n, err := tcp.Listen(tcp.Config{Job: job, TLS: secure, Authenticate: s.Authenticate(secret.Group, job, 0), Dial: tape.dial})
+		n, err := tcp.Listen(tcp.Config{
+			Job: job, TLS: secure, Authenticate: s.Authenticate(secret.Group, job, 0),
+			Dial: tape.dial,
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -385,7 +396,10 @@ func recorded(t testing.TB, s secret.Secret, job string, sameHost []int) []byte 
 	var wg sync.WaitGroup
 	for r, n := range nodes {
 		wg.Go(func() {
-			if _, err := n.Group(context.Background(), tcp.GroupConfig{Addrs: addrs, Local: []int{r}, SameHost: sameHost}); err != nil {
+			if _, err := n.Group(context.Background(), tcp.GroupConfig{
+				Addrs: addrs, Local: []int{r},
+				SameHost: sameHost,
+			}); err != nil {
 				t.Error(err)
 			}
 		})

@@ -69,7 +69,10 @@ func protocols(t *testing.T) []protocol {
 					return err
 				}
 				defer node.Close()
-				_, err = node.Group(ctx, tcp.GroupConfig{Epoch: proofEpoch, Addrs: []string{"127.0.0.1:1", node.Addr()}, Local: []int{1}})
+				_, err = node.Group(ctx, tcp.GroupConfig{
+					Epoch: proofEpoch, Addrs: []string{"127.0.0.1:1", node.Addr()},
+					Local: []int{1},
+				})
 				return err
 			},
 			impostor: func(t *testing.T) net.Listener { return listen(t, network) },

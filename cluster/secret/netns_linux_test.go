@@ -34,7 +34,10 @@ func hosts(t testing.TB, s secret.Secret, encrypt bool, c cable) []*process {
 		if c.rate != "" {
 			network = append(network, c.shape(device))
 		}
-		w := worker{Rank: r, Size: 2, Secret: s.Text(), Encrypt: encrypt, Listen: fmt.Sprintf("10.77.0.%d:0", 1+r), Network: network}
+		w := worker{
+			Rank: r, Size: 2, Secret: s.Text(), Encrypt: encrypt, Listen: fmt.Sprintf("10.77.0.%d:0", 1+r),
+			Network: network,
+		}
 		all = append(all, start(t, w, func(cmd *exec.Cmd) {
 			cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
 		}))
@@ -62,7 +65,8 @@ func probe(t testing.TB, command []string) {
 	cmd := exec.Command(command[0], command[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Skipf("left out, for it needs root, network namespaces and iproute2: %s: %v: %s", strings.Join(command, " "), err, out)
+		t.Skipf("left out, for it needs root, network namespaces and iproute2: %s: %v: %s", strings.Join(command, " "), err,
+			out)
 	}
 }
 
@@ -102,7 +106,8 @@ func TestNamespaces(t *testing.T) {
 // is.
 func TestLineRate(t *testing.T) {
 	if testing.Short() {
-		t.Skip("-short: 16 MiB at 1 Gbit/s take seconds, and a rate under the race detector says nothing; the README's command runs it")
+		t.Skip("-short: 16 MiB at 1 Gbit/s take seconds, and a rate under the race detector says nothing; the README's " +
+			"command runs it")
 	}
 	const bytes, rate, want, tries = 16 << 20, 1e9 / 8, 90, 12
 	s := secret.New()
@@ -122,7 +127,8 @@ func TestLineRate(t *testing.T) {
 			}
 			slices.Sort(ours)
 			slices.Sort(bare)
-			said := fmt.Sprintf("%d MiB at 1 Gbit/s: %.1f %% of the line's rate (median of %d), at best %.1f %%; a bare exchange %.1f %% and %.1f %%", bytes>>20,
+			said := fmt.Sprintf("%d MiB at 1 Gbit/s: %.1f %% of the line's rate (median of %d), at best %.1f %%; a bare "+
+				"exchange %.1f %% and %.1f %%", bytes>>20,
 				ours[len(ours)/2], len(ours), slices.Max(ours), bare[len(bare)/2], slices.Max(bare))
 			switch {
 			case slices.Max(ours) >= want:

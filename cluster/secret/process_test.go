@@ -171,7 +171,10 @@ func (w *worker) join(ctx context.Context) collective.Group {
 // reduce times all-reduces of so many bytes, and returns the seconds of each.
 func (w *worker) reduce(ctx context.Context, comm collective.Communicator, bytes, times int) []float64 {
 	x := make([]float32, bytes/4)
-	call := &collective.Call{Op: collective.AllReduce, Reduce: collective.Sum, Type: tensor.Float32, Src: tensor.HostMemory(x), Dst: tensor.HostMemory(x)}
+	call := &collective.Call{
+		Op: collective.AllReduce, Reduce: collective.Sum, Type: tensor.Float32,
+		Src: tensor.HostMemory(x), Dst: tensor.HostMemory(x),
+	}
 	var took []float64
 	for range times {
 		since := time.Now()
@@ -189,7 +192,10 @@ func train(ctx context.Context, comm collective.Communicator, x []float32, step 
 	for i := range x {
 		x[i] += noise.Float32()
 	}
-	call := &collective.Call{Op: collective.AllReduce, Reduce: collective.Mean, Type: tensor.Float32, Src: tensor.HostMemory(x), Dst: tensor.HostMemory(x)}
+	call := &collective.Call{
+		Op: collective.AllReduce, Reduce: collective.Mean, Type: tensor.Float32,
+		Src: tensor.HostMemory(x), Dst: tensor.HostMemory(x),
+	}
 	return comm.Do(ctx, call)
 }
 

@@ -60,10 +60,18 @@ func TestFromEnvironment(t *testing.T) {
 		{"a text", map[string]string{cluster.EnvSecret: text}, "given"},
 		{"a file", map[string]string{cluster.EnvSecretFile: "/ok"}, "given"},
 		{"both, equal", map[string]string{cluster.EnvSecret: text, cluster.EnvSecretFile: "/ok"}, "given"},
-		{"both, not equal", map[string]string{cluster.EnvSecret: text, cluster.EnvSecretFile: "/other"}, "hold different secrets"},
+		{
+			"both, not equal",
+			map[string]string{cluster.EnvSecret: text, cluster.EnvSecretFile: "/other"},
+			"hold different secrets",
+		},
 		{"an empty text", map[string]string{cluster.EnvSecret: ""}, "LOCKSTEP_SECRET: the secret is empty"},
 		{"an empty name", map[string]string{cluster.EnvSecretFile: ""}, `LOCKSTEP_SECRET_FILE names ""`},
-		{"no such file", map[string]string{cluster.EnvSecretFile: "/none"}, `LOCKSTEP_SECRET_FILE names "/none": file does not exist`},
+		{
+			"no such file",
+			map[string]string{cluster.EnvSecretFile: "/none"},
+			`LOCKSTEP_SECRET_FILE names "/none": file does not exist`,
+		},
 		{"a short file", map[string]string{cluster.EnvSecretFile: "/short"}, `"/short": the secret has 5 characters`},
 	} {
 		s, given, err := secret.FromEnvironment(
@@ -92,7 +100,12 @@ func TestNothingGivesItAway(t *testing.T) {
 	s := parsed(t, text)
 	hidden := struct{ s secret.Secret }{s}
 	var out bytes.Buffer
-	for _, v := range []any{s, &s, hidden, &hidden, []secret.Secret{s}, map[string]secret.Secret{"s": s}, fmt.Errorf("of %v", s)} {
+	for _, v := range []any{
+		s, &s, hidden, &hidden,
+		[]secret.Secret{s},
+		map[string]secret.Secret{"s": s},
+		fmt.Errorf("of %v", s),
+	} {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d"} {
 			fmt.Fprintf(&out, verb+"\n", v)
 		}

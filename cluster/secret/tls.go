@@ -65,8 +65,10 @@ func (s Secret) authority(job string) (*x509.Certificate, ed25519.PrivateKey, er
 	key := ed25519.NewKeyFromSeed(s.derive("authority", job))
 	sum := sha256.Sum256([]byte(job))
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "lockstep job " + hex.EncodeToString(sum[:8])}, SubjectKeyId: sum[:20],
-		NotBefore: notBefore, NotAfter: notAfter, IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "lockstep job " + hex.EncodeToString(sum[:8])},
+		SubjectKeyId: sum[:20],
+		NotBefore:    notBefore, NotAfter: notAfter, IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
+		KeyUsage: x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(nil, template, template, key.Public(), key)
 	if err != nil {
@@ -88,7 +90,10 @@ func newCertificate(authority *x509.Certificate, by ed25519.PrivateKey, name *ur
 	}
 	template := &x509.Certificate{
 		SerialNumber: serial, URIs: []*url.URL{name}, NotBefore: notBefore, NotAfter: notAfter, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{
+			x509.ExtKeyUsageServerAuth,
+			x509.ExtKeyUsageClientAuth,
+		},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, authority, public, by)
 	if err != nil {
@@ -116,7 +121,10 @@ func (v *verifier) verify(state tls.ConnectionState) error {
 	}
 	cert := state.PeerCertificates[0]
 	job, epoch, named := claimed(cert)
-	_, err := cert.Verify(x509.VerifyOptions{Roots: v.authority, CurrentTime: notBefore.Add(time.Hour), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+	_, err := cert.Verify(x509.VerifyOptions{
+		Roots: v.authority, CurrentTime: notBefore.Add(time.Hour),
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+	})
 	switch {
 	case err != nil && !named:
 		return fmt.Errorf("the other end's certificate is not one of a Lockstep job: %w", err)

@@ -56,12 +56,18 @@ func selfSigned(t *testing.T, change func(*tls.Config)) *tls.Config {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"worker"}}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour),
+		DNSNames: []string{"worker"},
+	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, public, private)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: private}}, InsecureSkipVerify: true}
+	cfg := &tls.Config{
+		Certificates:       []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: private}},
+		InsecureSkipVerify: true,
+	}
 	change(cfg)
 	return cfg
 }
@@ -87,12 +93,21 @@ func TestTLS(t *testing.T) {
 		{"of one job", ours, of(text, `a "job"/with?odd&names=ü`, 3), "", ""},
 		{"clocks that differ by years", expired, ours, "", ""},
 		{"another secret", of(text+"x", `a "job"/with?odd&names=ü`, 3), ours, "has another secret", "bad certificate"},
-		{"another job", of(text, "b", 3), ours, `says that it is of job "a \"job\"/with?odd&names=ü", this is job "b"`, "bad certificate"},
+		{
+			"another job", of(text, "b", 3), ours, `says that it is of job "a \"job\"/with?odd&names=ü", this is job "b"`,
+			"bad certificate",
+		},
 		{"another epoch", of(text, `a "job"/with?odd&names=ü`, 2), ours, "the other end is in epoch 3", "bad certificate"},
 		{"a server of its own", ours, selfSigned(t, func(*tls.Config) {}), "not one of a Lockstep job", "bad certificate"},
 		{"a client of its own", selfSigned(t, func(*tls.Config) {}), ours, "bad certificate", "not one of a Lockstep job"},
-		{"a client without a certificate", &tls.Config{InsecureSkipVerify: true}, ours, "certificate required", "client didn't provide a certificate"},
-		{"TLS 1.2", selfSigned(t, func(c *tls.Config) { c.MaxVersion = tls.VersionTLS12 }), ours, "protocol version", "unsupported versions"},
+		{
+			"a client without a certificate", &tls.Config{InsecureSkipVerify: true}, ours, "certificate required",
+			"client didn't provide a certificate",
+		},
+		{
+			"TLS 1.2", selfSigned(t, func(c *tls.Config) { c.MaxVersion = tls.VersionTLS12 }), ours, "protocol version",
+			"unsupported versions",
+		},
 	} {
 		dialed, accepted := handshake(t, c.client, c.server)
 		for _, side := range []struct {
@@ -100,12 +115,14 @@ func TestTLS(t *testing.T) {
 			err  error
 			want string
 		}{{"dials", dialed, c.dialed}, {"accepts", accepted, c.accepted}} {
-			if side.want == "" && side.err != nil || side.want != "" && (side.err == nil || !strings.Contains(side.err.Error(), side.want)) {
+			if side.want == "" && side.err != nil || side.want != "" && (side.err == nil || !strings.Contains(side.err.Error(),
+				side.want)) {
 				t.Errorf("%s: the one who %s says %v, want %q", c.name, side.name, side.err, side.want)
 			}
 		}
 	}
-	if _, err := parsed(t, text).TLS(strings.Repeat("x", 2000), 1); err == nil || !strings.Contains(err.Error(), "2000 bytes") {
+	if _, err := parsed(t, text).TLS(strings.Repeat("x", 2000), 1); err == nil || !strings.Contains(err.Error(),
+		"2000 bytes") {
 		t.Errorf("a job with an endless name: %v", err)
 	}
 }
@@ -130,16 +147,25 @@ func TestForged(t *testing.T) {
 		}
 		return &tls.Config{
 			InsecureSkipVerify: true,
-			Certificates:       []tls.Certificate{{Certificate: [][]byte{der, ours.Certificates[0].Certificate[0]}, PrivateKey: private}},
+			Certificates: []tls.Certificate{{
+				Certificate: [][]byte{der, ours.Certificates[0].Certificate[0]},
+				PrivateKey:  private,
+			}},
 		}
 	}
 	parent := &x509.Certificate{Subject: leaf.Issuer, SubjectKeyId: leaf.AuthorityKeyId}
-	for name, cfg := range map[string]*tls.Config{"by another authority of that name": forge(parent, private), "by a worker's certificate": forge(leaf, ours.Certificates[0].PrivateKey)} {
+	for name, cfg := range map[string]*tls.Config{
+		"by another authority of that name": forge(parent, private),
+		"by a worker's certificate":         forge(leaf, ours.Certificates[0].PrivateKey),
+	} {
 		if _, err := handshake(t, cfg, ours); err == nil || errors.Is(err, net.ErrClosed) {
 			t.Errorf("a certificate %s: %v", name, err)
 		}
 	}
-	stolen := &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{{Certificate: ours.Certificates[0].Certificate, PrivateKey: private}}}
+	stolen := &tls.Config{
+		InsecureSkipVerify: true,
+		Certificates:       []tls.Certificate{{Certificate: ours.Certificates[0].Certificate, PrivateKey: private}},
+	}
 	if _, err := handshake(t, stolen, ours); err == nil {
 		t.Error("a worker's certificate with another key is taken")
 	}

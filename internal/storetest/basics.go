@@ -130,7 +130,7 @@ func testLarge(s *suite) {
 			s.Fatalf("entry %d is not what was set", i)
 		}
 	}
-	// What is returned belongs to the caller, and what was given too.
+	// Values that were returned or passed belong to the caller.
 	entries[0].Value[0] = 'x'
 	large[0] = 'y'
 	s.holds(a, "large/0", string(changed[0].Value))
@@ -146,7 +146,8 @@ func testList(s *suite) {
 	}
 	s.check(u.Delete(s.ctx, "b/2"))
 	for prefix, want := range map[string][]string{
-		"": {"a", "b", "b/1", "b/10", "c/1"}, "b": {"b", "b/1", "b/10"}, "b/": {"b/1", "b/10"}, "b/1": {"b/1", "b/10"}, "x": nil, "b/100": nil,
+		"": {"a", "b", "b/1", "b/10", "c/1"}, "b": {"b", "b/1", "b/10"}, "b/": {"b/1", "b/10"}, "b/1": {"b/1", "b/10"},
+		"x": nil, "b/100": nil,
 	} {
 		entries, revision, err := u.List(s.ctx, prefix)
 		s.check(err)
@@ -176,7 +177,8 @@ func testChangesPast(s *suite) {
 	entries, next, err := b.Changes(s.ctx, "p/", start)
 	s.check(err)
 	if len(entries) != 2 || entries[0].Key != "p/x" || string(entries[0].Value) != "4" || entries[0].Deleted ||
-		entries[1].Key != "p/y" || !entries[1].Deleted || entries[0].Revision >= entries[1].Revision || entries[1].Revision > next {
+		entries[1].Key != "p/y" || !entries[1].Deleted || entries[0].Revision >= entries[1].Revision ||
+		entries[1].Revision > next {
 		s.Fatalf("changes: %+v, next %d", entries, next)
 	}
 	entries, _, err = b.Changes(s.ctx, "p/", entries[0].Revision)

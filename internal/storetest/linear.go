@@ -12,8 +12,8 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// testLinearizable lets users change a few keys at once, and looks for an order of the operations on each key that explains
-// what each one returned, in which an operation that ended before another began comes first.
+// testLinearizable lets users change a few keys at once, and looks for an order of the operations on each key that
+// explains what each one returned, in which an operation that ended before another began comes first.
 func testLinearizable(s *suite) {
 	random := s.seed()
 	users := s.several(4)
@@ -106,7 +106,7 @@ func (o *operation) do(s *suite, u rendezvous.Store) (err error) {
 	return err
 }
 
-// state is what a key holds. Its revision is 0 as long as nobody has seen it.
+// state is the state of a key. Its revision is 0 until an operation returned it.
 type state struct {
 	there    bool
 	value    string
@@ -143,7 +143,8 @@ func (a state) next(o *operation) (state, bool) {
 	return state{highest: a.highest}, true
 }
 
-// linearizable looks for an order of the operations (Wing and Gong's search, with a memory of what was tried: Lowe 2017).
+// linearizable looks for an order of the operations (Wing and Gong's search, with a memory of what was tried: Lowe
+// 2017).
 func linearizable(history []operation) bool {
 	type point struct {
 		done uint64 // bits

@@ -1,4 +1,5 @@
-// Package storetest is the conformance suite of stores: it tests any implementation of the properties that package rendezvous needs.
+// Package storetest is the conformance suite of stores: it tests any implementation of the properties that package
+// rendezvous needs.
 package storetest
 
 import (
@@ -13,8 +14,8 @@ import (
 
 // Stores creates stores of one implementation.
 type Stores struct {
-	// New creates an empty store and returns a function that opens it. Each call of open returns another client of the same store;
-	// the suite closes them. New removes the store with t.Cleanup.
+	// New creates an empty store and returns a function that opens it. Each call of open returns another client of the
+	// same store; the suite closes them. New removes the store with t.Cleanup.
 	New func(t *testing.T) (open func() rendezvous.Store)
 	// Slow reports that an operation takes milliseconds; the suite then makes fewer of them.
 	Slow bool
