@@ -15,7 +15,7 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
-// A decoder takes what its encoder writes, and nothing that makes it panic or allocate what is only claimed.
+// A decoder accepts what its encoder writes. No input makes it panic or allocate a claimed length.
 
 func FuzzGreeting(f *testing.F) {
 	own := clientID{1, 2, 3}.hello().Fields
@@ -95,7 +95,8 @@ func FuzzCardAndOutcome(f *testing.F) {
 	})
 }
 
-// TestFramesOfResponses: however many entries a response has, its frames are bounded, and together are what was sent.
+// TestFramesOfResponses: whatever the number of entries of a response, its frames are bounded, and together hold what
+// was sent.
 func TestFramesOfResponses(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		sent := response{
@@ -129,8 +130,8 @@ func TestFramesOfResponses(t *testing.T) {
 	})
 }
 
-// TestFrameClaims: a frame that claims more than it may is refused, and one that claims more than comes costs what
-// comes.
+// TestFrameClaims: a frame that claims more than the maximum is refused, and one that claims more than follows
+// allocates only what follows.
 func TestFrameClaims(t *testing.T) {
 	head := binary.LittleEndian.AppendUint32(nil, frameMax+1)
 	if _, err := readFrame(bytes.NewReader(head)); err == nil || errors.Is(err, io.EOF) {
@@ -152,8 +153,8 @@ func TestFrameClaims(t *testing.T) {
 	}
 }
 
-// TestTable holds a table against a list of all changes: what changed after each revision, and that it forgets
-// deletions only, and says so.
+// TestTable compares a table with a list of all changes: what changed after each revision, and that it discards
+// deletions only, and reports that.
 func TestTable(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		type change struct {
@@ -216,7 +217,7 @@ func TestTable(t *testing.T) {
 	})
 }
 
-// TestFull: a store takes no more than it may, and what is there can be replaced and deleted.
+// TestFull: a store accepts no more than its limit; existing entries can still be replaced and deleted.
 func TestFull(t *testing.T) {
 	table := newTable()
 	table.bytes = TotalMax - entryBytes - 10

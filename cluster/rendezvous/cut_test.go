@@ -14,7 +14,7 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/storetest"
 )
 
-// cutting dials connections that break after some bytes, in either direction: few mostly, sometimes many.
+// cutting dials connections that break after some bytes, in either direction: mostly few, sometimes many.
 type cutting struct {
 	mu     sync.Mutex
 	random *rand.Rand
@@ -40,7 +40,7 @@ func (d *cutting) dial(ctx context.Context, network, address string) (net.Conn, 
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	out := &cutConn{Conn: c}
-	// 100 bytes, more than a greeting, to 100 MiB
+	// 100 bytes, more than a hello, to 100 MiB
 	out.left.Store(int64(100 * math.Pow(2, 20*math.Pow(d.random.Float64(), 4))))
 	return out, nil
 }
@@ -60,7 +60,7 @@ func (c *cutConn) spend(n int) (allowed int) {
 
 func (c *cutConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	if allowed := c.spend(n); allowed < n { // what came is lost
+	if allowed := c.spend(n); allowed < n { // what arrived is lost
 		c.Conn.Close()
 		return allowed, net.ErrClosed
 	}
@@ -77,8 +77,8 @@ func (c *cutConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// TestConformanceTCPCut: a store keeps its promises while its connections break all the time: nothing is done twice,
-// nothing is lost, and nobody notices.
+// TestConformanceTCPCut: the store passes the conformance suite while its connections break all the time: no change is
+// repeated or lost.
 func TestConformanceTCPCut(t *testing.T) {
 	d := newCutting(t)
 	storetest.Run(t, storetest.Stores{New: func(t *testing.T) func() rendezvous.Store {

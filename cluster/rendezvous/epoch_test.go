@@ -27,29 +27,29 @@ func wantJoinError(t *testing.T, err error, kind rendezvous.JoinErrorKind, parts
 	}
 }
 
-// TestLateDuplicate: one more process that comes when all have met gets an error alone.
+// TestLateDuplicate: after a rendezvous has succeeded, one more process that joins gets an error alone.
 func TestLateDuplicate(t *testing.T) {
 	m := rendezvous.NewMemory()
-	for _, r := range meet(t.Context(), m.Open, time.Minute, card(0, 2), card(1, 2)) {
+	for _, r := range joinAll(t.Context(), m.Open, time.Minute, registration(0, 2), registration(1, 2)) {
 		if r.err != nil {
 			t.Fatal(r.err)
 		}
 	}
-	late := card(1, 2)
+	late := registration(1, 2)
 	late.PID = 999
 	_, err := rendezvous.Join(t.Context(), m.Open(), late)
 	wantJoinError(t, err, rendezvous.Duplicate, "host b as pid 101", "as pid 999", "has started without this process")
-	_, err = rendezvous.Join(t.Context(), m.Open(), card(2, 2))
+	_, err = rendezvous.Join(t.Context(), m.Open(), registration(2, 2))
 	wantJoinError(t, err, rendezvous.Mismatch, "worker 2", "numbered 0 to 1")
 }
 
-// TestEpochs: the first worker of a later epoch ends the wait of those in an earlier one, and deletes their keys; a
-// worker that comes late is told which epoch it is.
+// TestEpochs: the first worker of a later epoch ends the waits of an earlier one, and deletes its keys; a worker that
+// joins the earlier epoch gets an error with the current one.
 func TestEpochs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := rendezvous.NewMemory()
 		s := m.Open()
-		old, now := card(0, 2), card(0, 1)
+		old, now := registration(0, 2), registration(0, 1)
 		now.Epoch = 3
 		var work sync.WaitGroup
 		work.Go(func() {
@@ -82,7 +82,7 @@ func TestEpochs(t *testing.T) {
 	})
 }
 
-// TestInterrupted: a worker that is told to stop while it waits ends the others' wait, with its reason.
+// TestInterrupted: a worker whose context is canceled while it waits ends the wait of the others, with its cause.
 func TestInterrupted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := rendezvous.NewMemory()
@@ -91,13 +91,13 @@ func TestInterrupted(t *testing.T) {
 		time.AfterFunc(3*time.Second, func() { stop(reason) })
 		var work sync.WaitGroup
 		work.Go(func() {
-			_, err := rendezvous.Join(ctx, m.Open(), card(0, 3))
+			_, err := rendezvous.Join(ctx, m.Open(), registration(0, 3))
 			wantJoinError(t, err, rendezvous.Interrupted, "worker 0 (host a, pid 100) left", "after 3s: signal interrupt")
 			if !errors.Is(err, reason) {
 				t.Errorf("%v is not %v", err, reason)
 			}
 		})
-		for _, r := range meet(t.Context(), m.Open, time.Hour, card(1, 3)) {
+		for _, r := range joinAll(t.Context(), m.Open, time.Hour, registration(1, 3)) {
 			wantJoinError(t, r.err, rendezvous.Interrupted, "worker 0 (host a, pid 100) left", "signal interrupt")
 			if r.after != 3*time.Second {
 				t.Errorf("after %v", r.after)
@@ -107,7 +107,7 @@ func TestInterrupted(t *testing.T) {
 	})
 }
 
-// TestTwoJobs: jobs of one store do not see each other, whatever they are called, and what one leaves is its own.
+// TestTwoJobs: jobs of one store do not see each other, whatever their ids, and deleting one leaves the other.
 func TestTwoJobs(t *testing.T) {
 	m := rendezvous.NewMemory()
 	jobs := []string{"a", "a/0", "a/0/worker", "A b", "@x", "=jobs", "é\n", strings.Repeat("j", 150)}
@@ -157,9 +157,9 @@ func TestTwoJobs(t *testing.T) {
 	}
 }
 
-// TestMeetAtRandom: whatever comes whenever, all that end a meeting together end it alike, and no later than the first
-// deadline.
-func TestMeetAtRandom(t *testing.T) {
+// TestJoinAtRandom: whatever processes join at whatever time, all of one rendezvous get the same result, no later than
+// the first deadline.
+func TestJoinAtRandom(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	for round := range 200 {
 		random := rand.New(rand.NewPCG(seed, uint64(round)))
@@ -169,23 +169,23 @@ func TestMeetAtRandom(t *testing.T) {
 			var registrations []rendezvous.Registration
 			for w := range n {
 				for range 1 + random.IntN(20)/18 - random.IntN(20)/19 { // sometimes twice, sometimes not at all
-					c := card(w, n+random.IntN(30)/29)
+					c := registration(w, n+random.IntN(30)/29)
 					c.PID = len(registrations) + 1
 					registrations = append(registrations, c)
 				}
 			}
-			results := make([]met, len(registrations))
+			results := make([]joinResult, len(registrations))
 			var work sync.WaitGroup
 			for i, c := range registrations {
-				delay, patience := time.Duration(random.IntN(5000))*time.Millisecond, time.Duration(1+random.IntN(20))*time.Second
+				delay, timeout := time.Duration(random.IntN(5000))*time.Millisecond, time.Duration(1+random.IntN(20))*time.Second
 				work.Go(func() {
 					time.Sleep(delay)
-					ctx, cancel := context.WithTimeout(t.Context(), patience)
+					ctx, cancel := context.WithTimeout(t.Context(), timeout)
 					defer cancel()
 					start := time.Now()
 					results[i].registrations, results[i].err = rendezvous.Join(ctx, m.Open(), c)
-					if results[i].after = time.Since(start); results[i].after > patience {
-						t.Errorf("a joiner with a deadline of %v took %v", patience, results[i].after)
+					if results[i].after = time.Since(start); results[i].after > timeout {
+						t.Errorf("a joiner with a deadline of %v took %v", timeout, results[i].after)
 					}
 				})
 			}
@@ -214,7 +214,7 @@ func TestMeetAtRandom(t *testing.T) {
 	}
 }
 
-// TestExchangeErrors: who is missing is said, and who gives two things under one key.
+// TestExchangeErrors: an exchange names the missing workers, and refuses a second value of one worker.
 func TestExchangeErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := rendezvous.NewMemory().Open()
@@ -239,7 +239,7 @@ func TestExchangeErrors(t *testing.T) {
 	})
 }
 
-// TestCompare: every worker gets the same list of what differs, and whose it is.
+// TestCompare: every worker gets the same list of differences, with the workers of each value.
 func TestCompare(t *testing.T) {
 	m := rendezvous.NewMemory()
 	compare := func(key string, all [][]rendezvous.Fact) []error {

@@ -65,7 +65,7 @@ type gateway struct {
 	client    *http.Client
 	endpoints []string // http://host:port
 	login     EtcdConfig
-	timeout  time.Duration
+	timeout   time.Duration
 
 	mu    sync.Mutex
 	at    int // the endpoint that responded last

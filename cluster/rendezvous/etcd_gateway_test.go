@@ -16,13 +16,13 @@ import (
 	"time"
 )
 
-// played is an etcd whose answers are given. A real one is tried in module cluster/etcd, with the conformance suite.
+// played is an etcd with scripted answers. Module cluster/etcd tests a real one with the conformance suite.
 type played struct {
 	mu      sync.Mutex
-	user    bool     // it wants a token
-	tokens  int      // that it has given
-	broken  []string // the next answers: errors as JSON, "" is no answer at all
-	serving int      // questions that were answered
+	user    bool     // requires a token
+	tokens  int      // issued so far
+	broken  []string // the next answers: errors as JSON, "": no answer
+	serving int      // answered requests
 }
 
 func (p *played) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -76,7 +76,7 @@ func openPlayed(t *testing.T, p *played, cfg Config) Store {
 	t.Helper()
 	server := httptest.NewServer(p)
 	t.Cleanup(server.Close)
-	// Nobody answers at the first address.
+	// The first address does not answer.
 	s, err := Open(t.Context(), "etcd://127.0.0.1:1,"+strings.TrimPrefix(server.URL, "http://")+"/p", cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -87,9 +87,9 @@ func openPlayed(t *testing.T, p *played, cfg Config) Store {
 
 const unavailable = `{"code":14,"message":"etcdserver: no leader"}`
 
-// TestEtcdGoesOn: endpoints that are gone, answers that do not come, and tokens that are too old are not the users'
-// concern; but nothing that may have been done is done twice.
-func TestEtcdGoesOn(t *testing.T) {
+// TestEtcdRetries: calls retry after unreachable endpoints, missing answers and expired tokens, but never repeat a
+// change that may have been made.
+func TestEtcdRetries(t *testing.T) {
 	p := &played{user: true}
 	s := openPlayed(t, p, Config{Etcd: &EtcdConfig{User: "me", Password: "pw"}})
 	get := func(name string) {
@@ -100,7 +100,7 @@ func TestEtcdGoesOn(t *testing.T) {
 	}
 	get("well")
 	p.mu.Lock()
-	p.tokens++ // the one that we have is too old
+	p.tokens++ // the client's token has expired
 	p.mu.Unlock()
 	get("a new token")
 	p.breakNext(unavailable, "", unavailable)
@@ -121,7 +121,7 @@ func TestEtcdGoesOn(t *testing.T) {
 	}
 }
 
-// TestEtcdLost: an etcd that is gone for longer than Patience is lost.
+// TestEtcdLost: an etcd that does not answer for longer than ReconnectTimeout is lost.
 func TestEtcdLost(t *testing.T) {
 	p := &played{}
 	s := openPlayed(t, p, Config{ReconnectTimeout: time.Millisecond, Etcd: &EtcdConfig{}})

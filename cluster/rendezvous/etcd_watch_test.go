@@ -15,18 +15,18 @@ import (
 	"time"
 )
 
-// watched is an etcd that is only watched: every change of the keys below "p/k/" gets the next revision.
+// watched is an etcd that serves watches only: every change of the keys below "p/k/" gets the next revision.
 type watched struct {
 	mu        sync.Mutex
 	changes   []string   // "key value", by revision from 1
 	changed   *sync.Cond // also when breaks is set
-	compacted uint64     // revisions up to this one are gone
-	begun     []uint64   // the first revision that each watch asked for
+	compacted uint64     // revisions up to this one are discarded
+	begun     []uint64   // the first revision of each watch
 	open      int
-	cut       int // so many of the first watches are broken off
+	cut       int // number of first watches that break
 }
 
-// newWatched is one that has had a change already: since revision 0 a store is listed, not watched.
+// newWatched returns one with a change: after revision 0 a store is listed, not watched.
 func newWatched() *watched {
 	e := &watched{changes: []string{"k/0 first"}}
 	e.changed = sync.NewCond(&e.mu)
@@ -56,7 +56,7 @@ func (e *watched) count() (begun, open int) {
 
 func (e *watched) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path != "/v3/watch" {
-		fmt.Fprint(w, `{"header":{"revision":"1"}}`) // there is no such key
+		fmt.Fprint(w, `{"header":{"revision":"1"}}`) // no such key
 		return
 	}
 	var q struct {
@@ -78,9 +78,9 @@ func (e *watched) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, `{"result":{"canceled":true,"compact_revision":"%d"}}`, e.compacted)
 		return
 	}
-	go func() { // Wait knows nothing of a client that has gone
+	go func() { // Wait does not notice a closed connection
 		<-r.Context().Done()
-		e.mu.Lock() // else it may just be about to wait
+		e.mu.Lock() // else it may be about to wait
 		defer e.mu.Unlock()
 		e.changed.Broadcast()
 	}()
@@ -100,11 +100,11 @@ func (e *watched) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).Flush()
 	}
 	if number%2 == 0 {
-		panic(http.ErrAbortHandler) // a connection that breaks, not one that is closed
+		panic(http.ErrAbortHandler) // breaks the connection instead of closing it
 	}
 }
 
-// openWatched opens a store there that keeps its watches for as long.
+// openWatched opens a store there that keeps unused watches for that long.
 func openWatched(t *testing.T, e *watched, unused time.Duration) *etcdStore {
 	t.Helper()
 	server := httptest.NewServer(e)
@@ -118,14 +118,14 @@ func openWatched(t *testing.T, e *watched, unused time.Duration) *etcdStore {
 	return s.(*etcdStore)
 }
 
-// await waits until so many watches are open at most.
+// await waits until at most that many watches are open.
 func (e *watched) await(most int) {
 	for _, open := e.count(); open > most; _, open = e.count() {
 		time.Sleep(time.Millisecond)
 	}
 }
 
-// TestEtcdWatch: readers have every change once, in order, however often their watches break off; each takes another
+// TestEtcdWatch: readers receive every change once, in order, however often their watches break; each opens another
 // only then.
 func TestEtcdWatch(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
@@ -159,7 +159,7 @@ func TestEtcdWatch(t *testing.T) {
 				time.Sleep(time.Duration(random.IntN(300)) * time.Microsecond)
 			}
 			work.Wait()
-			const slow = 20 // a machine that stands still for seconds has one asked for again
+			const slow = 20 // a machine that pauses for seconds opens a watch again
 			if begun, _ := e.count(); begun > readers*(1+broken)+slow {
 				t.Errorf("%d watches for %d changes, which %d read, and %d breaks", begun, changes, readers, broken)
 			}
@@ -167,7 +167,7 @@ func TestEtcdWatch(t *testing.T) {
 	}
 }
 
-// TestEtcdWatchesEnd: watches that nobody asks for again are not kept, nor are those whose call has ended in vain.
+// TestEtcdWatchesEnd: unused watches are closed, and so are those whose call has ended without a change.
 func TestEtcdWatchesEnd(t *testing.T) {
 	e := newWatched()
 	s := openWatched(t, e, time.Hour)
@@ -189,7 +189,7 @@ func TestEtcdWatchesEnd(t *testing.T) {
 		ended <- err
 	}()
 	begun, _ := e.count()
-	for now := begun; now == begun && now < 2*watchesMost+1; now, _ = e.count() { // it may go on by one that is kept
+	for now := begun; now == begun && now < 2*watchesMost+1; now, _ = e.count() { // it may continue with a kept one
 		time.Sleep(time.Millisecond)
 	}
 	cancel()
@@ -204,8 +204,8 @@ func TestEtcdWatchesEnd(t *testing.T) {
 	e.await(0)
 }
 
-// TestEtcdWatchCompacted: who is too far behind is told so, by an open watch as well, and can go on from where the
-// store is.
+// TestEtcdWatchCompacted: a reader whose revision is compacted gets an error, on an open watch too, and can continue
+// from the current revision.
 func TestEtcdWatchCompacted(t *testing.T) {
 	e := newWatched()
 	s := openWatched(t, e, time.Hour)
@@ -231,8 +231,8 @@ func TestEtcdWatchCompacted(t *testing.T) {
 	}
 }
 
-// TestEtcdCloseDuringChanges: a call that Close ends says so, also if what it waits for ends before its own context
-// does.
+// TestEtcdCloseDuringChanges: a call that Close ends returns ErrClosed, even if what it waits for ends before its own
+// context.
 func TestEtcdCloseDuringChanges(t *testing.T) {
 	for range 20 {
 		e := newWatched()

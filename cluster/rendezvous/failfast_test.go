@@ -11,9 +11,9 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// TestImpatient: a call of one who leaves does not wait for a store whose process has ended, be it made before or after
-// that; others do.
-func TestImpatient(t *testing.T) {
+// TestFailFast: a FailFast call does not wait for a store whose process has ended, whether it began before or after
+// that; other calls do.
+func TestFailFast(t *testing.T) {
 	server := serve(t, rendezvous.ServerConfig{Logger: quiet})
 	var gone atomic.Bool
 	var last atomic.Pointer[net.Conn]
@@ -68,9 +68,8 @@ func TestImpatient(t *testing.T) {
 	}
 }
 
-// TestImpatientTriesAgain: a call of one who leaves does not take an attempt of long ago for the state of the store,
-// but waits for one attempt.
-func TestImpatientTriesAgain(t *testing.T) {
+// TestFailFastRetries: a FailFast call does not rely on an attempt of long ago, but waits for one attempt.
+func TestFailFastRetries(t *testing.T) {
 	t.Parallel()
 	server := serve(t, rendezvous.ServerConfig{Logger: quiet})
 	var gone atomic.Bool
@@ -95,7 +94,7 @@ func TestImpatientTriesAgain(t *testing.T) {
 	defer cancel()
 	gone.Store(true)
 	(*last.Load()).Close()
-	for s.Set(ctx, "k", nil) == nil { // until it is noticed
+	for s.Set(ctx, "k", nil) == nil { // until the client notices
 		time.Sleep(time.Millisecond)
 	}
 	const long = 1100 * time.Millisecond

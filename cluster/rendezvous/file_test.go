@@ -26,8 +26,8 @@ func set(t *testing.T, s rendezvous.Store, key, value string) {
 	}
 }
 
-// TestFolderOfAnother: a folder that was removed and is used again is another store, however much has happened there:
-// what was held is gone, and nobody of the first takes the second for it.
+// TestFolderOfAnother: a folder that was removed and is used again is another store, however many changes it has: the
+// content is lost, and no user of the first store mistakes it for that.
 func TestFolderOfAnother(t *testing.T) {
 	folder, url, _ := logOf(t)
 	first := open(t, url, rendezvous.Config{})
@@ -53,8 +53,8 @@ func TestFolderOfAnother(t *testing.T) {
 	}
 }
 
-// TestFolderCutShort: a log that lost what was read from it is no store any more, and is not written to.
-func TestFolderCutShort(t *testing.T) {
+// TestFolderTruncated: a log that lost bytes that were read before is no longer a store, and is not written to.
+func TestFolderTruncated(t *testing.T) {
 	_, url, log := logOf(t)
 	s := open(t, url, rendezvous.Config{})
 	defer s.Close()
@@ -76,8 +76,8 @@ func TestFolderCutShort(t *testing.T) {
 	}
 }
 
-// TestFolderAfterKilledWriters: whatever a writer that was killed has left, of an entry or of a new log, the next ones
-// go on behind what is whole.
+// TestFolderAfterKilledWriters: whatever part of an entry or of a new log a killed writer has left, the next writers
+// continue after the last whole entry.
 func TestFolderAfterKilledWriters(t *testing.T) {
 	folder, url, log := logOf(t)
 	s := open(t, url, rendezvous.Config{})
@@ -118,7 +118,7 @@ func TestFolderAfterKilledWriters(t *testing.T) {
 	}
 }
 
-// TestFolderLarge: a log that is longer than what is read at once is read to its end.
+// TestFolderLarge: a log longer than one read is read to its end.
 func TestFolderLarge(t *testing.T) {
 	_, url, _ := logOf(t)
 	s := open(t, url, rendezvous.Config{})

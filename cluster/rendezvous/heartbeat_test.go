@@ -14,15 +14,15 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// beats are workers that publish a pulse every second.
-type beats struct {
-	stop     []context.CancelFunc // leaves
+// publishers are workers that publish a heartbeat every second.
+type publishers struct {
+	stop     []context.CancelFunc // makes it leave
 	progress []atomic.Uint64
-	silent   []atomic.Bool // publishes nothing from now on, as if it were stopped
+	silent   []atomic.Bool // publishes nothing, as if it were stopped
 	work     sync.WaitGroup
 }
 
-// mute is a store that takes changes and drops them while the worker is silent.
+// mute is a store that drops changes while the worker is silent.
 type mute struct {
 	rendezvous.Store
 	silent *atomic.Bool
@@ -35,8 +35,9 @@ func (m mute) Set(ctx context.Context, key string, value []byte) error {
 	return m.Store.Set(ctx, key, value)
 }
 
-func beat(t *testing.T, s rendezvous.Store, n int) *beats {
-	b := &beats{stop: make([]context.CancelFunc, n), progress: make([]atomic.Uint64, n), silent: make([]atomic.Bool, n)}
+func publishAll(t *testing.T, s rendezvous.Store, n int) *publishers {
+	b := &publishers{stop: make([]context.CancelFunc, n), progress: make([]atomic.Uint64, n), silent: make([]atomic.Bool,
+		n)}
 	for w := range n {
 		ctx, cancel := context.WithCancel(t.Context())
 		b.stop[w] = cancel
@@ -57,38 +58,38 @@ func TestWatch(t *testing.T) {
 	const limit = 10 * time.Second
 	for _, c := range []struct {
 		name  string
-		act   func(b *beats, m *rendezvous.Memory)
-		blame int    // -1: nobody within the hour
-		want  string // in what the vital or the error says
+		act   func(b *publishers, m *rendezvous.Memory)
+		blame int    // -1: no worker within the hour
+		want  string // in the description or the error
 		lost  bool
 	}{
-		{name: "all are well", act: func(*beats, *rendezvous.Memory) {}, blame: -1},
+		{name: "all publish", act: func(*publishers, *rendezvous.Memory) {}, blame: -1},
 		{
-			name: "one stops", act: func(b *beats, _ *rendezvous.Memory) { b.silent[2].Store(true) }, blame: 2,
+			name: "one stops", act: func(b *publishers, _ *rendezvous.Memory) { b.silent[2].Store(true) }, blame: 2,
 			want: "worker 2 was last seen 10s ago in step 12, reduce",
 		},
-		{name: "one leaves", act: func(b *beats, _ *rendezvous.Memory) { b.stop[2]() }, blame: -1},
-		{name: "all heartbeats stop", act: func(b *beats, _ *rendezvous.Memory) {
+		{name: "one leaves", act: func(b *publishers, _ *rendezvous.Memory) { b.stop[2]() }, blame: -1},
+		{name: "all heartbeats stop", act: func(b *publishers, _ *rendezvous.Memory) {
 			for i := range b.silent {
 				b.silent[i].Store(true)
 			}
 		}, lost: true, want: "this worker's own heartbeat"},
-		{name: "its own stops", act: func(b *beats, _ *rendezvous.Memory) {
+		{name: "its own stops", act: func(b *publishers, _ *rendezvous.Memory) {
 			b.silent[0].Store(true)
 		}, lost: true, want: "this worker's own heartbeat"},
-		{name: "its own stops after the others left", act: func(b *beats, _ *rendezvous.Memory) {
+		{name: "its own stops after the others left", act: func(b *publishers, _ *rendezvous.Memory) {
 			b.stop[1]()
 			b.stop[2]()
 			time.Sleep(time.Second)
 			b.silent[0].Store(true)
 		}, lost: true, want: "this worker's own heartbeat"},
-		{name: "it leaves itself", act: func(b *beats, _ *rendezvous.Memory) { b.stop[0]() }, blame: -1},
+		{name: "it leaves itself", act: func(b *publishers, _ *rendezvous.Memory) { b.stop[0]() }, blame: -1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := rendezvous.NewMemory()
 				s := m.Open()
-				b := beat(t, s, 3)
+				b := publishAll(t, s, 3)
 				w := rendezvous.NewWatch(s, "pulse", 3)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 				b.work.Go(func() {
@@ -107,7 +108,7 @@ func TestWatch(t *testing.T) {
 					}
 				case c.blame < 0:
 					if !errors.Is(err, context.DeadlineExceeded) {
-						t.Errorf("got %v, %v, want nobody", v, err)
+						t.Errorf("got %v, %v, want no worker", v, err)
 					}
 				case err != nil || v.Worker != c.blame || !strings.Contains(v.String(), c.want):
 					t.Errorf("got %v, %v, want worker %d: %s", v, err, c.blame, c.want)
@@ -124,8 +125,9 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestStillness: a worker whose pulse goes on without progress is seen to; and one that was never seen is silent.
-func TestStillness(t *testing.T) {
+// TestStalled: a worker whose heartbeats continue without progress is reported as stalled, and one that was never seen
+// as silent.
+func TestStalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := rendezvous.NewMemory().Open()
 		ctx, cancel := context.WithCancel(t.Context())
@@ -151,29 +153,29 @@ func TestStillness(t *testing.T) {
 		time.Sleep(70*time.Second - time.Since(start)) // worker 1 made progress for 40 s
 		all := two.States()
 		if v := all[1]; v.Silent > 2*time.Second || v.Stalled < 28*time.Second || v.Stalled > 32*time.Second {
-			t.Errorf("stillness: %v", v)
+			t.Errorf("stalled: %v", v)
 		}
 		if v := all[0]; v.Stalled > 2*time.Second {
-			t.Errorf("stillness of a worker that makes progress: %v", v)
+			t.Errorf("a worker that makes progress has stalled: %v", v)
 		}
 		cancel()
 		work.Wait()
 	})
 }
 
-// TestNews: what is new is told soon, though not more often than is allowed; without news the pulse goes on.
-func TestNews(t *testing.T) {
+// TestWake: Wake causes an early heartbeat, though not before the shortest interval; without it heartbeats continue.
+func TestWake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := rendezvous.NewMemory().Open()
 		ctx, cancel := context.WithCancel(t.Context())
-		news := make(chan struct{}, 1)
+		wake := make(chan struct{}, 1)
 		var work sync.WaitGroup
 		var at []time.Duration
 		begin := time.Now()
 		work.Go(func() {
 			rendezvous.Publish(ctx, s, "pulse", 0, rendezvous.HeartbeatTiming{
 				Every: time.Second, Min: 200 * time.Millisecond,
-				Wake: news,
+				Wake: wake,
 			}, func() rendezvous.Heartbeat {
 				at = append(at, time.Since(begin))
 				return rendezvous.Heartbeat{}
@@ -185,7 +187,7 @@ func TestNews(t *testing.T) {
 		} {
 			time.Sleep(after)
 			select {
-			case news <- struct{}{}:
+			case wake <- struct{}{}:
 			default:
 			}
 		}
@@ -200,8 +202,8 @@ func TestNews(t *testing.T) {
 	})
 }
 
-// TestPublishAgain: the beats go on where those of an earlier Publish ended, so the first pulse of the later one is no
-// old one.
+// TestPublishAgain: the count continues from that of an earlier Publish, so the first heartbeat of the later one counts
+// as new.
 func TestPublishAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := rendezvous.NewMemory().Open()
@@ -210,7 +212,7 @@ func TestPublishAgain(t *testing.T) {
 		var work sync.WaitGroup
 		work.Go(func() { w.Follow(ctx, time.Millisecond) })
 		before := uint64(0)
-		for range 3 { // each publishes twice, and that it is gone
+		for range 3 { // each publishes twice, and the final heartbeat
 			short, stop := context.WithTimeout(ctx, 1500*time.Millisecond)
 			if err := rendezvous.Publish(short, s, "pulse", 0, rendezvous.HeartbeatTiming{Every: time.Second},
 				func() rendezvous.Heartbeat { return rendezvous.Heartbeat{} }); err != nil {
@@ -219,7 +221,7 @@ func TestPublishAgain(t *testing.T) {
 			stop()
 			time.Sleep(10 * time.Millisecond)
 			if v := w.States()[0]; v.Heartbeat.Count != before+3 || v.Silent > 20*time.Millisecond {
-				t.Errorf("beat %d, silent for %v; want beat %d just now", v.Heartbeat.Count, v.Silent, before+3)
+				t.Errorf("count %d, silent for %v; want count %d just now", v.Heartbeat.Count, v.Silent, before+3)
 			}
 			before += 3
 		}

@@ -35,7 +35,8 @@ func guarded(t testing.TB, s secret.Secret, job string) (rendezvous.ServerConfig
 	}
 }
 
-// TestSecrets: whoever has another secret, none, or one where the store has none, is told so at once, and why.
+// TestSecrets: a client with another secret, without one, or with one for a store without gets an error at once, which
+// names the reason.
 func TestSecrets(t *testing.T) {
 	a, b := secret.New(), secret.New()
 	serverA, clientA := guarded(t, a, "digits")
@@ -49,7 +50,7 @@ func TestSecrets(t *testing.T) {
 		name   string
 		server rendezvous.ServerConfig
 		client rendezvous.Config
-		want   string // "": it is let in
+		want   string // "": accepted
 	}{
 		{"the right secret", serverA, clientA, ""},
 		{"another secret", serverA, clientB, "secret"},
@@ -81,17 +82,18 @@ func TestSecrets(t *testing.T) {
 	}
 }
 
-// TestWrongSecretInMeeting: the workers that wait for one with the wrong secret learn that the store refused it.
-func TestWrongSecretInMeeting(t *testing.T) {
+// TestJoinWithWrongSecret: the workers that wait for one with the wrong secret get an error that names the refused
+// connection.
+func TestJoinWithWrongSecret(t *testing.T) {
 	right, wrong := secret.New(), secret.New()
 	serverConfig, client := guarded(t, right, "digits")
 	_, other := guarded(t, wrong, "digits")
 	server := serve(t, serverConfig)
 	if _, err := rendezvous.Open(t.Context(), server.URL(), other); err == nil {
-		t.Fatal("it was let in")
+		t.Fatal("it was accepted")
 	}
 	ctx, end := context.WithCancelCause(t.Context())
-	time.AfterFunc(0, func() { // when all is there that can come, the time is over
+	time.AfterFunc(0, func() { // the deadline, when all that can have joined
 		s := server.Store()
 		defer s.Close()
 		if _, _, err := s.Changes(ctx, "@refused", 0); err != nil {
@@ -106,15 +108,16 @@ func TestWrongSecretInMeeting(t *testing.T) {
 		}
 		end(context.DeadlineExceeded)
 	})
-	for _, r := range meet(ctx, func() rendezvous.Store { return open(t, server.URL(), client) }, time.Hour, card(0, 3),
-		card(2, 3)) {
+	for _, r := range joinAll(ctx, func() rendezvous.Store { return open(t, server.URL(), client) }, time.Hour,
+		registration(0, 3),
+		registration(2, 3)) {
 		wantJoinError(t, r.err, rendezvous.Missing, "missing: worker 1", "the store refused a connection from 127.0.0.1:",
 			"(proof): authentication: its proof is wrong")
 	}
 }
 
-// TestHostile: connections of all kinds that do not belong here, thousands, while clients work: these notice nothing,
-// nothing grows, and the log stays short.
+// TestHostile: thousands of connections of all kinds that do not belong to the job, while clients work: these are not
+// affected, memory does not grow, and the log stays short.
 func TestHostile(t *testing.T) {
 	total := 2000
 	if testing.Short() {
@@ -187,7 +190,7 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// attack is one connection of somebody who has no secret.
+// attack makes one connection of a stranger without the secret.
 func attack(address string, random *rand.Rand) {
 	c, err := net.Dial("tcp", address)
 	if err != nil {
@@ -195,7 +198,7 @@ func attack(address string, random *rand.Rand) {
 	}
 	defer c.Close()
 	c.SetDeadline(time.Now().Add(2 * time.Second))
-	greeting := (&listener.Hello{Service: listener.Store, Secure: true}).Encode()
+	hello := (&listener.Hello{Service: listener.Store, Secure: true}).Encode()
 	switch random.IntN(8) {
 	case 0: // garbage
 		b := make([]byte, 1+random.IntN(4096))
@@ -208,22 +211,22 @@ func attack(address string, random *rand.Rand) {
 	case 2: // silence, then the end
 		time.Sleep(time.Duration(random.IntN(50)) * time.Millisecond)
 		return
-	case 3: // another secret's certificate, at once or after a greeting
+	case 3: // another secret's certificate, at once or after a hello
 		if cfg, err := secret.New().TLS("digits", 0); err == nil {
 			if random.IntN(2) == 0 {
-				c.Write(greeting)
+				c.Write(hello)
 			}
 			cfg.VerifyConnection = nil
 			tls.Client(c, cfg).Handshake()
 		}
 		return
-	case 4: // plain where TLS is wanted, with a frame that claims 4 GiB
-		greeting = (&listener.Hello{Service: listener.Store}).Encode()
-		c.Write(binary.LittleEndian.AppendUint32(greeting, 1<<32-1))
+	case 4: // no TLS where it is required, with a frame that claims 4 GiB
+		hello = (&listener.Hello{Service: listener.Store}).Encode()
+		c.Write(binary.LittleEndian.AppendUint32(hello, 1<<32-1))
 	case 5: // another secret's proof
-		c.Write(greeting)
+		c.Write(hello)
 		if _, err := io.ReadFull(c, make([]byte, 1)); err == nil {
-			secret.New().Authenticate(secret.Store, "digits", 0)(c, true, greeting)
+			secret.New().Authenticate(secret.Store, "digits", 0)(c, true, hello)
 		}
 		return
 	case 6: // another service
@@ -234,9 +237,9 @@ func attack(address string, random *rand.Rand) {
 	c.Read(make([]byte, 256))
 }
 
-// TestFramesFromWithin: a client that was let in and sends what is no request is cut off, and counted; oversized or
-// not.
-func TestFramesFromWithin(t *testing.T) {
+// TestInvalidRequest: the connection of an authenticated client that sends an invalid request is closed and counted,
+// whether it is too long or not.
+func TestInvalidRequest(t *testing.T) {
 	le := binary.LittleEndian
 	for name, bad := range map[string][]byte{
 		"oversized":    le.AppendUint32(nil, 1<<31),
@@ -258,7 +261,7 @@ func TestFramesFromWithin(t *testing.T) {
 			if _, err := raw.Write(bad); err != nil {
 				t.Fatal(err)
 			}
-			// The client's own calls go on, over another connection.
+			// The client's calls continue over another connection.
 			for server.Refused()["frame"] == 0 {
 				if err := s.Set(t.Context(), "k", nil); err != nil {
 					t.Fatal(err)
@@ -268,7 +271,7 @@ func TestFramesFromWithin(t *testing.T) {
 	}
 }
 
-// TestManyWaits: one connection may have only so many waits under way, and is told so.
+// TestManyWaits: a connection may have only so many waits at a time; more are refused.
 func TestManyWaits(t *testing.T) {
 	s := open(t, serve(t, rendezvous.ServerConfig{}).URL(), rendezvous.Config{})
 	defer s.Close()
@@ -306,7 +309,7 @@ func usage() used {
 	return used{runtime.NumGoroutine(), m.HeapInuse}
 }
 
-// lines is a log.
+// lines collects a log.
 type lines struct {
 	mu   sync.Mutex
 	text bytes.Buffer

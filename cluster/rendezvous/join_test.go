@@ -12,26 +12,26 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// card returns the card of a worker on a host of its own.
-func card(worker, workers int) rendezvous.Registration {
+// registration returns the registration of a worker on a separate host.
+func registration(worker, workers int) rendezvous.Registration {
 	return rendezvous.Registration{
 		Job: "digits", Worker: worker, Workers: workers, Host: string(rune('a' + worker)),
 		PID: 100 + worker,
 	}
 }
 
-// met is what Meet returned to one process.
-type met struct {
+// joinResult is what Join returned to one process.
+type joinResult struct {
 	registrations []rendezvous.Registration
 	err           error
 	after         time.Duration
 }
 
-// meet has a process for each card meet the others, each on a store of its own, with a timeout.
-func meet(
+// joinAll joins with every registration, each with a separate store, within a timeout.
+func joinAll(
 	ctx context.Context, open func() rendezvous.Store, timeout time.Duration, registrations ...rendezvous.Registration,
-) []met {
-	out := make([]met, len(registrations))
+) []joinResult {
+	out := make([]joinResult, len(registrations))
 	var work sync.WaitGroup
 	start := time.Now()
 	for i, c := range registrations {
@@ -48,53 +48,60 @@ func meet(
 	return out
 }
 
-// TestMeet: all that do not meet get the same error, which says who and where; and without waiting for longer than is
-// needed.
-func TestMeet(t *testing.T) {
+// TestJoin: all processes that fail to join get the same error, which names the workers and their hosts, and no later
+// than necessary.
+func TestJoin(t *testing.T) {
 	for _, c := range []struct {
 		name          string
 		registrations []rendezvous.Registration
-		want          []string // in every error; none: they meet
+		want          []string // in every error; none: they join
 		kind          rendezvous.JoinErrorKind
 		after         time.Duration
 	}{
-		{name: "all", registrations: []rendezvous.Registration{card(2, 3), card(0, 3), card(1, 3)}},
-		{name: "one", registrations: []rendezvous.Registration{card(0, 1)}},
+		{name: "all", registrations: []rendezvous.Registration{registration(2, 3), registration(0, 3), registration(1, 3)}},
+		{name: "one", registrations: []rendezvous.Registration{registration(0, 1)}},
 		{
-			name: "one is missing", registrations: []rendezvous.Registration{card(0, 3), card(2, 3)}, kind: rendezvous.Missing,
+			name: "one is missing", registrations: []rendezvous.Registration{registration(0, 3), registration(2, 3)},
+			kind:  rendezvous.Missing,
 			after: 10 * time.Second,
 			want:  []string{`job "digits" (epoch 0) timed out after 10s: 2 of 3 workers joined (worker 0 (host a, pid 100) and worker 2 (host c, pid 102)); missing: worker 1`},
 		},
 		{
 			name: "one joins twice", kind: rendezvous.Duplicate,
-			registrations: []rendezvous.Registration{card(0, 3), card(1, 3), {
+			registrations: []rendezvous.Registration{registration(0, 3), registration(1, 3), {
 				Job: "digits", Worker: 1, Workers: 3, Host: "x",
 				PID: 7,
 			}},
 			want: []string{`worker 1 of job "digits" (epoch 0) joined twice`, "host b as pid 101", "host x as pid 7"},
 		},
 		{
-			name: "one expects more workers", registrations: []rendezvous.Registration{card(0, 3), card(1, 4), card(2, 3)},
+			name: "one expects more workers", registrations: []rendezvous.Registration{
+				registration(0, 3), registration(1, 4),
+				registration(2, 3),
+			},
 			kind: rendezvous.Mismatch,
 			want: []string{"worker 1 (host b, pid 101)", " expects 4", ", but worker ", " expects 3"},
 		},
 		{
 			name: "one has a number that is too high", registrations: []rendezvous.Registration{
-				card(0, 2), card(1, 2),
-				card(2, 2),
+				registration(0, 2), registration(1, 2),
+				registration(2, 2),
 			}, kind: rendezvous.Mismatch,
 			want: []string{`worker 2 (host c, pid 102) expects job "digits" to have 2 workers, numbered 0 to 1, and is not one of them`},
 		},
 		{
 			name: "one is of another job", kind: rendezvous.Missing, after: 10 * time.Second,
-			registrations: []rendezvous.Registration{card(0, 2), {Job: "other", Worker: 1, Workers: 2, Host: "z", PID: 5}},
-			want:          []string{"missing: ", "the store also has job"},
+			registrations: []rendezvous.Registration{registration(0, 2), {
+				Job: "other", Worker: 1, Workers: 2, Host: "z",
+				PID: 5,
+			}},
+			want: []string{"missing: ", "the store also has job"},
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				memory := rendezvous.NewMemory()
-				for i, m := range meet(t.Context(), memory.Open, 10*time.Second, c.registrations...) {
+				for i, m := range joinAll(t.Context(), memory.Open, 10*time.Second, c.registrations...) {
 					if len(c.want) == 0 {
 						if m.err != nil || len(m.registrations) != len(c.registrations) {
 							t.Fatalf("process %d: %v, %v", i, m.registrations, m.err)
@@ -108,7 +115,7 @@ func TestMeet(t *testing.T) {
 					}
 					var e *rendezvous.JoinError
 					if !errors.As(m.err, &e) || e.Kind != c.kind || m.after != c.after {
-						// Whether those that have met before a stranger comes are told depends on who is first.
+						// Whether those that joined before the mismatching process get its error depends on the order.
 						if c.registrations[i].Worker < c.registrations[i].Workers && m.err == nil && strings.Contains(c.name,
 							"too high") {
 							continue

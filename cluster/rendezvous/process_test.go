@@ -18,15 +18,15 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// Processes of their own are this test binary again, with what they are to do in roleEnv: a word and its arguments.
+// Tests with real processes run this test binary again, with the task in roleEnv: a word and its arguments.
 const roleEnv = "LOCKSTEP_TEST_RENDEZVOUS"
 
-// play does what a process was started for.
+// play does the task of this process.
 func play(role string) (code int) {
 	args := strings.Fields(role)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	err := map[string]func(context.Context, []string) error{"meet": playMeet, "count": playCount}[args[0]](ctx, args[1:])
+	err := map[string]func(context.Context, []string) error{"meet": playJoin, "count": playCount}[args[0]](ctx, args[1:])
 	if err != nil {
 		fmt.Println("error:", err)
 		return 1
@@ -34,9 +34,8 @@ func play(role string) (code int) {
 	return 0
 }
 
-// playMeet is worker args[1] of args[2] on the store args[0]. It meets the others, tells that it has, and exchanges its
-// pid.
-func playMeet(ctx context.Context, args []string) error {
+// playJoin is worker args[1] of args[2] on the store args[0]. It joins, prints that, and exchanges its pid.
+func playJoin(ctx context.Context, args []string) error {
 	worker, _ := strconv.Atoi(args[1])
 	workers, _ := strconv.Atoi(args[2])
 	s, err := rendezvous.Open(ctx, args[0], rendezvous.Config{Logger: quiet})
@@ -49,7 +48,7 @@ func playMeet(ctx context.Context, args []string) error {
 		return err
 	}
 	fmt.Println("met")
-	io.Copy(io.Discard, os.Stdin) // until the parent says so
+	io.Copy(io.Discard, os.Stdin) // until the parent closes it
 	pids, err := rendezvous.Exchange(ctx, s, registrations[worker].Key("pids"), worker, workers,
 		[]byte(strconv.Itoa(os.Getpid())))
 	if err != nil {
@@ -63,7 +62,7 @@ func playMeet(ctx context.Context, args []string) error {
 	return rendezvous.Leave(ctx, s, registrations[worker])
 }
 
-// playCount raises a counter on the store args[0] for ever, and tells each time that it has.
+// playCount increments a counter on the store args[0] repeatedly, and prints a line each time.
 func playCount(ctx context.Context, args []string) error {
 	s, err := rendezvous.Open(ctx, args[0], rendezvous.Config{Logger: quiet})
 	for err == nil {
@@ -114,7 +113,7 @@ func start(t *testing.T, role ...string) *child {
 	return c
 }
 
-// end waits until the process has ended, and returns what it said and had not been read.
+// end waits until the process has ended, and returns the output that was not read.
 func (c *child) end() (lines []string, err error) {
 	for line := range c.lines {
 		lines = append(lines, line)
@@ -122,7 +121,7 @@ func (c *child) end() (lines []string, err error) {
 	return lines, c.cmd.Wait()
 }
 
-// TestProcesses: workers that are processes meet over a server and in a folder, exchange what they have, and leave.
+// TestProcesses: workers in separate processes join over a server and in a folder, exchange their pids, and leave.
 func TestProcesses(t *testing.T) {
 	urls := map[string]string{
 		"tcp":  serve(t, rendezvous.ServerConfig{}).URL(),
@@ -139,7 +138,7 @@ func TestProcesses(t *testing.T) {
 					t.Errorf("worker %d says %q", w, line)
 				}
 			}
-			// One more that says it is worker 1 is refused, and the others do not notice.
+			// Another process that registers as worker 1 is refused, and the others are not affected.
 			lines, err := start(t, "meet", url, "1", "3").end()
 			if want := fmt.Sprintf("as pid %d", all[1].cmd.Process.Pid); err == nil || len(lines) != 1 ||
 				!strings.Contains(lines[0], want) || !strings.Contains(lines[0], "joined twice") {
@@ -157,8 +156,8 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
-// TestKilledWriters: processes that are killed while they write, over a server and in a folder, leave a store that
-// others go on with, in which each change that was confirmed was made once.
+// TestKilledWriters: processes that are killed while they write, over a server and in a folder, leave a usable store,
+// in which each confirmed change was made once.
 func TestKilledWriters(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	random := rand.New(rand.NewPCG(seed, 0))

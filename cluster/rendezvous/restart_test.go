@@ -12,12 +12,12 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// TestRestartedStore: a store that was started again at the same address is another one: its clients learn that what
-// they had is gone.
+// TestRestartedStore: a server that was started again at the same address is another store: its clients get an error,
+// since the content is lost.
 func TestRestartedStore(t *testing.T) {
 	before, after := serve(t, rendezvous.ServerConfig{}), serve(t, rendezvous.ServerConfig{})
 	dialed := make(chan net.Conn, 2)
-	at := before.Addr() // and later there is the other one
+	at := before.Addr() // of the second server too
 	s := open(t, before.URL(), rendezvous.Config{Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		c, err := (&net.Dialer{}).DialContext(ctx, network, at)
 		if err == nil {
@@ -28,7 +28,7 @@ func TestRestartedStore(t *testing.T) {
 	}})
 	defer s.Close()
 	set(t, s, "k", "v")
-	(<-dialed).Close() // it was killed, and could say nothing
+	(<-dialed).Close() // as when it is killed
 	for {
 		_, _, err := s.Get(t.Context(), "k") // until the client notices
 		if err == nil {
@@ -41,8 +41,8 @@ func TestRestartedStore(t *testing.T) {
 	}
 }
 
-// TestChangeBeforeTheEnd: a change that others see is answered, though one of them ends the server for it. So the one
-// who serves the store may leave when all others have said that they do, and these leave well.
+// TestChangeBeforeTheEnd: a change that others see is answered, even if one of them then ends the server. So the worker
+// that serves the store may leave once all others have announced that they leave, and these leave without an error.
 func TestChangeBeforeTheEnd(t *testing.T) {
 	const clients = 8
 	for range 100 {

@@ -26,7 +26,7 @@ func TestRouteTo(t *testing.T) {
 	}
 }
 
-// TestRouteToOwnName: this host's name is not taken for loopback, even if /etc/hosts says so.
+// TestRouteToOwnName: this host's name does not resolve to loopback, even if /etc/hosts maps it there.
 func TestRouteToOwnName(t *testing.T) {
 	name, err := os.Hostname()
 	if err != nil {

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// TestSlept: the time in which this process did not run is nobody's silence, and nobody is heard in the future.
+// TestSlept: the time in which this process did not run counts as no worker's silence, and no receive time is in the
+// future.
 func TestSlept(t *testing.T) {
 	w := NewWatch(nil, "pulse", 2)
 	now := time.Now()

@@ -15,7 +15,7 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/storetest"
 )
 
-// TestMain runs the tests or, in a process that a test has started, what it is told to.
+// TestMain runs the tests or, in a process that a test has started, its task.
 func TestMain(m *testing.M) {
 	if role := os.Getenv(roleEnv); role != "" {
 		os.Exit(play(role))
@@ -38,7 +38,7 @@ func serve(t testing.TB, cfg rendezvous.ServerConfig) *rendezvous.Server {
 	return s
 }
 
-// open opens a store that is there.
+// open opens an existing store.
 func open(t testing.TB, url string, cfg rendezvous.Config) rendezvous.Store {
 	t.Helper()
 	cfg.Logger = quiet
@@ -67,7 +67,7 @@ func TestConformanceFile(t *testing.T) {
 	}})
 }
 
-// TestOpenWrong: an URL that is none says what would be one.
+// TestOpenWrong: the error of an invalid URL describes a valid one.
 func TestOpenWrong(t *testing.T) {
 	for url, want := range map[string]string{
 		"":                     "begin with etcd:// or etcds:// or file:// or tcp://",
@@ -85,8 +85,8 @@ func TestOpenWrong(t *testing.T) {
 	}
 }
 
-// TestFolder: a log that is none is refused with its name; a folder that is gone is a store that is lost; a log grows
-// no further than it must.
+// TestFolder: an invalid log is refused with its name; a store whose folder was removed is lost; a log does not grow
+// without need.
 func TestFolder(t *testing.T) {
 	folder := t.TempDir()
 	url, log := "file://"+filepath.ToSlash(folder), filepath.Join(folder, "lockstep-store.log")
@@ -122,7 +122,7 @@ func TestFolder(t *testing.T) {
 	if err != nil || info.Size() > 2<<20 {
 		t.Errorf("after 4 MiB of changes the log has %d bytes, %v", info.Size(), err)
 	}
-	// Who was not there meanwhile has missed nothing.
+	// A client that was not connected meanwhile has missed nothing.
 	entries, _, err := b.Changes(t.Context(), "", revision)
 	if err != nil || len(entries) != 2 || !entries[0].Deleted || entries[1].Key != "k" || entries[1].Value[100<<10] != 39 {
 		t.Errorf("%d changes, %v", len(entries), err)

@@ -14,7 +14,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// wire is a network of pipes, for virtual time: one address, at which whoever listens last is reached.
+// wire is a network of pipes, for virtual time: it has one address, which reaches the latest listener.
 type wire struct {
 	mu       sync.Mutex
 	listener *pipes
@@ -82,7 +82,7 @@ func (l *pipes) Close() error {
 
 func (l *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 29500} }
 
-// virtual runs a test in virtual time with a server, and a client of it.
+// virtual runs a test in virtual time with a server and a client of it.
 func virtual(t *testing.T, test func(t *testing.T, w *wire, server *rendezvous.Server, client rendezvous.Store)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &wire{}
@@ -94,7 +94,7 @@ func virtual(t *testing.T, test func(t *testing.T, w *wire, server *rendezvous.S
 	})
 }
 
-// TestIdle: a wait of an hour, in which nothing happens, ends with the change that it is for.
+// TestIdle: a wait of an hour without other traffic ends with the change that it waits for.
 func TestIdle(t *testing.T) {
 	virtual(t, func(t *testing.T, w *wire, server *rendezvous.Server, client rendezvous.Store) {
 		go func() {
@@ -114,7 +114,7 @@ func TestIdle(t *testing.T) {
 	})
 }
 
-// TestServerEnds: calls that wait when the server ends return at once, and say that the store has ended.
+// TestServerEnds: calls that wait when the server ends return at once, with the error that the store has ended.
 func TestServerEnds(t *testing.T) {
 	virtual(t, func(t *testing.T, _ *wire, server *rendezvous.Server, client rendezvous.Store) {
 		own := server.Store()
@@ -140,8 +140,8 @@ func TestServerEnds(t *testing.T) {
 	})
 }
 
-// TestServerVanishes: without a word, as a killed process or host does: calls return after the patience; when another
-// server listens there, they say that what the first held is gone.
+// TestServerVanishes: if the server ends without notice, as a killed process or host does, calls return after the
+// reconnect timeout; when another server listens there, they return that the first one's content is lost.
 func TestServerVanishes(t *testing.T) {
 	virtual(t, func(t *testing.T, w *wire, server *rendezvous.Server, client rendezvous.Store) {
 		w.listen().Close()
@@ -160,7 +160,7 @@ func TestServerVanishes(t *testing.T) {
 	})
 }
 
-// TestShortBreak: a server that is back within the patience is one that was never gone.
+// TestShortBreak: a server that is back within the reconnect timeout causes no error.
 func TestShortBreak(t *testing.T) {
 	virtual(t, func(t *testing.T, w *wire, server *rendezvous.Server, client rendezvous.Store) {
 		first := w.listener
@@ -181,12 +181,12 @@ func TestShortBreak(t *testing.T) {
 	})
 }
 
-// TestStoppedServer: a call ends with its context, also if the server's process is stopped; and one that goes on when
-// it does is well.
+// TestStoppedServer: a call ends with its context, even if the server's process is stopped; one that still waits when
+// the server continues succeeds.
 func TestStoppedServer(t *testing.T) {
 	virtual(t, func(t *testing.T, w *wire, server *rendezvous.Server, client rendezvous.Store) {
 		first := w.listener
-		stopped := w.listen() // takes connections, as a kernel does, and is silent
+		stopped := w.listen() // accepts connections, as a kernel does, and sends nothing
 		var work sync.WaitGroup
 		work.Go(func() {
 			var held []net.Conn
@@ -205,7 +205,7 @@ func TestStoppedServer(t *testing.T) {
 			time.Since(start) != 7*time.Second {
 			t.Fatalf("after %v: %v, want the deadline", time.Since(start), err)
 		}
-		time.AfterFunc(5*time.Second, func() { // it goes on
+		time.AfterFunc(5*time.Second, func() { // it continues
 			stopped.Close()
 			w.mu.Lock()
 			w.listener = first
@@ -218,7 +218,7 @@ func TestStoppedServer(t *testing.T) {
 	})
 }
 
-// TestOpenWaits: for a server that comes late, and no longer than the context.
+// TestOpenWaits: Open waits for a server that starts late, and no longer than its context.
 func TestOpenWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &wire{}
@@ -239,7 +239,8 @@ func TestOpenWaits(t *testing.T) {
 	})
 }
 
-// TestSlowStranger: a connection that does not greet is closed after 10 seconds, or for newer ones; the job goes on.
+// TestSlowStranger: a connection without a hello is closed after 10 seconds, or in favour of newer ones; the job is not
+// affected.
 func TestSlowStranger(t *testing.T) {
 	virtual(t, func(t *testing.T, w *wire, server *rendezvous.Server, client rendezvous.Store) {
 		start := time.Now()
@@ -248,7 +249,7 @@ func TestSlowStranger(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			go c.Write([]byte("LOCK"[:i%5])) // of the greeting
+			go c.Write([]byte("LOCK"[:i%5])) // of the hello
 			defer c.Close()
 			if i == 299 {
 				io.Copy(io.Discard, c)
@@ -258,7 +259,8 @@ func TestSlowStranger(t *testing.T) {
 			t.Errorf("the last one is closed after %v", took)
 		}
 		synctest.Wait()
-		// A pipe that was closed on this side, for newer ones, does not say so: that counts as what the stranger said.
+		// A pipe that was closed on this side, in favour of newer ones, does not report that: it counts as damaged data of
+		// the stranger.
 		if n := server.Refused(); n["slow"]+n["magic"]+n["damaged"] != 300 || n["slow"] < 128 {
 			t.Errorf("%v are refused, want 300", n)
 		}

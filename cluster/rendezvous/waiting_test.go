@@ -14,7 +14,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// reports notes what waits are reported.
+// reports collects the reported waits.
 type reports struct {
 	mu  sync.Mutex
 	all []string
@@ -26,7 +26,7 @@ func (r *reports) add(w rendezvous.Waiting) {
 	r.all = append(r.all, fmt.Sprintf("%v: %v", w.Waited, w))
 }
 
-// take returns what was reported since it was called last.
+// take returns what was reported since the last call.
 func (r *reports) take() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -35,7 +35,8 @@ func (r *reports) take() []string {
 	return out
 }
 
-// TestWaiting: a wait for others is reported after 2 seconds and then ever more rarely, with who is missing by then.
+// TestWaiting: a wait for others is reported after 2 seconds and then ever more rarely, with the workers that are still
+// missing.
 func TestWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := rendezvous.NewMemory()
@@ -43,7 +44,7 @@ func TestWaiting(t *testing.T) {
 		ctx, cancel := context.WithTimeout(rendezvous.WithWaiting(t.Context(), r.add), time.Minute)
 		defer cancel()
 		var work sync.WaitGroup
-		meet := func(ctx context.Context, worker int) {
+		joinAll := func(ctx context.Context, worker int) {
 			work.Go(func() {
 				_, err := rendezvous.Join(ctx, m.Open(), rendezvous.Registration{Worker: worker, Workers: 3})
 				if joiner := (*rendezvous.JoinError)(nil); !errors.As(err, &joiner) ||
@@ -52,9 +53,9 @@ func TestWaiting(t *testing.T) {
 				}
 			})
 		}
-		meet(ctx, 0)
+		joinAll(ctx, 0)
 		time.Sleep(5 * time.Second)
-		meet(t.Context(), 2) // which reports nothing
+		joinAll(t.Context(), 2) // which reports nothing
 		work.Wait()
 		want := []string{
 			"2s: waiting for workers 1 and 2 (1 of 3 joined)", "4s: waiting for workers 1 and 2 (1 of 3 joined)",
@@ -79,7 +80,7 @@ func TestWaiting(t *testing.T) {
 	})
 }
 
-// TestWaitingForStore: so is a wait for a store that does not answer.
+// TestWaitingForStore: a wait for a store that does not answer is reported too.
 func TestWaitingForStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r reports
