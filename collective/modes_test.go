@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/internal/transport/transporttest"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/mem"
@@ -39,13 +40,7 @@ var modes = []mode{
 }
 
 // domains makes a domain of every two ranks, in one process: 0 with 1, 2 with 3, and so on.
-func domains(n int) []transport.Endpoint {
-	of := make([]int, n)
-	for r := range of {
-		of[r] = r / 2
-	}
-	return mem.NewDomains(of)
-}
+func domains(n int) []transport.Endpoint { return transporttest.Domains(n, transporttest.Pairs) }
 
 // eachMode runs a test in each mode.
 func eachMode(t *testing.T, run func(t *testing.T, m mode)) {

@@ -27,7 +27,9 @@ var mayImport = []struct {
 	{"internal/layers", []string{"..."}},
 	{"internal/memlimit", nil},
 	{"internal/listener", nil},
-	{"transport/...", []string{"tensor", "transport/...", "internal/listener", "internal/memlimit"}},
+	{"transport/...", []string{
+		"tensor", "transport/...", "internal/listener", "internal/memlimit", "internal/transport/composite",
+	}},
 	{"internal/transport/...", []string{"tensor", "transport/...", "internal/transport/..."}},
 	{"internal/librarytest", []string{"tensor", "collective", "collective/library", "transport/mem"}},
 	{"internal/storetest", []string{"cluster/rendezvous"}},

@@ -10,8 +10,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// BenchmarkMarks times a call of two marks, which all ranks await of all: what a small all-reduce pays for its order.
-func BenchmarkMarks(b *testing.B) {
+// BenchmarkFlags times a call of two flags, which all ranks await from all: the synchronization of a small all-reduce.
+func BenchmarkFlags(b *testing.B) {
 	for _, n := range []int{2, 4, 8} {
 		b.Run(fmt.Sprintf("ranks=%d", n), func(b *testing.B) {
 			var wg sync.WaitGroup

@@ -8,7 +8,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// piper is the end of a rank that exchanges frames only.
+// piper is the endpoint of a rank that only exchanges frames.
 type piper struct {
 	*endpoint
 	transport.NoMemory
@@ -18,23 +18,22 @@ func (p *piper) Capabilities() transport.Capabilities {
 	return transport.Capabilities{Places: p.hub.places, Posts: true}
 }
 
-// pipe carries frames from one rank to another, without a buffer: the sender lays its frames in and offers them, the
-// receiver copies from the sender's memory. There is a slot for every frame that may be under way; both ends go around
-// them.
+// pipe carries frames from one rank to another, without a buffer: the sender offers its frames, and the receiver copies
+// from the sender's memory. Each frame in progress has a slot; both ranks use the slots cyclically.
 type pipe struct {
 	slots [transport.PostsMax]slot
-	sent  uint32 // frames offered and not taken back; the sender's
+	sent  uint32 // number of frames offered and not taken back; used by the sender only
 	_     [60]byte
-	got   atomic.Uint32 // frames received; written by the receiver only
+	got   atomic.Uint32 // number of frames received; written by the receiver only
 }
 
-// slot holds a frame. The state says whose it is:
+// slot holds a frame. Its state determines who owns it:
 //
 //	idle → offered (sender) → claimed (receiver) → copied (receiver) → idle (sender)
 //	       offered → idle    (sender: the frame is taken back)
-//	       claimed → offered (receiver: the frame is refused, or not yet its turn)
+//	       claimed → offered (receiver: the frame is refused, or its turn is later)
 //
-// Leaving offered is a compare-and-swap, since both ends may try; all other states have one owner.
+// Leaving offered is a compare-and-swap, since both ranks may try; all other states have one owner.
 type slot struct {
 	state atomic.Uint32
 	frame transport.Frame
@@ -48,7 +47,7 @@ const (
 	copied
 )
 
-// pipe returns the pipe between two ranks, which is made when it is used first.
+// pipe returns the pipe between two ranks. The first use allocates it.
 func (h *hub) pipe(from, to int) *pipe {
 	at := &h.pipes[from*h.n+to]
 	if p := at.Load(); p != nil {
@@ -58,10 +57,10 @@ func (h *hub) pipe(from, to int) *pipe {
 	return at.Load()
 }
 
-// coming returns the slot of the next frame from a rank.
-func (p *pipe) coming() *slot { return &p.slots[p.got.Load()%transport.PostsMax] }
+// next returns the slot of the next frame to receive.
+func (p *pipe) next() *slot { return &p.slots[p.got.Load()%transport.PostsMax] }
 
-// exchange is one that has begun.
+// exchange is an exchange in progress.
 type exchange struct {
 	to   int // -1: nothing is sent
 	slot *slot
@@ -78,8 +77,8 @@ func (e *endpoint) Exchange(ctx context.Context, to int, out transport.Frame, fr
 }
 
 func (e *endpoint) Post(to int, out transport.Frame, from int, in []byte) error {
-	if e.posted == len(e.under) {
-		panic(fmt.Sprintf("mem: more than %d exchanges under way", len(e.under)))
+	if e.posted == len(e.posts) {
+		panic(fmt.Sprintf("mem: more than %d exchanges in progress", len(e.posts)))
 	}
 	if e.broken != nil {
 		return e.broken
@@ -88,7 +87,7 @@ func (e *endpoint) Post(to int, out transport.Frame, from int, in []byte) error 
 	if err != nil {
 		return err
 	}
-	e.under[e.posted] = x
+	e.posts[e.posted] = x
 	e.posted++
 	return nil
 }
@@ -97,9 +96,9 @@ func (e *endpoint) Complete(ctx context.Context) error {
 	if e.posted == 0 {
 		panic("mem: Complete without a Post")
 	}
-	x := e.under[0]
+	x := e.posts[0]
 	e.posted--
-	copy(e.under[:], e.under[1:])
+	copy(e.posts[:], e.posts[1:])
 	if e.broken != nil {
 		return e.broken
 	}
@@ -107,13 +106,13 @@ func (e *endpoint) Complete(ctx context.Context) error {
 	if err != nil {
 		e.broken = err
 		for i := e.posted - 1; i >= 0; i-- {
-			e.retract(&e.under[i])
+			e.retract(&e.posts[i])
 		}
 	}
 	return err
 }
 
-// offer begins an exchange: it lays in what is to be sent.
+// offer begins an exchange: it offers the frame to its receiver.
 func (e *endpoint) offer(to int, out transport.Frame, from int, in []byte) (exchange, error) {
 	x := exchange{to: to, from: from, in: in}
 	if e.closed.Load() {
@@ -134,7 +133,7 @@ func (e *endpoint) offer(to int, out transport.Frame, from int, in []byte) (exch
 	return x, nil
 }
 
-// finish ends it.
+// finish waits for the end of an exchange.
 func (e *endpoint) finish(ctx context.Context, x *exchange) error {
 	if x.from >= 0 {
 		if err := e.receive(ctx, x.from, x.in); err != nil {
@@ -145,7 +144,7 @@ func (e *endpoint) finish(ctx context.Context, x *exchange) error {
 	if x.to < 0 {
 		return nil
 	}
-	err := e.waitFrame(ctx, &arrival{slot: x.slot, state: copied, peer: x.to, from: -1})
+	err := e.waitFrame(ctx, &frameWait{slot: x.slot, state: copied, peer: x.to, from: -1})
 	if err == nil {
 		x.slot.state.Store(idle)
 		return nil
@@ -156,13 +155,13 @@ func (e *endpoint) finish(ctx context.Context, x *exchange) error {
 	return nil
 }
 
-// receive waits for the frame that from offers, has it judged, and copies it.
+// receive waits for the frame that from offers, inspects it, and copies it.
 func (e *endpoint) receive(ctx context.Context, from int, in []byte) error {
 	p := e.hub.pipe(from, e.rank)
-	s := p.coming()
+	s := p.next()
 	for {
-		a := arrival{slot: s, state: offered, peer: from, from: from}
-		if !a.happened() {
+		a := frameWait{slot: s, state: offered, peer: from, from: from}
+		if !a.done() {
 			if err := e.waitFrame(ctx, &a); err != nil {
 				return err
 			}
@@ -172,8 +171,8 @@ func (e *endpoint) receive(ctx context.Context, from int, in []byte) error {
 		}
 	}
 	var err error
-	if e.judge != nil {
-		err = e.judge(from, s.frame.Header)
+	if e.inspect != nil {
+		err = e.inspect(from, s.frame.Header)
 	}
 	if err == nil && len(s.frame.Data) != len(in) {
 		err = fmt.Errorf("%w: %d bytes from rank %d, %d expected", transport.ErrSize, len(s.frame.Data), from, len(in))
@@ -189,9 +188,9 @@ func (e *endpoint) receive(ctx context.Context, from int, in []byte) error {
 	return err
 }
 
-// unexpected has the frames judged that peers other than from offer while this rank waits for something else.
+// unexpected inspects the frames that peers other than from offer while this rank waits for something else.
 func (e *endpoint) unexpected(from int) error {
-	if e.judge == nil {
+	if e.inspect == nil {
 		return nil
 	}
 	for peer := range e.hub.n {
@@ -199,11 +198,11 @@ func (e *endpoint) unexpected(from int) error {
 		if peer == from || p == nil {
 			continue
 		}
-		s := p.coming()
+		s := p.next()
 		if !s.state.CompareAndSwap(offered, claimed) {
 			continue
 		}
-		err := e.judge(peer, s.frame.Header)
+		err := e.inspect(peer, s.frame.Header)
 		s.state.Store(offered)
 		e.hub.ends[peer].unparkFrames()
 		if err != nil {
@@ -222,7 +221,7 @@ func (e *endpoint) retract(x *exchange) bool {
 		if s.state.CompareAndSwap(copied, idle) {
 			return false
 		}
-		e.waitFrame(context.Background(), &arrival{slot: s, state: claimed, left: true, firm: true}) // nothing ends it early
+		e.waitFrame(context.Background(), &frameWait{slot: s, state: claimed, other: true, only: true}) // has no error
 	}
 	e.hub.pipe(e.rank, x.to).sent--
 	return true

@@ -2,5 +2,5 @@
 
 package mem
 
-// preferHuge does nothing: this system chooses the size of pages by itself.
+// preferHuge does nothing: this system chooses the size of pages itself.
 func preferHuge([]byte) {}

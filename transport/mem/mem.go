@@ -1,9 +1,8 @@
 // Package mem is a transport between ranks of one process.
 //
-// [New] creates a group whose ranks reach each other's memory: slots, marks, staging buffers, and also frames.
+// [New] creates a group whose ranks access each other's memory: slots, flags, staging buffers, and also frames.
 // [NewPipes] creates one whose ranks only exchange frames, by unbuffered pipes: the receiver copies directly from the
-// sender's memory. Pipes behave like a network, without using one. [NewDomains] creates a group in which some ranks
-// reach each other's memory and others do not, like the processes of a job.
+// sender's memory. Pipes behave like a network, without using one.
 //
 // A wait spins for some microseconds if the ranks do not outnumber the processors, and yields to other goroutines now
 // and then. Then it blocks on a channel that was created with the group: in a bubble of testing/synctest it is durably
@@ -20,29 +19,22 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// New returns the endpoints of a group of n ranks, by rank, that reach each other's memory. It panics if n is not
+// New returns the endpoints of a group of n ranks, by rank, that access each other's memory. It panics if n is not
 // positive.
-func New(n int) []transport.Endpoint { return newHub(n, make([]int, max(0, n))).all() }
+func New(n int) []transport.Endpoint { return newHub(n, true).all() }
 
 // NewPipes returns the endpoints of a group of n ranks, by rank, that only exchange frames. It panics if n is not
 // positive.
-func NewPipes(n int) []transport.Endpoint { return newHub(n, nil).all() }
-
-// NewDomains returns the ends of a group of len(domains) ranks, by rank. Ranks of one domain, whose numbers are equal,
-// reach each other's memory; others by messages. Each end is what those of New and NewPipes are. It panics without
-// ranks.
-func NewDomains(domains []int) []transport.Endpoint {
-	return newHub(len(domains), slices.Clone(domains)).all()
-}
+func NewPipes(n int) []transport.Endpoint { return newHub(n, false).all() }
 
 // hub is the state that the ranks of one group share.
 type hub struct {
-	root    *hub // the group made first, which knows those split from it
-	n       int
-	domains []int             // by rank; nil: all by messages
-	places  []transport.Place // a separate process and host for each domain, and for each rank without a domain
-	ends    []endpoint
-	pipes   []atomic.Pointer[pipe] // by sender*n + receiver; nil until it is used
+	root   *hub // the group that was created first, which knows those split from it
+	n      int
+	memory bool              // the ranks access each other's memory
+	places []transport.Place // without memory, each rank counts as a separate process and host
+	ends   []endpoint
+	pipes  []atomic.Pointer[pipe] // by sender*n + receiver; nil until it is used
 
 	allocated sync.Once
 	staging   []byte // the staging buffers, by rank
@@ -54,44 +46,40 @@ type hub struct {
 // stagingBytes is the size of a rank's staging buffer.
 const stagingBytes = 64 << 10
 
-// split is a group that was split off and not yet taken by all its ranks.
+// split is a split group that not all its ranks have taken yet.
 type split struct {
 	hub   *hub
 	ranks []int
 	taken []bool
 }
 
-func newHub(n int, domains []int) *hub {
+func newHub(n int, memory bool) *hub {
 	if n < 1 {
 		panic(fmt.Sprintf("mem: a group of %d ranks", n))
 	}
-	h := &hub{n: n, domains: domains, ends: make([]endpoint, n), pipes: make([]atomic.Pointer[pipe], n*n), splits: map[uint64]*split{}}
-	h.root = h
-	members := map[int][]int{}
-	for i, d := range domains {
-		members[d] = append(members[d], i)
+	h := &hub{
+		n: n, memory: memory, places: make([]transport.Place, n), ends: make([]endpoint, n),
+		pipes: make([]atomic.Pointer[pipe], n*n), splits: map[uint64]*split{},
 	}
+	h.root = h
 	words := (n + 63) / 64
 	for i := range h.ends {
 		e := &h.ends[i]
 		e.hub, e.rank = h, i
-		e.slots = new([2]slotLines) // by itself: memory of 512 bytes is aligned
-		e.look()
-		at := i
-		if domains != nil {
-			e.domain = members[domains[i]]
-			e.at = slices.Index(e.domain, i)
-			e.waiters = make([]atomic.Uint64, words+16)[8:][:words] // on cache lines of their own
-			at = e.domain[0]
+		e.slots = new([2]slotLines) // a separate allocation: memory of 512 bytes is aligned
+		e.countProcessors()
+		if memory {
+			e.waiters = make([]atomic.Uint64, words+16)[8:][:words] // on separate cache lines
+		} else {
+			h.places[i] = transport.Place{Worker: i, Domain: i, Host: i}
 		}
-		h.places = append(h.places, transport.Place{Worker: at, Domain: at, Host: at})
 		e.wake = make(chan struct{}, 1)
 		e.down = make(chan transport.PeerDown, n)
 	}
 	return h
 }
 
-// all returns the ends by rank.
+// all returns the endpoints by rank.
 func (h *hub) all() []transport.Endpoint {
 	out := make([]transport.Endpoint, h.n)
 	for i := range out {
@@ -105,38 +93,36 @@ type endpoint struct {
 	// Used by the rank's goroutine only.
 	hub     *hub
 	rank    int
-	domain  []int  // the ranks whose memory this one reaches, this one among them; nil: none
-	at      int    // where in domain this one is
-	calls   uint64 // published so far
-	raised  uint64 // marks raised so far
-	base    uint64 // of them before the current call
+	calls   uint64 // number of calls published
+	set     uint64 // number of flags set
+	base    uint64 // number of flags set before the current call
 	version uint64 // of park
-	procs   int    // processors, as last looked at
-	blocks  int    // waits that have blocked
-	under   [transport.PostsMax]exchange
-	posted  int   // how many of them are under way
-	broken  error // why the exchanges that are under way have failed
-	judge   func(peer int, h transport.Header) error
-	waiters []atomic.Uint64 // a bit for every rank that may be parked on this one's marks
-	granted uint64          // the version of park whose wait was woken because all is there; goes with the token
+	procs   int    // number of processors, as last counted
+	blocks  int    // number of waits that have blocked
+	posts   [transport.PostsMax]exchange
+	posted  int   // number of posts in progress
+	broken  error // why the posts in progress have failed
+	inspect func(peer int, h transport.Header) error
+	waiters []atomic.Uint64 // a bit for every rank that may be parked on this one's flags
+	granted uint64          // version of park whose wait was woken since its condition is true; set before the token
 	wake    chan struct{}   // one token ends one wait; see wait.go
 	down    chan transport.PeerDown
 
 	_     [64]byte
-	marks atomic.Uint64 // marks raised so far, and stopBit: what peers wait for
+	flags atomic.Uint64 // number of flags set, and stopBit: what peers wait for
 	_     [56]byte
 	park  atomic.Uint64 // what the rank waits for on wake, or is about to; see wait.go
-	need  atomic.Uint64 // the count of marks that it waits for, times two; plus 1: of all ranks of its domain
+	need  atomic.Uint64 // the number of flags that it waits for, times two; plus 1: of all ranks
 	_     [48]byte
 
 	closed atomic.Bool
-	gone   atomic.Pointer[transport.PeerDown] // why peers cannot count on this rank any more; nil: they can
+	gone   atomic.Pointer[transport.PeerDown] // why this rank is down for its peers; nil: it is not
 	answer atomic.Pointer[func(seq uint64) []byte]
 	slots  *[2]slotLines // of the odd and the even calls
 }
 
-// slotLines is a slot on cache lines of its own, if what it is in begins on one: what peers read of it in every call is
-// on two then.
+// slotLines is a slot on separate cache lines, if the memory around it begins on one: peers read two of them in every
+// call.
 type slotLines struct {
 	transport.Slot
 	_ [(64 - unsafe.Sizeof(transport.Slot{})%64) % 64]byte
@@ -144,10 +130,10 @@ type slotLines struct {
 
 // as returns the endpoint, with or without memory.
 func (e *endpoint) as() transport.Endpoint {
-	if e.domain == nil {
-		return &piper{endpoint: e}
+	if e.hub.memory {
+		return &sharer{e}
 	}
-	return &sharer{e}
+	return &piper{endpoint: e}
 }
 
 func (e *endpoint) Rank() int { return e.rank }
@@ -156,13 +142,7 @@ func (e *endpoint) Size() int { return e.hub.n }
 
 func (e *endpoint) Transport() string { return "mem" }
 
-// shares reports whether a rank is in the domain of this rank.
-func (e *endpoint) shares(rank int) bool {
-	d := e.hub.domains
-	return d != nil && d[rank] == d[e.rank]
-}
-
-func (e *endpoint) Inspect(judge func(peer int, h transport.Header) error) { e.judge = judge }
+func (e *endpoint) Inspect(inspect func(peer int, h transport.Header) error) { e.inspect = inspect }
 
 func (e *endpoint) Down() <-chan transport.PeerDown { return e.down }
 
@@ -185,13 +165,13 @@ func (e *endpoint) leave(why *transport.PeerDown) {
 	}
 	for i := range e.hub.ends {
 		if peer := &e.hub.ends[i]; peer != e {
-			peer.down <- *why // there is room for one of each rank
+			peer.down <- *why // it has room for one of each rank
 			peer.unpark()
 		}
 	}
 }
 
-// lost returns the error of needing a rank that is gone, or nil.
+// lost returns the error of a wait that needs a rank, if that rank is down, or nil.
 func (h *hub) lost(rank int) error {
 	if d := h.ends[rank].gone.Load(); d != nil {
 		return &transport.PeerDown{Rank: d.Rank, Err: d.Err}
@@ -227,7 +207,7 @@ func (e *endpoint) Split(id uint64, ranks []int) (transport.Endpoint, error) {
 	defer root.mu.Unlock()
 	s := root.splits[id]
 	if s == nil {
-		s = &split{hub: e.hub.part(ranks), ranks: slices.Clone(ranks), taken: make([]bool, len(ranks))}
+		s = &split{hub: e.hub.part(len(ranks)), ranks: slices.Clone(ranks), taken: make([]bool, len(ranks))}
 		root.splits[id] = s
 	}
 	if !slices.Equal(s.ranks, ranks) || s.taken[at] {
@@ -240,15 +220,9 @@ func (e *endpoint) Split(id uint64, ranks []int) (transport.Endpoint, error) {
 	return s.hub.ends[at].as(), nil
 }
 
-// part returns a new group of some of the ranks.
-func (h *hub) part(ranks []int) *hub {
-	var domains []int
-	if h.domains != nil {
-		for _, r := range ranks {
-			domains = append(domains, h.domains[r])
-		}
-	}
-	p := newHub(len(ranks), domains)
+// part returns a new group of n of the ranks.
+func (h *hub) part(n int) *hub {
+	p := newHub(n, h.memory)
 	p.root = h.root
 	return p
 }

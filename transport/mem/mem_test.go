@@ -21,25 +21,13 @@ func TestPipes(t *testing.T) {
 	transporttest.Run(t, transporttest.Transport{Open: open(mem.NewPipes)})
 }
 
-func TestDomains(t *testing.T) {
-	transporttest.Run(t, transporttest.Transport{Open: open(pairs), Domain: transporttest.Pairs})
-}
-
 // TestVirtual: a bubble of testing/synctest sees all waits.
 func TestVirtual(t *testing.T) {
-	transporttest.Run(t, transporttest.Transport{Open: open(pairs), Domain: transporttest.Pairs, Virtual: true})
+	transporttest.Run(t, transporttest.Transport{Open: open(mem.New), Domain: transporttest.OneDomain, Virtual: true})
 }
 
 func open(ends func(n int) []transport.Endpoint) func(*testing.T, int) []transport.Endpoint {
 	return func(_ *testing.T, n int) []transport.Endpoint { return ends(n) }
-}
-
-func pairs(n int) []transport.Endpoint {
-	domains := make([]int, n)
-	for r := range domains {
-		domains[r] = transporttest.Pairs(n, r)
-	}
-	return mem.NewDomains(domains)
 }
 
 func TestNewPanics(t *testing.T) {

@@ -10,23 +10,23 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// sharer is the end of a rank that reaches the memory of others.
+// sharer is the endpoint of a rank that accesses the memory of others.
 //
-// Each rank counts the marks that it has raised since the beginning, in a word of its own, on a cache line of its own:
-// that word is all that others wait for. Since all ranks of the domain raise equally many marks in a call, a rank knows
-// from its own count before the call which count of another's stands for which mark.
+// Each rank counts the flags that it has set since the beginning, in one word on a separate cache line: others wait for
+// that word only. Since all ranks set equally many flags in a call, a rank derives from its count before the call which
+// count of another rank means which flag.
 //
-// The word has a stop bit as well. A rank raises mark 0 by an exchange that fails if the bit stands; all other marks it
-// raises in any case. So a call starts when the last word of the domain reaches its mark 0, and it never starts once a
-// word that has not reached it is stopped: the two are exchanges on that one word, and one of them comes first. To
-// withdraw is to stop the word of one rank that is behind, to interrupt to stop all.
+// The word also has a stop bit. A rank sets flag 0 by a compare-and-swap that fails if the bit is set; it sets all
+// other flags in any case. So a call starts when the last word reaches its flag 0, and it never starts once a word that
+// has not reached it is stopped: both are compare-and-swaps on that one word, and one of them is first. Withdraw stops
+// the word of one rank that is behind, Interrupt those of all.
 type sharer struct{ *endpoint }
 
-// stopBit in a rank's word says that it cannot raise a mark 0 any more.
+// stopBit in a rank's word prevents a further flag 0.
 const stopBit = 1 << 63
 
-// count returns how many marks the rank has raised.
-func (e *endpoint) count() uint64 { return e.marks.Load() &^ stopBit }
+// count returns the number of flags that the rank has set.
+func (e *endpoint) count() uint64 { return e.flags.Load() &^ stopBit }
 
 func (s *sharer) Capabilities() transport.Capabilities {
 	return transport.Capabilities{Places: s.hub.places, Memory: true, StagingBytes: stagingBytes, Posts: true}
@@ -43,45 +43,42 @@ func (s *sharer) Retire(tensor.Memory) {}
 // have begun the next one, and so have read the slots of this one.
 func (s *sharer) Publish(slot transport.Slot) {
 	s.calls++
-	s.base = s.raised
+	s.base = s.set
 	s.slots[s.calls&1].Slot = slot
 }
 
 func (s *sharer) Peer(peer int) *transport.Slot {
-	if !s.shares(peer) {
-		return nil
-	}
 	return &s.hub.ends[peer].slots[s.calls&1].Slot
 }
 
-func (s *sharer) Signal(mark int) error {
-	if s.raised != s.base+uint64(mark) {
-		panic(fmt.Sprintf("mem: mark %d is raised as number %d of its call", mark, s.raised-s.base))
+func (s *sharer) Signal(flag int) error {
+	if s.set != s.base+uint64(flag) {
+		panic(fmt.Sprintf("mem: flag %d is set as number %d of its call", flag, s.set-s.base))
 	}
-	// An exchange from the count that it knows costs a quarter of an addition here: the line is taken from the peers
-	// that look at it once, not read first. It fails only if the stop bit has come, which stays.
-	if !s.marks.CompareAndSwap(s.raised, s.raised+1) {
-		if mark == 0 {
+	// A compare-and-swap from the known count costs a quarter of an addition here: it takes the cache line from the
+	// peers that poll it once, without reading it first. It fails only if the stop bit is set, which stays set.
+	if !s.flags.CompareAndSwap(s.set, s.set+1) {
+		if flag == 0 {
 			return transport.ErrInterrupted
 		}
-		s.marks.Store(s.raised + 1 | stopBit)
+		s.flags.Store(s.set + 1 | stopBit)
 	}
-	s.raised++
-	s.rouseWaiters()
+	s.set++
+	s.wakeWaiters()
 	return nil
 }
 
-func (s *sharer) Await(ctx context.Context, rank, mark int) error {
-	v := raising{rank: rank, target: s.base + uint64(mark) + 1, start: mark == 0}
+func (s *sharer) Await(ctx context.Context, rank, flag int) error {
+	v := flagWait{rank: rank, target: s.base + uint64(flag) + 1, start: flag == 0}
 	if v.behind(s.endpoint) < 0 {
 		return nil
 	}
-	return s.waitMarks(ctx, &v)
+	return s.waitFlags(ctx, &v)
 }
 
-func (s *sharer) Behind(mark int, ranks []int) []int {
-	for _, r := range s.domain {
-		if s.hub.ends[r].count() < s.base+uint64(mark)+1 {
+func (s *sharer) Behind(flag int, ranks []int) []int {
+	for r := range s.hub.ends {
+		if s.hub.ends[r].count() < s.base+uint64(flag)+1 {
 			ranks = append(ranks, r)
 		}
 	}
@@ -89,7 +86,7 @@ func (s *sharer) Behind(mark int, ranks []int) []int {
 }
 
 func (s *sharer) Withdraw() bool {
-	for _, r := range s.domain {
+	for r := range s.hub.ends {
 		if s.hub.ends[r].stopBefore(s.base + 1) {
 			return true
 		}
@@ -97,24 +94,24 @@ func (s *sharer) Withdraw() bool {
 	return false
 }
 
-// stopBefore stops the rank unless it has raised so many marks, and reports whether it is stopped before that.
+// stopBefore stops the rank unless it has set that many flags, and reports whether it is stopped before that.
 func (e *endpoint) stopBefore(target uint64) bool {
 	for {
-		was := e.marks.Load()
+		was := e.flags.Load()
 		switch {
 		case was&^stopBit >= target:
 			return false
-		case was&stopBit != 0 || e.marks.CompareAndSwap(was, was|stopBit):
+		case was&stopBit != 0 || e.flags.CompareAndSwap(was, was|stopBit):
 			return true
 		}
 	}
 }
 
 func (s *sharer) Interrupt() {
-	for _, r := range s.domain {
-		s.hub.ends[r].marks.Or(stopBit)
+	for r := range s.hub.ends {
+		s.hub.ends[r].flags.Or(stopBit)
 	}
-	for _, r := range s.domain {
+	for r := range s.hub.ends {
 		s.hub.ends[r].unpark()
 	}
 }
@@ -122,12 +119,12 @@ func (s *sharer) Interrupt() {
 // bufferMax bounds buffers: no machine has more.
 const bufferMax = min(math.MaxInt-64, math.MaxInt64>>16)
 
-// hugePage is how large and how aligned memory is that can be in a page of its own kind: then the processor looks up
-// one address where it would look up 512, and prefetching goes on.
+// hugePage is the size and alignment of huge pages: one address translation replaces 512, and hardware prefetching
+// continues across small pages.
 const hugePage = 2 << 20
 
-// NewBuffer returns memory that the garbage collector keeps: it has no owner to release it. Large buffers are in huge
-// pages if the system has some.
+// NewBuffer returns memory of the garbage collector, without an owner to release it. Large buffers use huge pages, if
+// the system provides them.
 func (s *sharer) NewBuffer(bytes int) (tensor.Memory, error) {
 	switch {
 	case s.closed.Load():

@@ -9,6 +9,7 @@ import (
 	"net"
 	"slices"
 
+	"github.com/lockstep-ml/lockstep/internal/transport/composite"
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/mem"
 	"github.com/lockstep-ml/lockstep/transport/shm"
@@ -281,9 +282,9 @@ func (l *layout) open(ctx context.Context, cfg *Config, node *tcp.Node) (ends []
 	if near == nil {
 		return far, nil
 	}
-	g := newGroup(l.places)
+	g := composite.NewGroup(l.places)
 	for i, r := range cfg.Ranks {
-		ends = append(ends, newEnd(g, r, near[i], far[i]))
+		ends = append(ends, g.Join(r, near[i], far[i]))
 	}
 	return ends, nil
 }

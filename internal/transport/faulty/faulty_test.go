@@ -22,13 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // TestTransparent: an endpoint to which nothing happens, or to which things happen late, keeps all promises.
 func TestTransparent(t *testing.T) {
-	pairs := func(n int) []transport.Endpoint {
-		domains := make([]int, n)
-		for r := range domains {
-			domains[r] = transporttest.Pairs(n, r)
-		}
-		return mem.NewDomains(domains)
-	}
+	pairs := func(n int) []transport.Endpoint { return transporttest.Domains(n, transporttest.Pairs) }
 	late := faulty.Config{Rate: map[faulty.Fault]float64{faulty.Delay: 0.02}, DelayMax: 20 * time.Microsecond}
 	for _, test := range []struct {
 		name   string

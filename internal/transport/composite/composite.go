@@ -1,4 +1,6 @@
-package mixed
+// Package composite makes one endpoint of two: the ranks of a domain share memory by an endpoint of that domain, and
+// all ranks exchange frames by an endpoint of the whole group.
+package composite
 
 import (
 	"context"
@@ -11,16 +13,18 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// group is the immutable state that the endpoints of one group share.
-type group struct {
+// Group is the immutable state that the endpoints of one group share.
+type Group struct {
 	places  []transport.Place
 	domains map[int][]int // the ranks of each domain, in increasing order
 	index   []int         // number in its domain, by rank
 	staging int           // size of each rank's staging buffer, in bytes; the same in all domains
 }
 
-func newGroup(places []transport.Place) *group {
-	g := &group{places: places, domains: map[int][]int{}, index: make([]int, len(places))}
+// NewGroup returns a group of ranks at these places. A domain of several ranks uses package mem if they are of one
+// worker, and package shm if not.
+func NewGroup(places []transport.Place) *Group {
+	g := &Group{places: places, domains: map[int][]int{}, index: make([]int, len(places))}
 	for r, p := range places {
 		g.index[r] = len(g.domains[p.Domain])
 		g.domains[p.Domain] = append(g.domains[p.Domain], r)
@@ -43,8 +47,8 @@ const (
 // end is one rank's endpoint. The domain's endpoint uses rank numbers of the domain; end converts them to and from
 // those of the group.
 type end struct {
-	transport.Endpoint // of the TCP group of all ranks: frames, failures, queries
-	*group
+	transport.Endpoint // of all ranks: frames, failures, queries
+	*Group
 	domain  []int
 	near    transport.Endpoint // of the domain: memory
 	staging []byte             // staging buffer, if the rank is the only one of its domain
@@ -65,8 +69,11 @@ func (o *outer) Park(ready <-chan struct{}) error {
 	return nil
 }
 
-func newEnd(g *group, rank int, near, far transport.Endpoint) *end {
-	e := &end{Endpoint: far, group: g, domain: g.domains[g.places[rank].Domain], near: near}
+// Join returns the endpoint of a rank. near is its endpoint in its domain, whose ranks are numbered in the order of
+// those of the group; far is its endpoint in a group of all ranks. The caller closes only the result, which closes
+// both.
+func (g *Group) Join(rank int, near, far transport.Endpoint) transport.Endpoint {
+	e := &end{Endpoint: far, Group: g, domain: g.domains[g.places[rank].Domain], near: near}
 	if len(e.domain) == 1 {
 		e.staging = make([]byte, g.staging+64)
 		at := -int(uintptr(unsafe.Pointer(&e.staging[0]))) & 63
@@ -78,12 +85,15 @@ func newEnd(g *group, rank int, near, far transport.Endpoint) *end {
 // Transport returns the names of both transports: "mem+tcp", "shm+tcp".
 func (e *end) Transport() string { return e.near.Transport() + "+" + e.Endpoint.Transport() }
 
-// Capabilities describes the memory of the domain, which is not encrypted, and the frames of the TCP group.
+// Capabilities describes the memory of the domain, which is not encrypted, and the frames of the whole group.
 func (e *end) Capabilities() transport.Capabilities {
 	c := e.Endpoint.Capabilities()
-	c.Places, c.Memory, c.StagingBytes, c.Encrypted = e.places, true, e.group.staging, slices.Clone(c.Encrypted)
-	for _, r := range e.domain {
-		c.Encrypted[r] = false
+	c.Places, c.Memory, c.StagingBytes = e.places, true, e.Group.staging
+	if c.Encrypted != nil {
+		c.Encrypted = slices.Clone(c.Encrypted)
+		for _, r := range e.domain {
+			c.Encrypted[r] = false
+		}
 	}
 	return c
 }
@@ -129,7 +139,7 @@ func (e *end) StagingBuffer(rank int) []byte {
 	if e.staging != nil {
 		return e.staging
 	}
-	return e.near.StagingBuffer(e.index[rank])[:e.group.staging:e.group.staging]
+	return e.near.StagingBuffer(e.index[rank])[:e.Group.staging:e.Group.staging]
 }
 
 func (e *end) Signal(flag int) error { return e.near.Signal(flag) }
@@ -157,25 +167,25 @@ func (e *end) Interrupt() { e.near.Interrupt() }
 
 func (e *end) NewBuffer(bytes int) (tensor.Memory, error) { return e.near.NewBuffer(bytes) }
 
-// Split splits the domain's endpoint if the listed ranks are in one domain, the TCP endpoint if each is in a separate
-// domain, and otherwise both.
+// Split splits the domain's endpoint if the listed ranks are in one domain, the endpoint of all ranks if each is in a
+// separate domain, and otherwise both.
 func (e *end) Split(id uint64, ranks []int) (transport.Endpoint, error) {
 	at := slices.Index(ranks, e.Rank())
 	if at < 0 {
-		return nil, fmt.Errorf("mixed: rank %d is not among the ranks %v of the group", e.Rank(), ranks)
+		return nil, fmt.Errorf("composite: rank %d is not among the ranks %v of the group", e.Rank(), ranks)
 	}
 	var places []transport.Place
 	var mine []int // of the domain, by their numbers there
 	for i, r := range ranks {
 		if r < 0 || r >= len(e.places) || slices.Contains(ranks[:i], r) {
-			return nil, fmt.Errorf("mixed: group %v of %d ranks: want each rank at most once", ranks, len(e.places))
+			return nil, fmt.Errorf("composite: group %v of %d ranks: want each rank at most once", ranks, len(e.places))
 		}
 		places = append(places, e.places[r])
 		if e.shares(r) {
 			mine = append(mine, e.index[r])
 		}
 	}
-	g := newGroup(places)
+	g := NewGroup(places)
 	if len(g.domains) == len(ranks) && len(ranks) > 1 {
 		return e.Endpoint.Split(id, ranks)
 	}
@@ -188,5 +198,5 @@ func (e *end) Split(id uint64, ranks []int) (transport.Endpoint, error) {
 		near.Close()
 		return nil, err
 	}
-	return newEnd(g, at, near, far), nil
+	return g.Join(at, near, far), nil
 }
