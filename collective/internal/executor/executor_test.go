@@ -15,6 +15,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective/internal/executor"
 	"github.com/lockstep-ml/lockstep/collective/plan"
+	"github.com/lockstep-ml/lockstep/internal/transport/transporttest"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/mem"
@@ -60,7 +61,7 @@ func (r *rank) PrivatePlan() (*executor.Plan, error) { return r.world.private(r.
 func newWorld(n int, domains []int) *world {
 	w := &world{ends: mem.NewPipes(n)}
 	if domains != nil {
-		w.ends = mem.NewDomains(domains)
+		w.ends = transporttest.Domains(n, func(_, rank int) int { return domains[rank] })
 	}
 	group := executor.NewGroup(n)
 	for i, end := range w.ends {
