@@ -45,7 +45,8 @@ func decodeFailure(b []byte) (e *Error, ok bool) {
 		return nil, false
 	}
 	e = &Error{
-		Kind: failureKinds[f.Kind], Comm: f.Comm, Rank: f.Rank, Op: f.Op, Seq: f.Seq, Name: f.Name, Peers: f.Peers, Who: f.Who,
+		Kind: failureKinds[f.Kind], Comm: f.Comm, Rank: f.Rank, Op: f.Op, Seq: f.Seq, Name: f.Name, Peers: f.Peers,
+		Who: f.Who,
 	}
 	if f.Cause != "" {
 		e.Err = errors.New(f.Cause)

@@ -62,10 +62,10 @@ type Config struct {
 // that a repeated call allocates nothing.
 type Executor struct {
 	Config
-	rank, size  int
-	local       int  // index in the group
-	memoryPeers bool // there are other ranks in the domain
-	posts       bool // the endpoint can post exchanges
+	rank, size   int
+	local        int  // index in the group
+	sharesMemory bool // there are other ranks in the domain
+	posts        bool // the endpoint can post exchanges
 	current
 	frames
 
@@ -109,7 +109,7 @@ func New(cfg Config) *Executor {
 	n := len(cfg.Domain)
 	x.src, x.dst = make([]unsafe.Pointer, 0, n), make([]unsafe.Pointer, 0, n)
 	x.scratch = kernel.NewScratch(n)
-	x.memoryPeers = n > 1
+	x.sharesMemory = n > 1
 	x.posts = cfg.End.Capabilities().Posts
 	x.frames.open(x.size)
 	cfg.End.Inspect(x.inspect)
@@ -137,7 +137,7 @@ func (x *Executor) Execute(ctx context.Context, call *Call) error {
 		return ErrFailed
 	}
 	var err error
-	if x.memoryPeers {
+	if x.sharesMemory {
 		err = x.inDomain()
 	} else {
 		x.assign(x.Group.local > 1)

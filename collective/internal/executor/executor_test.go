@@ -599,7 +599,14 @@ func TestMessage(t *testing.T) {
 
 // TestAllocations checks that repeated calls allocate nothing.
 func TestAllocations(t *testing.T) {
-	for name, algorithm := range map[string]string{"frames": "recursive_doubling", "memory": "direct"} {
+	for _, test := range [][2]string{
+		{"frames", "recursive_doubling"},
+		{"frames", "ring"},
+		{"memory", "recursive_doubling"},
+		{"memory", "direct"},
+		{"memory", "staged"},
+	} {
+		name, algorithm := test[0], test[1]
 		for _, count := range []int{8, 200 << 10} {
 			w := newWorld(2, topologies[name](2))
 			c := w.sum(t, algorithm, count)
@@ -625,7 +632,7 @@ func TestAllocations(t *testing.T) {
 			})
 			close(next)
 			if got > 0 {
-				t.Errorf("%s, %d elements: %v allocations per call", name, count, got)
+				t.Errorf("%s, %s, %d elements: %v allocations per call", name, algorithm, count, got)
 			}
 			w.close()
 		}

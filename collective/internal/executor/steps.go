@@ -31,11 +31,11 @@ func (x *Executor) steps(steps []plan.Step) error {
 func (x *Executor) step(s *plan.Step) error {
 	switch s.Kind {
 	case plan.Signal:
-		if flag := s.Flag + x.flagOffset; flag > 0 && x.memoryPeers { // enter has set the first flag
+		if flag := s.Flag + x.flagOffset; flag > 0 && x.sharesMemory { // enter has set the first flag
 			return x.End.Signal(flag)
 		}
 	case plan.Await:
-		if flag := s.Flag + x.flagOffset; flag > 0 && x.memoryPeers {
+		if flag := s.Flag + x.flagOffset; flag > 0 && x.sharesMemory {
 			return x.await(s.From, flag)
 		}
 	case plan.Combine:
