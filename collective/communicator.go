@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/lockstep-ml/lockstep/collective/flight"
 	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
@@ -62,7 +63,7 @@ func newCommunicator(g *group, b Backend) *communicator {
 		work:    make(chan struct{}, 1),
 	}
 	c.all = handle{c: c, done: make(chan struct{}, 1)}
-	c.log.open()
+	c.log.began = time.Now()
 	return c
 }
 

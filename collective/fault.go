@@ -11,19 +11,19 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/ranges"
 )
 
-// peers is the other ranks, for fault attribution.
-type peers struct{ d *diagnosis }
+// otherRanks is the other ranks of a communicator, for fault attribution.
+type otherRanks struct{ d *diagnosis }
 
-func (p peers) Missing() []int { return p.d.missing() }
+func (p otherRanks) Missing() []int { return p.d.missing() }
 
-func (p peers) State(rank int) (s fault.State, ok bool) {
+func (p otherRanks) State(rank int) (s fault.State, ok bool) {
 	if calls := p.d.team.callsOf(rank); calls != nil {
 		return calls.state(fault.LatestCall), true
 	}
 	return fault.DecodeState(p.d.end.Ask(rank, fault.LatestCall))
 }
 
-func (p peers) LastSeen(rank int) (l fault.LastSeen) {
+func (p otherRanks) LastSeen(rank int) (l fault.LastSeen) {
 	d := p.d
 	l.Frame = d.exec.LastCall(rank)
 	if d.site.sharesMemory() && d.site.in(rank) && !d.run.Call.pairwise() {
@@ -35,13 +35,13 @@ func (p peers) LastSeen(rank int) (l fault.LastSeen) {
 	return l
 }
 
-func (p peers) Process(rank int) int { return p.d.site.process(rank) }
+func (p otherRanks) Process(rank int) int { return p.d.site.process(rank) }
 
-func (p peers) Failed() bool { return p.d.front.Failing() }
+func (p otherRanks) Failed() bool { return p.d.front.Failing() }
 
 // wait returns the wait of the current call, for fault attribution.
 func (d *diagnosis) wait() *fault.Wait {
-	return &fault.Wait{Rank: d.rank, Size: d.team.size, Call: d.calls.call(), Silent: d.silent, Peers: peers{d}}
+	return &fault.Wait{Rank: d.rank, Size: d.team.size, Call: d.calls.call(), Silent: d.silent, Peers: otherRanks{d}}
 }
 
 // overdue returns the error of a wait that took too long: it names the ranks at fault. cause is what ended

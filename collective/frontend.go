@@ -59,7 +59,7 @@ func (f FrontEnd) LogStall(r *Running, waited time.Duration, ranks, why string) 
 func (f FrontEnd) Begin(r *Running, by string) {
 	record := newRecord(r.Call, r.Count, &r.Options, by)
 	f.c.log.mu.Lock()
-	f.c.log.keep(r, &record, true)
+	f.c.log.add(r, &record, true)
 	f.c.log.mu.Unlock()
 }
 
@@ -92,5 +92,5 @@ func OpenBackends(backends []Backend, cfg Config) (Group, error) {
 	if len(backends) == 0 {
 		return nil, errors.New("collective: a communicator needs at least one local rank")
 	}
-	return open(backends, cfg, newBook()), nil
+	return openGroup(backends, cfg, newBook()), nil
 }

@@ -58,8 +58,8 @@ var (
 	_ Recorded  = (*group)(nil)
 )
 
-// open makes the communicators of the local ranks of a group. The configuration is complete.
-func open(backends []Backend, cfg Config, b *book) *group {
+// openGroup makes the communicators of the local ranks of a group. The configuration is complete.
+func openGroup(backends []Backend, cfg Config, b *book) *group {
 	if cfg.Timeout < 0 {
 		cfg.Logger.Warn("collective: no deadline: a call may wait for its peers indefinitely", "communicator", cfg.Name)
 	}
@@ -217,7 +217,7 @@ func (g *group) Rebuild(ctx context.Context) (Group, error) {
 	}
 	cfg := g.cfg
 	cfg.Epoch++
-	return open(backends, cfg, g.book), nil
+	return openGroup(backends, cfg, g.book), nil
 }
 
 func (g *group) Close() error {

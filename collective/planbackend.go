@@ -54,7 +54,7 @@ func Open(endpoints []transport.Endpoint, cfg Config) (Group, error) {
 	for i, e := range endpoints {
 		backends[i] = newPlanBackend(t, e)
 	}
-	return open(backends, cfg, newBook()), nil
+	return openGroup(backends, cfg, newBook()), nil
 }
 
 func newPlanBackend(t *team, end transport.Endpoint) *planBackend {

@@ -45,13 +45,11 @@ type callLog struct {
 	of      []int  // the ranks that it waits for
 }
 
-func (d *callLog) open() { d.began = time.Now() }
-
 // since returns the time since the log was opened. It is never 0.
 func (d *callLog) since(now time.Time) time.Duration { return max(now.Sub(d.began), 1) }
 
-// keep records a call that begins. The caller holds the lock.
-func (d *callLog) keep(r *Running, call *flight.Call, timed bool) {
+// add records a call that begins. The caller holds the lock.
+func (d *callLog) add(r *Running, call *flight.Call, timed bool) {
 	if d.calls == nil {
 		d.calls = make([]kept, keptCalls)
 	}
@@ -97,7 +95,7 @@ func (d *callLog) ended(r *Running, err error) {
 	d.mu.Lock()
 	if !began {
 		record := newRecord(r.Call, 0, &r.Options, "")
-		d.keep(r, &record, false)
+		d.add(r, &record, false)
 	}
 	k := &d.calls[r.turn%keptCalls]
 	k.end, k.err = end, err
