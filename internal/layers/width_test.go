@@ -22,7 +22,6 @@ const (
 var wide = []string{
 	"cluster/...",
 	"collective", "collective/internal/...",
-	"distribute/internal/deadlock",
 	"internal/listener", "internal/storetest", "internal/transport/...",
 	"transport/...",
 }

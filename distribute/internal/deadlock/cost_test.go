@@ -20,7 +20,7 @@ func devices(n int) []string {
 	return out
 }
 
-// inRun calls f on replica 0's goroutine while the others wait for its end outside of every call.
+// inRun calls f on replica 0's goroutine while the others wait for its end, outside of every call.
 func inRun(tb testing.TB, l *deadlock.Detector, f func(run *deadlock.Run)) {
 	tb.Helper()
 	run, err := l.Begin(context.Background(), nil)
@@ -95,7 +95,7 @@ func TestMergeDoesNotAllocate(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			// AllocsPerRun counts what all goroutines allocate, and calls its function once more, first.
+			// AllocsPerRun counts the allocations of all goroutines, and first calls its function once more.
 			if i == 0 {
 				if n := testing.AllocsPerRun(rounds, merge); n != 0 {
 					t.Errorf("a merge allocates %v times", n)
@@ -175,7 +175,7 @@ func BenchmarkMerge(b *testing.B) {
 	}
 }
 
-// BenchmarkRun is a run in which the replicas do nothing, on goroutines that stay.
+// BenchmarkRun measures a run in which the replicas do nothing, on goroutines that are reused.
 func BenchmarkRun(b *testing.B) {
 	b.ReportAllocs()
 	const n = 2
@@ -211,7 +211,7 @@ func BenchmarkRun(b *testing.B) {
 	wg.Wait()
 }
 
-// BenchmarkReport is what a failure costs: a snapshot of all goroutines, of which there are many here, and its reading.
+// BenchmarkReport measures a failure: a snapshot of all goroutines, of which there are many here, and its parsing.
 func BenchmarkReport(b *testing.B) {
 	stop := make(chan struct{})
 	defer close(stop)

@@ -21,8 +21,8 @@ type Config struct {
 	Timeout time.Duration
 	// Stall is the wait after which a merge call logs a warning, once. Default 30 seconds; negative: never.
 	Stall time.Duration
-	// Grace is how long [Run.Wait] waits for the replicas after the run has failed or its context has ended. Then it abandons those
-	// that are blocked outside the library. Default 10 seconds; negative: no limit.
+	// Grace is how long [Run.Wait] waits for the replicas after the run has failed or its context has ended. Then it
+	// abandons those that are blocked outside the library. Default 10 seconds; negative: no limit.
 	Grace time.Duration
 	// Logger receives the stall warnings. Default: slog.Default().
 	Logger *slog.Logger
@@ -74,13 +74,16 @@ func orDefault(d, otherwise time.Duration) time.Duration {
 	return d
 }
 
-// Begin starts a run of all replicas. It waits until the previous run, if any, is closed, or ctx ends; with an ended ctx it starts
-// no run. step is the user's function or nil; reports show its location for replicas that have returned.
+// Begin starts a run of all replicas. It waits until the previous run, if any, is closed, or ctx ends; with an ended
+// ctx it starts no run. step is the user's function or nil; reports show its location for replicas that have
+// returned.
 //
-// A run started inside a replica of a run in progress would never start: Begin returns an error that matches [ErrNested] and
-// names the replica. It detects this by the context, by the goroutine, or by the goroutine that started it.
+// A run started inside a replica of a run in progress would never start: Begin returns an error that matches
+// [ErrNested] and names the replica. It detects this by the context, by the goroutine, or by the goroutine that
+// started it.
 //
-// After Begin the caller starts one goroutine per replica, which calls [Run.Do], and calls [Run.Wait]. It must call [Run.Close].
+// After Begin the caller starts one goroutine per replica, which calls [Run.Do], and calls [Run.Wait]. It must call
+// [Run.Close].
 func (l *Detector) Begin(ctx context.Context, step any) (*Run, error) {
 	if outer, _ := ctx.Value(runKey{}).(*Run); outer != nil && outer.detector == l && l.current.Load() == outer {
 		return nil, outer.nested(-1)
@@ -125,12 +128,12 @@ func (l *Detector) Hold() (release func()) {
 // Running reports whether a run is in progress: begun, and not returned from [Run.Wait].
 func (l *Detector) Running() bool { return l.current.Load() != nil }
 
-// Monitor returns a monitor for a communicator of the local replicas. members[rank] is the replica at that rank, or -1 for one of
-// another process; nil means that rank i is replica i. abort must abort the communicator on all local ranks with the given error
-// and return without waiting for them. It is never called with the detector's lock held.
+// Monitor returns a monitor for a communicator of the local replicas. members[rank] is the replica at that rank, or
+// -1 for one of another process; nil means that rank i is replica i. abort must abort the communicator on all local
+// ranks with the given error and return without waiting for them. It is never called with the detector's lock held.
 //
-// A failed run aborts all its communicators. Afterwards a monitor may be reused for the communicator that replaces the old one,
-// whose calls are numbered from 0 again.
+// A failed run aborts all its communicators. Afterwards a monitor may be reused for the communicator that replaces
+// the old one, whose calls are numbered from 0 again.
 func (l *Detector) Monitor(name string, members []int, abort func(error)) *Monitor {
 	m := newMonitor(l, name, members, abort)
 	l.mu.Lock()
@@ -139,8 +142,8 @@ func (l *Detector) Monitor(name string, members []int, abort func(error)) *Monit
 	return m
 }
 
-// Here returns the replica of the run in progress for which the calling goroutine runs: it is the replica's goroutine, or was
-// started by it.
+// Here returns the replica of the run in progress for which the calling goroutine runs: it is the replica's
+// goroutine, or was started by it.
 func (l *Detector) Here() (replica int, inside bool) {
 	r := l.current.Load()
 	if r == nil {
@@ -171,8 +174,8 @@ func (l *Detector) logger() *slog.Logger {
 	return slog.Default()
 }
 
-// replicaHere returns the replica for which the calling goroutine runs, or -1: the goroutine is the replica's, or was started by
-// it.
+// replicaHere returns the replica for which the calling goroutine runs, or -1: the goroutine is the replica's, or was
+// started by it.
 func (r *Run) replicaHere() int {
 	self := stacks.Self()
 	for i := range r.replicas {

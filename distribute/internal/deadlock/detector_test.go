@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is a detector and some communicators that it watches.
+// world is a detector and some communicators that it monitors.
 type world struct {
 	t        testing.TB
 	n        int
@@ -63,7 +63,7 @@ func (w *world) close() {
 	}
 }
 
-// rebuild takes new communicators, as a strategy does after a failed run.
+// rebuild opens new communicators, as a strategy does after a failed run.
 func (w *world) rebuild() {
 	for name, g := range w.groups {
 		next, err := g.Rebuild(context.Background())
@@ -74,7 +74,7 @@ func (w *world) rebuild() {
 	}
 }
 
-// replica is what a step of the tests gets.
+// replica is the argument of a step in the tests.
 type replica struct {
 	*world
 	id  int
@@ -83,8 +83,10 @@ type replica struct {
 
 func (r replica) comm(name string) collective.Communicator { return r.groups[name].Local()[r.id] }
 
-// run begins a run and returns what every replica's Do returned, and what Wait did.
-func (w *world) run(ctx context.Context, step func(ctx context.Context, r replica) error) (each []error, abandoned []int, err error) {
+// run begins a run and returns the results of every replica's Do and of Wait.
+func (w *world) run(
+	ctx context.Context, step func(ctx context.Context, r replica) error,
+) (each []error, abandoned []int, err error) {
 	w.t.Helper()
 	run, err := w.detector.Begin(ctx, step)
 	if err != nil {
@@ -120,7 +122,7 @@ func next() string {
 	return fmt.Sprintf("%s:%d", file, line+1)
 }
 
-// want says what the failure of a run must be.
+// want describes the expected failure of a run.
 type want struct {
 	is     []error  // kinds that it matches
 	not    []error  // and that it does not
@@ -129,7 +131,7 @@ type want struct {
 	took   time.Duration
 }
 
-// check compares a failure with what was wanted of it.
+// check compares a failure with the expected one.
 func (want want) check(t *testing.T, each []error, err error, took time.Duration) *deadlock.StepError {
 	t.Helper()
 	var failure *deadlock.StepError
@@ -141,7 +143,7 @@ func (want want) check(t *testing.T, each []error, err error, took time.Duration
 	}
 	for i, e := range each {
 		if e == nil && i < len(failure.Replicas) && failure.Replicas[i].State == deadlock.Returned {
-			continue // it had ended before anything was wrong
+			continue // it had ended before the failure
 		}
 		if e != error(failure) {
 			t.Errorf("replica %d got %v, want the same error value as the run", i, e)
@@ -185,7 +187,7 @@ func (want want) check(t *testing.T, each []error, err error, took time.Duration
 	return failure
 }
 
-// bubble runs test for 2 and 8 replicas under a clock that stands still.
+// bubble runs test for 2 and 8 replicas in fake time.
 func bubble(t *testing.T, test func(t *testing.T, n int)) {
 	for _, n := range []int{2, 8} {
 		t.Run(fmt.Sprintf("replicas=%d", n), func(t *testing.T) {
@@ -195,7 +197,9 @@ func bubble(t *testing.T, test func(t *testing.T, n int)) {
 }
 
 // fails runs step for n replicas, in communicators "a" and "b", and checks the failure. The world is closed after.
-func fails(t *testing.T, n int, cfg deadlock.Config, want want, step func(ctx context.Context, r replica) error) *deadlock.StepError {
+func fails(
+	t *testing.T, n int, cfg deadlock.Config, want want, step func(ctx context.Context, r replica) error,
+) *deadlock.StepError {
 	t.Helper()
 	w := newWorld(t, n, cfg, "a", "b")
 	defer w.close()
@@ -356,7 +360,10 @@ func TestPanic(t *testing.T) {
 			failure := fails(t, n, deadlock.Config{}, want{
 				is:     []error{collective.ErrPeerLost, value},
 				reason: []string{"replica 1 (CPU:1) panicked: bad 7"},
-				lines:  map[int][]string{1: {"replica 1 (CPU:1) panicked: bad 7\n", "(deadlock_test.explode)\n", "deadlock_test.TestPanic.func"}},
+				lines: map[int][]string{1: {
+					"replica 1 (CPU:1) panicked: bad 7\n", "(deadlock_test.explode)\n",
+					"deadlock_test.TestPanic.func",
+				}},
 			}, func(ctx context.Context, r replica) error {
 				if r.id == 1 {
 					if late {
@@ -416,7 +423,7 @@ func TestGoexit(t *testing.T) {
 			}
 			return r.comm("a").Do(ctx, vector("grads", 3))
 		})
-		each[1] = err // its goroutine did not come to write it
+		each[1] = err // its goroutine had no time to write it
 		failure := want{
 			is:     []error{collective.ErrPeerLost},
 			reason: []string{"replica 1 (CPU:1) called runtime.Goexit"},
@@ -449,7 +456,10 @@ func TestDifferingCalls(t *testing.T) {
 		{"dtype", double, []string{"float32", "float64"}},
 		{"reduction", mean, []string{"all_reduce SUM #0", "all_reduce MEAN #0"}},
 		{"operation", broadcast, []string{"all_reduce SUM #0", "broadcast #0"}},
-		{"barrier", &collective.Call{Op: collective.Barrier, Type: tensor.Float32}, []string{"all_reduce SUM #0", "barrier #0"}},
+		{
+			"barrier", &collective.Call{Op: collective.Barrier, Type: tensor.Float32},
+			[]string{"all_reduce SUM #0", "barrier #0"},
+		},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -494,9 +504,13 @@ func TestOppositeOrder(t *testing.T) {
 			is: []error{collective.ErrDesync}, not: []error{collective.ErrMismatch},
 			reason: []string{
 				"the replicas wait for each other: ",
-				"replica 0 (CPU:0) waits for replica 1 in all_reduce SUM #0 on a", "replica 1 (CPU:1) waits for replica 0 in all_reduce SUM #0 on b",
+				"replica 0 (CPU:0) waits for replica 1 in all_reduce SUM #0 on a",
+				"replica 1 (CPU:1) waits for replica 0 in all_reduce SUM #0 on b",
 			},
-			lines: map[int][]string{0: {`waits in all_reduce SUM #0 "w" float32 (3,) on a, called at `}, 1: {"on b, called at "}},
+			lines: map[int][]string{
+				0: {`waits in all_reduce SUM #0 "w" float32 (3,) on a, called at `},
+				1: {"on b, called at "},
+			},
 		}, func(ctx context.Context, r replica) error {
 			order := []string{"a", "b"}
 			switch r.id {
@@ -504,7 +518,7 @@ func TestOppositeOrder(t *testing.T) {
 			case 1:
 				slices.Reverse(order)
 			default:
-				// The others compute: the circle of two is found all the same.
+				// The others compute: the cycle of two is detected nevertheless.
 				<-ctx.Done()
 				return context.Cause(ctx)
 			}
@@ -524,9 +538,11 @@ func TestCircleOfThree(t *testing.T) {
 		pairs := [][]int{{0, 1}, {1, 2}, {2, 0}}
 		groups := make([]collective.Group, len(pairs))
 		for i, members := range pairs {
-			monitor := w.detector.Monitor(fmt.Sprintf("pair %d", i), members, func(cause error) { groups[i].Local()[0].Abort(cause) })
+			monitor := w.detector.Monitor(fmt.Sprintf("pair %d", i), members,
+				func(cause error) { groups[i].Local()[0].Abort(cause) })
 			var err error
-			if groups[i], err = collective.Open(mem.New(2), collective.Config{Name: fmt.Sprintf("pair %d", i), Monitor: monitor}); err != nil {
+			if groups[i], err = collective.Open(mem.New(2),
+				collective.Config{Name: fmt.Sprintf("pair %d", i), Monitor: monitor}); err != nil {
 				t.Fatal(err)
 			}
 			defer groups[i].Close()
@@ -565,7 +581,7 @@ func TestBlockedOutside(t *testing.T) {
 			return r.comm("a").Do(ctx, vector("grads", 3))
 		})
 		site := <-place
-		// Wait gave it 10 seconds to end.
+		// Wait waited 10 seconds for it to end.
 		want{
 			is:     []error{collective.ErrTimeout, context.DeadlineExceeded},
 			not:    []error{collective.ErrDesync},
@@ -578,7 +594,7 @@ func TestBlockedOutside(t *testing.T) {
 		}
 		w.rebuild()
 		w.works()
-		// What the one left behind does later concerns nobody: its call fails with the failure of its run.
+		// A later call of the abandoned replica fails with the failure of its run and has no other effect.
 		old := w.groups["a"]
 		close(never)
 		synctest.Wait()
@@ -611,8 +627,9 @@ func TestCancel(t *testing.T) {
 				return r.comm("a").Do(ctx, vector("grads", 3))
 			})
 			f := want{is: []error{why}, took: 5 * time.Second}.check(t, each, err, time.Since(start))
-			// Which of them wakes first is a matter of chance; the reason fits either.
-			if !strings.HasPrefix(f.Reason, "context canceled: ") && f.Reason != fmt.Sprintf("replica %d (CPU:%d) returned an error: interrupt", n-1, n-1) &&
+			// Either of them may wake first; the reason fits both.
+			if !strings.HasPrefix(f.Reason, "context canceled: ") &&
+				f.Reason != fmt.Sprintf("replica %d (CPU:%d) returned an error: interrupt", n-1, n-1) &&
 				!strings.HasPrefix(f.Reason, "interrupt: ") {
 				t.Errorf("the reason is %q", f.Reason)
 			}
@@ -623,7 +640,7 @@ func TestCancel(t *testing.T) {
 	})
 }
 
-// Nobody waits in a call here: the end of the context alone ends the run, and says where the replica is.
+// No replica waits in a call here: the end of the context ends the run, and the error has the replica's position.
 func TestCancelWhileBlockedOutside(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
 		w := newWorld(t, n, deadlock.Config{Grace: 3 * time.Second}, "a")
@@ -639,10 +656,13 @@ func TestCancelWhileBlockedOutside(t *testing.T) {
 			return nil
 		})
 		want{
-			is:     []error{context.Canceled},
-			reason: []string{"context canceled, but replica 1 (CPU:1) did not end: it is blocked at ", "detector_test.go:", "[chan receive]"},
-			lines:  map[int][]string{1: {"[chan receive]\n      "}},
-			took:   8 * time.Second,
+			is: []error{context.Canceled},
+			reason: []string{
+				"context canceled, but replica 1 (CPU:1) did not end: it is blocked at ", "detector_test.go:",
+				"[chan receive]",
+			},
+			lines: map[int][]string{1: {"[chan receive]\n      "}},
+			took:  8 * time.Second,
 		}.check(t, nil, err, time.Since(start))
 		if !slices.Equal(abandoned, []int{1}) {
 			t.Errorf("replicas %v were left behind, want 1", abandoned)
@@ -659,7 +679,10 @@ func TestNested(t *testing.T) {
 		from func(ctx context.Context, begin func(context.Context) error) error
 	}{
 		{"by the context", func(ctx context.Context, begin func(context.Context) error) error { return begin(ctx) }},
-		{"by the goroutine", func(_ context.Context, begin func(context.Context) error) error { return begin(context.Background()) }},
+		{
+			"by the goroutine",
+			func(_ context.Context, begin func(context.Context) error) error { return begin(context.Background()) },
+		},
 		{"by who started the goroutine", func(_ context.Context, begin func(context.Context) error) error {
 			result := make(chan error)
 			go func() { result <- begin(context.Background()) }()
@@ -731,8 +754,9 @@ func TestTwoGoroutines(t *testing.T) {
 		bubble(t, func(t *testing.T, n int) {
 			var sites [2]string
 			failure := fails(t, n, deadlock.Config{}, want{
-				is:     []error{collective.ErrBusy},
-				reason: []string{"two goroutines make calls for replica 0 (CPU:0) at the same time: one is in all_reduce SUM #0 on a at "},
+				is: []error{collective.ErrBusy},
+				reason: []string{"two goroutines make calls for replica 0 (CPU:0) at the same time: one is in all_reduce SUM #0 " +
+					"on a at "},
 			}, func(ctx context.Context, r replica) error {
 				if r.id != 0 {
 					<-ctx.Done()
@@ -820,24 +844,26 @@ func TestTwoGoroutines(t *testing.T) {
 	t.Run("the caller is found when another goroutine calls", func(t *testing.T) {
 		bubble(t, func(t *testing.T, n int) {
 			var site string
-			failure := fails(t, n, deadlock.Config{}, want{is: []error{collective.ErrDesync}}, func(ctx context.Context, r replica) error {
-				switch r.id {
-				case 0:
-					result := make(chan error)
-					go func() {
-						site = next()
-						result <- r.comm("a").Do(ctx, vector("grads", 3))
-					}()
-					return <-result
-				case 1:
-					synctest.Wait()
-					return nil
-				}
-				<-ctx.Done()
-				return context.Cause(ctx)
-			})
+			failure := fails(t, n, deadlock.Config{}, want{is: []error{collective.ErrDesync}},
+				func(ctx context.Context, r replica) error {
+					switch r.id {
+					case 0:
+						result := make(chan error)
+						go func() {
+							site = next()
+							result <- r.comm("a").Do(ctx, vector("grads", 3))
+						}()
+						return <-result
+					case 1:
+						synctest.Wait()
+						return nil
+					}
+					<-ctx.Done()
+					return context.Cause(ctx)
+				})
 			r := &failure.Replicas[0]
-			if !r.Other || fmt.Sprintf("%s:%d", r.Site.File, r.Site.Line) != site || !strings.Contains(r.String(), "called by goroutine ") {
+			if !r.Other || fmt.Sprintf("%s:%d", r.Site.File, r.Site.Line) != site ||
+				!strings.Contains(r.String(), "called by goroutine ") {
 				t.Errorf("replica 0 is reported at %v, want %s: %s", r.Site, site, r)
 			}
 		})
@@ -845,21 +871,22 @@ func TestTwoGoroutines(t *testing.T) {
 	t.Run("the go statement is shown when a goroutine is all the library's", func(t *testing.T) {
 		bubble(t, func(t *testing.T, n int) {
 			var site string
-			failure := fails(t, n, deadlock.Config{}, want{is: []error{collective.ErrDesync}}, func(ctx context.Context, r replica) error {
-				switch r.id {
-				case 0:
-					comm, call := r.comm("a"), vector("grads", 3)
-					site = next()
-					go comm.Do(ctx, call)
+			failure := fails(t, n, deadlock.Config{}, want{is: []error{collective.ErrDesync}},
+				func(ctx context.Context, r replica) error {
+					switch r.id {
+					case 0:
+						comm, call := r.comm("a"), vector("grads", 3)
+						site = next()
+						go comm.Do(ctx, call)
+						<-ctx.Done()
+						return context.Cause(ctx)
+					case 1:
+						synctest.Wait()
+						return nil
+					}
 					<-ctx.Done()
 					return context.Cause(ctx)
-				case 1:
-					synctest.Wait()
-					return nil
-				}
-				<-ctx.Done()
-				return context.Cause(ctx)
-			})
+				})
 			if r := &failure.Replicas[0]; !r.Other || fmt.Sprintf("%s:%d", r.Site.File, r.Site.Line) != site {
 				t.Errorf("replica 0 is reported at %v, want %s: %s", r.Site, site, r)
 			}
@@ -868,7 +895,8 @@ func TestTwoGoroutines(t *testing.T) {
 	t.Run("after the replica has returned", func(t *testing.T) {
 		bubble(t, func(t *testing.T, n int) {
 			fails(t, n, deadlock.Config{}, want{
-				is: []error{collective.ErrBusy}, reason: []string{"a goroutine makes a call for replica 0 (CPU:0), which has returned, at "},
+				is: []error{collective.ErrBusy}, reason: []string{"a goroutine makes a call for replica 0 (CPU:0), which has " +
+					"returned, at "},
 			}, func(ctx context.Context, r replica) error {
 				if r.id == 0 {
 					go func() {
@@ -913,7 +941,7 @@ func TestStartedCalls(t *testing.T) {
 		defer w.close()
 		for round := range 20 {
 			_, _, err := w.run(t.Context(), func(ctx context.Context, r replica) error {
-				// More than can be described, awaited in another order than started, with a merge in between.
+				// More calls than a report describes, awaited in another order than started, with a merge in between.
 				var handles []collective.Handle
 				for i := range 12 {
 					h, err := r.comm([]string{"a", "b"}[i%2]).Start(ctx, vector("w", 5))
@@ -962,7 +990,7 @@ func TestSplit(t *testing.T) {
 		})
 		want{
 			is: []error{collective.ErrDesync},
-			// Replica 3 waits for all, 2 waits for 3; 0 and 1 are done, or have not come that far.
+			// Replica 3 waits for all, 2 waits for 3; 0 and 1 have ended, or have not made the call yet.
 			reason: []string{"replica "},
 			lines:  map[int][]string{3: {"all_reduce SUM #1"}},
 		}.check(t, each, err, time.Since(start))

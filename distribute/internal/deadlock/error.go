@@ -21,10 +21,10 @@ func (e nestedError) Error() string { return string(e) }
 
 func (nestedError) Unwrap() []error { return []error{ErrNested, collective.ErrInvalid} }
 
-// StepError is the failure of a step, the same on all replicas. Its text is one sentence with the cause, then a description of each
-// local replica at that moment, then the replicas of other workers that the failure involves. With errors.Is and errors.As it matches
-// the error kinds of package collective, and the cause: the error that a replica returned or panicked with, or a
-// *[collective.Error].
+// StepError is the failure of a step, the same on all replicas. Its text is one sentence with the cause, then a
+// description of each local replica at that moment, then the replicas of other workers that the failure involves.
+// With errors.Is and errors.As it matches the error kinds of package collective, and the cause: the error that a
+// replica returned or panicked with, or a *[collective.Error].
 type StepError struct {
 	// Reason is the first line of the text: the cause in one sentence.
 	Reason string
@@ -50,11 +50,12 @@ type ReplicaReport struct {
 	// Err is the error that the replica returned, Panic the value that it panicked with.
 	Err   error
 	Panic any
-	// Site is the location in user code that made the call, or that runs or blocks; for a replica that returned, its function.
-	// It is zero if unknown.
+	// Site is the location in user code that made the call, or that runs or blocks; for a replica that returned, its
+	// function. It is zero if unknown.
 	Site Frame
-	// Goroutine is the number of the goroutine that made the call or runs, 0 if unknown. Other is true if user code started that
-	// goroutine, not the strategy. Block is its state as the runtime describes it, such as "chan receive, 5 minutes".
+	// Goroutine is the number of the goroutine that made the call or runs, 0 if unknown. Other is true if user code
+	// started that goroutine, not the strategy. Block is its state as the runtime describes it, such as "chan receive, 5
+	// minutes".
 	Goroutine uint64
 	Other     bool
 	Block     string
@@ -136,9 +137,9 @@ func (e *StepError) Unwrap() []error {
 	return append(e.kinds[:len(e.kinds):len(e.kinds)], e.Cause)
 }
 
-// Wait waits until the step function has returned on every replica. Run returns earlier if a replica does not return within 10
-// seconds after the failure. What the step function uses, such as an engine's variables, must not be changed or closed before.
-// A step function must not call Wait with the failure of the Run in progress.
+// Wait waits until the step function has returned on every replica. Run returns earlier if a replica does not return
+// within 10 seconds after the failure. What the step function uses, such as an engine's variables, must not be
+// changed or closed before. A step function must not call Wait with the failure of the Run in progress.
 func (e *StepError) Wait() {
 	if e.ended != nil {
 		<-e.ended

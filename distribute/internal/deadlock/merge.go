@@ -23,8 +23,8 @@ type rendezvous struct {
 	executing bool // a merge function runs
 	executor  int  // the replica on whose goroutine it runs
 
-	// The result of the last merge function. It is written before the waiting replicas are woken, and not again before all of
-	// them have entered the next merge call.
+	// The result of the last merge function. It is written before the waiting replicas are woken, and not again before
+	// all of them have entered the next merge call.
 	value any
 	err   error
 }
@@ -47,15 +47,18 @@ func newRendezvous(l *Detector) *rendezvous {
 	return m
 }
 
-// Merge performs a merge call for one replica. It waits until all replicas have called it; then the last one's goroutine runs f
-// for all of them, and all return f's value and error. Only that f runs, so all replicas must pass the same function. While it
-// runs, the goroutines of all other replicas are inside Merge. purpose describes the merge call in reports; it may be empty. Merge
-// calls with different purposes fail the run with an error that matches [collective.ErrMismatch].
+// Merge performs a merge call for one replica. It waits until all replicas have called it; then the last one's
+// goroutine runs f for all of them, and all return f's value and error. Only that f runs, so all replicas must pass
+// the same function. While it runs, the goroutines of all other replicas are inside Merge. purpose describes the
+// merge call in reports; it may be empty. Merge calls with different purposes fail the run with an error that matches
+// [collective.ErrMismatch].
 //
-// timeout bounds the wait including the execution of f; zero means [Config.Timeout], negative no limit. The wait also ends with
-// ctx, and when the run fails. A timeout, the end of ctx, and a panic or runtime.Goexit of f are failures of the run. An error
-// of f is returned to all replicas and is not a failure of the run.
-func (r *Run) Merge(ctx context.Context, replica int, purpose string, timeout time.Duration, f func() (any, error)) (any, error) {
+// timeout bounds the wait including the execution of f; zero means [Config.Timeout], negative no limit. The wait also
+// ends with ctx, and when the run fails. A timeout, the end of ctx, and a panic or runtime.Goexit of f are failures
+// of the run. An error of f is returned to all replicas and is not a failure of the run.
+func (r *Run) Merge(
+	ctx context.Context, replica int, purpose string, timeout time.Duration, f func() (any, error),
+) (any, error) {
 	if err := r.Acquire(replica); err != nil {
 		return nil, err
 	}
@@ -94,7 +97,10 @@ func (r *Run) arrive(replica int, seq uint64) (last bool, failure error) {
 	case !last:
 		found = r.parkLocked(replica, waiting{m.monitor, seq})
 	case m.differ():
-		found = r.failLocked(fault{kind: faultFound, replica: replica, monitor: m.monitor, seq: seq, cause: collective.ErrMismatch})
+		found = r.failLocked(fault{
+			kind: faultFound, replica: replica, monitor: m.monitor, seq: seq,
+			cause: collective.ErrMismatch,
+		})
 	default:
 		m.arrived, m.executing, m.executor = 0, true, replica
 	}

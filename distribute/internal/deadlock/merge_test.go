@@ -56,7 +56,7 @@ func TestMerge(t *testing.T) {
 	})
 }
 
-// A merge function acts for all replicas: its calls are nobody's wait.
+// A merge function acts for all replicas: its calls are no replica's wait.
 func TestMergeActsForAll(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
 		w := newWorld(t, n, deadlock.Config{}, "a", "b")
@@ -72,7 +72,7 @@ func TestMergeActsForAll(t *testing.T) {
 						if err := w.groups[name].DoAll(ctx, calls); err != nil {
 							return nil, err
 						}
-						// And as one that uses the ranks by themselves would.
+						// And by the ranks separately, as a user might.
 						errs := make(chan error, n)
 						for i, comm := range w.groups[name].Local() {
 							go func() {
@@ -111,7 +111,10 @@ func TestMergeAgainstReduce(t *testing.T) {
 				"the replicas wait for each other: ", "replica 0 (CPU:0) waits for replica 1 in all_reduce SUM #0 on a",
 				"replica 1 (CPU:1) waits for replica 0 in merge_call #0",
 			},
-			lines: map[int][]string{0: {`waits in all_reduce SUM #0 "w" float32 (2,) on a, called at `}, 1: {"waits in merge_call #0, called at "}},
+			lines: map[int][]string{
+				0: {`waits in all_reduce SUM #0 "w" float32 (2,) on a, called at `},
+				1: {"waits in merge_call #0, called at "},
+			},
 		}, func(ctx context.Context, r replica) error {
 			switch r.id {
 			case 0:
@@ -132,9 +135,12 @@ func TestMergeAgainstReduce(t *testing.T) {
 func TestMergePurposesDiffer(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
 		fails(t, n, deadlock.Config{}, want{
-			is:     []error{collective.ErrMismatch},
-			not:    []error{collective.ErrDesync},
-			reason: []string{"the calls differ: ", "replica 1 (CPU:1) makes merge_call #0 for saving", " merge_call #0 for loading"},
+			is:  []error{collective.ErrMismatch},
+			not: []error{collective.ErrDesync},
+			reason: []string{
+				"the calls differ: ", "replica 1 (CPU:1) makes merge_call #0 for saving",
+				" merge_call #0 for loading",
+			},
 		}, func(ctx context.Context, r replica) error {
 			purpose := "loading"
 			if r.id == 1 {
@@ -150,7 +156,10 @@ func TestMergeNeedsEnded(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
 		for _, late := range []bool{false, true} {
 			fails(t, n, deadlock.Config{}, want{
-				is: []error{collective.ErrDesync}, reason: []string{"replica 1 (CPU:1) returned, but replica ", "waits for it in merge_call #0"},
+				is: []error{collective.ErrDesync}, reason: []string{
+					"replica 1 (CPU:1) returned, but replica ",
+					"waits for it in merge_call #0",
+				},
 			}, func(ctx context.Context, r replica) error {
 				if r.id == 1 {
 					if late {
@@ -165,7 +174,7 @@ func TestMergeNeedsEnded(t *testing.T) {
 					}
 					synctest.Wait() // replica 1 has ended
 				}
-				// A context of its own does not keep a replica from hearing of the failure.
+				// A replica that uses another context still gets the failure.
 				_, err := r.run.Merge(context.WithoutCancel(ctx), r.id, "", 0, func() (any, error) { return nil, nil })
 				return err
 			})
@@ -187,7 +196,8 @@ func TestMergeFunctionPanics(t *testing.T) {
 			return err
 		})
 		i := slices.IndexFunc(failure.Replicas, func(r deadlock.ReplicaReport) bool { return r.State == deadlock.Panicked })
-		if i < 0 || failure.Replicas[i].Panic != any(value) || failure.Replicas[i].Stack[0].Name() != "deadlock_test.explode" ||
+		if i < 0 || failure.Replicas[i].Panic != any(value) ||
+			failure.Replicas[i].Stack[0].Name() != "deadlock_test.explode" ||
 			!strings.Contains(failure.Replicas[i].String(), "panicked in the merge function of merge_call #0: bad 3\n") {
 			t.Errorf("report %+v", failure.Replicas)
 		}
@@ -207,7 +217,8 @@ func TestMergeFunctionExits(t *testing.T) {
 			return err
 		})
 		want{
-			is: []error{collective.ErrPeerLost}, reason: []string{"the merge function of merge_call #0 called runtime.Goexit on replica "},
+			is: []error{collective.ErrPeerLost}, reason: []string{"the merge function of merge_call #0 called runtime.Goexit " +
+				"on replica "},
 		}.check(t, nil, err, time.Since(start))
 		w.rebuild()
 		w.works()
@@ -217,8 +228,9 @@ func TestMergeFunctionExits(t *testing.T) {
 func TestMergeFunctionMakesReplicaCall(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
 		fails(t, n, deadlock.Config{}, want{
-			is:     []error{collective.ErrBusy},
-			reason: []string{"makes a call at ", "while it is in merge_call #0: a merge function makes the calls of cross-replica context only"},
+			is: []error{collective.ErrBusy},
+			reason: []string{"makes a call at ", "while it is in merge_call #0: a merge function makes the calls of " +
+				"cross-replica context only"},
 		}, func(ctx context.Context, r replica) error {
 			_, err := r.run.Merge(ctx, r.id, "", 0, func() (any, error) { return nil, r.run.Acquire((r.id + 1) % n) })
 			return err
@@ -228,12 +240,13 @@ func TestMergeFunctionMakesReplicaCall(t *testing.T) {
 
 func TestMergeTimeout(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
-		// The others wait for ever, by their own options; the run fails for all when one has waited too long.
+		// The others' options set no timeout; the run fails for all when one has waited too long.
 		fails(t, n, deadlock.Config{Timeout: time.Minute}, want{
-			is:     []error{collective.ErrTimeout, context.DeadlineExceeded},
-			reason: []string{"deadline exceeded: replica 0 (CPU:0) waited 40s in merge_call #0 for replica 1 (CPU:1), which is blocked at "},
-			lines:  map[int][]string{1: {"[chan receive]\n      "}},
-			took:   40 * time.Second,
+			is: []error{collective.ErrTimeout, context.DeadlineExceeded},
+			reason: []string{"deadline exceeded: replica 0 (CPU:0) waited 40s in merge_call #0 for replica 1 (CPU:1), which " +
+				"is blocked at "},
+			lines: map[int][]string{1: {"[chan receive]\n      "}},
+			took:  40 * time.Second,
 		}, func(ctx context.Context, r replica) error {
 			timeout := 40 * time.Second
 			switch r.id {
@@ -288,7 +301,10 @@ func TestMergeStallReport(t *testing.T) {
 		if got, want := strings.Count(logs, "merge call stalls"), 2*(n-1); got != want {
 			t.Errorf("%d stall reports, want %d:\n%s", got, want, logs)
 		}
-		for _, part := range []string{`call="merge_call #0"`, "waited=7s", `missing="[replica 0 (CPU:0)]"`, `waiting="replica 1 (CPU:1)"`} {
+		for _, part := range []string{
+			`call="merge_call #0"`, "waited=7s", `missing="[replica 0 (CPU:0)]"`,
+			`waiting="replica 1 (CPU:1)"`,
+		} {
 			if !strings.Contains(logs, part) {
 				t.Errorf("the stall report lacks %s:\n%s", part, logs)
 			}
@@ -299,7 +315,8 @@ func TestMergeStallReport(t *testing.T) {
 func TestMergeEndedContext(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
 		why := errors.New("stop")
-		fails(t, n, deadlock.Config{}, want{is: []error{why, context.Canceled}, reason: []string{"replica 1 (CPU:1) gave up in merge_call #0"}},
+		fails(t, n, deadlock.Config{}, want{is: []error{why, context.Canceled}, reason: []string{"replica 1 (CPU:1) gave " +
+			"up in merge_call #0"}},
 			func(ctx context.Context, r replica) error {
 				if r.id == 1 {
 					var cancel context.CancelCauseFunc

@@ -9,8 +9,8 @@ import (
 	"github.com/lockstep-ml/lockstep/collective"
 )
 
-// Monitor tracks the calls of the local ranks of one communicator; it implements [collective.Monitor]. One goroutine at a time
-// may call the methods for a rank.
+// Monitor tracks the calls of the local ranks of one communicator; it implements [collective.Monitor]. One goroutine
+// at a time may call the methods for a rank.
 type Monitor struct {
 	detector *Detector
 	name     string
@@ -24,8 +24,8 @@ type Monitor struct {
 
 var _ collective.SplitMonitor = (*Monitor)(nil)
 
-// inflight is the number of calls of one rank that a report can describe. A rank that has started more is tracked too, but the
-// report does not describe its oldest ones.
+// inflight is the number of calls of one rank that a report can describe. A rank that has started more is tracked
+// too, but the report does not describe its oldest ones.
 const inflight = 8
 
 // slot holds the calls of one rank. The rank's calls write it; any goroutine reads it.
@@ -63,11 +63,11 @@ func (m *Monitor) Enter(rank int, seq uint64, call *collective.Call) {
 	s.calls[seq%inflight].Store(call)
 }
 
-// Leave reports that rank's call number seq has ended, with the error that it will return. It takes no lock, except that it waits
-// for a report in progress, since the caller may change the call afterwards, which the report reads.
+// Leave reports that rank's call number seq has ended, with the error that it will return. It takes no lock, except
+// that it waits for a report in progress, since the caller may change the call afterwards, which the report reads.
 //
-// (Leave clears the call and then reads the flag; a report sets the flag and then reads the calls. So either the report finds
-// no call, or Leave sees the flag and waits.)
+// (Leave clears the call and then reads the flag; a report sets the flag and then reads the calls. So either the
+// report finds no call, or Leave sees the flag and waits.)
 func (m *Monitor) Leave(rank int, seq uint64, _ error) {
 	s := &m.slots[rank]
 	s.calls[seq%inflight].Store(nil)
@@ -77,8 +77,8 @@ func (m *Monitor) Leave(rank int, seq uint64, _ error) {
 	}
 }
 
-// Park reports that the goroutine of rank's replica is about to block until the other members have entered call number seq. If
-// they never will, the run fails: Park aborts all communicators and returns the failure.
+// Park reports that the goroutine of rank's replica is about to block until the other members have entered call
+// number seq. If they never will, the run fails: Park aborts all communicators and returns the failure.
 func (m *Monitor) Park(rank int, seq uint64) error {
 	l := m.detector
 	s := &m.slots[rank]
@@ -111,8 +111,8 @@ func (m *Monitor) Park(rank int, seq uint64) error {
 	return errorOrNil(failure)
 }
 
-// parkLocked marks the replica as parked and searches for a proof that its wait cannot end. The caller holds the lock. If
-// parkLocked returns a failure, the caller must call spread.
+// parkLocked marks the replica as parked and searches for a proof that its wait cannot end. The caller holds the
+// lock. If parkLocked returns a failure, the caller must call spread.
 func (r *Run) parkLocked(replica int, w waiting) *StepError {
 	me := &r.replicas[replica]
 	me.wait = w
@@ -131,8 +131,9 @@ func (m *Monitor) Unpark(rank int) {
 	}
 }
 
-// Explain makes err, an error of rank, the failure of the run, and returns it: a *[StepError] that wraps err and describes every
-// replica. If the run has failed already, it returns that failure. Outside a run it only returns the report.
+// Explain makes err, an error of rank, the failure of the run, and returns it: a *[StepError] that wraps err and
+// describes every replica. If the run has failed already, it returns that failure. Outside a run it only returns the
+// report.
 func (m *Monitor) Explain(rank int, err error) error {
 	at, role := m.monitorOf(rank, err)
 	f := fault{kind: faultFound, replica: m.members[rank], monitor: at, seq: at.slots[role].last(), cause: err}
@@ -148,8 +149,8 @@ func (m *Monitor) Explain(rank int, err error) error {
 	return m.detector.idleReport(f)
 }
 
-// Split returns a monitor for a communicator that was split from m's; ranks[i] is the rank in m of its rank i. The caller must call
-// release when the communicator is closed, and not use the monitor afterwards.
+// Split returns a monitor for a communicator that was split from m's; ranks[i] is the rank in m of its rank i. The
+// caller must call release when the communicator is closed, and not use the monitor afterwards.
 func (m *Monitor) Split(name string, ranks []int, abort func(error)) (split collective.Monitor, release func()) {
 	members := make([]int, len(ranks))
 	for i, rank := range ranks {
@@ -183,8 +184,8 @@ func (m *Monitor) Reset() {
 	m.reset()
 }
 
-// reset clears the calls: the next communicator numbers them from 0. No call may be in flight. A communicator that continues its
-// numbers is tracked correctly too, because only later calls matter.
+// reset clears the calls: the next communicator numbers them from 0. No call may be in flight. A communicator that
+// continues its numbers is tracked correctly too, because only later calls matter.
 func (m *Monitor) reset() {
 	for i := range m.slots {
 		s := &m.slots[i]
@@ -214,8 +215,8 @@ func (s *slot) last() uint64 {
 	return max(s.entered.Load(), 1) - 1
 }
 
-// call returns call number seq, or nil if it has ended or too many were entered after it. (Enter counts a call before it stores
-// it, so if a later call has replaced the entry before the Load, entered shows that.)
+// call returns call number seq, or nil if it has ended or too many were entered after it. (Enter counts a call before
+// it stores it, so if a later call has replaced the entry before the Load, entered shows that.)
 func (s *slot) call(seq uint64) *collective.Call {
 	call := s.calls[seq%inflight].Load()
 	if entered := s.entered.Load(); seq >= entered || entered-seq > inflight {

@@ -23,7 +23,7 @@ type move struct {
 	size  int // of the vector
 }
 
-// program is what each replica does, and in which communicators.
+// program is the calls of each replica, and the communicators.
 type program struct {
 	rooms [][]int // members by communicator
 	moves [][]move
@@ -90,20 +90,20 @@ func (p program) members(room int) []int {
 	return p.rooms[room]
 }
 
-// verdict is what must come of a program.
+// verdict is the expected result of a program.
 type verdict struct {
 	ok       bool
-	mismatch bool          // calls that meet differ, so the failure may be found at another time and be another one
+	mismatch bool          // matched calls differ, so another failure may be found, at another time
 	at       time.Duration // when the run ends, or the failure is found
 	done     []int         // calls that each replica has finished at the end, at most
 }
 
-// foresee carries out a program step by step, in its own time, and looks at every moment for replicas that cannot go on:
-// the largest set of which each has ended, or is in a call that needs another one of the set.
+// foresee simulates a program step by step, and searches at every moment for replicas that cannot continue: the largest
+// set of which each has ended, or is in a call that needs another one of the set.
 func foresee(p program) verdict {
 	type status struct {
-		at      int           // the move it is at
-		arrives time.Duration // when it comes to the call of this move, or ends
+		at      int           // index of its move
+		arrives time.Duration // when it makes the call of this move, or ends
 	}
 	n := len(p.moves)
 	v := verdict{done: make([]int, n)}
@@ -116,7 +116,7 @@ func foresee(p program) verdict {
 	ended := func(i int) bool { return all[i].at == len(p.moves[i]) }
 	room := func(i int) int { return p.moves[i][all[i].at].room }
 	for now := time.Duration(0); ; {
-		// Let every call happen whose members are all there.
+		// Complete every call that all members have entered.
 		for progress := true; progress; {
 			progress = false
 			for r := range len(p.rooms) + 1 {
@@ -168,7 +168,7 @@ func foresee(p program) verdict {
 			switch {
 			case stuck[i] && !ended(i):
 				v.ok = false
-				// Two calls that differ may have met on the way, which need not be found before all have come.
+				// Two calls may have differed before; that need not be detected before all have entered.
 				for j := range all {
 					if !ended(j) && j != i && all[j].arrives <= now && room(j) == room(i) &&
 						p.moves[i][all[i].at].size != p.moves[j][all[j].at].size {
@@ -186,7 +186,7 @@ func foresee(p program) verdict {
 	}
 }
 
-// play carries a program out on a detector.
+// play executes a program on a detector.
 func play(t *testing.T, p program) (took time.Duration, each []error, err error) {
 	w := newWorld(t, len(p.moves), deadlock.Config{Timeout: -1})
 	rank := make([]map[int]collective.Communicator, len(p.rooms)) // by room, then replica
@@ -231,8 +231,8 @@ func play(t *testing.T, p program) (took time.Duration, each []error, err error)
 	return time.Since(start), each, err
 }
 
-// What the detector says of a random program is what a slow search over its whole course says: whether it fails, with
-// what, and at which moment.
+// The detector's result for a random program equals that of a slow search over its whole execution: whether it fails,
+// with which failure, and when.
 func TestRandomPrograms(t *testing.T) {
 	failed, right := 0, 0
 	rapid.Check(t, func(rt *rapid.T) {

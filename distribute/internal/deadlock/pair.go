@@ -6,9 +6,9 @@ import (
 	"github.com/lockstep-ml/lockstep/collective"
 )
 
-// Send and Recv calls are numbered separately for each pair of ranks. So each direction between two ranks is tracked as a
-// communicator of size two: its rank 0 sends, its rank 1 receives, and calls with the same number match. A sender that waits for a
-// receiver that waits for it in another call is an ordinary cycle.
+// Send and Recv calls are numbered separately for each pair of ranks. So each direction between two ranks is tracked
+// as a communicator of size two: its rank 0 sends, its rank 1 receives, and calls with the same number match. A
+// sender that waits for a receiver that waits for it in another call is an ordinary cycle.
 
 var _ collective.PairMonitor = (*Monitor)(nil)
 
@@ -18,7 +18,8 @@ const (
 	receiver
 )
 
-// pair returns the monitor of one direction between two ranks, and which rank of it makes the call; nil if the call names no peer.
+// pair returns the monitor of one direction between two ranks, and which rank of it makes the call; nil if the call
+// names no peer.
 func (m *Monitor) pair(rank int, call *collective.Call) (*Monitor, int) {
 	if call.Peer < 0 || call.Peer >= len(m.members) || call.Peer == rank {
 		return nil, 0

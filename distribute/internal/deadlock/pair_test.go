@@ -13,11 +13,17 @@ import (
 )
 
 func send(to, n int) *collective.Call {
-	return &collective.Call{Op: collective.Send, Peer: to, Type: tensor.Float32, Src: tensor.HostMemory(make([]float32, n))}
+	return &collective.Call{
+		Op: collective.Send, Peer: to, Type: tensor.Float32,
+		Src: tensor.HostMemory(make([]float32, n)),
+	}
 }
 
 func receive(from, n int) *collective.Call {
-	return &collective.Call{Op: collective.Recv, Peer: from, Type: tensor.Float32, Dst: tensor.HostMemory(make([]float32, n))}
+	return &collective.Call{
+		Op: collective.Recv, Peer: from, Type: tensor.Float32,
+		Dst: tensor.HostMemory(make([]float32, n)),
+	}
 }
 
 // do makes calls one after the other.
@@ -30,7 +36,7 @@ func do(ctx context.Context, c collective.Communicator, calls ...*collective.Cal
 	return nil
 }
 
-// TestPairs: calls of two ranks between collectives, of which the third rank knows nothing, disturb no proof.
+// TestPairs: calls of two ranks between collectives, in which the third rank takes no part, change no result.
 func TestPairs(t *testing.T) {
 	w := newWorld(t, 3, deadlock.Config{}, "x")
 	defer w.close()
@@ -55,7 +61,8 @@ func TestPairs(t *testing.T) {
 	}
 }
 
-// TestPairsThatNeverMeet: a circle that goes through calls of two ranks, and a peer that has ended, are found without a clock.
+// TestPairsThatNeverMeet: a cycle through calls of two ranks, and a peer that has ended, are detected without
+// a timeout.
 func TestPairsThatNeverMeet(t *testing.T) {
 	for name, step := range map[string]func(ctx context.Context, r replica) error{
 		"a ring of receives": func(ctx context.Context, r replica) error {

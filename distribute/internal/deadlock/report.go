@@ -82,7 +82,8 @@ func (l *Detector) idleReport(f fault) *StepError {
 	return newRun(context.Background(), l, nil).report(f)
 }
 
-// nested returns the error of a run started inside this one by the replica, or, if that is -1, by the calling goroutine's.
+// nested returns the error of a run started inside this one by the replica, or, if that is -1, by the calling
+// goroutine's.
 func (r *Run) nested(replica int) error {
 	if replica < 0 {
 		replica = r.replicaHere()
@@ -162,8 +163,8 @@ func (f fault) wantsStacks() bool {
 	return false
 }
 
-// callOf returns the call that a replica is in: the one in which it is parked, or else any that it has entered and not left. The
-// report is nil if it is in no call.
+// callOf returns the call that a replica is in: the one in which it is parked, or else any that it has entered and
+// not left. The report is nil if it is in no call.
 func (r *Run) callOf(replica int, f fault) (waiting, *CallReport) {
 	them := &r.replicas[replica]
 	w, found := them.wait, them.parked.Load() && !r.merge.executing
@@ -227,7 +228,8 @@ func (r *Run) reason(f fault, replicas []ReplicaReport, v *view) (string, []erro
 		return name(f.replica) + " called runtime.Goexit", []error{collective.ErrPeerLost}
 	case faultMergePanicked:
 		return fmt.Sprintf("the merge function of %s panicked on %s: %s",
-			waiting{f.monitor, f.seq}.call(f.replica).brief(), name(f.replica), firstLine(f.text)), []error{collective.ErrPeerLost}
+				waiting{f.monitor, f.seq}.call(f.replica).brief(), name(f.replica), firstLine(f.text)),
+			[]error{collective.ErrPeerLost}
 	case faultMergeGone:
 		return fmt.Sprintf("the merge function of %s called runtime.Goexit on %s",
 			waiting{f.monitor, f.seq}.call(f.replica).brief(), name(f.replica)), []error{collective.ErrPeerLost}
@@ -238,7 +240,8 @@ func (r *Run) reason(f fault, replicas []ReplicaReport, v *view) (string, []erro
 	case faultBusy:
 		return r.reasonBusy(f, replicas, v), nil
 	case faultLeft:
-		return fmt.Sprintf("%s, but %s did not end: it %s", firstLine(f.text), name(f.replica), replicas[f.replica].doing()), nil
+		return fmt.Sprintf("%s, but %s did not end: it %s", firstLine(f.text), name(f.replica),
+			replicas[f.replica].doing()), nil
 	case faultFound:
 		return r.reasonFound(f, replicas)
 	}
@@ -271,7 +274,8 @@ func (r *Run) reasonStuck(chain []hop) (string, []error) {
 			merges++
 		}
 		next := chain[(i+1)%len(chain)].replica
-		waits[i] = fmt.Sprintf("%s waits for replica %d in %s", name(h.replica), r.detector.cfg.First+next, h.wait.call(h.replica).brief())
+		waits[i] = fmt.Sprintf("%s waits for replica %d in %s", name(h.replica), r.detector.cfg.First+next,
+			h.wait.call(h.replica).brief())
 	}
 	kinds := []error{collective.ErrDesync}
 	if merges > 0 {
@@ -320,7 +324,8 @@ func (r *Run) reasonFound(f fault, replicas []ReplicaReport) (string, []error) {
 		if strings.HasPrefix(absent, " for ") {
 			absent = ", waiting" + absent
 		}
-		return fmt.Sprintf("%s: %s gave up in %s%s", firstLine(f.text), name(f.replica), w.call(f.replica).brief(), absent), kinds
+		return fmt.Sprintf("%s: %s gave up in %s%s", firstLine(f.text), name(f.replica), w.call(f.replica).brief(),
+			absent), kinds
 	case errors.Is(f.cause, collective.ErrTimeout):
 		absent := r.absent(f, replicas)
 		if absent == "" && slices.Contains(f.monitor.members, -1) {
@@ -381,8 +386,8 @@ func detail(err error) string {
 	return firstLine(e.Kind.Error() + ": " + text(e.Err))
 }
 
-// differing lists the calls and the replicas that make them, the call of the fewest replicas first, since that is the most likely
-// mistake. It returns "" if the descriptions are equal.
+// differing lists the calls and the replicas that make them, the call of the fewest replicas first, since that is the
+// most likely mistake. It returns "" if the descriptions are equal.
 func (r *Run) differing(f fault) string {
 	w := waiting{f.monitor, f.seq}
 	var calls []string

@@ -16,7 +16,7 @@ import (
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 )
 
-// The communicators that follow a failed run count from 0; a call that lacks a replica is found in them all the same.
+// The communicators that follow a failed run count from 0; a call that lacks a replica is detected in them too.
 func TestFailureAfterRebuild(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
 		w := newWorld(t, n, deadlock.Config{}, "a")
@@ -38,16 +38,16 @@ func TestFailureAfterRebuild(t *testing.T) {
 			}
 			fail()
 			fail()
-			// What is done between the runs, for all replicas at once, is not held against them either.
-			if err := w.groups["a"].DoAll(t.Context(), slices.Repeat([]collective.Call{{Op: collective.Barrier}}, n)); err != nil {
+			// Calls between the runs, for all replicas at once, are no mismatch either.
+			if err := w.groups["a"].DoAll(t.Context(),
+				slices.Repeat([]collective.Call{{Op: collective.Barrier}}, n)); err != nil {
 				t.Error(err)
 			}
 		}
 	})
 }
 
-// A report reads the calls that are in flight, while those that end go on and change theirs. (The race detector is the
-// judge.)
+// A report reads the calls in flight while replicas whose calls end make new ones. (The race detector checks this.)
 func TestReportBesideCalls(t *testing.T) {
 	l := deadlock.New(deadlock.Config{Devices: devices(2)})
 	m := l.Monitor("a", nil, nil)
@@ -59,7 +59,7 @@ func TestReportBesideCalls(t *testing.T) {
 			call.Manifest.Name = fmt.Sprint("w", seq)
 			call.Manifest.Shape[0] = int(seq)
 			m.Enter(0, seq, call)
-			runtime.Gosched() // on one processor nobody might look in between
+			runtime.Gosched() // on one processor no report might be made in between
 			m.Leave(0, seq, nil)
 			select {
 			case <-stop:
@@ -90,7 +90,7 @@ func TestReportBesideCalls(t *testing.T) {
 	}
 }
 
-// A report is text to read: this is what a deadline's looks like.
+// The text of a report after a deadline.
 func TestReportText(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 4, deadlock.Config{Timeout: time.Minute}, "a")
@@ -112,7 +112,7 @@ func TestReportText(t *testing.T) {
 			_, err := r.run.Merge(ctx, r.id, "", 0, func() (any, error) { return nil, nil })
 			return err
 		})
-		// Replica 3 comes to its merge call before the deadline, which ends it all.
+		// Replica 3 makes its merge call before the deadline, which ends the run.
 		const want = `the replicas wait for each other: replica 0 (CPU:0) waits for replica 3 in all_reduce SUM #0 on a, replica 3 (CPU:3) waits for replica 0 in merge_call #0
   replica 0 (CPU:0) waits in all_reduce SUM #0 "dense/kernel" float32 (6,) on a, called at report_test.go:N (deadlock_test.TestReportText.func1.1), from detector_test.go:N (deadlock_test.(*world).run.func1.1)
   replica 1 (CPU:1) waits in all_reduce SUM #0 "dense/kernel" float32 (6,) on a, called by goroutine N at report_test.go:N (deadlock_test.TestReportText.func1.1.1)
@@ -128,7 +128,7 @@ func TestReportText(t *testing.T) {
 				return waitFor(ctx, lock)
 			case 3:
 				for ctx.Err() == nil {
-					time.Sleep(7 * time.Second) // never until the very moment of the deadline
+					time.Sleep(7 * time.Second) // not until the exact time of the deadline
 				}
 				return nil
 			}
@@ -166,12 +166,12 @@ var (
 	folders = regexp.MustCompile(`\S*/([a-z_]+\.go:)`)
 )
 
-// anonymous returns an error's text without what differs from one machine or build to the next.
+// anonymous returns an error's text without the parts that differ between machines or builds.
 func anonymous(err error) string {
 	return folders.ReplaceAllString(numbers.ReplaceAllString(err.Error(), "${1}N"), "$1")
 }
 
-// A very deep stack, and one of which nothing is the user's, are shortened and shown.
+// The text of a report shortens a very deep stack; the report has all of it.
 func TestReportDeepStack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var dive func(n int)

@@ -11,8 +11,8 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/stacks"
 )
 
-// Run is one step of all replicas. After the first failure every method returns that failure, always the same *[StepError]. Its
-// methods may be called concurrently.
+// Run is one step of all replicas. After the first failure every method returns that failure, always the same
+// *[StepError]. Its methods may be called concurrently.
 type Run struct {
 	detector *Detector
 	step     any
@@ -88,17 +88,17 @@ func newRun(ctx context.Context, l *Detector, step any) *Run {
 	return r
 }
 
-// Context returns the context of the run, derived from that of Begin. The first failure cancels it, with the *[StepError] as its
-// cause. The end of [Run.Wait] cancels it too, with [context.Canceled].
+// Context returns the context of the run, derived from that of Begin. The first failure cancels it, with the
+// *[StepError] as its cause. The end of [Run.Wait] cancels it too, with [context.Canceled].
 func (r *Run) Context() context.Context { return &r.ctx }
 
-// Do runs f as a replica's part of the step on the calling goroutine, and records how it ended. It must be called exactly once
-// per replica and run. Do recovers a panic in f; after runtime.Goexit it records the end, and the goroutine exits. If f returns an
-// error, panics or exits, the run fails, and every replica gets that failure, unless the run had failed before. Do returns
-// the failure of the run so far, or nil.
+// Do runs f as a replica's part of the step on the calling goroutine, and records how it ended. It must be called
+// exactly once per replica and run. Do recovers a panic in f; after runtime.Goexit it records the end, and the
+// goroutine exits. If f returns an error, panics or exits, the run fails, and every replica gets that failure, unless
+// the run had failed before. Do returns the failure of the run so far, or nil.
 //
-// goroutine is the number of the calling goroutine. [stacks.ID] is slow, so a goroutine that takes part in many runs should call
-// it once. If goroutine is 0, Do calls it.
+// goroutine is the number of the calling goroutine. [stacks.ID] is slow, so a goroutine that takes part in many runs
+// should call it once. If goroutine is 0, Do calls it.
 func (r *Run) Do(replica int, goroutine uint64, f func(ctx context.Context) error) (failure error) {
 	me := &r.replicas[replica]
 	if goroutine == 0 {
@@ -126,9 +126,9 @@ func (r *Run) Do(replica int, goroutine uint64, f func(ctx context.Context) erro
 	return r.Err()
 }
 
-// Acquire reports that a goroutine starts a call for a replica. If the replica is in another call, of another goroutine or of its
-// merge function, the run fails with [collective.ErrBusy]; the report shows both. If Acquire returns nil, the caller must call
-// Release.
+// Acquire reports that a goroutine starts a call for a replica. If the replica is in another call, of another
+// goroutine or of its merge function, the run fails with [collective.ErrBusy]; the report shows both. If Acquire
+// returns nil, the caller must call Release.
 func (r *Run) Acquire(replica int) error {
 	if failure := r.failure.Load(); failure != nil {
 		return failure
@@ -158,9 +158,9 @@ func (r *Run) Err() error {
 	return nil
 }
 
-// Wait waits until every replica has ended, and returns the failure of the run or nil. After a failure, or the end of the
-// context, it waits at most [Config.Grace]. It abandons a replica that is then still blocked outside the library, and returns it
-// in abandoned; the failure has its stack. Later calls of that replica return the failure of the run.
+// Wait waits until every replica has ended, and returns the failure of the run or nil. After a failure, or the end of
+// the context, it waits at most [Config.Grace]. It abandons a replica that is then still blocked outside the library,
+// and returns it in abandoned; the failure has its stack. Later calls of that replica return the failure of the run.
 //
 // If the run failed, all communicators are aborted and must be rebuilt before [Run.Close].
 func (r *Run) Wait() (abandoned []int, err error) {
@@ -192,13 +192,15 @@ func (r *Run) finish() {
 	r.detector.current.Store(nil)
 }
 
-// Close lets the next run start. The caller calls it once, after [Run.Wait], or without it if the run started no replica.
+// Close lets the next run start. The caller calls it once, after [Run.Wait], or without it if the run started no
+// replica.
 func (r *Run) Close() {
 	r.finish()
 	<-r.detector.turn
 }
 
-// waitGrace waits for the replicas of an ending run for at most the grace period, and returns those that have not ended.
+// waitGrace waits for the replicas of an ending run for at most the grace period, and returns those that have not
+// ended.
 func (r *Run) waitGrace() (abandoned []int) {
 	var expired <-chan time.Time
 	if grace := r.detector.cfg.Grace; grace > 0 {
@@ -327,8 +329,8 @@ func (r *Run) fail(f fault) *StepError {
 	return failure
 }
 
-// failLocked makes f the failure of the run, which must not have one. The caller holds the lock, and calls spread after it has
-// released it.
+// failLocked makes f the failure of the run, which must not have one. The caller holds the lock, and calls spread
+// after it has released it.
 func (r *Run) failLocked(f fault) *StepError {
 	failure := r.report(f)
 	failure.ended = r.ended
@@ -345,8 +347,8 @@ func (r *Run) failLocked(f fault) *StepError {
 	return failure
 }
 
-// spread ends every wait of the run. It cancels the context, which merge calls and user code watch, and aborts the communicators.
-// It is called once, without the lock.
+// spread ends every wait of the run. It cancels the context, which merge calls and user code watch, and aborts the
+// communicators. It is called once, without the lock.
 func (r *Run) spread(failure *StepError) {
 	r.cancel(failure)
 	for _, abort := range r.aborts {

@@ -1,6 +1,7 @@
 package deadlock
 
-// searcher searches the wait-for graph; see the package documentation. Its slices are scratch, guarded by the detector's lock.
+// searcher searches the wait-for graph; see the package documentation. Its slices are scratch, guarded by the
+// detector's lock.
 type searcher struct {
 	seen []visitState
 	path []hop

@@ -31,8 +31,8 @@ func newView(r *Run) *view {
 	return v
 }
 
-// goroutine returns the goroutine that acts for a replica, or nil. If the replica is in a call, it is the goroutine that made the
-// call, which the replica's goroutine may have started, directly or indirectly.
+// goroutine returns the goroutine that acts for a replica, or nil. If the replica is in a call, it is the goroutine
+// that made the call, which the replica's goroutine may have started, directly or indirectly.
 func (v *view) goroutine(replica int, inCall bool, f fault) *stacks.Goroutine {
 	id := v.run.replicas[replica].goroutine.Load()
 	own := v.byID[id]
@@ -72,8 +72,9 @@ func inLibrary(g *stacks.Goroutine) bool {
 	return false
 }
 
-// siteOf returns the innermost frame of user code. If there is none, it returns the user's go statement that started the goroutine
-// in the library, as in go replica.AllReduce(…), or else the innermost frame outside the layers that every call goes through.
+// siteOf returns the innermost frame of user code. If there is none, it returns the user's go statement that started
+// the goroutine in the library, as in go replica.AllReduce(…), or else the innermost frame outside the layers that
+// every call goes through.
 func siteOf(g *stacks.Goroutine) Frame {
 	if site := firstUser(g.Frames); site != (Frame{}) {
 		return site
@@ -121,10 +122,10 @@ func callers(frames []stacks.Frame, site Frame) []Frame {
 	return out
 }
 
-// userPart removes the frames outside user code at both ends of a stack. At the top these are the runtime's frames and, unless
-// the replica died there, the library's; of the standard library's it keeps the one that user code called. At the bottom these are
-// the callers of the user's function. In between it keeps other frames, except for the layers that every call goes through.
-// A stack without user frames stays whole.
+// userPart removes the frames outside user code at both ends of a stack. At the top these are the runtime's frames
+// and, unless the replica died there, the library's; of the standard library's it keeps the one that user code
+// called. At the bottom these are the callers of the user's function. In between it keeps other frames, except for
+// the layers that every call goes through. A stack without user frames stays whole.
 func userPart(frames []stacks.Frame, died bool) []stacks.Frame {
 	for i, f := range frames {
 		if f.Func == "panic" || f.Func == "runtime.Goexit" {
@@ -166,7 +167,10 @@ func userPart(frames []stacks.Frame, died bool) []stacks.Frame {
 // isCore reports whether a library frame belongs to the layers that every call goes through.
 func isCore(f stacks.Frame) bool {
 	rest := strings.TrimPrefix(f.Func, strings.TrimSuffix(packagePath(), "distribute/internal/deadlock"))
-	for _, prefix := range []string{"internal/", "collective.", "collective/", "transport.", "transport/", "distribute.", "distribute/"} {
+	for _, prefix := range []string{
+		"internal/", "collective.", "collective/", "transport.", "transport/", "distribute.",
+		"distribute/",
+	} {
 		if strings.HasPrefix(rest, prefix) {
 			return true
 		}
