@@ -49,7 +49,7 @@ func arenaBytes(processes int) (int64, error) {
 	}
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {
-		return 0, fmt.Errorf("shm: asking for the size of the memory: %w", err)
+		return 0, fmt.Errorf("shm: determining the size of the memory: %w", err)
 	}
 	memory := uint64(info.Totalram) * uint64(info.Unit)
 	return int64(min(max(memory, 1<<30), 1<<45/uint64(processes)) / hugePage * hugePage), nil

@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// ask is a rank's query to another rank, in the block of the querying rank. The other rank writes the answer there too.
-// A rank has one query at a time. If an answer is so late that the next query exists, both answers may be written: the
-// text is then wrong, but it is only shown to people.
-type ask struct {
+// query is a rank's query to another rank, in the block of the querying rank. The other rank writes the answer there
+// too. A rank has one query at a time. If an answer is so late that the next query exists, both answers may be written:
+// the text is then wrong, but it is only shown to people.
+type query struct {
 	number atomic.Uint64 // of the query, from 1; set last
 	to     atomic.Int32
 	_      [4]byte
@@ -21,8 +21,8 @@ type ask struct {
 	text     [reasonBytes]byte
 }
 
-// askTime bounds the wait for an answer.
-const askTime = 500 * time.Millisecond
+// queryTimeout bounds the wait for an answer.
+const queryTimeout = 500 * time.Millisecond
 
 func (e *endpoint) Answer(text func(seq uint64) []byte) { e.answer.Store(&text) }
 
@@ -39,13 +39,13 @@ func (e *endpoint) Ask(peer int, seq uint64) []byte {
 	case <-e.reply: // to a query that timed out
 	default:
 	}
-	a := &e.mine.ask
+	a := &e.mine.query
 	a.to.Store(int32(peer))
 	a.seq.Store(seq)
 	number := a.number.Add(1)
 	g.head.asked.Add(1)
 	g.world.processes[g.process[peer]].ring()
-	timer := time.NewTimer(askTime)
+	timer := time.NewTimer(queryTimeout)
 	defer timer.Stop()
 	for a.answered.Load() != number {
 		select {
@@ -81,7 +81,7 @@ func (w *world) answer() {
 		if now := g.head.asked.Load(); now != g.asked {
 			g.asked = now
 			for r := range g.ranks {
-				a := &g.block(r).ask
+				a := &g.block(r).query
 				number, to := a.number.Load(), int(a.to.Load())
 				if number == g.answered[r] || to < 0 || to >= g.ranks {
 					continue
@@ -93,7 +93,7 @@ func (w *world) answer() {
 			}
 		}
 		for r := range g.ends {
-			if e := g.ends[r].Load(); e != nil && e.mine.ask.answered.Load() == e.mine.ask.number.Load() {
+			if e := g.ends[r].Load(); e != nil && e.mine.query.answered.Load() == e.mine.query.number.Load() {
 				select {
 				case e.reply <- struct{}{}:
 				default:
@@ -114,7 +114,7 @@ func (g *group) reply(e *endpoint, from int, number uint64) {
 	if g.gone {
 		return
 	}
-	a := &g.block(from).ask
+	a := &g.block(from).query
 	text := e.answerTo(a.seq.Load())
 	if a.number.Load() != number {
 		return

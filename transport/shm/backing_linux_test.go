@@ -29,7 +29,7 @@ func init() {
 // it is asked for, whatever its length, and everything that was given out can be written.
 func TestNoMemoryIsAnError(t *testing.T) { runOnSmallFileSystem(t, "full") }
 
-// TestNoMemoryBetweenRanksIsAnError uses stages and frames that the file system has no memory for.
+// TestNoMemoryBetweenRanksIsAnError uses staging buffers and frames that the file system has no memory for.
 func TestNoMemoryBetweenRanksIsAnError(t *testing.T) { runOnSmallFileSystem(t, "full, between ranks") }
 
 // runOnSmallFileSystem runs a part in a mount namespace.
@@ -53,7 +53,7 @@ func runOnSmallFileSystem(t *testing.T, part string) {
 const (
 	fullBytes  = 8 << 20  // of the file system
 	arenaBytes = 64 << 20 // of the arena in it, which is sparse
-	smallBytes = 1 << 20  // of a file system that holds a group of two, but not their stages nor all pipes
+	smallBytes = 1 << 20  // of a file system that holds a group of two, but not their staging buffers nor all pipes
 )
 
 // onSmallFileSystem mounts a file system in memory and calls f with a new file of it.
@@ -147,10 +147,10 @@ func useGroup(f *os.File) error {
 		}
 		e.Publish(transport.Slot{})
 		if err := e.Signal(0); !errors.Is(err, unix.ENOSPC) {
-			return fmt.Errorf("Signal after a stage without memory: %v, want %w", err, unix.ENOSPC)
+			return fmt.Errorf("Signal after a staging buffer without memory: %v, want %w", err, unix.ENOSPC)
 		}
 		if err := e.Await(ctx, -1, 0); !errors.Is(err, unix.ENOSPC) {
-			return fmt.Errorf("Await after a stage without memory: %v, want %w", err, unix.ENOSPC)
+			return fmt.Errorf("Await after a staging buffer without memory: %v, want %w", err, unix.ENOSPC)
 		}
 	}
 	if _, err := f.WriteAt(make([]byte, 1<<20), 2<<20); !errors.Is(err, unix.ENOSPC) { // takes what is left

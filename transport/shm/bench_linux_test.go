@@ -10,7 +10,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/shm"
 )
 
-// The benchmarks measure two processes. The other one does the same until it is told to stop, by the header's Root.
+// The benchmarks measure two processes. The other one does the same until the Root of a header is not 0.
 
 func init() {
 	for name, b := range benches {
@@ -30,11 +30,11 @@ func init() {
 	}
 }
 
-// benches make a call of so many bytes; it reports whether rank 0 has asked to stop.
+// benches make a call of so many bytes; it reports whether rank 0 has requested the end.
 var benches = map[string]func(m transport.Endpoint, bytes int) func(h transport.Header) (bool, error){
-	"marks":  marks,
-	"stages": stages,
-	"frames": frames,
+	"flags":   flags,
+	"staging": staging,
+	"frames":  frames,
 }
 
 var background = context.Background()
@@ -51,13 +51,13 @@ func begin(m transport.Endpoint, slot transport.Slot) (stop bool, err error) {
 	return m.Peer(0).Root != 0, nil
 }
 
-// marks meets once.
-func marks(m transport.Endpoint, _ int) func(h transport.Header) (bool, error) {
+// flags awaits flag 0 of all.
+func flags(m transport.Endpoint, _ int) func(h transport.Header) (bool, error) {
 	return func(h transport.Header) (bool, error) { return begin(m, transport.Slot{Header: h}) }
 }
 
-// stages copies into the own stage and out of the peer's, in one half for each call.
-func stages(m transport.Endpoint, bytes int) func(h transport.Header) (bool, error) {
+// staging copies into the own staging buffer and out of the peer's, in one half for each call.
+func staging(m transport.Endpoint, bytes int) func(h transport.Header) (bool, error) {
 	data := make([]byte, bytes)
 	return func(h transport.Header) (bool, error) {
 		half := len(m.StagingBuffer(0)) / 2 * int(h.Seq&1)
@@ -82,11 +82,11 @@ func frames(m transport.Endpoint, bytes int) func(h transport.Header) (bool, err
 	}
 }
 
-func BenchmarkMarks(b *testing.B) { bench(b, "marks", 0) }
+func BenchmarkFlags(b *testing.B) { bench(b, "flags", 0) }
 
-func BenchmarkStages(b *testing.B) {
+func BenchmarkStagingBuffers(b *testing.B) {
 	for _, bytes := range []int{4, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20} {
-		b.Run(fmt.Sprint(bytes), func(b *testing.B) { bench(b, "stages", bytes) })
+		b.Run(fmt.Sprint(bytes), func(b *testing.B) { bench(b, "staging", bytes) })
 	}
 }
 

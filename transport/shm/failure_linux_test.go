@@ -35,7 +35,7 @@ func (c *child) open() (transport.Endpoint, error) {
 	return ends[0], nil
 }
 
-// openPart opens, and closes when it is told to.
+// openPart opens, and closes on request.
 func openPart(c *child) error {
 	m, err := c.open()
 	if err != nil {
@@ -63,7 +63,7 @@ func leavePart(c *child) error {
 	return m.Close()
 }
 
-// waitPart makes calls until it gets an error: of marks, or if arg is 1 of frames around the ring.
+// waitPart makes calls until it gets an error: of flags, or if arg is 1 of frames around the ring.
 func waitPart(c *child) error {
 	m, err := c.open()
 	if err != nil {
@@ -89,7 +89,7 @@ func waitPart(c *child) error {
 // TestKilled: whoever needs a process that is killed learns it without any deadline, and what is left vanishes with the
 // rest.
 func TestKilled(t *testing.T) {
-	for arg, what := range []string{"marks", "frames"} {
+	for arg, what := range []string{"flags", "frames"} {
 		t.Run(what, func(t *testing.T) {
 			cfg := config(t, 3)
 			var children []*started
@@ -108,7 +108,7 @@ func TestKilled(t *testing.T) {
 			for _, r := range []int{0, 2} {
 				// With frames the rank that does not exchange with rank 1 may see that of the other survivor first.
 				line := children[r].line()
-				if !strings.Contains(line, "rank 1 is down: process ") && (what == "marks" || !strings.Contains(line, "has closed its end")) {
+				if !strings.Contains(line, "rank 1 is down: process ") && (what == "flags" || !strings.Contains(line, "has closed its end")) {
 					t.Errorf("rank %d says %q", r, line)
 				}
 			}
@@ -195,8 +195,8 @@ func fill(b []byte, with byte) {
 	}
 }
 
-// TestStopped: a process that is stopped is found by the deadline only. What it writes when it goes on is used by
-// nobody: neither the group that was made meanwhile, nor a buffer that was given out since.
+// TestStopped: only the deadline detects a stopped process. What it writes when it continues affects neither the group
+// that was created meanwhile, nor a buffer that was allocated since.
 func TestStopped(t *testing.T) {
 	cfg := config(t, 2, 1)
 	sleeper := start(t, "write", 0, cfg)
@@ -238,8 +238,8 @@ func TestStopped(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stages := [][]byte{ends[0].StagingBuffer(0), ends[0].StagingBuffer(1)}
-	for r, s := range stages {
+	staging := [][]byte{ends[0].StagingBuffer(0), ends[0].StagingBuffer(1)}
+	for r, s := range staging {
 		fill(s, 7)
 		defer ends[r].Close()
 	}
@@ -249,7 +249,7 @@ func TestStopped(t *testing.T) {
 	}
 	sleeper.in()
 	sleeper.says("error: ", transport.ErrInterrupted.Error())
-	for what, b := range map[string][]byte{"a new buffer": fresh.HostBytes(), "stage 0": stages[0], "stage 1": stages[1]} {
+	for what, b := range map[string][]byte{"a new buffer": fresh.HostBytes(), "staging buffer 0": staging[0], "staging buffer 1": staging[1]} {
 		if i := slices.IndexFunc(b, func(x byte) bool { return x != 7 }); i >= 0 {
 			t.Errorf("the process that was stopped has written into %s of what is used now, at %d", what, i)
 		}

@@ -8,16 +8,16 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// Frames between ranks of the domain go through a ring per pair and direction. The sender writes the header, offers the
-// frame and puts in as much as fits; the receiver claims the frame, has the header judged, and takes out what is there,
-// while the sender goes on putting in. Both copy at the same time if the frame is long. The pipe's state is the number
-// of the frame, and whose it is:
+// Frames between ranks of the domain go through one ring per pair and direction. The sender writes the header, offers
+// the frame and writes as much as fits; the receiver claims the frame, inspects the header, and reads what is
+// available, while the sender continues to write. Both copy at the same time if the frame is long. The pipe's state is
+// the number of the frame, and its owner:
 //
 //	offered → claimed (receiver) → taken (receiver)
 //	offered → idle    (sender: the frame is taken back)
 //	claimed → offered (receiver: the frame is refused)
 //
-// Neither touches the other's own memory, so either can leave at any time, whatever the other does.
+// Neither accesses the other's private memory, so either can leave at any time, whatever the other does.
 const (
 	pipeIdle = iota
 	pipeOffered
@@ -27,7 +27,7 @@ const (
 
 const pipeStates = 4
 
-// chunkBytes is how much is copied between two looks at what the other end has done.
+// chunkBytes is how much is copied between two checks of the other rank's progress.
 const chunkBytes = 64 << 10
 
 // pipeEnd is a rank's end of a pipe.
@@ -38,7 +38,7 @@ type pipeEnd struct {
 	provided int    // how much of the pipe has memory
 }
 
-// exchange is what the rank's Exchange has done so far.
+// exchange is the progress of the rank's Exchange.
 type exchange struct {
 	to, from int // -1: this half is done
 	out, in  []byte
@@ -68,7 +68,7 @@ func (e *endpoint) Exchange(ctx context.Context, to int, out transport.Frame, fr
 	}
 	var err error
 	if !e.move() {
-		e.want = want{frames: true, mark: -1}
+		e.want = want{frames: true, flag: -1}
 		err = e.wait(ctx)
 	}
 	if x.err != nil {
@@ -82,7 +82,7 @@ func (e *endpoint) Exchange(ctx context.Context, to int, out transport.Frame, fr
 	return err
 }
 
-// offer shows the frame to its receiver.
+// offer offers the frame to its receiver.
 func (e *endpoint) offer(out *transport.Frame) {
 	p := &e.outgoing[e.x.to]
 	p.set(&out.Header)
@@ -102,8 +102,8 @@ func (e *endpoint) poke(rank int) {
 	}
 }
 
-// fill puts the next chunk of data, of which some was put in before, into the ring as far as there is room, and returns
-// how much of data is in the ring or was.
+// fill writes the next chunk of data to the ring as far as it has room. put is how much of data was written before; the
+// result is how much was written in total.
 func (e *endpoint) fill(p *pipeEnd, data []byte, put int) int {
 	taken := p.got.Load()
 	room := uint64(len(p.ring)) - (uint64(put) - taken)
@@ -120,11 +120,11 @@ func (e *endpoint) fill(p *pipeEnd, data []byte, put int) int {
 	return put
 }
 
-var errRing = errors.New("its count of a frame's bytes cannot be")
+var errRing = errors.New("its count of a frame's bytes is invalid")
 
 func (e *endpoint) gone(rank int, err error) error { return &transport.PeerDown{Rank: rank, Err: err} }
 
-// move takes and puts what it can, and reports whether the exchange has ended.
+// move sends and receives as much as possible, and reports whether the exchange has ended.
 func (e *endpoint) move() bool {
 	x := &e.x
 	for moved := true; moved && x.err == nil; {
@@ -139,7 +139,7 @@ func (e *endpoint) move() bool {
 	return x.err != nil || x.to < 0 && x.from < 0
 }
 
-// send puts the next chunk into the ring, and reports whether it did anything.
+// send writes the next chunk to the ring, and reports whether it made progress.
 func (e *endpoint) send() bool {
 	x := &e.x
 	p := &e.outgoing[x.to]
@@ -158,7 +158,7 @@ func (e *endpoint) send() bool {
 	return true
 }
 
-// receive takes the next chunk out of the ring, and reports whether it did anything.
+// receive reads the next chunk from the ring, and reports whether it made progress.
 func (e *endpoint) receive() bool {
 	x := &e.x
 	p := &e.incoming[x.from]
@@ -191,7 +191,7 @@ func (e *endpoint) receive() bool {
 	return true
 }
 
-// claim takes the frame that is offered, if there is one, and has it judged.
+// claim takes an offered frame, if any, and inspects it.
 func (e *endpoint) claim(p *pipeEnd) bool {
 	x := &e.x
 	state := p.state.Load()
@@ -200,10 +200,10 @@ func (e *endpoint) claim(p *pipeEnd) bool {
 		return false
 	}
 	var err error
-	if e.judge != nil {
+	if e.inspect != nil {
 		var h transport.Header
 		p.get(&h)
-		err = e.judge(x.from, h)
+		err = e.inspect(x.from, h)
 	}
 	if length := p.length; err == nil && length != uint64(len(x.in)) {
 		err = fmt.Errorf("%w: %d bytes from rank %d, %d expected", transport.ErrSize, length, x.from, len(x.in))
@@ -217,9 +217,9 @@ func (e *endpoint) claim(p *pipeEnd) bool {
 	return true
 }
 
-// exchangeVerdict has the frames judged that peers other than the awaited one offer, and returns why the exchange
-// cannot come to its end, or nil.
-func (e *endpoint) exchangeVerdict() error {
+// exchangeImpossible inspects the frames that peers other than the awaited one offer, and returns why the exchange
+// cannot end, or nil.
+func (e *endpoint) exchangeImpossible() error {
 	x := &e.x
 	for _, peer := range [2]int{x.from, x.to} {
 		if peer < 0 {
@@ -229,7 +229,7 @@ func (e *endpoint) exchangeVerdict() error {
 			return e.gone(peer, err)
 		}
 	}
-	if e.judge == nil {
+	if e.inspect == nil {
 		return nil
 	}
 	for peer := range e.incoming {
@@ -247,9 +247,9 @@ func (e *endpoint) exchangeVerdict() error {
 		var h transport.Header
 		p.get(&h)
 		if p.state.Load() != state {
-			continue // that was not one header
+			continue // the header has changed meanwhile
 		}
-		if err := e.judge(peer, h); err != nil {
+		if err := e.inspect(peer, h); err != nil {
 			return err
 		}
 	}

@@ -195,7 +195,7 @@ func TestParkingAllocatesNothing(t *testing.T) {
 		return
 	}
 	defer b.Close()
-	a.g.looks, b.g.looks = 0, 0
+	a.g.polls, b.g.polls = 0, 0
 	call := func(e *endpoint) {
 		e.Publish(transport.Slot{})
 		if err := errors.Join(e.Signal(0), e.Await(context.Background(), -1, 0), e.Exchange(context.Background(), 1-e.rank, transport.Frame{}, 1-e.rank, nil)); err != nil {

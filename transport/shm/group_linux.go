@@ -23,7 +23,7 @@ type group struct {
 	process []int // number of the process, by rank
 	first   bool  // it was split from the world's group
 	places  []transport.Place
-	looks   int // number of checks before a waiting rank yields its processor between checks; 0: it blocks at once
+	polls   int // number of checks before a waiting rank yields its processor between checks; 0: it blocks at once
 
 	ends []atomic.Pointer[endpoint] // by rank; nil unless local and open
 
@@ -57,9 +57,9 @@ func newGroup(w *world, offset int64, worldly []int) (*group, error) {
 	switch {
 	case len(w.cfg.Ranks) > runtime.GOMAXPROCS(0): // the peer may be a goroutine that needs this processor, so yielding the thread does not help
 	case w.cfg.Size <= runtime.NumCPU():
-		g.looks = looksFirst
+		g.polls = pollsFirst
 	default:
-		g.looks = looksEach
+		g.polls = pollsEach
 	}
 	return g, nil
 }
@@ -123,7 +123,7 @@ func (g *group) reportLocked() {
 // announce notifies all processes of the group of a change of the state of a local rank, and wakes all its ranks.
 func (g *group) announce() {
 	g.head.news.Add(1)
-	g.rouseAll()
+	g.wakeAll()
 	for p := range g.world.processes {
 		if slices.Contains(g.process, p) {
 			g.world.processes[p].ring()
@@ -132,8 +132,8 @@ func (g *group) announce() {
 	g.world.look()
 }
 
-// rouseAll wakes all ranks that are parked.
-func (g *group) rouseAll() {
+// wakeAll wakes all ranks that are parked.
+func (g *group) wakeAll() {
 	for r := range g.ranks {
 		g.wakeUp(r, g.block(r))
 	}
@@ -163,8 +163,8 @@ type endpoint struct {
 
 	// Used by the rank's goroutine only.
 	calls    uint64            // number of calls published
-	total    uint64            // number of marks raised
-	base     uint64            // number of marks raised before the current call
+	total    uint64            // number of flags set
+	base     uint64            // number of flags set before the current call
 	own      [2]transport.Slot // as published, by slot
 	shapes   [2][]int          // their shapes, kept
 	version  [2]uint32         // of their texts
@@ -174,7 +174,7 @@ type endpoint struct {
 	want     want
 	staged   []bool // by rank: its staging buffer is backed by memory
 	unstaged error  // why a staging buffer has no memory
-	judge    func(peer int, h transport.Header) error
+	inspect  func(peer int, h transport.Header) error
 
 	outgoing, incoming []pipeEnd // by peer
 	x                  exchange
@@ -190,11 +190,11 @@ type endpoint struct {
 	reported []bool // guarded by world.mu
 }
 
-func (e *endpoint) Rank() int                                              { return e.rank }
-func (e *endpoint) Size() int                                              { return e.g.ranks }
-func (e *endpoint) Transport() string                                      { return "shm" }
-func (e *endpoint) Inspect(judge func(peer int, h transport.Header) error) { e.judge = judge }
-func (e *endpoint) Down() <-chan transport.PeerDown                        { return e.down }
+func (e *endpoint) Rank() int                                                { return e.rank }
+func (e *endpoint) Size() int                                                { return e.g.ranks }
+func (e *endpoint) Transport() string                                        { return "shm" }
+func (e *endpoint) Inspect(inspect func(peer int, h transport.Header) error) { e.inspect = inspect }
+func (e *endpoint) Down() <-chan transport.PeerDown                          { return e.down }
 
 func (e *endpoint) Capabilities() transport.Capabilities {
 	return transport.Capabilities{Places: e.g.places, Memory: true, StagingBytes: stagingBytes}

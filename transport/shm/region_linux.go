@@ -27,7 +27,7 @@ const tableBytes = 8 * splitsMax
 // stagingBytes is the size of a rank's staging buffer.
 const stagingBytes = 4 << 20 >> (bits.UintSize % 64 / 32 * 3) // 512 KiB with 32 bits
 
-// head is the beginning of a region. See marks_linux.go for the words that decide whether a call starts.
+// head is the beginning of a region. See flags_linux.go for the words that decide whether a call starts.
 type head struct {
 	stop    atomic.Uint32 // calls that have not started never start
 	news    atomic.Uint32 // number of changes of any rank's state
@@ -58,7 +58,7 @@ type block struct {
 	_         [64 - 8]byte
 	reason    [reasonBytes]byte
 
-	ask ask
+	query query
 }
 
 // The bits of a rank's state.

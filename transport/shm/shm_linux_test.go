@@ -16,7 +16,7 @@ import (
 
 type opener = func(context.Context, shm.Config) ([]transport.Endpoint, error)
 
-// open makes a group of n ranks, of which each call of Open, which stands for a process, has some.
+// open creates a group of n ranks. Each call of Open acts as a process, with some of them.
 func open(t *testing.T, open opener, n, perProcess int) []transport.Endpoint {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()

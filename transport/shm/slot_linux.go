@@ -12,7 +12,7 @@ import (
 // slot is a transport.Slot in shared memory. A rank has two, for its odd and its even calls. The fields that peers read
 // in every call are one cache line: the progress of the rank, and the header.
 type slot struct {
-	progress atomic.Uint64 // number of marks raised, up to the last call of this slot
+	progress atomic.Uint64 // number of flags set, up to the last call of this slot
 	header
 	src, dst  place
 	_         [64 - 2*24]byte
@@ -87,7 +87,7 @@ func decodeText(b *[slotTextBytes]byte, shape []int) (name, algorithm []byte, di
 	for range count {
 		d := int64(binary.LittleEndian.Uint64(b[at:]))
 		if d < 0 || int64(int(d)) != d {
-			return nil, nil, shape, errors.New("its slot claims a shape that cannot be")
+			return nil, nil, shape, errors.New("its slot claims an invalid shape")
 		}
 		shape = append(shape, int(d))
 		at += 8

@@ -9,21 +9,20 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// A wait looks some hundred times, if the host has a processor for every rank, which takes about as long as peers that
-// compute at the same pace need to meet. Then it gives its processor to whoever needs it between looks: if that is the
-// peer that is waited for, a call takes microseconds, where spinning on would take until the end of a time slice. It
-// blocks after about the time that it costs to block and to be woken. The processor is given away to other threads, not
-// to other goroutines (runtime.Gosched): that makes the runtime wake threads to look for work, which get in the way of
-// the peers.
+// If the host has a processor for every rank, a wait polls some hundred times, about as long as peers that compute at
+// the same pace are apart. Then it yields its processor between polls: if the awaited peer needs it, a call takes
+// microseconds, where further spinning would take until the end of a time slice. It blocks after about the time that
+// blocking and waking up costs. The processor is yielded to other threads, not to other goroutines (runtime.Gosched):
+// that makes the runtime wake threads to look for work, which compete with the peers.
 const (
-	looksFirst = 200 // before it gives the processor away, if there is one for every rank
-	looksEach  = 32  // then, each time
+	pollsFirst = 200 // before it yields the processor, if there is one for every rank
+	pollsEach  = 32  // then, each time
 	spinTime   = 50 * time.Microsecond
 )
 
-// spin looks for a while, and reports whether what the rank waits for has happened.
+// spin polls for a while, and reports whether the awaited condition is true.
 func (e *endpoint) spin() bool {
-	first := e.g.looks
+	first := e.g.polls
 	if first == 0 {
 		return false
 	}
@@ -32,10 +31,10 @@ func (e *endpoint) spin() bool {
 		if e.happened() {
 			return true
 		}
-		if i < first || i%looksEach != 0 {
+		if i < first || i%pollsEach != 0 {
 			continue
 		}
-		if e.want.mark == 0 && e.doubted() {
+		if e.want.flag == 0 && e.doubted() {
 			return false
 		}
 		if since.IsZero() {
@@ -47,48 +46,48 @@ func (e *endpoint) spin() bool {
 	}
 }
 
-// want is what a rank waits for: marks, or with frames set that its exchange goes on.
+// want is what a rank waits for: flags, or with frames set the progress of its exchange.
 type want struct {
 	frames bool
-	rank   int // whose mark, or -1
-	mark   int
+	rank   int // whose flag, or -1: all
+	flag   int
 	target uint64
 }
 
-// What block.whose says besides a rank.
+// The values of block.whose besides a rank.
 const (
 	whoseAll    = -1
 	whoseFrames = -2
 )
 
-// happened reports whether what the rank waits for has happened. It moves frames as far as it can.
+// happened reports whether the awaited condition is true. It moves frames as far as possible.
 func (e *endpoint) happened() bool {
 	if e.want.frames {
 		return e.move()
 	}
-	return e.raised(e.want.rank, e.want.target)
+	return e.isSet(e.want.rank, e.want.target)
 }
 
-// wait blocks until what e.want says has happened, or cannot happen, or ctx ends it.
+// wait blocks until the condition of e.want is true, cannot become true, or ctx ends.
 //
-// No wake-up is lost. The waiter writes what it waits for, sets its word parked, then looks at the condition, then
-// blocks. The one who makes a condition true does that first, and then looks at parked. All of these are sequentially
-// consistent, so either the waiter sees the condition, or the waker sees parked. Where a condition takes several ranks,
-// the last of them sees what all others did. A waker turns parked from 1 to 0, so that one rings, and puts a token into
-// the channel: itself if the waiter is of its process, else by a byte through the socket to the waiter's process. The
-// goroutine that reads there then gives a token to all ranks that wait although their parked is 0. A byte may be left
-// out if the socket is full: then others are there to be read, and whoever reads looks afterwards.
+// No wake-up is lost. The waiter writes what it waits for, sets its word parked, then checks the condition, then
+// blocks. A rank that makes a condition true does that first, and then reads parked. All of these are sequentially
+// consistent, so either the waiter sees the condition, or the waker sees parked. Where a condition needs several ranks,
+// the last of them sees what all others did. A waker changes parked from 1 to 0, so that only one rings, and puts a
+// token into the channel: directly if the waiter is of its process, else by a byte through the socket to the waiter's
+// process. The goroutine that reads there then gives a token to all ranks that wait although their parked is 0. A byte
+// may be omitted if the socket is full: then it has others to read, and the reader checks afterwards.
 //
-// A waker that is killed between the two is no loss either, for the end of its socket wakes all. If it is stopped
-// there, the waiter looks once more when its context ends the wait. A token that comes late or twice ends a later wait
-// early, which looks and blocks again.
+// A waker that is killed between the two is no loss either, since the end of its socket wakes all. If it is stopped
+// there, the waiter checks once more when its context ends the wait. A token that arrives late or twice ends a later
+// wait early, which checks and blocks again.
 func (e *endpoint) wait(ctx context.Context) error {
 	if e.spin() {
 		return nil
 	}
 	for {
 		e.park()
-		err := e.verdict()
+		err := e.impossible()
 		if !e.happened() && err == nil {
 			err = transport.Park(ctx, e.wake)
 			e.unpark()
@@ -107,7 +106,7 @@ func (e *endpoint) wait(ctx context.Context) error {
 	}
 }
 
-// park says that the rank is about to block.
+// park announces that the rank is about to block.
 func (e *endpoint) park() {
 	b := e.mine
 	whose := e.want.rank
@@ -132,22 +131,22 @@ func (e *endpoint) unpark() {
 func (e *endpoint) token() {
 	select {
 	case e.wake <- struct{}{}:
-	default: // there is one already
+	default: // it has one already
 	}
 }
 
-// verdict returns why what the rank waits for cannot happen any more, or nil.
-func (e *endpoint) verdict() error {
+// impossible returns why the condition of e.want cannot become true any more, or nil.
+func (e *endpoint) impossible() error {
 	w := &e.want
 	if w.frames {
-		return e.exchangeVerdict()
+		return e.exchangeImpossible()
 	}
-	if w.mark == 0 && e.doubted() && !e.decide() {
+	if w.flag == 0 && e.doubted() && !e.decide() {
 		return transport.ErrInterrupted
 	}
 	for r := range e.blocks {
-		if (w.rank == r || w.rank < 0) && !e.raised(r, w.target) {
-			if err := e.g.lost(r); err != nil && !e.raised(r, w.target) {
+		if (w.rank == r || w.rank < 0) && !e.isSet(r, w.target) {
+			if err := e.g.lost(r); err != nil && !e.isSet(r, w.target) {
 				return &transport.PeerDown{Rank: r, Err: err}
 			}
 		}

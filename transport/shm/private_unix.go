@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// checkPrivate returns an error unless the directory is this user's, and nobody else can enter it.
+// checkPrivate returns an error unless the directory belongs to this user, and no other user can enter it.
 func checkPrivate(dir string) error {
 	info, err := os.Lstat(dir)
 	if err != nil {
@@ -16,7 +16,7 @@ func checkPrivate(dir string) error {
 	}
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || !info.IsDir() || int(stat.Uid) != os.Getuid() || info.Mode().Perm()&0o077 != 0 {
-		return fmt.Errorf("shm: the directory for sockets, %s, is %v and not this user's alone: remove it", dir, info.Mode())
+		return fmt.Errorf("shm: the directory for sockets, %s, is %v, want one of this user that no other can enter: remove it", dir, info.Mode())
 	}
 	return nil
 }

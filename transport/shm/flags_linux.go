@@ -10,10 +10,10 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// view is a peer's slot as this rank understands it.
+// view is a peer's slot as read by this rank.
 type view struct {
 	transport.Slot
-	call uint64 // of this rank, in which it was read
+	call uint64 // number of this rank's call in which it was read
 	text uint32 // version of the text that was read last
 }
 
@@ -26,10 +26,10 @@ func (e *endpoint) Reachable(m tensor.Memory) bool {
 }
 
 // Publish writes the slot of this call. Two slots are enough: a rank can begin the call after next only when all ranks
-// have begun the next one, and so have read the slots of this one. The text is written only if it is not there yet.
+// have begun the next one, and so have read the slots of this one. The text is written only if it has changed.
 func (e *endpoint) Publish(s transport.Slot) {
 	if e.closed.Load() {
-		return // the next Signal says so
+		return // the next Signal returns the error
 	}
 	e.calls++
 	e.base = e.total
@@ -97,7 +97,7 @@ func (e *endpoint) read(peer int, v *view) {
 
 var errPlace = errors.New("its slot claims memory outside of what it shares")
 
-// namesMax bounds the texts that a rank remembers, so that it need not allocate one that it has seen before.
+// namesMax bounds the texts that a rank keeps, so that a repeated text is not allocated again.
 const namesMax = 1 << 12
 
 func (e *endpoint) intern(b []byte) string {
@@ -114,21 +114,21 @@ func (e *endpoint) intern(b []byte) string {
 
 // # When a call starts
 //
-// Each rank counts the marks that it raised, in the slot of its current call, and nobody else writes there: so the
-// usual call costs no atomic operation that two ranks contend for. That all have raised mark 0 can then be seen, but
-// not decided by one atomic; where it matters, a second step decides.
+// Each rank counts the flags that it has set, in the slot of its current call, and no other rank writes there: so the
+// usual call needs no atomic operation that two ranks contend for. That all ranks have set flag 0 can then be observed,
+// but not decided by one atomic variable; where that matters, a second step decides.
 //
-// A rank that sees that all have raised mark 0 of call c looks at head.contest (of that slot) and head.stop afterwards.
-// If neither says that c is in doubt, c has started. A rank that wants to leave c first puts c in doubt (Withdraw:
-// contest = c; Interrupt: stop), and looks at the marks afterwards. Whoever finds c in doubt proposes what it sees,
-// "started" if all marks are raised and "never" if not, to head.verdict, where the first proposal stands.
+// A rank that observes that all have set flag 0 of call c reads head.contest (of that slot) and head.stop afterwards.
+// If neither puts c in doubt, c has started. A rank that wants to leave c first puts c in doubt (Withdraw: contest = c;
+// Interrupt: stop), and reads the flags afterwards. A rank that finds c in doubt proposes what it observes, "started"
+// if all flags are set and "never" if not, to head.verdict, where the first proposal remains.
 //
-// All these words are sequentially consistent. If a rank has taken c for started without a proposal, it looked for
-// doubts after all marks were raised, and found none; so every doubt came later, and every look that follows a doubt
-// sees all marks, and proposes "started". Otherwise everybody goes by the one verdict.
+// All these words are sequentially consistent. If a rank has taken c for started without a proposal, it checked for
+// doubts after all flags were set, and found none; so every doubt is later, and every check that follows a doubt finds
+// all flags set, and proposes "started". Otherwise all ranks follow the one verdict.
 //
 // Two verdicts are kept, by slot: a rank in call c+2 knows that c+1 has started, and so that all ranks have begun c+1,
-// having seen that c has started.
+// after they observed that c has started.
 
 // A verdict on call c is 2c, which means that it has started, or 2c + verdictNever.
 const verdictNever = 1
@@ -139,10 +139,10 @@ func (e *endpoint) doubted() bool {
 	return h.stop.Load() != 0 || h.contest[e.calls&1].Load() == e.calls
 }
 
-// decide returns whether the current call, which is in doubt, has started; if not it never will.
+// decide reports whether the current call, which is in doubt, has started; if not, it never starts.
 func (e *endpoint) decide() bool {
 	proposal := e.calls << 1
-	if !e.raised(-1, e.base+1) {
+	if !e.isSet(-1, e.base+1) {
 		proposal |= verdictNever
 	}
 	word := &e.g.head.verdict[e.calls&1]
@@ -159,7 +159,7 @@ func (e *endpoint) decide() bool {
 	}
 }
 
-func (e *endpoint) Signal(mark int) error {
+func (e *endpoint) Signal(flag int) error {
 	if e.closed.Load() {
 		return errClosed
 	}
@@ -167,22 +167,22 @@ func (e *endpoint) Signal(mark int) error {
 		return e.unstaged
 	}
 	h := e.g.head
-	if e.total != e.base+uint64(mark) {
-		panic(fmt.Sprintf("shm: Signal(%d) after %d marks of this call", mark, e.total-e.base))
+	if e.total != e.base+uint64(flag) {
+		panic(fmt.Sprintf("shm: Signal(%d) after %d flags of this call", flag, e.total-e.base))
 	}
-	if mark == 0 && h.stop.Load() != 0 {
+	if flag == 0 && h.stop.Load() != 0 {
 		return transport.ErrInterrupted
 	}
 	e.total++
 	e.mine.slots[e.calls&1].progress.Store(e.total)
 	if h.parkers.Load() != 0 {
-		e.rouseReady()
+		e.wakeReady()
 	}
 	return nil
 }
 
-// rouseReady wakes the ranks that wait for marks which this rank has raised last.
-func (e *endpoint) rouseReady() {
+// wakeReady wakes the ranks that wait for the flag that this rank has set last.
+func (e *endpoint) wakeReady() {
 	for r, b := range e.blocks {
 		if b.parked.Load() == 0 {
 			continue
@@ -194,8 +194,8 @@ func (e *endpoint) rouseReady() {
 	}
 }
 
-// raised reports whether the rank, or with -1 every rank, has come to this progress in the current call.
-func (e *endpoint) raised(rank int, target uint64) bool {
+// isSet reports whether the rank, or with -1 every rank, has set as many flags in the current call.
+func (e *endpoint) isSet(rank int, target uint64) bool {
 	if rank >= 0 {
 		return e.blocks[rank].slots[e.calls&1].progress.Load() >= target
 	}
@@ -211,27 +211,27 @@ func (e *endpoint) allAt(slot, target uint64) bool {
 	return true
 }
 
-func (e *endpoint) Await(ctx context.Context, rank, mark int) error {
+func (e *endpoint) Await(ctx context.Context, rank, flag int) error {
 	if e.closed.Load() {
 		return errClosed
 	}
 	if e.unstaged != nil {
 		return e.unstaged
 	}
-	target := e.base + uint64(mark) + 1
-	if !e.raised(rank, target) {
-		e.want = want{rank: rank, mark: mark, target: target}
+	target := e.base + uint64(flag) + 1
+	if !e.isSet(rank, target) {
+		e.want = want{rank: rank, flag: flag, target: target}
 		if err := e.wait(ctx); err != nil {
 			return err
 		}
 	}
-	if mark == 0 && rank < 0 {
+	if flag == 0 && rank < 0 {
 		return e.begin()
 	}
 	return nil
 }
 
-// begin looks whether the call, whose mark 0 all ranks have raised, has started, and reads the slots.
+// begin checks whether the call, whose flag 0 all ranks have set, has started, and reads the slots.
 func (e *endpoint) begin() error {
 	if e.doubted() && !e.decide() {
 		return transport.ErrInterrupted
@@ -248,9 +248,9 @@ func (e *endpoint) begin() error {
 	return nil
 }
 
-func (e *endpoint) Behind(mark int, ranks []int) []int {
+func (e *endpoint) Behind(flag int, ranks []int) []int {
 	for r := range e.blocks {
-		if !e.raised(r, e.base+uint64(mark)+1) {
+		if !e.isSet(r, e.base+uint64(flag)+1) {
 			ranks = append(ranks, r)
 		}
 	}
@@ -275,5 +275,5 @@ func (e *endpoint) Interrupt() {
 		return
 	}
 	g.head.stop.Store(1)
-	g.rouseAll()
+	g.wakeAll()
 }
