@@ -11,8 +11,8 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// closing is a watcher of a client that is closed as soon as it is asked: its watches end without a word, as etcd's own
-// do.
+// closing is a watcher of a client that is closed as soon as it is used: its watches end without an error, as etcd's
+// own do.
 type closing struct {
 	clientv3.Watcher
 	store *store
@@ -25,8 +25,8 @@ func (c closing) Watch(context.Context, string, ...clientv3.OpOption) clientv3.W
 	return ended
 }
 
-// TestCloseDuringChanges: a call of Changes that Close ends says so, also if the watch has ended before its context
-// has.
+// TestCloseDuringChanges: a call of Changes that Close ends returns ErrClosed, even if the watch has ended before its
+// context.
 func TestCloseDuringChanges(t *testing.T) {
 	t.Parallel()
 	for range 200 {

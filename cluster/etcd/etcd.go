@@ -1,7 +1,7 @@
 // Package etcd is a rendezvous store in etcd, for clusters that have one: the workers of a job join there, and none of
 // them has to serve a store. [rendezvous.Open] accesses etcd by its JSON gateway; this package uses etcd's own client,
-// for an etcd whose gateway is disabled, with the same content. It is a separate module, because that client is many times
-// larger than Lockstep.
+// for an etcd whose gateway is disabled, with the same content. It is a separate module, because that client is many
+// times larger than Lockstep.
 //
 //	cfg := rendezvous.Config{Schemes: map[string]rendezvous.Opener{"etcd": etcd.Opener(etcd.Config{})}}
 //	store, err := rendezvous.Open(ctx, "etcd://10.0.0.1:2379,10.0.0.2:2379/lockstep", cfg)

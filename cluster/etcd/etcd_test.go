@@ -26,7 +26,7 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/storetest"
 )
 
-// The server runs in a process of its own, this test binary again: so what the client leaves behind can be seen.
+// The server runs in a separate process, this test binary again, so that leaks of the client are visible.
 const serverEnv = "LOCKSTEP_TEST_ETCD"
 
 func TestMain(m *testing.M) {
@@ -123,8 +123,8 @@ func TestConformance(t *testing.T) {
 	}})
 }
 
-// TestGatewayConformance: the same for the way to etcd that every program has, by its JSON gateway; users of both see
-// the same.
+// TestGatewayConformance: the same for the built-in store, which uses etcd's JSON gateway; users of both see the same
+// content.
 func TestGatewayConformance(t *testing.T) {
 	address := cluster(t)
 	var stores, uses atomic.Int32
@@ -143,7 +143,7 @@ func TestGatewayConformance(t *testing.T) {
 	}})
 }
 
-// TestCompacted: who asks for changes that etcd keeps no more is told so, and goes on from where it is.
+// TestCompacted: a reader of changes that etcd has compacted gets an error, and continues from the current revision.
 func TestCompacted(t *testing.T) {
 	address := cluster(t)
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{address}, Context: t.Context()})
@@ -182,8 +182,8 @@ func TestCompacted(t *testing.T) {
 	}
 }
 
-// TestMeet: workers meet in etcd, and another job on it does not see them.
-func TestMeet(t *testing.T) {
+// TestJoin: workers join in etcd, and another job on it does not see them.
+func TestJoin(t *testing.T) {
 	address := cluster(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
@@ -217,12 +217,12 @@ func TestMeet(t *testing.T) {
 	}
 }
 
-// TestNobodyThere: a cluster that does not answer is an error when ctx ends, not before, and says what was tried.
-func TestNobodyThere(t *testing.T) {
+// TestNoAnswer: a cluster that does not answer is an error when ctx ends, not before, which describes the attempts.
+func TestNoAnswer(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	nobody := loopback(freeport.Take(t, 1))
-	_, err := rendezvous.Open(ctx, "etcd://"+nobody.Host,
+	silent := loopback(freeport.Take(t, 1))
+	_, err := rendezvous.Open(ctx, "etcd://"+silent.Host,
 		rendezvous.Config{Schemes: map[string]rendezvous.Opener{"etcd": etcd.Opener(etcd.Config{})}})
 	if err == nil || ctx.Err() == nil {
 		t.Fatalf("got %v", err)

@@ -17,7 +17,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
 
-// buildLockstep builds the command as it is shipped, which knows etcd by its JSON gateway.
+// buildLockstep builds the command as released, which accesses etcd by its JSON gateway.
 func buildLockstep(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "lockstep")
@@ -29,26 +29,26 @@ func buildLockstep(t *testing.T) string {
 	return path
 }
 
-// said collects what processes write.
-type said struct {
+// output collects what processes write.
+type output struct {
 	mu sync.Mutex
 	b  bytes.Buffer
 }
 
-func (s *said) Write(p []byte) (int, error) {
+func (s *output) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.b.Write(p)
 }
 
-func (s *said) String() string {
+func (s *output) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.b.String()
 }
 
-// TestNode0IsReplaced: with everything in etcd, the loss of node 0 is not the end of a job: another agent takes its
-// place, and the training ends with the weights of one that nothing befell.
+// TestNode0IsReplaced: with everything in etcd, the loss of node 0 does not end a job: another agent takes its place,
+// and the training ends with the weights of an undisturbed one.
 func TestNode0IsReplaced(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("needs a system on which workers end with their lockstep run")
@@ -66,7 +66,7 @@ func TestNode0IsReplaced(t *testing.T) {
 	}
 	address, key := cluster(t), secret.New().Text()
 	snapshots, summary := filepath.Join(dir, "snapshots"), filepath.Join(dir, "summary.json")
-	node := func(n int) (*exec.Cmd, *said) {
+	node := func(n int) (*exec.Cmd, *output) {
 		args := []string{
 			"run", "--nnodes", "2", "--node-rank", fmt.Sprint(n), "--rdzv-backend", "etcd", "--rdzv-endpoint", address,
 			"--local-addr", "127.0.0.1", "--max-restarts", "3",
@@ -74,7 +74,7 @@ func TestNode0IsReplaced(t *testing.T) {
 		}
 		args = append(append(args, training...), "--strategy", "multi-worker", "--replicas", "1", "--heartbeat-timeout", "5s",
 			"--summary", summary, "--checkpoint-dir", snapshots, "--save-every", "10")
-		cmd, out := exec.CommandContext(t.Context(), lockstep, args...), &said{}
+		cmd, out := exec.CommandContext(t.Context(), lockstep, args...), &output{}
 		cmd.Env = append(os.Environ(), "LOCKSTEP_SECRET="+key)
 		cmd.Stdout, cmd.Stderr, cmd.WaitDelay = out, out, time.Minute
 		if err := cmd.Start(); err != nil {
@@ -107,7 +107,7 @@ func TestNode0IsReplaced(t *testing.T) {
 	}
 	for _, want := range []string{fmt.Sprintf("pid %d) is lost", first.Process.Pid), "restart 1 of 3"} {
 		if !strings.Contains(secondSaid.String(), want) {
-			t.Errorf("not said: %q", want)
+			t.Errorf("not output: %q", want)
 		}
 	}
 	if !strings.Contains(otherSaid.String(), "resumed") {

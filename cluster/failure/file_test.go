@@ -35,10 +35,10 @@ func TestFiles(t *testing.T) {
 	}
 
 	for name, text := range map[string]string{
-		"failure-2-1.json": `{"worker":`,                     // torn
-		"failure-2-3.json": `{"worker":4,"kind":"x"}`,        // of another
-		"failure-2-5.json": strings.Repeat(" ", recordMax+2), // endless
-		"failure-2-6.json": `{"epoch":2,"worker":6}`,         // of no kind
+		"failure-2-1.json": `{"worker":`,                     // truncated
+		"failure-2-3.json": `{"worker":4,"kind":"x"}`,        // of another worker
+		"failure-2-5.json": strings.Repeat(" ", recordMax+2), // too long
+		"failure-2-6.json": `{"epoch":2,"worker":6}`,         // without a kind
 		"notes.txt":        "mine",
 	} {
 		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {

@@ -11,8 +11,8 @@ import (
 
 const namespaceParent = "LOCKSTEP_TEST_NAMESPACE_PARENT"
 
-// TestFolderInNamespace: a user namespace shows the folders of users that it has no number for, as / most often, as
-// those of one user. They are accepted if nobody but their owner may write to them.
+// TestFolderInNamespace: a user namespace shows the folders of unmapped users, such as / usually, as those of one user.
+// They are accepted if only their owner may write to them.
 func TestFolderInNamespace(t *testing.T) {
 	if parent := os.Getenv(namespaceParent); parent != "" {
 		t.Setenv("TMPDIR", parent)
@@ -31,7 +31,7 @@ func TestFolderInNamespace(t *testing.T) {
 	}{{"closed", 0o755, true}, {"open", 0o777 | os.ModeSticky, false}} {
 		t.Run(c.name, func(t *testing.T) {
 			top := t.TempDir()
-			must(t, os.Chmod(top, 0o700)) // whatever the umask is
+			must(t, os.Chmod(top, 0o700)) // under any umask
 			foreign := filepath.Join(top, "foreign")
 			parent := filepath.Join(foreign, "own")
 			must(t, os.MkdirAll(parent, 0o700))

@@ -13,13 +13,12 @@ import (
 	"time"
 )
 
-// place gives a test folders for temporary files and for the session of its own, and returns this user's folders in
-// them.
+// place gives a test separate folders for temporary files and for the session, and returns this user's folders in them.
 func place(t *testing.T) (temporary, session string) {
 	t.Helper()
 	tmp, runtime := t.TempDir(), t.TempDir()
 	for _, folder := range []string{tmp, runtime} {
-		must(t, os.Chmod(folder, 0o700)) // whatever the umask is
+		must(t, os.Chmod(folder, 0o700)) // under any umask
 	}
 	t.Setenv("TMPDIR", tmp)
 	t.Setenv("XDG_RUNTIME_DIR", runtime)
@@ -33,7 +32,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// giveParent gives the folder above one to another user.
+// giveParent changes the owner of the folder above path.
 func giveParent(t *testing.T, folder string, mode os.FileMode) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -44,12 +43,13 @@ func giveParent(t *testing.T, folder string, mode os.FileMode) {
 	must(t, os.Chmod(above, mode))
 }
 
-// TestFolder: the folder is made for this user alone; what others have made in its place, or can change, is not used.
+// TestFolder: the folder is made for this user alone; a folder that others made in its place, or can change, is not
+// used.
 func TestFolder(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		spoil func(t *testing.T, folder string)
-		want  string // in the error; "": it is used
+		want  string // in the error; "": the folder is used
 	}{
 		{name: "not there", spoil: func(*testing.T, string) {}},
 		{name: "ours", spoil: func(t *testing.T, folder string) { must(t, os.Mkdir(folder, 0o700)) }},
@@ -116,7 +116,7 @@ func TestFolder(t *testing.T) {
 	}
 }
 
-// TestKeyWithoutLinks: on a file system without hard links, too, processes that begin at the same time have the same
+// TestKeyWithoutLinks: on a file system without hard links, too, processes that start at the same time have the same
 // key. A lock file whose process has ended is an error that names it.
 func TestKeyWithoutLinks(t *testing.T) {
 	oldLink, oldWait := link, lockWait
@@ -160,7 +160,7 @@ func TestKeyWithoutLinks(t *testing.T) {
 	}
 }
 
-// TestKey: processes that begin at the same time have the same key, which nobody else can read; one that others can
+// TestKey: processes that start at the same time have the same key, which no other user can read; a key that others can
 // read is refused.
 func TestKey(t *testing.T) {
 	temporary, _ := place(t)

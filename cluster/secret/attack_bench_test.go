@@ -17,29 +17,27 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
 
-// scene starts a job of three processes, one that listens at an address and has nothing to do with them, and one that
-// floods.
-func scene(b *testing.B) (all []*process, beside *process, addr string, flood *process) {
+// setUp starts a job of three processes, an unrelated process that listens at an address, and one that floods.
+func setUp(b *testing.B) (all []*process, unrelated *process, addr string, flood *process) {
 	b.Helper()
 	s := secret.New()
 	for r, host := range []string{"a", "a", "b"} {
 		all = append(all, start(b, worker{Rank: r, Size: 3, Secret: s.Text(), Encrypt: true, Host: host}, nil))
 	}
-	meet(b, all)
+	joinAll(b, all)
 	ask(b, all, "train 5")
-	beside = start(b, worker{Role: "beside"}, nil)
-	return all, beside, ask(b, []*process{beside}, "listen")[0], flooder(b, s, all)
+	unrelated = start(b, worker{Role: "unrelated"}, nil)
+	return all, unrelated, ask(b, []*process{unrelated}, "listen")[0], flooder(b, s, all)
 }
 
 // BenchmarkUnderAttack times the steps of a job of three processes while another process makes 1,000 hostile
-// connections a second: to the job, and for comparison the same to the port of a process that has nothing to do with
-// it, which accepts, reads as much as a worker would and closes. An iteration is a round of both, one shortly after the
-// other, so what else the machine does is on both sides; the metrics are the medians of the rounds' ratios. Take it
-// from -benchtime 30x or more.
+// connections a second: to the job, and for comparison to the port of an unrelated process, which accepts, reads as
+// much as a worker would and closes. An iteration is a round of both, shortly after each other, so that other load on
+// the machine affects both; the metrics are the medians of the rounds' ratios. Run it with -benchtime 30x or more.
 func BenchmarkUnderAttack(b *testing.B) {
 	const steps, settle = 300, 100
-	all, _, addr, flood := scene(b)
-	targets := map[string]string{"nobody": "", "beside": addr}
+	all, _, addr, flood := setUp(b)
+	targets := map[string]string{"none": "", "unrelated": addr}
 	for _, p := range all {
 		targets["job"] += " " + p.addr
 	}
@@ -59,7 +57,7 @@ func BenchmarkUnderAttack(b *testing.B) {
 	}
 	b.ResetTimer()
 	for i := range b.N {
-		order := []string{"nobody", "beside", "job"}
+		order := []string{"none", "unrelated", "job"}
 		if i%2 == 1 {
 			slices.Reverse(order)
 		}
@@ -70,22 +68,22 @@ func BenchmarkUnderAttack(b *testing.B) {
 	b.StopTimer()
 	ask(b, []*process{flood}, "aim")
 	b.ReportMetric(0, "ns/op")
-	for _, target := range []string{"nobody", "beside", "job"} {
+	for _, target := range []string{"none", "unrelated", "job"} {
 		b.ReportMetric(middle(took[target])*1e6, "µs/"+target)
 	}
-	b.ReportMetric(100*(middle(ratios(took["job"], took["beside"]))-1), "%/step")
-	b.ReportMetric(100*(middle(ratios(mean["job"], mean["beside"]))-1), "%/mean-step")
-	b.ReportMetric(100*(middle(ratios(took["beside"], took["nobody"]))-1), "%/attack-itself")
+	b.ReportMetric(100*(middle(ratios(took["job"], took["unrelated"]))-1), "%/step")
+	b.ReportMetric(100*(middle(ratios(mean["job"], mean["unrelated"]))-1), "%/mean-step")
+	b.ReportMetric(100*(middle(ratios(took["unrelated"], took["none"]))-1), "%/attack-itself")
 	ask(b, all, "leave")
 }
 
-// BenchmarkHostileConnection counts the processor time that a hostile connection costs who is hit: a worker that has
-// nothing else to do, or the process beside. An iteration is a second at each.
+// BenchmarkHostileConnection counts the processor time that a hostile connection costs its target: an idle worker, or
+// the unrelated process. An iteration is a second at each.
 func BenchmarkHostileConnection(b *testing.B) {
-	all, beside, addr, flood := scene(b)
+	all, unrelated, addr, flood := setUp(b)
 	spent, made := map[string]float64{}, map[string]float64{}
 	for range b.N {
-		for who, p := range map[string]*process{all[0].addr: all[0], addr: beside} {
+		for who, p := range map[string]*process{all[0].addr: all[0], addr: unrelated} {
 			before := spentBy(b, p)
 			ask(b, []*process{flood}, "aim %s", who)
 			time.Sleep(time.Second)
@@ -98,12 +96,12 @@ func BenchmarkHostileConnection(b *testing.B) {
 		}
 	}
 	b.ReportMetric(0, "ns/op")
-	b.ReportMetric(1e6*spent[addr]/made[addr], "µs/beside")
+	b.ReportMetric(1e6*spent[addr]/made[addr], "µs/unrelated")
 	b.ReportMetric(1e6*spent[all[0].addr]/made[all[0].addr], "µs/job")
 	ask(b, all, "leave")
 }
 
-// spentBy returns the processor time that a process has spent.
+// spentBy returns the processor time that a process has used.
 func spentBy(b *testing.B, p *process) time.Duration {
 	d, err := time.ParseDuration(ask(b, []*process{p}, "spent")[0])
 	if err != nil {
@@ -115,7 +113,7 @@ func spentBy(b *testing.B, p *process) time.Duration {
 // flooder starts a process that makes hostile connections.
 func flooder(b *testing.B, s secret.Secret, all []*process) *process {
 	flood := start(b, worker{Role: "flood"}, nil)
-	text, err := json.Marshal(blows(b, s, all))
+	text, err := json.Marshal(hostiles(b, s, all))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -136,38 +134,39 @@ func middle(x []float64) float64 {
 	return (x[(len(x)-1)/2] + x[len(x)/2]) / 2
 }
 
-// blow is a hostile connection whose bytes are all known in advance, so it costs its maker the same, whoever is hit.
-type blow struct {
-	Says  []byte
-	Times int  // that often, one after the other
+// hostile is a hostile connection whose bytes are all known in advance, so it costs the attacker the same at any
+// target.
+type hostile struct {
+	Bytes []byte
+	Times int  // number of repetitions
 	Keep  bool // the connection stays open
 }
 
-// blows are of the kinds that TestHostile has.
-func blows(b *testing.B, s secret.Secret, all []*process) []blow {
+// hostiles returns connections of the kinds of TestHostile.
+func hostiles(b *testing.B, s secret.Secret, all []*process) []hostile {
 	a := newAttacker(b, s, all...)
 	r := rand.New(rand.NewPCG(1, 2))
-	hello := clientHello(b, a)
-	var out []blow
-	for said := range slices.Values(slices.Concat(a.tapes[all[0].addr], a.tapes[all[1].addr])) {
-		greeting := said[:greetingBytes]
+	tlsHello := clientHello(b, a)
+	var out []hostile
+	for sent := range slices.Values(slices.Concat(a.tapes[all[0].addr], a.tapes[all[1].addr])) {
+		hello := sent[:helloBytes]
 		out = append(out,
-			blow{Says: random(r, 1+r.IntN(4000))},
-			blow{Says: append([]byte{0x16, 3, 1}, random(r, 1+r.IntN(4000))...)},
-			blow{Says: [][]byte{nil, {0x16}, {0x16, 3, 1, 2, 0, 1}, []byte("L"), []byte("LOCKSTEP")}[r.IntN(5)], Keep: true},
-			blow{Says: append([]byte("LOCKSTEP"), make([]byte, 1<<14)...), Times: 64},
-			blow{Says: hello},
-			blow{Says: slices.Concat(greeting, hello)},
-			blow{Says: slices.Concat(greeting, random(r, 64))},
-			blow{Says: a.otherJob},
-			blow{Says: said[:min(len(said), 4000)]},
-			blow{Says: greeting, Keep: true},
+			hostile{Bytes: random(r, 1+r.IntN(4000))},
+			hostile{Bytes: append([]byte{0x16, 3, 1}, random(r, 1+r.IntN(4000))...)},
+			hostile{Bytes: [][]byte{nil, {0x16}, {0x16, 3, 1, 2, 0, 1}, []byte("L"), []byte("LOCKSTEP")}[r.IntN(5)], Keep: true},
+			hostile{Bytes: append([]byte("LOCKSTEP"), make([]byte, 1<<14)...), Times: 64},
+			hostile{Bytes: tlsHello},
+			hostile{Bytes: slices.Concat(hello, tlsHello)},
+			hostile{Bytes: slices.Concat(hello, random(r, 64))},
+			hostile{Bytes: a.otherJob},
+			hostile{Bytes: sent[:min(len(sent), 4000)]},
+			hostile{Bytes: hello, Keep: true},
 		)
 	}
 	return out
 }
 
-// clientHello returns what an attacker says who begins TLS at once.
+// clientHello returns the bytes of an attacker that starts TLS at once.
 func clientHello(b *testing.B, a *attacker) []byte {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -197,11 +196,11 @@ const (
 	lingerFor      = 20 * time.Millisecond
 )
 
-// flood makes hostile connections, as the first line says, at whom the next ones say: "aim address…". To each it
-// says how many it has made since the one before.
+// flood makes the hostile connections of the first line, at the targets of each later line: "aim address…". For each
+// line it prints how many it has made since the line before.
 func (w *worker) flood() {
-	w.check(json.Unmarshal([]byte(w.line()), &w.blows))
-	w.say("ready")
+	w.check(json.Unmarshal([]byte(w.line()), &w.hostiles))
+	w.print("ready")
 	var aim chan struct{}
 	var work sync.WaitGroup
 	made := 0
@@ -217,11 +216,11 @@ func (w *worker) flood() {
 			aim = make(chan struct{})
 			work.Go(func() { made = w.strike(a, f[1:], aim) })
 		}
-		w.say(strconv.Itoa(made))
+		w.print(strconv.Itoa(made))
 	}
 }
 
-// strike makes so many connections a second, and returns how many it has made.
+// strike makes floodPerSecond connections a second until over is closed, and returns their number.
 func (w *worker) strike(a *attacker, addrs []string, over <-chan struct{}) int {
 	tick := time.NewTicker(time.Second / floodPerSecond)
 	defer tick.Stop()
@@ -230,19 +229,19 @@ func (w *worker) strike(a *attacker, addrs []string, over <-chan struct{}) int {
 	for i := 0; ; i++ {
 		select {
 		case <-tick.C:
-			work.Go(func() { w.hit(a, addrs[i/len(w.blows)%len(addrs)], w.blows[i%len(w.blows)]) })
+			work.Go(func() { w.connect(a, addrs[i/len(w.hostiles)%len(addrs)], w.hostiles[i%len(w.hostiles)]) })
 		case <-over:
 			return i
 		}
 	}
 }
 
-func (w *worker) hit(a *attacker, addr string, how blow) {
+func (w *worker) connect(a *attacker, addr string, how hostile) {
 	c, err := net.Dial("tcp", addr)
 	w.check(err)
 	c.SetDeadline(time.Now().Add(30 * time.Second))
 	for range max(how.Times, 1) {
-		if _, err := c.Write(how.Says); err != nil {
+		if _, err := c.Write(how.Bytes); err != nil {
 			break
 		}
 	}
@@ -258,16 +257,16 @@ func (w *worker) hit(a *attacker, addr string, how blow) {
 	c.Close()
 }
 
-// beside is somebody else's server: it reads a request of the length of a worker's greeting and proof, for as long as a
-// worker would, and closes.
-func (w *worker) beside() {
+// unrelated is a server that does not belong to the job: it reads a request of the length of a worker's hello and
+// proof, for as long as a worker would, and closes.
+func (w *worker) unrelated() {
 	w.line()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	w.check(err)
-	w.say(l.Addr().String())
+	w.print(l.Addr().String())
 	go func() {
 		for w.line() == "spent" {
-			w.say(spent())
+			w.print(spent())
 		}
 	}()
 	for {
@@ -275,7 +274,7 @@ func (w *worker) beside() {
 		w.check(err)
 		go func() {
 			c.SetDeadline(time.Now().Add(10 * time.Second))
-			io.ReadFull(c, make([]byte, greetingBytes+2*32))
+			io.ReadFull(c, make([]byte, helloBytes+2*32))
 			c.Close()
 		}()
 	}

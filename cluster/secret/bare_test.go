@@ -10,11 +10,11 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
 
-// bareAddress is where rank 0 of two in networks of their own is met for bare exchanges.
+// bareAddress is the address of rank 0, of two in separate networks, for bare exchanges.
 const bareAddress = "10.77.0.1:7099"
 
-// bare times exchanges of so many bytes in each direction over one connection with nothing of Lockstep's on it, over
-// TLS if the job's are, and returns the seconds of each: what the line and this machine have to give at this moment.
+// bare times exchanges of that many bytes in each direction over one connection without Lockstep, over TLS if the job
+// uses it, and returns the seconds of each: what the line and this machine can reach at this moment.
 func (w *worker) bare(ctx context.Context, bytes, times int) []float64 {
 	c := w.bareConn(ctx)
 	defer c.Close()

@@ -9,7 +9,7 @@ import (
 )
 
 // BenchmarkLoopback times an all-reduce of two processes over loopback, encrypted and not. Their metric is the median;
-// take it from one long run: -benchtime 100x.
+// run it with -benchtime 100x.
 func BenchmarkLoopback(b *testing.B) {
 	for _, bytes := range []int{4, 64 << 10, 1 << 20, 16 << 20} {
 		for _, name := range []string{"plain", "tls"} {
@@ -22,7 +22,7 @@ func BenchmarkLoopback(b *testing.B) {
 						Host: fmt.Sprint(r),
 					}, nil))
 				}
-				meet(b, all)
+				joinAll(b, all)
 				timed(b, all, "reduce", bytes, 3)
 				b.ResetTimer()
 				took := timed(b, all, "reduce", bytes, b.N)

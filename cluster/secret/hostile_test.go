@@ -22,20 +22,20 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
-// attack is a kind of hostile connection: what it does, until the other end has had enough or it has itself.
+// attack is a kind of hostile connection; run returns when either end has closed it, or it is kept.
 type attack struct {
 	name string
 	run  func(c net.Conn, r *rand.Rand, a *attacker)
 }
 
-// attacker is what a stranger may know and have who has seen and recorded everything but the secret.
+// attacker knows what a stranger may know who has recorded all traffic, but not the secret.
 type attacker struct {
-	tapes    map[string][][]byte // by address: what workers have said on connections to it
-	otherJob []byte              // what a worker of another job has said
+	tapes    map[string][][]byte // by address: what workers sent on connections to it
+	otherJob []byte              // what a worker of another job sent
 	wrong    secret.Secret
 
 	mu   sync.Mutex
-	held []net.Conn // that are kept open
+	held []net.Conn // open connections
 	kept map[net.Conn]bool
 }
 
@@ -53,7 +53,7 @@ var attacks = []attack{
 		a.keep(c)
 	}},
 	{"oversized", func(c net.Conn, r *rand.Rand, a *attacker) {
-		// A handshake message of 16 MiB, in records of 16 KiB, or a greeting that does not end.
+		// A TLS handshake message of 16 MiB, in records of 16 KiB, or a hello that does not end.
 		record := append([]byte{0x16, 3, 1, 0x40, 0, 1, 0xff, 0xff, 0xff}, make([]byte, 1<<14-4)...)
 		if r.IntN(2) == 0 {
 			record = append([]byte("LOCKSTEP"), make([]byte, 1<<14)...)
@@ -67,13 +67,13 @@ var attacks = []attack{
 	}},
 	{"TLS at once", func(c net.Conn, _ *rand.Rand, a *attacker) { a.handshake(c) }},
 	{"wrong certificate", func(c net.Conn, r *rand.Rand, a *attacker) {
-		if a.greet(c, r) {
+		if a.sendHello(c, r) {
 			a.handshake(c)
 		}
 	}},
 	{"wrong secret", func(c net.Conn, r *rand.Rand, a *attacker) {
-		if a.greet(c, r) {
-			a.wrong.Authenticate(secret.Group, job, 0)(c, true, a.heard(c)[0][:greetingBytes])
+		if a.sendHello(c, r) {
+			a.wrong.Authenticate(secret.Group, job, 0)(c, true, a.recordedFor(c)[0][:helloBytes])
 		}
 	}},
 	{"other job", func(c net.Conn, _ *rand.Rand, a *attacker) {
@@ -81,26 +81,26 @@ var attacks = []attack{
 		a.linger(c)
 	}},
 	{"replay", func(c net.Conn, r *rand.Rand, a *attacker) {
-		all := a.heard(c)
+		all := a.recordedFor(c)
 		c.Write(all[r.IntN(len(all))])
 		a.linger(c)
 	}},
-	{"a true greeting, and no more", func(c net.Conn, r *rand.Rand, a *attacker) {
-		if a.greet(c, r) {
+	{"a valid hello, then nothing", func(c net.Conn, r *rand.Rand, a *attacker) {
+		if a.sendHello(c, r) {
 			a.keep(c)
 		}
 	}},
 }
 
 const (
-	greetingBytes = 80 // docs/wire.md
-	secureAt      = 11 // in it: whether TLS follows
+	helloBytes = 80 // docs/wire.md
+	secureAt   = 11 // in it: whether TLS follows
 )
 
-// greet says what a worker has said as a greeting, and reads that a proof is wanted.
-func (a *attacker) greet(c net.Conn, r *rand.Rand) bool {
-	all := a.heard(c)
-	c.Write(all[r.IntN(len(all))][:greetingBytes])
+// sendHello sends a recorded hello, and reads the request for a proof.
+func (a *attacker) sendHello(c net.Conn, r *rand.Rand) bool {
+	all := a.recordedFor(c)
+	c.Write(all[r.IntN(len(all))][:helloBytes])
 	var next [1]byte
 	_, err := io.ReadFull(c, next[:])
 	return err == nil && next[0] == 'A'
@@ -112,14 +112,14 @@ func (a *attacker) handshake(c net.Conn) {
 	if err != nil {
 		panic(err)
 	}
-	cfg.VerifyConnection = nil // it takes everybody
+	cfg.VerifyConnection = nil // it accepts any certificate
 	if s := tls.Client(c, cfg); s.Handshake() == nil {
 		panic("TLS with another secret")
 	}
 }
 
-// heard returns what workers have said to the other end, or to any, if that one has not been dialed.
-func (a *attacker) heard(c net.Conn) [][]byte {
+// recordedFor returns what workers sent to the other end, or to any, if that one was not dialed.
+func (a *attacker) recordedFor(c net.Conn) [][]byte {
 	if all := a.tapes[c.RemoteAddr().String()]; len(all) > 0 {
 		return all
 	}
@@ -142,7 +142,7 @@ func (a *attacker) linger(c net.Conn) {
 	}
 }
 
-// keep keeps a connection open, and the latest others.
+// keep keeps a connection open, along with the latest others.
 func (a *attacker) keep(c net.Conn) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -154,7 +154,7 @@ func (a *attacker) keep(c net.Conn) {
 	}
 }
 
-const heldMax = 400 // more than a node lets be
+const heldMax = 400 // more than a node allows
 
 func (a *attacker) release() {
 	for _, c := range a.held {
@@ -162,8 +162,8 @@ func (a *attacker) release() {
 	}
 }
 
-// TestHostile: thousands of hostile connections at a job of three processes, two of which share a host, while they
-// reduce and make new groups: the result is the same, nothing grows, and the log says who it was, in few lines.
+// TestHostile: thousands of hostile connections to a job of three processes, two of which share a host, while they
+// reduce and make new groups: the result is the same, nothing grows, and the log names the attackers in few lines.
 func TestHostile(t *testing.T) {
 	total := 10_000
 	if testing.Short() {
@@ -177,7 +177,7 @@ func TestHostile(t *testing.T) {
 	for r, host := range []string{"a", "a", "b"} {
 		all = append(all, start(t, worker{Rank: r, Size: 3, Secret: s.Text(), Encrypt: true, Host: host}, nil))
 	}
-	meet(t, all)
+	joinAll(t, all)
 	const batch = 5
 	ask(t, all, "train %d", batch)
 	steps := batch
@@ -224,7 +224,7 @@ func TestHostile(t *testing.T) {
 	ask(t, all, "leave")
 }
 
-// reports returns what every worker uses.
+// reports returns the resource usage of every worker.
 func reports(t *testing.T, all []*process) []usage {
 	t.Helper()
 	out := make([]usage, len(all))
@@ -236,7 +236,7 @@ func reports(t *testing.T, all []*process) []usage {
 	return out
 }
 
-// newAttacker returns one who has recorded what the workers have said.
+// newAttacker returns an attacker that has recorded what the workers sent.
 func newAttacker(t testing.TB, s secret.Secret, all ...*process) *attacker {
 	t.Helper()
 	a := &attacker{tapes: map[string][][]byte{}, kept: map[net.Conn]bool{}, wrong: secret.New(), otherJob: recorded(t, s,
@@ -247,11 +247,11 @@ func newAttacker(t testing.TB, s secret.Secret, all ...*process) *attacker {
 	plain := 0
 	for _, text := range ask(t, all, "tapes") {
 		for f := strings.Fields(text); len(f) > 1; f = f[2:] {
-			said, err := hex.DecodeString(f[1])
+			sent, err := hex.DecodeString(f[1])
 			if err != nil {
 				t.Fatal(err)
 			}
-			if a.tapes[f[0]] = append(a.tapes[f[0]], said); said[secureAt] == 0 {
+			if a.tapes[f[0]] = append(a.tapes[f[0]], sent); sent[secureAt] == 0 {
 				plain++
 			}
 		}
@@ -290,7 +290,7 @@ func (a *attacker) one(t testing.TB, addrs []string, i int, seed uint64) {
 	kind := attacks[i%len(attacks)]
 	c, err := net.Dial("tcp", addrs[i/len(attacks)%len(addrs)])
 	if err != nil {
-		t.Errorf("hostile connection %d (%s) finds nobody: %v", i, kind.name, err)
+		t.Errorf("hostile connection %d (%s) fails: %v", i, kind.name, err)
 		return
 	}
 	c.SetDeadline(time.Now().Add(30 * time.Second))
@@ -302,7 +302,7 @@ func (a *attacker) one(t testing.TB, addrs []string, i int, seed uint64) {
 	}
 }
 
-// checkLogs holds the workers' logs against what was done to them: of each kind of refusal a line a second.
+// checkLogs checks the workers' logs: at most one line a second for each kind of refusal.
 func checkLogs(t *testing.T, all []*process, took time.Duration) {
 	t.Helper()
 	for _, p := range all {
@@ -319,8 +319,8 @@ func checkLogs(t *testing.T, all []*process, took time.Duration) {
 	}
 }
 
-// TestSaid: what the log says of each kind of hostile connection.
-func TestSaid(t *testing.T) {
+// TestLogs: the log line of each kind of hostile connection.
+func TestLogs(t *testing.T) {
 	s := secret.New()
 	for name, want := range map[string][]string{
 		"garbage":                      {"kind=magic", "does not start with a Lockstep hello"},
@@ -356,12 +356,12 @@ func TestSaid(t *testing.T) {
 			since := time.Now()
 			for seed := uint64(0); ; seed++ {
 				a.one(t, []string{node.Addr()}, i, seed)
-				said := log.String()
-				if !slices.ContainsFunc(want, func(w string) bool { return !strings.Contains(said, w) }) {
+				logged := log.String()
+				if !slices.ContainsFunc(want, func(w string) bool { return !strings.Contains(logged, w) }) {
 					break
 				}
 				if time.Since(since) > 2*time.Minute {
-					t.Fatalf("the log says %s, want %q", said, want)
+					t.Fatalf("the log is %s, want %q", logged, want)
 				}
 				time.Sleep(100 * time.Millisecond) // a line a second
 			}
@@ -372,7 +372,7 @@ func TestSaid(t *testing.T) {
 	}
 }
 
-// recorded returns what a worker of a job says first, over TLS or to a process of the same host.
+// recorded returns what a worker of a job sends first, over TLS or to a process of the same host.
 func recorded(t testing.TB, s secret.Secret, job string, sameHost []int) []byte {
 	t.Helper()
 	var tape tapes
@@ -405,8 +405,8 @@ func recorded(t testing.TB, s secret.Secret, job string, sameHost []int) []byte 
 		})
 	}
 	wg.Wait()
-	said := tape.all[0]
-	said.mu.Lock()
-	defer said.mu.Unlock()
-	return slices.Clone(said.wrote)
+	first := tape.all[0]
+	first.mu.Lock()
+	defer first.mu.Unlock()
+	return slices.Clone(first.wrote)
 }

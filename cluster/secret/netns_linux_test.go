@@ -11,12 +11,12 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
 
-// cable is what two workers' network namespaces are joined by: a veth pair, on which rate, if given, caps each
-// direction by a token bucket ("1gbit").
+// cable joins two workers' network namespaces: a veth pair, on which rate, if given, limits each direction by a token
+// bucket ("1gbit").
 type cable struct{ rate string }
 
-// hosts starts two workers, each in a network namespace of its own, joined by a cable. The namespaces have no name:
-// they end with the processes, whatever happens to the test.
+// hosts starts two workers, each in a separate network namespace, joined by a cable. The namespaces have no name: they
+// end with the processes, even if the test fails.
 func hosts(t testing.TB, s secret.Secret, encrypt bool, c cable) []*process {
 	t.Helper()
 	probe(t, strings.Fields("ip link set lo up"))
@@ -48,30 +48,29 @@ func hosts(t testing.TB, s secret.Secret, encrypt bool, c cable) []*process {
 		t.Skipf("no veth pair can be made here: %v: %s", err, out)
 	}
 	for _, p := range all {
-		fmt.Fprintln(p.in, "you have your network")
+		fmt.Fprintln(p.in, "the network is ready")
 	}
-	meet(t, all)
+	joinAll(t, all)
 	return all
 }
 
-// shape is the command that caps a device's rate.
+// shape is the command that limits a device's rate.
 func (c cable) shape(device string) []string {
 	return strings.Fields("tc qdisc add dev " + device + " root tbf rate " + c.rate + " burst 128kb latency 20ms")
 }
 
-// probe skips the test unless the command works in a network namespace of its own.
+// probe skips the test unless the command works in a new network namespace.
 func probe(t testing.TB, command []string) {
 	t.Helper()
 	cmd := exec.Command(command[0], command[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Skipf("left out, for it needs root, network namespaces and iproute2: %s: %v: %s", strings.Join(command, " "), err,
+		t.Skipf("needs root, network namespaces and iproute2: %s: %v: %s", strings.Join(command, " "), err,
 			out)
 	}
 }
 
-// TestNamespaces: two hosts, as far as the network is concerned, get the bits of one process, over TLS and in plain
-// text.
+// TestNamespaces: two hosts, from the network's point of view, get the bits of one process, over TLS and in plain text.
 func TestNamespaces(t *testing.T) {
 	s := secret.New()
 	want := trained(t, 2, 20)
@@ -83,11 +82,11 @@ func TestNamespaces(t *testing.T) {
 					t.Errorf("rank %d has %s, want %s", r, got, want)
 				}
 			}
-			said := ask(t, all, "tapes")
-			f := strings.Fields(said[1]) // rank 1 dials
+			sent := ask(t, all, "tapes")
+			f := strings.Fields(sent[1]) // rank 1 dials
 			for i := 0; i+1 < len(f); i += 2 {
 				asked := f[i+1][2*secureAt:][:2] == "01"
-				hello := strings.HasPrefix(f[i+1][2*(greetingBytes+2*32):], "1603") // behind a nonce and a proof
+				hello := strings.HasPrefix(f[i+1][2*(helloBytes+2*32):], "1603") // after a nonce and a proof
 				if asked != encrypt || hello != encrypt || !strings.HasPrefix(f[i], "10.77.0.1:") {
 					t.Errorf("the connection to %s is %s", f[i], f[i+1])
 				}
@@ -100,10 +99,10 @@ func TestNamespaces(t *testing.T) {
 	}
 }
 
-// TestLineRate: an all-reduce over a line of 1 Gbit/s takes the time in which the line carries its bytes. Two ranks
-// send and receive as many as the vector has. What is held against the line's rate is the best of many, and where a
-// bare exchange of the same bytes at the same time cannot fill the line either, because the machine is busy, nothing
-// is.
+// TestLineRate: an all-reduce over a line of 1 Gbit/s takes the time in which the line transfers its bytes. Each of two
+// ranks sends and receives as many as the vector has. The best of many runs is compared with the line's rate; if a bare
+// exchange of the same bytes at the same time cannot fill the line either, because the machine is busy, the test is
+// skipped.
 func TestLineRate(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: 16 MiB at 1 Gbit/s take seconds, and a rate under the race detector says nothing; the README's " +
@@ -127,16 +126,16 @@ func TestLineRate(t *testing.T) {
 			}
 			slices.Sort(ours)
 			slices.Sort(bare)
-			said := fmt.Sprintf("%d MiB at 1 Gbit/s: %.1f %% of the line's rate (median of %d), at best %.1f %%; a bare "+
+			result := fmt.Sprintf("%d MiB at 1 Gbit/s: %.1f %% of the line's rate (median of %d), at best %.1f %%; a bare "+
 				"exchange %.1f %% and %.1f %%", bytes>>20,
 				ours[len(ours)/2], len(ours), slices.Max(ours), bare[len(bare)/2], slices.Max(bare))
 			switch {
 			case slices.Max(ours) >= want:
-				t.Log(said)
+				t.Log(result)
 			case bare[len(bare)/2] < want:
-				t.Skipf("this machine is too busy to fill the line: %s", said)
+				t.Skipf("this machine is too busy to fill the line: %s", result)
 			default:
-				t.Errorf("%s; want %d %% at best", said, want)
+				t.Errorf("%s; want %d %% at best", result, want)
 			}
 			ask(t, all, "leave")
 		})

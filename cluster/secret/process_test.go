@@ -33,8 +33,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
-// Tests with real processes run this test binary again, as workers: each with one rank, set up by what the variable
-// holds.
+// Tests with real processes run this test binary again, as workers: each with one rank, configured by this variable.
 const workerEnv = "LOCKSTEP_SECRET_TEST_WORKER"
 
 func TestMain(m *testing.M) {
@@ -45,8 +44,8 @@ func TestMain(m *testing.M) {
 		switch w.Role {
 		case "flood":
 			w.flood()
-		case "beside":
-			w.beside()
+		case "unrelated":
+			w.unrelated()
 		default:
 			w.live()
 		}
@@ -55,19 +54,19 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// worker is a process of a job, seen from inside.
+// worker is a process of a job, as the process sees itself.
 type worker struct {
 	Rank, Size int
 	Secret     string
 	Encrypt    bool       // between hosts
-	Host       string     // those of equal ones are on one host
-	Listen     string     // where it listens; empty: on loopback
-	Network    [][]string // commands that set up the network of its own that it has been given
-	Role       string     // what it is instead: "flood", "beside"
+	Host       string     // workers with equal values are on one host
+	Listen     string     // address to listen on; empty: loopback
+	Network    [][]string // commands that set up its network namespace
+	Role       string     // "flood" or "unrelated" instead of a worker
 
-	in    *bufio.Reader
-	tapes *tapes
-	blows []blow // of a flood
+	in       *bufio.Reader
+	tapes    *tapes
+	hostiles []hostile // of flood
 }
 
 const job = "job under test"
@@ -79,10 +78,10 @@ func (w *worker) check(err error) {
 	}
 }
 
-// live joins the others, and does what the parent says, a line each.
+// live joins the others, and executes the parent's commands, one a line.
 func (w *worker) live() {
 	if len(w.Network) > 0 {
-		w.line() // the parent has given it its network
+		w.line() // the parent has connected its network namespace
 		for _, c := range w.Network {
 			if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
 				w.check(fmt.Errorf("%s: %w: %s", strings.Join(c, " "), err, out))
@@ -100,7 +99,7 @@ func (w *worker) live() {
 		fmt.Sscan(w.line(), &word, &a, &b)
 		switch word {
 		case "train":
-			// A group of their own each time, so that new connections are made.
+			// A new group each time, so that new connections are made.
 			sub, err := comm.Split(ctx, 0, w.Rank)
 			w.check(err)
 			for range a {
@@ -108,26 +107,26 @@ func (w *worker) live() {
 				step++
 			}
 			w.check(sub.Close())
-			w.say(digest(x))
+			w.print(digest(x))
 		case "reduce":
 			text, err := json.Marshal(w.reduce(ctx, comm, a, b))
 			w.check(err)
-			w.say(string(text))
+			w.print(string(text))
 		case "bare":
 			text, err := json.Marshal(w.bare(ctx, a, b))
 			w.check(err)
-			w.say(string(text))
+			w.print(string(text))
 		case "report":
 			text, err := json.Marshal(use())
 			w.check(err)
-			w.say(string(text))
+			w.print(string(text))
 		case "spent":
-			w.say(spent())
+			w.print(spent())
 		case "tapes":
-			w.say(w.tapes.String())
+			w.print(w.tapes.String())
 		case "leave":
 			w.check(group.Close())
-			w.say("left")
+			w.print("left")
 		}
 	}
 }
@@ -135,12 +134,12 @@ func (w *worker) live() {
 func (w *worker) line() string {
 	text, err := w.in.ReadString('\n')
 	if err != nil {
-		os.Exit(0) // the parent needs no more, or is gone
+		os.Exit(0) // the parent has ended, or is finished
 	}
 	return strings.TrimSpace(text)
 }
 
-func (w *worker) say(text string) { fmt.Println(text) }
+func (w *worker) print(text string) { fmt.Println(text) }
 
 // join makes a communicator as the workers of a job do.
 func (w *worker) join(ctx context.Context) collective.Group {
@@ -168,7 +167,7 @@ func (w *worker) join(ctx context.Context) collective.Group {
 	return group
 }
 
-// reduce times all-reduces of so many bytes, and returns the seconds of each.
+// reduce times all-reduces of that many bytes, and returns the seconds of each.
 func (w *worker) reduce(ctx context.Context, comm collective.Communicator, bytes, times int) []float64 {
 	x := make([]float32, bytes/4)
 	call := &collective.Call{
@@ -186,7 +185,7 @@ func (w *worker) reduce(ctx context.Context, comm collective.Communicator, bytes
 
 const elements = 100_003
 
-// train is a step of a job whose every step depends on all before: what all ranks add, they average.
+// train is a step that depends on all steps before: the ranks average their sums.
 func train(ctx context.Context, comm collective.Communicator, x []float32, step int) error {
 	noise := rand.New(rand.NewPCG(uint64(comm.Rank()), uint64(step)))
 	for i := range x {
@@ -205,7 +204,7 @@ func digest(x []float32) string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// trained returns what so many ranks of one process have after so many steps.
+// trained returns the digest that the ranks of one process have after that many steps.
 func trained(t *testing.T, ranks, steps int) string {
 	t.Helper()
 	group, err := collective.Open(mem.New(ranks), collective.Config{})
@@ -233,7 +232,7 @@ func trained(t *testing.T, ranks, steps int) string {
 	return out[0]
 }
 
-// usage is what a process has of what hostile connections could use up.
+// usage is the use of resources that hostile connections could exhaust.
 type usage struct {
 	Memory     uint64 // bytes of the heap and of stacks
 	Goroutines int
@@ -247,7 +246,7 @@ func use() usage {
 	return usage{Memory: m.HeapInuse + m.StackInuse, Goroutines: runtime.NumGoroutine(), Files: len(files)}
 }
 
-// tapes keep what a worker has said first on the connections that it has dialed.
+// tapes record the first bytes that a worker sent on the connections that it dialed.
 type tapes struct {
 	mu  sync.Mutex
 	all []*tape
@@ -294,7 +293,7 @@ func (t *tapes) String() string {
 	return b.String()
 }
 
-// process is a worker, seen from the test.
+// process is a worker, as the test sees it.
 type process struct {
 	t      testing.TB
 	worker worker
@@ -355,7 +354,7 @@ func start(t testing.TB, w worker, change func(*exec.Cmd)) *process {
 		p.in.Close()
 		p.cmd.Wait()
 		if t.Failed() {
-			t.Logf("rank %d has logged: %s", w.Rank, p.log.String())
+			t.Logf("rank %d logged: %s", w.Rank, p.log.String())
 		}
 	})
 	return p
@@ -363,26 +362,26 @@ func start(t testing.TB, w worker, change func(*exec.Cmd)) *process {
 
 var address = regexp.MustCompile(`"addr":"([^"]*)"`)
 
-// meet tells the workers of each other, and takes down their addresses.
-func meet(t testing.TB, all []*process) {
+// joinAll passes the registrations of the workers to each other, and records their addresses.
+func joinAll(t testing.TB, all []*process) {
 	t.Helper()
-	cards := make([]bytes.Buffer, len(all))
+	registrations := make([]bytes.Buffer, len(all))
 	var ends []io.ReadWriter
 	for i, p := range all {
 		ends = append(ends, struct {
 			io.Reader
 			io.Writer
-		}{io.TeeReader(p.out, &cards[i]), p.in})
+		}{io.TeeReader(p.out, &registrations[i]), p.in})
 	}
 	if err := mixed.Collect(ends); err != nil {
 		t.Fatal(err)
 	}
 	for i, p := range all {
-		p.addr = string(address.FindSubmatch(cards[i].Bytes())[1])
+		p.addr = string(address.FindSubmatch(registrations[i].Bytes())[1])
 	}
 }
 
-// ask has all workers do something, and returns what they say.
+// ask sends a command to all workers, and returns their answers.
 func ask(t testing.TB, all []*process, format string, args ...any) []string {
 	t.Helper()
 	for _, p := range all {
@@ -392,14 +391,14 @@ func ask(t testing.TB, all []*process, format string, args ...any) []string {
 	for _, p := range all {
 		text, err := p.out.ReadString('\n')
 		if err != nil {
-			t.Fatalf("rank %d says nothing when asked for %q: %v", p.worker.Rank, fmt.Sprintf(format, args...), err)
+			t.Fatalf("rank %d does not answer %q: %v", p.worker.Rank, fmt.Sprintf(format, args...), err)
 		}
 		out = append(out, strings.TrimSpace(text))
 	}
 	return out
 }
 
-// timed has the workers do something with so many bytes, so many times, and returns how long each took all of them, in
+// timed has the workers do something with that many bytes, that many times, and returns the longest time of each, in
 // seconds.
 func timed(t testing.TB, all []*process, what string, bytes, times int) []float64 {
 	t.Helper()

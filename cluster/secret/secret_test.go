@@ -95,8 +95,8 @@ func TestFromEnvironment(t *testing.T) {
 	}
 }
 
-// TestNothingGivesItAway: however a secret is printed, and whatever it is a part of.
-func TestNothingGivesItAway(t *testing.T) {
+// TestPrinting: a secret is not printed, whatever the verb, and whatever contains it.
+func TestPrinting(t *testing.T) {
 	s := parsed(t, text)
 	hidden := struct{ s secret.Secret }{s}
 	var out bytes.Buffer

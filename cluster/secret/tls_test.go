@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// handshake makes a TLS connection over loopback and returns what each side says. The client's last word is that of its
-// first read: in TLS 1.3 it learns only then whether the server takes its certificate.
+// handshake makes a TLS connection over loopback and returns the errors of both sides. The client's is that of its
+// first read: in TLS 1.3 it is notified only then whether the server accepts its certificate.
 func handshake(t *testing.T, client, server *tls.Config) (dialed, accepted error) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -49,7 +49,7 @@ func handshake(t *testing.T, client, server *tls.Config) (dialed, accepted error
 	return dialed, <-done
 }
 
-// selfSigned is a configuration of one who belongs to nothing.
+// selfSigned is a configuration that belongs to no job.
 func selfSigned(t *testing.T, change func(*tls.Config)) *tls.Config {
 	t.Helper()
 	public, private, err := ed25519.GenerateKey(nil)
@@ -87,7 +87,7 @@ func TestTLS(t *testing.T) {
 	for _, c := range []struct {
 		name           string
 		client, server *tls.Config
-		dialed         string // what the one who dials says
+		dialed         string // the dialer's error
 		accepted       string
 	}{
 		{"of one job", ours, of(text, `a "job"/with?odd&names=ü`, 3), "", ""},
@@ -98,8 +98,8 @@ func TestTLS(t *testing.T) {
 			"bad certificate",
 		},
 		{"another epoch", of(text, `a "job"/with?odd&names=ü`, 2), ours, "the other end is in epoch 3", "bad certificate"},
-		{"a server of its own", ours, selfSigned(t, func(*tls.Config) {}), "not one of a Lockstep job", "bad certificate"},
-		{"a client of its own", selfSigned(t, func(*tls.Config) {}), ours, "bad certificate", "not one of a Lockstep job"},
+		{"a self-signed server", ours, selfSigned(t, func(*tls.Config) {}), "not one of a Lockstep job", "bad certificate"},
+		{"a self-signed client", selfSigned(t, func(*tls.Config) {}), ours, "bad certificate", "not one of a Lockstep job"},
 		{
 			"a client without a certificate", &tls.Config{InsecureSkipVerify: true}, ours, "certificate required",
 			"client didn't provide a certificate",
@@ -123,11 +123,11 @@ func TestTLS(t *testing.T) {
 	}
 	if _, err := parsed(t, text).TLS(strings.Repeat("x", 2000), 1); err == nil || !strings.Contains(err.Error(),
 		"2000 bytes") {
-		t.Errorf("a job with an endless name: %v", err)
+		t.Errorf("a job with a long name: %v", err)
 	}
 }
 
-// TestForged: a certificate that says the right things, by an authority that says the right things, of somebody else.
+// TestForged: a certificate with the right content, by an authority with the right content but another key.
 func TestForged(t *testing.T) {
 	ours, err := parsed(t, text).TLS("job", 3)
 	if err != nil {

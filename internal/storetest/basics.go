@@ -21,7 +21,7 @@ func (s *suite) check(err error) {
 	}
 }
 
-// holds checks what a key holds.
+// holds checks the value of a key.
 func (s *suite) holds(u rendezvous.Store, key, want string) (revision uint64) {
 	s.Helper()
 	value, revision, err := u.Get(s.ctx, key)
@@ -107,7 +107,7 @@ func testBounds(s *suite) {
 	}
 }
 
-// testLarge: the largest value, and a list that is larger than any one message might be.
+// testLarge: the largest value, and a list larger than any single message.
 func testLarge(s *suite) {
 	a, b := s.open(), s.open()
 	large := bytes.Repeat([]byte("0123456789abcdef"), rendezvous.ValueMax/16)
@@ -164,7 +164,7 @@ func testList(s *suite) {
 	}
 }
 
-// testChangesPast: changes that were made already are returned at once, the latest of each key, in order.
+// testChangesPast: changes that were made before are returned at once, the latest of each key, in order.
 func testChangesPast(s *suite) {
 	a, b := s.open(), s.open()
 	_, start, err := a.List(s.ctx, "")
@@ -194,7 +194,7 @@ func testChangesPast(s *suite) {
 	}
 }
 
-// testChangesToCome: a wait ends with a change of its prefix, by whomever, and not with another.
+// testChangesToCome: a wait ends with a change of its prefix, by any user, and not with another.
 func testChangesToCome(s *suite) {
 	a, b := s.open(), s.open()
 	_, revision, err := a.List(s.ctx, "p/")

@@ -23,7 +23,7 @@ func (s *suite) several(n int) []rendezvous.Store {
 	return out
 }
 
-// seed returns what random choices follow, and has a failing test print it.
+// seed returns the seed of the random choices, and makes a failing test print it.
 func (s *suite) seed() *rand.Rand {
 	seed := uint64(time.Now().UnixNano())
 	s.Cleanup(func() {
@@ -65,7 +65,7 @@ func testOneCreates(s *suite) {
 	}
 }
 
-// testNoLostUpdate: a counter that all raise by Get and Swap is right in the end.
+// testNoLostUpdate: a counter that all users increment by Get and Swap has the right value in the end.
 func testNoLostUpdate(s *suite) {
 	users := s.several(4)
 	each := 50
@@ -97,7 +97,7 @@ func testNoLostUpdate(s *suite) {
 	s.holds(users[0], "n", strconv.Itoa(each*len(users)))
 }
 
-// testModel holds a sequence of random operations of two users against a map.
+// testModel compares a sequence of random operations of two users with a map.
 func testModel(s *suite) {
 	random := s.seed()
 	users := s.several(2)
@@ -166,8 +166,8 @@ func testModel(s *suite) {
 	}
 }
 
-// testFollower: someone who lists once and follows the changes has in the end what is there, having seen each key's
-// revisions only rise.
+// testFollower: a user that lists once and follows the changes has the final content in the end, and each key's
+// revisions only increase.
 func testFollower(s *suite) {
 	random := s.seed()
 	users := s.several(4)

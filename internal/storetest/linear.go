@@ -12,7 +12,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// testLinearizable lets users change a few keys at once, and looks for an order of the operations on each key that
+// testLinearizable lets users change a few keys at once, and searches for an order of the operations on each key that
 // explains what each one returned, in which an operation that ended before another began comes first.
 func testLinearizable(s *suite) {
 	random := s.seed()
@@ -114,7 +114,7 @@ type state struct {
 	highest  uint64 // of all revisions that were seen
 }
 
-// next returns the state after an operation, or that it cannot have returned what it did.
+// next returns the state after an operation, or false if it cannot have returned what it did.
 func (a state) next(o *operation) (state, bool) {
 	written := state{there: true, value: o.value, highest: a.highest}
 	switch o.kind {
@@ -134,7 +134,7 @@ func (a state) next(o *operation) (state, bool) {
 		}
 		return a, a.there && a.value == o.seen
 	case swap:
-		// Who swaps has seen the revision: if the key still has it, it is known here.
+		// A swap has a revision that was read: if the key still has it, it is known here.
 		if fits := a.there && a.revision != 0 && a.revision == o.revision; !fits || !o.yes {
 			return a, fits == o.yes
 		}
@@ -143,7 +143,7 @@ func (a state) next(o *operation) (state, bool) {
 	return state{highest: a.highest}, true
 }
 
-// linearizable looks for an order of the operations (Wing and Gong's search, with a memory of what was tried: Lowe
+// linearizable searches for an order of the operations (Wing and Gong's search, with a memory of what was tried: Lowe
 // 2017).
 func linearizable(history []operation) bool {
 	type point struct {
