@@ -57,7 +57,8 @@ func TestConformanceTCP(t *testing.T) {
 }
 
 func TestConformanceMemory(t *testing.T) {
-	storetest.Run(t, storetest.Stores{New: func(*testing.T) func() rendezvous.Store { return rendezvous.NewMemory().Open }})
+	open := func(*testing.T) func() rendezvous.Store { return rendezvous.NewMemory().Open }
+	storetest.Run(t, storetest.Stores{New: open})
 }
 
 func TestConformanceFile(t *testing.T) {
