@@ -26,7 +26,7 @@ func TestTFConfig(t *testing.T) {
 		name, text string
 		task       Task
 		master     string
-		says       string // by any of the answers
+		want       string // by any of the answers
 	}{
 		{"nothing", "", NoTask, "", "expecting a JSON object"},
 		{"empty", "{}", NoTask, "", ""},
@@ -64,9 +64,9 @@ func TestTFConfig(t *testing.T) {
 			_, e3 := r.Spec()
 			_, e4 := r.Accelerators()
 			err := errors.Join(e1, e2, e3, e4)
-			if test.says != "" {
-				if err == nil || !strings.Contains(err.Error(), test.says) || !errors.Is(err, ErrInvalid) {
-					t.Errorf("got %v, want %q", err, test.says)
+			if test.want != "" {
+				if err == nil || !strings.Contains(err.Error(), test.want) || !errors.Is(err, ErrInvalid) {
+					t.Errorf("got %v, want %q", err, test.want)
 				}
 				return
 			}
@@ -136,7 +136,7 @@ func TestSlurm(t *testing.T) {
 		}
 	}
 	for _, test := range []struct {
-		variable, value, says string
+		variable, value, want string
 		cfg                   SlurmConfig
 	}{
 		{"SLURM_PROCID", "6", "SLURM_PROCID=6: the step has 6 tasks", SlurmConfig{}},
@@ -152,8 +152,8 @@ func TestSlurm(t *testing.T) {
 		kv["SLURM_PROCID"] = "0"
 		kv[test.variable] = test.value
 		test.cfg.Lookup, test.cfg.LeaveGPUs = env(kv), true
-		if _, err := NewSlurm(test.cfg); err == nil || !strings.Contains(err.Error(), test.says) || !errors.Is(err, ErrInvalid) {
-			t.Errorf("%s=%s: %v, want %q", test.variable, test.value, err, test.says)
+		if _, err := NewSlurm(test.cfg); err == nil || !strings.Contains(err.Error(), test.want) || !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s=%s: %v, want %q", test.variable, test.value, err, test.want)
 		}
 	}
 	if _, err := NewSlurm(SlurmConfig{Lookup: env(nil)}); err == nil || !strings.Contains(err.Error(), "Not running inside a SLURM step?") {

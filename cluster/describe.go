@@ -74,17 +74,17 @@ func valuesText(values []Value) string {
 //	worker 1 of 4, by Slurm
 //	  on this host  worker 1 of 2
 //	  job           slurm-4711.0
-//	  meets at      tcp://n01:61447, which worker 0 opens
+//	  store         tcp://n01:61447, which worker 0 opens
 //	  read          SLURM_PROCID=1
 //	                SLURM_STEP_NUM_TASKS=4
-//	  also found    Kubernetes Job: is incomplete and was not asked
+//	  also found    Kubernetes Job: is incomplete and was not queried
 func (j *Job) Describe() string {
 	var b strings.Builder
 	row := func(name, text string) {
 		fmt.Fprintf(&b, "  %-12s  %s\n", name, strings.ReplaceAll(text, "\n", "\n                "))
 	}
 	b.WriteString(j.String() + "\n")
-	if j.Source == nobody && len(j.Values) == 0 && len(j.Beside) == 0 {
+	if j.Source == noSource && len(j.Values) == 0 && len(j.Beside) == 0 {
 		return b.String()
 	}
 	if j.Task.Type != "" && j.Task.Type != Worker {
@@ -99,8 +99,8 @@ func (j *Job) Describe() string {
 	if j.Epoch > 0 {
 		row("restarts", fmt.Sprint(j.Epoch))
 	}
-	if text := j.meetsText(); text != "" {
-		row("meets at", text)
+	if text := j.storeText(); text != "" {
+		row("store", text)
 	}
 	name := "read"
 	for _, v := range j.Values {
@@ -118,7 +118,7 @@ func (j *Job) Describe() string {
 	return b.String()
 }
 
-func (j *Job) meetsText() string {
+func (j *Job) storeText() string {
 	switch {
 	case j.Store == "" && j.Workers == 1:
 		return ""

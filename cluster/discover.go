@@ -18,7 +18,7 @@ type Discovery struct {
 	Worker, Workers int
 	Store, ID       string
 
-	// Prefer restricts the search to one source ("slurm", or "Slurm"; [SourceNames] lists them; "nobody" for
+	// Prefer restricts the search to one source ("slurm", or "Slurm"; [SourceNames] lists them; "none" for
 	// a single-process job). Default: LOCKSTEP_SOURCE, and without that all sources.
 	Prefer string
 
@@ -67,11 +67,11 @@ func (d *Discovery) env(name string) string {
 // the remedy.
 func Discover(cfg Discovery) (*Job, error) {
 	d := cfg.withDefaults()
-	found, err := d.ask()
+	found, err := d.query()
 	if err != nil {
 		return nil, err
 	}
-	job, err := d.believe(found)
+	job, err := d.combine(found)
 	if err != nil {
 		return nil, err
 	}
@@ -90,9 +90,9 @@ type answer struct {
 	hint   string
 }
 
-// ask queries all sources, or the preferred one.
-func (d *Discovery) ask() ([]answer, error) {
-	if strings.EqualFold(d.Prefer, nobody) {
+// query queries all sources, or the preferred one.
+func (d *Discovery) query() ([]answer, error) {
+	if strings.EqualFold(d.Prefer, noSource) {
 		return nil, nil
 	}
 	if text := d.env(EnvWorkers); text != "" {
@@ -105,7 +105,7 @@ func (d *Discovery) ask() ([]answer, error) {
 	}
 	var out []answer
 	for i := range sources {
-		if a := sources[i].ask(d); a != nil {
+		if a := sources[i].query(d); a != nil {
 			out = append(out, *a)
 		}
 	}
@@ -118,17 +118,17 @@ func (d *Discovery) askOnly() ([]answer, error) {
 		if !strings.EqualFold(d.Prefer, s.key) && !strings.EqualFold(d.Prefer, s.name) {
 			continue
 		}
-		a := s.ask(d)
+		a := s.query(d)
 		if a == nil || a.job == nil && a.err == nil {
-			return nil, errorf("%s was to be believed, but it says nothing here: it is known by %s", s.name, s.known)
+			return nil, errorf("%s was requested, but does not describe this process: it is detected by %s", s.name, s.known)
 		}
 		return []answer{*a}, nil
 	}
 	return nil, errorf("no source is called %q: there are %s", clip(d.Prefer), strings.Join(SourceNames(), ", "))
 }
 
-// ask returns the source's answer, or nil if it does not apply to this process.
-func (s *source) ask(d *Discovery) *answer {
+// query returns the source's answer, or nil if it does not apply to this process.
+func (s *source) query(d *Discovery) *answer {
 	r := &reading{d: d, source: s.name}
 	if !s.detect(d) {
 		if s.hint == nil {
@@ -151,8 +151,8 @@ func (s *source) ask(d *Discovery) *answer {
 	return &answer{source: s, job: job}
 }
 
-// believe combines all answers into one job.
-func (d *Discovery) believe(all []answer) (*Job, error) {
+// combine combines all answers into one job.
+func (d *Discovery) combine(all []answer) (*Job, error) {
 	var won *answer
 	var job *Job
 	var hints []Claim
@@ -166,7 +166,7 @@ func (d *Discovery) believe(all []answer) (*Job, error) {
 		case won == nil:
 			won, job = a, a.job
 		case a.err != nil:
-			job.Beside = append(job.Beside, Claim{Source: a.source.name, Worker: -1, Note: "is incomplete and was not asked"})
+			job.Beside = append(job.Beside, Claim{Source: a.source.name, Worker: -1, Note: "is incomplete and was not queried"})
 		default:
 			claim, err := won.compare(a)
 			if err != nil {
@@ -176,13 +176,13 @@ func (d *Discovery) believe(all []answer) (*Job, error) {
 		}
 	}
 	if job == nil {
-		if n := d.workersGiven(); n > 1 && !strings.EqualFold(d.Prefer, nobody) {
-			return nil, errorf("there are to be %d workers, but nothing says which of them this process is: give its number (%s), or start the workers "+
+		if n := d.workersGiven(); n > 1 && !strings.EqualFold(d.Prefer, noSource) {
+			return nil, errorf("%d workers were requested, but no source has the number of this process: give it (%s), or start the workers "+
 				"by lockstep run, srun, mpirun or torchrun", n, EnvWorker)
 		}
-		job = &Job{Source: nobody, Workers: 1, LocalWorker: -1, Task: NoTask, Beside: hints}
+		job = &Job{Source: noSource, Workers: 1, LocalWorker: -1, Task: NoTask, Beside: hints}
 	} else if n := d.workersGiven(); n > 0 && n != job.Workers && job.Task.Type != Evaluator {
-		return nil, errorf("%s says that there are %d workers, but %d were given by %s or the command line: correct one of them", job.Source, job.Workers, n, EnvWorkers)
+		return nil, errorf("%s has %d workers, but %d were given by %s or the command line: correct one of them", job.Source, job.Workers, n, EnvWorkers)
 	}
 	return job, nil
 }
@@ -209,7 +209,7 @@ func (a *answer) compare(b *answer) (Claim, error) {
 	default:
 		return claim, errorf("two sources disagree about this process, and neither was started inside the other:\n"+
 			"  %s: worker %d of %d  (%s)\n  %s: worker %d of %d  (%s)\n"+
-			"remove the variables of the one that is wrong, or say which to believe: %s=%s or %s=%s",
+			"remove the variables of the one that is wrong, or select one: %s=%s or %s=%s",
 			a.source.name, w.Worker, w.Workers, valuesText(w.Values), b.source.name, o.Worker, o.Workers, valuesText(o.Values),
 			EnvSource, a.source.key, EnvSource, b.source.key)
 	}
@@ -221,7 +221,7 @@ func (j *Job) complete(from *Job) string {
 	var took []string
 	if j.Store == "" && from.Store != "" {
 		j.Store, j.Hosted = from.Store, from.Hosted
-		took = append(took, "where the workers meet")
+		took = append(took, "the rendezvous store")
 	}
 	if j.ID == "" && from.ID != "" {
 		j.ID = from.ID
@@ -229,24 +229,24 @@ func (j *Job) complete(from *Job) string {
 	}
 	if j.LocalWorkers == 0 && from.LocalWorkers > 0 && from.LocalWorker >= 0 {
 		j.LocalWorker, j.LocalWorkers = from.LocalWorker, from.LocalWorkers
-		took = append(took, "the place on the host")
+		took = append(took, "the position on the host")
 	}
 	if len(took) == 0 {
 		return ""
 	}
-	return ", and tells " + strings.Join(took, ", ")
+	return ", and provides " + strings.Join(took, ", ")
 }
 
 // override applies the values that were given for all sources: a store, and the job's name.
 func (d *Discovery) override(j *Job) error {
 	own := j.Source == sourceLockstep
 	if store := d.env(EnvStore); store != "" && !own {
-		if err := j.meetAt(EnvStore, store); err != nil {
+		if err := j.setStore(EnvStore, store); err != nil {
 			return err
 		}
 	}
 	if d.Store != "" {
-		if err := j.meetAt("the command line", d.Store); err != nil {
+		if err := j.setStore("the command line", d.Store); err != nil {
 			return err
 		}
 	}
@@ -266,8 +266,8 @@ func (d *Discovery) override(j *Job) error {
 	return nil
 }
 
-// meetAt sets a store that was given separately from the source.
-func (j *Job) meetAt(by, store string) error {
+// setStore sets a store that was given separately from the source.
+func (j *Job) setStore(by, store string) error {
 	url, err := storeURL(store)
 	if err != nil {
 		return errorf("%s: %w", by, err)
@@ -323,13 +323,13 @@ func (j *Job) makeSpec() {
 func (j *Job) inRange() error {
 	switch {
 	case j.Workers < 1 || j.Workers > hostsMax:
-		return errorf("%s says that there are %d workers: want 1 to %d", j.Source, j.Workers, hostsMax)
+		return errorf("%s has %d workers: want 1 to %d", j.Source, j.Workers, hostsMax)
 	case j.Worker < 0 || j.Worker >= j.Workers:
-		return errorf("%s says that this is worker %d of %d: want 0 to %d", j.Source, j.Worker, j.Workers, j.Workers-1)
+		return errorf("%s numbers this process worker %d of %d: want 0 to %d", j.Source, j.Worker, j.Workers, j.Workers-1)
 	case j.LocalWorkers > 0 && (j.LocalWorker < 0 || j.LocalWorker >= j.LocalWorkers):
-		return errorf("%s says that this is worker %d of %d on this host: want 0 to %d", j.Source, j.LocalWorker, j.LocalWorkers, j.LocalWorkers-1)
+		return errorf("%s numbers this process worker %d of %d on this host: want 0 to %d", j.Source, j.LocalWorker, j.LocalWorkers, j.LocalWorkers-1)
 	case j.LocalWorkers > j.Workers:
-		return errorf("%s says that %d of %d workers are on this host", j.Source, j.LocalWorkers, j.Workers)
+		return errorf("%s has %d of %d workers on this host", j.Source, j.LocalWorkers, j.Workers)
 	}
 	return nil
 }

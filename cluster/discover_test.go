@@ -15,8 +15,8 @@ import (
 	"github.com/rogpeppe/go-internal/txtar"
 )
 
-// scene makes a discovery of a text: "NAME=value" is the environment, "flag worker=1 workers=2 store=… id=… prefer=…" the
-// command line, "hostname H", "pid N" and "file PATH text" the machine.
+// scene makes a discovery of a text: "NAME=value" is the environment, "flag worker=1 workers=2 store=… id=… prefer=…"
+// the command line, "hostname H", "pid N" and "file PATH text" the machine.
 func scene(t testing.TB, text string) Discovery {
 	t.Helper()
 	environment, files := map[string]string{}, map[string]string{}
@@ -81,8 +81,8 @@ func sceneFlags(d *Discovery, text string) (err error) {
 	return nil
 }
 
-// TestDiscover holds every environment of testdata/discover against what is found in it, as the user reads it.
-// LOCKSTEP_UPDATE=1 writes the results down.
+// TestDiscover compares the result for every environment of testdata/discover, as the user reads it, with the recorded
+// one. LOCKSTEP_UPDATE=1 records the results.
 func TestDiscover(t *testing.T) {
 	names, err := filepath.Glob("testdata/discover/*.txtar")
 	if err != nil || len(names) == 0 {
@@ -125,12 +125,12 @@ func TestDiscover(t *testing.T) {
 	}
 	for i := range sources {
 		if !asked[sources[i].name] {
-			t.Errorf("no case of testdata/discover believes %s", sources[i].name)
+			t.Errorf("no case of testdata/discover selects %s", sources[i].name)
 		}
 	}
 }
 
-// discovered returns what the user reads about a scene, and behind it what the job holds beside that.
+// discovered returns what the user reads about a scene, followed by the other contents of the job.
 func discovered(t *testing.T, text string, asked map[string]bool) string {
 	job, err := Discover(scene(t, text))
 	if err != nil {
@@ -193,7 +193,8 @@ func set(e map[string]string, pairs ...any) {
 	}
 }
 
-// nested says which world may be started inside which, with other numbers. It is written down by hand, as people start things.
+// nested lists which world may be started inside which, with other numbers. It is written by hand, for the combinations
+// that occur.
 var nested = map[string][]string{
 	"lockstep":  {"openmpi", "pmi", "slurm", "env-hosts", "kubeflow", "jax", "lws", "aws-batch"},
 	"torchrun":  {"openmpi", "pmi", "slurm", "kubeflow", "jax", "lws", "aws-batch"},
@@ -204,8 +205,8 @@ var nested = map[string][]string{
 	"tf_config": nil, "slurm": nil, "env-hosts": nil, "kubeflow": nil, "jax": nil, "lws": nil, "aws-batch": nil,
 }
 
-// TestEveryPairOfSources sets two worlds at once. If they agree, the job is what both say; if not, the one that can have been started
-// inside the other is right, and without such a one the error names both, with their numbers.
+// TestEveryPairOfSources sets two worlds at once. If they agree, the job is that of both. If not, the one that can have
+// been started inside the other is selected; if neither can, the error names both, with their numbers.
 func TestEveryPairOfSources(t *testing.T) {
 	for i, a := range worlds {
 		for _, b := range worlds[i+1:] {
@@ -224,17 +225,17 @@ func TestEveryPairOfSources(t *testing.T) {
 					if err != nil || job.Worker != test.aw || job.Workers != test.an {
 						t.Errorf("%s %d of %d with %s %d of %d: %v, %v", a.name, test.aw, test.an, b.name, test.bw, test.bn, job, err)
 					} else if !strings.Contains(job.Describe(), "also found") {
-						t.Errorf("%s with %s: the second is not told of:\n%s", a.name, b.name, job.Describe())
+						t.Errorf("%s with %s: the second is not reported:\n%s", a.name, b.name, job.Describe())
 					}
 				case err == nil:
-					t.Errorf("%s %d of %d with %s %d of %d: believed %v, want a refusal", a.name, test.aw, test.an, b.name, test.bw, test.bn, job)
+					t.Errorf("%s %d of %d with %s %d of %d: selected %v, want an error", a.name, test.aw, test.an, b.name, test.bw, test.bn, job)
 				default:
 					for _, part := range []string{
 						fmt.Sprintf("worker %d of %d", test.aw, test.an), fmt.Sprintf("worker %d of %d", test.bw, test.bn),
 						EnvSource + "=" + a.name, EnvSource + "=" + b.name,
 					} {
 						if !strings.Contains(err.Error(), part) {
-							t.Errorf("%s with %s: %v does not say %q", a.name, b.name, err, part)
+							t.Errorf("%s with %s: %v does not contain %q", a.name, b.name, err, part)
 						}
 					}
 					for _, prefer := range []world{a, b} {
@@ -249,7 +250,8 @@ func TestEveryPairOfSources(t *testing.T) {
 	}
 }
 
-// TestWorkersOfAJobFitTogether asks every worker of jobs of several sizes: they have all numbers, one chief, and one place to meet.
+// TestWorkersOfAJobFitTogether discovers every worker of jobs of several sizes: they have all numbers, one chief, and
+// one store.
 func TestWorkersOfAJobFitTogether(t *testing.T) {
 	for _, w := range worlds {
 		for _, n := range []int{1, 2, 5} {
@@ -275,15 +277,15 @@ func TestWorkersOfAJobFitTogether(t *testing.T) {
 			if want := slices.Sorted(slices.Values(numbers)); len(numbers) != n || want[0] != 0 || want[n-1] != n-1 {
 				t.Errorf("%s: workers %v of %d", w.name, numbers, n)
 			}
-			if len(stores) != 1 && w.name != "aws-batch" { // where only the others are told the main node's address
-				t.Errorf("%s: the workers meet at %v", w.name, slices.Sorted(maps.Keys(stores)))
+			if len(stores) != 1 && w.name != "aws-batch" { // only the other nodes get the main node's address
+				t.Errorf("%s: the workers have the stores %v", w.name, slices.Sorted(maps.Keys(stores)))
 			}
 		}
 	}
 }
 
-// TestMpirunInSlurm: the workers that mpirun starts through srun on other hosts are tasks of a step, those on its own host are not.
-// All meet at one place.
+// TestMpirunInSlurm checks that the workers that mpirun starts through srun on other hosts are tasks of a step, that
+// those on its own host are not, and that all have one store.
 func TestMpirunInSlurm(t *testing.T) {
 	for _, each := range []int{1, 2} {
 		stores := map[string]bool{}
@@ -300,12 +302,12 @@ func TestMpirunInSlurm(t *testing.T) {
 			stores[job.Store] = true
 		}
 		if len(stores) != 1 {
-			t.Errorf("%d on each host: they meet at %v", each, slices.Sorted(maps.Keys(stores)))
+			t.Errorf("%d on each host: they have the stores %v", each, slices.Sorted(maps.Keys(stores)))
 		}
 	}
 }
 
-// checkResolver holds what a strategy asks against the job.
+// checkResolver compares the answers that a strategy needs with the job.
 func checkResolver(t *testing.T, job *Job) {
 	t.Helper()
 	r := job.Resolver()
@@ -326,11 +328,11 @@ func checkResolver(t *testing.T, job *Job) {
 	id, err1 := IDInCluster(spec, task)
 	workers, err2 := WorkerCount(spec, task.Type)
 	if err := errors.Join(err1, err2); err != nil || id != job.Worker || workers != job.Workers {
-		t.Errorf("%v: the resolver says %d of %d, %v", job, id, workers, err)
+		t.Errorf("%v: the resolver has %d of %d, %v", job, id, workers, err)
 	}
 }
 
-// TestValuesHideSecrets: by name, and as passwords of addresses.
+// TestValuesHideSecrets checks that secrets are hidden, by name and as passwords of addresses.
 func TestValuesHideSecrets(t *testing.T) {
 	for _, name := range []string{"LOCKSTEP_SECRET", "MY_TOKEN", "aws_access_key_id", "DB_PASSWORD", "PASSWD"} {
 		if s := (Value{name, "hunter2"}).String(); strings.Contains(s, "hunter2") || !strings.HasPrefix(s, name+"=") {
@@ -347,7 +349,8 @@ func TestValuesHideSecrets(t *testing.T) {
 	}
 }
 
-// FuzzDiscover sets any variables to anything: an answer is a job that can be, an error matches ErrInvalid, and neither shows a secret.
+// FuzzDiscover sets any variables to any values: the result is a valid job or an error that matches ErrInvalid, and
+// neither shows a secret.
 func FuzzDiscover(f *testing.F) {
 	names, _ := filepath.Glob("testdata/discover/*.txtar")
 	for _, name := range names {
@@ -409,7 +412,7 @@ func FuzzDiscover(f *testing.F) {
 	})
 }
 
-// TestEverySourceIsDocumented: docs/clusters.md has a row for each, in the order of precedence.
+// TestEverySourceIsDocumented checks that docs/clusters.md has a row for each source, in the order of precedence.
 func TestEverySourceIsDocumented(t *testing.T) {
 	text, err := os.ReadFile("../docs/clusters.md")
 	if err != nil {
@@ -419,7 +422,7 @@ func TestEverySourceIsDocumented(t *testing.T) {
 	for _, name := range SourceNames() {
 		i := strings.Index(string(text[at:]), "(`"+name+"`)")
 		if i < 0 {
-			t.Fatalf("docs/clusters.md has no row for (`%s`) behind those that are believed before it", name)
+			t.Fatalf("docs/clusters.md has no row for (`%s`) after the sources that precede it", name)
 		}
 		at += i
 	}
@@ -429,7 +432,7 @@ func TestJobString(t *testing.T) {
 	for want, j := range map[string]*Job{
 		"worker 0 of 2 (the chief), by torchrun": {Source: "torchrun", Workers: 2},
 		"worker 1 of 2":                          {Worker: 1, Workers: 2},
-		"a process by itself":                    {Source: nobody, Workers: 1},
+		"a single-process job":                   {Source: noSource, Workers: 1},
 	} {
 		if got := j.String(); got != want {
 			t.Errorf("got %q, want %q", got, want)

@@ -8,7 +8,7 @@ import (
 // Job describes the job that this process is a worker of, and the source of that information. A
 // single-process job has one worker.
 type Job struct {
-	// Source is the source of the information: "lockstep run", "TF_CONFIG", "torchrun", "flags", "nobody", …
+	// Source is the source of the information: "lockstep run", "TF_CONFIG", "torchrun", "flags", "none", …
 	Source string
 	// Values are all values that were read for it, in the order of reading.
 	Values []Value
@@ -45,8 +45,8 @@ func (j *Job) Chief() bool { return j.Worker == 0 }
 
 // String returns the worker and the source in one line: "worker 1 of 4, by torchrun".
 func (j *Job) String() string {
-	if j.Source == nobody {
-		return "a process by itself"
+	if j.Source == noSource {
+		return "a single-process job"
 	}
 	text := fmt.Sprintf("worker %d of %d", j.Worker, j.Workers)
 	if j.Chief() && j.Workers > 1 {

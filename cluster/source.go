@@ -38,7 +38,7 @@ const (
 const (
 	sourceLockstep = "lockstep run"
 	sourceFlags    = "flags"
-	nobody         = "nobody"
+	noSource       = "none"
 )
 
 // sources lists all sources, in order of precedence.
@@ -48,13 +48,13 @@ var sources = []source{
 }
 
 // SourceNames lists the sources that [Discover] queries, in order of precedence, by the names that
-// [Discovery.Prefer] and LOCKSTEP_SOURCE accept. The last is "nobody", a single-process job.
+// [Discovery.Prefer] and LOCKSTEP_SOURCE accept. The last is "none", a single-process job.
 func SourceNames() []string {
 	var names []string
 	for i := range sources {
 		names = append(names, sources[i].key)
 	}
-	return append(names, nobody)
+	return append(names, noSource)
 }
 
 // reading is one source's access to the environment. It records all values that were read.
@@ -128,15 +128,15 @@ func (r *reading) workers(names ...string) int {
 		}
 		return n
 	}
-	text := r.source + " does not tell how many workers there are"
+	text := r.source + " does not contain the number of workers"
 	if len(names) > 0 {
-		text = strings.Join(names, " or ") + " is not set, so that the number of workers is not known"
+		text = strings.Join(names, " or ") + " is not set, so the number of workers is unknown"
 	}
 	where := EnvWorkers
 	if r.source == sourceFlags {
-		text, where = "the command line does not tell how many workers there are", "--workers or "+where
+		text, where = "the command line does not contain the number of workers", "--workers or "+where
 	}
-	r.fail("%s, and it is not guessed: set %s, the same for every worker; %s=%s if each process is a job by itself", text, where, EnvSource, nobody)
+	r.fail("%s, and it is not guessed: set %s, the same for every worker; %s=%s if each process is a single-process job", text, where, EnvSource, noSource)
 	return -1
 }
 
@@ -148,7 +148,7 @@ func (d *Discovery) workersGiven() int {
 	if d.env(EnvWorker) != "" {
 		return 0
 	}
-	n, _ := strconv.Atoi(d.env(EnvWorkers)) // which ask has checked
+	n, _ := strconv.Atoi(d.env(EnvWorkers)) // which query has checked
 	return n
 }
 

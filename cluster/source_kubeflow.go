@@ -17,7 +17,7 @@ var petSource = source{
 		n, err := strconv.Atoi(least)
 		switch {
 		case isRange && least != most:
-			r.fail("PET_NNODES=%s:%s is a range, so that the number of workers is not known: give the TrainJob a fixed number of nodes", clip(least), clip(most))
+			r.fail("PET_NNODES=%s:%s is a range, so the number of workers is unknown: give the TrainJob a fixed number of nodes", clip(least), clip(most))
 		case err != nil || n < 1:
 			r.fail("PET_NNODES=%s: want a number from 1", strconv.Quote(clip(least)))
 		}
@@ -36,7 +36,7 @@ var jaxSource = source{
 		j.Worker, j.Workers = r.need("JAX_PROCESS_ID"), r.need("JAX_NUM_PROCESSES")
 		address := r.text("JAX_COORDINATOR_ADDRESS")
 		if address == "" {
-			j.NoStore = "JAX_COORDINATOR_ADDRESS is not set: " + sayStore
+			j.NoStore = "JAX_COORDINATOR_ADDRESS is not set: " + storeRemedy
 			return
 		}
 		if port := r.text("JAX_COORDINATOR_PORT"); port != "" {
@@ -62,7 +62,7 @@ var awsBatchSource = source{
 		}
 		switch {
 		case first > 0:
-			j.NoStore = "the main node is not node 0, and only its address is told: " + sayStore
+			j.NoStore = "the main node is not node 0, and only its address is passed on: " + storeRemedy
 		case address != "":
 			r.address(j, "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS", address)
 		case j.Worker == 0:
@@ -74,7 +74,7 @@ var awsBatchSource = source{
 			r.note("hostname", host)
 			r.address(j, "hostname", host)
 		default:
-			j.NoStore = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS is not set: " + sayStore
+			j.NoStore = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS is not set: " + storeRemedy
 		}
 	},
 }

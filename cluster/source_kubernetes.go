@@ -30,7 +30,7 @@ func (r *reading) podStore(j *Job) {
 	r.note("hostname", pod)
 	job, ok := strings.CutSuffix(pod, "-"+strconv.Itoa(j.Worker))
 	if !ok || job == "" {
-		j.NoStore = fmt.Sprintf("the pod's name %s does not end in its index: %s", clip(pod), sayStore)
+		j.NoStore = fmt.Sprintf("the pod's name %s does not end in its index: %s", clip(pod), storeRemedy)
 		return
 	}
 	j.ID = job
@@ -92,7 +92,7 @@ var jobSetSource = source{
 		}
 		j.Workers = r.workers()
 		if replicated == "" {
-			j.NoStore = "REPLICATED_JOB_NAME is not set, so that the name of the first pod is not known: " + sayStore
+			j.NoStore = "REPLICATED_JOB_NAME is not set, so the name of the first pod is unknown: " + storeRemedy
 			return
 		}
 		r.address(j, "JOBSET_NAME", fmt.Sprintf("%s-%s-0-0.%s", set, replicated, set))

@@ -26,7 +26,7 @@ var horovodSource = source{
 	read: func(r *reading, j *Job) {
 		j.Worker, j.Workers = r.need("HOROVOD_RANK"), r.workers("HOROVOD_SIZE")
 		r.local(j, "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE")
-		r.meetMPI(j, "", horovodrun)
+		r.storeMPI(j, "", horovodrun)
 	},
 }
 
@@ -41,7 +41,7 @@ var openMPISource = source{
 		if space != "" {
 			j.ID = "openmpi-" + space
 		}
-		r.meetMPI(j, space, "mpirun", "orterun", "mpiexec", "prterun", "prte", "prted", "orted")
+		r.storeMPI(j, space, "mpirun", "orterun", "mpiexec", "prterun", "prte", "prted", "orted")
 	},
 	hint: func(r *reading) string {
 		if role := r.d.env("K_MPI_JOB_ROLE"); role != "" {
@@ -62,18 +62,18 @@ var pmiSource = source{
 		if id != "" {
 			j.ID = "pmi-" + id
 		}
-		r.meetMPI(j, id, hydra, "pmi_proxy")
+		r.storeMPI(j, id, hydra, "pmi_proxy")
 	},
 }
 
-// meetMPI sets the store of a job whose launcher passes no addresses. On one host that is a folder named
+// storeMPI sets the store of a job whose launcher passes no addresses. On one host that is a folder named
 // after the launcher's process. In a Slurm allocation it is the allocation's first host, where mpirun puts
 // rank 0. Otherwise the user must set it.
-func (r *reading) meetMPI(j *Job, job string, launchers ...string) {
+func (r *reading) storeMPI(j *Job, job string, launchers ...string) {
 	if j.LocalWorkers > 0 && j.LocalWorkers == j.Workers {
 		process, err := r.d.launcher(launchers)
 		if err != nil {
-			j.NoStore = err.Error() + ": " + sayStore
+			j.NoStore = err.Error() + ": " + storeRemedy
 			return
 		}
 		name := process
@@ -86,7 +86,7 @@ func (r *reading) meetMPI(j *Job, job string, launchers ...string) {
 		}
 		return
 	}
-	j.NoStore = "the launcher passes no addresses between hosts: " + sayStore + " (mpirun -x " + EnvStore + "=…, mpiexec -genv " + EnvStore + " …)"
+	j.NoStore = "the launcher passes no addresses between hosts: " + storeRemedy + " (mpirun -x " + EnvStore + "=…, mpiexec -genv " + EnvStore + " …)"
 	if r.d.env("SLURM_JOB_NODELIST") == "" || r.d.env("SLURM_JOB_ID") == "" {
 		return
 	}

@@ -60,7 +60,7 @@ func (r *reading) slurmStore(j *Job, list, job, step string) {
 	const portFirst, portCount = 61440, 4096
 	names := r.text(list)
 	if names == "" {
-		j.NoStore = list + " is not set: " + sayStore
+		j.NoStore = list + " is not set: " + storeRemedy
 		return
 	}
 	hosts, err := ExpandHostlist(names)
@@ -73,7 +73,7 @@ func (r *reading) slurmStore(j *Job, list, job, step string) {
 		return
 	}
 	if r.d.env(job) == "" {
-		j.NoStore = job + " is not set: " + sayStore
+		j.NoStore = job + " is not set: " + storeRemedy
 		return
 	}
 	id := r.d.env(job)

@@ -55,7 +55,7 @@ func (r *reading) oneProcess(name string) {
 	switch value := strings.ToLower(r.text(name)); value {
 	case "", "auto", "gpu", "cpu", "1": // torchrun decides the number; without it there is one process
 	default:
-		r.fail("%s=%s asks for several processes on each host, and nothing says which of them this is: start them by lockstep run "+
+		r.fail("%s=%s requests several processes on each host, and no variable numbers them: start them by lockstep run "+
 			"--nnodes N --node-rank I --nproc-per-node %s", name, clip(value), clip(value))
 	}
 }
@@ -67,7 +67,7 @@ func (r *reading) master(j *Job, host, port string, taken bool) {
 	n := r.number(port)
 	switch {
 	case address == "":
-		j.NoStore = host + " is not set: " + sayStore
+		j.NoStore = host + " is not set: " + storeRemedy
 		return
 	case n > 65535 || n == 0:
 		r.fail("%s=%d: want a port", port, n)
@@ -87,6 +87,6 @@ func (r *reading) master(j *Job, host, port string, taken bool) {
 	j.Store = tcp(address, n)
 }
 
-// sayStore is the remedy if no source has a store for workers of several hosts.
-const sayStore = "set " + EnvStore + ", the same for every worker, to tcp://HOST:PORT with the host that worker 0 runs on, or to file:///FOLDER with " +
+// storeRemedy is the remedy if no source has a store for workers of several hosts.
+const storeRemedy = "set " + EnvStore + ", the same for every worker, to tcp://HOST:PORT with the host that worker 0 runs on, or to file:///FOLDER with " +
 	"a folder that all hosts share"

@@ -114,7 +114,7 @@ func (o *doctorFlags) examine(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if job.Source == "nobody" {
+	if job.Source == "none" {
 		return o.start(ctx, out)
 	}
 	logger := runLogger()
