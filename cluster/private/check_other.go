@@ -8,9 +8,9 @@ import (
 	"os"
 )
 
-// Check returns an error unless folder is a folder. Access lists control who may modify it: the folder for
+// check returns an error unless folder is a folder. Access lists control who may modify it: the folder for
 // temporary files is the user's own.
-func Check(folder string) error {
+func check(folder string) error {
 	info, err := os.Lstat(folder)
 	if err == nil && !info.IsDir() {
 		err = fmt.Errorf("%s is not a folder", folder)

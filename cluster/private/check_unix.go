@@ -12,10 +12,10 @@ import (
 	"syscall"
 )
 
-// Check returns an error unless a folder belongs to this user and no other user can modify its content or
+// check returns an error unless a folder belongs to this user and no other user can modify its content or
 // replace it. It must belong to this user, must not be a symbolic link, and no other user may write to it or
 // to the folders above, unless these are sticky like /tmp. The folders above must belong to this user or to root.
-func Check(folder string) error {
+func check(folder string) error {
 	info, err := os.Lstat(folder)
 	if err != nil {
 		return fmt.Errorf("the folder %s: %w", folder, err)

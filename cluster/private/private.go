@@ -30,7 +30,7 @@ func candidates() []string {
 func Path() string {
 	all := candidates()
 	for _, folder := range all {
-		err := Check(folder)
+		err := check(folder)
 		if errors.Is(err, os.ErrNotExist) {
 			err = checkPlace(folder)
 		}
@@ -57,10 +57,10 @@ func Folder() (string, error) {
 		errors.Join(errs...))
 }
 
-// Make creates a folder that only this user can enter, unless it exists, and checks it with [Check].
+// Make creates a folder that only this user can enter, unless it exists, and checks it with check.
 func Make(folder string) error {
 	if err := os.MkdirAll(folder, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("making the folder %s: %w", folder, err)
 	}
-	return Check(folder)
+	return check(folder)
 }

@@ -322,7 +322,7 @@ func (c *client) do(ctx context.Context, q request, err error) (*response, error
 	select {
 	case <-call.done:
 	case <-ctx.Done():
-		c.give(call)
+		c.abandon(call)
 		return nil, context.Cause(ctx)
 	}
 	if call.err != nil {
@@ -358,8 +358,8 @@ func (c *client) begin(call *call) error {
 	return nil
 }
 
-// give abandons a call.
-func (c *client) give(call *call) {
+// abandon ends a call whose caller no longer waits.
+func (c *client) abandon(call *call) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.end(call.id)

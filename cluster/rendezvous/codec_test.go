@@ -172,7 +172,7 @@ func TestTable(t *testing.T) {
 					all = append(all, change{key, true})
 				}
 			case 3:
-				table.forget(rapid.IntRange(0, 3).Draw(t, "forget"))
+				table.discard(rapid.IntRange(0, 3).Draw(t, "forget"))
 			default:
 				if err := table.set(Entry{Key: key}); err != nil {
 					t.Fatal(err)

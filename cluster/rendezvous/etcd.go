@@ -22,14 +22,14 @@ func openEtcd(ctx context.Context, url string, cfg Config) (Store, error) {
 	var err error
 	if cfg.Etcd != nil {
 		login = *cfg.Etcd
-	} else if login, err = EtcdFromEnvironment(os.Getenv, secret.ReadFile); err != nil {
+	} else if login, err = etcdFromEnvironment(os.Getenv, secret.ReadFile); err != nil {
 		return nil, err
 	}
 	g, err := newGateway(map[string]string{"etcd": "http", "etcds": "https"}[scheme], hosts, login, cfg)
 	if err != nil {
 		return nil, err
 	}
-	s := &etcdStore{gateway: g, prefix: strings.TrimSuffix(prefix, "/") + "/", watches: watches{most: watchUnused}}
+	s := &etcdStore{gateway: g, prefix: strings.TrimSuffix(prefix, "/") + "/", watches: watches{keep: watchUnused}}
 	s.ctx, s.end = context.WithCancelCause(context.Background())
 	for { // until ctx ends
 		_, _, err = s.Get(ctx, "?")

@@ -23,10 +23,10 @@ type EtcdConfig struct {
 	User, Password string
 }
 
-// EtcdFromEnvironment returns the configuration that etcdctl would read from the environment: ETCDCTL_CACERT,
+// etcdFromEnvironment returns the configuration that etcdctl would read from the environment: ETCDCTL_CACERT,
 // ETCDCTL_CERT and ETCDCTL_KEY, which name files, ETCDCTL_USER ("name:password" or "name") and
 // ETCDCTL_PASSWORD.
-func EtcdFromEnvironment(getenv func(string) string, readFile func(string) ([]byte, error)) (EtcdConfig, error) {
+func etcdFromEnvironment(getenv func(string) string, readFile func(string) ([]byte, error)) (EtcdConfig, error) {
 	c := EtcdConfig{TLS: &tls.Config{MinVersion: tls.VersionTLS12}}
 	c.User, c.Password, _ = strings.Cut(getenv("ETCDCTL_USER"), ":")
 	if p := getenv("ETCDCTL_PASSWORD"); p != "" {
@@ -197,7 +197,7 @@ func (g *gateway) each(ctx context.Context, question bool, attempt func(endpoint
 	for i := range g.endpoints {
 		at := (first + i) % len(g.endpoints)
 		err := attempt(g.endpoints[at])
-		if refused := (*etcdError)(nil); errors.As(err, &refused) && refused.Code == codeUnauthenticated && g.forget() {
+		if refused := (*etcdError)(nil); errors.As(err, &refused) && refused.Code == codeUnauthenticated && g.discardToken() {
 			err = attempt(g.endpoints[at])
 		}
 		if err == nil {
@@ -304,8 +304,8 @@ func (g *gateway) proof(ctx context.Context, endpoint, method string) (string, e
 	return got.Token, nil
 }
 
-// forget makes the next request fetch a new token. It returns false if there are no tokens.
-func (g *gateway) forget() bool {
+// discardToken makes the next request fetch a new token. It returns false if there are no tokens.
+func (g *gateway) discardToken() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.token = ""

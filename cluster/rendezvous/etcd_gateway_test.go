@@ -167,7 +167,7 @@ func TestEtcdFromEnvironment(t *testing.T) {
 	server := httptest.NewTLSServer(&played{user: true})
 	defer server.Close()
 	environment := map[string]string{"ETCDCTL_CACERT": "ca.pem", "ETCDCTL_USER": "me:pw"}
-	cfg, err := EtcdFromEnvironment(func(n string) string { return environment[n] }, func(string) ([]byte, error) {
+	cfg, err := etcdFromEnvironment(func(n string) string { return environment[n] }, func(string) ([]byte, error) {
 		return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), nil
 	})
 	if err != nil {
@@ -186,7 +186,7 @@ func TestEtcdFromEnvironment(t *testing.T) {
 		"holds no certificate":           {"ETCDCTL_CACERT": "etcd_gateway_test.go"},
 		"ETCDCTL_CERT and ETCDCTL_KEY: ": {"ETCDCTL_CERT": "etcd_gateway_test.go", "ETCDCTL_KEY": "etcd_gateway_test.go"},
 	} {
-		if _, err := EtcdFromEnvironment(func(n string) string { return environment[n] }, os.ReadFile); err == nil ||
+		if _, err := etcdFromEnvironment(func(n string) string { return environment[n] }, os.ReadFile); err == nil ||
 			!strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -74,7 +74,7 @@ func (w *watch) next(ctx context.Context) (got etcdEvents, err error) {
 
 // watches are the open watches that are not in use, the most recently used last.
 type watches struct {
-	most time.Duration // without use
+	keep time.Duration // without use
 
 	mu     sync.Mutex
 	unused []*watch
@@ -83,7 +83,7 @@ type watches struct {
 
 // Watches of one-time waits are not used again.
 const (
-	watchesMost = 16
+	watchesMax  = 16
 	watchUnused = 30 * time.Second // one or two heartbeats: then it is closed
 )
 
@@ -109,13 +109,13 @@ func (ws *watches) put(w *watch) {
 		w.close()
 		return
 	}
-	if len(ws.unused) == watchesMost {
+	if len(ws.unused) == watchesMax {
 		ws.unused[0].unused.Stop()
 		ws.unused[0].close()
 		ws.unused = slices.Delete(ws.unused, 0, 1)
 	}
 	ws.unused = append(ws.unused, w)
-	w.unused = time.AfterFunc(ws.most, func() {
+	w.unused = time.AfterFunc(ws.keep, func() {
 		ws.mu.Lock()
 		defer ws.mu.Unlock()
 		if i := slices.Index(ws.unused, w); i >= 0 { // else another call has just taken it

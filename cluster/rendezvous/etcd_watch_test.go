@@ -114,7 +114,7 @@ func openWatched(t *testing.T, e *watched, unused time.Duration) *etcdStore {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
-	s.(*etcdStore).watches.most = unused
+	s.(*etcdStore).watches.keep = unused
 	return s.(*etcdStore)
 }
 
@@ -180,8 +180,8 @@ func TestEtcdWatchesEnd(t *testing.T) {
 		}
 	}
 	e.set("k/////////////////////////////////////////", "is")
-	begin(s, 2*watchesMost)
-	e.await(watchesMost)
+	begin(s, 2*watchesMax)
+	e.await(watchesMax)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() {
@@ -189,7 +189,7 @@ func TestEtcdWatchesEnd(t *testing.T) {
 		ended <- err
 	}()
 	begun, _ := e.count()
-	for now := begun; now == begun && now < 2*watchesMost+1; now, _ = e.count() { // it may continue with a kept one
+	for now := begun; now == begun && now < 2*watchesMax+1; now, _ = e.count() { // it may continue with a kept one
 		time.Sleep(time.Millisecond)
 	}
 	cancel()

@@ -328,7 +328,7 @@ func (f *file) append(log *os.File, e *Entry) error {
 func (f *file) rewrite() error {
 	b := (&logHeader{id: rand.Uint64(), store: f.log.store, revision: f.table.revision, floor: f.table.floor}).encode()
 	for _, m := range f.table.order {
-		if !f.table.overtaken(m) {
+		if !f.table.superseded(m) {
 			e := f.table.entries[m.key]
 			b = append(b, encodeLogEntry(&e)...)
 		}

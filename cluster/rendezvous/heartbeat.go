@@ -270,7 +270,7 @@ func (w *Watch) States() []WorkerState {
 // does not blame the others for that time: their heartbeats may be published but unread. Call [Watch.Follow]
 // concurrently.
 func (w *Watch) Silence(ctx context.Context, self int, limit time.Duration) (WorkerState, error) {
-	step := max(limit/looks, time.Millisecond)
+	step := max(limit/checksPerLimit, time.Millisecond)
 	for {
 		v, err := w.longestSilent(self, limit)
 		if v.Worker >= 0 && v.Silent >= limit || err != nil {
@@ -289,9 +289,9 @@ func (w *Watch) Silence(ctx context.Context, self int, limit time.Duration) (Wor
 	}
 }
 
-// looks is how many times Silence checks within a limit, so that it notices when this process was stopped or
+// checksPerLimit is how many times Silence checks within a limit, so that it notices when this process was stopped or
 // got no CPU time.
-const looks = 16
+const checksPerLimit = 16
 
 // longestSilent returns the worker that has been silent longest, or an error if the store is lost.
 func (w *Watch) longestSilent(self int, limit time.Duration) (WorkerState, error) {

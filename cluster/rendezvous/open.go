@@ -27,7 +27,8 @@ type Config struct {
 	// ReconnectTimeout bounds how long calls wait for a TCP store that was reached once and is gone; then they return
 	// [ErrLost]. Default 15 seconds. Open itself waits until its ctx ends.
 	ReconnectTimeout time.Duration
-	// Etcd configures the access to etcd. Default nil: [EtcdFromEnvironment] with this process's environment.
+	// Etcd configures the access to etcd. Default nil: what etcdctl reads from the environment: ETCDCTL_CACERT,
+	// ETCDCTL_CERT and ETCDCTL_KEY, which name files, ETCDCTL_USER ("name:password" or "name") and ETCDCTL_PASSWORD.
 	Etcd *EtcdConfig
 	// Schemes adds kinds of stores by URL scheme, or replaces built-in ones, such as by module cluster/etcd.
 	Schemes map[string]Opener

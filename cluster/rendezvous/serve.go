@@ -117,9 +117,9 @@ func (c *serverConn) write(p *response) error {
 	return err
 }
 
-// farewell notifies the client that the server ends, and closes the connection.
-func (c *serverConn) farewell() {
-	timer := time.AfterFunc(farewellWithin, func() { c.raw.Close() })
+// notifyEnd notifies the client that the server ends, and closes the connection.
+func (c *serverConn) notifyEnd() {
+	timer := time.AfterFunc(notifyEndWithin, func() { c.raw.Close() })
 	defer timer.Stop()
 	c.send(&response{status: statusClosing})
 	c.raw.Close()

@@ -20,20 +20,12 @@ type ServerConfig struct {
 	Listen string
 	// Listener is used instead of Listen, if not nil. The server closes it.
 	Listener net.Listener
-	// SharedListener is used instead of both, if not nil, with its own Handshake, HalfOpen and Logger: a listener that
+	// SharedListener is used instead of both, if not nil, with its own Logger: a listener that
 	// the process shares with other services. The server does not close it.
 	SharedListener *listener.Listener
 	// TLS and Authenticate are as in [Config], for this side.
 	TLS          *tls.Config
 	Authenticate func(conn net.Conn, dialed bool, hello []byte) error
-	// Handshake bounds the time from accepting a connection until its hello is read and authenticated.
-	// Default 10 seconds.
-	Handshake time.Duration
-	// HalfOpen bounds the connections that have not completed the handshake. Above the bound, the oldest
-	// connection of the address with the most connections is dropped. Default 128.
-	HalfOpen int
-	// Connections bounds the connections that have completed the handshake. Default 16,384.
-	Connections int
 	// Bytes bounds the store's content: all keys and values, plus 128 bytes for each. A larger change is
 	// refused with [ErrFull]. Default, and maximum, [TotalMax].
 	Bytes int
@@ -43,10 +35,10 @@ type ServerConfig struct {
 }
 
 const (
-	silenceServer  = 60 * time.Second // a silent client is gone after this time; a live one pings more often
-	waitsMax       = 256              // concurrent calls of Changes on one connection
-	connectionsMax = 1 << 14          // default of ServerConfig.Connections
-	farewellWithin = 2 * time.Second  // to notify a client that the server ends, once its requests are answered
+	silenceServer   = 60 * time.Second // a silent client is gone after this time; a live one pings more often
+	waitsMax        = 256              // concurrent calls of Changes on one connection
+	connectionsMax  = 1 << 14          // that have completed the handshake
+	notifyEndWithin = 2 * time.Second  // to notify a client that the server ends, once its requests are answered
 )
 
 // Server serves a store over TCP. Its content is in memory, and is lost when the server ends.
@@ -71,15 +63,12 @@ type Server struct {
 
 // Serve starts a server. It ends with ctx, or with Close.
 func Serve(ctx context.Context, cfg ServerConfig) (*Server, error) {
-	if cfg.Connections <= 0 {
-		cfg.Connections = connectionsMax
-	}
 	s := &Server{
 		cfg: cfg, listener: cfg.SharedListener, memory: NewMemory(), conns: map[*serverConn]struct{}{},
 		sessions: newSessions(),
 	}
 	if cfg.Bytes > 0 {
-		s.memory.table.most = min(cfg.Bytes, TotalMax)
+		s.memory.table.limit = min(cfg.Bytes, TotalMax)
 	}
 	rand.Read(s.instance[:])
 	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
@@ -97,20 +86,15 @@ func Serve(ctx context.Context, cfg ServerConfig) (*Server, error) {
 // open starts accepting clients.
 func (s *Server) open() (err error) {
 	if s.listener == nil {
-		s.listener, err = listener.Open(listener.Config{
-			Listen: s.cfg.Listen, Listener: s.cfg.Listener, Handshake: s.cfg.Handshake, HalfOpen: s.cfg.HalfOpen,
-			Logger: s.cfg.Logger,
-		})
+		s.listener, err = listener.Open(listener.Config{Listen: s.cfg.Listen, Listener: s.cfg.Listener, Logger: s.cfg.Logger})
 		if err != nil {
 			return err
 		}
 	}
 	s.acceptor, err = s.listener.Serve(listener.ServiceConfig{
-		Services: []listener.Service{listener.Store}, Rules: listener.Rules{
-			TLS:          s.cfg.TLS,
-			Authenticate: s.cfg.Authenticate,
-		}, Handle: s.serve,
-		Refused: s.report.add,
+		Services: []listener.Service{listener.Store},
+		Rules:    listener.Rules{TLS: s.cfg.TLS, Authenticate: s.cfg.Authenticate},
+		Handle:   s.serve, Refused: s.report.add,
 	})
 	if err != nil {
 		s.closeListener()
@@ -157,11 +141,11 @@ func (s *Server) Close() error {
 		s.release()
 		s.cancel()
 		s.memory.end(fmt.Errorf("%w: the store at %s has ended", ErrEnded, s.Addr()))
-		var told sync.WaitGroup
+		var notifications sync.WaitGroup
 		for c := range conns {
-			told.Go(c.farewell)
+			notifications.Go(c.notifyEnd)
 		}
-		told.Wait()
+		notifications.Wait()
 		s.acceptor.Close()
 		s.closeListener()
 		s.work.Wait()
@@ -196,7 +180,7 @@ func (s *Server) enter(a *listener.Accepted, id clientID) (*serverConn, error) {
 	switch {
 	case s.closed:
 		return nil, listener.Refuse(listener.Slow, "the store is shutting down")
-	case len(s.conns) >= s.cfg.Connections:
+	case len(s.conns) >= connectionsMax:
 		return nil, listener.Refuse(listener.Crowded, "the store has %d connections, its maximum", len(s.conns))
 	}
 	c := &serverConn{server: s, raw: a.Raw, conn: idleConn{a.Conn, silenceServer}, waits: map[uint64]context.CancelFunc{}}

@@ -11,22 +11,22 @@ import (
 type table struct {
 	revision uint64
 	entries  map[string]Entry // of a deleted key: the deletion
-	order    []moment         // of all changes, the oldest first; superseded ones are removed periodically
+	order    []changeRecord   // of all changes, the oldest first; superseded ones are removed periodically
 	deleted  int              // how many entries are deletions
 	floor    uint64           // deletions up to this revision are discarded
 	bytes    int              // of all keys and values, with entryBytes for each
-	most     int              // of bytes; 0: TotalMax
+	limit    int              // of bytes; 0: TotalMax
 }
 
-// moment is a change.
-type moment struct {
+// changeRecord is a change.
+type changeRecord struct {
 	revision uint64
 	key      string
 }
 
 const (
-	entryBytes  = 128     // accounted for each entry in addition to its key and value
-	deletedMost = 1 << 16 // deletions that are remembered
+	entryBytes = 128     // accounted for each entry in addition to its key and value
+	deletedMax = 1 << 16 // deletions that are remembered
 )
 
 func newTable() table { return table{entries: map[string]Entry{}} }
@@ -54,12 +54,12 @@ func (t *table) set(e Entry) error {
 	}
 	t.deleted += count(e.Deleted) - count(had && old.Deleted)
 	t.entries[e.Key] = e
-	t.order = append(t.order, moment{e.Revision, e.Key})
+	t.order = append(t.order, changeRecord{e.Revision, e.Key})
 	if len(t.order) > 2*len(t.entries)+1024 {
-		t.order = slices.DeleteFunc(t.order, t.overtaken)
+		t.order = slices.DeleteFunc(t.order, t.superseded)
 	}
-	if t.deleted > deletedMost {
-		t.forget(t.deleted / 2)
+	if t.deleted > deletedMax {
+		t.discard(t.deleted / 2)
 	}
 	return nil
 }
@@ -70,11 +70,11 @@ func (t *table) fits(e *Entry) error {
 	if old, had := t.entries[e.Key]; had {
 		grows -= cost(&old)
 	}
-	most := t.most
-	if most == 0 {
-		most = TotalMax
+	limit := t.limit
+	if limit == 0 {
+		limit = TotalMax
 	}
-	if !e.Deleted && t.bytes+grows > most {
+	if !e.Deleted && t.bytes+grows > limit {
 		return ErrFull
 	}
 	return nil
@@ -89,9 +89,9 @@ func (t *table) remove(key string) bool {
 	return true
 }
 
-// forget discards the oldest n deletions.
-func (t *table) forget(n int) {
-	t.order = slices.DeleteFunc(t.order, func(m moment) bool {
+// discard removes the oldest n deletions.
+func (t *table) discard(n int) {
+	t.order = slices.DeleteFunc(t.order, func(m changeRecord) bool {
 		e := t.entries[m.key]
 		if n == 0 || e.Revision != m.revision || !e.Deleted {
 			return e.Revision != m.revision
@@ -105,8 +105,8 @@ func (t *table) forget(n int) {
 	})
 }
 
-// overtaken reports that the key has a later change.
-func (t *table) overtaken(m moment) bool { return t.entries[m.key].Revision != m.revision }
+// superseded reports that the key has a later change.
+func (t *table) superseded(m changeRecord) bool { return t.entries[m.key].Revision != m.revision }
 
 // list returns the existing entries, ordered by key.
 func (t *table) list(prefix string) []Entry {
