@@ -7,7 +7,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// headerBytes is how many bytes of a header are fields: none of them is padding before that.
+// headerBytes is the size of the fields of a header, which has no padding before its last field.
 const headerBytes = int(unsafe.Offsetof(transport.Header{}.Order) + unsafe.Sizeof(transport.Header{}.Order))
 
 // FlipBit returns the header with one bit wrong.

@@ -21,11 +21,11 @@ type Fault uint8
 // The faults.
 const (
 	Delay    Fault = iota // the call starts up to Config.DelayMax later
-	Cut                   // the connection with the peer of the call is lost: a PeerDown with ErrCut, now and in all later calls
+	Cut                   // the connection with the peer is lost: a PeerDown with ErrCut, also in all later calls
 	Kill                  // the rank's process is killed: its endpoint is closed, and its calls return ErrKilled
 	Stop                  // the call waits until its context ends or the endpoint is closed
-	Corrupt               // the received frame is damaged, which its checksum shows: a PeerDown with transport.ErrCorrupt
-	Header                // the received frame has a wrong bit in its header, which no checksum shows
+	Corrupt               // the received frame has a wrong checksum: a PeerDown with transport.ErrCorrupt
+	Header                // the received frame has a wrong bit in its header, and a correct checksum
 	Replay                // the previous frame is received again before this one
 	Truncate              // the frame sent lacks its last byte
 	faults
@@ -46,17 +46,17 @@ var (
 	ErrKilled = errors.New("faulty: this process was killed")
 )
 
-// Config says what happens.
+// Config describes the faults.
 type Config struct {
 	Seed     uint64
-	Rate     map[Fault]float64                    // how likely each fault is in a call that it can happen in, 0 to 1
+	Rate     map[Fault]float64                    // probability of each fault in a call that can have it, 0 to 1
 	DelayMax time.Duration                        // default 1 ms
-	Once     bool                                 // after the first fault that is no delay nothing happens to this rank any more
-	Note     func(rank int, call string, f Fault) // is told of each; nil: nobody is
+	Once     bool                                 // at most one fault per rank, besides delays
+	Note     func(rank int, call string, f Fault) // called for each fault; may be nil
 }
 
-// Wrap returns e with faults injected into Exchange, Post, Complete, Signal and Await. Groups split from it are wrapped
-// as well.
+// Wrap returns e with faults injected into Exchange, Post, Complete, Signal and Await, and into the groups that are
+// split from it.
 func Wrap(e transport.Endpoint, cfg Config) transport.Endpoint {
 	if cfg.DelayMax == 0 {
 		cfg.DelayMax = time.Millisecond
@@ -82,14 +82,14 @@ type end struct {
 	cfg Config
 
 	// Used by the rank's goroutine only.
-	random *rand.Rand
-	judge  func(peer int, h transport.Header) error
-	last   map[int]transport.Header // received, by sender
-	cut    map[int]bool             // connections
-	over   bool                     // Once has happened
-	posted []call
-	waits  int   // the rank whose frame the current call receives, or -1
-	spoil  Fault // what happens to that frame; faults: nothing
+	random  *rand.Rand
+	inspect func(peer int, h transport.Header) error
+	last    map[int]transport.Header // received, by sender
+	cut     map[int]bool             // connections
+	over    bool                     // Config.Once is set, and the fault has been injected
+	posted  []call
+	waits   int   // the rank whose frame the current call receives, or -1
+	spoil   Fault // fault of that frame; faults: none
 
 	mu     sync.Mutex
 	killed bool
@@ -97,14 +97,14 @@ type end struct {
 	closed chan struct{}
 }
 
-// call is an exchange, as it was asked for.
+// call is a posted exchange.
 type call struct {
 	to, from int
 	in       []byte
 	spoil    Fault
 }
 
-// draws reports whether the fault happens in this call.
+// draws reports whether the fault is injected into this call.
 func (e *end) draws(name string, f Fault) bool {
 	rate := e.cfg.Rate[f]
 	if rate == 0 || e.over || e.random.Float64() >= rate {
@@ -117,7 +117,7 @@ func (e *end) draws(name string, f Fault) bool {
 	return true
 }
 
-// strike has happen what can in any call, and returns the error with which it ends, if it does.
+// strike injects the faults of any call, and returns the error with which the call ends, if any.
 func (e *end) strike(name string, peers ...int) error {
 	if e.isKilled() {
 		return ErrKilled
@@ -163,7 +163,7 @@ func (e *end) isKilled() bool {
 	return e.killed
 }
 
-// begin has happen what can to the frames of an exchange, and returns it as it is carried out.
+// begin injects the faults of sent frames into an exchange, and returns it.
 func (e *end) begin(name string, to int, out *transport.Frame, from int, in []byte) call {
 	c := call{to: to, from: from, in: in, spoil: faults}
 	if to >= 0 && len(out.Data) > 0 && e.draws(name, Truncate) {
@@ -183,7 +183,7 @@ func (e *end) begin(name string, to int, out *transport.Frame, from int, in []by
 	return c
 }
 
-// ended has happen what can to a frame that was received.
+// ended injects the faults of received frames into a result.
 func (e *end) ended(c *call, err error) error {
 	e.waits = -1
 	if e.isKilled() {
@@ -208,21 +208,21 @@ func (e *end) Exchange(ctx context.Context, to int, out transport.Frame, from in
 	return e.ended(&c, e.Endpoint.Exchange(ctx, to, out, from, in))
 }
 
-func (e *end) Inspect(judge func(peer int, h transport.Header) error) {
-	e.judge = judge
+func (e *end) Inspect(inspect func(peer int, h transport.Header) error) {
+	e.inspect = inspect
 	e.Endpoint.Inspect(func(peer int, h transport.Header) error {
 		if peer == e.waits {
 			switch e.spoil {
 			case Header:
 				h = FlipBit(h, e.random)
 			case Replay:
-				if err := judge(peer, e.last[peer]); err != nil {
+				if err := inspect(peer, e.last[peer]); err != nil {
 					return err
 				}
 			}
 			e.last[peer] = h
 		}
-		return judge(peer, h)
+		return inspect(peer, h)
 	})
 }
 

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestTransparent: an endpoint to which nothing happens, or to which things happen late, keeps all promises.
+// TestTransparent: an endpoint without faults, or with delays only, fulfils all contracts.
 func TestTransparent(t *testing.T) {
 	pairs := func(n int) []transport.Endpoint { return transporttest.Domains(n, transporttest.Pairs) }
 	late := faulty.Config{Rate: map[faulty.Fault]float64{faulty.Delay: 0.02}, DelayMax: 20 * time.Microsecond}
@@ -45,7 +45,7 @@ func TestTransparent(t *testing.T) {
 
 var errOther = errors.New("another header")
 
-// TestFaults: what two ranks that exchange see of each fault of rank 1.
+// TestFaults: the errors of two ranks that exchange frames, for each fault of rank 1.
 func TestFaults(t *testing.T) {
 	down := func(rank int, why error) func(error) bool {
 		return func(err error) bool {
@@ -61,7 +61,7 @@ func TestFaults(t *testing.T) {
 	}{
 		{faulty.Cut, down(1, transport.ErrClosed), down(0, faulty.ErrCut)},
 		{faulty.Kill, down(1, transport.ErrClosed), is(faulty.ErrKilled)},
-		{faulty.Stop, over, over}, // of itself it is to be noticed only by a deadline
+		{faulty.Stop, over, over}, // only a deadline detects it
 		{faulty.Corrupt, down(1, transport.ErrClosed), down(0, transport.ErrCorrupt)},
 		{faulty.Header, down(1, transport.ErrClosed), is(errOther)},
 		{faulty.Replay, down(1, transport.ErrClosed), is(errOther)},
@@ -126,8 +126,8 @@ func exchangeUntilError(ends []transport.Endpoint, posted bool) []error {
 	return errs
 }
 
-// TestMarks: things happen to a rank's marks too.
-func TestMarks(t *testing.T) {
+// TestFlags: faults are injected into flags too.
+func TestFlags(t *testing.T) {
 	for fault, want := range map[faulty.Fault]error{faulty.Kill: faulty.ErrKilled, faulty.Stop: context.DeadlineExceeded, faulty.Delay: nil} {
 		synctest.Test(t, func(t *testing.T) {
 			ends := mem.New(2)
@@ -141,8 +141,8 @@ func TestMarks(t *testing.T) {
 					defer e.Close()
 					for range 300 {
 						e.Publish(transport.Slot{})
-						for mark := range 2 {
-							if errs[i] = errors.Join(e.Signal(mark), e.Await(ctx, -1, mark)); errs[i] != nil {
+						for flag := range 2 {
+							if errs[i] = errors.Join(e.Signal(flag), e.Await(ctx, -1, flag)); errs[i] != nil {
 								return
 							}
 						}
@@ -161,7 +161,7 @@ func TestMarks(t *testing.T) {
 	}
 }
 
-// TestSameSeed: the same calls meet the same faults.
+// TestSameSeed: equal calls get equal faults.
 func TestSameSeed(t *testing.T) {
 	happened := func(seed uint64) (out string) {
 		synctest.Test(t, func(t *testing.T) {

@@ -9,37 +9,37 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// end is one rank's end of a group.
+// end is one rank's endpoint of a group.
 type end struct {
-	group  *group
-	net    *Net
-	rank   int
-	proc   int   // the rank in the network
-	domain []int // the ranks whose memory this one reaches, this one among them
-	judge  func(peer int, h transport.Header) error
-	wake   chan struct{} // something has changed
-	down   chan transport.PeerDown
+	group   *group
+	net     *Net
+	rank    int
+	proc    int   // the rank in the network
+	domain  []int // the ranks whose memory this one accesses, this one included
+	inspect func(peer int, h transport.Header) error
+	wake    chan struct{} // something has changed
+	down    chan transport.PeerDown
 
 	// Used by the rank's goroutine only.
-	under  []posted
-	broken error  // why the exchanges that are under way have failed
-	calls  uint64 // published so far
-	base   uint64 // marks raised before the current call
+	posts  []posted
+	broken error  // why the posts in progress have failed
+	calls  uint64 // number of calls published
+	base   uint64 // number of flags set before the current call
 
 	// Guarded by net.mu.
 	sent    uint64
 	inbox   [][]*flight           // frames that have arrived, by sender
 	lost    []*transport.PeerDown // what this rank knows of its peers
-	left    bool                  // the peers were told
+	left    bool                  // the peers were notified
 	closed  bool
 	answer  func(seq uint64) []byte
-	raised  uint64 // marks so far
-	halted  bool   // it cannot raise a mark 0 any more
+	set     uint64 // number of flags set
+	halted  bool   // it can no longer set a flag 0
 	slots   [2]transport.Slot
 	staging []byte
 }
 
-// framer is an end without memory.
+// framer is an endpoint without memory.
 type framer struct {
 	*end
 	transport.NoMemory
@@ -66,11 +66,11 @@ func (e *end) Transport() string { return "simnet" }
 // shares reports whether a rank is in the domain of this rank.
 func (e *end) shares(rank int) bool { return slices.Contains(e.domain, rank) }
 
-func (e *end) Inspect(judge func(peer int, h transport.Header) error) { e.judge = judge }
+func (e *end) Inspect(inspect func(peer int, h transport.Header) error) { e.inspect = inspect }
 
 func (e *end) Down() <-chan transport.PeerDown { return e.down }
 
-// notify has the rank look again at what it waits for.
+// notify makes the rank check again what it waits for.
 func (e *end) notify() {
 	select {
 	case e.wake <- struct{}{}:
@@ -78,8 +78,8 @@ func (e *end) notify() {
 	}
 }
 
-// alive locks the network, as soon as the process runs, and returns nil, or why the end is of no use. All calls begin
-// with it.
+// alive locks the network as soon as the process runs, and returns nil, or why the endpoint is unusable. All calls
+// begin with it.
 func (e *end) alive() error {
 	e.net.mu.Lock()
 	p := &e.net.procs[e.proc]
@@ -118,7 +118,7 @@ func (e *end) until(ctx context.Context, ready func() (bool, error)) error {
 	}
 }
 
-// posted is an exchange that has begun.
+// posted is an exchange in progress.
 type posted struct {
 	flight *flight // nil: nothing is sent
 	to     int
@@ -135,25 +135,25 @@ func (e *end) Exchange(ctx context.Context, to int, out transport.Frame, from in
 }
 
 func (e *end) Post(to int, out transport.Frame, from int, in []byte) error {
-	if len(e.under) == transport.PostsMax {
-		panic(fmt.Sprintf("simnet: more than %d exchanges under way", transport.PostsMax))
+	if len(e.posts) == transport.PostsMax {
+		panic(fmt.Sprintf("simnet: more than %d exchanges in progress", transport.PostsMax))
 	}
 	if e.broken != nil {
 		return e.broken
 	}
 	x, err := e.begin(to, out, from, in)
 	if err == nil {
-		e.under = append(e.under, x)
+		e.posts = append(e.posts, x)
 	}
 	return err
 }
 
 func (e *end) Complete(ctx context.Context) error {
-	if len(e.under) == 0 {
+	if len(e.posts) == 0 {
 		panic("simnet: Complete without a Post")
 	}
-	x := e.under[0]
-	e.under = slices.Delete(e.under, 0, 1)
+	x := e.posts[0]
+	e.posts = slices.Delete(e.posts, 0, 1)
 	if e.broken == nil {
 		e.broken = e.finish(ctx, &x)
 	}
@@ -202,7 +202,7 @@ func (e *end) finish(ctx context.Context, x *posted) error {
 	})
 }
 
-// receive waits for the frame that from has for this rank, has it judged, and copies it.
+// receive waits for the frame that from has for this rank, inspects it, and copies it.
 func (e *end) receive(ctx context.Context, from int, in []byte) error {
 	return e.until(ctx, func() (bool, error) {
 		if len(e.inbox[from]) == 0 {
@@ -212,7 +212,7 @@ func (e *end) receive(ctx context.Context, from int, in []byte) error {
 			return false, e.unexpected(from)
 		}
 		f := e.inbox[from][0]
-		if err := e.judged(from, f); err != nil {
+		if err := e.inspected(from, f); err != nil {
 			return false, err
 		}
 		if len(f.data) != len(in) {
@@ -224,27 +224,27 @@ func (e *end) receive(ctx context.Context, from int, in []byte) error {
 	})
 }
 
-// unexpected has the frames judged that peers other than from have for this rank.
+// unexpected inspects the frames that peers other than from have for this rank.
 func (e *end) unexpected(from int) error {
 	for peer := range e.inbox {
 		if peer == from || len(e.inbox[peer]) == 0 {
 			continue
 		}
-		if err := e.judged(peer, e.inbox[peer][0]); err != nil {
+		if err := e.inspected(peer, e.inbox[peer][0]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// judged has a frame judged, with the network unlocked meanwhile: frames are taken from an inbox by this rank only.
-func (e *end) judged(peer int, f *flight) error {
-	if e.judge == nil {
+// inspected inspects a frame, with the network unlocked meanwhile: only this rank takes frames from its inbox.
+func (e *end) inspected(peer int, f *flight) error {
+	if e.inspect == nil {
 		return nil
 	}
 	e.net.mu.Unlock()
 	defer e.net.mu.Lock()
-	return e.judge(peer, f.header)
+	return e.inspect(peer, f.header)
 }
 
 func (e *end) Fail(reason []byte) {
@@ -256,7 +256,7 @@ func (e *end) Fail(reason []byte) {
 }
 
 func (e *end) Close() error {
-	_ = e.alive() // a rank that was killed is closed as well, and closing again does nothing
+	_ = e.alive() // a killed rank is closed too, and closing again does nothing
 	defer e.net.mu.Unlock()
 	if e.closed {
 		return nil
@@ -273,7 +273,7 @@ func (e *end) Answer(text func(seq uint64) []byte) {
 	e.answer = text
 }
 
-// askMax is how long an answer is awaited.
+// askMax bounds the wait for an answer.
 const askMax = 500 * time.Millisecond
 
 func (e *end) Ask(peer int, seq uint64) []byte {
@@ -339,7 +339,7 @@ func (e *end) Split(id uint64, ranks []int) (transport.Endpoint, error) {
 	return g.ends[at].as(), nil
 }
 
-// inherit gives an end of a new group what is known of connections already.
+// inherit passes what is known of connections to an endpoint of a new group.
 func (e *end) inherit() {
 	if e.net.procs[e.proc].killed {
 		e.leave(ErrReset)

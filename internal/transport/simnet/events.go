@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// event is something to be done at a time.
+// event is an action at a time.
 type event struct {
 	at     time.Time
 	number uint64
 	do     func()
 }
 
-// events are in the order of their times, and of one time in the order in which they were pushed.
+// events are ordered by time, and those of one time in the order in which they were pushed.
 type events struct {
 	heap   eventHeap
 	number uint64

@@ -7,18 +7,25 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// FaultKind is what happens.
+// FaultKind is a kind of fault.
 type FaultKind uint8
 
 // The faults.
 const (
-	Kill    FaultKind = iota + 1 // the rank's process is gone (kill -9): its peers' connections are reset, its own calls return ErrKilled
-	Stop                         // the rank's process does nothing any more (kill -STOP), until Resume or Kill: its calls do not return
-	Resume                       // a stopped process goes on
-	Cut                          // the connection of Rank and Peer carries nothing any more; both notice it after Config.Detect
-	Delay                        // all frames from and to the rank's process take By longer from now on
-	Corrupt                      // the next frame from Rank to Peer is damaged: its checksum is found wrong, and the connection is given up
-	Forge                        // the next frame from Rank to Peer has one bit of its header wrong, and a right checksum
+	// Kill ends the rank's process (kill -9): its peers' connections are reset, its own calls return ErrKilled.
+	Kill FaultKind = iota + 1
+	// Stop stops the rank's process (kill -STOP), until Resume or Kill: its calls do not return.
+	Stop
+	// Resume continues a stopped process.
+	Resume
+	// Cut cuts the connection of Rank and Peer; both detect it after Config.Detect.
+	Cut
+	// Delay makes all later frames from and to the rank's process take By longer.
+	Delay
+	// Corrupt damages the next frame from Rank to Peer: its checksum is wrong, so Peer closes the connection.
+	Corrupt
+	// Forge flips one bit in the header of the next frame from Rank to Peer; the checksum is correct.
+	Forge
 )
 
 // String returns the kind in lower case: "kill".
@@ -30,11 +37,11 @@ func (k FaultKind) String() string {
 	return fmt.Sprintf("FaultKind(%d)", uint8(k))
 }
 
-// Fault is something that happens.
+// Fault is a fault at a given time.
 type Fault struct {
 	At   time.Duration // after New, or Happen
 	Kind FaultKind
-	Rank int           // to whom, and to all ranks of its worker; of Cut, Corrupt, Forge: the sender
+	Rank int           // the rank, with all ranks of its worker; Cut, Corrupt, Forge: the sender
 	Peer int           // Cut, Corrupt, Forge: the receiver
 	By   time.Duration // Delay
 }
@@ -50,7 +57,7 @@ func (f *Fault) check(n int) error {
 	return nil
 }
 
-// Happen has a fault happen, f.At from now. It panics for a fault that cannot be.
+// Happen injects a fault, f.At from now. It panics for an invalid fault.
 func (n *Net) Happen(f Fault) {
 	if err := f.check(len(n.procs)); err != nil {
 		panic(err.Error())
@@ -79,7 +86,7 @@ func (n *Net) happen(f Fault) {
 	}
 }
 
-// strike has a fault happen to one rank of the process that it happens to.
+// strike applies a fault to one rank of the process that it hits.
 func (n *Net) strike(f *Fault, rank int) {
 	p := &n.procs[rank]
 	switch {
@@ -113,25 +120,25 @@ func (n *Net) strike(f *Fault, rank int) {
 	}
 }
 
-// sever ends a connection: from now on it carries nothing. The ranks at its two ends are told why; without reasons they
-// notice it after a while.
-func (n *Net) sever(a, b int, tellA, tellB error) {
+// sever cuts a connection. The ranks at its two ends are notified of the reasons; without reasons they detect the cut
+// after Config.Detect.
+func (n *Net) sever(a, b int, whyA, whyB error) {
 	if n.dead[pair(a, b)] {
 		return
 	}
 	n.dead[pair(a, b)] = true
 	after := n.latency(b, a)
-	if tellA == nil {
-		tellA, tellB, after = ErrCut, ErrCut, n.cfg.Detect
-		n.at(after, func() { n.tell(b, a, tellB) })
+	if whyA == nil {
+		whyA, whyB, after = ErrCut, ErrCut, n.cfg.Detect
+		n.at(after, func() { n.report(b, a, whyB) })
 	} else {
-		n.tell(b, a, tellB)
+		n.report(b, a, whyB)
 	}
-	n.at(after, func() { n.tell(a, b, tellA) })
+	n.at(after, func() { n.report(a, b, whyA) })
 }
 
-// tell has a process find that another is down, in all their groups.
-func (n *Net) tell(proc, lost int, why error) {
+// report notifies a process that another is down, in all their groups.
+func (n *Net) report(proc, lost int, why error) {
 	for _, g := range n.groups {
 		for _, e := range g.ends {
 			for _, peer := range g.ends {
@@ -143,17 +150,17 @@ func (n *Net) tell(proc, lost int, why error) {
 	}
 }
 
-// lose notes that a peer is down, unless it is known already.
+// lose records that a peer is down, unless that is known.
 func (e *end) lose(rank int, why error) {
 	if e.lost[rank] != nil || e.closed {
 		return
 	}
 	e.lost[rank] = &transport.PeerDown{Rank: rank, Err: why}
-	e.down <- *e.lost[rank] // there is room for one of each
+	e.down <- *e.lost[rank] // has room for one of each
 	e.notify()
 }
 
-// leave tells the peers that this rank is down, unless it has told them already.
+// leave notifies the peers that this rank is down, once.
 func (e *end) leave(why error) {
 	if e.left {
 		return

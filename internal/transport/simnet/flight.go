@@ -9,24 +9,23 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// flight is a frame on its way. It has its own copy of the data: what the sender does with its memory is its own
-// affair.
+// flight is a frame in transit. It has a copy of the data, since the sender may change its memory.
 type flight struct {
 	from, to *end
 	number   uint64 // of the sender's frames
 	header   transport.Header
 	data     []byte
-	done     bool // the sender may go on
+	done     bool // the sender may continue
 }
 
-// offer puts a frame on its way.
+// offer sends a frame.
 func (n *Net) offer(f *flight) {
 	if n.fresh = append(n.fresh, f); len(n.fresh) == 1 {
-		n.at(1, n.depart) // when all ranks have done what they do in this moment
+		n.at(1, n.depart) // after all ranks have made their calls of this moment
 	}
 }
 
-// depart finds the time at which the frames offered in the last moment arrive.
+// depart computes when the frames offered in the last moment arrive.
 func (n *Net) depart() {
 	slices.SortFunc(n.fresh, func(a, b *flight) int {
 		return cmp.Or(cmp.Compare(a.from.proc, b.from.proc), cmp.Compare(a.number, b.number))
@@ -42,7 +41,7 @@ func (n *Net) depart() {
 	n.fresh = n.fresh[:0]
 }
 
-// route occupies the ways that a frame takes, and returns when it has left and when it arrives.
+// route occupies the links that a frame takes, and returns when it has left and when it arrives.
 func (n *Net) route(f *flight) (left, arrives time.Time) {
 	from, to := f.from.proc, f.to.proc
 	bytes := float64(frameBytes + len(f.data))
@@ -84,7 +83,7 @@ func latest(t time.Time, others ...time.Time) time.Time {
 	return t
 }
 
-// slow returns by how much longer things take a host.
+// slow returns the factor by which a host is slower.
 func (n *Net) slow(host int) float64 {
 	if f, ok := n.cfg.Slow[host]; ok {
 		return f
@@ -92,7 +91,7 @@ func (n *Net) slow(host int) float64 {
 	return 1
 }
 
-// latency returns how long the shortest frame is on its way from one process to another.
+// latency returns how long the shortest frame takes from one process to another.
 func (n *Net) latency(from, to int) time.Duration {
 	a, b := n.cfg.Places[from].Host, n.cfg.Places[to].Host
 	l := n.cfg.Host.Latency
@@ -102,8 +101,8 @@ func (n *Net) latency(from, to int) time.Duration {
 	return time.Duration(float64(l)*max(n.slow(a), n.slow(b))) + n.procs[from].delay + n.procs[to].delay
 }
 
-// arrival has something done when it comes from one process to another, after all that was sent before, unless the
-// connection is dead by then.
+// arrival schedules an action for when something sent after all previous frames arrives from one process at another,
+// unless the connection is cut by then.
 func (n *Net) arrival(from, to int, after time.Duration, do func()) {
 	when := latest(time.Now().Add(after), n.last[[2]int{from, to}])
 	n.last[[2]int{from, to}] = when
@@ -116,11 +115,11 @@ func (n *Net) arrival(from, to int, after time.Duration, do func()) {
 
 func pair(a, b int) [2]int { return [2]int{min(a, b), max(a, b)} }
 
-// arrive lays a frame before its receiver, as it is then.
+// arrive delivers a frame to its receiver, after it applies damage.
 func (n *Net) arrive(f *flight) {
 	way := [2]int{f.from.proc, f.to.proc}
 	switch n.next[way] {
-	case Corrupt: // the checksum is wrong: the receiver gives the connection up
+	case Corrupt: // the checksum is wrong: the receiver closes the connection
 		delete(n.next, way)
 		n.sever(way[0], way[1], ErrReset, transport.ErrCorrupt)
 		return
@@ -132,7 +131,7 @@ func (n *Net) arrive(f *flight) {
 	f.to.notify()
 }
 
-// receive takes the first frame that a peer has for e, which has its data by now.
+// receive takes the first frame that a peer has for e, whose data was copied.
 func (n *Net) receive(e *end, from int) {
 	f := e.inbox[from][0]
 	e.inbox[from] = slices.Delete(e.inbox[from], 0, 1)

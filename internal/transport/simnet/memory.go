@@ -10,7 +10,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// sharer is an end that reaches the memory of the ranks of its domain.
+// sharer is an endpoint that accesses the memory of the ranks of its domain.
 type sharer struct{ *end }
 
 // stagingBytes is the length of a rank's staging buffer.
@@ -30,7 +30,7 @@ func (s *sharer) Publish(slot transport.Slot) {
 	s.net.mu.Lock()
 	defer s.net.mu.Unlock()
 	s.calls++
-	s.base = s.raised
+	s.base = s.set
 	s.slots[s.calls&1] = slot
 }
 
@@ -41,18 +41,18 @@ func (s *sharer) Peer(peer int) *transport.Slot {
 	return &s.group.ends[peer].slots[s.calls&1]
 }
 
-func (s *sharer) Signal(mark int) error {
+func (s *sharer) Signal(flag int) error {
 	err := s.alive()
 	defer s.net.mu.Unlock()
 	switch {
 	case err != nil:
 		return err
-	case s.raised != s.base+uint64(mark):
-		panic(fmt.Sprintf("simnet: mark %d is raised as number %d of its call", mark, s.raised-s.base))
-	case mark == 0 && s.halted:
+	case s.set != s.base+uint64(flag):
+		panic(fmt.Sprintf("simnet: flag %d is set as number %d of its call", flag, s.set-s.base))
+	case flag == 0 && s.halted:
 		return transport.ErrInterrupted
 	}
-	s.raised++
+	s.set++
 	s.notifyDomain()
 	return nil
 }
@@ -63,15 +63,15 @@ func (s *sharer) notifyDomain() {
 	}
 }
 
-func (s *sharer) Await(ctx context.Context, rank, mark int) error {
-	target := s.base + uint64(mark) + 1
+func (s *sharer) Await(ctx context.Context, rank, flag int) error {
+	target := s.base + uint64(flag) + 1
 	return s.until(ctx, func() (bool, error) {
 		all := true
 		var err error
 		for _, r := range s.domain {
 			switch p := s.group.ends[r]; {
-			case p.raised >= target:
-			case mark == 0 && p.halted:
+			case p.set >= target:
+			case flag == 0 && p.halted:
 				err = transport.ErrInterrupted
 				all = all && rank >= 0 && r != rank
 			case rank < 0 || r == rank:
@@ -88,11 +88,11 @@ func (s *sharer) Await(ctx context.Context, rank, mark int) error {
 	})
 }
 
-func (s *sharer) Behind(mark int, ranks []int) []int {
+func (s *sharer) Behind(flag int, ranks []int) []int {
 	s.net.mu.Lock()
 	defer s.net.mu.Unlock()
 	for _, r := range s.domain {
-		if s.group.ends[r].raised < s.base+uint64(mark)+1 {
+		if s.group.ends[r].set < s.base+uint64(flag)+1 {
 			ranks = append(ranks, r)
 		}
 	}
@@ -103,7 +103,7 @@ func (s *sharer) Withdraw() bool {
 	s.net.mu.Lock()
 	defer s.net.mu.Unlock()
 	for _, r := range s.domain {
-		if p := s.group.ends[r]; p.raised < s.base+1 {
+		if p := s.group.ends[r]; p.set < s.base+1 {
 			p.halted = true
 			return true
 		}

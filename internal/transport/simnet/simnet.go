@@ -8,7 +8,7 @@
 // link. Between hosts these are the network card of the sender's host, the switch, and the network card of the
 // receiver's host. A frame occupies each link for its bytes divided by the link's bandwidth, and arrives one latency
 // after it has left the slowest. Frames between two ranks keep their order. Simultaneous requests are ordered by rank,
-// not by the scheduling of goroutines, so every run is the same. Memory accesses and marks inside a domain take no
+// not by the scheduling of goroutines, so every run is the same. Memory accesses and flags inside a domain take no
 // time, nor does computing.
 //
 // # Faults
@@ -33,32 +33,32 @@ var (
 	ErrCut   = errors.New("simnet: connection timed out")
 )
 
-// ErrKilled is what a rank itself gets from its ends once its process was killed.
+// ErrKilled is the error of all calls of a rank whose process was killed.
 var ErrKilled = errors.New("simnet: this process was killed")
 
-// Config describes the hosts, what joins them, and what happens.
+// Config describes the hosts, the network and the faults.
 type Config struct {
-	// Places says where each rank is. Ranks of one domain reach each other's memory, those of one worker are killed and
-	// stopped together, frames between hosts take the network.
+	// Places holds the location of each rank. Ranks of one domain access each other's memory, those of one worker are
+	// killed and stopped together, and frames between hosts take the network.
 	Places  []transport.Place
 	Host    Link            // frames inside a host; default 1 µs and 10 GB/s
-	Network Link            // between hosts: the latency, and the bandwidth of a host's card in each direction; default 10 µs and 10 GB/s
-	Switch  float64         // bytes a second that all hosts together get through the switch; 0: as many as their cards
-	Slow    map[int]float64 // stragglers: by how much the latency and the time on the cards of a host are longer
-	Jitter  time.Duration   // a frame comes up to this much later, by Seed
-	Detect  time.Duration   // after which a cut connection is noticed; default 100 ms
-	Buffers bool            // a send is over when the frame has left the card; else when the receiver has it
+	Network Link            // between hosts: latency, and bandwidth of a card in each direction; default 10 µs and 10 GB/s
+	Switch  float64         // bytes per second of all hosts together through the switch; 0: unlimited
+	Slow    map[int]float64 // stragglers: factor of the latency and the transfer times of a host
+	Jitter  time.Duration   // a frame arrives up to this much later, by Seed
+	Detect  time.Duration   // time until a cut connection is detected; default 100 ms
+	Buffers bool            // a send completes when the frame has left the card; else when the receiver has it
 	Seed    uint64          // of jitter and damage
 	Faults  []Fault
 }
 
-// Link is a way from one rank to another.
+// Link is a connection between ranks.
 type Link struct {
 	Latency   time.Duration
-	Bandwidth float64 // bytes a second
+	Bandwidth float64 // bytes per second
 }
 
-// Uniform returns the places of ranks spread over hosts, so many on each, in order, one process each. With memory the
+// Uniform returns the places of ranks on hosts, each on every host, in order, one process per rank. With memory the
 // ranks of a host are one domain.
 func Uniform(hosts, each int, memory bool) []transport.Place {
 	var places []transport.Place
@@ -72,41 +72,41 @@ func Uniform(hosts, each int, memory bool) []transport.Place {
 	return places
 }
 
-// frameBytes is what a frame has besides its data.
+// frameBytes is the size of a frame without its data.
 const frameBytes = 64
 
-// Net is the network.
+// Net is the simulated network.
 type Net struct {
 	cfg Config
 
 	mu     sync.Mutex
 	procs  []proc               // by rank
 	cards  map[int]*card        // by host
-	free   time.Time            // when the switch is
+	free   time.Time            // when the switch is free
 	last   map[[2]int]time.Time // the latest arrival, by sender and receiver
-	dead   map[[2]int]bool      // connections that carry nothing any more, the lower rank first
+	dead   map[[2]int]bool      // cut connections, the lower rank first
 	next   map[[2]int]FaultKind // damage to the next frame, by sender and receiver
 	random *rand.Rand
 	root   *group
-	groups []*group          // those with open ends
+	groups []*group          // those with open endpoints
 	splits map[uint64]*group // not yet taken by all their ranks
 	fresh  []*flight         // offered in this moment
 	events events
 	timer  *time.Timer
 }
 
-// proc is what a rank's process is like.
+// proc is the state of a rank's process.
 type proc struct {
 	killed  bool
 	stopped chan struct{} // nil: it runs; closed when it runs again
 	delay   time.Duration // of all its frames
-	lane    time.Time     // when its way inside the host is free
+	lane    time.Time     // when its link inside the host is free
 }
 
-// card joins a host to the network.
-type card struct{ out, in time.Time } // when it is free
+// card is the network card of a host.
+type card struct{ out, in time.Time } // when each direction is free
 
-// New returns a network, in which the first things begin to happen now.
+// New returns a network, whose time starts now.
 func New(cfg Config) (*Net, error) {
 	if cfg.Host == (Link{}) {
 		cfg.Host = Link{Latency: time.Microsecond, Bandwidth: 10e9}
@@ -165,7 +165,7 @@ func (c *Config) check() error {
 	return nil
 }
 
-// Ends returns the ends of the group of all ranks, by rank.
+// Ends returns the endpoints of the group of all ranks, by rank.
 func (n *Net) Ends() []transport.Endpoint {
 	out := make([]transport.Endpoint, len(n.root.ends))
 	for i, e := range n.root.ends {
@@ -174,12 +174,12 @@ func (n *Net) Ends() []transport.Endpoint {
 	return out
 }
 
-// group is some ranks that have ends together.
+// group is a group of ranks.
 type group struct {
 	net    *Net
 	ranks  []int // of the network, by rank of the group
 	places []transport.Place
-	memory bool // some ranks reach each other's memory
+	memory bool // some ranks access each other's memory
 	ends   []*end
 	taken  int
 	open   int
@@ -209,8 +209,7 @@ func (n *Net) group(ranks []int) *group {
 	return g
 }
 
-// at has something done after a while; things of one moment in the order in which they were asked for. The network is
-// locked, then as now.
+// at schedules an action; simultaneous ones run in the order of the calls. The network is locked, now and then.
 func (n *Net) at(after time.Duration, do func()) {
 	n.events.push(event{at: time.Now().Add(after), do: do})
 	n.arm()
@@ -229,7 +228,7 @@ func (n *Net) arm() {
 	}
 }
 
-// run does what is due.
+// run runs the actions that are due.
 func (n *Net) run() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -239,7 +238,7 @@ func (n *Net) run() {
 	n.arm()
 }
 
-// closed forgets a group all of whose ends are closed; with the last one nothing happens any more.
+// closed removes a group whose endpoints are all closed; with the last group the simulation ends.
 func (n *Net) closed(g *group) {
 	if g.open--; g.open > 0 {
 		return

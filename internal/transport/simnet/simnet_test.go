@@ -28,7 +28,7 @@ func TestBuffered(t *testing.T) {
 	run(t, transporttest.Transport{Buffers: true}, simnet.Config{Buffers: true, Switch: 5e9, Slow: map[int]float64{0: 3}})
 }
 
-// run tries the transport in virtual time, every rank on a host of its own unless it is in a domain with others.
+// run tests the transport in virtual time. Every rank is on a separate host, unless it is in a domain with others.
 func run(t *testing.T, tr transporttest.Transport, cfg simnet.Config) {
 	tr.Virtual, tr.Allocates = true, true
 	tr.Open = func(t *testing.T, n int) []transport.Endpoint {

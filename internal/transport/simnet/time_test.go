@@ -42,7 +42,7 @@ func TestTimes(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		cfg   simnet.Config
-		pairs [][2]int // who sends a megabyte to whom, at once
+		pairs [][2]int // sender and receiver of a megabyte, at the same time
 		want  []time.Duration
 	}{
 		{"inside", simnet.Config{Places: simnet.Uniform(1, 2, false)}, [][2]int{{0, 1}}, []time.Duration{ms/10 + time.Microsecond}},
