@@ -3,7 +3,6 @@ package executor
 import (
 	"context"
 	"errors"
-	"sync/atomic"
 	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/collective/plan"
@@ -41,10 +40,6 @@ type Caller interface {
 // ErrFailed ends a call because the communicator has failed, or is about to fail.
 var ErrFailed = errors.New("executor: the communicator has failed")
 
-// segmentBytes is how much is transferred or combined at once: between two segments a rank checks whether the
-// communicator has failed, and the garbage collector can run even if the loops are assembly.
-const segmentBytes = 256 << 10
-
 // Config describes a rank to its executor.
 type Config struct {
 	End transport.Endpoint
@@ -62,16 +57,12 @@ type Config struct {
 // that a repeated call allocates nothing.
 type Executor struct {
 	Config
-	rank, size   int
-	local        int  // index in the group
+	localRank
+	size         int
 	sharesMemory bool // there are other ranks in the domain
 	posts        bool // the endpoint can post exchanges
 	current
 	frames
-
-	// Read by the other local ranks.
-	inside atomic.Bool             // in a call in which local ranks may access each other's memory; see Group.depart
-	dsts   [2]atomic.Pointer[byte] // Dst of the even and the odd calls; read once all ranks have entered
 
 	scratch  *kernel.Scratch
 	in, out  []vector         // Combine: the sources by rank, the distinct destinations
@@ -105,172 +96,16 @@ type current struct {
 
 // New makes the executor of a rank. It must be called before the endpoint's first exchange.
 func New(cfg Config) *Executor {
-	x := &Executor{Config: cfg, rank: cfg.End.Rank(), size: cfg.End.Size()}
+	x := &Executor{Config: cfg, localRank: localRank{rank: cfg.End.Rank()}, size: cfg.End.Size()}
 	n := len(cfg.Domain)
 	x.src, x.dst = make([]unsafe.Pointer, 0, n), make([]unsafe.Pointer, 0, n)
 	x.scratch = kernel.NewScratch(n)
 	x.sharesMemory = n > 1
 	x.posts = cfg.End.Capabilities().Posts
-	x.frames.open(x.size)
+	x.frames.open(cfg.End)
 	cfg.End.Inspect(x.inspect)
-	cfg.Group.join(x)
+	cfg.Group.join(&x.localRank)
 	return x
-}
-
-// Execute executes a call. The transport waits by ctx; while it does, [Executor.Missing] returns the ranks that
-// it waits for. An error is [ErrFailed], an [*OtherCall], a [*MissingFrame], or one of ctx, of the [Caller] or of
-// the transport; after an error the communicator must fail on all ranks, and then [Executor.Leave] be called.
-func (x *Executor) Execute(ctx context.Context, call *Call) error {
-	p := &call.Plan.Problem
-	x.current = current{
-		ctx: ctx, call: call, plan: call.Plan,
-		op: kernelOp(call.Reduce), mean: p.Reduce == plan.Mean,
-		half: int(call.Slot.Seq & 1),
-	}
-	x.noWait()
-	if p.Op == plan.Send {
-		x.dstAt = call.Dst.Ptr
-		return x.exchange(&x.plan.steps[0])
-	}
-	x.inside.Store(true)
-	if x.Caller.Failed() { // read after inside was set: see Group.depart
-		return ErrFailed
-	}
-	var err error
-	if x.sharesMemory {
-		err = x.inDomain()
-	} else {
-		x.assign(x.Group.local > 1)
-		err = x.finish(0)
-	}
-	if err == nil {
-		x.entered = false
-		x.inside.Store(false)
-		if x.Caller.Failed() {
-			x.Group.left()
-		}
-	}
-	return err
-}
-
-// Entered reports whether all ranks have entered the current call, or the one that has failed, and all are in this
-// process. Then only the awaited event ends a wait, and the event needs no help from another goroutine.
-func (x *Executor) Entered() bool { return x.entered }
-
-// inDomain executes the plan in a domain of several ranks.
-//
-// There every call begins with flag 0, whatever its plan: until then a rank may withdraw, and then the call never
-// starts. If all ranks are in one process, the call runs to its end on each of them from then on: a rank that
-// finds the communicator failed skips the remaining work, and records that before it sets its last flag, so that
-// all ranks agree on the outcome. Otherwise every wait can end early, and a rank that leaves then waits until no
-// local rank accesses its memory any more.
-func (x *Executor) inDomain() error {
-	severalLocal := x.Group.local > 1
-	if severalLocal {
-		x.dsts[x.half].Store((*byte)(x.call.Dst.Ptr))
-	}
-	x.publish()
-	done := 0
-	if !x.plan.touchesPeers { // the peers' memory cannot change the plan
-		done = x.plan.early
-		x.assign(severalLocal && !x.plan.prefixStageOnly)
-		if err := x.steps(x.plan.steps[:done]); err != nil {
-			return err
-		}
-	}
-	if err := x.enter(); err != nil {
-		return err
-	}
-	shared := severalLocal && x.Group.sharesDst(x)
-	switch {
-	case x.plan.touchesPeers:
-		if x.hidden() || !x.plan.sharedDst && x.aliased() {
-			var err error
-			if x.plan, err = x.Caller.PrivatePlan(); err != nil {
-				return err
-			}
-			// Flag 0 was for entering the call; the steps before the plan's first flag are executed now.
-			x.flagOffset = 1
-		}
-		x.sharedDst = x.plan.sharedDst
-		x.assign(shared && !x.plan.sharedDst)
-	case shared && x.plan.prefixStageOnly:
-		x.assign(true)
-	}
-	return x.finish(done)
-}
-
-// finish executes the rest of the plan and delivers the result.
-func (x *Executor) finish(done int) error {
-	steps := x.plan.steps
-	committed := len(steps) - x.plan.committed
-	if err := x.steps(steps[done:committed]); err != nil {
-		return err
-	}
-	x.committed = true
-	if err := x.steps(steps[committed:]); err != nil {
-		return err
-	}
-	if x.OneProcess && x.Group.torn.Load() {
-		return ErrFailed
-	}
-	x.deliver()
-	return nil
-}
-
-// publish shows the call to the peers of the domain.
-func (x *Executor) publish() {
-	s := &x.call.Slot
-	s.Src, s.Dst = x.visible(x.call.Src), x.visible(x.call.Dst)
-	x.End.Publish(*s)
-}
-
-// visible returns a memory as the peers see it.
-func (x *Executor) visible(m tensor.Memory) tensor.Memory {
-	if m.Bytes > 0 && !x.End.Reachable(m) {
-		m.Ptr = nil
-	}
-	return m
-}
-
-// hidden reports whether a rank of the domain uses memory in the call that not all ranks of the domain can
-// access.
-func (x *Executor) hidden() bool {
-	for _, r := range x.Domain {
-		if s := x.End.Peer(r); s.Src.Ptr == nil && s.Src.Bytes > 0 || s.Dst.Ptr == nil && s.Dst.Bytes > 0 {
-			return true
-		}
-	}
-	return false
-}
-
-// aliased reports whether two ranks of the domain have one Dst.
-func (x *Executor) aliased() bool {
-	for i, r := range x.Domain {
-		dst := x.End.Peer(r).Dst.Ptr
-		for _, other := range x.Domain[:i] {
-			if dst != nil && x.End.Peer(other).Dst.Ptr == dst {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// enter waits until all ranks of the domain have entered the call, and compares their calls.
-func (x *Executor) enter() error {
-	if err := x.End.Signal(0); err != nil {
-		return err
-	}
-	if err := x.await(-1, 0); err != nil {
-		return err
-	}
-	for _, peer := range x.Domain {
-		if peer != x.rank && x.End.Peer(peer).Sum != x.call.Slot.Sum {
-			return x.Caller.Mismatch()
-		}
-	}
-	return nil
 }
 
 // await waits for a flag of a rank, or of all. The wait for flag 0 can be interrupted; then one atomic variable in
@@ -296,34 +131,5 @@ func (x *Executor) await(rank, flag int) error {
 			return err
 		}
 		x.entered = true
-	}
-}
-
-// stop checks whether the communicator has failed. Then a call that this rank has not entered yet ends with an
-// error. If all ranks are in one process and one group, the rest of the call is skipped up to its last flag; a
-// call of several processes ends with an error. If all ranks are in one process but in several groups, or past
-// the last flag, the call continues: the others would not learn of the failure.
-func (x *Executor) stop() (skip bool, err error) {
-	switch {
-	case !x.Caller.Failed():
-		return false, nil
-	case !x.OneProcess:
-		return true, ErrFailed
-	case x.Group.local < x.size || x.committed:
-		return false, nil
-	case !x.entered:
-		return true, ErrFailed // the call is not torn: the others may still be in the previous call
-	}
-	x.Group.torn.Store(true)
-	return true, nil
-}
-
-// Leave leaves a failed call. When it returns, no local rank accesses this rank's memory any more, and memory that
-// ranks of other processes may still access is retired.
-func (x *Executor) Leave(call *Call) {
-	x.Group.depart(x)
-	if !x.OneProcess {
-		x.End.Retire(call.Src)
-		x.End.Retire(call.Dst)
 	}
 }

@@ -9,6 +9,10 @@ import (
 
 // frames numbers the frames of a rank, and verifies those that it receives.
 type frames struct {
+	end     transport.Endpoint
+	header  *transport.Header // of the current call
+	message bool              // the current call is a message between two ranks
+
 	sent     []uint32 // frames by receiver, since the start
 	received []uint32 // frames by sender
 	lastSeq  []uint64 // by sender: number of the last collective of which a frame was received, plus 1
@@ -47,8 +51,16 @@ func (e *MissingFrame) Error() string {
 	return fmt.Sprintf("a frame of rank %d is missing: number %d was not received", e.Peer, e.Number)
 }
 
-func (f *frames) open(size int) {
+func (f *frames) open(end transport.Endpoint) {
+	size := end.Size()
+	f.end = end
 	f.sent, f.received, f.lastSeq = make([]uint32, size), make([]uint32, size), make([]uint64, size)
+	f.noWait()
+}
+
+// begin begins a call.
+func (f *frames) begin(header *transport.Header, message bool) {
+	f.header, f.message = header, message
 	f.noWait()
 }
 
@@ -56,10 +68,10 @@ func (f *frames) open(size int) {
 func (f *frames) noWait() { f.wait = wait{flag: -1, of: -1, to: -1, from: -1} }
 
 // nextHeader returns the header of the next frame to a rank.
-func (x *Executor) nextHeader(to int) transport.Header {
-	h := x.call.Slot.Header
-	h.Frame = x.sent[to]
-	x.sent[to]++
+func (f *frames) nextHeader(to int) transport.Header {
+	h := *f.header
+	h.Frame = f.sent[to]
+	f.sent[to]++
 	return h
 }
 
@@ -70,39 +82,38 @@ func (x *Executor) nextHeader(to int) transport.Header {
 // waits for belongs to this call, or the peer makes a different call. Frames of other peers may belong to later
 // calls, or to sends that this rank has not reached yet. But a peer that this rank sends to, and that is sending
 // itself, does not receive: no step relies on buffering.
-func (x *Executor) inspect(peer int, h transport.Header) error {
-	own := x.call.Slot.Header
+func (f *frames) inspect(peer int, h transport.Header) error {
+	own := *f.header
 	own.Frame = h.Frame
-	w := &x.wait
-	ahead := h.Frame - x.received[peer]
+	w := &f.wait
+	ahead := h.Frame - f.received[peer]
 	awaited := peer == w.from && w.frames > 0
-	message := x.plan.Problem.Op == plan.Send
 	switch {
 	case awaited && h == own && ahead <= uint32(w.frames): // one more may have arrived already
 		if ahead == 0 {
-			x.verified = true
-			if !message {
-				x.lastSeq[peer] = h.Seq + 1
+			f.verified = true
+			if !f.message {
+				f.lastSeq[peer] = h.Seq + 1
 			}
 		}
 		return nil
-	case awaited && (w.frames > 1 || !x.verified):
+	case awaited && (w.frames > 1 || !f.verified):
 	case h.Comm != own.Comm || h.Epoch != own.Epoch:
-	case message && peer == w.to:
-	case h == own || plan.Op(h.Op) == plan.Send || message || h.Seq > own.Seq:
+	case f.message && peer == w.to:
+	case h == own || plan.Op(h.Op) == plan.Send || f.message || h.Seq > own.Seq:
 		return nil
 	}
 	return &OtherCall{peer, h}
 }
 
 // count counts a received frame.
-func (x *Executor) count(peer int) error {
-	if !x.verified {
-		return &MissingFrame{peer, x.received[peer]}
+func (f *frames) count(peer int) error {
+	if !f.verified {
+		return &MissingFrame{peer, f.received[peer]}
 	}
-	x.verified = false
-	x.received[peer]++
-	x.wait.frames--
+	f.verified = false
+	f.received[peer]++
+	f.wait.frames--
 	return nil
 }
 
@@ -117,9 +128,9 @@ func (f *frames) LastCall(peer int) uint64 { return f.lastSeq[peer] }
 func (f *frames) Entering() bool { return f.wait.flag == 0 }
 
 // Missing appends to ranks those that the current wait is for, and returns the result.
-func (x *Executor) Missing(ranks []int) []int {
-	switch w := &x.wait; {
-	case w.to >= 0 && x.verified && w.frames == 1:
+func (f *frames) Missing(ranks []int) []int {
+	switch w := &f.wait; {
+	case w.to >= 0 && f.verified && w.frames == 1:
 		return append(ranks, w.to) // the other half has arrived
 	case w.to >= 0 && w.from >= 0 && w.to != w.from:
 		return append(ranks, min(w.to, w.from), max(w.to, w.from))
@@ -130,7 +141,7 @@ func (x *Executor) Missing(ranks []int) []int {
 	case w.flag >= 0 && w.of >= 0:
 		return append(ranks, w.of)
 	case w.flag >= 0:
-		return x.End.Behind(w.flag, ranks)
+		return f.end.Behind(w.flag, ranks)
 	}
 	return ranks
 }

@@ -9,14 +9,22 @@ import (
 
 // Group is what the local ranks of one communicator share: the ranks of this process.
 type Group struct {
-	local       int                         // number of local ranks
-	torn        atomic.Bool                 // a rank left out part of a call that all ranks had entered
-	withdrawing atomic.Int32                // ranks that try to withdraw from a call, or have withdrawn
-	ranks       atomic.Pointer[[]*Executor] // for ranks that must not wait
+	local       int                          // number of local ranks
+	torn        atomic.Bool                  // a rank left out part of a call that all ranks had entered
+	withdrawing atomic.Int32                 // ranks that try to withdraw from a call, or have withdrawn
+	ranks       atomic.Pointer[[]*localRank] // for ranks that must not wait
 
 	mu      sync.Mutex
 	changed sync.Cond // signalled when a rank has left a call of a failed group
 	written []result  // by local rank: the last result stored in memory that ranks may share
+}
+
+// localRank is what the other local ranks read of a rank.
+type localRank struct {
+	rank   int
+	local  int                     // index in the group
+	inside atomic.Bool             // in a call in which local ranks may access each other's memory; see Group.depart
+	dsts   [2]atomic.Pointer[byte] // Dst of the even and the odd calls; read once all ranks have entered
 }
 
 // result records that a result of call seq is being stored at dst, or has been.
@@ -29,11 +37,11 @@ type result struct {
 func NewGroup(local int) *Group {
 	g := &Group{local: local}
 	g.changed.L = &g.mu
-	g.ranks.Store(&[]*Executor{})
+	g.ranks.Store(&[]*localRank{})
 	return g
 }
 
-func (g *Group) join(x *Executor) {
+func (g *Group) join(x *localRank) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	ranks := append(slices.Clone(*g.ranks.Load()), x)
@@ -49,12 +57,12 @@ func (g *Group) Withdrawing() bool { return g.withdrawing.Load() > 0 }
 // then they may access each other's memory. The wait is short, because the failure ends what they wait for. A rank
 // first marks itself as inside and then checks whether the group has failed; depart runs after the failure and
 // then reads who is inside. So no rank enters unnoticed.
-func (g *Group) depart(x *Executor) {
+func (g *Group) depart(x *localRank) {
 	x.inside.Store(false)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.changed.Broadcast()
-	for slices.ContainsFunc(*g.ranks.Load(), func(x *Executor) bool { return x.inside.Load() }) {
+	for slices.ContainsFunc(*g.ranks.Load(), func(x *localRank) bool { return x.inside.Load() }) {
 		g.changed.Wait()
 	}
 }
@@ -66,15 +74,15 @@ func (g *Group) left() {
 	g.mu.Unlock()
 }
 
-// sharesDst reports whether another local rank of the domain has the same Dst. All ranks of the domain have
-// entered the call.
-func (g *Group) sharesDst(x *Executor) bool {
-	own := x.dsts[x.half].Load()
+// sharesDst reports whether another local rank of the domain has the same Dst, in an even or an odd call. All ranks
+// of the domain have entered the call.
+func (g *Group) sharesDst(x *localRank, half int, domain []int) bool {
+	own := x.dsts[half].Load()
 	if own == nil {
 		return false
 	}
 	for _, other := range *g.ranks.Load() {
-		if other != x && other.dsts[x.half].Load() == own && slices.Contains(x.Domain, other.rank) {
+		if other != x && other.dsts[half].Load() == own && slices.Contains(domain, other.rank) {
 			return true
 		}
 	}

@@ -1,0 +1,188 @@
+package executor
+
+import (
+	"context"
+
+	"github.com/lockstep-ml/lockstep/collective/plan"
+	"github.com/lockstep-ml/lockstep/internal/kernel"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// Execute executes a call. The transport waits by ctx; while it does, [Executor.Missing] returns the ranks that
+// it waits for. An error is [ErrFailed], an [*OtherCall], a [*MissingFrame], or one of ctx, of the [Caller] or of
+// the transport; after an error the communicator must fail on all ranks, and then [Executor.Leave] be called.
+func (x *Executor) Execute(ctx context.Context, call *Call) error {
+	p := &call.Plan.Problem
+	x.current = current{
+		ctx: ctx, call: call, plan: call.Plan,
+		op: kernelOp(call.Reduce), mean: p.Reduce == plan.Mean,
+		half: int(call.Slot.Seq & 1),
+	}
+	message := p.Op == plan.Send
+	x.frames.begin(&call.Slot.Header, message)
+	if message {
+		x.dstAt = call.Dst.Ptr
+		return x.exchange(&x.plan.steps[0])
+	}
+	x.inside.Store(true)
+	if x.Caller.Failed() { // read after inside was set: see Group.depart
+		return ErrFailed
+	}
+	var err error
+	if x.sharesMemory {
+		err = x.inDomain()
+	} else {
+		x.assign(x.Group.local > 1)
+		err = x.finish(0)
+	}
+	if err == nil {
+		x.entered = false
+		x.inside.Store(false)
+		if x.Caller.Failed() {
+			x.Group.left()
+		}
+	}
+	return err
+}
+
+// Entered reports whether all ranks have entered the current call, or the one that has failed, and all are in this
+// process. Then only the awaited event ends a wait, and the event needs no help from another goroutine.
+func (x *Executor) Entered() bool { return x.entered }
+
+// inDomain executes the plan in a domain of several ranks.
+//
+// There every call begins with flag 0, whatever its plan: until then a rank may withdraw, and then the call never
+// starts. If all ranks are in one process, the call runs to its end on each of them from then on: a rank that
+// finds the communicator failed skips the remaining work, and records that before it sets its last flag, so that
+// all ranks agree on the outcome. Otherwise every wait can end early, and a rank that leaves then waits until no
+// local rank accesses its memory any more.
+func (x *Executor) inDomain() error {
+	severalLocal := x.Group.local > 1
+	if severalLocal {
+		x.dsts[x.half].Store((*byte)(x.call.Dst.Ptr))
+	}
+	x.publish()
+	done := 0
+	if !x.plan.touchesPeers { // the peers' memory cannot change the plan
+		done = x.plan.early
+		x.assign(severalLocal && !x.plan.prefixStageOnly)
+		if err := x.steps(x.plan.steps[:done]); err != nil {
+			return err
+		}
+	}
+	if err := x.enter(); err != nil {
+		return err
+	}
+	shared := severalLocal && x.Group.sharesDst(&x.localRank, x.half, x.Domain)
+	switch {
+	case x.plan.touchesPeers:
+		if x.hidden() || !x.plan.sharedDst && x.aliased() {
+			var err error
+			if x.plan, err = x.Caller.PrivatePlan(); err != nil {
+				return err
+			}
+			// Flag 0 was for entering the call; the steps before the plan's first flag are executed now.
+			x.flagOffset = 1
+		}
+		x.sharedDst = x.plan.sharedDst
+		x.assign(shared && !x.plan.sharedDst)
+	case shared && x.plan.prefixStageOnly:
+		x.assign(true)
+	}
+	return x.finish(done)
+}
+
+// finish executes the rest of the plan and delivers the result.
+func (x *Executor) finish(done int) error {
+	steps := x.plan.steps
+	committed := len(steps) - x.plan.committed
+	if err := x.steps(steps[done:committed]); err != nil {
+		return err
+	}
+	x.committed = true
+	if err := x.steps(steps[committed:]); err != nil {
+		return err
+	}
+	if x.OneProcess && x.Group.torn.Load() {
+		return ErrFailed
+	}
+	x.deliver()
+	return nil
+}
+
+// publish shows the call to the peers of the domain.
+func (x *Executor) publish() {
+	s := &x.call.Slot
+	s.Src, s.Dst = x.visible(x.call.Src), x.visible(x.call.Dst)
+	x.End.Publish(*s)
+}
+
+// visible returns a memory as the peers see it.
+func (x *Executor) visible(m tensor.Memory) tensor.Memory {
+	if m.Bytes > 0 && !x.End.Reachable(m) {
+		m.Ptr = nil
+	}
+	return m
+}
+
+// hidden reports whether a rank of the domain uses memory in the call that not all ranks of the domain can
+// access.
+func (x *Executor) hidden() bool {
+	for _, r := range x.Domain {
+		if s := x.End.Peer(r); s.Src.Ptr == nil && s.Src.Bytes > 0 || s.Dst.Ptr == nil && s.Dst.Bytes > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// aliased reports whether two ranks of the domain have one Dst.
+func (x *Executor) aliased() bool {
+	for i, r := range x.Domain {
+		dst := x.End.Peer(r).Dst.Ptr
+		for _, other := range x.Domain[:i] {
+			if dst != nil && x.End.Peer(other).Dst.Ptr == dst {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// enter waits until all ranks of the domain have entered the call, and compares their calls.
+func (x *Executor) enter() error {
+	if err := x.End.Signal(0); err != nil {
+		return err
+	}
+	if err := x.await(-1, 0); err != nil {
+		return err
+	}
+	for _, peer := range x.Domain {
+		if peer != x.rank && x.End.Peer(peer).Sum != x.call.Slot.Sum {
+			return x.Caller.Mismatch()
+		}
+	}
+	return nil
+}
+
+// Leave leaves a failed call. When it returns, no local rank accesses this rank's memory any more, and memory that
+// ranks of other processes may still access is retired.
+func (x *Executor) Leave(call *Call) {
+	x.Group.depart(&x.localRank)
+	if !x.OneProcess {
+		x.End.Retire(call.Src)
+		x.End.Retire(call.Dst)
+	}
+}
+
+func kernelOp(r plan.ReduceOp) kernel.Op {
+	switch r {
+	case plan.Min:
+		return kernel.Min
+	case plan.Max:
+		return kernel.Max
+	case plan.Prod:
+		return kernel.Prod
+	}
+	return kernel.Sum
+}
