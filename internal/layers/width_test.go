@@ -21,7 +21,7 @@ const (
 // a package here when its lines are broken.
 var wide = []string{
 	"cluster", "cluster/doctor", "cluster/launch", "cluster/worker",
-	"collective", "collective/internal/...",
+	"collective",
 	"internal/listener", "internal/transport/...",
 	"transport/...",
 }

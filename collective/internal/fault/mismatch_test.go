@@ -12,7 +12,8 @@ import (
 
 func TestMismatch(t *testing.T) {
 	slot := func(count uint64, name string) *transport.Slot {
-		return &transport.Slot{Header: transport.Header{Op: uint8(plan.AllReduce), Reduce: 1, Type: uint8(tensor.Float32), Count: count}, Name: name}
+		h := transport.Header{Op: uint8(plan.AllReduce), Reduce: 1, Type: uint8(tensor.Float32), Count: count}
+		return &transport.Slot{Header: h, Name: name}
 	}
 	var p Parties
 	p.Add(0, slot(3, "w"))
@@ -37,8 +38,15 @@ func TestDiffer(t *testing.T) {
 		deadlock  bool
 		want      string
 	}{
-		{collective(5), message(0), false, "rank 1 calls recv float32 [3] from rank 0, rank 0 calls barrier: the numbers of the calls differ: 0 and 5"},
-		{send(1), send(0), true, "rank 1 calls send float32 [3] to rank 0, rank 0 calls send float32 [3] to rank 1: both send to each other, and neither receives"},
+		{
+			collective(5), message(0), false,
+			"rank 1 calls recv float32 [3] from rank 0, rank 0 calls barrier: the numbers of the calls differ: 0 and 5",
+		},
+		{
+			send(1), send(0), true,
+			"rank 1 calls send float32 [3] to rank 0, rank 0 calls send float32 [3] to rank 1: " +
+				"both send to each other, and neither receives",
+		},
 	} {
 		low, high := Part{0, &test.low}, Part{1, &test.high}
 		for _, pair := range [][2]Part{{low, high}, {high, low}} {
@@ -59,7 +67,8 @@ func send(peer int) fingerprint.Call {
 func TestReceiveDeadlock(t *testing.T) {
 	a, b := message(1), message(0)
 	c := ReceiveDeadlock(Part{0, &a}, Part{1, &b})
-	want := "rank 1 calls recv float32 [3] from rank 0, rank 0 calls recv float32 [3] from rank 1: they wait for each other"
+	want := "rank 1 calls recv float32 [3] from rank 0, rank 0 calls recv float32 [3] from rank 1: " +
+		"they wait for each other"
 	if c == nil || c.Text != want || !c.Deadlock || c.Peer != 1 {
 		t.Errorf("%+v\nwant %s", c, want)
 	}
@@ -94,17 +103,17 @@ func TestBlocked(t *testing.T) {
 		conflict     bool
 		deadlock     bool
 	}{
-		"equal collectives":               {collective(0), collective(0), one(0, 0), one(0, 0), always, false, false},
-		"other collectives":               {collective(0), named, one(0, 0), one(0, 0), never, true, false},
-		"a later collective":              {collective(0), collective(1), one(0, 0), one(0, 0), always, false, false},
-		"both send":                       {send(1), send(0), one(plan.Send, 1), one(plan.Send, 0), never, true, true},
-		"the halves of a message":         {send(1), message(0), one(plan.Send, 1), one(plan.Recv, 0), never, false, false},
-		"another peer":                    {send(2), send(0), one(plan.Send, 2), one(plan.Send, 0), never, false, false},
-		"a message and a collective":      {send(1), collective(0), one(plan.Send, 1), one(0, 0), always, true, true},
-		"a collective and a message":      {collective(0), message(0), one(0, 0), one(plan.Recv, 0), always, true, true},
-		"not of one domain":               {send(1), collective(0), one(plan.Send, 1), one(0, 0), never, false, false},
-		"the peer has received":           {send(1), collective(0), one(plan.Send, 1), both(plan.Recv, 0), always, false, false},
-		"this rank was in the collective": {send(1), collective(0), both(plan.Send, 1), one(0, 0), always, false, false},
+		"equal collectives":          {collective(0), collective(0), one(0, 0), one(0, 0), always, false, false},
+		"other collectives":          {collective(0), named, one(0, 0), one(0, 0), never, true, false},
+		"a later collective":         {collective(0), collective(1), one(0, 0), one(0, 0), always, false, false},
+		"both send":                  {send(1), send(0), one(plan.Send, 1), one(plan.Send, 0), never, true, true},
+		"the halves of a message":    {send(1), message(0), one(plan.Send, 1), one(plan.Recv, 0), never, false, false},
+		"another peer":               {send(2), send(0), one(plan.Send, 2), one(plan.Send, 0), never, false, false},
+		"a message and a collective": {send(1), collective(0), one(plan.Send, 1), one(0, 0), always, true, true},
+		"a collective and a message": {collective(0), message(0), one(0, 0), one(plan.Recv, 0), always, true, true},
+		"not of one domain":          {send(1), collective(0), one(plan.Send, 1), one(0, 0), never, false, false},
+		"the peer has received":      {send(1), collective(0), one(plan.Send, 1), both(plan.Recv, 0), always, false, false},
+		"this rank was in it":        {send(1), collective(0), both(plan.Send, 1), one(0, 0), always, false, false},
 	} {
 		var b Blocked
 		if c := b.Block(1, &test.peer, &test.peers, test.near); c != nil {

@@ -100,8 +100,8 @@ func TestAbsent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &group{missing: []int{1}, states: []State{{}, waits(2), waits(3), before, waits(3)}}
 		f, text, took := g.probe(collective(5))
-		check(t, f, text, []int{3}, "rank 0 waited 10m0s for rank 1, which waits for rank 2, which waits for rank 3 in barrier, "+
-			"rank 3 last entered call 4, barrier")
+		check(t, f, text, []int{3}, "rank 0 waited 10m0s for rank 1, which waits for rank 2, "+
+			"which waits for rank 3 in barrier, rank 3 last entered call 4, barrier")
 		if took > 0 {
 			t.Errorf("took %v although a rank is certainly at fault", took)
 		}
@@ -131,14 +131,15 @@ func TestCycle(t *testing.T) {
 		receives := func(peer int) State { return State{Call: message(peer), Activity: Waiting, Waits: []int{peer}} }
 		g := &group{missing: []int{1}, states: []State{{}, receives(2), receives(3), receives(1)}}
 		f, text, took := g.probe(message(1))
-		check(t, f, text, []int{1, 2, 3}, "for rank 1, which waits for rank 2, which waits for rank 3, which waits for rank 1 in "+
-			"recv float32 [3] from rank 1: they wait for each other")
+		check(t, f, text, []int{1, 2, 3}, "for rank 1, which waits for rank 2, which waits for rank 3, "+
+			"which waits for rank 1 in recv float32 [3] from rank 1: they wait for each other")
 		if took < roundsMost/2 || took > roundsMost {
 			t.Errorf("took %v: a cycle is certain only after repeated rounds, of %v", took, roundsMost)
 		}
 		g = &group{missing: []int{1}, states: []State{{}, receives(0)}}
 		f, text, _ = g.probe(message(1))
-		check(t, f, text, []int{1}, "for rank 1, which waits for rank 0 in recv float32 [3] from rank 1: they wait for each other")
+		check(t, f, text, []int{1}, "for rank 1, which waits for rank 0 in "+
+			"recv float32 [3] from rank 1: they wait for each other")
 	})
 }
 
@@ -146,17 +147,26 @@ func TestCycle(t *testing.T) {
 // then not probed again.
 func TestSilent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := &group{missing: []int{1}, states: []State{{}, {}, waits(1), waits(1)}, quiet: map[int]int{1: 99}, seen: map[int]LastSeen{1: {Frame: 5}}}
+		g := &group{
+			missing: []int{1}, states: []State{{}, {}, waits(1), waits(1)}, quiet: map[int]int{1: 99},
+			seen: map[int]LastSeen{1: {Frame: 5}},
+		}
 		f, text, took := g.probe(collective(5))
 		check(t, f, text, []int{1}, "rank 1 was last seen in call 4, and does not answer")
 		if g.queries[1] != silences || took < time.Second || took > 1100*time.Millisecond {
 			t.Errorf("%d probes in %v, want %d in one second", g.queries[1], took, silences)
 		}
-		g = &group{missing: []int{1}, states: []State{{}, {}, waits(1)}, quiet: map[int]int{1: 99}, seen: map[int]LastSeen{1: {Entered: true}}}
+		g = &group{
+			missing: []int{1}, states: []State{{}, {}, waits(1)}, quiet: map[int]int{1: 99},
+			seen: map[int]LastSeen{1: {Entered: true}},
+		}
 		f, text, _ = g.probe(collective(5))
 		check(t, f, text, []int{1}, "rank 1 is in this call, and does not answer")
 
-		g = &group{missing: []int{1, 2}, states: []State{{}, {}, {}, waits(1)}, quiet: map[int]int{1: 99, 2: 99}, process: func(r int) int { return (r + 1) / 2 }}
+		g = &group{
+			missing: []int{1, 2}, states: []State{{}, {}, {}, waits(1)}, quiet: map[int]int{1: 99, 2: 99},
+			process: func(r int) int { return (r + 1) / 2 },
+		}
 		f, text, _ = g.probe(collective(5))
 		check(t, f, text, []int{1}, "rank 1 does not answer") // the time is over when its process has not answered twice
 		if g.queries[2] != 0 {
@@ -175,7 +185,8 @@ func TestSlow(t *testing.T) {
 		message := State{Call: message(2), Activity: Waiting, Waits: []int{2}}
 		g = &group{missing: []int{1}, states: []State{{}, message, before}, quiet: map[int]int{1: 1}}
 		f, text, _ = g.probe(message.Call)
-		check(t, f, text, []int{2}, "which waits for rank 2 in recv float32 [3] from rank 2, rank 2 last entered call 4, barrier")
+		check(t, f, text, []int{2}, "which waits for rank 2 in recv float32 [3] from rank 2, "+
+			"rank 2 last entered call 4, barrier")
 	})
 }
 
@@ -229,7 +240,8 @@ func TestOtherStates(t *testing.T) {
 		g = &group{missing: []int{1}, states: []State{{}, computes, waits(1)}}
 		f, text, _ = g.probe(collective(5))
 		check(t, f, text, []int{1}, "for rank 1 in barrier, rank 1 is in this call, and waits for no peer")
-		g = &group{missing: []int{1}, states: []State{{}, {Call: collective(6), Activity: Busy, Entered: 7}, {Call: collective(5), Entered: 6}}}
+		past, ended := State{Call: collective(6), Activity: Busy, Entered: 7}, State{Call: collective(5), Entered: 6}
+		g = &group{missing: []int{1}, states: []State{{}, past, ended}}
 		f, text, _ = g.probe(collective(5))
 		check(t, f, text, nil, "for rank 1 in barrier, rank 1 is past this call")
 	})

@@ -18,21 +18,31 @@ func TestDiffer(t *testing.T) {
 		theirs Call
 		want   string
 	}{
-		"epoch":             {func(h *transport.Header) { h.Epoch++ }, known, "the epochs differ: 1 and 0"},
-		"communicator":      {func(h *transport.Header) { h.Comm = 0xab }, known, "the communicators differ: 0xab and 0x0"},
-		"seq":               {func(h *transport.Header) { h.Seq = 9 }, known, "the numbers of the calls differ: 9 and 0"},
-		"op":                {func(h *transport.Header) { h.Op = 2 }, known, "the operations differ"},
-		"reduce":            {func(h *transport.Header) { h.Reduce++ }, known, "the reductions differ"},
-		"dtype":             {func(h *transport.Header) { h.Type++ }, known, "the dtypes differ"},
-		"root":              {func(h *transport.Header) { h.Root++ }, known, "the roots differ"},
-		"count":             {func(h *transport.Header) { h.Count++ }, known, "the counts differ"},
-		"name":              {func(h *transport.Header) { h.Names++ }, Call{Name: "b", Shape: []int{3}}, "the names differ"},
-		"shape":             {func(h *transport.Header) { h.Names++ }, Call{Name: "w", Shape: []int{4}}, "the shapes differ"},
-		"names, not known":  {func(h *transport.Header) { h.Names++ }, unknown, "the names, shapes or counts by rank differ"},
-		"count, not known":  {func(h *transport.Header) { h.Names++; h.Count++ }, unknown, "the counts differ"},
-		"order":             {func(h *transport.Header) { h.Order = uint8(plan.Any) << 4 }, known, "the orders of reduction differ: any and canonical"},
-		"accumulate":        {func(h *transport.Header) { h.Order |= 2 }, known, "the accumulation types differ: float32 and the dtype"},
-		"plan":              {func(h *transport.Header) { h.Plan++ }, Call{Algorithm: "recursive_doubling"}, `the algorithms differ: "recursive_doubling" and "direct"`},
+		"epoch":            {func(h *transport.Header) { h.Epoch++ }, known, "the epochs differ: 1 and 0"},
+		"communicator":     {func(h *transport.Header) { h.Comm = 0xab }, known, "the communicators differ: 0xab and 0x0"},
+		"seq":              {func(h *transport.Header) { h.Seq = 9 }, known, "the numbers of the calls differ: 9 and 0"},
+		"op":               {func(h *transport.Header) { h.Op = 2 }, known, "the operations differ"},
+		"reduce":           {func(h *transport.Header) { h.Reduce++ }, known, "the reductions differ"},
+		"dtype":            {func(h *transport.Header) { h.Type++ }, known, "the dtypes differ"},
+		"root":             {func(h *transport.Header) { h.Root++ }, known, "the roots differ"},
+		"count":            {func(h *transport.Header) { h.Count++ }, known, "the counts differ"},
+		"name":             {func(h *transport.Header) { h.Names++ }, Call{Name: "b", Shape: []int{3}}, "the names differ"},
+		"shape":            {func(h *transport.Header) { h.Names++ }, Call{Name: "w", Shape: []int{4}}, "the shapes differ"},
+		"names, not known": {func(h *transport.Header) { h.Names++ }, unknown, "the names, shapes or counts by rank differ"},
+		"count, not known": {func(h *transport.Header) { h.Names++; h.Count++ }, unknown, "the counts differ"},
+		"order": {
+			func(h *transport.Header) { h.Order = uint8(plan.Any) << 4 }, known,
+			"the orders of reduction differ: any and canonical",
+		},
+		"accumulate": {
+			func(h *transport.Header) { h.Order |= 2 }, known,
+			"the accumulation types differ: float32 and the dtype",
+		},
+		"plan": {
+			func(h *transport.Header) { h.Plan++ },
+			Call{Algorithm: "recursive_doubling"},
+			`the algorithms differ: "recursive_doubling" and "direct"`,
+		},
 		"plan, not known":   {func(h *transport.Header) { h.Plan++ }, unknown, "the algorithms differ"},
 		"frame out of turn": {func(h *transport.Header) { h.Frame = 5 }, known, "the frames differ: got number 5, want 0"},
 	} {
@@ -126,14 +136,20 @@ func TestAgreed(t *testing.T) {
 
 func TestString(t *testing.T) {
 	for want, p := range map[string]Params{
-		`all_reduce MEAN float32 [2 3] of "w"`:            {Op: plan.AllReduce, Reduce: plan.Mean, Type: tensor.Float32, Count: 6, Named: true, Name: "w", Shape: []int{2, 3}},
-		`all_reduce SUM float32 [6]`:                      {Op: plan.AllReduce, Type: tensor.Float32, Count: 6},
-		`broadcast int32 [6] from rank 3`:                 {Op: plan.Broadcast, Type: tensor.Int32, Count: 6, Root: 3},
-		`reduce MAX float32 [6] to rank 1`:                {Op: plan.Reduce, Reduce: plan.Max, Type: tensor.Float32, Count: 6, Root: 1},
-		`all_gather float32 [6] in parts of [2 4] of "p"`: {Op: plan.AllGather, Type: tensor.Float32, Count: 6, Counts: []int{2, 4}, Named: true, Name: "p"},
-		`barrier of "epoch"`:                              {Op: plan.Barrier, Named: true, Name: "epoch"},
-		`send float32 [3] to rank 4`:                      {Op: plan.Send, Type: tensor.Float32, Count: 3, Peer: 4},
-		`recv float32 [3] from rank 4`:                    {Op: plan.Recv, Type: tensor.Float32, Count: 3, Peer: 4},
+		`all_reduce MEAN float32 [2 3] of "w"`: {
+			Op: plan.AllReduce, Reduce: plan.Mean, Type: tensor.Float32, Count: 6, Named: true, Name: "w", Shape: []int{2, 3},
+		},
+		`all_reduce SUM float32 [6]`:      {Op: plan.AllReduce, Type: tensor.Float32, Count: 6},
+		`broadcast int32 [6] from rank 3`: {Op: plan.Broadcast, Type: tensor.Int32, Count: 6, Root: 3},
+		`reduce MAX float32 [6] to rank 1`: {
+			Op: plan.Reduce, Reduce: plan.Max, Type: tensor.Float32, Count: 6, Root: 1,
+		},
+		`all_gather float32 [6] in parts of [2 4] of "p"`: {
+			Op: plan.AllGather, Type: tensor.Float32, Count: 6, Counts: []int{2, 4}, Named: true, Name: "p",
+		},
+		`barrier of "epoch"`:           {Op: plan.Barrier, Named: true, Name: "epoch"},
+		`send float32 [3] to rank 4`:   {Op: plan.Send, Type: tensor.Float32, Count: 3, Peer: 4},
+		`recv float32 [3] from rank 4`: {Op: plan.Recv, Type: tensor.Float32, Count: 3, Peer: 4},
 	} {
 		if c := New(&p); c.String() != want {
 			t.Errorf("got %q, want %q", c.String(), want)
