@@ -301,7 +301,7 @@ func (r *Run) reasonBusy(f fault, replicas []ReplicaReport, v *view) string {
 	case them.Call == nil:
 		return fmt.Sprintf("two goroutines make calls for %s at the same time, one of them at %s", name, second)
 	}
-	return fmt.Sprintf("two goroutines make calls for %s at the same time: one is in %s%s, another comes at %s",
+	return fmt.Sprintf("two goroutines make calls for %s at the same time: one is in %s%s, another makes a call at %s",
 		name, them.Call.brief(), them.place(" at "), second)
 }
 
