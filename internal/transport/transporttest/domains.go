@@ -6,8 +6,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// Domains returns the endpoints of a group of n ranks in one process, by rank, as if each domain were a process on a separate
-// host: the ranks of a domain access each other's memory, and frames go through pipes.
+// Domains returns the endpoints of a group of n ranks in one process, by rank, as if each domain were a process on a
+// separate host: the ranks of a domain access each other's memory, and frames go through pipes.
 func Domains(n int, domain func(n, rank int) int) []transport.Endpoint {
 	places := make([]transport.Place, n)
 	for r := range places {

@@ -56,8 +56,8 @@ func cancelledBothWays(g *group) {
 	clear(data)
 }
 
-// around exchanges around the ring until an error comes, and then uses the memory, which is the rank's own again: the
-// race detector looks.
+// around exchanges around the ring until an error, and then uses the memory, which is the rank's again: the race
+// detector checks that.
 func (g *group) around(c context.Context, e transport.Endpoint) error {
 	n := e.Size()
 	for round := 0; ; round++ {
@@ -88,7 +88,7 @@ func cancelledAnyTime(g *group) {
 	}
 }
 
-// isDown complains unless err says that the rank is down, for the reason.
+// isDown reports an error unless err is a PeerDown of the rank, for the reason.
 func (g *group) isDown(when string, err error, rank int, reason func(error) bool) {
 	g.Helper()
 	var down *transport.PeerDown
@@ -106,14 +106,14 @@ func failedReason(reason string) func(error) bool {
 	}
 }
 
-// deliver complains unless every rank but the last is told once that the last is down.
+// delivered reports an error unless every rank but the last is notified once that the last is down.
 func (g *group) delivered(reason func(error) bool) {
 	g.Helper()
 	last := len(g.ends) - 1
 	for _, e := range g.ends[:last] {
 		d := result(g, "Down", e.Down())
 		if d.Rank != last || !reason(d.Err) {
-			g.Errorf("rank %d was told of %v, want rank %d", e.Rank(), &d, last)
+			g.Errorf("rank %d was notified of %v, want rank %d", e.Rank(), &d, last)
 		}
 	}
 }
@@ -123,13 +123,14 @@ func (g *group) deliveredNoMore() {
 	for _, e := range g.ends[:len(g.ends)-1] {
 		select {
 		case d := <-e.Down():
-			g.Errorf("rank %d was told as well: %v", e.Rank(), &d)
+			g.Errorf("rank %d was notified as well: %v", e.Rank(), &d)
 		default:
 		}
 	}
 }
 
-// peerCloses: whoever needs a rank that has closed is told so, waiting or coming later, and Down says it once.
+// peerCloses: a rank that needs a closed rank gets a PeerDown, whether it waits already or later, and Down delivers it
+// once.
 func peerCloses(g *group) {
 	g.acceptAll()
 	last := len(g.ends) - 1
@@ -146,7 +147,7 @@ func peerCloses(g *group) {
 	g.deliveredNoMore()
 }
 
-// closesAfterSending: what a rank has sent before it closes still arrives.
+// closesAfterSending: data that a rank has sent before it closes still arrives.
 func closesAfterSending(g *group) {
 	g.acceptAll()
 	data := pattern(make([]byte, 100_000), 0, 1, 0)
@@ -166,7 +167,8 @@ func closesAfterSending(g *group) {
 	}
 }
 
-// closingAnyTime: a rank closes between two exchanges; then its neighbours, and who waits for them, have errors.
+// closingAnyTime: a rank closes between two exchanges; then its neighbours, and the ranks that wait for them, get
+// errors.
 func closingAnyTime(g *group) {
 	random, seed := seeded(g.T)
 	for range 10 {
@@ -205,12 +207,11 @@ func ownClose(g *group) {
 	}
 	d := result(g, "Down", g.ends[1].Down())
 	if !errors.Is(d.Err, transport.ErrClosed) {
-		g.Errorf("a Fail after Close was told as %v", &d)
+		g.Errorf("a Fail after Close was notified as %v", &d)
 	}
 }
 
-// peerFails: whoever needs a rank that has failed gets its reason, waiting or coming later, also when it has closed
-// then.
+// peerFails: a rank that needs a failed rank gets its reason, whether it waits already or later, also after a Close.
 func peerFails(g *group) {
 	g.acceptAll()
 	last := len(g.ends) - 1
@@ -234,7 +235,7 @@ func peerFails(g *group) {
 	g.deliveredNoMore()
 }
 
-// failsAnyTime: whatever the moment, a failure ends the exchanges of all that need the rank, with its reason.
+// failsAnyTime: at any moment, a failure ends the exchanges of all that need the rank, with its reason.
 func failsAnyTime(g *group) {
 	random, seed := seeded(g.T)
 	for range 10 {

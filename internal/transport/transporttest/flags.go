@@ -16,26 +16,26 @@ import (
 )
 
 var flagTests = []test{
-	{"slots and marks", []int{2, 4, 5}, memory, slotsAndMarks},
+	{"slots and flags", []int{2, 4, 5}, memory, slotsAndFlags},
 	{"alone in a domain", []int{1}, 0, alone},
-	{"many marks", []int{2, 4, 6}, memory, manyMarks},
-	{"marks of one rank", []int{2, 4, 8}, memory, marksOfOne},
-	{"a mark that was raised", []int{2, 4}, memory, raisedMark},
-	{"marks between frames", []int{2, 4, 5}, memory, marksBetweenFrames},
-	{"marks end by closing", []int{2, 3, 4}, memory, marksClose},
-	{"marks end by failing", []int{2, 3, 4}, memory, marksFail},
-	{"marks cancelled", []int{2, 4}, memory, marksCancelled},
-	{"marks and a parker", []int{2, 4}, memory, marksParked},
+	{"many flags", []int{2, 4, 6}, memory, manyFlags},
+	{"flags of one rank", []int{2, 4, 8}, memory, flagsOfOne},
+	{"a flag that is set", []int{2, 4}, memory, flagSet},
+	{"flags between frames", []int{2, 4, 5}, memory, flagsBetweenFrames},
+	{"flags end by closing", []int{2, 3, 4}, memory, flagsClose},
+	{"flags end by failing", []int{2, 3, 4}, memory, flagsFail},
+	{"flags cancelled", []int{2, 4}, memory, flagsCancelled},
+	{"flags and a parker", []int{2, 4}, memory, flagsParked},
 	{"withdraw before the start", []int{2, 3, 8}, memory, withdrawBefore},
 	{"withdraw after the start", []int{2, 4}, memory, withdrawAfter},
 	{"withdraw against the last arrival", []int{2, 4}, memory, withdrawRace},
 	{"withdraw while a peer lags", []int{2, 4}, memory, withdrawLag},
 	{"interrupt", []int{2, 3, 4}, memory, interrupt},
 	{"interrupt against the last arrival", []int{2, 4}, memory, interruptRace},
-	{"no allocation in memory", []int{2}, memory | frugal, marksNoAllocation},
+	{"no allocation in memory", []int{2}, memory | frugal, flagsNoAllocation},
 }
 
-// enter publishes a slot of call seq and raises mark 0.
+// enter publishes a slot of call seq and sets flag 0.
 func enter(m transport.Endpoint, seq int, src tensor.Memory) error {
 	m.Publish(transport.Slot{Header: transport.Header{Seq: uint64(seq)}, Src: src, Shape: []int{seq}})
 	return m.Signal(0)
@@ -49,14 +49,14 @@ func start(m transport.Endpoint, seq int, src tensor.Memory) error {
 	return m.Await(ctx, -1, 0)
 }
 
-// pass raises a mark and awaits it of all.
-func pass(m transport.Endpoint, mark int) error {
-	return errors.Join(m.Signal(mark), m.Await(ctx, -1, mark))
+// pass sets a flag and awaits it from all.
+func pass(m transport.Endpoint, flag int) error {
+	return errors.Join(m.Signal(flag), m.Await(ctx, -1, flag))
 }
 
-// slotsAndMarks: what was written before a mark is seen by all that awaited it, call after call, also with calls that
-// have mark 0 only, so that a rank runs ahead of the others. All domains do so at once.
-func slotsAndMarks(g *group) {
+// slotsAndFlags: all ranks that awaited a flag see what was written before it, call after call, also in calls that have
+// flag 0 only, so that a rank runs ahead of the others. All domains do so at the same time.
+func slotsAndFlags(g *group) {
 	n := len(g.ends)
 	g.each(func(m transport.Endpoint) {
 		src := g.buffer(m, 8*n)
@@ -77,9 +77,9 @@ func slotsAndMarks(g *group) {
 			for _, r := range domainOf(m) {
 				*(*int64)(unsafe.Add(m.Peer(r).Src.Ptr, 8*m.Rank())) = int64(seq)
 			}
-			for mark := 1; mark < 4; mark++ {
-				if err := pass(m, mark); err != nil {
-					g.Errorf("rank %d: mark %d: %v", m.Rank(), mark, err)
+			for flag := 1; flag < 4; flag++ {
+				if err := pass(m, flag); err != nil {
+					g.Errorf("rank %d: flag %d: %v", m.Rank(), flag, err)
 					return
 				}
 			}
@@ -95,7 +95,7 @@ func slotsAndMarks(g *group) {
 	})
 }
 
-// alone: a rank that is its whole domain waits for nobody.
+// alone: the only rank of a domain does not wait.
 func alone(g *group) {
 	m := g.ends[0]
 	if !m.Capabilities().Memory {
@@ -118,36 +118,36 @@ func alone(g *group) {
 	}
 }
 
-// manyMarks: a call has as many marks as it likes, also other numbers of them in each call.
-func manyMarks(g *group) {
+// manyFlags: the number of flags of a call is not limited, and differs between calls.
+func manyFlags(g *group) {
 	domain := g.shared()
 	together(domain, func(m transport.Endpoint) {
 		src := g.buffer(m, 8)
 		own := (*int64)(src.Ptr)
 		for seq, count := range []int{1, 1000, 3, 70, 1, 300} {
 			err := start(m, seq, src)
-			for mark := 1; mark < count && err == nil; mark += 2 {
-				*own = int64(mark)
-				if err = pass(m, mark); err != nil || mark+1 == count {
+			for flag := 1; flag < count && err == nil; flag += 2 {
+				*own = int64(flag)
+				if err = pass(m, flag); err != nil || flag+1 == count {
 					break
 				}
 				for _, p := range domain {
-					if got := *(*int64)(m.Peer(p.Rank()).Src.Ptr); got != int64(mark) {
-						g.Errorf("rank %d sees %d of rank %d after mark %d", m.Rank(), got, p.Rank(), mark)
+					if got := *(*int64)(m.Peer(p.Rank()).Src.Ptr); got != int64(flag) {
+						g.Errorf("rank %d sees %d of rank %d after flag %d", m.Rank(), got, p.Rank(), flag)
 					}
 				}
-				err = pass(m, mark+1) // now all have read
+				err = pass(m, flag+1) // now all have read
 			}
 			if err != nil {
-				g.Errorf("rank %d, call %d of %d marks: %v", m.Rank(), seq, count, err)
+				g.Errorf("rank %d, call %d of %d flags: %v", m.Rank(), seq, count, err)
 				return
 			}
 		}
 	})
 }
 
-// marksOfOne: ranks hand a number on in a random order, and each waits for the one before it only.
-func marksOfOne(g *group) {
+// flagsOfOne: ranks pass a number on in a random order, and each waits only for the one before it.
+func flagsOfOne(g *group) {
 	domain := g.shared()
 	_, seed := seeded(g.T)
 	n := len(domain)
@@ -180,8 +180,8 @@ func marksOfOne(g *group) {
 	})
 }
 
-// raisedMark: a mark that was raised is awaited without an error, whatever else has happened.
-func raisedMark(g *group) {
+// flagSet: awaiting a flag that is set returns no error, whatever else has happened.
+func flagSet(g *group) {
 	domain := g.shared()
 	together(domain, func(m transport.Endpoint) {
 		if err := start(m, 0, tensor.Memory{}); err != nil {
@@ -200,13 +200,14 @@ func raisedMark(g *group) {
 	cancel()
 	for _, m := range domain[:len(domain)-1] {
 		if err := errors.Join(m.Await(over, -1, 0), m.Await(over, last.Rank(), 0), m.Await(over, last.Rank(), 1)); err != nil {
-			g.Errorf("rank %d: %v for a mark that was raised", m.Rank(), err)
+			g.Errorf("rank %d: %v for a flag that is set", m.Rank(), err)
 		}
 	}
 }
 
-// marksBetweenFrames: in one call the ranks of a domain use marks, and frames go between them and to other domains.
-func marksBetweenFrames(g *group) {
+// flagsBetweenFrames: in one call the ranks of a domain use flags, and exchange frames with each other and other
+// domains.
+func flagsBetweenFrames(g *group) {
 	g.acceptAll()
 	n := len(g.ends)
 	g.each(func(m transport.Endpoint) {
@@ -224,58 +225,58 @@ func marksBetweenFrames(g *group) {
 	})
 }
 
-// waits are the ways to wait for the mark of one rank.
-func waits(domain []transport.Endpoint, m transport.Endpoint, rank, mark int) error {
+// waits are the ways to wait for the flag of one rank.
+func waits(domain []transport.Endpoint, m transport.Endpoint, rank, flag int) error {
 	if m.Rank() == domain[0].Rank() {
-		return m.Await(ctx, -1, mark)
+		return m.Await(ctx, -1, flag)
 	}
-	return m.Await(ctx, rank, mark)
+	return m.Await(ctx, rank, flag)
 }
 
-// endMarks lets all but the last rank of a domain wait for the last, before the start or at mark 1, until it leaves.
-func endMarks(g *group, leave func(last transport.Endpoint), reason func(error) bool) {
-	for mark := range 2 {
+// flagsEnd lets all but the last rank of a domain wait for the last, before the start or at flag 1, until it leaves.
+func flagsEnd(g *group, leave func(last transport.Endpoint), reason func(error) bool) {
+	for flag := range 2 {
 		g := g.again()
 		domain := g.shared()
 		last := domain[len(domain)-1]
-		callers := domain[:len(domain)-1+mark] // without the last the call never starts
+		callers := domain[:len(domain)-1+flag] // without the last the call never starts
 		errs := make(chan error, len(domain))
 		for _, m := range callers {
 			go func() {
 				err := enter(m, 0, tensor.Memory{})
-				if mark == 1 {
+				if flag == 1 {
 					err = errors.Join(err, m.Await(ctx, -1, 0))
 				}
 				if m != last && err == nil {
-					err = waits(domain, m, last.Rank(), mark)
+					err = waits(domain, m, last.Rank(), flag)
 				}
 				errs <- err
 			}()
 		}
-		if mark == 1 {
+		if flag == 1 {
 			if err := result(g, "the last rank", errs); err != nil {
-				g.Fatalf("mark 1: %v", err)
+				g.Fatalf("flag 1: %v", err)
 			}
 		}
 		time.Sleep(time.Millisecond)
 		leave(last)
 		for range domain[1:] {
-			g.isDown("waiting for a mark", result(g, "waiting for a mark", errs), last.Rank(), reason)
+			g.isDown("waiting for a flag", result(g, "waiting for a flag", errs), last.Rank(), reason)
 		}
-		g.isDown("waiting later", waits(domain, domain[0], last.Rank(), mark), last.Rank(), reason)
+		g.isDown("waiting later", waits(domain, domain[0], last.Rank(), flag), last.Rank(), reason)
 		g.close()
 	}
 }
 
-func marksClose(g *group) {
-	endMarks(g, func(last transport.Endpoint) { last.Close() }, closedReason)
+func flagsClose(g *group) {
+	flagsEnd(g, func(last transport.Endpoint) { last.Close() }, closedReason)
 }
 
-func marksFail(g *group) {
-	endMarks(g, func(last transport.Endpoint) { last.Fail([]byte("oil")); last.Close() }, failedReason("oil"))
+func flagsFail(g *group) {
+	flagsEnd(g, func(last transport.Endpoint) { last.Fail([]byte("oil")); last.Close() }, failedReason("oil"))
 }
 
-func marksCancelled(g *group) {
+func flagsCancelled(g *group) {
 	domain := g.shared()
 	cause := errors.New("enough")
 	for _, rank := range []int{-1, domain[1].Rank()} {
@@ -293,8 +294,8 @@ func marksCancelled(g *group) {
 	}
 }
 
-// marksParked: a wait goes through the context, and is woken by the rank that it is for.
-func marksParked(g *group) {
+// flagsParked: a wait blocks through the context, and the rank that it is for wakes it.
+func flagsParked(g *group) {
 	domain := g.shared()
 	for _, rank := range []int{-1, domain[1].Rank()} {
 		g := g.again()
@@ -319,7 +320,7 @@ func marksParked(g *group) {
 	}
 }
 
-// withdrawBefore: a rank that leaves a call before its start ends it for all, those that wait and those that come.
+// withdrawBefore: a rank that leaves a call before its start ends it for all ranks, waiting or later.
 func withdrawBefore(g *group) {
 	domain := g.shared()
 	n := len(domain)
@@ -359,7 +360,7 @@ func withdrawBefore(g *group) {
 	}
 }
 
-// withdrawAfter: a call that has started cannot be left, and runs to its last mark even if the group is interrupted.
+// withdrawAfter: a call that has started cannot be left, and runs to its last flag even if the group is interrupted.
 func withdrawAfter(g *group) {
 	domain := g.shared()
 	together(domain, func(m transport.Endpoint) {
@@ -374,9 +375,9 @@ func withdrawAfter(g *group) {
 		m.Interrupt()
 	}
 	together(domain, func(m transport.Endpoint) {
-		for mark := 1; mark < 5; mark++ {
-			if err := pass(m, mark); err != nil {
-				g.Errorf("rank %d: mark %d after Interrupt: %v", m.Rank(), mark, err)
+		for flag := 1; flag < 5; flag++ {
+			if err := pass(m, flag); err != nil {
+				g.Errorf("rank %d: flag %d after Interrupt: %v", m.Rank(), flag, err)
 			}
 		}
 		if m.Withdraw() {
@@ -388,8 +389,8 @@ func withdrawAfter(g *group) {
 	})
 }
 
-// agreement lets ranks start calls one after the other until something ends it, and holds that all of them have started
-// the same calls. leave is called on a rank whose wait for a start was ended.
+// agreement makes ranks start calls one after the other until something ends it, and checks that all of them have
+// started the same calls. leave is called on a rank whose wait for a start has ended.
 func agreement(g *group, domain []transport.Endpoint, patience func(rank int) time.Duration, leave func(m transport.Endpoint) bool) {
 	g.Helper()
 	started := make([]int, len(domain))
@@ -412,7 +413,7 @@ func agreement(g *group, domain []transport.Endpoint, patience func(rank int) ti
 				}
 				started[i]++
 				if err := pass(m, 1); err != nil {
-					g.Errorf("rank %d: the last mark of call %d: %v", m.Rank(), seq, err)
+					g.Errorf("rank %d: the last flag of call %d: %v", m.Rank(), seq, err)
 					return
 				}
 			}
@@ -424,7 +425,7 @@ func agreement(g *group, domain []transport.Endpoint, patience func(rank int) ti
 	}
 }
 
-// withdrawRace: whoever tries to leave while the last ones arrive, all ranks agree which calls have started.
+// withdrawRace: if a rank tries to leave while the last ones arrive, all ranks agree which calls have started.
 func withdrawRace(g *group) {
 	random, seed := seeded(g.T)
 	for range 40 {
@@ -448,8 +449,8 @@ func withdrawRace(g *group) {
 	}
 }
 
-// withdrawLag: the rank that a withdrawal waits for is still in the call before. That call it ends; the next never
-// starts.
+// withdrawLag: the rank that a withdrawal waits for is still in the previous call. It ends that call; the next one
+// never starts.
 func withdrawLag(g *group) {
 	domain := g.shared()
 	n := len(domain)
@@ -459,7 +460,7 @@ func withdrawLag(g *group) {
 			g.Errorf("rank %d: %v", m.Rank(), err)
 		}
 	})
-	together(domain[:n-1], func(m transport.Endpoint) { // of mark 1 they need each other's only
+	together(domain[:n-1], func(m transport.Endpoint) { // of flag 1 they need each other's only
 		err := m.Signal(1)
 		for _, p := range domain[:n-1] {
 			err = errors.Join(err, m.Await(ctx, p.Rank(), 1))
@@ -487,7 +488,7 @@ func withdrawLag(g *group) {
 	}
 }
 
-// interrupt: it may come from anywhere, and wakes all of the domain.
+// interrupt: any goroutine may interrupt a domain, and it wakes all its ranks.
 func interrupt(g *group) {
 	domain := g.shared()
 	n := len(domain)
@@ -514,7 +515,7 @@ func interrupt(g *group) {
 	}
 }
 
-// interruptRace: an interrupt comes from outside at any moment; all ranks agree which calls have started.
+// interruptRace: an interrupt at any moment; all ranks agree which calls have started.
 func interruptRace(g *group) {
 	random, seed := seeded(g.T)
 	for range 40 {
@@ -536,7 +537,7 @@ func interruptRace(g *group) {
 	}
 }
 
-func marksNoAllocation(g *group) {
+func flagsNoAllocation(g *group) {
 	domain := g.shared()
 	const runs = 200
 	call := func(m, peer transport.Endpoint) error {

@@ -136,13 +136,13 @@ func exchange(g *group) {
 				if h := seen[from]; h.Seq < uint64(round) || h.Seq == uint64(round) && h.Count != uint64(size) {
 					g.Errorf("rank %d saw header %+v, want call %d of %d bytes", e.Rank(), h, round, size)
 				}
-				clear(out) // nobody may read it any more: the race detector looks
+				clear(out) // no rank may read it any more: the race detector checks that
 			}
 		}
 	})
 }
 
-// later returns the header of the later call: a rank may be shown frames of later calls that wait for it.
+// later returns the header of the later call: Inspect also receives frames of later calls that wait for the rank.
 func later(a, b transport.Header) transport.Header {
 	if b.Seq >= a.Seq {
 		return b
@@ -150,7 +150,7 @@ func later(a, b transport.Header) transport.Header {
 	return a
 }
 
-// largeFrames: both directions at once, with more bytes than any buffer on the way holds.
+// largeFrames: both directions at the same time, with more bytes than any buffer holds.
 func largeFrames(g *group) {
 	g.acceptAll()
 	size := g.Large
@@ -268,7 +268,7 @@ func heldUntilReceived(g *group) {
 	}
 }
 
-// inspect: a refused frame leaves the receiver's memory alone, and the sender gets it back.
+// inspect: a refused frame does not change the receiver's memory, and the sender gets it back.
 func inspect(g *group) {
 	refusal := errors.New("not this one")
 	g.ends[1].Inspect(func(peer int, h transport.Header) error {
@@ -323,7 +323,7 @@ func unexpected(g *group) {
 	}
 }
 
-// unexpectedThird: a rank that waits for one peer is shown the frame that another has for it.
+// unexpectedThird: a rank that waits for one peer inspects the frame of another.
 func unexpectedThird(g *group) {
 	refusal := errors.New("not now")
 	n := len(g.ends)
@@ -364,7 +364,7 @@ func wrongSize(g *group) {
 	}
 }
 
-// parker: a transport that blocks does so through its context if that can.
+// parker: a transport blocks through its context if that is a Parker.
 func parker(g *group) {
 	g.acceptAll()
 	end := errors.New("that is all")

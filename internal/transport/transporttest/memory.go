@@ -13,7 +13,7 @@ import (
 )
 
 var memoryTests = []test{
-	{"stage", []int{2, 4, 5}, memory, stage},
+	{"staging buffers", []int{2, 4, 5}, memory, staging},
 	{"slots", []int{2, 4}, memory, slots},
 	{"reachable", []int{2}, memory, reachable},
 	{"buffers", []int{2, 4}, memory, buffers},
@@ -21,8 +21,8 @@ var memoryTests = []test{
 	{"buffers of wrong size", []int{2}, memory, buffersWrong},
 }
 
-// stage: every rank's stage is reached by all of its domain, and by nobody else.
-func stage(g *group) {
+// staging: all ranks of a domain access the staging buffer of every rank, and no other rank does.
+func staging(g *group) {
 	length := -1
 	for _, domain := range g.domains() {
 		for _, m := range domain {
@@ -32,7 +32,7 @@ func stage(g *group) {
 					length = len(s)
 				}
 				if len(s) != length || length == 0 || length%2 != 0 || uintptr(unsafe.Pointer(unsafe.SliceData(s)))%64 != 0 {
-					g.Errorf("rank %d: the stage of rank %d has %d bytes at %p, want %d as all others have, an even number, and aligned to 64",
+					g.Errorf("rank %d: the staging buffer of rank %d has %d bytes at %p, want %d as all others have, an even number, and aligned to 64",
 						m.Rank(), p.Rank(), len(s), unsafe.SliceData(s), length)
 				}
 			}
@@ -46,10 +46,10 @@ func stage(g *group) {
 		}
 		for _, r := range domainOf(m) {
 			if !bytes.Equal(m.StagingBuffer(r), pattern(make([]byte, length), r, r, 0)) {
-				g.Errorf("rank %d sees other bytes in the stage of rank %d than that wrote", m.Rank(), r)
+				g.Errorf("rank %d sees other bytes in the staging buffer of rank %d than that wrote", m.Rank(), r)
 			}
 		}
-		// Each writes a byte into all stages.
+		// Each writes a byte into all staging buffers.
 		if err := pass(m, 1); err != nil {
 			g.Errorf("rank %d: %v", m.Rank(), err)
 			return
@@ -63,19 +63,19 @@ func stage(g *group) {
 		}
 		for _, r := range domainOf(m) {
 			if got := m.StagingBuffer(m.Rank())[length-1-r]; got != byte(100+r) {
-				g.Errorf("rank %d does not find in its stage what rank %d wrote, but %d", m.Rank(), r, got)
+				g.Errorf("rank %d does not find in its staging buffer what rank %d wrote, but %d", m.Rank(), r, got)
 			}
 		}
 	})
 }
 
-// slots: all fields arrive, memory as the reader reaches it; and the slot of the call before stays readable.
+// slots: all fields arrive, memory as the reader reaches it; and the slot of the previous call stays readable.
 func slots(g *group) {
 	domain := g.shared()
 	together(domain, func(m transport.Endpoint) {
 		src, dst := g.buffer(m, 64), g.buffer(m, 32)
 		for seq := range 4 {
-			// What is not reachable has no pointer for peers, but its length.
+			// Unreachable memory has a length for peers, but no pointer.
 			ordinary := tensor.HostMemory(make([]byte, 48))
 			pattern(src.HostBytes(), m.Rank(), seq, 0)
 			own := slotOf(m.Rank(), seq)
@@ -113,7 +113,7 @@ func slots(g *group) {
 				}
 			}
 		}
-		// A slot without memory, and one that is empty in all.
+		// A slot without memory, and an empty one.
 		m.Publish(transport.Slot{})
 		if err := errors.Join(m.Signal(0), m.Await(ctx, -1, 0)); err != nil {
 			g.Errorf("rank %d: %v", m.Rank(), err)
@@ -143,7 +143,7 @@ func slotOf(rank, seq int) transport.Slot {
 	return s
 }
 
-// reachable: of ordinary memory the transport says as it is; its stage and its buffers it reaches.
+// reachable: the result for ordinary memory is that of the transport's description; its buffers are reachable.
 func reachable(g *group) {
 	m := g.shared()[0]
 	ordinary := tensor.HostMemory(make([]byte, 64))
@@ -162,7 +162,7 @@ func reachable(g *group) {
 	}
 }
 
-// buffers: zeroed, aligned, apart from each other, and reached by all of the domain.
+// buffers: zeroed, aligned, disjoint, and reachable by all of the domain.
 func buffers(g *group) {
 	domain := g.shared()
 	together(domain, func(m transport.Endpoint) {
@@ -212,7 +212,7 @@ func release(mem tensor.Memory) {
 	}
 }
 
-// buffersGivenBack: released memory may be given out again, zeroed; retired memory is not, as long as the group lives.
+// buffersGivenBack: released memory may be reused, zeroed; retired memory is not, while the group is open.
 func buffersGivenBack(g *group) {
 	a := g.shared()[0]
 	const size = 1 << 20

@@ -12,7 +12,7 @@ import (
 )
 
 var postTests = []test{
-	{"posts", []int{2, 3, 8}, posts, manyUnderWay},
+	{"posts", []int{2, 3, 8}, posts, manyInProgress},
 	{"posts do not wait", []int{2}, posts, postsDoNotWait},
 	{"posts and exchanges", []int{2, 5}, posts, postsAndExchanges},
 	{"one-sided posts", []int{2, 3}, posts, oneSidedPosts},
@@ -22,13 +22,13 @@ var postTests = []test{
 	{"no allocation in posts", []int{2}, posts | frugal, postsNoAllocation},
 }
 
-// posted is an exchange under way.
+// posted is an exchange in progress.
 type posted struct {
 	out, in, want []byte
 }
 
-// manyUnderWay keeps as many exchanges under way as there may be, around the ring, of random sizes.
-func manyUnderWay(g *group) {
+// manyInProgress keeps as many exchanges in progress as possible, around the ring, of random sizes.
+func manyInProgress(g *group) {
 	g.acceptAll()
 	_, seed := seeded(g.T)
 	n := len(g.ends)
@@ -36,9 +36,9 @@ func manyUnderWay(g *group) {
 		random := rand.New(rand.NewPCG(seed, 1)) // the same on all ranks
 		me := p.Rank()
 		to, from := (me+1)%n, (me+n-1)%n
-		var under []posted
+		var pending []posted
 		const rounds = 120
-		for round := 0; round < rounds || len(under) > 0; round++ {
+		for round := 0; round < rounds || len(pending) > 0; round++ {
 			if round < rounds {
 				size := random.IntN(1 << random.IntN(18))
 				x := posted{pattern(make([]byte, size), me, to, round), make([]byte, size), pattern(make([]byte, size), from, me, round)}
@@ -46,23 +46,23 @@ func manyUnderWay(g *group) {
 					g.Errorf("rank %d: Post %d: %v", me, round, err)
 					return
 				}
-				under = append(under, x)
+				pending = append(pending, x)
 			}
-			if len(under) < transport.PostsMax && round < rounds {
+			if len(pending) < transport.PostsMax && round < rounds {
 				continue
 			}
-			if err := p.Complete(ctx); err != nil || !bytes.Equal(under[0].in, under[0].want) {
+			if err := p.Complete(ctx); err != nil || !bytes.Equal(pending[0].in, pending[0].want) {
 				g.Errorf("rank %d, about round %d: other bytes than sent, or %v (seed %d)", me, round, err, seed)
 				return
 			}
-			clear(under[0].out)
-			clear(under[0].in)
-			under = under[1:]
+			clear(pending[0].out)
+			clear(pending[0].in)
+			pending = pending[1:]
 		}
 	})
 }
 
-// postsDoNotWait: Post returns though no peer has come.
+// postsDoNotWait: Post returns although no peer has called Exchange.
 func postsDoNotWait(g *group) {
 	g.acceptAll()
 	p := g.ends[0]
@@ -112,13 +112,13 @@ func postsAndExchanges(g *group) {
 	g.each(func(p transport.Endpoint) {
 		me := p.Rank()
 		to, from := (me+1)%n, (me+n-1)%n
-		var under []posted
+		var pending []posted
 		complete := func() error {
 			err := p.Complete(ctx)
-			if err == nil && !bytes.Equal(under[0].in, under[0].want) {
+			if err == nil && !bytes.Equal(pending[0].in, pending[0].want) {
 				err = errors.New("other bytes than sent")
 			}
-			under = under[1:]
+			pending = pending[1:]
 			return err
 		}
 		for round := range rounds {
@@ -126,13 +126,13 @@ func postsAndExchanges(g *group) {
 			x := posted{pattern(make([]byte, size), me, to, round), make([]byte, size), pattern(make([]byte, size), from, me, round)}
 			var err error
 			if post[me][round] {
-				if len(under) == transport.PostsMax {
+				if len(pending) == transport.PostsMax {
 					err = complete()
 				}
 				err = errors.Join(err, p.Post(to, frame(uint64(round), x.out), from, x.in))
-				under = append(under, x)
+				pending = append(pending, x)
 			} else {
-				for len(under) > 0 && err == nil {
+				for len(pending) > 0 && err == nil {
 					err = complete()
 				}
 				if err == nil {
@@ -147,7 +147,7 @@ func postsAndExchanges(g *group) {
 				return
 			}
 		}
-		for len(under) > 0 {
+		for len(pending) > 0 {
 			if err := complete(); err != nil {
 				g.Errorf("rank %d, at the end: %v (seed %d)", me, err, seed)
 			}
@@ -162,22 +162,22 @@ func oneSidedPosts(g *group) {
 	const rounds = 50
 	g.each(func(p transport.Endpoint) {
 		buf := make([]byte, transport.PostsMax*1000)
-		under := 0
+		pending := 0
 		for i := range rounds * (n - 1) {
 			round, peer := i/(n-1), 1+i%(n-1)
 			half := buf[1000*(i%transport.PostsMax):][:1000]
-			if under == transport.PostsMax && p.Rank() == 0 {
+			if pending == transport.PostsMax && p.Rank() == 0 {
 				if err := p.Complete(ctx); err != nil {
 					g.Errorf("rank 0, round %d: %v", round, err)
 					return
 				}
-				under--
+				pending--
 			}
 			var err error
 			switch {
 			case p.Rank() == 0:
 				err = p.Post(peer, frame(uint64(round), pattern(half, 0, peer, round)), -1, nil)
-				under++
+				pending++
 			case p.Rank() == peer:
 				if err = p.Post(-1, transport.Frame{}, 0, half); err == nil {
 					err = p.Complete(ctx)
@@ -191,7 +191,7 @@ func oneSidedPosts(g *group) {
 				return
 			}
 		}
-		for ; under > 0; under-- {
+		for ; pending > 0; pending-- {
 			if err := p.Complete(ctx); err != nil {
 				g.Errorf("rank 0, at the end: %v", err)
 			}
@@ -199,7 +199,7 @@ func oneSidedPosts(g *group) {
 	})
 }
 
-// cancelledPosts: after a Complete that failed the next fails too, and then the memory is the rank's own again.
+// cancelledPosts: after a failed Complete the next one fails too, and then the memory is the rank's again.
 func cancelledPosts(g *group) {
 	g.acceptAll()
 	p := g.ends[0]

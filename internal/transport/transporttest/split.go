@@ -24,7 +24,7 @@ var askTests = []test{
 	{"ask who is gone", []int{2}, 0, askGone},
 }
 
-// use exchanges around a group, and passes marks where it has any.
+// use exchanges around a group, and uses flags if it has memory.
 func use(e transport.Endpoint, id int) error {
 	e.Inspect(accept)
 	if e.Capabilities().Memory {
@@ -157,7 +157,7 @@ func groupsAtOnce(g *group) {
 	})
 }
 
-// groupsApart: what happens in one group says nothing to the others.
+// groupsApart: events in one group do not affect the others.
 func groupsApart(g *group) {
 	n := len(g.ends)
 	all := make([]int, n)
@@ -190,7 +190,7 @@ func groupsApart(g *group) {
 		for _, e := range g.ends {
 			select {
 			case d := <-e.Down():
-				g.Errorf("rank %d of the parent was told: %v", e.Rank(), &d)
+				g.Errorf("rank %d of the parent was notified: %v", e.Rank(), &d)
 			default:
 			}
 		}
@@ -224,7 +224,7 @@ func lateSplit(g *group) {
 	}
 }
 
-// ask: every rank asks every other that it reaches by messages, all at once, whatever those do.
+// ask: every rank queries every other rank that it reaches by frames only, all at the same time, whatever those do.
 func ask(g *group) {
 	for _, e := range g.ends {
 		e.Answer(func(seq uint64) []byte {

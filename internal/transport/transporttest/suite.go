@@ -23,25 +23,24 @@ type Transport struct {
 	// Open creates a group of n ranks and returns their endpoints, by rank. All are in the test's process, even for
 	// transports between processes. The suite closes the endpoints; Open registers other clean-up with t.Cleanup.
 	Open func(t *testing.T, n int) []transport.Endpoint
-	// Domain returns the number of the domain of a rank. nil: the ranks reach each other by messages only.
+	// Domain returns the number of the domain of a rank. nil: the ranks only exchange frames.
 	Domain func(n, rank int) int
-	// Processes reports that the endpoints act as separate processes: they cannot reach each other's ordinary memory.
+	// Processes reports that the endpoints act as separate processes: they cannot access each other's ordinary memory.
 	Processes bool
 	// Buffers reports that a send may complete before its receiver receives.
 	Buffers bool
-	// Allocates says that a call may allocate. A transport for production must not.
+	// Allocates reports that a call may allocate. A transport for production must not.
 	Allocates bool
-	// Virtual says that time is to be virtual: each test runs in a bubble of testing/synctest, and Open is called
-	// inside.
+	// Virtual selects virtual time: each test runs in a bubble of testing/synctest, and Open is called inside.
 	Virtual bool
-	// Large is how many bytes the largest frame has; default 5 MiB.
+	// Large is the size of the largest frame, in bytes; default 5 MiB.
 	Large int
 }
 
-// OneDomain is the Domain of a transport all of whose ranks reach each other's memory.
+// OneDomain is the Domain of a transport whose ranks all access each other's memory.
 func OneDomain(n, rank int) int { return 0 }
 
-// Pairs is the Domain of a transport where ranks 0 and 1, 2 and 3, … reach each other's memory.
+// Pairs is the Domain of a transport where ranks 0 and 1, 2 and 3, … access each other's memory.
 func Pairs(n, rank int) int { return rank / 2 }
 
 // Run tests everything that the contracts of package transport promise for the methods that the endpoints declare to
@@ -71,7 +70,7 @@ func Run(t *testing.T, tr Transport) {
 	}
 }
 
-// test is one promise, tried with groups of several sizes.
+// test is the test of one promise, with groups of several sizes.
 type test struct {
 	name  string
 	sizes []int
@@ -79,7 +78,7 @@ type test struct {
 	run   func(*group)
 }
 
-// need is what a test needs of the transport.
+// need is a property that a test requires of the transport.
 type need uint
 
 const (
@@ -177,7 +176,7 @@ func (g *group) shared() []transport.Endpoint {
 	return best
 }
 
-// again makes another group of the same size, which is closed at the end.
+// again opens another group of the same size, which is closed at the end.
 func (g *group) again() *group {
 	return &group{T: g.T, Transport: g.Transport, ends: g.open(g.T, len(g.ends))}
 }
@@ -200,10 +199,10 @@ func together(ends []transport.Endpoint, f func(e transport.Endpoint)) {
 	wg.Wait()
 }
 
-// soon bounds what must happen without anybody's help. Nothing passes by waiting for it.
+// soon bounds events that need no further action. Waiting for it does not make a test pass.
 const soon = time.Minute
 
-// result returns what comes, and fails the test if nothing does.
+// result returns the first value of a channel, and fails the test if none arrives.
 func result[V any](g *group, what string, from <-chan V) V {
 	g.Helper()
 	select {
@@ -215,14 +214,14 @@ func result[V any](g *group, what string, from <-chan V) V {
 	panic("unreachable")
 }
 
-// async runs f and returns where its error will be.
+// async runs f and returns a channel with its error.
 func async(f func() error) <-chan error {
 	out := make(chan error, 1)
 	go func() { out <- f() }()
 	return out
 }
 
-// pass lets a moment pass where time is virtual: there nothing else may take any.
+// pass lets time pass if it is virtual: nothing else takes any there.
 func (g *group) pass() {
 	if g.Virtual {
 		time.Sleep(5 * time.Microsecond)
@@ -235,7 +234,7 @@ func frame(seq uint64, data []byte) transport.Frame {
 	return transport.Frame{Header: transport.Header{Seq: seq, Count: uint64(len(data))}, Data: data}
 }
 
-// accept judges nothing.
+// accept accepts every header.
 func accept(int, transport.Header) error { return nil }
 
 func (g *group) acceptAll() {
@@ -253,7 +252,7 @@ func receive(c context.Context, e transport.Endpoint, from int, in []byte) error
 	return e.Exchange(c, -1, transport.Frame{}, from, in)
 }
 
-// pattern fills bytes that tell sender, receiver and round apart, and most places.
+// pattern fills bytes so that sender, receiver, round and most positions differ.
 func pattern(b []byte, from, to, round int) []byte {
 	const period = 251 // no buffer's size
 	for i := range min(len(b), period) {
@@ -276,7 +275,7 @@ func seeded(t *testing.T) (*rand.Rand, uint64) {
 	return rand.New(rand.NewPCG(seed, 0)), seed
 }
 
-// parked is a context that blocks for the transport, for ever if it need be.
+// parked is a context that blocks for the transport, without a limit if necessary.
 type parked struct {
 	context.Context
 	parks int
