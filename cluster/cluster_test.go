@@ -31,31 +31,91 @@ func TestTFConfig(t *testing.T) {
 		{"nothing", "", NoTask, "", "expecting a JSON object"},
 		{"empty", "{}", NoTask, "", ""},
 		{"sparse", `{` + two + `, "task": {"type": "worker", "index": 4}}`, Task{"worker", 4}, "w:4", ""},
-		{"index as text", `{` + two + `, "task": {"type": "worker", "index": "1"}, "rpc_layer": "grpc"}`, Task{"worker", 1}, "grpc://w:1", ""},
-		{"missing index", `{` + two + `, "task": {"type": "worker", "index": 0}}`, Task{"worker", 0}, "", "no task with index 0 in job 'worker', which has [1 4]"},
-		{"wrong index", `{` + two + `, "task": {"type": "worker", "index": "x"}}`, NoTask, "", "task.index is \"x\": want a whole number from 0"},
-		{"negative index", `{` + two + `, "task": {"type": "worker", "index": -1}}`, NoTask, "", "want a whole number from 0"},
+		{
+			"index as text", `{` + two + `, "task": {"type": "worker", "index": "1"}, "rpc_layer": "grpc"}`,
+			Task{"worker", 1},
+			"grpc://w:1", "",
+		},
+		{
+			"missing index", `{` + two + `, "task": {"type": "worker", "index": 0}}`,
+			Task{"worker", 0},
+			"",
+			"no task with index 0 in job 'worker', which has [1 4]",
+		},
+		{
+			"wrong index", `{` + two + `, "task": {"type": "worker", "index": "x"}}`, NoTask, "",
+			"task.index is \"x\": want a whole number from 0",
+		},
+		{
+			"negative index", `{` + two + `, "task": {"type": "worker", "index": -1}}`, NoTask, "",
+			"want a whole number from 0",
+		},
 		{"no type", `{` + two + `}`, NoTask, "", "no such job in cluster"},
 		{"session master", `{` + two + `, "session_master": "grpc://m:1"}`, NoTask, "grpc://m:1", ""},
 		{"tasks of a wrong type", `{"cluster": {"worker": 7}}`, NoTask, "", "the tasks for job 'worker' must be a list"},
 		{"index of a wrong type", `{"cluster": {"worker": {"one": "w:1"}}}`, NoTask, "", `task with index "one"`},
-		{"index too large", `{"cluster": {"worker": {"2147483648": "w:1"}}}`, NoTask, "", "want a whole number from 0 to 2147483647"},
-		{"no address", `{"cluster": {"worker": ["w:1", null]}}`, NoTask, "", "the address of task 1 in job 'worker' is null: want a text, host:port"},
-		{"address of a wrong type", `{"cluster": {"worker": {"3": 5}}}`, NoTask, "", "the address of task 3 in job 'worker' is 5"},
-		{"address that is not Unicode", `{"cluster": {"worker": ["\ud800:1"]}}`, NoTask, "", "the address of task 0 in job 'worker'"},
-		{"two spellings of an index", `{"cluster": {"worker": {" +1 ": 5, "01": "w:1", "0": "v:1"}}, "task": {"type": "worker", "index": "1"}}`, Task{"worker", 1}, "w:1", ""},
-		{"digits of another script", `{"cluster": {"worker": {"\u0661": "w:1", "1_0": "v:1"}}, "task": {"type": "worker", "index": "\uff11"}}`, Task{"worker", 1}, "w:1", ""},
+		{
+			"index too large", `{"cluster": {"worker": {"2147483648": "w:1"}}}`, NoTask, "",
+			"want a whole number from 0 to 2147483647",
+		},
+		{
+			"no address", `{"cluster": {"worker": ["w:1", null]}}`, NoTask, "",
+			"the address of task 1 in job 'worker' is null: want a text, host:port",
+		},
+		{
+			"address of a wrong type", `{"cluster": {"worker": {"3": 5}}}`, NoTask, "",
+			"the address of task 3 in job 'worker' is 5",
+		},
+		{
+			"address that is not Unicode", `{"cluster": {"worker": ["\ud800:1"]}}`, NoTask, "",
+			"the address of task 0 in job 'worker'",
+		},
+		{
+			"two spellings of an index",
+			`{"cluster": {"worker": {" +1 ": 5, "01": "w:1", "0": "v:1"}}, "task": {"type": "worker", "index": "1"}}`,
+			Task{"worker", 1},
+			"w:1", "",
+		},
+		{
+			"digits of another script",
+			`{"cluster": {"worker": {"\u0661": "w:1", "1_0": "v:1"}}, "task": {"type": "worker", "index": "\uff11"}}`,
+			Task{"worker", 1},
+			"w:1", "",
+		},
 		{"whole fraction", `{` + two + `, "task": {"type": "worker", "index": 4e0}}`, Task{"worker", 4}, "w:4", ""},
-		{"fraction", `{` + two + `, "task": {"type": "worker", "index": 1.5}}`, NoTask, "", "task.index is 1.5: want a whole number from 0"},
+		{
+			"fraction", `{` + two + `, "task": {"type": "worker", "index": 1.5}}`, NoTask, "",
+			"task.index is 1.5: want a whole number from 0",
+		},
 		{"truth for an index", `{` + two + `, "task": {"type": "worker", "index": true}}`, NoTask, "", "task.index is true"},
 		{"huge index", `{` + two + `, "task": {"type": "worker", "index": 1e400}}`, NoTask, "", "task.index is 1e400"},
-		{"type and index wrong", `{` + two + `, "task": {"type": 5, "index": "x"}}`, NoTask, "", "task.type is 5: want a text"},
+		{
+			"type and index wrong", `{` + two + `, "task": {"type": 5, "index": "x"}}`, NoTask, "",
+			"task.type is 5: want a text",
+		},
 		{"other case", `{"Cluster": {"worker": ["a:1", "b:1"]}, "TASK": {"type": "worker", "index": 1}}`, NoTask, "", ""},
-		{"other case in the task", `{` + two + `, "task": {"type": "worker", "Type": "chief", "index": 1, "INDEX": 4}}`, Task{"worker", 1}, "w:1", ""},
-		{"no tasks", `{"cluster": {"worker": []}, "task": {"type": "worker", "index": 0}}`, NoTask, "", "no task with index 0 in job 'worker'"},
-		{"one task, not the first", `{"cluster": {"worker": {"2": "w:1"}}, "task": {"type": "worker", "index": 2}}`, Task{"worker", 2}, "w:1", ""},
-		{"layer of a wrong type", `{` + two + `, "task": {"type": "worker", "index": 1}, "rpc_layer": 5}`, NoTask, "", "TF_CONFIG: rpc_layer is 5: want a text"},
-		{"master of a wrong type", `{"session_master": ["m:1"]}`, NoTask, "", "TF_CONFIG: session_master is [\"m:1\"]: want a text"},
+		{
+			"other case in the task", `{` + two + `, "task": {"type": "worker", "Type": "chief", "index": 1, "INDEX": 4}}`,
+			Task{"worker", 1},
+			"w:1", "",
+		},
+		{
+			"no tasks", `{"cluster": {"worker": []}, "task": {"type": "worker", "index": 0}}`, NoTask, "",
+			"no task with index 0 in job 'worker'",
+		},
+		{
+			"one task, not the first", `{"cluster": {"worker": {"2": "w:1"}}, "task": {"type": "worker", "index": 2}}`,
+			Task{"worker", 2},
+			"w:1", "",
+		},
+		{
+			"layer of a wrong type", `{` + two + `, "task": {"type": "worker", "index": 1}, "rpc_layer": 5}`, NoTask, "",
+			"TF_CONFIG: rpc_layer is 5: want a text",
+		},
+		{
+			"master of a wrong type", `{"session_master": ["m:1"]}`, NoTask, "",
+			"TF_CONFIG: session_master is [\"m:1\"]: want a text",
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := &TFConfig{Lookup: env(map[string]string{"TF_CONFIG": test.text})}
@@ -98,7 +158,8 @@ func TestTFConfigParts(t *testing.T) {
 	if _, err := r.RPCLayer(); !errors.Is(err, ErrInvalid) {
 		t.Errorf("layer: %v", err)
 	}
-	if text, err := json.Marshal(Spec{"worker": {}, "ps": nil, "chief": {0: "c:1"}}); err != nil || string(text) != `{"chief":["c:1"],"ps":{},"worker":{}}` {
+	if text, err := json.Marshal(Spec{"worker": {}, "ps": nil, "chief": {0: "c:1"}}); err != nil ||
+		string(text) != `{"chief":["c:1"],"ps":{},"worker":{}}` {
 		t.Errorf("jobs without tasks are written %s, %v; want {}, as in TensorFlow", text, err)
 	}
 }
@@ -106,7 +167,8 @@ func TestTFConfigParts(t *testing.T) {
 // TestSlurm asks every task of a step for its place: together they are the cluster.
 func TestSlurm(t *testing.T) {
 	base := map[string]string{
-		"SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_NODELIST": "b[9-10],a1", "SLURM_STEP_TASKS_PER_NODE": "2(x3)", "CUDA_VISIBLE_DEVICES": "0,1,2,3",
+		"SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_NODELIST": "b[9-10],a1", "SLURM_STEP_TASKS_PER_NODE": "2(x3)",
+		"CUDA_VISIBLE_DEVICES": "0,1,2,3",
 	}
 	want := []string{"a1:8888", "a1:8889", "b10:8888", "b10:8889", "b9:8888", "b9:8889"}
 	for rank := range 6 {
@@ -152,11 +214,13 @@ func TestSlurm(t *testing.T) {
 		kv["SLURM_PROCID"] = "0"
 		kv[test.variable] = test.value
 		test.cfg.Lookup, test.cfg.LeaveGPUs = env(kv), true
-		if _, err := NewSlurm(test.cfg); err == nil || !strings.Contains(err.Error(), test.want) || !errors.Is(err, ErrInvalid) {
+		if _, err := NewSlurm(test.cfg); err == nil || !strings.Contains(err.Error(), test.want) ||
+			!errors.Is(err, ErrInvalid) {
 			t.Errorf("%s=%s: %v, want %q", test.variable, test.value, err, test.want)
 		}
 	}
-	if _, err := NewSlurm(SlurmConfig{Lookup: env(nil)}); err == nil || !strings.Contains(err.Error(), "Not running inside a SLURM step?") {
+	if _, err := NewSlurm(SlurmConfig{Lookup: env(nil)}); err == nil ||
+		!strings.Contains(err.Error(), "Not running inside a SLURM step?") {
 		t.Errorf("outside of a step: %v", err)
 	}
 }
@@ -197,7 +261,10 @@ func TestExpandHostlist(t *testing.T) {
 			t.Fatalf("%s: %v, %v; want %v", text, got, err, want)
 		}
 	}
-	for text, want := range map[string][]string{"": nil, "m": {"m"}, "n[3-1]": nil, "n[08-10],m1,": {"n08", "n09", "n10", "m1"}} {
+	for text, want := range map[string][]string{
+		"": nil, "m": {"m"}, "n[3-1]": nil,
+		"n[08-10],m1,": {"n08", "n09", "n10", "m1"},
+	} {
 		if got, err := ExpandHostlist(text); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%q: %v, %v; want %v", text, got, err, want)
 		}
@@ -281,7 +348,8 @@ func TestUnion(t *testing.T) {
 	}
 }
 
-// TestRoles numbers all tasks of clusters: those that train together have the ids 0, 1, 2, …, and one of them is the chief.
+// TestRoles numbers all tasks of clusters: those that train together have the ids 0, 1, 2, …, and one of them is the
+// chief.
 func TestRoles(t *testing.T) {
 	for chiefs := range 2 {
 		for workers := range 4 {
@@ -332,7 +400,10 @@ func TestRoles(t *testing.T) {
 }
 
 func TestTaskText(t *testing.T) {
-	for task, want := range map[Task]string{{"worker", 3}: "/job:worker/task:3", {"", -1}: "/job:?/task:?", {"ps", -1}: "/job:ps/task:?"} {
+	for task, want := range map[Task]string{
+		{"worker", 3}: "/job:worker/task:3", {"", -1}: "/job:?/task:?",
+		{"ps", -1}: "/job:ps/task:?",
+	} {
 		if got := task.String(); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}

@@ -177,12 +177,14 @@ func (d *Discovery) combine(all []answer) (*Job, error) {
 	}
 	if job == nil {
 		if n := d.workersGiven(); n > 1 && !strings.EqualFold(d.Prefer, noSource) {
-			return nil, errorf("%d workers were requested, but no source has the number of this process: give it (%s), or start the workers "+
+			return nil, errorf("%d workers were requested, but no source has the number of this process: give it (%s), or "+
+				"start the workers "+
 				"by lockstep run, srun, mpirun or torchrun", n, EnvWorker)
 		}
 		job = &Job{Source: noSource, Workers: 1, LocalWorker: -1, Task: NoTask, Beside: hints}
 	} else if n := d.workersGiven(); n > 0 && n != job.Workers && job.Task.Type != Evaluator {
-		return nil, errorf("%s has %d workers, but %d were given by %s or the command line: correct one of them", job.Source, job.Workers, n, EnvWorkers)
+		return nil, errorf("%s has %d workers, but %d were given by %s or the command line: correct one of them", job.Source,
+			job.Workers, n, EnvWorkers)
 	}
 	return job, nil
 }
@@ -327,7 +329,8 @@ func (j *Job) inRange() error {
 	case j.Worker < 0 || j.Worker >= j.Workers:
 		return errorf("%s numbers this process worker %d of %d: want 0 to %d", j.Source, j.Worker, j.Workers, j.Workers-1)
 	case j.LocalWorkers > 0 && (j.LocalWorker < 0 || j.LocalWorker >= j.LocalWorkers):
-		return errorf("%s numbers this process worker %d of %d on this host: want 0 to %d", j.Source, j.LocalWorker, j.LocalWorkers, j.LocalWorkers-1)
+		return errorf("%s numbers this process worker %d of %d on this host: want 0 to %d", j.Source, j.LocalWorker,
+			j.LocalWorkers, j.LocalWorkers-1)
 	case j.LocalWorkers > j.Workers:
 		return errorf("%s has %d of %d workers on this host", j.Source, j.LocalWorkers, j.Workers)
 	}

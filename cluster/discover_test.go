@@ -210,7 +210,8 @@ var nested = map[string][]string{
 func TestEveryPairOfSources(t *testing.T) {
 	for i, a := range worlds {
 		for _, b := range worlds[i+1:] {
-			if slices.Contains([]string{"torchrun", "env", "env-hosts"}, a.name) && slices.Contains([]string{"env", "env-hosts"}, b.name) {
+			if slices.Contains([]string{"torchrun", "env", "env-hosts"}, a.name) &&
+				slices.Contains([]string{"env", "env-hosts"}, b.name) {
 				continue // they use the same names
 			}
 			for _, test := range []struct{ aw, an, bw, bn int }{{1, 4, 1, 4}, {1, 4, 2, 4}, {1, 4, 1, 3}, {1, 4, 0, 2}} {
@@ -228,7 +229,8 @@ func TestEveryPairOfSources(t *testing.T) {
 						t.Errorf("%s with %s: the second is not reported:\n%s", a.name, b.name, job.Describe())
 					}
 				case err == nil:
-					t.Errorf("%s %d of %d with %s %d of %d: selected %v, want an error", a.name, test.aw, test.an, b.name, test.bw, test.bn, job)
+					t.Errorf("%s %d of %d with %s %d of %d: selected %v, want an error", a.name, test.aw, test.an, b.name, test.bw,
+						test.bn, job)
 				default:
 					for _, part := range []string{
 						fmt.Sprintf("worker %d of %d", test.aw, test.an), fmt.Sprintf("worker %d of %d", test.bw, test.bn),
@@ -291,7 +293,8 @@ func TestMpirunInSlurm(t *testing.T) {
 		stores := map[string]bool{}
 		for rank := range 3 * each {
 			e := map[string]string{}
-			set(e, "OMPI_COMM_WORLD_RANK", rank, "OMPI_COMM_WORLD_SIZE", 3*each, "SLURM_JOB_ID", 4711, "SLURM_JOB_NODELIST", "n[1-3]", "SLURM_PROCID", 0)
+			set(e, "OMPI_COMM_WORLD_RANK", rank, "OMPI_COMM_WORLD_SIZE", 3*each, "SLURM_JOB_ID", 4711, "SLURM_JOB_NODELIST",
+				"n[1-3]", "SLURM_PROCID", 0)
 			if host := rank / each; host > 0 {
 				set(e, "SLURM_STEP_ID", 5, "SLURM_STEP_NODELIST", "n[2-3]", "SLURM_STEP_NUM_TASKS", 2, "SLURM_PROCID", host-1)
 			}

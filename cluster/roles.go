@@ -41,8 +41,8 @@ func (s Spec) check(t Task) error {
 	return nil
 }
 
-// IsChief reports whether a task has the duties of the chief, such as saving: the chief, the evaluator among themselves,
-// and worker 0 if there is no chief (TensorFlow's multi_worker_util.is_chief).
+// IsChief reports whether a task has the duties of the chief, such as saving: the chief, the evaluator among
+// themselves, and worker 0 if there is no chief (TensorFlow's multi_worker_util.is_chief).
 func IsChief(s Spec, t Task) (bool, error) {
 	if err := s.check(t); err != nil {
 		return false, err
@@ -99,8 +99,8 @@ func CollectiveLeader(s Spec, t Task) (string, error) {
 	return s.leader(Chief, Worker)
 }
 
-// CoordinationLeader returns the device string of the task that hosts the coordination service: parameter server 0, else
-// the chief, else worker 0 (TensorFlow's coordination_leader).
+// CoordinationLeader returns the device string of the task that hosts the coordination service: parameter server 0,
+// else the chief, else worker 0 (TensorFlow's coordination_leader).
 func CoordinationLeader(s Spec) (string, error) {
 	if len(s) == 0 {
 		return "", nil

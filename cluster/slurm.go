@@ -15,18 +15,19 @@ type SlurmConfig struct {
 	Jobs         map[string]int // number of tasks by job; default all are "worker"
 	PortBase     int            // port of a host's first task; the others follow. Default 8888
 	TasksPerNode map[string]int // tasks by host; default SLURM_STEP_TASKS_PER_NODE over SLURM_STEP_NODELIST
-	TasksEach    int            // if TasksPerNode is nil: the same number on every host of SLURM_STEP_NODELIST; 0: from the environment
-	GPUsPerNode  int            // 0: the number in CUDA_VISIBLE_DEVICES; negative: none
-	GPUsPerTask  int            // 0: GPUsPerNode divided by the largest number of tasks on a host
-	LeaveGPUs    bool           // do not set CUDA_VISIBLE_DEVICES to this task's GPUs (TensorFlow's auto_set_gpu=False)
-	Layer        string         // of [Resolver.RPCLayer]; default "grpc"
+	// if TasksPerNode is nil: the same number on every host of SLURM_STEP_NODELIST; 0: from the environment
+	TasksEach   int
+	GPUsPerNode int    // 0: the number in CUDA_VISIBLE_DEVICES; negative: none
+	GPUsPerTask int    // 0: GPUsPerNode divided by the largest number of tasks on a host
+	LeaveGPUs   bool   // do not set CUDA_VISIBLE_DEVICES to this task's GPUs (TensorFlow's auto_set_gpu=False)
+	Layer       string // of [Resolver.RPCLayer]; default "grpc"
 
 	Lookup func(string) (string, bool)   // default os.LookupEnv
 	Setenv func(key, value string) error // default os.Setenv
 }
 
-// Slurm is a resolver for the tasks of a Slurm step (TensorFlow's SlurmClusterResolver). The hosts are sorted by name, the
-// tasks of a host take one port after the other, and the jobs, sorted by name, take the tasks in this order.
+// Slurm is a resolver for the tasks of a Slurm step (TensorFlow's SlurmClusterResolver). The hosts are sorted by name,
+// the tasks of a host take one port after the other, and the jobs, sorted by name, take the tasks in this order.
 type Slurm struct {
 	spec        Spec
 	this        Task
@@ -133,7 +134,8 @@ func (cfg *SlurmConfig) gpus(hosts map[string]int) error {
 		cfg.GPUsPerTask = cfg.GPUsPerNode / most
 	}
 	if most*cfg.GPUsPerTask > cfg.GPUsPerNode {
-		return errorf("requested more GPUs per node than available: %d tasks with %d each on a node of %d", most, cfg.GPUsPerTask, cfg.GPUsPerNode)
+		return errorf("requested more GPUs per node than available: %d tasks with %d each on a node of %d", most,
+			cfg.GPUsPerTask, cfg.GPUsPerNode)
 	}
 	return nil
 }

@@ -43,7 +43,8 @@ const (
 
 // sources lists all sources, in order of precedence.
 var sources = []source{
-	flagsSource, lockstepSource, tfConfigSource, torchrunSource, envSource, horovodSource, openMPISource, pmiSource, slurmSource,
+	flagsSource, lockstepSource, tfConfigSource, torchrunSource, envSource, horovodSource, openMPISource, pmiSource,
+	slurmSource,
 	nodeEnvSource, petSource, jaxSource, lwsSource, awsBatchSource, jobSetSource, indexedJobSource,
 }
 
@@ -136,7 +137,8 @@ func (r *reading) workers(names ...string) int {
 	if r.source == sourceFlags {
 		text, where = "the command line does not contain the number of workers", "--workers or "+where
 	}
-	r.fail("%s, and it is not guessed: set %s, the same for every worker; %s=%s if each process is a single-process job", text, where, EnvSource, noSource)
+	r.fail("%s, and it is not guessed: set %s, the same for every worker; %s=%s if each process is a single-process job",
+		text, where, EnvSource, noSource)
 	return -1
 }
 
@@ -209,7 +211,9 @@ func isHost(s string) bool {
 		_, err := netip.ParseAddr(s)
 		return err == nil
 	}
-	return s != "" && !strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c == 0x7f || strings.ContainsRune(`[]/\?#@%"<>{}`, c) })
+	return s != "" && !strings.ContainsFunc(s, func(c rune) bool {
+		return c <= ' ' || c == 0x7f || strings.ContainsRune(`[]/\?#@%"<>{}`, c)
+	})
 }
 
 // fileStore returns a folder's URL.

@@ -17,7 +17,8 @@ var petSource = source{
 		n, err := strconv.Atoi(least)
 		switch {
 		case isRange && least != most:
-			r.fail("PET_NNODES=%s:%s is a range, so the number of workers is unknown: give the TrainJob a fixed number of nodes", clip(least), clip(most))
+			r.fail("PET_NNODES=%s:%s is a range, so the number of workers is unknown: give the TrainJob a fixed number of nodes",
+				clip(least), clip(most))
 		case err != nil || n < 1:
 			r.fail("PET_NNODES=%s: want a number from 1", strconv.Quote(clip(least)))
 		}

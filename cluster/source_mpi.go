@@ -86,7 +86,8 @@ func (r *reading) storeMPI(j *Job, job string, launchers ...string) {
 		}
 		return
 	}
-	j.NoStore = "the launcher passes no addresses between hosts: " + storeRemedy + " (mpirun -x " + EnvStore + "=…, mpiexec -genv " + EnvStore + " …)"
+	j.NoStore = "the launcher passes no addresses between hosts: " + storeRemedy + " (mpirun -x " + EnvStore +
+		"=…, mpiexec -genv " + EnvStore + " …)"
 	if r.d.env("SLURM_JOB_NODELIST") == "" || r.d.env("SLURM_JOB_ID") == "" {
 		return
 	}

@@ -31,7 +31,8 @@ var slurmSource = source{
 	},
 }
 
-// inSlurmStep reports whether srun started this process. A batch script, and the shell of salloc, also have a SLURM_PROCID.
+// inSlurmStep reports whether srun started this process. A batch script, and the shell of salloc, also have a
+// SLURM_PROCID.
 func inSlurmStep(d *Discovery) bool {
 	return d.env("SLURM_PROCID") != "" && (d.env("SLURM_STEP_NODELIST") != "" || d.env("SLURM_STEP_NUM_TASKS") != "")
 }

@@ -30,12 +30,14 @@ var tfConfigSource = source{
 // fromSpec derives the indices from the spec and the task.
 func (j *Job) fromSpec() error {
 	if !j.Task.Known() {
-		return errorf("TF_CONFIG has a cluster with %s, but not the task of this process: it needs \"task\": {\"type\": \"worker\", \"index\": 0}",
+		return errorf("TF_CONFIG has a cluster with %s, but not the task of this process: it needs \"task\": {\"type\": "+
+			"\"worker\", \"index\": 0}",
 			j.Spec.jobsText())
 	}
 	for _, job := range []string{Chief, Worker} {
 		if !j.Spec.Dense(job) {
-			return errorf("TF_CONFIG lists only the tasks %v of job '%s', so the number of workers is unknown: list all", j.Spec.Indices(job), job)
+			return errorf("TF_CONFIG lists only the tasks %v of job '%s', so the number of workers is unknown: list all",
+				j.Spec.Indices(job), job)
 		}
 	}
 	if err := j.Spec.check(j.Task); err != nil {
@@ -43,7 +45,8 @@ func (j *Job) fromSpec() error {
 	}
 	switch j.Task.Type {
 	case PS:
-		return errorf("TF_CONFIG makes this process %s: synchronous training has no parameter servers; remove the job 'ps'", j.Task)
+		return errorf("TF_CONFIG makes this process %s: synchronous training has no parameter servers; remove the job 'ps'",
+			j.Task)
 	case Evaluator: // evaluates in parallel with the training, as a single-process job
 		j.Worker, j.Workers = 0, 1
 		return nil

@@ -26,7 +26,8 @@ var torchrunSource = source{
 var envSource = source{
 	name: "RANK and WORLD_SIZE", key: "env", known: "RANK, WORLD_SIZE and LOCAL_RANK", depth: launcher,
 	detect: func(d *Discovery) bool {
-		return d.env("TORCHELASTIC_RUN_ID") == "" && d.env("RANK") != "" && d.env("WORLD_SIZE") != "" && d.env("LOCAL_RANK") != ""
+		return d.env("TORCHELASTIC_RUN_ID") == "" && d.env("RANK") != "" && d.env("WORLD_SIZE") != "" &&
+			d.env("LOCAL_RANK") != ""
 	},
 	read: func(r *reading, j *Job) {
 		j.Worker, j.Workers = r.need("RANK"), r.need("WORLD_SIZE")
@@ -38,9 +39,11 @@ var envSource = source{
 // nodeEnvSource is an operator that sets RANK and WORLD_SIZE for every host: Kubeflow's PyTorchJob, Alibaba's
 // PAI. Then each host is one worker, unless several processes per host were requested.
 var nodeEnvSource = source{
-	name: "RANK and WORLD_SIZE of hosts", key: "env-hosts", known: "RANK and WORLD_SIZE without LOCAL_RANK", depth: allocation,
+	name: "RANK and WORLD_SIZE of hosts", key: "env-hosts", known: "RANK and WORLD_SIZE without LOCAL_RANK",
+	depth: allocation,
 	detect: func(d *Discovery) bool {
-		return d.env("RANK") != "" && d.env("WORLD_SIZE") != "" && d.env("LOCAL_RANK") == "" && d.env("TORCHELASTIC_RUN_ID") == ""
+		return d.env("RANK") != "" && d.env("WORLD_SIZE") != "" && d.env("LOCAL_RANK") == "" &&
+			d.env("TORCHELASTIC_RUN_ID") == ""
 	},
 	read: func(r *reading, j *Job) {
 		j.Worker, j.Workers = r.need("RANK"), r.need("WORLD_SIZE")
@@ -88,5 +91,6 @@ func (r *reading) master(j *Job, host, port string, taken bool) {
 }
 
 // storeRemedy is the remedy if no source has a store for workers of several hosts.
-const storeRemedy = "set " + EnvStore + ", the same for every worker, to tcp://HOST:PORT with the host that worker 0 runs on, or to file:///FOLDER with " +
+const storeRemedy = "set " + EnvStore + ", the same for every worker, to tcp://HOST:PORT with the host that worker 0 " +
+	"runs on, or to file:///FOLDER with " +
 	"a folder that all hosts share"

@@ -190,8 +190,8 @@ func (s Spec) Indices(job string) []int { return slices.Sorted(maps.Keys(s[job])
 // Count returns the number of tasks in a job; 0 if there is no such job.
 func (s Spec) Count(job string) int { return len(s[job]) }
 
-// Tasks returns the addresses of a job by index, the order of TensorFlow's job_tasks. Indices that a sparse job lacks are
-// left out.
+// Tasks returns the addresses of a job by index, the order of TensorFlow's job_tasks. Indices that a sparse job lacks
+// are left out.
 func (s Spec) Tasks(job string) []string {
 	var out []string
 	for _, index := range s.Indices(job) {
@@ -230,8 +230,8 @@ func (s Spec) jobsText() string {
 	return "'" + strings.Join(s.Jobs(), "', '") + "'"
 }
 
-// MarshalJSON writes the spec as TF_CONFIG has it: a job that is [Spec.Dense] as an array; a sparse one, and one without
-// tasks, as an object.
+// MarshalJSON writes the spec as TF_CONFIG has it: a job that is [Spec.Dense] as an array; a sparse one, and one
+// without tasks, as an object.
 func (s Spec) MarshalJSON() ([]byte, error) {
 	out := map[string]any{}
 	for job, tasks := range s {

@@ -47,7 +47,8 @@ func (c *TFConfig) read() (tfConfig, error) {
 	return out, nil
 }
 
-// parseObject decodes a JSON object one level deep. The names of its members are case-sensitive, unlike those of a struct.
+// parseObject decodes a JSON object one level deep. The names of its members are case-sensitive, unlike those of a
+// struct.
 func parseObject(text []byte) (map[string]json.RawMessage, error) {
 	var out map[string]json.RawMessage
 	err := json.Unmarshal(text, &out)

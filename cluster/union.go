@@ -54,7 +54,8 @@ func (u *Union) Spec() (Spec, error) {
 			}
 			for _, index := range s.Indices(job) {
 				if _, twice := out[job][index]; twice {
-					return nil, errorf("duplicate keys detected when merging two cluster specs: task %d of job '%s' is in both", index, job)
+					return nil, errorf("duplicate keys detected when merging two cluster specs: task %d of job '%s' is in both", index,
+						job)
 				}
 			}
 			maps.Copy(out[job], tasks)
