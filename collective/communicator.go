@@ -173,7 +173,7 @@ func (c *communicator) execute(ctx context.Context, call *Call, t ticket, user b
 		return err
 	}
 	r := &c.run
-	*r = Running{Ctx: ctx, Call: call, Options: g.cfg.of(call), ticket: t, user: user}
+	r.Ctx, r.Call, r.Options, r.ticket, r.user = ctx, call, g.cfg.of(call), t, user
 	var err error
 	if r.Count, err = call.check(c.rank, g.size, &r.Options); err != nil {
 		err = c.callError(call, t, ErrInvalid, err)
