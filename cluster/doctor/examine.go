@@ -44,7 +44,7 @@ const (
 	defaultBytes   = 4 << 20
 	defaultTime    = 200 * time.Millisecond
 	defaultTimeout = 10 * time.Second
-	aloneMax       = 8 // workers whose pairs are tested one at a time
+	separateMax    = 8 // workers whose pairs are tested one at a time
 )
 
 func (c Config) filled() (Config, error) {
@@ -111,7 +111,7 @@ func examine(ctx context.Context, w *worker.Worker, cfg *Config) (*Report, error
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
 	}
-	all, silent, err := tell(ctx, w, cfg, found)
+	all, silent, err := exchange(ctx, w, cfg, found)
 	if err != nil {
 		return nil, err
 	}
@@ -119,20 +119,22 @@ func examine(ctx context.Context, w *worker.Worker, cfg *Config) (*Report, error
 		return nil, err
 	}
 	report.advise(silent)
-	return report, silence(silent)
+	return report, missingResults(silent)
 }
 
-// silence returns the error for workers that have not sent their results in time.
-func silence(silent []int) error {
+// missingResults returns the error for workers that have not sent their results in time.
+func missingResults(silent []int) error {
 	if len(silent) == 0 {
 		return nil
 	}
-	return fmt.Errorf("doctor: %s did not say what they found", ranges.Text("worker", silent))
+	return fmt.Errorf("doctor: %s did not send their results", ranges.Text("worker", silent))
 }
 
-// tell exchanges the results of all workers, by worker, and returns the silent workers: it waits no longer
+// exchange exchanges the results of all workers, by worker, and returns the silent workers: it waits no longer
 // than a turn takes.
-func tell(ctx context.Context, w *worker.Worker, cfg *Config, found []half) (all [][]byte, silent []int, err error) {
+func exchange(ctx context.Context, w *worker.Worker, cfg *Config, found []half) (all [][]byte, silent []int,
+	err error,
+) {
 	mine, err := json.Marshal(found)
 	if err != nil {
 		return nil, nil, err
@@ -221,7 +223,7 @@ func firstLine(err error) string {
 // each pair has a separate turn. With many it is the circle method of tournaments: one worker stays, the
 // others rotate around it.
 func turns(n int) (out [][][2]int) {
-	if n <= aloneMax {
+	if n <= separateMax {
 		for high := range n {
 			for low := range high {
 				out = append(out, [][2]int{{low, high}})
@@ -256,11 +258,12 @@ func merge(n int, texts [][]byte) ([]Pair, error) {
 		}
 		var halves []half
 		if err := json.Unmarshal(text, &halves); err != nil {
-			return nil, fmt.Errorf("doctor: what worker %d has found: %w", from, err)
+			return nil, fmt.Errorf("doctor: the results of worker %d: %w", from, err)
 		}
 		for _, h := range halves {
 			if h.Low < 0 || h.Low >= h.High || h.High >= n || from != h.Low && from != h.High {
-				return nil, fmt.Errorf("doctor: worker %d says that it has tested %d and %d, of %d workers", from, h.Low, h.High, n)
+				return nil, fmt.Errorf("doctor: worker %d reports a test of the pair %d and %d, of %d workers", from, h.Low, h.High,
+					n)
 			}
 			p := pairs[[2]int{h.Low, h.High}]
 			p.A, p.B = h.Low, h.High

@@ -21,20 +21,21 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// join is how worker i of n joins, as if all were on hosts of their own.
+// join returns the configuration with which worker i of n joins, as if each were on a separate host.
 func join(t *testing.T, n int, key secret.Secret) func(i int) worker.Config {
 	t.Helper()
 	store := fmt.Sprintf("tcp://127.0.0.1:%d", freeport.Take(t, 1))
 	return func(i int) worker.Config {
 		return worker.Config{
 			Job:    &cluster.Job{Source: "a test", ID: "doctor", Worker: i, Workers: n, Store: store, LocalWorker: -1},
-			Secret: key, Apart: fmt.Sprint(i), RendezvousTimeout: time.Minute, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+			Secret: key, Apart: fmt.Sprint(i), RendezvousTimeout: time.Minute,
+			Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 			Getenv: func(string) (string, bool) { return "", false },
 		}
 	}
 }
 
-// examineAll has all workers examine the job; those for which it is given do something else.
+// examineAll has all workers examine the job, except those with a function of the test.
 func examineAll(t *testing.T, n int, cfg func(i int) Config, instead map[int]func()) []*Report {
 	t.Helper()
 	reports := make([]*Report, n)
@@ -55,7 +56,7 @@ func examineAll(t *testing.T, n int, cfg func(i int) Config, instead map[int]fun
 	return reports
 }
 
-// TestExamine: all pairs are measured, and what differs is found, over TCP and encrypted.
+// TestExamine: all pairs are measured, and differences are found, over TCP and encrypted.
 func TestExamine(t *testing.T) {
 	key := secret.New()
 	for reach, key := range map[string]secret.Secret{"tcp": {}, "tcp+tls": key} {
@@ -64,7 +65,8 @@ func TestExamine(t *testing.T) {
 			joins := join(t, n, key)
 			reports := examineAll(t, n, func(i int) Config {
 				return Config{Join: joins(i), Bytes: 64 << 10, Time: 10 * time.Millisecond, Timeout: time.Minute, Facts: []Fact{
-					{Name: "instructions", Value: []string{"AVX2", "AVX2", "none"}[i], Alike: true}, {Name: "processors", Value: fmt.Sprint(2 + i/2)},
+					{Name: "instructions", Value: []string{"AVX2", "AVX2", "none"}[i], Alike: true},
+					{Name: "processors", Value: fmt.Sprint(2 + i/2)},
 				}}
 			}, nil)
 			for i, r := range reports {
@@ -75,12 +77,16 @@ func TestExamine(t *testing.T) {
 					t.Errorf("worker %d: chief %v, %d pairs", i, r.Chief, len(r.Pairs))
 				}
 				for _, p := range r.Pairs {
-					if p.Problem != "" || p.Reach != reach || p.RoundTrip <= 0 || p.There <= 0 || p.Back <= 0 || p.Ahead.Abs() > time.Second+p.RoundTrip {
+					if p.Problem != "" || p.Reach != reach || p.RoundTrip <= 0 || p.There <= 0 || p.Back <= 0 ||
+						p.Ahead.Abs() > time.Second+p.RoundTrip {
 						t.Errorf("worker %d has %+v", i, p)
 					}
 				}
 				all := strings.Join(append(r.Wrong, r.Notes...), "\n")
-				for _, says := range []string{`the instructions differs: "AVX2" on workers 0, 1, "none" on worker 2: results may differ`, `the processors differs: "2" on workers 0, 1, "3" on worker 2`} {
+				for _, says := range []string{
+					`the instructions differs: "AVX2" on workers 0, 1, "none" on worker 2: results may differ`,
+					`the processors differs: "2" on workers 0, 1, "3" on worker 2`,
+				} {
 					if !strings.Contains(all, says) || r.Healthy() {
 						t.Errorf("%s\ndoes not say %q", all, says)
 					}
@@ -90,7 +96,7 @@ func TestExamine(t *testing.T) {
 	}
 }
 
-// TestSilentPair: a pair that does not answer is named, after its timeout; the other pairs are measured all the same.
+// TestSilentPair: a pair that does not answer is named after its timeout; the other pairs are measured.
 func TestSilentPair(t *testing.T) {
 	t.Parallel()
 	const n = 3
@@ -134,7 +140,7 @@ func TestSilentPair(t *testing.T) {
 				out = append(out, half{0, 2, testPair(t.Context(), pair, &c, false)})
 			}
 		}
-		if _, _, err := tell(t.Context(), w, &c, out); err != nil {
+		if _, _, err := exchange(t.Context(), w, &c, out); err != nil {
 			t.Error(err)
 		}
 	}})
@@ -142,7 +148,8 @@ func TestSilentPair(t *testing.T) {
 		if r == nil {
 			continue
 		}
-		if len(r.Wrong) != 1 || !strings.Contains(r.Wrong[0], "worker 1 (host") || !strings.Contains(r.Wrong[0], "and worker 2 (host") || !strings.Contains(r.Wrong[0], "deadline exceeded") {
+		if len(r.Wrong) != 1 || !strings.Contains(r.Wrong[0], "worker 1 (host") ||
+			!strings.Contains(r.Wrong[0], "and worker 2 (host") || !strings.Contains(r.Wrong[0], "deadline exceeded") {
 			t.Errorf("worker %d: %q", i, r.Wrong)
 		}
 		for _, p := range r.Pairs[:2] { // 0-1, 0-2
@@ -153,12 +160,15 @@ func TestSilentPair(t *testing.T) {
 	}
 }
 
-// TestSilentWorker: one that joins and does nothing more is named, and nobody waits for ever. It does not matter who gives up first, the
-// worker that waits for it or one that waits for that worker.
+// TestSilentWorker: a worker that joins and then does nothing is named, and every wait for it ends, whichever worker
+// times out first: the one that waits for it, or one that waits for that worker.
 func TestSilentWorker(t *testing.T) {
 	t.Parallel()
 	const soon, later = 300 * time.Millisecond, time.Second
-	for name, timeouts := range map[string][3]time.Duration{"at once": {soon, soon, soon}, "worker 1 first": {later, soon, soon}} {
+	for name, timeouts := range map[string][3]time.Duration{
+		"at once":        {soon, soon, soon},
+		"worker 1 first": {later, soon, soon},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			silentWorker(t, timeouts)
@@ -166,7 +176,7 @@ func TestSilentWorker(t *testing.T) {
 	}
 }
 
-// silentRank is how rank 2 is named, with another that has come too late if the machine was busy.
+// silentRank matches the name of rank 2, with another that was late if the machine was busy.
 var silentRank = regexp.MustCompile(`rank 2|ranks [01], 2`)
 
 func silentWorker(t *testing.T, timeouts [3]time.Duration) {
@@ -214,13 +224,14 @@ func silentWorker(t *testing.T, timeouts [3]time.Duration) {
 			continue
 		}
 		text := strings.Join(r.Wrong, "\n")
-		if !strings.Contains(text, "worker 2 (host") || !strings.Contains(text, "has not said what it found") || !silentRank.MatchString(text) {
+		if !strings.Contains(text, "worker 2 (host") || !strings.Contains(text, "has not said what it found") ||
+			!silentRank.MatchString(text) {
 			t.Errorf("worker %d: %s", i, text)
 		}
 	}
 }
 
-// TestTurns: each two workers meet once, and no worker is in two pairs of one turn.
+// TestTurns: each two workers are one pair, and no worker is in two pairs of one turn.
 func TestTurns(t *testing.T) {
 	for n := 1; n < 40; n++ {
 		met := map[[2]int]int{}
@@ -243,7 +254,7 @@ func TestTurns(t *testing.T) {
 				t.Errorf("%d workers: %v meet %d times", n, p, times)
 			}
 		}
-		if n > aloneMax && len(all) != n-1+n%2 {
+		if n > separateMax && len(all) != n-1+n%2 {
 			t.Errorf("%d workers take %d turns", n, len(all))
 		}
 	}

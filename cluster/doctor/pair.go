@@ -11,8 +11,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// line is the communicator of a pair.
-type line struct {
+// pairLink is the communicator of a pair.
+type pairLink struct {
 	collective.Communicator
 	ctx  context.Context
 	opts collective.Options
@@ -20,9 +20,10 @@ type line struct {
 
 // testPair tests the pair of a communicator. Both workers call it; the lower worker leads.
 func testPair(ctx context.Context, c collective.Communicator, cfg *Config, leads bool) Pair {
-	ctx, cancel := context.WithTimeoutCause(ctx, cfg.turn(), fmt.Errorf("the test of the pair took more than %v", cfg.turn()))
+	ctx, cancel := context.WithTimeoutCause(ctx, cfg.turn(),
+		fmt.Errorf("the test of the pair took more than %v", cfg.turn()))
 	defer cancel()
-	l := &line{c, ctx, collective.Options{Timeout: cfg.Timeout}}
+	l := &pairLink{c, ctx, collective.Options{Timeout: cfg.Timeout}}
 	p := Pair{Reach: c.Properties().Transport}
 	if c.Properties().Encrypted {
 		p.Reach += "+tls"
@@ -36,44 +37,50 @@ func testPair(ctx context.Context, c collective.Communicator, cfg *Config, leads
 	return p
 }
 
-func (l *line) test(p *Pair, cfg *Config, leads bool) error {
+func (l *pairLink) test(p *Pair, cfg *Config, leads bool) error {
 	if !leads {
 		if err := l.echo(); err != nil {
 			return err
 		}
-		if err := l.take(cfg.Bytes); err != nil {
+		if err := l.recvBursts(cfg.Bytes); err != nil {
 			return err
 		}
 		var err error
-		p.Back, err = l.give(cfg)
+		p.Back, err = l.sendBursts(cfg)
 		return err
 	}
 	if err := l.ping(p, cfg.Time); err != nil {
 		return err
 	}
 	var err error
-	if p.There, err = l.give(cfg); err != nil {
+	if p.There, err = l.sendBursts(cfg); err != nil {
 		return err
 	}
-	return l.take(cfg.Bytes)
+	return l.recvBursts(cfg.Bytes)
 }
 
-func (l *line) send(m tensor.Memory) error {
-	return l.Do(l.ctx, &collective.Call{Op: collective.Send, Type: tensor.Uint8, Peer: 1 - l.Rank(), Src: m, Options: &l.opts})
+func (l *pairLink) send(m tensor.Memory) error {
+	return l.Do(l.ctx, &collective.Call{
+		Op: collective.Send, Type: tensor.Uint8, Peer: 1 - l.Rank(), Src: m,
+		Options: &l.opts,
+	})
 }
 
-func (l *line) recv(m tensor.Memory) error {
-	return l.Do(l.ctx, &collective.Call{Op: collective.Recv, Type: tensor.Uint8, Peer: 1 - l.Rank(), Dst: m, Options: &l.opts})
+func (l *pairLink) recv(m tensor.Memory) error {
+	return l.Do(l.ctx, &collective.Call{
+		Op: collective.Recv, Type: tensor.Uint8, Peer: 1 - l.Rank(), Dst: m,
+		Options: &l.opts,
+	})
 }
 
-// tell sends two numbers.
-func (l *line) tell(a, b int64) error {
+// sendNumbers sends two numbers.
+func (l *pairLink) sendNumbers(a, b int64) error {
 	x := [2]int64{a, b}
 	return l.send(bytesOf(&x))
 }
 
-// hear receives two numbers.
-func (l *line) hear() (a, b int64, err error) {
+// recvNumbers receives two numbers.
+func (l *pairLink) recvNumbers() (a, b int64, err error) {
 	var x [2]int64
 	err = l.recv(bytesOf(&x))
 	return x[0], x[1], err
@@ -92,15 +99,15 @@ const (
 
 // ping measures round trips. From the fastest one it computes the peer's clock offset, as NTP does: half the
 // difference of the apparent one-way times.
-func (l *line) ping(p *Pair, most time.Duration) error {
+func (l *pairLink) ping(p *Pair, most time.Duration) error {
 	var trips []time.Duration
 	start := time.Now()
 	for len(trips) < tripsMax && (len(trips) < tripsMin || time.Since(start) < most) {
 		sent := time.Now()
-		if err := l.tell(1, 0); err != nil {
+		if err := l.sendNumbers(1, 0); err != nil {
 			return err
 		}
-		got, replied, err := l.hear()
+		got, replied, err := l.recvNumbers()
 		if err != nil {
 			return err
 		}
@@ -112,18 +119,18 @@ func (l *line) ping(p *Pair, most time.Duration) error {
 	}
 	slices.Sort(trips)
 	p.RoundTrip = trips[len(trips)/2]
-	return l.tell(0, 0)
+	return l.sendNumbers(0, 0)
 }
 
 // echo answers pings with the times of arrival and of the answer.
-func (l *line) echo() error {
+func (l *pairLink) echo() error {
 	for {
-		more, _, err := l.hear()
+		more, _, err := l.recvNumbers()
 		if err != nil || more == 0 {
 			return err
 		}
 		now := time.Now().UnixNano()
-		if err := l.tell(now, time.Now().UnixNano()); err != nil {
+		if err := l.sendNumbers(now, time.Now().UnixNano()); err != nil {
 			return err
 		}
 	}
@@ -134,10 +141,10 @@ const (
 	burstsMin   = 5
 )
 
-// give measures the bandwidth to the peer, in bytes a second, in bursts: from the first message until the
+// sendBursts measures the bandwidth to the peer, in bytes a second, in bursts: from the first message until the
 // peer has acknowledged the last. The result is that of the best burst: other load on the machine slows one
 // burst, a slow link slows all.
-func (l *line) give(cfg *Config) (best float64, err error) {
+func (l *pairLink) sendBursts(cfg *Config) (best float64, err error) {
 	m, err := l.NewBuffer(cfg.Bytes)
 	if err != nil {
 		return 0, err
@@ -160,13 +167,13 @@ func (l *line) give(cfg *Config) (best float64, err error) {
 			n = min(messagesMax, 2*n)
 		}
 	}
-	return best, l.tell(0, 0)
+	return best, l.sendNumbers(0, 0)
 }
 
 // burst sends n messages and waits until the peer has received them.
-func (l *line) burst(m tensor.Memory, n int64) (took time.Duration, err error) {
+func (l *pairLink) burst(m tensor.Memory, n int64) (took time.Duration, err error) {
 	start := time.Now()
-	if err := l.tell(n, 0); err != nil {
+	if err := l.sendNumbers(n, 0); err != nil {
 		return 0, err
 	}
 	for range n {
@@ -174,19 +181,19 @@ func (l *line) burst(m tensor.Memory, n int64) (took time.Duration, err error) {
 			return 0, err
 		}
 	}
-	_, _, err = l.hear()
+	_, _, err = l.recvNumbers()
 	return max(time.Since(start), time.Nanosecond), err
 }
 
-// take receives the peer's bursts.
-func (l *line) take(bytes int) error {
+// recvBursts receives the peer's bursts.
+func (l *pairLink) recvBursts(bytes int) error {
 	m, err := l.NewBuffer(bytes)
 	if err != nil {
 		return err
 	}
 	defer release(m)
 	for {
-		n, _, err := l.hear()
+		n, _, err := l.recvNumbers()
 		if err != nil || n == 0 {
 			return err
 		}
@@ -195,7 +202,7 @@ func (l *line) take(bytes int) error {
 				return err
 			}
 		}
-		if err := l.tell(n, 0); err != nil {
+		if err := l.sendNumbers(n, 0); err != nil {
 			return err
 		}
 	}

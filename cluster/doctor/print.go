@@ -23,7 +23,8 @@ func (r *Report) Print(out io.Writer) error {
 	default:
 		r.matrix(&b, "\nreach", func(p *Pair, _ bool) string { return p.Reach })
 		r.matrix(&b, "\nround trip", func(p *Pair, _ bool) string { return short(p.RoundTrip).String() })
-		r.matrix(&b, fmt.Sprintf("\nrate, from the worker of the row to that of the column, in messages of %d bytes", r.Bytes), func(p *Pair, back bool) string {
+		r.matrix(&b, fmt.Sprintf("\nrate, from the worker of the row to that of the column, in messages of %d bytes",
+			r.Bytes), func(p *Pair, back bool) string {
 			if back {
 				return rate(p.Back)
 			}

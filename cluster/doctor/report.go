@@ -68,7 +68,8 @@ const (
 func (r *Report) advise(silent []int) {
 	r.Wrong, r.Notes = nil, nil
 	for _, worker := range silent {
-		r.Wrong = append(r.Wrong, fmt.Sprintf("%s has not said what it found: it is stopped or gone, or cannot reach the others", r.name(worker)))
+		r.Wrong = append(r.Wrong, fmt.Sprintf("%s has not said what it found: it is stopped or gone, or cannot reach the "+
+			"others", r.name(worker)))
 	}
 	several(&r.Wrong, "pairs have the like", r.unanswered())
 	for _, name := range r.factNames() {
@@ -161,12 +162,15 @@ func (r *Report) slow() (out []string) {
 			continue
 		}
 		if usual := median(rates[p.Reach]); p.There*slowTimes < usual {
-			out = append(out, fmt.Sprintf("slow: from worker %d to worker %d %s, where %s is usual (%s)", p.A, p.B, rate(p.There), rate(usual), p.Reach))
+			out = append(out, fmt.Sprintf("slow: from worker %d to worker %d %s, where %s is usual (%s)", p.A, p.B,
+				rate(p.There), rate(usual), p.Reach))
 		} else if p.Back*slowTimes < usual {
-			out = append(out, fmt.Sprintf("slow: from worker %d to worker %d %s, where %s is usual (%s)", p.B, p.A, rate(p.Back), rate(usual), p.Reach))
+			out = append(out, fmt.Sprintf("slow: from worker %d to worker %d %s, where %s is usual (%s)", p.B, p.A, rate(p.Back),
+				rate(usual), p.Reach))
 		}
 		if usual := median(trips[p.Reach]); p.RoundTrip > slowTimes*usual {
-			out = append(out, fmt.Sprintf("slow: a round trip between worker %d and worker %d takes %v, where %v is usual (%s)", p.A, p.B, short(p.RoundTrip), short(usual), p.Reach))
+			out = append(out, fmt.Sprintf("slow: a round trip between worker %d and worker %d takes %v, where %v is usual (%s)",
+				p.A, p.B, short(p.RoundTrip), short(usual), p.Reach))
 		}
 	}
 	return out
@@ -177,7 +181,8 @@ func (r *Report) apart() (out []string) {
 	for i := range r.Pairs {
 		p := &r.Pairs[i]
 		if p.Problem == "" && p.Reach != "shm" && p.Reach != "mem" && r.Workers[p.A].Host == r.Workers[p.B].Host {
-			out = append(out, fmt.Sprintf("worker %d and worker %d are on one host, %s, and share no memory: they use %s", p.A, p.B, r.Workers[p.A].Host, p.Reach))
+			out = append(out, fmt.Sprintf("worker %d and worker %d are on one host, %s, and share no memory: they use %s", p.A,
+				p.B, r.Workers[p.A].Host, p.Reach))
 		}
 	}
 	return out
@@ -191,7 +196,8 @@ func (r *Report) clocks() (out []string) {
 			if p.Ahead < 0 {
 				way = "behind"
 			}
-			out = append(out, fmt.Sprintf("the clock of %s is %v %s worker 0's: their logs do not go together", r.name(p.B), short(p.Ahead.Abs()), way))
+			out = append(out, fmt.Sprintf("the clock of %s is %v %s worker 0's: their logs do not go together", r.name(p.B),
+				short(p.Ahead.Abs()), way))
 		}
 	}
 	return out

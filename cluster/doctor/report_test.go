@@ -10,16 +10,22 @@ import (
 
 var golden = flag.Bool("golden", false, "write the golden texts of a report")
 
-// sick is a report of four workers on two hosts: the way from worker 2 to worker 1 is slow, worker 3 does not answer worker 0, and its clock
-// is wrong.
+// sick is a report of four workers on two hosts: the link from worker 2 to worker 1 is slow, worker 3 does not
+// answer worker 0, and its clock is wrong.
 func sick() *Report {
 	r := &Report{Bytes: 1 << 20}
 	for i, host := range []string{"a", "a", "b", "b"} {
-		r.Workers = append(r.Workers, Worker{Worker: i, Host: host, PID: 10 + i, Facts: []Fact{{Name: "version", Value: []string{"v1", "v1", "v1", "v2"}[i], Alike: true}}})
+		r.Workers = append(r.Workers, Worker{
+			Worker: i, Host: host, PID: 10 + i,
+			Facts: []Fact{{Name: "version", Value: []string{"v1", "v1", "v1", "v2"}[i], Alike: true}},
+		})
 	}
 	for b := range 4 {
 		for a := range b {
-			p := Pair{A: a, B: b, Reach: "tcp+tls", RoundTrip: 40 * time.Microsecond, There: 1.2e9, Back: 1.1e9, Ahead: time.Duration(b-a) * time.Microsecond}
+			p := Pair{
+				A: a, B: b, Reach: "tcp+tls", RoundTrip: 40 * time.Microsecond, There: 1.2e9, Back: 1.1e9,
+				Ahead: time.Duration(b-a) * time.Microsecond,
+			}
 			switch {
 			case a == 0 && b == 1:
 				p.Reach, p.RoundTrip, p.There, p.Back = "shm", 1500*time.Nanosecond, 9e9, 8.5e9
@@ -38,7 +44,7 @@ func sick() *Report {
 	return r
 }
 
-// TestPrint: what a person reads, and what programs read.
+// TestPrint: the text for people, and the JSON for programs.
 func TestPrint(t *testing.T) {
 	for name, print := range map[string]func(*Report, *bytes.Buffer) error{
 		"table": func(r *Report, b *bytes.Buffer) error { return r.Print(b) },
@@ -64,9 +70,12 @@ func TestPrint(t *testing.T) {
 	}
 }
 
-// TestMerge: what a worker says of pairs that are not its own is refused.
+// TestMerge: a result that a worker reports for a pair of others is refused.
 func TestMerge(t *testing.T) {
-	for _, text := range []string{`[{"Low":0,"High":1}]`, `[{"Low":2,"High":1}]`, `[{"Low":-1,"High":2}]`, `[{"Low":2,"High":3}]`, `no JSON`} {
+	for _, text := range []string{
+		`[{"Low":0,"High":1}]`, `[{"Low":2,"High":1}]`, `[{"Low":-1,"High":2}]`,
+		`[{"Low":2,"High":3}]`, `no JSON`,
+	} {
 		if _, err := merge(3, [][]byte{nil, nil, []byte(text)}); err == nil {
 			t.Errorf("%s of worker 2 was taken", text)
 		}

@@ -313,7 +313,7 @@ ValueError: v' >&2; exit 1`, 1, "error", []string{"what    ValueError: v"}},
 			}
 			for _, want := range c.says {
 				if !strings.Contains(s.err.String(), want) {
-					t.Errorf("not told: %q in\n%s", want, s.err)
+					t.Errorf("missing: %q in\n%s", want, s.err)
 				}
 			}
 		})
@@ -611,12 +611,13 @@ func TestPausedOutput(t *testing.T) {
 			dir := t.TempDir()
 			stuck := stuckOutput{make(chan struct{})}
 			t.Cleanup(func() { close(stuck.open) })
-			s := launchScript(t,
-				`trap 'touch `+dir+`/got$RANK' INT; touch `+dir+`/ready$RANK; while :; do echo line; echo line >&2; done`, func(c *Config) {
-					for _, stream := range which {
-						*map[Stream]*io.Writer{Stdout: &c.Stdout, Stderr: &c.Stderr}[stream] = stuck
-					}
-				})
+			script := `trap 'touch ` + dir + `/got$RANK' INT; touch ` + dir + `/ready$RANK; ` +
+				`while :; do echo line; echo line >&2; done`
+			s := launchScript(t, script, func(c *Config) {
+				for _, stream := range which {
+					*map[Stream]*io.Writer{Stdout: &c.Stdout, Stderr: &c.Stderr}[stream] = stuck
+				}
+			})
 			both := func(what string) {
 				eventually(t, what+" of both workers", func() bool {
 					found, _ := filepath.Glob(filepath.Join(dir, what+"*"))

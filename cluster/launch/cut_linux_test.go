@@ -1,17 +1,15 @@
 package launch
 
 import (
-	"context"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/internal/testnet"
 )
 
 var cutsFlag = flag.Int("cuts", 3, "cuts of TestCut, spread over 4.4 to 20 seconds; 20 are the whole sweep")
@@ -30,11 +28,6 @@ func TestCut(t *testing.T) {
 		t.Skip("waits for several seconds until a link is back; the README's command runs it")
 	}
 	t.Parallel()
-	probe := exec.Command("ip", "link", "add", "lockstep", "type", "bridge")
-	probe.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
-	if out, err := probe.CombinedOutput(); err != nil {
-		t.Skipf("left out, for it needs root, network namespaces with bridges and iproute2: %v: %s", err, out)
-	}
 	t.Run("the store is killed", func(t *testing.T) {
 		t.Parallel()
 		cutByKill(t)
@@ -60,9 +53,9 @@ func TestCut(t *testing.T) {
 // cutOnce cuts one node off, at its own end of the cable or at the switch's.
 func cutOnce(t *testing.T, node int, length time.Duration, ownEnd bool) {
 	network, nodes := startCut(t)
-	network.link(t, node, ownEnd, "down")
+	network.SetLink(t, node, ownEnd, "down")
 	time.Sleep(length)
-	network.link(t, node, ownEnd, "up")
+	network.SetLink(t, node, ownEnd, "up")
 	since := time.Now()
 	for i, n := range nodes {
 		n.wait(t, 0)
@@ -101,13 +94,14 @@ func cutByKill(t *testing.T) {
 }
 
 // startCut starts a job of nodes on a switch, whose workers never exit in the first epoch.
-func startCut(t *testing.T) (*testSwitch, []*nodeProcess) {
-	network := openSwitch(t, cutNodes)
+func startCut(t *testing.T) (*testnet.Switch, []*nodeProcess) {
+	network := testnet.NewSwitch(t, "10.81.0", cutNodes)
 	const script = `echo "epoch $LOCKSTEP_EPOCH of $RANK of $WORLD_SIZE"; [ $LOCKSTEP_EPOCH != 0 ] && sleep 1 && exit 0; while :; do sleep 0.1; done`
 	var nodes []*nodeProcess
 	for i := range cutNodes {
 		n := &nodeProcess{out: &output{}}
-		n.cmd = network.command(t.Context(), i, os.Args[0])
+		command := network.Command(i, os.Args[0])
+		n.cmd = exec.CommandContext(t.Context(), command[0], command[1:]...)
 		n.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s", asCutNode, i, script))
 		n.cmd.Stdout, n.cmd.Stderr = n.out, n.out
 		n.cmd.WaitDelay = time.Minute
@@ -121,77 +115,4 @@ func startCut(t *testing.T) (*testSwitch, []*nodeProcess) {
 		n.out.await(t, fmt.Sprintf("[rank%d] epoch 0 of %d of 3\n", i, i))
 	}
 	return network, nodes
-}
-
-// testSwitch is a switch with hosts on cables, each in a separate network namespace. All are removed at the end of
-// the test.
-type testSwitch struct {
-	hub   int
-	hosts []int
-}
-
-func openSwitch(t *testing.T, hosts int) *testSwitch {
-	t.Helper()
-	s := &testSwitch{hub: holdNamespace(t)}
-	s.run(t, s.hub, "ip link add lockstep type bridge")
-	s.run(t, s.hub, "ip link set lockstep up")
-	for i := range hosts {
-		pid := holdNamespace(t)
-		s.hosts = append(s.hosts, pid)
-		cable := fmt.Sprintf("link add port%d netns %d type veth peer name lockstep netns %d", i, s.hub, pid)
-		if out, err := exec.Command("ip", strings.Fields(cable)...).CombinedOutput(); err != nil {
-			t.Skipf("no veth pair can be made here: %v: %s", err, out)
-		}
-		s.run(t, s.hub, fmt.Sprintf("ip link set port%d master lockstep up", i))
-		s.run(t, pid, "ip link set lo up")
-		s.run(t, pid, fmt.Sprintf("ip address add 10.81.0.%d/24 dev lockstep", i+1))
-		s.run(t, pid, "ip link set lockstep up")
-	}
-	return s
-}
-
-// holdNamespace starts a process that keeps a network namespace until the test ends.
-func holdNamespace(t *testing.T) (pid int) {
-	t.Helper()
-	holder := exec.Command("sh", "-c", "echo ready && read end")
-	holder.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
-	in, err := holder.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := holder.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := holder.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { in.Close(); _ = holder.Wait() })
-	if _, err := io.ReadFull(out, make([]byte, len("ready\n"))); err != nil {
-		t.Fatal(err)
-	}
-	return holder.Process.Pid
-}
-
-func (s *testSwitch) run(t *testing.T, pid int, command string) {
-	t.Helper()
-	args := append([]string{"-t", strconv.Itoa(pid), "-n"}, strings.Fields(command)...)
-	if out, err := exec.Command("nsenter", args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v: %s", command, err, out)
-	}
-}
-
-// command is a command on a host.
-func (s *testSwitch) command(ctx context.Context, host int, command ...string) *exec.Cmd {
-	return exec.CommandContext(ctx, "nsenter", append([]string{"-t", strconv.Itoa(s.hosts[host]), "-n"}, command...)...)
-}
-
-// link takes a host's cable down, or up again: at the host's own end, where sending fails at once, or at the switch's.
-func (s *testSwitch) link(t *testing.T, host int, ownEnd bool, state string) {
-	t.Helper()
-	if ownEnd {
-		s.run(t, s.hosts[host], "ip link set lockstep "+state)
-		return
-	}
-	s.run(t, s.hub, fmt.Sprintf("ip link set port%d %s", host, state))
 }

@@ -189,7 +189,8 @@ func (p *peers) checkOthers(ctx context.Context, s *nodeSlot) error {
 
 // firstHeartbeat publishes this agent's first heartbeat: from now on the others detect its loss.
 func (p *peers) firstHeartbeat(ctx context.Context) error {
-	text, err := json.Marshal(rendezvous.Heartbeat{Count: uint64(time.Now().UnixNano()), Text: p.nonce}) // a unique beat count
+	// The count is unique.
+	text, err := json.Marshal(rendezvous.Heartbeat{Count: uint64(time.Now().UnixNano()), Text: p.nonce})
 	if err != nil {
 		return err
 	}

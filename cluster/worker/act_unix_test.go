@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// act has something happen to this process.
+// act does to this process what a test wants to happen to it.
 func act(what string) {
 	switch what {
 	case "":

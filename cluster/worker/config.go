@@ -96,7 +96,7 @@ const (
 	defaultRendezvous = 10 * time.Minute
 	defaultHeartbeat  = 30 * time.Second
 	defaultDeadline   = 10 * time.Minute // package collective's
-	beatMost          = time.Second      // longest interval between two heartbeats
+	intervalMax       = time.Second      // longest interval between two heartbeats
 )
 
 // filled returns c with its defaults, or an error for an invalid configuration.
@@ -158,10 +158,11 @@ func (c Config) filled() (Config, error) {
 	if err := c.checkJob(); err != nil {
 		return c, err
 	}
-	if least := heartbeatLeast(job.Workers); c.HeartbeatTimeout > 0 && c.HeartbeatTimeout < least {
+	if least := heartbeatTimeoutMin(job.Workers); c.HeartbeatTimeout > 0 && c.HeartbeatTimeout < least {
 		if job.Worker == 0 {
-			c.Logger.Warn("worker: the heartbeat timeout is longer than configured: all workers together publish at most 200 heartbeats a second",
-				"workers", job.Workers, "asked", c.HeartbeatTimeout, "is", least)
+			c.Logger.Warn("worker: the heartbeat timeout is longer than configured: all workers together publish at most 200 "+
+				"heartbeats a second",
+				"workers", job.Workers, "configured", c.HeartbeatTimeout, "used", least)
 		}
 		c.HeartbeatTimeout = least
 	}
@@ -190,7 +191,8 @@ func (c *Config) checkJob() error {
 	case j.Workers > 1 && j.Store == "" && j.NoStore != "":
 		return fmt.Errorf("worker: %v: no rendezvous store: %s", j, j.NoStore)
 	case j.Workers > 1 && j.Store == "":
-		return fmt.Errorf("worker: %v: no rendezvous store: set %s to one, such as tcp://host:29500 or file:///folder", j, cluster.EnvStore)
+		return fmt.Errorf("worker: %v: no rendezvous store: set %s to one, such as tcp://host:29500 or file:///folder", j,
+			cluster.EnvStore)
 	}
 	return nil
 }
@@ -200,38 +202,42 @@ var ErrNoSecret = errors.New("several hosts without a secret")
 
 // noSecret returns the error of a job that needs a secret, with the two remedies.
 func noSecret(why string) error {
-	return fmt.Errorf("worker: %w: %s. Either give all workers the same secret: %s=$(openssl rand -hex 32), or a file that contains it with %s (lockstep run generates a secret itself). "+
-		"Or, on a trusted network that no one else can reach, use --data-plaintext (DataPlaintext): connections are then neither encrypted nor authenticated",
+	return fmt.Errorf("worker: %w: %s. Either give all workers the same secret: %s=$(openssl rand -hex 32), or a file "+
+		"that contains it with %s (lockstep run generates a secret itself). "+
+		"Or, on a trusted network that no one else can reach, use --data-plaintext (DataPlaintext): connections are then "+
+		"neither encrypted nor authenticated",
 		ErrNoSecret, why, cluster.EnvSecret, cluster.EnvSecretFile)
 }
 
-// pulsesMost bounds the heartbeats of all workers together, per second: the process that serves the store
+// heartbeatsMax bounds the heartbeats of all workers together, per second: the process that serves the store
 // trains too.
-const pulsesMost = 200
+const heartbeatsMax = 200
 
-// turn returns the shortest interval between two heartbeats of one worker, so that all workers together do
-// not publish more than pulsesMost a second.
-func turn(workers int) time.Duration { return time.Duration(workers) * time.Second / pulsesMost }
-
-// heartbeatLeast returns the shortest heartbeat timeout of a job: a worker is lost after four missed
-// heartbeats at the earliest.
-func heartbeatLeast(workers int) time.Duration { return 4 * turn(workers) }
-
-// beat returns the interval between two heartbeats of a worker in a small job.
-func (c *Config) beat() time.Duration {
-	if c.HeartbeatTimeout < 0 {
-		return beatMost
-	}
-	return min(beatMost, c.HeartbeatTimeout/8)
+// intervalMin returns the shortest interval between two heartbeats of one worker, so that all workers together do
+// not publish more than heartbeatsMax a second.
+func intervalMin(workers int) time.Duration {
+	return time.Duration(workers) * time.Second / heartbeatsMax
 }
 
-// beats returns when this worker publishes its heartbeats. The last heartbeat of a killed worker is at most
-// Least old. In large jobs each worker starts at a different moment.
-func (c *Config) beats(worker, workers int) rendezvous.HeartbeatTiming {
-	t := turn(workers)
-	b := rendezvous.HeartbeatTiming{Every: max(c.beat(), t), Min: max(c.beat()/5, t)}
+// heartbeatTimeoutMin returns the shortest heartbeat timeout of a job: a worker is lost after four missed
+// heartbeats at the earliest.
+func heartbeatTimeoutMin(workers int) time.Duration { return 4 * intervalMin(workers) }
+
+// heartbeatInterval returns the interval between two heartbeats of a worker in a small job.
+func (c *Config) heartbeatInterval() time.Duration {
+	if c.HeartbeatTimeout < 0 {
+		return intervalMax
+	}
+	return min(intervalMax, c.HeartbeatTimeout/8)
+}
+
+// heartbeats returns when this worker publishes its heartbeats. The last heartbeat of a killed worker is at most
+// Min old. In large jobs each worker starts at a different moment.
+func (c *Config) heartbeats(worker, workers int) rendezvous.HeartbeatTiming {
+	t := intervalMin(workers)
+	b := rendezvous.HeartbeatTiming{Every: max(c.heartbeatInterval(), t), Min: max(c.heartbeatInterval()/5, t)}
 	b.Min = min(b.Every, b.Min)
-	if t > c.beat()/5 {
+	if t > c.heartbeatInterval()/5 {
 		b.Delay = b.Min * time.Duration(worker) / time.Duration(workers)
 	}
 	return b
@@ -250,8 +256,8 @@ func (c *Config) keepAlive() net.KeepAliveConfig {
 // slowPhases are those in which a healthy worker may make no progress for a long time.
 var slowPhases = []string{"compile", "restore", "snapshot"}
 
-// patience returns how long a worker may stay in a phase while others wait for it; negative: no limit.
-func (c *Config) patience(phase string) time.Duration {
+// progressLimit returns how long a worker may stay in a phase while others wait for it; negative: no limit.
+func (c *Config) progressLimit(phase string) time.Duration {
 	most := c.Collective.Timeout
 	if most == 0 {
 		most = defaultDeadline
@@ -259,7 +265,8 @@ func (c *Config) patience(phase string) time.Duration {
 	if most > 0 {
 		most += max(c.HeartbeatTimeout, 0)
 	}
-	if c.ProgressTimeout == 0 || c.ProgressTimeout > 0 && slices.Contains(slowPhases, phase) && (most < 0 || c.ProgressTimeout < most) {
+	if c.ProgressTimeout == 0 || c.ProgressTimeout > 0 && slices.Contains(slowPhases, phase) &&
+		(most < 0 || c.ProgressTimeout < most) {
 		return most
 	}
 	return c.ProgressTimeout

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// TestKeepAlive: a connection between two workers may be silent for exactly as long as a heartbeat may stay away.
+// TestKeepAlive: a connection between two workers may be silent for exactly the heartbeat timeout.
 func TestKeepAlive(t *testing.T) {
 	for _, timeout := range []time.Duration{time.Second, 3 * time.Second, 30 * time.Second, 100 * time.Millisecond} {
 		k := (&Config{HeartbeatTimeout: timeout}).keepAlive()

@@ -49,21 +49,21 @@ func (w *Worker) unanswered() bool {
 		w.watch.States()[w.job.Worker].Silent >= w.cfg.HeartbeatTimeout/2
 }
 
-// tell accesses the store for a worker that fails, like ask, but returns errNoAnswer once the store has failed
+// accessStore is access for a worker that fails, but returns errNoAnswer once the store has failed
 // to answer.
-func (w *Worker) tell(most time.Duration, use func(context.Context) error) error {
-	if w.unheard.Load() {
+func (w *Worker) accessStore(most time.Duration, use func(context.Context) error) error {
+	if w.storeSilent.Load() {
 		return errNoAnswer
 	}
-	err := ask(context.Background(), most, use)
+	err := access(context.Background(), most, use)
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, rendezvous.ErrLost) {
-		w.unheard.Store(true)
+		w.storeSilent.Store(true)
 	}
 	return err
 }
 
-// ask accesses the store for at most most, and does not wait for a store that cannot be reached.
-func ask(ctx context.Context, most time.Duration, use func(context.Context) error) error {
+// access accesses the store for at most most, and does not wait for a store that cannot be reached.
+func access(ctx context.Context, most time.Duration, use func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(rendezvous.FailFast(ctx), most)
 	defer cancel()
 	return use(ctx)
@@ -73,7 +73,8 @@ var errNoAnswer = errors.New("the store does not answer")
 
 // describe identifies the workers that a failure concerns: [collective.Config.Describe].
 func (w *Worker) describe(e *collective.Error) string {
-	concerned := slices.DeleteFunc(w.concerned(e), func(worker int) bool { return strings.Contains(e.Who, w.name(worker)) })
+	concerned := slices.DeleteFunc(w.concerned(e),
+		func(worker int) bool { return strings.Contains(e.Who, w.name(worker)) })
 	ctx, cancel := context.WithTimeout(w.life, describeWait)
 	defer cancel()
 	stuck := e.Kind == collective.ErrTimeout && e.Who == ""
@@ -120,7 +121,7 @@ func (w *Worker) describeWorker(ctx context.Context, worker int, e *collective.E
 		text += ", which detected it,"
 	}
 	seen, r := w.watch.States()[worker], (*failure.Record)(nil)
-	if w.unheard.Load() || ask(ctx, w.storeWait(worker), func(ctx context.Context) (err error) {
+	if w.storeSilent.Load() || access(ctx, w.storeWait(worker), func(ctx context.Context) (err error) {
 		if seen, err = w.latest(ctx, worker); err == nil {
 			r, err = w.recordOf(ctx, worker)
 		}
@@ -128,7 +129,7 @@ func (w *Worker) describeWorker(ctx context.Context, worker int, e *collective.E
 	}) != nil {
 		stuck = false // it cannot be queried
 	}
-	text += " " + sight(&seen)
+	text += " " + lastSeen(&seen)
 	if r != nil {
 		if line, _, _ := strings.Cut(r.Message, "\n"); e != nil && e.Err != nil && strings.Contains(e.Err.Error(), line) {
 			return text // the error contains it
@@ -170,9 +171,9 @@ func ifFound(err error) error {
 
 // blames returns the workers at fault for an error: none for a cause in this worker.
 func (w *Worker) blames(err error) []int {
-	meeting := (*rendezvous.JoinError)(nil)
-	if errors.As(err, &meeting) {
-		return slices.DeleteFunc(slices.Clone(meeting.Workers), func(worker int) bool { return worker == w.job.Worker })
+	joining := (*rendezvous.JoinError)(nil)
+	if errors.As(err, &joining) {
+		return slices.DeleteFunc(slices.Clone(joining.Workers), func(worker int) bool { return worker == w.job.Worker })
 	}
 	if from := (interface{ FromWorker() int })(nil); errors.As(err, &from) && from.FromWorker() != w.job.Worker {
 		return []int{from.FromWorker()}

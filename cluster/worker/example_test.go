@@ -15,8 +15,10 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Two workers sum a vector. Here both are goroutines of one process, and the job is described in the program; a real worker is a
-// process and leaves Job empty: then Join finds the job in the environment that lockstep run, mpirun, srun or Kubernetes set.
+// Two workers sum a vector. Here both are goroutines of one process, and the job is described in the program; a real
+// worker is a
+// process and leaves Job empty: then Join finds the job in the environment that lockstep run, mpirun, srun or
+// Kubernetes set.
 func ExampleJoin() {
 	dir, err := os.MkdirTemp("", "example")
 	if err != nil {

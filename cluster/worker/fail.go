@@ -31,18 +31,18 @@ func (w *Worker) Fail(err error) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	count := w.doing.count.Load()
+	count := w.progress.count.Load()
 	if w.failed && count == w.failedAt {
 		return nil
 	}
 	r := w.record(err)
 	w.failed, w.lost = true, r.Blames
-	defer func() { w.failedAt = w.doing.count.Load() }()
+	defer func() { w.failedAt = w.progress.count.Load() }()
 	var errs []error
 	if folder, ok := w.cfg.Getenv(cluster.EnvRecords); ok && folder != "" {
 		errs = append(errs, failure.Write(folder, r))
 		if r.Kind != "interrupted" {
-			errs = append(errs, w.leaveFlights(r.Kind))
+			errs = append(errs, w.writeFlights(r.Kind))
 		}
 	}
 	if w.store != nil {
@@ -52,10 +52,10 @@ func (w *Worker) Fail(err error) error {
 			if r.Kind == "store" {
 				most = goneWait
 			}
-			e = w.tell(most, func(ctx context.Context) error {
+			e = w.accessStore(most, func(ctx context.Context) error {
 				e := w.store.Set(ctx, w.key("failure", w.job.Worker), text)
 				if e == nil && r.Kind != "interrupted" {
-					e = w.askFlights(ctx, fmt.Sprintf("worker %d failed: %s", w.job.Worker, r.Kind))
+					e = w.requestFlights(ctx, fmt.Sprintf("worker %d failed: %s", w.job.Worker, r.Kind))
 				}
 				return e
 			})
@@ -68,9 +68,9 @@ func (w *Worker) Fail(err error) error {
 	return nil
 }
 
-// failMeeting is Fail for a worker whose rendezvous failed: it reports to the launcher only. In the store
+// failRendezvous is Fail for a worker whose rendezvous failed: it reports to the launcher only. In the store
 // another process may have registered as this worker.
-func (w *Worker) failMeeting(err error) {
+func (w *Worker) failRendezvous(err error) {
 	folder, ok := w.cfg.Getenv(cluster.EnvRecords)
 	if !ok || folder == "" {
 		return
@@ -82,10 +82,10 @@ func (w *Worker) failMeeting(err error) {
 
 // record builds the record of a failure.
 func (w *Worker) record(err error) *failure.Record {
-	if told := (interface{ Plain() error })(nil); errors.As(err, &told) {
-		err = told.Plain()
+	if plain := (interface{ Plain() error })(nil); errors.As(err, &plain) {
+		err = plain.Plain()
 	}
-	s := w.pulse()
+	s := w.heartbeat()
 	r := &failure.Record{
 		Job: w.job.ID, Epoch: w.job.Epoch, Worker: w.job.Worker, Host: hostName(), PID: os.Getpid(), Time: time.Now(),
 		Kind: kindOf(err), Message: err.Error(), Blames: w.blames(err), Step: s.Step, Phase: s.Phase, ExitCode: -1,
@@ -131,15 +131,15 @@ func panicAt(g *stacks.Goroutine) int {
 
 // kindOf returns the kind of a failure, as defined by [failure.Record].
 func kindOf(err error) string {
-	e, meeting := (*collective.Error)(nil), (*rendezvous.JoinError)(nil)
+	e, joining := (*collective.Error)(nil), (*rendezvous.JoinError)(nil)
 	found := errors.As(err, &e)
 	switch {
 	case errors.Is(err, ErrInterrupted), errors.Is(err, context.Canceled):
 		return "interrupted"
 	case errors.Is(err, errStoreLost):
 		return "store"
-	case errors.As(err, &meeting):
-		return kindOfMeeting(meeting.Kind)
+	case errors.As(err, &joining):
+		return kindOfRendezvous(joining.Kind)
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return "disk"
 	case errors.Is(err, syscall.ENOMEM):
@@ -156,8 +156,8 @@ func kindOf(err error) string {
 	return "error"
 }
 
-// kindOfMeeting returns the kind of a failed rendezvous.
-func kindOfMeeting(kind rendezvous.JoinErrorKind) string {
+// kindOfRendezvous returns the kind of a failed rendezvous.
+func kindOfRendezvous(kind rendezvous.JoinErrorKind) string {
 	switch kind {
 	case rendezvous.Missing:
 		return "timeout"

@@ -18,17 +18,17 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// Whatever becomes of one of three workers, the others' errors say which it was, where, and what it was last seen doing.
+// Whatever happens to one of three workers, the others' errors name it, its host, and its last known position.
 func TestFailures(t *testing.T) {
 	t.Parallel()
-	told := readFailures(t)
+	failures := readFailures(t)
 	for _, test := range []struct {
 		name   string
 		do     string
-		who    int // to whom it happens
+		who    int // the worker that it happens to
 		change func(*child)
 		kind   string // of their records
-		own    string // of its own, if it can leave one
+		own    string // of its record, if it can leave one
 	}{
 		{name: "killed", do: "kill", who: 2, kind: "lost"},
 		{name: "killed, by TCP", do: "kill", who: 1, change: func(c *child) { c.TCP = true }, kind: "lost"},
@@ -39,10 +39,12 @@ func TestFailures(t *testing.T) {
 			name: "stopped", do: "stop", who: 2, change: func(c *child) { c.Heartbeat = 5 * time.Second }, kind: "lost",
 		},
 		{
-			name: "the one who serves the store is stopped", do: "stop", who: 0, change: func(c *child) { c.Heartbeat = 5 * time.Second }, kind: "lost",
+			name: "the one who serves the store is stopped", do: "stop", who: 0,
+			change: func(c *child) { c.Heartbeat = 5 * time.Second }, kind: "lost",
 		},
 		{
-			name: "in an endless loop, found by the deadline", do: "loop", who: 1, change: func(c *child) { c.Timeout = 5 * time.Second }, kind: "timeout",
+			name: "in an endless loop, found by the deadline", do: "loop", who: 1,
+			change: func(c *child) { c.Timeout = 5 * time.Second }, kind: "timeout",
 		},
 		{
 			name: "in an endless loop, found by its progress", do: "loop", who: 2, kind: "lost",
@@ -67,7 +69,10 @@ func TestFailures(t *testing.T) {
 			store := freeStore(t)
 			var all []*process
 			for i := range workers {
-				c := child{Worker: i, Workers: workers, Replicas: 1, Store: store, Job: "failures", Steps: 6, At: -1, Timeout: testWait, Records: records}
+				c := child{
+					Worker: i, Workers: workers, Replicas: 1, Store: store, Job: "failures", Steps: 6, At: -1,
+					Timeout: testWait, Records: records,
+				}
 				if i == test.who {
 					c.At, c.Do = 3, test.do
 				}
@@ -91,8 +96,9 @@ func TestFailures(t *testing.T) {
 					t.Logf("worker %d leaves %v after the end of worker %d", i,
 						time.Since(since).Round(time.Millisecond), test.who)
 				}
-				told.check(t, test.name, p.kinds, text)
-				if who := fmt.Sprintf("worker %d (rank %d, host %s, pid %s)", test.who, test.who, hostName(t), pid); !strings.Contains(text, who) {
+				failures.check(t, test.name, p.kinds, text)
+				if who := fmt.Sprintf("worker %d (rank %d, host %s, pid %s)", test.who, test.who, hostName(t),
+					pid); !strings.Contains(text, who) {
 					t.Errorf("worker %d does not say that it was %s:\n%s", i, who, text)
 				}
 			}
@@ -104,18 +110,19 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// A worker that takes long is no failure: those that wait for it say so in the log.
+// A slow worker is no failure: the workers that wait for it log that.
 func TestSlow(t *testing.T) {
 	t.Parallel()
-	told := readFailures(t)
+	failures := readFailures(t)
 	store := freeStore(t)
 	var all []*process
 	for i, do := range []string{"", "wait"} {
 		all = append(all, start(t, child{
-			Worker: i, Workers: 2, Replicas: 1, Store: store, Job: "slow", Steps: 5, At: 3, Do: do, Timeout: testWait, Heartbeat: 5 * time.Second,
+			Worker: i, Workers: 2, Replicas: 1, Store: store, Job: "slow", Steps: 5, At: 3, Do: do, Timeout: testWait,
+			Heartbeat: 5 * time.Second,
 		}))
 	}
-	all[0].logged(t, told["slow"].says)
+	all[0].logged(t, failures["slow"].says)
 	if err := all[1].goOn.Close(); err != nil {
 		t.Error(err)
 	}
@@ -126,32 +133,32 @@ func TestSlow(t *testing.T) {
 	}
 }
 
-// failures are the rows of docs/failure.md, by what happened.
-type failures map[string]told
+// failureTable holds the rows of docs/failure.md, by event.
+type failureTable map[string]documented
 
-type told struct{ matches, says string }
+type documented struct{ matches, says string }
 
 // rowName matches the comment in a row of docs/failure.md that holds the row's name in the tests.
 var rowName = regexp.MustCompile(`<!-- (.*?) -->`)
 
-func readFailures(t *testing.T) failures {
+func readFailures(t *testing.T) failureTable {
 	t.Helper()
 	page, err := os.ReadFile("../../docs/failure.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	out := failures{}
+	out := failureTable{}
 	for line := range strings.Lines(string(page)) {
 		cells := strings.Split(line, "|")
 		if name := rowName.FindStringSubmatch(line); name != nil && len(cells) == 5 {
-			out[name[1]] = told{strings.TrimSpace(cells[2]), strings.TrimSpace(cells[3])}
+			out[name[1]] = documented{strings.TrimSpace(cells[2]), strings.TrimSpace(cells[3])}
 		}
 	}
 	return out
 }
 
-// check holds an error against its row.
-func (f failures) check(t *testing.T, name, kinds, text string) {
+// check compares an error with its row.
+func (f failureTable) check(t *testing.T, name, kinds, text string) {
 	t.Helper()
 	row, ok := f[name]
 	if !ok {
@@ -186,7 +193,8 @@ func hostName(t *testing.T) string {
 // strategy makes a child train by a strategy.
 func strategy(c *child) { c.Strategy = true }
 
-// checkRecords: all other workers have left a record that blames that one, which has left one that blames nobody if it could.
+// checkRecords: every other worker has left a record that blames the failed one, which has left one that blames no
+// worker, if it could.
 func checkRecords(t *testing.T, folder string, who, workers int, kind, own string) {
 	t.Helper()
 	records, err := failure.Read(folder, 0)
@@ -214,10 +222,10 @@ func checkRecords(t *testing.T, folder string, who, workers int, kind, own strin
 	}
 }
 
-// Workers that do not fit together do not begin, and all say why.
+// Workers that differ do not start, and all report the difference.
 func TestMisfits(t *testing.T) {
 	t.Parallel()
-	told := readFailures(t)
+	failures := readFailures(t)
 	for _, test := range []struct {
 		name   string
 		change func(i int, c *child)
@@ -237,9 +245,15 @@ func TestMisfits(t *testing.T) {
 		}},
 		{name: "another program", change: func(i int, c *child) { c.Build = []string{"v1", "v1", "v2"}[i] }},
 		{name: "another executable"},
-		{name: "other options of a strategy", change: func(i int, c *child) { c.Strategy, c.BytesPerPack = true, []int{0, 1024, 0}[i] }},
+		{
+			name:   "other options of a strategy",
+			change: func(i int, c *child) { c.Strategy, c.BytesPerPack = true, []int{0, 1024, 0}[i] },
+		},
 		{name: "another batch size", change: func(i int, c *child) {
-			c.Facts = []rendezvous.Fact{{Name: "model", Value: "mlp"}, {Name: "global batch", Value: []string{"64", "32", "64"}[i]}}
+			c.Facts = []rendezvous.Fact{
+				{Name: "model", Value: "mlp"},
+				{Name: "global batch", Value: []string{"64", "32", "64"}[i]},
+			}
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -256,7 +270,7 @@ func TestMisfits(t *testing.T) {
 					test.change(i, &c)
 				}
 				if c.Workers != 3 {
-					waitForCards(t, store, c.Job, len(all)) // who came after the end of the meeting would find no store
+					waitForRegistrations(t, store, c.Job, len(all)) // who came after the end of the joining would find no store
 				}
 				all = append(all, startBy(t, c, func(cmd *exec.Cmd) {
 					if test.name == "another executable" && i == 1 {
@@ -272,42 +286,43 @@ func TestMisfits(t *testing.T) {
 			}
 			for _, p := range all {
 				text := p.says(t, "error")
-				told.check(t, test.name, p.kinds, text)
+				failures.check(t, test.name, p.kinds, text)
 			}
 		})
 	}
 }
 
-// waitForCards waits until so many workers are at the meeting of a job.
-func waitForCards(t *testing.T, store, job string, workers int) {
+// waitForRegistrations waits until n workers have registered for a job.
+func waitForRegistrations(t *testing.T, store, job string, workers int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testWait)
 	defer cancel()
 	s := openAsOwn(t, store, job)
 	for n := 0; n < workers; time.Sleep(10 * time.Millisecond) {
-		cards, _, err := s.List(ctx, rendezvous.Key(job, 0, "worker", "meet", "card")+"/")
+		entries, _, err := s.List(ctx, rendezvous.Key(job, 0, "worker", "meet", "card")+"/")
 		if err != nil {
 			t.Fatal(err)
 		}
-		n = len(cards)
+		n = len(entries)
 	}
 }
 
-// changedCopy makes a copy of an executable with a byte more, which is another program that does the same. Another process writes it: what
-// this one has open for writing its children have too, for a moment, and what anybody can write to nobody can start.
+// changedCopy makes a copy of an executable with one more byte: another program that does the same. Another process
+// writes it, since a file that is open for writing, here or for a moment in a child process, cannot be executed.
 func changedCopy(t *testing.T, path string) string {
 	t.Helper()
 	other := filepath.Join(t.TempDir(), filepath.Base(path))
-	if out, err := exec.Command("sh", "-c", `cp "$1" "$2" && echo >>"$2"`, "sh", path, other).CombinedOutput(); err != nil {
+	if out, err := exec.Command("sh", "-c", `cp "$1" "$2" && echo >>"$2"`, "sh", path,
+		other).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	return other
 }
 
-// A worker with another secret, or none, does not get in, and all say so.
+// A worker with another secret, or none, is refused, and all report that.
 func TestSecrets(t *testing.T) {
 	t.Parallel()
-	told := readFailures(t)
+	failures := readFailures(t)
 	secret := strings.Repeat("secret", 6)
 	for name, other := range map[string]string{"another secret": strings.Repeat("geheim", 6), "none": ""} {
 		t.Run(name, func(t *testing.T) {
@@ -315,15 +330,18 @@ func TestSecrets(t *testing.T) {
 			store := freeStore(t)
 			var all []*process
 			for i, s := range []string{secret, secret, other} {
-				all = append(all, start(t, child{Worker: i, Workers: 3, Replicas: 1, Store: store, Job: "secrets", Secret: s, Rendezvous: 8 * time.Second, Steps: 3, At: -1}))
+				all = append(all, start(t, child{
+					Worker: i, Workers: 3, Replicas: 1, Store: store, Job: "secrets", Secret: s,
+					Rendezvous: 8 * time.Second, Steps: 3, At: -1,
+				}))
 			}
 			for i, p := range all {
 				text := p.says(t, "error")
 				if i < 2 {
-					told.check(t, name, p.kinds, text)
+					failures.check(t, name, p.kinds, text)
 				}
 				if !strings.Contains(text, "secret") {
-					t.Errorf("worker %d does not speak of the secret: %s", i, text)
+					t.Errorf("worker %d does not mention the secret: %s", i, text)
 				}
 			}
 		})

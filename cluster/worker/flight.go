@@ -20,7 +20,10 @@ import (
 func (w *Worker) Flights() *flight.File {
 	f := &flight.File{Header: flight.Header{Job: w.job.ID, Epoch: w.job.Epoch, Worker: w.job.Worker, At: time.Now()}}
 	for _, m := range w.members {
-		f.Members = append(f.Members, flight.Member{Worker: m.Worker, Host: m.Host, PID: m.PID, First: m.First, Replicas: m.Replicas})
+		f.Members = append(f.Members, flight.Member{
+			Worker: m.Worker, Host: m.Host, PID: m.PID, First: m.First,
+			Replicas: m.Replicas,
+		})
 	}
 	f.Ranks = w.current.flights()
 	return f
@@ -46,8 +49,8 @@ func (w *Worker) recordsFolder() string {
 	return folder
 }
 
-// leaveFlights writes this worker's records, if there is a folder for them.
-func (w *Worker) leaveFlights(why string) error {
+// writeFlights writes this worker's records, if there is a folder for them.
+func (w *Worker) writeFlights(why string) error {
 	folder := w.recordsFolder()
 	if folder == "" {
 		return nil
@@ -60,23 +63,23 @@ func (w *Worker) leaveFlights(why string) error {
 	return flight.Write(folder, f)
 }
 
-// askFlights requests the records of all workers.
-func (w *Worker) askFlights(ctx context.Context, why string) error {
+// requestFlights requests the records of all workers.
+func (w *Worker) requestFlights(ctx context.Context, why string) error {
 	if w.recordsFolder() == "" {
 		return nil
 	}
 	return w.store.Set(ctx, w.key("flight"), []byte(why))
 }
 
-// giveFlights writes the records at every request, until the worker leaves.
-func (w *Worker) giveFlights(ctx context.Context) error {
+// serveFlightRequests writes the records at every request, until the worker leaves.
+func (w *Worker) serveFlightRequests(ctx context.Context) error {
 	ask := w.key("flight")
 	_, after, err := w.store.List(ctx, ask)
 	for err == nil {
 		entries, next, e := w.store.Changes(ctx, ask, after)
 		after, err = next, e
 		for _, entry := range entries {
-			if e := w.leaveFlights(string(entry.Value)); e != nil {
+			if e := w.writeFlights(string(entry.Value)); e != nil {
 				w.cfg.Logger.Warn("worker: writing the records of the last calls failed", "error", e)
 			}
 		}
@@ -84,18 +87,19 @@ func (w *Worker) giveFlights(ctx context.Context) error {
 	return err
 }
 
-// requested makes all workers write their records when this one receives the signal for it.
-func (w *Worker) requested(ctx context.Context, asked <-chan os.Signal) {
+// serveSignal makes all workers write their records when this one receives the signal for it.
+func (w *Worker) serveSignal(ctx context.Context, signals <-chan os.Signal) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-asked:
+		case <-signals:
 		}
 		why := fmt.Sprintf("worker %d received a request for the records", w.job.Worker)
 		short, cancel := context.WithTimeout(ctx, storeWait)
-		err := errors.Join(w.leaveFlights(why), w.askFlights(short, why))
+		err := errors.Join(w.writeFlights(why), w.requestFlights(short, why))
 		cancel()
-		w.cfg.Logger.Info("worker: requested the records of the last calls from all workers", "folder", w.recordsFolder(), "error", err)
+		w.cfg.Logger.Info("worker: requested the records of the last calls from all workers", "folder", w.recordsFolder(),
+			"error", err)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/lockstep-ml/lockstep/collective/flight"
 )
 
-// TestFlightRecords: of what happens to worker 1 of 3, the records of all say where they part.
+// TestFlightRecords: whatever happens to worker 1 of 3, the records of all show where the workers diverge.
 func TestFlightRecords(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -25,7 +25,11 @@ func TestFlightRecords(t *testing.T) {
 		says string
 	}{
 		{"kill", flight.Absent, []int{0, 2}, `rank 1 has left no record`},
-		{"loop", flight.Absent, []int{0, 1, 2}, `rank 1 has not entered call 3, all_reduce SUM float32 [1] of "gradient", which ranks 0, 2 are in`},
+		{
+			"loop", flight.Absent,
+			[]int{0, 1, 2},
+			`rank 1 has not entered call 3, all_reduce SUM float32 [1] of "gradient", which ranks 0, 2 are in`,
+		},
 		{"other", flight.Differ, []int{0, 1, 2}, `rank 1 calls all_reduce SUM float32 [1] of "other"`},
 	} {
 		t.Run(test.do, func(t *testing.T) {
@@ -33,7 +37,10 @@ func TestFlightRecords(t *testing.T) {
 			records, store := t.TempDir(), freeStore(t)
 			var all []*process
 			for i := range 3 {
-				c := child{Worker: i, Workers: 3, Replicas: 1, Store: store, Job: "flights", Steps: 6, At: -1, Timeout: testWait, Records: records}
+				c := child{
+					Worker: i, Workers: 3, Replicas: 1, Store: store, Job: "flights", Steps: 6, At: -1, Timeout: testWait,
+					Records: records,
+				}
 				if test.do == "loop" {
 					c.Timeout = 5 * time.Second
 				}
@@ -62,8 +69,10 @@ func TestFlightRecords(t *testing.T) {
 			if err := r.Print(&text); err != nil {
 				t.Fatal(err)
 			}
-			if p := r.Parts[0]; p.Kind != test.kind || p.At != 3 || p.Common != 3 || !strings.Contains(text.String(), test.says) {
-				t.Errorf("%s at call %d after %d:\n%s\nwant %s, and %q", p.Kind, p.At, p.Common, text.String(), test.kind, test.says)
+			if p := r.Parts[0]; p.Kind != test.kind || p.At != 3 || p.Common != 3 ||
+				!strings.Contains(text.String(), test.says) {
+				t.Errorf("%s at call %d after %d:\n%s\nwant %s, and %q", p.Kind, p.At, p.Common, text.String(), test.kind,
+					test.says)
 			}
 			if !strings.Contains(text.String(), "pid "+strconv.Itoa(all[1].cmd.Process.Pid)) {
 				t.Errorf("%s\ndoes not name the process %d", text.String(), all[1].cmd.Process.Pid)
@@ -72,13 +81,16 @@ func TestFlightRecords(t *testing.T) {
 	}
 }
 
-// TestFlightRequest: a worker that gets SIGUSR1 has all write their records, and goes on.
+// TestFlightRequest: a worker that gets SIGUSR1 requests the records of all, and continues.
 func TestFlightRequest(t *testing.T) {
 	t.Parallel()
 	records, store := t.TempDir(), freeStore(t)
 	var all []*process
 	for i := range 2 {
-		c := child{Worker: i, Workers: 2, Replicas: 1, Store: store, Job: "flights", Steps: 6, At: -1, Timeout: testWait, Records: records}
+		c := child{
+			Worker: i, Workers: 2, Replicas: 1, Store: store, Job: "flights", Steps: 6, At: -1, Timeout: testWait,
+			Records: records,
+		}
 		if i == 1 {
 			c.At, c.Do = 3, "wait"
 		}

@@ -17,7 +17,7 @@ import (
 
 // publishGone notifies the others that this worker leaves a job that has failed.
 func (w *Worker) publishGone() {
-	_ = w.tell(min(goneWait, w.storeWait()), func(ctx context.Context) error {
+	_ = w.accessStore(min(goneWait, w.storeWait()), func(ctx context.Context) error {
 		return w.store.Set(ctx, w.key("gone", w.job.Worker), nil)
 	}) // otherwise the others notice the missing heartbeat
 }
@@ -29,13 +29,13 @@ func (w *Worker) unlessGone(ctx context.Context, key string, wait func(context.C
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	defer cancel()
-	watching.Go(func() { w.missGone(ctx, key) })
+	watching.Go(func() { w.watchGone(ctx, key) })
 	return wait(ctx)
 }
 
-// missGone ends the job for this worker, and so all its waits, when another worker has left it without
+// watchGone ends the job for this worker, and so all its waits, when another worker has left it without
 // writing a value under the key, or, without a key, when another worker has left at all.
-func (w *Worker) missGone(ctx context.Context, key string) {
+func (w *Worker) watchGone(ctx context.Context, key string) {
 	prefix := w.key("gone") + "/"
 	for after := uint64(0); ; {
 		entries, revision, err := w.store.Changes(ctx, prefix, after)

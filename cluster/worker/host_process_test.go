@@ -19,8 +19,8 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
 
-// TestOtherUsers: the store of a job on one host that was given no secret lets in this user's own processes only, and
-// not those that have no key or another user's.
+// TestOtherUsers: the store of a job on one host without a secret accepts only this user's processes, and none with
+// another user's key or without a key.
 func TestOtherUsers(t *testing.T) {
 	t.Parallel()
 	store := freeStore(t)
@@ -67,8 +67,8 @@ func TestOtherUsers(t *testing.T) {
 	first.logged(t, "its proof is wrong")
 }
 
-// TestPlaintextOnOneHost: a job without a secret that leaves data unencrypted uses this user's key if all its workers
-// are known to be on one host, and none otherwise.
+// TestPlaintextOnOneHost: a job without a secret and without encryption uses this user's key if all its workers are
+// known to be on one host, and none otherwise.
 func TestPlaintextOnOneHost(t *testing.T) {
 	t.Parallel()
 	for name, addresses := range map[string][]string{
@@ -155,7 +155,7 @@ func openAsOwn(t *testing.T, store, job string) rendezvous.Store {
 	return s
 }
 
-// TestLeftovers: worker 0 of a job removes what jobs have left behind that were killed, and nothing else.
+// TestLeftovers: worker 0 of a job removes the folders of jobs that were killed, and no other.
 func TestLeftovers(t *testing.T) {
 	t.Parallel()
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -164,15 +164,16 @@ func TestLeftovers(t *testing.T) {
 	}
 	folder := t.TempDir()
 	id, _, _ := strings.Cut(string(boot), "-")
-	killed, other := "mpirun-4194399-17-"+id, "job_1-hydra_pmi_proxy-12-17-00000000" // no process has the first's number, and the second ran before the machine was started
+	// no process has the first's number, and the second ran before the machine was started
+	killed, other := "mpirun-4194399-17-"+id, "job_1-hydra_pmi_proxy-12-17-00000000"
 	alive := fmt.Sprintf("mpirun-%d-%s-%s", os.Getpid(), startOf(t), id)
-	elsewhere, foreign := "mpirun-4194398-17-"+id, "mpirun-4194397-17-"+id
-	for _, name := range []string{killed, other, alive, elsewhere, "results"} {
+	otherHost, foreign := "mpirun-4194398-17-"+id, "mpirun-4194397-17-"+id
+	for _, name := range []string{killed, other, alive, otherHost, "results"} {
 		s, err := rendezvous.Open(t.Context(), "file://"+filepath.Join(folder, name), rendezvous.Config{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if name == elsewhere { // in use, by a process that another container shows
+		if name == otherHost { // in use, by a process that another container shows
 			defer s.Close()
 			continue
 		}
@@ -195,14 +196,17 @@ func TestLeftovers(t *testing.T) {
 		p.says(t, "done")
 		p.ends(t)
 	}
-	for name, want := range map[string]bool{killed: false, other: false, "now": false, alive: true, elsewhere: true, foreign: true, "results": true} {
+	for name, want := range map[string]bool{
+		killed: false, other: false, "now": false, alive: true, otherHost: true,
+		foreign: true, "results": true,
+	} {
 		if _, err := os.Stat(filepath.Join(folder, name)); (err == nil) != want {
 			t.Errorf("%s: %v, want it there: %v", name, err, want)
 		}
 	}
 }
 
-// startOf is when this process was started, as the system counts.
+// startOf returns this process's start time, in the system's unit.
 func startOf(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/stat")

@@ -34,9 +34,9 @@ func Join(ctx context.Context, cfg Config) (*Worker, error) {
 		return nil, err
 	}
 	w := &Worker{cfg: cfg, job: cfg.Job, secret: cfg.Secret}
-	w.doing.step.Store(-1)
-	w.doing.news = make(chan struct{}, 1)
-	w.life, w.fate = context.WithCancelCause(context.Background())
+	w.progress.step.Store(-1)
+	w.progress.phaseBegun = make(chan struct{}, 1)
+	w.life, w.endLife = context.WithCancelCause(context.Background())
 	if w.job.Workers == 1 {
 		return w.singleProcess()
 	}
@@ -45,19 +45,21 @@ func Join(ctx context.Context, cfg Config) (*Worker, error) {
 	}
 	if !cfg.Secret.Given() && (!cfg.DataPlaintext || oneHost(w.job)) {
 		if w.secret, err = secret.OfHost(); err != nil {
-			return nil, fmt.Errorf("worker: a job without a secret must run as one user on one host, where all processes share a key file: %w; or give all workers the same secret (%s)",
+			return nil, fmt.Errorf("worker: a job without a secret must run as one user on one host, where all processes "+
+				"share a key file: %w; or give all workers the same secret (%s)",
 				err, cluster.EnvSecret)
 		}
 	}
-	cfg.Logger.Info("worker: joining", "who", w.job.String(), "job", w.job.ID, "epoch", w.job.Epoch, "store", w.job.Store, "read", valuesText(w.job.Values))
+	cfg.Logger.Info("worker: joining", "who", w.job.String(), "job", w.job.ID, "epoch", w.job.Epoch, "store", w.job.Store,
+		"read", valuesText(w.job.Values))
 	w.Progress(-1, "rendezvous")
-	me := w.about() // reads the whole executable, so do it before waiting for others
+	me := w.info() // reads the whole executable, so do it before waiting for others
 	ctx, cancel := w.waiting(ctx)
 	defer cancel()
 	if err := w.join(ctx, me); err != nil {
 		return nil, fmt.Errorf("worker: %v: %w", w.job, err)
 	}
-	w.doing.phase.Store(nil) // the program reports the next phase
+	w.progress.phase.Store(nil) // the program reports the next phase
 	return w, nil
 }
 
@@ -84,7 +86,7 @@ func (w *Worker) open(ends []transport.Endpoint) error {
 		}
 		return err
 	}
-	w.take(g)
+	w.setGroup(g)
 	return nil
 }
 
@@ -98,23 +100,20 @@ func (w *Worker) collective() collective.Config {
 	return c
 }
 
-func (w *Worker) take(g collective.Group) {
+func (w *Worker) setGroup(g collective.Group) {
 	w.current.replace(g)
 	w.group = &group{g, &w.current}
 }
 
 // link creates the group of all workers' replicas.
 func (w *Worker) link(ctx context.Context) error {
-	if err := w.checkHosts(); err != nil {
-		return err
-	}
 	if o := w.cfg.Opener; o != nil {
 		g, err := o.Open(ctx, w, w.collective())
 		if err != nil {
 			return err
 		}
 		if g != nil {
-			w.take(g)
+			w.setGroup(g)
 			w.links = w.linksBy(g)
 			return nil
 		}
@@ -128,22 +127,24 @@ func (w *Worker) link(ctx context.Context) error {
 }
 
 // join joins the rendezvous and connects to the other workers.
-func (w *Worker) join(ctx context.Context, me about) error {
+func (w *Worker) join(ctx context.Context, me info) error {
 	if err := w.openStore(ctx); err != nil {
 		return err
 	}
-	if err := w.meet(ctx, me); err != nil {
-		w.failMeeting(err)
-		w.linger()
+	if err := w.awaitMembers(ctx, me); err != nil {
+		w.failRendezvous(err)
+		w.keepStore()
 		w.closeStore()
 		return err
 	}
-	present, absent := context.WithCancel(context.Background())
-	w.absent = absent
-	w.attend(present)
-	err := w.unlessGone(ctx, "", w.link)
+	working, stopWork := context.WithCancel(context.Background())
+	w.stopWork = stopWork
+	w.startMonitoring(working)
+	err := w.checkHosts() // before another worker's failure, of which this may be the cause too, ends the wait
+	if err == nil {
+		err = w.explain(ctx, w.unlessGone(ctx, "", w.link))
+	}
 	if err != nil {
-		err = w.because(ctx, err)
 		if e := w.Fail(err); e != nil {
 			w.cfg.Logger.Warn("worker: reporting this worker's failure to the others failed", "error", e)
 		}
@@ -157,18 +158,19 @@ func (w *Worker) join(ctx context.Context, me about) error {
 // How long the worker that serves the store, or removes it, keeps it after a failed rendezvous: for late
 // workers, and at most for workers that have registered and not left yet.
 const (
-	lingerLeast = time.Second
-	lingerMost  = 10 * time.Second
+	keepStoreMin = time.Second
+	keepStoreMax = 10 * time.Second
 )
 
-// linger keeps the store for the others, so that they can read why the rendezvous failed.
-func (w *Worker) linger() {
+// keepStore keeps the store for the others, so that they can read why the rendezvous failed.
+func (w *Worker) keepStore() {
 	if w.server == nil && !w.removes() {
 		return
 	}
 	since := time.Now()
-	for pause(context.Background(), lingerLeast); w.server != nil && w.server.Clients() > 0 && time.Since(since) < lingerMost; {
-		pause(context.Background(), lingerLeast/20)
+	for pause(context.Background(), keepStoreMin); w.server != nil && w.server.Clients() > 0 &&
+		time.Since(since) < keepStoreMax; {
+		pause(context.Background(), keepStoreMin/20)
 	}
 }
 
@@ -210,12 +212,13 @@ func (w *Worker) openStore(ctx context.Context) error {
 	}
 	if serves(w.job) && w.job.Worker == 0 {
 		if err := w.serveStore(ctx, cfg); err != nil {
-			return fmt.Errorf("serving the store for the other workers: %w; if the port is taken, or the address is not this host's, give the job another store (%s)", err, cluster.EnvStore)
+			return fmt.Errorf("serving the store for the other workers: %w; if the port is taken, or the address is not this "+
+				"host's, give the job another store (%s)", err, cluster.EnvStore)
 		}
 		return nil
 	}
 	cfg.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, network, w.outward(ctx, address))
+		return (&net.Dialer{}).DialContext(ctx, network, w.externalAddress(ctx, address))
 	}
 	if w.job.StoreTemporary {
 		if err := w.ownFolder(); err != nil {
@@ -231,14 +234,16 @@ func (w *Worker) openStore(ctx context.Context) error {
 			ErrNoSecret, w.job.Store, hostName(), cluster.EnvSecret, err)
 	case errors.Is(err, secret.ErrRefused) && !w.cfg.Secret.Given() && cfg.Authenticate != nil:
 		return fmt.Errorf("%w: %w",
-			noSecret(fmt.Sprintf("worker 0, which serves the store at %s, does not have the key of this user on this host (%s): it runs on another host, "+
+			noSecret(fmt.Sprintf("worker 0, which serves the store at %s, does not have the key of this user on this host "+
+				"(%s): it runs on another host, "+
 				"in another container or as another user, belongs to another job, or has a secret", w.job.Store, hostName())), err)
 	case err != nil && errors.Is(context.Cause(ctx), context.DeadlineExceeded) && serves(w.job):
 		why := "it was not started, serves at another address, or does not accept this worker"
 		if !w.cfg.Secret.Given() {
 			why += ", which has no secret"
 		}
-		return fmt.Errorf("worker 0, which serves the store at %s, was not reached within %v: %s: %w", w.job.Store, w.cfg.RendezvousTimeout, why, err)
+		return fmt.Errorf("worker 0, which serves the store at %s, was not reached within %v: %s: %w", w.job.Store,
+			w.cfg.RendezvousTimeout, why, err)
 	case err != nil:
 		return err
 	}
@@ -255,7 +260,8 @@ func (w *Worker) ownFolder() error {
 	}
 	parent := filepath.Dir(filepath.FromSlash(store))
 	if err := private.Make(parent); err != nil {
-		return fmt.Errorf("the rendezvous folder of this host's workers: %w; remove it, set TMPDIR or XDG_RUNTIME_DIR to a folder that no other user can modify, "+
+		return fmt.Errorf("the rendezvous folder of this host's workers: %w; remove it, set TMPDIR or XDG_RUNTIME_DIR to "+
+			"a folder that no other user can modify, "+
 			"or give the job another store (%s)", err, cluster.EnvStore)
 	}
 	if w.removes() {
@@ -274,12 +280,14 @@ const (
 
 // serveStore serves the store at this process's port, which the replicas use too.
 func (w *Worker) serveStore(ctx context.Context, cfg rendezvous.Config) (err error) {
-	if w.port, err = listener.Open(listener.Config{Listen: w.outward(ctx, strings.TrimPrefix(w.job.Store, "tcp://")), Logger: w.cfg.Logger}); err != nil {
+	if w.port, err = listener.Open(listener.Config{Listen: w.externalAddress(ctx,
+		strings.TrimPrefix(w.job.Store, "tcp://")), Logger: w.cfg.Logger}); err != nil {
 		return err
 	}
 	// The server ends with Close, not with the wait.
 	w.server, err = rendezvous.Serve(context.WithoutCancel(ctx), rendezvous.ServerConfig{
-		SharedListener: w.port, TLS: cfg.TLS, Authenticate: cfg.Authenticate, Bytes: storeBytes + w.job.Workers*storeBytesShare,
+		SharedListener: w.port, TLS: cfg.TLS, Authenticate: cfg.Authenticate,
+		Bytes: storeBytes + w.job.Workers*storeBytesShare,
 	})
 	if err != nil {
 		w.port.Close()
@@ -289,11 +297,11 @@ func (w *Worker) serveStore(ctx context.Context, cfg rendezvous.Config) (err err
 	return nil
 }
 
-// outward returns the address of a TCP store as seen from this host. On the host itself, a host's name often
+// externalAddress returns the address of a TCP store as seen from this host. On the host itself, a host's name often
 // resolves to a loopback address (127.0.1.1 in /etc/hosts), which other hosts cannot reach. Then the result
 // is the address of the default interface, both for the worker that serves the store and for the workers that
 // dial it from there. A job that is entirely on one host uses loopback.
-func (w *Worker) outward(ctx context.Context, address string) string {
+func (w *Worker) externalAddress(ctx context.Context, address string) string {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil || host == "localhost" || net.ParseIP(host) != nil || oneHost(w.job) {
 		return address
@@ -309,8 +317,8 @@ func (w *Worker) outward(ctx context.Context, address string) string {
 	return net.JoinHostPort(ip.String(), port)
 }
 
-// about is the Data of a worker's registration.
-type about struct {
+// info is the Data of a worker's registration.
+type info struct {
 	HostID string `json:"host_id"`          // equal on one host; "": unknown
 	Opener string `json:"opener,omitempty"` // the backend of the replicas; "": the library itself
 
@@ -319,9 +327,9 @@ type about struct {
 	MixedBuilds bool   `json:"mixed_builds,omitempty"`
 }
 
-// about returns the Data of this worker's registration.
-func (w *Worker) about() about {
-	me := about{HostID: shm.HostID()}
+// info returns the Data of this worker's registration.
+func (w *Worker) info() info {
+	me := info{HostID: shm.HostID()}
 	if o := w.cfg.Opener; o != nil {
 		me.Opener = o.Name
 	}
@@ -329,27 +337,29 @@ func (w *Worker) about() about {
 	return me
 }
 
-// meet waits for the registrations of the other workers.
-func (w *Worker) meet(ctx context.Context, me about) error {
+// awaitMembers waits for the registrations of the other workers.
+func (w *Worker) awaitMembers(ctx context.Context, me info) error {
 	data, err := json.Marshal(me)
 	if err != nil {
 		return err
 	}
-	w.card = rendezvous.Registration{
-		Job: w.job.ID, Epoch: w.job.Epoch, Role: "worker", Worker: w.job.Worker, Workers: w.job.Workers, Host: hostName(), PID: os.Getpid(),
+	w.registration = rendezvous.Registration{
+		Job: w.job.ID, Epoch: w.job.Epoch, Role: "worker", Worker: w.job.Worker, Workers: w.job.Workers, Host: hostName(),
+		PID:      os.Getpid(),
 		Replicas: w.cfg.Replicas, Build: w.cfg.Build, Data: data,
 	}
-	if w.cards, err = rendezvous.Join(ctx, w.store, w.card); err != nil {
+	if w.registrations, err = rendezvous.Join(ctx, w.store, w.registration); err != nil {
 		return err
 	}
 	first := 0
-	for i := range w.cards {
-		c := &w.cards[i]
+	for i := range w.registrations {
+		c := &w.registrations[i]
 		switch {
 		case c.Replicas < 1 || c.Replicas > replicasMax:
 			return fmt.Errorf("%v registered %d replicas: want 1 to %d", c, c.Replicas, replicasMax)
-		case openerOf(c) != openerOf(&w.cards[0]):
-			return fmt.Errorf("%w: the replicas of %v use %s, and those of %v use %s: want the same collectives on all workers", ErrDiffer, &w.cards[0], openerOf(&w.cards[0]), c, openerOf(c))
+		case openerOf(c) != openerOf(&w.registrations[0]):
+			return fmt.Errorf("%w: the replicas of %v use %s, and those of %v use %s: want the same collectives on all workers",
+				ErrDiffer, &w.registrations[0], openerOf(&w.registrations[0]), c, openerOf(c))
 		}
 		w.members = append(w.members, Member{Worker: i, Host: c.Host, PID: c.PID, First: first, Replicas: c.Replicas})
 		first += c.Replicas
@@ -365,11 +375,11 @@ func hostName() string {
 	return host
 }
 
-// elsewhere returns the first worker that is not known to be on this host, or -1.
-func (w *Worker) elsewhere() int {
-	mine := hostOf(&w.cards[w.job.Worker])
-	for i := range w.cards {
-		if hostOf(&w.cards[i]) != mine {
+// otherHost returns the first worker that is not known to be on this host, or -1.
+func (w *Worker) otherHost() int {
+	mine := hostOf(&w.registrations[w.job.Worker])
+	for i := range w.registrations {
+		if hostOf(&w.registrations[i]) != mine {
 			return i
 		}
 	}
@@ -378,7 +388,7 @@ func (w *Worker) elsewhere() int {
 
 // hostOf returns the identity of a worker's host, as far as the registration has it.
 func hostOf(c *rendezvous.Registration) string {
-	var a about
+	var a info
 	if json.Unmarshal(c.Data, &a) != nil || a.HostID == "" {
 		return "host " + c.Host
 	}
@@ -387,25 +397,26 @@ func hostOf(c *rendezvous.Registration) string {
 
 // checkHosts rejects several hosts without a secret.
 func (w *Worker) checkHosts() error {
-	other := w.elsewhere()
+	other := w.otherHost()
 	if other < 0 || w.cfg.Secret.Given() {
 		return nil
 	}
 	low, high := min(other, w.job.Worker), max(other, w.job.Worker)
-	why := fmt.Sprintf("%v and %v are on different hosts", &w.cards[low], &w.cards[high])
-	if apart := shm.WhyApart(hostOf(&w.cards[low]), hostOf(&w.cards[high])); apart != "" {
-		why = fmt.Sprintf("%v and %v are on one host, but have %s", &w.cards[low], &w.cards[high], apart)
+	why := fmt.Sprintf("%v and %v are on different hosts", &w.registrations[low], &w.registrations[high])
+	if apart := shm.WhyApart(hostOf(&w.registrations[low]), hostOf(&w.registrations[high])); apart != "" {
+		why = fmt.Sprintf("%v and %v are on one host, but have %s", &w.registrations[low], &w.registrations[high], apart)
 	}
 	if !w.cfg.DataPlaintext {
 		return noSecret(why)
 	}
-	w.cfg.Logger.Warn("worker: the job has no secret, so any process that can reach its ports can read and disturb it", "why", why)
+	w.cfg.Logger.Warn("worker: the job has no secret, so any process that can reach its ports can read and disturb it",
+		"why", why)
 	return nil
 }
 
 // openerOf names the backend of a worker's replicas.
 func openerOf(c *rendezvous.Registration) string {
-	var a about
+	var a info
 	if json.Unmarshal(c.Data, &a) != nil || a.Opener == "" {
 		return "the library's own collectives"
 	}
@@ -417,8 +428,9 @@ func (w *Worker) connect(ctx context.Context) ([]transport.Endpoint, error) {
 	me := &w.members[w.job.Worker]
 	last := &w.members[len(w.members)-1]
 	cfg := mixed.Config{
-		Ranks: me.Ranks(), Size: last.First + last.Replicas, Epoch: w.job.Epoch, NoSharedMemory: w.cfg.NoSharedMemory, Apart: w.cfg.Apart,
-		TCP: tcp.Config{Job: w.job.ID, KeepAlive: w.cfg.keepAlive(), Logger: w.cfg.Logger},
+		Ranks: me.Ranks(), Size: last.First + last.Replicas, Epoch: w.job.Epoch, NoSharedMemory: w.cfg.NoSharedMemory,
+		Apart: w.cfg.Apart,
+		TCP:   tcp.Config{Job: w.job.ID, KeepAlive: w.cfg.keepAlive(), Logger: w.cfg.Logger},
 		Exchange: func(ctx context.Context, mine []byte) ([][]byte, error) {
 			return rendezvous.Exchange(ctx, w.store, w.key("connect"), w.job.Worker, w.job.Workers, mine)
 		},
@@ -434,9 +446,11 @@ func (w *Worker) connect(ctx context.Context) ([]transport.Endpoint, error) {
 		return nil, err
 	}
 	ends, err := mixed.Open(ctx, cfg)
-	if port := w.specPort(); err != nil && w.cfg.Ports == "" && port != "0" && cfg.TCP.SharedListener == nil && errors.Is(err,
-		syscall.EADDRINUSE) {
-		return nil, fmt.Errorf("worker %d listens on port %s, which the cluster's specification (TF_CONFIG) lists for it, but another process has it: "+
+	if port := w.specPort(); err != nil && w.cfg.Ports == "" && port != "0" && cfg.TCP.SharedListener == nil &&
+		errors.Is(err,
+			syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("worker %d listens on port %s, which the cluster's specification (TF_CONFIG) lists for it, "+
+			"but another process has it: "+
 			"end that one, list another port, or set Ports: %w", w.job.Worker, port, err)
 	}
 	return ends, err
@@ -454,8 +468,9 @@ func (w *Worker) secure(cfg *mixed.Config) error {
 		return nil // all are on this host, or DataPlaintext: checkHosts
 	}
 	if w.cfg.DataPlaintext {
-		if other := w.elsewhere(); other >= 0 {
-			w.cfg.Logger.Warn("worker: the replicas' traffic is not encrypted, as configured", "with", w.cards[other].String())
+		if other := w.otherHost(); other >= 0 {
+			w.cfg.Logger.Warn("worker: the replicas' traffic is not encrypted, as configured", "with",
+				w.registrations[other].String())
 		}
 		return nil
 	}
@@ -508,7 +523,7 @@ func (w *Worker) specPort() string {
 // address returns this host's address on the route to the store or, if the store has no address, to a worker
 // of another host.
 func (w *Worker) address(ctx context.Context) (string, error) {
-	other := w.elsewhere()
+	other := w.otherHost()
 	if other < 0 {
 		return "127.0.0.1", nil
 	}
@@ -516,7 +531,7 @@ func (w *Worker) address(ctx context.Context) (string, error) {
 		host, _, err := net.SplitHostPort(w.server.Addr())
 		return host, err
 	}
-	to := net.JoinHostPort(w.cards[other].Host, "9")
+	to := net.JoinHostPort(w.registrations[other].Host, "9")
 	if !strings.HasPrefix(w.job.Store, "file://") {
 		to = w.job.Store
 	}

@@ -12,7 +12,8 @@ import (
 	"github.com/lockstep-ml/lockstep/collective"
 )
 
-// TestKinds: what a record says of an error, and whom it lays it on. This is worker 1, whose ranks are 2 and 3.
+// TestKinds: the kind of an error in a record, and the workers that it blames. This is worker 1, whose ranks are 2
+// and 3.
 func TestKinds(t *testing.T) {
 	w := &Worker{job: &cluster.Job{Worker: 1, Workers: 3}, members: []Member{
 		{Worker: 0, Replicas: 2},
@@ -24,21 +25,39 @@ func TestKinds(t *testing.T) {
 		kind   string
 		blames []int
 	}{
-		"an own error":           {errors.New("no"), "error", nil},
-		"a full disk":            {fmt.Errorf("writing: %w", syscall.ENOSPC), "disk", nil},
-		"no memory":              {fmt.Errorf("mapping: %w", syscall.ENOMEM), "memory", nil},
-		"asked to end":           {fmt.Errorf("%w: train", ErrInterrupted), "interrupted", nil},
-		"its context ended":      {context.Canceled, "interrupted", nil},
-		"a lost peer":            {&collective.Error{Kind: collective.ErrPeerLost, Rank: 2, Peers: []int{4}}, "lost", []int{2}},
-		"peers that do not come": {&collective.Error{Kind: collective.ErrTimeout, Rank: 3, Peers: []int{0, 1, 4}}, "timeout", []int{0, 2}},
-		"told of a lost peer":    {&collective.Error{Kind: collective.ErrPeerLost, Rank: 0, Peers: []int{4}}, "lost", []int{2}},
-		"lost by another":        {&collective.Error{Kind: collective.ErrPeerLost, Rank: 0, Peers: []int{2}}, "lost", []int{0}},
-		"told of a failure":      {&collective.Error{Kind: collective.ErrAborted, Rank: 4, Err: errors.New("no")}, "error", []int{2}},
-		"told otherwise":         {fmt.Errorf("restoring: %w", told{0}), "error", []int{0}},
-		"told of itself":         {told{1}, "error", nil},
-		"an own replica panics":  {fmt.Errorf("replica 2: %w", collective.ErrPeerLost), "panic", nil},
-		"an own replica hangs":   {&collective.Error{Kind: collective.ErrTimeout, Rank: 2, Peers: []int{3}}, "timeout", nil},
-		"the calls differ":       {&collective.Error{Kind: collective.ErrMismatch, Rank: 0, Peers: []int{2}}, "mismatch", nil},
+		"an own error":      {errors.New("no"), "error", nil},
+		"a full disk":       {fmt.Errorf("writing: %w", syscall.ENOSPC), "disk", nil},
+		"no memory":         {fmt.Errorf("mapping: %w", syscall.ENOMEM), "memory", nil},
+		"asked to end":      {fmt.Errorf("%w: train", ErrInterrupted), "interrupted", nil},
+		"its context ended": {context.Canceled, "interrupted", nil},
+		"a lost peer": {
+			&collective.Error{Kind: collective.ErrPeerLost, Rank: 2, Peers: []int{4}}, "lost",
+			[]int{2},
+		},
+		"peers that do not come": {
+			&collective.Error{Kind: collective.ErrTimeout, Rank: 3, Peers: []int{0, 1, 4}}, "timeout",
+			[]int{0, 2},
+		},
+		"a reported lost peer": {
+			&collective.Error{Kind: collective.ErrPeerLost, Rank: 0, Peers: []int{4}}, "lost",
+			[]int{2},
+		},
+		"lost by another": {
+			&collective.Error{Kind: collective.ErrPeerLost, Rank: 0, Peers: []int{2}}, "lost",
+			[]int{0},
+		},
+		"a reported failure": {
+			&collective.Error{Kind: collective.ErrAborted, Rank: 4, Err: errors.New("no")}, "error",
+			[]int{2},
+		},
+		"a worker in the error": {fmt.Errorf("restoring: %w", fromWorker{0}), "error", []int{0}},
+		"this worker, reported": {fromWorker{1}, "error", nil},
+		"an own replica panics": {fmt.Errorf("replica 2: %w", collective.ErrPeerLost), "panic", nil},
+		"an own replica hangs":  {&collective.Error{Kind: collective.ErrTimeout, Rank: 2, Peers: []int{3}}, "timeout", nil},
+		"the calls differ": {
+			&collective.Error{Kind: collective.ErrMismatch, Rank: 0, Peers: []int{2}}, "mismatch",
+			nil,
+		},
 	} {
 		if kind, blames := kindOf(c.err), w.blames(c.err); kind != c.kind || !slices.Equal(blames, c.blames) {
 			t.Errorf("%s: %s, blames %v; want %s, %v", name, kind, blames, c.kind, c.blames)
@@ -46,22 +65,23 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// told is an error that says whose failure it is.
-type told struct{ worker int }
+// fromWorker is an error that names the worker that failed.
+type fromWorker struct{ worker int }
 
-func (t told) Error() string { return "no" }
+func (t fromWorker) Error() string { return "no" }
 
-func (t told) FromWorker() int { return t.worker }
+func (t fromWorker) FromWorker() int { return t.worker }
 
-// plainly is an error that came about in a way that nobody needs to know.
+// plainly is an error with details that the other workers do not need.
 type plainly struct{ error }
 
 func (p plainly) Plain() error { return p.error }
 
-// TestPlain: what is told of a failure is the plain error, if there is one.
+// TestPlain: a failure is reported as its plain error, if it has one.
 func TestPlain(t *testing.T) {
 	w := &Worker{job: &cluster.Job{Worker: 0, Workers: 2}}
-	err := fmt.Errorf("replica 0 returned an error: %w, from the function at agree.go", plainly{fmt.Errorf("writing: %w", syscall.ENOSPC)})
+	err := fmt.Errorf("replica 0 returned an error: %w, from the function at agree.go",
+		plainly{fmt.Errorf("writing: %w", syscall.ENOSPC)})
 	if r := w.record(err); r.Message != "writing: no space left on device" || r.Kind != "disk" {
 		t.Errorf("got %+v", r)
 	}

@@ -71,8 +71,8 @@ func (s *cutStore) Close() error {
 	return s.Store.Close()
 }
 
-// TestCutOff: a worker that is cut off ends when its heartbeat has, and waits no longer for the store: neither to
-// describe the failure nor to tell of it, nor to leave.
+// TestCutOff: a worker that is cut off ends after the heartbeat timeout, and does not wait for the store any more:
+// neither to describe the failure, nor to report it, nor to leave.
 func TestCutOff(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -99,15 +99,15 @@ func TestCutOff(t *testing.T) {
 				}
 				s := &cutStore{Store: rendezvous.NewMemory().Open(), closed: make(chan struct{})}
 				w := &Worker{cfg: cfg, job: cfg.Job, store: s}
-				w.doing.step.Store(-1)
-				w.doing.news = make(chan struct{}, 1)
-				w.life, w.fate = context.WithCancelCause(context.Background())
+				w.progress.step.Store(-1)
+				w.progress.phaseBegun = make(chan struct{}, 1)
+				w.life, w.endLife = context.WithCancelCause(context.Background())
 				for i := range 3 {
 					w.members = append(w.members, Member{Worker: i, Host: "h", PID: i, First: i, Replicas: 1})
 				}
-				present, absent := context.WithCancel(context.Background())
-				w.absent = absent
-				w.attend(present)
+				working, stopWork := context.WithCancel(context.Background())
+				w.stopWork = stopWork
+				w.startMonitoring(working)
 				others, leave := context.WithCancel(t.Context()) // the others go on
 				for _, i := range []int{0, 2} {
 					w.work.Go(func() {
@@ -136,7 +136,7 @@ func TestCutOff(t *testing.T) {
 				leave()
 				found := time.Now()
 				if w.Fail(err) == nil {
-					t.Error("nothing was told, and nobody says so")
+					t.Error("the failure was not reported, and no error says that")
 				}
 				_ = w.Close()
 				if took := time.Since(found); took > time.Second/2 {

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// TestPatience: who comes no further is given up when those who wait for him have given up themselves, unless it is said otherwise; what takes
-// its time has that long in any case.
-func TestPatience(t *testing.T) {
+// TestProgressLimit: a worker that makes no progress is lost when the workers that wait for it have timed out,
+// unless configured otherwise. Phases that are slow have that long in any case.
+func TestProgressLimit(t *testing.T) {
 	const long = defaultDeadline + defaultHeartbeat
 	for _, c := range []struct {
 		progress, deadline, heartbeat time.Duration
@@ -26,7 +26,7 @@ func TestPatience(t *testing.T) {
 	} {
 		cfg := Config{ProgressTimeout: c.progress, HeartbeatTimeout: c.heartbeat}
 		cfg.Collective.Timeout = c.deadline
-		if got := cfg.patience(c.phase); got != c.want {
+		if got := cfg.progressLimit(c.phase); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}
 	}

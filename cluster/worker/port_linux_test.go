@@ -12,13 +12,16 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/freeport"
 )
 
-// TestOnePort: a worker listens on one port, also if it serves the store: on the store's, and on no other interface.
+// TestOnePort: a worker listens on one port: if it serves the store, on the store's port, and on no other interface.
 func TestOnePort(t *testing.T) {
 	t.Parallel()
 	store := freeStore(t)
 	var all []*process
 	for w := range 2 {
-		all = append(all, start(t, child{Worker: w, Workers: 2, Replicas: 1, Store: store, Job: "port", Steps: 3, At: 1, Do: "wait", TCP: true, Secret: strings.Repeat("secret", 6)}))
+		all = append(all, start(t, child{
+			Worker: w, Workers: 2, Replicas: 1, Store: store, Job: "port", Steps: 3, At: 1,
+			Do: "wait", TCP: true, Secret: strings.Repeat("secret", 6),
+		}))
 	}
 	var at [2][]string
 	for w, p := range all {
@@ -41,8 +44,8 @@ func TestOnePort(t *testing.T) {
 	}
 }
 
-// TestListedPorts: a worker listens on the port that TF_CONFIG lists for it, and says so if another process has that
-// port.
+// TestListedPorts: a worker listens on the port that TF_CONFIG lists for it, and its error names that port if
+// another process has it.
 func TestListedPorts(t *testing.T) {
 	t.Parallel()
 	first := freeport.Take(t, 3)
@@ -53,7 +56,8 @@ func TestListedPorts(t *testing.T) {
 	begin := func(job string) (all []*process) {
 		for w := range 3 {
 			all = append(all, start(t, child{
-				Worker: w, Workers: 3, Replicas: 1, Store: "tcp://" + addresses[0], Job: job, Steps: 3, At: 1, Do: "wait", TCP: true,
+				Worker: w, Workers: 3, Replicas: 1, Store: "tcp://" + addresses[0], Job: job, Steps: 3, At: 1, Do: "wait",
+				TCP:    true,
 				Secret: strings.Repeat("secret", 6), Addresses: addresses, Rendezvous: testWait,
 			}))
 		}
@@ -81,7 +85,8 @@ func TestListedPorts(t *testing.T) {
 	}
 	defer taken.Close()
 	all = begin("taken")
-	want := fmt.Sprintf("worker 2 listens on port %d, which the cluster's specification (TF_CONFIG) lists for it, but another process has it", first+2)
+	want := fmt.Sprintf("worker 2 listens on port %d, which the cluster's specification (TF_CONFIG) lists for it, but "+
+		"another process has it", first+2)
 	if text := all[2].says(t, "error"); !strings.Contains(text, want) {
 		t.Errorf("got %s, want %s", text, want)
 	}
@@ -90,7 +95,7 @@ func TestListedPorts(t *testing.T) {
 	}
 }
 
-// listens returns where a process listens, as /proc has it.
+// listens returns the addresses on which a process listens, from /proc.
 func listens(t *testing.T, pid int) []string {
 	t.Helper()
 	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
@@ -105,7 +110,8 @@ func listens(t *testing.T, pid int) []string {
 		}
 		for line := range strings.Lines(string(text)) {
 			f := strings.Fields(line)
-			if len(f) < 10 || f[3] != "0A" || !slices.ContainsFunc(links, func(l string) bool { to, _ := os.Readlink(l); return to == "socket:["+f[9]+"]" }) {
+			if len(f) < 10 || f[3] != "0A" ||
+				!slices.ContainsFunc(links, func(l string) bool { to, _ := os.Readlink(l); return to == "socket:["+f[9]+"]" }) {
 				continue
 			}
 			var ip uint32

@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// child says what a process of a test does.
+// child describes what a process of a test does.
 type child struct {
 	Worker, Workers, Replicas int
 	Store, Job                string
@@ -70,10 +70,13 @@ type child struct {
 	Addresses                 []string // of all workers, as TF_CONFIG lists them
 }
 
-// config is what the child joins with.
+// config returns the child's configuration.
 func (c *child) config() (worker.Config, error) {
 	cfg := worker.Config{
-		Job:      &cluster.Job{Source: "a test", ID: c.Job, Worker: c.Worker, Workers: c.Workers, Store: c.Store, Epoch: c.Epoch, LocalWorker: -1, StoreTemporary: c.Temporary},
+		Job: &cluster.Job{
+			Source: "a test", ID: c.Job, Worker: c.Worker, Workers: c.Workers, Store: c.Store,
+			Epoch: c.Epoch, LocalWorker: -1, StoreTemporary: c.Temporary,
+		},
 		Replicas: c.Replicas, RendezvousTimeout: c.Rendezvous, HeartbeatTimeout: c.Heartbeat, ProgressTimeout: c.Progress,
 		DataPlaintext: c.Plain, Build: c.Build, NoSharedMemory: c.TCP,
 		Collective: collective.Config{Timeout: c.Timeout},
@@ -86,7 +89,8 @@ func (c *child) config() (worker.Config, error) {
 		},
 	}
 	if c.Addresses != nil {
-		cfg.Job.Spec, cfg.Job.Task = cluster.NewSpec(map[string][]string{cluster.Worker: c.Addresses}), cluster.Task{Type: cluster.Worker, Index: c.Worker}
+		cfg.Job.Spec, cfg.Job.Task = cluster.NewSpec(map[string][]string{cluster.Worker: c.Addresses}),
+			cluster.Task{Type: cluster.Worker, Index: c.Worker}
 	}
 	if c.Apart {
 		cfg.Apart = fmt.Sprint(c.Worker)
@@ -100,7 +104,8 @@ func (c *child) config() (worker.Config, error) {
 	return cfg, nil
 }
 
-// childMain joins, trains as it were, and prints how it went: "joined", then "done" and a result, or "error" and its text.
+// childMain joins, imitates training, and prints the outcome: "joined", then "done" and a result, or "error" and its
+// text.
 func childMain(text string) {
 	var c child
 	if err := json.Unmarshal([]byte(text), &c); err != nil {
@@ -115,12 +120,14 @@ func childMain(text string) {
 	fmt.Println("done", strconv.Quote(result))
 }
 
-// kinds lists what an error matches.
+// kinds lists the kinds that an error matches.
 func kinds(err error) string {
 	var out []string
 	for name, kind := range map[string]error{
-		"collective.ErrPeerLost": collective.ErrPeerLost, "collective.ErrTimeout": collective.ErrTimeout, "collective.ErrAborted": collective.ErrAborted,
-		"worker.ErrDiffer": worker.ErrDiffer, "worker.ErrNoSecret": worker.ErrNoSecret, "context.DeadlineExceeded": context.DeadlineExceeded,
+		"collective.ErrPeerLost": collective.ErrPeerLost, "collective.ErrTimeout": collective.ErrTimeout,
+		"collective.ErrAborted": collective.ErrAborted,
+		"worker.ErrDiffer":      worker.ErrDiffer, "worker.ErrNoSecret": worker.ErrNoSecret,
+		"context.DeadlineExceeded": context.DeadlineExceeded,
 	} {
 		if errors.Is(err, kind) {
 			out = append(out, name)
@@ -167,7 +174,8 @@ func (c *child) run(ctx context.Context, w *worker.Worker) (result string, err e
 		devices[i] = fmt.Sprintf("CPU:%d", i)
 	}
 	s, err := distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{
-		Worker: w, Devices: devices, LogicalCPUs: c.Replicas, Options: distribute.Options{Timeout: c.Timeout, BytesPerPack: c.BytesPerPack},
+		Worker: w, Devices: devices, LogicalCPUs: c.Replicas,
+		Options: distribute.Options{Timeout: c.Timeout, BytesPerPack: c.BytesPerPack},
 	})
 	if err != nil {
 		return "", err
@@ -200,7 +208,7 @@ func (c *child) run(ctx context.Context, w *worker.Worker) (result string, err e
 	return fmt.Sprint(total), nil
 }
 
-// train adds up, over all replicas, a number that depends on the replica and the step.
+// train sums, over all replicas, a number that depends on the replica and the step.
 func (c *child) train(ctx context.Context, w *worker.Worker) (string, error) {
 	total := float32(0)
 	local := w.Group().Local()
@@ -224,7 +232,8 @@ func (c *child) train(ctx context.Context, w *worker.Worker) (string, error) {
 			in := []float32{float32(comm.Rank()+1) * float32(step+1)}
 			outs[i] = make([]float32, 1)
 			calls[i] = collective.Call{
-				Op: collective.AllReduce, Reduce: collective.Sum, Type: tensor.Float32, Src: tensor.HostMemory(in), Dst: tensor.HostMemory(outs[i]),
+				Op: collective.AllReduce, Reduce: collective.Sum, Type: tensor.Float32, Src: tensor.HostMemory(in),
+				Dst:      tensor.HostMemory(outs[i]),
 				Manifest: &collective.Manifest{Name: name, Shape: []int{1}},
 			}
 		}
@@ -237,8 +246,8 @@ func (c *child) train(ctx context.Context, w *worker.Worker) (string, error) {
 	return fmt.Sprint(total), nil
 }
 
-// shown waits until the others can see that this worker has come to a step and, with a strategy, that it is in its step function: it says
-// first that it is at the step.
+// shown waits until the others can see that this worker has reached a step and, with a strategy, that it is in its
+// step function.
 func (c *child) shown(ctx context.Context, w *worker.Worker, step int) error {
 	key := rendezvous.Key(c.Job, c.Epoch, "alive", strconv.Itoa(c.Worker))
 	for {
@@ -258,7 +267,7 @@ type process struct {
 	logs  chan string    // what it logs, as far as there is room; closed at its end
 	goOn  io.WriteCloser // its standard input
 	last  string
-	kinds string // of the error that it told
+	kinds string // of the error that it printed
 }
 
 // start runs a child.
@@ -328,7 +337,7 @@ func startBy(t *testing.T, c child, change func(*exec.Cmd)) *process {
 	return p
 }
 
-// testWait is for what must come: a machine that is slow is not wrong.
+// testWait bounds waits for events that must happen: a slow machine is no failure.
 const testWait = 90 * time.Second
 
 // says waits for the next line that begins with a word, and returns the rest.
@@ -379,7 +388,7 @@ func (p *process) logged(t *testing.T, text string) {
 	}
 }
 
-// ends waits until the process has ended.
+// ends waits until the process has exited.
 func (p *process) ends(t *testing.T) {
 	t.Helper()
 	timer := time.NewTimer(testWait)
@@ -396,7 +405,7 @@ func (p *process) ends(t *testing.T) {
 	}
 }
 
-// TestJoin: processes find each other, train, and leave.
+// TestJoin: processes join, train and leave.
 func TestJoin(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -412,7 +421,10 @@ func TestJoin(t *testing.T) {
 		{name: "by a folder", replicas: []int{1, 1}, file: true, want: "45"},
 		{name: "by this host's name", replicas: []int{1, 1}, named: true, want: "45"},
 		{name: "by a strategy", replicas: []int{2, 1}, change: func(c *child) { c.Strategy = true }, want: "90"},
-		{name: "with a secret", replicas: []int{1, 1}, change: func(c *child) { c.Secret = strings.Repeat("secret", 6); c.TCP = true }, want: "45"},
+		{
+			name: "with a secret", replicas: []int{1, 1},
+			change: func(c *child) { c.Secret = strings.Repeat("secret", 6); c.TCP = true }, want: "45",
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			store := freeStore(t)
@@ -429,7 +441,10 @@ func TestJoin(t *testing.T) {
 			}
 			var all []*process
 			for i, n := range test.replicas {
-				c := child{Worker: i, Workers: len(test.replicas), Replicas: n, Store: store, Job: "join", Steps: 5, At: -1, Temporary: test.file}
+				c := child{
+					Worker: i, Workers: len(test.replicas), Replicas: n, Store: store, Job: "join", Steps: 5, At: -1,
+					Temporary: test.file,
+				}
 				if test.change != nil {
 					test.change(&c)
 				}

@@ -66,7 +66,7 @@ func Executable() (string, error) {
 const platform = runtime.GOOS + "/" + runtime.GOARCH
 
 // addProgram adds the program's identity to this worker's registration.
-func (w *Worker) addProgram(a *about) {
+func (w *Worker) addProgram(a *info) {
 	a.Platform, a.MixedBuilds = platform, w.cfg.MixedBuilds
 	if w.cfg.Build != "" {
 		return // it replaces the executable's identity
@@ -81,22 +81,23 @@ func (w *Worker) addProgram(a *about) {
 
 // checkPrograms compares the programs of all workers. All workers get the same result.
 func (w *Worker) checkPrograms() error {
-	abouts := make([]about, len(w.cards))
+	infos := make([]info, len(w.registrations))
 	platforms := map[string][]rendezvous.Registration{}
 	of := map[string][][]rendezvous.Fact{}
-	all := make([][]rendezvous.Fact, len(w.cards))
+	all := make([][]rendezvous.Fact, len(w.registrations))
 	mixed := true
-	for i := range w.cards {
-		a, c := &abouts[i], w.cards[i]
+	for i := range w.registrations {
+		a, c := &infos[i], w.registrations[i]
 		if err := json.Unmarshal(c.Data, a); err != nil {
 			return fmt.Errorf("%v has an incompatible registration: %w", &c, err)
 		}
 		mixed = mixed && a.MixedBuilds
 		all[i] = []rendezvous.Fact{{Name: "program", Value: c.Build}}
 		platforms[a.Platform] = append(platforms[a.Platform], c)
-		of[a.Platform] = append(of[a.Platform], append(all[i][:1:1], rendezvous.Fact{Name: "executable", Value: a.Executable}))
+		of[a.Platform] = append(of[a.Platform],
+			append(all[i][:1:1], rendezvous.Fact{Name: "executable", Value: a.Executable}))
 	}
-	err := rendezvous.Differ("build", w.cards, all)
+	err := rendezvous.Differ("build", w.registrations, all)
 	for _, name := range slices.Sorted(maps.Keys(platforms)) {
 		if err == nil {
 			err = rendezvous.Differ("build for "+name, platforms[name], of[name])
@@ -106,14 +107,16 @@ func (w *Worker) checkPrograms() error {
 	case err != nil && mixed:
 		w.cfg.Logger.Warn("worker: the workers' programs differ, as allowed by MixedBuilds", "how", err)
 	case err != nil:
-		return &differs{fmt.Errorf("%w. Start the same executable on all of them or, if the difference is intended, allow it on all with --mixed-builds (MixedBuilds)", err)}
+		return &differs{fmt.Errorf("%w. Start the same executable on all of them or, if the difference is intended, allow "+
+			"it on all with --mixed-builds (MixedBuilds)", err)}
 	case len(platforms) > 1:
 		i := 0
-		for abouts[i].Platform == abouts[0].Platform {
+		for infos[i].Platform == infos[0].Platform {
 			i++
 		}
 		w.cfg.Logger.Warn("worker: executables for different platforms cannot be compared; their build information is equal",
-			"program", w.cards[0].Build, abouts[0].Platform, w.cards[0].String(), abouts[i].Platform, w.cards[i].String())
+			"program", w.registrations[0].Build, infos[0].Platform, w.registrations[0].String(),
+			infos[i].Platform, w.registrations[i].String())
 	}
 	return nil
 }

@@ -9,29 +9,29 @@ import (
 	"github.com/lockstep-ml/lockstep/collective"
 )
 
-// doing is the position that this worker's program has reported.
-type doing struct {
-	count atomic.Uint64 // number of reports
-	step  atomic.Int64
-	phase atomic.Pointer[string]
-	runs  atomic.Int64  // step functions that are running
-	news  chan struct{} // has a value if a phase has begun that may not have been published
+// progress is the position that this worker's program has reported.
+type progress struct {
+	count      atomic.Uint64 // number of reports
+	step       atomic.Int64
+	phase      atomic.Pointer[string]
+	runs       atomic.Int64  // step functions that are running
+	phaseBegun chan struct{} // has a value if a phase has begun that may not have been published
 }
 
 // Progress reports that the training goroutine has reached a phase of a step: "compute", "reduce", "apply",
-// "snapshot", …. The others show it if this worker is lost, and use it to tell that it is not stuck. It costs
+// "snapshot", …. The others show it if this worker is lost, and see by it that it is not stuck. It costs
 // far less than a microsecond. A negative step is unknown.
 func (w *Worker) Progress(step int64, phase string) {
-	w.doing.step.Store(step)
-	if p := w.doing.phase.Load(); p == nil || *p != phase {
+	w.progress.step.Store(step)
+	if p := w.progress.phase.Load(); p == nil || *p != phase {
 		kept := phase
-		w.doing.phase.Store(&kept)
+		w.progress.phase.Store(&kept)
 		select {
-		case w.doing.news <- struct{}{}:
+		case w.progress.phaseBegun <- struct{}{}:
 		default:
 		}
 	}
-	w.doing.count.Add(1)
+	w.progress.count.Add(1)
 	if w.cfg.OnProgress != nil {
 		w.cfg.OnProgress(step, phase)
 	}
@@ -40,17 +40,17 @@ func (w *Worker) Progress(step int64, phase string) {
 // Running reports that a step function begins, or that one has ended. Strategies call it.
 func (w *Worker) Running(now bool) {
 	if !now {
-		w.doing.runs.Add(-1)
+		w.progress.runs.Add(-1)
 		return
 	}
-	w.doing.runs.Add(1)
-	w.doing.count.Add(1)
+	w.progress.runs.Add(1)
+	w.progress.count.Add(1)
 }
 
-// pulse returns this worker's heartbeat.
-func (w *Worker) pulse() rendezvous.Heartbeat {
-	p := rendezvous.Heartbeat{Step: w.doing.step.Load(), Progress: w.doing.count.Load()}
-	if phase := w.doing.phase.Load(); phase != nil {
+// heartbeat returns this worker's heartbeat.
+func (w *Worker) heartbeat() rendezvous.Heartbeat {
+	p := rendezvous.Heartbeat{Step: w.progress.step.Load(), Progress: w.progress.count.Load()}
+	if phase := w.progress.phase.Load(); phase != nil {
 		p.Phase = clip(*phase, 200)
 	}
 	calls := uint64(0)
@@ -66,7 +66,7 @@ func (w *Worker) pulse() rendezvous.Heartbeat {
 			p.Text = "in " + clip(call, 1000)
 		}
 	}
-	if p.Text == "" && w.doing.runs.Load() > 0 {
+	if p.Text == "" && w.progress.runs.Load() > 0 {
 		p.Text = "in its step function"
 	}
 	if p.Text != "" {
@@ -76,8 +76,8 @@ func (w *Worker) pulse() rendezvous.Heartbeat {
 	return p
 }
 
-// doingText describes a worker's position: "at step 17, compute, in its step function, after 40 calls".
-func doingText(p *rendezvous.Heartbeat) string {
+// positionText describes a worker's position: "at step 17, compute, in its step function, after 40 calls".
+func positionText(p *rendezvous.Heartbeat) string {
 	var parts []string
 	if p.Step >= 0 {
 		parts = append(parts, fmt.Sprintf("step %d", p.Step))

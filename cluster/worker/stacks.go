@@ -86,7 +86,8 @@ func stacksText(all []stacks.Goroutine, frames int) string {
 
 // answers reports whether a goroutine is the one that produces the answer.
 func answers(g *stacks.Goroutine) bool {
-	return slices.ContainsFunc(g.Frames, func(f stacks.Frame) bool { return strings.HasSuffix(f.Func, "/worker.(*Worker).answer") })
+	return slices.ContainsFunc(g.Frames,
+		func(f stacks.Frame) bool { return strings.HasSuffix(f.Func, "/worker.(*Worker).answer") })
 }
 
 // weight orders goroutines: running before blocked, replicas before others.

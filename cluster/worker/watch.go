@@ -11,34 +11,34 @@ import (
 	"github.com/lockstep-ml/lockstep/collective"
 )
 
-// attend publishes this worker's heartbeat and watches those of the others until ctx ends, when the worker
+// startMonitoring publishes this worker's heartbeat and watches those of the others until ctx ends, when the worker
 // leaves.
-func (w *Worker) attend(ctx context.Context) {
-	beats := w.cfg.beats(w.job.Worker, len(w.members))
-	beats.Wake = w.doing.news
+func (w *Worker) startMonitoring(ctx context.Context) {
+	beats := w.cfg.heartbeats(w.job.Worker, len(w.members))
+	beats.Wake = w.progress.phaseBegun
 	w.watch = rendezvous.NewWatch(w.store, w.key("alive"), len(w.members))
 	w.work.Go(func() {
-		w.again(ctx, func() error {
-			return rendezvous.Publish(ctx, w.store, w.key("alive"), w.job.Worker, beats, w.pulse)
+		w.retry(ctx, func() error {
+			return rendezvous.Publish(ctx, w.store, w.key("alive"), w.job.Worker, beats, w.heartbeat)
 		})
 	})
-	w.work.Go(func() { w.again(ctx, func() error { return w.watch.Follow(ctx, min(beats.Min, beats.Every/2)) }) })
-	w.work.Go(func() { w.again(ctx, func() error { return w.answer(ctx) }) })
+	w.work.Go(func() { w.retry(ctx, func() error { return w.watch.Follow(ctx, min(beats.Min, beats.Every/2)) }) })
+	w.work.Go(func() { w.retry(ctx, func() error { return w.answer(ctx) }) })
 	if w.recordsFolder() != "" {
-		w.work.Go(func() { w.again(ctx, func() error { return w.giveFlights(ctx) }) })
-		asked, stop := requests()
-		w.work.Go(func() { defer stop(); w.requested(ctx, asked) })
+		w.work.Go(func() { w.retry(ctx, func() error { return w.serveFlightRequests(ctx) }) })
+		signals, stop := requests()
+		w.work.Go(func() { defer stop(); w.serveSignal(ctx, signals) })
 	}
 	if w.cfg.HeartbeatTimeout > 0 {
-		w.work.Go(func() { w.listen(ctx) })
-		w.work.Go(func() { w.judge(ctx) })
+		w.work.Go(func() { w.watchHeartbeats(ctx) })
+		w.work.Go(func() { w.watchProgress(ctx) })
 	}
 }
 
-// again repeats f as long as the store is lost, since the store may come back.
-func (w *Worker) again(ctx context.Context, f func() error) {
+// retry repeats f as long as the store is lost, since the store may come back.
+func (w *Worker) retry(ctx context.Context, f func() error) {
 	for f() != nil && ctx.Err() == nil {
-		pause(ctx, w.cfg.beat())
+		pause(ctx, w.cfg.heartbeatInterval())
 	}
 }
 
@@ -51,41 +51,45 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// listen ends the group if a worker, or the store, is silent for the heartbeat timeout.
-func (w *Worker) listen(ctx context.Context) {
+// watchHeartbeats ends the group if a worker, or the store, is silent for the heartbeat timeout.
+func (w *Worker) watchHeartbeats(ctx context.Context) {
 	silent, err := w.watch.Silence(ctx, w.job.Worker, w.cfg.HeartbeatTimeout)
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:
 		w.loseStore()
 	default:
-		w.lose(ctx, silent.Worker, fmt.Errorf("no heartbeat for %v: its process is stopped or gone, or its host cannot be reached",
+		w.lose(ctx, silent.Worker, fmt.Errorf("no heartbeat for %v: its process is stopped or gone, or its host cannot be "+
+			"reached",
 			silent.Silent.Round(100*time.Millisecond)), false)
 	}
 }
 
-// judge detects workers that are alive, make no progress and are in no call, while this one waits. It logs
+// watchProgress detects workers that are alive, make no progress and are in no call, while this one waits. It logs
 // each once, and ends the group after [Config.ProgressTimeout].
-func (w *Worker) judge(ctx context.Context) {
-	told := map[int]uint64{} // progress of those that were logged
+func (w *Worker) watchProgress(ctx context.Context) {
+	logged := map[int]uint64{} // progress of those that were logged
 	for ctx.Err() == nil {
-		pause(ctx, w.cfg.beat())
+		pause(ctx, w.cfg.heartbeatInterval())
 		all := w.watch.States()
 		if me := &all[w.job.Worker]; !me.Heartbeat.Waiting {
 			continue
 		}
 		for i := range all {
 			v := &all[i]
-			if i == w.job.Worker || !v.Seen || v.Heartbeat.Waiting || v.Heartbeat.Final || v.Stalled < w.cfg.HeartbeatTimeout || ctx.Err() != nil {
+			if i == w.job.Worker || !v.Seen || v.Heartbeat.Waiting || v.Heartbeat.Final || v.Stalled < w.cfg.HeartbeatTimeout ||
+				ctx.Err() != nil {
 				continue
 			}
-			if most := w.cfg.patience(v.Heartbeat.Phase); most > 0 && v.Stalled > most {
-				w.lose(ctx, i, fmt.Errorf("it is alive, but has made no progress for %v while others wait for it", v.Stalled.Round(100*time.Millisecond)), true)
+			if most := w.cfg.progressLimit(v.Heartbeat.Phase); most > 0 && v.Stalled > most {
+				w.lose(ctx, i, fmt.Errorf("it is alive, but has made no progress for %v while others wait for it",
+					v.Stalled.Round(100*time.Millisecond)), true)
 				return
 			}
-			if before, ok := told[i]; !ok || before != v.Heartbeat.Progress {
-				told[i] = v.Heartbeat.Progress
-				w.cfg.Logger.Warn("worker: a worker has made no progress, and this worker waits for it", "who", w.describeWorker(ctx, i, nil, true), "since", v.Stalled.Round(time.Second))
+			if before, ok := logged[i]; !ok || before != v.Heartbeat.Progress {
+				logged[i] = v.Heartbeat.Progress
+				w.cfg.Logger.Warn("worker: a worker has made no progress, and this worker waits for it", "who",
+					w.describeWorker(ctx, i, nil, true), "since", v.Stalled.Round(time.Second))
 			}
 		}
 	}
@@ -115,18 +119,20 @@ var errStoreLost = errors.New("the store is lost")
 
 // loseStore ends the group because the state of the others is unknown without the store.
 func (w *Worker) loseStore() {
-	w.unheard.Store(true)
+	w.storeSilent.Store(true)
 	me, silent := &w.members[w.job.Worker], w.cfg.HeartbeatTimeout
 	e := &collective.Error{Kind: collective.ErrPeerLost, Comm: w.cfg.Collective.Name, Rank: -1, Who: w.self()}
 	switch {
 	case !serves(w.job):
 		e.Rank = me.First // the others blame this worker
-		e.Err = fmt.Errorf("%w: %s has not answered worker %d for %v: its host cannot be reached from host %s, or it has ended", errStoreLost, w.job.Store, me.Worker, silent, me.Host)
+		e.Err = fmt.Errorf("%w: %s has not answered worker %d for %v: its host cannot be reached from host %s, or it has "+
+			"ended", errStoreLost, w.job.Store, me.Worker, silent, me.Host)
 	case w.job.Worker != 0:
 		e.Peers = w.members[0].Ranks()
-		e.Err = fmt.Errorf("the store %s has not answered for %v: worker 0, which serves it, is stopped or gone, or its host cannot be reached", w.job.Store, silent)
+		e.Err = fmt.Errorf("the store %s has not answered for %v: worker 0, which serves it, is stopped or gone, or its "+
+			"host cannot be reached", w.job.Store, silent)
 		seen := w.watch.States()[0]
-		e.Who = w.name(0) + " " + sight(&seen) + "\n" + e.Who
+		e.Who = w.name(0) + " " + lastSeen(&seen) + "\n" + e.Who
 	default:
 		e.Err = fmt.Errorf("the store %s has not answered for %v", w.job.Store, silent)
 	}
@@ -135,22 +141,22 @@ func (w *Worker) loseStore() {
 
 // self describes what this worker does, for an error about others.
 func (w *Worker) self() string {
-	p := w.pulse()
-	return w.name(w.job.Worker) + ", which reports this, is " + doingText(&p)
+	p := w.heartbeat()
+	return w.name(w.job.Worker) + ", which reports this, is " + positionText(&p)
 }
 
 // end makes cause the end of the group and of all waits of this worker, unless there is one already.
 func (w *Worker) end(cause error) {
 	if w.current.end(cause) {
-		w.fate(cause)
+		w.endLife(cause)
 		w.cfg.Logger.Error("worker: the job cannot continue", "error", cause)
 	}
 }
 
-// sight continues a sentence that begins with a worker's name: its last known state.
-func sight(v *rendezvous.WorkerState) string {
+// lastSeen continues a sentence that begins with a worker's name: its last known state.
+func lastSeen(v *rendezvous.WorkerState) string {
 	if v.Seen && v.Heartbeat.Final {
-		return "has left the job, " + doingText(&v.Heartbeat)
+		return "has left the job, " + positionText(&v.Heartbeat)
 	}
 	ago := "less than a second"
 	if v.Silent >= time.Second {
@@ -159,9 +165,9 @@ func sight(v *rendezvous.WorkerState) string {
 	if !v.Seen { // it may have done some steps before the first look at the heartbeats, but it has joined
 		return fmt.Sprintf("was last seen %s ago as it joined the job", ago)
 	}
-	text := fmt.Sprintf("was last seen %s ago %s", ago, doingText(&v.Heartbeat))
-	if still := v.Stalled.Round(time.Second); still > 2*beatMost && !v.Heartbeat.Waiting {
-		text += fmt.Sprintf(", where it has been for %v", still)
+	text := fmt.Sprintf("was last seen %s ago %s", ago, positionText(&v.Heartbeat))
+	if stalled := v.Stalled.Round(time.Second); stalled > 2*intervalMax && !v.Heartbeat.Waiting {
+		text += fmt.Sprintf(", where it has been for %v", stalled)
 	}
 	return text
 }

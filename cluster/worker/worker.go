@@ -20,27 +20,27 @@ import (
 // Worker is this process as a worker of its job. [Join] creates it, Close ends it. Its methods are safe for
 // concurrent use.
 type Worker struct {
-	cfg     Config
-	secret  secret.Secret // the job's or, if it has none, this host's; none with DataPlaintext unless oneHost
-	job     *cluster.Job
-	card    rendezvous.Registration
-	cards   []rendezvous.Registration // of all, by worker
-	members []Member                  // by worker
-	links   string                    // the transports to the others
-	current current
-	group   *group
-	doing   doing
-	watch   *rendezvous.Watch  // nil: a job of one worker
-	store   rendezvous.Store   // nil: a job of one worker
-	server  *rendezvous.Server // nil: another process serves it
-	port    *listener.Listener // where it is served
+	cfg           Config
+	secret        secret.Secret // the job's or, if it has none, this host's; none with DataPlaintext unless oneHost
+	job           *cluster.Job
+	registration  rendezvous.Registration
+	registrations []rendezvous.Registration // of all, by worker
+	members       []Member                  // by worker
+	links         string                    // the transports to the others
+	current       current
+	group         *group
+	progress      progress
+	watch         *rendezvous.Watch  // nil: a job of one worker
+	store         rendezvous.Store   // nil: a job of one worker
+	server        *rendezvous.Server // nil: another process serves it
+	port          *listener.Listener // where it is served
 
-	life   context.Context // ends with Close, or with the end of the job; the cause is the reason
-	fate   context.CancelCauseFunc
-	absent context.CancelFunc // ends the goroutines
-	work   sync.WaitGroup
+	life     context.Context // ends with Close, or with the end of the job; the cause is the reason
+	endLife  context.CancelCauseFunc
+	stopWork context.CancelFunc // ends the goroutines
+	work     sync.WaitGroup
 
-	unheard atomic.Bool // the store has not answered this worker, which fails: it is not queried any more
+	storeSilent atomic.Bool // the store has not answered this worker, which fails: it is not queried any more
 
 	mu       sync.Mutex
 	failed   bool
@@ -96,7 +96,7 @@ func (w *Worker) Compare(ctx context.Context, name string, facts []rendezvous.Fa
 		differ.What = name
 		return &differs{err}
 	}
-	return fmt.Errorf("worker: comparing %s: %w", name, w.because(ctx, err))
+	return fmt.Errorf("worker: comparing %s: %w", name, w.explain(ctx, err))
 }
 
 // ErrDiffer is matched by the error of workers that differ in facts that must be equal.
@@ -123,7 +123,7 @@ func (w *Worker) Exchange(ctx context.Context, name string, mine []byte) ([][]by
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("worker: exchanging %s: %w", name, w.because(ctx, err))
+		return nil, fmt.Errorf("worker: exchanging %s: %w", name, w.explain(ctx, err))
 	}
 	return all, nil
 }
@@ -151,8 +151,8 @@ func (w *Worker) logWaiting(wait rendezvous.Waiting) {
 	w.cfg.Logger.Warn("worker: "+text, args...)
 }
 
-// because returns the error of a wait; if workers were missing, with their identity and last known state.
-func (w *Worker) because(ctx context.Context, err error) error {
+// explain returns the error of a wait; if workers were missing, with their identity and last known state.
+func (w *Worker) explain(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -216,7 +216,7 @@ func (w *Worker) closeGroup() error {
 // leave notifies the others, and closes the store.
 func (w *Worker) leave() error {
 	if w.store == nil {
-		w.fate(nil)
+		w.endLife(nil)
 		return nil
 	}
 	w.mu.Lock()
@@ -228,19 +228,19 @@ func (w *Worker) leave() error {
 		w.leaveFailed()
 	} else {
 		ctx, cancel := w.waiting(context.Background())
-		err = w.because(ctx, w.leaveWell(ctx))
+		err = w.explain(ctx, w.leaveSucceeded(ctx))
 		cancel()
 	}
 	w.stop()
 	return err
 }
 
-// leaveWell leaves a job that ended well. The worker that serves the store leaves last.
-func (w *Worker) leaveWell(ctx context.Context) error {
+// leaveSucceeded leaves a job that ended well. The worker that serves the store leaves last.
+func (w *Worker) leaveSucceeded(ctx context.Context) error {
 	if w.server == nil && w.job.Worker == 0 && !w.job.StoreTemporary {
 		return nil // the store does not depend on a worker
 	}
-	return rendezvous.Leave(ctx, w.store, w.card)
+	return rendezvous.Leave(ctx, w.store, w.registration)
 }
 
 // leaveFailed leaves a job that failed. The worker that serves the store gives the others, except the lost
@@ -254,13 +254,13 @@ func (w *Worker) leaveFailed() {
 	w.mu.Lock()
 	lost := w.lost
 	w.mu.Unlock()
-	for ctx.Err() == nil && w.somebodyStays(lost) {
-		pause(ctx, w.cfg.beat()/4)
+	for ctx.Err() == nil && w.othersAlive(lost) {
+		pause(ctx, w.cfg.heartbeatInterval()/4)
 	}
 }
 
-// somebodyStays reports whether other workers are alive, besides those that are lost.
-func (w *Worker) somebodyStays(lost []int) bool {
+// othersAlive reports whether other workers are alive, besides those that are lost.
+func (w *Worker) othersAlive(lost []int) bool {
 	for _, v := range w.watch.States() {
 		if v.Worker != w.job.Worker && !v.Heartbeat.Final && v.Silent < leaveSilent && !slices.Contains(lost, v.Worker) {
 			return true
@@ -272,11 +272,11 @@ func (w *Worker) somebodyStays(lost []int) bool {
 // stop ends the goroutines, the last of which notifies the others that this worker has left, unless the store
 // does not answer, and closes the store.
 func (w *Worker) stop() {
-	w.fate(nil)
-	if w.unheard.Load() {
+	w.endLife(nil)
+	if w.storeSilent.Load() {
 		w.store.Close()
 	}
-	w.absent()
+	w.stopWork()
 	w.work.Wait()
 	w.closeStore()
 }

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -23,7 +25,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
-// bare is an environment without anything.
+// bare is an empty environment.
 func bare(string) (string, bool) { return "", false }
 
 // only is an environment of one variable.
@@ -36,13 +38,13 @@ func only(name, value string) func(string) (string, bool) {
 	}
 }
 
-// joinAll makes workers of this process, as it were several.
+// joinAll joins several workers in this process.
 func joinAll(t *testing.T, replicas ...int) []*worker.Worker {
 	t.Helper()
 	return joinAt(t, freeStore(t), false, replicas...)
 }
 
-// joinAt does so at a store that worker 0 serves, or that is there.
+// joinAt is joinAll with a store that worker 0 serves, or that exists.
 func joinAt(t *testing.T, store string, hosted bool, replicas ...int) []*worker.Worker {
 	t.Helper()
 	all := make([]*worker.Worker, len(replicas))
@@ -50,7 +52,10 @@ func joinAt(t *testing.T, store string, hosted bool, replicas ...int) []*worker.
 	for i, n := range replicas {
 		wg.Go(func() {
 			w, err := worker.Join(t.Context(), worker.Config{
-				Job:      &cluster.Job{Source: "a test", ID: "in one process", Worker: i, Workers: len(replicas), Store: store, Hosted: hosted},
+				Job: &cluster.Job{
+					Source: "a test", ID: "in one process", Worker: i, Workers: len(replicas), Store: store,
+					Hosted: hosted,
+				},
 				Replicas: n, NoSharedMemory: true, Getenv: bare, Logger: slog.New(slog.DiscardHandler),
 			})
 			if err != nil {
@@ -77,12 +82,14 @@ func each(all []*worker.Worker, f func(w *worker.Worker) error) []error {
 	return errs
 }
 
-// TestMembers: everybody knows everybody, can compare, exchange, and leave; nothing is left behind, which goleak looks for.
+// TestMembers: all workers know all others, can compare, exchange and leave. No goroutine is left, which goleak
+// checks.
 func TestMembers(t *testing.T) {
 	all := joinAll(t, 2, 1)
 	for i, w := range all {
 		members := w.Members()
-		if len(members) != 2 || members[0].Replicas != 2 || members[1].First != 2 || members[1].Worker != 1 || members[0].PID == 0 || members[0].Host == "" {
+		if len(members) != 2 || members[0].Replicas != 2 || members[1].First != 2 || members[1].Worker != 1 ||
+			members[0].PID == 0 || members[0].Host == "" {
 			t.Errorf("worker %d knows %+v", i, members)
 		}
 		local := w.Group().Local()
@@ -102,9 +109,11 @@ func TestMembers(t *testing.T) {
 		}
 	}
 	for i, err := range each(all, func(w *worker.Worker) error {
-		return w.Compare(context.Background(), "step", []rendezvous.Fact{{Name: "step", Value: string(rune('0' + w.Job().Worker))}})
+		return w.Compare(context.Background(), "step",
+			[]rendezvous.Fact{{Name: "step", Value: string(rune('0' + w.Job().Worker))}})
 	}) {
-		if differ := (*rendezvous.DifferError)(nil); !errors.Is(err, worker.ErrDiffer) || !errors.As(err, &differ) || differ.Differences[0].Name != "step" {
+		if differ := (*rendezvous.DifferError)(nil); !errors.Is(err, worker.ErrDiffer) || !errors.As(err, &differ) ||
+			differ.Differences[0].Name != "step" {
 			t.Errorf("worker %d: %v", i, err)
 		}
 	}
@@ -126,8 +135,9 @@ func TestMembers(t *testing.T) {
 	}
 }
 
-// TestGone: a worker that fails and leaves while others wait for it in a comparison or an exchange ends their wait, though the store and everybody
-// else go on; they say who it was, and why. What it gave before it left counts.
+// TestGone: a worker that fails and leaves while others wait for it in a comparison or an exchange ends their wait,
+// although the store and all others continue. Their errors name it and its failure. A value that it wrote before it
+// left counts.
 func TestGone(t *testing.T) {
 	for name, wait := range map[string]func(w *worker.Worker) error{
 		"compare":  func(w *worker.Worker) error { return w.Compare(context.Background(), "model", nil) },
@@ -138,7 +148,8 @@ func TestGone(t *testing.T) {
 				t.Parallel()
 				all := joinAt(t, "file://"+filepath.Join(t.TempDir(), "store"), true, 1, 1, 1)
 				for i, err := range each(all, func(w *worker.Worker) error {
-					if err := w.Compare(context.Background(), "before", []rendezvous.Fact{{Name: "model", Value: "mlp"}}); err != nil || w.Job().Worker != gone {
+					if err := w.Compare(context.Background(), "before",
+						[]rendezvous.Fact{{Name: "model", Value: "mlp"}}); err != nil || w.Job().Worker != gone {
 						return errors.Join(err, wait(w))
 					}
 					return errors.Join(w.Fail(errors.New("no such file: digits")), w.Close())
@@ -147,7 +158,8 @@ func TestGone(t *testing.T) {
 					case i == gone && err != nil:
 						t.Errorf("the one that leaves: %v", err)
 					case i == gone:
-					case err == nil || !errors.Is(err, collective.ErrPeerLost) || !strings.Contains(err.Error(), fmt.Sprintf("worker %d has failed and left the job", gone)) ||
+					case err == nil || !errors.Is(err, collective.ErrPeerLost) ||
+						!strings.Contains(err.Error(), fmt.Sprintf("worker %d has failed and left the job", gone)) ||
 						!strings.Contains(err.Error(), "it reported: no such file: digits"):
 						t.Errorf("worker %d: %v", i, err)
 					}
@@ -158,8 +170,8 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestGoneWhileOthersConnect: one that fails and leaves after it has said where it can be reached is waited for no longer by those that still
-// try to reach it.
+// TestGoneWhileOthersConnect: workers that still connect do not wait for one that fails and leaves after it has
+// published its addresses.
 func TestGoneWhileOthersConnect(t *testing.T) {
 	store := "file://" + filepath.Join(t.TempDir(), "store")
 	key, err := secret.OfHost()
@@ -175,7 +187,8 @@ func TestGoneWhileOthersConnect(t *testing.T) {
 			TCP: tcp.Config{Job: w.Job().ID, Listen: "127.0.0.1:0", Authenticate: key.Authenticate(secret.Group,
 				w.Job().ID, cfg.Epoch)},
 			Exchange: func(ctx context.Context, mine []byte) ([][]byte, error) {
-				return nil, errors.Join(w.Store().Set(ctx, rendezvous.Key(w.Job().ID, 0, "connect", "1"), mine), errors.New("no file descriptors are left"))
+				return nil, errors.Join(w.Store().Set(ctx, rendezvous.Key(w.Job().ID, 0, "connect", "1"), mine),
+					errors.New("no file descriptors are left"))
 			},
 		})
 		return nil, err
@@ -187,7 +200,8 @@ func TestGoneWhileOthersConnect(t *testing.T) {
 			var w *worker.Worker
 			w, errs[i] = worker.Join(t.Context(), worker.Config{
 				Job:      &cluster.Job{Source: "a test", ID: "in one process", Worker: i, Workers: 3, Store: store, Hosted: true},
-				Replicas: 1, NoSharedMemory: true, Getenv: bare, Logger: slog.New(slog.DiscardHandler), Opener: &worker.Opener{Name: "test", Open: leave},
+				Replicas: 1, NoSharedMemory: true, Getenv: bare, Logger: slog.New(slog.DiscardHandler),
+				Opener: &worker.Opener{Name: "test", Open: leave},
 			})
 			if w != nil {
 				w.Close()
@@ -199,13 +213,49 @@ func TestGoneWhileOthersConnect(t *testing.T) {
 		switch {
 		case err == nil || !strings.Contains(err.Error(), "no file descriptors are left"):
 			t.Errorf("worker %d: %v", i, err)
-		case i != 1 && (!errors.Is(err, collective.ErrPeerLost) || !strings.Contains(err.Error(), "worker 1 has failed and left the job")):
+		case i != 1 && (!errors.Is(err, collective.ErrPeerLost) ||
+			!strings.Contains(err.Error(), "worker 1 has failed and left the job")):
 			t.Errorf("worker %d: %v", i, err)
 		}
 	}
 }
 
-// TestGoneAfterwards: what a worker gave before it failed and left is compared all the same.
+// TestNoSecretFirst: a worker of a job on several hosts without a secret reports that, also if another worker, which
+// has
+// failed for the same reason, has left the job already.
+func TestNoSecretFirst(t *testing.T) {
+	for range 20 {
+		store := rendezvous.NewMemory()
+		other := rendezvous.Registration{
+			Job: "job", Role: "worker", Worker: 1, Workers: 2, Host: "other", PID: 1, Replicas: 1, Build: "same",
+			Data: []byte(`{"host_id": "other", "platform": "` + runtime.GOOS + "/" + runtime.GOARCH + `"}`),
+		}
+		joined := make(chan error, 1)
+		go func() {
+			s := store.Open()
+			err := s.Set(t.Context(), rendezvous.Key("job", 0, "gone", "1"), nil)
+			if err == nil {
+				_, err = rendezvous.Join(t.Context(), s, other)
+			}
+			joined <- errors.Join(err, s.Close())
+		}()
+		_, err := worker.Join(t.Context(), worker.Config{
+			Job:   &cluster.Job{Source: "a test", ID: "job", Workers: 2, Store: "test://store"},
+			Build: "same", Getenv: bare, Logger: slog.New(slog.DiscardHandler),
+			Schemes: map[string]rendezvous.Opener{
+				"test": func(context.Context, string, rendezvous.Config) (rendezvous.Store, error) { return store.Open(), nil },
+			},
+		})
+		if !errors.Is(err, worker.ErrNoSecret) {
+			t.Errorf("got %v, want ErrNoSecret", err)
+		}
+		if err := <-joined; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestGoneAfterwards: a value that a worker wrote before it failed and left is still compared.
 func TestGoneAfterwards(t *testing.T) {
 	all := joinAt(t, "file://"+filepath.Join(t.TempDir(), "store"), true, 1, 1, 1)
 	left := make(chan struct{})
@@ -240,7 +290,7 @@ func TestGoneAfterwards(t *testing.T) {
 	each(all, func(w *worker.Worker) error { return errors.Join(w.Fail(errors.New("over")), w.Close()) })
 }
 
-// TestRebuild: the group that takes the place of one that failed works, and is aborted with the worker like the first.
+// TestRebuild: the group that replaces a failed one works, and is aborted with the worker like the first.
 func TestRebuild(t *testing.T) {
 	all := joinAll(t, 1, 1)
 	groups := make([]collective.Group, 2)
@@ -262,14 +312,15 @@ func TestRebuild(t *testing.T) {
 	}
 	each(all, func(w *worker.Worker) error { return w.Close() })
 	for i, g := range groups {
-		if err := g.Local()[0].Do(context.Background(), &collective.Call{Op: collective.Barrier}); !errors.Is(err, collective.ErrClosed) {
+		if err := g.Local()[0].Do(context.Background(), &collective.Call{Op: collective.Barrier}); !errors.Is(err,
+			collective.ErrClosed) {
 			t.Errorf("worker %d: after Close: %v", i, err)
 		}
 	}
 }
 
-// TestAlone: a job of one needs nobody, and can fail too.
-func TestAlone(t *testing.T) {
+// TestSingleProcess: a job of one worker needs no other, and can fail too.
+func TestSingleProcess(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "records")
 	var phases []string
 	w, err := worker.Join(t.Context(), worker.Config{
@@ -283,29 +334,33 @@ func TestAlone(t *testing.T) {
 		t.Errorf("%d replicas, store %v, %v", n, w.Store(), w.Err())
 	}
 	w.Progress(7, "compute")
-	if err := errors.Join(w.Compare(t.Context(), "x", nil), w.Fail(nil), w.Fail(errors.New("first\nof all")), w.Fail(errors.New("second"))); err != nil {
+	if err := errors.Join(w.Compare(t.Context(), "x", nil), w.Fail(nil), w.Fail(errors.New("first\nof all")),
+		w.Fail(errors.New("second"))); err != nil {
 		t.Error(err)
 	}
 	records, err := failure.Read(folder, 0)
-	if err != nil || len(records) != 1 || records[0].Message != "first\nof all" || records[0].Step != 7 || records[0].Phase != "compute" || records[0].Kind != "error" {
+	if err != nil || len(records) != 1 || records[0].Message != "first\nof all" || records[0].Step != 7 ||
+		records[0].Phase != "compute" || records[0].Kind != "error" {
 		t.Errorf("%+v, %v", records, err)
 	}
 	w.Progress(8, "compute")
 	if err := w.Fail(context.Canceled); err != nil {
 		t.Error(err)
 	}
-	if records, err = failure.Read(folder, 0); err != nil || len(records) != 1 || records[0].Kind != "interrupted" || records[0].Step != 8 {
+	if records, err = failure.Read(folder, 0); err != nil || len(records) != 1 || records[0].Kind != "interrupted" ||
+		records[0].Step != 8 {
 		t.Errorf("%+v, %v", records, err)
 	}
 	if err := w.Close(); err != nil {
 		t.Error(err)
 	}
 	if strings.Join(phases, " ") != "compute compute" {
-		t.Errorf("told of %v", phases)
+		t.Errorf("reported %v", phases)
 	}
 }
 
-// TestPanicking: a worker that is closed by a deferred function while its program panics leaves a record of that.
+// TestPanicking: a worker that is closed by a deferred function while its program panics leaves a record of the
+// panic.
 func TestPanicking(t *testing.T) {
 	folder := t.TempDir()
 	func() {
@@ -322,12 +377,13 @@ func TestPanicking(t *testing.T) {
 		panic("at the disco")
 	}()
 	records, err := failure.Read(folder, 0)
-	if err != nil || len(records) != 1 || records[0].Kind != "panic" || !strings.Contains(records[0].Message, "worker_test.go:") || !strings.Contains(records[0].Stack, "TestPanicking") {
+	if err != nil || len(records) != 1 || records[0].Kind != "panic" ||
+		!strings.Contains(records[0].Message, "worker_test.go:") || !strings.Contains(records[0].Stack, "TestPanicking") {
 		t.Errorf("%+v, %v", records, err)
 	}
 }
 
-// TestConfig: what cannot be is said at once.
+// TestConfig: an invalid configuration is an error at once.
 func TestConfig(t *testing.T) {
 	two := func(change func(*cluster.Job)) *cluster.Job {
 		j := &cluster.Job{Source: "a test", Workers: 2, Store: "tcp://127.0.0.1:1"}
@@ -340,16 +396,44 @@ func TestConfig(t *testing.T) {
 		says string
 	}{
 		{"replicas", worker.Config{Replicas: -1}, "-1 replicas: want 1 to"},
-		{"ports", worker.Config{Ports: "7099-7000"}, `Ports: "7099-7000" is no port and no range of ports: want one such as 7000 or 7000-7099`},
-		{"number", worker.Config{Job: two(func(j *cluster.Job) { j.Worker = 2 })}, "want a number from 0 to one less than the number of workers"},
-		{"no store", worker.Config{Job: two(func(j *cluster.Job) { j.Store = "" })}, "no rendezvous store: set LOCKSTEP_STORE"},
-		{"no store, for a reason", worker.Config{Job: two(func(j *cluster.Job) { j.Store, j.NoStore = "", "because" })}, "no rendezvous store: because"},
-		{"scheme", worker.Config{Job: two(func(j *cluster.Job) { j.Store = "ftp://x" })}, "knows stores whose URLs begin with etcd:// or etcds:// or file:// or tcp://"},
+		{
+			"ports",
+			worker.Config{Ports: "7099-7000"},
+			`Ports: "7099-7000" is no port and no range of ports: want one such as 7000 or 7000-7099`,
+		},
+		{
+			"number",
+			worker.Config{Job: two(func(j *cluster.Job) { j.Worker = 2 })},
+			"want a number from 0 to one less than the number of workers",
+		},
+		{
+			"no store",
+			worker.Config{Job: two(func(j *cluster.Job) { j.Store = "" })},
+			"no rendezvous store: set LOCKSTEP_STORE",
+		},
+		{
+			"no store, for a reason",
+			worker.Config{Job: two(func(j *cluster.Job) { j.Store, j.NoStore = "", "because" })},
+			"no rendezvous store: because",
+		},
+		{
+			"scheme",
+			worker.Config{Job: two(func(j *cluster.Job) { j.Store = "ftp://x" })},
+			"knows stores whose URLs begin with etcd:// or etcds:// or file:// or tcp://",
+		},
 		{"several hosts", worker.Config{Job: two(func(j *cluster.Job) {
 			j.Spec = cluster.NewSpec(map[string][]string{"worker": {"a:1", "b:1"}})
 		})}, "several hosts without a secret: the job is spread over a, b"},
-		{"secret", worker.Config{Job: two(func(*cluster.Job) {}), Getenv: only(cluster.EnvSecret, "short")}, "LOCKSTEP_SECRET: the secret has 5 characters"},
-		{"nobody serves", worker.Config{Job: two(func(j *cluster.Job) { j.Worker = 1 }), RendezvousTimeout: 1}, "worker 0, which serves the store at tcp://127.0.0.1:1, was not reached"},
+		{
+			"secret",
+			worker.Config{Job: two(func(*cluster.Job) {}), Getenv: only(cluster.EnvSecret, "short")},
+			"LOCKSTEP_SECRET: the secret has 5 characters",
+		},
+		{
+			"nobody serves",
+			worker.Config{Job: two(func(j *cluster.Job) { j.Worker = 1 }), RendezvousTimeout: 1},
+			"worker 0, which serves the store at tcp://127.0.0.1:1, was not reached",
+		},
 	} {
 		if test.cfg.Getenv == nil {
 			test.cfg.Getenv = bare
@@ -365,23 +449,39 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// TestNobodyComes: who waits in vain for another at the start tells who started it, and lays it on that one.
-func TestNobodyComes(t *testing.T) {
+// TestLongSecretFile: an endless secret file is an error.
+func TestLongSecretFile(t *testing.T) {
+	const endless = "/dev/zero"
+	if _, err := os.Stat(endless); err != nil {
+		t.Skip("needs " + endless)
+	}
+	_, err := worker.Join(t.Context(), worker.Config{
+		Job: &cluster.Job{Workers: 2, Store: "file:///x"}, Getenv: only(cluster.EnvSecretFile, endless),
+	})
+	if err == nil || !strings.Contains(err.Error(), endless+" has more than 1048576 bytes") {
+		t.Errorf("got %v, want that the file is too long", err)
+	}
+}
+
+// TestMissingWorker: a worker that times out waiting for another at the start reports it to the launcher, and blames
+// the missing one.
+func TestMissingWorker(t *testing.T) {
 	dir := t.TempDir()
 	_, err := worker.Join(t.Context(), worker.Config{
 		Job:               &cluster.Job{Source: "a test", ID: "in vain", Workers: 2, Store: freeStore(t)},
 		RendezvousTimeout: 2 * time.Second, Getenv: only(cluster.EnvRecords, dir), Logger: slog.New(slog.DiscardHandler),
 	})
-	if meeting := (*rendezvous.JoinError)(nil); !errors.As(err, &meeting) {
+	if joining := (*rendezvous.JoinError)(nil); !errors.As(err, &joining) {
 		t.Fatalf("got %v", err)
 	}
 	records, err := failure.Read(dir, 0)
-	if err != nil || len(records) != 1 || records[0].Kind != "timeout" || !slices.Equal(records[0].Blames, []int{1}) || records[0].Phase != "rendezvous" {
+	if err != nil || len(records) != 1 || records[0].Kind != "timeout" || !slices.Equal(records[0].Blames, []int{1}) ||
+		records[0].Phase != "rendezvous" {
 		t.Errorf("got %+v, %v", records, err)
 	}
 }
 
-// freeStore returns the URL of a store on a port of loopback that is free.
+// freeStore returns the URL of a store on a free port of loopback.
 func freeStore(t *testing.T) string {
 	t.Helper()
 	return fmt.Sprintf("tcp://127.0.0.1:%d", freeport.Take(t, 1))

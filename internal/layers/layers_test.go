@@ -23,6 +23,7 @@ var mayImport = []struct {
 	{"internal/ranges", nil},
 	{"internal/race", nil},
 	{"internal/freeport", nil},
+	{"internal/testnet", nil},
 	{"internal/foreign", nil},
 	{"internal/layers", []string{"..."}},
 	{"internal/memlimit", nil},

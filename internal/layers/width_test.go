@@ -20,7 +20,6 @@ const (
 // wide lists the packages that still have Go lines wider than goWidth (a trailing /... covers what lies below). Remove
 // a package here when its lines are broken.
 var wide = []string{
-	"cluster/doctor", "cluster/launch", "cluster/worker",
 	"collective",
 	"internal/listener", "internal/transport/...",
 	"transport/...",

@@ -15,7 +15,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// counted is a store that notes when a pulse is set.
+// counted is a store that records when a heartbeat is set.
 type counted struct {
 	rendezvous.Store
 	mu sync.Mutex
@@ -30,9 +30,9 @@ func (c *counted) Set(ctx context.Context, key string, value []byte) error {
 	return c.Store.Set(ctx, key, value)
 }
 
-// TestPulsesOfAll: all workers together publish at most 200 pulses a second, however many they are and though all have
-// news all the time; and each publishes at least four times within the heartbeat timeout.
-func TestPulsesOfAll(t *testing.T) {
+// TestHeartbeatsOfAll: all workers together publish at most 200 heartbeats a second, however many they are and even
+// if all begin phases all the time. Each publishes at least four times within the heartbeat timeout.
+func TestHeartbeatsOfAll(t *testing.T) {
 	for _, workers := range []int{2, 39, 150, 200, 201, 300, 1000, 3000} {
 		t.Run(fmt.Sprint(workers), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -51,7 +51,7 @@ func TestPulsesOfAll(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				var work sync.WaitGroup
 				for i := range workers {
-					beats := cfg.beats(i, workers)
+					beats := cfg.heartbeats(i, workers)
 					if beats.Delay >= beats.Every || cfg.HeartbeatTimeout < 4*beats.Every {
 						t.Errorf("worker %d: %+v with a heartbeat timeout of %v", i, beats, cfg.HeartbeatTimeout)
 					}
