@@ -412,7 +412,8 @@ func TestRestarts(t *testing.T) {
 			t.Parallel()
 			logs := t.TempDir()
 			s := launchScript(t, fmt.Sprintf(`echo "$LOCKSTEP_EPOCH $TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS"
-[ $LOCKSTEP_EPOCH = %d ] && exit 0; [ $RANK = 0 ] && exit 4; while :; do sleep 0.05; done`, c.good), func(cfg *Config) { cfg.RestartsMax, cfg.Logs = c.max, logs })
+[ $LOCKSTEP_EPOCH = %d ] && exit 0; [ $RANK = 0 ] && exit 4; while :; do sleep 0.05; done`, c.good),
+				func(cfg *Config) { cfg.RestartsMax, cfg.Logs = c.max, logs })
 			o := s.wait(t)
 			if o.Code != c.code || o.Restarts != c.restarts {
 				t.Errorf("outcome %+v, want code %d after %d restarts", o, c.code, c.restarts)
@@ -443,7 +444,8 @@ func TestInterrupt(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			s := launchScript(t, fmt.Sprintf(`trap 'n=$((n+1))' %s; n=0; echo ready
-while [ $n = 0 ]; do sleep 0.02; done; sleep 0.2; echo "ended after $n"; exit 0`, c.name), func(cfg *Config) { cfg.RestartsMax = 3 })
+while [ $n = 0 ]; do sleep 0.02; done; sleep 0.2; echo "ended after $n"; exit 0`, c.name),
+				func(cfg *Config) { cfg.RestartsMax = 3 })
 			s.out.await(t, "[rank0] ready\n")
 			s.out.await(t, "[rank1] ready\n")
 			s.agent.Interrupt(c.sig)
