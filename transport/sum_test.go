@@ -31,7 +31,10 @@ func (h Header) sum() uint64 { return h.Sum() }
 
 // TestSumStep: the sum of a header is that of call 0 and a step for each call since, also past the end of the numbers.
 func TestSumStep(t *testing.T) {
-	first := Header{Epoch: 1, Frame: 2, Comm: 3, Count: 4, Names: 5, Root: 6, Plan: 7, Op: 8, Reduce: 9, Type: 10, Order: 11}
+	first := Header{
+		Epoch: 1, Frame: 2, Comm: 3, Count: 4, Names: 5, Root: 6, Plan: 7, Op: 8, Reduce: 9, Type: 10,
+		Order: 11,
+	}
 	for _, seq := range []uint64{0, 1, 2, 1000, 1 << 32, 1<<64 - 1} {
 		h := first
 		h.Seq = seq

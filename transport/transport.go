@@ -44,10 +44,12 @@ import (
 
 // The errors of waits and calls that end early. Another one is [PeerDown].
 var (
-	ErrClosed      = errors.New("transport: endpoint closed")       // call after Close of this endpoint
-	ErrInterrupted = errors.New("transport: group interrupted")     // Interrupt was called, or a peer withdrew
-	ErrSize        = errors.New("transport: frame of wrong size")   // the frame does not fill the receiver's buffer exactly
-	ErrCorrupt     = errors.New("transport: corrupt frame")         // a received frame is damaged: the Err of its sender's PeerDown
+	ErrClosed      = errors.New("transport: endpoint closed")   // call after Close of this endpoint
+	ErrInterrupted = errors.New("transport: group interrupted") // Interrupt was called, or a peer withdrew
+	// the frame does not fill the receiver's buffer exactly
+	ErrSize = errors.New("transport: frame of wrong size")
+	// a received frame is damaged: the Err of its sender's PeerDown
+	ErrCorrupt     = errors.New("transport: corrupt frame")
 	ErrUnsupported = errors.New("transport: unsupported operation") // the Capabilities of the endpoint exclude the method
 )
 
@@ -77,8 +79,10 @@ func (h *Header) Sum() uint64 {
 	}
 	what := uint64(h.Op)<<24 | uint64(h.Reduce)<<16 | uint64(h.Type)<<8 | uint64(h.Order)
 	// Any numbers without a pattern: digits of the roots of 2, 5, 7, 11, 13, 17, 19 and 23.
-	sum := fold(h.Comm^0x6a09e667f3bcc909, what^0xcbbb9d5dc1059ed8) ^ fold(h.Count^0x3c6ef372fe94f82b, h.Names^0xa54ff53a5f1d36f1) ^
-		fold(uint64(h.Epoch)<<32|uint64(h.Frame)^0x510e527fade682d1, uint64(uint32(h.Root))<<32|uint64(h.Plan)^0x9b05688c2b3e6c1f)
+	sum := fold(h.Comm^0x6a09e667f3bcc909, what^0xcbbb9d5dc1059ed8) ^ fold(h.Count^0x3c6ef372fe94f82b,
+		h.Names^0xa54ff53a5f1d36f1) ^
+		fold(uint64(h.Epoch)<<32|uint64(h.Frame)^0x510e527fade682d1,
+			uint64(uint32(h.Root))<<32|uint64(h.Plan)^0x9b05688c2b3e6c1f)
 	return fold(sum^0x1f83d9abfb41bd6b, 0x5be0cd19137e2179) + h.Seq*SumStep
 }
 

@@ -129,7 +129,8 @@ func (a *Accepted) decode() error {
 	}
 	e := a.listener.to(a.Service)
 	if e == nil {
-		return Refuse(NoService, "no %v at %v: this process does not serve it or has stopped serving it", a.Service, a.listener.Addr())
+		return Refuse(NoService, "no %v at %v: this process does not serve it or has stopped serving it", a.Service,
+			a.listener.Addr())
 	}
 	a.acceptor = e
 	switch {

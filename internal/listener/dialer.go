@@ -125,6 +125,7 @@ func Temporary(err error) bool {
 	if op := (*net.OpError)(nil); errors.As(err, &op) {
 		return op.Op != "remote error" && op.Op != "local error" // of package tls
 	}
-	return errors.Is(err, errDial) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
+	return errors.Is(err, errDial) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, net.ErrClosed) ||
 		errors.Is(err, io.ErrClosedPipe) || errors.Is(err, context.DeadlineExceeded)
 }

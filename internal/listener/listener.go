@@ -189,7 +189,8 @@ func (l *Listener) refuse(e *Acceptor, from net.Addr, err error) {
 	now := time.Now().UnixNano()
 	before := l.logged[reason].Load()
 	if l.ctx.Err() == nil && now-before >= int64(time.Second) && l.logged[reason].CompareAndSwap(before, now) {
-		l.cfg.Logger.Warn("listener: connection refused", "from", from, "reason", err, "kind", reason.String(), "of_this_kind", count)
+		l.cfg.Logger.Warn("listener: connection refused", "from", from, "reason", err, "kind", reason.String(),
+			"of_this_kind", count)
 	}
 }
 

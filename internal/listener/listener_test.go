@@ -88,8 +88,18 @@ func TestServices(t *testing.T) {
 		{"the store without a proof", Dialer{}, Hello{Service: Store, Job: ours}, "requests a proof", Proof},
 		{"data with a proof", Dialer{Rules: prove}, Hello{Service: Data, Job: ours}, "requests no proof", Proof},
 		{"another job", Dialer{}, Hello{Service: Data, Job: theirs}, `belongs to another job; this one is "ours"`, Job},
-		{"TLS where there is none", Dialer{}, Hello{Service: Data, Job: ours, Secure: true}, "it requests TLS, but this end has no TLS", Proof},
-		{"a service that is not registered", Dialer{}, Hello{Service: Control, Job: ours}, "no group's control at " + l.Addr(), NoService},
+		{
+			"TLS where there is none",
+			Dialer{},
+			Hello{Service: Data, Job: ours, Secure: true},
+			"it requests TLS, but this end has no TLS", Proof,
+		},
+		{
+			"a service that is not registered",
+			Dialer{},
+			Hello{Service: Control, Job: ours},
+			"no group's control at " + l.Addr(), NoService,
+		},
 		{"an unknown service", Dialer{}, Hello{Service: 77, Job: ours}, "no service 77 at " + l.Addr(), NoService},
 	} {
 		text, err := call(t, l, c.caller, c.g)
@@ -101,11 +111,13 @@ func TestServices(t *testing.T) {
 			t.Errorf("%s: %q, %v, want %q", c.name, text, err, c.want)
 		}
 	}
-	if _, err := l.Serve(ServiceConfig{Services: []Service{Control, Store}}); err == nil || !strings.Contains(err.Error(), "already serves the store") {
+	if _, err := l.Serve(ServiceConfig{Services: []Service{Control, Store}}); err == nil ||
+		!strings.Contains(err.Error(), "already serves the store") {
 		t.Errorf("a service twice: %v", err)
 	}
 	store.Close()
-	if text, err := call(t, l, Dialer{Rules: prove}, Hello{Service: Store, Job: ours}); err == nil || !strings.Contains(err.Error(), "no store at") {
+	if text, err := call(t, l, Dialer{Rules: prove}, Hello{Service: Store, Job: ours}); err == nil ||
+		!strings.Contains(err.Error(), "no store at") {
 		t.Errorf("a service that has ended: %q, %v", text, err)
 	}
 	if text, err := call(t, l, Dialer{}, Hello{Service: Data, Job: ours}); err != nil || text != "group's data" {

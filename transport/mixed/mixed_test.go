@@ -37,7 +37,10 @@ var modes = []mode{
 	{"processes of one rank", 1, nil, nil, "tcp", "tcp"},
 	{"one process", 8, nil, transporttest.OneDomain, "mem", "mem"},
 	{"one host", 1, oneHost, transporttest.OneDomain, "shm", "shm"},
-	{"hosts of two processes", 1, func(p int) string { return string(rune('a' + p/2)) }, transporttest.Pairs, "tcp", "shm+tcp"},
+	{
+		"hosts of two processes", 1, func(p int) string { return string(rune('a' + p/2)) }, transporttest.Pairs, "tcp",
+		"shm+tcp",
+	},
 }
 
 // open makes a group of n ranks.
@@ -150,13 +153,27 @@ func TestBadRegistrations(t *testing.T) {
 		cfg  [2]mixed.Config
 		want string
 	}{
-		{"one rank twice", [2]mixed.Config{{Size: 3, Ranks: []int{0, 1}}, {Size: 3, Ranks: []int{1, 2}}}, "both claim rank 1"},
-		{"a rank of nobody", [2]mixed.Config{{Size: 3, Ranks: []int{0}}, {Size: 3, Ranks: []int{2}}}, "no process has rank 1 of 3"},
+		{
+			"one rank twice",
+			[2]mixed.Config{{Size: 3, Ranks: []int{0, 1}}, {Size: 3, Ranks: []int{1, 2}}},
+			"both claim rank 1",
+		},
+		{
+			"a rank of nobody",
+			[2]mixed.Config{{Size: 3, Ranks: []int{0}}, {Size: 3, Ranks: []int{2}}},
+			"no process has rank 1 of 3",
+		},
 		{"another size", [2]mixed.Config{{Size: 2, Ranks: []int{0}}, {Size: 3, Ranks: []int{1}}}, "is in epoch 0 with"},
 		{"another epoch", [2]mixed.Config{{Size: 2, Ranks: []int{0}}, {Size: 2, Ranks: []int{1}, Epoch: 1}}, "is in epoch"},
 		{"another job", [2]mixed.Config{{Size: 2, Ranks: []int{0}}, {Size: 2, Ranks: []int{1}, TCP: tcp.Config{Job: "x"}}}, `job "x"`},
-		{"no secret", [2]mixed.Config{{Size: 2, Ranks: []int{0}, TCP: tcp.Config{Authenticate: anybody}}, {Size: 2, Ranks: []int{1}}}, "all need the same secret"},
-		{"plain text", [2]mixed.Config{{Size: 2, Ranks: []int{0}, TCP: tcp.Config{TLS: &tls.Config{}}}, {Size: 2, Ranks: []int{1}}}, "sends data in plain text"},
+		{"no secret", [2]mixed.Config{
+			{Size: 2, Ranks: []int{0}, TCP: tcp.Config{Authenticate: anybody}},
+			{Size: 2, Ranks: []int{1}},
+		}, "all need the same secret"},
+		{"plain text", [2]mixed.Config{
+			{Size: 2, Ranks: []int{0}, TCP: tcp.Config{TLS: &tls.Config{}}},
+			{Size: 2, Ranks: []int{1}},
+		}, "sends data in plain text"},
 	} {
 		exchanges := mixed.InProcess(2)
 		var wg sync.WaitGroup
@@ -170,14 +187,20 @@ func TestBadRegistrations(t *testing.T) {
 		}
 		wg.Wait()
 	}
-	for _, cfg := range []mixed.Config{{}, {Size: 2, Ranks: []int{1, 0}}, {Size: 2, Ranks: []int{2}}, {Size: 2, Ranks: []int{0}}} {
+	for _, cfg := range []mixed.Config{
+		{},
+		{Size: 2, Ranks: []int{1, 0}},
+		{Size: 2, Ranks: []int{2}},
+		{Size: 2, Ranks: []int{0}},
+	} {
 		if _, err := mixed.Open(context.Background(), cfg); err == nil {
 			t.Errorf("Open with ranks %v of %d and no Exchange: no error", cfg.Ranks, cfg.Size)
 		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := mixed.Open(ctx, mixed.Config{Size: 2, Ranks: []int{0}, Exchange: mixed.InProcess(2)[0]}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := mixed.Open(ctx, mixed.Config{Size: 2, Ranks: []int{0}, Exchange: mixed.InProcess(2)[0]}); !errors.Is(err,
+		context.DeadlineExceeded) {
 		t.Errorf("nobody else comes: %v", err)
 	}
 }

@@ -91,7 +91,8 @@ func (c *Config) check() error {
 	}
 	for i, r := range c.Ranks {
 		if r < 0 || r >= c.Size || i > 0 && r <= c.Ranks[i-1] {
-			return fmt.Errorf("mixed: ranks %v of a group of %d: want increasing numbers from 0 to %d", c.Ranks, c.Size, c.Size-1)
+			return fmt.Errorf("mixed: ranks %v of a group of %d: want increasing numbers from 0 to %d", c.Ranks, c.Size,
+				c.Size-1)
 		}
 	}
 	if c.Exchange == nil && len(c.Ranks) < c.Size {
@@ -158,7 +159,10 @@ type layout struct {
 
 // newLayout checks the registrations of all processes, which include mine, and returns the layout.
 func newLayout(mine *registration, registrations []registration) (*layout, error) {
-	l := &layout{addrs: make([]string, mine.Size), nonces: make([]string, mine.Size), places: make([]transport.Place, mine.Size)}
+	l := &layout{
+		addrs: make([]string, mine.Size), nonces: make([]string, mine.Size),
+		places: make([]transport.Place, mine.Size),
+	}
 	host := numbering{}
 	sharers := map[string]int{} // number of ranks that share memory, by host
 	for p := range registrations {
@@ -167,11 +171,14 @@ func newLayout(mine *registration, registrations []registration) (*layout, error
 		case c.Job != mine.Job:
 			return nil, fmt.Errorf("mixed: the process at %s belongs to job %q, this one to job %q", c.Addr, c.Job, mine.Job)
 		case c.Epoch != mine.Epoch || c.Size != mine.Size:
-			return nil, fmt.Errorf("mixed: the process at %s is in epoch %d with %d ranks, this one in epoch %d with %d", c.Addr, c.Epoch, c.Size, mine.Epoch, mine.Size)
+			return nil, fmt.Errorf("mixed: the process at %s is in epoch %d with %d ranks, this one in epoch %d with %d",
+				c.Addr, c.Epoch, c.Size, mine.Epoch, mine.Size)
 		case c.Proof != mine.Proof:
-			return nil, fmt.Errorf("mixed: the process at %s %s, this one %s: all need the same secret", c.Addr, asked(c.Proof), asked(mine.Proof))
+			return nil, fmt.Errorf("mixed: the process at %s %s, this one %s: all need the same secret", c.Addr, asked(c.Proof),
+				asked(mine.Proof))
 		case c.TLS != mine.TLS:
-			return nil, fmt.Errorf("mixed: the process at %s %s, this one %s: all must agree on that", c.Addr, encrypted(c.TLS), encrypted(mine.TLS))
+			return nil, fmt.Errorf("mixed: the process at %s %s, this one %s: all must agree on that", c.Addr, encrypted(c.TLS),
+				encrypted(mine.TLS))
 		}
 		name := c.host()
 		if c.Share {
@@ -344,7 +351,8 @@ func (l *layout) verifyHost(ctx context.Context, cfg *Config) ([]int, error) {
 	config.ArenaBytes = 1 // nothing is shared
 	ends, err := shm.Open(ctx, config)
 	if err != nil {
-		return nil, fmt.Errorf("mixed: verifying that the processes of ranks %v are on this host, as they claim: %w", l.host, err)
+		return nil, fmt.Errorf("mixed: verifying that the processes of ranks %v are on this host, as they claim: %w", l.host,
+			err)
 	}
 	closeAll(ends)
 	return l.host, nil

@@ -44,7 +44,10 @@ type twoWays struct {
 // an error comes or somebody is down.
 func turn(rank, size int) error {
 	ends, err := mixed.Open(context.Background(), mixed.Config{
-		Ranks: []int{rank}, Size: size, Exchange: mixed.Through(twoWays{os.Stdin, os.Stdout}), Apart: string(rune('a' + rank/2)),
+		Ranks: []int{rank}, Size: size, Exchange: mixed.Through(twoWays{
+			os.Stdin,
+			os.Stdout,
+		}), Apart: string(rune('a' + rank/2)),
 		TCP: tcp.Config{Logger: slog.New(slog.DiscardHandler)},
 	})
 	if err != nil {

@@ -105,7 +105,10 @@ func TestSecure(t *testing.T) {
 				seen.of[l.Addr().String()] = p
 				cfg := mixed.Config{
 					Ranks: []int{p}, Size: n, Exchange: exchanges[p], Apart: c.hosts[p], NoSharedMemory: !c.memory[p],
-					TCP: tcp.Config{Job: "test", Authenticate: s.Authenticate(secret.Group, "test", 0), Listener: l, Dial: seen.dial(p), Logger: slog.New(slog.DiscardHandler)},
+					TCP: tcp.Config{
+						Job: "test", Authenticate: s.Authenticate(secret.Group, "test", 0), Listener: l,
+						Dial: seen.dial(p), Logger: slog.New(slog.DiscardHandler),
+					},
 				}
 				if !c.plain {
 					if cfg.TCP.TLS, err = s.TLS("test", 0); err != nil {
@@ -128,7 +131,8 @@ func TestSecure(t *testing.T) {
 			for p, e := range ends {
 				wg.Go(func() {
 					in := make([]byte, 1)
-					if err := e.Exchange(ctx, (p+1)%n, transport.Frame{Data: []byte{byte(p)}}, (p+n-1)%n, in); err != nil || int(in[0]) != (p+n-1)%n {
+					if err := e.Exchange(ctx, (p+1)%n, transport.Frame{Data: []byte{byte(p)}}, (p+n-1)%n, in); err != nil ||
+						int(in[0]) != (p+n-1)%n {
 						t.Errorf("rank %d: %v, %v", p, in, err)
 					}
 				})
@@ -172,7 +176,10 @@ func TestOtherSecret(t *testing.T) {
 				}
 				_, err := mixed.Open(all, mixed.Config{
 					Ranks: []int{p}, Size: 2, Exchange: exchanges[p], NoSharedMemory: !memory,
-					TCP: tcp.Config{Job: "test", TLS: secure, Authenticate: s.Authenticate(secret.Group, "test", 0), Logger: slog.New(slog.DiscardHandler)},
+					TCP: tcp.Config{
+						Job: "test", TLS: secure, Authenticate: s.Authenticate(secret.Group, "test", 0),
+						Logger: slog.New(slog.DiscardHandler),
+					},
 				})
 				if err == nil || !strings.Contains(err.Error(), want) {
 					t.Errorf("shared memory %v, process %d: %v, want %q", memory, p, err, want)

@@ -73,7 +73,10 @@ func arenaOf(f *os.File, bytes int64) (*arena, error) {
 		f.Close()
 		return nil, err
 	}
-	return &arena{file: f, base: unsafe.Pointer(&mem[0]), size: len(mem), mem: mem, free: []extent{{0, len(mem)}}, live: map[int]*buffer{}}, nil
+	return &arena{
+		file: f, base: unsafe.Pointer(&mem[0]), size: len(mem), mem: mem, free: []extent{{0, len(mem)}},
+		live: map[int]*buffer{},
+	}, nil
 }
 
 // allocate returns zeroed memory, backed by the system: if the system has too little, allocate returns an error,
@@ -177,7 +180,8 @@ func (a *arena) release(b *buffer) {
 	defer a.mu.Unlock()
 	delete(a.live, b.extent.lo)
 	if !b.retired && !a.closed {
-		if unix.Fallocate(int(a.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(b.extent.lo), int64(b.extent.hi-b.extent.lo)) != nil {
+		if unix.Fallocate(int(a.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(b.extent.lo),
+			int64(b.extent.hi-b.extent.lo)) != nil {
 			clear(a.mem[b.extent.lo:b.extent.hi])
 		}
 		a.insert(b.extent)

@@ -210,8 +210,12 @@ func TestMemoryLimitIsAnError(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(group, limitFile), []byte(strconv.Itoa(limitBytes)), 0o644); err != nil {
 		t.Skip("the memory control group takes no limit:", err)
 	}
-	c := start(t, "limited", 0, shm.Config{Name: fmt.Sprintf("limited-%d", os.Getpid()), Job: "limit", Size: 1, Ranks: []int{0}})
-	if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(c.cmd.Process.Pid)), 0o644); err != nil {
+	c := start(t, "limited", 0, shm.Config{
+		Name: fmt.Sprintf("limited-%d", os.Getpid()), Job: "limit", Size: 1,
+		Ranks: []int{0},
+	})
+	if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(c.cmd.Process.Pid)),
+		0o644); err != nil {
 		t.Skip("the memory control group takes no process:", err)
 	}
 	c.in()

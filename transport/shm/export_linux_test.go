@@ -35,7 +35,10 @@ func EndsOn(f *os.File) (ends [2]transport.Endpoint, err error) {
 	if err := f.Truncate(int64(layoutOf(2).bytes)); err != nil {
 		return ends, err
 	}
-	w := &world{cfg: Config{Size: 2, Ranks: []int{0, 1}}, processes: make([]process, 1), processOf: []int{0, 0}, control: f}
+	w := &world{
+		cfg: Config{Size: 2, Ranks: []int{0, 1}}, processes: make([]process, 1), processOf: []int{0, 0},
+		control: f,
+	}
 	if w.root, err = newGroup(w, 0, []int{0, 1}); err != nil {
 		return ends, err
 	}

@@ -108,7 +108,8 @@ func TestKilled(t *testing.T) {
 			for _, r := range []int{0, 2} {
 				// With frames the rank that does not exchange with rank 1 may see that of the other survivor first.
 				line := children[r].line()
-				if !strings.Contains(line, "rank 1 is down: process ") && (what == "flags" || !strings.Contains(line, "has closed its end")) {
+				if !strings.Contains(line, "rank 1 is down: process ") &&
+					(what == "flags" || !strings.Contains(line, "has closed its end")) {
 					t.Errorf("rank %d says %q", r, line)
 				}
 			}
@@ -249,7 +250,10 @@ func TestStopped(t *testing.T) {
 	}
 	sleeper.in()
 	sleeper.says("error: ", transport.ErrInterrupted.Error())
-	for what, b := range map[string][]byte{"a new buffer": fresh.HostBytes(), "staging buffer 0": staging[0], "staging buffer 1": staging[1]} {
+	for what, b := range map[string][]byte{
+		"a new buffer": fresh.HostBytes(), "staging buffer 0": staging[0],
+		"staging buffer 1": staging[1],
+	} {
 		if i := slices.IndexFunc(b, func(x byte) bool { return x != 7 }); i >= 0 {
 			t.Errorf("the process that was stopped has written into %s of what is used now, at %d", what, i)
 		}

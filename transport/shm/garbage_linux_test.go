@@ -45,7 +45,8 @@ func TestLongText(t *testing.T) {
 	encodeText(&b, long, long, shape)
 	name, algorithm, dims, err := decodeText(&b, nil)
 	if err != nil || len(name) != nameMax || len(algorithm) != algorithmMax || len(dims) != dimsMax {
-		t.Errorf("%d, %d, %d of what is too long, %v; want %d, %d, %d", len(name), len(algorithm), len(dims), err, nameMax, algorithmMax, dimsMax)
+		t.Errorf("%d, %d, %d of what is too long, %v; want %d, %d, %d", len(name), len(algorithm), len(dims), err, nameMax,
+			algorithmMax, dimsMax)
 	}
 }
 
@@ -127,7 +128,10 @@ func TestGarbageInPipes(t *testing.T) {
 // FuzzMessage: what comes through the socket of the set-up.
 func FuzzMessage(f *testing.F) {
 	own := Config{Job: "job", Size: 4, Ranks: []int{0}}
-	for _, m := range []any{own.hello(), answer{"no"}, welcome{Processes: []member{{1, []int{0}}, {2, []int{1, 2, 3}}}, You: 1}} {
+	for _, m := range []any{own.hello(), answer{"no"}, welcome{
+		Processes: []member{{1, []int{0}}, {2, []int{1, 2, 3}}},
+		You:       1,
+	}} {
 		var b bytes.Buffer
 		text, err := json.Marshal(m)
 		if err != nil {
@@ -141,7 +145,8 @@ func FuzzMessage(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		mine := own.hello()
 		var h hello
-		if _, err := receive(bytes.NewReader(data), &h); err == nil && mine.differ(&h) == "" && checkRanks(h.Ranks, 4) != nil {
+		if _, err := receive(bytes.NewReader(data), &h); err == nil && mine.differ(&h) == "" &&
+			checkRanks(h.Ranks, 4) != nil {
 			t.Errorf("%+v was taken for right", h)
 		}
 		guest := own
@@ -172,7 +177,8 @@ func TestWrongFile(t *testing.T) {
 
 // TestParkingAllocatesNothing: neither the rank that blocks at once, nor the one that rings.
 func TestParkingAllocatesNothing(t *testing.T) {
-	cfg := Config{Name: fmt.Sprint(t.Name(), os.Getpid()), Size: 2, Ranks: []int{1}, ArenaBytes: page} // the name is the whole host's
+	// the name is the whole host's
+	cfg := Config{Name: fmt.Sprint(t.Name(), os.Getpid()), Size: 2, Ranks: []int{1}, ArenaBytes: page}
 	opened := make(chan *endpoint)
 	go func() {
 		ends, err := Open(context.Background(), cfg)
@@ -198,7 +204,8 @@ func TestParkingAllocatesNothing(t *testing.T) {
 	a.g.polls, b.g.polls = 0, 0
 	call := func(e *endpoint) {
 		e.Publish(transport.Slot{})
-		if err := errors.Join(e.Signal(0), e.Await(context.Background(), -1, 0), e.Exchange(context.Background(), 1-e.rank, transport.Frame{}, 1-e.rank, nil)); err != nil {
+		if err := errors.Join(e.Signal(0), e.Await(context.Background(), -1, 0),
+			e.Exchange(context.Background(), 1-e.rank, transport.Frame{}, 1-e.rank, nil)); err != nil {
 			t.Error(err)
 		}
 	}

@@ -44,7 +44,10 @@ func newGroup(w *world, offset int64, worldly []int) (*group, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &group{region: r, world: w, offset: offset, worldly: worldly, ends: make([]atomic.Pointer[endpoint], len(worldly)), answered: make([]uint64, len(worldly))}
+	g := &group{
+		region: r, world: w, offset: offset, worldly: worldly,
+		ends: make([]atomic.Pointer[endpoint], len(worldly)), answered: make([]uint64, len(worldly)),
+	}
 	if err := g.provide(0, g.pipes); err != nil {
 		g.unmap()
 		return nil, err
@@ -69,7 +72,8 @@ func (g *group) join(rank int) *endpoint {
 	n := g.ranks
 	e := &endpoint{
 		g: g, rank: rank, mine: g.block(rank), views: make([][2]view, n), names: map[string]string{},
-		wake: make(chan struct{}, 1), down: make(chan transport.PeerDown, n), reported: make([]bool, n), garbage: make([]error, n),
+		wake: make(chan struct{}, 1), down: make(chan transport.PeerDown, n), reported: make([]bool,
+			n), garbage: make([]error, n),
 		reply: make(chan struct{}, 1), outgoing: make([]pipeEnd, n), incoming: make([]pipeEnd, n), staged: make([]bool, n),
 	}
 	for r := range n {
@@ -242,7 +246,8 @@ func (e *endpoint) Close() error {
 	w.mu.Unlock()
 	if last && g != w.root {
 		// The head and the blocks stay: a rank that joins late must not treat the group as a new one.
-		unix.Fallocate(int(w.control.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, g.offset+int64(g.pipes), int64(g.bytes-g.pipes))
+		unix.Fallocate(int(w.control.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, g.offset+int64(g.pipes),
+			int64(g.bytes-g.pipes))
 	}
 	if unmap {
 		g.unmap()

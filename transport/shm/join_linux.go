@@ -418,7 +418,8 @@ func (w *world) distribute(ctx context.Context, p *reception) error {
 	}
 	for i, g := range guests {
 		if err := w.serve(ctx, g, welcome{Processes: members, You: i + 1}, files[i]); err != nil {
-			return fmt.Errorf("shm: process %d (ranks %v) closed the connection while the group was opened: %w", g.pid, g.ranks, err)
+			return fmt.Errorf("shm: process %d (ranks %v) closed the connection while the group was opened: %w", g.pid, g.ranks,
+				err)
 		}
 	}
 	return nil
@@ -476,7 +477,8 @@ func (w *world) reach(ctx context.Context) (*net.UnixConn, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("shm: the process with rank 0 does not listen for the group %q (%v): %w", w.cfg.Name, err, context.Cause(ctx))
+			return nil, fmt.Errorf("shm: the process with rank 0 does not listen for the group %q (%v): %w", w.cfg.Name, err,
+				context.Cause(ctx))
 		case <-time.After(pause):
 		}
 	}
@@ -520,14 +522,16 @@ func (c *Config) authenticate(conn net.Conn, dialed bool, hello []byte) error {
 }
 
 func (w *world) refused(pid int, why string) error {
-	return fmt.Errorf("shm: process %d, which listens for %q, refuses this process (ranks %v): %s", pid, w.cfg.Name, w.cfg.Ranks, why)
+	return fmt.Errorf("shm: process %d, which listens for %q, refuses this process (ranks %v): %s", pid, w.cfg.Name,
+		w.cfg.Ranks, why)
 }
 
 // receiveFiles receives the messages and files that distribute sends.
 func (w *world) receiveFiles(conn *net.UnixConn, pid int) error {
 	var message welcome
 	if _, err := receive(conn, &message); err != nil {
-		return fmt.Errorf("shm: process %d, which listens for %q, ended before the group was complete: %w", pid, w.cfg.Name, err)
+		return fmt.Errorf("shm: process %d, which listens for %q, ended before the group was complete: %w", pid, w.cfg.Name,
+			err)
 	}
 	if message.Refused != "" {
 		return w.refused(pid, message.Refused)
@@ -540,7 +544,8 @@ func (w *world) receiveFiles(conn *net.UnixConn, pid int) error {
 	if w.control, err = receiveFile(conn); err != nil {
 		return err
 	}
-	if size, err := checkFile(w.control); err != nil || size != tableBytes+int64(layoutOf(w.cfg.Size).bytes)*(1+splitsMax) {
+	if size, err := checkFile(w.control); err != nil ||
+		size != tableBytes+int64(layoutOf(w.cfg.Size).bytes)*(1+splitsMax) {
 		return fmt.Errorf("shm: process %d sent a control file of %d bytes: %v", pid, size, err)
 	}
 	w.processes = make([]process, len(message.Processes))
@@ -599,7 +604,8 @@ func (s *welcome) check(c *Config) error {
 		}
 	}
 	if n != c.Size || s.You < 1 || s.You >= len(s.Processes) || !slices.Equal(s.Processes[s.You].Ranks, c.Ranks) {
-		return fmt.Errorf("shm: invalid welcome: the group is %v, and this process, with ranks %v, has number %d", s.Processes, c.Ranks, s.You)
+		return fmt.Errorf("shm: invalid welcome: the group is %v, and this process, with ranks %v, has number %d",
+			s.Processes, c.Ranks, s.You)
 	}
 	return nil
 }
@@ -636,7 +642,10 @@ func checkUser(conn *net.UnixConn) (pid int, err error) {
 	}
 	var cred *unix.Ucred
 	var credErr error
-	if err := raw.Control(func(fd uintptr) { cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+	if err := raw.Control(func(fd uintptr) {
+		cred,
+			credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
 		return 0, err
 	}
 	if credErr != nil {
@@ -665,7 +674,8 @@ func receive(r io.Reader, message any) (body []byte, err error) {
 	}
 	n := binary.LittleEndian.Uint32(length[:])
 	if n > messageMax {
-		return nil, fmt.Errorf("shm: got a message of %d bytes, want at most %d: the other process uses another protocol", n, messageMax)
+		return nil, fmt.Errorf("shm: got a message of %d bytes, want at most %d: the other process uses another protocol", n,
+			messageMax)
 	}
 	body = make([]byte, n)
 	if _, err := io.ReadFull(r, body); err != nil {

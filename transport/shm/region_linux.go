@@ -150,7 +150,8 @@ func newFile(name string, bytes int64) (*os.File, error) {
 	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	var limit unix.Rlimit // exceeding it would raise a signal
 	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err == nil && uint64(bytes) > limit.Cur {
-		return nil, fmt.Errorf("shm: shared memory needs a sparse file of %d bytes, files are limited to %d (ulimit -f)", bytes, limit.Cur)
+		return nil, fmt.Errorf("shm: shared memory needs a sparse file of %d bytes, files are limited to %d (ulimit -f)",
+			bytes, limit.Cur)
 	}
 	fd, err := unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)
 	if err == unix.EINVAL { // before Linux 6.3
@@ -208,7 +209,8 @@ func mapAligned(f *os.File, bytes int) ([]byte, error) {
 	}
 	before := -uintptr(start) & (hugePage - 1)
 	at := unsafe.Add(start, before)
-	if _, err := unix.MmapPtr(int(f.Fd()), 0, at, uintptr(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE|unix.MAP_FIXED); err != nil {
+	if _, err := unix.MmapPtr(int(f.Fd()), 0, at, uintptr(bytes), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED|unix.MAP_NORESERVE|unix.MAP_FIXED); err != nil {
 		unix.MunmapPtr(start, long)
 		return fail(err)
 	}

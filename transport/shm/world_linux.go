@@ -254,7 +254,8 @@ func (w *world) split(e *endpoint, id uint64, ranks []int) (transport.Endpoint, 
 		return nil, err
 	}
 	at := slices.Index(ranks, e.rank)
-	taken := fmt.Errorf("shm: group %#x of ranks %v exists already, with other ranks or with an end of rank %d", id, ranks, e.rank)
+	taken := fmt.Errorf("shm: group %#x of ranks %v exists already, with other ranks or with an end of rank %d", id,
+		ranks, e.rank)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	offset := tableBytes + int64(layoutOf(w.cfg.Size).bytes)*int64(1+entry)

@@ -231,7 +231,8 @@ func (e *endpoint) attach(a *connection, rank int, answer func() error) error {
 // receive handles a message about a rank, or a query.
 func (e *endpoint) receive(m *message, proc int) {
 	from := int(m.from)
-	if from >= len(e.peers) || from == e.rank || e.group.proc(from) != proc || m.kind >= msgConnect && int(m.to) != e.rank {
+	if from >= len(e.peers) || from == e.rank || e.group.proc(from) != proc || m.kind >= msgConnect &&
+		int(m.to) != e.rank {
 		return // not about a rank of that process, or not for this rank
 	}
 	switch m.kind {
@@ -304,12 +305,14 @@ const brokenGrace = 500 * time.Millisecond
 // broke handles a connection with a peer that has ended or could not be opened.
 func (e *endpoint) broke(rank int, from net.Addr, err error) {
 	if errors.Is(err, errFrame) {
-		e.group.world.node.acceptor.Refuse(from, &listener.Refusal{Reason: listener.Frame, Text: fmt.Sprintf("rank %d: %v", rank, err)})
+		e.group.world.node.acceptor.Refuse(from, &listener.Refusal{Reason: listener.Frame, Text: fmt.Sprintf("rank %d: %v",
+			rank, err)})
 		e.lost(rank, err)
 		return
 	}
 	if errors.Is(err, syscall.ETIMEDOUT) || errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH) {
-		err = fmt.Errorf("its host cannot be reached: %w", err) // the text of the control connection, whose end may be noticed later
+		// the text of the control connection, whose end may be noticed later
+		err = fmt.Errorf("its host cannot be reached: %w", err)
 	}
 	e.update(rank, func(f *peerState) {
 		if f.broken || e.closed.Load() {

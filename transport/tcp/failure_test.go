@@ -203,7 +203,8 @@ func TestMissingMembers(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	_, err = node.Group(ctx, tcp.GroupConfig{Addrs: []string{"127.0.0.1:1", node.Addr()}, Local: []int{1}})
-	if err == nil || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "not connected with ranks [0] at 127.0.0.1:1") {
+	if err == nil || !errors.Is(err, context.DeadlineExceeded) ||
+		!strings.Contains(err.Error(), "not connected with ranks [0] at 127.0.0.1:1") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -99,7 +99,10 @@ func (w *world) take(id uint64, ranks []int, rank int) (*endpoint, error) {
 }
 
 func (w *world) newGroup(id uint64, ranks []int) *group {
-	g := &group{world: w, id: id, ranks: slices.Clone(ranks), members: hashMembers("", ranks), inProc: make([]bool, len(w.procs)), took: make([]bool, len(ranks))}
+	g := &group{
+		world: w, id: id, ranks: slices.Clone(ranks), members: hashMembers("", ranks),
+		inProc: make([]bool, len(w.procs)), took: make([]bool, len(ranks)),
+	}
 	for at, r := range ranks {
 		p := w.proc[r]
 		g.places = append(g.places, transport.Place{Worker: at, Domain: at, Host: w.host[p]})
@@ -130,7 +133,8 @@ func (g *group) endpointFor(a *connection) (*endpoint, error) {
 	switch {
 	case a.members != g.members:
 		return nil, listener.Refuse(listener.Group, "group %#x has other ranks here", a.group)
-	case int(a.from) >= n || int(a.to) >= n || a.from == a.to || g.proc(int(a.to)) != g.world.self || !g.dials(int(a.from), int(a.to)):
+	case int(a.from) >= n || int(a.to) >= n || a.from == a.to || g.proc(int(a.to)) != g.world.self ||
+		!g.dials(int(a.from), int(a.to)):
 		return nil, listener.Refuse(listener.Rank, "rank %d of group %#x does not dial rank %d here", a.from, a.group, a.to)
 	}
 	if err := g.world.exposed(a, g.proc(int(a.from))); err != nil {

@@ -63,7 +63,8 @@ func works(t *testing.T, ends [2]*endpoint) {
 		wg.Go(func() {
 			for round := range 10 {
 				out, in := bytes.Repeat([]byte{byte(i + round)}, 30_000), make([]byte, 30_000)
-				if err := e.Exchange(context.Background(), 1-i, transport.Frame{Data: out}, 1-i, in); err != nil || in[0] != byte(1-i+round) {
+				if err := e.Exchange(context.Background(), 1-i, transport.Frame{Data: out}, 1-i, in); err != nil ||
+					in[0] != byte(1-i+round) {
 					t.Errorf("rank %d: %v", i, err)
 					return
 				}
@@ -155,7 +156,8 @@ func TestInvalidHellos(t *testing.T) {
 // TestHalfOpenBound: connections that send nothing are bounded in number and time, keep no others out, and do not slow
 // the group.
 func TestHalfOpenBound(t *testing.T) {
-	nodes, ends := pair(t, Config{HalfOpen: 16, Handshake: 3 * time.Second}) // as long as those of the group may need at worst
+	// as long as those of the group may need at worst
+	nodes, ends := pair(t, Config{HalfOpen: 16, Handshake: 3 * time.Second})
 	works(t, ends)
 	var conns []net.Conn
 	for i := range 200 {
@@ -257,7 +259,10 @@ func TestEarly(t *testing.T) {
 func TestEarlyInvalidHellos(t *testing.T) {
 	nodes, ends := pair(t, Config{})
 	members := hashMembers("", []int{0, 1})
-	good := hello{purpose: listener.Data, job: nodes[0].job, world: 1, group: 5, members: members, epoch: 4, from: 1, to: 0}
+	good := hello{
+		purpose: listener.Data, job: nodes[0].job, world: 1, group: 5, members: members, epoch: 4, from: 1,
+		to: 0,
+	}
 	w := ends[0].group.world
 	var told []chan error
 	wrong := []struct {
@@ -363,7 +368,8 @@ func TestOversized(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := ends[0].Exchange(context.Background(), -1, transport.Frame{}, 1, make([]byte, 3))
-	if want := "transport: frame of wrong size: 18446744073709551615 bytes from rank 1, 3 expected"; err == nil || err.Error() != want {
+	if want := "transport: frame of wrong size: 18446744073709551615 bytes from rank 1, 3 expected"; err == nil ||
+		err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	for _, e := range ends {

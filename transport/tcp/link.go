@@ -111,7 +111,8 @@ func lossReason(err error) error {
 	switch timeout := net.Error(nil); {
 	case err == io.EOF || errors.Is(err, net.ErrClosed):
 		return errLost
-	case errors.As(err, &timeout) && timeout.Timeout(), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
+	case errors.As(err, &timeout) && timeout.Timeout(), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err,
+		syscall.ENETUNREACH):
 		return fmt.Errorf("its host cannot be reached: %w", err)
 	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
 		return fmt.Errorf("its connection was reset: its process has ended, "+

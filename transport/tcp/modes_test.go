@@ -217,7 +217,10 @@ func TestGroupConfig(t *testing.T) {
 	}{
 		{tcp.GroupConfig{}, "local ranks [] in a group of 0"},
 		{tcp.GroupConfig{Addrs: []string{"x"}, Local: []int{0}}, "address of rank 0"},
-		{tcp.GroupConfig{Addrs: []string{"h:1", "h:1", "g:1"}, Local: []int{0}}, "local ranks [0], but ranks [0 1] have this process's address h:1"},
+		{
+			tcp.GroupConfig{Addrs: []string{"h:1", "h:1", "g:1"}, Local: []int{0}},
+			"local ranks [0], but ranks [0 1] have this process's address h:1",
+		},
 		{tcp.GroupConfig{Addrs: []string{"h:1"}, Local: []int{1}}, "local ranks [1] in a group of 1"},
 	} {
 		if _, err := node.Group(context.Background(), c.cfg); err == nil || !strings.Contains(err.Error(), c.want) {

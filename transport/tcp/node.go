@@ -54,7 +54,10 @@ func Listen(cfg Config) (*Node, error) {
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.acceptor, err = n.listener.Serve(listener.ServiceConfig{
-		Services: []listener.Service{listener.Control, listener.Data}, Rules: n.rules(), Job: &cfg.Job, Plain: true, Handle: n.handle,
+		Services: []listener.Service{
+			listener.Control,
+			listener.Data,
+		}, Rules: n.rules(), Job: &cfg.Job, Plain: true, Handle: n.handle,
 	})
 	if err != nil {
 		n.cancel()
@@ -66,7 +69,10 @@ func Listen(cfg Config) (*Node, error) {
 
 // rules returns the security settings of all connections.
 func (n *Node) rules() listener.Rules {
-	return listener.Rules{TLS: n.cfg.TLS, Authenticate: n.cfg.Authenticate, Below: func(c net.Conn) net.Conn { return &shim{Conn: c} }}
+	return listener.Rules{
+		TLS: n.cfg.TLS, Authenticate: n.cfg.Authenticate,
+		Below: func(c net.Conn) net.Conn { return &shim{Conn: c} },
+	}
 }
 
 // Addr returns the address that the node listens on. Others can dial it unless it is a wildcard.
@@ -147,7 +153,8 @@ func (n *Node) route(a *connection) error {
 		select {
 		case <-changed:
 		case <-timer.C:
-			return listener.Refuse(listener.Slow, "group %#x of epoch %d was not started here within %v", a.world, a.epoch, n.cfg.Handshake)
+			return listener.Refuse(listener.Slow, "group %#x of epoch %d was not started here within %v", a.world, a.epoch,
+				n.cfg.Handshake)
 		case <-n.ctx.Done():
 			return listener.Refuse(listener.Group, "the process is shutting down")
 		}

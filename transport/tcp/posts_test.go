@@ -26,7 +26,8 @@ func TestSentAmongPosts(t *testing.T) {
 	for rank := 1; rank >= 0; rank-- {
 		ends[rank].Inspect(func(int, transport.Header) error { return nil })
 		for i := range posts {
-			if err := ends[rank].Post(1-rank, transport.Frame{Data: make([]byte, size(rank, i))}, 1-rank, make([]byte, size(1-rank, i))); err != nil {
+			if err := ends[rank].Post(1-rank, transport.Frame{Data: make([]byte, size(rank, i))}, 1-rank,
+				make([]byte, size(1-rank, i))); err != nil {
 				t.Fatal(err)
 			}
 		}

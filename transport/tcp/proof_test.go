@@ -95,7 +95,8 @@ func TestSameHost(t *testing.T) {
 			for _, e := range []transport.Endpoint{ends[0], split(t, ends[0], 3)} {
 				for step := 1; step < 3; step++ {
 					in := make([]byte, 1)
-					if err := e.Exchange(ctx, (i+step)%3, transport.Frame{Data: []byte{byte(i)}}, (i+3-step)%3, in); err != nil || int(in[0]) != (i+3-step)%3 {
+					if err := e.Exchange(ctx, (i+step)%3, transport.Frame{Data: []byte{byte(i)}}, (i+3-step)%3, in); err != nil ||
+						int(in[0]) != (i+3-step)%3 {
 						t.Errorf("rank %d: %v, %v", i, in, err)
 					}
 				}
@@ -104,12 +105,14 @@ func TestSameHost(t *testing.T) {
 	}
 	wg.Wait()
 	const secure, plain = "\x01", "\x00"
-	for to, want := range map[string]string{ // rank 0 is dialed by ranks 1 and 2, rank 1 by rank 2: a link, and two data connections
+	// rank 0 is dialed by ranks 1 and 2, rank 1 by rank 2: a link, and two data connections
+	for to, want := range map[string]string{
 		addrs[0]: strings.Repeat(secure, 3) + strings.Repeat(plain, 3),
 		addrs[1]: strings.Repeat(secure, 3),
 	} {
 		got := string(seen.all[to])
-		if strings.Count(got, secure) != strings.Count(want, secure) || strings.Count(got, plain) != strings.Count(want, plain) || len(got) != len(want) {
+		if strings.Count(got, secure) != strings.Count(want, secure) ||
+			strings.Count(got, plain) != strings.Count(want, plain) || len(got) != len(want) {
 			t.Errorf("connections to %s are %q, want %q in any order", to, got, want)
 		}
 	}

@@ -120,7 +120,8 @@ func FuzzStream(f *testing.F) {
 	f.Add(append(two, frame(2, big)...), []byte{255, 255, 1})
 	f.Add(append(append(frame(0, big), frame(1, big)...), frame(2, big)...), []byte{}) // the next head comes with the data
 	f.Add(append(two, frame(2, big)[:1000]...), []byte{})
-	f.Add(append(two, "garbage that is long enough to be taken for the head of a frame, which it is not, at all"...), []byte{90})
+	f.Add(append(two, "garbage that is long enough to be taken for the head of a frame, which it is not, at all"...),
+		[]byte{90})
 	f.Fuzz(func(t *testing.T, text, pieces []byte) {
 		s := &stream{w: &scripted{b: text, pieces: pieces}}
 		rest := text

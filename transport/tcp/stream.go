@@ -33,7 +33,10 @@ type stream struct {
 }
 
 func newStream(w wire, from net.Addr, notify func()) *stream {
-	s := &stream{w: w, from: from, notify: notify, quit: make(chan struct{}), watchCall: make(chan struct{}, 1), pushCall: make(chan struct{}, 1)}
+	s := &stream{
+		w: w, from: from, notify: notify, quit: make(chan struct{}), watchCall: make(chan struct{}, 1),
+		pushCall: make(chan struct{}, 1),
+	}
 	s.done.Go(s.watchLoop)
 	s.done.Go(s.pushLoop)
 	return s

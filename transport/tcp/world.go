@@ -140,7 +140,8 @@ func newWorld(n *Node, g GroupConfig) (*world, error) {
 	}
 	w.self = w.proc[g.Local[0]]
 	if own := w.procs[w.self]; !slices.Equal(own.ranks, slices.Sorted(slices.Values(g.Local))) {
-		return nil, fmt.Errorf("tcp: local ranks %v, but ranks %v have this process's address %s", g.Local, own.ranks, own.addr)
+		return nil, fmt.Errorf("tcp: local ranks %v, but ranks %v have this process's address %s", g.Local, own.ranks,
+			own.addr)
 	}
 	w.near = make([]bool, len(w.procs))
 	for _, r := range g.SameHost {
@@ -306,7 +307,8 @@ func (w *world) acceptStream(a *connection) error {
 		return listener.Refuse(listener.Group, "the group is closed")
 	case g == nil && len(w.pending) >= pendingMax:
 		w.mu.Unlock()
-		return listener.Refuse(listener.Crowded, "%d connections already wait for groups that were not started here", pendingMax)
+		return listener.Refuse(listener.Crowded, "%d connections already wait for groups that were not started here",
+			pendingMax)
 	case g == nil:
 		w.pending = append(w.pending, a)
 		w.mu.Unlock()
@@ -349,7 +351,8 @@ func (w *world) link(proc int) *link {
 func (w *world) receive(m *message, proc int) {
 	w.mu.Lock()
 	g := w.groups[m.group]
-	if (g == nil || g.taken < g.local) && m.kind < msgAsk && !slices.Contains(w.past, m.group) && len(w.messages) < pendingMax {
+	if (g == nil || g.taken < g.local) && m.kind < msgAsk && !slices.Contains(w.past, m.group) &&
+		len(w.messages) < pendingMax {
 		w.messages = append(w.messages, pendingMessage{*m, proc})
 	}
 	var ends []*endpoint

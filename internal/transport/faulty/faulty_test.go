@@ -107,7 +107,10 @@ func exchangeUntilError(ends []transport.Endpoint, posted bool) []error {
 				return nil
 			})
 			for ; errs[i] == nil; frame++ {
-				out := transport.Frame{Header: transport.Header{Comm: 7, Frame: frame}, Data: bytes.Repeat([]byte{byte(frame)}, 100)}
+				out := transport.Frame{
+					Header: transport.Header{Comm: 7, Frame: frame},
+					Data:   bytes.Repeat([]byte{byte(frame)}, 100),
+				}
 				in := make([]byte, 100)
 				if posted {
 					if errs[i] = e.Post(1-i, out, 1-i, in); errs[i] == nil {
@@ -128,10 +131,16 @@ func exchangeUntilError(ends []transport.Endpoint, posted bool) []error {
 
 // TestFlags: faults are injected into flags too.
 func TestFlags(t *testing.T) {
-	for fault, want := range map[faulty.Fault]error{faulty.Kill: faulty.ErrKilled, faulty.Stop: context.DeadlineExceeded, faulty.Delay: nil} {
+	for fault, want := range map[faulty.Fault]error{
+		faulty.Kill: faulty.ErrKilled, faulty.Stop: context.DeadlineExceeded,
+		faulty.Delay: nil,
+	} {
 		synctest.Test(t, func(t *testing.T) {
 			ends := mem.New(2)
-			ends[1] = faulty.Wrap(ends[1], faulty.Config{Seed: 3, Rate: map[faulty.Fault]float64{fault: 0.05}, DelayMax: time.Minute})
+			ends[1] = faulty.Wrap(ends[1], faulty.Config{
+				Seed: 3, Rate: map[faulty.Fault]float64{fault: 0.05},
+				DelayMax: time.Minute,
+			})
 			ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
 			defer cancel()
 			errs := make([]error, 2)

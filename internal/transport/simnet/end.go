@@ -288,7 +288,8 @@ func (e *end) Ask(peer int, seq uint64) []byte {
 	time.Sleep(min(wait, askMax))
 	e.net.mu.Lock()
 	text := p.answer
-	silent := p.closed || e.net.procs[p.proc].killed || e.net.procs[p.proc].stopped != nil || e.net.dead[pair(e.proc, p.proc)]
+	silent := p.closed || e.net.procs[p.proc].killed || e.net.procs[p.proc].stopped != nil ||
+		e.net.dead[pair(e.proc, p.proc)]
 	e.net.mu.Unlock()
 	switch {
 	case silent || wait > askMax:

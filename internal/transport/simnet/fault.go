@@ -30,7 +30,10 @@ const (
 
 // String returns the kind in lower case: "kill".
 func (k FaultKind) String() string {
-	names := [...]string{Kill: "kill", Stop: "stop", Resume: "resume", Cut: "cut", Delay: "delay", Corrupt: "corrupt", Forge: "forge"}
+	names := [...]string{
+		Kill: "kill", Stop: "stop", Resume: "resume", Cut: "cut", Delay: "delay", Corrupt: "corrupt",
+		Forge: "forge",
+	}
 	if k > 0 && int(k) < len(names) {
 		return names[k]
 	}

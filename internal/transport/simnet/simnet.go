@@ -148,7 +148,8 @@ func (c *Config) check() error {
 	for r, p := range c.Places {
 		for q, other := range c.Places[:r] {
 			if p.Worker == other.Worker && p.Domain != other.Domain || p.Domain == other.Domain && p.Host != other.Host {
-				return fmt.Errorf("simnet: ranks %d and %d are at %+v and %+v: a worker is in one domain, a domain on one host", q, r, other, p)
+				return fmt.Errorf("simnet: ranks %d and %d are at %+v and %+v: a worker is in one domain, a domain on one host", q,
+					r, other, p)
 			}
 		}
 	}

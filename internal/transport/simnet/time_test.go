@@ -45,8 +45,18 @@ func TestTimes(t *testing.T) {
 		pairs [][2]int // sender and receiver of a megabyte, at the same time
 		want  []time.Duration
 	}{
-		{"inside", simnet.Config{Places: simnet.Uniform(1, 2, false)}, [][2]int{{0, 1}}, []time.Duration{ms/10 + time.Microsecond}},
-		{"between", simnet.Config{Places: simnet.Uniform(2, 1, false)}, [][2]int{{0, 1}}, []time.Duration{ms + 10*time.Microsecond}},
+		{
+			"inside",
+			simnet.Config{Places: simnet.Uniform(1, 2, false)},
+			[][2]int{{0, 1}},
+			[]time.Duration{ms/10 + time.Microsecond},
+		},
+		{
+			"between",
+			simnet.Config{Places: simnet.Uniform(2, 1, false)},
+			[][2]int{{0, 1}},
+			[]time.Duration{ms + 10*time.Microsecond},
+		},
 		{
 			"both ways",
 			simnet.Config{Places: simnet.Uniform(2, 1, false)},
@@ -142,7 +152,10 @@ func transfers(t *testing.T, ends []transport.Endpoint, pairs [][2]int) []time.D
 func TestRunsRepeat(t *testing.T) {
 	times := func(seed uint64) (out string) {
 		synctest.Test(t, func(t *testing.T) {
-			_, ends := open(t, simnet.Config{Places: simnet.Uniform(3, 2, false), Jitter: 50 * time.Microsecond, Seed: seed, Switch: 2e9})
+			_, ends := open(t, simnet.Config{
+				Places: simnet.Uniform(3, 2, false), Jitter: 50 * time.Microsecond, Seed: seed,
+				Switch: 2e9,
+			})
 			start := time.Now()
 			took := make([]time.Duration, len(ends))
 			var wg sync.WaitGroup
@@ -153,7 +166,8 @@ func TestRunsRepeat(t *testing.T) {
 						n := len(ends)
 						shift, size := 1+random.IntN(n-1), random.IntN(100_000)
 						data := make([]byte, size)
-						if err := e.Exchange(ctx, (e.Rank()+shift)%n, transport.Frame{Data: data}, (e.Rank()+n-shift)%n, data); err != nil {
+						if err := e.Exchange(ctx, (e.Rank()+shift)%n, transport.Frame{Data: data}, (e.Rank()+n-shift)%n,
+							data); err != nil {
 							t.Error(err)
 						}
 					}
@@ -193,9 +207,21 @@ func TestFaults(t *testing.T) {
 		soon, late time.Duration    // between which they come, after the fault
 	}{
 		{simnet.Fault{Kind: simnet.Kill, Rank: 1}, down(1, simnet.ErrReset), is(simnet.ErrKilled), 0, time.Millisecond},
-		{simnet.Fault{Kind: simnet.Stop, Rank: 1}, is(context.DeadlineExceeded), is(simnet.ErrKilled), time.Second - at, time.Hour},
-		{simnet.Fault{Kind: simnet.Cut, Rank: 1, Peer: 0}, down(1, simnet.ErrCut), down(0, simnet.ErrCut), 100 * time.Millisecond, 101 * time.Millisecond},
-		{simnet.Fault{Kind: simnet.Corrupt, Rank: 1, Peer: 0}, down(1, transport.ErrCorrupt), down(0, simnet.ErrReset), 0, time.Millisecond},
+		{
+			simnet.Fault{Kind: simnet.Stop, Rank: 1},
+			is(context.DeadlineExceeded), is(simnet.ErrKilled), time.Second - at,
+			time.Hour,
+		},
+		{
+			simnet.Fault{Kind: simnet.Cut, Rank: 1, Peer: 0},
+			down(1, simnet.ErrCut), down(0, simnet.ErrCut),
+			100 * time.Millisecond, 101 * time.Millisecond,
+		},
+		{
+			simnet.Fault{Kind: simnet.Corrupt, Rank: 1, Peer: 0},
+			down(1, transport.ErrCorrupt), down(0, simnet.ErrReset), 0,
+			time.Millisecond,
+		},
 		{simnet.Fault{Kind: simnet.Forge, Rank: 1, Peer: 0}, is(errOther), is(context.DeadlineExceeded), 0, time.Hour},
 	} {
 		t.Run(test.fault.Kind.String(), func(t *testing.T) {
@@ -277,7 +303,10 @@ func TestWrongConfig(t *testing.T) {
 		{simnet.Config{Places: []transport.Place{{}, {Domain: 1}}}, "a worker is in one domain"},
 		{simnet.Config{Places: []transport.Place{{}, {Worker: 1, Host: 1}}}, "a domain on one host"},
 		{simnet.Config{Places: simnet.Uniform(1, 1, false), Network: simnet.Link{Latency: 1}}, "bandwidth"},
-		{simnet.Config{Places: simnet.Uniform(1, 2, false), Faults: []simnet.Fault{{Kind: simnet.Kill, Rank: 2}}}, "kill of rank 2"},
+		{
+			simnet.Config{Places: simnet.Uniform(1, 2, false), Faults: []simnet.Fault{{Kind: simnet.Kill, Rank: 2}}},
+			"kill of rank 2",
+		},
 		{simnet.Config{Places: simnet.Uniform(1, 2, false), Faults: []simnet.Fault{{}}}, "no fault"},
 	} {
 		if _, err := simnet.New(test.cfg); err == nil || !strings.Contains(err.Error(), test.says) {

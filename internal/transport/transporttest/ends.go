@@ -218,7 +218,8 @@ func peerFails(g *group) {
 	reason := failedReason("no more oil")
 	waiting := async(func() error { return receive(ctx, g.ends[0], last, make([]byte, 1)) })
 	time.Sleep(time.Millisecond)
-	together([]transport.Endpoint{g.ends[last], g.ends[last]}, func(e transport.Endpoint) { e.Fail([]byte("no more oil")) })
+	together([]transport.Endpoint{g.ends[last], g.ends[last]},
+		func(e transport.Endpoint) { e.Fail([]byte("no more oil")) })
 	g.ends[last].Fail([]byte("another"))
 	g.isDown("waiting to receive", result(g, "waiting to receive", waiting), last, reason)
 	g.delivered(reason)

@@ -199,7 +199,8 @@ func flagSet(g *group) {
 	over, cancel := context.WithCancel(ctx)
 	cancel()
 	for _, m := range domain[:len(domain)-1] {
-		if err := errors.Join(m.Await(over, -1, 0), m.Await(over, last.Rank(), 0), m.Await(over, last.Rank(), 1)); err != nil {
+		if err := errors.Join(m.Await(over, -1, 0), m.Await(over, last.Rank(), 0),
+			m.Await(over, last.Rank(), 1)); err != nil {
 			g.Errorf("rank %d: %v for a flag that is set", m.Rank(), err)
 		}
 	}
@@ -391,7 +392,9 @@ func withdrawAfter(g *group) {
 
 // agreement makes ranks start calls one after the other until something ends it, and checks that all of them have
 // started the same calls. leave is called on a rank whose wait for a start has ended.
-func agreement(g *group, domain []transport.Endpoint, patience func(rank int) time.Duration, leave func(m transport.Endpoint) bool) {
+func agreement(g *group, domain []transport.Endpoint, patience func(rank int) time.Duration,
+	leave func(m transport.Endpoint) bool,
+) {
 	g.Helper()
 	started := make([]int, len(domain))
 	var wg sync.WaitGroup
@@ -542,7 +545,8 @@ func flagsNoAllocation(g *group) {
 	const runs = 200
 	call := func(m, peer transport.Endpoint) error {
 		m.Publish(transport.Slot{Header: transport.Header{Seq: 1}})
-		return errors.Join(m.Signal(0), m.Await(ctx, -1, 0), m.Signal(1), m.Await(ctx, peer.Rank(), 1), m.Signal(2), m.Await(ctx, -1, 2))
+		return errors.Join(m.Signal(0), m.Await(ctx, -1, 0), m.Signal(1), m.Await(ctx, peer.Rank(), 1), m.Signal(2),
+			m.Await(ctx, -1, 2))
 	}
 	peer := async(func() error {
 		for range runs + 1 {

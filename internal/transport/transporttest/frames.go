@@ -156,7 +156,8 @@ func largeFrames(g *group) {
 	size := g.Large
 	g.each(func(e transport.Endpoint) {
 		peer := 1 - e.Rank()
-		out, in, want := pattern(make([]byte, size), e.Rank(), peer, 0), make([]byte, size), pattern(make([]byte, size), peer, e.Rank(), 0)
+		out, in, want := pattern(make([]byte, size), e.Rank(), peer, 0), make([]byte, size), pattern(make([]byte, size),
+			peer, e.Rank(), 0)
 		for round := range 2 {
 			if err := e.Exchange(ctx, peer, frame(uint64(round), out), peer, in); err != nil || !bytes.Equal(in, want) {
 				g.Errorf("rank %d, round %d, %d bytes: other bytes than sent, or %v", e.Rank(), round, size, err)
@@ -189,7 +190,8 @@ func randomFrames(g *group) {
 			out, in := buf[:sizes[me]], buf[100_000:][:sizes[from]]
 			err := e.Exchange(ctx, to, frame(uint64(round), pattern(out, me, to, round)), from, in)
 			if err != nil || !bytes.Equal(in, pattern(make([]byte, len(in)), from, me, round)) {
-				g.Errorf("rank %d, round %d, %d bytes from %d: other bytes than sent, or %v (seed %d)", me, round, len(in), from, err, seed)
+				g.Errorf("rank %d, round %d, %d bytes from %d: other bytes than sent, or %v (seed %d)", me, round, len(in), from,
+					err, seed)
 				return
 			}
 		}

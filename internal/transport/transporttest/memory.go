@@ -90,7 +90,8 @@ func slots(g *group) {
 			}
 			for _, r := range domainOf(m) {
 				want, got := slotOf(r, seq), m.Peer(r)
-				if got.Header != want.Header || got.Sum != want.Sum || got.Name != want.Name || !slices.Equal(got.Shape, want.Shape) || got.Algorithm != want.Algorithm {
+				if got.Header != want.Header || got.Sum != want.Sum || got.Name != want.Name ||
+					!slices.Equal(got.Shape, want.Shape) || got.Algorithm != want.Algorithm {
 					g.Errorf("rank %d sees of rank %d %+v, want %+v", m.Rank(), r, *got, want)
 				}
 				if !bytes.Equal(got.Src.HostBytes(), pattern(make([]byte, 64), r, seq, 0)) {
@@ -100,7 +101,8 @@ func slots(g *group) {
 				case seq < 3:
 					got.Dst.HostBytes()[m.Rank()] = byte(seq*50 + m.Rank())
 				case got.Dst.Bytes != 48 || (got.Dst.Ptr != nil) != m.Reachable(ordinary) && r != m.Rank():
-					g.Errorf("rank %d sees ordinary memory of rank %d as %+v, though Reachable says %v", m.Rank(), r, got.Dst, m.Reachable(ordinary))
+					g.Errorf("rank %d sees ordinary memory of rank %d as %+v, though Reachable says %v", m.Rank(), r, got.Dst,
+						m.Reachable(ordinary))
 				}
 			}
 			if err := pass(m, 1); err != nil {
@@ -120,7 +122,8 @@ func slots(g *group) {
 			return
 		}
 		for _, r := range domainOf(m) {
-			if s := m.Peer(r); s.Header != (transport.Header{}) || s.Name != "" || len(s.Shape) != 0 || s.Algorithm != "" || s.Src.Bytes != 0 || s.Dst.Ptr != nil {
+			if s := m.Peer(r); s.Header != (transport.Header{}) || s.Name != "" || len(s.Shape) != 0 || s.Algorithm != "" ||
+				s.Src.Bytes != 0 || s.Dst.Ptr != nil {
 				g.Errorf("rank %d sees an empty slot of rank %d as %+v", m.Rank(), r, *s)
 			}
 		}
@@ -193,7 +196,8 @@ func buffers(g *group) {
 				return
 			}
 			for _, r := range domainOf(m) {
-				if want := pattern(make([]byte, mem.Bytes), r, mem.Bytes, 0)[mem.Bytes/3:]; !bytes.Equal(m.Peer(r).Src.HostBytes(), want) {
+				if want := pattern(make([]byte, mem.Bytes), r, mem.Bytes, 0)[mem.Bytes/3:]; !bytes.Equal(m.Peer(r).Src.HostBytes(),
+					want) {
 					g.Errorf("rank %d sees other bytes in a buffer of rank %d", m.Rank(), r)
 				}
 			}

@@ -41,7 +41,10 @@ func manyInProgress(g *group) {
 		for round := 0; round < rounds || len(pending) > 0; round++ {
 			if round < rounds {
 				size := random.IntN(1 << random.IntN(18))
-				x := posted{pattern(make([]byte, size), me, to, round), make([]byte, size), pattern(make([]byte, size), from, me, round)}
+				x := posted{
+					pattern(make([]byte, size), me, to, round), make([]byte, size),
+					pattern(make([]byte, size), from, me, round),
+				}
 				if err := p.Post(to, frame(uint64(round), x.out), from, x.in); err != nil {
 					g.Errorf("rank %d: Post %d: %v", me, round, err)
 					return
@@ -123,7 +126,10 @@ func postsAndExchanges(g *group) {
 		}
 		for round := range rounds {
 			size := (round * 977) % 5000
-			x := posted{pattern(make([]byte, size), me, to, round), make([]byte, size), pattern(make([]byte, size), from, me, round)}
+			x := posted{
+				pattern(make([]byte, size), me, to, round), make([]byte, size),
+				pattern(make([]byte, size), from, me, round),
+			}
 			var err error
 			if post[me][round] {
 				if len(pending) == transport.PostsMax {
@@ -252,7 +258,8 @@ func postRefused(g *group) {
 	})
 	sending, cancel := context.WithCancel(ctx)
 	sent := async(func() error {
-		return errors.Join(send(sending, g.ends[0], 1, frame(0, []byte("abc"))), send(sending, g.ends[0], 1, frame(1, []byte("def"))))
+		return errors.Join(send(sending, g.ends[0], 1, frame(0, []byte("abc"))),
+			send(sending, g.ends[0], 1, frame(1, []byte("def"))))
 	})
 	p := g.ends[1]
 	in := bytes.Repeat([]byte("xyz"), transport.PostsMax)
