@@ -25,9 +25,6 @@ var wide = []string{
 	"transport/...",
 }
 
-// widePages lists the pages that are not yet wrapped at markdownWidth.
-var widePages = []string{"ARCHITECTURE.md"}
-
 // TestGoWidth checks that no line of Go is wider than goWidth, with a tab counted as one column. A raw string may be
 // wider, since it cannot be broken.
 func TestGoWidth(t *testing.T) {
@@ -55,9 +52,6 @@ func TestGoWidth(t *testing.T) {
 // at which to break may be wider.
 func TestMarkdownWidth(t *testing.T) {
 	walk(t, ".md", func(path, text string) {
-		if slices.Contains(widePages, path) {
-			return
-		}
 		for number, line := range wideLines(text, markdownWidth, codeLines(text)) {
 			start := strings.TrimLeft(line, " ")
 			words := strings.Fields(strings.TrimLeft(start, "-*> "))
