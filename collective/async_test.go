@@ -14,8 +14,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// TestStart: started calls are carried out in the order of their start, a Do behind them, and handles are awaited in any
-// order.
+// TestStart: started calls are carried out in the order of their start, a Do behind them, and handles are awaited in
+// any order.
 func TestStart(t *testing.T) {
 	eachMode(t, func(t *testing.T, m mode) {
 		g := m.opened(t, 3, collective.Config{})
@@ -82,7 +82,10 @@ func TestAsyncFailures(t *testing.T) {
 		run  func(c collective.Communicator, h collective.Handle, ctx context.Context) error
 		kind error
 	}{
-		{"wait", func(_ collective.Communicator, h collective.Handle, ctx context.Context) error { return h.Wait(ctx) }, cause},
+		{
+			"wait", func(_ collective.Communicator, h collective.Handle, ctx context.Context) error { return h.Wait(ctx) },
+			cause,
+		},
 		{"do behind it", func(c collective.Communicator, h collective.Handle, ctx context.Context) error {
 			err := c.Do(ctx, barrier())
 			if e := h.Wait(background); e != err {
@@ -144,7 +147,8 @@ func TestSplit(t *testing.T) {
 					}
 					members := (n - color + 2) / 3
 					if sub.Size() != members || sub.Rank() != members-1-c.Rank()/3 {
-						return fmt.Errorf("rank %d became rank %d of %d, want reversed order of %d", c.Rank(), sub.Rank(), sub.Size(), members)
+						return fmt.Errorf("rank %d became rank %d of %d, want reversed order of %d", c.Rank(), sub.Rank(), sub.Size(),
+							members)
 					}
 					x, want := []float32{float32(c.Rank())}, float32(0)
 					for r := color; r < n; r += 3 {

@@ -180,7 +180,8 @@ func (c *Call) checkType() error {
 	case c.Reduce > Prod:
 		return fmt.Errorf("%v is not a reduction", c.Reduce)
 	case c.Reduce == Mean && !c.Type.IsFloat():
-		return fmt.Errorf("a MEAN of %v: integers have no true mean; take the SUM and divide it, or convert to a floating-point dtype", c.Type)
+		return fmt.Errorf("a MEAN of %v: integers have no true mean; "+
+			"take the SUM and divide it, or convert to a floating-point dtype", c.Type)
 	}
 	return nil
 }
@@ -367,7 +368,8 @@ func (c *Call) checkPlace(rank, size int, gives, gets portion) error {
 	case uintptr(shorter.Ptr) == uintptr(longer.Ptr)+uintptr(at):
 		return nil
 	case gives != gets:
-		return fmt.Errorf("memories Src and Dst overlap: want disjoint ones, or the shorter one %d bytes after the start of the other", at)
+		return fmt.Errorf("memories Src and Dst overlap: "+
+			"want disjoint ones, or the shorter one %d bytes after the start of the other", at)
 	}
 	return errors.New("memories Src and Dst overlap: want the same, or disjoint ones")
 }

@@ -21,8 +21,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
-// chaosChildEnv says which part of which program this process is to run, "SEED PROCESS": it is set by the test with real processes
-// for the children that it starts.
+// chaosChildEnv says which part of which program this process is to run, "SEED PROCESS": it is set by the test with
+// real processes for the children that it starts.
 const chaosChildEnv = "LOCKSTEP_CHAOS_CHILD"
 
 // chaosRanksMax bounds the ranks of programs with real processes.
@@ -33,8 +33,8 @@ var chaosFaulty = map[simnet.FaultKind]faulty.Fault{
 	simnet.Cut: faulty.Cut, simnet.Delay: faulty.Delay, simnet.Corrupt: faulty.Corrupt, simnet.Forge: faulty.Header,
 }
 
-// chaosChild is one process of a program. On its standard streams it exchanges addresses, reports that it is ready, is started, reports
-// how its ranks ended, in a line each, and is stopped.
+// chaosChild is one process of a program. On its standard streams it exchanges addresses, reports that it is ready, is
+// started, reports how its ranks ended, in a line each, and is stopped.
 func chaosChild(which string) {
 	var seed uint64
 	var process int
@@ -85,8 +85,8 @@ func chaosRead(in *bufio.Reader) {
 	}
 }
 
-// join opens the communicators of a process's ranks. What shares memory in the program does so here, everything else goes over
-// TCP, as between hosts.
+// join opens the communicators of a process's ranks. What shares memory in the program does so here, everything else
+// goes over TCP, as between hosts.
 func (p *chaosProgram) join(process int, in io.Reader) (collective.Group, error) {
 	ranks := p.processes()[process]
 	parent := struct {
@@ -97,8 +97,9 @@ func (p *chaosProgram) join(process int, in io.Reader) (collective.Group, error)
 	ctx, cancel := context.WithTimeout(background, 2*time.Minute)
 	defer cancel()
 	ends, err := mixed.Open(ctx, mixed.Config{
-		Ranks: ranks, Size: len(p.places), Exchange: mixed.Through(parent), Apart: fmt.Sprint("domain ", p.places[ranks[0]].Domain),
-		TCP: tcp.Config{Job: fmt.Sprint(p.seed), Logger: quiet},
+		Ranks: ranks, Size: len(p.places), Exchange: mixed.Through(parent),
+		Apart: fmt.Sprint("domain ", p.places[ranks[0]].Domain),
+		TCP:   tcp.Config{Job: fmt.Sprint(p.seed), Logger: quiet},
 	})
 	if err != nil {
 		return nil, err
@@ -121,7 +122,8 @@ func (p *chaosProgram) join(process int, in io.Reader) (collective.Group, error)
 // spoil wraps the end of the rank to which the fault happens.
 func (p *chaosProgram) spoil(ranks []int, ends []transport.Endpoint, kind faulty.Fault) []transport.Endpoint {
 	if i := slices.Index(ranks, p.fault.Rank); i >= 0 {
-		ends[i] = faulty.Wrap(ends[i], faulty.Config{Seed: p.seed, Rate: map[faulty.Fault]float64{kind: 0.1}, DelayMax: p.fault.By + 1, Once: true})
+		ends[i] = faulty.Wrap(ends[i],
+			faulty.Config{Seed: p.seed, Rate: map[faulty.Fault]float64{kind: 0.1}, DelayMax: p.fault.By + 1, Once: true})
 	}
 	return ends
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mixed"
 )
 
-// TestChaosOnProcesses runs random programs, as TestChaosOnSimnet does, with real processes that share memory or are joined by
-// TCP, and are killed and stopped by signals. With -programs 200 it runs as many.
+// TestChaosOnProcesses runs random programs, as TestChaosOnSimnet does, with real processes that share memory or are
+// joined by TCP, and are killed and stopped by signals. With -programs 200 it runs as many.
 func TestChaosOnProcesses(t *testing.T) {
 	ended := map[string]int{}
 	chaosSeeds(t, 10, 4, chaosRanksMax, func() bool { return true }, func(p *chaosProgram) error {

@@ -60,7 +60,10 @@ func TestChaosRepeats(t *testing.T) {
 // simulate runs the program in the bubble of the test. It returns the outcome of each rank, and what is wrong with it.
 func (p *chaosProgram) simulate(t *testing.T) (outcome string, errs []error, err error) {
 	random := rand.New(rand.NewPCG(p.seed, 4))
-	cfg := simnet.Config{Places: p.places, Buffers: random.IntN(2) == 0, Seed: p.seed, Slow: map[int]float64{random.IntN(4): 1 + 3*random.Float64()}}
+	cfg := simnet.Config{
+		Places: p.places, Buffers: random.IntN(2) == 0, Seed: p.seed,
+		Slow: map[int]float64{random.IntN(4): 1 + 3*random.Float64()},
+	}
 	if random.IntN(2) == 0 {
 		cfg.Jitter = time.Duration(1 + random.IntN(30_000))
 	}
@@ -121,7 +124,8 @@ func (p *chaosProgram) everywhere(t *testing.T, ends []transport.Endpoint, over 
 		for _, r := range ranks {
 			own = append(own, ends[r])
 		}
-		g, err := collective.Open(own, collective.Config{Timeout: 5 * time.Second, Algorithm: p.row, Logger: slog.New(slog.DiscardHandler)})
+		g, err := collective.Open(own,
+			collective.Config{Timeout: 5 * time.Second, Algorithm: p.row, Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -156,7 +160,8 @@ func (p *chaosProgram) everywhere(t *testing.T, ends []transport.Endpoint, over 
 // chaosKind returns the kind of an error.
 func chaosKind(err error) error {
 	for _, kind := range []error{
-		errWrong, collective.ErrTimeout, collective.ErrPeerLost, collective.ErrMismatch, collective.ErrDesync, collective.ErrInvalid,
+		errWrong, collective.ErrTimeout, collective.ErrPeerLost, collective.ErrMismatch, collective.ErrDesync,
+		collective.ErrInvalid,
 		collective.ErrClosed, collective.ErrBusy, collective.ErrAborted,
 	} {
 		if errors.Is(err, kind) {
@@ -177,14 +182,17 @@ func TestStoppedInTime(t *testing.T) {
 	} {
 		for _, row := range []string{"", "direct_frames", "recursive_doubling"} {
 			synctest.Test(t, func(t *testing.T) {
-				net, err := simnet.New(simnet.Config{Places: places, Faults: []simnet.Fault{{At: 300 * time.Microsecond, Kind: simnet.Stop, Rank: 2}}})
+				net, err := simnet.New(simnet.Config{
+					Places: places, Faults: []simnet.Fault{{At: 300 * time.Microsecond, Kind: simnet.Stop, Rank: 2}},
+				})
 				if err != nil {
 					t.Fatal(err)
 				}
 				var all, survivors sync.WaitGroup
 				begin := time.Now()
 				for rank, end := range net.Ends() {
-					g, err := collective.Open([]transport.Endpoint{end}, collective.Config{Timeout: deadline, Algorithm: row, Logger: slog.New(slog.DiscardHandler)})
+					g, err := collective.Open([]transport.Endpoint{end},
+						collective.Config{Timeout: deadline, Algorithm: row, Logger: slog.New(slog.DiscardHandler)})
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -209,7 +217,8 @@ func TestStoppedInTime(t *testing.T) {
 						if took := time.Since(begin); took > deadline+grace {
 							t.Errorf("%v over %q: rank %d had an error after %v: %v", places, row, rank, took, err)
 						}
-						if e := (*collective.Error)(nil); !errors.Is(err, collective.ErrTimeout) || !errors.As(err, &e) || !slices.Equal(e.Peers, []int{2}) {
+						if e := (*collective.Error)(nil); !errors.Is(err, collective.ErrTimeout) || !errors.As(err, &e) ||
+							!slices.Equal(e.Peers, []int{2}) {
 							t.Errorf("%v over %q: rank %d got %v, want a deadline that names rank 2", places, row, rank, err)
 						}
 					})

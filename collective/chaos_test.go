@@ -315,7 +315,8 @@ func (p *chaosProgram) judge(errs []error) error {
 
 // loses reports whether the fault ends the rank's process: the outcome of that rank does not count.
 func (p *chaosProgram) loses(rank int) bool {
-	return p.fault != nil && (p.fault.Kind == simnet.Kill || p.fault.Kind == simnet.Stop) && slices.Contains(p.victims, rank)
+	return p.fault != nil && (p.fault.Kind == simnet.Kill || p.fault.Kind == simnet.Stop) &&
+		slices.Contains(p.victims, rank)
 }
 
 // judgeRank returns what is wrong with the outcome of a rank.
@@ -326,8 +327,8 @@ func (p *chaosProgram) judgeRank(r int, err error) error {
 	var kinds []error
 	if p.fault != nil {
 		if kinds = chaosKinds[p.fault.Kind]; kinds != nil && p.splits() {
-			// A rank that fails in Split itself never enters the part: there its peers wait for it until the deadline, or until its
-			// process ends.
+			// A rank that fails in Split itself never enters the part: there its peers wait for it until the deadline, or until
+			// its process ends.
 			kinds = append([]error{collective.ErrTimeout, collective.ErrPeerLost}, kinds...)
 		}
 	}

@@ -100,8 +100,8 @@ type Properties struct {
 }
 
 // Monitor watches the calls of the local ranks of one communicator, to prove that none can hang (see
-// distribute/internal/deadlock). Enter, Park, Unpark and Leave of a rank are called on the goroutine that makes the call
-// or awaits it, never on a goroutine of the library.
+// distribute/internal/deadlock). Enter, Park, Unpark and Leave of a rank are called on the goroutine that makes the
+// call or awaits it, never on a goroutine of the library.
 //
 // The proof relies on this: a call that all ranks have entered ends without further help from their
 // goroutines.

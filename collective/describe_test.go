@@ -86,7 +86,8 @@ func TestDescribe(t *testing.T) {
 			wg.Wait()
 			for r, err := range errs {
 				var e *collective.Error
-				if !errors.As(err, &e) || !strings.Contains(e.Who, "asks who [2] are") || !strings.Contains(err.Error(), "\n  rank ") {
+				if !errors.As(err, &e) || !strings.Contains(e.Who, "asks who [2] are") ||
+					!strings.Contains(err.Error(), "\n  rank ") {
 					t.Errorf("rank %d: %v", r, err)
 					continue
 				}

@@ -14,7 +14,9 @@ func TestErrorText(t *testing.T) {
 		want string
 	}{
 		{&Error{Kind: ErrClosed, Comm: "world", Rank: 1}, `collective: communicator "world", rank 1: communicator closed`},
-		{&Error{Kind: ErrAborted, Comm: "world", Rank: -1, Err: cause}, `collective: communicator "world": aborted: it broke`},
+		{
+			&Error{Kind: ErrAborted, Comm: "world", Rank: -1, Err: cause}, `collective: communicator "world": aborted: it broke`,
+		},
 		{
 			&Error{Kind: ErrTimeout, Comm: "world", Rank: 2, Op: AllReduce, Seq: 7, Name: "w", Err: cause},
 			`collective: communicator "world", rank 2, call 7, all_reduce of "w": deadline exceeded: it broke`,
@@ -26,7 +28,8 @@ func TestErrorText(t *testing.T) {
 		if !errors.Is(test.err, test.err.Kind) || test.err.Err != nil && !errors.Is(test.err, cause) {
 			t.Errorf("%v does not match its kind and cause", test.err)
 		}
-		if timeout := test.err.Kind == ErrTimeout; errors.Is(test.err, context.DeadlineExceeded) != timeout || test.err.Timeout() != timeout {
+		if timeout := test.err.Kind == ErrTimeout; errors.Is(test.err, context.DeadlineExceeded) != timeout ||
+			test.err.Timeout() != timeout {
 			t.Errorf("%v is a deadline: want %v", test.err, timeout)
 		}
 	}
@@ -45,7 +48,8 @@ func TestParseReduceOp(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	got, err := Config{}.filled()
-	if err != nil || got.Name != "world" || got.Timeout != defaultTimeout || got.Stall != defaultStall || got.Order != Canonical ||
+	if err != nil || got.Name != "world" || got.Timeout != defaultTimeout || got.Stall != defaultStall ||
+		got.Order != Canonical ||
 		got.Accumulate != AccumulateDType || got.Logger == nil {
 		t.Errorf("the zero Config became %+v, %v", got, err)
 	}

@@ -35,7 +35,8 @@ func Explain(cfg Config, p Problem, w chooser.Where) (string, error) {
 	case row.Name == prefer.of[p.Op] || row.Name == prefer.all:
 		return cfg.Chooser.Explain(p, w, row.Name, reason), nil
 	case err == nil && row.Name != table.Name:
-		return cfg.Chooser.Explain(p, w, row.Name, "it is chosen before the memory is known, and supports private memory"), nil
+		const why = "it is chosen before the memory is known, and supports private memory"
+		return cfg.Chooser.Explain(p, w, row.Name, why), nil
 	}
 	return cfg.Chooser.Explain(p, w, "", ""), nil
 }

@@ -64,7 +64,8 @@ func TestMismatch(t *testing.T) {
 		for _, d := range shape {
 			n *= d
 		}
-		return named(&collective.Call{Op: collective.AllReduce, Reduce: op, Type: t, Src: vector(t, n), Dst: vector(t, n)}, name, shape...)
+		return named(&collective.Call{Op: collective.AllReduce, Reduce: op, Type: t, Src: vector(t, n), Dst: vector(t, n)},
+			name, shape...)
 	}
 	f32 := func(name string, shape ...int) *collective.Call {
 		return all(collective.Sum, tensor.Float32, name, shape...)
@@ -73,7 +74,10 @@ func TestMismatch(t *testing.T) {
 		return sum(make([]float32, n), make([]float32, n))
 	}
 	cast := func(root int) *collective.Call {
-		return &collective.Call{Op: collective.Broadcast, Type: tensor.Float32, Root: root, Src: vector(tensor.Float32, 3), Dst: vector(tensor.Float32, 3)}
+		return &collective.Call{
+			Op: collective.Broadcast, Type: tensor.Float32, Root: root,
+			Src: vector(tensor.Float32, 3), Dst: vector(tensor.Float32, 3),
+		}
 	}
 	with := func(c *collective.Call, o collective.Options) *collective.Call { c.Options = &o; return c }
 	for _, test := range []struct {
@@ -90,11 +94,13 @@ func TestMismatch(t *testing.T) {
 			[]string{`calls barrier`, `all_reduce SUM float32 [3] of "w"`, "the operations differ"},
 		},
 		{
-			"reduction", func() *collective.Call { return all(collective.Max, tensor.Float32, "w", 3) }, func() *collective.Call { return f32("w", 3) },
+			"reduction", func() *collective.Call { return all(collective.Max, tensor.Float32, "w", 3) },
+			func() *collective.Call { return f32("w", 3) },
 			[]string{`all_reduce MAX float32 [3] of "w"`, "the reductions differ"},
 		},
 		{
-			"dtype", func() *collective.Call { return all(collective.Sum, tensor.Int32, "w", 3) }, func() *collective.Call { return f32("w", 3) },
+			"dtype", func() *collective.Call { return all(collective.Sum, tensor.Int32, "w", 3) },
+			func() *collective.Call { return f32("w", 3) },
 			[]string{`all_reduce SUM int32 [3] of "w"`, `all_reduce SUM float32 [3] of "w"`, "the dtypes differ"},
 		},
 		{
@@ -102,7 +108,8 @@ func TestMismatch(t *testing.T) {
 			[]string{`all_reduce SUM float32 [3] of "w"`, `all_reduce SUM float32 [2] of "w"`, "the shapes differ"},
 		},
 		{
-			"shape of equal count", func() *collective.Call { return f32("w", 2, 3) }, func() *collective.Call { return f32("w", 3, 2) },
+			"shape of equal count", func() *collective.Call { return f32("w", 2, 3) },
+			func() *collective.Call { return f32("w", 3, 2) },
 			[]string{`[2 3] of "w"`, `[3 2] of "w"`, "the shapes differ"},
 		},
 		{
@@ -123,12 +130,14 @@ func TestMismatch(t *testing.T) {
 		},
 		{
 			"accumulation", func() *collective.Call {
-				return with(all(collective.Sum, tensor.BFloat16, "w", 3), collective.Options{Accumulate: collective.AccumulateFloat32})
+				return with(all(collective.Sum, tensor.BFloat16, "w", 3),
+					collective.Options{Accumulate: collective.AccumulateFloat32})
 			}, func() *collective.Call { return all(collective.Sum, tensor.BFloat16, "w", 3) },
 			[]string{"the accumulation types differ"},
 		},
 		{
-			"order", func() *collective.Call { return with(f32("w", 3), collective.Options{Order: collective.Any}) }, func() *collective.Call { return f32("w", 3) },
+			"order", func() *collective.Call { return with(f32("w", 3), collective.Options{Order: collective.Any}) },
+			func() *collective.Call { return f32("w", 3) },
 			[]string{"the orders of reduction differ"},
 		},
 	} {
@@ -148,7 +157,8 @@ func TestMismatch(t *testing.T) {
 					})
 					says := append(slices.Clone(test.says), "call 1")
 					if m.algorithm == "direct" {
-						says = append(says, fmt.Sprintf("rank %d calls", odd)) // with messages, other ranks may get it from a rank that was notified
+						// with messages, other ranks may get it from a rank that was notified
+						says = append(says, fmt.Sprintf("rank %d calls", odd))
 					}
 					same(t, errs, collective.ErrMismatch, says[:len(says)-1]...)
 					poisoned(t, g, errs)
@@ -165,7 +175,8 @@ func TestMismatchText(t *testing.T) {
 		n := 2 + c.Rank()
 		return c.Do(background, named(sum(make([]float32, n), make([]float32, n)), "w", n))
 	})
-	const want = `all_reduce of "w": mismatch: rank 1 calls all_reduce SUM float32 [3] of "w", rank 0 calls all_reduce SUM float32 [2] of "w": the shapes differ`
+	const want = `all_reduce of "w": mismatch: rank 1 calls all_reduce SUM float32 [3] of "w", ` +
+		`rank 0 calls all_reduce SUM float32 [2] of "w": the shapes differ`
 	same(t, errs, collective.ErrMismatch, `collective: communicator "gradients", rank `, want)
 }
 
@@ -246,7 +257,8 @@ func TestTimeout(t *testing.T) {
 						if got := strings.Count(log.String(), "stalled"); got != want {
 							t.Errorf("%d ranks logged a stall, want %d:\n%s", got, want, log.String())
 						}
-						if test.stall && (!strings.Contains(log.String(), "waits_for=") || !strings.Contains(log.String(), "all_reduce SUM")) {
+						if test.stall &&
+							(!strings.Contains(log.String(), "waits_for=") || !strings.Contains(log.String(), "all_reduce SUM")) {
 							t.Errorf("the stall report does not say who waits for whom in what:\n%s", log.String())
 						}
 					})
@@ -383,16 +395,28 @@ func TestInvalidCalls(t *testing.T) {
 		{"bool", func(c *collective.Call) { c.Type = tensor.Bool }, "a reduction of bool: want a numeric dtype"},
 		{"string", func(c *collective.Call) { c.Op, c.Type = collective.Broadcast, tensor.String }, "a broadcast of string"},
 		{"sizes", func(c *collective.Call) { c.Src = mem.Slice(0, 16) }, "16 bytes in Src and 32 in Dst"},
-		{"part of an element", func(c *collective.Call) { c.Src, c.Dst = mem.Slice(0, 15), mem.Slice(0, 15) }, "no whole number of float32"},
+		{
+			"part of an element", func(c *collective.Call) { c.Src, c.Dst = mem.Slice(0, 15), mem.Slice(0, 15) },
+			"no whole number of float32",
+		},
 		{"overlap", func(c *collective.Call) { c.Src, c.Dst = mem.Slice(0, 16), mem.Slice(8, 24) }, "Src and Dst overlap"},
 		{"device", func(c *collective.Call) { c.Src.Kind = tensor.Device }, "memory of a device"},
 		{"nowhere", func(c *collective.Call) { c.Src = tensor.Memory{Bytes: 32} }, "without a pointer"},
 		{"root", func(c *collective.Call) { c.Op, c.Root = collective.Broadcast, 2 }, "root 2 of 2 ranks"},
 		{"counts", func(c *collective.Call) { c.Counts = []int{4, 4} }, "field Counts is set for all_reduce"},
-		{"shape", func(c *collective.Call) { c.Manifest = &collective.Manifest{Name: "w", Shape: []int{3, 3}} }, `shape [3 3] of "w" holds 9 elements, Src 8`},
-		{"algorithm", func(c *collective.Call) { c.Options = &collective.Options{Algorithm: "magic"} }, `no algorithm "magic": want one of direct,`},
+		{
+			"shape", func(c *collective.Call) { c.Manifest = &collective.Manifest{Name: "w", Shape: []int{3, 3}} },
+			`shape [3 3] of "w" holds 9 elements, Src 8`,
+		},
+		{
+			"algorithm", func(c *collective.Call) { c.Options = &collective.Options{Algorithm: "magic"} },
+			`no algorithm "magic": want one of direct,`,
+		},
 		{"order", func(c *collective.Call) { c.Options = &collective.Options{Order: 9} }, "unknown order 9"},
-		{"accumulate", func(c *collective.Call) { c.Options = &collective.Options{Accumulate: 9} }, "unknown accumulation type 9"},
+		{
+			"accumulate", func(c *collective.Call) { c.Options = &collective.Options{Accumulate: 9} },
+			"unknown accumulation type 9",
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			eachMode(t, func(t *testing.T, m mode) {
@@ -468,7 +492,8 @@ func TestBusy(t *testing.T) {
 			go func() { first <- c.Do(background, barrier()) }()
 			synctest.Wait()
 			second := c.Do(background, barrier())
-			same(t, []error{second, <-first, g.Local()[1].Do(background, barrier())}, collective.ErrBusy, "call 0 on another goroutine")
+			same(t, []error{second, <-first, g.Local()[1].Do(background, barrier())}, collective.ErrBusy,
+				"call 0 on another goroutine")
 		})
 	})
 }
@@ -790,7 +815,8 @@ func TestGroupsOfOneRankEach(t *testing.T) {
 						if !errors.Is(err, collective.ErrPeerLost) {
 							t.Errorf("rank %d: %v, want %v", rank, err, collective.ErrPeerLost)
 						}
-					case !errors.Is(err, want) || !strings.HasPrefix(err.Error(), `collective: communicator "world", rank 1`) || !strings.HasSuffix(err.Error(), "enough"):
+					case !errors.Is(err, want) || !strings.HasPrefix(err.Error(), `collective: communicator "world", rank 1`) ||
+						!strings.HasSuffix(err.Error(), "enough"):
 						t.Errorf("rank %d: %v, want the %v of rank 1, with its cause", rank, err, want)
 					}
 				}

@@ -46,7 +46,10 @@ func (w *slowWorld) play(t *testing.T, calls []*collective.Call) (late time.Dura
 	for _, r := range w.slow {
 		slow[r] = 30_000
 	}
-	net, err := simnet.New(simnet.Config{Places: simnet.Uniform(w.n, 1, false), Network: simnet.Link{Latency: 10 * time.Microsecond, Bandwidth: 1e12}, Slow: slow})
+	net, err := simnet.New(simnet.Config{
+		Places: simnet.Uniform(w.n, 1, false), Network: simnet.Link{Latency: 10 * time.Microsecond, Bandwidth: 1e12},
+		Slow: slow,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,11 +108,14 @@ func TestFaultAmongTheSlow(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			late, err := w.play(t, calls)
 			got := blamed(t, err)
-			if len(got) == 0 || slices.ContainsFunc(got, func(r int) bool { return !slices.Contains(w.absent, r) }) { // not all, if the time is up
-				t.Errorf("%s: rank %d of %d names %v, want of %v; slow are %v: %v", w.config.Algorithm, w.first, w.n, got, w.absent, w.slow, err)
+			// not all, if the time is up
+			if len(got) == 0 || slices.ContainsFunc(got, func(r int) bool { return !slices.Contains(w.absent, r) }) {
+				t.Errorf("%s: rank %d of %d names %v, want of %v; slow are %v: %v", w.config.Algorithm, w.first, w.n, got, w.absent,
+					w.slow, err)
 			}
 			if most := 5 * time.Second; late > most {
-				t.Errorf("%s: rank %d of %d had its error %v after its deadline, want %v at most", w.config.Algorithm, w.first, w.n, late, most)
+				t.Errorf("%s: rank %d of %d had its error %v after its deadline, want %v at most", w.config.Algorithm, w.first, w.n,
+					late, most)
 			}
 		})
 		if t.Failed() {
@@ -140,7 +146,9 @@ func (r *reports) Handle(context.Context, slog.Record) error {
 func TestStallReportIsShort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n, stall, most = 9, time.Minute, time.Second
-		net, err := simnet.New(simnet.Config{Places: simnet.Uniform(n, 1, false), Network: simnet.Link{Latency: 200 * time.Millisecond, Bandwidth: 1e10}})
+		net, err := simnet.New(simnet.Config{
+			Places: simnet.Uniform(n, 1, false), Network: simnet.Link{Latency: 200 * time.Millisecond, Bandwidth: 1e10},
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -150,7 +158,8 @@ func TestStallReportIsShort(t *testing.T) {
 		begun.Add(n)
 		var groups []collective.Group
 		for r, end := range net.Ends() {
-			g, err := collective.Open([]transport.Endpoint{end}, collective.Config{Stall: stall, Timeout: time.Hour, Logger: slog.New(log)})
+			g, err := collective.Open([]transport.Endpoint{end},
+				collective.Config{Stall: stall, Timeout: time.Hour, Logger: slog.New(log)})
 			if err != nil {
 				t.Fatal(err)
 			}

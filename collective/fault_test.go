@@ -164,7 +164,9 @@ func blamed(t *testing.T, err error) []int {
 }
 
 // alonePlacement has ranks of one process that share only messages.
-var alonePlacement = placement{"mem alone", func(_ testing.TB, n int) [][]transport.Endpoint { return perProcess(mem.New(n), 1) }}
+var alonePlacement = placement{"mem alone", func(_ testing.TB, n int) [][]transport.Endpoint {
+	return perProcess(mem.New(n), 1)
+}}
 
 // anyCall returns a call of an operation for each rank.
 func anyCall(random *rand.Rand, op collective.Op, n int) []*collective.Call {
@@ -174,7 +176,8 @@ func anyCall(random *rand.Rand, op collective.Op, n int) []*collective.Call {
 	}
 	calls := make([]*collective.Call, n)
 	for r := range calls {
-		all, own := func() tensor.Memory { return tensor.New(tensor.Float32, count).Memory() }, tensor.New(tensor.Float32, count/n).Memory()
+		all := func() tensor.Memory { return tensor.New(tensor.Float32, count).Memory() }
+		own := tensor.New(tensor.Float32, count/n).Memory()
 		calls[r] = &collective.Call{Op: op, Type: tensor.Float32, Root: root, Src: all(), Dst: all()}
 		switch op {
 		case collective.Barrier:
@@ -223,7 +226,8 @@ func TestFault(t *testing.T) {
 						continue
 					}
 					got := blamed(t, err)
-					if op.Rooted() && len(got) > 0 && !slices.ContainsFunc(got, func(r int) bool { return !slices.Contains(absent, r) }) {
+					if op.Rooted() && len(got) > 0 &&
+						!slices.ContainsFunc(got, func(r int) bool { return !slices.Contains(absent, r) }) {
 						continue // no other rank may need one of them
 					}
 					if !slices.Equal(got, absent) {
@@ -272,7 +276,8 @@ func TestFaultOfCycle(t *testing.T) {
 			}
 			s.calls[n-1] = receive(0, make([]float32, 3))
 			errs := s.play(t, func([]int) int { return n - 1 })
-			if got := blamed(t, errs[n-1]); !slices.Equal(got, []int{0, 1, 2, 3}) || !strings.Contains(errs[n-1].Error(), "they wait for each other") {
+			if got := blamed(t, errs[n-1]); !slices.Equal(got, []int{0, 1, 2, 3}) ||
+				!strings.Contains(errs[n-1].Error(), "they wait for each other") {
 				t.Errorf("rank %d names %v: %v", n-1, got, errs[n-1])
 			}
 			s.close(t)
@@ -293,7 +298,8 @@ func TestFaultAtTimeout(t *testing.T) {
 			s.late = 0
 			s.calls[0].Options = &collective.Options{Timeout: 100 * time.Millisecond}
 			errs := s.play(t, nil)
-			const says = `for rank 1, which waits for rank 2, which waits for rank 3 in recv float32 [3] from rank 1, rank 3 last entered call 1, barrier of "before"`
+			const says = `for rank 1, which waits for rank 2, which waits for rank 3 in recv float32 [3] from rank 1, ` +
+				`rank 3 last entered call 1, barrier of "before"`
 			if got := blamed(t, errs[0]); !slices.Equal(got, []int{3}) || !strings.Contains(errs[0].Error(), says) {
 				t.Errorf("rank 0 names %v: %v", got, errs[0])
 			}
@@ -307,7 +313,8 @@ func TestStallNamesRankAtFault(t *testing.T) {
 	eachMode(t, func(t *testing.T, m mode) {
 		synctest.Test(t, func(t *testing.T) {
 			var log bytes.Buffer
-			g := m.open(t, 4, collective.Config{Stall: time.Minute, Timeout: time.Hour, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			g := m.open(t, 4,
+				collective.Config{Stall: time.Minute, Timeout: time.Hour, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 			defer shut(t, g)
 			mustEach(t, g, func(c collective.Communicator) error {
 				r := c.Rank()
@@ -324,7 +331,8 @@ func TestStallNamesRankAtFault(t *testing.T) {
 			if got := strings.Count(log.String(), `waits_for="rank 3"`); got != 3 {
 				t.Errorf("%d of 3 ranks name rank 3:\n%s", got, log.String())
 			}
-			if !strings.Contains(log.String(), "rank 0 waited 1m0s for rank 1, which waits for rank 2, which waits for rank 3 in recv") {
+			if !strings.Contains(log.String(),
+				"rank 0 waited 1m0s for rank 1, which waits for rank 2, which waits for rank 3 in recv") {
 				t.Errorf("the way to it is not told:\n%s", log.String())
 			}
 		})

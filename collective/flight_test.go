@@ -71,7 +71,10 @@ func TestFlights(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return part.Do(background, &Call{Op: Broadcast, Type: tensor.Int32, Root: 0, Src: tensor.HostMemory([]int32{1}), Dst: tensor.HostMemory(make([]int32, 1))})
+		return part.Do(background, &Call{
+			Op: Broadcast, Type: tensor.Int32, Root: 0,
+			Src: tensor.HostMemory([]int32{1}), Dst: tensor.HostMemory(make([]int32, 1)),
+		})
 	}) {
 		if err != nil {
 			t.Fatal(err)
@@ -83,7 +86,8 @@ func TestFlights(t *testing.T) {
 	}
 	for i, c := range r.Calls[:len(r.Calls)-1] {
 		seq := 301 - keptCalls + i
-		if want := fmt.Sprintf(`all_reduce SUM float32 [2 3] of "w%d"`, seq); c.String() != want || c.Seq != uint64(seq) || c.State != flight.Done || c.Algorithm == "" {
+		if want := fmt.Sprintf(`all_reduce SUM float32 [2 3] of "w%d"`, seq); c.String() != want || c.Seq != uint64(seq) ||
+			c.State != flight.Done || c.Algorithm == "" {
 			t.Fatalf("call %d is %v, %s, by %q: want %s", c.Seq, &c, c.State, c.Algorithm, want)
 		}
 		if c.Start.IsZero() != c.End.IsZero() || c.End.Before(c.Start) {
@@ -91,12 +95,14 @@ func TestFlights(t *testing.T) {
 		}
 	}
 	part := flightOf(t, g, "world/1.1", 0) // the higher one, by its key
-	if !slices.Equal(part.World, []int{2, 1}) || len(part.Calls) != 1 || part.Calls[0].String() != "broadcast int32 [1] from rank 0" {
+	if !slices.Equal(part.World, []int{2, 1}) || len(part.Calls) != 1 ||
+		part.Calls[0].String() != "broadcast int32 [1] from rank 0" {
 		t.Errorf("the split has %+v", part)
 	}
 }
 
-// TestFlightsOfFailure: the records show what differs, which ranks are missing, and which ranks wait, also after Rebuild.
+// TestFlightsOfFailure: the records show what differs, which ranks are missing, and which ranks wait, also after
+// Rebuild.
 func TestFlightsOfFailure(t *testing.T) {
 	g := openFlights(t, 2, Config{})
 	background := context.Background()
@@ -122,17 +128,22 @@ func TestFlightsOfFailure(t *testing.T) {
 	if p.Kind != flight.Differ || p.At != 1 || p.Field != "shape" || p.Common != 1 || p.Epoch != 0 {
 		t.Errorf("%s at %d in %q after %d of epoch %d", p.Kind, p.At, p.Field, p.Common, p.Epoch)
 	}
-	if !strings.Contains(p.Rows[0].Text, "failed in call 1") || !strings.HasPrefix(p.Text[0], `rank 0 calls all_reduce SUM float32 [4] of "b"`) {
+	if !strings.Contains(p.Rows[0].Text, "failed in call 1") ||
+		!strings.HasPrefix(p.Text[0], `rank 0 calls all_reduce SUM float32 [4] of "b"`) {
 		t.Error(p.Rows[0].Text, p.Text)
 	}
 	onEach(next, func(c Communicator) error {
 		if c.Rank() == 1 {
-			return c.Do(background, &Call{Op: AllGather, Type: tensor.Float32, Src: tensor.HostMemory([]float32{1}), Dst: tensor.HostMemory([]float32{1, 2, 3})})
+			return c.Do(background, &Call{
+				Op: AllGather, Type: tensor.Float32,
+				Src: tensor.HostMemory([]float32{1}), Dst: tensor.HostMemory([]float32{1, 2, 3}),
+			})
 		}
 		return nil
 	})
 	report = flight.Find([]flight.File{{Ranks: next.(Recorded).Flights()}})
-	if text := report.Parts[1].Rows[1].Text; !strings.Contains(text, "failed in call 0") || !strings.Contains(text, "all_gather: invalid argument") {
+	if text := report.Parts[1].Rows[1].Text; !strings.Contains(text, "failed in call 0") ||
+		!strings.Contains(text, "all_gather: invalid argument") {
 		t.Error(text)
 	}
 }
@@ -160,7 +171,8 @@ func TestFlightsWhileCalled(t *testing.T) {
 	waits := func(rank int) bool {
 		r := flightOf(t, g, "world", rank)
 		n := len(r.Calls)
-		return n > 0 && r.Calls[n-1].State == flight.Waiting && r.Calls[n-1].Seq == 500 && slices.Contains(r.Calls[n-1].WaitsFor, 2)
+		return n > 0 && r.Calls[n-1].State == flight.Waiting && r.Calls[n-1].Seq == 500 &&
+			slices.Contains(r.Calls[n-1].WaitsFor, 2)
 	}
 	for !waits(0) || !waits(1) {
 		time.Sleep(time.Millisecond)

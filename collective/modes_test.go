@@ -102,7 +102,9 @@ var background = context.Background()
 
 // sum is an all-reduce of float32.
 func sum(src, dst []float32) *collective.Call {
-	return &collective.Call{Op: collective.AllReduce, Type: tensor.Float32, Src: tensor.HostMemory(src), Dst: tensor.HostMemory(dst)}
+	return &collective.Call{
+		Op: collective.AllReduce, Type: tensor.Float32, Src: tensor.HostMemory(src), Dst: tensor.HostMemory(dst),
+	}
 }
 
 func named(c *collective.Call, name string, shape ...int) *collective.Call {

@@ -91,7 +91,8 @@ func TestMonitorOrder(t *testing.T) {
 				if err := c.Do(background, sum(nil, nil)); err != nil {
 					return err
 				}
-				time.Sleep(time.Duration(10+c.Rank()) * time.Second) // rank 0 waits for rank 1 again: a call that has ended parks no rank
+				// rank 0 waits for rank 1 again: a call that has ended parks no rank
+				time.Sleep(time.Duration(10+c.Rank()) * time.Second)
 				h, err := c.Start(background, barrier())
 				if err != nil {
 					return err
@@ -99,7 +100,9 @@ func TestMonitorOrder(t *testing.T) {
 				return h.Wait(background)
 			})
 			got := r.of(0)
-			want := []string{"enter 0 all_reduce", "park 0", "unpark", "leave 0 <nil>", "enter 1 barrier", "park 1", "unpark", "leave 1 <nil>"}
+			want := []string{
+				"enter 0 all_reduce", "park 0", "unpark", "leave 0 <nil>", "enter 1 barrier", "park 1", "unpark", "leave 1 <nil>",
+			}
 			if !slices.Equal(got, want) {
 				t.Errorf("rank 0:\n got %q\nwant %q", got, want)
 			}
@@ -240,7 +243,8 @@ func TestWatchPairs(t *testing.T) {
 		return c.Do(background, call)
 	})
 	for rank, op := range []string{"send", "recv"} {
-		if got, want := r.of(rank), []string{"enter pair 0 " + op, "leave pair 0 " + op + " <nil>"}; !slices.Equal(got, want) {
+		want := []string{"enter pair 0 " + op, "leave pair 0 " + op + " <nil>"}
+		if got := r.of(rank); !slices.Equal(got, want) {
 			t.Errorf("rank %d: got %q, want %q", rank, got, want)
 		}
 	}

@@ -35,17 +35,23 @@ type exampleCall struct {
 }
 
 func (c *exampleCall) String() string {
-	return fmt.Sprintf("%v %v %v of %d elements, parts %v, root %d, in place %v, accumulate %d", c.op, c.reduce, c.dtype, c.total, c.parts, c.root, c.inPlace, c.accumulate)
+	return fmt.Sprintf("%v %v %v of %d elements, parts %v, root %d, in place %v, accumulate %d", c.op, c.reduce, c.dtype,
+		c.total, c.parts, c.root, c.inPlace, c.accumulate)
 }
 
 // newExample draws a call over n ranks.
 func newExample(random *rand.Rand, op collective.Op, n, most int) *exampleCall {
-	c := &exampleCall{op: op, dtype: numeric[random.IntN(len(numeric))], root: random.IntN(n), inPlace: random.IntN(3) == 0}
+	c := &exampleCall{
+		op: op, dtype: numeric[random.IntN(len(numeric))], root: random.IntN(n), inPlace: random.IntN(3) == 0,
+	}
 	c.accumulate = []collective.Accumulate{collective.AccumulateDType, collective.AccumulateFloat32}[random.IntN(2)]
-	if c.reduce = collective.ReduceOp(random.IntN(int(collective.Prod) + 1)); c.reduce == collective.Mean && !c.dtype.IsFloat() {
+	if c.reduce = collective.ReduceOp(random.IntN(int(collective.Prod) + 1)); c.reduce == collective.Mean &&
+		!c.dtype.IsFloat() {
 		c.reduce = collective.Sum
 	}
-	uneven := slices.Contains([]collective.Op{collective.ReduceScatter, collective.AllGather, collective.Gather, collective.Scatter}, op)
+	uneven := slices.Contains([]collective.Op{
+		collective.ReduceScatter, collective.AllGather, collective.Gather, collective.Scatter,
+	}, op)
 	each := random.IntN(most/n + 1)
 	for range n {
 		part := each
@@ -132,7 +138,8 @@ func (c *exampleCall) memories(rank int, allocate func(bytes int) []byte) (src, 
 	dst = allocate(len(c.want[rank]))
 	if c.inPlace && c.want[rank] != nil {
 		switch {
-		case len(src) == len(dst) && c.op != collective.AllGather && c.op != collective.Gather && c.op != collective.Scatter && c.op != collective.ReduceScatter:
+		case len(src) == len(dst) && c.op != collective.AllGather && c.op != collective.Gather &&
+			c.op != collective.Scatter && c.op != collective.ReduceScatter:
 			dst = src
 		case c.op == collective.AllGather || c.op == collective.Gather:
 			src = dst[lo : lo+own]
@@ -164,11 +171,13 @@ func (c *exampleCall) run(comm collective.Communicator, row string, allocate fun
 	return nil
 }
 
-// rowsFor returns the chooser's row, and some of those that carry out the operation: over all sizes and placements each has its
-// turn often enough.
+// rowsFor returns the chooser's row, and some of those that carry out the operation: over all sizes and placements each
+// has its turn often enough.
 func rowsFor(random *rand.Rand, w *world, op collective.Op) []string {
 	const some = 2
-	p := plan.Problem{Op: op, Size: len(w.comms), Count: 2 * len(w.comms), Places: w.places, Order: collective.Canonical, Stage: 1 << 12}
+	p := plan.Problem{
+		Op: op, Size: len(w.comms), Count: 2 * len(w.comms), Places: w.places, Order: collective.Canonical, Stage: 1 << 12,
+	}
 	var rows []string
 	for _, i := range random.Perm(len(plan.Algorithms)) {
 		if row := plan.Algorithms[i].Name; len(rows) < some {

@@ -16,7 +16,8 @@ import (
 
 var seedFlag = flag.Uint64("seed", 0, "seed of the random tests; 0: a new one")
 
-// treeOf combines values the slow and obvious way: level by level, neighbours, the lower on the left, an odd one out passes up.
+// treeOf combines values the slow and obvious way: level by level, neighbours, the lower on the left, an odd one out
+// passes up.
 func treeOf[T any](values []T, combine func(a, b T) T) T {
 	for len(values) > 1 {
 		var up []T
@@ -127,7 +128,9 @@ func reducedAs[T number](op collective.ReduceOp, srcs [][]byte) []byte {
 	return out
 }
 
-func reducedHalf(op collective.ReduceOp, wide bool, srcs [][]byte, widen func(uint16) float32, narrow func(float32) uint16) []byte {
+func reducedHalf(
+	op collective.ReduceOp, wide bool, srcs [][]byte, widen func(uint16) float32, narrow func(float32) uint16,
+) []byte {
 	if len(srcs) == 1 && !wide {
 		return srcs[0]
 	}
@@ -167,8 +170,8 @@ func aligned(n int) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), n)
 }
 
-// fill writes random elements: numbers of like size, with some zeros and infinities of both signs and NaNs of any payload
-// among the floats.
+// fill writes random elements: numbers of like size, with some zeros and infinities of both signs and NaNs of any
+// payload among the floats.
 func fill(random *rand.Rand, t tensor.DType, b []byte) {
 	special := []float64{0, math.Copysign(0, -1), math.Inf(1), math.Inf(-1), 1e-40}
 	nan := func() uint64 { return random.Uint64() | 0x7ff00000_7f807c00 } // in every type, or infinity

@@ -21,8 +21,8 @@ func receive(from int, x []float32) *collective.Call {
 	return &collective.Call{Op: collective.Recv, Peer: from, Type: tensor.Float32, Dst: tensor.HostMemory(x)}
 }
 
-// TestPairs: ranks pass tokens around a ring between collectives; those that take no part in a send need not know of it, and
-// the numbers of the collectives agree all the same.
+// TestPairs: ranks pass tokens around a ring between collectives; those that take no part in a send need not know of
+// it, and the numbers of the collectives agree all the same.
 func TestPairs(t *testing.T) {
 	eachPlacement(t, 5, func(t *testing.T, w *world) {
 		errs := w.each(func(c collective.Communicator) error {
@@ -74,11 +74,27 @@ func TestPairsThatDiffer(t *testing.T) {
 		kind error
 		says string
 	}{
-		{"count", func() *collective.Call { return send(1, make([]float32, 3)) }, func() *collective.Call { return receive(0, make([]float32, 4)) }, collective.ErrMismatch, "recv float32 [4] from rank 0"},
-		{"name", func() *collective.Call { return named(send(1, make([]float32, 3)), "w", 3) }, func() *collective.Call { return named(receive(0, make([]float32, 3)), "b", 3) }, collective.ErrMismatch, "differ"},
-		{"both receive", func() *collective.Call { return receive(1, make([]float32, 3)) }, func() *collective.Call { return receive(0, make([]float32, 3)) }, collective.ErrDesync, "they wait for each other"},
-		{"both send", func() *collective.Call { return send(1, big()) }, func() *collective.Call { return send(0, big()) }, collective.ErrDesync, ""},
-		{"send or all_reduce", func() *collective.Call { return send(1, big()) }, func() *collective.Call { return sum(make([]float32, 3), make([]float32, 3)) }, nil, "send"},
+		{
+			"count", func() *collective.Call { return send(1, make([]float32, 3)) },
+			func() *collective.Call { return receive(0, make([]float32, 4)) },
+			collective.ErrMismatch, "recv float32 [4] from rank 0",
+		},
+		{
+			"name", func() *collective.Call { return named(send(1, make([]float32, 3)), "w", 3) },
+			func() *collective.Call { return named(receive(0, make([]float32, 3)), "b", 3) }, collective.ErrMismatch, "differ",
+		},
+		{
+			"both receive", func() *collective.Call { return receive(1, make([]float32, 3)) },
+			func() *collective.Call { return receive(0, make([]float32, 3)) }, collective.ErrDesync, "they wait for each other",
+		},
+		{
+			"both send", func() *collective.Call { return send(1, big()) }, func() *collective.Call { return send(0, big()) },
+			collective.ErrDesync, "",
+		},
+		{
+			"send or all_reduce", func() *collective.Call { return send(1, big()) },
+			func() *collective.Call { return sum(make([]float32, 3), make([]float32, 3)) }, nil, "send",
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			eachPlacement(t, 2, func(t *testing.T, w *world) {
@@ -95,7 +111,8 @@ func TestPairsThatDiffer(t *testing.T) {
 					return thenBarriers(c, call)
 				})
 				switch {
-				case blind && errors.Is(errors.Join(errs...), collective.ErrTimeout): // of one of them, or of both; the other may have seen more
+				case blind && errors.Is(errors.Join(errs...), collective.ErrTimeout):
+					// of one of them, or of both; the other may have seen more
 					for rank, err := range errs {
 						if e := (*collective.Error)(nil); !errors.As(err, &e) {
 							t.Errorf("rank %d: got %v", rank, err)
@@ -178,7 +195,8 @@ func TestNewBuffer(t *testing.T) {
 					}
 					x[i] = float32(c.Rank() + i%7)
 				}
-				if err := c.Do(background, &collective.Call{Op: collective.AllReduce, Type: tensor.Float32, Src: src, Dst: dst}); err != nil {
+				call := &collective.Call{Op: collective.AllReduce, Type: tensor.Float32, Src: src, Dst: dst}
+				if err := c.Do(background, call); err != nil {
 					return err
 				}
 				for i := range y {

@@ -15,10 +15,10 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// TestRandomPrograms lets ranks run one random program of sums, started sums, broadcasts, barriers and parts, in real time,
-// on fewer and on more processors than ranks, while something goes wrong at some moment. Each call ends right or with an
-// error of the fault's kind, and memory belongs to its rank again then (the race detector looks); nothing waits for the
-// deadline, which would be a wake-up lost; and the group that Rebuild makes works.
+// TestRandomPrograms lets ranks run one random program of sums, started sums, broadcasts, barriers and parts, in real
+// time, on fewer and on more processors than ranks, while something goes wrong at some moment. Each call ends right or
+// with an error of the fault's kind, and memory belongs to its rank again then (the race detector looks); nothing waits
+// for the deadline, which would be a wake-up lost; and the group that Rebuild makes works.
 func TestRandomPrograms(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	programs := 150
@@ -113,7 +113,9 @@ func (p *program) run(t *testing.T, m mode) {
 		}
 	})
 	errs := each(g, func(c collective.Communicator) error {
-		r := &programRank{program: p, Communicator: c, ctx: background, random: rand.New(rand.NewPCG(p.Seed, uint64(c.Rank())))}
+		r := &programRank{
+			program: p, Communicator: c, ctx: background, random: rand.New(rand.NewPCG(p.Seed, uint64(c.Rank()))),
+		}
 		if c.Rank() == p.Victim {
 			r.ctx = ctx
 		}
@@ -174,7 +176,9 @@ func (r *programRank) call(i int) error {
 	n := r.Size()
 	switch c.Kind {
 	case sumCall, startCall:
-		s := startedSum{src: filled(c.Count, float32(r.Rank()+i)), dst: make([]float32, c.Count), want: float32(n*(n-1)/2 + n*i)}
+		s := startedSum{
+			src: filled(c.Count, float32(r.Rank()+i)), dst: make([]float32, c.Count), want: float32(n*(n-1)/2 + n*i),
+		}
 		if c.Kind == startCall {
 			var err error
 			if s.handle, err = r.Start(r.ctx, sum(s.src, s.dst)); err == nil {
@@ -186,7 +190,8 @@ func (r *programRank) call(i int) error {
 	case broadcastCall:
 		s := startedSum{dst: filled(c.Count, float32(r.Rank()*100+i)), want: float32(c.Root*100 + i)}
 		x := tensor.HostMemory(s.dst)
-		return s.check(r.Do(r.ctx, &collective.Call{Op: collective.Broadcast, Root: c.Root, Type: tensor.Float32, Src: x, Dst: x}), 0)
+		call := &collective.Call{Op: collective.Broadcast, Root: c.Root, Type: tensor.Float32, Src: x, Dst: x}
+		return s.check(r.Do(r.ctx, call), 0)
 	case barrierCall:
 		return r.Do(r.ctx, barrier())
 	}
@@ -213,8 +218,8 @@ func (r *programRank) await() error {
 
 var errWrong = errors.New("wrong result")
 
-// check holds a sum against what it should be, and uses its memory, which is the rank's own again. src is what the source
-// held, 0 if that is not known.
+// check holds a sum against what it should be, and uses its memory, which is the rank's own again. src is what the
+// source held, 0 if that is not known.
 func (s *startedSum) check(err error, src float32) error {
 	for i, x := range s.dst {
 		if err == nil && x != s.want {

@@ -13,8 +13,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// TestNoAllocation: a call like an earlier one allocates nothing on any rank, and starts no goroutine. AllocsPerRun counts
-// the whole process.
+// TestNoAllocation: a call like an earlier one allocates nothing on any rank, and starts no goroutine. AllocsPerRun
+// counts the whole process.
 func TestNoAllocation(t *testing.T) {
 	if race.Enabled {
 		t.Skip("the race detector allocates, and is slow")
@@ -23,7 +23,9 @@ func TestNoAllocation(t *testing.T) {
 		"small all_reduce": func() *collective.Call {
 			return named(sum(make([]float32, 1), make([]float32, 1)), "layers/0/kernel", 1)
 		},
-		"all_reduce of several segments": func() *collective.Call { return sum(make([]float32, 70_000), make([]float32, 70_000)) },
+		"all_reduce of several segments": func() *collective.Call {
+			return sum(make([]float32, 70_000), make([]float32, 70_000))
+		},
 		"mean in place with wide sums": func() *collective.Call {
 			x := tensor.New(tensor.BFloat16, 1001).Memory()
 			return &collective.Call{
@@ -42,7 +44,8 @@ func TestNoAllocation(t *testing.T) {
 			eachMode(t, func(t *testing.T, m mode) {
 				for _, n := range []int{2, 5} { // more ranks than cores block
 					g := m.opened(t, n, collective.Config{})
-					const warm, runs, tries = 10, 10, 25 // few at a time: on a busy machine a rank that waits asks the others what they do
+					// few at a time: on a busy machine a rank that waits asks the others what they do
+					const warm, runs, tries = 10, 10, 25
 					var wg sync.WaitGroup
 					for _, c := range g.Local()[1:] {
 						own := call()
@@ -171,8 +174,8 @@ func TestNoAllocationEverywhere(t *testing.T) {
 					if err := first.Do(background, barrier()); err != nil {
 						t.Error(err)
 					}
-					// A transport's buffers may still grow with what happens to pile up, and on a busy machine a rank that has waited for
-					// long asks the others what they do: not every time.
+					// A transport's buffers may still grow with what happens to pile up, and on a busy machine a rank that has waited
+					// for long asks the others what they do: not every time.
 					allocs := math.Inf(1)
 					for range attempts {
 						if allocs < 1 {

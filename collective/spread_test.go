@@ -63,7 +63,9 @@ func thenBarriers(c collective.Communicator, call *collective.Call) error {
 func TestMismatchEverywhere(t *testing.T) {
 	vector := func(n int) tensor.Memory { return tensor.New(tensor.Float32, n).Memory() }
 	call := func(op collective.Op, name string) *collective.Call {
-		c := &collective.Call{Op: op, Type: tensor.Float32, Src: vector(20), Dst: vector(20), Manifest: &collective.Manifest{Name: name}}
+		c := &collective.Call{
+			Op: op, Type: tensor.Float32, Src: vector(20), Dst: vector(20), Manifest: &collective.Manifest{Name: name},
+		}
 		if op == collective.AllGather || op == collective.Gather {
 			c.Src = vector(5)
 		}
@@ -84,12 +86,27 @@ func TestMismatchEverywhere(t *testing.T) {
 		odd, rest *collective.Call
 		says      []string
 	}{
-		{"operation", call(collective.Reduce, "w"), call(collective.AllReduce, "w"), []string{"the operations differ", "reduce SUM float32 [20]"}},
-		{"name", call(collective.AllReduce, "b"), call(collective.AllReduce, "w"), []string{"the names differ", `of "b"`, `of "w"`}},
+		{
+			"operation", call(collective.Reduce, "w"), call(collective.AllReduce, "w"),
+			[]string{"the operations differ", "reduce SUM float32 [20]"},
+		},
+		{
+			"name", call(collective.AllReduce, "b"), call(collective.AllReduce, "w"),
+			[]string{"the names differ", `of "b"`, `of "w"`},
+		},
 		{"crossed roots", rooted(collective.Broadcast, 0), rooted(collective.Broadcast, 3), []string{"the roots differ"}},
-		{"roots of a reduction", rooted(collective.Reduce, 0), rooted(collective.Reduce, 3), []string{"reduce SUM float32 [20]"}},
-		{"counts by rank", counts(4, 6, 5, 5), counts(6, 4, 5, 5), []string{"the counts by rank differ", "in parts of [4 6 5 5]"}},
-		{"gather or all_gather", call(collective.Gather, "w"), call(collective.AllGather, "w"), []string{"the operations differ"}},
+		{
+			"roots of a reduction", rooted(collective.Reduce, 0), rooted(collective.Reduce, 3),
+			[]string{"reduce SUM float32 [20]"},
+		},
+		{
+			"counts by rank", counts(4, 6, 5, 5), counts(6, 4, 5, 5),
+			[]string{"the counts by rank differ", "in parts of [4 6 5 5]"},
+		},
+		{
+			"gather or all_gather", call(collective.Gather, "w"), call(collective.AllGather, "w"),
+			[]string{"the operations differ"},
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			const n, odd = 4, 3

@@ -14,7 +14,8 @@ import (
 func TestTableOfTheEnvironment(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "table.json")
 	t.Setenv("LOCKSTEP_TABLE", path)
-	if _, err := collective.Open(mem.New(1), collective.Config{}); err == nil || !strings.Contains(err.Error(), "LOCKSTEP_TABLE") || !strings.Contains(err.Error(), path) {
+	if _, err := collective.Open(mem.New(1), collective.Config{}); err == nil ||
+		!strings.Contains(err.Error(), "LOCKSTEP_TABLE") || !strings.Contains(err.Error(), path) {
 		t.Errorf("a missing table: %v", err)
 	}
 	if err := chooser.Default().Save(path); err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// TestInTurns: two ranks whose reduce-scatter and all-gather share the way have the same bits as those that exchange everything, at
-// lengths about those at which a slice has one segment more than the other, in place and not.
+// TestInTurns: two ranks whose reduce-scatter and all-gather share the way have the same bits as those that exchange
+// everything, at lengths about those at which a slice has one segment more than the other, in place and not.
 func TestInTurns(t *testing.T) {
 	const segment = 256 << 10
 	random := rand.NewChaCha8([32]byte{1})
@@ -28,7 +28,8 @@ func TestInTurns(t *testing.T) {
 					for _, segments := range []int{1, 3, 9} {
 						for _, more := range []int{-1, 1} {
 							count := 2*segments*segment/dtype.Bytes() + more
-							if dtype == tensor.Float32 && accumulate == collective.AccumulateFloat32 || segments > 3 && (more < 1 || dtype != tensor.Float32) {
+							if dtype == tensor.Float32 && accumulate == collective.AccumulateFloat32 ||
+								segments > 3 && (more < 1 || dtype != tensor.Float32) {
 								continue
 							}
 							inTurns(t, w, random, dtype, accumulate, count)
@@ -41,7 +42,9 @@ func TestInTurns(t *testing.T) {
 }
 
 // inTurns reduces the same vectors by several rows.
-func inTurns(t *testing.T, w *world, random *rand.ChaCha8, dtype tensor.DType, accumulate collective.Accumulate, count int) {
+func inTurns(
+	t *testing.T, w *world, random *rand.ChaCha8, dtype tensor.DType, accumulate collective.Accumulate, count int,
+) {
 	t.Helper()
 	given := make([][]byte, 2)
 	for r := range given {

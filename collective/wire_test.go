@@ -42,8 +42,8 @@ func TestFailureCrosses(t *testing.T) {
 	}
 }
 
-// TestSignatures: a call has the header, the text and the record that it would have as the first of its rank, whatever came before
-// it, and whatever has become of the caller's Manifest.
+// TestSignatures: a call has the header, the text and the record that it would have as the first of its rank, whatever
+// came before it, and whatever has become of the caller's Manifest.
 func TestSignatures(t *testing.T) {
 	g, err := Open(mem.New(2), Config{})
 	if err != nil {
@@ -53,7 +53,16 @@ func TestSignatures(t *testing.T) {
 	front := g.Local()[0].(*communicator)
 	m := front.backend.(*planBackend)
 	random := rand.New(rand.NewPCG(3, 4))
-	manifests := []*Manifest{nil, {}, {Name: "w"}, {Name: "b"}, {Name: "w", Shape: []int{6}}, {Name: "w", Shape: []int{2, 3}}, {Shape: []int{3, 2}}, {Name: "b", Shape: []int{12}}}
+	manifests := []*Manifest{
+		nil,
+		{},
+		{Name: "w"},
+		{Name: "b"},
+		{Name: "w", Shape: []int{6}},
+		{Name: "w", Shape: []int{2, 3}},
+		{Shape: []int{3, 2}},
+		{Name: "b", Shape: []int{12}},
+	}
 	var before []*Call
 	repeated := 0
 	for turn := range uint64(5000) {
@@ -63,7 +72,8 @@ func TestSignatures(t *testing.T) {
 		}
 		before = append(before, c)
 		if man := c.Manifest; man != nil && man.Shape != nil && random.IntN(16) == 0 {
-			man.Shape[0], man.Shape[len(man.Shape)-1] = man.Shape[len(man.Shape)-1], man.Shape[0] // the caller's, between two calls
+			// the caller's, between two calls
+			man.Shape[0], man.Shape[len(man.Shape)-1] = man.Shape[len(man.Shape)-1], man.Shape[0]
 		}
 		o := m.team.cfg.of(c)
 		count, err := c.check(m.rank, m.team.size, &o)
@@ -81,7 +91,8 @@ func TestSignatures(t *testing.T) {
 		}
 		must := fingerprint.Params{
 			Epoch: m.team.cfg.Epoch, Comm: m.team.id, Op: c.Op, Reduce: c.Reduce, Type: c.Type, Count: count,
-			Counts: c.Counts, Peer: c.Peer, Named: c.Manifest != nil, Name: c.name(), Order: o.Order, Accumulate: uint8(o.Accumulate),
+			Counts: c.Counts, Peer: c.Peer, Named: c.Manifest != nil, Name: c.name(), Order: o.Order,
+			Accumulate: uint8(o.Accumulate),
 		}
 		if c.Manifest != nil {
 			must.Shape = c.Manifest.Shape
@@ -94,7 +105,8 @@ func TestSignatures(t *testing.T) {
 		header.Seq = at.seq
 		got := m.calls.call()
 		if got.Header != header || m.call.Slot.Header != header || m.call.Slot.Sum != header.Sum() {
-			t.Fatalf("%+v has the header %+v, and sends %+v, sum %#x: want %+v, %#x", c, got.Header, m.call.Slot.Header, m.call.Slot.Sum, header, header.Sum())
+			t.Fatalf("%+v has the header %+v, and sends %+v, sum %#x: want %+v, %#x", c, got.Header, m.call.Slot.Header,
+				m.call.Slot.Sum, header, header.Sum())
 		}
 		if !slices.Equal(got.Shape, want.Shape) || got.String() != want.String() || got.Algorithm != want.Algorithm {
 			t.Fatalf("%+v is called %+v, want %+v", c, got, want)
@@ -114,8 +126,9 @@ func TestSignatures(t *testing.T) {
 func randomCall(random *rand.Rand, manifests []*Manifest) *Call {
 	memory := tensor.New(tensor.Float32, 6+6*random.IntN(2)).Memory()
 	c := &Call{
-		Op: []Op{AllReduce, Broadcast, AllGather, Send, Recv}[random.IntN(5)], Type: []DType{tensor.Float32, tensor.Int32}[random.IntN(2)],
-		Src: memory, Dst: memory, Peer: 1, Manifest: manifests[random.IntN(len(manifests))],
+		Op:   []Op{AllReduce, Broadcast, AllGather, Send, Recv}[random.IntN(5)],
+		Type: []DType{tensor.Float32, tensor.Int32}[random.IntN(2)],
+		Src:  memory, Dst: memory, Peer: 1, Manifest: manifests[random.IntN(len(manifests))],
 	}
 	switch {
 	case c.Op == AllReduce:
@@ -136,8 +149,10 @@ func TestParsePreference(t *testing.T) {
 	for text, want := range map[string]preference{
 		"":       {},
 		"direct": {all: "direct"},
-		"all_reduce:direct, barrier:recursive_doubling": {of: [Recv + 1]string{AllReduce: "direct", Barrier: "recursive_doubling"}},
-		"eager,broadcast:direct":                        {all: "eager", of: [Recv + 1]string{Broadcast: "direct"}},
+		"all_reduce:direct, barrier:recursive_doubling": {of: [Recv + 1]string{
+			AllReduce: "direct", Barrier: "recursive_doubling",
+		}},
+		"eager,broadcast:direct": {all: "eager", of: [Recv + 1]string{Broadcast: "direct"}},
 	} {
 		if got, err := parsePreference(text); err != nil || got != want {
 			t.Errorf("%q: got %+v, %v, want %+v", text, got, err, want)

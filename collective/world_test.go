@@ -59,7 +59,9 @@ func openShm(t testing.TB, n, each int) [][]transport.Endpoint {
 func openMixed(t testing.TB, n, each, host int) [][]transport.Endpoint {
 	exchanges := mixed.InProcess((n + each - 1) / each)
 	return processes(t, n, each, func(ctx context.Context, p int, ranks []int) ([]transport.Endpoint, error) {
-		cfg := mixed.Config{Size: n, Ranks: ranks, Exchange: exchanges[p], TCP: tcp.Config{Job: "test", Logger: slog.New(slog.DiscardHandler)}}
+		cfg := mixed.Config{
+			Size: n, Ranks: ranks, Exchange: exchanges[p], TCP: tcp.Config{Job: "test", Logger: slog.New(slog.DiscardHandler)},
+		}
 		if cfg.NoSharedMemory = host == 0; host > 0 {
 			cfg.Apart = fmt.Sprint("host ", p/host)
 		}
@@ -67,7 +69,9 @@ func openMixed(t testing.TB, n, each, host int) [][]transport.Endpoint {
 	})
 }
 
-func processes(t testing.TB, n, each int, open func(ctx context.Context, p int, ranks []int) ([]transport.Endpoint, error)) [][]transport.Endpoint {
+func processes(
+	t testing.TB, n, each int, open func(ctx context.Context, p int, ranks []int) ([]transport.Endpoint, error),
+) [][]transport.Endpoint {
 	t.Helper()
 	out := make([][]transport.Endpoint, (n+each-1)/each)
 	ctx, cancel := context.WithTimeout(background, 2*time.Minute)

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -17,35 +16,15 @@ const (
 	markdownWidth = 100
 )
 
-// wide lists the packages that still have Go lines wider than goWidth (a trailing /... covers what lies below). Remove
-// a package here when its lines are broken.
-var wide = []string{
-	"collective",
-	"internal/listener", "internal/transport/...",
-	"transport/...",
-}
-
 // TestGoWidth checks that no line of Go is wider than goWidth, with a tab counted as one column. A raw string may be
 // wider, since it cannot be broken.
 func TestGoWidth(t *testing.T) {
-	found := map[string]bool{}
 	walk(t, ".go", func(path, text string) {
-		folder := filepath.ToSlash(filepath.Dir(path))
 		for number, line := range wideLines(text, goWidth, rawLines(text)) {
-			i := slices.IndexFunc(wide, func(pattern string) bool { return covers(pattern, folder) })
-			if i >= 0 {
-				found[wide[i]] = true
-			} else {
-				columns := utf8.RuneCountInString(line)
-				t.Errorf("%s:%d: %d columns: break the line at %d\n%s", path, number, columns, goWidth, line)
-			}
+			columns := utf8.RuneCountInString(line)
+			t.Errorf("%s:%d: %d columns: break the line at %d\n%s", path, number, columns, goWidth, line)
 		}
 	})
-	for _, pattern := range wide {
-		if !found[pattern] {
-			t.Logf("%s has no line wider than %d: remove it from the list of wide packages", pattern, goWidth)
-		}
-	}
 }
 
 // TestMarkdownWidth checks that Markdown is wrapped at markdownWidth. Tables, headings, code and lines without a space

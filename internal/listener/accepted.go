@@ -254,7 +254,8 @@ func explained(err error) error {
 	case errors.As(err, &head):
 		return fmt.Errorf("the other end does not use TLS, but this end requires TLS: %w", err)
 	case errors.As(err, &op) && op.Op == "remote error" || errors.As(err, &alert):
-		return fmt.Errorf("the other end does not trust this end's certificate; it may have another secret or belong to another job: %w", err)
+		return fmt.Errorf("the other end does not trust this end's certificate; "+
+			"it may have another secret or belong to another job: %w", err)
 	case op != nil && op.Op == "local error":
 		return fmt.Errorf("the received data does not belong to this handshake: %w", err)
 	}

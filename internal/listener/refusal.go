@@ -32,7 +32,8 @@ const (
 )
 
 var reasonNames = [reasons]string{
-	"accepted", "magic", "version", "damaged", "service", "job", "epoch", "group", "rank", "duplicate", "proof", "slow", "crowded", "frame",
+	"accepted", "magic", "version", "damaged", "service", "job", "epoch", "group", "rank", "duplicate", "proof", "slow",
+	"crowded", "frame",
 }
 
 // String returns the reason's name: "version", "duplicate".

@@ -165,7 +165,11 @@ func TestBadRegistrations(t *testing.T) {
 		},
 		{"another size", [2]mixed.Config{{Size: 2, Ranks: []int{0}}, {Size: 3, Ranks: []int{1}}}, "is in epoch 0 with"},
 		{"another epoch", [2]mixed.Config{{Size: 2, Ranks: []int{0}}, {Size: 2, Ranks: []int{1}, Epoch: 1}}, "is in epoch"},
-		{"another job", [2]mixed.Config{{Size: 2, Ranks: []int{0}}, {Size: 2, Ranks: []int{1}, TCP: tcp.Config{Job: "x"}}}, `job "x"`},
+		{
+			"another job",
+			[2]mixed.Config{{Size: 2, Ranks: []int{0}}, {Size: 2, Ranks: []int{1}, TCP: tcp.Config{Job: "x"}}},
+			`job "x"`,
+		},
 		{"no secret", [2]mixed.Config{
 			{Size: 2, Ranks: []int{0}, TCP: tcp.Config{Authenticate: anybody}},
 			{Size: 2, Ranks: []int{1}},

@@ -202,7 +202,8 @@ func newLayout(mine *registration, registrations []registration) (*layout, error
 	}
 	for _, r := range mine.Ranks {
 		if l.addrs[r] != mine.Addr {
-			return nil, fmt.Errorf("mixed: the registration of this process is missing among those of all processes: rank %d is at %s", r, l.addrs[r])
+			return nil, fmt.Errorf("mixed: the registration of this process is missing among those of all processes: "+
+				"rank %d is at %s", r, l.addrs[r])
 		}
 	}
 	domain := numbering{}

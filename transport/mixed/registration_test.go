@@ -5,7 +5,8 @@ import "testing"
 // FuzzRegistrations: whatever the registrations of two other processes say, it is refused or makes a layout in which
 // everybody has a place.
 func FuzzRegistrations(f *testing.F) {
-	f.Add([]byte(`{"ranks":[1],"size":3,"addr":"h:1","host":"x"}`), []byte(`{"ranks":[2],"size":3,"addr":"h:2","host":"x"}`))
+	f.Add([]byte(`{"ranks":[1],"size":3,"addr":"h:1","host":"x"}`),
+		[]byte(`{"ranks":[2],"size":3,"addr":"h:2","host":"x"}`))
 	f.Add([]byte(`{"ranks":[1,2],"size":3,"addr":"h:0"}`), []byte(`{"size":3,"addr":"[::1]:2"}`))
 	f.Fuzz(func(t *testing.T, a, b []byte) {
 		mine := registration{Ranks: []int{0}, Size: 3, Addr: "h:0"}

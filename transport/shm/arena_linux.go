@@ -148,7 +148,8 @@ func (a *arena) take(bytes int) (tensor.Memory, error) {
 			return tensor.Memory{Ptr: unsafe.Pointer(&a.mem[lo]), Bytes: bytes, Kind: tensor.Shared, Owner: b}, nil
 		}
 	}
-	return tensor.Memory{}, fmt.Errorf("shm: no %d bytes in a row are left of the %d that this process shares (Config.ArenaBytes)", bytes, len(a.mem))
+	return tensor.Memory{}, fmt.Errorf("shm: no %d bytes in a row are left of the %d that this process shares "+
+		"(Config.ArenaBytes)", bytes, len(a.mem))
 }
 
 // rest returns what is left of a hole when a part of it is taken.

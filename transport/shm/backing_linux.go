@@ -24,7 +24,8 @@ func enough(bytes int) error {
 		return nil
 	}
 	if left, ok := memlimit.Available(); ok && int64(bytes) > left {
-		return fmt.Errorf("only %d bytes of memory are left here (of the host, or of the limit of this container or memory control group): %w; "+
+		return fmt.Errorf("only %d bytes of memory are left here "+
+			"(of the host, or of the limit of this container or memory control group): %w; "+
 			"take smaller buffers or fewer processes, or raise the limit", left, unix.ENOMEM)
 	}
 	return nil
@@ -65,7 +66,8 @@ func back(file *os.File, offset int64, b []byte) error {
 			b, offset = b[n:], offset+int64(n)
 		case unix.EINTR:
 		default:
-			return fmt.Errorf("the system has no memory for it (a memory control group, the limit of vm.overcommit_memory=2, or the host): %w; "+
+			return fmt.Errorf("the system has no memory for it "+
+				"(a memory control group, the limit of vm.overcommit_memory=2, or the host): %w; "+
 				"take smaller buffers or fewer processes, or raise the limit", err)
 		}
 	}

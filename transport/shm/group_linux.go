@@ -58,7 +58,8 @@ func newGroup(w *world, offset int64, worldly []int) (*group, error) {
 		g.places = append(g.places, transport.Place{Worker: p})
 	}
 	switch {
-	case len(w.cfg.Ranks) > runtime.GOMAXPROCS(0): // the peer may be a goroutine that needs this processor, so yielding the thread does not help
+	case len(w.cfg.Ranks) > runtime.GOMAXPROCS(0):
+		// the peer may be a goroutine that needs this processor, so yielding the thread does not help
 	case w.cfg.Size <= runtime.NumCPU():
 		g.polls = pollsFirst
 	default:

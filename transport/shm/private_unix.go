@@ -16,7 +16,8 @@ func checkPrivate(dir string) error {
 	}
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || !info.IsDir() || int(stat.Uid) != os.Getuid() || info.Mode().Perm()&0o077 != 0 {
-		return fmt.Errorf("shm: the directory for sockets, %s, is %v, want one of this user that no other can enter: remove it", dir, info.Mode())
+		return fmt.Errorf("shm: the directory for sockets, %s, is %v, "+
+			"want one of this user that no other can enter: remove it", dir, info.Mode())
 	}
 	return nil
 }

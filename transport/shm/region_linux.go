@@ -191,7 +191,8 @@ func checkFile(f *os.File) (int64, error) {
 func mapFile(f *os.File, offset int64, bytes int) ([]byte, error) {
 	mem, err := unix.Mmap(int(f.Fd()), offset, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
 	if err != nil {
-		return nil, fmt.Errorf("shm: mapping %d bytes of shared memory (is there a limit on the address space, ulimit -v?): %w", bytes, err)
+		return nil, fmt.Errorf("shm: mapping %d bytes of shared memory "+
+			"(is there a limit on the address space, ulimit -v?): %w", bytes, err)
 	}
 	return mem, nil
 }
@@ -200,7 +201,8 @@ func mapFile(f *os.File, offset int64, bytes int) ([]byte, error) {
 // address range and releases the rest. unmapAligned unmaps it.
 func mapAligned(f *os.File, bytes int) ([]byte, error) {
 	fail := func(err error) ([]byte, error) {
-		return nil, fmt.Errorf("shm: mapping %d bytes of shared memory (is there a limit on the address space, ulimit -v?): %w", bytes, err)
+		return nil, fmt.Errorf("shm: mapping %d bytes of shared memory "+
+			"(is there a limit on the address space, ulimit -v?): %w", bytes, err)
 	}
 	long := uintptr(up(bytes, page)) + hugePage
 	start, err := unix.MmapPtr(-1, 0, nil, long, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)

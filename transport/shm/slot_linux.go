@@ -79,7 +79,8 @@ func encodeText(b *[slotTextBytes]byte, name, algorithm string, shape []int) {
 func decodeText(b *[slotTextBytes]byte, shape []int) (name, algorithm []byte, dims []int, err error) {
 	names, algorithms, count := int(binary.LittleEndian.Uint16(b[0:])), int(b[2]), int(b[3])
 	if names > nameMax || algorithms > algorithmMax || count > dimsMax {
-		return nil, nil, shape, fmt.Errorf("its slot claims a name of %d bytes, an algorithm of %d, a shape of %d dimensions", names, algorithms, count)
+		return nil, nil, shape, fmt.Errorf("its slot claims a name of %d bytes, an algorithm of %d, "+
+			"a shape of %d dimensions", names, algorithms, count)
 	}
 	at := textHeader
 	name, at = b[at:at+names], at+names

@@ -10,8 +10,8 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
-// Config configures a [Node]. The zero value listens on loopback. Job, and whether TLS or Authenticate is set, must be the
-// same in all processes.
+// Config configures a [Node]. The zero value listens on loopback. Job, and whether TLS or Authenticate is set, must be
+// the same in all processes.
 type Config struct {
 	// Listen is the address, and the port or the range of ports, to listen on: "10.0.0.5:0", "[::1]:7000-7099". Only
 	// that address is bound. Default "127.0.0.1:0": any free port.

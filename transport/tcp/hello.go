@@ -39,8 +39,9 @@ func (h *hello) decode(g *listener.Hello) error {
 	le := binary.LittleEndian
 	b := &g.Fields
 	*h = hello{
-		purpose: g.Service, secure: g.Secure, job: g.Job, world: le.Uint64(b[0:]), group: le.Uint64(b[8:]), members: le.Uint64(b[16:]),
-		epoch: le.Uint32(b[24:]), from: le.Uint32(b[28:]), to: le.Uint32(b[32:]),
+		purpose: g.Service, secure: g.Secure, job: g.Job, world: le.Uint64(b[0:]), group: le.Uint64(b[8:]),
+		members: le.Uint64(b[16:]), epoch: le.Uint32(b[24:]),
+		from: le.Uint32(b[28:]), to: le.Uint32(b[32:]),
 	}
 	if rest := [8]byte(b[36:]); rest != [8]byte{} {
 		return listener.Refuse(listener.Damaged, "the hello ends with % x, want zeros", rest)

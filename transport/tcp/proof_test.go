@@ -283,7 +283,8 @@ func TestRefusals(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer node.Close()
-	if _, err := node.Group(context.Background(), tcp.GroupConfig{Addrs: []string{"h:1"}, Local: []int{0}, SameHost: []int{0}}); err == nil || errors.Is(err, context.Canceled) {
+	group := tcp.GroupConfig{Addrs: []string{"h:1"}, Local: []int{0}, SameHost: []int{0}}
+	if _, err := node.Group(context.Background(), group); err == nil || errors.Is(err, context.Canceled) {
 		t.Errorf("ranks on one host without Authenticate: %v", err)
 	}
 }

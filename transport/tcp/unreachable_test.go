@@ -27,7 +27,8 @@ func TestReset(t *testing.T) {
 	}
 	raw.Close()
 	awaitLost(t, ends[0],
-		"rank 1 is down: its connection was reset: its process has ended, or something between the hosts cut the connection: ")
+		"rank 1 is down: its connection was reset: "+
+			"its process has ended, or something between the hosts cut the connection: ")
 }
 
 // awaitLost waits until an endpoint has lost rank 1, and verifies the error.

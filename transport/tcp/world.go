@@ -149,7 +149,8 @@ func newWorld(n *Node, g GroupConfig) (*world, error) {
 		case r < 0 || r >= len(g.Addrs):
 			return nil, fmt.Errorf("tcp: rank %d on the same host, in a group of %d", r, len(g.Addrs))
 		case n.cfg.TLS != nil && n.cfg.Authenticate == nil:
-			return nil, errors.New("tcp: GroupConfig.SameHost with TLS needs Config.Authenticate, to authenticate connections without TLS")
+			return nil, errors.New("tcp: GroupConfig.SameHost with TLS needs Config.Authenticate, " +
+				"to authenticate connections without TLS")
 		}
 		w.near[w.proc[r]] = true
 	}

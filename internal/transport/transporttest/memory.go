@@ -32,7 +32,8 @@ func staging(g *group) {
 					length = len(s)
 				}
 				if len(s) != length || length == 0 || length%2 != 0 || uintptr(unsafe.Pointer(unsafe.SliceData(s)))%64 != 0 {
-					g.Errorf("rank %d: the staging buffer of rank %d has %d bytes at %p, want %d as all others have, an even number, and aligned to 64",
+					g.Errorf("rank %d: the staging buffer of rank %d has %d bytes at %p, "+
+						"want %d as all others have, an even number, and aligned to 64",
 						m.Rank(), p.Rank(), len(s), unsafe.SliceData(s), length)
 				}
 			}
