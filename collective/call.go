@@ -260,16 +260,20 @@ func (c *Call) parts(rank int) (gives, gets portion) {
 	return r.rootGives, r.rootGets
 }
 
-// sides returns the memories that have a part in the call on this rank.
-func (c *Call) sides(rank int) (src, dst tensor.Memory) {
+// sides sets src and dst to the memories that have a part in the call on this rank. It does not return them: the
+// copies would cost as much as the rest of a small call's preparation.
+func (c *Call) sides(rank int, src, dst *tensor.Memory) {
 	gives, gets := c.parts(rank)
 	if gives != nothing {
-		src = c.Src
+		*src = c.Src
+	} else {
+		*src = tensor.Memory{}
 	}
 	if gets != nothing {
-		dst = c.Dst
+		*dst = c.Dst
+	} else {
+		*dst = tensor.Memory{}
 	}
-	return src, dst
 }
 
 func (c *Call) checkMemory(gives, gets portion) error {

@@ -2,18 +2,22 @@ package collective
 
 import (
 	"errors"
+	"sync/atomic"
 	"time"
 )
 
 // FrontEnd is a rank's communicator as its backend sees it. Its methods can be called by any goroutine unless
 // they say otherwise.
-type FrontEnd struct{ c *communicator }
+type FrontEnd struct {
+	c    *communicator
+	fate *atomic.Uint32 // of the group: every segment of a call reads it
+}
 
 // Config returns the configuration, with its defaults filled in. It must not be changed.
 func (f FrontEnd) Config() *Config { return &f.c.group.cfg }
 
 // Failing reports whether the communicator has failed, or is about to fail.
-func (f FrontEnd) Failing() bool { return f.c.group.fate.Load() != sound }
+func (f FrontEnd) Failing() bool { return f.fate.Load() != sound }
 
 // Failed returns a channel that is closed when the communicator has failed.
 func (f FrontEnd) Failed() <-chan struct{} { return f.c.group.done }

@@ -79,7 +79,7 @@ func newGroup(cfg Config, size, local int, b *book) *group {
 // join makes the communicator of a local rank.
 func (g *group) join(b Backend) *communicator {
 	c := newCommunicator(g, b)
-	b.Attach(FrontEnd{c})
+	b.Attach(FrontEnd{c, &g.fate})
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.members, g.locals = append(g.members, c), append(g.locals, c)

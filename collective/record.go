@@ -54,7 +54,7 @@ func (d *callLog) add(r *Running, call *flight.Call, timed bool) {
 		d.calls = make([]kept, keptCalls)
 	}
 	k := &d.calls[r.turn%keptCalls]
-	*k = kept{ticket: r.ticket, call: call}
+	k.ticket, k.call, k.start, k.end, k.err = r.ticket, call, 0, 0, nil
 	if timed || r.turn%timedEvery == 0 || r.Count >= timedBytes || r.Count*r.Call.Type.Bytes() >= timedBytes {
 		k.start = d.since(time.Now())
 	}

@@ -51,7 +51,7 @@ func (b *planBackend) prepare(r *Running) error {
 func (b *planBackend) plan(r *Running) (p *planned, err error) {
 	call, c := r.Call, &b.call
 	c.Reduce, c.Type, c.Partial = call.Reduce, call.Type, partialType(call, &r.Options)
-	c.Src, c.Dst = call.sides(b.rank)
+	call.sides(b.rank, &c.Src, &c.Dst)
 	if call.pairwise() {
 		b.message.Message(call.Peer, r.Count, call.Op == Send)
 		c.Plan = &b.message

@@ -13,11 +13,7 @@ import (
 // the transport; after an error the communicator must fail on all ranks, and then [Executor.Leave] be called.
 func (x *Executor) Execute(ctx context.Context, call *Call) error {
 	p := &call.Plan.Problem
-	x.current = current{
-		ctx: ctx, call: call, plan: call.Plan,
-		op: kernelOp(call.Reduce), mean: p.Reduce == plan.Mean,
-		half: int(call.Slot.Seq & 1),
-	}
+	x.current.begin(ctx, call)
 	message := p.Op == plan.Send
 	x.frames.begin(&call.Slot.Header, message)
 	if message {

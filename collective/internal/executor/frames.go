@@ -65,7 +65,10 @@ func (f *frames) begin(header *transport.Header, message bool) {
 }
 
 // noWait records that the rank waits for nothing.
-func (f *frames) noWait() { f.wait = wait{flag: -1, of: -1, to: -1, from: -1} }
+func (f *frames) noWait() {
+	w := &f.wait
+	w.flag, w.of, w.to, w.from, w.frames = -1, -1, -1, -1, 0
+}
 
 // nextHeader returns the header of the next frame to a rank.
 func (f *frames) nextHeader(to int) transport.Header {

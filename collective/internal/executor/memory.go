@@ -12,7 +12,7 @@ import (
 // written only at the end.
 func (x *Executor) assign(privateDst bool) {
 	call, p := x.call, &x.plan.Problem
-	src, dst := call.Src, call.Dst
+	src, dst := &call.Src, &call.Dst // copies would cost more than the rest of a small call's preparation
 	x.dstAt, x.privateDst = dst.Ptr, privateDst && dst.Bytes > 0
 	if x.privateDst {
 		x.dstAt = x.memory.result.of(dst.Bytes)

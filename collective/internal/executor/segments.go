@@ -59,13 +59,19 @@ func (x *Executor) copy(s *plan.Step, to, from vector) error {
 		return nil
 	}
 	streams := to.t == from.t && x.streams(s.Out)
-	return x.segments(s.In.Hi-s.In.Lo, max(to.t.Bytes(), from.t.Bytes()), func(lo, hi int) {
-		if streams {
-			kernel.Stream(to.at(lo), from.at(lo), (hi-lo)*to.t.Bytes())
-		} else {
-			kernel.Convert(to.t, from.t, to.at(lo), from.at(lo), hi-lo)
+	n := s.In.Hi - s.In.Lo
+	segment := segmentBytes / max(to.t.Bytes(), from.t.Bytes())
+	for lo := 0; lo < n; lo += segment { // as segments does, without a closure: small calls are copies
+		if skip, err := x.stop(); skip {
+			return err
 		}
-	})
+		if streams {
+			kernel.Stream(to.at(lo), from.at(lo), min(segment, n-lo)*to.t.Bytes())
+		} else {
+			kernel.Convert(to.t, from.t, to.at(lo), from.at(lo), min(segment, n-lo))
+		}
+	}
+	return nil
 }
 
 // reduce combines this rank's operand with another one on the given side.
