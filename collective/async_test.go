@@ -14,8 +14,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// TestStart: started calls are carried out in the order of their start, a Do behind them, and handles are awaited in
-// any order.
+// TestStart checks that started calls are executed in the order of their start, a Do after them, and that handles may
+// be awaited in any order.
 func TestStart(t *testing.T) {
 	eachMode(t, func(t *testing.T, m mode) {
 		g := m.opened(t, 3, collective.Config{})
@@ -57,7 +57,7 @@ func TestStart(t *testing.T) {
 	})
 }
 
-// TestUnawaited: Close says that handles were not awaited.
+// TestUnawaited checks that the error of Close reports handles that were not awaited.
 func TestUnawaited(t *testing.T) {
 	g := modes[0].open(t, 2, collective.Config{})
 	mustEach(t, g, func(c collective.Communicator) error {
@@ -74,7 +74,8 @@ func TestUnawaited(t *testing.T) {
 	}
 }
 
-// TestAsyncFailures: the end of the context of Wait, of a Do that queues, Abort and Close end started calls too.
+// TestAsyncFailures checks that the end of the context of Wait or of a queued Do, Abort and Close end started calls
+// too.
 func TestAsyncFailures(t *testing.T) {
 	cause := errors.New("enough")
 	for _, test := range []struct {
@@ -173,7 +174,7 @@ func TestSplit(t *testing.T) {
 	})
 }
 
-// noSplit is an endpoint that cannot split, and needs a minute to find out.
+// noSplit is an endpoint whose Split fails after a minute.
 type noSplit struct {
 	transport.Endpoint
 	err error
@@ -184,7 +185,7 @@ func (e noSplit) Split(uint64, []int) (transport.Endpoint, error) {
 	return nil, e.err
 }
 
-// TestSplitHalfDone: a rank whose Split succeeded does not wait for one whose Split failed.
+// TestSplitHalfDone checks that a rank whose Split succeeded does not wait for one whose Split failed.
 func TestSplitHalfDone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
@@ -211,7 +212,7 @@ func TestSplitHalfDone(t *testing.T) {
 	})
 }
 
-// TestSplitFailsAlone: a failed part leaves the whole alone.
+// TestSplitFailsAlone checks that the failure of a part does not affect the whole group.
 func TestSplitFailsAlone(t *testing.T) {
 	g := modes[0].opened(t, 4, collective.Config{})
 	mustEach(t, g, func(c collective.Communicator) error {
@@ -285,7 +286,7 @@ func TestDoAllFails(t *testing.T) {
 	})
 }
 
-// TestRebuild: after a failure the same ranks go on at the next epoch.
+// TestRebuild checks that after a failure the same ranks continue at the next epoch.
 func TestRebuild(t *testing.T) {
 	eachMode(t, func(t *testing.T, m mode) {
 		g := m.open(t, 3, collective.Config{Epoch: 4})

@@ -21,8 +21,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
-// chaosChildEnv says which part of which program this process is to run, "SEED PROCESS": it is set by the test with
-// real processes for the children that it starts.
+// chaosChildEnv names the program and the part that this process runs, "SEED PROCESS". The test with real processes
+// sets it for the children that it starts.
 const chaosChildEnv = "LOCKSTEP_CHAOS_CHILD"
 
 // chaosRanksMax bounds the ranks of programs with real processes.
@@ -33,8 +33,8 @@ var chaosFaulty = map[simnet.FaultKind]faulty.Fault{
 	simnet.Cut: faulty.Cut, simnet.Delay: faulty.Delay, simnet.Corrupt: faulty.Corrupt, simnet.Forge: faulty.Header,
 }
 
-// chaosChild is one process of a program. On its standard streams it exchanges addresses, reports that it is ready, is
-// started, reports how its ranks ended, in a line each, and is stopped.
+// chaosChild is one process of a program. On its standard streams it exchanges addresses, reports that it is ready,
+// receives the start request, reports how each rank ended, in a line each, and receives the stop request.
 func chaosChild(which string) {
 	var seed uint64
 	var process int
@@ -85,8 +85,8 @@ func chaosRead(in *bufio.Reader) {
 	}
 }
 
-// join opens the communicators of a process's ranks. What shares memory in the program does so here, everything else
-// goes over TCP, as between hosts.
+// join opens the communicators of a process's ranks. Ranks that share memory in the program share it here; all others
+// communicate over TCP, as between hosts.
 func (p *chaosProgram) join(process int, in io.Reader) (collective.Group, error) {
 	ranks := p.processes()[process]
 	parent := struct {

@@ -41,12 +41,12 @@ type chaosProcess struct {
 	ranks []int
 }
 
-// fork runs the program with real processes, counts how ranks ended, and says what is wrong with that.
+// fork runs the program with real processes, counts how ranks ended, and returns an error if that is wrong.
 func (p *chaosProgram) fork(ended map[string]int) (err error) {
 	var children []*chaosProcess
 	defer func() {
 		for _, c := range children {
-			c.cmd.Process.Kill() // it may be gone
+			c.cmd.Process.Kill() // it may have exited
 			c.cmd.Wait()
 		}
 	}()
@@ -98,17 +98,17 @@ func (p *chaosProgram) child(process int, ranks []int) (*chaosProcess, error) {
 	return c, c.cmd.Start()
 }
 
-// expect reads a line, which begins with what is expected, and returns the rest.
+// expect reads a line, which must begin with what, and returns the rest.
 func (c *chaosProcess) expect(what string) (string, error) {
 	line, err := c.lines.ReadString('\n')
 	rest, ok := strings.CutPrefix(strings.TrimSpace(line), what)
 	if err != nil || !ok {
-		return "", fmt.Errorf("ranks %v said %q, want %q (%v)", c.ranks, line, what, err)
+		return "", fmt.Errorf("ranks %v printed %q, want %q (%v)", c.ranks, line, what, err)
 	}
 	return strings.TrimSpace(rest), nil
 }
 
-// conduct has ready processes go, does to them what happens, and hears how they end.
+// conduct starts the ready processes, injects the fault, and reads how their ranks end.
 func (p *chaosProgram) conduct(children []*chaosProcess, ended map[string]int) error {
 	for _, c := range children {
 		if _, err := c.expect("ready"); err != nil {
@@ -132,7 +132,7 @@ func (p *chaosProgram) conduct(children []*chaosProcess, ended map[string]int) e
 	}
 	errs := make([]error, len(children))
 	var mu sync.Mutex
-	hear := func(i int, what string) {
+	read := func(i int, what string) {
 		for range children[i].ranks {
 			kind, err := children[i].expect(what)
 			mu.Lock()
@@ -145,7 +145,7 @@ func (p *chaosProgram) conduct(children []*chaosProcess, ended map[string]int) e
 	var wg sync.WaitGroup
 	for i, c := range children {
 		if !p.loses(c.ranks[0]) {
-			wg.Go(func() { hear(i, "ended:") })
+			wg.Go(func() { read(i, "ended:") })
 		}
 	}
 	wg.Wait()
@@ -155,7 +155,7 @@ func (p *chaosProgram) conduct(children []*chaosProcess, ended map[string]int) e
 		}
 		fmt.Fprintln(c, "leave")
 		if rest, _ := io.ReadAll(c.lines); len(rest) > 0 && errs[i] == nil {
-			errs[i] = fmt.Errorf("ranks %v said %q", c.ranks, rest)
+			errs[i] = fmt.Errorf("ranks %v printed %q", c.ranks, rest)
 		}
 	}
 	for _, err := range errs {

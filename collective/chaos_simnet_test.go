@@ -23,7 +23,7 @@ import (
 // again. -programs 10000 sets the number of programs.
 func TestChaosOnSimnet(t *testing.T) {
 	noticed := chaosTally{}
-	chaosSeeds(t, 600, 250, 12, noticed.met, func(p *chaosProgram) error {
+	chaosSeeds(t, 600, 250, 12, noticed.complete, func(p *chaosProgram) error {
 		var err error
 		synctest.Test(t, func(t *testing.T) {
 			var errs []error

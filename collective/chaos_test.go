@@ -377,8 +377,8 @@ func (c chaosTally) add(p *chaosProgram, errs []error) {
 	}
 }
 
-// met reports whether some program had each fault.
-func (c chaosTally) met() bool {
+// complete reports whether each fault occurred in some program.
+func (c chaosTally) complete() bool {
 	for kind, errs := range chaosKinds {
 		if errs != nil && c[kind] == 0 {
 			return false
@@ -392,7 +392,7 @@ func (c chaosTally) check(t *testing.T) {
 	t.Helper()
 	for kind, errs := range chaosKinds {
 		if errs != nil && c[kind] == 0 && *programsFlag == 0 && !t.Failed() {
-			t.Errorf("no program met the fault %v in time", kind)
+			t.Errorf("the fault %v occurred in no program in time", kind)
 		}
 	}
 	t.Logf("survivors had errors in %v programs", map[simnet.FaultKind]int(c))

@@ -13,7 +13,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// bare executes a collective as Run does, except for what finds mistakes and stuck peers: no header is made, no
+// bare executes a collective as Run does, without the detection of mistakes and stuck peers: no header is made, no
 // description of the call is recorded, no deadline is set. It exists to measure what these cost.
 func (b *planBackend) bare(call *Call, t ticket) error {
 	if err := b.front.Err(); err != nil {
@@ -32,7 +32,7 @@ func (b *planBackend) bare(call *Call, t ticket) error {
 	return b.exec.Execute(context.Background(), &b.call)
 }
 
-// doBare is Do by bare.
+// doBare is Do, but executes the call by bare.
 func (c *communicator) doBare(call *Call) error {
 	t, ready, err := c.enter(call, blocking)
 	if err != nil {

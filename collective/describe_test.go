@@ -92,7 +92,7 @@ func TestDescribe(t *testing.T) {
 					continue
 				}
 				if asked[r].Load() != 1 {
-					t.Errorf("rank %d was asked %d times", r, asked[r].Load())
+					t.Errorf("rank %d was queried %d times", r, asked[r].Load())
 				}
 			}
 		})

@@ -34,7 +34,7 @@ func same(t *testing.T, errs []error, kind error, texts ...string) {
 		}
 		for _, text := range texts {
 			if !strings.Contains(err.Error(), text) {
-				t.Errorf("rank %d: %q\ndoes not say %q", rank, err, text)
+				t.Errorf("rank %d: %q\ndoes not contain %q", rank, err, text)
 			}
 		}
 	}
@@ -248,7 +248,7 @@ func TestTimeout(t *testing.T) {
 						same(t, errs, collective.ErrTimeout, says...)
 						same(t, errs, context.DeadlineExceeded)
 						if e := (*collective.Error)(nil); errors.As(errs[0], &e) && (!e.Timeout() || len(e.Peers) == 0) {
-							t.Errorf("the error says Timeout %v and peers %v", e.Timeout(), e.Peers)
+							t.Errorf("the error has Timeout %v and peers %v", e.Timeout(), e.Peers)
 						}
 						want := 0
 						if test.stall {
@@ -259,7 +259,8 @@ func TestTimeout(t *testing.T) {
 						}
 						if test.stall &&
 							(!strings.Contains(log.String(), "waits_for=") || !strings.Contains(log.String(), "all_reduce SUM")) {
-							t.Errorf("the stall report does not say who waits for whom in what:\n%s", log.String())
+							t.Errorf("the stall report does not state which rank waits for which ranks, and in which call:\n%s",
+								log.String())
 						}
 					})
 				}
@@ -273,7 +274,7 @@ func TestNoTimeoutIsLogged(t *testing.T) {
 	g := modes[0].open(t, 2, collective.Config{Timeout: -1, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	shut(t, g)
 	if got := strings.Count(log.String(), "no deadline"); got != 1 {
-		t.Errorf("said %d times that there is no deadline, want once: %s", got, log.String())
+		t.Errorf("reported %d times that no deadline is set, want once: %s", got, log.String())
 	}
 }
 

@@ -219,7 +219,7 @@ func TestFault(t *testing.T) {
 				})
 				what := fmt.Sprintf("%v by %s among %d, without %v, first %d", op, cfg.Algorithm, n, absent, first)
 				if errs == nil && !op.Rooted() {
-					t.Fatalf("%s: nobody waits", what)
+					t.Fatalf("%s: no rank waits", what)
 				}
 				for r, err := range errs {
 					if s.calls[r] == nil || err == nil || strings.Contains(err.Error(), "the scene is over") {
@@ -333,7 +333,7 @@ func TestStallNamesRankAtFault(t *testing.T) {
 			}
 			if !strings.Contains(log.String(),
 				"rank 0 waited 1m0s for rank 1, which waits for rank 2, which waits for rank 3 in recv") {
-				t.Errorf("the way to it is not told:\n%s", log.String())
+				t.Errorf("the chain of waits is not reported:\n%s", log.String())
 			}
 		})
 	})

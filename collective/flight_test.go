@@ -101,8 +101,8 @@ func TestFlights(t *testing.T) {
 	}
 }
 
-// TestFlightsOfFailure: the records show what differs, which ranks are missing, and which ranks wait, also after
-// Rebuild.
+// TestFlightsOfFailure checks that the records show what differs, which ranks are missing, and which ranks wait, also
+// after Rebuild.
 func TestFlightsOfFailure(t *testing.T) {
 	g := openFlights(t, 2, Config{})
 	background := context.Background()

@@ -113,7 +113,8 @@ func TestMonitorOrder(t *testing.T) {
 	})
 }
 
-// TestMonitorExplains: Explain runs once, before any rank is notified, and every rank returns its result.
+// TestMonitorExplains checks that Explain runs once, before any rank is notified, and that every rank returns its
+// result.
 func TestMonitorExplains(t *testing.T) {
 	causes := map[string]func(collective.Communicator) error{
 		"mismatch": func(c collective.Communicator) error {
@@ -166,7 +167,7 @@ func TestMonitorExplains(t *testing.T) {
 	}
 }
 
-// TestMonitorRefuses: the error of Park is the error of the call, as it is.
+// TestMonitorRefuses checks that the call returns the error of Park unchanged.
 func TestMonitorRefuses(t *testing.T) {
 	eachMode(t, func(t *testing.T, m mode) {
 		for _, async := range []bool{false, true} {
@@ -190,7 +191,7 @@ func TestMonitorRefuses(t *testing.T) {
 				})
 				same(t, errs, collective.ErrDesync, "proven")
 				if errs[0] != refusal || r.explains != 0 {
-					t.Errorf("got %v after %d explanations, want the monitor's own error and none", errs[0], r.explains)
+					t.Errorf("got %v after %d explanations, want the error of the monitor and none", errs[0], r.explains)
 				}
 			})
 		}
@@ -213,7 +214,7 @@ func TestMonitorSplits(t *testing.T) {
 		t.Errorf("released %q, want %q", r.released, want)
 	}
 	if got := r.children[want[0]].of(1); len(got) == 0 || got[0] != "enter 0 barrier" {
-		t.Errorf("the part's monitor saw %q of its rank 1", got)
+		t.Errorf("the part's monitor recorded %q of its rank 1", got)
 	}
 }
 

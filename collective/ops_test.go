@@ -19,7 +19,8 @@ var collectives = []collective.Op{
 	collective.Gather, collective.Scatter, collective.AllToAll,
 }
 
-// exampleCall is a random call of an operation: what every rank gives, and what it must get, bit for bit.
+// exampleCall is a random call of an operation: what every rank contributes, and the result that it must get, bit for
+// bit.
 type exampleCall struct {
 	op         collective.Op
 	reduce     collective.ReduceOp
@@ -77,7 +78,7 @@ func newExample(random *rand.Rand, op collective.Op, n, most int) *exampleCall {
 	return c
 }
 
-// fill draws what the ranks give, and says what they must get.
+// fill draws the contributions of the ranks, and computes their expected results.
 func (c *exampleCall) fill(random *rand.Rand, n int) {
 	size := c.dtype.Bytes()
 	offsets := make([]int, n+1)
@@ -126,7 +127,7 @@ func (c *exampleCall) fill(random *rand.Rand, n int) {
 	}
 }
 
-// memories returns a rank's memories for the call: in place as NCCL has it, or apart.
+// memories returns a rank's memories for the call: in place as NCCL defines it, or disjoint.
 func (c *exampleCall) memories(rank int, allocate func(bytes int) []byte) (src, dst []byte) {
 	size := c.dtype.Bytes()
 	lo := 0
@@ -151,7 +152,7 @@ func (c *exampleCall) memories(rank int, allocate func(bytes int) []byte) (src, 
 	return src, dst
 }
 
-// run carries the call out on a rank and holds the result against the oracle.
+// run executes the call on a rank and compares the result with the oracle.
 func (c *exampleCall) run(comm collective.Communicator, row string, allocate func(bytes int) []byte) error {
 	src, dst := c.memories(comm.Rank(), allocate)
 	call := &collective.Call{
@@ -171,8 +172,8 @@ func (c *exampleCall) run(comm collective.Communicator, row string, allocate fun
 	return nil
 }
 
-// rowsFor returns the chooser's row, and some of those that carry out the operation: over all sizes and placements each
-// has its turn often enough.
+// rowsFor returns the chooser's row, and a random selection of those that implement the operation: over all sizes and
+// placements each is selected often enough.
 func rowsFor(random *rand.Rand, w *world, op collective.Op) []string {
 	const some = 2
 	p := plan.Problem{
@@ -189,8 +190,8 @@ func rowsFor(random *rand.Rand, w *world, op collective.Op) []string {
 	return append(rows, "")
 }
 
-// TestEveryOperation: every operation gives the bits of the oracle, in every placement, by rows that carry it out there
-// and by the chooser's, in place and not, with parts of any length.
+// TestEveryOperation checks that every operation returns the bits of the oracle, in every placement, by rows that
+// implement it there and by the chooser's row, in place and not, with parts of any length.
 func TestEveryOperation(t *testing.T) {
 	for _, p := range placements {
 		t.Run(p.name, func(t *testing.T) {

@@ -16,8 +16,8 @@ import (
 
 var seedFlag = flag.Uint64("seed", 0, "seed of the random tests; 0: a new one")
 
-// treeOf combines values the slow and obvious way: level by level, neighbours, the lower on the left, an odd one out
-// passes up.
+// treeOf combines values in the slow and obvious way: level by level, it combines neighbours, the lower one on the
+// left; a value without a neighbour moves up unchanged.
 func treeOf[T any](values []T, combine func(a, b T) T) T {
 	for len(values) > 1 {
 		var up []T
@@ -68,7 +68,7 @@ func combine[T number](op collective.ReduceOp) func(a, b T) T {
 	}
 }
 
-// quiet returns a NaN with the bit set that tells quiet ones from signalling ones.
+// quiet returns a NaN with the bit set that distinguishes quiet NaNs from signalling ones.
 func quiet[T number](x T) T {
 	switch p := any(&x).(type) {
 	case *float32:
@@ -79,7 +79,7 @@ func quiet[T number](x T) T {
 	return x
 }
 
-// reduced is what an all-reduce of the ranks' vectors must give, bit for bit.
+// reduced returns the result that an all-reduce of the ranks' vectors must have, bit for bit.
 func reduced(op collective.ReduceOp, t tensor.DType, wide bool, srcs [][]byte) []byte {
 	switch t {
 	case tensor.Int8:
@@ -164,7 +164,7 @@ func as[T any](b []byte) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(&b[0])), len(b)/int(unsafe.Sizeof(zero)))
 }
 
-// aligned returns bytes that start where any element may.
+// aligned returns bytes that are aligned for every type of elements.
 func aligned(n int) []byte {
 	words := make([]uint64, n/8+1)
 	return unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), n)
@@ -223,7 +223,7 @@ var numeric = []tensor.DType{
 	tensor.Float16, tensor.BFloat16, tensor.Float32, tensor.Float64,
 }
 
-// layout is where the ranks' destinations lie.
+// layout is the placement of the ranks' destinations.
 type layout string
 
 const (
@@ -356,7 +356,7 @@ func TestBroadcastEqualsOracle(t *testing.T) {
 	})
 }
 
-// TestBarrier: whoever leaves barrier i has seen everybody enter it.
+// TestBarrier checks that a rank leaves barrier i only after all ranks have entered it.
 func TestBarrier(t *testing.T) {
 	eachMode(t, func(t *testing.T, m mode) {
 		for n := 1; n <= 9; n++ {
@@ -380,7 +380,7 @@ func TestBarrier(t *testing.T) {
 	})
 }
 
-// TestMeanOfIntegers: there is none.
+// TestMeanOfIntegers checks that a MEAN of integers is invalid.
 func TestMeanOfIntegers(t *testing.T) {
 	g := modes[0].opened(t, 2, collective.Config{})
 	x := []int32{1, 2}

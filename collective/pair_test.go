@@ -21,8 +21,8 @@ func receive(from int, x []float32) *collective.Call {
 	return &collective.Call{Op: collective.Recv, Peer: from, Type: tensor.Float32, Dst: tensor.HostMemory(x)}
 }
 
-// TestPairs: ranks pass tokens around a ring between collectives; those that take no part in a send need not know of
-// it, and the numbers of the collectives agree all the same.
+// TestPairs passes tokens around a ring between collectives. Ranks that take no part in a send need no notice of it:
+// the numbers of the collectives still agree.
 func TestPairs(t *testing.T) {
 	eachPlacement(t, 5, func(t *testing.T, w *world) {
 		errs := w.each(func(c collective.Communicator) error {
@@ -64,7 +64,8 @@ func TestPairs(t *testing.T) {
 	})
 }
 
-// TestPairsThatDiffer: what is sent must be what is awaited, and two ranks that wait for each other are found out.
+// TestPairsThatDiffer checks that a send must match its receive, and that two ranks that wait for each other are
+// detected.
 func TestPairsThatDiffer(t *testing.T) {
 	big := func() []float32 { return make([]float32, 4<<20) } // more than any transport buffers
 	for _, test := range []struct {
@@ -98,7 +99,8 @@ func TestPairsThatDiffer(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			eachPlacement(t, 2, func(t *testing.T, w *world) {
-				// Processes that share memory see of each other's calls of two ranks only the frames: the rest is the deadline's.
+				// Processes that share memory see only the frames of each other's calls of two ranks: only the deadline detects
+				// the rest.
 				blind := strings.HasSuffix(t.Name(), "/shm_alone") || strings.HasSuffix(t.Name(), "/shm_and_tcp")
 				errs := w.each(func(c collective.Communicator) error {
 					call := test.one()
@@ -112,7 +114,7 @@ func TestPairsThatDiffer(t *testing.T) {
 				})
 				switch {
 				case blind && errors.Is(errors.Join(errs...), collective.ErrTimeout):
-					// of one of them, or of both; the other may have seen more
+					// on one rank or on both; the other rank may have detected the mismatch
 					for rank, err := range errs {
 						if e := (*collective.Error)(nil); !errors.As(err, &e) {
 							t.Errorf("rank %d: got %v", rank, err)
@@ -139,7 +141,7 @@ func kindOf(err error) error {
 	return collective.ErrMismatch
 }
 
-// TestPairsEnd: a receive without a send ends at its deadline, on both ranks.
+// TestPairsEnd checks that a receive without a send ends at its deadline, on both ranks.
 func TestPairsEnd(t *testing.T) {
 	eachMode(t, func(t *testing.T, m mode) {
 		synctest.Test(t, func(t *testing.T) {
@@ -159,7 +161,7 @@ func TestPairsEnd(t *testing.T) {
 	})
 }
 
-// TestInvalidPairs: a rank cannot send to itself, or to a rank that does not exist.
+// TestInvalidPairs checks that a rank cannot send to itself, or to a rank that does not exist.
 func TestInvalidPairs(t *testing.T) {
 	for says, call := range map[string]*collective.Call{
 		"send of rank 0 with itself": send(0, nil),
@@ -172,7 +174,7 @@ func TestInvalidPairs(t *testing.T) {
 	}
 }
 
-// TestNewBuffer: every transport gives memory that collectives work in, aligned and zeroed.
+// TestNewBuffer checks that every transport allocates memory that collectives can use, aligned and zeroed.
 func TestNewBuffer(t *testing.T) {
 	eachPlacement(t, 4, func(t *testing.T, w *world) {
 		errs := w.each(func(c collective.Communicator) error {

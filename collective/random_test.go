@@ -15,10 +15,10 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// TestRandomPrograms lets ranks run one random program of sums, started sums, broadcasts, barriers and parts, in real
-// time, on fewer and on more processors than ranks, while something goes wrong at some moment. Each call ends right or
-// with an error of the fault's kind, and memory belongs to its rank again then (the race detector looks); nothing waits
-// for the deadline, which would be a wake-up lost; and the group that Rebuild makes works.
+// TestRandomPrograms runs a random program of sums, started sums, broadcasts, barriers and parts on all ranks, in real
+// time, on fewer and on more processors than ranks, and injects a fault at a random moment. Each call returns the right
+// result or an error of the fault's kind, and its memory belongs to its rank afterwards (the race detector checks
+// this). No call waits for the deadline, which would be a lost wake-up, and the group that Rebuild makes works.
 func TestRandomPrograms(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	programs := 150
@@ -67,7 +67,7 @@ const (
 
 type fault string
 
-// faults are what goes wrong, and of what kinds the errors are then.
+// faults are the injected faults, with the kinds of errors that each may cause.
 var faults = map[fault][]error{
 	"none":     nil,
 	"cancel":   {context.Canceled, collective.ErrAborted},
@@ -206,7 +206,7 @@ func (r *programRank) call(i int) error {
 	return errors.Join(err, part.Close())
 }
 
-// await ends what was started.
+// await awaits all started calls.
 func (r *programRank) await() error {
 	var errs []error
 	for _, s := range r.started {
@@ -218,8 +218,8 @@ func (r *programRank) await() error {
 
 var errWrong = errors.New("wrong result")
 
-// check holds a sum against what it should be, and uses its memory, which is the rank's own again. src is what the
-// source held, 0 if that is not known.
+// check compares a sum with the expected one, and writes to its memory, which belongs to the rank again. src is the
+// expected value of the source's elements, 0 if it is unknown.
 func (s *startedSum) check(err error, src float32) error {
 	for i, x := range s.dst {
 		if err == nil && x != s.want {

@@ -13,8 +13,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// TestNoAllocation: a call like an earlier one allocates nothing on any rank, and starts no goroutine. AllocsPerRun
-// counts the whole process.
+// TestNoAllocation checks that a call like an earlier one allocates nothing on any rank, and starts no goroutine.
+// AllocsPerRun counts the whole process.
 func TestNoAllocation(t *testing.T) {
 	if race.Enabled {
 		t.Skip("the race detector allocates, and is slow")
@@ -44,7 +44,7 @@ func TestNoAllocation(t *testing.T) {
 			eachMode(t, func(t *testing.T, m mode) {
 				for _, n := range []int{2, 5} { // more ranks than cores block
 					g := m.opened(t, n, collective.Config{})
-					// few at a time: on a busy machine a rank that waits asks the others what they do
+					// few at a time: on a busy machine a waiting rank probes the others
 					const warm, runs, tries = 10, 10, 25
 					var wg sync.WaitGroup
 					for _, c := range g.Local()[1:] {
@@ -113,7 +113,7 @@ func BenchmarkAllReduce(b *testing.B) {
 	}
 }
 
-// TestNoAllocationEverywhere: nor does it over any transport, for any operation.
+// TestNoAllocationEverywhere checks the same over every transport, for every operation.
 func TestNoAllocationEverywhere(t *testing.T) {
 	if testing.Short() {
 		t.Skip("counts what all goroutines allocate, many times: part of the run without -short")
@@ -174,8 +174,8 @@ func TestNoAllocationEverywhere(t *testing.T) {
 					if err := first.Do(background, barrier()); err != nil {
 						t.Error(err)
 					}
-					// A transport's buffers may still grow with what happens to pile up, and on a busy machine a rank that has waited
-					// for long asks the others what they do: not every time.
+					// A transport's buffers may still grow when frames accumulate, and on a busy machine a rank that has waited long
+					// probes the others. Neither happens in every try.
 					allocs := math.Inf(1)
 					for range attempts {
 						if allocs < 1 {

@@ -27,7 +27,7 @@ func allFail(t *testing.T, errs []error, kind error, words ...string) {
 		}
 		for _, word := range words {
 			if !strings.Contains(err.Error(), word) {
-				t.Errorf("rank %d: %q\ndoes not say %q", rank, err, word)
+				t.Errorf("rank %d: %q\ndoes not contain %q", rank, err, word)
 			}
 		}
 	}
@@ -42,7 +42,7 @@ func eachPlacement(t *testing.T, n int, run func(t *testing.T, w *world)) {
 			defer w.close(t)
 			run(t, w)
 			if waited := time.Since(start); waited > 4*time.Minute {
-				t.Errorf("it took %v: something waited for the deadline", waited)
+				t.Errorf("it took %v: a call waited for the deadline", waited)
 			}
 		})
 	}
@@ -151,21 +151,21 @@ func TestAbortEverywhere(t *testing.T) {
 // slowNotifier is an endpoint that is slow to notify the peers of its rank's failure.
 type slowNotifier struct {
 	transport.Endpoint
-	told *atomic.Bool
+	notified *atomic.Bool
 }
 
 func (s slowNotifier) Fail(reason []byte) {
 	time.Sleep(50 * time.Millisecond)
 	s.Endpoint.Fail(reason)
-	s.told.Store(true)
+	s.notified.Store(true)
 }
 
 // TestPeersAreNotifiedFirst checks that a call returns a failure only after the peers have been notified of it.
 // Otherwise, if a rank closes its endpoint at once, the peers would get only that.
 func TestPeersAreNotifiedFirst(t *testing.T) {
 	ends := mem.NewPipes(2)
-	told := &atomic.Bool{}
-	ends[0] = slowNotifier{ends[0], told}
+	notified := &atomic.Bool{}
+	ends[0] = slowNotifier{ends[0], notified}
 	var comms []collective.Communicator
 	for _, end := range ends {
 		g, err := collective.Open([]transport.Endpoint{end}, collective.Config{Timeout: time.Minute})
@@ -175,8 +175,8 @@ func TestPeersAreNotifiedFirst(t *testing.T) {
 		comms = append(comms, g.Local()...)
 	}
 	time.AfterFunc(10*time.Millisecond, func() { comms[0].Abort(errors.New("the disk is full")) })
-	if err := comms[0].Do(background, barrier()); err == nil || !told.Load() {
-		t.Errorf("got %v; the peer was told before: %v", err, told.Load())
+	if err := comms[0].Do(background, barrier()); err == nil || !notified.Load() {
+		t.Errorf("got %v; the peer was notified before: %v", err, notified.Load())
 	}
 	if err := comms[0].Close(); err != nil {
 		t.Error(err)

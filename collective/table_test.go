@@ -10,7 +10,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// TestTableOfTheEnvironment: LOCKSTEP_TABLE is read, and one that is wrong is an error with its name.
+// TestTableOfTheEnvironment checks that the table of LOCKSTEP_TABLE is read, and that the error of a missing file names
+// the variable and the path.
 func TestTableOfTheEnvironment(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "table.json")
 	t.Setenv("LOCKSTEP_TABLE", path)

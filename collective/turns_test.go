@@ -11,8 +11,9 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// TestInTurns: two ranks whose reduce-scatter and all-gather share the way have the same bits as those that exchange
-// everything, at lengths about those at which a slice has one segment more than the other, in place and not.
+// TestInTurns checks that two ranks whose reduce-scatter and all-gather share the link get the same bits as those that
+// exchange everything, at lengths around those at which one slice has one segment more than the other, in place and
+// not.
 func TestInTurns(t *testing.T) {
 	const segment = 256 << 10
 	random := rand.NewChaCha8([32]byte{1})

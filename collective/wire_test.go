@@ -42,8 +42,8 @@ func TestFailureCrosses(t *testing.T) {
 	}
 }
 
-// TestSignatures: a call has the header, the text and the record that it would have as the first of its rank, whatever
-// came before it, and whatever has become of the caller's Manifest.
+// TestSignatures checks that a call has the header, the text and the record that it would have as the first call of its
+// rank, whatever calls preceded it, and however the caller has changed its Manifest.
 func TestSignatures(t *testing.T) {
 	g, err := Open(mem.New(2), Config{})
 	if err != nil {
@@ -67,12 +67,12 @@ func TestSignatures(t *testing.T) {
 	repeated := 0
 	for turn := range uint64(5000) {
 		c := randomCall(random, manifests)
-		if n := len(before); n > 7 && random.IntN(4) > 0 { // as a rule what came seven calls ago
+		if n := len(before); n > 7 && random.IntN(4) > 0 { // usually the call made seven calls ago
 			c = before[n-7]
 		}
 		before = append(before, c)
 		if man := c.Manifest; man != nil && man.Shape != nil && random.IntN(16) == 0 {
-			// the caller's, between two calls
+			// The caller changes its Manifest between two calls.
 			man.Shape[0], man.Shape[len(man.Shape)-1] = man.Shape[len(man.Shape)-1], man.Shape[0]
 		}
 		o := m.team.cfg.of(c)
@@ -118,11 +118,11 @@ func TestSignatures(t *testing.T) {
 		}
 	}
 	if repeated < 2000 {
-		t.Errorf("%d calls were known from what came before them", repeated)
+		t.Errorf("the signatures of %d calls were reused from earlier calls", repeated)
 	}
 }
 
-// randomCall returns a call of rank 0 of 2. Its names are more than a member remembers signatures.
+// randomCall returns a call of rank 0 of 2. Its names are more than the signatures that a member remembers.
 func randomCall(random *rand.Rand, manifests []*Manifest) *Call {
 	memory := tensor.New(tensor.Float32, 6+6*random.IntN(2)).Memory()
 	c := &Call{

@@ -25,8 +25,8 @@ func init() {
 	parts["limited"] = allocateBeyondLimit
 }
 
-// TestNoMemoryIsAnError fills a file system in memory with buffers of many lengths. What does not fit is an error where
-// it is asked for, whatever its length, and everything that was given out can be written.
+// TestNoMemoryIsAnError fills a file system in memory with buffers of many lengths. A buffer that does not
+// fit is an error when it is requested, whatever its length, and every allocated buffer can be written.
 func TestNoMemoryIsAnError(t *testing.T) { runOnSmallFileSystem(t, "full") }
 
 // TestNoMemoryBetweenRanksIsAnError uses staging buffers and frames that the file system has no memory for.
@@ -40,13 +40,13 @@ func runOnSmallFileSystem(t *testing.T, part string) {
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
 	})
 	if err != nil {
-		t.Skip("this system lets the test make no namespace:", err)
+		t.Skip("this system does not let the test create a namespace:", err)
 	}
 	switch got := c.line(); {
 	case strings.HasPrefix(got, "skip: "):
 		t.Skip(got)
 	case got != "done":
-		t.Errorf("the process that ran out of memory says %q, want done", got)
+		t.Errorf("the process that ran out of memory printed %q, want done", got)
 	}
 }
 
@@ -101,7 +101,7 @@ func fillArena(f *os.File) error {
 				continue
 			}
 			if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.ENOMEM) {
-				return fmt.Errorf("%d bytes more than there are: %w", bytes, err)
+				return fmt.Errorf("%d bytes more than the file system has: %w", bytes, err)
 			}
 			bytes, refused = 1, refused+1
 		}
@@ -109,7 +109,7 @@ func fillArena(f *os.File) error {
 			return fmt.Errorf("%d buffers of %d bytes fit into %d", n, first, fullBytes)
 		}
 		if _, err := allocate(arenaBytes / 2); err == nil {
-			return errors.New("half of the arena was given out, which is more than there is")
+			return errors.New("half of the arena was allocated, which is more than the file system has")
 		}
 		for _, m := range given {
 			m.Owner.Release()
@@ -156,14 +156,15 @@ func useGroup(f *os.File) error {
 	if _, err := f.WriteAt(make([]byte, 1<<20), 2<<20); !errors.Is(err, unix.ENOSPC) { // takes what is left
 		return fmt.Errorf("filling the file system: %v, want %w", err, unix.ENOSPC)
 	}
-	fresh := ends[0] // to itself: a pipe that was not used
+	fresh := ends[0] // sends to itself, by a pipe that was not used yet
 	if err := fresh.Exchange(ctx, 0, transport.Frame{Data: frame}, -1, nil); !errors.Is(err, unix.ENOSPC) {
 		return fmt.Errorf("a frame without memory: %v, want %w", err, unix.ENOSPC)
 	}
 	return nil
 }
 
-// TestBusySystem: a system that is busy is asked again for a while, and then for the memory in another way.
+// TestBusySystem checks that a call that reports a busy system is repeated for a while, and that then another call
+// requests the memory.
 func TestBusySystem(t *testing.T) {
 	for _, c := range []struct {
 		busy      int // how many calls fail
@@ -203,8 +204,8 @@ func TestBusySystem(t *testing.T) {
 	}
 }
 
-// TestMemoryLimitIsAnError asks for more than a memory control group lets a process have, in which the kernel would
-// kill it.
+// TestMemoryLimitIsAnError requests more than the limit of a memory control group. The kernel would kill a process that
+// used it.
 func TestMemoryLimitIsAnError(t *testing.T) {
 	group, limitFile := memoryGroup(t)
 	if err := os.WriteFile(filepath.Join(group, limitFile), []byte(strconv.Itoa(limitBytes)), 0o644); err != nil {
@@ -220,14 +221,14 @@ func TestMemoryLimitIsAnError(t *testing.T) {
 	}
 	c.in()
 	if got := c.line(); got != "done" {
-		t.Errorf("the process with a limit says %q, want done", got)
+		t.Errorf("the process with a limit printed %q, want done", got)
 	}
 }
 
 const limitBytes = 128 << 20
 
 func allocateBeyondLimit(c *child) error {
-	c.wait() // until it is in its group
+	c.wait() // until this process is in the group
 	ctx, cancel := soon()
 	defer cancel()
 	ends, err := shm.Open(ctx, c.cfg)
@@ -251,7 +252,7 @@ func allocateBeyondLimit(c *child) error {
 	return nil
 }
 
-// memoryGroup makes a memory control group for the test, and returns its folder and the file of its limit.
+// memoryGroup creates a memory control group for the test, and returns its folder and the file of its limit.
 func memoryGroup(t *testing.T) (dir, limitFile string) {
 	text, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -268,13 +269,13 @@ func memoryGroup(t *testing.T) (dir, limitFile string) {
 				continue
 			}
 			t.Cleanup(func() {
-				for range 100 { // its process ends a moment before it has left the group
+				for range 100 { // a process that has ended is still in the group for a moment
 					if os.Remove(dir) == nil {
 						return
 					}
 					time.Sleep(10 * time.Millisecond)
 				}
-				t.Errorf("the group %s is left behind", dir)
+				t.Errorf("the group %s was not removed", dir)
 			})
 			if _, err := os.Stat(filepath.Join(dir, g[1])); err == nil {
 				return dir, g[1]

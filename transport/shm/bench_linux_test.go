@@ -10,7 +10,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/shm"
 )
 
-// The benchmarks measure two processes. The other one does the same until the Root of a header is not 0.
+// The benchmarks measure two processes. The child makes the same calls until the Root of a header is not 0.
 
 func init() {
 	for name, b := range benches {
@@ -51,12 +51,12 @@ func begin(m transport.Endpoint, slot transport.Slot) (stop bool, err error) {
 	return m.Peer(0).Root != 0, nil
 }
 
-// flags awaits flag 0 of all.
+// flags awaits flag 0 of all ranks.
 func flags(m transport.Endpoint, _ int) func(h transport.Header) (bool, error) {
 	return func(h transport.Header) (bool, error) { return begin(m, transport.Slot{Header: h}) }
 }
 
-// staging copies into the own staging buffer and out of the peer's, in one half for each call.
+// staging copies into the rank's staging buffer and out of the peer's, in one half for each call.
 func staging(m transport.Endpoint, bytes int) func(h transport.Header) (bool, error) {
 	data := make([]byte, bytes)
 	return func(h transport.Header) (bool, error) {

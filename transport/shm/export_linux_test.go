@@ -13,7 +13,7 @@ var OpenFrames = openFrames
 // Address returns the name of a group's socket.
 func Address(name string) string { return address(name).Name }
 
-// ArenaOn makes an arena of a file of that length, and returns how it gives out memory.
+// ArenaOn creates an arena in a file of that length, and returns its function that allocates memory.
 func ArenaOn(f *os.File, bytes int64) (allocate func(bytes int) (tensor.Memory, error), err error) {
 	a, err := arenaOf(f, bytes)
 	if err != nil {
@@ -30,7 +30,7 @@ func BackBy(f *os.File, b []byte, advise func(b []byte, advice int) error) error
 	return back(f, 0, b)
 }
 
-// EndsOn makes the ends of two ranks of this process whose group lies in a file.
+// EndsOn creates the endpoints of two ranks of this process, in a group whose memory is a file.
 func EndsOn(f *os.File) (ends [2]transport.Endpoint, err error) {
 	if err := f.Truncate(int64(layoutOf(2).bytes)); err != nil {
 		return ends, err

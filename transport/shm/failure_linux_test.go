@@ -35,7 +35,7 @@ func (c *child) open() (transport.Endpoint, error) {
 	return ends[0], nil
 }
 
-// openPart opens, and closes on request.
+// openPart opens an endpoint, and closes it on request.
 func openPart(c *child) error {
 	m, err := c.open()
 	if err != nil {
@@ -63,7 +63,7 @@ func leavePart(c *child) error {
 	return m.Close()
 }
 
-// waitPart makes calls until it gets an error: of flags, or if arg is 1 of frames around the ring.
+// waitPart makes calls until it gets an error: calls with flags, or if arg is 1, with frames around the ring.
 func waitPart(c *child) error {
 	m, err := c.open()
 	if err != nil {
@@ -86,8 +86,8 @@ func waitPart(c *child) error {
 	}
 }
 
-// TestKilled: whoever needs a process that is killed learns it without any deadline, and what is left vanishes with the
-// rest.
+// TestKilled checks that the ranks that wait for a killed process are notified without any deadline, and that no socket
+// remains when all processes have ended.
 func TestKilled(t *testing.T) {
 	for arg, what := range []string{"flags", "frames"} {
 		t.Run(what, func(t *testing.T) {
@@ -106,19 +106,19 @@ func TestKilled(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, r := range []int{0, 2} {
-				// With frames the rank that does not exchange with rank 1 may see that of the other survivor first.
+				// With frames, the rank that does not exchange with rank 1 may see the end of the other survivor first.
 				line := children[r].line()
 				if !strings.Contains(line, "rank 1 is down: process ") &&
 					(what == "flags" || !strings.Contains(line, "has closed its end")) {
-					t.Errorf("rank %d says %q", r, line)
+					t.Errorf("rank %d printed %q", r, line)
 				}
 			}
-			t.Logf("all survivors knew after %v", time.Since(killed).Round(time.Millisecond))
+			t.Logf("all survivors were notified after %v", time.Since(killed).Round(time.Millisecond))
 			for _, c := range children {
 				c.cmd.Wait()
 			}
 			if n := sockets(t, cfg); n > 0 {
-				t.Errorf("%d sockets with the name of the group are still there", n)
+				t.Errorf("%d sockets with the name of the group remain", n)
 			}
 		})
 	}
@@ -134,7 +134,7 @@ func sockets(t *testing.T, cfg shm.Config) int {
 	return bytes.Count(names, []byte(shm.Address(cfg.Name)))
 }
 
-// TestEnds: a process that ends without Close is lost, one that closes has closed.
+// TestEnds checks that a process that ends without Close is reported as lost, and one that closes as closed.
 func TestEnds(t *testing.T) {
 	for arg, want := range []string{"has ended", "has closed its end"} {
 		t.Run(want, func(t *testing.T) {
@@ -152,7 +152,7 @@ func TestEnds(t *testing.T) {
 				if err != nil {
 					var down *transport.PeerDown
 					if call != 3 || !errors.As(err, &down) || down.Rank != 1 || !strings.Contains(err.Error(), want) {
-						t.Errorf("call %d: %v, want a PeerDown in call 3 that says %q", call, err, want)
+						t.Errorf("call %d: %v, want a PeerDown in call 3 with %q", call, err, want)
 					}
 					break
 				}
@@ -160,16 +160,16 @@ func TestEnds(t *testing.T) {
 			select {
 			case d := <-m.Down():
 				if d.Rank != 1 || !strings.Contains(d.Error(), want) {
-					t.Errorf("Down says %v", &d)
+					t.Errorf("Down reports %v", &d)
 				}
 			case <-time.After(time.Minute):
-				t.Error("Down says nothing")
+				t.Error("Down reports nothing")
 			}
 		})
 	}
 }
 
-// writePart enters a call, says so, and when it goes on writes into all that it can reach.
+// writePart enters a call and reports it. On request it writes into all memory that it can reach.
 func writePart(c *child) error {
 	m, err := c.open()
 	if err != nil {
@@ -222,7 +222,7 @@ func TestStopped(t *testing.T) {
 	patience, cancel := context.WithTimeout(background, 100*time.Millisecond)
 	defer cancel()
 	if err := m.Await(patience, -1, 0); !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("waiting for a process that is stopped: %v", err)
+		t.Fatalf("waiting for a stopped process: %v", err)
 	}
 	if behind := m.Behind(0, nil); !slices.Equal(behind, []int{1}) || !m.Withdraw() {
 		t.Fatalf("ranks %v are behind, or the call has started", behind)
@@ -255,11 +255,11 @@ func TestStopped(t *testing.T) {
 		"staging buffer 1": staging[1],
 	} {
 		if i := slices.IndexFunc(b, func(x byte) bool { return x != 7 }); i >= 0 {
-			t.Errorf("the process that was stopped has written into %s of what is used now, at %d", what, i)
+			t.Errorf("the stopped process wrote into %s, which is in use, at %d", what, i)
 		}
 	}
 	if b := named.HostBytes(); b[0] != 0xee {
-		t.Error("the process has not written into the buffer that it knew: the test tests nothing")
+		t.Error("the process did not write into the buffer of its call: this test checks nothing")
 	}
 }
 
@@ -272,7 +272,7 @@ func buffer(t *testing.T, m transport.Endpoint, bytes int) tensor.Memory {
 	return mem
 }
 
-// TestRefused: a process of another group is refused with what differs, on both sides.
+// TestRefused checks that a process of another group is refused, and that both sides report what differs.
 func TestRefused(t *testing.T) {
 	ctx, cancel := soon()
 	defer cancel()
@@ -322,7 +322,7 @@ func TestRefused(t *testing.T) {
 			ends, err := shm.Open(ctx, wrong)
 			if err == nil {
 				ends[0].Close()
-				t.Fatal("the process was let in")
+				t.Fatal("the process was accepted")
 			}
 			for _, want := range append(test.want, "process ", right.Name) {
 				if !strings.Contains(err.Error(), want) {
@@ -336,15 +336,15 @@ func TestRefused(t *testing.T) {
 	<-group
 }
 
-// TestWaiting: the one who listens waits for the right processes, whoever else comes, and says in the end who is
-// missing; so does the one who dials.
+// TestWaiting checks that a process of another epoch does not end the wait for the right processes, and that the errors
+// of the listening process and of a dialing one name the group.
 func TestWaiting(t *testing.T) {
 	cfg := config(t, 3)
-	host, guest, stale := cfg, cfg, cfg
-	host.Ranks, guest.Ranks, stale.Ranks, stale.Epoch = []int{0}, []int{2}, []int{1}, 2
+	listening, joining, stale := cfg, cfg, cfg
+	listening.Ranks, joining.Ranks, stale.Ranks, stale.Epoch = []int{0}, []int{2}, []int{1}, 2
 	ctx, cancel := context.WithCancelCause(background)
 	errs := make(chan error, 2)
-	for _, c := range []shm.Config{host, guest} {
+	for _, c := range []shm.Config{listening, joining} {
 		go func() {
 			_, err := shm.Open(ctx, c)
 			errs <- err
@@ -356,18 +356,19 @@ func TestWaiting(t *testing.T) {
 	cancel(errors.New("enough"))
 	for range 2 {
 		if err := <-errs; err == nil || !strings.Contains(err.Error(), "enough") || !strings.Contains(err.Error(), cfg.Name) {
-			t.Errorf("after its context has ended: %v", err)
+			t.Errorf("after the end of the context: %v", err)
 		}
 	}
 	alone, stop := context.WithTimeout(background, 10*time.Millisecond)
 	defer stop()
-	if _, err := shm.Open(alone, guest); err == nil || !strings.Contains(err.Error(), "does not listen") {
-		t.Errorf("without a process that listens: %v", err)
+	if _, err := shm.Open(alone, joining); err == nil || !strings.Contains(err.Error(), "does not listen") {
+		t.Errorf("without a listening process: %v", err)
 	}
 }
 
-// TestGuestDies: a process that dies while others are waited for leaves its place to another.
-func TestGuestDies(t *testing.T) {
+// TestJoiningProcessDies checks that if a process that has joined dies while the group waits for others, another
+// process can join with its ranks.
+func TestJoiningProcessDies(t *testing.T) {
 	cfg := config(t, 3, 1)
 	first := start(t, "open", 0, cfg)
 	opened := make(chan error, 2)
@@ -383,10 +384,10 @@ func TestGuestDies(t *testing.T) {
 		opened <- err
 	}
 	go open(0)
-	for sockets(t, cfg) < 2 { // the one that listens, and the one that has accepted
+	for sockets(t, cfg) < 2 { // of the listener, and of the accepted connection
 		time.Sleep(time.Millisecond)
 	}
-	time.Sleep(20 * time.Millisecond) // it has been let in, most likely; else it leaves on the way
+	time.Sleep(20 * time.Millisecond) // it has joined, most likely; else it dies during the handshake
 	first.cmd.Process.Kill()
 	first.cmd.Wait()
 	second := start(t, "open", 0, cfg)

@@ -18,7 +18,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// Whatever a peer writes is an error at worst.
+// These tests check that data written by a peer causes an error at worst.
 
 func FuzzText(f *testing.F) {
 	f.Add([]byte{3, 0, 2, 1, 'a', 'b', 'c', 'x', 'y', 7})
@@ -106,7 +106,7 @@ func TestGarbageInPipes(t *testing.T) {
 		go func() {
 			defer close(done)
 			if err := a.Exchange(ctx, 1, transport.Frame{Data: data}, 1, data); err == nil {
-				t.Logf("one went through (seed %d)", seed) // that can be
+				t.Logf("a frame was accepted (seed %d)", seed) // possible: the garbage may be valid
 			}
 		}()
 		value := func() uint64 {
@@ -125,10 +125,10 @@ func TestGarbageInPipes(t *testing.T) {
 	}
 }
 
-// FuzzMessage: what comes through the socket of the set-up.
+// FuzzMessage checks the messages of the handshake: an accepted hello or join reply is valid.
 func FuzzMessage(f *testing.F) {
 	own := Config{Job: "job", Size: 4, Ranks: []int{0}}
-	for _, m := range []any{own.hello(), answer{"no"}, welcome{
+	for _, m := range []any{own.hello(), helloReply{"no"}, joinReply{
 		Processes: []member{{1, []int{0}}, {2, []int{1, 2, 3}}},
 		You:       1,
 	}} {
@@ -147,20 +147,21 @@ func FuzzMessage(f *testing.F) {
 		var h hello
 		if _, err := receive(bytes.NewReader(data), &h); err == nil && mine.differ(&h) == "" &&
 			checkRanks(h.Ranks, 4) != nil {
-			t.Errorf("%+v was taken for right", h)
+			t.Errorf("%+v was accepted", h)
 		}
-		guest := own
-		guest.Ranks = []int{1, 2, 3}
-		var w welcome
-		if _, err := receive(bytes.NewReader(data), &w); err == nil && w.check(&guest) == nil && len(w.Processes) != 2 {
-			t.Errorf("%+v was taken for right", w)
+		joining := own
+		joining.Ranks = []int{1, 2, 3}
+		var reply joinReply
+		if _, err := receive(bytes.NewReader(data), &reply); err == nil && reply.check(&joining) == nil &&
+			len(reply.Processes) != 2 {
+			t.Errorf("%+v was accepted", reply)
 		}
-		var a answer
-		receive(bytes.NewReader(data), &a)
+		var refusal helloReply
+		receive(bytes.NewReader(data), &refusal)
 	})
 }
 
-// TestWrongFile: memory that could vanish under this process is not taken.
+// TestWrongFile checks that a file that its sender could truncate is not mapped.
 func TestWrongFile(t *testing.T) {
 	plain, err := os.CreateTemp(t.TempDir(), "")
 	if err != nil {
@@ -171,13 +172,13 @@ func TestWrongFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if mem, err := mapArena(plain); err == nil || mem != nil {
-		t.Errorf("a file that can be cut was mapped: %v", err)
+		t.Errorf("a file that can be truncated was mapped: %v", err)
 	}
 }
 
-// TestParkingAllocatesNothing: neither the rank that blocks at once, nor the one that rings.
+// TestParkingAllocatesNothing checks that a rank that blocks at once, and the rank that wakes it, allocate nothing.
 func TestParkingAllocatesNothing(t *testing.T) {
-	// the name is the whole host's
+	// All processes of the host share the names of groups.
 	cfg := Config{Name: fmt.Sprint(t.Name(), os.Getpid()), Size: 2, Ranks: []int{1}, ArenaBytes: page}
 	opened := make(chan *endpoint)
 	go func() {
@@ -189,9 +190,9 @@ func TestParkingAllocatesNothing(t *testing.T) {
 		}
 		opened <- ends[0].(*endpoint)
 	}()
-	host := cfg
-	host.Ranks = []int{0}
-	ends, err := Open(context.Background(), host)
+	listening := cfg
+	listening.Ranks = []int{0}
+	ends, err := Open(context.Background(), listening)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,8 +221,8 @@ func TestParkingAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestArena gives out and takes back at random, and holds that no two buffers overlap, that all are zero, and that in
-// the end there is one hole.
+// TestArena allocates and frees buffers at random, and checks that no two buffers overlap, that all are zero, and that
+// one hole remains at the end.
 func TestArena(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -235,7 +236,7 @@ func TestArena(t *testing.T) {
 			m, err := a.allocate(1 + random.IntN(1<<random.IntN(23)))
 			if err != nil {
 				if len(live) == 0 {
-					t.Fatalf("%v, though nothing is given out (seed %d)", err, seed)
+					t.Fatalf("%v, though nothing is allocated (seed %d)", err, seed)
 				}
 				continue
 			}
@@ -261,7 +262,7 @@ func TestArena(t *testing.T) {
 		m.Owner.Release()
 	}
 	if len(a.free) != 1 || a.free[0] != (extent{0, 32 << 20}) {
-		t.Errorf("in the end there are the holes %v (seed %d)", a.free, seed)
+		t.Errorf("the holes at the end are %v (seed %d)", a.free, seed)
 	}
 	last, err := a.allocate(100)
 	if err != nil {

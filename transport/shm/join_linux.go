@@ -37,13 +37,13 @@ type hello struct {
 	Proof    bool // Config.Authenticate follows
 }
 
-// answer replies to a hello: a refusal or "". Then follow Config.Authenticate, and the file of the dialing process's
-// arena.
-type answer struct{ Refused string }
+// helloReply replies to a hello: a refusal or "". Then follow Config.Authenticate, and the file of the dialing
+// process's arena.
+type helloReply struct{ Refused string }
 
-// welcome ends the handshake: a refusal, or the members of the group, by process number. Then follow the control file,
-// the arenas of all other processes, and the sockets to those that do not listen.
-type welcome struct {
+// joinReply ends the handshake: a refusal, or the members of the group, by process number. Then follow the control
+// file, the arenas of all other processes, and the sockets to those that do not listen.
+type joinReply struct {
 	Refused   string
 	Processes []member
 	You       int
@@ -104,7 +104,7 @@ func join(ctx context.Context, cfg Config) (*world, error) {
 		return nil, err
 	}
 	if cfg.Ranks[0] == 0 {
-		err = w.host(ctx)
+		err = w.listen(ctx)
 	} else {
 		err = w.dial(ctx)
 	}
@@ -172,8 +172,8 @@ func quoted(v any) any {
 	return v
 }
 
-// reception is the set-up on the listening side.
-type reception struct {
+// rendezvous is the join on the listening side.
+type rendezvous struct {
 	cfg      *Config
 	own      hello
 	listener *net.UnixListener
@@ -182,21 +182,21 @@ type reception struct {
 	changed  chan struct{} // a token: a process was admitted or refused
 
 	mu      sync.Mutex
-	guests  []*guest
+	joiners []*joiner
 	all     bool   // all ranks have joined
 	refused string // the last refusal
 }
 
-// guest is an admitted process.
-type guest struct {
+// joiner is an admitted process.
+type joiner struct {
 	conn  *net.UnixConn
 	pid   int
 	ranks []int
 	arena *os.File
 }
 
-// host is join for the listening process.
-func (w *world) host(ctx context.Context) error {
+// listen is join for the listening process.
+func (w *world) listen(ctx context.Context) error {
 	control, err := newFile("lockstep-control", tableBytes+int64(layoutOf(w.cfg.Size).bytes)*(1+splitsMax))
 	if err != nil {
 		return err
@@ -214,8 +214,8 @@ func (w *world) host(ctx context.Context) error {
 		return fmt.Errorf("shm: listening for the other processes of %q: %w", w.cfg.Name, err)
 	}
 	ctxWork, stop := context.WithCancel(context.Background())
-	p := &reception{cfg: &w.cfg, own: w.cfg.hello(), listener: l, stop: stop, changed: make(chan struct{}, 1)}
-	w.reception = p
+	p := &rendezvous{cfg: &w.cfg, own: w.cfg.hello(), listener: l, stop: stop, changed: make(chan struct{}, 1)}
+	w.rendezvous = p
 	p.work.Go(func() { p.accept(ctxWork) })
 	for !p.complete() {
 		select {
@@ -228,7 +228,7 @@ func (w *world) host(ctx context.Context) error {
 }
 
 // accept performs the handshakes of the dialing processes, until the listener is closed.
-func (p *reception) accept(ctx context.Context) {
+func (p *rendezvous) accept(ctx context.Context) {
 	for {
 		conn, err := p.listener.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
@@ -263,7 +263,7 @@ func (p *reception) accept(ctx context.Context) {
 }
 
 // handshake admits a process, or refuses it with a reason.
-func (p *reception) handshake(ctx context.Context, conn *net.UnixConn) error {
+func (p *rendezvous) handshake(ctx context.Context, conn *net.UnixConn) error {
 	release := bound(ctx, conn)
 	pid, err := checkUser(conn)
 	if err != nil {
@@ -275,36 +275,36 @@ func (p *reception) handshake(ctx context.Context, conn *net.UnixConn) error {
 		return fmt.Errorf("process %d sent no hello: %w", pid, err)
 	}
 	if why := p.own.differ(&h); why != "" {
-		send(conn, answer{why})
+		send(conn, helloReply{why})
 		return fmt.Errorf("process %d was refused: %s", pid, why)
 	}
-	if _, err := send(conn, answer{}); err != nil {
+	if _, err := send(conn, helloReply{}); err != nil {
 		return fmt.Errorf("process %d closed the connection: %w", pid, err)
 	}
 	if err := p.cfg.authenticate(conn, false, raw); err != nil {
 		return fmt.Errorf("process %d was refused: %w", pid, err)
 	}
-	g := &guest{conn: conn, pid: pid, ranks: h.Ranks}
-	if g.arena, err = receiveFile(conn); err != nil {
+	j := &joiner{conn: conn, pid: pid, ranks: h.Ranks}
+	if j.arena, err = receiveFile(conn); err != nil {
 		return fmt.Errorf("process %d: %w", pid, err)
 	}
 	if err := release(); err != nil {
-		g.arena.Close()
+		j.arena.Close()
 		return fmt.Errorf("handshake with process %d timed out: %w", pid, err)
 	}
-	if why := p.admit(g); why != "" {
-		g.arena.Close()
-		send(conn, welcome{Refused: why})
+	if why := p.admit(j); why != "" {
+		j.arena.Close()
+		send(conn, joinReply{Refused: why})
 		return fmt.Errorf("process %d was refused: %s", pid, why)
 	}
 	return nil
 }
 
 // admit adds a process, unless one of its ranks is taken. It returns the refusal or "".
-func (p *reception) admit(g *guest) string {
+func (p *rendezvous) admit(j *joiner) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.guests = slices.DeleteFunc(p.guests, func(other *guest) bool {
+	p.joiners = slices.DeleteFunc(p.joiners, func(other *joiner) bool {
 		if !p.all && other.left() {
 			other.conn.Close()
 			other.arena.Close()
@@ -312,21 +312,21 @@ func (p *reception) admit(g *guest) string {
 		}
 		return false
 	})
-	taken := append(p.guests[:len(p.guests):len(p.guests)], &guest{pid: os.Getpid(), ranks: p.cfg.Ranks})
+	taken := append(p.joiners[:len(p.joiners):len(p.joiners)], &joiner{pid: os.Getpid(), ranks: p.cfg.Ranks})
 	for _, other := range taken {
-		for _, r := range g.ranks {
+		for _, r := range j.ranks {
 			if slices.Contains(other.ranks, r) {
 				return fmt.Sprintf("rank %d is taken by process %d", r, other.pid)
 			}
 		}
 	}
-	p.guests = append(p.guests, g)
+	p.joiners = append(p.joiners, j)
 	return ""
 }
 
 // left reports whether the other end has closed the connection.
-func (g *guest) left() bool {
-	raw, err := g.conn.SyscallConn()
+func (j *joiner) left() bool {
+	raw, err := j.conn.SyscallConn()
 	if err != nil {
 		return true
 	}
@@ -339,59 +339,59 @@ func (g *guest) left() bool {
 }
 
 // complete reports whether all ranks have joined.
-func (p *reception) complete() bool {
+func (p *rendezvous) complete() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := len(p.cfg.Ranks)
-	for _, g := range p.guests {
-		n += len(g.ranks)
+	for _, j := range p.joiners {
+		n += len(j.ranks)
 	}
 	p.all = n == p.cfg.Size
 	return p.all
 }
 
 // missing returns the error of a rendezvous that timed out; it names the missing ranks.
-func (p *reception) missing(ctx context.Context) error {
+func (p *rendezvous) missing(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	here := slices.Clone(p.cfg.Ranks)
-	for _, g := range p.guests {
-		here = append(here, g.ranks...)
+	present := slices.Clone(p.cfg.Ranks)
+	for _, j := range p.joiners {
+		present = append(present, j.ranks...)
 	}
-	var away []int
+	var absent []int
 	for r := range p.cfg.Size {
-		if !slices.Contains(here, r) {
-			away = append(away, r)
+		if !slices.Contains(present, r) {
+			absent = append(absent, r)
 		}
 	}
 	text := ""
 	if p.refused != "" {
 		text = " (" + p.refused + ")"
 	}
-	return fmt.Errorf("shm: waiting for ranks %v of %q%s: %w", away, p.cfg.Name, text, context.Cause(ctx))
+	return fmt.Errorf("shm: waiting for ranks %v of %q%s: %w", absent, p.cfg.Name, text, context.Cause(ctx))
 }
 
-// distribute sends every process its welcome and files.
-func (w *world) distribute(ctx context.Context, p *reception) error {
+// distribute sends every process its join reply and files.
+func (w *world) distribute(ctx context.Context, p *rendezvous) error {
 	p.mu.Lock()
-	guests := slices.Clone(p.guests)
+	joiners := slices.Clone(p.joiners)
 	p.mu.Unlock()
-	slices.SortFunc(guests, func(a, b *guest) int { return cmp.Compare(a.ranks[0], b.ranks[0]) })
+	slices.SortFunc(joiners, func(a, b *joiner) int { return cmp.Compare(a.ranks[0], b.ranks[0]) })
 	members := []member{{os.Getpid(), w.cfg.Ranks}}
-	for _, g := range guests {
-		members = append(members, member{g.pid, g.ranks})
-		mem, err := mapArena(g.arena)
+	for _, j := range joiners {
+		members = append(members, member{j.pid, j.ranks})
+		mem, err := mapArena(j.arena)
 		if err != nil {
 			return err
 		}
-		w.processes = append(w.processes, process{pid: g.pid, ranks: g.ranks, conn: g.conn, mem: mem})
+		w.processes = append(w.processes, process{pid: j.pid, ranks: j.ranks, conn: j.conn, mem: mem})
 	}
-	files := make([][]*os.File, len(guests))
-	for i := range guests {
+	files := make([][]*os.File, len(joiners))
+	for i := range joiners {
 		files[i] = []*os.File{w.control, w.arena.file}
-		for j := range guests {
-			if j != i {
-				files[i] = append(files[i], guests[j].arena)
+		for k := range joiners {
+			if k != i {
+				files[i] = append(files[i], joiners[k].arena)
 			}
 		}
 	}
@@ -400,51 +400,51 @@ func (w *world) distribute(ctx context.Context, p *reception) error {
 		for _, f := range pairs {
 			f.Close()
 		}
-		for _, g := range guests {
-			g.arena.Close()
+		for _, j := range joiners {
+			j.arena.Close()
 		}
 	}()
-	for i := range guests {
-		for j := range i {
+	for i := range joiners {
+		for k := range i {
 			fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 			if err != nil {
 				return fmt.Errorf("shm: creating the sockets between the processes: %w", err)
 			}
 			a, b := os.NewFile(uintptr(fds[0]), "pair"), os.NewFile(uintptr(fds[1]), "pair")
 			pairs = append(pairs, a, b)
-			files[i] = append(files[i], a) // for its j-th other guest, in order
-			files[j] = append(files[j], b)
+			files[i] = append(files[i], a) // to the k-th joiner: receiveFiles expects this order
+			files[k] = append(files[k], b)
 		}
 	}
-	for i, g := range guests {
-		if err := w.serve(ctx, g, welcome{Processes: members, You: i + 1}, files[i]); err != nil {
-			return fmt.Errorf("shm: process %d (ranks %v) closed the connection while the group was opened: %w", g.pid, g.ranks,
+	for i, j := range joiners {
+		if err := w.serve(ctx, j, joinReply{Processes: members, You: i + 1}, files[i]); err != nil {
+			return fmt.Errorf("shm: process %d (ranks %v) closed the connection while the group was opened: %w", j.pid, j.ranks,
 				err)
 		}
 	}
 	return nil
 }
 
-// serve sends a process its welcome and files.
-func (w *world) serve(ctx context.Context, g *guest, message welcome, files []*os.File) error {
-	release := bound(ctx, g.conn)
-	_, err := send(g.conn, message)
+// serve sends a process its join reply and files.
+func (w *world) serve(ctx context.Context, j *joiner, message joinReply, files []*os.File) error {
+	release := bound(ctx, j.conn)
+	_, err := send(j.conn, message)
 	for i := 0; i < len(files) && err == nil; i++ {
-		err = sendFile(g.conn, files[i])
+		err = sendFile(j.conn, files[i])
 	}
 	return cmp.Or(err, release())
 }
 
 // close stops listening and closes the connections.
-func (p *reception) close() {
+func (p *rendezvous) close() {
 	p.stop()
 	p.listener.Close()
 	p.work.Wait()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, g := range p.guests {
-		g.conn.Close()
-		g.arena.Close()
+	for _, j := range p.joiners {
+		j.conn.Close()
+		j.arena.Close()
 	}
 }
 
@@ -494,12 +494,12 @@ func (w *world) enter(conn *net.UnixConn) error {
 	if err != nil {
 		return fmt.Errorf("shm: process %d, which listens for %q, closed the connection: %w", pid, w.cfg.Name, err)
 	}
-	var a answer
-	if _, err := receive(conn, &a); err != nil {
+	var reply helloReply
+	if _, err := receive(conn, &reply); err != nil {
 		return fmt.Errorf("shm: process %d, which listens for %q, did not answer: %w", pid, w.cfg.Name, err)
 	}
-	if a.Refused != "" {
-		return w.refused(pid, a.Refused)
+	if reply.Refused != "" {
+		return w.refused(pid, reply.Refused)
 	}
 	if err := w.cfg.authenticate(conn, true, hello); err != nil {
 		return fmt.Errorf("shm: process %d, which listens for %q: %w", pid, w.cfg.Name, err)
@@ -528,7 +528,7 @@ func (w *world) refused(pid int, why string) error {
 
 // receiveFiles receives the messages and files that distribute sends.
 func (w *world) receiveFiles(conn *net.UnixConn, pid int) error {
-	var message welcome
+	var message joinReply
 	if _, err := receive(conn, &message); err != nil {
 		return fmt.Errorf("shm: process %d, which listens for %q, ended before the group was complete: %w", pid, w.cfg.Name,
 			err)
@@ -588,23 +588,23 @@ func (w *world) receiveFiles(conn *net.UnixConn, pid int) error {
 }
 
 // check returns an error if the members of the group are invalid.
-func (s *welcome) check(c *Config) error {
+func (s *joinReply) check(c *Config) error {
 	seen := make([]bool, c.Size)
 	n := 0
 	for i, m := range s.Processes {
 		if len(m.Ranks) == 0 || checkRanks(m.Ranks, c.Size) != nil || i > 0 && m.Ranks[0] <= s.Processes[i-1].Ranks[0] {
-			return fmt.Errorf("shm: invalid welcome: process %d has ranks %v", m.Pid, m.Ranks)
+			return fmt.Errorf("shm: invalid join reply: process %d has ranks %v", m.Pid, m.Ranks)
 		}
 		for _, r := range m.Ranks {
 			if seen[r] {
-				return fmt.Errorf("shm: invalid welcome: rank %d is in two processes", r)
+				return fmt.Errorf("shm: invalid join reply: rank %d is in two processes", r)
 			}
 			seen[r] = true
 			n++
 		}
 	}
 	if n != c.Size || s.You < 1 || s.You >= len(s.Processes) || !slices.Equal(s.Processes[s.You].Ranks, c.Ranks) {
-		return fmt.Errorf("shm: invalid welcome: the group is %v, and this process, with ranks %v, has number %d",
+		return fmt.Errorf("shm: invalid join reply: the group is %v, and this process, with ranks %v, has number %d",
 			s.Processes, c.Ranks, s.You)
 	}
 	return nil

@@ -19,12 +19,13 @@ import (
 )
 
 // The tests of this file run in real processes: the test binary starts itself, with a part of [parts] to play. A child
-// tells the test what happens on its standard output, line by line, and goes on when the test writes a line to it.
+// reports on its standard output, line by line, and continues when the test writes a line to it.
 
-// parts are what a child can do, by name. An error is what the child says last.
+// parts are the functions that a child can run, by name. If one fails, the last line that the child prints is its
+// error.
 var parts = map[string]func(c *child) error{}
 
-// child is a process that the test has started, seen from inside.
+// child is the child's side of a child process.
 type child struct {
 	cfg shm.Config
 	arg int
@@ -58,7 +59,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// started is a child, seen from the test.
+// started is the parent's side of a child process.
 type started struct {
 	t   testing.TB
 	cmd *exec.Cmd
@@ -66,7 +67,7 @@ type started struct {
 	in  func()
 }
 
-// start starts a child. What it says is read with line.
+// start starts a child. line reads what it prints.
 func start(t testing.TB, part string, arg int, cfg shm.Config) *started {
 	t.Helper()
 	s, err := startIn(t, part, arg, cfg, nil)
@@ -109,32 +110,32 @@ func startIn(t testing.TB, part string, arg int, cfg shm.Config, attributes *sys
 	return s, nil
 }
 
-// line returns what the child says next, and fails the test if it ends instead.
+// line returns the child's next line, and fails the test if the child ends instead.
 func (s *started) line() string {
 	s.t.Helper()
 	if !s.out.Scan() {
-		s.t.Fatalf("the child said no more: %v", s.cmd.Wait())
+		s.t.Fatalf("the child printed no more: %v", s.cmd.Wait())
 	}
 	return s.out.Text()
 }
 
-// says fails the test unless the child's next line holds the texts.
+// says fails the test unless the child's next line contains the texts.
 func (s *started) says(texts ...string) {
 	s.t.Helper()
 	line := s.line()
 	for _, text := range texts {
 		if !strings.Contains(line, text) {
-			s.t.Fatalf("the child said %q, want %q in it", line, text)
+			s.t.Fatalf("the child printed %q, want %q in it", line, text)
 		}
 	}
 }
 
-// config is of a group that only this test knows.
+// config returns the configuration of a group whose name is unique to this test.
 func config(t testing.TB, size int, ranks ...int) shm.Config {
 	return shm.Config{Name: t.Name() + rand.Text(), Job: "job", Epoch: 3, Size: size, Ranks: ranks, ArenaBytes: 256 << 20}
 }
 
-// soon is a context for what should not take long.
+// soon returns a context for operations that should not take long.
 func soon() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), 2*time.Minute)
 }

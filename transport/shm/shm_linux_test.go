@@ -58,7 +58,7 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// blocking is a context that says when a wait blocks.
+// blocking is a context that reports when a wait blocks.
 type blocking struct {
 	context.Context
 	blocks chan<- struct{}
@@ -67,13 +67,13 @@ type blocking struct {
 func (b blocking) Park(ready <-chan struct{}) error {
 	select {
 	case b.blocks <- struct{}{}:
-	default: // it was said before
+	default: // reported before
 	}
 	return transport.Park(b.Context, ready)
 }
 
-// TestLeftBeforeThePart: who waits in a part for a rank that closes its end of the whole, and so will never come, is
-// told, though the rank's process stays.
+// TestLeftBeforeThePart checks that a rank that waits in a part is notified when the awaited rank closes its endpoint
+// of the whole group, and so will never join the part, although the process of that rank continues.
 func TestLeftBeforeThePart(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -99,10 +99,10 @@ func TestLeftBeforeThePart(t *testing.T) {
 	select {
 	case d := <-part.Down():
 		if d.Rank != 0 || !errors.Is(d.Err, transport.ErrClosed) {
-			t.Errorf("Down says %v", &d)
+			t.Errorf("Down reports %v", &d)
 		}
 	case <-ctx.Done():
-		t.Error("Down says nothing")
+		t.Error("Down reports nothing")
 	}
 	for _, e := range append(ends[1:], part) {
 		if err := e.Close(); err != nil {

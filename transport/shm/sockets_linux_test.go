@@ -8,7 +8,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/shm"
 )
 
-// TestFrames: the transport without shared memory.
+// TestFrames runs the conformance suite without shared memory.
 func TestFrames(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	transporttest.Run(t, transporttest.Transport{

@@ -38,15 +38,15 @@ func Open(ctx context.Context, cfg Config) ([]transport.Endpoint, error) {
 
 // world is this process's part of a group that Open created, with all groups split from it.
 type world struct {
-	cfg       Config
-	me        int // number of this process
-	processes []process
-	processOf []int // by rank
-	control   *os.File
-	arena     *arena
-	reception *reception // nil unless this process listens
-	root      *group
-	table     []byte // of the split groups
+	cfg        Config
+	me         int // number of this process
+	processes  []process
+	processOf  []int // by rank
+	control    *os.File
+	arena      *arena
+	rendezvous *rendezvous // nil unless this process listens
+	root       *group
+	table      []byte // of the split groups
 
 	mu      sync.Mutex
 	groups  []*group // with open local ranks
@@ -188,8 +188,8 @@ func (w *world) end(p *process, err error) {
 
 // close releases the resources of this process.
 func (w *world) close() {
-	if w.reception != nil {
-		w.reception.close()
+	if w.rendezvous != nil {
+		w.rendezvous.close()
 	}
 	for i := range w.processes {
 		if p := &w.processes[i]; p.conn != nil {

@@ -51,14 +51,15 @@ func init() {
 		default:
 			c.say("error %v", err)
 		}
-		c.read() // until the parent says so
+		c.read() // until the parent requests the end
 		c.check(e.Close())
 		c.check(node.Close())
 		c.say("closed")
 	}
 }
 
-// TestKill: when a process is killed during exchanges, all others notice without a deadline, and know which one.
+// TestKill checks that when a process is killed during exchanges, all others are notified without a deadline, and their
+// errors name its rank.
 func TestKill(t *testing.T) {
 	all := startAll(t, 4, "ring", nil)
 	for _, p := range all {
@@ -74,7 +75,7 @@ func TestKill(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("all survivors knew after %v", time.Since(killed).Round(time.Millisecond))
+	t.Logf("all survivors were notified after %v", time.Since(killed).Round(time.Millisecond))
 }
 
 // TestStop: a stopped process is detected at the deadline; when it continues, its peers are down.
@@ -188,7 +189,7 @@ func TestCut(t *testing.T) {
 			for r, c := range all {
 				c.expect(fmt.Sprintf("lost %d ", 1-r))
 			}
-			t.Logf("both knew after %v", time.Since(at).Round(time.Millisecond))
+			t.Logf("both were notified after %v", time.Since(at).Round(time.Millisecond))
 		})
 	}
 }

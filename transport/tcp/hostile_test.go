@@ -153,10 +153,10 @@ func TestInvalidHellos(t *testing.T) {
 	}
 }
 
-// TestHalfOpenBound: connections that send nothing are bounded in number and time, keep no others out, and do not slow
-// the group.
+// TestHalfOpenBound checks that connections that send nothing are bounded in number and time, do not prevent other
+// connections, and do not slow the group.
 func TestHalfOpenBound(t *testing.T) {
-	// as long as those of the group may need at worst
+	// The handshakes of the group itself may take so long at worst.
 	nodes, ends := pair(t, Config{HalfOpen: 16, Handshake: 3 * time.Second})
 	works(t, ends)
 	var conns []net.Conn
@@ -182,7 +182,7 @@ func TestHalfOpenBound(t *testing.T) {
 	}
 	works(t, subs)
 	works(t, ends)
-	for _, c := range conns { // every one is ended by the other side
+	for _, c := range conns { // the node closes every one
 		c.SetReadDeadline(time.Now().Add(time.Minute))
 		if _, err := io.Copy(io.Discard, c); err != nil && err.(net.Error).Timeout() {
 			t.Fatal("a connection that sends nothing is still open")
@@ -214,7 +214,7 @@ func TestCloseHalfOpen(t *testing.T) {
 		defer c.Close()
 		c.Write(sent)
 		if len(sent) >= listener.HelloBytes {
-			if _, err := io.ReadFull(c, make([]byte, 1)); err != nil { // it asks for the proof
+			if _, err := io.ReadFull(c, make([]byte, 1)); err != nil { // the node requests the proof
 				t.Fatal(err)
 			}
 		}
@@ -264,7 +264,7 @@ func TestEarlyInvalidHellos(t *testing.T) {
 		to: 0,
 	}
 	w := ends[0].group.world
-	var told []chan error
+	var answers []chan error
 	wrong := []struct {
 		change func(*hello)
 		reason listener.Reason
@@ -278,7 +278,7 @@ func TestEarlyInvalidHellos(t *testing.T) {
 		h := good
 		c.change(&h)
 		answer := make(chan error, 1)
-		told = append(told, answer)
+		answers = append(answers, answer)
 		go func() { answer <- send(t, nodes[0], h.encode()) }()
 		for waiting := 0; waiting <= i; time.Sleep(time.Millisecond) {
 			w.mu.Lock()
@@ -294,7 +294,7 @@ func TestEarlyInvalidHellos(t *testing.T) {
 		}
 		subs[i] = sub.(*endpoint)
 	}
-	for i, answer := range told {
+	for i, answer := range answers {
 		if r, ok := (<-answer).(*listener.Refusal); !ok || r.Reason != wrong[i].reason {
 			t.Errorf("hello %d: %v, want a refusal for %q", i, r, wrong[i].reason)
 		}
@@ -302,8 +302,8 @@ func TestEarlyInvalidHellos(t *testing.T) {
 	works(t, subs)
 }
 
-// TestWrongFrames: data that is no frame, or not the next one, closes the connection with its sender; the error sent
-// why.
+// TestWrongFrames checks that data that is not a frame, or not the next one, closes the connection with its sender, and
+// that the error states the reason.
 func TestWrongFrames(t *testing.T) {
 	valid := func(h head) []byte {
 		var b [headBytes]byte

@@ -49,7 +49,7 @@ func authority(t testing.TB) *tls.Config {
 	}
 }
 
-// noSocket is a connection that is no socket: a node moves its bytes by goroutines.
+// noSocket is a connection that is not a socket: a node transfers its bytes in goroutines.
 type noSocket struct{ net.Conn }
 
 type noSockets struct{ net.Listener }
@@ -72,7 +72,7 @@ func withoutSockets(t testing.TB, cfg tcp.Config) tcp.Config {
 	return cfg
 }
 
-// TestConformanceOfModes: the conformance suite with TLS, and over connections that are no sockets.
+// TestConformanceOfModes: the conformance suite with TLS, and over connections that are not sockets.
 func TestConformanceOfModes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("all ways to move bytes are tried in the long run only")
@@ -167,11 +167,12 @@ func TestProof(t *testing.T) {
 			}
 			_, err := nodes[1].Group(ctx, tcp.GroupConfig{Addrs: addrs, Local: []int{1}})
 			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("the refused process got %v, want that it says %q", err, c.want)
+				t.Errorf("the refused process got %v, want %q in it", err, c.want)
 			}
 			enough()
 			wg.Wait()
-			for since := time.Now(); nodes[0].Refused()["proof"] == 0; time.Sleep(time.Millisecond) { // it learns a little later
+			// the node counts it a little later
+			for since := time.Now(); nodes[0].Refused()["proof"] == 0; time.Sleep(time.Millisecond) {
 				if time.Since(since) > time.Minute {
 					t.Fatalf("counted %v, want a connection without proof", nodes[0].Refused())
 				}

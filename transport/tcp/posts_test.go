@@ -9,8 +9,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// TestSentAmongPosts: a rank that waits only for its frame to be sent is woken then, although the next ones cannot be
-// sent: their receiver may wait for something that this rank must do first.
+// TestSentAmongPosts checks that a rank that waits only for its frame to be sent is woken when it is sent, although the
+// next ones cannot be sent: their receiver may wait for something that this rank must do first.
 func TestSentAmongPosts(t *testing.T) {
 	_, ends := pair(t, Config{})
 	works(t, ends) // so both are connected
@@ -19,7 +19,7 @@ func TestSentAmongPosts(t *testing.T) {
 	const posts, large = 3, 16 << 20 // more than sockets hold
 	size := func(from, i int) int {
 		if from == 1 && i == 0 {
-			return 1 // it is there at once, and the head of the next frame behind it
+			return 1 // it arrives at once, followed by the head of the next frame
 		}
 		return large
 	}
@@ -43,7 +43,7 @@ func TestSentAmongPosts(t *testing.T) {
 	for !ends[0].parked.Load() {
 		time.Sleep(time.Millisecond)
 	}
-	time.Sleep(20 * time.Millisecond) // now it has looked whose frames have come
+	time.Sleep(20 * time.Millisecond) // now it has checked whose frames have arrived
 	if err := errors.Join(complete(ends[1]), <-done); err != nil {
 		t.Error(err)
 	}

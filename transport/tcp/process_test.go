@@ -38,7 +38,7 @@ type child struct{ in *bufio.Reader }
 func (c *child) read() string {
 	line, err := c.in.ReadString('\n')
 	if err != nil {
-		os.Exit(0) // the parent is gone, or needs no more
+		os.Exit(0) // the parent has exited, or needs no more
 	}
 	return strings.TrimSpace(line)
 }

@@ -257,10 +257,10 @@ func TestRefusals(t *testing.T) {
 					t.Errorf("rank 0 got %v", err)
 				}
 			})
-			told := make(chan error, 1)
+			result := make(chan error, 1)
 			wg.Go(func() {
 				_, err := nodes[1].Group(dialing, tcp.GroupConfig{Addrs: addrs, Local: []int{1}, SameHost: c.sameHost[1]})
-				told <- err
+				result <- err
 			})
 			for c.logs != "" && !strings.Contains(log.String(), c.logs) {
 				if time.Sleep(time.Millisecond); ctx.Err() != nil {
@@ -273,7 +273,7 @@ func TestRefusals(t *testing.T) {
 			if c.dials == "" {
 				enough()
 			}
-			if err := <-told; err == nil || !strings.Contains(err.Error(), c.dials) {
+			if err := <-result; err == nil || !strings.Contains(err.Error(), c.dials) {
 				t.Errorf("rank 1 got %v, want %q", err, c.dials)
 			}
 		})

@@ -27,7 +27,7 @@ func FuzzHead(f *testing.F) {
 		var h head
 		if err := h.decode(&b); err != nil {
 			if !errors.Is(err, errFrame) {
-				t.Fatalf("%v is no errFrame", err)
+				t.Fatalf("%v is not an errFrame", err)
 			}
 			// The same with a valid checksum: only the first eight bytes may be invalid.
 			binary.LittleEndian.PutUint32(b[76:], crc32.Checksum(b[:76], castagnoli))
@@ -53,7 +53,7 @@ func FuzzHello(f *testing.F) {
 		var h hello
 		if err := h.decode(&g); err != nil {
 			if r := (*listener.Refusal)(nil); !errors.As(err, &r) {
-				t.Fatalf("%v is no refusal", err)
+				t.Fatalf("%v is not a refusal", err)
 			}
 			return
 		}
@@ -118,7 +118,8 @@ func FuzzStream(f *testing.F) {
 	two := append(frame(0, []byte("abc")), frame(1, nil)...)
 	f.Add(two, []byte{1, 0, 200, 3})
 	f.Add(append(two, frame(2, big)...), []byte{255, 255, 1})
-	f.Add(append(append(frame(0, big), frame(1, big)...), frame(2, big)...), []byte{}) // the next head comes with the data
+	// the next head arrives with the data
+	f.Add(append(append(frame(0, big), frame(1, big)...), frame(2, big)...), []byte{})
 	f.Add(append(two, frame(2, big)[:1000]...), []byte{})
 	f.Add(append(two, "garbage that is long enough to be taken for the head of a frame, which it is not, at all"...),
 		[]byte{90})

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// TestUnreachable: when the system gives up any connection with a process, the error says that the host cannot be
+// TestUnreachable: when the system gives up any connection with a process, the error states that the host cannot be
 // reached, even if the other connections fail much later.
 func TestUnreachable(t *testing.T) {
 	ends := twoEnds(t)
@@ -18,7 +18,7 @@ func TestUnreachable(t *testing.T) {
 	awaitLost(t, ends[0], "rank 1 is down: its host cannot be reached: read: ")
 }
 
-// TestReset: the error of a reset connection says so, and not that the process has ended: it may still run.
+// TestReset checks that the error of a reset connection states both possible causes: the process may still run.
 func TestReset(t *testing.T) {
 	ends := twoEnds(t)
 	raw := ends[1].group.world.links[0].a.raw
