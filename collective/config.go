@@ -117,14 +117,11 @@ func parsePreference(text string) (preference, error) {
 		if _, ok := plan.FindAlgorithm(row); !ok {
 			return p, noAlgorithm(row)
 		}
-		op := AllReduce
-		for of && op < Send && op.String() != name {
-			op++
-		}
+		op, err := plan.ParseOp(name)
 		switch {
 		case !of:
 			p.all = row
-		case op == Send:
+		case err != nil || op >= Send:
 			return p, fmt.Errorf("%q is not a collective operation: want one such as %q", name, AllReduce)
 		default:
 			p.of[op] = row

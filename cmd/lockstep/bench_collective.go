@@ -87,6 +87,9 @@ sockets).`, strings.Join(wrapWords(
 			return err
 		},
 	}
+	if full := op.String(); strings.Contains(full, "_") {
+		cmd.Aliases = []string{full, strings.ReplaceAll(full, "_", "-")}
+	}
 	f := cmd.Flags()
 	o := &b.opts
 	f.StringVar(&o.Transport, "transport", "mem", "transport between the ranks: "+transportHelp())

@@ -41,7 +41,9 @@ affect a job. LOCKSTEP_MPI and LOCKSTEP_NCCL name the file of a library that is
 outside the system's search path.
 
 With --job it shows instead which job this process is a worker of, which source
-it took this from, and each value that it read: run it instead of the program.`,
+it took this from, and each value that it read: run it instead of the program.
+
+'lockstep doctor --env' lists the environment variables that Lockstep reads.`,
 		Example: `  lockstep check
   lockstep check --format json
   srun lockstep check --job`,

@@ -59,12 +59,13 @@ what it holds after each step: (0+1) is the sum of the contributions of ranks 0
 and 1, in this order. No data is moved.
 
 Plan first proves that the plan is correct. The proof executes the plans of all
-ranks on symbols, for each way in which the buffers of a call can share memory.
-It shows that every rank ends with the right result, that each contribution is
+ranks symbolically, for each way in which the buffers of a call can share
+memory. It shows that every rank ends with the right result, that each contribution is
 added exactly once and in the right order, and that the plan has no deadlock and
 no data race.
 
-Operations: ` + strings.Join(wrapWords(strings.Join(sorted(ops), ", "), helpColumns-len("Operations: ")), "\n") + ".",
+Operations: ` + strings.Join(wrapWords(strings.Join(sorted(ops), ", "), helpColumns-len("Operations: ")), "\n") + `.
+docs/algorithms.md explains the algorithms.`,
 		Example: `  lockstep plan allreduce --algorithm ring --ranks 8
   lockstep plan allreduce --ranks 8 --hosts 2 --format svg > plan.svg
   lockstep plan broadcast --algorithm double_tree --format dot | dot -Tpdf > plan.pdf`,
@@ -76,7 +77,7 @@ Operations: ` + strings.Join(wrapWords(strings.Join(sorted(ops), ", "), helpColu
 		},
 		ValidArgs: sorted(ops),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			op, ok := ops[args[0]]
+			op, ok := parseOp(args[0], ops)
 			if !ok {
 				return usagef("operation %s: want one of %s", args[0], strings.Join(sorted(ops), ", "))
 			}

@@ -50,9 +50,10 @@ func newRun() *cobra.Command {
 		Use:   "run [flags] [--] PROGRAM [ARGUMENT...]",
 		Short: "Start a program as the workers of a job, and supervise them",
 		Long: `Run starts a program several times, as the workers of one job, and supervises
-them. Each worker finds its rank in environment variables: LOCKSTEP_WORKER and
+them. Each worker finds its number in environment variables: LOCKSTEP_WORKER and
 related ones, torchrun's RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ..., and
-TF_CONFIG. The program does not have to use Lockstep.
+TF_CONFIG. In the output, [rank2] is worker 2. The program does not have to use
+Lockstep.
 
 Several nodes can be started in two ways. With -H, run reaches the hosts by ssh.
 Or start the same command on each node, with --nnodes, --node-rank and the
@@ -119,7 +120,7 @@ not given. Flags may be written with underscores, such as --nproc_per_node.`,
 	f.BoolVar(&o.plaintext, "data-plaintext", false,
 		"allow several nodes without a secret, unencrypted: for isolated networks only; the program needs the same setting")
 	f.IntVar(&o.maxRestarts, "max-restarts", 0, "maximum number of restarts of all workers after a failure or the loss "+
-		"of a node (default 0); another lockstep run may replace a lost node")
+		"of a node (default 0); a lost node may be replaced by starting the same command again")
 	f.DurationVar(&o.heartbeat, "heartbeat-timeout", agentHeartbeat,
 		"time without a heartbeat after which a node is lost, and time for which a worker may be suspended")
 	f.DurationVar(&o.grace, "grace", 15*time.Second,
@@ -127,7 +128,8 @@ not given. Flags may be written with underscores, such as --nproc_per_node.`,
 	f.StringVar(&o.logDir, "log-dir", "",
 		"also write the workers' output to this `folder`, one file per worker and stream")
 	f.StringVar(&o.tee, "tee", "both", "streams to show: both, stdout, stderr, none (torchrun's 3, 1, 2, 0)")
-	f.StringVar(&o.ranks, "ranks", "", "show only these workers, such as 0,2-3; log files contain all")
+	f.StringVar(&o.ranks, "ranks", "", "show only the output of the workers with these numbers, such as 0,2-3; "+
+		"log files contain all")
 	f.StringVar(&o.affinity, "cpu-affinity", "auto",
 		"pin each worker to its own CPUs: on, off, auto (on machines with several NUMA nodes)")
 	f.StringArrayVar(&o.env, "env", nil, "environment variable for the workers on all hosts: `NAME=VALUE`, or NAME to "+

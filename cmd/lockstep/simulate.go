@@ -60,6 +60,17 @@ var simulateOps = map[string]plan.Op{
 	"gather":    plan.Gather, "scatter": plan.Scatter, "alltoall": plan.AllToAll, "barrier": plan.Barrier,
 }
 
+// parseOp returns the operation of ops with this name, in any spelling that [plan.ParseOp] accepts.
+func parseOp(name string, ops map[string]plan.Op) (plan.Op, bool) {
+	op, err := plan.ParseOp(name)
+	for _, o := range ops {
+		if err == nil && o == op {
+			return op, true
+		}
+	}
+	return 0, false
+}
+
 func newSimulate() *cobra.Command {
 	s := simulation{bytes: 100 << 20, combine: 30e9, copying: 12e9}
 	cmd := &cobra.Command{
@@ -128,7 +139,7 @@ func (s *simulation) check() (plan.Problem, error) {
 	c.Inside = plan.Link{Latency: time.Microsecond, Bandwidth: 10e9}
 	c.Outside = plan.Link{Latency: 25 * time.Microsecond, Bandwidth: 12.5e9}
 	c.Combine, c.Copy = float64(s.combine), float64(s.copying)
-	op, ok := simulateOps[s.op]
+	op, ok := parseOp(s.op, simulateOps)
 	var none plan.Problem
 	switch {
 	case !ok:

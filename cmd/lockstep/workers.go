@@ -67,7 +67,8 @@ func (o *workerFlags) add(f *pflag.FlagSet) {
 	w.BoolVar(&o.mixedBuilds, "mixed-builds", false,
 		"only warn if workers run different executables; give it to all workers")
 	w.StringVar(&o.implementation, "implementation", "auto",
-		"library of the collectives: auto (Lockstep's own; ring is another name for it), nccl, or mpi (under mpirun)")
+		"library of the collectives: auto (Lockstep's own), nccl, mpi (under mpirun), or ring "+
+			"(TensorFlow's name for auto: it does not select the ring algorithm)")
 	w.Lookup("worker").DefValue = "0" // so that help does not show -1
 	f.AddFlagSet(w)
 }

@@ -36,6 +36,18 @@ func (o Op) String() string {
 	return fmt.Sprintf("Op(%d)", uint8(o))
 }
 
+// ParseOp returns the operation with this name, in upper or lower case. Underscores may be hyphens, or omitted:
+// "all_reduce", "all-reduce", "allreduce".
+func ParseOp(name string) (Op, error) {
+	separators := strings.NewReplacer("_", "", "-", "")
+	for o := AllReduce; o <= Recv; o++ {
+		if strings.EqualFold(separators.Replace(name), separators.Replace(o.String())) {
+			return o, nil
+		}
+	}
+	return 0, fmt.Errorf("collective: %q is not an operation: want one such as %q", name, AllReduce)
+}
+
 // Reduces reports whether the operation combines elements.
 func (o Op) Reduces() bool { return o == AllReduce || o == Reduce || o == ReduceScatter }
 
