@@ -36,7 +36,8 @@ type Job struct {
 	// built from Workers and Worker: job "worker", with the known addresses.
 	Spec Spec
 	Task Task
-	// Beside lists the other sources: those that agree, and those that were not used.
+	// Beside lists the sources of information about a job that were found besides Source: those that agree with
+	// it, and those that were not used.
 	Beside []Claim
 }
 

@@ -60,9 +60,9 @@
 // A caller's memory is never accessed after its call has returned: a rank returns, with or without an error,
 // only when no rank of its process reads or writes its memory any more. If all ranks are in one process, one
 // atomic variable decides: a call that not all ranks have entered can be left, and then it never starts; a
-// call that all ranks have entered runs to its end on all ranks, or fails on all. Processes that share memory
-// cannot wait for each other when one has died: a buffer of the transport that took part in a failed call
-// must not be used again.
+// call that all ranks have entered runs to its end on all ranks, or fails on all. Between processes a dead
+// peer cannot be awaited, so a [Communicator.NewBuffer] buffer that took part in a failed call must not be
+// used again.
 //
 // # Limits
 //

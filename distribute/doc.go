@@ -37,18 +37,18 @@
 //
 // # Values
 //
-// A [Value] is a nest (see package tensor) whose leaves are tensors, [tensor.IndexedSlices], host numbers, and
-// the distributed values [*PerReplica], with one component per replica, and [*Mirrored], the same on every
-// replica. A [*Variable] is mirrored (its updates keep it equal) or sync-on-read (one value per replica,
-// aggregated when it is read in cross-replica context).
+// A [Value] is a nest (TensorFlow's tf.nest, JAX's pytree; see package tensor) whose leaves are tensors,
+// [tensor.IndexedSlices], host numbers, and the distributed values [*PerReplica], with one component per
+// replica, and [*Mirrored], the same on every replica. A [*Variable] is mirrored (its updates keep it equal) or
+// sync-on-read (one value per replica, aggregated when it is read in cross-replica context).
 //
 // # Reductions
 //
-// The tensors of one call are reduced in packs ([Options].BytesPerPack); [Replica.AllReducePacks] yields each
-// pack when it completes. [CrossDeviceOps] implement reductions across replicas. All implementations, all sizes
-// of packs and [Replica.AllReduce] give the same bits: those of the canonical tree, a fixed order of additions.
-// [Sparse] says how IndexedSlices are reduced. [Replica.AllReduceGradient] and [Replica.AllGatherGradient] are
-// the gradients of collectives.
+// The tensors of one call are reduced in packs (DDP's buckets; [Options].BytesPerPack); [Replica.AllReducePacks]
+// yields each pack when it completes. [CrossDeviceOps] implement reductions across replicas. All
+// implementations, all sizes of packs and [Replica.AllReduce] give the same bits: those of the canonical tree, a
+// fixed order of additions. [Sparse] says how IndexedSlices are reduced. [Replica.AllReduceGradient] and
+// [Replica.AllGatherGradient] are the gradients of collectives.
 //
 // # Failures
 //

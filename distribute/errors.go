@@ -9,7 +9,8 @@ import (
 	"github.com/lockstep-ml/lockstep/distribute/internal/kinds"
 )
 
-// The kinds of errors. Every error of this package matches one of them with errors.Is. A failure inside of a
+// The kinds of errors. Errors of this package match one of them with errors.Is, except a [*StepError] whose cause
+// is an error that a replica returned, or the end of the context: it matches that error. A failure inside of a
 // collective call is a *[collective.Error], which matches that package's kinds; some of these are the same
 // values.
 var (
@@ -17,9 +18,9 @@ var (
 	ErrMismatch    = collective.ErrMismatch      // values or calls differ between replicas where they must be equal
 	ErrTimeout     = collective.ErrTimeout       // timed out waiting for a replica
 	ErrDesync      = collective.ErrDesync        // the replicas' calls can never match
-	ErrPeerLost    = collective.ErrPeerLost      // a replica panicked or called runtime.Goexit
+	ErrPeerLost    = collective.ErrPeerLost      // a replica panicked or called runtime.Goexit, or a worker was lost
 	ErrBusy        = collective.ErrBusy          // two goroutines used one replica at the same time
-	ErrAborted     = collective.ErrAborted       // a call was cancelled, for example by its context
+	ErrAborted     = collective.ErrAborted       // cancelled: by its context, or by a failed replica of another worker
 	ErrClosed      = collective.ErrClosed        // used after Close
 	ErrNested      = deadlock.ErrNested          // a Run inside a Run of the same strategy; it also matches ErrContext
 	ErrContext     = errors.New("wrong context") // called in the wrong context, or between strategies

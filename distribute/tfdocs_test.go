@@ -116,6 +116,39 @@ func TestPageNamesWhatExists(t *testing.T) {
 	}
 }
 
+// TestPyTorchPageNamesWhatExists: every name in a second column of docs/pytorch.md exists.
+func TestPyTorchPageNamesWhatExists(t *testing.T) {
+	if testing.Short() {
+		t.Skip("type-checks packages and all that they import from source: a few seconds")
+	}
+	text, err := os.ReadFile("../docs/pytorch.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(text), "|---|---|---|\n")
+	rows := 0
+	for line := range strings.Lines(table) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " | ")
+		if len(cells) != 3 {
+			t.Errorf("a row of %d cells, want 3: %s", len(cells), line)
+			continue
+		}
+		rows++
+		found := goNames.FindAllStringSubmatch(cells[1], -1)
+		if len(found) == 0 {
+			t.Errorf("%q has no name of this module", cells[0])
+		}
+		for _, name := range found {
+			if err := exists(t, name[1]); err != "" {
+				t.Errorf("%s: %s %s", cells[0], name[1], err)
+			}
+		}
+	}
+	if rows < 12 {
+		t.Errorf("%d rows, want at least 12", rows)
+	}
+}
+
 // exists looks up a name, in this package if it has no package prefix, and returns what is wrong.
 func exists(t *testing.T, name string) string {
 	path, parts := "distribute", strings.Split(name, ".")

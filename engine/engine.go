@@ -206,7 +206,7 @@ type Program interface {
 	// gradients: one per parameter of the pack, in the order of Parameters. The buffers belong to the program
 	// and are the same in every step.
 	Inputs(replica, pack int) []tensor.Memory
-	// Apply computes new values of the pack's parameters and slots from Inputs. They become visible by
+	// Apply computes new values of the pack's parameters and optimizer slots from Inputs. They become visible by
 	// Commit.
 	Apply(ctx context.Context, replica, pack int) error
 	// Commit makes the new values visible: those of Apply, and the averages that Gradients changed. After

@@ -33,8 +33,8 @@ type BackupConfig struct {
 	// earlier start that may still be running. If any other process writes to Dir, opening it is an error.
 	Job   string
 	Epoch uint32
-	// Facts are properties in which a snapshot must agree with this training: data set, model, optimizer. A
-	// snapshot with other facts is rejected.
+	// Facts are the names and values of properties that must be equal in a snapshot and in this training: data
+	// set, model, optimizer. A snapshot with other facts is rejected.
 	Facts []Fact
 	// Build holds other properties that affect the bits, such as the engine's version. A difference is
 	// reported in [Restored].

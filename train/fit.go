@@ -11,8 +11,8 @@ import (
 
 // FitConfig configures [Trainer.Fit]. The zero value trains for one epoch.
 type FitConfig struct {
-	// Epochs is the index at which training ends: epochs InitialEpoch to Epochs-1 are trained. Default:
-	// InitialEpoch + 1.
+	// Epochs is the index at which training ends: Fit trains epochs InitialEpoch to Epochs-1 (Keras' epochs: not
+	// a count if InitialEpoch > 0). Default: InitialEpoch + 1.
 	Epochs int
 	// InitialEpoch is the index of the first epoch, from 0. It is for training that continues from given
 	// weights.

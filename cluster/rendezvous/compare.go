@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Fact is a setting that must be equal on all workers: a name ("global batch", "model") and its value. Pass a
+// Fact is the name and value of a setting that must be equal on all workers ("global batch", "model"). Pass a
 // hash instead of a long value.
 type Fact struct {
 	Name  string `json:"name"`

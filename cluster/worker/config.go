@@ -54,9 +54,10 @@ type Config struct {
 	// TF_CONFIG, else any. A worker that serves the store uses the store's port and address for everything,
 	// unless Listen is another address.
 	Listen, Ports string
-	// NoSharedMemory and Apart are as in package transport/mixed.
+	// NoSharedMemory makes processes of one host communicate by TCP.
 	NoSharedMemory bool
-	Apart          string
+	// Apart makes processes with different values count as being on different hosts.
+	Apart string
 	// Build identifies the program; it must be equal on all workers. Default: the program's path, version and
 	// revision, as far as the build information has them, and, among workers of one platform, a hash of the
 	// executable.
@@ -203,7 +204,7 @@ var ErrNoSecret = errors.New("several hosts without a secret")
 // noSecret returns the error of a job that needs a secret, with the two remedies.
 func noSecret(why string) error {
 	return fmt.Errorf("worker: %w: %s. Either give all workers the same secret: %s=$(openssl rand -hex 32), or a file "+
-		"that contains it with %s (lockstep run generates a secret itself). "+
+		"that contains it with %s (lockstep run generates one for a single node, and with -H). "+
 		"Or, on a trusted network that no one else can reach, use --data-plaintext (DataPlaintext): connections are then "+
 		"neither encrypted nor authenticated",
 		ErrNoSecret, why, cluster.EnvSecret, cluster.EnvSecretFile)

@@ -17,14 +17,13 @@
 //
 // # Failure detection
 //
-// Every worker publishes a heartbeat each second (less often in jobs of more than 40 workers): the step and phase
-// reported to [Worker.Progress], and its
+// Every worker publishes a heartbeat each second (less often in jobs of more than 200 workers), and 0.2 s after a
+// change of phase (later in jobs of more than 40): the step and phase reported to [Worker.Progress], and its
 // communicator's call count. It watches the heartbeats of the others, by its own clock. A worker without a
-// heartbeat for [Config.HeartbeatTimeout] is lost: its process is stopped, or its host or network is down. A
+// heartbeat for [Config.HeartbeatTimeout] is lost: its process is suspended, or its host or network is down. A
 // worker that has a heartbeat, but whose training goroutine makes no progress while others wait for it, is
-// logged after Config.HeartbeatTimeout, with its goroutines' stacks. It is lost after [Config.ProgressTimeout], unless
-// the
-// deadline of the waiting workers expires first.
+// logged after Config.HeartbeatTimeout, with its goroutines' stacks. It is lost after [Config.ProgressTimeout],
+// unless the deadline of the waiting workers expires first.
 //
 // A lost worker aborts the communicator on all others. Whatever the cause, the error identifies the workers
 // involved (number, ranks, host, process), their last reported step and phase, and the failure that they
