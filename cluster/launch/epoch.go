@@ -38,7 +38,7 @@ type epoch struct {
 	kill     <-chan time.Time // when the workers that still run are killed
 	giveUp   <-chan time.Time // when nodes that do not respond are abandoned
 	gaveUp   bool
-	storeOut bool         // giveUp bounds the wait for the store, which has not answered since
+	storeOut bool         // giveUp bounds the wait for the store, which has sent no event since
 	losses   map[int]loss // by node: those whose agent is lost
 	ownErr   error        // the store has ended, or this agent's slot was taken
 	cutOff   error        // the store cannot be reached: the state of the other nodes is unknown

@@ -48,12 +48,12 @@ type client struct {
 	refusedAt time.Time
 }
 
-type impatientKey struct{}
+type failFastKey struct{}
 
 // FailFast returns a context whose calls do not wait for a TCP store to come back: they return [ErrLost] as soon as one
 // connection attempt has failed, and at once if one failed within the last second. Use it when leaving a job.
 func FailFast(ctx context.Context) context.Context {
-	return context.WithValue(ctx, impatientKey{}, true)
+	return context.WithValue(ctx, failFastKey{}, true)
 }
 
 // call is a request without a response yet.
@@ -194,7 +194,7 @@ func (c *client) dial(ctx context.Context, timeout time.Duration) (net.Conn, ins
 	}
 }
 
-// dialed records the result of a connection attempt. After a failure the impatient calls fail.
+// dialed records the result of a connection attempt. After a failure the calls that fail fast end.
 func (c *client) dialed(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -211,7 +211,7 @@ func (c *client) dialed(err error) {
 	}
 }
 
-// unreachable returns the error of an impatient call. The caller holds c.mu.
+// unreachable returns the error of a call that fails fast. The caller holds c.mu.
 func (c *client) unreachable() error {
 	return fmt.Errorf("%w: connecting to %s: %w", ErrLost, c.address, c.refused)
 }
@@ -315,7 +315,7 @@ func (c *client) do(ctx context.Context, q request, err error) (*response, error
 	if err != nil {
 		return nil, err
 	}
-	call := &call{request: q, done: make(chan struct{}), failFast: ctx.Value(impatientKey{}) != nil}
+	call := &call{request: q, done: make(chan struct{}), failFast: ctx.Value(failFastKey{}) != nil}
 	if err := c.begin(call); err != nil {
 		return nil, err
 	}

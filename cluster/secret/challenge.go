@@ -42,7 +42,7 @@ var errProof = errors.New("has another secret, job or epoch")
 //
 // The transcript is both nonces, the hello and, inside TLS, a value that only the two ends of this TLS connection have
 // (RFC 5705). So a proof is worthless on any other connection, for any other hello and on the other side. The dialer
-// authenticates first: a stranger that dials learns nothing.
+// authenticates first: a stranger that dials learns nothing about the secret.
 func (s Secret) Authenticate(
 	purpose Purpose, job string, epoch uint32,
 ) func(conn net.Conn, dialed bool, hello []byte) error {

@@ -61,9 +61,9 @@ With --format table it also prints nccl-tests' columns. algbw is the size
 divided by the time. busbw is algbw times the share of the size that the busiest
 rank must at least send or receive, such as 2(n-1)/n for an all-reduce of n
 ranks. It can be compared between numbers of ranks, and with the bandwidth of
-the hardware. With --limit the command also prints a lower bound, measured in the same run: the ranks do the same reads
-and writes without synchronizing or adding (or exchange the same bytes over bare
-sockets).`, strings.Join(wrapWords(
+the hardware. With --limit the command also prints a lower bound, measured in
+the same run: the ranks do the same reads and writes without synchronizing or
+adding (or exchange the same bytes over bare sockets).`, strings.Join(wrapWords(
 			strings.ToUpper(name[:1])+name[1:]+" measures "+benchAbout[name]+".", helpColumns), "\n")),
 		Example: fmt.Sprintf(`  lockstep bench %s --ranks 2
   lockstep bench %s --transport shm --ranks 4 --sizes 64KiB,1MiB --format table --limit

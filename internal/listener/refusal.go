@@ -87,7 +87,7 @@ func answer(err error) []byte {
 	return append(b, text...)
 }
 
-// ReadAnswer reads the answer to a hello, as [Dialer.Call] does: nil if the other end accepts it, a [*Refusal] if it
+// ReadAnswer reads the answer to a hello, as [Dialer.DialContext] does: nil if the other end accepts it, a [*Refusal] if it
 // refuses it.
 func ReadAnswer(r io.Reader) error {
 	le := binary.LittleEndian

@@ -9,7 +9,7 @@
 // The ranks that reach each other by memory are a domain: those of a host that has shared memory, or else those of a
 // process. If a group is one domain, Open returns endpoints of package mem or shm. If every rank is a separate domain,
 // it returns endpoints of package tcp. Otherwise each endpoint combines that of its domain with one of a TCP group of
-// all ranks. Marks, slots, staging buffers and memory buffers are those of the domain. All frames use TCP, also within
+// all ranks. Flags, slots, staging buffers and memory buffers are those of the domain. All frames use TCP, also within
 // a domain, so that a wait has one place to poll and block. Plans for several domains use memory inside a domain and
 // frames between domains. Down, Fail and Ask use TCP too, because its control connections reach all ranks.
 package mixed

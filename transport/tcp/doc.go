@@ -4,7 +4,7 @@
 // group and returns the endpoints of this process. A control connection joins every two processes from the start. It
 // carries the rare messages: a rank has closed its end or has failed, queries about calls, requests for a connection.
 // When it ends, the peer process is lost. Two ranks that exchange frames have a data connection, which
-// are opened when the first frame needs them. A split group has separate data connections. The process of the higher
+// is opened when the first frame needs it. A split group has separate data connections. The process of the higher
 // ranks dials that of the lower.
 //
 // # Moving a frame
