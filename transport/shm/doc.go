@@ -55,8 +55,8 @@ type Config struct {
 	// Ranks holds the ranks of this process, in increasing order. The process with rank 0 listens, the others dial.
 	Ranks []int
 	// Authenticate, if not nil, authenticates the two ends of a new connection to each other after the hello. It must
-	// read and write on conn no more than its own messages; the end of the handshake's context interrupts it. An error refuses the process. Package
-	// cluster/secret makes one. All processes must have one, or none.
+	// read and write on conn no more than its own messages; the end of the handshake's context interrupts it. An error
+	// refuses the process. Package cluster/secret makes one. All processes must have one, or none.
 	Authenticate func(conn net.Conn, dialed bool, hello []byte) error
 	// ArenaBytes bounds the memory that NewBuffer can allocate in this process at a time. It takes address space in
 	// every process, and memory only for used pages. 0: the memory size of the host. Processes may use different
