@@ -87,8 +87,8 @@ func answer(err error) []byte {
 	return append(b, text...)
 }
 
-// ReadAnswer reads the answer to a hello, as [Dialer.DialContext] does: nil if the other end accepts it, a [*Refusal] if it
-// refuses it.
+// ReadAnswer reads the answer to a hello, as [Dialer.DialContext] does: nil if the other end accepts it, a [*Refusal]
+// if it refuses it.
 func ReadAnswer(r io.Reader) error {
 	le := binary.LittleEndian
 	b := make([]byte, answerBytes, answerBytes+answerTextMax)
