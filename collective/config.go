@@ -16,7 +16,8 @@ import (
 type Config struct {
 	// Name of the communicator in errors and logs. Default "world".
 	Name string
-	// Epoch is the epoch of the job. Calls of different epochs are never matched.
+	// Epoch is the epoch of the job, at first: each [Group.Rebuild] increases it. Calls of different epochs are
+	// never matched.
 	Epoch uint32
 	// Timeout bounds how long one call waits for its peers. Default 10 minutes; negative: no limit, which is
 	// logged once.

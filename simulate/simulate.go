@@ -79,7 +79,7 @@ type rank struct {
 	begun time.Duration // start of the step
 	now   time.Duration
 	slow  float64         // factor of its computing time
-	flags []time.Duration // when it raised each flag
+	flags []time.Duration // when it set each flag
 
 	// State of its exchange.
 	exchanging     bool
@@ -335,7 +335,7 @@ func (r *run) carry(from, to, bytes int, at time.Duration) (start, took, latency
 	return start, took, r.c.Outside.Latency
 }
 
-// signal raises a flag of a rank, and resumes the ranks that wait for it.
+// signal sets a flag of a rank, and resumes the ranks that wait for it.
 func (r *run) signal(i int) {
 	k := &r.ranks[i]
 	d := r.domains[r.p.Places[i].Domain]

@@ -20,7 +20,8 @@ import (
 type GroupConfig struct {
 	// ID distinguishes the groups of one epoch, closed ones included. It is the same in all processes.
 	ID uint64
-	// Epoch is the membership of the job. The node refuses connections of an epoch older than that of its latest group.
+	// Epoch is the epoch of the communicator: the number of restarts of the job, increased by each rebuild. The
+	// node refuses connections of an epoch older than that of its latest group.
 	Epoch uint32
 	// Addrs holds the address of each rank's node, by rank, as the others dial it. Ranks of one process have the same
 	// address.
