@@ -42,7 +42,7 @@ type Backend interface {
 	Close() error
 }
 
-// Running is the call that a rank executes.
+// Running is the call that a rank executes. It is valid only until Run returns: the rank's next call reuses it.
 type Running struct {
 	Ctx     context.Context
 	Call    *Call

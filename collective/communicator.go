@@ -312,8 +312,11 @@ func (c *communicator) Flight() flight.Rank {
 	out := flight.Rank{Comm: g.cfg.Name, Epoch: g.cfg.Epoch, Rank: c.rank, Size: g.size, World: g.world}
 	d.mu.Lock()
 	calls := slices.Clone(d.calls)
-	used, waits, of := d.used, d.waits, slices.Clone(d.of)
+	used, waits, of, missing := d.used, d.waits, slices.Clone(d.of), d.missing
 	d.mu.Unlock()
+	if missing != nil {
+		of = missing()
+	}
 	c.mu.Lock() // read after the calls: a call that had ended by then counts as ended
 	over, next := c.turn, c.next
 	out.Entered = c.numbers.Of(0, 0)

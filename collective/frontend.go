@@ -67,13 +67,14 @@ func (f FrontEnd) Begin(r *Running, by string) {
 	f.c.log.mu.Unlock()
 }
 
-// Waits records that the current call waits for other ranks since a moment. A call that fails counts as waiting
-// until it has ended.
-func (f FrontEnd) Waits(r *Running, since time.Time, ranks []int) {
-	f.c.log.waitsFor(r.turn, since, ranks)
+// Waits records that the current call waits for other ranks since a moment. If missing is nil, these are ranks,
+// which it copies. Else missing returns the current ones; any goroutine may call it, even after Run has returned. A
+// call that fails counts as waiting until it has ended. Only the goroutine that executes Run may call Waits.
+func (f FrontEnd) Waits(r *Running, since time.Time, ranks []int, missing func() []int) {
+	f.c.log.waitsFor(r.turn, since, ranks, missing)
 }
 
-// Resumes records that the current call does not wait any more.
+// Resumes records that the current call does not wait any more. Only the goroutine that executes Run may call it.
 func (f FrontEnd) Resumes() { f.c.log.resumes() }
 
 // Park reports to the monitor that the rank is about to wait, if it runs on the caller's goroutine. It returns

@@ -43,6 +43,10 @@ type callLog struct {
 	entered uint64 // collectives that have begun
 	waits   uint64 // turn of the waiting call, plus 1
 	of      []int  // the ranks that it waits for
+
+	// missing returns them if they change while the call waits; nil: of is valid. It may lock, so it is called
+	// without mu. Only the goroutine that executes calls sets it.
+	missing func() []int
 }
 
 // since returns the time since the log was opened. It is never 0.
@@ -64,15 +68,15 @@ func (d *callLog) add(r *Running, call *flight.Call, timed bool) {
 	}
 }
 
-// waitsFor records that the call of a turn waits, and for which ranks.
-func (d *callLog) waitsFor(turn uint64, since time.Time, ranks []int) {
+// waitsFor records that the call of a turn waits, and for which ranks: see [FrontEnd.Waits].
+func (d *callLog) waitsFor(turn uint64, since time.Time, ranks []int, missing func() []int) {
 	d.mu.Lock()
 	if d.used == turn+1 {
 		if k := &d.calls[turn%keptCalls]; k.start == 0 {
 			k.start = d.since(since)
 		}
 		d.waits = d.used
-		d.of = append(d.of[:0], ranks...)
+		d.of, d.missing = append(d.of[:0], ranks...), missing
 	}
 	d.mu.Unlock()
 }
@@ -80,7 +84,7 @@ func (d *callLog) waitsFor(turn uint64, since time.Time, ranks []int) {
 // resumes records that the last call no longer waits.
 func (d *callLog) resumes() {
 	d.mu.Lock()
-	d.waits = 0
+	d.waits, d.missing = 0, nil
 	d.mu.Unlock()
 }
 
@@ -92,7 +96,14 @@ func (d *callLog) ended(r *Running, err error) {
 		return
 	}
 	end := d.since(time.Now())
+	var of []int
+	if d.missing != nil {
+		of = d.missing()
+	}
 	d.mu.Lock()
+	if d.missing != nil {
+		d.of, d.missing = of, nil
+	}
 	if !began {
 		record := newRecord(r.Call, 0, &r.Options, "")
 		d.add(r, &record, false)

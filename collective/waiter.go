@@ -110,7 +110,7 @@ const (
 func (w *waiter) setTimer() {
 	now := time.Now()
 	w.waitsFor = w.exec.Missing(w.waitsFor[:0])
-	w.front.Waits(w.run, now, w.waitsFor)
+	w.front.Waits(w.run, now, w.waitsFor, nil)
 	if w.since.IsZero() {
 		w.since = now
 		w.next = time.Time{}

@@ -69,7 +69,7 @@ func (m *rank) exchangeNear(w *wait) error {
 }
 
 func (m *rank) awaitPair(w *wait, first *meeting) error {
-	w.missing = func() []int { return []int{w.Call.Peer} }
+	w.waitsForPeer()
 	err := w.on(first.done)
 	if err == nil {
 		return first.err
@@ -93,7 +93,7 @@ func (m *rank) exchangeFar(w *wait) error {
 	peer := t.at[w.Call.Peer]
 	message := make([]byte, headerBytes+w.Count*w.Call.Type.Bytes())
 	o := Operation{Op: w.Call.Op, Type: tensor.Uint8, Count: len(message), Peer: peer.process, Keep: message}
-	w.missing = func() []int { return []int{w.Call.Peer} }
+	w.waitsForPeer()
 	hash := w.print.Header.Sum()
 	if w.Call.Op == collective.Send {
 		o.Tag, o.Src = m.local*localMax+peer.local, start(message)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/collective"
@@ -48,7 +47,6 @@ func (m *rank) together(w *wait) error {
 		close(r.done)
 		return r.err
 	}
-	t.report(r)
 	w.missing = func() []int { return t.absent(r) }
 	err := w.on(r.done)
 	if err == nil {
@@ -74,18 +72,6 @@ func (t *team) absent(r *round) (out []int) {
 		}
 	}
 	return out
-}
-
-// report updates what the ranks that wait in a round are recorded to wait for.
-func (t *team) report(r *round) {
-	absent := t.absent(r)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for i, w := range r.waits {
-		if w != nil {
-			t.members[i].front.Waits(w.Running, time.Now(), absent)
-		}
-	}
 }
 
 // execute executes a collective of all local ranks.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -92,23 +93,75 @@ func TestSplitFails(t *testing.T) {
 	}
 }
 
-// TestWaitsFor checks that a waiting rank's record lists the local ranks that are still missing.
+// TestNextCallDuringRound checks that no rank uses the call of another one that has returned: the race detector
+// would report it.
+func TestNextCallDuringRound(t *testing.T) {
+	groups := openGroups(t, []int{16}, collective.Config{})
+	stop, read := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(read)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(100 * time.Microsecond):
+				groups[0].(collective.Recorded).Flights()
+			}
+		}
+	}()
+	var ranks sync.WaitGroup
+	for _, m := range groups[0].Local() {
+		ranks.Go(func() {
+			for range 2000 {
+				if err := m.Do(context.Background(), &collective.Call{Op: collective.Barrier}); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	ranks.Wait()
+	close(stop)
+	<-read
+	closeAll(t, groups)
+}
+
+// TestWaitsFor checks that a waiting rank's record lists the local ranks that are still missing, and no rank once
+// all of them wait for another process.
 func TestWaitsFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := openGroups(t, []int{3}, collective.Config{})[0]
-		for want := []int{1, 2}; len(want) > 0; want = want[1:] {
-			m := g.Local()[2-len(want)]
-			go func() { _ = m.Do(context.Background(), sum(1)) }() // ends with Abort
-			synctest.Wait()
-			for _, r := range g.(collective.Recorded).Flights()[:3-len(want)] {
+		groups := openGroups(t, []int{3, 1}, collective.Config{})
+		g := groups[0]
+		check := func(arrived int, want []int, state flight.State) {
+			for _, r := range g.(collective.Recorded).Flights()[:arrived] {
 				c := r.Calls[len(r.Calls)-1]
-				if c.State != flight.Waiting || !slices.Equal(c.WaitsFor, want) {
-					t.Errorf("rank %d is %s for ranks %v, want %v", r.Rank, c.State, c.WaitsFor, want)
+				if c.State != state || !slices.Equal(c.WaitsFor, want) {
+					t.Errorf("%d ranks have arrived: rank %d is %s for ranks %v, want %s for %v",
+						arrived, r.Rank, c.State, c.WaitsFor, state, want)
 				}
 			}
 		}
-		g.Local()[0].Abort(nil)
+		do := func(m collective.Communicator) {
+			go func() { _ = m.Do(context.Background(), sum(1)) }() // may end with Abort
+			synctest.Wait()
+		}
+		for i, want := range [][]int{{1, 2}, {2}, nil} {
+			do(g.Local()[i])
+			check(i+1, want, flight.Waiting)
+		}
+		do(groups[1].Local()[0])
+		check(3, nil, flight.Done)
+		for i, want := range [][]int{{1, 2}, {2}} {
+			do(g.Local()[i])
+			check(i+1, want, flight.Waiting)
+		}
+		for _, g := range groups {
+			g.Local()[0].Abort(nil)
+		}
 		synctest.Wait()
-		g.Close()
+		check(2, []int{2}, flight.Failed)
+		for _, g := range groups {
+			g.Close()
+		}
 	})
 }

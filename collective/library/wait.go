@@ -16,7 +16,7 @@ type wait struct {
 	m     *rank
 	print fingerprint.Call
 
-	missing  func() []int // the ranks that have not arrived; nil: unknown
+	missing  func() []int // the ranks that have not arrived, for any goroutine; nil: unknown
 	began    time.Time    // the first wait; zero: none yet
 	deadline *time.Timer  // nil: no wait yet, or no deadline
 	stall    *time.Timer
@@ -67,7 +67,7 @@ func (w *wait) on(done <-chan error) error {
 		defer monitor.Unpark(w.m.rank)
 	}
 	w.begin()
-	f.Waits(w.Running, w.began, w.lacks())
+	f.Waits(w.Running, w.began, nil, w.missing)
 	for {
 		select {
 		case err := <-done:
@@ -85,6 +85,13 @@ func (w *wait) on(done <-chan error) error {
 			f.LogStall(w.Running, time.Since(w.began), w.text(), w.why())
 		}
 	}
+}
+
+// waitsForPeer makes the peer of a Send or a Recv the rank that the call waits for. The caller may change the
+// call as soon as it has ended, so the peer is copied.
+func (w *wait) waitsForPeer() {
+	peer := w.Call.Peer
+	w.missing = func() []int { return []int{peer} }
 }
 
 // lacks returns the ranks that have not arrived, as far as known.
