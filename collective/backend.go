@@ -26,9 +26,10 @@ type Backend interface {
 	// becomes the cause of the communicator's failure, unless there is one; [FrontEnd.Fail] makes it the
 	// cause earlier, where other ranks must be notified before Run can return.
 	Run(r *Running) error
-	// Fail notifies other processes why the communicator has failed. It is called once, by any goroutine,
-	// before a call returns the cause. Then the channel of [FrontEnd.Failed] is closed, which must end the
-	// waits of a running call.
+	// Fail notifies other processes why the communicator has failed. It is called at most once, by any
+	// goroutine, before a call returns the cause. Then the channel of [FrontEnd.Failed] is closed, which must
+	// end the waits of a running call. If a communicator fails while a local rank is still in the Split that
+	// makes it, Fail is not called for that rank: [FrontEnd.Failing] is true from its first call on.
 	Fail(cause error)
 	// NewBuffer implements [Communicator.NewBuffer].
 	NewBuffer(bytes int) (tensor.Memory, error)
@@ -36,7 +37,8 @@ type Backend interface {
 	// call that all of them have executed.
 	Split(ctx context.Context, p *Partition) (Backend, error)
 	// Rebuild makes a backend of the same rank for the next epoch. The front end calls it for one local rank
-	// after the other, in their order, before it closes the old ones.
+	// after the other, in their order, before it closes the old ones. If one fails, the front end closes the
+	// backends already made and keeps the old ones; a later Rebuild begins with the first rank again.
 	Rebuild(ctx context.Context) (Backend, error)
 	// Close frees the backend once its last call has ended. A backend that was never attached is closed too.
 	Close() error

@@ -212,7 +212,11 @@ func (c *communicator) enter(call *Call, how manner) (t ticket, ready bool, err 
 			"this rank is in call %d on another goroutine: one goroutine at a time may use a communicator", doing)
 		return t, false, c.group.fail(c.callError(call, ticket{seq: doing}, ErrBusy, err), c.rank)
 	}
-	t = ticket{turn: c.next, seq: c.numbers.Next(call.Op, call.Peer)}
+	peer := call.Peer
+	if peer >= c.group.size {
+		peer = -1 // not checked yet, and Next counts by peer
+	}
+	t = ticket{turn: c.next, seq: c.numbers.Next(call.Op, peer)}
 	c.next++
 	ready = c.turn == t.turn
 	if how != started {

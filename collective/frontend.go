@@ -1,7 +1,7 @@
 package collective
 
 import (
-	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 )
@@ -63,7 +63,7 @@ func (f FrontEnd) LogStall(r *Running, waited time.Duration, ranks, why string) 
 func (f FrontEnd) Begin(r *Running, by string) {
 	record := newRecord(r.Call, r.Count, &r.Options, by)
 	f.c.log.mu.Lock()
-	f.c.log.add(r, &record, true)
+	f.c.log.begins(r, &record, true)
 	f.c.log.mu.Unlock()
 }
 
@@ -88,14 +88,41 @@ func (f FrontEnd) Park(r *Running) (Monitor, error) {
 }
 
 // OpenBackends makes a communicator of this process's ranks over backends, in the order of rank, which it
-// attaches and closes. All local ranks have the same Size.
+// attaches and closes. All local ranks have the same Size, and no two have the same Rank. After an error the backends
+// are still the caller's.
 func OpenBackends(backends []Backend, cfg Config) (Group, error) {
 	cfg, err := cfg.filled()
 	if err != nil {
 		return nil, err
 	}
-	if len(backends) == 0 {
-		return nil, errors.New("collective: a communicator needs at least one local rank")
+	if err := checkLocal("backend", backends); err != nil {
+		return nil, err
 	}
 	return openGroup(backends, cfg, newBook()), nil
+}
+
+// checkLocal checks that the endpoints or backends of the local ranks can be those of one communicator.
+func checkLocal[E interface {
+	Rank() int
+	Size() int
+}](what string, local []E) error {
+	if len(local) == 0 {
+		return fmt.Errorf("collective: a communicator needs at least one %s", what)
+	}
+	size := local[0].Size()
+	taken := make([]bool, max(size, 0))
+	for i, e := range local {
+		switch r := e.Rank(); {
+		case e.Size() != size:
+			return fmt.Errorf("collective: %s %d belongs to a group of %d ranks, %s 0 to one of %d",
+				what, i, e.Size(), what, size)
+		case r < 0 || r >= size:
+			return fmt.Errorf("collective: %s %d is of rank %d in a group of %d ranks", what, i, r, size)
+		case taken[r]:
+			return fmt.Errorf("collective: two %ss of rank %d", what, r)
+		default:
+			taken[r] = true
+		}
+	}
+	return nil
 }

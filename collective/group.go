@@ -208,6 +208,9 @@ func (g *group) Rebuild(ctx context.Context) (Group, error) {
 	for _, c := range g.members {
 		b, err := c.backend.Rebuild(ctx)
 		if err != nil {
+			for _, made := range backends {
+				_ = made.Close() // the error of Rebuild is more useful
+			}
 			return nil, fmt.Errorf("collective: rebuilding %q: %w", g.cfg.Name, err)
 		}
 		backends = append(backends, b)

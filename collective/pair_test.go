@@ -3,6 +3,8 @@ package collective_test
 import (
 	"errors"
 	"fmt"
+	"math"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -161,15 +163,25 @@ func TestPairsEnd(t *testing.T) {
 	})
 }
 
-// TestInvalidPairs checks that a rank cannot send to itself, or to a rank that does not exist.
+// TestInvalidPairs checks that a rank cannot send to itself, or to a rank that does not exist, and that a wrong peer
+// costs no memory.
 func TestInvalidPairs(t *testing.T) {
 	for says, call := range map[string]*collective.Call{
-		"send of rank 0 with itself": send(0, nil),
-		"peer 2 of 2 ranks":          receive(2, nil),
-		"peer -1 of 2 ranks":         send(-1, nil),
+		"send of rank 0 with itself":                   send(0, nil),
+		"peer 2 of 2 ranks":                            receive(2, nil),
+		"peer -1 of 2 ranks":                           send(-1, nil),
+		"peer 16777216 of 2 ranks":                     receive(1<<24, nil),
+		"peer 16777217 of 2 ranks":                     send(1<<24+1, nil),
+		fmt.Sprintf("peer %d of 2 ranks", math.MinInt): send(math.MinInt, nil),
 	} {
 		g := modes[0].open(t, 2, collective.Config{})
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
 		same(t, []error{g.Local()[0].Do(background, call)}, collective.ErrInvalid, says)
+		runtime.ReadMemStats(&after)
+		if bytes := after.TotalAlloc - before.TotalAlloc; bytes > 1<<20 {
+			t.Errorf("%s: the call allocated %d bytes, want at most 1 MiB", says, bytes)
+		}
 		shut(t, g)
 	}
 }

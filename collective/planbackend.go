@@ -2,8 +2,6 @@ package collective
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/collective/internal/executor"
@@ -34,22 +32,10 @@ func Open(endpoints []transport.Endpoint, cfg Config) (Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(endpoints) == 0 {
-		return nil, errors.New("collective: Open needs at least one endpoint")
+	if err := checkLocal("endpoint", endpoints); err != nil {
+		return nil, err
 	}
-	size := endpoints[0].Size()
-	taken := make([]bool, size)
-	for i, e := range endpoints {
-		switch {
-		case e.Size() != size:
-			return nil, fmt.Errorf("collective: endpoint %d belongs to a group of %d ranks, endpoint 0 to one of %d",
-				i, e.Size(), size)
-		case taken[e.Rank()]:
-			return nil, fmt.Errorf("collective: two endpoints of rank %d", e.Rank())
-		}
-		taken[e.Rank()] = true
-	}
-	t := newTeam(fingerprint.HashString(fingerprint.Seed, cfg.Name), size, len(endpoints))
+	t := newTeam(fingerprint.HashString(fingerprint.Seed, cfg.Name), endpoints[0].Size(), len(endpoints))
 	backends := make([]Backend, len(endpoints))
 	for i, e := range endpoints {
 		backends[i] = newPlanBackend(t, e)
@@ -135,7 +121,7 @@ func (b *planBackend) Rebuild(context.Context) (Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newPlanBackend(b.team.next(), end), nil
+	return newPlanBackend(b.team.next(&b.calls), end), nil
 }
 
 func (b *planBackend) Close() error { return b.end.Close() }

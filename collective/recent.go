@@ -44,7 +44,7 @@ func (c *recent) note(r *Running, s *signature, begun *fingerprint.Numbers) {
 	}
 	log := &c.front.c.log
 	log.mu.Lock()
-	log.add(r, &s.record, false)
+	log.begins(r, &s.record, false)
 	n.sig, n.seq, n.back = s, r.seq, back
 	c.latest = n
 	log.mu.Unlock()

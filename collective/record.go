@@ -40,7 +40,7 @@ type callLog struct {
 	calls []kept // the call of turn t is at t modulo keptCalls; nil: none yet
 	used  uint64 // turn of the last one, plus 1
 
-	entered uint64 // collectives that have begun
+	entered uint64 // collectives that have begun: a call that fails its check never begins
 	waits   uint64 // turn of the waiting call, plus 1
 	of      []int  // the ranks that it waits for
 
@@ -52,7 +52,15 @@ type callLog struct {
 // since returns the time since the log was opened. It is never 0.
 func (d *callLog) since(now time.Time) time.Duration { return max(now.Sub(d.began), 1) }
 
-// add records a call that begins. The caller holds the lock.
+// begins records a call that begins. The caller holds the lock.
+func (d *callLog) begins(r *Running, call *flight.Call, timed bool) {
+	d.add(r, call, timed)
+	if !r.Call.pairwise() {
+		d.entered = r.seq + 1
+	}
+}
+
+// add adds the record of a call. The caller holds the lock.
 func (d *callLog) add(r *Running, call *flight.Call, timed bool) {
 	if d.calls == nil {
 		d.calls = make([]kept, keptCalls)
@@ -63,9 +71,6 @@ func (d *callLog) add(r *Running, call *flight.Call, timed bool) {
 		k.start = d.since(time.Now())
 	}
 	d.used = r.turn + 1
-	if !r.Call.pairwise() {
-		d.entered = r.seq + 1
-	}
 }
 
 // waitsFor records that the call of a turn waits, and for which ranks: see [FrontEnd.Waits].

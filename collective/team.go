@@ -29,7 +29,7 @@ type team struct {
 	mu      sync.Mutex
 	parts   map[uint64]*team // being split off: not all local ranks have arrived yet
 	taken   int              // of a team that is split off: how many have; guarded by its parent's mu
-	rebuilt *team            // the team of the same ranks in the next epoch
+	rebuilt *team            // the team of the same ranks in the next epoch, made by the latest Rebuild
 }
 
 func newTeam(id uint64, size, local int) *team {
@@ -95,11 +95,12 @@ func (t *team) child(id uint64, ranks []int) *team {
 	return s
 }
 
-// next returns the team of the same ranks in the next epoch.
-func (t *team) next() *team {
+// next returns the team of the same ranks in the next epoch. The first local rank makes it, with which every Rebuild
+// begins; so no team is left from a Rebuild that has failed.
+func (t *team) next(c *recent) *team {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.rebuilt == nil {
+	if c == (*t.ranks.Load())[0] {
 		t.rebuilt = newTeam(fingerprint.HashString(fingerprint.Seed, t.cfg.Name), t.size, t.local)
 	}
 	return t.rebuilt

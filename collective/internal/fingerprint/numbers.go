@@ -16,7 +16,8 @@ func (n *Numbers) Of(op plan.Op, peer int) uint64 {
 	return 0
 }
 
-// Next counts a call and returns its number.
+// Next counts a call and returns its number. It allocates memory for all peers up to this one, so the caller must
+// have checked that peer is at most a rank; a negative peer is invalid.
 func (n *Numbers) Next(op plan.Op, peer int) uint64 {
 	kind, peer := kindOf(op, peer)
 	for len(n[kind]) <= peer {
@@ -33,7 +34,7 @@ func (n *Numbers) Set(other *Numbers) {
 	}
 }
 
-// kindOf returns the indices of a call's counter. A call with an invalid peer counts as a collective: it fails
+// kindOf returns the indices of a call's counter. A call with a negative peer counts as a collective: it fails
 // anyway.
 func kindOf(op plan.Op, peer int) (plan.Op, int) {
 	if (op == plan.Send || op == plan.Recv) && peer >= 0 {
