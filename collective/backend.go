@@ -34,8 +34,8 @@ type Backend interface {
 	// NewBuffer implements [Communicator.NewBuffer].
 	NewBuffer(bytes int) (tensor.Memory, error)
 	// Split makes the backend of this rank's part, or nil if it is in none. All ranks call it, as part of a
-	// call that all of them have executed.
-	Split(ctx context.Context, p *Partition) (Backend, error)
+	// call r that all of them have executed. An error other than *Error gets the kind ErrInvalid.
+	Split(r *Running, p *Partition) (Backend, error)
 	// Rebuild makes a backend of the same rank for the next epoch. The front end calls it for one local rank
 	// after the other, in their order, before it closes the old ones. If one fails, the front end closes the
 	// backends already made and keeps the old ones; a later Rebuild begins with the first rank again.
@@ -44,7 +44,8 @@ type Backend interface {
 	Close() error
 }
 
-// Running is the call that a rank executes. It is valid only until Run returns: the rank's next call reuses it.
+// Running is the call that a rank executes. It is valid only until Run or Split returns: the rank's next
+// call reuses it.
 type Running struct {
 	Ctx     context.Context
 	Call    *Call

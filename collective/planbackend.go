@@ -95,7 +95,7 @@ func (b *planBackend) Fail(cause error) {
 
 // Split derives the id of the new communicator from its parent's id, the number of splits so far, and the
 // color.
-func (b *planBackend) Split(_ context.Context, p *Partition) (Backend, error) {
+func (b *planBackend) Split(_ *Running, p *Partition) (Backend, error) {
 	if p.Own < 0 {
 		return nil, nil
 	}

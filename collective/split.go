@@ -19,7 +19,7 @@ func (c *communicator) Split(ctx context.Context, color, key int) (Communicator,
 	call := &Call{Op: AllReduce, Reduce: Sum, Type: tensor.Int64, Src: mem, Dst: mem, Manifest: &Manifest{Name: "split"}}
 	var made *communicator
 	err := c.do(ctx, call, func() (err error) {
-		made, err = c.splitOff(ctx, all, color)
+		made, err = c.splitOff(all, color)
 		return err
 	})
 	if err != nil || made == nil {
@@ -30,10 +30,10 @@ func (c *communicator) Split(ctx context.Context, color, key int) (Communicator,
 
 // splitOff makes this rank's new communicator, or returns nil if its color is negative. An error has failed the
 // group.
-func (c *communicator) splitOff(ctx context.Context, all []int64, color int) (*communicator, error) {
+func (c *communicator) splitOff(all []int64, color int) (*communicator, error) {
 	c.splits++
 	p := newPartition(c.splits, all, color)
-	backend, err := c.backend.Split(ctx, p)
+	backend, err := c.backend.Split(&c.run, p)
 	if err != nil {
 		if e := (*Error)(nil); !errors.As(err, &e) {
 			err = c.failure(ErrInvalid, err)

@@ -206,5 +206,8 @@ func outcome(err error) error {
 			return k
 		}
 	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return collective.ErrTimeout
+	}
 	return collective.ErrPeerLost
 }

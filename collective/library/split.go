@@ -16,7 +16,7 @@ type split struct {
 	done    chan struct{}
 }
 
-func (m *rank) Split(ctx context.Context, p *collective.Partition) (collective.Backend, error) {
+func (m *rank) Split(r *collective.Running, p *collective.Partition) (collective.Backend, error) {
 	t := m.team
 	t.mu.Lock()
 	s := t.splits[p.Number]
@@ -31,19 +31,28 @@ func (m *rank) Split(ctx context.Context, p *collective.Partition) (collective.B
 	}
 	t.mu.Unlock()
 	if first {
-		if s.err = m.split(ctx, s, p); s.err != nil {
-			e := &collective.Error{Comm: m.front.Config().Name, Rank: m.rank, Peers: t.others(), Kind: outcome(s.err)}
-			e.Err = fmt.Errorf("splitting: %w", s.err)
-			s.err = e
+		if err := m.split(r.Ctx, s, p); err != nil {
+			s.err = m.front.Fail(m.splitError(r, err)) // before the others return it
 		}
 		close(s.done)
 	}
 	select {
 	case <-s.done:
 		return s.parts[m.local], s.err
-	case <-ctx.Done():
-		return nil, fmt.Errorf("splitting: %w", context.Cause(ctx))
+	case <-r.Ctx.Done():
+		return nil, m.splitError(r, context.Cause(r.Ctx))
 	}
+}
+
+// splitError returns the error of a Split that the driver could not execute, or that the end of the caller's
+// context has ended.
+func (m *rank) splitError(r *collective.Running, err error) error {
+	e := m.front.Error(r, outcome(err), fmt.Errorf("splitting: %w", err))
+	if r.Ctx.Err() != nil {
+		e = m.front.ContextError(r, "splitting")
+	}
+	e.Peers = m.team.others()
+	return e
 }
 
 // split splits the driver color by color, as all processes do, and makes the parts with local ranks.

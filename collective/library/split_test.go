@@ -44,7 +44,7 @@ func TestSplitFails(t *testing.T) {
 			errors.New("no more communicators"), func(context.CancelCauseFunc, collective.Communicator) {},
 			collective.ErrPeerLost, "splitting: no more communicators",
 		},
-		"deadline": {nil, func(context.CancelCauseFunc, collective.Communicator) {}, context.DeadlineExceeded, "splitting"},
+		"deadline": {nil, func(context.CancelCauseFunc, collective.Communicator) {}, collective.ErrTimeout, "splitting"},
 		"context": {
 			nil, func(cancel context.CancelCauseFunc, _ collective.Communicator) { cancel(enough) }, enough, "enough",
 		},
@@ -90,6 +90,51 @@ func TestSplitFails(t *testing.T) {
 				g.Close()
 			})
 		})
+	}
+}
+
+// TestSplitContextEnds checks the kind of the failure when the context of one rank ends while the driver splits:
+// the rank that splits the driver, or one that waits for it.
+func TestSplitContextEnds(t *testing.T) {
+	for end, kind := range map[error]error{
+		context.Canceled: collective.ErrAborted, context.DeadlineExceeded: collective.ErrTimeout,
+	} {
+		for rank := range 3 {
+			synctest.Test(t, func(t *testing.T) {
+				drivers, err := librarytest.Drivers(1)
+				if err != nil {
+					t.Fatal(err)
+				}
+				g, err := library.Open(library.Setup{
+					Driver: stuckSplit{drivers[0], nil}, Ranks: [][]int{{0, 1, 2}},
+					Config: collective.Config{Timeout: 10 * time.Second},
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				if end == context.Canceled {
+					time.AfterFunc(time.Second/2, cancel)
+				}
+				var ranks sync.WaitGroup
+				for i, m := range g.Local() {
+					ranks.Go(func() {
+						own := t.Context()
+						if i == rank {
+							own = ctx
+						}
+						_, err := m.Split(own, 0, 0)
+						e := (*collective.Error)(nil)
+						if !errors.As(err, &e) || e.Kind != kind || e.Rank != rank || !errors.Is(err, end) {
+							t.Errorf("the context of rank %d ends with %v: rank %d returns %v, want %v", rank, end, i, err, kind)
+						}
+					})
+				}
+				ranks.Wait()
+				g.Close()
+			})
+		}
 	}
 }
 
