@@ -18,6 +18,8 @@
 //     matching collective, ends at the deadline.
 //   - Other processes are not notified of a failure: their calls end at their own deadline, or earlier if
 //     something else watches the processes, as package cluster/worker does.
+//   - A Split makes one all-reduce of int64, so the driver must reduce int64; then it splits the driver. As with
+//     the built-in collectives, the parts are named after the number of the Split and their color: world/1.0.
 package library
 
 import (

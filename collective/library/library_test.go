@@ -3,6 +3,7 @@ package library_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"math/rand/v2"
@@ -93,9 +94,11 @@ func TestMismatch(t *testing.T) {
 		}},
 		"one process": {[]int{2, 1}, []int{4, 5, 4}, []string{
 			"rank 0 calls all_reduce SUM float32 [4]", "but rank 1 calls all_reduce SUM float32 [5]",
+			": the shapes differ",
 		}},
 		"alone": {[]int{2}, []int{4, 5}, []string{
 			"rank 0 calls all_reduce SUM float32 [4]", "but rank 1 calls all_reduce SUM float32 [5]",
+			": the shapes differ",
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -117,6 +120,54 @@ func TestMismatch(t *testing.T) {
 			})
 			closeAll(t, groups)
 		})
+	}
+}
+
+// TestPairMismatch checks that the error says how the calls of two local ranks differ.
+func TestPairMismatch(t *testing.T) {
+	g := openGroups(t, []int{2}, collective.Config{})[0]
+	send, receive := sum(3), sum(4)
+	send.Op, send.Peer, receive.Op, receive.Peer = collective.Send, 1, collective.Recv, 0
+	err := g.DoAll(t.Context(), []collective.Call{*send, *receive})
+	if !errors.Is(err, collective.ErrMismatch) || !strings.HasSuffix(err.Error(), ": the shapes differ") {
+		t.Errorf("%v, want a mismatch of the shapes", err)
+	}
+	closeAll(t, []collective.Group{g})
+}
+
+// TestAgree checks that calls agree which differ only in what has no effect here, whatever the tensor's name.
+func TestAgree(t *testing.T) {
+	for name, change := range map[string]func(*collective.Call){
+		"accumulation type": func(c *collective.Call) {
+			c.Options = &collective.Options{Accumulate: collective.AccumulateFloat32}
+		},
+		"empty manifest": func(c *collective.Call) { c.Manifest = &collective.Manifest{} },
+		"shape":          func(c *collective.Call) { c.Manifest = &collective.Manifest{Shape: []int{3}} },
+	} {
+		for _, replicas := range [][]int{{2}, {1, 1}} {
+			t.Run(fmt.Sprint(name, replicas), func(t *testing.T) {
+				groups := openGroups(t, replicas, collective.Config{})
+				inAll(groups, func(_ int, g collective.Group) {
+					calls := make([]collective.Call, len(g.Local()))
+					for i, m := range g.Local() {
+						calls[i] = *sum(3)
+						if calls[i].Manifest = nil; m.Rank() == 1 {
+							change(&calls[i])
+						}
+					}
+					if err := g.DoAll(t.Context(), calls); err != nil {
+						t.Error(err)
+					}
+					for i := range calls {
+						calls[i].Manifest = &collective.Manifest{Name: "one, but not the other"}
+					}
+					if err := g.DoAll(t.Context(), calls); err != nil {
+						t.Error(err)
+					}
+				})
+				closeAll(t, groups)
+			})
+		}
 	}
 }
 

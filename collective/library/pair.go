@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -57,8 +58,8 @@ func (m *rank) exchangeNear(w *wait) error {
 	t.mu.Unlock()
 	switch {
 	case first.print.Header != w.print.Header:
-		first.err = m.front.Fail(w.failure(collective.ErrMismatch, fmt.Errorf("rank %d calls %s, rank %d calls %s",
-			m.rank, &w.print, w.Call.Peer, &first.print)))
+		first.err = m.front.Fail(w.failure(collective.ErrMismatch, fmt.Errorf("rank %d calls %s, rank %d calls %s: %s",
+			m.rank, &w.print, w.Call.Peer, &first.print, fingerprint.Differ(&first.print, &w.print))))
 	case w.Call.Op == collective.Send:
 		copy(first.Call.Dst.HostBytes(), w.Call.Src.HostBytes())
 	default:

@@ -125,16 +125,17 @@ func (m *rank) check(r *collective.Running) error {
 	return nil
 }
 
-// fingerprint returns what all ranks of a call must agree on.
+// fingerprint returns what all ranks of a call must agree on. The accumulation type has no effect here, and an
+// empty Manifest is the same as none.
 func (m *rank) fingerprint(r *collective.Running) fingerprint.Call {
 	cfg, c := m.front.Config(), r.Call
 	p := fingerprint.Params{
 		Epoch: cfg.Epoch, Comm: fingerprint.HashString(fingerprint.Seed, cfg.Name), Op: c.Op, Reduce: c.Reduce,
 		Type: c.Type, Count: r.Count, Counts: c.Counts, Root: c.Root, Peer: c.Peer,
-		Order: r.Options.Order, Accumulate: uint8(r.Options.Accumulate),
+		Order: r.Options.Order, Named: true,
 	}
 	if c.Manifest != nil {
-		p.Named, p.Name, p.Shape = true, c.Manifest.Name, c.Manifest.Shape
+		p.Name, p.Shape = c.Manifest.Name, c.Manifest.Shape
 	}
 	call := fingerprint.New(&p)
 	call.Header.Seq = r.Seq()

@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/internal/ranges"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -77,37 +78,34 @@ func (t *team) absent(r *round) (out []int) {
 // execute executes a collective of all local ranks.
 func (t *team) execute(w *wait, r *round) error {
 	t.stage.reset()
-	hash, text := t.describe(r)
+	hash, text, same := t.describe(r)
 	if len(t.ranks) > 1 {
 		if err := t.agree(w, hash, text); err != nil {
 			return err
 		}
-	} else if strings.Contains(text, differs) {
+	} else if !same {
 		return w.failure(collective.ErrMismatch, errors.New(text))
 	}
 	return t.move(w, r)
 }
 
-// differs separates the local ranks' calls in the text of a process whose ranks do not agree.
-const differs = ", but "
-
-// describe returns a hash of the local ranks' call, and its description. If their calls differ, the hash is one
-// that no other process has.
-func (t *team) describe(r *round) (uint64, string) {
+// describe returns a hash of the local ranks' call, its description, and whether all of them make it. If their
+// calls differ, the description says how, and the hash is one that no other process has.
+func (t *team) describe(r *round) (hash uint64, text string, same bool) {
 	first := &r.waits[0].print
-	hash := first.Header.Sum()
+	hash = first.Header.Sum()
 	for i, w := range r.waits[1:] {
 		if w.print.Header != first.Header {
-			text := fmt.Sprintf("rank %d calls %s%srank %d calls %s",
-				t.members[0].rank, first, differs, t.members[i+1].rank, &w.print)
-			return hash + uint64(t.driver.Rank())<<32 + 1, text
+			text = fmt.Sprintf("rank %d calls %s, but rank %d calls %s: %s", t.members[0].rank, first,
+				t.members[i+1].rank, &w.print, fingerprint.Differ(&w.print, first))
+			return hash + uint64(t.driver.Rank())<<32 + 1, text, false
 		}
 	}
 	own, verb := t.ranks[t.driver.Rank()], "call"
 	if len(own) == 1 {
 		verb = "calls"
 	}
-	return hash, fmt.Sprintf("%s %s %s", ranges.Text("rank", own), verb, first)
+	return hash, fmt.Sprintf("%s %s %s", ranges.Text("rank", own), verb, first), true
 }
 
 // textMax bounds the description of a process's call that the other processes receive.
