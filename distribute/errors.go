@@ -77,5 +77,5 @@ func failed(op string, err error) error {
 // StepError is the error of a failed step; get it by errors.As with a *StepError. Every replica and the caller of
 // [Run] get the same one. Its fields are Reason, the cause in one sentence; Cause, the error behind it or nil; and
 // Replicas, which has for each replica what it was doing at that time: its state, its call, its stack with files
-// and lines. Its text has all of them.
+// and lines. Its text has all of them. Its method Wait waits until the step function of every replica has returned.
 type StepError = deadlock.StepError

@@ -609,8 +609,7 @@ func maxU64x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
 //go:noescape
 func widenBF16(dst *byte, src *byte, bytes int)
 
-// narrowBF16 sets dst[i] = BF16 of src[i], which is float32, rounded to nearest even, for so many bytes of half-width
-// elements, a multiple of 32.
+// narrowBF16 sets dst[i] = BF16 of src[i], which is float32, rounded to nearest even, for so many bytes of half-width elements, a multiple of 32.
 //
 //go:noescape
 func narrowBF16(dst *byte, src *byte, bytes int)
@@ -620,8 +619,7 @@ func narrowBF16(dst *byte, src *byte, bytes int)
 //go:noescape
 func widenF16(dst *byte, src *byte, bytes int)
 
-// narrowF16 sets dst[i] = F16 of src[i], which is float32, rounded to nearest even, for so many bytes of half-width
-// elements, a multiple of 32.
+// narrowF16 sets dst[i] = F16 of src[i], which is float32, rounded to nearest even, for so many bytes of half-width elements, a multiple of 32.
 //
 //go:noescape
 func narrowF16(dst *byte, src *byte, bytes int)

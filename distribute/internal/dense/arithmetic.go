@@ -182,7 +182,7 @@ func SumAxes(t *tensor.Tensor, axes []int) (*tensor.Tensor, int, error) {
 	return sumStrided(t, shape, strides), count, nil
 }
 
-// sumStrided adds element i of t to the output element given by the strides. Floats are Add in float64 and
+// sumStrided adds element i of t to the output element given by the strides. Floats are added in float64 and
 // rounded once; integers wrap around.
 func sumStrided(t *tensor.Tensor, shape, strides []int) *tensor.Tensor {
 	out := tensor.New(t.DType(), shape...)
@@ -219,7 +219,7 @@ func sumStrided(t *tensor.Tensor, shape, strides []int) *tensor.Tensor {
 	return fromFloats(out.DType(), shape, func(i int) float64 { return tensor.Data[float64](sums)[i] })
 }
 
-// Divisor returns the Divisor to apply to a sum in place, or none if the quotient has another dtype.
+// Divisor returns the divisor to apply to a sum in place, or none if the quotient has another dtype.
 func Divisor(op collective.ReduceOp, ts []*tensor.Tensor) int {
 	if op == collective.Mean && ts[0].DType().IsFloat() {
 		return len(ts)

@@ -56,8 +56,8 @@ func Split(ds data.Dataset, n int, mine func(part int) bool) Pieces {
 	}
 }
 
-// Rebatch concatenates the rows of all elements and cuts them into Pieces of the given sizes, which repeat.
-// The last piece may be smaller; it is followed by Pieces without rows up to the end of sizes.
+// Rebatch concatenates the rows of all elements and cuts them into pieces of the given sizes, which repeat.
+// The last piece may be smaller; it is followed by pieces without rows up to the end of sizes.
 func Rebatch(ds data.Dataset, sizes []int) Pieces {
 	return func(ctx context.Context) iter.Seq2[any, error] {
 		return func(yield func(any, error) bool) {

@@ -40,3 +40,29 @@ func TestNestedRuns(t *testing.T) {
 		}
 	}
 }
+
+// TestAbandonedRun checks that a Run inside of another one that has ended before it neither restores values that later
+// Runs have written nor keeps the log from being cleared.
+func TestAbandonedRun(t *testing.T) {
+	var l Log
+	failure := errors.New("failed")
+	cell := NewCell(tensor.Scalar(int32(1)))
+	outer := l.Begin()
+	inner := l.Begin()
+	l.Store(cell, tensor.Scalar(int32(3)))
+	l.End(outer, failure)
+	if got := value(cell); got != 1 {
+		t.Errorf("after the outer Run has failed the value is %d, want 1", got)
+	}
+	next := l.Begin()
+	l.Store(cell, tensor.Scalar(int32(5)))
+	l.End(inner, failure)
+	if got := value(cell); got != 5 {
+		t.Errorf("the end of the abandoned Run changed the next Run's value to %d, want 5", got)
+	}
+	l.End(next, nil)
+	l.Store(cell, tensor.Scalar(int32(6)))
+	if got := value(cell); got != 6 || len(l.entries) != 0 {
+		t.Errorf("the value is %d, want 6; %d entries are left, want none", got, len(l.entries))
+	}
+}
