@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -245,7 +246,9 @@ func TestWatchPairs(t *testing.T) {
 	})
 	for rank, op := range []string{"send", "recv"} {
 		want := []string{"enter pair 0 " + op, "leave pair 0 " + op + " <nil>"}
-		if got := r.of(rank); !slices.Equal(got, want) {
+		// Whether a rank must wait for the other depends on which of them is first.
+		got := slices.DeleteFunc(r.of(rank), func(event string) bool { return strings.Contains(event, "park") })
+		if !slices.Equal(got, want) {
 			t.Errorf("rank %d: got %q, want %q", rank, got, want)
 		}
 	}
