@@ -421,12 +421,12 @@ func TestDoubtedStore(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		select {
 		case ev := <-p.events:
-			t.Fatalf("heard %+v, though the store was back each time", ev)
+			t.Fatalf("got %+v, though the store was back each time", ev)
 		default:
 		}
 		store.now.Store(true)
 		if ev := <-p.events; !errors.Is(ev.err, rendezvous.ErrLost) {
-			t.Errorf("heard %+v, want that the store is lost", ev)
+			t.Errorf("got %+v, want that the store is lost", ev)
 		}
 	})
 }
@@ -1198,7 +1198,8 @@ func TestHostsThatCannotBeReached(t *testing.T) {
 	}
 }
 
-// TestHostsInterruptedEarly: a user's signal is no failure of a host that ssh is still trying to reach.
+// TestHostsInterruptedEarly checks that a user's signal is not reported as a failure of a host that ssh has not
+// reached yet.
 func TestHostsInterruptedEarly(t *testing.T) {
 	begun := filepath.Join(t.TempDir(), "begun")
 	r := launchRemote(t, "true", func(r *Remote) {

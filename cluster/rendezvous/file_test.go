@@ -53,7 +53,8 @@ func TestFolderOfAnother(t *testing.T) {
 	}
 }
 
-// TestFolderTruncated: a log that lost bytes that were read before is no longer a store, and is not written to.
+// TestFolderTruncated checks that a store whose log has lost bytes that were already read returns an error, and does
+// not write to the log.
 func TestFolderTruncated(t *testing.T) {
 	_, url, log := logOf(t)
 	s := open(t, url, rendezvous.Config{})

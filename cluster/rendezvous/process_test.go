@@ -26,7 +26,7 @@ func play(role string) (code int) {
 	args := strings.Fields(role)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	err := map[string]func(context.Context, []string) error{"meet": playJoin, "count": playCount}[args[0]](ctx, args[1:])
+	err := map[string]func(context.Context, []string) error{"join": playJoin, "count": playCount}[args[0]](ctx, args[1:])
 	if err != nil {
 		fmt.Println("error:", err)
 		return 1
@@ -131,7 +131,7 @@ func TestProcesses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var all []*child
 			for w := range 3 {
-				all = append(all, start(t, "meet", url, strconv.Itoa(w), "3"))
+				all = append(all, start(t, "join", url, strconv.Itoa(w), "3"))
 			}
 			for w, c := range all {
 				if line := <-c.lines; line != "met" {
@@ -139,7 +139,7 @@ func TestProcesses(t *testing.T) {
 				}
 			}
 			// Another process that registers as worker 1 is refused, and the others are not affected.
-			lines, err := start(t, "meet", url, "1", "3").end()
+			lines, err := start(t, "join", url, "1", "3").end()
 			if want := fmt.Sprintf("as pid %d", all[1].cmd.Process.Pid); err == nil || len(lines) != 1 ||
 				!strings.Contains(lines[0], want) || !strings.Contains(lines[0], "joined twice") {
 				t.Errorf("a duplicate: %q, %v, want %q in it", lines, err, want)

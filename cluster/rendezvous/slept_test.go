@@ -15,7 +15,7 @@ func TestSlept(t *testing.T) {
 	w.slept(now, 9*time.Second)
 	for i, want := range [][2]time.Duration{{-time.Second, -11 * time.Second}, {0, 0}} {
 		if v := &w.states[i]; !v.received.Equal(now.Add(want[0])) || !v.advanced.Equal(now.Add(want[1])) {
-			t.Errorf("worker %d: heard %v, advanced %v after now, want %v", i, v.received.Sub(now), v.advanced.Sub(now), want)
+			t.Errorf("worker %d: received %v, advanced %v after now, want %v", i, v.received.Sub(now), v.advanced.Sub(now), want)
 		}
 	}
 }

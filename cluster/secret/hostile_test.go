@@ -28,7 +28,7 @@ type attack struct {
 	run  func(c net.Conn, r *rand.Rand, a *attacker)
 }
 
-// attacker knows what a stranger may know who has recorded all traffic, but not the secret.
+// attacker has recorded all traffic, and does not have the secret.
 type attacker struct {
 	tapes    map[string][][]byte // by address: what workers sent on connections to it
 	otherJob []byte              // what a worker of another job sent

@@ -110,7 +110,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// A slow worker is no failure: the workers that wait for it log that.
+// A slow worker does not fail the job: the workers that wait for it log that.
 func TestSlow(t *testing.T) {
 	t.Parallel()
 	failures := readFailures(t)

@@ -133,8 +133,8 @@ func kinds(err error) string {
 			out = append(out, name)
 		}
 	}
-	if meet := (*rendezvous.JoinError)(nil); errors.As(err, &meet) {
-		out = append(out, "rendezvous.JoinError "+string(meet.Kind))
+	if join := (*rendezvous.JoinError)(nil); errors.As(err, &join) {
+		out = append(out, "rendezvous.JoinError "+string(join.Kind))
 	}
 	return strings.Join(out, ", ")
 }
@@ -337,7 +337,7 @@ func startBy(t *testing.T, c child, change func(*exec.Cmd)) *process {
 	return p
 }
 
-// testWait bounds waits for events that must happen: a slow machine is no failure.
+// testWait bounds waits for events that must happen: a slow machine must not fail a test.
 const testWait = 90 * time.Second
 
 // says waits for the next line that begins with a word, and returns the rest.
