@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/distribute/internal/dense"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -79,9 +80,9 @@ func (v *Variable) write(in Context, x Value, m mutation) error {
 				return errorf(m.op, ErrInvalid, "SyncOnReadVariable does not support %s in cross-replica context when "+
 					"aggregation is set to SUM: assign the new sum instead", m.op)
 			}
-			return v.setShares(m.op, x)
+			return v.setShares(in.run, m.op, x)
 		}
-		return v.setAll(x, m)
+		return v.setAll(in.run, x, m)
 	}
 	return errNoContext(m.op)
 }
@@ -99,7 +100,7 @@ func (v *Variable) combines() bool {
 
 func (v *Variable) writeReplica(r *Replica, x Value, m mutation) error {
 	if !v.combines() {
-		return v.setOne(v.on(r.local), x, m)
+		return v.setOne(r.run, v.on(r.local), x, m)
 	}
 	inReplicaOrder := m.inReplicaOrder && v.Kind() == AggregatingVariable
 	if v.agg == AggregateNone && !inReplicaOrder {
@@ -107,14 +108,14 @@ func (v *Variable) writeReplica(r *Replica, x Value, m mutation) error {
 			"context: set Aggregation in its config, for example AggregateSum", v.Name(), v.strategy)
 	}
 	_, err := r.mergeCall(&r.ctx, m.op, r.strategy.options.Timeout,
-		func(ctx context.Context, _ *CrossReplica, args ...Value) (Value, error) {
+		func(ctx context.Context, c *CrossReplica, args ...Value) (Value, error) {
 			s, value := v.strategy, args[0]
 			if _, same := value.(distributed); !same && s.workersInSync > 1 {
 				value = s.onReplicas(value)
 			}
 			if inReplicaOrder {
 				for _, x := range s.onReplicas(value).values {
-					if err := v.setAll(x, m); err != nil {
+					if err := v.setAll(c.run, x, m); err != nil {
 						return nil, err
 					}
 				}
@@ -132,14 +133,14 @@ func (v *Variable) writeReplica(r *Replica, x Value, m mutation) error {
 			if err != nil {
 				return nil, err
 			}
-			return nil, v.setAll(value, m)
+			return nil, v.setAll(c.run, value, m)
 		}, []Value{x})
 	return err
 }
 
 // setAll writes x, or the component's own part of a distributed x, to every component. All values are checked
-// before any component changes.
-func (v *Variable) setAll(x Value, m mutation) error {
+// before any component changes. run is the Run that the writing code is part of, nil outside of all Runs.
+func (v *Variable) setAll(run *deadlock.Run, x Value, m mutation) error {
 	values := make([]Value, len(v.components))
 	for i := range v.components {
 		mine, err := componentOf(i, x)
@@ -151,13 +152,15 @@ func (v *Variable) setAll(x Value, m mutation) error {
 		}
 	}
 	for i, c := range v.components {
-		v.strategy.undo.Store(c, m.apply(c.Load(), values[i]).OnDevice(v.devices[i].Index))
+		if err := v.store(run, m.op, i, m.apply(c.Load(), values[i]).OnDevice(v.devices[i].Index)); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
 // setOne changes one component.
-func (v *Variable) setOne(i int, x Value, m mutation) error {
+func (v *Variable) setOne(run *deadlock.Run, i int, x Value, m mutation) error {
 	mine, err := componentOf(i, x)
 	if err != nil {
 		return errorf(m.op, ErrInvalid, "%w", err)
@@ -166,14 +169,21 @@ func (v *Variable) setOne(i int, x Value, m mutation) error {
 	if err != nil {
 		return err
 	}
-	c := v.components[i]
-	v.strategy.undo.Store(c, m.apply(c.Load(), value).OnDevice(v.devices[i].Index))
+	return v.store(run, m.op, i, m.apply(v.components[i].Load(), value).OnDevice(v.devices[i].Index))
+}
+
+// store sets a component, unless the Run that the writing code is part of has ended: its writes are committed or
+// rolled back, and the component may have a later Run's value.
+func (v *Variable) store(run *deadlock.Run, op string, i int, t *tensor.Tensor) error {
+	if !v.strategy.undo.Store(run, v.components[i], t) {
+		return endedRun(op, run)
+	}
 	return nil
 }
 
 // setShares gives every component an equal share of x, so that their sum is x. Shares of integers are
 // truncated.
-func (v *Variable) setShares(op string, x Value) error {
+func (v *Variable) setShares(run *deadlock.Run, op string, x Value) error {
 	if m, ok := x.(*Mirrored); ok {
 		x = m.Values()[0] // all are the same
 	}
@@ -181,7 +191,7 @@ func (v *Variable) setShares(op string, x Value) error {
 	if err != nil {
 		return err
 	}
-	return v.setAll(v.share(value.(*tensor.Tensor)), assign)
+	return v.setAll(run, v.share(value.(*tensor.Tensor)), assign)
 }
 
 // share returns one component's part of a sum.

@@ -1,6 +1,10 @@
 package distribute
 
-import "context"
+import (
+	"context"
+
+	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
+)
 
 // Context is the context that code runs in: a [*Replica] (replica context) or a [*CrossReplica] (cross-replica
 // context). No other type implements it.
@@ -13,13 +17,14 @@ type Context interface {
 // frame is the innermost strategy context that a context.Context carries.
 type frame struct {
 	strategy *Strategy
-	replica  *Replica  // in replica context
-	merge    *Strategy // in a merge function: the strategy whose replicas wait for it
-	update   int       // replica whose component an update function changes, or -1
-	at       *Device   // device of the component that an update function changes
-	colocate *[]Device // devices on which new variables are placed, or nil
-	set      bool      // by WithStrategy, outside of all scopes
-	err      error     // the scope was entered in the wrong place: every use returns it
+	replica  *Replica      // in replica context
+	merge    *Strategy     // in a merge function: the strategy whose replicas wait for it
+	run      *deadlock.Run // in a merge function, and in scopes and update functions inside of it: its Run
+	update   int           // replica whose component an update function changes, or -1
+	at       *Device       // device of the component that an update function changes
+	colocate *[]Device     // devices on which new variables are placed, or nil
+	set      bool          // by WithStrategy, outside of all scopes
+	err      error         // the scope was entered in the wrong place: every use returns it
 }
 
 type frameKey struct{}
@@ -59,7 +64,31 @@ func (s *Strategy) requireCross(ctx context.Context, op string) error {
 		return errorf(op, ErrContext, "called inside a step function; the method requires being in cross-replica context: "+
 			"use Replica.MergeCall")
 	}
+	return failureOf(f.run)
+}
+
+// runOf returns the Run of s whose merge function ctx belongs to, or nil.
+func (s *Strategy) runOf(ctx context.Context) *deadlock.Run {
+	if f := innermost(ctx); f != nil && f.strategy == s {
+		return f.run
+	}
 	return nil
+}
+
+// failureOf returns the failure of the Run that code is part of, or nil. run is nil outside of all Runs.
+func failureOf(run *deadlock.Run) error {
+	if run == nil {
+		return nil
+	}
+	return run.Err()
+}
+
+// endedRun returns the error of code that writes after its Run has ended.
+func endedRun(op string, run *deadlock.Run) error {
+	if err := failureOf(run); err != nil {
+		return err
+	}
+	return errorf(op, ErrContext, "the Run that this code is part of has ended: write during the Run")
 }
 
 // stepContext is a step's context: the Run's context with the replica's frame.

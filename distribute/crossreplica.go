@@ -3,15 +3,19 @@ package distribute
 import (
 	"context"
 	"sync/atomic"
+
+	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 )
 
 // CrossReplica is the cross-replica context: code that runs once for all replicas. A merge function gets one,
-// and [Strategy.Cross] returns one outside of steps. Its methods are those of the strategy.
+// and [Strategy.Cross] returns one outside of steps. Its methods are those of the strategy. If the Run of a merge
+// function fails while the function is still running, every later use of its context returns the Run's failure.
 type CrossReplica struct {
 	strategy *Strategy
-	device   Device      // device to read mirrored values on, if they have a component there
-	merge    bool        // of a merge function
-	over     atomic.Bool // the merge function has returned
+	device   Device        // device to read mirrored values on, if they have a component there
+	merge    bool          // of a merge function
+	run      *deadlock.Run // of the merge function; nil outside of all Runs
+	over     atomic.Bool   // the merge function has returned
 }
 
 // Strategy returns the strategy that the context belongs to.
@@ -26,7 +30,7 @@ func (s *Strategy) Cross(ctx context.Context) (*CrossReplica, error) {
 	if err := s.requireCross(ctx, "Cross"); err != nil {
 		return nil, err
 	}
-	return &CrossReplica{strategy: s, device: hostDevice(ctx)}, nil
+	return &CrossReplica{strategy: s, device: hostDevice(ctx), run: s.runOf(ctx)}, nil
 }
 
 // valid returns an error if the context must not be used now.
@@ -38,7 +42,7 @@ func (c *CrossReplica) valid(op string) error {
 		return errorf(op, ErrContext, "a Run is in progress; need its replica context: give the operation the step's "+
 			"*Replica, or use Replica.MergeCall")
 	}
-	return nil
+	return failureOf(c.run)
 }
 
 // MergeFunc is a function that runs once for all replicas.

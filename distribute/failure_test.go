@@ -545,6 +545,54 @@ func TestNestedRun(t *testing.T) {
 	}
 }
 
+// TestInsideInnerRun checks that a replica of a Run that a merge function starts can neither close the strategy nor
+// start another Run, both of which would wait for it, although the outer replicas' goroutines are others than when the
+// strategy made the inner ones.
+func TestInsideInnerRun(t *testing.T) {
+	calls := map[string]func(context.Context, *distribute.Strategy) error{
+		"Close": func(_ context.Context, s *distribute.Strategy) error { return s.Close() },
+		"Run": func(ctx context.Context, s *distribute.Strategy) error {
+			return inStepOf(ctx, s, func(context.Context, *distribute.Replica) error { return nil })
+		},
+	}
+	for name, call := range calls {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
+				inner := func(f func(context.Context, *distribute.Replica) error) error {
+					return inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+						_, err := r.MergeCall(ctx,
+							func(ctx context.Context, _ *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
+								return nil, inStepOf(ctx, s, f)
+							})
+						return err
+					})
+				}
+				if err := inner(func(context.Context, *distribute.Replica) error { return nil }); err != nil {
+					t.Fatal(err)
+				}
+				fail := func(context.Context, *distribute.Replica) error { return errStep }
+				if err := inStep(t, s, fail); !errors.Is(err, errStep) {
+					t.Fatalf("got %v, want the step's own error", err)
+				}
+				start, got := time.Now(), make([]error, 2)
+				if err := inner(func(_ context.Context, r *distribute.Replica) error {
+					got[r.ID()] = call(t.Context(), s)
+					return nil
+				}); err != nil {
+					t.Error(err)
+				}
+				for i, err := range got {
+					if passed := time.Since(start); !errors.Is(err, distribute.ErrContext) || passed != 0 {
+						t.Errorf("replica %d: after %v: got %v, want ErrContext at once", i, passed, err)
+					}
+				}
+				checkRunsAgain(t, s)
+			})
+		})
+	}
+}
+
 func TestNoStep(t *testing.T) {
 	s := mirrored(t, 2)
 	if _, err := distribute.Run(t.Context(), s, nil); !errors.Is(err, distribute.ErrInvalid) {

@@ -34,7 +34,7 @@ func (r *Replica) mergeCall(
 		return nil, located(errorf(name, ErrInvalid, "the merge function is nil"))
 	}
 	if run == nil {
-		return s.callMerge(ctx, f, args)
+		return s.callMerge(ctx, nil, f, args)
 	}
 	call := &mergeCall{name, f, args}
 	for !r.merging.CompareAndSwap(nil, call) {
@@ -52,7 +52,7 @@ func (r *Replica) mergeCall(
 	if name != mergeCallName {
 		purpose = name
 	}
-	out, err := run.Merge(ctx, r.local, purpose, timeout, func() (any, error) { return s.mergeAll(ctx, run) })
+	out, err := run.Merge(ctx, r.local, purpose, timeout, func() (any, error) { return r.mergeAll(ctx, run) })
 	if err != nil {
 		return nil, err
 	}
@@ -61,15 +61,14 @@ func (r *Replica) mergeCall(
 }
 
 // mergeAll runs the merge function of a call that all replicas have entered. The last of them calls it.
-func (s *Strategy) mergeAll(ctx context.Context, run *deadlock.Run) (Value, error) {
-	first := s.replicas[0].merging.Load()
+func (r *Replica) mergeAll(ctx context.Context, run *deadlock.Run) (Value, error) {
+	first := r.all[0].merging.Load()
 	n := len(first.args)
 	perArg := make([][]Value, n)
-	for i := range s.replicas {
-		r := &s.replicas[i]
-		call := r.merging.Load()
+	for i := range r.all {
+		call := r.all[i].merging.Load()
 		if len(call.args) != n {
-			return nil, run.Fail(errorf(first.name, ErrMismatch, "replica %d gives %d arguments, replica 0 %d", r.id,
+			return nil, run.Fail(errorf(first.name, ErrMismatch, "replica %d gives %d arguments, replica 0 %d", r.all[i].id,
 				len(call.args), n))
 		}
 		for i, arg := range call.args {
@@ -83,12 +82,12 @@ func (s *Strategy) mergeAll(ctx context.Context, run *deadlock.Run) (Value, erro
 			return nil, run.Fail(err)
 		}
 	}
-	return s.callMerge(ctx, first.f, args)
+	return r.home.callMerge(ctx, run, first.f, args)
 }
 
-// callMerge calls a merge function in cross-replica context.
-func (s *Strategy) callMerge(ctx context.Context, f MergeFunc, args []Value) (Value, error) {
-	c := &CrossReplica{strategy: s.self, device: hostDevice(ctx), merge: true}
+// callMerge calls a merge function in cross-replica context. run is nil outside of all Runs.
+func (s *Strategy) callMerge(ctx context.Context, run *deadlock.Run, f MergeFunc, args []Value) (Value, error) {
+	c := &CrossReplica{strategy: s.self, device: hostDevice(ctx), merge: true, run: run}
 	defer c.over.Store(true)
-	return f(&stepContext{ctx, &frame{strategy: s.self, merge: s, update: -1}}, c, args...)
+	return f(&stepContext{ctx, &frame{strategy: s.self, merge: s, run: run, update: -1}}, c, args...)
 }

@@ -18,6 +18,7 @@ type Replica struct {
 	home     *Strategy // strategy that executes this Run: strategy, or the inner one
 	id       int       // among all workers' replicas
 	local    int       // among this worker's replicas
+	all      []Replica // of this worker, in this Run
 	device   *Device
 	run      *deadlock.Run
 	over     atomic.Bool // the Run has ended
@@ -46,9 +47,9 @@ func newReplicaState() *replicaState {
 }
 
 // begin initializes a replica for a Run.
-func (r *Replica) begin(s *Strategy, local int, run *deadlock.Run, state *replicaState) {
+func (r *Replica) begin(s *Strategy, local int, all []Replica, run *deadlock.Run, state *replicaState) {
 	r.replicaState, r.strategy, r.home, r.device, r.run = state, s.self, s, &s.devices[local], run
-	r.id, r.local = s.first+local, local
+	r.id, r.local, r.all = s.first+local, local, all
 	r.frame = frame{strategy: s.self, replica: r, update: -1}
 	r.ctx = stepContext{run.Context(), &r.frame}
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
-	"github.com/lockstep-ml/lockstep/distribute/internal/undo"
 )
 
 // Run calls step once per replica, each on its own goroutine, all at the same time, and returns their results
@@ -136,6 +135,7 @@ func (s *Strategy) host(ctx context.Context) (*Strategy, error) {
 		if err != nil {
 			return nil, err
 		}
+		outer.detector.Nest(inner.detector)
 		outer.inner = inner
 	}
 	return outer.inner, nil
@@ -158,7 +158,10 @@ func (s *Strategy) run(ctx context.Context, step any, body func(context.Context,
 	if err := s.requireOpen("Run"); err != nil {
 		return err // closed while this Run waited
 	}
-	mark := s.self.undo.Begin()
+	outer := s.self.runOf(ctx)
+	if !s.self.undo.Begin(run, outer) {
+		return endedRun("Run", outer)
+	}
 	start := s.stats.now()
 	if s.member != nil {
 		s.member.Running(true)
@@ -167,26 +170,26 @@ func (s *Strategy) run(ctx context.Context, step any, body func(context.Context,
 	if s.workers == nil {
 		s.startWorkers()
 	}
-	s.replicas = make([]Replica, len(s.devices))
+	replicas := make([]Replica, len(s.devices))
 	for i, w := range s.workers {
-		s.replicas[i].begin(s, i, run, w.state)
+		replicas[i].begin(s, i, replicas, run, w.state)
 	}
 	for i, w := range s.workers {
-		w.jobs <- job{&s.replicas[i], body}
+		w.jobs <- job{&replicas[i], body}
 	}
 	abandoned, err := run.Wait()
-	for i := range s.replicas {
-		s.replicas[i].over.Store(true)
+	for i := range replicas {
+		replicas[i].over.Store(true)
 	}
 	s.stats.ended(start)
-	return s.settle(ctx, mark, abandoned, err)
+	return s.settle(ctx, run, abandoned, err)
 }
 
 // settle commits a Run's writes or rolls them back. After a failure it also makes the strategy able to run
 // again. The goroutines of abandoned replicas are blocked in the user's code; they and their replicas' state
 // are replaced.
-func (s *Strategy) settle(ctx context.Context, mark undo.Mark, abandoned []int, err error) error {
-	s.self.undo.End(mark, err)
+func (s *Strategy) settle(ctx context.Context, run *deadlock.Run, abandoned []int, err error) error {
+	s.self.undo.End(run, err)
 	if err != nil || s.kind == defaultKind {
 		s.stopWorkers(abandoned)
 	}

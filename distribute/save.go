@@ -35,9 +35,9 @@ func (v *Variable) Restore(in *CrossReplica, x *tensor.Tensor) error {
 		return errorf(op, ErrInvalid, "no value given for variable %s", v.Name())
 	}
 	if v.Kind() == SyncOnReadVariable && v.agg == AggregateSum {
-		return v.setShares(op, x)
+		return v.setShares(in.run, op, x)
 	}
 	set := assign
 	set.op = op
-	return v.setAll(x, set)
+	return v.setAll(in.run, x, set)
 }

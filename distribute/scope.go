@@ -9,7 +9,7 @@ func (s *Strategy) Scope(ctx context.Context) context.Context {
 	if s.kind == defaultKind && frameOf(ctx) == nil {
 		return ctx // outside of every other scope is its scope
 	}
-	f := &frame{strategy: s, update: -1}
+	f := &frame{strategy: s, run: s.runOf(ctx), update: -1}
 	if err := s.requireCross(ctx, "Scope"); err != nil {
 		f.err = err
 	}

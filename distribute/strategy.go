@@ -49,11 +49,10 @@ type Strategy struct {
 	self  *Strategy
 	inner *Strategy // guarded by mu
 
-	replicas []Replica     // of the last Run
-	group    *replicaGroup // nil with one replica
-	workers  []*worker
-	undo     undo.Log
-	stats    runStats
+	group   *replicaGroup // nil with one replica
+	workers []*worker
+	undo    undo.Log[*deadlock.Run]
+	stats   runStats
 
 	warnedImplementation sync.Once
 

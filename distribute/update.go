@@ -3,15 +3,24 @@ package distribute
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 
+	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
 // Component is one of a variable's components, as an update function sees it: the component of a replica, or
-// the one that all replicas share.
+// the one that all replicas share. It can be written until its update ends.
 type Component struct {
 	variable *Variable
 	index    int
+	update   *update
+}
+
+// update is one call of Update.
+type update struct {
+	run  *deadlock.Run // that the call is part of, or nil
+	over atomic.Bool
 }
 
 // Variable returns the component's variable (TensorFlow's value container).
@@ -36,14 +45,22 @@ func (c *Component) Device() string {
 // Read returns the component's value.
 func (c *Component) Read() *tensor.Tensor { return c.variable.components[c.index].Load() }
 
-// Assign sets the component's value.
-func (c *Component) Assign(x Value) error { return c.variable.setOne(c.index, x, assign) }
+// Assign sets the component's value. After the update it is an error.
+func (c *Component) Assign(x Value) error { return c.write(x, assign) }
 
-// AssignAdd adds to the component's value.
-func (c *Component) AssignAdd(x Value) error { return c.variable.setOne(c.index, x, assignAdd) }
+// AssignAdd adds to the component's value, under the conditions of [Component.Assign].
+func (c *Component) AssignAdd(x Value) error { return c.write(x, assignAdd) }
 
-// AssignSub subtracts from the component's value.
-func (c *Component) AssignSub(x Value) error { return c.variable.setOne(c.index, x, assignSub) }
+// AssignSub subtracts from the component's value, under the conditions of [Component.Assign].
+func (c *Component) AssignSub(x Value) error { return c.write(x, assignSub) }
+
+func (c *Component) write(x Value, m mutation) error {
+	if c.update.over.Load() {
+		return errorf(m.op, ErrContext, "component %s was written after its update had ended: write it in the update "+
+			"function, or write the variable", c.Name())
+	}
+	return c.variable.setOne(c.update.run, c.index, x, m)
+}
 
 // ValueContainer returns the variable of a component, and any other value unchanged (TensorFlow's
 // value_container).
@@ -64,7 +81,11 @@ type UpdateFunc func(ctx context.Context, c *Component, args ...Value) (Value, e
 // result unchanged; if f returns nil, so does Update. If a call fails or panics, every component is restored to its
 // old value.
 func (s *Strategy) Update(ctx context.Context, v *Variable, f UpdateFunc, args ...Value) (Value, error) {
-	results, err := s.update(ctx, v, f, args)
+	return regroupUpdate(s.update(ctx, s.runOf(ctx), v, f, args))
+}
+
+// regroupUpdate regroups the results of the components' update functions for Update.
+func regroupUpdate(results []Value, err error) (Value, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +106,11 @@ func (s *Strategy) Update(ctx context.Context, v *Variable, f UpdateFunc, args .
 // UpdateUngrouped is [Strategy.Update], except that each leaf of the result is the tuple of the components' results
 // (TensorFlow's StrategyExtended.update with group=False).
 func (s *Strategy) UpdateUngrouped(ctx context.Context, v *Variable, f UpdateFunc, args ...Value) (Value, error) {
-	results, err := s.update(ctx, v, f, args)
+	return tupleUpdate(s.update(ctx, s.runOf(ctx), v, f, args))
+}
+
+// tupleUpdate regroups the results of the components' update functions for UpdateUngrouped.
+func tupleUpdate(results []Value, err error) (Value, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +122,7 @@ func (c *CrossReplica) Update(ctx context.Context, v *Variable, f UpdateFunc, ar
 	if err := c.valid("Update"); err != nil {
 		return nil, err
 	}
-	return c.strategy.Update(ctx, v, f, args...)
+	return regroupUpdate(c.strategy.update(ctx, c.run, v, f, args))
 }
 
 // UpdateUngrouped is [Strategy.UpdateUngrouped].
@@ -105,7 +130,7 @@ func (c *CrossReplica) UpdateUngrouped(ctx context.Context, v *Variable, f Updat
 	if err := c.valid("UpdateUngrouped"); err != nil {
 		return nil, err
 	}
-	return c.strategy.UpdateUngrouped(ctx, v, f, args...)
+	return tupleUpdate(c.strategy.update(ctx, c.run, v, f, args))
 }
 
 // Update is [Strategy.Update] inside a step. All replicas call it with the same function, and it is executed
@@ -117,7 +142,10 @@ func (r *Replica) Update(ctx context.Context, v *Variable, f UpdateFunc, args ..
 		}, args)
 }
 
-func (s *Strategy) update(ctx context.Context, v *Variable, f UpdateFunc, args []Value) ([]Value, error) {
+// update calls f for every component. run is the Run that the caller is part of, nil outside of all Runs.
+func (s *Strategy) update(
+	ctx context.Context, run *deadlock.Run, v *Variable, f UpdateFunc, args []Value,
+) ([]Value, error) {
 	const op = "Update"
 	switch {
 	case v == nil:
@@ -128,12 +156,13 @@ func (s *Strategy) update(ctx context.Context, v *Variable, f UpdateFunc, args [
 	if err := errors.Join(s.requireCross(ctx, op), v.checkOwner(op, s)); err != nil {
 		return nil, err
 	}
-	before := v.Values()
+	before, u := v.Values(), &update{run: run}
 	done := false
 	defer func() { // also if f panics; the panic is passed on to the caller
-		for k, c := range v.components {
+		u.over.Store(true)
+		for k, t := range before {
 			if !done {
-				s.undo.Store(c, before[k].(*tensor.Tensor))
+				_ = v.store(run, op, k, t.(*tensor.Tensor)) // an ended Run has been rolled back already
 			}
 		}
 	}()
@@ -146,12 +175,12 @@ func (s *Strategy) update(ctx context.Context, v *Variable, f UpdateFunc, args [
 				return nil, errorf(op, ErrInvalid, "argument %d: %w", j, err)
 			}
 		}
-		in := &frame{strategy: s, update: -1, at: &v.devices[i]}
+		in := &frame{strategy: s, run: run, update: -1, at: &v.devices[i]}
 		if s.kind.mirrors() {
 			in.update = i
 		}
 		var err error
-		if results[i], err = f(&stepContext{ctx, in}, &Component{v, i}, mine...); err != nil {
+		if results[i], err = f(&stepContext{ctx, in}, &Component{v, i, u}, mine...); err != nil {
 			return nil, errorf(op, nil, "component %d of variable %s: %w", i, v.Name(), err)
 		}
 	}

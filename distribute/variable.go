@@ -70,7 +70,7 @@ type VariableConfig struct {
 // and must not be changed. Values may be read while another goroutine writes.
 //
 // The writes of a Run are committed only if the whole Run succeeds. After a failed Run every component has the
-// value from before it.
+// value from before it, and code of that Run that goes on cannot write any more.
 //
 // With [NewCentralStorageStrategy] a variable has one component for all replicas, on the parameter device,
 // whatever its synchronization. The replicas' writes are combined by the aggregation, which is then required.

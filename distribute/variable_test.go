@@ -47,7 +47,13 @@ func wantValues(t *testing.T, v *distribute.Variable, want ...[]float64) {
 // inStep runs f on every replica.
 func inStep(t *testing.T, s *distribute.Strategy, f func(ctx context.Context, r *distribute.Replica) error) error {
 	t.Helper()
-	_, err := distribute.RunTyped(t.Context(), s,
+	return inStepOf(t.Context(), s, f)
+}
+
+func inStepOf(
+	ctx context.Context, s *distribute.Strategy, f func(ctx context.Context, r *distribute.Replica) error,
+) error {
+	_, err := distribute.RunTyped(ctx, s,
 		func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
 			return struct{}{}, f(ctx, r)
 		}, nil)

@@ -38,8 +38,9 @@ const (
 // Detector tracks the state of all local replicas of one strategy. Its methods may be called concurrently.
 type Detector struct {
 	cfg     Config
-	turn    chan struct{}       // holds one token from Begin to Run.Close, and during Hold
-	current atomic.Pointer[Run] // the run in progress, or nil
+	turn    chan struct{}            // holds one token from Begin to Run.Close, and during Hold
+	current atomic.Pointer[Run]      // the run in progress, or nil
+	inner   atomic.Pointer[Detector] // see Nest
 	// reporting is true while a report reads the calls in flight; see [Monitor.Leave].
 	reporting atomic.Bool
 
@@ -86,7 +87,8 @@ func orDefault(d, otherwise time.Duration) time.Duration {
 // [Run.Close].
 func (l *Detector) Begin(ctx context.Context, step any) (*Run, error) {
 	if outer, _ := ctx.Value(runKey{}).(*Run); outer != nil && outer.detector == l && l.current.Load() == outer {
-		return nil, outer.nested(-1)
+		_, replica := l.here()
+		return nil, outer.nested(replica)
 	}
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("deadlock: before the run started: %w", endOf(ctx))
@@ -94,10 +96,8 @@ func (l *Detector) Begin(ctx context.Context, step any) (*Run, error) {
 	select {
 	case l.turn <- struct{}{}:
 	default:
-		if outer := l.current.Load(); outer != nil {
-			if replica := outer.replicaHere(); replica >= 0 {
-				return nil, outer.nested(replica)
-			}
+		if outer, replica := l.here(); outer != nil {
+			return nil, outer.nested(replica)
 		}
 		select {
 		case l.turn <- struct{}{}:
@@ -142,15 +142,27 @@ func (l *Detector) Monitor(name string, members []int, abort func(error)) *Monit
 	return m
 }
 
-// Here returns the replica of the run in progress for which the calling goroutine runs: it is the replica's
-// goroutine, or was started by it.
+// Nest records the detector of the runs that this one's merge functions start: code in them is inside the run in
+// progress here too. The goroutines of their replicas may be older than those of this detector's replicas.
+func (l *Detector) Nest(inner *Detector) { l.inner.Store(inner) }
+
+// Here returns the replica of the run in progress, or of one inside of it, for which the calling goroutine runs: it is
+// the replica's goroutine, or was started by it.
 func (l *Detector) Here() (replica int, inside bool) {
-	r := l.current.Load()
-	if r == nil {
-		return 0, false
+	r, replica := l.here()
+	return replica, r != nil
+}
+
+// here returns the run and its replica for which the calling goroutine runs, or nil and -1.
+func (l *Detector) here() (r *Run, replica int) {
+	for self := stacks.Self(); l != nil; l = l.inner.Load() {
+		if r := l.current.Load(); r != nil {
+			if replica := r.replicaOf(self); replica >= 0 {
+				return r, replica
+			}
+		}
 	}
-	replica = r.replicaHere()
-	return replica, replica >= 0
+	return nil, -1
 }
 
 // awaitReport waits until the report in progress is complete.
@@ -174,10 +186,9 @@ func (l *Detector) logger() *slog.Logger {
 	return slog.Default()
 }
 
-// replicaHere returns the replica for which the calling goroutine runs, or -1: the goroutine is the replica's, or was
-// started by it.
-func (r *Run) replicaHere() int {
-	self := stacks.Self()
+// replicaOf returns the replica for which a goroutine runs, or -1: the goroutine is the replica's, or was started by
+// it.
+func (r *Run) replicaOf(self stacks.Goroutine) int {
 	for i := range r.replicas {
 		if id := r.replicas[i].goroutine.Load(); id != 0 && (id == self.ID || id == self.Creator) {
 			return i

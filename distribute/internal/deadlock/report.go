@@ -82,12 +82,8 @@ func (l *Detector) idleReport(f fault) *StepError {
 	return newRun(context.Background(), l, nil).report(f)
 }
 
-// nested returns the error of a run started inside this one by the replica, or, if that is -1, by the calling
-// goroutine's.
+// nested returns the error of a run started inside this one by a replica; -1: unknown.
 func (r *Run) nested(replica int) error {
-	if replica < 0 {
-		replica = r.replicaHere()
-	}
 	who := "a replica"
 	if replica >= 0 {
 		who = r.detector.name(replica)

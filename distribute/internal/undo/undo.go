@@ -25,14 +25,14 @@ func NewCell(t *tensor.Tensor) *Cell {
 // Load returns the current value; the caller must not change it.
 func (c *Cell) Load() *tensor.Tensor { return c.value.Load() }
 
-// Log holds the values that the Run in progress and the Runs inside it have overwritten, in order. The zero
-// value is ready to use. Its methods may be called concurrently.
-type Log struct {
+// Log holds the values that the Run in progress and the Runs inside it have overwritten, in order. R identifies a
+// Run; its zero value means code outside of all Runs. The zero Log is ready to use. Its methods may be called
+// concurrently.
+type Log[R comparable] struct {
 	mu      sync.Mutex
 	entries []entry
-	last    uint64 // number of the Run that started last
-	current uint64 // number of the innermost Run in progress, 0: none
-	open    []Mark // of the Runs in progress, the innermost last
+	last    uint64     // number of the Run that started last
+	open    []begun[R] // the Runs in progress, the innermost last
 }
 
 type entry struct {
@@ -40,54 +40,74 @@ type entry struct {
 	before *tensor.Tensor
 }
 
-// Mark is the position in the log at which a Run started.
-type Mark struct {
-	entries int
-	run     uint64
+// begun is a Run in progress.
+type begun[R comparable] struct {
+	run     R
+	number  uint64
+	entries int // number of entries in the log when it started
 }
 
-// Begin starts a Run, inside of the Run in progress if there is one.
-func (l *Log) Begin() Mark {
+// Begin starts a Run in a merge function of the outer Run, if there is one. It returns false if the outer Run has
+// ended.
+func (l *Log[R]) Begin(run, outer R) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if !l.accepts(outer) {
+		return false
+	}
 	l.last++
-	m := Mark{len(l.entries), l.last}
-	l.current, l.open = m.run, append(l.open, m)
-	return m
+	l.open = append(l.open, begun[R]{run, l.last, len(l.entries)})
+	return true
 }
 
-// End ends the Run that started at m. After a failure it restores the values that the Run has overwritten.
-// Otherwise they stay in the log for the outer Run, if any. The end of a Run also ends those inside of it: one whose
-// merge function was abandoned ends later, and that End does nothing.
-func (l *Log) End(m Mark, failure error) {
+// accepts reports whether code of a Run may write: the Run is in progress, or there is none. The caller holds the
+// lock.
+func (l *Log[R]) accepts(run R) bool {
+	var none R
+	return run == none || l.at(run) >= 0
+}
+
+// at returns the index of a Run in progress, or -1.
+func (l *Log[R]) at(run R) int {
+	return slices.IndexFunc(l.open, func(b begun[R]) bool { return b.run == run })
+}
+
+// End ends a Run. After a failure it restores the values that the Run has overwritten. Otherwise they stay in the log
+// for the outer Run, if any. The end of a Run also ends those inside of it: one whose merge function was abandoned
+// ends later, and that End does nothing.
+func (l *Log[R]) End(run R, failure error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	at := slices.Index(l.open, m)
+	at := l.at(run)
 	if at < 0 {
 		return // a Run around it has ended
 	}
+	first := l.open[at].entries
 	if failure != nil {
-		for i := len(l.entries) - 1; i >= m.entries; i-- {
+		for i := len(l.entries) - 1; i >= first; i-- {
 			l.entries[i].cell.value.Store(l.entries[i].before)
 		}
 	}
 	if failure != nil || at == 0 {
-		clear(l.entries[m.entries:])
-		l.entries = l.entries[:m.entries]
+		clear(l.entries[first:])
+		l.entries = l.entries[:first]
 	}
-	l.open, l.current = l.open[:at], 0
-	if at > 0 {
-		l.current = l.open[at-1].run
-	}
+	clear(l.open[at:])
+	l.open = l.open[:at]
 }
 
-// Store sets the cell's value. During a Run it first logs the old value, once per Run.
-func (l *Log) Store(c *Cell, t *tensor.Tensor) {
+// Store sets the cell's value for code of a Run. It returns false and changes nothing if that Run has ended. While a
+// Run is in progress Store first logs the old value, once per Run.
+func (l *Log[R]) Store(run R, c *Cell, t *tensor.Tensor) bool {
 	l.mu.Lock()
-	if l.current != 0 && c.saved != l.current {
-		c.saved = l.current
+	defer l.mu.Unlock()
+	if !l.accepts(run) {
+		return false
+	}
+	if n := len(l.open); n > 0 && c.saved != l.open[n-1].number {
+		c.saved = l.open[n-1].number
 		l.entries = append(l.entries, entry{c, c.Load()})
 	}
 	c.value.Store(t) // under the lock: End must not restore between the two
-	l.mu.Unlock()
+	return true
 }
