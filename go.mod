@@ -5,9 +5,9 @@ go 1.26.5
 require (
 	github.com/ebitengine/purego v0.11.3
 	github.com/gofrs/flock v0.13.0
-	github.com/gomlx/compute v0.1.3
-	github.com/gomlx/go-xla v0.4.2
-	github.com/gomlx/gomlx v0.28.1
+	github.com/gomlx/compute v0.1.4
+	github.com/gomlx/go-xla v0.4.3
+	github.com/gomlx/gomlx v0.28.2
 	github.com/rogpeppe/go-internal v1.16.0
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.9

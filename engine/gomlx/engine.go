@@ -14,9 +14,9 @@ import (
 
 // Versions of the GoMLX modules pinned in go.mod.
 const (
-	gomlxVersion   = "v0.28.1"
-	computeVersion = "v0.1.3"
-	goXLAVersion   = "v0.4.2"
+	gomlxVersion   = "v0.28.2"
+	computeVersion = "v0.1.4"
+	goXLAVersion   = "v0.4.3"
 )
 
 // PluginEnv is the name of the environment variable with the path of the PJRT plugin for [OpenXLA].
