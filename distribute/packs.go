@@ -2,7 +2,6 @@ package distribute
 
 import (
 	"context"
-	"slices"
 
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/distribute/internal/dense"
@@ -22,9 +21,9 @@ func (r *Replica) reduceInto(
 	if o.BytesPerPack == 0 && r.comm().Properties().Memory {
 		o.BytesPerPack = OnePack // the caller waits for all results, so overlapping copies and transfers gains nothing
 	}
-	p, err := r.packed(r.comm(), op, dst, src, names, o)
+	p, err := r.packed(r.comm(), op, dst, src, names, 0, o)
 	if err == nil {
-		err = p.Do(ctx, r.packDst, r.packSrc)
+		err = p.do(ctx)
 	}
 	if err != nil {
 		return run.Fail(err)
@@ -42,10 +41,9 @@ func (r *Replica) reducePacks(
 		return
 	}
 	begin := r.arrive()
-	p, err := r.packed(r.comm(), op, dst, src, names, o)
+	p, err := r.packed(r.comm(), op, dst, src, names, 0, o)
 	if err == nil {
-		// The reduction owns these memories until it ends, and the loop may make other calls.
-		err = p.Start(ctx, slices.Clone(r.packDst), slices.Clone(r.packSrc))
+		err = p.start(ctx)
 	}
 	run.Release(r.local)
 	if err != nil {

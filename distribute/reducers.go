@@ -1,6 +1,7 @@
 package distribute
 
 import (
+	"context"
 	"slices"
 
 	"github.com/lockstep-ml/lockstep/collective"
@@ -10,8 +11,7 @@ import (
 
 // reducers caches a replica's most recently used reducers, one per list of tensors.
 type reducers struct {
-	cached           []*cachedReducer
-	packDst, packSrc []tensor.Memory // of the call in progress
+	cached []*cachedReducer
 }
 
 // cachedReducer is a reducer and the properties of its tensors.
@@ -21,38 +21,62 @@ type cachedReducer struct {
 	op      ReduceOp
 	options Options
 	tensors []packing.Tensor
+	scalars *scalarSum // reduced with the tensors; nil: none
+
+	dst, src []tensor.Memory // of the call in progress
 }
 
-// reducersMax is the size of the cache. A step has few lists of tensors: gradients, metrics.
-const reducersMax = 16
+// reducersMax is the size of the cache. A step has few lists of tensors: buckets of gradients, metrics.
+const reducersMax = 128
 
-// packed returns the reducer of these tensors, and sets the memories of the call.
+// packed returns the reducer of these tensors and so many scalars, and sets the memories of its call.
 func (r *reducers) packed(
-	comm collective.Communicator, op ReduceOp, dst, src []*tensor.Tensor, names []string, o Options,
-) (*packing.Reducer, error) {
-	r.packDst, r.packSrc = r.packDst[:0], r.packSrc[:0]
-	for i, t := range src {
-		r.packDst, r.packSrc = append(r.packDst, dst[i].Memory()), append(r.packSrc, t.Memory())
-	}
+	comm collective.Communicator, op ReduceOp, dst, src []*tensor.Tensor, names []string, scalars int, o Options,
+) (*cachedReducer, error) {
 	for i, c := range r.cached {
-		if c.op == op && c.options == o && c.comm == comm && !c.Busy() && c.fits(src, names) {
+		if c.op == op && c.options == o && c.comm == comm && !c.Busy() && c.fits(src, names, scalars) {
 			copy(r.cached[1:i+1], r.cached[:i])
 			r.cached[0] = c
-			return c.Reducer, nil
+			c.set(dst, src)
+			return c, nil
 		}
 	}
 	tensors := make([]packing.Tensor, len(src))
 	for i, t := range src {
 		tensors[i] = packing.Tensor{Name: nameAt(names, i), Type: t.DType(), Shape: slices.Clone(t.Shape()), Count: t.Len()}
 	}
-	made, err := packing.NewReducer(comm, tensors,
+	c := &cachedReducer{comm: comm, op: op, options: o, tensors: tensors}
+	if scalars > 0 {
+		c.scalars = newScalarSum(scalars, comm, op, tensors)
+		tensors = append(slices.Clone(tensors), c.scalars.tensor())
+	}
+	var err error
+	c.Reducer, err = packing.NewReducer(comm, tensors,
 		packing.Config{Reduce: op, BytesPerPack: o.BytesPerPack, Options: o.collective()})
 	if err != nil {
 		return nil, err
 	}
-	r.keep(&cachedReducer{Reducer: made, comm: comm, op: op, options: o, tensors: tensors})
-	return made, nil
+	r.keep(c)
+	c.set(dst, src)
+	return c, nil
 }
+
+// set sets the memories of the next call.
+func (c *cachedReducer) set(dst, src []*tensor.Tensor) {
+	c.dst, c.src = c.dst[:0], c.src[:0]
+	for i, t := range src {
+		c.dst, c.src = append(c.dst, dst[i].Memory()), append(c.src, t.Memory())
+	}
+	if c.scalars != nil {
+		c.dst, c.src = append(c.dst, c.scalars.memory), append(c.src, c.scalars.memory)
+	}
+}
+
+// do reduces and waits.
+func (c *cachedReducer) do(ctx context.Context) error { return c.Do(ctx, c.dst, c.src) }
+
+// start starts the reduction.
+func (c *cachedReducer) start(ctx context.Context) error { return c.Start(ctx, c.dst, c.src) }
 
 // keep puts a reducer first in the cache and evicts the least recently used one.
 func (r *reducers) keep(c *cachedReducer) {
@@ -66,9 +90,9 @@ func (r *reducers) keep(c *cachedReducer) {
 	r.cached = slices.Insert(r.cached, 0, c)
 }
 
-// fits reports whether the reducer was made for such tensors.
-func (c *cachedReducer) fits(src []*tensor.Tensor, names []string) bool {
-	if len(src) != len(c.tensors) {
+// fits reports whether the reducer was made for such tensors and so many scalars.
+func (c *cachedReducer) fits(src []*tensor.Tensor, names []string, scalars int) bool {
+	if len(src) != len(c.tensors) || scalars != c.scalars.len() {
 		return false
 	}
 	for i, t := range src {

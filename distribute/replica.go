@@ -30,7 +30,8 @@ type Replica struct {
 type replicaState struct {
 	stats replicaStats
 	reducers
-	dense knownDense
+	dense   knownDense
+	handles []*Handle // started calls, and awaited ones for reuse
 
 	// Of the call in progress:
 	call     collective.Call

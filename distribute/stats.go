@@ -84,7 +84,9 @@ func (p *replicaStats) leave(s *runStats, replica int, begin int64) {
 		last = max(last, s.replicas[i].arrived[p.calls.Load()%2].Load())
 	}
 	p.calls.Add(1)
+	now := s.now()
+	last = min(last, now) // after a started call a peer may have joined a later one
 	c := &s.replicas[replica]
 	c.waitTime.Add(last - begin)
-	c.reduceTime.Add(s.now() - last)
+	c.reduceTime.Add(now - last)
 }

@@ -46,9 +46,12 @@ func (s *Strategy) stopWorkers(abandoned []int) {
 
 func (w *worker) work() {
 	defer close(w.done)
+	defer w.state.finishStarted() // a step that calls runtime.Goexit ends this goroutine
 	goroutine, step := stacks.ID(), w.step
 	for w.current = range w.jobs {
-		_ = w.current.replica.run.Do(w.current.replica.local, goroutine, step)
+		if err := w.current.replica.run.Do(w.current.replica.local, goroutine, step); err != nil {
+			w.state.finishStarted()
+		}
 	}
 }
 
@@ -58,6 +61,9 @@ func (w *worker) step(context.Context) error {
 	w.current = job{} // an idle worker keeps nothing alive
 	start := r.home.stats.now()
 	err := body(&r.ctx, r)
+	if err == nil {
+		err = r.awaitStarted()
+	}
 	r.home.stats.step(r.local, start, r.home.stats.now())
 	return err
 }

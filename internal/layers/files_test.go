@@ -19,18 +19,19 @@ var fileLayers = []struct{ layer, files string }{
 	{"errors, devices, options", "errors device device_lists device_groups device_engine device_current " +
 		"options keys input stats"},
 	{"values", "values destination operand sparse nests"},
-	{"reductions", "group crossdevice gatherer onedevice hierarchical reducers " +
+	{"reductions", "group crossdevice gatherer onedevice hierarchical scalars reducers " +
 		"collectiveops collectiveops_exchange collectiveops_reduce select"},
 	{"strategies", "strategy properties implementation"},
-	{"contexts", "context crossreplica workervalues replica workers open default scope run merge"},
-	{"reductions of a strategy and in a step", "reduce gather calls packs allreduce_sparse allreduce allgather gradient"},
+	{"contexts", "context crossreplica workervalues replica handle workers open default scope run merge"},
+	{"reductions of a strategy and in a step", "reduce gather calls packs allreduce_sparse allreduce bucket allgather " +
+		"gradient"},
 	{"variables", "variable variable_new assign scatter update save"},
 	{"datasets", "dataset_steps dataset_workers dataset"},
 	{"constructors", "strategies multiworker_config multiworker"},
 }
 
 // upward lists the uses against the layers: fields whose types are in a higher layer.
-var upward = []string{"strategy.go -> workers.go", "context.go -> replica.go"}
+var upward = []string{"strategy.go -> workers.go", "context.go -> replica.go", "replica.go -> handle.go"}
 
 // TestFilesUseLowerFiles checks that the files of distribute are in layers.
 func TestFilesUseLowerFiles(t *testing.T) {
