@@ -62,17 +62,16 @@ func (e misplaced) Size() int { return e.b.size }
 type tracked struct {
 	transport.Endpoint
 	refuse, open *int
-	rebuilds     uint64 // how many times Split was called: the transport's id must be new
 }
 
 var errRefused = errors.New("no more endpoints")
 
 func (e *tracked) Split(id uint64, ranks []int) (transport.Endpoint, error) {
-	if e.rebuilds++; e.Rank() == 1 && *e.refuse > 0 {
+	if e.Rank() == 1 && *e.refuse > 0 {
 		*e.refuse--
 		return nil, errRefused
 	}
-	end, err := e.Endpoint.Split(id+e.rebuilds, ranks)
+	end, err := e.Endpoint.Split(id, ranks)
 	if err != nil {
 		return nil, err
 	}

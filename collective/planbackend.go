@@ -117,11 +117,11 @@ func (b *planBackend) Rebuild(context.Context) (Backend, error) {
 	for i := range ranks {
 		ranks[i] = i
 	}
-	end, err := b.end.Split(fingerprint.Hash(b.team.id, uint64(b.team.cfg.Epoch+1)|1<<63), ranks)
+	team, end, err := b.team.next(&b.calls, func(id uint64) (transport.Endpoint, error) { return b.end.Split(id, ranks) })
 	if err != nil {
 		return nil, err
 	}
-	return newPlanBackend(b.team.next(&b.calls), end), nil
+	return newPlanBackend(team, end), nil
 }
 
 func (b *planBackend) Close() error { return b.end.Close() }

@@ -244,6 +244,31 @@ func TestStuckEverywhere(t *testing.T) {
 	}
 }
 
+// rebuild rebuilds the groups of all processes concurrently, and returns the world of the new ones.
+func (w *world) rebuild(t *testing.T) *world {
+	next := &world{}
+	var mu sync.Mutex
+	var rebuilding sync.WaitGroup
+	next.comms = make([]collective.Communicator, len(w.comms))
+	for _, g := range w.groups {
+		rebuilding.Go(func() {
+			g, err := g.Rebuild(background)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			next.groups = append(next.groups, g)
+			for _, c := range g.Local() {
+				next.comms[c.Rank()] = c
+			}
+		})
+	}
+	rebuilding.Wait()
+	return next
+}
+
 // TestSplitAndRebuildEverywhere checks parts, and the same ranks at the next epoch, over every transport.
 func TestSplitAndRebuildEverywhere(t *testing.T) {
 	eachPlacement(t, 5, func(t *testing.T, w *world) {
@@ -267,26 +292,7 @@ func TestSplitAndRebuildEverywhere(t *testing.T) {
 			}
 		}
 		w.comms[3].Abort(errors.New("enough"))
-		next := &world{}
-		var mu sync.Mutex
-		var rebuilding sync.WaitGroup
-		next.comms = make([]collective.Communicator, len(w.comms))
-		for _, g := range w.groups {
-			rebuilding.Go(func() {
-				g, err := g.Rebuild(background)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				mu.Lock()
-				defer mu.Unlock()
-				next.groups = append(next.groups, g)
-				for _, c := range g.Local() {
-					next.comms[c.Rank()] = c
-				}
-			})
-		}
-		rebuilding.Wait()
+		next := w.rebuild(t)
 		if t.Failed() {
 			return
 		}
@@ -297,6 +303,56 @@ func TestSplitAndRebuildEverywhere(t *testing.T) {
 			}
 		}
 	})
+}
+
+// refusing is an endpoint whose first Split fails.
+type refusing struct {
+	transport.Endpoint
+	refused bool
+}
+
+var errRefused = errors.New("no more endpoints")
+
+func (e *refusing) Split(id uint64, ranks []int) (transport.Endpoint, error) {
+	if !e.refused {
+		e.refused = true
+		return nil, errRefused
+	}
+	return e.Endpoint.Split(id, ranks)
+}
+
+// TestRebuildAgainEverywhere checks that a Rebuild works after one that failed on the last rank of every process, when
+// the ranks before it had endpoints already.
+func TestRebuildAgainEverywhere(t *testing.T) {
+	for _, p := range placements {
+		t.Run(p.name, func(t *testing.T) {
+			refuses := placement{p.name, func(t testing.TB, n int) [][]transport.Endpoint {
+				processes := p.open(t, n)
+				for _, ends := range processes {
+					last := len(ends) - 1
+					ends[last] = &refusing{Endpoint: ends[last]}
+				}
+				return processes
+			}}
+			w := refuses.world(t, 6, collective.Config{Timeout: time.Minute})
+			defer func() { w.close(t) }()
+			for _, g := range w.groups {
+				if _, err := g.Rebuild(background); !errors.Is(err, errRefused) {
+					t.Errorf("the first Rebuild returned %v, want %v", err, errRefused)
+				}
+			}
+			next := w.rebuild(t)
+			if t.Failed() {
+				return
+			}
+			w.groups = next.groups // to be closed
+			for rank, err := range next.each(func(c collective.Communicator) error { return c.Do(background, barrier()) }) {
+				if err != nil {
+					t.Errorf("rank %d, rebuilt: %v", rank, err)
+				}
+			}
+		})
+	}
 }
 
 // TestTwoCommunicators makes 1,000 calls from each of two goroutines of every rank, each on a separate communicator

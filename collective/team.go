@@ -26,10 +26,11 @@ type team struct {
 
 	ranks atomic.Pointer[[]*recent] // the local ranks, in the order in which they joined
 
-	mu      sync.Mutex
-	parts   map[uint64]*team // being split off: not all local ranks have arrived yet
-	taken   int              // of a team that is split off: how many have; guarded by its parent's mu
-	rebuilt *team            // the team of the same ranks in the next epoch, made by the latest Rebuild
+	mu       sync.Mutex
+	parts    map[uint64]*team // being split off: not all local ranks have arrived yet
+	taken    int              // of a team that is split off: how many have; guarded by its parent's mu
+	rebuilt  *team            // the team of the same ranks in the next epoch, made by the latest Rebuild
+	rebuilds uint64           // how many teams Rebuild has made
 }
 
 func newTeam(id uint64, size, local int) *team {
@@ -95,13 +96,25 @@ func (t *team) child(id uint64, ranks []int) *team {
 	return s
 }
 
-// next returns the team of the same ranks in the next epoch. The first local rank makes it, with which every Rebuild
-// begins; so no team is left from a Rebuild that has failed.
-func (t *team) next(c *recent) *team {
+// next returns the team of the same ranks in the next epoch, and the rank's endpoint, which split makes under an id.
+// The first local rank makes the team, with which every Rebuild begins; so no team is left from a Rebuild that has
+// failed. That Rebuild has used up its id if the first rank had an endpoint.
+func (t *team) next(c *recent, split func(id uint64) (transport.Endpoint, error)) (*team, transport.Endpoint, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if c == (*t.ranks.Load())[0] {
-		t.rebuilt = newTeam(fingerprint.HashString(fingerprint.Seed, t.cfg.Name), t.size, t.local)
+	first := c == (*t.ranks.Load())[0]
+	attempt := t.rebuilds
+	if !first {
+		attempt--
 	}
-	return t.rebuilt
+	id := fingerprint.Hash(t.id, uint64(t.cfg.Epoch+1)|1<<63)
+	end, err := split(fingerprint.Hash(id, attempt))
+	if err != nil {
+		return nil, nil, err
+	}
+	if first {
+		t.rebuilt = newTeam(fingerprint.HashString(fingerprint.Seed, t.cfg.Name), t.size, t.local)
+		t.rebuilds++
+	}
+	return t.rebuilt, end, nil
 }
