@@ -25,7 +25,7 @@ type team struct {
 	mu      sync.Mutex
 	rounds  map[uint64]*round // rounds that not all local ranks have joined
 	pairs   map[pair]*meeting // pairs of local ranks of which one has arrived
-	splits  map[uint64]*split // splits that not all local ranks have joined
+	splits  map[uint64]*split // splits whose result not all local ranks have taken
 	rebuilt *team             // the same ranks in the next epoch
 	closed  int               // closed members
 }
@@ -168,6 +168,9 @@ func (m *rank) Close() error {
 	t.mu.Unlock()
 	if !last {
 		return nil
+	}
+	for _, s := range t.splits { // of ranks that failed, or whose context ended, in a Split
+		s.close()
 	}
 	if m.front == (collective.FrontEnd{}) || m.front.Err() != nil {
 		return t.driver.Close(context.Background(), false)

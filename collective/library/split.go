@@ -10,38 +10,57 @@ import (
 
 // split is a Split of the local ranks: the first one to arrive splits the driver for all of them.
 type split struct {
-	arrived int
-	parts   []collective.Backend // by local rank; nil: in no part
-	err     error                // like parts valid once done is closed
-	done    chan struct{}
+	taken int                  // local ranks that have their result
+	parts []collective.Backend // by local rank; nil: in no part, or taken
+	err   error                // like parts valid once done is closed
+	done  chan struct{}
+}
+
+// close closes the parts that no rank has taken.
+func (s *split) close() {
+	for _, part := range s.parts {
+		if part != nil {
+			_ = part.Close() // the cause of the failure is more useful
+		}
+	}
+	clear(s.parts)
 }
 
 func (m *rank) Split(r *collective.Running, p *collective.Partition) (collective.Backend, error) {
 	t := m.team
 	t.mu.Lock()
 	s := t.splits[p.Number]
-	if s == nil {
+	first := s == nil
+	if first {
 		s = &split{parts: make([]collective.Backend, len(t.members)), done: make(chan struct{})}
 		t.splits[p.Number] = s
-	}
-	s.arrived++
-	first := s.arrived == 1
-	if s.arrived == len(t.members) {
-		delete(t.splits, p.Number)
 	}
 	t.mu.Unlock()
 	if first {
 		if err := m.split(r.Ctx, s, p); err != nil {
 			s.err = m.front.Fail(m.splitError(r, err)) // before the others return it
+			s.close()
 		}
 		close(s.done)
 	}
 	select {
 	case <-s.done:
-		return s.parts[m.local], s.err
+		return m.take(s, p.Number), s.err
 	case <-r.Ctx.Done():
 		return nil, m.splitError(r, context.Cause(r.Ctx))
 	}
+}
+
+// take returns this rank's part. The team closes the parts that are not taken.
+func (m *rank) take(s *split, number uint64) collective.Backend {
+	m.team.mu.Lock()
+	defer m.team.mu.Unlock()
+	part := s.parts[m.local]
+	s.parts[m.local] = nil
+	if s.taken++; s.taken == len(s.parts) {
+		delete(m.team.splits, number)
+	}
+	return part
 }
 
 // splitError returns the error of a Split that the driver could not execute, or that the end of the caller's

@@ -138,6 +138,108 @@ func TestSplitContextEnds(t *testing.T) {
 	}
 }
 
+// countedSplit is a driver that counts its parts that are open. before is called before each split.
+type countedSplit struct {
+	library.Driver
+	before func(number int) error
+	open   *int
+	splits int
+}
+
+func (d *countedSplit) Split(_ context.Context, member bool, key int) (library.Driver, error) {
+	d.splits++
+	if err := d.before(d.splits); err != nil {
+		return nil, err
+	}
+	part, err := d.Driver.Split(context.Background(), member, key)
+	if err != nil || part == nil {
+		return nil, err
+	}
+	*d.open++
+	return &countedPart{part, d.open}, nil
+}
+
+type countedPart struct {
+	library.Driver
+	open *int
+}
+
+func (d *countedPart) Close(ctx context.Context, sound bool) error {
+	*d.open--
+	return d.Driver.Close(ctx, sound)
+}
+
+// TestSplitFailsLater checks that no part stays open after a Split that has made some of them, or whose result some
+// ranks did not wait for.
+func TestSplitFailsLater(t *testing.T) {
+	enough := errors.New("enough")
+	for name, c := range map[string]struct {
+		color  func(rank int) int
+		before func(number int) error
+		early  bool // the ranks' contexts end while the driver splits
+		says   string
+	}{
+		"at the third color": {
+			color: func(rank int) int { return rank },
+			before: func(number int) error {
+				if number == 3 {
+					return enough
+				}
+				return nil
+			},
+			says: "enough",
+		},
+		"one color": {
+			color:  func(int) int { return 0 },
+			before: func(int) error { time.Sleep(2 * time.Second); return nil },
+			early:  true, says: "context canceled",
+		},
+		"two colors": {
+			color:  func(rank int) int { return rank % 2 },
+			before: func(int) error { time.Sleep(2 * time.Second); return nil },
+			early:  true, says: "context canceled",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				drivers, err := librarytest.Drivers(1)
+				if err != nil {
+					t.Fatal(err)
+				}
+				open := 0
+				g, err := library.Open(library.Setup{
+					Driver: &countedSplit{Driver: drivers[0], before: c.before, open: &open}, Ranks: [][]int{{0, 1, 2}},
+					Config: collective.Config{Timeout: 10 * time.Second},
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				var ranks sync.WaitGroup
+				for i, m := range g.Local() {
+					ranks.Go(func() {
+						ctx, cancel := context.WithCancel(t.Context())
+						defer cancel()
+						if c.early {
+							time.AfterFunc(time.Second, cancel)
+						}
+						if _, err := m.Split(ctx, c.color(i), 0); err == nil || !strings.Contains(err.Error(), c.says) {
+							t.Errorf("rank %d: %v, want an error with %q", i, err, c.says)
+						}
+					})
+				}
+				ranks.Wait()
+				if !c.early && open != 0 {
+					t.Errorf("%d parts are open after the failed Split, want none", open)
+				}
+				g.Close()
+				if open != 0 {
+					t.Errorf("%d parts are open after the group, want none", open)
+				}
+			})
+		})
+	}
+}
+
 // TestNextCallDuringRound checks that no rank uses the call of another one that has returned: the race detector
 // would report it.
 func TestNextCallDuringRound(t *testing.T) {
