@@ -652,3 +652,37 @@ func divF32(dst *byte, src *byte, bytes int, by float32)
 //
 //go:noescape
 func divF64(dst *byte, src *byte, bytes int, by float64)
+
+// addLargest sets dst[i] = a[i] + b[i], float32, for so many bytes, a multiple of 32, and returns the largest
+// bits of a magnitude of dst.
+//
+//go:noescape
+func addLargest(dst *byte, a *byte, b *byte, bytes int) uint32
+
+// quantize sets q[i] = int8(round(e[i]*inverse)), to nearest even, and then e[i] -= float32(q[i])*scale, for
+// so many bytes of q, a multiple of 32. Every e[i]*inverse is within int8.
+//
+//go:noescape
+func quantize(q *byte, e *byte, bytes int, inverse float32, scale float32)
+
+// dequantize sets dst[i] = float32(q[i]) * scale for so many bytes of q, a multiple of 32.
+//
+//go:noescape
+func dequantize(dst *byte, q *byte, bytes int, scale float32)
+
+// addDequantized sets dst[i] += float32(q[i]) * scale for so many bytes of q, a multiple of 32.
+//
+//go:noescape
+func addDequantized(dst *byte, q *byte, bytes int, scale float32)
+
+// addScaled sets dst[i] = a[i] + by*x[i], float32, for so many bytes, a multiple of 32.
+//
+//go:noescape
+func addScaled(dst *byte, a *byte, x *byte, bytes int, by float32)
+
+// dot returns the sum of a[i]*b[i], float32, over so many bytes, a multiple of 128. Element i is
+// added to partial sum i%32; then the upper half of the partial sums is added to the
+// lower one until one is left.
+//
+//go:noescape
+func dot(a *byte, b *byte, bytes int) float32

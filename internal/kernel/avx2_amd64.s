@@ -8348,3 +8348,311 @@ narrow:
 done:
 	VZEROUPPER
 	RET
+
+// func addLargest(dst *byte, a *byte, b *byte, bytes int) uint32
+// Requires: AVX, AVX2
+TEXT ·addLargest(SB), NOSPLIT, $0-36
+	MOVQ     dst+0(FP), AX
+	MOVQ     a+8(FP), CX
+	MOVQ     b+16(FP), DX
+	MOVQ     bytes+24(FP), BX
+	XORQ     SI, SI
+	VPCMPEQD Y0, Y0, Y0
+	VPSRLD   $0x01, Y0, Y0
+	VPXOR    Y1, Y1, Y1
+	VPXOR    Y2, Y2, Y2
+
+wide:
+	CMPQ    BX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Y3
+	VADDPS  (DX)(SI*1), Y3, Y3
+	VMOVUPS Y3, (AX)(SI*1)
+	VPAND   Y0, Y3, Y3
+	VPMAXSD Y3, Y1, Y1
+	VMOVUPS 32(CX)(SI*1), Y3
+	VADDPS  32(DX)(SI*1), Y3, Y3
+	VMOVUPS Y3, 32(AX)(SI*1)
+	VPAND   Y0, Y3, Y3
+	VPMAXSD Y3, Y2, Y2
+	VMOVUPS 64(CX)(SI*1), Y3
+	VADDPS  64(DX)(SI*1), Y3, Y3
+	VMOVUPS Y3, 64(AX)(SI*1)
+	VPAND   Y0, Y3, Y3
+	VPMAXSD Y3, Y1, Y1
+	VMOVUPS 96(CX)(SI*1), Y3
+	VADDPS  96(DX)(SI*1), Y3, Y3
+	VMOVUPS Y3, 96(AX)(SI*1)
+	VPAND   Y0, Y3, Y3
+	VPMAXSD Y3, Y2, Y2
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(SI*1), Y3
+	VADDPS  (DX)(SI*1), Y3, Y3
+	VMOVUPS Y3, (AX)(SI*1)
+	VPAND   Y0, Y3, Y3
+	VPMAXSD Y3, Y1, Y1
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
+	JMP     narrow
+
+done:
+	VPMAXSD      Y2, Y1, Y1
+	VEXTRACTF128 $0x01, Y1, X0
+	VPMAXSD      X0, X1, X1
+	VPSHUFD      $0x4e, X1, X0
+	VPMAXSD      X0, X1, X1
+	VPSHUFD      $0x01, X1, X0
+	VPMAXSD      X0, X1, X1
+	VMOVD        X1, AX
+	VZEROUPPER
+	MOVL         AX, ret+32(FP)
+	RET
+
+// func quantize(q *byte, e *byte, bytes int, inverse float32, scale float32)
+// Requires: AVX, AVX2, SSE
+TEXT ·quantize(SB), NOSPLIT, $0-32
+	MOVQ         q+0(FP), AX
+	MOVQ         e+8(FP), CX
+	MOVQ         bytes+16(FP), DX
+	MOVSS        inverse+24(FP), X0
+	VBROADCASTSS X0, Y0
+	MOVSS        scale+28(FP), X1
+	VBROADCASTSS X1, Y1
+	VMOVDQU      packOrder<>+0(SB), Y2
+	XORQ         BX, BX
+
+narrow:
+	CMPQ      DX, $0x00000020
+	JLT       done
+	VMOVUPS   (CX)(BX*4), Y3
+	VMULPS    Y0, Y3, Y4
+	VCVTPS2DQ Y4, Y5
+	VCVTDQ2PS Y5, Y4
+	VMULPS    Y1, Y4, Y4
+	VSUBPS    Y4, Y3, Y3
+	VMOVUPS   Y3, (CX)(BX*4)
+	VMOVUPS   32(CX)(BX*4), Y3
+	VMULPS    Y0, Y3, Y4
+	VCVTPS2DQ Y4, Y6
+	VCVTDQ2PS Y6, Y4
+	VMULPS    Y1, Y4, Y4
+	VSUBPS    Y4, Y3, Y3
+	VMOVUPS   Y3, 32(CX)(BX*4)
+	VMOVUPS   64(CX)(BX*4), Y3
+	VMULPS    Y0, Y3, Y4
+	VCVTPS2DQ Y4, Y7
+	VCVTDQ2PS Y7, Y4
+	VMULPS    Y1, Y4, Y4
+	VSUBPS    Y4, Y3, Y3
+	VMOVUPS   Y3, 64(CX)(BX*4)
+	VMOVUPS   96(CX)(BX*4), Y3
+	VMULPS    Y0, Y3, Y4
+	VCVTPS2DQ Y4, Y8
+	VCVTDQ2PS Y8, Y4
+	VMULPS    Y1, Y4, Y4
+	VSUBPS    Y4, Y3, Y3
+	VMOVUPS   Y3, 96(CX)(BX*4)
+	VPACKSSDW Y6, Y5, Y5
+	VPACKSSDW Y8, Y7, Y7
+	VPACKSSWB Y7, Y5, Y5
+	VPERMD    Y5, Y2, Y5
+	VMOVDQU   Y5, (AX)(BX*1)
+	ADDQ      $0x00000020, BX
+	SUBQ      $0x00000020, DX
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+DATA packOrder<>+0(SB)/4, $0x00000000
+DATA packOrder<>+4(SB)/4, $0x00000004
+DATA packOrder<>+8(SB)/4, $0x00000001
+DATA packOrder<>+12(SB)/4, $0x00000005
+DATA packOrder<>+16(SB)/4, $0x00000002
+DATA packOrder<>+20(SB)/4, $0x00000006
+DATA packOrder<>+24(SB)/4, $0x00000003
+DATA packOrder<>+28(SB)/4, $0x00000007
+GLOBL packOrder<>(SB), RODATA|NOPTR, $32
+
+// func dequantize(dst *byte, q *byte, bytes int, scale float32)
+// Requires: AVX, AVX2, SSE
+TEXT ·dequantize(SB), NOSPLIT, $0-28
+	MOVQ         dst+0(FP), AX
+	MOVQ         q+8(FP), CX
+	MOVQ         bytes+16(FP), DX
+	MOVSS        scale+24(FP), X0
+	VBROADCASTSS X0, Y0
+	XORQ         BX, BX
+
+narrow:
+	CMPQ      DX, $0x00000020
+	JLT       done
+	VPMOVSXBD (CX)(BX*1), Y1
+	VCVTDQ2PS Y1, Y1
+	VMULPS    Y0, Y1, Y1
+	VMOVUPS   Y1, (AX)(BX*4)
+	VPMOVSXBD 8(CX)(BX*1), Y1
+	VCVTDQ2PS Y1, Y1
+	VMULPS    Y0, Y1, Y1
+	VMOVUPS   Y1, 32(AX)(BX*4)
+	VPMOVSXBD 16(CX)(BX*1), Y1
+	VCVTDQ2PS Y1, Y1
+	VMULPS    Y0, Y1, Y1
+	VMOVUPS   Y1, 64(AX)(BX*4)
+	VPMOVSXBD 24(CX)(BX*1), Y1
+	VCVTDQ2PS Y1, Y1
+	VMULPS    Y0, Y1, Y1
+	VMOVUPS   Y1, 96(AX)(BX*4)
+	ADDQ      $0x00000020, BX
+	SUBQ      $0x00000020, DX
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func addDequantized(dst *byte, q *byte, bytes int, scale float32)
+// Requires: AVX, AVX2, SSE
+TEXT ·addDequantized(SB), NOSPLIT, $0-28
+	MOVQ         dst+0(FP), AX
+	MOVQ         q+8(FP), CX
+	MOVQ         bytes+16(FP), DX
+	MOVSS        scale+24(FP), X0
+	VBROADCASTSS X0, Y0
+	XORQ         BX, BX
+
+narrow:
+	CMPQ      DX, $0x00000020
+	JLT       done
+	VPMOVSXBD (CX)(BX*1), Y1
+	VCVTDQ2PS Y1, Y1
+	VMULPS    Y0, Y1, Y1
+	VMOVUPS   (AX)(BX*4), Y2
+	VADDPS    Y1, Y2, Y1
+	VMOVUPS   Y1, (AX)(BX*4)
+	VPMOVSXBD 8(CX)(BX*1), Y1
+	VCVTDQ2PS Y1, Y1
+	VMULPS    Y0, Y1, Y1
+	VMOVUPS   32(AX)(BX*4), Y2
+	VADDPS    Y1, Y2, Y1
+	VMOVUPS   Y1, 32(AX)(BX*4)
+	VPMOVSXBD 16(CX)(BX*1), Y1
+	VCVTDQ2PS Y1, Y1
+	VMULPS    Y0, Y1, Y1
+	VMOVUPS   64(AX)(BX*4), Y2
+	VADDPS    Y1, Y2, Y1
+	VMOVUPS   Y1, 64(AX)(BX*4)
+	VPMOVSXBD 24(CX)(BX*1), Y1
+	VCVTDQ2PS Y1, Y1
+	VMULPS    Y0, Y1, Y1
+	VMOVUPS   96(AX)(BX*4), Y2
+	VADDPS    Y1, Y2, Y1
+	VMOVUPS   Y1, 96(AX)(BX*4)
+	ADDQ      $0x00000020, BX
+	SUBQ      $0x00000020, DX
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func addScaled(dst *byte, a *byte, x *byte, bytes int, by float32)
+// Requires: AVX, AVX2, SSE
+TEXT ·addScaled(SB), NOSPLIT, $0-36
+	MOVQ         dst+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         x+16(FP), DX
+	MOVQ         bytes+24(FP), BX
+	MOVSS        by+32(FP), X0
+	VBROADCASTSS X0, Y0
+	XORQ         SI, SI
+
+wide:
+	CMPQ    BX, $0x00000080
+	JLT     narrow
+	VMULPS  (DX)(SI*1), Y0, Y1
+	VMOVUPS (CX)(SI*1), Y2
+	VADDPS  Y1, Y2, Y2
+	VMOVUPS Y2, (AX)(SI*1)
+	VMULPS  32(DX)(SI*1), Y0, Y1
+	VMOVUPS 32(CX)(SI*1), Y2
+	VADDPS  Y1, Y2, Y2
+	VMOVUPS Y2, 32(AX)(SI*1)
+	VMULPS  64(DX)(SI*1), Y0, Y1
+	VMOVUPS 64(CX)(SI*1), Y2
+	VADDPS  Y1, Y2, Y2
+	VMOVUPS Y2, 64(AX)(SI*1)
+	VMULPS  96(DX)(SI*1), Y0, Y1
+	VMOVUPS 96(CX)(SI*1), Y2
+	VADDPS  Y1, Y2, Y2
+	VMOVUPS Y2, 96(AX)(SI*1)
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000020
+	JLT     done
+	VMULPS  (DX)(SI*1), Y0, Y1
+	VMOVUPS (CX)(SI*1), Y2
+	VADDPS  Y1, Y2, Y2
+	VMOVUPS Y2, (AX)(SI*1)
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func dot(a *byte, b *byte, bytes int) float32
+// Requires: AVX, AVX2, SSE
+TEXT ·dot(SB), NOSPLIT, $0-28
+	MOVQ  a+0(FP), AX
+	MOVQ  b+8(FP), CX
+	MOVQ  bytes+16(FP), DX
+	XORQ  BX, BX
+	VPXOR Y0, Y0, Y0
+	VPXOR Y1, Y1, Y1
+	VPXOR Y2, Y2, Y2
+	VPXOR Y3, Y3, Y3
+
+turn:
+	CMPQ    DX, $0x00000080
+	JLT     end
+	VMOVUPS (AX)(BX*1), Y4
+	VMULPS  (CX)(BX*1), Y4, Y4
+	VADDPS  Y4, Y0, Y0
+	VMOVUPS 32(AX)(BX*1), Y4
+	VMULPS  32(CX)(BX*1), Y4, Y4
+	VADDPS  Y4, Y1, Y1
+	VMOVUPS 64(AX)(BX*1), Y4
+	VMULPS  64(CX)(BX*1), Y4, Y4
+	VADDPS  Y4, Y2, Y2
+	VMOVUPS 96(AX)(BX*1), Y4
+	VMULPS  96(CX)(BX*1), Y4, Y4
+	VADDPS  Y4, Y3, Y3
+	ADDQ    $0x00000080, BX
+	SUBQ    $0x00000080, DX
+	JMP     turn
+
+end:
+	VADDPS       Y2, Y0, Y0
+	VADDPS       Y3, Y1, Y1
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VPSHUFD      $0x4e, X0, X1
+	VADDPS       X1, X0, X0
+	VPSHUFD      $0x01, X0, X1
+	VADDPS       X1, X0, X0
+	VZEROUPPER
+	MOVSS        X0, ret+24(FP)
+	RET

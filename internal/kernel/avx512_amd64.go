@@ -649,3 +649,37 @@ func divF32AVX512(dst *byte, src *byte, bytes int, by float32)
 //
 //go:noescape
 func divF64AVX512(dst *byte, src *byte, bytes int, by float64)
+
+// addLargestAVX512 sets dst[i] = a[i] + b[i], float32, for so many bytes, a multiple of 64, and returns the largest
+// bits of a magnitude of dst.
+//
+//go:noescape
+func addLargestAVX512(dst *byte, a *byte, b *byte, bytes int) uint32
+
+// quantizeAVX512 sets q[i] = int8(round(e[i]*inverse)), to nearest even, and then e[i] -= float32(q[i])*scale, for
+// so many bytes of q, a multiple of 64. Every e[i]*inverse is within int8.
+//
+//go:noescape
+func quantizeAVX512(q *byte, e *byte, bytes int, inverse float32, scale float32)
+
+// dequantizeAVX512 sets dst[i] = float32(q[i]) * scale for so many bytes of q, a multiple of 64.
+//
+//go:noescape
+func dequantizeAVX512(dst *byte, q *byte, bytes int, scale float32)
+
+// addDequantizedAVX512 sets dst[i] += float32(q[i]) * scale for so many bytes of q, a multiple of 64.
+//
+//go:noescape
+func addDequantizedAVX512(dst *byte, q *byte, bytes int, scale float32)
+
+// addScaledAVX512 sets dst[i] = a[i] + by*x[i], float32, for so many bytes, a multiple of 64.
+//
+//go:noescape
+func addScaledAVX512(dst *byte, a *byte, x *byte, bytes int, by float32)
+
+// dotAVX512 returns the sum of a[i]*b[i], float32, over so many bytes, a multiple of 128. Element i is
+// added to partial sum i%32; then the upper half of the partial sums is added to the
+// lower one until one is left.
+//
+//go:noescape
+func dotAVX512(a *byte, b *byte, bytes int) float32

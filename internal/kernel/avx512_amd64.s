@@ -7646,3 +7646,293 @@ narrow:
 done:
 	VZEROUPPER
 	RET
+
+// func addLargestAVX512(dst *byte, a *byte, b *byte, bytes int) uint32
+// Requires: AVX, AVX2, AVX512DQ, AVX512F
+TEXT ·addLargestAVX512(SB), NOSPLIT, $0-36
+	MOVQ       dst+0(FP), AX
+	MOVQ       a+8(FP), CX
+	MOVQ       b+16(FP), DX
+	MOVQ       bytes+24(FP), BX
+	XORQ       SI, SI
+	VPTERNLOGD $0xff, Z0, Z0, Z0
+	VPSRLD     $0x01, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+
+wide:
+	CMPQ    BX, $0x00000100
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Z3
+	VADDPS  (DX)(SI*1), Z3, Z3
+	VMOVUPS Z3, (AX)(SI*1)
+	VPANDD  Z0, Z3, Z3
+	VPMAXSD Z3, Z1, Z1
+	VMOVUPS 64(CX)(SI*1), Z3
+	VADDPS  64(DX)(SI*1), Z3, Z3
+	VMOVUPS Z3, 64(AX)(SI*1)
+	VPANDD  Z0, Z3, Z3
+	VPMAXSD Z3, Z2, Z2
+	VMOVUPS 128(CX)(SI*1), Z3
+	VADDPS  128(DX)(SI*1), Z3, Z3
+	VMOVUPS Z3, 128(AX)(SI*1)
+	VPANDD  Z0, Z3, Z3
+	VPMAXSD Z3, Z1, Z1
+	VMOVUPS 192(CX)(SI*1), Z3
+	VADDPS  192(DX)(SI*1), Z3, Z3
+	VMOVUPS Z3, 192(AX)(SI*1)
+	VPANDD  Z0, Z3, Z3
+	VPMAXSD Z3, Z2, Z2
+	ADDQ    $0x00000100, SI
+	SUBQ    $0x00000100, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000040
+	JLT     done
+	VMOVUPS (CX)(SI*1), Z3
+	VADDPS  (DX)(SI*1), Z3, Z3
+	VMOVUPS Z3, (AX)(SI*1)
+	VPANDD  Z0, Z3, Z3
+	VPMAXSD Z3, Z1, Z1
+	ADDQ    $0x00000040, SI
+	SUBQ    $0x00000040, BX
+	JMP     narrow
+
+done:
+	VPMAXSD       Z2, Z1, Z1
+	VEXTRACTF32X8 $0x01, Z1, Y0
+	VPMAXSD       Y0, Y1, Y1
+	VEXTRACTF128  $0x01, Y1, X0
+	VPMAXSD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMAXSD       X0, X1, X1
+	VPSHUFD       $0x01, X1, X0
+	VPMAXSD       X0, X1, X1
+	VMOVD         X1, AX
+	VZEROUPPER
+	MOVL          AX, ret+32(FP)
+	RET
+
+// func quantizeAVX512(q *byte, e *byte, bytes int, inverse float32, scale float32)
+// Requires: AVX, AVX512F, SSE
+TEXT ·quantizeAVX512(SB), NOSPLIT, $0-32
+	MOVQ         q+0(FP), AX
+	MOVQ         e+8(FP), CX
+	MOVQ         bytes+16(FP), DX
+	MOVSS        inverse+24(FP), X0
+	VBROADCASTSS X0, Z0
+	MOVSS        scale+28(FP), X1
+	VBROADCASTSS X1, Z1
+	XORQ         BX, BX
+
+narrow:
+	CMPQ      DX, $0x00000040
+	JLT       done
+	VMOVUPS   (CX)(BX*4), Z2
+	VMULPS    Z0, Z2, Z3
+	VCVTPS2DQ Z3, Z4
+	VCVTDQ2PS Z4, Z3
+	VMULPS    Z1, Z3, Z3
+	VSUBPS    Z3, Z2, Z2
+	VMOVUPS   Z2, (CX)(BX*4)
+	VPMOVSDB  Z4, (AX)(BX*1)
+	VMOVUPS   64(CX)(BX*4), Z2
+	VMULPS    Z0, Z2, Z3
+	VCVTPS2DQ Z3, Z4
+	VCVTDQ2PS Z4, Z3
+	VMULPS    Z1, Z3, Z3
+	VSUBPS    Z3, Z2, Z2
+	VMOVUPS   Z2, 64(CX)(BX*4)
+	VPMOVSDB  Z4, 16(AX)(BX*1)
+	VMOVUPS   128(CX)(BX*4), Z2
+	VMULPS    Z0, Z2, Z3
+	VCVTPS2DQ Z3, Z4
+	VCVTDQ2PS Z4, Z3
+	VMULPS    Z1, Z3, Z3
+	VSUBPS    Z3, Z2, Z2
+	VMOVUPS   Z2, 128(CX)(BX*4)
+	VPMOVSDB  Z4, 32(AX)(BX*1)
+	VMOVUPS   192(CX)(BX*4), Z2
+	VMULPS    Z0, Z2, Z3
+	VCVTPS2DQ Z3, Z4
+	VCVTDQ2PS Z4, Z3
+	VMULPS    Z1, Z3, Z3
+	VSUBPS    Z3, Z2, Z2
+	VMOVUPS   Z2, 192(CX)(BX*4)
+	VPMOVSDB  Z4, 48(AX)(BX*1)
+	ADDQ      $0x00000040, BX
+	SUBQ      $0x00000040, DX
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func dequantizeAVX512(dst *byte, q *byte, bytes int, scale float32)
+// Requires: AVX, AVX512F, SSE
+TEXT ·dequantizeAVX512(SB), NOSPLIT, $0-28
+	MOVQ         dst+0(FP), AX
+	MOVQ         q+8(FP), CX
+	MOVQ         bytes+16(FP), DX
+	MOVSS        scale+24(FP), X0
+	VBROADCASTSS X0, Z0
+	XORQ         BX, BX
+
+narrow:
+	CMPQ      DX, $0x00000040
+	JLT       done
+	VPMOVSXBD (CX)(BX*1), Z1
+	VCVTDQ2PS Z1, Z1
+	VMULPS    Z0, Z1, Z1
+	VMOVUPS   Z1, (AX)(BX*4)
+	VPMOVSXBD 16(CX)(BX*1), Z1
+	VCVTDQ2PS Z1, Z1
+	VMULPS    Z0, Z1, Z1
+	VMOVUPS   Z1, 64(AX)(BX*4)
+	VPMOVSXBD 32(CX)(BX*1), Z1
+	VCVTDQ2PS Z1, Z1
+	VMULPS    Z0, Z1, Z1
+	VMOVUPS   Z1, 128(AX)(BX*4)
+	VPMOVSXBD 48(CX)(BX*1), Z1
+	VCVTDQ2PS Z1, Z1
+	VMULPS    Z0, Z1, Z1
+	VMOVUPS   Z1, 192(AX)(BX*4)
+	ADDQ      $0x00000040, BX
+	SUBQ      $0x00000040, DX
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func addDequantizedAVX512(dst *byte, q *byte, bytes int, scale float32)
+// Requires: AVX, AVX512F, SSE
+TEXT ·addDequantizedAVX512(SB), NOSPLIT, $0-28
+	MOVQ         dst+0(FP), AX
+	MOVQ         q+8(FP), CX
+	MOVQ         bytes+16(FP), DX
+	MOVSS        scale+24(FP), X0
+	VBROADCASTSS X0, Z0
+	XORQ         BX, BX
+
+narrow:
+	CMPQ      DX, $0x00000040
+	JLT       done
+	VPMOVSXBD (CX)(BX*1), Z1
+	VCVTDQ2PS Z1, Z1
+	VMULPS    Z0, Z1, Z1
+	VMOVUPS   (AX)(BX*4), Z2
+	VADDPS    Z1, Z2, Z1
+	VMOVUPS   Z1, (AX)(BX*4)
+	VPMOVSXBD 16(CX)(BX*1), Z1
+	VCVTDQ2PS Z1, Z1
+	VMULPS    Z0, Z1, Z1
+	VMOVUPS   64(AX)(BX*4), Z2
+	VADDPS    Z1, Z2, Z1
+	VMOVUPS   Z1, 64(AX)(BX*4)
+	VPMOVSXBD 32(CX)(BX*1), Z1
+	VCVTDQ2PS Z1, Z1
+	VMULPS    Z0, Z1, Z1
+	VMOVUPS   128(AX)(BX*4), Z2
+	VADDPS    Z1, Z2, Z1
+	VMOVUPS   Z1, 128(AX)(BX*4)
+	VPMOVSXBD 48(CX)(BX*1), Z1
+	VCVTDQ2PS Z1, Z1
+	VMULPS    Z0, Z1, Z1
+	VMOVUPS   192(AX)(BX*4), Z2
+	VADDPS    Z1, Z2, Z1
+	VMOVUPS   Z1, 192(AX)(BX*4)
+	ADDQ      $0x00000040, BX
+	SUBQ      $0x00000040, DX
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func addScaledAVX512(dst *byte, a *byte, x *byte, bytes int, by float32)
+// Requires: AVX, AVX512F, SSE
+TEXT ·addScaledAVX512(SB), NOSPLIT, $0-36
+	MOVQ         dst+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         x+16(FP), DX
+	MOVQ         bytes+24(FP), BX
+	MOVSS        by+32(FP), X0
+	VBROADCASTSS X0, Z0
+	XORQ         SI, SI
+
+wide:
+	CMPQ    BX, $0x00000100
+	JLT     narrow
+	VMULPS  (DX)(SI*1), Z0, Z1
+	VMOVUPS (CX)(SI*1), Z2
+	VADDPS  Z1, Z2, Z2
+	VMOVUPS Z2, (AX)(SI*1)
+	VMULPS  64(DX)(SI*1), Z0, Z1
+	VMOVUPS 64(CX)(SI*1), Z2
+	VADDPS  Z1, Z2, Z2
+	VMOVUPS Z2, 64(AX)(SI*1)
+	VMULPS  128(DX)(SI*1), Z0, Z1
+	VMOVUPS 128(CX)(SI*1), Z2
+	VADDPS  Z1, Z2, Z2
+	VMOVUPS Z2, 128(AX)(SI*1)
+	VMULPS  192(DX)(SI*1), Z0, Z1
+	VMOVUPS 192(CX)(SI*1), Z2
+	VADDPS  Z1, Z2, Z2
+	VMOVUPS Z2, 192(AX)(SI*1)
+	ADDQ    $0x00000100, SI
+	SUBQ    $0x00000100, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000040
+	JLT     done
+	VMULPS  (DX)(SI*1), Z0, Z1
+	VMOVUPS (CX)(SI*1), Z2
+	VADDPS  Z1, Z2, Z2
+	VMOVUPS Z2, (AX)(SI*1)
+	ADDQ    $0x00000040, SI
+	SUBQ    $0x00000040, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func dotAVX512(a *byte, b *byte, bytes int) float32
+// Requires: AVX, AVX512DQ, AVX512F, SSE
+TEXT ·dotAVX512(SB), NOSPLIT, $0-28
+	MOVQ   a+0(FP), AX
+	MOVQ   b+8(FP), CX
+	MOVQ   bytes+16(FP), DX
+	XORQ   BX, BX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+
+turn:
+	CMPQ    DX, $0x00000080
+	JLT     end
+	VMOVUPS (AX)(BX*1), Z2
+	VMULPS  (CX)(BX*1), Z2, Z2
+	VADDPS  Z2, Z0, Z0
+	VMOVUPS 64(AX)(BX*1), Z2
+	VMULPS  64(CX)(BX*1), Z2, Z2
+	VADDPS  Z2, Z1, Z1
+	ADDQ    $0x00000080, BX
+	SUBQ    $0x00000080, DX
+	JMP     turn
+
+end:
+	VADDPS        Z1, Z0, Z0
+	VEXTRACTF32X8 $0x01, Z0, Y1
+	VADDPS        Y1, Y0, Y0
+	VEXTRACTF128  $0x01, Y0, X1
+	VADDPS        X1, X0, X0
+	VPSHUFD       $0x4e, X0, X1
+	VADDPS        X1, X0, X0
+	VPSHUFD       $0x01, X0, X1
+	VADDPS        X1, X0, X0
+	VZEROUPPER
+	MOVSS         X0, ret+24(FP)
+	RET

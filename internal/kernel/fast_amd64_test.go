@@ -30,6 +30,7 @@ func TestWithoutAVX512(t *testing.T) {
 	t.Run("scale", TestScale)
 	t.Run("convert", TestConvertAll)
 	t.Run("stream", TestStream)
+	t.Run("vector loops", TestVectorLoops)
 	if !testing.Short() {
 		t.Run("tree", TestTree)
 	}

@@ -1,5 +1,5 @@
 // Package kernel implements the innermost loops of reductions: combining two vectors element by element, combining many
-// along the canonical tree, dividing by a count, and converting between widths.
+// along the canonical tree, dividing by a count, and converting between widths; and those of compressed gradients.
 //
 // Memory is given as pointers and counts of elements. Any start address is allowed, aligned or not, and any count, 0
 // included. A destination may be the same memory as a source (the same start), but must not overlap one otherwise.

@@ -650,6 +650,20 @@ func TestNoAllocation(t *testing.T) {
 	}
 }
 
+func TestVectorLoopsDoNotAllocate(t *testing.T) {
+	p := vectors(3, 4*1000)
+	if got := testing.AllocsPerRun(10, func() {
+		AddLargest(p[0], p[1], p[2], 1000)
+		Quantize(p[0], p[1], 1000, 0, 0)
+		Dequantize(p[0], p[1], 1000, 0)
+		AddDequantized(p[0], p[1], 1000, 0)
+		AddScaled(p[0], p[1], p[2], 1000, 0)
+		Dot(p[0], p[1], 1000)
+	}); got != 0 {
+		t.Errorf("%v allocations", got)
+	}
+}
+
 func TestMisuse(t *testing.T) {
 	for name, f := range map[string]func(){
 		"sum of bool":        func() { Reduce(Sum, tensor.Bool, nil, nil, nil, 0) },

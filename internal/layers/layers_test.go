@@ -66,6 +66,7 @@ var mayImport = []struct {
 		"transport/mem", "distribute/internal/...", "internal/stacks", "internal/kernel", "engine", "data",
 		"cluster/...",
 	}},
+	{"train/compress", []string{"tensor", "internal/kernel"}},
 	{"train/...", []string{
 		"tensor", "internal/ranges", "internal/stacks", "engine", "data/...", "distribute", "train/...",
 		"cluster/...",

@@ -46,6 +46,12 @@ func main() {
 	scale("mulF64", "*", func(src Op, by, dst reg.VecVirtual) { VMULPD(src, by, dst) }, 8)
 	scale("divF32", "/", func(src Op, by, dst reg.VecVirtual) { VMOVUPS(src, dst); VDIVPS(by, dst, dst) }, 4)
 	scale("divF64", "/", func(src Op, by, dst reg.VecVirtual) { VMOVUPD(src, dst); VDIVPD(by, dst, dst) }, 8)
+	addLargest()
+	quantize()
+	dequantize("dequantize", false)
+	dequantize("addDequantized", true)
+	addScaled()
+	dot()
 	Generate()
 }
 
@@ -640,6 +646,217 @@ func scale(name, operator string, apply func(src Op, by, dst reg.VecVirtual), si
 	})
 }
 
+// addLargest writes the loop that adds and finds the largest magnitude. As integers, the bits of magnitudes are in the
+// order of the numbers, with NaNs above infinity.
+func addLargest() {
+	name := "addLargest" + suffix
+	TEXT(name, NOSPLIT, "func(dst, a, b *byte, bytes int) uint32")
+	Doc(fmt.Sprintf("%s sets dst[i] = a[i] + b[i], float32, for so many bytes, a multiple of %d, and returns the largest",
+		name, vectorBytes), "bits of a magnitude of dst.")
+	Pragma("noescape")
+	dst, a, b := Load(Param("dst"), GP64()), Load(Param("a"), GP64()), Load(Param("b"), GP64())
+	bytes, at := Load(Param("bytes"), GP64()), GP64()
+	XORQ(at, at)
+	magnitude, largest := ones(), [2]reg.VecVirtual{vec(), vec()}
+	VPSRLD(Imm(1), magnitude, magnitude)
+	for _, l := range largest {
+		xor(l, l, l)
+	}
+	loops(at, bytes, 4, func(vectors int) {
+		for i := range vectors {
+			v := vec()
+			VMOVUPS(Mem{Base: a, Index: at, Scale: 1, Disp: i * vectorBytes}, v)
+			VADDPS(Mem{Base: b, Index: at, Scale: 1, Disp: i * vectorBytes}, v, v)
+			VMOVUPS(v, Mem{Base: dst, Index: at, Scale: 1, Disp: i * vectorBytes})
+			and(magnitude, v, v)
+			VPMAXSD(v, largest[i%2], largest[i%2])
+		}
+	})
+	VPMAXSD(largest[1], largest[0], largest[0])
+	x := halves(largest[0], func(upper, lower Op) { VPMAXSD(upper, lower, lower) })
+	result := GP32()
+	VMOVD(x, result)
+	VZEROUPPER()
+	Store(result, ReturnIndex(0))
+	RET()
+}
+
+// halves combines the lanes of a vector of 32-bit elements: the upper half with the lower one, until one lane is left,
+// the lowest of the returned register.
+func halves(v reg.VecVirtual, combine func(upper, lower Op)) reg.VecVirtual {
+	if wide() {
+		upper := YMM()
+		VEXTRACTF32X8(Imm(1), v, upper)
+		combine(upper, v.AsY())
+	}
+	upper, x := XMM(), v.AsX()
+	VEXTRACTF128(Imm(1), v.AsY(), upper)
+	combine(upper, x)
+	VPSHUFD(Imm(0b01001110), x, upper)
+	combine(upper, x)
+	VPSHUFD(Imm(0b00000001), x, upper)
+	combine(upper, x)
+	return x.(reg.VecVirtual)
+}
+
+// broadcast returns a vector filled with a float32 parameter.
+func broadcast(param string) reg.VecVirtual {
+	one, all := Load(Param(param), XMM()).(reg.VecVirtual), vec()
+	VBROADCASTSS(one, all)
+	return all
+}
+
+// quantize writes the loop that rounds to 8-bit integers. A turn makes a vector of them, out of four of float32.
+func quantize() {
+	name := "quantize" + suffix
+	TEXT(name, NOSPLIT, "func(q, e *byte, bytes int, inverse, scale float32)")
+	Doc(fmt.Sprintf("%s sets q[i] = int8(round(e[i]*inverse)), to nearest even, and then e[i] -= float32(q[i])*scale, for",
+		name), fmt.Sprintf("so many bytes of q, a multiple of %d. Every e[i]*inverse is within int8.", vectorBytes))
+	Pragma("noescape")
+	q, e, bytes := Load(Param("q"), GP64()), Load(Param("e"), GP64()), Load(Param("bytes"), GP64())
+	inverse, scale := broadcast("inverse"), broadcast("scale")
+	var order reg.VecVirtual
+	if !wide() {
+		order = vec()
+		VMOVDQU(packOrder(), order)
+	}
+	at := GP64()
+	XORQ(at, at)
+	turns(at, bytes, 1, func(int) {
+		from, to := Mem{Base: e, Index: at, Scale: 4}, Mem{Base: q, Index: at, Scale: 1}
+		var n [4]reg.VecVirtual
+		for i := range n {
+			v, rounded := vec(), vec()
+			n[i] = vec()
+			VMOVUPS(from.Offset(i*vectorBytes), v)
+			VMULPS(inverse, v, rounded)
+			VCVTPS2DQ(rounded, n[i])
+			VCVTDQ2PS(n[i], rounded)
+			VMULPS(scale, rounded, rounded)
+			VSUBPS(rounded, v, v)
+			VMOVUPS(v, from.Offset(i*vectorBytes))
+			if wide() {
+				VPMOVSDB(n[i], to.Offset(i*vectorBytes/4))
+			}
+		}
+		if wide() {
+			return
+		}
+		VPACKSSDW(n[1], n[0], n[0])
+		VPACKSSDW(n[3], n[2], n[2])
+		VPACKSSWB(n[2], n[0], n[0])
+		VPERMD(n[0], order, n[0]) // packing took turns between the lanes
+		VMOVDQU(n[0], to)
+	})
+}
+
+// packOrder defines the positions of groups of four bytes after packing four vectors to one.
+func packOrder() Mem {
+	order := GLOBL("packOrder", RODATA|NOPTR)
+	for i, at := range []uint32{0, 4, 1, 5, 2, 6, 3, 7} {
+		DATA(4*i, U32(at))
+	}
+	return order
+}
+
+// dequantize writes the loop that multiplies 8-bit integers by their scale, and may add the products.
+func dequantize(name string, add bool) {
+	name += suffix
+	operation := "="
+	if add {
+		operation = "+="
+	}
+	TEXT(name, NOSPLIT, "func(dst, q *byte, bytes int, scale float32)")
+	Doc(fmt.Sprintf("%s sets dst[i] %s float32(q[i]) * scale for so many bytes of q, a multiple of %d.", name, operation,
+		vectorBytes))
+	Pragma("noescape")
+	dst, q, bytes := Load(Param("dst"), GP64()), Load(Param("q"), GP64()), Load(Param("bytes"), GP64())
+	scale := broadcast("scale")
+	at := GP64()
+	XORQ(at, at)
+	turns(at, bytes, 1, func(int) {
+		to, from := Mem{Base: dst, Index: at, Scale: 4}, Mem{Base: q, Index: at, Scale: 1}
+		for i := range 4 {
+			v := vec()
+			VPMOVSXBD(from.Offset(i*vectorBytes/4), v)
+			VCVTDQ2PS(v, v)
+			VMULPS(scale, v, v)
+			if add {
+				sum := vec()
+				VMOVUPS(to.Offset(i*vectorBytes), sum)
+				VADDPS(v, sum, v)
+			}
+			VMOVUPS(v, to.Offset(i*vectorBytes))
+		}
+	})
+}
+
+// addScaled writes the loop of a vector plus a multiple of another one. Product and sum are rounded separately.
+func addScaled() {
+	name := "addScaled" + suffix
+	TEXT(name, NOSPLIT, "func(dst, a, x *byte, bytes int, by float32)")
+	Doc(fmt.Sprintf("%s sets dst[i] = a[i] + by*x[i], float32, for so many bytes, a multiple of %d.", name, vectorBytes))
+	Pragma("noescape")
+	dst, a, x := Load(Param("dst"), GP64()), Load(Param("a"), GP64()), Load(Param("x"), GP64())
+	bytes, by, at := Load(Param("bytes"), GP64()), broadcast("by"), GP64()
+	XORQ(at, at)
+	turns(at, bytes, 4, func(vectors int) {
+		for i := range vectors {
+			v, sum := vec(), vec()
+			VMULPS(Mem{Base: x, Index: at, Scale: 1, Disp: i * vectorBytes}, by, v)
+			VMOVUPS(Mem{Base: a, Index: at, Scale: 1, Disp: i * vectorBytes}, sum)
+			VADDPS(v, sum, sum)
+			VMOVUPS(sum, Mem{Base: dst, Index: at, Scale: 1, Disp: i * vectorBytes})
+		}
+	})
+}
+
+// dot writes the loop of the dot product. It has as many partial sums with all kinds of registers, so that the bits are
+// equal.
+func dot() {
+	const bytesPerTurn = 4 * dotLanes
+	name := "dot" + suffix
+	TEXT(name, NOSPLIT, "func(a, b *byte, bytes int) float32")
+	Doc(fmt.Sprintf("%s returns the sum of a[i]*b[i], float32, over so many bytes, a multiple of %d. Element i is", name,
+		bytesPerTurn), fmt.Sprintf("added to partial sum i%%%d; then the upper half of the partial sums is added to the",
+		dotLanes), "lower one until one is left.")
+	Pragma("noescape")
+	a, b, bytes := Load(Param("a"), GP64()), Load(Param("b"), GP64()), Load(Param("bytes"), GP64())
+	at := GP64()
+	XORQ(at, at)
+	sums := make([]reg.VecVirtual, bytesPerTurn/vectorBytes)
+	for i := range sums {
+		sums[i] = vec()
+		xor(sums[i], sums[i], sums[i])
+	}
+	Label("turn")
+	CMPQ(bytes, U32(bytesPerTurn))
+	JLT(LabelRef("end"))
+	for i, sum := range sums {
+		v := vec()
+		VMOVUPS(Mem{Base: a, Index: at, Scale: 1, Disp: i * vectorBytes}, v)
+		VMULPS(Mem{Base: b, Index: at, Scale: 1, Disp: i * vectorBytes}, v, v)
+		VADDPS(v, sum, sum)
+	}
+	ADDQ(U32(bytesPerTurn), at)
+	SUBQ(U32(bytesPerTurn), bytes)
+	JMP(LabelRef("turn"))
+	Label("end")
+	add := func(upper, lower Op) { VADDPS(upper, lower, lower) }
+	for n := len(sums); n > 1; n /= 2 {
+		for i := range n / 2 {
+			add(sums[i+n/2], sums[i])
+		}
+	}
+	result := halves(sums[0], add)
+	VZEROUPPER()
+	Store(result, ReturnIndex(0))
+	RET()
+}
+
+// dotLanes is the number of partial sums of a dot product.
+const dotLanes = 32
+
 // stream writes the loop that copies with non-temporal stores: the written lines are not read first, and evict nothing
 // from the caches.
 func stream() {
@@ -671,8 +888,15 @@ func fence() {
 	RET()
 }
 
-// turns writes the loops around a body that handles some vectors from at on: many of them at a time, then one.
+// turns writes a function's loops, and its end.
 func turns(at, bytes reg.Register, many int, body func(vectors int)) {
+	loops(at, bytes, many, body)
+	VZEROUPPER()
+	RET()
+}
+
+// loops writes the loops around a body that handles some vectors from at on: many of them at a time, then one.
+func loops(at, bytes reg.Register, many int, body func(vectors int)) {
 	left := GP64()
 	MOVQ(bytes, left)
 	loop := func(name string, vectors int, then string) {
@@ -689,6 +913,4 @@ func turns(at, bytes reg.Register, many int, body func(vectors int)) {
 	}
 	loop("narrow", 1, "done")
 	Label("done")
-	VZEROUPPER()
-	RET()
 }
