@@ -10,10 +10,12 @@ import (
 	"testing"
 
 	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/internal/race"
 )
 
 // TestUnpackedSizes reads small compressed files that would fill the memory, by every reader of files.
 func TestUnpackedSizes(t *testing.T) {
+	skipRace(t)
 	const zeros = 100 << 20
 	bomb := writeFile(t, "bomb.gz", zippedZeros(t, idx(0x08, []uint32{zeros}), zeros))
 	lines := writeFile(t, "lines.gz", zippedZeros(t, nil, zeros))
@@ -41,8 +43,17 @@ func TestUnpackedSizes(t *testing.T) {
 	}
 }
 
+// skipRace skips a test that decompresses hundreds of MiB in one goroutine, where nothing can race.
+func skipRace(t *testing.T) {
+	t.Helper()
+	if race.Enabled {
+		t.Skip("-race: it decompresses hundreds of MiB in one goroutine")
+	}
+}
+
 // TestUnpackedSizesOfData reads compressed files as large as data sets are, which grow as those do.
 func TestUnpackedSizesOfData(t *testing.T) {
+	skipRace(t)
 	random := rand.New(rand.NewPCG(1, 2))
 	for _, size := range [][2]int{{0, 40 << 20}, {3 << 20, 77 << 20}} { // random bytes, and zeros
 		head := idx(0x08, []uint32{uint32(size[0] + size[1])})

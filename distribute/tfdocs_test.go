@@ -50,7 +50,7 @@ var goNames = regexp.MustCompile("`((?:[a-z]+\\.)?[A-Z]\\w*(?:\\.[A-Z]\\w*)*)`")
 // TensorFlow is on the page.
 func TestPageNamesWhatExists(t *testing.T) {
 	if testing.Short() {
-		t.Skip("type-checks the package and all that it imports from source: a few seconds")
+		t.Skip("-short: it may have to compile the package again, without the flags of the test")
 	}
 	text, err := os.ReadFile("../docs/tf-distribute.md")
 	if err != nil {
@@ -93,7 +93,7 @@ func TestPageNamesWhatExists(t *testing.T) {
 			t.Errorf("there is no row for %s", name)
 		}
 	}
-	own, err := fromSource().Import("github.com/lockstep-ml/lockstep/distribute")
+	own, err := compiled().Import("github.com/lockstep-ml/lockstep/distribute")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func TestPageNamesWhatExists(t *testing.T) {
 // TestPyTorchPageNamesWhatExists: every name in a second column of docs/pytorch.md exists.
 func TestPyTorchPageNamesWhatExists(t *testing.T) {
 	if testing.Short() {
-		t.Skip("type-checks packages and all that they import from source: a few seconds")
+		t.Skip("-short: it may have to compile the package again, without the flags of the test")
 	}
 	text, err := os.ReadFile("../docs/pytorch.md")
 	if err != nil {
@@ -161,7 +161,7 @@ func exists(t *testing.T, name string) string {
 			path = "cluster/" + path
 		}
 	}
-	p, err := fromSource().Import("github.com/lockstep-ml/lockstep/" + path)
+	p, err := compiled().Import("github.com/lockstep-ml/lockstep/" + path)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,9 +7,7 @@ import (
 	"os"
 	"runtime"
 	"sync"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/gomlx/gomlx/ml/train/optimizer"
 
@@ -129,13 +127,4 @@ func benchmarkStep(b *testing.B, e engine.Engine, forward models.Forward, shape 
 	b.ReportMetric(float64(cpu.Microseconds())/float64(b.N*n*rows), "cpu-µs/image")
 	b.ReportMetric(float64(after.NumGC-before.NumGC)/float64(b.N), "gc/step")
 	b.ReportMetric(float64(after.TotalAlloc-before.TotalAlloc)/float64(b.N)/1024, "KiB/step")
-}
-
-// cpuTime returns the processor time that this process has used.
-func cpuTime() time.Duration {
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		return 0
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

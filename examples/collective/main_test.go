@@ -1,26 +1,24 @@
 package main
 
 import (
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/lockstep-ml/lockstep/examples/internal/exampletest"
 )
+
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
 // TestSums runs the program over goroutines and over processes.
 func TestSums(t *testing.T) {
-	program := filepath.Join(t.TempDir(), "collective")
-	if out, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
 	for _, processes := range []string{"1", "2", "4"} {
-		out, err := exec.Command(program, "-processes", processes).CombinedOutput()
-		if n := strings.Count(string(out), ": [6 4 2]\n"); err != nil || n != ranks {
-			t.Errorf("%s processes: %v, %d sums in\n%s", processes, err, n, out)
+		out := exampletest.Run(t, "-processes", processes)
+		if n := strings.Count(out, ": [6 4 2]\n"); n != ranks {
+			t.Errorf("%s processes: %d sums in\n%s", processes, n, out)
 		}
 	}
-	if out, err := exec.Command(program, "-processes", "3").CombinedOutput(); err == nil ||
-		!strings.Contains(string(out), "want 1, 2 or 4") {
+	cmd, out := exampletest.Command(t, nil, "-processes", "3")
+	if err := cmd.Run(); err == nil || !strings.Contains(out.String(), "want 1, 2 or 4") {
 		t.Errorf("3 processes: %v, %s", err, out)
 	}
 }

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/mod/zip"
 )
 
-var install = flag.Bool("install", false, "TestOutside also installs the command and builds the examples of the "+
-	"README outside of this tree, which compiles everything once more")
+var install = flag.String("install", "", "TestOutside also builds the examples of the README outside of this tree "+
+	"and installs the command in this `folder`: it compiles everything once more")
 
 // TestOutside checks that a module outside of this tree can use the library, its nested module and the command by their
 // module paths. It serves the files of this tree as the release that the nested module requires, and every other module
@@ -38,10 +38,9 @@ func TestOutside(t *testing.T) {
 	if p := strings.TrimSpace(command(t, ".", nil, "go", "env", "GOPROXY")); p != "" {
 		goproxy += "," + p // modules that were never downloaded, such as the dependencies of the nested module
 	}
-	bin := filepath.Join(scratch, "bin")
 	env := []string{
-		"GOPROXY=" + goproxy, "GOMODCACHE=" + filepath.Join(scratch, "mod"), "GOBIN=" + bin, "GOSUMDB=off",
-		"GOFLAGS=-mod=mod -modcacherw", "GOWORK=off", "GOTOOLCHAIN=local",
+		"GOPROXY=" + goproxy, "GOMODCACHE=" + filepath.Join(scratch, "mod"), "GOBIN=" + *install, "GOSUMDB=off",
+		"GOFLAGS=-mod=mod -modcacherw -trimpath", "GOWORK=off", "GOTOOLCHAIN=local",
 	}
 	program := filepath.Join(scratch, "program")
 	write(t, filepath.Join(program, "go.mod"), "module example.com/program\n\ngo 1.26\n")
@@ -55,12 +54,12 @@ func TestOutside(t *testing.T) {
 	if want := fmt.Sprintf("%s %s <nil>\n%s/cluster/etcd %[2]s <nil>\n", modulePath, version, modulePath); listed != want {
 		t.Errorf("the module outside uses\n%swant\n%s", listed, want)
 	}
-	if !*install {
+	if *install == "" {
 		return
 	}
 	command(t, program, env, "go", "build", modulePath+"/cluster/etcd", modulePath+"/examples/...")
 	command(t, scratch, append(env, "GOEXPERIMENT=simd"), "go", "install", modulePath+"/cmd/lockstep@latest")
-	if got := command(t, scratch, nil, filepath.Join(bin, "lockstep"), "--version"); !strings.HasPrefix(got,
+	if got := command(t, scratch, nil, filepath.Join(*install, "lockstep"), "--version"); !strings.HasPrefix(got,
 		"lockstep "+version+" ") {
 		t.Errorf("lockstep --version printed %q, want version %s", got, version)
 	}
