@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -23,7 +24,7 @@ type Discovery struct {
 	Prefer string
 
 	Getenv   func(string) (string, bool)  // default os.LookupEnv
-	ReadFile func(string) ([]byte, error) // default os.ReadFile; /etc/hosts in a pod, and /proc/PID/stat
+	ReadFile func(string) ([]byte, error) // default [ReadFile]; /etc/hosts in a pod, and /proc/PID/stat
 	Hostname func() (string, error)       // default os.Hostname
 	PID      int                          // default os.Getpid
 	Folder   string                       // for the stores of single-host jobs; default [private.Path]
@@ -34,7 +35,7 @@ func (d Discovery) withDefaults() *Discovery {
 		d.Getenv = os.LookupEnv
 	}
 	if d.ReadFile == nil {
-		d.ReadFile = os.ReadFile
+		d.ReadFile = ReadFile
 	}
 	if d.Hostname == nil {
 		d.Hostname = os.Hostname
@@ -49,6 +50,25 @@ func (d Discovery) withDefaults() *Discovery {
 		d.Prefer = d.env(EnvSource)
 	}
 	return &d
+}
+
+// fileMax bounds the files that ReadFile reads: a bundle of certificate authorities has a few hundred KiB.
+const fileMax = 1 << 20
+
+// ReadFile is [os.ReadFile] for a file that configures a job: a secret, a key, certificates, or a file of the system.
+// A file of more than 1 MiB, or without an end, such as /dev/zero, is an error.
+func ReadFile(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, fileMax+1))
+	if err == nil && len(text) > fileMax {
+		return nil, fmt.Errorf("%s has more than %d bytes: want a secret, a key, certificates or a file of the system", name,
+			fileMax)
+	}
+	return text, err
 }
 
 // env returns an environment variable; an empty variable counts as not set.

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -55,6 +56,29 @@ func scene(t testing.TB, text string) Discovery {
 		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
 	}
 	return d
+}
+
+// TestReadFile checks that a file that is too long, or has no end, is an error.
+func TestReadFile(t *testing.T) {
+	read := Discovery{}.withDefaults().ReadFile
+	path := filepath.Join(t.TempDir(), "hosts")
+	for _, n := range []int{0, 20, 1 << 20, 1<<20 + 1} {
+		if err := os.WriteFile(path, make([]byte, n), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		text, err := read(path)
+		if tooLong := n > 1<<20; tooLong != (err != nil) || !tooLong && len(text) != n {
+			t.Errorf("a file of %d bytes: %d bytes, %v", n, len(text), err)
+		}
+	}
+	if _, err := read(path + "s"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
+	if runtime.GOOS != "windows" {
+		if _, err := read("/dev/zero"); err == nil || !strings.Contains(err.Error(), "has more than") {
+			t.Errorf("a file without an end: %v", err)
+		}
+	}
 }
 
 func sceneFlags(d *Discovery, text string) (err error) {

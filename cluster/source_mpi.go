@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -149,14 +148,14 @@ func LauncherGone(name string) bool {
 		return false
 	}
 	pid, started, boot := m[1], m[2], m[3]
-	now, err := os.ReadFile(bootFile)
+	now, err := ReadFile(bootFile)
 	if err != nil {
 		return false // unknown
 	}
 	if id, _, _ := strings.Cut(strings.TrimSpace(string(now)), "-"); id != boot {
 		return true
 	}
-	text, err := os.ReadFile("/proc/" + pid + "/stat")
+	text, err := ReadFile("/proc/" + pid + "/stat")
 	if errors.Is(err, fs.ErrNotExist) {
 		return true
 	}

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/lockstep-ml/lockstep/cluster/secret"
+	"github.com/lockstep-ml/lockstep/cluster"
 )
 
 // openEtcd opens "etcd://host:port,host:port/prefix", or "etcds://…" for TLS. The keys below the prefix have
@@ -22,7 +22,7 @@ func openEtcd(ctx context.Context, url string, cfg Config) (Store, error) {
 	var err error
 	if cfg.Etcd != nil {
 		login = *cfg.Etcd
-	} else if login, err = etcdFromEnvironment(os.Getenv, secret.ReadFile); err != nil {
+	} else if login, err = etcdFromEnvironment(os.Getenv, cluster.ReadFile); err != nil {
 		return nil, err
 	}
 	g, err := newGateway(map[string]string{"etcd": "http", "etcds": "https"}[scheme], hosts, login, cfg)

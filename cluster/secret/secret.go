@@ -7,8 +7,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"strings"
 
 	"github.com/lockstep-ml/lockstep/cluster"
@@ -67,7 +65,7 @@ func Parse(text string) (Secret, error) {
 
 // FromEnvironment returns the secret in LOCKSTEP_SECRET, or in the file named by LOCKSTEP_SECRET_FILE, and
 // whether there is one. An empty variable, an unreadable file, and two different secrets are errors. Pass
-// [os.LookupEnv] and [ReadFile] as getenv and readFile.
+// [os.LookupEnv] and [cluster.ReadFile] as getenv and readFile.
 func FromEnvironment(getenv func(string) (string, bool), readFile func(string) ([]byte, error)) (Secret, bool, error) {
 	var direct, filed Secret
 	text, given := getenv(cluster.EnvSecret)
@@ -95,24 +93,6 @@ func FromEnvironment(getenv func(string) (string, bool), readFile func(string) (
 		return direct, true, nil
 	}
 	return filed, inFile, nil
-}
-
-// fileMax bounds the files that ReadFile reads: a bundle of certificate authorities has a few hundred KiB.
-const fileMax = 1 << 20
-
-// ReadFile is [os.ReadFile] for a file that holds a secret, a key or certificates: a file of more than 1 MiB, or
-// without an end, such as /dev/zero, is an error.
-func ReadFile(name string) ([]byte, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, fileMax+1))
-	if err == nil && len(text) > fileMax {
-		return nil, fmt.Errorf("%s has more than %d bytes: want a secret, a key or certificates", name, fileMax)
-	}
-	return text, err
 }
 
 // Given reports whether there is a secret: false for the zero Secret.

@@ -4,13 +4,9 @@ import (
 	"bytes"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
-	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -120,27 +116,6 @@ func TestPrinting(t *testing.T) {
 	}
 	if s.String() != "[secret]" || (secret.Secret{}).String() != "[no secret]" {
 		t.Errorf("%v and %v", s, secret.Secret{})
-	}
-}
-
-func TestReadFile(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "secret")
-	for _, n := range []int{0, 20, 1 << 20, 1<<20 + 1} {
-		if err := os.WriteFile(path, make([]byte, n), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		text, err := secret.ReadFile(path)
-		if tooLong := n > 1<<20; tooLong != (err != nil) || !tooLong && len(text) != n {
-			t.Errorf("a file of %d bytes: %d bytes, %v", n, len(text), err)
-		}
-	}
-	if _, err := secret.ReadFile(path + "s"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("no file: %v", err)
-	}
-	if runtime.GOOS != "windows" {
-		if _, err := secret.ReadFile("/dev/zero"); err == nil || !strings.Contains(err.Error(), "has more than") {
-			t.Errorf("a file without an end: %v", err)
-		}
 	}
 }
 

@@ -76,7 +76,7 @@ type Config struct {
 	// Logger receives the job's source, lost workers, and warnings. Default slog.Default().
 	Logger *slog.Logger
 
-	// Getenv and ReadFile default to os.LookupEnv and secret.ReadFile. Tests replace them.
+	// Getenv and ReadFile default to os.LookupEnv and [cluster.ReadFile]. Tests replace them.
 	Getenv   func(string) (string, bool)
 	ReadFile func(string) ([]byte, error)
 }
@@ -106,7 +106,7 @@ func (c Config) filled() (Config, error) {
 		c.Getenv = os.LookupEnv
 	}
 	if c.ReadFile == nil {
-		c.ReadFile = secret.ReadFile
+		c.ReadFile = cluster.ReadFile
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()

@@ -134,7 +134,7 @@ func withPort(endpoint string) (string, error) {
 // secret returns the job's secret: the given one, or a new one for a single node. Nodes that are started one by
 // one must be given a secret, because they cannot share a new one.
 func (o *runFlags) secret(nodes int) (secret.Secret, error) {
-	s, given, err := secret.FromEnvironment(os.LookupEnv, secret.ReadFile)
+	s, given, err := secret.FromEnvironment(os.LookupEnv, cluster.ReadFile)
 	switch {
 	case err != nil || given:
 		return s, err

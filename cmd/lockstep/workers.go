@@ -129,7 +129,7 @@ func (o *workerFlags) discover() (*cluster.Job, error) {
 func (o *workerFlags) join(ctx context.Context, job *cluster.Job, replicas int) (*worker.Worker, error) {
 	var key secret.Secret // zero: from the environment
 	if o.secretFile != "" {
-		text, err := secret.ReadFile(o.secretFile)
+		text, err := cluster.ReadFile(o.secretFile)
 		if err != nil {
 			return nil, fmt.Errorf("--secret-file: %w", err)
 		}
