@@ -38,7 +38,7 @@ type epoch struct {
 	kill     <-chan time.Time // when the workers that still run are killed
 	giveUp   <-chan time.Time // when nodes that do not respond are abandoned
 	gaveUp   bool
-	storeOut bool         // giveUp bounds the wait for the store, which has sent no event since
+	storeOut bool         // giveUp bounds the wait for the store, which is not back yet
 	losses   map[int]loss // by node: those whose agent is lost
 	ownErr   error        // the store has ended, or this agent's slot was taken
 	cutOff   error        // the store cannot be reached: the state of the other nodes is unknown
@@ -99,7 +99,7 @@ func (e *epoch) watch(ctx context.Context) {
 			done = nil
 			e.failing, e.stopping = true, true
 			e.killAll()
-			e.giveUp = time.After(answerTime)
+			e.giveUpAfter(answerTime)
 		}
 	}
 }
@@ -231,7 +231,7 @@ func (e *epoch) signalled(sig os.Signal) {
 	if e.agent.userSignal != nil {
 		p.publish(e.agent.cfg.Node, "event", "kill", e.number)
 		e.killAll()
-		e.giveUp = time.After(answerTime)
+		e.giveUpAfter(answerTime)
 		return
 	}
 	e.agent.screen.print(fmt.Sprintf("\nlockstep run: forwarded %s to the workers, which may finish their step; a "+
@@ -249,7 +249,10 @@ func (e *epoch) interrupt(sig os.Signal) {
 
 // handle processes an event from another agent.
 func (e *epoch) handle(ev event) {
-	e.storeOut = e.storeOut && ev.err != nil
+	if e.storeOut && ev.err == nil { // another agent's event came through it, or ev.storeBack
+		e.giveUp, e.storeOut = nil, false
+		e.expect()
+	}
 	switch {
 	case ev.err != nil:
 		e.storeFailed(ev.err)
@@ -297,7 +300,8 @@ func (e *epoch) storeFailed(err error) {
 		e.stop()
 	case len(e.running) == 0 && !e.failing: // they have exited normally, which the others may yet report of theirs
 		if e.giveUp == nil {
-			e.giveUp, e.storeOut = time.After(a.cfg.RendezvousTimeout), true
+			e.giveUpAfter(a.cfg.RendezvousTimeout)
+			e.storeOut = true
 		}
 	default:
 		e.isolate(err)
@@ -384,9 +388,12 @@ func (e *epoch) catchUp(ctx context.Context) {
 // expect abandons the nodes that do not publish in time that their workers have ended.
 func (e *epoch) expect() {
 	if e.failing && len(e.running) == 0 && e.giveUp == nil {
-		e.giveUp = time.After(e.agent.cfg.Settle + e.agent.cfg.Grace + answerTime)
+		e.giveUpAfter(e.agent.cfg.Settle + e.agent.cfg.Grace + answerTime)
 	}
 }
+
+// giveUpAfter abandons the nodes that do not respond within d, whether or not the store is back.
+func (e *epoch) giveUpAfter(d time.Duration) { e.giveUp, e.storeOut = time.After(d), false }
 
 // order determines which of this node's workers failed first, now that all have ended: the event of a
 // consequence may have arrived earlier.

@@ -431,6 +431,57 @@ func TestDoubtedStore(t *testing.T) {
 	})
 }
 
+// TestStoreBackAfterNormalExit checks that an agent whose workers have exited normally waits for the other nodes for as
+// long as they need when the store is back after an outage, and gives up when it is not.
+func TestStoreBackAfterNormalExit(t *testing.T) {
+	for name, back := range map[string]bool{"back": true, "lost": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				memory := rendezvous.NewMemory()
+				store, other := &muted{Store: memory.Open()}, memory.Open()
+				a := &Agent{cfg: Config{
+					ID: "lockstep", Nodes: 2, Store: store,
+					HeartbeatTimeout: missedMax * time.Second, RendezvousTimeout: 2 * time.Minute,
+				}}
+				a.peers = newPeers(a)
+				p := a.peers
+				p.start()
+				defer p.close()
+				p.work.Go(func() {
+					_ = rendezvous.Publish(p.ctx, other, p.key("heartbeat"), 1, rendezvous.HeartbeatTiming{Every: time.Second},
+						func() rendezvous.Heartbeat { return rendezvous.Heartbeat{} })
+				})
+				e := &epoch{agent: a, layout: layout{slots: make([]nodeSlot, 2)}, ends: map[int]nodeEnd{0: {}}}
+				watched := make(chan struct{})
+				go func() { defer close(watched); e.watch(t.Context()) }()
+
+				time.Sleep(time.Minute)
+				store.now.Store(true)
+				time.Sleep(time.Minute)
+				store.now.Store(!back)
+				time.Sleep(10 * time.Minute)
+				select {
+				case <-watched:
+					if back {
+						t.Error("the agent gave the other node up, though the store was back")
+					}
+				default:
+					if !back {
+						t.Error("the agent still waits for the other node, though the store is lost")
+					}
+				}
+				if err := other.Set(t.Context(), p.key("event", "end", 0, 1), []byte(`{"node": 1}`)); err != nil {
+					t.Fatal(err)
+				}
+				<-watched
+				if e.gaveUp == back || e.storeOut == back {
+					t.Errorf("given up: %v, the store is lost: %v; want both to be %v", e.gaveUp, e.storeOut, !back)
+				}
+			})
+		})
+	}
+}
+
 // forgetful is a store whose first write of each key fails with an unknown result: a key to create was not written,
 // a key to change was.
 type forgetful struct {

@@ -37,6 +37,7 @@ type event struct {
 	interruption *interruption // the first signal
 	kill         bool          // the second signal
 	err          error         // the store cannot be reached
+	storeBack    bool          // the store, of whose loss err was sent, shows all heartbeats again
 }
 
 // peers are the agents of the other nodes. With one node there are none, and all methods do next to nothing.
@@ -354,8 +355,8 @@ func (p *peers) start() {
 // findLost records which agents are lost, and reports to this agent when the store is. Agents that were
 // silent while the store was lost may be healthy: all silence counts anew from when the store is back.
 func (p *peers) findLost() {
-	for p.ctx.Err() == nil {
-		err := p.watchOthers()
+	for again := false; p.ctx.Err() == nil; again = true {
+		err := p.watchOthers(again)
 		p.send(event{err: err})
 		for p.reach(p.ctx) != nil && pause(p.ctx, p.interval) == nil { //nolint:revive // retry
 		}
@@ -387,8 +388,9 @@ func (p *peers) gone(err error) bool {
 
 // watchOthers records which agents are lost, until the store is lost, and returns that error. A store that
 // does not return this agent's own heartbeats is lost itself. An agent that was stopped for a while sees the
-// same when it continues, so it checks twice, each time that this happens.
-func (p *peers) watchOthers() error {
+// same when it continues, so it checks twice, each time that this happens. After a loss it reports that the store is
+// back once the store has passed these checks.
+func (p *peers) watchOthers(lost bool) error {
 	ctx, cancel := context.WithCancel(p.ctx)
 	var following sync.WaitGroup
 	defer following.Wait()
@@ -402,6 +404,13 @@ func (p *peers) watchOthers() error {
 		}
 	})
 	limit := missedMax * p.interval
+	if lost {
+		following.Go(func() {
+			if pause(ctx, 3*limit) == nil {
+				p.send(event{storeBack: true})
+			}
+		})
+	}
 	var doubted time.Time
 	for {
 		silent, err := watch.Silence(ctx, p.node, limit)
