@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 )
 
@@ -12,12 +13,18 @@ import (
 type Handle struct {
 	replica *Replica
 	run     *deadlock.Run
-	reducer *cachedReducer // nil: there are no peers, or later is set
+	reducer *cachedReducer // nil: it is another call, there are no peers, or later is set
 	scalars *scalarSum     // nil: none
 	sums    []float64      // where the sums of the scalars are stored
 	// later makes the call in Wait: custom CrossDeviceOps need a merge call. Nil: it was started.
 	later func(ctx context.Context) error
 	open  atomic.Bool // it was started and not awaited
+
+	// Of a call that is no reduction:
+	started  collective.Handle
+	call     collective.Call
+	manifest collective.Manifest
+	options  collective.Options
 }
 
 // newHandle returns an awaited handle for reuse, or a new one.
@@ -28,7 +35,7 @@ func (r *Replica) newHandle(run *deadlock.Run) *Handle {
 		r.handles = append(r.handles, &Handle{})
 	}
 	h := r.handles[i]
-	h.replica, h.run, h.reducer, h.scalars, h.sums, h.later = r, run, nil, nil, nil, nil
+	h.replica, h.run, h.reducer, h.scalars, h.sums, h.later, h.started = r, run, nil, nil, nil, nil, nil
 	return h
 }
 
@@ -46,17 +53,17 @@ func (h *Handle) Wait(ctx context.Context) error {
 	if h.later != nil {
 		return h.later(ctx)
 	}
-	if h.reducer == nil {
+	if !h.waits() {
 		return nil
 	}
 	err := run.Acquire(r.local)
 	if err != nil {
-		_ = h.reducer.Finish(ctx) // the Run has failed; the caller may free the memory
+		_ = h.finish(ctx) // the Run has failed; the caller may free the memory
 		return err
 	}
 	defer run.Release(r.local)
 	begin := r.arrive()
-	if err := h.reducer.Finish(ctx); err != nil {
+	if err := h.finish(ctx); err != nil {
 		return run.Fail(err)
 	}
 	if h.scalars != nil {
@@ -64,6 +71,17 @@ func (h *Handle) Wait(ctx context.Context) error {
 	}
 	r.leave(begin)
 	return nil
+}
+
+// waits reports whether there is a call to wait for.
+func (h *Handle) waits() bool { return h.reducer != nil || h.started != nil }
+
+// finish waits for the call.
+func (h *Handle) finish(ctx context.Context) error {
+	if h.started != nil {
+		return h.started.Wait(ctx)
+	}
+	return h.reducer.Finish(ctx)
 }
 
 // awaitStarted awaits the replica's started calls after its step function has returned without an error.
@@ -81,8 +99,8 @@ func (r *Replica) awaitStarted() error {
 // finishStarted waits until no started call uses memory any more, after the Run has failed.
 func (s *replicaState) finishStarted() {
 	for _, h := range s.handles {
-		if h.open.CompareAndSwap(true, false) && h.reducer != nil {
-			_ = h.reducer.Finish(context.Background()) // the failure of the Run
+		if h.open.CompareAndSwap(true, false) && h.waits() {
+			_ = h.finish(context.Background()) // the failure of the Run
 		}
 	}
 }

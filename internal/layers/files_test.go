@@ -23,8 +23,8 @@ var fileLayers = []struct{ layer, files string }{
 		"collectiveops collectiveops_exchange collectiveops_reduce select"},
 	{"strategies", "strategy properties implementation"},
 	{"contexts", "context crossreplica workervalues replica handle workers open default scope run merge"},
-	{"reductions of a strategy and in a step", "reduce gather calls packs allreduce_sparse allreduce bucket allgather " +
-		"gradient"},
+	{"reductions of a strategy and in a step", "reduce gather calls packs allreduce_sparse allreduce bucket alltoall " +
+		"allgather gradient"},
 	{"variables", "variable variable_new assign scatter update save"},
 	{"datasets", "dataset_steps dataset_workers dataset"},
 	{"constructors", "strategies multiworker_config multiworker"},
