@@ -1,14 +1,17 @@
 // Package engine defines the interface between Lockstep and a compute backend. An [Engine] provides devices
-// and compiles a [Model] to a [Program]. Training runs the program's gradients and apply steps on every
-// replica, and all-reduces the gradients between them. The implementation in this module is engine/gomlx.
+// and compiles a [Model] to a [Program]. Training runs the program's gradients on every replica, all-reduces
+// each bucket of gradients as soon as it is computed, and updates the variables of every device. The
+// implementation in this module is engine/gomlx.
 //
-// The package does not depend on networks or strategies. A "replica" below is a local index 0…n-1 to which
-// the strategy has assigned a device. A program keeps the variables of each replica.
+// The package does not depend on networks or strategies. A replica below is a local replica, 0…n-1, and a
+// device is an index into [Spec].Devices. A device keeps one copy of the variables that all replicas share.
+// A replica has its own share of the batch, gradients, random state and averages, and computes on one device.
 package engine
 
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -38,23 +41,76 @@ type Model interface {
 	Compile(ctx context.Context, e Engine, spec Spec) (Program, error)
 }
 
-// Spec is the input of Model.Compile: shapes, devices and seed.
+// Spec is the input of Model.Compile: shapes, devices, replicas and seed.
 type Spec struct {
-	Rows    int       // rows of one replica's batch, including padding
-	Inputs  []Feature // one row of each input
-	Labels  []Feature // one row of each label
-	Devices []Device  // of each local replica
-	Seed    int64     // of the initial values
+	Rows   int       // rows of one replica's micro-batch, including padding
+	Inputs []Feature // one row of each input
+	Labels []Feature // one row of each label
+	// Devices lists the devices that keep the variables and compute. Each has a copy of the mirrored ones.
+	Devices []Device
+	// ReplicaDevices is the device of each local replica, as an index into Devices. Each device has at least
+	// one replica. Several replicas of one device compute in turn. nil means one replica per device.
+	ReplicaDevices []int
+	Seed           int64 // of the initial values
 
 	// Central, if not nil, is the device that keeps the only copy of every variable, shared by all replicas.
-	// All replicas must then be local, those of Devices. A program that supports this is a [Central].
+	// It is one of Devices, and all replicas must be local. A program that supports this is a [Central].
 	Central *Device
-	// Replicas is the number of replicas of the whole job, including those of other processes. 0 means
-	// len(Devices).
+	// Replicas is the number of replicas of the whole job, including those of other processes. 0 means that all
+	// are local.
 	Replicas int
 	// Sum all-reduces tensors over all replicas, for models that contain all-reduces. It is nil if the caller
 	// does not support this; such models then do not compile for more than one replica.
 	Sum SumFunc
+
+	// BucketBytes is the desired number of bytes of gradients per bucket; 0 is the engine's default. It has to
+	// be the same on all workers. Another value may change the bits of results.
+	BucketBytes int
+	// Shards divides the update of the parameters, and with it the optimizer's slots, among the devices of the
+	// job: shard [Owners](parameters, Shards)[i] updates parameter i. 0 and 1 mean that every device updates
+	// every parameter.
+	Shards int
+	// DeviceShards is the shard of each device, from 0 to Shards-1. It is needed if Shards is more than 1.
+	DeviceShards []int
+}
+
+// LocalReplicas returns the number of local replicas.
+func (s Spec) LocalReplicas() int {
+	if s.ReplicaDevices != nil {
+		return len(s.ReplicaDevices)
+	}
+	return len(s.Devices)
+}
+
+// DeviceOf returns the device of a local replica, as an index into Devices.
+func (s Spec) DeviceOf(replica int) int {
+	if s.ReplicaDevices != nil {
+		return s.ReplicaDevices[replica]
+	}
+	return replica
+}
+
+// Owners assigns each parameter, whole, to one of n shards, so that the shards have about the same number of
+// bytes: in the order of their sizes, largest first, each parameter goes to the shard with the fewest bytes.
+// Of equal ones the first counts. The result is the same in every process.
+func Owners(parameters []Variable, n int) []int {
+	order := make([]int, len(parameters))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return parameters[b].Bytes() - parameters[a].Bytes() })
+	owners, bytes := make([]int, len(parameters)), make([]int, n)
+	for _, i := range order {
+		least := 0
+		for k := range bytes {
+			if bytes[k] < bytes[least] {
+				least = k
+			}
+		}
+		owners[i] = least
+		bytes[least] += parameters[i].Bytes()
+	}
+	return owners
 }
 
 // SumFunc writes the sum of all replicas' src[i] to dst[i], which has the same dtype and shape and does not
@@ -69,8 +125,8 @@ type Feature struct {
 	Shape []int // without the batch dimension
 }
 
-// Batch is one replica's padded share of a global batch: every tensor has Spec.Rows rows. The caller owns it,
-// and must not modify it until the call returns.
+// Batch is one replica's padded share of a global batch, or a part of that share: every tensor has Spec.Rows
+// rows. The caller owns it, and must not modify it until the call returns.
 type Batch struct {
 	Inputs  []*tensor.Tensor // in the order of Spec.Inputs
 	Labels  []*tensor.Tensor // in the order of Spec.Labels
@@ -78,34 +134,41 @@ type Batch struct {
 	Padding int              // number of padding rows at the end, whose weight must be 0
 }
 
-// BatchBuffers is a [Program] whose batch buffers the caller can fill, so that filling a batch takes one copy
-// instead of two.
-type BatchBuffers interface {
-	Program
-	// NewBatch returns a zeroed batch with inputs, labels and weights, which Gradients, Evaluate and Predict
-	// of that replica read in place. The caller may refill it any number of times, but not while one of them
-	// runs. The memory belongs to the program and is freed by Close. NewBatch must not be called while
-	// another method runs for the replica.
-	NewBatch(replica int) (Batch, error)
+// Micro is one micro-batch of a replica's step. A step without accumulation has one, with Last set.
+type Micro struct {
+	Batch
+	// WeightSum is the sum of the weights of the whole global batch: of all micro-batches of all replicas.
+	WeightSum float64
+	// RNG is the random state for this replica, step and micro-batch.
+	RNG [3]uint64
+	// Add adds the gradients to those of the micro-batches before it. Without it a new step begins, and the
+	// replica's gradients and averages of an earlier one that were not committed are dropped. (After Update,
+	// Commit or Discard must come first.)
+	Add bool
+	// Last completes the gradients: their sums over the micro-batches are handed over, bucket by bucket.
+	Last bool
+	// LossScale multiplies the loss before the backward pass. The gradients are multiplied by its inverse
+	// afterwards, at least in float32. It keeps small gradients of float16 models from becoming 0, and should
+	// be a power of 2. 0 means 1. Loss and metrics are never scaled.
+	LossScale float64
 }
 
-// InPlace is a [Program] whose gradients can be reduced in place. The caller overwrites Gradients.Tensors
-// with the sums, and ApplyInPlace reads them there. This saves a second set of buffers, and a copy in every
-// step.
-type InPlace interface {
-	Program
-	// InPlace reports whether the program supports this. The result never changes. It is false if
-	// Gradients.Tensors are host copies of device memory.
-	InPlace() bool
-	// ApplyInPlace is Apply, but reads the tensors of the replica's last Gradients instead of Inputs. It
-	// returns an error after Commit or Discard, which free those tensors.
-	ApplyInPlace(ctx context.Context, replica, pack int) error
+// Scalars are the results of one micro-batch on one replica. Metrics is valid until the replica's next call.
+type Scalars struct {
+	Loss    float64   // the share of the global mean loss: the sum over replicas and micro-batches is the loss
+	Metrics []float64 // weighted sums over the examples, in the order of Program.Metrics
+}
+
+// Bucket is a group of parameters whose gradients are handed over at the same time.
+type Bucket struct {
+	Parameters []int // ascending indexes into Program.Parameters
+	Bytes      int   // of their gradients
 }
 
 // Central is a [Program] that can keep one copy of every variable for all replicas, on the device
 // Spec.Central. Read returns that copy and Write sets it, for any replica. An average becomes the mean of the
-// values that the replicas' Gradients compute, through Spec.Sum. New values are computed once per step: Apply
-// has an effect on one replica only. Commit must not be called while another replica computes.
+// values that the replicas' Gradients compute, through Spec.Sum. New values are computed once per step: Update
+// has no effect on other devices than Spec.Central.
 type Central interface {
 	Program
 	// Central reports whether the program does so.
@@ -146,15 +209,6 @@ type Inspector interface {
 	Classes() []int
 }
 
-// Gradients is the result of one replica's gradients step. Its tensors are views of the backend's memory,
-// valid until that replica's next Gradients, Commit or Discard. They do not overlap each other or any other
-// memory, so the caller may write to them.
-type Gradients struct {
-	Tensors []*tensor.Tensor // in the order of Program.Parameters
-	Loss    float64          // this replica's share of the global mean loss: the sum over replicas is the loss
-	Metrics []float64        // weighted sums over this replica's examples, in the order of Program.Metrics
-}
-
 // Role is the purpose of a variable. It determines how its values on the replicas relate.
 type Role uint8
 
@@ -182,50 +236,96 @@ type Variable struct {
 	Shape []int
 }
 
-// Program is a compiled model with the state of every local replica. Methods with a replica argument may run
-// concurrently for different replicas, but not for the same one. A step consists of Gradients, the reduction
-// of Gradients.Tensors into Inputs, and Apply (or see [InPlace]). Then it calls Commit on all replicas or, if
-// anything failed on any, Discard on all. Until Commit, every variable keeps its old value.
+// Bytes returns the number of bytes of the variable's value.
+func (v Variable) Bytes() int {
+	n := v.DType.Bytes()
+	for _, d := range v.Shape {
+		n *= d
+	}
+	return n
+}
+
+// Program is a compiled model with the state of every local replica and device.
+//
+// A step consists of one or more calls of Gradients on every replica, one per micro-batch; of the reduction of
+// the gradients over all replicas of the job, in place, in the memory of Gradient; and of Update for every part
+// on every device. Then Commit makes all new values visible or, if anything failed on any replica, Discard
+// drops them. Until Commit, every variable keeps its old value.
+//
+// Methods with a replica argument may run concurrently for different replicas, also for those of one device,
+// but not for the same one. Exceptions are Gradient and Updated, which may be called at any time when the memory
+// belongs to the caller. Update may run concurrently for different devices, but not for the same one, nor while
+// a replica of that device computes. All other methods that change state (Commit, Discard, Write, Close) require
+// that no other call is running.
 type Program interface {
-	// Parameters lists the trained variables, sorted by name. Gradients have the same order.
+	// Parameters lists the trained variables, sorted by name.
 	Parameters() []Variable
-	// Variables lists all variables, sorted by role, then by name.
+	// Variables lists all variables, sorted by role, then by name. The parameters are first, so an index into
+	// Parameters is one into Variables.
 	Variables() []Variable
 	// Metrics lists the names of the metrics ("accuracy").
 	Metrics() []string
-	// Packs returns the number of parts in which Apply is compiled, at least 1. Pack returns the part of a
-	// parameter.
-	Packs() int
-	Pack(parameter int) int
+	// Buckets lists the groups in which Gradients hands over gradients, in the order in which the backward pass
+	// computes them. Every parameter is in exactly one. The result depends only on the model, the build of the
+	// engine, Spec.Replicas and Spec.BucketBytes. It is one bucket if the job has one replica.
+	Buckets() []Bucket
+	// Parts lists the groups of parameters that one Update computes on a device: each consists of whole buckets,
+	// without the parameters that other shards own. It is one group if the optimizer combines gradients of
+	// several parameters.
+	Parts(device int) [][]int
 
-	// Gradients computes the replica's gradients of its loss. That loss is the sum over the replica's
-	// examples of weight times loss, divided by weightSum, the sum of the weights of the whole global batch.
-	// rng is the random state for this replica and step.
-	Gradients(ctx context.Context, replica int, b Batch, weightSum float64, rng [3]uint64) (Gradients, error)
-	// Inputs returns the input buffers of Apply for one pack, to which the caller writes the reduced
-	// gradients: one per parameter of the pack, in the order of Parameters. The buffers belong to the program
-	// and are the same in every step.
-	Inputs(replica, pack int) []tensor.Memory
-	// Apply computes new values of the pack's parameters and optimizer slots from Inputs. They become visible by
-	// Commit.
-	Apply(ctx context.Context, replica, pack int) error
-	// Commit makes the new values visible: those of Apply, and the averages that Gradients changed. After
-	// Gradients alone, it makes the averages visible.
-	Commit(replica int)
-	// Discard drops the results of Gradients and Apply.
-	Discard(replica int)
+	// NewBatch returns a zeroed batch with inputs, labels and weights, which Gradients, Evaluate and Predict
+	// of that replica read in place. So filling a batch takes one copy, where another batch takes two. The
+	// caller may refill it any number of times, but not while one of them runs. The memory belongs to the
+	// program and is freed by Close. NewBatch must not be called while another method runs for the replica.
+	NewBatch(replica int) (Batch, error)
+
+	// Gradients computes the gradients of a micro-batch. Their loss is the sum over the examples of weight times
+	// loss, divided by m.WeightSum. Variables that the model function changes, such as moving averages, take new
+	// values with each micro-batch of a step; the next one reads them.
+	//
+	// If m.Last is set, Gradients calls ready(k), if it is not nil, once for each bucket k, in their order, from
+	// the calling goroutine, as soon as the bucket's gradients are complete in memory. Later ones may not be
+	// computed yet. ready must not block: it starts the reduction of Gradient's memory, or notes that it can be
+	// started. If Gradients returns an error after some calls of ready, those reductions must have ended before
+	// Discard.
+	Gradients(ctx context.Context, replica int, m Micro, ready func(bucket int)) (Scalars, error)
+	// Gradient returns the memory of a parameter's gradient on a replica. Host code can read and write it. It
+	// belongs to the caller from ready of its bucket until Commit or Discard; Update reads it there. No other
+	// memory overlaps it. In a step without Gradients, it is zeroed memory that the caller fills: so gradients
+	// that the program did not compute can be applied. It returns an error if the gradients are incomplete,
+	// because Micro.Last was not set.
+	Gradient(replica, parameter int) (*tensor.Tensor, error)
+
+	// Update computes new values of the parameters of a part, and of their slots, on a device, from factor times
+	// the gradients of a replica of that device. After the reduction the gradients of all replicas are equal, so
+	// any of them will do. All gradients of the part must be complete, and no replica of the device may be
+	// computing. A factor other than 1 may be multiplied into the memory of Gradient before the update; 1
+	// changes no bit. Each part is updated once per step, in any order.
+	Update(ctx context.Context, device, replica, part int, factor float64) error
+	// Updated returns the memory of a parameter's new value on a device. Host code can read and write it. It
+	// belongs to the caller from the parameter's Update until Commit or Discard. If another shard owns the
+	// parameter, the caller must fill it in every step before Commit; its first contents are undefined.
+	Updated(device, parameter int) (*tensor.Tensor, error)
+
+	// Commit makes the new values visible: those of Update and Updated, and of the variables that Gradients
+	// changed. After Gradients alone, it makes only the latter visible.
+	Commit()
+	// Discard drops the results of Gradients and Update.
+	Discard()
 
 	// Evaluate returns the replica's share of loss and metrics of a batch, as Gradients does, in inference
-	// mode. It changes no variable.
+	// mode. It changes no variable. weightSum is the sum of the weights of the global batch.
 	Evaluate(ctx context.Context, replica int, b Batch, weightSum float64) (loss float64, metrics []float64, err error)
 	// Predict returns the model's outputs for the inputs, each with Spec.Rows rows, as new host tensors.
 	Predict(ctx context.Context, replica int, inputs []*tensor.Tensor) ([]*tensor.Tensor, error)
 
-	// Read returns a copy of a variable's value on a replica. variable is an index into Variables.
+	// Read returns a copy of a variable's value on a replica: of a mirrored variable, that of its device.
+	// variable is an index into Variables. Reading a slot that another shard owns is an error.
 	Read(replica, variable int) (*tensor.Tensor, error)
-	// Write sets a variable's value on a replica. It copies the value. It returns an error if dtype or shape
-	// differ.
+	// Write sets a variable's value on a replica, or on its device if it is mirrored. It copies the value. It
+	// returns an error if dtype or shape differ. Writing a slot that another shard owns has no effect.
 	Write(replica, variable int, value *tensor.Tensor) error
-	// Close frees programs and state. No other call may be running.
+	// Close frees programs and state.
 	Close() error
 }

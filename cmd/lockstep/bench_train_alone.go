@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -23,7 +24,6 @@ const aloneRounds = 25
 // replicas that never synchronize. It has separate variables.
 type alone struct {
 	program   engine.Program
-	apply     func(ctx context.Context, replica, pack int) error // as in training
 	batch     engine.Batch
 	weightSum float64
 	replicas  int
@@ -49,10 +49,7 @@ func newAlone(ctx context.Context, s *session, m engine.Model, batch data.Batch)
 	if err != nil {
 		return nil, fmt.Errorf("the computation alone: %w", err)
 	}
-	a := &alone{program: program, apply: program.Apply, weightSum: float64(s.cfg.globalBatch), replicas: len(spec.Devices)}
-	if p, ok := program.(engine.InPlace); ok && p.InPlace() {
-		a.apply = p.ApplyInPlace
-	}
+	a := &alone{program: program, weightSum: float64(s.cfg.globalBatch), replicas: len(spec.Devices)}
 	for _, t := range batch.Inputs {
 		a.batch.Inputs = append(a.batch.Inputs, t.Rows(0, rows))
 	}
@@ -65,36 +62,35 @@ func newAlone(ctx context.Context, s *session, m engine.Model, batch data.Batch)
 	return a, nil
 }
 
-// steps runs n steps on every replica, concurrently.
+// steps runs n steps on every replica, concurrently. The replicas wait for each other before each commit, which
+// is one for all.
 func (a *alone) steps(ctx context.Context, n int) error {
 	errs := make([]error, a.replicas)
-	var done sync.WaitGroup
-	for replica := range a.replicas {
-		done.Go(func() {
-			for i := 0; i < n && errs[replica] == nil; i++ {
-				errs[replica] = a.step(ctx, replica, uint64(i))
-			}
-		})
-	}
-	done.Wait()
-	for _, err := range errs {
-		if err != nil {
+	for i := 0; i < n; i++ {
+		var done sync.WaitGroup
+		for replica := range a.replicas {
+			done.Go(func() { errs[replica] = a.step(ctx, replica, uint64(i)) })
+		}
+		done.Wait()
+		if err := errors.Join(errs...); err != nil {
+			a.program.Discard()
 			return fmt.Errorf("the computation alone: %w", err)
 		}
+		a.program.Commit()
 	}
 	return nil
 }
 
 func (a *alone) step(ctx context.Context, replica int, seed uint64) error {
-	if _, err := a.program.Gradients(ctx, replica, a.batch, a.weightSum, [3]uint64{seed, 0, 0}); err != nil {
+	m := engine.Micro{Batch: a.batch, WeightSum: a.weightSum, RNG: [3]uint64{seed, 0, 0}, Last: true}
+	if _, err := a.program.Gradients(ctx, replica, m, nil); err != nil {
 		return err
 	}
-	for pack := range a.program.Packs() {
-		if err := a.apply(ctx, replica, pack); err != nil {
+	for part := range a.program.Parts(replica) {
+		if err := a.program.Update(ctx, replica, replica, part, 1); err != nil {
 			return err
 		}
 	}
-	a.program.Commit(replica)
 	return nil
 }
 

@@ -31,9 +31,9 @@ type Config struct {
 	// Open opens an engine with at least n devices.
 	Open func(n int) (engine.Engine, error)
 
-	// Plain returns a model with at least four parameters, no randomness and no regularisation. Its apply
-	// step is compiled in the given number of packs.
-	Plain func(packs int) engine.Model
+	// Plain returns a model with at least four parameters, no randomness and no regularisation. Its optimizer
+	// does not combine gradients of several parameters.
+	Plain func() engine.Model
 	// Random returns a model that uses dropout in training.
 	Random func() engine.Model
 	// Averaging returns a model with a moving average that inference uses.
@@ -55,16 +55,21 @@ func Run(t *testing.T, c Config) {
 		{"initial values", testInitialValues},
 		{"read and write", testReadWrite},
 		{"gradients by differences", testDifferences},
-		{"gradients of parts", testParts},
+		{"gradients of shares", testShares},
 		{"padding rows do not matter", testPadding},
 		{"weights count as copies", testWeights},
 		{"commit makes values visible, discard drops them", testCommit},
 		{"a failed step changes nothing", testFailedStep},
-		{"packs give the same bits", testPacks},
-		{"apply without gradients", testApplyAlone},
-		{"input buffers stay", testInputsStay},
-		{"apply in place", testInPlace},
-		{"gradients do not overlap", testApart},
+		{"buckets", testBuckets},
+		{"parts give the same bits", testParts},
+		{"gradients of the caller's", testFilledGradients},
+		{"factor", testFactor},
+		{"accumulation", testAccumulation},
+		{"averages over micro-batches", testAccumulatedAverages},
+		{"loss scale", testLossScale},
+		{"gradient memory", testGradientMemory},
+		{"updated memory", testUpdatedMemory},
+		{"several replicas of a device", testSharedDevice},
 		{"random state", testRandom},
 		{"moving averages", testAverages},
 		{"averages alone", testAveragesAlone},
@@ -96,14 +101,14 @@ func testDevices(t *testing.T, c Config) {
 	}
 	s := spec(e, 1, 4)
 	s.Devices[0].Index = 1000
-	if p, err := c.Plain(1).Compile(t.Context(), e, s); err == nil {
+	if p, err := c.Plain().Compile(t.Context(), e, s); err == nil {
 		p.Close()
 		t.Error("compiled for a device that is not there")
 	}
 }
 
 func testVariables(t *testing.T, c Config) {
-	p := compile(t, c, c.Plain(3), 1, 4)
+	p := compile(t, c, c.Plain(), 1, 4)
 	parameters, all := p.Parameters(), p.Variables()
 	if len(parameters) < 4 || len(all) <= len(parameters) {
 		t.Fatalf("%d parameters of %d variables: want at least 4, and slots", len(parameters), len(all))
@@ -128,28 +133,19 @@ func testVariables(t *testing.T, c Config) {
 			t.Errorf("parameter %d is %v, variable %d is %v", i, parameters[i], i, v)
 		}
 	}
-	if p.Packs() != 3 {
-		t.Errorf("%d packs, want 3", p.Packs())
-	}
-	in := make([][]tensor.Memory, p.Packs())
-	for k := range in {
-		in[k] = p.Inputs(0, k)
-	}
 	for i, v := range parameters {
-		k := p.Pack(i)
-		if k < 0 || k >= len(in) || len(in[k]) == 0 {
-			t.Fatalf("parameter %d is in pack %d, which is missing or too short", i, k)
+		if want := len(tensor.New(v.DType, v.Shape...).Memory().HostBytes()); v.Bytes() != want {
+			t.Errorf("%s has %d bytes, want %d", v.Name, v.Bytes(), want)
 		}
-		if want := tensor.New(v.DType, v.Shape...).Memory().Bytes; in[k][0].Bytes != want {
-			t.Errorf("input of %s has %d bytes, want %d", v.Name, in[k][0].Bytes, want)
+		x, err := p.Gradient(0, i)
+		if err != nil {
+			t.Fatal(err)
 		}
-		in[k] = in[k][1:]
-	}
-	for k, rest := range in {
-		if len(rest) > 0 {
-			t.Errorf("pack %d has %d inputs without a parameter", k, len(rest))
+		if !x.Equal(tensor.New(v.DType, v.Shape...)) {
+			t.Errorf("the gradient of %s, without a call of Gradients, is %v: want zeros", v.Name, x)
 		}
 	}
+	p.Discard()
 	if got := p.Metrics(); !slices.Equal(got, []string{"accuracy"}) {
 		t.Errorf("metrics %v, want [accuracy]", got)
 	}
@@ -160,7 +156,7 @@ func testInitialValues(t *testing.T, c Config) {
 	values := func(seed int64) [][]*tensor.Tensor {
 		s := spec(e, 2, 4)
 		s.Seed = seed
-		p := mustCompile(t, c.Plain(1), e, s)
+		p := mustCompile(t, c.Plain(), e, s)
 		return [][]*tensor.Tensor{read(t, p, 0), read(t, p, 1)}
 	}
 	a, b, other := values(7), values(7), values(8)
@@ -172,7 +168,7 @@ func testInitialValues(t *testing.T, c Config) {
 }
 
 func testReadWrite(t *testing.T, c Config) {
-	p := compile(t, c, c.Plain(1), 2, 4)
+	p := compile(t, c, c.Plain(), 2, 4)
 	before := read(t, p, 1)
 	for i, v := range p.Variables() {
 		x := tensor.New(v.DType, v.Shape...)
@@ -215,7 +211,7 @@ func testReadWrite(t *testing.T, c Config) {
 
 // testDifferences compares gradients with finite differences of the loss that Evaluate returns.
 func testDifferences(t *testing.T, c Config) {
-	p := compile(t, c, c.Plain(1), 1, 8)
+	p := compile(t, c, c.Plain(), 1, 8)
 	b := batch(1, 8)
 	g := gradients(t, p, 0, b, 8)
 	loss := func() float64 {
@@ -257,15 +253,15 @@ func testDifferences(t *testing.T, c Config) {
 	}
 }
 
-// testParts checks that the parts of a global batch add up to the whole, however it is split.
-func testParts(t *testing.T, c Config) {
+// testShares checks that the replicas' shares of a global batch add up to the whole, however it is split.
+func testShares(t *testing.T, c Config) {
 	const rows = 12
-	whole := compile(t, c, c.Plain(1), 1, rows)
+	whole := compile(t, c, c.Plain(), 1, rows)
 	b := batch(2, rows)
 	want := gradients(t, whole, 0, b, rows)
 	wantTensors := cloneAll(want.Tensors)
 	for _, n := range []int{2, 3, 5} {
-		p := compile(t, c, c.Plain(1), n, 8)
+		p := compile(t, c, c.Plain(), n, 8)
 		sum := make([]*tensor.Tensor, len(wantTensors))
 		var loss, accuracy float64
 		for i := range n {
@@ -275,18 +271,18 @@ func testParts(t *testing.T, c Config) {
 		}
 		for i, s := range sum {
 			if d := distance(s, wantTensors[i]); d > 1e-5 {
-				t.Errorf("%d parts: gradient of %s differs by %g", n, p.Parameters()[i].Name, d)
+				t.Errorf("%d shares: gradient of %s differs by %g", n, p.Parameters()[i].Name, d)
 			}
 		}
 		if math.Abs(loss-want.Loss) > 1e-5 || accuracy != want.Metrics[0] {
-			t.Errorf("%d parts: loss %v, accuracy %v; whole: %v, %v", n, loss, accuracy, want.Loss, want.Metrics[0])
+			t.Errorf("%d shares: loss %v, accuracy %v; whole: %v, %v", n, loss, accuracy, want.Loss, want.Metrics[0])
 		}
 	}
 }
 
 func testPadding(t *testing.T, c Config) {
 	const rows, used = 8, 5
-	p := compile(t, c, c.Plain(1), 1, rows)
+	p := compile(t, c, c.Plain(), 1, rows)
 	b := batch(3, rows)
 	for i := used; i < rows; i++ {
 		b.Weights[i] = 0
@@ -321,7 +317,7 @@ func testPadding(t *testing.T, c Config) {
 }
 
 func testWeights(t *testing.T, c Config) {
-	p := compile(t, c, c.Plain(1), 1, 4)
+	p := compile(t, c, c.Plain(), 1, 4)
 	weighted := batch(5, 4)
 	copy(weighted.Weights, []float32{2, 1, 1, 0})
 	g := gradients(t, p, 0, weighted, 4)
@@ -346,24 +342,25 @@ func testCommit(t *testing.T, c Config) {
 	for _, model := range []struct {
 		name string
 		m    engine.Model
-	}{{"plain", c.Plain(2)}, {"averaging", c.Averaging()}} {
+	}{{"plain", c.Plain()}, {"averaging", c.Averaging()}} {
 		t.Run(model.name, func(t *testing.T) {
 			p := compile(t, c, model.m, 2, 4)
 			b := batch(6, 4)
 			start := read(t, p, 0)
 			run := func() {
 				g := gradients(t, p, 0, b, 4)
-				feed(t, p, 0, g.Tensors)
-				apply(t, p, 0)
+				fill(t, p, 1, g.Tensors)
+				update(t, p, 0, 1)
+				update(t, p, 1, 1)
 				sameBits(t, "before the commit", read(t, p, 0), start)
 			}
 			run()
-			p.Discard(0)
+			p.Discard()
 			sameBits(t, "after the discard", read(t, p, 0), start)
-			p.Commit(0)
+			p.Commit()
 			sameBits(t, "after a commit of what was discarded", read(t, p, 0), start)
 			run()
-			p.Commit(0)
+			p.Commit()
 			first := read(t, p, 0)
 			for i, v := range p.Variables() {
 				changes := v.Role == engine.Parameter || v.Role == engine.Average
@@ -374,18 +371,26 @@ func testCommit(t *testing.T, c Config) {
 					t.Errorf("%s is frozen and has changed", v.Name)
 				}
 			}
-			sameBits(t, "the other replica", read(t, p, 1), start)
-			p.Discard(0)
-			p.Commit(0)
+			for i, x := range read(t, p, 1) { // it computed no averages
+				want := first
+				if p.Variables()[i].Role == engine.Average {
+					want = start
+				}
+				if !x.Equal(want[i]) {
+					t.Errorf("%s of replica 1 is %v, want %v", p.Variables()[i].Name, x, want[i])
+				}
+			}
+			p.Discard()
+			p.Commit()
 			sameBits(t, "after a discard and a commit of nothing", read(t, p, 0), first)
 
-			// The same step on the other replica, after one that was discarded, gives the same bits.
-			g := gradients(t, p, 1, batch(60, 4), 4)
-			feed(t, p, 1, g.Tensors)
-			apply(t, p, 1)
-			p.Discard(1)
-			step(t, p, 1, b, 4)
-			sameBits(t, "the other replica after the same step", read(t, p, 1), first)
+			// The same step of another program, after one that was discarded, gives the same bits.
+			q := compile(t, c, model.m, 2, 4)
+			fill(t, q, 1, gradients(t, q, 0, batch(60, 4), 4).Tensors)
+			update(t, q, 0, 1)
+			q.Discard()
+			step(t, q, 0, b, 4)
+			sameBits(t, "the same step of another program", read(t, q, 0), first)
 		})
 	}
 }
@@ -396,18 +401,17 @@ func testFailedStep(t *testing.T, c Config) {
 	start := read(t, p, 0)
 	reason := errors.New("a peer is gone")
 	ctx, cancel := context.WithCancelCause(t.Context())
-	g := gradients(t, p, 0, batch(8, 4), 4)
-	feed(t, p, 0, g.Tensors)
+	gradients(t, p, 0, batch(8, 4), 4)
 	cancel(reason)
-	if err := p.Apply(ctx, 0, 0); !errors.Is(err, reason) {
-		t.Errorf("apply with a cancelled context: %v, want its cause", err)
+	if err := p.Update(ctx, 0, 0, 0, 1); !errors.Is(err, reason) {
+		t.Errorf("update with a cancelled context: %v, want its cause", err)
 	}
-	p.Discard(0)
-	sameBits(t, "after a failed apply", read(t, p, 0), start)
-	if _, err := p.Gradients(ctx, 0, batch(8, 4), 4, [3]uint64{}); !errors.Is(err, reason) {
+	p.Discard()
+	sameBits(t, "after a failed update", read(t, p, 0), start)
+	if _, err := Gradients(ctx, p, 0, batch(8, 4), 4, [3]uint64{}); !errors.Is(err, reason) {
 		t.Errorf("gradients with a cancelled context: %v, want its cause", err)
 	}
-	p.Discard(0)
+	p.Discard()
 	sameBits(t, "after failed gradients", read(t, p, 0), start)
 	if _, _, err := p.Evaluate(ctx, 0, batch(8, 4), 4); !errors.Is(err, reason) {
 		t.Errorf("evaluate with a cancelled context: %v, want its cause", err)
@@ -427,117 +431,338 @@ func testFailedStep(t *testing.T, c Config) {
 	sameBits(t, "the next step after a failed one", read(t, p, 0), read(t, q, 0))
 }
 
-// testOneFails makes one replica's gradients fail while another one applies, and checks that both keep their
-// values.
+// testOneFails makes one replica's gradients fail while another one's device is updated, and checks that both
+// keep their values.
 func testOneFails(t *testing.T, c Config) {
 	t.Helper()
 	p := compile(t, c, c.Averaging(), 2, 4)
 	start := [][]*tensor.Tensor{read(t, p, 0), read(t, p, 1)}
-	feed(t, p, 0, gradients(t, p, 0, batch(7, 4), 8).Tensors)
-	var applied, failed error
+	gradients(t, p, 0, batch(7, 4), 8)
+	var updated, failed error
 	var wg sync.WaitGroup
-	wg.Go(func() { applied = p.Apply(t.Context(), 0, 0) })
-	wg.Go(func() { _, failed = p.Gradients(t.Context(), 1, batch(8, 3), 8, [3]uint64{}) })
+	wg.Go(func() { updated = p.Update(t.Context(), 0, 0, 0, 1) })
+	wg.Go(func() { _, failed = Gradients(t.Context(), p, 1, batch(8, 3), 8, [3]uint64{}) })
 	wg.Wait()
-	if applied != nil || failed == nil {
-		t.Errorf("replica 0: %v, want no error; replica 1, with too few rows: %v", applied, failed)
+	if updated != nil || failed == nil {
+		t.Errorf("replica 0: %v, want no error; replica 1, with too few rows: %v", updated, failed)
 	}
+	p.Discard()
 	for r := range start {
-		p.Discard(r)
 		sameBits(t, fmt.Sprintf("replica %d after replica 1 failed", r), read(t, p, r), start[r])
 	}
 }
 
-func testPacks(t *testing.T, c Config) {
+// bucketed is a spec of n local replicas of a job of at least two, with buckets of so many bytes.
+func bucketed(e engine.Engine, n, rows, bytes int) engine.Spec {
+	s := spec(e, n, rows)
+	s.Replicas, s.BucketBytes = max(2, n), bytes
+	return s
+}
+
+// bucketSizes lists values of Spec.BucketBytes: the default, one parameter per bucket, some, and all.
+var bucketSizes = []int{0, 1, 150, 1 << 20}
+
+// testBuckets checks that the buckets contain every parameter once, and that each is handed over in order, complete.
+func testBuckets(t *testing.T, c Config) {
+	e := open(t, c, 1)
+	for _, bytes := range bucketSizes {
+		p := mustCompile(t, c.Plain(), e, bucketed(e, 1, 4, bytes))
+		parameters, buckets := p.Parameters(), p.Buckets()
+		switch n := len(buckets); {
+		case bytes == 1 && n != len(parameters):
+			t.Errorf("%d buckets of 1 byte, want one per parameter, %d", n, len(parameters))
+		case bytes == 150 && (n == 1 || n == len(parameters)):
+			t.Errorf("%d buckets of %d bytes for %d parameters: want some between", n, bytes, len(parameters))
+		case bytes == 1<<20 && n != 1:
+			t.Errorf("%d buckets of %d bytes, want 1", n, bytes)
+		}
+		again := mustCompile(t, c.Plain(), e, bucketed(e, 1, 8, bytes))
+		if !slices.EqualFunc(buckets, again.Buckets(), func(a, b engine.Bucket) bool {
+			return slices.Equal(a.Parameters, b.Parameters) && a.Bytes == b.Bytes
+		}) {
+			t.Errorf("buckets %v, of another program %v", buckets, again.Buckets())
+		}
+		seen := make([]bool, len(parameters))
+		for _, b := range buckets {
+			sum := 0
+			for _, i := range b.Parameters {
+				if seen[i] {
+					t.Errorf("%s is in two buckets", parameters[i].Name)
+				}
+				seen[i] = true
+				sum += parameters[i].Bytes()
+			}
+			if sum != b.Bytes || len(b.Parameters) == 0 || !slices.IsSorted(b.Parameters) {
+				t.Errorf("bucket %v of %d bytes: want %d bytes and ascending parameters", b.Parameters, b.Bytes, sum)
+			}
+		}
+		if i := slices.Index(seen, false); i >= 0 {
+			t.Errorf("%s is in no bucket", parameters[i].Name)
+		}
+
+		var order []int
+		early := make([]*tensor.Tensor, len(parameters))
+		_, err := p.Gradients(t.Context(), 0, engine.Micro{Batch: batch(20, 4), WeightSum: 4, Last: true}, func(k int) {
+			order = append(order, k)
+			for _, i := range buckets[k].Parameters {
+				x, err := p.Gradient(0, i)
+				if err != nil {
+					t.Fatal(err)
+				}
+				early[i] = x.Clone()
+				clear(x.Memory().HostBytes()) // it belongs to the caller
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.IsSorted(order) || len(order) != len(buckets) {
+			t.Errorf("buckets were handed over in the order %v of %d", order, len(buckets))
+		}
+		rest, err := Memory(p, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, x := range rest {
+			if !x.Equal(tensor.New(x.DType(), x.Shape()...)) {
+				t.Errorf("the gradient of %s was written after it was handed over", parameters[i].Name)
+			}
+		}
+		p.Discard()
+		sameBits(t, "gradients of a call without a function", gradients(t, p, 0, batch(20, 4), 4).Tensors, early)
+		p.Discard()
+		if _, err := p.Gradients(t.Context(), 0, engine.Micro{Batch: batch(20, 4), WeightSum: 4}, func(k int) {
+			t.Errorf("bucket %d was handed over before the last micro-batch", k)
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(mustCompile(t, c.Plain(), e, spec(e, 1, 4)).Buckets()); n != 1 {
+		t.Errorf("%d buckets for the only replica of a job, want 1", n)
+	}
+}
+
+// testParts checks that parts consist of whole buckets, and that their number does not change the bits of an update.
+func testParts(t *testing.T, c Config) {
+	e := open(t, c, 1)
 	var want []*tensor.Tensor
-	for _, packs := range []int{1, 2, 3} {
-		p := compile(t, c, c.Plain(packs), 1, 4)
-		if p.Packs() != packs {
-			t.Fatalf("%d packs, want %d", p.Packs(), packs)
+	var given [][]*tensor.Tensor
+	for _, bytes := range bucketSizes {
+		p := mustCompile(t, c.Plain(), e, bucketed(e, 1, 4, bytes))
+		parts := p.Parts(0)
+		if len(parts) != len(p.Buckets()) {
+			t.Errorf("%d parts of %d buckets", len(parts), len(p.Buckets()))
+		}
+		seen := make([]int, len(p.Parameters()))
+		for _, part := range parts {
+			for _, i := range part {
+				seen[i]++
+			}
+			for _, b := range p.Buckets() {
+				inside := 0
+				for _, i := range b.Parameters {
+					if slices.Contains(part, i) {
+						inside++
+					}
+				}
+				if inside != 0 && inside != len(b.Parameters) {
+					t.Errorf("part %v contains %d parameters of bucket %v", part, inside, b.Parameters)
+				}
+			}
+		}
+		if slices.Max(seen) != 1 || slices.Min(seen) != 1 {
+			t.Errorf("parts %v do not contain every parameter once", parts)
 		}
 		for i := range 5 {
-			step(t, p, 0, batch(uint64(10+i), 4), 4)
-		}
-		got := read(t, p, 0)
-		if packs == 1 {
-			want = got
-			continue
-		}
-		sameBits(t, fmt.Sprintf("after 5 steps in %d packs", packs), got, want)
-	}
-}
-
-// testApplyAlone checks that gradients that the program did not compute can be applied.
-func testApplyAlone(t *testing.T, c Config) {
-	p := compile(t, c, c.Plain(1), 2, 4)
-	g := gradients(t, p, 0, batch(9, 4), 4)
-	own := cloneAll(g.Tensors)
-	feed(t, p, 0, own)
-	apply(t, p, 0)
-	p.Commit(0)
-	feed(t, p, 1, own)
-	apply(t, p, 1)
-	p.Commit(1)
-	sameBits(t, "applied without a gradients step", read(t, p, 1), read(t, p, 0))
-	if err := p.Apply(t.Context(), 0, 1); err == nil {
-		t.Error("applied a pack that is not there")
-	}
-}
-
-// testInPlace checks that sums written over the gradients give the same results as the input buffers of
-// Apply, and are invalid after the step.
-func testInPlace(t *testing.T, c Config) {
-	for _, packs := range []int{1, 3} {
-		p := inPlace(t, c, c.Plain(packs), 4)
-		for i := range uint64(5) {
-			var g [2][]*tensor.Tensor
-			sum := make([]*tensor.Tensor, len(p.Parameters()))
-			for r := range g {
-				g[r] = gradients(t, p, r, batch(50+2*i+uint64(r), 4), 8).Tensors
-				addAll(sum, g[r])
+			if want == nil && len(given) == i {
+				given = append(given, cloneAll(gradients(t, p, 0, batch(uint64(10+i), 4), 4).Tensors))
+				p.Discard()
 			}
-			feed(t, p, 0, sum)
-			apply(t, p, 0)
-			for j, x := range g[1] {
-				copy(x.Memory().HostBytes(), sum[j].Memory().HostBytes())
-			}
-			for k := range packs {
-				if err := p.ApplyInPlace(t.Context(), 1, k); err != nil {
+			fill(t, p, 0, given[i])
+			for k := range slices.Backward(parts) {
+				if err := p.Update(t.Context(), 0, 0, k, 1); err != nil {
 					t.Fatal(err)
 				}
 			}
-			p.Commit(0)
-			p.Commit(1)
-			sameBits(t, fmt.Sprintf("step %d applied in place, of %d packs", i, packs), read(t, p, 1), read(t, p, 0))
+			p.Commit()
 		}
-		gone := func(when string) {
-			if err := p.ApplyInPlace(t.Context(), 1, 0); err == nil {
-				t.Errorf("applied in place %s: no error", when)
-			}
+		if got := read(t, p, 0); want == nil {
+			want = got
+		} else {
+			sameBits(t, fmt.Sprintf("after 5 updates of %d parts", len(parts)), got, want)
 		}
-		gone("after a commit")
-		gradients(t, p, 1, batch(60, 4), 8)
-		for _, err := range []error{p.ApplyInPlace(t.Context(), 1, packs), p.ApplyInPlace(t.Context(), 2, 0)} {
-			if err == nil {
-				t.Error("applied in place a pack or a replica that is not there")
-			}
-		}
-		p.Discard(1)
-		gone("after a discard")
-		feed(t, p, 1, gradients(t, p, 0, batch(61, 4), 8).Tensors)
-		p.Discard(0)
-		apply(t, p, 1) // by its inputs again
-		p.Commit(1)
 	}
 }
 
-// testApart checks that writing to gradients changes nothing else.
-func testApart(t *testing.T, c Config) {
+// testFilledGradients checks that gradients that the program did not compute can be applied.
+func testFilledGradients(t *testing.T, c Config) {
+	p := compile(t, c, c.Plain(), 2, 4)
+	own := cloneAll(gradients(t, p, 0, batch(9, 4), 4).Tensors)
+	update(t, p, 0, 1)
+	if err := p.Update(t.Context(), 1, 1, 0, 1); err == nil {
+		t.Error("updated from a replica without gradients: no error")
+	}
+	if err := p.Update(t.Context(), 1, 0, 0, 1); err == nil {
+		t.Error("updated from a replica of another device: no error")
+	}
+	fill(t, p, 1, own)
+	update(t, p, 1, 1)
+	p.Commit()
+	sameBits(t, "applied without a gradients step", read(t, p, 1), read(t, p, 0))
+	if err := p.Update(t.Context(), 0, 0, 0, 1); err == nil {
+		t.Error("updated after a commit: no error")
+	}
+	gradients(t, p, 0, batch(9, 4), 4)
+	p.Discard()
+	if err := p.Update(t.Context(), 0, 0, 0, 1); err == nil {
+		t.Error("updated after a discard: no error")
+	}
+	x, err := p.Gradient(0, 0)
+	if err != nil || !x.Equal(tensor.New(x.DType(), x.Shape()...)) {
+		t.Errorf("the gradient after a discard is %v, %v: want zeros", x, err)
+	}
+	p.Discard()
+}
+
+// testFactor checks that a factor has the effect of gradients multiplied by it.
+func testFactor(t *testing.T, c Config) {
+	p := compile(t, c, c.Plain(), 2, 4)
+	for i := range uint64(3) {
+		g := cloneAll(gradients(t, p, 0, batch(60+i, 4), 4).Tensors)
+		for _, x := range g {
+			for j := range tensor.Data[float32](x) {
+				tensor.Data[float32](x)[j] *= 0.3
+			}
+		}
+		fill(t, p, 1, g)
+		update(t, p, 0, 0.3)
+		update(t, p, 1, 1)
+		p.Commit()
+		sameBits(t, "an update with a factor", read(t, p, 0), read(t, p, 1))
+	}
+}
+
+// testAccumulation checks that gradients of micro-batches are their sum, and that loss and metrics are those of one.
+func testAccumulation(t *testing.T, c Config) {
+	const rows, micro = 12, 4
+	p := compile(t, c, c.Plain(), 1, micro)
+	whole := compile(t, c, c.Plain(), 1, rows)
+	b := batch(21, rows)
+	want := gradients(t, whole, 0, b, rows)
+	sum := make([]*tensor.Tensor, len(want.Tensors))
+	var single []Result
+	for i := range rows / micro {
+		g := gradients(t, p, 0, part(b, rows/micro, i, micro), rows)
+		addAll(sum, g.Tensors)
+		g.Metrics = slices.Clone(g.Metrics)
+		single = append(single, g)
+		p.Discard()
+	}
+	for round := range 3 {
+		for i := range rows / micro {
+			last := i == rows/micro-1
+			s, err := p.Gradients(t.Context(), 0, engine.Micro{
+				Batch: part(b, rows/micro, i, micro), WeightSum: rows, RNG: [3]uint64{1, 2, 3}, Add: i > 0, Last: last,
+			}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s.Loss != single[i].Loss || !slices.Equal(s.Metrics, single[i].Metrics) {
+				t.Errorf("micro-batch %d: loss %v, metrics %v; alone: %v, %v", i, s.Loss, s.Metrics, single[i].Loss,
+					single[i].Metrics)
+			}
+			if _, err := p.Gradient(0, 0); (err == nil) != last {
+				t.Errorf("the memory of a gradient after micro-batch %d of %d: %v", i, rows/micro, err)
+			}
+		}
+		got, err := Memory(p, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sameBits(t, fmt.Sprintf("accumulated gradients, round %d", round), got, sum)
+		for i := range got {
+			if d := distance(got[i], want.Tensors[i]); d > 1e-5 {
+				t.Errorf("accumulated gradient of %s differs from the whole batch's by %g", p.Parameters()[i].Name, d)
+			}
+		}
+		if round == 1 { // another round starts over without a discard
+			p.Discard()
+		}
+	}
+	p.Discard()
+	add := engine.Micro{Batch: part(b, 3, 0, micro), WeightSum: rows, Add: true}
+	if _, err := p.Gradients(t.Context(), 0, add, nil); err == nil {
+		t.Error("a first micro-batch that adds: no error")
+	}
+	add.Add = false
+	if _, err := p.Gradients(t.Context(), 0, add, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Update(t.Context(), 0, 0, 0, 1); err == nil {
+		t.Error("updated before the last micro-batch: no error")
+	}
+	p.Discard()
+	step(t, p, 0, part(b, 3, 0, micro), rows)
+}
+
+// testAccumulatedAverages checks that every micro-batch of a step changes the averages, one after the other.
+func testAccumulatedAverages(t *testing.T, c Config) {
+	p, q := compile(t, c, c.Averaging(), 1, 4), compile(t, c, c.Averaging(), 1, 4)
+	start := read(t, p, 0)
+	micro := func(p engine.Program, i int, add, last bool) {
+		m := engine.Micro{Batch: batch(uint64(80+i), 4), WeightSum: 4, Add: add, Last: last}
+		if _, err := p.Gradients(t.Context(), 0, m, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 3 {
+		micro(p, i, false, true)
+		p.Commit()
+		micro(q, i, i > 0, i == 2)
+		sameBits(t, "variables during a step", read(t, q, 0), start)
+	}
+	q.Commit()
+	sameBits(t, "averages after three micro-batches", read(t, q, 0), read(t, p, 0))
+}
+
+// testLossScale checks that a loss scale that is a power of 2 has no effect on a model without half-width numbers.
+func testLossScale(t *testing.T, c Config) {
+	p := compile(t, c, c.Plain(), 1, 4)
+	want := gradients(t, p, 0, batch(22, 4), 4)
+	tensors, loss := cloneAll(want.Tensors), want.Loss
+	for _, scale := range []float64{0, 1, 1024, 1.0 / 8} {
+		s, err := p.Gradients(t.Context(), 0, engine.Micro{
+			Batch: batch(22, 4), WeightSum: 4, RNG: [3]uint64{1, 2, 3}, Last: true, LossScale: scale,
+		}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := Memory(p, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sameBits(t, fmt.Sprintf("gradients with loss scale %v", scale), got, tensors)
+		if s.Loss != loss {
+			t.Errorf("loss %v with loss scale %v, want %v", s.Loss, scale, loss)
+		}
+	}
+	for _, scale := range []float64{-1, math.NaN(), math.Inf(1)} {
+		if _, err := p.Gradients(t.Context(), 0, engine.Micro{
+			Batch: batch(22, 4), WeightSum: 4, Last: true, LossScale: scale,
+		}, nil); err == nil {
+			t.Errorf("loss scale %v: no error", scale)
+		}
+	}
+}
+
+// testGradientMemory checks that an update reads what the caller wrote to gradients, and that writing to them changes
+// nothing else.
+func testGradientMemory(t *testing.T, c Config) {
 	for name, m := range map[string]engine.Model{
-		"plain": c.Plain(1), "averaging": c.Averaging(),
+		"plain": c.Plain(), "averaging": c.Averaging(),
 		"regularised": c.Regularised(),
 	} {
-		p := inPlace(t, c, m, 4)
+		p := compile(t, c, m, 2, 4)
 		start := read(t, p, 0)
 		g := gradients(t, p, 0, batch(70, 4), 4).Tensors
 		want := cloneAll(g)
@@ -547,42 +772,154 @@ func testApart(t *testing.T, c Config) {
 			}
 			sameBits(t, name+": gradients beside one that was written to", g[i+1:], want[i+1:])
 		}
-		p.Discard(0)
+		p.Discard()
 		sameBits(t, name+": variables after gradients were written to", read(t, p, 0), start)
 		sameBits(t, name+": the same gradients again", gradients(t, p, 0, batch(70, 4), 4).Tensors, want)
-	}
-}
-
-// inPlace compiles a model for two replicas.
-func inPlace(t *testing.T, c Config, m engine.Model, rows int) engine.InPlace {
-	t.Helper()
-	p, ok := compile(t, c, m, 2, rows).(engine.InPlace)
-	if !ok || !p.InPlace() {
-		t.Skip("the programs do not apply in place")
-	}
-	return p
-}
-
-func testInputsStay(t *testing.T, c Config) {
-	p := compile(t, c, c.Plain(2), 2, 4)
-	at := func() (list []string) {
-		for r := range 2 {
-			for k := range p.Packs() {
-				for _, m := range p.Inputs(r, k) {
-					list = append(list, fmt.Sprintf("%p+%d", m.Ptr, m.Bytes))
+		for range 3 { // the sums of two replicas, reduced in place on one and copied to the other
+			sum := make([]*tensor.Tensor, len(p.Parameters()))
+			for r := range 2 {
+				addAll(sum, gradients(t, p, r, batch(uint64(50+r), 4), 8).Tensors)
+			}
+			fill(t, p, 0, sum)
+			fill(t, p, 1, sum)
+			update(t, p, 0, 1)
+			update(t, p, 1, 1)
+			p.Commit()
+			a, b := read(t, p, 0), read(t, p, 1)
+			for i, v := range p.Variables() {
+				if v.Role != engine.Average && !a[i].Equal(b[i]) {
+					t.Errorf("%s: %s differs between replicas with the same sums", name, v.Name)
 				}
 			}
 		}
-		return list
 	}
-	before := at()
-	step(t, p, 0, batch(1, 4), 4)
-	if after := at(); !slices.Equal(before, after) {
-		t.Errorf("input buffers moved from %v to %v", before, after)
+}
+
+// testUpdatedMemory checks that Updated shows the new values, and that what the caller writes there is committed.
+func testUpdatedMemory(t *testing.T, c Config) {
+	p := compile(t, c, c.Plain(), 2, 4)
+	if _, err := p.Updated(0, 0); err == nil {
+		t.Error("the new value of a parameter before an update: no error")
 	}
-	sorted := slices.Compact(slices.Sorted(slices.Values(before)))
-	if len(sorted) != len(before) {
-		t.Errorf("two inputs share their memory: %v", before)
+	for round := range uint64(3) {
+		fill(t, p, 1, gradients(t, p, 0, batch(23+round, 4), 4).Tensors)
+		update(t, p, 0, 1)
+		update(t, p, 1, 1)
+		before := read(t, p, 0)
+		var news []*tensor.Tensor
+		for i, v := range p.Parameters() {
+			x, err := p.Updated(0, i)
+			if err != nil {
+				t.Fatal(err)
+			}
+			news = append(news, x.Clone())
+			if x.Equal(before[i]) {
+				t.Errorf("the new value of %s is the old one", v.Name)
+			}
+			if round == 1 {
+				continue
+			}
+			other, err := p.Updated(1, i)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for j := range tensor.Data[float32](other) {
+				tensor.Data[float32](other)[j] += float32(j + 1)
+			}
+		}
+		sameBits(t, "variables before the commit", read(t, p, 0), before)
+		if round == 2 {
+			p.Discard()
+			sameBits(t, "variables after a discard of written values", read(t, p, 0), before)
+			continue
+		}
+		p.Commit()
+		sameBits(t, "parameters", read(t, p, 0)[:len(news)], news)
+		for i, x := range read(t, p, 1)[:len(news)] {
+			want := news[i].Clone()
+			for j := range tensor.Data[float32](want) {
+				if round == 0 {
+					tensor.Data[float32](want)[j] += float32(j + 1)
+				}
+			}
+			if !x.Equal(want) {
+				t.Errorf("%s is %v after a write to its new value, want %v", p.Parameters()[i].Name, x, want)
+			}
+		}
+		loss := func(r int) float64 {
+			l, _, err := p.Evaluate(t.Context(), r, batch(90, 4), 4)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return l
+		}
+		if (loss(0) == loss(1)) != (round == 1) {
+			t.Errorf("losses %v and %v after round %d: the programs do not read the written values", loss(0), loss(1), round)
+		}
+		for i := range news { // equal again
+			x, err := p.Read(0, i)
+			if err == nil {
+				err = p.Write(1, i, x)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// testSharedDevice checks that replicas that share a device compute the same bits as replicas with devices of their
+// own, and keep separate averages.
+func testSharedDevice(t *testing.T, c Config) {
+	const n = 4
+	e := open(t, c, n)
+	var want [][]*tensor.Tensor
+	for _, devices := range [][]int{nil, {0, 0, 0, 0}, {0, 1, 1, 0}} {
+		s := spec(e, n, 4)
+		if s.ReplicaDevices = devices; devices != nil {
+			s.Devices = s.Devices[:slices.Max(devices)+1]
+		}
+		p := mustCompile(t, c.Averaging(), e, s)
+		for i := range 3 {
+			g, errs := make([]Result, n), make([]error, n)
+			var wg sync.WaitGroup
+			for r := range n {
+				wg.Go(func() {
+					g[r], errs[r] = Gradients(t.Context(), p, r, batch(uint64(100*i+r), 4), 4*n, [3]uint64{uint64(i), uint64(r)})
+				})
+			}
+			wg.Wait()
+			if err := errors.Join(errs...); err != nil {
+				t.Fatal(err)
+			}
+			sum := make([]*tensor.Tensor, len(g[0].Tensors))
+			for r := range n {
+				addAll(sum, g[r].Tensors)
+			}
+			for r := range n {
+				fill(t, p, r, sum)
+			}
+			for d := range s.Devices {
+				r := d
+				for s.DeviceOf(r) != d {
+					r++
+				}
+				if err := Update(t.Context(), p, d, r); err != nil {
+					t.Fatal(err)
+				}
+			}
+			p.Commit()
+		}
+		var got [][]*tensor.Tensor
+		for r := range n {
+			got = append(got, read(t, p, r))
+		}
+		if want == nil {
+			want = got
+		}
+		for r := range n {
+			sameBits(t, fmt.Sprintf("replica %d of %d devices", r, len(s.Devices)), got[r], want[r])
+		}
 	}
 }
 
@@ -590,11 +927,11 @@ func testRandom(t *testing.T, c Config) {
 	p := compile(t, c, c.Random(), 2, 16)
 	b := batch(11, 16)
 	loss := func(replica int, rng [3]uint64) float64 {
-		g, err := p.Gradients(t.Context(), replica, b, 16, rng)
+		g, err := Gradients(t.Context(), p, replica, b, 16, rng)
 		if err != nil {
 			t.Fatal(err)
 		}
-		p.Discard(replica)
+		p.Discard()
 		return g.Loss
 	}
 	one, two := [3]uint64{1, 2, 3}, [3]uint64{4, 5, 6}
@@ -645,10 +982,10 @@ func testAverages(t *testing.T, c Config) {
 	addAll(sum, g0.Tensors)
 	addAll(sum, gradients(t, p, 1, batch(13, 4), 8).Tensors)
 	for r := range 2 {
-		feed(t, p, r, sum)
-		apply(t, p, r)
-		p.Commit(r)
+		fill(t, p, r, sum)
+		update(t, p, r, 1)
 	}
+	p.Commit()
 	a, b := read(t, p, 0), read(t, p, 1)
 	differ := false
 	for i, v := range p.Variables() {
@@ -683,13 +1020,14 @@ func testAverages(t *testing.T, c Config) {
 // testAveragesAlone checks that a commit after gradients alone sets the averages as a complete step does, and
 // nothing else.
 func testAveragesAlone(t *testing.T, c Config) {
-	p := compile(t, c, c.Averaging(), 2, 4)
+	p, q := compile(t, c, c.Averaging(), 1, 4), compile(t, c, c.Averaging(), 1, 4)
 	b := batch(19, 4)
+	start := read(t, q, 0)
 	step(t, p, 0, b, 4)
-	whole, start := read(t, p, 0), read(t, p, 1)
-	gradients(t, p, 1, b, 4)
-	p.Commit(1)
-	got := read(t, p, 1)
+	whole := read(t, p, 0)
+	gradients(t, q, 0, b, 4)
+	q.Commit()
+	got := read(t, q, 0)
 	for i, v := range p.Variables() {
 		want, of := start[i], "before"
 		if v.Role == engine.Average {
@@ -706,7 +1044,7 @@ func testRegularisation(t *testing.T, c Config) {
 	b := batch(15, rows)
 	whole := compile(t, c, c.Regularised(), 1, rows)
 	want := gradients(t, whole, 0, b, rows)
-	plain := compile(t, c, c.Plain(1), 1, rows)
+	plain := compile(t, c, c.Plain(), 1, rows)
 	if without := gradients(t, plain, 0, b, rows); without.Loss >= want.Loss {
 		t.Errorf("loss %v with a penalty, %v without", want.Loss, without.Loss)
 	}
@@ -732,7 +1070,7 @@ func testEvaluate(t *testing.T, c Config) {
 	for _, model := range []struct {
 		name string
 		m    engine.Model
-	}{{"plain", c.Plain(1)}, {"random", c.Random()}, {"averaging", c.Averaging()}} {
+	}{{"plain", c.Plain()}, {"random", c.Random()}, {"averaging", c.Averaging()}} {
 		t.Run(model.name, func(t *testing.T) {
 			p := compile(t, c, model.m, 2, 8)
 			step(t, p, 0, batch(16, 8), 8)
@@ -766,10 +1104,7 @@ func testEvaluate(t *testing.T, c Config) {
 // testBatchBuffers checks that a batch in the program's memory gives the same results as any other batch, also when
 // refilled or mixed with others.
 func testBatchBuffers(t *testing.T, c Config) {
-	p, ok := compile(t, c, c.Plain(1), 2, 6).(engine.BatchBuffers)
-	if !ok {
-		t.Skip("the programs lend no batches")
-	}
+	p := compile(t, c, c.Plain(), 2, 6)
 	filled := make([]engine.Batch, 2)
 	for i := range filled {
 		var err error
@@ -811,18 +1146,14 @@ func testBatchBuffers(t *testing.T, c Config) {
 			t.Errorf("loss of a batch in the program's memory in inference is %v, want %v", own, loss)
 		}
 		sameBits(t, "predictions of a batch in the program's memory", y, x)
-		for r := range 2 {
-			feed(t, p, r, a.Tensors) // invalid after the commit
-		}
-		for r := range 2 {
-			apply(t, p, r)
-			p.Commit(r)
-		}
+		update(t, p, 0, 1)
+		update(t, p, 1, 1)
+		p.Commit()
 	}
 }
 
 func testWrongArguments(t *testing.T, c Config) {
-	p := compile(t, c, c.Plain(1), 1, 4)
+	p := compile(t, c, c.Plain(), 1, 4)
 	start := read(t, p, 0)
 	good := func() engine.Batch { return batch(18, 4) }
 	for name, change := range map[string]func(b *engine.Batch){
@@ -839,7 +1170,7 @@ func testWrongArguments(t *testing.T, c Config) {
 	} {
 		b := good()
 		change(&b)
-		if _, err := p.Gradients(t.Context(), 0, b, 4, [3]uint64{}); err == nil {
+		if _, err := Gradients(t.Context(), p, 0, b, 4, [3]uint64{}); err == nil {
 			t.Errorf("gradients, %s: no error", name)
 		}
 		if _, _, err := p.Evaluate(t.Context(), 0, b, 4); err == nil {
@@ -852,18 +1183,33 @@ func testWrongArguments(t *testing.T, c Config) {
 		}
 	}
 	for _, sum := range []float64{0, -1, math.NaN()} {
-		if _, err := p.Gradients(t.Context(), 0, good(), sum, [3]uint64{}); err == nil {
+		if _, err := Gradients(t.Context(), p, 0, good(), sum, [3]uint64{}); err == nil {
 			t.Errorf("weight sum %v: no error", sum)
 		}
 	}
 	for _, replica := range []int{-1, 1} {
-		if _, err := p.Gradients(t.Context(), replica, good(), 4, [3]uint64{}); err == nil {
+		if _, err := Gradients(t.Context(), p, replica, good(), 4, [3]uint64{}); err == nil {
 			t.Errorf("replica %d of 1: no error", replica)
 		}
-		if err := p.Apply(t.Context(), replica, 0); err == nil {
-			t.Errorf("apply on replica %d of 1: no error", replica)
+		if err := p.Update(t.Context(), 0, replica, 0, 1); err == nil {
+			t.Errorf("update from replica %d of 1: no error", replica)
+		}
+		if err := p.Update(t.Context(), replica, 0, 0, 1); err == nil {
+			t.Errorf("update of device %d of 1: no error", replica)
+		}
+		if err := p.Update(t.Context(), 0, 0, replica, 1); err == nil {
+			t.Errorf("update of part %d of 1: no error", replica)
+		}
+		for _, err := range []error{
+			second(p.Gradient(replica, 0)), second(p.Gradient(0, replica*len(p.Parameters()))),
+			second(p.Updated(replica, 0)), second(p.Updated(0, replica*len(p.Parameters()))),
+		} {
+			if err == nil {
+				t.Errorf("memory of replica, device or parameter %d: no error", replica)
+			}
 		}
 	}
+	p.Discard()
 	sameBits(t, "after wrong arguments", read(t, p, 0), start)
 	step(t, p, 0, good(), 4)
 
@@ -875,17 +1221,21 @@ func testWrongArguments(t *testing.T, c Config) {
 		"strings":      func(s *engine.Spec) { s.Inputs[0].DType = tensor.String },
 		"no label":     func(s *engine.Spec) { s.Labels = nil },
 		"empty inputs": func(s *engine.Spec) { s.Inputs[0].Shape = []int{0} },
+		"bucket bytes": func(s *engine.Spec) { s.BucketBytes = -1 },
+		"no device 1":  func(s *engine.Spec) { s.ReplicaDevices = []int{0, 1} },
+		"device -1":    func(s *engine.Spec) { s.ReplicaDevices = []int{-1} },
+		"no replicas":  func(s *engine.Spec) { s.ReplicaDevices = []int{} },
 	} {
 		s := spec(e, 1, 4)
 		change(&s)
-		if p, err := c.Plain(1).Compile(t.Context(), e, s); err == nil {
+		if p, err := c.Plain().Compile(t.Context(), e, s); err == nil {
 			p.Close()
 			t.Errorf("compiled a spec with %s", name)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if p, err := c.Plain(1).Compile(ctx, e, spec(e, 1, 4)); !errors.Is(err, context.Canceled) {
+	if p, err := c.Plain().Compile(ctx, e, spec(e, 1, 4)); !errors.Is(err, context.Canceled) {
 		t.Errorf("compile with a cancelled context: %v", err)
 		if err == nil {
 			p.Close()
@@ -903,7 +1253,7 @@ func testPanic(t *testing.T, c Config) {
 	if !strings.Contains(err.Error(), "deliberate") {
 		t.Errorf("error %q does not contain the model's text", err)
 	}
-	compiled := mustCompile(t, c.Plain(1), e, spec(e, 1, 4))
+	compiled := mustCompile(t, c.Plain(), e, spec(e, 1, 4))
 	step(t, compiled, 0, batch(1, 4), 4)
 }
 
@@ -912,11 +1262,11 @@ func testConcurrent(t *testing.T, c Config) {
 	const n, steps = 3, 20
 	train := func(each func(f func(r int))) [][]*tensor.Tensor {
 		p := compile(t, c, c.Averaging(), n, 4)
-		g := make([]engine.Gradients, n)
+		g := make([]Result, n)
 		for s := range steps {
 			each(func(r int) {
 				var err error
-				g[r], err = p.Gradients(t.Context(), r, batch(uint64(100*s+r), 4), 4*n, [3]uint64{uint64(s), uint64(r), 1})
+				g[r], err = Gradients(t.Context(), p, r, batch(uint64(100*s+r), 4), 4*n, [3]uint64{uint64(s), uint64(r), 1})
 				if err != nil {
 					t.Error(err)
 				}
@@ -929,13 +1279,15 @@ func testConcurrent(t *testing.T, c Config) {
 				addAll(sum, g[r].Tensors)
 			}
 			each(func(r int) {
-				feed(t, p, r, sum)
-				for k := range p.Packs() {
-					if err := p.Apply(t.Context(), r, k); err != nil {
+				fill(t, p, r, sum)
+				for k := range p.Parts(r) {
+					if err := p.Update(t.Context(), r, r, k, 1); err != nil {
 						t.Error(err)
 					}
 				}
-				p.Commit(r)
+			})
+			p.Commit()
+			each(func(r int) {
 				if _, _, err := p.Evaluate(t.Context(), r, batch(1, 4), 4); err != nil {
 					t.Error(err)
 				}
@@ -966,14 +1318,14 @@ func testConcurrent(t *testing.T, c Config) {
 
 func testClosed(t *testing.T, c Config) {
 	e := open(t, c, 1)
-	p, err := c.Plain(1).Compile(t.Context(), e, spec(e, 1, 4))
+	p, err := c.Plain().Compile(t.Context(), e, spec(e, 1, 4))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Gradients(t.Context(), 0, batch(1, 4), 4, [3]uint64{}); err == nil {
+	if _, err := Gradients(t.Context(), p, 0, batch(1, 4), 4, [3]uint64{}); err == nil {
 		t.Error("gradients of a closed program: no error")
 	}
 	if _, err := p.Read(0, 0); err == nil {
@@ -1064,15 +1416,56 @@ func part(b engine.Batch, n, i, rows int) engine.Batch {
 	}
 }
 
-func gradients(t *testing.T, p engine.Program, replica int, b engine.Batch, weightSum float64) engine.Gradients {
+// Result is the result of one micro-batch: a view of the gradients, loss and metrics.
+type Result struct {
+	engine.Scalars
+	Tensors []*tensor.Tensor // the memory of Program.Gradient, by parameter
+}
+
+// Gradients computes the gradients of a step without accumulation.
+func Gradients(ctx context.Context, p engine.Program, replica int, b engine.Batch, weightSum float64, rng [3]uint64) (
+	Result, error,
+) {
+	var r Result
+	var err error
+	r.Scalars, err = p.Gradients(ctx, replica, engine.Micro{Batch: b, WeightSum: weightSum, RNG: rng, Last: true}, nil)
+	if err != nil {
+		return r, err
+	}
+	r.Tensors, err = Memory(p, replica)
+	return r, err
+}
+
+// Memory returns the memory of all gradients of a replica.
+func Memory(p engine.Program, replica int) ([]*tensor.Tensor, error) {
+	list := make([]*tensor.Tensor, len(p.Parameters()))
+	for i := range list {
+		var err error
+		if list[i], err = p.Gradient(replica, i); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
+// Update updates all parts of a device with the gradients of a replica.
+func Update(ctx context.Context, p engine.Program, device, replica int) error {
+	for k := range p.Parts(device) {
+		if err := p.Update(ctx, device, replica, k, 1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func gradients(t *testing.T, p engine.Program, replica int, b engine.Batch, weightSum float64) Result {
 	t.Helper()
-	g, err := p.Gradients(t.Context(), replica, b, weightSum, [3]uint64{1, 2, 3})
+	g, err := Gradients(t.Context(), p, replica, b, weightSum, [3]uint64{1, 2, 3})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(g.Tensors) != len(p.Parameters()) || len(g.Metrics) != len(p.Metrics()) {
-		t.Fatalf("%d gradients, %d metrics: want %d, %d", len(g.Tensors), len(g.Metrics), len(p.Parameters()),
-			len(p.Metrics()))
+	if len(g.Metrics) != len(p.Metrics()) {
+		t.Fatalf("%d metrics: want %d", len(g.Metrics), len(p.Metrics()))
 	}
 	for i, v := range p.Parameters() {
 		if g.Tensors[i].DType() != v.DType || !slices.Equal(g.Tensors[i].Shape(), v.Shape) {
@@ -1082,32 +1475,34 @@ func gradients(t *testing.T, p engine.Program, replica int, b engine.Batch, weig
 	return g
 }
 
-// feed writes gradients into apply's input buffers.
-func feed(t *testing.T, p engine.Program, replica int, list []*tensor.Tensor) {
+// fill writes gradients into a replica's memory.
+func fill(t *testing.T, p engine.Program, replica int, list []*tensor.Tensor) {
 	t.Helper()
-	next := make([]int, p.Packs())
+	to, err := Memory(p, replica)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for i, x := range list {
-		k := p.Pack(i)
-		copy(p.Inputs(replica, k)[next[k]].HostBytes(), x.Memory().HostBytes())
-		next[k]++
+		copy(to[i].Memory().HostBytes(), x.Memory().HostBytes())
 	}
 }
 
-func apply(t *testing.T, p engine.Program, replica int) {
+// update updates all parts of a device with factor times the gradients of the replica of the same index.
+func update(t *testing.T, p engine.Program, device int, factor float64) {
 	t.Helper()
-	for k := range p.Packs() {
-		if err := p.Apply(t.Context(), replica, k); err != nil {
+	for k := range p.Parts(device) {
+		if err := p.Update(t.Context(), device, device, k, factor); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
-// step takes one training step on one replica only.
+// step takes one training step on one replica and its device only.
 func step(t *testing.T, p engine.Program, replica int, b engine.Batch, weightSum float64) {
 	t.Helper()
-	feed(t, p, replica, gradients(t, p, replica, b, weightSum).Tensors)
-	apply(t, p, replica)
-	p.Commit(replica)
+	gradients(t, p, replica, b, weightSum)
+	update(t, p, replica, 1)
+	p.Commit()
 }
 
 // read returns all variables of a replica.

@@ -12,6 +12,7 @@ import (
 	"github.com/gomlx/gomlx/ml/train/optimizer"
 
 	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/enginetest"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/models"
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -78,7 +79,7 @@ func benchmarkStep(b *testing.B, e engine.Engine, forward models.Forward, shape 
 		}
 		batches[i] = engine.Batch{Inputs: []*tensor.Tensor{x}, Labels: []*tensor.Tensor{y}, Weights: w}
 	}
-	gradients := make([]engine.Gradients, n)
+	gradients := make([]enginetest.Result, n)
 	each := func(f func(i int) error) {
 		var wg sync.WaitGroup
 		for i := range n {
@@ -92,25 +93,26 @@ func benchmarkStep(b *testing.B, e engine.Engine, forward models.Forward, shape 
 	}
 	step := func() {
 		each(func(i int) (err error) {
-			gradients[i], err = p.Gradients(ctx, i, batches[i], float64(n*rows), [3]uint64{1, 2, uint64(i)})
+			gradients[i], err = enginetest.Gradients(ctx, p, i, batches[i], float64(n*rows), [3]uint64{1, 2, uint64(i)})
 			return err
 		})
 		each(func(i int) error {
-			for j, in := range p.Inputs(i, 0) {
-				dst := tensor.Data[float32](tensor.Wrap(in, tensor.Float32, gradients[0].Tensors[j].Shape()...))
-				copy(dst, tensor.Data[float32](gradients[0].Tensors[j]))
+			for j := range gradients[i].Tensors { // each replica adds its part of every gradient
+				sum := tensor.Data[float32](gradients[0].Tensors[j])
+				lo, hi := i*len(sum)/n, (i+1)*len(sum)/n
 				for k := 1; k < n; k++ {
-					for l, x := range tensor.Data[float32](gradients[k].Tensors[j]) {
-						dst[l] += x
+					for l, x := range tensor.Data[float32](gradients[k].Tensors[j])[lo:hi] {
+						sum[lo+l] += x
 					}
+				}
+				for k := 1; k < n; k++ {
+					copy(tensor.Data[float32](gradients[k].Tensors[j])[lo:hi], sum[lo:hi])
 				}
 			}
 			return nil
 		})
-		each(func(i int) error { return p.Apply(ctx, i, 0) })
-		for i := range n {
-			p.Commit(i)
-		}
+		each(func(i int) error { return enginetest.Update(ctx, p, i, i) })
+		p.Commit()
 	}
 	for range 3 {
 		step()

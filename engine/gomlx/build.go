@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sort"
 	"strings"
@@ -81,7 +82,8 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 	if err != nil {
 		return nil, err
 	}
-	packs, packOf, err := bl.applying()
+	buckets := bl.buckets(gradients.positions)
+	updates, parts, err := bl.updating(buckets)
 	if err != nil {
 		return nil, err
 	}
@@ -95,8 +97,8 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 	}
 
 	p := &program{
-		backend: bl.b, spec: bl.spec, lossType: bl.lossType, packOf: packOf,
-		gradients: gradients, packs: packs, evaluate: evaluate, predict: predict, classes: bl.classes,
+		backend: bl.b, spec: bl.spec, lossType: bl.lossType, parameters: len(bl.trained), buckets: buckets, parts: parts,
+		gradients: gradients, updates: updates, evaluate: evaluate, predict: predict, classes: bl.classes,
 	}
 	for _, x := range bl.m.Metrics {
 		p.metrics = append(p.metrics, x.Name)
@@ -116,8 +118,11 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 			return nil, err
 		}
 	}
+	if err := p.averagesNeedDevices(); err != nil {
+		return nil, err
+	}
 	// XLA compiles slowly: programs that every step needs are compiled now, the others on first use.
-	for _, x := range append([]*executable{gradients}, packs...) {
+	for _, x := range append([]*executable{gradients}, updates...) {
 		if err := ctx.Err(); err != nil {
 			return nil, fmt.Errorf("gomlx: compile: %w", context.Cause(ctx))
 		}
@@ -171,7 +176,8 @@ func (bl *builder) training() (*executable, error) {
 		for i, v := range bl.trained {
 			weights[i] = v.NodeValue(g)
 		}
-		x.outputs = append([]*graph.Node{stats, each}, graph.Gradient(objective, weights...)...)
+		scale := graph.Parameter(g, argName(lossScaleArg, 0), shapes.Make(bl.lossType))
+		x.outputs = append([]*graph.Node{stats, each}, graph.Gradient(graph.Mul(objective, scale), weights...)...)
 		for _, v := range bl.changed {
 			value := v.NodeValue(g)
 			if bl.spec.Central != nil && v.DType().IsFloat() {
@@ -188,46 +194,85 @@ func (bl *builder) training() (*executable, error) {
 		}
 		return nil
 	})
+	if err == nil {
+		err = x.finish()
+	}
 	return x, err
 }
 
-// applying builds the apply programs: one per pack if the optimizer computes the same new values from a part
-// of the gradients as from all of them, else one for all.
-func (bl *builder) applying() (packs []*executable, packOf []int, err error) {
-	one, oneOf, err := bl.applyingIn(1)
-	if n := max(1, bl.m.Packs); err != nil || n == 1 || len(bl.hooks) > 0 { // hooks may read any weight
-		return one, oneOf, err
+// buckets groups the parameters in the order in which the backward pass computes their gradients. positions
+// are those of the gradients program's outputs; nil if it is not recorded, for a single replica, which has one
+// bucket.
+func (bl *builder) buckets(positions []int) []engine.Bucket {
+	order := make([]int, len(bl.trained))
+	for i := range order {
+		order[i] = i
 	}
-	packs, packOf, err = bl.applyingIn(bl.m.Packs)
+	full := math.MaxInt
+	if positions != nil {
+		slices.SortStableFunc(order, func(a, b int) int { return positions[2+a] - positions[2+b] })
+		if bl.spec.BucketBytes > 0 {
+			full = bl.spec.BucketBytes
+		}
+	}
+	list := []engine.Bucket{{}}
+	for _, i := range order {
+		bytes := int(bl.trained[i].Shape().ByteSize())
+		last := &list[len(list)-1]
+		if last.Bytes > 0 && last.Bytes+bytes > full {
+			list = append(list, engine.Bucket{})
+			last = &list[len(list)-1]
+		}
+		last.Parameters, last.Bytes = append(last.Parameters, i), last.Bytes+bytes
+	}
+	for _, k := range list {
+		slices.Sort(k.Parameters)
+	}
+	return list
+}
+
+// updating builds the update programs: one per bucket if the optimizer computes the same new values from a part
+// of the gradients as from all of them, else one for all.
+func (bl *builder) updating(buckets []engine.Bucket) (updates []*executable, parts [][]int, err error) {
+	all := make([]int, len(bl.trained))
+	for i := range all {
+		all[i] = i
+	}
+	one, err := bl.updatesOf([][]int{all})
+	if err != nil || len(buckets) == 1 || len(bl.hooks) > 0 { // hooks may read any weight
+		return one, [][]int{all}, err
+	}
+	for _, k := range buckets {
+		parts = append(parts, k.Parameters)
+	}
+	updates, err = bl.updatesOf(parts)
 	unused := one
-	if err != nil || !sameFormulas(one, packs) {
-		packs, packOf, unused = one, oneOf, packs
+	if err != nil || !sameFormulas(one, updates) {
+		updates, parts, unused = one, [][]int{all}, updates
 	}
 	for _, x := range unused {
 		bl.graphs = slices.DeleteFunc(bl.graphs, func(y *executable) bool { return x == y })
 		x.close()
 	}
-	return packs, packOf, nil
+	return updates, parts, nil
 }
 
-// applyingIn builds n programs that compute new values of parameters and optimizer state from reduced
-// gradients. Step counters are part of every pack, with the same new value in each.
-func (bl *builder) applyingIn(n int) (packs []*executable, packOf []int, err error) {
-	packOf, n = split(bl.trained, n)
-	for k := range n {
-		x := bl.newExecutable(fmt.Sprintf("apply %d of %d", k+1, n))
-		x.applies = true
-		err := catch(fmt.Sprintf("build the apply program with %T", bl.m.Optimizer), func() error {
+// updatesOf builds programs that compute new values of parameters and optimizer state from reduced gradients,
+// one for each part of the parameters. Step counters belong to every part, with the same new value in each.
+func (bl *builder) updatesOf(parts [][]int) (updates []*executable, err error) {
+	for k, part := range parts {
+		x := bl.newExecutable(fmt.Sprintf("update %d of %d", k+1, len(parts)))
+		x.updates = true
+		err := catch(fmt.Sprintf("build the update program with %T", bl.m.Optimizer), func() error {
 			g := x.g
 			model.SetStore(g, bl.store)
 			bl.store.SetTraining(g, true)
 			// The optimizer pairs gradients with the trainable variables in use, in order of creation.
 			byPath := map[string]*graph.Node{}
-			for i, v := range bl.trained {
-				if packOf[i] == k {
-					byPath[v.Path()] = graph.Parameter(g, argName(gradientArg, i), v.Shape())
-					v.NodeValue(g)
-				}
+			for _, i := range part {
+				v := bl.trained[i]
+				byPath[v.Path()] = graph.Parameter(g, argName(gradientArg, i), v.Shape())
+				v.NodeValue(g)
 			}
 			var ordered []*graph.Node
 			for v := range bl.store.IterVariables() {
@@ -252,16 +297,34 @@ func (bl *builder) applyingIn(n int) (packs []*executable, packOf []int, err err
 			return nil
 		})
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		packs = append(packs, x)
+		updates = append(updates, x)
 	}
-	return packs, packOf, nil
+	return updates, nil
+}
+
+// averagesNeedDevices returns an error if a variable that the model function changes is changed by an update,
+// too, while several replicas share a device: an update computes one new value per device.
+func (p *program) averagesNeedDevices() error {
+	if p.spec.LocalReplicas() == len(p.spec.Devices) || p.spec.Central != nil {
+		return nil
+	}
+	for _, x := range p.updates {
+		for _, v := range x.changed {
+			if p.variables[v].Role == engine.Average {
+				return fmt.Errorf("gomlx: variable %s is changed by the model function and by the update, so replicas cannot share "+
+					"a device: want as many devices as replicas", p.variables[v].Name)
+			}
+		}
+	}
+	return nil
 }
 
 // evaluation builds the program for loss and metrics in inference mode.
 func (bl *builder) evaluation() (*executable, error) {
 	x := bl.newExecutable("evaluate")
+	x.inference = true
 	bl.inference(x)
 	err := catch("build the evaluate program", func() error {
 		g, batch := bl.begin(x, false)
@@ -275,6 +338,7 @@ func (bl *builder) evaluation() (*executable, error) {
 // prediction builds the program for the model's outputs in inference mode.
 func (bl *builder) prediction() (*executable, error) {
 	x := bl.newExecutable("predict")
+	x.inference = true
 	bl.inference(x)
 	err := catch("build the predict program", func() error {
 		g := x.g
@@ -464,7 +528,7 @@ func (bl *builder) variables() ([]variable, error) {
 				r = engine.Slot // state of this training, not of the model
 			}
 			for _, x := range bl.graphs {
-				if slices.Contains(x.changes, path) || (x.applies && v.InUseByGraph(x.g)) {
+				if slices.Contains(x.changes, path) || (x.updates && v.InUseByGraph(x.g)) {
 					r = engine.Slot
 				}
 			}
@@ -502,29 +566,6 @@ func (bl *builder) newExecutable(name string) *executable {
 	return x
 }
 
-// split assigns each parameter to a pack. Packs are runs of neighbouring parameters with about the same
-// number of bytes. The number of packs is at most that of parameters.
-func split(parameters []*model.Variable, packs int) (packOf []int, n int) {
-	total := 0
-	for _, v := range parameters {
-		total += int(v.Shape().ByteSize())
-	}
-	packs = min(packs, len(parameters))
-	packOf = make([]int, len(parameters))
-	bytes, k, members := 0, 0, 0
-	for i, v := range parameters {
-		left := len(parameters) - i
-		full := members > 0 && (bytes >= total*(k+1)/packs || left <= packs-1-k)
-		if full && k < packs-1 {
-			k, members = k+1, 0
-		}
-		packOf[i] = k
-		members++
-		bytes += int(v.Shape().ByteSize())
-	}
-	return packOf, k + 1
-}
-
 // rngPath is the name of the variable that GoMLX keeps random state in.
 const rngPath = "/" + model.RNGStateVariableName
 
@@ -541,6 +582,7 @@ const (
 	labelArg
 	weightsArg
 	weightSumArg
+	lossScaleArg
 	examplesArg
 	gradientArg
 	rngArg
@@ -549,8 +591,8 @@ const (
 // argPrefix is the name prefix of a graph's parameter that is not a variable. A variable's name begins with a
 // slash.
 var argPrefix = map[argKind]string{
-	inputArg: "#input", labelArg: "#label", weightsArg: "#weights", weightSumArg: "#weightSum", examplesArg: "#examples",
-	gradientArg: "#gradient",
+	inputArg: "#input", labelArg: "#label", weightsArg: "#weights", weightSumArg: "#weightSum", lossScaleArg: "#lossScale",
+	examplesArg: "#examples", gradientArg: "#gradient",
 }
 
 // argName names the parameter of a graph; index counts among its kind.
@@ -579,10 +621,12 @@ type executable struct {
 	args    []argument // by the graph's parameters
 	changes []string   // variables whose new values are the last outputs, in this order
 	changed []int      // the same, by index
-	applies bool       // an apply program
+	updates bool       // an update program
 
 	recorder    *stages.Recorder // nil for one replica
 	description []string         // of the operations, if they are recorded
+	positions   []int            // of the outputs in the order of recording, if they are recorded
+	inference   bool             // an evaluate or predict program
 
 	mu      sync.Mutex
 	outputs []*graph.Node
@@ -625,14 +669,15 @@ func bindOne(name string, variables map[string]int) (argument, error) {
 
 // finish ends the recording of a graph that has one, and describes it.
 func (x *executable) finish() error {
-	if x.recorder == nil {
+	if x.recorder == nil || x.positions != nil {
 		return nil
 	}
 	return catch("build the "+x.name+" program", func() error {
 		if err := x.g.Compile(x.outputs...); err != nil {
 			return err
 		}
-		x.description = x.g.Executable().(*stages.Deferred).Describe()
+		d := x.g.Executable().(*stages.Deferred)
+		x.description, x.positions = d.Describe(), d.Positions()
 		return nil
 	})
 }

@@ -2,84 +2,63 @@ package gomlx
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/gomlx/compute"
 )
 
-// central manages the only copy of every variable. The values are those of the replica on the central device.
-// Replicas on other devices copy a variable on read if it has changed.
-type central struct {
-	replica  int // that computes new values
-	device   compute.DeviceNum
-	versions []uint64 // by variable: how often it was written
-}
-
-// openCentral selects the replica that keeps the variables, if Spec.Central is set.
+// openCentral selects the device that keeps the variables, if Spec.Central is set. Replicas on other devices
+// copy a variable on read if it has changed.
 func (p *program) openCentral() error {
-	d := p.spec.Central
-	if d == nil {
+	at := p.spec.Central
+	if at == nil {
 		return nil
 	}
-	if n := p.spec.Replicas; n > len(p.spec.Devices) {
+	if n, local := p.spec.Replicas, p.spec.LocalReplicas(); n > local {
 		return fmt.Errorf("gomlx: Spec.Central is set for %d replicas of which %d are local: want all replicas in one "+
-			"process",
-			n, len(p.spec.Devices))
+			"process", n, local)
 	}
-	device, err := p.backend.deviceNum(*d)
+	num, err := p.backend.deviceNum(*at)
 	if err != nil {
 		return fmt.Errorf("%w: variables can be kept only on the device of a replica", err)
 	}
-	var nums []compute.DeviceNum
-	for _, d := range p.spec.Devices {
-		n, err := p.backend.deviceNum(d)
-		if err != nil {
-			return err
+	for _, d := range p.devices {
+		if d.num == num {
+			p.central = d
+			return nil
 		}
-		nums = append(nums, n)
 	}
-	replica := slices.Index(nums, device)
-	if replica < 0 {
-		return fmt.Errorf("gomlx: variables cannot be kept on %s:%d, where no replica computes: want the device of a replica",
-			d.Kind, d.Index)
-	}
-	p.central = &central{replica: replica, device: device, versions: make([]uint64, len(p.variables))}
-	return nil
+	return fmt.Errorf("gomlx: variables cannot be kept on %s:%d, where no replica computes: want the device of a replica",
+		at.Kind, at.Index)
 }
 
 // Central implements [engine.Central].
 func (p *program) Central() bool { return p.central != nil }
 
-// changed records that a variable has a new value.
-func (c *central) changed(variable int) {
-	if c != nil {
-		c.versions[variable]++
-	}
+// keepsAverages reports whether a step's changes of averages by r are committed to the central copy. They are
+// those of the first replica of the central device: all replicas compute the same ones.
+func (p *program) keepsAverages(r *replica) bool {
+	return p.central != nil && r.device == p.central && r.first
 }
 
-// value returns a variable's value on the device of r. Several replicas may call it concurrently, but not
-// while a value is written.
-func (c *central) value(r *replica, variable int) (compute.Buffer, error) {
-	own := r.p.replicas[c.replica].values[variable]
-	if r.device == c.device {
-		return own, nil
+// copyCentral returns the central value of a variable on the device d. The caller holds the turn of d.
+func (d *device) copyCentral(v int) (compute.Buffer, error) {
+	c := d.p.central
+	own, err := c.value(v)
+	if err != nil || d.num == c.num {
+		return own, err
 	}
-	if r.copied == nil {
-		r.copied = make([]uint64, len(c.versions))
+	if d.values[v] != nil && d.copied[v] == c.versions[v] {
+		return d.values[v], nil
 	}
-	if r.values[variable] != nil && r.copied[variable] == c.versions[variable] {
-		return r.values[variable], nil
-	}
-	v := r.p.variables[variable]
 	host, err := toHost(own)
 	if err != nil {
-		return nil, fmt.Errorf("copy variable %s: %w", v.Name, err)
+		return nil, fmt.Errorf("gomlx: copy variable %s: %w", d.p.variables[v].Name, err)
 	}
-	b, err := r.p.backend.BufferFromFlatData(r.device, flatOf(host.Memory(), v.shape.DType, host.Len()), v.shape)
+	b, err := d.upload(v, host)
 	if err != nil {
-		return nil, fmt.Errorf("copy variable %s: %w", v.Name, err)
+		return nil, err
 	}
-	release(r.values[variable])
-	r.values[variable], r.copied[variable] = b, c.versions[variable]
+	release(d.values[v])
+	d.values[v], d.copied[v] = b, c.versions[v]
 	return b, nil
 }

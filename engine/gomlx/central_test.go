@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/enginetest"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -70,16 +71,14 @@ func TestCentral(t *testing.T) {
 			if got != want {
 				t.Errorf("replica %d evaluates %v after a write, mirrored %v", r, got, want)
 			}
-			if _, err := p.Gradients(t.Context(), r, b, 4, [3]uint64{}); err != nil {
+			if _, err := enginetest.Gradients(t.Context(), p, r, b, 4, [3]uint64{}); err != nil {
 				t.Fatal(err)
 			}
-			if err := p.Apply(t.Context(), r, 0); err != nil {
+			if err := enginetest.Update(t.Context(), p, r, r); err != nil {
 				t.Fatal(err)
 			}
 		}
-		for r := range replicas {
-			p.Discard(r)
-		}
+		p.Discard()
 		same("after a discarded step")
 	})
 }

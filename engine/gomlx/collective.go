@@ -107,7 +107,7 @@ func (bl *builder) replicas() int {
 	if bl.spec.Replicas > 0 {
 		return bl.spec.Replicas
 	}
-	return len(bl.spec.Devices)
+	return bl.spec.LocalReplicas()
 }
 
 // overReplicas allows all-reduces in the graph of x, if there are other replicas.
@@ -168,13 +168,13 @@ func (s *sum) view(b compute.Buffer, device compute.DeviceNum) (*tensor.Tensor, 
 // runStages runs a program with all-reduces on r.args.
 func (r *replica) runStages(ctx context.Context, p *stages.Program) ([]compute.Buffer, error) {
 	for _, s := range p.Sums()[len(r.sums):] {
-		x, err := newSum(r.p.backend, r.device, s)
+		x, err := newSum(r.p.backend, r.device.num, s)
 		if err != nil {
 			return nil, fmt.Errorf("buffers of %s: %w", s.Name, err)
 		}
 		r.sums = append(r.sums, x)
 	}
-	return p.Run(r.args, r.device, r.p.backend.recycles,
+	return p.Run(r.args, r.device.num, r.p.backend.recycles,
 		func(which []int, buffers []compute.Buffer) ([]compute.Buffer, error) {
 			return r.exchange(ctx, which, buffers)
 		})
@@ -189,13 +189,16 @@ func (r *replica) exchange(ctx context.Context, which []int, operands []compute.
 	var names []string
 	for i, k := range which {
 		s := r.sums[k]
-		x, err := s.view(operands[i], r.device)
+		x, err := s.view(operands[i], r.device.num)
 		if err != nil {
 			return nil, fmt.Errorf("view the operand of %s: %w", s.name, err)
 		}
 		dst, src, names = append(dst, s.resultAs), append(src, x), append(names, s.name)
 	}
-	if err := r.p.spec.Sum(ctx, r.index, dst, src, names); err != nil {
+	r.device.turn.Unlock() // for the other replicas of the device
+	err := r.p.spec.Sum(ctx, r.index, dst, src, names)
+	r.device.turn.Lock()
+	if err != nil {
 		return nil, err
 	}
 	sums := make([]compute.Buffer, len(which))

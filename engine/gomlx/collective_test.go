@@ -17,6 +17,7 @@ import (
 	"github.com/gomlx/gomlx/ml/train/optimizer"
 
 	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/enginetest"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/layer"
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -105,11 +106,11 @@ func addTo[T float32 | float64 | int32](dst, src []T, first bool) {
 func allGradients(p engine.Program, m *adder, batches []engine.Batch, weightSum float64) (float64, [][]float64,
 	error,
 ) {
-	out, errs := make([]engine.Gradients, len(batches)), make([]error, len(batches))
+	out, errs := make([]enginetest.Result, len(batches)), make([]error, len(batches))
 	var wg sync.WaitGroup
 	for r, b := range batches {
 		wg.Go(func() {
-			if out[r], errs[r] = p.Gradients(context.Background(), r, b, weightSum, [3]uint64{}); errs[r] != nil {
+			if out[r], errs[r] = enginetest.Gradients(context.Background(), p, r, b, weightSum, [3]uint64{}); errs[r] != nil {
 				m.fail(errs[r])
 			}
 		})
@@ -289,9 +290,7 @@ func TestAllReduceFails(t *testing.T) {
 			if fails != errors.Is(err, broken) {
 				t.Errorf("error %v, want one: %v", err, fails)
 			}
-			for r := range 2 {
-				p.Discard(r)
-			}
+			p.Discard()
 		}
 	})
 }
@@ -346,7 +345,7 @@ func TestAllReduceMistakes(t *testing.T) {
 	p := compile(t, with(func(_ *model.Scope, x *graph.Node) *graph.Node { return gomlx.AllReduce(x, gomlx.Sum) }), e,
 		alone)
 	b := entangledBatches(tensor.Float32, 1)[0]
-	if _, err := p.Gradients(t.Context(), 0, b, 3, [3]uint64{}); err != nil {
+	if _, err := enginetest.Gradients(t.Context(), p, 0, b, 3, [3]uint64{}); err != nil {
 		t.Error(err)
 	}
 	if _, _, err := p.Evaluate(t.Context(), 0, b, 3); err != nil {
@@ -448,8 +447,8 @@ func TestSyncBatchNormFarFromZero(t *testing.T) {
 		if _, _, err := allGradients(p, m, batches, 6); err != nil {
 			t.Fatal(err)
 		}
+		p.Commit()
 		for r := range 2 {
-			p.Commit(r)
 			got := readVariable(t, p, r, variable(t, p, "/batch_normalization/variance")).Float64s()
 			for c, v := range variance {
 				if v := 0.99 + 0.01*v; math.Abs(got[c]-v) > 1e-5 {

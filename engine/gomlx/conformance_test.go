@@ -39,12 +39,8 @@ func conformance(open func(n int) (engine.Engine, error)) enginetest.Config {
 	}
 	same := func(_ *model.Scope, x *graph.Node) *graph.Node { return x }
 	return enginetest.Config{
-		Open: open,
-		Plain: func(packs int) engine.Model {
-			m := classifier(same)
-			m.Packs = packs
-			return m
-		},
+		Open:  open,
+		Plain: func() engine.Model { return classifier(same) },
 		Random: func() engine.Model {
 			return classifier(func(s *model.Scope, x *graph.Node) *graph.Node { return layers.DropoutStatic(s, x, 0.5) })
 		},

@@ -71,8 +71,8 @@ func (c constants) model() *gomlx.Model {
 	return &gomlx.Model{
 		Forward: forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits,
 		Optimizer: optimizer.Adam().Betas(c.beta, 0.999).WeightDecay(c.decay).Done(),
-		Metrics:   []gomlx.Metric{gomlx.SparseCategoricalAccuracy()}, Packs: 2,
-		Params: map[string]any{optimizer.ParamClipStepByValue: c.clip},
+		Metrics:   []gomlx.Metric{gomlx.SparseCategoricalAccuracy()},
+		Params:    map[string]any{optimizer.ParamClipStepByValue: c.clip},
 	}
 }
 
@@ -80,7 +80,7 @@ func (c constants) model() *gomlx.Model {
 func (c constants) describe(t *testing.T, e engine.Engine) []string {
 	t.Helper()
 	s := features(e, 4, 12)
-	s.Replicas = 2
+	s.Replicas, s.BucketBytes = 2, 400
 	s.Sum = func(context.Context, int, []*tensor.Tensor, []*tensor.Tensor, []string) error { return nil }
 	return compile(t, c.model(), e, s).(engine.Described).Describe()
 }
@@ -102,7 +102,7 @@ func TestDescribe(t *testing.T) {
 			}
 		}
 		for _, name := range []string{
-			"gradients: return", "apply 1 of 2: return", "apply 2 of 2: return", "evaluate: return",
+			"gradients: return", "update 1 of 2: return", "update 2 of 2: return", "evaluate: return",
 			"predict: return",
 		} {
 			if !slices.ContainsFunc(want, func(line string) bool { return strings.HasPrefix(line, name) }) {
@@ -118,9 +118,9 @@ func TestDescribe(t *testing.T) {
 			{"scale", func(c *constants) { c.scale = 2.5 }, "2.5"},
 			{"by a bit", func(c *constants) { c.scale = 2.0000002384185791015625 }, "2.0000002"},
 			{"regularisation", func(c *constants) { c.l2 = 2e-3 }, "0.00"},
-			{"optimizer's beta", func(c *constants) { c.beta = 0.8 }, "apply 1 of 2"},
-			{"weight decay", func(c *constants) { c.decay = 1e-3 }, "apply 1 of 2"},
-			{"clipping", func(c *constants) { c.clip = 6 }, "apply 1 of 2"},
+			{"optimizer's beta", func(c *constants) { c.beta = 0.8 }, "update 1 of 2"},
+			{"weight decay", func(c *constants) { c.decay = 1e-3 }, "update 1 of 2"},
+			{"clipping", func(c *constants) { c.clip = 6 }, "update 1 of 2"},
 			{"activation", func(c *constants) { c.tanh = true }, "gradients: "},
 			{"layer without variables", func(c *constants) { c.another = true }, "gradients: "},
 			{"inference only", func(c *constants) { c.inference = true }, "evaluate: "},

@@ -7,6 +7,7 @@ import (
 	"github.com/gomlx/gomlx/ml/train/optimizer"
 
 	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/enginetest"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/models"
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -57,7 +58,7 @@ func TestEnginesAgree(t *testing.T) {
 						}
 					}
 				}
-				g, err := p.Gradients(t.Context(), 0, engine.Batch{
+				g, err := enginetest.Gradients(t.Context(), p, 0, engine.Batch{
 					Inputs: []*tensor.Tensor{x}, Labels: b.Labels,
 					Weights: b.Weights,
 				}, rows, [3]uint64{})

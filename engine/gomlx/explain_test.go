@@ -17,6 +17,7 @@ import (
 	"github.com/gomlx/gomlx/ml/train/optimizer"
 
 	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/enginetest"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/layer"
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -137,19 +138,18 @@ func TestHalfOnGo(t *testing.T) {
 				}
 			}
 		}
-		g, err := p.Gradients(t.Context(), 0, b, 6, [3]uint64{})
+		g, err := enginetest.Gradients(t.Context(), p, 0, b, 6, [3]uint64{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		gradients := map[string][]float64{}
 		for i, v := range p.Parameters() {
 			gradients[v.Name] = g.Tensors[i].Float64s()
-			copy(p.Inputs(0, 0)[i].HostBytes(), g.Tensors[i].Memory().HostBytes())
 		}
-		if err := p.Apply(t.Context(), 0, 0); err != nil {
+		if err := enginetest.Update(t.Context(), p, 0, 0); err != nil {
 			t.Fatal(err)
 		}
-		p.Commit(0)
+		p.Commit()
 		if _, _, err := p.Evaluate(t.Context(), 0, b, 6); err != nil {
 			t.Fatal(err)
 		}
@@ -208,12 +208,12 @@ func TestInspector(t *testing.T) {
 				t.Errorf("losses %v: want numbers in the other rows", losses)
 			}
 		}
-		g, err := p.Gradients(t.Context(), 0, b, 3.5, [3]uint64{})
+		g, err := enginetest.Gradients(t.Context(), p, 0, b, 3.5, [3]uint64{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		check(g.Loss)
-		p.Discard(0)
+		p.Discard()
 		if _, err := p.Losses(0); err == nil {
 			t.Error("losses after Discard")
 		}
@@ -268,7 +268,7 @@ func TestFunctionsOnGo(t *testing.T) {
 	if want := tensor.Of([]float32{27, 18, 9, 45, 0, -9}, 2, 3); !tensor.Of(firstColumns(out[0], 3), 2, 3).Equal(want) {
 		t.Errorf("got %v, want %v and another column", out[0], want)
 	}
-	if _, err := p.Gradients(t.Context(), 0, b, 2, [3]uint64{}); err != nil {
+	if _, err := enginetest.Gradients(t.Context(), p, 0, b, 2, [3]uint64{}); err != nil {
 		t.Error(err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/gomlx/gomlx/core/tensors"
 
 	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/enginetest"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -105,7 +106,7 @@ func share(b engine.Batch, lo, hi, per, n int) []engine.Batch {
 // trainStep runs one step on all replicas concurrently. The gradients are added in the order of replicas.
 func trainStep(t testing.TB, p engine.Program, batches []engine.Batch, weightSum float64) float64 {
 	t.Helper()
-	g := make([]engine.Gradients, len(batches))
+	g := make([]enginetest.Result, len(batches))
 	each := func(f func(r int) error) {
 		var wg sync.WaitGroup
 		for r := range batches {
@@ -121,35 +122,24 @@ func trainStep(t testing.TB, p engine.Program, batches []engine.Batch, weightSum
 		}
 	}
 	each(func(r int) (err error) {
-		g[r], err = p.Gradients(t.Context(), r, batches[r], weightSum, [3]uint64{1, uint64(r), 3})
+		g[r], err = enginetest.Gradients(t.Context(), p, r, batches[r], weightSum, [3]uint64{1, uint64(r), 3})
 		return err
 	})
-	each(func(r int) error {
-		for k := range p.Packs() {
-			in, next := p.Inputs(r, k), 0
-			for i := range p.Parameters() {
-				if p.Pack(i) != k {
-					continue
-				}
-				dst := tensor.Data[float32](tensor.Wrap(in[next], tensor.Float32, g[0].Tensors[i].Shape()...))
-				next++
-				copy(dst, tensor.Data[float32](g[0].Tensors[i]))
-				for _, other := range g[1:] {
-					for j, x := range tensor.Data[float32](other.Tensors[i]) {
-						dst[j] += x
-					}
-				}
-			}
-			if err := p.Apply(t.Context(), r, k); err != nil {
-				return err
+	for i, sum := range g[0].Tensors {
+		for _, other := range g[1:] {
+			for j, x := range tensor.Data[float32](other.Tensors[i]) {
+				tensor.Data[float32](sum)[j] += x
 			}
 		}
-		return nil
-	})
+		for _, other := range g[1:] {
+			copy(other.Tensors[i].Memory().HostBytes(), sum.Memory().HostBytes())
+		}
+	}
+	each(func(r int) error { return enginetest.Update(t.Context(), p, r, r) })
+	p.Commit()
 	loss := 0.0
 	for r := range batches {
 		loss += g[r].Loss
-		p.Commit(r)
 	}
 	return loss
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/gomlx/gomlx/ml/train/optimizer"
 
 	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/enginetest"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -227,7 +228,7 @@ func TestLargeLogits(t *testing.T) {
 				Inputs: []*tensor.Tensor{tensor.From([]float32{-1000, 1000, 1000, -1000}, 2, 2)}, Labels: []*tensor.Tensor{y},
 				Weights: ones(2),
 			}
-			g, err := p.Gradients(t.Context(), 0, b, 2, [3]uint64{})
+			g, err := enginetest.Gradients(t.Context(), p, 0, b, 2, [3]uint64{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -248,7 +249,7 @@ func TestUnknownLabels(t *testing.T) {
 		copy(tensor.Data[int32](b.Labels[0]), []int32{0, 1, 2, 0})
 		copy(b.Weights, []float32{1, 1, 1, 0})
 		gradients := func() (loss float64, accuracy float64, offset float64) {
-			g, err := p.Gradients(t.Context(), 0, b, 3, [3]uint64{})
+			g, err := enginetest.Gradients(t.Context(), p, 0, b, 3, [3]uint64{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -301,7 +302,7 @@ func TestHalfWidth(t *testing.T) {
 				}
 				first := math.NaN()
 				for step := range 4 {
-					g, err := p.Gradients(t.Context(), 0, b, rows, [3]uint64{})
+					g, err := enginetest.Gradients(t.Context(), p, 0, b, rows, [3]uint64{})
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -313,11 +314,10 @@ func TestHalfWidth(t *testing.T) {
 					} else if step == 3 && !(g.Loss < first/2) {
 						t.Errorf("loss %v after 3 steps, %v at first", g.Loss, first)
 					}
-					copy(p.Inputs(0, 0)[0].HostBytes(), g.Tensors[0].Memory().HostBytes())
-					if err := p.Apply(t.Context(), 0, 0); err != nil {
+					if err := enginetest.Update(t.Context(), p, 0, 0); err != nil {
 						t.Fatal(err)
 					}
-					p.Commit(0)
+					p.Commit()
 				}
 				if v := p.Parameters()[0]; v.DType != dtype {
 					t.Errorf("the parameter is %v, want %v", v.DType, dtype)

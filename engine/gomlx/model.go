@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/gomlx/gomlx/core/graph"
 	"github.com/gomlx/gomlx/ml/model"
@@ -36,13 +37,6 @@ type Model struct {
 	// Params are GoMLX hyperparameters, set at the root of the model's store: "l2_regularization",
 	// "clip_step_by_value", …. A name with slashes ("/readout/l2_regularization") sets one in a scope.
 	Params map[string]any
-
-	// Packs is the number of parts in which the apply step is compiled. One part can run while the gradients
-	// of the next are still being reduced. 0 means 1. The parts have about the same number of bytes, in the
-	// order of the parameters' names, and compute the same bits as a single part. An optimizer that combines
-	// several gradients, for example to clip by the global norm, needs 1. So do layers that change weights
-	// after each step. Compile detects both and uses 1.
-	Packs int
 }
 
 // Compile builds the programs for an engine that this package opened. It implements [engine.Model]. Errors in
@@ -66,14 +60,19 @@ func (m *Model) validate(spec engine.Spec) error {
 		return errors.New("gomlx: Model.Loss is nil: use one of this package, such as SparseCategoricalCrossEntropyLogits")
 	case m.Optimizer == nil:
 		return errors.New("gomlx: Model.Optimizer is nil: use one of ml/train/optimizer")
-	case m.Packs < 0:
-		return fmt.Errorf("gomlx: Model.Packs is %d: want 1 or more, or 0 for 1", m.Packs)
 	case spec.Rows < 1:
 		return fmt.Errorf("gomlx: Spec.Rows is %d: a batch has at least 1 row", spec.Rows)
 	case len(spec.Inputs) == 0:
 		return errors.New("gomlx: Spec.Inputs is empty: a model has at least one input")
 	case len(spec.Devices) == 0:
-		return errors.New("gomlx: Spec.Devices is empty: it lists the device of each local replica")
+		return errors.New("gomlx: Spec.Devices is empty: it lists the devices that compute")
+	case spec.BucketBytes < 0:
+		return fmt.Errorf("gomlx: Spec.BucketBytes is %d: want 1 or more, or 0 for the default", spec.BucketBytes)
+	case spec.Shards > 1:
+		return fmt.Errorf("gomlx: Spec.Shards is %d: sharded updates are not supported", spec.Shards)
+	}
+	if err := placed(spec); err != nil {
+		return err
 	}
 	if err := ownLoss(m.Loss); err != nil {
 		return err
@@ -92,6 +91,22 @@ func (m *Model) validate(spec engine.Spec) error {
 			return fmt.Errorf("gomlx: Model.Metrics has two metrics called %q", x.Name)
 		}
 		seen[x.Name] = true
+	}
+	return nil
+}
+
+// placed checks that each replica has a device, and each device a replica.
+func placed(spec engine.Spec) error {
+	used := make([]bool, len(spec.Devices))
+	for r := range spec.LocalReplicas() {
+		d := spec.DeviceOf(r)
+		if d < 0 || d >= len(used) {
+			return fmt.Errorf("gomlx: Spec.ReplicaDevices[%d] is %d: want an index into the %d devices", r, d, len(used))
+		}
+		used[d] = true
+	}
+	if d := slices.Index(used, false); d >= 0 {
+		return fmt.Errorf("gomlx: device %d of Spec.Devices has no replica in Spec.ReplicaDevices", d)
 	}
 	return nil
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/gomlx/gomlx/ml/train/optimizer"
 
 	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/enginetest"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/layer"
 	"github.com/lockstep-ml/lockstep/internal/race"
@@ -62,7 +63,6 @@ func TestCompileErrors(t *testing.T) {
 		{"no loss", func(m *gomlx.Model) { m.Loss = nil }, "Loss is nil"},
 		{"no optimizer", func(m *gomlx.Model) { m.Optimizer = nil }, "Optimizer is nil"},
 		{"optimizer without gradients", func(m *gomlx.Model) { m.Optimizer = onlyLoss{} }, "gomlx_test.onlyLoss"},
-		{"negative packs", func(m *gomlx.Model) { m.Packs = -1 }, "Packs is -1"},
 		{"nameless metric", func(m *gomlx.Model) { m.Metrics = []gomlx.Metric{{}} }, "Metrics[0]"},
 		{"metric twice", func(m *gomlx.Model) {
 			m.Metrics = []gomlx.Metric{gomlx.SparseCategoricalAccuracy(), gomlx.CategoricalAccuracy()}
@@ -237,13 +237,13 @@ func TestAccidentsSayWhere(t *testing.T) {
 	b.Inputs[0] = tensor.New(tensor.Int32, 4, 5)
 	trainStep(t, p, []engine.Batch{b}, 4)
 	tensor.Data[int32](b.Inputs[0])[2] = 700
-	_, err := p.Gradients(t.Context(), 0, b, 4, [3]uint64{})
+	_, err := enginetest.Gradients(t.Context(), p, 0, b, 4, [3]uint64{})
 	var at *gomlx.ModelError
 	if !errors.As(err, &at) || at.File != "" || !strings.Contains(err.Error(), "panic in github.com/gomlx/compute/") ||
 		!strings.Contains(err.Error(), "index out of range") {
 		t.Errorf("error %v: want one that names a function of the backend", err)
 	}
-	p.Discard(0)
+	p.Discard()
 	tensor.Data[int32](b.Inputs[0])[2] = 6
 	trainStep(t, p, []engine.Batch{b}, 4)
 }
@@ -286,10 +286,10 @@ func TestOutputsThatAreArguments(t *testing.T) {
 			want = b.Inputs[0]
 			check("after a step")
 			other := randomBatch(100+step, 4, 5, 3)
-			if _, err := p.Gradients(t.Context(), 0, other, 4, [3]uint64{}); err != nil {
+			if _, err := enginetest.Gradients(t.Context(), p, 0, other, 4, [3]uint64{}); err != nil {
 				t.Fatal(err)
 			}
-			p.Discard(0)
+			p.Discard()
 			check("after a step that was discarded")
 			out, err := p.Predict(t.Context(), 0, other.Inputs)
 			if err != nil {
@@ -393,24 +393,6 @@ func TestRolesOfVariables(t *testing.T) {
 	}
 }
 
-// TestMisusePanics checks that methods without an error panic for replicas that do not exist, with this reason.
-func TestMisusePanics(t *testing.T) {
-	e := openEngine(t, "go", 1)
-	p := compile(t, dense(nil), e, features(e, 4, 5))
-	for name, f := range map[string]func(){
-		"commit": func() { p.Commit(1) }, "discard": func() { p.Discard(-1) }, "inputs": func() { p.Inputs(1, 0) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			defer func() {
-				if s, ok := recover().(string); !ok || !strings.HasPrefix(s, "gomlx: no replica") {
-					t.Errorf("recovered %q", s)
-				}
-			}()
-			f()
-		})
-	}
-}
-
 // TestLearningRateCanBeWritten checks that the learning rate is a variable that the next step reads.
 func TestLearningRateCanBeWritten(t *testing.T) {
 	e := openEngine(t, "go", 1)
@@ -456,15 +438,16 @@ func TestSGDDecays(t *testing.T) {
 	}
 }
 
-// TestHooksMakeOnePack checks that per-step updates of layers run in one apply program, after the optimizer.
-func TestHooksMakeOnePack(t *testing.T) {
+// TestHooksMakeOnePart checks that per-step updates of layers run in one update program, after the optimizer.
+func TestHooksMakeOnePart(t *testing.T) {
 	m := dense(nil)
 	m.Params = map[string]any{"l1_regularization": 10.0}
-	m.Packs = 2
 	e := openEngine(t, "go", 1)
-	p := compile(t, m, e, features(e, 4, 5))
-	if p.Packs() != 1 {
-		t.Errorf("%d packs, want 1", p.Packs())
+	s := features(e, 4, 5)
+	s.Replicas, s.BucketBytes = 2, 1
+	p := compile(t, m, e, s)
+	if n := len(p.Parts(0)); n != 1 || len(p.Buckets()) != 2 {
+		t.Errorf("%d parts of %d buckets, want 1 of 2", n, len(p.Buckets()))
 	}
 	trainStep(t, p, []engine.Batch{randomBatch(1, 4, 5, 3)}, 4)
 	for _, x := range readVariable(t, p, 0, variable(t, p, "/dense/weights")).Float64s() {
@@ -505,27 +488,27 @@ func TestDiscardAfterAFailureInside(t *testing.T) {
 	for name, fail := range map[string]func(ctx context.Context, cancel func()) error{
 		"before gradients": func(ctx context.Context, cancel func()) error {
 			cancel()
-			_, err := p.Gradients(ctx, 0, b, 4, [3]uint64{})
+			_, err := enginetest.Gradients(ctx, p, 0, b, 4, [3]uint64{})
 			return err
 		},
-		"before apply": func(ctx context.Context, cancel func()) error {
-			if _, err := p.Gradients(ctx, 0, b, 4, [3]uint64{}); err != nil {
+		"before the update": func(ctx context.Context, cancel func()) error {
+			if _, err := enginetest.Gradients(ctx, p, 0, b, 4, [3]uint64{}); err != nil {
 				t.Fatal(err)
 			}
 			cancel()
-			return p.Apply(ctx, 0, 0)
+			return enginetest.Update(ctx, p, 0, 0)
 		},
-		"after apply, elsewhere": func(ctx context.Context, _ func()) error {
-			if _, err := p.Gradients(ctx, 0, b, 4, [3]uint64{}); err != nil {
+		"after the update, elsewhere": func(ctx context.Context, _ func()) error {
+			if _, err := enginetest.Gradients(ctx, p, 0, b, 4, [3]uint64{}); err != nil {
 				t.Fatal(err)
 			}
-			if err := p.Apply(ctx, 0, 0); err != nil {
+			if err := enginetest.Update(ctx, p, 0, 0); err != nil {
 				t.Fatal(err)
 			}
 			return errors.New("another replica failed")
 		},
 		"wrong batch": func(ctx context.Context, _ func()) error {
-			_, err := p.Gradients(ctx, 0, randomBatch(1, 3, 5, 3), 4, [3]uint64{})
+			_, err := enginetest.Gradients(ctx, p, 0, randomBatch(1, 3, 5, 3), 4, [3]uint64{})
 			return err
 		},
 	} {
@@ -533,7 +516,7 @@ func TestDiscardAfterAFailureInside(t *testing.T) {
 		if err := fail(ctx, cancel); err == nil {
 			t.Errorf("%s: no error", name)
 		}
-		p.Discard(0)
+		p.Discard()
 		if !readVariable(t, p, 0, 0).Equal(start) {
 			t.Errorf("%s: the failed step has left its traces", name)
 		}
@@ -573,7 +556,7 @@ func TestStepsLeaveNoGarbage(t *testing.T) {
 	// A caller who computes gradients only need not discard them each time.
 	runtime.ReadMemStats(&before)
 	for range steps {
-		if _, err := p.Gradients(t.Context(), 0, b[0], 8, [3]uint64{}); err != nil {
+		if _, err := enginetest.Gradients(t.Context(), p, 0, b[0], 8, [3]uint64{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -592,10 +575,10 @@ func TestRandomInInference(t *testing.T) {
 		}), e, features(e, 4, 5))
 		b := randomBatch(1, 4, 5, 3)
 		draw := func(seed uint64) {
-			if _, err := p.Gradients(t.Context(), 0, b, 4, [3]uint64{seed, 7, 7}); err != nil {
+			if _, err := enginetest.Gradients(t.Context(), p, 0, b, 4, [3]uint64{seed, 7, 7}); err != nil {
 				t.Fatal(err)
 			}
-			p.Discard(0)
+			p.Discard()
 		}
 		results := func(seed uint64) string {
 			draw(seed)
@@ -639,7 +622,7 @@ func TestGradientsDoNotOverlap(t *testing.T) {
 		return graph.Add(gomlx.SparseCategoricalCrossEntropyLogits(labels, predictions[:1]), predictions[1])
 	}
 	eachEngine(t, 1, func(t *testing.T, e engine.Engine) {
-		p := compile(t, m, e, features(e, rows, 5)).(engine.InPlace)
+		p := compile(t, m, e, features(e, rows, 5))
 		b := randomBatch(1, rows, 5, classes)
 		bits := func(list []*tensor.Tensor) string {
 			text := ""
@@ -650,7 +633,7 @@ func TestGradientsDoNotOverlap(t *testing.T) {
 		}
 		want, variables := "", ""
 		for i := range 4 {
-			g, err := p.Gradients(t.Context(), 0, b, 1, [3]uint64{})
+			g, err := enginetest.Gradients(t.Context(), p, 0, b, 1, [3]uint64{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -676,7 +659,7 @@ func TestGradientsDoNotOverlap(t *testing.T) {
 					t.Fatalf("writing to the gradient of %s changed another", p.Parameters()[j].Name)
 				}
 			}
-			p.Discard(0)
+			p.Discard()
 		}
 	})
 }

@@ -82,11 +82,14 @@ var (
 	}
 
 	_ interface {
-		Gradients(ctx context.Context, device int, b engine.Batch, weightSum float64, rng [3]uint64) (engine.Gradients, error)
-		Inputs(device, pack int) []tensor.Memory
-		Apply(ctx context.Context, device, pack int) error
-		Commit(device int)
-		Discard(device int)
+		Buckets() []engine.Bucket
+		Gradients(ctx context.Context, replica int, m engine.Micro, ready func(bucket int)) (engine.Scalars, error)
+		Gradient(replica, parameter int) (*tensor.Tensor, error)
+		Parts(device int) [][]int
+		Update(ctx context.Context, device, replica, part int, factor float64) error
+		Updated(device, parameter int) (*tensor.Tensor, error)
+		Commit()
+		Discard()
 	} = engine.Program(nil)
 
 	_ interface {

@@ -57,7 +57,7 @@ var mayImport = []struct {
 	{"cluster/...", []string{"cluster/..."}},
 	{"engine", []string{"tensor"}},
 	{"engine/enginetest", []string{"tensor", "engine"}},
-	{"engine/gomlx/...", []string{"tensor", "engine", "engine/gomlx/..."}},
+	{"engine/gomlx/...", []string{"tensor", "engine", "internal/kernel", "engine/gomlx/..."}},
 	{"data/...", []string{"tensor", "data/...", "internal/memlimit"}},
 	{"distribute/internal/deadlock", []string{"tensor", "collective", "internal/stacks"}},
 	{"distribute/internal/...", []string{"tensor", "collective", "internal/kernel", "data", "distribute/internal/..."}},

@@ -11,6 +11,7 @@ import (
 	"github.com/gomlx/gomlx/ml/train/optimizer"
 
 	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/enginetest"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/layer"
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -65,11 +66,11 @@ func TestBatchNormValues(t *testing.T) {
 	for _, used := range []int{normRows, 4, 1} {
 		p := normed(t)
 		b := normBatch(used)
-		g, err := p.Gradients(t.Context(), 0, b, float64(used), [3]uint64{})
+		g, err := enginetest.Gradients(t.Context(), p, 0, b, float64(used), [3]uint64{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		p.Commit(0)
+		p.Commit()
 		loss := 0.0
 		for c, shift := range []float64{0.5, -1, 2} {
 			var mean, variance float64
@@ -95,11 +96,11 @@ func TestBatchNormValues(t *testing.T) {
 func TestBatchNormPadding(t *testing.T) {
 	p := normed(t)
 	loss := func(b engine.Batch) float64 {
-		g, err := p.Gradients(t.Context(), 0, b, 4, [3]uint64{})
+		g, err := enginetest.Gradients(t.Context(), p, 0, b, 4, [3]uint64{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		p.Commit(0)
+		p.Commit()
 		return g.Loss
 	}
 	b := normBatch(4)
@@ -128,10 +129,10 @@ func TestBatchNormWeights(t *testing.T) {
 			p := normedBy(t, norm)
 			b := normBatch(4)
 			copy(b.Weights, weights)
-			if _, err := p.Gradients(t.Context(), 0, b, 4, [3]uint64{}); err != nil {
+			if _, err := enginetest.Gradients(t.Context(), p, 0, b, 4, [3]uint64{}); err != nil {
 				t.Fatal(err)
 			}
-			p.Commit(0)
+			p.Commit()
 			return append(value(t, p, "mean"), value(t, p, "variance")...)
 		}
 		want := averages(1, 1, 1, 1)
@@ -148,11 +149,11 @@ func TestBatchNormOptions(t *testing.T) {
 	}
 	step := func(o layer.BatchNormOptions) (mean []float64, loss float64) {
 		p := normedBy(t, with(o))
-		g, err := p.Gradients(t.Context(), 0, normBatch(normRows), normRows, [3]uint64{})
+		g, err := enginetest.Gradients(t.Context(), p, 0, normBatch(normRows), normRows, [3]uint64{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		p.Commit(0)
+		p.Commit()
 		return value(t, p, "mean"), g.Loss
 	}
 	mean, loss := step(layer.BatchNormOptions{})
@@ -204,7 +205,7 @@ func TestBatchNormGradient(t *testing.T) {
 		if err := p.Write(0, at, tensor.From(shift)); err != nil {
 			t.Fatal(err)
 		}
-		g, err := p.Gradients(t.Context(), 0, b, 5, [3]uint64{})
+		g, err := enginetest.Gradients(t.Context(), p, 0, b, 5, [3]uint64{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -14,6 +14,7 @@ import (
 	gomlxoptimizer "github.com/gomlx/gomlx/ml/train/optimizer"
 
 	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/enginetest"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/optimizer"
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -26,7 +27,7 @@ var starts = map[string][]float64{"/one/w": {0.5, -1, 2}, "/two/v": {1, 0, -0.25
 
 // line is a program of the model x·w + v, element by element, with the mean of squared differences as its loss, all of
 // one type.
-func line(t *testing.T, dtype tensor.DType, o gomlxoptimizer.Interface, packs int,
+func line(t *testing.T, dtype tensor.DType, o gomlxoptimizer.Interface, bucketBytes int,
 	params map[string]any,
 ) engine.Program {
 	t.Helper()
@@ -35,7 +36,7 @@ func line(t *testing.T, dtype tensor.DType, o gomlxoptimizer.Interface, packs in
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { e.Close() })
-	p, err := compileLine(t, e, dtype, o, packs, params)
+	p, err := compileLine(t, e, dtype, o, bucketBytes, params)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +45,7 @@ func line(t *testing.T, dtype tensor.DType, o gomlxoptimizer.Interface, packs in
 }
 
 func compileLine(
-	t *testing.T, e engine.Engine, dtype tensor.DType, o gomlxoptimizer.Interface, packs int, params map[string]any,
+	t *testing.T, e engine.Engine, dtype tensor.DType, o gomlxoptimizer.Interface, bucketBytes int, params map[string]any,
 ) (engine.Program, error) {
 	t.Helper()
 	m := &gomlx.Model{
@@ -56,10 +57,12 @@ func compileLine(
 			}
 			return []*graph.Node{graph.Add(graph.Mul(x, value("one", "w")), value("two", "v"))}
 		},
-		Loss: gomlx.MeanSquaredError, Optimizer: o, Packs: packs, Params: params,
+		Loss: gomlx.MeanSquaredError, Optimizer: o, Params: params,
 	}
 	f := []engine.Feature{{DType: dtype, Shape: []int{width}}}
-	p, err := m.Compile(t.Context(), e, engine.Spec{Rows: 1, Inputs: f, Labels: f, Devices: e.Devices()})
+	p, err := m.Compile(t.Context(), e, engine.Spec{
+		Rows: 1, Inputs: f, Labels: f, Devices: e.Devices(), Replicas: 2, BucketBytes: bucketBytes,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -109,15 +112,13 @@ func makeStep(t *testing.T, p engine.Program, dtype tensor.DType, step int) {
 		Labels:  []*tensor.Tensor{array(dtype, y...).Reshape(1, width)},
 		Weights: []float32{1},
 	}
-	if _, err := p.Gradients(t.Context(), 0, b, 1, [3]uint64{}); err != nil {
+	if _, err := enginetest.Gradients(t.Context(), p, 0, b, 1, [3]uint64{}); err != nil {
 		t.Fatal(err)
 	}
-	for k := range p.Packs() {
-		if err := p.(engine.InPlace).ApplyInPlace(t.Context(), 0, k); err != nil {
-			t.Fatal(err)
-		}
+	if err := enginetest.Update(t.Context(), p, 0, 0); err != nil {
+		t.Fatal(err)
 	}
-	p.Commit(0)
+	p.Commit()
 }
 
 func read(t *testing.T, p engine.Program, name string) []float64 {
@@ -243,9 +244,9 @@ func TestLikeThePaper(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			one, two := line(t, tensor.Float64, test.made(), 1, nil), line(t, tensor.Float64, test.made(), 2, nil)
-			if two.Packs() != 2 {
-				t.Fatalf("%d packs, want 2", two.Packs())
+			one, two := line(t, tensor.Float64, test.made(), 0, nil), line(t, tensor.Float64, test.made(), 1, nil)
+			if n := len(two.Parts(0)); n != 2 {
+				t.Fatalf("%d parts, want 2", n)
 			}
 			want := map[string][]element{}
 			for name, start := range starts {
@@ -270,7 +271,7 @@ func TestLikeThePaper(t *testing.T) {
 							t.Fatalf("step %d: %s[%d] is %v, want %v", step+1, name, i, a, e.w)
 						}
 						if a != b {
-							t.Fatalf("step %d: %s[%d] is %v with two packs, %v with one", step+1, name, i, b, a)
+							t.Fatalf("step %d: %s[%d] is %v with two parts, %v with one", step+1, name, i, b, a)
 						}
 					}
 				}
@@ -299,7 +300,7 @@ func TestStateIsTheOptimizers(t *testing.T) {
 				"/RMSProp/two/v_mean /RMSProp/two/v_mean_square /RMSProp/two/v_momentum ",
 		},
 	} {
-		p := line(t, tensor.Float32, test.made, 1, nil)
+		p := line(t, tensor.Float32, test.made, 0, nil)
 		var slots []string
 		for _, v := range p.Variables() {
 			if v.Role == engine.Slot {
@@ -327,12 +328,12 @@ func TestLearningRate(t *testing.T) {
 		{optimizer.Adam().Done(), 0.25},
 		{optimizer.RMSProp().LearningRate(2).Done(), 2},
 	} {
-		if got := read(t, line(t, tensor.Float64, test.made, 1, params), name)[0]; got != test.want {
+		if got := read(t, line(t, tensor.Float64, test.made, 0, params), name)[0]; got != test.want {
 			t.Errorf("%v has a rate of %v, want %v", test.made, got, test.want)
 		}
 	}
 
-	p := line(t, tensor.Float64, optimizer.SGD().LearningRate(0.5).Done(), 1, nil)
+	p := line(t, tensor.Float64, optimizer.SGD().LearningRate(0.5).Done(), 0, nil)
 	i := slices.IndexFunc(p.Variables(), func(v engine.Variable) bool { return v.Name == name })
 	if err := p.Write(0, i, tensor.Scalar(0.0)); err != nil {
 		t.Fatal(err)
@@ -342,7 +343,7 @@ func TestLearningRate(t *testing.T) {
 		t.Errorf("a step with a rate of 0 gives %v, from %v", got, starts["/one/w"])
 	}
 
-	p = line(t, tensor.Float64, optimizer.SGD().Schedule(optimizer.CosineDecay(0.5, 4, 0.1)).Done(), 2, nil)
+	p = line(t, tensor.Float64, optimizer.SGD().Schedule(optimizer.CosineDecay(0.5, 4, 0.1)).Done(), 0, nil)
 	for step := range 6 {
 		makeStep(t, p, tensor.Float64, step)
 		if got, want := read(t, p, name)[0], cosine(0.5, 4, 0.1, step); math.Abs(got-want) > 1e-15 {
@@ -353,7 +354,7 @@ func TestLearningRate(t *testing.T) {
 
 // TestHyperparameters checks that GoMLX's hyperparameters for clipping are used.
 func TestHyperparameters(t *testing.T) {
-	p := line(t, tensor.Float64, optimizer.SGD().LearningRate(1).Done(), 1, map[string]any{"clip_step_by_value": 1e-3})
+	p := line(t, tensor.Float64, optimizer.SGD().LearningRate(1).Done(), 0, map[string]any{"clip_step_by_value": 1e-3})
 	makeStep(t, p, tensor.Float64, 0)
 	for i, w := range read(t, p, "/one/w") {
 		if d := math.Abs(w - starts["/one/w"][i]); math.Abs(d-1e-3) > 1e-15 {
@@ -399,7 +400,7 @@ func TestMistakes(t *testing.T) {
 
 // TestHalfWidth checks that parameters of bfloat16 have state of float32, which a small gradient still changes.
 func TestHalfWidth(t *testing.T) {
-	p := line(t, tensor.BFloat16, optimizer.Adam().LearningRate(0.25).Done(), 1, nil)
+	p := line(t, tensor.BFloat16, optimizer.Adam().LearningRate(0.25).Done(), 0, nil)
 	for step := range 3 {
 		makeStep(t, p, tensor.BFloat16, step)
 	}

@@ -50,6 +50,15 @@ func (d *Deferred) Describe() []string {
 	return append(w.lines, "return "+outputs)
 }
 
+// Positions returns, for each output of the graph, the position of its operation in the order of recording.
+func (d *Deferred) Positions() []int {
+	list := make([]int, len(d.b.main.outputs))
+	for i, v := range d.b.main.outputs {
+		list[i] = v.op.index
+	}
+	return list
+}
+
 // Finalize implements compute.Executable.
 func (d *Deferred) Finalize() {
 	if d.exe != nil {

@@ -45,16 +45,16 @@ func clipped(norm float64) func(gradients []*graph.Node) []*graph.Node {
 	}
 }
 
-// TestPacksOfJoiningOptimizers checks that an optimizer that reads several gradients at once gets all of them, whatever
-// Model.Packs is, and that another optimizer is compiled in packs.
-func TestPacksOfJoiningOptimizers(t *testing.T) {
+// TestPartsOfJoiningOptimizers checks that an optimizer that reads several gradients at once gets all of them, whatever
+// the buckets are, and that another optimizer is compiled in one part per bucket.
+func TestPartsOfJoiningOptimizers(t *testing.T) {
 	sgd := func() optimizer.Interface {
 		return optimizer.StochasticGradientDescent().WithDecay(false).WithLearningRate(0.5)
 	}
 	for _, test := range []struct {
-		name     string
-		opt      optimizer.Interface
-		packable bool
+		name      string
+		opt       optimizer.Interface
+		separable bool
 	}{
 		{"clipped by the global norm", joining{sgd(), clipped(0.1)}, false},
 		{"divided by the number of gradients", joining{sgd(), func(gradients []*graph.Node) (out []*graph.Node) {
@@ -85,21 +85,23 @@ func TestPacksOfJoiningOptimizers(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			e := openEngine(t, "go", 1)
-			var want []string
-			for _, packs := range []int{1, 2, 3} {
+			var first []string
+			for _, bytes := range []int{0, 1, 200} {
 				m := &gomlx.Model{
 					Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node {
 						return []*graph.Node{layer.Dense(s.In("two"), layer.DenseRelu(s.In("one"), in[0], 8), 3)}
 					},
-					Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: test.opt, Packs: packs,
+					Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: test.opt,
 				}
-				p := compile(t, m, e, features(e, 16, 6))
-				expected := 1
-				if test.packable {
-					expected = packs
+				s := features(e, 16, 6)
+				s.Replicas, s.BucketBytes = 2, bytes
+				p := compile(t, m, e, s)
+				buckets, want := len(p.Buckets()), 1
+				if test.separable {
+					want = buckets
 				}
-				if p.Packs() != expected {
-					t.Errorf("%d packs where %d are asked for: want %d", p.Packs(), packs, expected)
+				if n := len(p.Parts(0)); n != want || (buckets > 1) != (bytes > 0) {
+					t.Errorf("%d parts of %d buckets of %d bytes: want %d", n, buckets, bytes, want)
 				}
 				var start [][]float64
 				for i := range p.Parameters() {
@@ -115,7 +117,7 @@ func TestPacksOfJoiningOptimizers(t *testing.T) {
 						}
 					}
 					if norm := math.Sqrt(square); math.Abs(norm-0.1) > 1e-5 {
-						t.Errorf("%d packs: gradients of norm %v are applied, want 0.1", packs, norm)
+						t.Errorf("buckets of %d bytes: gradients of norm %v are applied, want 0.1", bytes, norm)
 					}
 				}
 				trainStep(t, p, []engine.Batch{randomBatch(2, 16, 6, 3)}, 16)
@@ -123,11 +125,11 @@ func TestPacksOfJoiningOptimizers(t *testing.T) {
 				for i, v := range p.Variables() {
 					got = append(got, fmt.Sprint(v.Name, readVariable(t, p, 0, i).Float64s()))
 				}
-				if want == nil {
-					want = got
+				if first == nil {
+					first = got
 				}
-				if fmt.Sprint(got) != fmt.Sprint(want) {
-					t.Errorf("%d packs give %v, one gives %v", packs, got, want)
+				if fmt.Sprint(got) != fmt.Sprint(first) {
+					t.Errorf("buckets of %d bytes give %v, one bucket %v", bytes, got, first)
 				}
 			}
 		})

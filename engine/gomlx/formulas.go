@@ -8,10 +8,10 @@ import (
 	"github.com/gomlx/gomlx/core/graph"
 )
 
-// sameFormulas reports whether the apply programs of several packs compute every new value by the same
+// sameFormulas reports whether the update programs of several parts compute every new value by the same
 // formula as one program for all gradients. They do not if the optimizer combines gradients, for example by
 // their global norm or their number.
-func sameFormulas(one, packs []*executable) bool {
+func sameFormulas(one, parts []*executable) bool {
 	want := map[string]formula{}
 	known := formulas{}
 	for _, x := range one {
@@ -24,7 +24,7 @@ func sameFormulas(one, packs []*executable) bool {
 		}
 	}
 	seen := map[string]bool{}
-	for _, x := range packs {
+	for _, x := range parts {
 		known = formulas{}
 		for i, path := range x.changes {
 			f, ok := known.of(x.outputs[i])

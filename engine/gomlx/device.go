@@ -1,0 +1,223 @@
+package gomlx
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/gomlx/compute"
+	"github.com/gomlx/compute/shapes"
+
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// device is a device of the program with its copy of the mirrored variables.
+type device struct {
+	p     *program
+	index int // into Spec.Devices
+	num   compute.DeviceNum
+
+	// turn is held while a program runs on the device, except while a replica waits for an all-reduce of the
+	// model. So several replicas compute in turn.
+	turn sync.Mutex
+
+	values   []compute.Buffer // by variable: the committed values
+	pending  []compute.Buffer // by variable: uncommitted values of the updates; nil if none
+	replaced []int            // the variables that the updates set
+	old      []compute.Buffer // scratch, for oldValues
+	// oldValues takes the values that a step replaces.
+	oldValues *recycler
+
+	// Where host and device share no memory, Updated lends a host copy of a parameter. The value on the device
+	// is out of date from Commit until it is needed.
+	lent   []*tensor.Tensor // by parameter; nil: none yet
+	dirty  []bool           // lent in this step
+	mu     sync.Mutex       // guards outdated, because other devices read the central one
+	behind []bool           // the committed value is in lent, and not on the device
+
+	versions []uint64 // by variable: how often the central copy was written
+	copied   []uint64 // by variable: the version of the central copy that values holds
+}
+
+func newDevice(p *program, index int, d engine.Device) (*device, error) {
+	n := len(p.variables)
+	x := &device{
+		p: p, index: index, values: make([]compute.Buffer, n), pending: make([]compute.Buffer, n),
+		lent: make([]*tensor.Tensor, p.parameters), dirty: make([]bool, p.parameters), behind: make([]bool, p.parameters),
+		versions: make([]uint64, n), copied: make([]uint64, n),
+	}
+	var err error
+	if x.num, err = p.backend.deviceNum(d); err != nil {
+		return nil, err
+	}
+	seen := make([]bool, n)
+	for _, u := range p.updates {
+		for _, v := range u.changed {
+			seen[v] = true
+		}
+	}
+	var list []shapes.Shape
+	for v, yes := range seen {
+		if yes && p.mirrored(v) {
+			x.replaced, list = append(x.replaced, v), append(list, p.variables[v].shape)
+		}
+	}
+	x.oldValues, err = newRecycler(p.backend, list)
+	return x, err
+}
+
+// update runs an update program with the gradients of r.
+func (d *device) update(ctx context.Context, r *replica, x *executable, parameters []int, factor float64) error {
+	for _, i := range parameters {
+		if r.memory[i] == nil {
+			return fmt.Errorf("gomlx: update of %s on device %d: replica %d has no gradient: compute it by Gradients with "+
+				"Micro.Last, or fill the memory of Gradient, and neither Commit nor Discard in between",
+				d.p.variables[i].Name, d.index, r.index)
+		}
+	}
+	if factor != 1 {
+		for _, i := range parameters {
+			multiply(r.memory[i], factor)
+		}
+	}
+	out, err := r.run(ctx, x)
+	r.freeUploads()
+	if err != nil {
+		return err
+	}
+	for i, v := range x.changed {
+		release(d.pending[v]) // not nil for a step counter, or after a second update
+		d.pending[v] = out[i]
+	}
+	for _, i := range parameters {
+		d.dirty[i] = false
+	}
+	return nil
+}
+
+// updated returns the memory of a parameter's new value.
+func (d *device) updated(i int) (*tensor.Tensor, error) {
+	v, b := d.p.variables[i], d.pending[i]
+	if b == nil {
+		return nil, fmt.Errorf("gomlx: device %d has no new value of %s: call Update of its part first", d.index, v.Name)
+	}
+	if d.p.backend.HasSharedBuffers() {
+		return viewOf(b, v.Variable, v.shape, d.num)
+	}
+	if d.dirty[i] {
+		return d.lent[i], nil
+	}
+	if _, err := d.value(i); err != nil { // before lent is overwritten
+		return nil, err
+	}
+	if d.lent[i] == nil {
+		d.lent[i] = tensor.New(v.DType, v.Shape...)
+	}
+	if err := b.ToFlatData(flatOf(d.lent[i].Memory(), v.shape.DType, d.lent[i].Len())); err != nil {
+		return nil, fmt.Errorf("gomlx: fetch the new value of %s: %w", v.Name, err)
+	}
+	d.dirty[i] = true
+	return d.lent[i], nil
+}
+
+// value returns the committed value of a variable on the device.
+func (d *device) value(v int) (compute.Buffer, error) {
+	if v >= len(d.behind) {
+		return d.values[v], nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.behind[v] {
+		b, err := d.upload(v, d.lent[v])
+		if err != nil {
+			return nil, err
+		}
+		release(d.values[v])
+		d.values[v], d.behind[v] = b, false
+	}
+	return d.values[v], nil
+}
+
+// upload copies a tensor to the device.
+func (d *device) upload(v int, t *tensor.Tensor) (compute.Buffer, error) {
+	x := d.p.variables[v]
+	b, err := d.p.backend.BufferFromFlatData(d.num, flatOf(t.Memory(), x.shape.DType, t.Len()), x.shape)
+	if err != nil {
+		return nil, fmt.Errorf("gomlx: write variable %s on device %d: %w", x.Name, d.index, err)
+	}
+	return b, nil
+}
+
+func (d *device) read(v int) (*tensor.Tensor, error) {
+	b, err := d.value(v)
+	if err != nil {
+		return nil, err
+	}
+	return toHost(b)
+}
+
+func (d *device) write(v int, value *tensor.Tensor) error {
+	b, err := d.upload(v, value)
+	if err != nil {
+		return err
+	}
+	d.set(v, b)
+	return nil
+}
+
+// set replaces the committed value of a variable.
+func (d *device) set(v int, b compute.Buffer) {
+	release(d.values[v])
+	d.values[v] = b
+	d.versions[v]++
+	if v < len(d.behind) {
+		d.behind[v] = false
+	}
+}
+
+// commit makes the new values visible and frees those that they replace. Averages that an update has changed
+// were taken by their replica.
+func (d *device) commit() {
+	d.old = d.old[:0]
+	for _, v := range d.replaced {
+		if next := d.pending[v]; next != nil {
+			d.old = append(d.old, d.values[v])
+			d.values[v], d.pending[v] = nil, nil
+			d.set(v, next)
+		}
+	}
+	for i, dirty := range d.dirty {
+		if dirty {
+			d.behind[i], d.dirty[i] = true, false
+		}
+	}
+	d.oldValues.free(d.old)
+}
+
+// discard frees uncommitted results.
+func (d *device) discard() {
+	for _, v := range d.replaced {
+		release(d.pending[v])
+		d.pending[v] = nil
+	}
+	clear(d.dirty)
+}
+
+func (d *device) close() {
+	d.discard()
+	for _, b := range d.values {
+		release(b)
+	}
+	d.oldValues.close()
+	d.oldValues = nil
+}
+
+// viewOf returns a buffer as a tensor. Host and device share its memory.
+func viewOf(b compute.Buffer, v engine.Variable, shape shapes.Shape, num compute.DeviceNum) (*tensor.Tensor, error) {
+	flat, err := b.Data()
+	if err != nil {
+		return nil, fmt.Errorf("gomlx: view the memory of %s: %w", v.Name, err)
+	}
+	return tensor.Wrap(memoryOf(flat, shape, int(num)), v.DType, v.Shape...), nil
+}

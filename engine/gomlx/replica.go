@@ -1,0 +1,633 @@
+package gomlx
+
+import (
+	"context"
+	"fmt"
+	"unsafe"
+
+	"github.com/gomlx/compute"
+	"github.com/gomlx/compute/dtypes"
+	"github.com/gomlx/compute/shapes"
+	"github.com/gomlx/gomlx/core/graph"
+
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/stages"
+	"github.com/lockstep-ml/lockstep/internal/kernel"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// replica is the state of one replica, with its input buffers.
+type replica struct {
+	p      *program
+	index  int
+	device *device
+	first  bool // of its device
+
+	inputs, labels          []*hostBuffer // to which batches are copied
+	weights, weightSum, rng *hostBuffer
+	lossScale               *hostBuffer
+	borrowed                map[unsafe.Pointer]*hostBuffer // buffers of the batches of NewBatch, by their memory
+	feedInputs, feedLabels  []*hostBuffer                  // of the current batch, copied or borrowed
+	feedWeights             *hostBuffer
+	rngTensor               *tensor.Tensor // a view of the memory of rng
+	weightSumTensor         *tensor.Tensor
+	lossScaleTensor         *tensor.Tensor
+	examples                *hostBuffer // the number of rows of the current batch that are examples
+
+	averages        []compute.Buffer // by variable: the committed values of averages
+	pendingAverages []compute.Buffer // by variable: uncommitted values of the gradients program; nil if none
+	oldAverages     *recycler        // for the values that a step replaces
+	losses          compute.Buffer   // by row: of the last gradients or evaluate program; nil if none
+
+	// gradients are the buffers of the step's gradients. memory is set when they are complete: views of the
+	// buffers, or host copies, with nil buffers, if host and device share no memory.
+	gradients []compute.Buffer
+	memory    []*tensor.Tensor
+	added     bool             // gradients of a micro-batch are in the buffers or in staged
+	staged    []*tensor.Tensor // host copies, if host and device share no memory
+	fetched   []*tensor.Tensor // the same of one micro-batch that is added; nil: none yet
+	uploads   []compute.Buffer // staged gradients that an update reads
+
+	sums    []*sum                 // by all-reduce of the gradients program
+	stats   *tensor.Tensor         // loss and metrics
+	results []float64              // the same
+	doing   map[*executable]string // what runs, for errors
+	args    []compute.Buffer       // scratch
+	old     []compute.Buffer       // scratch
+}
+
+func newReplica(p *program, index int, d *device, inputs, labels []shapes.Shape) (*replica, error) {
+	n := len(p.variables)
+	r := &replica{
+		p:               p,
+		index:           index,
+		device:          d,
+		first:           true,
+		averages:        make([]compute.Buffer, n),
+		pendingAverages: make([]compute.Buffer, n),
+		gradients:       make([]compute.Buffer, p.parameters),
+		memory:          make([]*tensor.Tensor, p.parameters),
+		borrowed:        map[unsafe.Pointer]*hostBuffer{},
+		doing:           map[*executable]string{},
+		feedInputs:      make([]*hostBuffer, len(inputs)),
+		feedLabels:      make([]*hostBuffer, len(labels)),
+	}
+	for _, other := range p.replicas {
+		r.first = r.first && other.device != d
+	}
+	var err error
+	newHostBuffers := func(list []shapes.Shape) (buffers []*hostBuffer) {
+		for _, s := range list {
+			var c *hostBuffer
+			if err == nil {
+				if c, err = newHostBuffer(p.backend, d.num, s); err == nil {
+					buffers = append(buffers, c)
+				}
+			}
+		}
+		return buffers
+	}
+	r.inputs, r.labels = newHostBuffers(inputs), newHostBuffers(labels)
+	others := newHostBuffers([]shapes.Shape{
+		shapes.Make(dtypes.Float32, p.spec.Rows), shapes.Make(p.lossType), graph.RNGStateShape, shapes.Make(dtypes.Int32),
+		shapes.Make(p.lossType),
+	})
+	if err != nil {
+		for _, c := range others {
+			c.close()
+		}
+		return r, err
+	}
+	r.weights, r.weightSum, r.rng, r.examples, r.lossScale = others[0], others[1], others[2], others[3], others[4]
+	r.rngTensor = tensor.Wrap(r.rng.mem, tensor.Uint64, 3)
+	t, err := fromGoMLX(p.lossType)
+	if err != nil {
+		return r, err
+	}
+	r.weightSumTensor, r.lossScaleTensor = tensor.Wrap(r.weightSum.mem, t), tensor.Wrap(r.lossScale.mem, t)
+	r.stats, r.results = tensor.New(t, 1+len(p.metrics)), make([]float64, 1+len(p.metrics))
+	if !p.backend.HasSharedBuffers() {
+		for _, v := range p.variables[:p.parameters] {
+			r.staged = append(r.staged, tensor.New(v.DType, v.Shape...))
+		}
+	}
+	var averages []shapes.Shape
+	for _, v := range p.gradients.changed {
+		averages = append(averages, p.variables[v].shape)
+	}
+	r.oldAverages, err = newRecycler(p.backend, averages)
+	return r, err
+}
+
+// newBatch returns a batch in new host buffers.
+func (r *replica) newBatch() (b engine.Batch, err error) {
+	var made []*hostBuffer
+	one := func(like *hostBuffer, rows []int) *tensor.Tensor {
+		if err != nil {
+			return nil
+		}
+		var c *hostBuffer
+		var d tensor.DType
+		if c, err = newHostBuffer(r.p.backend, r.device.num, like.shape); err != nil {
+			return nil
+		}
+		made = append(made, c)
+		d, err = fromGoMLX(like.shape.DType)
+		return tensor.Wrap(c.mem, d, rows...)
+	}
+	for _, c := range r.inputs {
+		b.Inputs = append(b.Inputs, one(c, c.shape.Dimensions))
+	}
+	for _, c := range r.labels {
+		b.Labels = append(b.Labels, one(c, c.shape.Dimensions))
+	}
+	weights := one(r.weights, r.weights.shape.Dimensions)
+	if err != nil {
+		for _, c := range made {
+			c.close()
+		}
+		return engine.Batch{}, err
+	}
+	b.Weights = tensor.Data[float32](weights)
+	for _, c := range made {
+		if c.mem.Bytes > 0 {
+			r.borrowed[c.mem.Ptr] = c
+		} else {
+			c.close() // empty, so it is never read
+		}
+	}
+	return b, nil
+}
+
+// hostBufferOf returns the host buffer that holds m, a part of a batch. If newBatch allocated m, that is its
+// buffer. Otherwise m is copied to b.
+func (r *replica) hostBufferOf(m tensor.Memory, b *hostBuffer) *hostBuffer {
+	if own := r.borrowed[m.Ptr]; own != nil && own.shape.Equal(b.shape) {
+		return own
+	}
+	copy(b.mem.HostBytes(), m.HostBytes())
+	return b
+}
+
+// feed sets the batch that the next program reads.
+func (r *replica) feed(b engine.Batch, weightSum float64) error {
+	if err := r.take("input", r.feedInputs, r.inputs, r.p.spec.Inputs, b.Inputs); err != nil {
+		return err
+	}
+	if err := r.take("label", r.feedLabels, r.labels, r.p.spec.Labels, b.Labels); err != nil {
+		return err
+	}
+	if len(b.Weights) != r.p.spec.Rows {
+		return fmt.Errorf("gomlx: %d weights for replica %d: want one per row, %d", len(b.Weights), r.index, r.p.spec.Rows)
+	}
+	if b.Padding < 0 || b.Padding > r.p.spec.Rows {
+		return fmt.Errorf("gomlx: padding of %d rows for replica %d: want 0 to %d", b.Padding, r.index, r.p.spec.Rows)
+	}
+	if !(weightSum > 0) {
+		return fmt.Errorf("gomlx: weight sum %v of the global batch: want a positive number; a batch of weight 0 has no "+
+			"mean: skip it", weightSum)
+	}
+	r.feedWeights = r.hostBufferOf(tensor.HostMemory(b.Weights), r.weights)
+	setScalar(r.weightSumTensor, weightSum)
+	tensor.Data[int32](tensor.Wrap(r.examples.mem, tensor.Int32))[0] = int32(r.p.spec.Rows - b.Padding)
+	return nil
+}
+
+// take sets, in read, the host buffers of tensors of one kind. It copies a tensor that is in no borrowed
+// buffer to one of buffers.
+func (r *replica) take(
+	what string, read, buffers []*hostBuffer, features []engine.Feature, list []*tensor.Tensor,
+) error {
+	if len(list) != len(buffers) {
+		return fmt.Errorf("gomlx: %d %ss for replica %d: want %d", len(list), what, r.index, len(buffers))
+	}
+	for i, t := range list {
+		f := features[i]
+		if err := sameRows(t, f.DType, r.p.spec.Rows, f.Shape); err != nil {
+			return fmt.Errorf("gomlx: %s %d of replica %d: %w", what, i, r.index, err)
+		}
+		read[i] = r.hostBufferOf(t.Memory(), buffers[i])
+	}
+	return nil
+}
+
+// fixedRandom sets the random state for programs in inference mode, whose results must be reproducible.
+func (r *replica) fixedRandom() {
+	copy(tensor.Data[uint64](r.rngTensor), []uint64{uint64(r.p.spec.Seed), 0, 0})
+}
+
+// run runs a program on the replica's device with its current values and input buffers. It takes the device's
+// turn. Programs read the values that the gradients program has set in this step, before they are committed: so
+// micro-batches continue each other's averages, and updates read a learning rate that a schedule in the model
+// function has set, as in GoMLX's trainer, which has one program for both.
+func (r *replica) run(ctx context.Context, x *executable) (out []compute.Buffer, err error) {
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("gomlx: %s: %w", r.nameOf(x), context.Cause(ctx))
+	}
+	if err := x.compile(); err != nil {
+		return nil, err
+	}
+	r.device.turn.Lock()
+	defer r.device.turn.Unlock()
+	r.args = r.args[:0]
+	for _, a := range x.args {
+		b, err := r.argument(a, x.inference)
+		if err != nil {
+			return nil, fmt.Errorf("gomlx: arguments of %s: %w", r.nameOf(x), err)
+		}
+		r.args = append(r.args, b)
+	}
+	doing := r.doing[x]
+	if doing == "" {
+		doing = "run " + r.nameOf(x)
+		r.doing[x] = doing
+	}
+	err = catch(doing, func() error {
+		if p, ok := x.exe.(*stages.Program); ok {
+			out, err = r.runStages(ctx, p)
+		} else {
+			out, err = x.exe.Execute(r.args, nil, r.device.num)
+		}
+		return err
+	})
+	return out, err
+}
+
+func (r *replica) nameOf(x *executable) string {
+	return fmt.Sprintf("the %s program of replica %d", x.name, r.index)
+}
+
+func (r *replica) argument(a argument, inference bool) (compute.Buffer, error) {
+	switch a.kind {
+	case inputArg:
+		return r.feedInputs[a.index].load()
+	case labelArg:
+		return r.feedLabels[a.index].load()
+	case weightsArg:
+		return r.feedWeights.load()
+	case weightSumArg:
+		return r.weightSum.load()
+	case lossScaleArg:
+		return r.lossScale.load()
+	case examplesArg:
+		return r.examples.load()
+	case rngArg:
+		return r.rng.load()
+	case gradientArg:
+		return r.gradientArgument(a.index)
+	}
+	switch {
+	case !inference && r.pendingAverages[a.index] != nil:
+		return r.pendingAverages[a.index], nil
+	case r.p.central != nil:
+		return r.device.copyCentral(a.index)
+	case r.averages[a.index] != nil:
+		return r.averages[a.index], nil
+	}
+	return r.device.value(a.index)
+}
+
+// gradientArgument returns a complete gradient on the device.
+func (r *replica) gradientArgument(i int) (compute.Buffer, error) {
+	if r.gradients[i] != nil {
+		return r.gradients[i], nil
+	}
+	b, err := r.device.upload(i, r.memory[i])
+	if err == nil {
+		r.uploads = append(r.uploads, b)
+	}
+	return b, err
+}
+
+func (r *replica) freeUploads() {
+	for _, b := range r.uploads {
+		release(b)
+	}
+	r.uploads = r.uploads[:0]
+}
+
+// computeGradients implements [engine.Program.Gradients].
+func (r *replica) computeGradients(ctx context.Context, m engine.Micro, ready func(bucket int)) (engine.Scalars, error) {
+	if m.Add && !r.added {
+		return engine.Scalars{}, fmt.Errorf("gomlx: Micro.Add is set, but replica %d has no gradients to add to: the step's "+
+			"first micro-batch must not set it, and a failed one must be discarded", r.index)
+	}
+	if !m.Add {
+		r.discard() // results of a step that was neither committed nor discarded
+	}
+	added := r.added
+	r.added = false // if anything fails
+	clear(r.memory)
+	scale := m.LossScale
+	switch {
+	case scale == 0:
+		scale = 1
+	case !(scale > 0) || scale*2 == scale:
+		return engine.Scalars{}, fmt.Errorf("gomlx: Micro.LossScale is %v: want a positive finite number, or 0 for 1", scale)
+	}
+	if err := r.feed(m.Batch, m.WeightSum); err != nil {
+		return engine.Scalars{}, err
+	}
+	setScalar(r.lossScaleTensor, scale)
+	copy(tensor.Data[uint64](r.rngTensor), m.RNG[:])
+	x := r.p.gradients
+	out, err := r.run(ctx, x)
+	if err != nil {
+		return engine.Scalars{}, err
+	}
+	release(r.losses)
+	r.losses = out[1]
+	for i, v := range x.changed {
+		release(r.pendingAverages[v])
+		r.pendingAverages[v] = out[2+r.p.parameters+i]
+	}
+	s, err := r.scalars(out[0])
+	if err == nil {
+		err = r.addGradients(out[2:2+r.p.parameters], added, scale)
+	}
+	if err != nil {
+		return engine.Scalars{}, err
+	}
+	r.added = true
+	if m.Last {
+		if err := r.handOver(ready); err != nil {
+			return engine.Scalars{}, err
+		}
+	}
+	return s, nil
+}
+
+// addGradients takes the gradients of a micro-batch, divides them by scale, and adds them to those of earlier
+// ones if add is set.
+func (r *replica) addGradients(out []compute.Buffer, add bool, scale float64) error {
+	r.old = r.old[:0]
+	for i, b := range out {
+		to, from, err := r.takeGradient(i, b, add)
+		if err != nil {
+			return err
+		}
+		if scale != 1 {
+			multiply(from, 1/scale)
+		}
+		if add {
+			a, b := to.Memory().Ptr, from.Memory().Ptr
+			kernel.Reduce(kernel.Sum, to.DType(), a, a, b, to.Len())
+		}
+		if r.staged != nil || add {
+			r.old = append(r.old, b)
+		}
+	}
+	r.p.oldGradients.free(r.old)
+	return nil
+}
+
+// takeGradient returns the memory of a parameter's sum, and that of the gradient to be added to it, which is the
+// same if add is not set.
+func (r *replica) takeGradient(i int, b compute.Buffer, add bool) (to, from *tensor.Tensor, err error) {
+	v := r.p.variables[i]
+	if r.staged == nil {
+		if !add {
+			r.gradients[i] = b
+		}
+		if from, err = viewOf(b, v.Variable, v.shape, r.device.num); err != nil || !add {
+			return from, from, err
+		}
+		to, err = viewOf(r.gradients[i], v.Variable, v.shape, r.device.num)
+		return to, from, err
+	}
+	to, from = r.staged[i], r.staged[i]
+	if add {
+		if r.fetched == nil {
+			r.fetched = make([]*tensor.Tensor, r.p.parameters)
+		}
+		if r.fetched[i] == nil {
+			r.fetched[i] = tensor.New(v.DType, v.Shape...)
+		}
+		from = r.fetched[i]
+	}
+	if err := b.ToFlatData(flatOf(from.Memory(), v.shape.DType, from.Len())); err != nil {
+		return nil, nil, fmt.Errorf("gomlx: fetch the gradient of %s: %w", v.Name, err)
+	}
+	return to, from, nil
+}
+
+// handOver gives the memory of complete gradients to the caller.
+func (r *replica) handOver(ready func(bucket int)) error {
+	for k, bucket := range r.p.buckets {
+		for _, i := range bucket.Parameters {
+			if r.staged != nil {
+				r.memory[i] = r.staged[i]
+				continue
+			}
+			v := r.p.variables[i]
+			var err error
+			if r.memory[i], err = viewOf(r.gradients[i], v.Variable, v.shape, r.device.num); err != nil {
+				return err
+			}
+		}
+		if ready != nil {
+			ready(k)
+		}
+	}
+	return nil
+}
+
+// gradient implements [engine.Program.Gradient].
+func (r *replica) gradient(i int) (*tensor.Tensor, error) {
+	v := r.p.variables[i]
+	switch {
+	case r.memory[i] != nil:
+		return r.memory[i], nil
+	case r.added:
+		return nil, fmt.Errorf("gomlx: the gradient of %s on replica %d is incomplete: set Micro.Last in the step's last "+
+			"micro-batch", v.Name, r.index)
+	case r.staged != nil:
+		clear(r.staged[i].Memory().HostBytes())
+		r.memory[i] = r.staged[i]
+		return r.memory[i], nil
+	}
+	c, err := newHostBuffer(r.p.backend, r.device.num, v.shape)
+	if err != nil {
+		return nil, err
+	}
+	r.gradients[i], r.memory[i] = c.buffer, tensor.Wrap(c.mem, v.DType, v.Shape...)
+	return r.memory[i], nil
+}
+
+// multiply multiplies a floating-point tensor by x, half-width numbers in float32.
+func multiply(t *tensor.Tensor, x float64) {
+	switch t.DType() {
+	case tensor.Float32:
+		multiplyAll(tensor.Data[float32](t), float32(x))
+	case tensor.Float64:
+		multiplyAll(tensor.Data[float64](t), x)
+	case tensor.Float16:
+		for i, v := range tensor.Data[tensor.F16](t) {
+			tensor.Data[tensor.F16](t)[i] = tensor.F16From(v.Float32() * float32(x))
+		}
+	case tensor.BFloat16:
+		for i, v := range tensor.Data[tensor.BF16](t) {
+			tensor.Data[tensor.BF16](t)[i] = tensor.BF16From(v.Float32() * float32(x))
+		}
+	}
+}
+
+func multiplyAll[T float32 | float64](list []T, x T) {
+	for i := range list {
+		list[i] *= x
+	}
+}
+
+// scalars reads and frees the vector of loss and metrics.
+func (r *replica) scalars(b compute.Buffer) (engine.Scalars, error) {
+	err := b.ToFlatData(flatOf(r.stats.Memory(), r.p.lossType, r.stats.Len()))
+	release(b)
+	if err != nil {
+		return engine.Scalars{}, fmt.Errorf("gomlx: fetch loss and metrics: %w", err)
+	}
+	if r.stats.DType() == tensor.Float32 {
+		for i, x := range tensor.Data[float32](r.stats) {
+			r.results[i] = float64(x)
+		}
+	} else {
+		copy(r.results, tensor.Data[float64](r.stats))
+	}
+	return engine.Scalars{Loss: r.results[0], Metrics: r.results[1:]}, nil
+}
+
+// write sets the committed value of an average.
+func (r *replica) write(v int, value *tensor.Tensor) error {
+	b, err := r.device.upload(v, value)
+	if err != nil {
+		return err
+	}
+	release(r.averages[v])
+	r.averages[v] = b
+	return nil
+}
+
+// commit makes the uncommitted averages visible, and frees the step's other results. An update may have changed
+// an average, too.
+func (r *replica) commit() {
+	r.old = r.old[:0]
+	for _, v := range r.p.gradients.changed {
+		next := r.pendingAverages[v]
+		switch {
+		case next == nil:
+			continue
+		case r.p.keepsAverages(r):
+			if r.device.pending[v] != nil {
+				continue
+			}
+			r.device.set(v, next)
+		case r.p.central != nil:
+			continue
+		default:
+			if updated := r.device.pending[v]; updated != nil {
+				release(next)
+				next, r.device.pending[v] = updated, nil
+			}
+			r.old = append(r.old, r.averages[v])
+			r.averages[v] = next
+		}
+		r.pendingAverages[v] = nil
+	}
+	r.oldAverages.free(r.old)
+	r.discard()
+}
+
+// discard frees uncommitted results.
+func (r *replica) discard() {
+	for _, v := range r.p.gradients.changed {
+		release(r.pendingAverages[v])
+		r.pendingAverages[v] = nil
+		if !r.p.mirrored(v) {
+			release(r.device.pending[v])
+			r.device.pending[v] = nil
+		}
+	}
+	r.p.oldGradients.free(r.gradients)
+	clear(r.memory)
+	r.added = false
+	release(r.losses)
+	r.losses = nil
+}
+
+func (r *replica) close() {
+	r.discard()
+	for _, b := range r.averages {
+		release(b)
+	}
+	for _, s := range r.sums {
+		s.close()
+	}
+	for _, list := range [][]*hostBuffer{
+		r.inputs, r.labels, {r.weights, r.weightSum, r.rng, r.examples, r.lossScale},
+	} {
+		for _, c := range list {
+			c.close()
+		}
+	}
+	for _, c := range r.borrowed {
+		c.close()
+	}
+	r.oldAverages.close()
+}
+
+// toHost copies a buffer to a host tensor.
+func toHost(b compute.Buffer) (*tensor.Tensor, error) {
+	shape, err := b.Shape()
+	if err != nil {
+		return nil, fmt.Errorf("gomlx: shape of a result: %w", err)
+	}
+	d, err := fromGoMLX(shape.DType)
+	if err != nil {
+		return nil, err
+	}
+	t := tensor.New(d, shape.Dimensions...)
+	if err := b.ToFlatData(flatOf(t.Memory(), shape.DType, t.Len())); err != nil {
+		return nil, fmt.Errorf("gomlx: fetch a result: %w", err)
+	}
+	return t, nil
+}
+
+// sameType checks a tensor's dtype and shape.
+func sameType(t *tensor.Tensor, d tensor.DType, shape []int) error {
+	if t == nil {
+		return fmt.Errorf("nil tensor: want %v %s", d, tensor.FormatShape(shape))
+	}
+	same := t.DType() == d && len(t.Shape()) == len(shape)
+	for i := 0; same && i < len(shape); i++ {
+		same = t.Shape()[i] == shape[i]
+	}
+	if !same {
+		return fmt.Errorf("%v %s: want %v %s", t.DType(), tensor.FormatShape(t.Shape()), d, tensor.FormatShape(shape))
+	}
+	return nil
+}
+
+// sameRows checks the dtype and shape of rows rows of a feature.
+func sameRows(t *tensor.Tensor, d tensor.DType, rows int, shape []int) error {
+	same := t != nil && t.DType() == d && len(t.Shape()) == len(shape)+1 && t.Shape()[0] == rows
+	for i := 0; same && i < len(shape); i++ {
+		same = t.Shape()[i+1] == shape[i]
+	}
+	if same {
+		return nil
+	}
+	return sameType(t, d, append([]int{rows}, shape...))
+}
+
+// setScalar stores x in a tensor of rank 0 with a floating-point dtype.
+func setScalar(t *tensor.Tensor, x float64) {
+	switch t.DType() {
+	case tensor.Float32:
+		tensor.Data[float32](t)[0] = float32(x)
+	case tensor.Float64:
+		tensor.Data[float64](t)[0] = x
+	case tensor.Float16:
+		tensor.Data[tensor.F16](t)[0] = tensor.F16From(float32(x))
+	case tensor.BFloat16:
+		tensor.Data[tensor.BF16](t)[0] = tensor.BF16From(float32(x))
+	}
+}
