@@ -26,6 +26,10 @@ type Config struct {
 	GlobalBatch int
 	// Seed seeds the initial values and the replicas' random numbers.
 	Seed int64
+	// BucketBytes is the desired number of bytes of gradients per bucket. The buckets are all-reduced one after
+	// the other, while the gradients of later ones are computed. 0: the engine's default. It must be the same on
+	// all workers; on XLA, another value may change the last bits of results.
+	BucketBytes int
 	// Progress, if not nil, is called when a phase begins, with the step (from 1) and the phase. It is called
 	// several times a step, by the goroutine that does the work (for several replicas, that of the first
 	// one). Calls do not overlap. It must not block: a worker of a job reports through it that it is making

@@ -100,6 +100,8 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 		Central:  at,
 		Replicas: n,
 		Sum:      t.sum,
+
+		BucketBytes: cfg.BucketBytes,
 	})
 	if err == nil && t.central {
 		err = keepsCentral(s, program)

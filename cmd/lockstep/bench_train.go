@@ -172,7 +172,7 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 		if a, err = newAlone(in, s, m, images); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, a.program.Close()) }()
+		defer func() { err = errors.Join(err, a.close()) }()
 		rounds, measureAlone = aloneRounds, a.callback()
 	}
 	var rates []float64

@@ -23,10 +23,9 @@ const aloneRounds = 25
 // alone runs only the computation of a step: the same programs with the same batch on the same devices, by
 // replicas that never synchronize. It has separate variables.
 type alone struct {
-	program   engine.Program
+	programs  []engine.Program // one per replica, because a commit is for all replicas of a program
 	batch     engine.Batch
 	weightSum float64
-	replicas  int
 	blocks    []block
 
 	start     time.Time // of the steps being measured
@@ -43,13 +42,17 @@ type taken struct{ clock, processor time.Duration }
 func newAlone(ctx context.Context, s *session, m engine.Model, batch data.Batch) (*alone, error) {
 	n := s.strategy.NumReplicasInSync()
 	rows := (s.cfg.globalBatch + n - 1) / n
-	spec := engine.Spec{Rows: rows, Devices: s.strategy.EngineDevices(), Seed: s.cfg.seed, Replicas: n}
+	spec := engine.Spec{Rows: rows, Seed: s.cfg.seed, Replicas: n}
 	spec.Inputs, spec.Labels = classifierFeatures(benchShape)
-	program, err := m.Compile(ctx, s.engine, spec)
-	if err != nil {
-		return nil, fmt.Errorf("the computation alone: %w", err)
+	a := &alone{weightSum: float64(s.cfg.globalBatch)}
+	for _, d := range s.strategy.EngineDevices() {
+		spec.Devices = []engine.Device{d}
+		program, err := m.Compile(ctx, s.engine, spec)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("the computation alone: %w", err), a.close())
+		}
+		a.programs = append(a.programs, program)
 	}
-	a := &alone{program: program, weightSum: float64(s.cfg.globalBatch), replicas: len(spec.Devices)}
 	for _, t := range batch.Inputs {
 		a.batch.Inputs = append(a.batch.Inputs, t.Rows(0, rows))
 	}
@@ -62,36 +65,46 @@ func newAlone(ctx context.Context, s *session, m engine.Model, batch data.Batch)
 	return a, nil
 }
 
-// steps runs n steps on every replica, concurrently. The replicas wait for each other before each commit, which
-// is one for all.
+// steps runs n steps on every replica, concurrently.
 func (a *alone) steps(ctx context.Context, n int) error {
-	errs := make([]error, a.replicas)
-	for i := 0; i < n; i++ {
-		var done sync.WaitGroup
-		for replica := range a.replicas {
-			done.Go(func() { errs[replica] = a.step(ctx, replica, uint64(i)) })
-		}
-		done.Wait()
-		if err := errors.Join(errs...); err != nil {
-			a.program.Discard()
+	errs := make([]error, len(a.programs))
+	var done sync.WaitGroup
+	for replica, p := range a.programs {
+		done.Go(func() {
+			for i := 0; i < n && errs[replica] == nil; i++ {
+				errs[replica] = a.step(ctx, p, uint64(i))
+			}
+		})
+	}
+	done.Wait()
+	for _, err := range errs {
+		if err != nil {
 			return fmt.Errorf("the computation alone: %w", err)
 		}
-		a.program.Commit()
 	}
 	return nil
 }
 
-func (a *alone) step(ctx context.Context, replica int, seed uint64) error {
+func (a *alone) step(ctx context.Context, p engine.Program, seed uint64) error {
 	m := engine.Micro{Batch: a.batch, WeightSum: a.weightSum, RNG: [3]uint64{seed, 0, 0}, Last: true}
-	if _, err := a.program.Gradients(ctx, replica, m, nil); err != nil {
+	if _, err := p.Gradients(ctx, 0, m, nil); err != nil {
 		return err
 	}
-	for part := range a.program.Parts(replica) {
-		if err := a.program.Update(ctx, replica, replica, part, 1); err != nil {
+	for part := range p.Parts(0) {
+		if err := p.Update(ctx, 0, 0, part, 1); err != nil {
 			return err
 		}
 	}
+	p.Commit()
 	return nil
+}
+
+func (a *alone) close() error {
+	var errs []error
+	for _, p := range a.programs {
+		errs = append(errs, p.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // begin starts the clock. end returns the time of each of the n steps since then.
@@ -157,14 +170,14 @@ func (a *alone) overhead() overhead {
 	if len(cpu) > 0 {
 		s.cpu = middle(cpu)
 	}
-	for _, v := range a.program.Parameters() {
+	for _, v := range a.programs[0].Parameters() {
 		bytes := v.DType.Bytes()
 		for _, n := range v.Shape {
 			bytes *= n
 		}
 		s.bytes += bytes
 	}
-	s.limit = bench.MemoryLimit(collective.AllReduce, a.replicas, s.bytes)
+	s.limit = bench.MemoryLimit(collective.AllReduce, len(a.programs), s.bytes)
 	return s
 }
 

@@ -40,9 +40,9 @@ const (
 	chaosWait = 8 * time.Minute
 )
 
-// chaosTraining is the training: several packs, and a snapshot after every second step.
+// chaosTraining is the training: several buckets, and a snapshot after every second step.
 var chaosTraining = []string{
-	"train", "--model", "mlp", "--global-batch", "24", "--steps", fmt.Sprint(chaosSteps), "--packs", "3", "--progress",
+	"train", "--model", "mlp", "--global-batch", "24", "--steps", fmt.Sprint(chaosSteps), "--bucket-bytes", "1", "--progress",
 	"none",
 }
 

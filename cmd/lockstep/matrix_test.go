@@ -56,7 +56,7 @@ type way struct {
 var matrixWays = []way{
 	{name: "shared memory", hosts: 1, links: "shm with worker", notLinks: "tcp"},
 	{
-		name: "TCP", hosts: 1, train: []string{"--no-shared-memory", "--packs", "2"}, links: "tcp with worker",
+		name: "TCP", hosts: 1, train: []string{"--no-shared-memory", "--bucket-bytes", "64KiB"}, links: "tcp with worker",
 		notLinks: "shm",
 	},
 	{name: "two hosts, TLS", hosts: 2, secret: true, links: "tcp+tls with worker"},

@@ -35,6 +35,7 @@ type sessionConfig struct {
 	globalBatch     int // or
 	batchPerReplica int
 	seed            int64
+	bucketBytes     int // 0: the engine's default
 }
 
 // openSession opens the engine and, if there is a job, joins the other workers.
@@ -61,7 +62,7 @@ func openSession(ctx context.Context, cfg sessionConfig) (s *session, err error)
 
 // compile creates the strategy, and compiles the model for it and for images of the shape.
 func (s *session) compile(ctx context.Context, m engine.Model, shape []int) (err error) {
-	cfg := train.Config{GlobalBatch: s.cfg.globalBatch, Seed: s.cfg.seed}
+	cfg := train.Config{GlobalBatch: s.cfg.globalBatch, Seed: s.cfg.seed, BucketBytes: s.cfg.bucketBytes}
 	switch {
 	case s.worker != nil:
 		s.strategy, err = distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{

@@ -22,7 +22,9 @@ type trainFlags struct {
 	replicas                     int
 	devices                      []string
 	globalBatch, batchPerReplica int
-	epochs, steps, packs         int
+	epochs, steps                int
+	bucketBytes                  string
+	bucketSize                   int // bucketBytes as a number; 0: not given
 	optimizer                    string
 	learningRate                 float64
 	schedule                     string
@@ -36,9 +38,6 @@ type trainFlags struct {
 // replicasMax bounds the number of logical CPUs that a typing error can create, and so their memory: every replica
 // holds a copy of the model. A step of so many replicas takes minutes on a few cores.
 const replicasMax = 1024
-
-// packsMax bounds the number of packs: no model here has as many variables.
-const packsMax = 1024
 
 func newTrain() *cobra.Command {
 	var o trainFlags
@@ -104,8 +103,8 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	f.IntVar(&o.epochs, "epochs", 0, "passes over the training data (default 25 for digits, 3 for mnist, or as many as "+
 		"--steps needs)")
 	f.IntVar(&o.steps, "steps", 0, "stop after this many steps (default no limit)")
-	f.IntVar(&o.packs, "packs", 1, "number of packs: parts of the gradients that are all-reduced one after the other; "+
-		"each is applied while the next ones are all-reduced")
+	f.StringVar(&o.bucketBytes, "bucket-bytes", "", "bytes of gradients per bucket, such as 1MiB; the buckets are "+
+		"all-reduced one after the other, while later ones are computed (default by engine)")
 	f.StringVar(&o.optimizer, "optimizer", "adam", "optimizer: "+names(optimizers))
 	f.Float64Var(&o.learningRate, "learning-rate", 0, "learning rate (default by optimizer: "+learningRates()+")")
 	f.StringVar(&o.schedule, "schedule", "cosine", "learning-rate schedule, by epoch: cosine (falls to 0), constant")
@@ -174,7 +173,6 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 		{"batch-per-replica", o.batchPerReplica, 1},
 		{"epochs", o.epochs, 0},
 		{"steps", o.steps, 1},
-		{"packs", o.packs, 1},
 		{"shift", o.shift, 0},
 	} {
 		if given(c.flag) && c.value < c.least {
@@ -187,8 +185,13 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 	if o.replicas > replicasMax {
 		return usagef("--replicas %d: want at most %d", o.replicas, replicasMax)
 	}
-	if o.packs > packsMax {
-		return usagef("--packs %d: want at most %d", o.packs, packsMax)
+	if given("bucket-bytes") {
+		var err error
+		if o.bucketSize, err = parseBytes(o.bucketBytes); err != nil {
+			return usagef("--bucket-bytes: %v", err)
+		} else if o.bucketSize < 1 {
+			return usagef("--bucket-bytes %s: want at least 1", o.bucketBytes)
+		}
 	}
 	switch {
 	case given("learning-rate") && !(o.learningRate > 0 && o.learningRate <= math.MaxFloat32):

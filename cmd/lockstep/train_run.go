@@ -101,6 +101,7 @@ func (r *trainRun) join() (err error) {
 		oneDevice: r.flags.strategy == "one-device", replicas: r.flags.replicas, devices: r.flags.devices,
 		logicalCPUs: r.flags.logicalCPUs(),
 		globalBatch: r.flags.globalBatch, batchPerReplica: r.flags.batchPerReplica, seed: r.flags.seed,
+		bucketBytes: r.flags.bucketSize,
 	}
 	if r.flags.strategy == multiWorker {
 		if cfg.job, err = r.flags.workers.discover(); err != nil {
@@ -132,7 +133,6 @@ func (r *trainRun) open() (err error) {
 		return err
 	}
 	m := newClassifier(r.flags.model, r.set.Shape, r.set.Classes, optimizers[r.flags.optimizer].make(r.flags.learningRate))
-	m.Packs = r.flags.packs
 	stop := r.reassure("compiling the model")
 	err = r.compile(r.in, m, r.set.Shape)
 	stop()

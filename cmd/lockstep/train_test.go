@@ -73,17 +73,17 @@ func TestSeedDecides(t *testing.T) {
 	}
 }
 
-// TestPacksGiveTheSameBits: the number of packs does not change the bits.
-func TestPacksGiveTheSameBits(t *testing.T) {
+// TestBucketsGiveTheSameBits: the number of buckets does not change the bits of the Go engine.
+func TestBucketsGiveTheSameBits(t *testing.T) {
 	skipShort(t, "several trainings")
 	var first any
-	for _, packs := range []string{"1", "2", "4"} {
-		s, _ := trainOnce(t, "--model", "mlp", "--replicas", "2", "--steps", "4", "--packs", packs)
+	for _, bytes := range []string{"1GiB", "64KiB", "1"} {
+		s, _ := trainOnce(t, "--model", "mlp", "--replicas", "2", "--steps", "4", "--bucket-bytes", bytes)
 		if first == nil {
 			first = s["weights_hash"]
 		}
 		if got := s["weights_hash"]; got != first {
-			t.Errorf("%s packs gave %v, one gave %v", packs, got, first)
+			t.Errorf("buckets of %s gave %v, one bucket %v", bytes, got, first)
 		}
 	}
 }

@@ -99,7 +99,7 @@ func (r *trainRun) compareOptions() error {
 		{"batch-per-replica", o.batchPerReplica},
 		{"epochs", o.epochs},
 		{"steps", o.steps},
-		{"packs", o.packs},
+		{"bucket-bytes", o.bucketBytes},
 		{"optimizer", o.optimizer},
 		{"learning-rate", o.learningRate},
 		{"schedule", o.schedule},
