@@ -36,7 +36,7 @@ func (t *Trainer) wantsStop() bool { return t.others() && (t.stopRequested || t.
 
 // stopAgreed reports whether any worker had requested a stop when the last batch began.
 func (t *Trainer) stopAgreed() bool {
-	return tensor.Data[float64](t.parts[0].global[0])[1+len(t.metrics)+agreedStop] > 0
+	return t.parts[0].scalars[1+len(t.metrics)+agreedStop] > 0
 }
 
 // batchPosition is the position of a batch in the dataset: the pass, and the batch within it, both from 0.
@@ -45,11 +45,10 @@ type batchPosition struct{ pass, batch int }
 // The values that workers compare in a step are additional elements of the vector of loss and metrics, which
 // is summed over the replicas.
 const (
-	agreedStop      = iota                         // number of replicas whose worker requests a stop
-	agreedNotFinite                                // number of replicas that found a gradient sum that is not finite
-	agreedSums                                     // sums of the pieces of the hash of each replica's stepState
-	agreedSquares   = agreedSums + agreedPieces    // sums of the squares of these pieces
-	agreed          = agreedSquares + agreedPieces // the number of these elements
+	agreedStop    = iota                         // number of replicas whose worker requests a stop
+	agreedSums                                   // sums of the pieces of the hash of each replica's stepState
+	agreedSquares = agreedSums + agreedPieces    // sums of the squares of these pieces
+	agreed        = agreedSquares + agreedPieces // the number of these elements
 )
 
 // agreedPieces is the number of pieces that the hash is split into.
@@ -59,14 +58,14 @@ const agreedPieces = 3
 // a float64, and at most a third of the hash.
 func pieceBits(replicas int) int { return min(22, (53-bits.Len(uint(replicas-1)))/2) }
 
-// putAgreement writes this worker's values about the batch, for the workers to compare.
-func (t *Trainer) putAgreement(g *globalBatch, to []float64) {
+// putAgreement writes this worker's values about a step, for the workers to compare.
+func (t *Trainer) putAgreement(b *stepBatches, to []float64) {
 	clear(to[:agreed])
-	if g.stop {
+	if b.stop {
 		to[agreedStop] = 1
 	}
 	if t.others() {
-		putHash(t.stepState(g).hash(), t.strategy.NumReplicasInSync(), to)
+		putHash(t.stateHash(b), t.strategy.NumReplicasInSync(), to)
 	}
 }
 
@@ -93,43 +92,69 @@ func sameHash(sums []float64, replicas int) bool {
 	return true
 }
 
-// checkAgreement returns an error unless the states of all replicas' workers have the same hash. All replicas
-// get the same result. If the hashes differ, the replicas gather their states, so that every worker can
-// report what differs and where.
-func (t *Trainer) checkAgreement(ctx context.Context, r *distribute.Replica, g *globalBatch, sums []float64) error {
-	if !t.others() || sameHash(sums, r.NumReplicas()) {
+// checkAgreement returns an error unless the states of all replicas' workers have the same hash, after the
+// scalars are reduced. All replicas get the same result. If the hashes differ, the replicas gather their states,
+// so that every worker can report what differs and where.
+func (t *Trainer) checkAgreement(ctx context.Context, r *distribute.Replica, b *stepBatches) error {
+	if !t.others() || sameHash(t.parts[r.LocalID()].scalars[1+len(t.metrics):], r.NumReplicas()) {
 		return nil
 	}
-	if err := t.compareStates(ctx, r, g); err != nil {
+	if err := t.compareStates(ctx, r, b); err != nil {
 		return err
 	}
 	return errors.New("the collectives do not add up float64 exactly: sums of small whole numbers over " +
 		"all replicas are wrong")
 }
 
-// compareStates gathers the states of all replicas' workers. It returns an error that describes their
-// differences, or nil if they are equal.
-func (t *Trainer) compareStates(ctx context.Context, r *distribute.Replica, g *globalBatch) error {
-	mine := make([]int64, stateFields)
-	for i, x := range t.stepState(g) {
-		mine[i] = int64(x)
+// compareStates gathers the states of all replicas' workers, one per batch of the step. It returns an error that
+// describes their differences, or nil if they are equal.
+func (t *Trainer) compareStates(ctx context.Context, r *distribute.Replica, b *stepBatches) error {
+	var mine []int64
+	for i, g := range b.list {
+		s := t.stepState(g)
+		s[stateIndex] = uint64(i)
+		for _, x := range s {
+			mine = append(mine, int64(x))
+		}
 	}
-	rows, err := r.AllGather(ctx, tensor.From(mine, 1, len(mine)), 0)
+	rows, err := r.AllGather(ctx, tensor.From(mine, len(b.list), stateFields), 0)
 	if err != nil {
 		return fmt.Errorf("the workers are not at the same step, and comparing their states failed: %w", err)
 	}
 	all := tensor.Data[int64](rows.(*tensor.Tensor))
-	var workers []stepState
-	for len(all) > 0 {
+	var workers [][]stepState // by worker and batch
+	seen := -1                // first replica of the last worker
+	for ; len(all) > 0; all = all[stateFields:] {
 		var s stepState
 		for i := range s {
 			s[i] = uint64(all[i])
 		}
-		if all = all[stateFields:]; len(workers) == 0 || workers[len(workers)-1][stateFirst] != s[stateFirst] {
-			workers = append(workers, s)
+		if first := int(s[stateFirst]); first != seen {
+			workers, seen = append(workers, nil), first
+		}
+		// a worker's other replicas have the same states
+		if last := &workers[len(workers)-1]; int(s[stateIndex]) == len(*last) {
+			*last = append(*last, s)
 		}
 	}
-	return t.difference(workers)
+	batches := slices.MinFunc(workers, func(a, b []stepState) int { return len(a) - len(b) })
+	for i := range batches {
+		states := make([]stepState, len(workers))
+		for w := range workers {
+			states[w] = workers[w][i]
+		}
+		if err := t.difference(states); err != nil {
+			return err
+		}
+	}
+	for w, states := range workers {
+		if len(states) != len(workers[0]) {
+			return fmt.Errorf("the workers do not make the same step: worker %d accumulates the gradients of %s, worker 0 of %s. "+
+				"Call Fit on all workers with the same data and configuration",
+				w, plural(len(states), "batch"), plural(len(workers[0]), "batch"))
+		}
+	}
+	return nil
 }
 
 // The fields of a [stepState].
@@ -144,12 +169,13 @@ const (
 	stateAssigned        // hash of the values that variables were set to between steps
 	stateFirst           // the worker's first replica
 	stateVariable        // the variable that was set last: its index and 1, or 0
+	stateIndex           // of the batch in its step
 	stateFields          // the number of fields
 
 	stateMustAgree = stateFirst // number of fields, from the first, that must be equal
 )
 
-// stepState identifies the inputs of a step. It must be the same on all workers.
+// stepState identifies one batch of a step. It must be the same on all workers.
 type stepState [stateFields]uint64
 
 func (t *Trainer) stepState(g *globalBatch) stepState {
@@ -174,6 +200,14 @@ func (s stepState) hash() uint64 {
 		binary.LittleEndian.PutUint64(b[8*i:], x)
 	}
 	return xxh3.Hash(b[:])
+}
+
+// stateHash returns the hash of the fields that must be equal, of all batches of a step.
+func (t *Trainer) stateHash(b *stepBatches) (hash uint64) {
+	for _, g := range b.list {
+		hash = xxh3.HashSeed(binary.LittleEndian.AppendUint64(nil, t.stepState(g).hash()), hash)
+	}
+	return hash
 }
 
 // difference returns an error that describes how the workers' states differ, or nil if they are equal.

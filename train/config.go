@@ -57,8 +57,7 @@ const (
 	PhaseData     Phase = "data"     // waits for the next batch of the dataset
 	PhaseCompute  Phase = "compute"  // computes gradients
 	PhaseReduce   Phase = "reduce"   // all-reduces over replicas, which includes waiting for them
-	PhasePacks    Phase = "packs"    // applies one pack of gradients while others are being reduced
-	PhaseApply    Phase = "apply"    // computes new values, not visible yet
+	PhaseUpdate   Phase = "update"   // computes new values, not visible yet
 	PhaseBetween  Phase = "between"  // runs callbacks between steps
 	PhaseEvaluate Phase = "evaluate" // evaluates one batch
 	PhasePredict  Phase = "predict"  // predicts one batch

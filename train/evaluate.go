@@ -18,13 +18,15 @@ import (
 // finite is an error, unless Config.NotFinite selects another policy.
 func (t *Trainer) Evaluate(ctx context.Context, ds data.Dataset) (Result, error) {
 	m := newMean(t.metrics)
+	var step stepBatches
 	err := t.each(ctx, ds, true, func(g *globalBatch) error {
 		if !t.others() && t.stopping.Load() {
 			return ErrStop
 		}
+		step.set(g)
 		if g.weightSum > 0 {
-			g.stop = t.wantsStop()
-			if err := t.evaluate(ctx, g); err != nil {
+			step.stop = t.wantsStop()
+			if err := t.evaluate(ctx, &step); err != nil {
 				return err
 			}
 			if t.stopAgreed() {
@@ -33,12 +35,12 @@ func (t *Trainer) Evaluate(ctx context.Context, ds data.Dataset) (Result, error)
 			if !t.allFinite() {
 				if t.tolerates(true) {
 					t.notFinite++
-				} else if _, err := t.report(ctx, g, true); err != nil {
+				} else if _, err := t.report(ctx, &step, true); err != nil {
 					return err
 				}
 			}
 		}
-		m.add(g, t)
+		m.add(&step, t)
 		return nil
 	})
 	if errors.Is(err, ErrStop) && t.fitting.Load() == nil { // within a Fit, that Fit ends too
@@ -50,23 +52,19 @@ func (t *Trainer) Evaluate(ctx context.Context, ds data.Dataset) (Result, error)
 	return m.result(), nil
 }
 
-func (t *Trainer) evaluate(ctx context.Context, g *globalBatch) error {
-	for i := range t.parts {
-		t.parts[i].notFinite = -1
-	}
+func (t *Trainer) evaluate(ctx context.Context, b *stepBatches) error {
 	return t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
 		t.replicaAt(r, PhaseEvaluate)
-		var loss float64
-		var sums []float64 // zeros for a replica without examples
-		if local := r.LocalID(); g.rows[r.ID()] > 0 {
-			var err error
-			if loss, sums, err = t.program.Evaluate(ctx, local, g.shares[local], g.weightSum); err != nil {
+		local, g := r.LocalID(), b.list[0]
+		clear(t.parts[local].scalars)
+		if g.rows[r.ID()] > 0 {
+			s, err := t.program.Evaluate(ctx, local, g.shares[local], g.weightSum)
+			if err != nil {
 				return err
 			}
-		} else {
-			sums = make([]float64, len(t.metrics))
+			t.parts[local].add(s)
 		}
-		return t.reduceScalars(ctx, r, g, loss, sums)
+		return t.reduceScalars(ctx, r, b)
 	})
 }
 
@@ -125,7 +123,8 @@ func (t *Trainer) Predict(ctx context.Context, ds data.Dataset) ([]*tensor.Tenso
 func (t *Trainer) gatherOutputs(
 	ctx context.Context, r *distribute.Replica, g *globalBatch, outputs []*tensor.Tensor,
 ) ([]*tensor.Tensor, error) {
-	hash := int64(t.stepState(g).hash())
+	b := &stepBatches{list: []*globalBatch{g}}
+	hash := int64(t.stateHash(b))
 	mine := []any{tensor.From([]int64{hash}, 1)}
 	for _, o := range outputs {
 		mine = append(mine, o.Rows(0, g.rows[r.ID()]))
@@ -137,7 +136,7 @@ func (t *Trainer) gatherOutputs(
 	all := gathered.([]any)
 	hashes := tensor.Data[int64](all[0].(*tensor.Tensor))
 	if slices.ContainsFunc(hashes, func(h int64) bool { return h != hashes[0] }) { // the same on all replicas
-		return nil, t.compareStates(ctx, r, g)
+		return nil, t.compareStates(ctx, r, b)
 	}
 	out := make([]*tensor.Tensor, len(outputs))
 	for i, o := range all[1:] {

@@ -24,7 +24,7 @@ func (t *Trainer) Facts() ([]Fact, error) {
 		{"replicas", fmt.Sprint(t.strategy.NumReplicasInSync())},
 		{"global batch", fmt.Sprint(t.config.GlobalBatch)},
 		{"seed", fmt.Sprint(t.config.Seed)},
-		{"packs", fmt.Sprint(len(t.packs))},
+		{"buckets", fmt.Sprint(len(t.buckets))},
 		{"metrics", fmt.Sprint(t.metrics)},
 		{"variables", fmt.Sprint(len(t.variables))},
 	}

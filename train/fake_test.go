@@ -51,14 +51,18 @@ func (m fakeModel) Compile(_ context.Context, _ engine.Engine, spec engine.Spec)
 	if err := m.failed("compile", 0); err != nil {
 		return nil, err
 	}
-	p := &fakeProgram{model: m, rows: spec.Rows}
-	for range spec.Devices {
+	p := &fakeProgram{model: m, spec: spec}
+	p.buckets = []engine.Bucket{{Parameters: []int{1}, Bytes: 16}, {Parameters: []int{0}, Bytes: 8}}
+	if spec.Replicas == 1 {
+		p.buckets = []engine.Bucket{{Parameters: []int{0, 1}, Bytes: 24}}
+	}
+	for replica := range spec.LocalReplicas() {
+		if spec.DeviceOf(replica) != replica {
+			return nil, errors.New("want one replica per device")
+		}
 		r := &fakeReplica{now: newFakeValues(), next: newFakeValues()}
 		r.now[1][0] = float64(spec.Seed) + m.start
-		for k := range 2 {
-			r.gradients[k] = make([]float64, 1+k)
-			r.inputs[k] = make([]float64, 1+k)
-		}
+		r.gradients = []*tensor.Tensor{tensor.New(tensor.Float64), tensor.New(tensor.Float64, 2)}
 		p.replicas = append(p.replicas, r)
 	}
 	return p, nil
@@ -81,15 +85,18 @@ func newFakeValues() (out fakeValues) {
 }
 
 type fakeReplica struct {
-	now, next         fakeValues
-	gradients, inputs [2][]float64 // by parameter
-	phase             string       // the last call
-	shift             float64      // of the predictions
+	now, next fakeValues
+	gradients []*tensor.Tensor // by parameter
+	shift     float64          // of the predictions
 }
+
+// gradient returns the elements of a parameter's gradient.
+func (r *fakeReplica) gradient(parameter int) []float64 { return tensor.Data[float64](r.gradients[parameter]) }
 
 type fakeProgram struct {
 	model    fakeModel
-	rows     int
+	spec     engine.Spec
+	buckets  []engine.Bucket
 	replicas []*fakeReplica
 
 	mu     sync.Mutex
@@ -100,23 +107,42 @@ type fakeProgram struct {
 // Describe implements engine.Described: the rate is no variable.
 func (p *fakeProgram) Describe() []string {
 	return []string{
-		"gradients: y = x·weights + bias", fmt.Sprintf("apply: momentum, rate %v", p.model.rate),
-		"apply: return",
+		"gradients: y = x·weights + bias", fmt.Sprintf("update: momentum, rate %v", p.model.rate),
+		"update: return",
 	}
 }
 
 func (p *fakeProgram) Parameters() []engine.Variable { return fakeVariables[:2] }
 func (p *fakeProgram) Variables() []engine.Variable  { return fakeVariables }
 func (p *fakeProgram) Metrics() []string             { return []string{"near"} }
-func (p *fakeProgram) Packs() int                    { return 2 }
-func (p *fakeProgram) Pack(parameter int) int        { return 1 - parameter }
+func (p *fakeProgram) Buckets() []engine.Bucket      { return p.buckets }
 func (p *fakeProgram) Close() error                  { p.closed = true; return nil }
+
+// Parts has a part for each bucket.
+func (p *fakeProgram) Parts(int) (parts [][]int) {
+	for _, b := range p.buckets {
+		parts = append(parts, b.Parameters)
+	}
+	return parts
+}
+
+func (p *fakeProgram) NewBatch(int) (engine.Batch, error) {
+	rows := func(features []engine.Feature) (out []*tensor.Tensor) {
+		for _, f := range features {
+			out = append(out, tensor.New(f.DType, rowShape(p.spec.Rows, f.Shape)...))
+		}
+		return out
+	}
+	return engine.Batch{
+		Inputs: rows(p.spec.Inputs), Labels: rows(p.spec.Labels), Weights: make([]float32, p.spec.Rows),
+	}, nil
+}
 
 // forward returns loss and metric sums, and calls back with each row's weighted derivative.
 func (p *fakeProgram) forward(r *fakeReplica, b engine.Batch, weightSum float64,
 	row func(x []float64, w, d float64),
 ) (loss float64, near float64) {
-	if len(b.Weights) != p.rows || b.Inputs[0].Shape()[0] != p.rows || b.Labels[0].Shape()[0] != p.rows {
+	if len(b.Weights) != p.spec.Rows || b.Inputs[0].Shape()[0] != p.spec.Rows || b.Labels[0].Shape()[0] != p.spec.Rows {
 		panic("a share has another number of rows than the program was compiled for")
 	}
 	x, y := tensor.Data[float64](b.Inputs[0]), tensor.Data[float64](b.Labels[0])
@@ -136,32 +162,38 @@ func predict(r *fakeReplica, x []float64) float64 {
 	return x[0]*r.now[1][0] + x[1]*r.now[1][1] + r.now[0][0] + r.shift
 }
 
-func (p *fakeProgram) Gradients(_ context.Context, replica int, b engine.Batch, weightSum float64,
-	rng [3]uint64,
-) (engine.Gradients, error) {
+func (p *fakeProgram) Gradients(_ context.Context, replica int, m engine.Micro, ready func(bucket int),
+) (engine.Scalars, error) {
 	r := p.replicas[replica]
-	p.note(replica, rng)
+	p.note(replica, m.RNG)
 	r.shift = 0
 	if err := p.model.failed("gradients", replica); err != nil {
-		return engine.Gradients{}, err
+		return engine.Scalars{}, err
 	}
-	for i := range r.now {
-		copy(r.next[i], r.now[i])
+	if !m.Add {
+		for i := range r.now {
+			copy(r.next[i], r.now[i])
+		}
+		clear(r.gradient(0))
+		clear(r.gradient(1))
 	}
-	clear(r.gradients[0])
-	clear(r.gradients[1])
-	loss, near := p.forward(r, b, weightSum, func(x []float64, w, d float64) {
-		r.gradients[0][0] += d
-		r.gradients[1][0] += d * x[0]
-		r.gradients[1][1] += d * x[1]
+	bias, weights := r.gradient(0), r.gradient(1)
+	loss, near := p.forward(r, m.Batch, m.WeightSum, func(x []float64, w, d float64) {
+		bias[0] += d
+		weights[0] += d * x[0]
+		weights[1] += d * x[1]
 		r.next[4][0] += w * x[0]
 	})
-	r.phase = "gradients"
-	return engine.Gradients{
-		Tensors: []*tensor.Tensor{tensor.Of(r.gradients[0], []int{}...).Reshape(), tensor.Of(r.gradients[1], 2)},
-		Loss:    loss,
-		Metrics: []float64{near},
-	}, nil
+	if m.Last && ready != nil {
+		for k := range p.buckets {
+			ready(k)
+		}
+	}
+	return engine.Scalars{Loss: loss, Metrics: []float64{near}}, nil
+}
+
+func (p *fakeProgram) Gradient(replica, parameter int) (*tensor.Tensor, error) {
+	return p.replicas[replica].gradients[parameter], nil
 }
 
 func (p *fakeProgram) note(replica int, rng [3]uint64) {
@@ -173,49 +205,49 @@ func (p *fakeProgram) note(replica int, rng [3]uint64) {
 	p.states[rng] += fmt.Sprintf("%d ", replica)
 }
 
-func (p *fakeProgram) Inputs(replica, pack int) []tensor.Memory {
-	return []tensor.Memory{tensor.HostMemory(p.replicas[replica].inputs[1-pack])}
-}
-
-func (p *fakeProgram) Apply(_ context.Context, replica, pack int) error {
-	if err := p.model.failed(fmt.Sprintf("apply %d", pack), replica); err != nil {
+func (p *fakeProgram) Update(_ context.Context, device, replica, part int, factor float64) error {
+	if err := p.model.failed(fmt.Sprintf("update %d", part), replica); err != nil {
 		return err
 	}
-	r, parameter := p.replicas[replica], 1-pack
-	for i, g := range r.inputs[parameter] {
-		m := 0.5*r.now[2+parameter][i] + g
-		r.next[2+parameter][i] = m
-		r.next[parameter][i] = r.now[parameter][i] - p.model.rate*m
+	r := p.replicas[device]
+	for _, parameter := range p.buckets[part].Parameters {
+		for i, g := range p.replicas[replica].gradient(parameter) {
+			m := 0.5*r.now[2+parameter][i] + factor*g
+			r.next[2+parameter][i] = m
+			r.next[parameter][i] = r.now[parameter][i] - p.model.rate*m
+		}
 	}
-	r.phase = "apply"
 	return nil
 }
 
-func (p *fakeProgram) Commit(replica int) {
-	r := p.replicas[replica]
-	for i := range r.now {
-		copy(r.now[i], r.next[i])
-	}
-	r.phase = ""
+func (p *fakeProgram) Updated(device, parameter int) (*tensor.Tensor, error) {
+	return tensor.Of(p.replicas[device].next[parameter], fakeVariables[parameter].Shape...), nil
 }
 
-func (p *fakeProgram) Discard(replica int) {
-	r := p.replicas[replica]
-	for i := range r.now {
-		copy(r.next[i], r.now[i])
+func (p *fakeProgram) Commit() {
+	for _, r := range p.replicas {
+		for i := range r.now {
+			copy(r.now[i], r.next[i])
+		}
 	}
-	r.phase = ""
 }
 
-func (p *fakeProgram) Evaluate(_ context.Context, replica int, b engine.Batch, weightSum float64) (float64, []float64,
-	error,
-) {
+func (p *fakeProgram) Discard() {
+	for _, r := range p.replicas {
+		for i := range r.now {
+			copy(r.next[i], r.now[i])
+		}
+	}
+}
+
+func (p *fakeProgram) Evaluate(_ context.Context, replica int, b engine.Batch, weightSum float64,
+) (engine.Scalars, error) {
 	if err := p.model.failed("evaluate", replica); err != nil {
-		return 0, nil, err
+		return engine.Scalars{}, err
 	}
 	p.infer(replica)
 	loss, near := p.forward(p.replicas[replica], b, weightSum, func([]float64, float64, float64) {})
-	return loss, []float64{near}, nil
+	return engine.Scalars{Loss: loss, Metrics: []float64{near}}, nil
 }
 
 func (p *fakeProgram) infer(replica int) {
@@ -228,11 +260,11 @@ func (p *fakeProgram) Predict(_ context.Context, replica int, inputs []*tensor.T
 	}
 	p.infer(replica)
 	x := tensor.Data[float64](inputs[0])
-	out := make([]float64, p.rows)
+	out := make([]float64, p.spec.Rows)
 	for i := range out {
 		out[i] = predict(p.replicas[replica], x[2*i:2*i+2])
 	}
-	return []*tensor.Tensor{tensor.Of(out, p.rows, 1), tensor.From(x, p.rows, 2)}, nil
+	return []*tensor.Tensor{tensor.Of(out, p.spec.Rows, 1), tensor.From(x, p.spec.Rows, 2)}, nil
 }
 
 func (p *fakeProgram) Read(replica, variable int) (*tensor.Tensor, error) {
@@ -245,6 +277,7 @@ func (p *fakeProgram) Read(replica, variable int) (*tensor.Tensor, error) {
 
 func (p *fakeProgram) Write(replica, variable int, value *tensor.Tensor) error {
 	copy(p.replicas[replica].now[variable], tensor.Data[float64](value))
+	copy(p.replicas[replica].next[variable], tensor.Data[float64](value))
 	return nil
 }
 

@@ -235,11 +235,8 @@ type globalBatch struct {
 	examples  int            // of all replicas
 	weightSum float64        // of all examples
 	position  batchPosition  // in the dataset
-	pass      int64          // of Trainer.Gradients over the step's examples
 	hashed    bool           // content is set, for comparison between workers
 	content   content
-	stop      bool // this worker requests a stop
-	tolerated bool // accept loss and gradients that are not finite
 }
 
 // borrow returns a global batch to fill. Batches are reused from pass to pass, because their memory may
@@ -249,7 +246,7 @@ func (t *Trainer) borrow(labels bool) (*globalBatch, error) {
 		g := t.spare[n-1]
 		t.spare = t.spare[:n-1]
 		// Leftovers of batches that were read ahead differ between workers.
-		g.labels, g.position, g.stop = labels, batchPosition{}, false
+		g.labels, g.position = labels, batchPosition{}
 		return g, nil
 	}
 	n := t.strategy.NumReplicasInSync()
@@ -258,7 +255,7 @@ func (t *Trainer) borrow(labels bool) (*globalBatch, error) {
 	}
 	g.first, _ = t.strategy.LocalReplicas()
 	for replica := range t.parts {
-		share, err := t.newShare(replica, g.per)
+		share, err := t.program.NewBatch(replica)
 		if err != nil {
 			return nil, fmt.Errorf("memory for a batch of replica %d: %w", g.first+replica, err)
 		}
@@ -269,25 +266,6 @@ func (t *Trainer) borrow(labels bool) (*globalBatch, error) {
 
 // giveBack returns batches that are no longer in use.
 func (t *Trainer) giveBack(list ...*globalBatch) { t.spare = append(t.spare, list...) }
-
-// newShare allocates a replica's share of a batch, in the engine's memory if the program is an engine.BatchBuffers.
-func (t *Trainer) newShare(replica, rows int) (engine.Batch, error) {
-	if p, ok := t.program.(engine.BatchBuffers); ok {
-		return p.NewBatch(replica)
-	}
-	return engine.Batch{
-		Inputs: newRows(t.config.Inputs, rows), Labels: newRows(t.config.Labels, rows),
-		Weights: make([]float32, rows),
-	}, nil
-}
-
-func newRows(features []engine.Feature, rows int) []*tensor.Tensor {
-	var out []*tensor.Tensor
-	for _, f := range features {
-		out = append(out, tensor.New(f.DType, append([]int{rows}, f.Shape...)...))
-	}
-	return out
-}
 
 // fill copies b into the shares. Padding is a copy of the batch's first example, with weight 0. Zeros would
 // turn into NaN in a model that divides by a norm, for example, and a weight of 0 does not remove a NaN.

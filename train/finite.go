@@ -87,19 +87,23 @@ func (t *Trainer) tolerates(evaluation bool) bool {
 	return continues && n&(n-1) != 0
 }
 
-// allFinite reports whether loss and gradients of the last batch are finite on all replicas. The result is
-// the same on every worker.
+// allFinite reports whether loss and gradients of the last step are finite on all replicas. The result is the
+// same on every worker, because all replicas have the same sums.
 func (t *Trainer) allFinite() bool {
-	s := tensor.Data[float64](t.parts[0].global[0])
-	return finite(s[0]) && s[1+len(t.metrics)+agreedNotFinite] == 0
+	for i := range t.parts {
+		if t.parts[i].notFinite >= 0 {
+			return false
+		}
+	}
+	return finite(t.parts[0].scalars[0])
 }
 
-// checkSums notes the first gradient whose sum over all replicas is not finite. All replicas have the same sums, so
-// each replica of a worker checks its part of every one. parameter returns the parameter of sum i.
-func (p *part) checkSums(local, locals int, sums []*tensor.Tensor, parameter func(i int) int) {
+// checkSums notes the first gradient whose sum over all replicas is not finite. All replicas have the same sums,
+// so each replica of a worker checks its part of every one. parameters are the sums' parameters.
+func (p *part) checkSums(local, locals int, sums []*tensor.Tensor, parameters []int) {
 	for i, s := range sums {
 		lo, hi := local*s.Len()/locals, (local+1)*s.Len()/locals
-		if k := parameter(i); (p.notFinite < 0 || k < p.notFinite) && !tensor.FiniteBetween(s, lo, hi) {
+		if k := parameters[i]; (p.notFinite < 0 || k < p.notFinite) && !tensor.FiniteBetween(s, lo, hi) {
 			p.notFinite = k
 		}
 	}
@@ -107,12 +111,12 @@ func (p *part) checkSums(local, locals int, sums []*tensor.Tensor, parameter fun
 
 // report handles a batch that is not finite: it finds the cause, and returns it as an error or logs it. Every
 // worker calls it. The caller must have discarded the step.
-func (t *Trainer) report(ctx context.Context, g *globalBatch, evaluation bool) (*NotFiniteError, error) {
-	e := &NotFiniteError{Step: t.committed, Loss: tensor.Data[float64](t.parts[0].global[0])[0], evaluation: evaluation}
+func (t *Trainer) report(ctx context.Context, b *stepBatches, evaluation bool) (*NotFiniteError, error) {
+	e := &NotFiniteError{Step: t.committed, Loss: t.parts[0].scalars[0], evaluation: evaluation}
 	if !evaluation {
 		e.Step++
 	}
-	if err := t.inspect(ctx, g, e); err != nil {
+	if err := t.inspect(ctx, b, e); err != nil {
 		return e, fmt.Errorf("%w; finding the cause: %w", e, err)
 	}
 	if t.config.NotFinite == FailNotFinite || e.persists && !evaluation && t.config.NotFinite == SkipNotFinite {
@@ -152,23 +156,29 @@ const (
 	causeNone
 )
 
-// inspect completes e. Every replica recomputes its share of the batch with the same values and random
+// inspect completes e. Every replica recomputes its share of the step's batches with the same values and random
 // numbers, looks for values that are not finite, and sends its finding to all others.
-func (t *Trainer) inspect(ctx context.Context, g *globalBatch, e *NotFiniteError) error {
+func (t *Trainer) inspect(ctx context.Context, b *stepBatches, e *NotFiniteError) error {
+	sums := make([]int, len(t.parts))
+	for i := range sums {
+		sums[i] = t.parts[i].notFinite
+	}
 	var all []byte
 	err := t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
-		var gradients []*tensor.Tensor
-		if !e.evaluation {
-			out, err := t.gradients(ctx, r, g)
+		f := finding{Cause: causeNone, Example: -1}
+		for i, g := range b.list {
+			gradients, err := t.gradientsAlone(ctx, r, b, i, e.evaluation)
 			if err != nil {
 				return err
 			}
-			gradients = out.Tensors
+			if f.Cause != causeNone {
+				continue // the other replicas need this one for the model's own all-reduces
+			}
+			if f, err = t.find(r, g, gradients); err != nil {
+				return err
+			}
 		}
-		f, err := t.find(r, g, gradients)
-		if err != nil {
-			return err
-		}
+		f.Sum = sums[r.LocalID()]
 		text, err := json.Marshal(f)
 		if err != nil {
 			return err
@@ -182,7 +192,7 @@ func (t *Trainer) inspect(ctx context.Context, g *globalBatch, e *NotFiniteError
 		}
 		return nil
 	})
-	t.discard()
+	t.program.Discard()
 	if err != nil {
 		return err
 	}
@@ -192,6 +202,28 @@ func (t *Trainer) inspect(ctx context.Context, g *globalBatch, e *NotFiniteError
 	}
 	e.conclude(findings, t.Parameters())
 	return nil
+}
+
+// gradientsAlone computes the gradients of one batch of a step. For an evaluation, whose loss was just computed,
+// it does nothing.
+func (t *Trainer) gradientsAlone(ctx context.Context, r *distribute.Replica, b *stepBatches, i int, evaluation bool,
+) (gradients []*tensor.Tensor, err error) {
+	if evaluation {
+		return nil, nil
+	}
+	t.parts[r.LocalID()].replica = r // for the model's own all-reduces
+	m := t.micro(r, b, i)
+	m.Add, m.Last = false, true
+	if _, err := t.program.Gradients(ctx, r.LocalID(), m, nil); err != nil {
+		return nil, fmt.Errorf("gradients: %w", err)
+	}
+	gradients = make([]*tensor.Tensor, len(t.Parameters()))
+	for k := range gradients {
+		if gradients[k], err = t.program.Gradient(r.LocalID(), k); err != nil {
+			return nil, fmt.Errorf("the gradient of %s: %w", t.Parameters()[k].Name, err)
+		}
+	}
+	return gradients, nil
 }
 
 func decodeFindings(text []byte) (list []finding, err error) {
@@ -233,7 +265,7 @@ func (t *Trainer) find(r *distribute.Replica, g *globalBatch, gradients []*tenso
 	local := r.LocalID()
 	rows := g.rows[r.ID()]
 	share := g.shares[local]
-	f := finding{Example: -1, Sum: t.parts[local].notFinite}
+	f := finding{Example: -1}
 	finiteVariables, frozen := "all variables", "" // frozen: what is wrong with the first frozen variable that has NaN
 	for i, v := range t.variables {
 		value, err := t.program.Read(local, i)

@@ -242,6 +242,7 @@ func (f *fit) ended(begin EpochBegin) bool {
 // steps runs the steps of one epoch.
 func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch *Epoch) error {
 	mean := f.position.mean
+	var b stepBatches
 	for step := begin.Done + 1; f.cfg.StepsPerEpoch == 0 || step <= f.cfg.StepsPerEpoch; step++ {
 		before := f.t.strategy.Stats()
 		start := time.Now()
@@ -254,11 +255,12 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 		if g == nil {
 			return nil
 		}
+		b.set(g)
 		var made bool
 		var problem *NotFiniteError
-		if g.weightSum > 0 {
+		if b.weightSum > 0 {
 			var stop bool
-			if made, stop, problem, err = f.t.step(ctx, g); err != nil {
+			if made, stop, problem, err = f.t.step(ctx, &b); err != nil {
 				return fmt.Errorf("train: epoch %d, step %d: %w", begin.Epoch+1, step, err)
 			}
 			if stop {
@@ -266,17 +268,17 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 			}
 		}
 		info := Step{
-			EpochBegin: begin, Step: step, Examples: g.examples, Skipped: !made, NotFinite: problem,
+			EpochBegin: begin, Step: step, Examples: b.examples, Skipped: !made, NotFinite: problem,
 			Duration: time.Since(start), mean: mean,
 		}
 		if !made {
 			f.history.Skipped++
 		}
-		if g.weightSum > 0 {
+		if b.weightSum > 0 {
 			info.Loss, _ = f.t.scalars()
 		}
-		if made || g.weightSum == 0 {
-			mean.add(g, f.t)
+		if made || b.weightSum == 0 {
+			mean.add(&b, f.t)
 		}
 		f.position.step, f.position.next = step, batchPosition{g.position.pass, g.position.batch + 1}
 		stream.release(g)

@@ -235,7 +235,7 @@ func TestEndOfContext(t *testing.T) {
 		cause := errors.New("enough")
 		steps := 0
 		trainer, p := newFake(t, 2, 4, fakeModel{fail: func(at string, replica int) error {
-			if at == "apply 1" && replica == bad {
+			if at == "update 1" && replica == bad {
 				if steps++; steps == 3 {
 					cancel(cause)
 					<-ctx.Done()
@@ -444,10 +444,10 @@ func TestRandomStatesDiffer(t *testing.T) {
 			t.Errorf("state %v was used by %s", state, used)
 		}
 	}
-	if a, b := randomState(1, 2, 0, 0), randomState(1, 2, 0, 0); a != b {
+	if a, b := randomState(1, 2, 0, 0, 0), randomState(1, 2, 0, 0, 0); a != b {
 		t.Errorf("one step's state is %v and %v", a, b)
 	}
-	if a, b := randomState(1, 2, 0, 0), randomState(2, 2, 0, 0); a == b {
+	if a, b := randomState(1, 2, 0, 0, 0), randomState(2, 2, 0, 0, 0); a == b {
 		t.Error("two seeds have one state")
 	}
 }

@@ -27,18 +27,18 @@ type mean struct {
 
 func newMean(names []string) *mean { return &mean{names: names, sums: make([]float64, len(names))} }
 
-// add adds the batch that t's replicas have just computed.
-func (m *mean) add(g *globalBatch, t *Trainer) {
-	m.examples += int64(g.examples)
-	if g.weightSum == 0 {
+// add adds the batches that t's replicas have just computed.
+func (m *mean) add(b *stepBatches, t *Trainer) {
+	m.examples += int64(b.examples)
+	if b.weightSum == 0 {
 		return
 	}
 	loss, sums := t.scalars()
-	m.loss += loss * g.weightSum
+	m.loss += loss * b.weightSum
 	for i, s := range sums {
 		m.sums[i] += s
 	}
-	m.weight += g.weightSum
+	m.weight += b.weightSum
 }
 
 func (m *mean) result() Result {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/distribute"
@@ -11,24 +12,42 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// scalarNames names the vector of loss and metrics in errors.
-var scalarNames = []string{"loss and metrics"}
+// stepBatches are the global batches of one step: one, or several whose gradients are accumulated.
+type stepBatches struct {
+	list      []*globalBatch
+	examples  int     // of all batches
+	weightSum float64 // of all examples
+	pass      int64   // of Trainer.Gradients over the step's examples
+	stop      bool    // this worker requests a stop
+	tolerated bool    // accept loss and gradients that are not finite
+}
 
-// step runs one training step: it computes gradients, all-reduces and applies them, and then makes the new
-// values visible on all replicas or on none. stop reports that a worker requested a stop before this step;
-// then no worker took it. problem is not nil if loss or gradients are not finite; then made reports whether
-// the step was taken anyway.
-func (t *Trainer) step(ctx context.Context, g *globalBatch) (made, stop bool, problem *NotFiniteError, err error) {
-	g.stop = t.wantsStop()
+// set replaces the batches. It keeps the list's memory.
+func (b *stepBatches) set(list ...*globalBatch) {
+	*b = stepBatches{list: b.list[:0]}
+	for _, g := range list {
+		b.add(g)
+	}
+}
+
+func (b *stepBatches) add(g *globalBatch) {
+	b.list = append(b.list, g)
+	b.examples += g.examples
+	b.weightSum += g.weightSum
+}
+
+// step runs one training step: it computes gradients, all-reduces them, updates the variables, and then makes
+// the new values visible on all replicas or on none. stop reports that a worker requested a stop before this
+// step; then no worker took it. problem is not nil if loss or gradients are not finite; then made reports
+// whether the step was taken anyway.
+func (t *Trainer) step(ctx context.Context, b *stepBatches) (made, stop bool, problem *NotFiniteError, err error) {
+	b.stop = t.wantsStop()
 	once := func() (stop bool, err error) {
-		for i := range t.parts {
-			t.parts[i].notFinite = -1
-		}
-		return t.transact(ctx, g, func(ctx context.Context, r *distribute.Replica) error {
-			return t.reduceAndApply(ctx, r, g)
+		return t.transact(ctx, b, func(ctx context.Context, r *distribute.Replica) error {
+			return t.reduceGradients(ctx, r, b, true)
 		})
 	}
-	g.tolerated = t.tolerates(false)
+	b.tolerated = t.tolerates(false)
 	if stop, err = once(); !errors.Is(err, errNotFinite) {
 		if made = err == nil && !stop; made && !t.allFinite() { // not reported, see tolerates
 			t.notFinite++
@@ -40,125 +59,45 @@ func (t *Trainer) step(ctx context.Context, g *globalBatch) (made, stop bool, pr
 		}
 		return made, stop, problem, err
 	}
-	if problem, err = t.report(ctx, g, false); err != nil || t.config.NotFinite == SkipNotFinite {
+	if problem, err = t.report(ctx, b, false); err != nil || t.config.NotFinite == SkipNotFinite {
 		return false, false, problem, err
 	}
-	g.tolerated = true // repeat the step: report has recomputed and discarded it
+	b.tolerated = true // repeat the step: report has recomputed and discarded it
 	stop, err = once()
 	return err == nil && !stop, stop, problem, err
 }
 
-// reduceAndApply applies each pack as soon as its gradients are reduced, while later packs are still being
-// reduced.
-func (t *Trainer) reduceAndApply(ctx context.Context, r *distribute.Replica, g *globalBatch) error {
-	if len(t.packs) == 1 {
-		if err := t.reduceGradients(ctx, r, g); err != nil {
-			return err
-		}
-		return t.apply(ctx, r, t.applySums)
-	}
-	p := &t.parts[r.LocalID()]
-	out, err := t.gradients(ctx, r, g)
-	if err != nil {
-		return err
-	}
-	p.take(t.packs, out.Tensors)
-	p.flatten()
-	t.replicaAt(r, PhaseReduce)
-	for done, err := range r.AllReducePacks(ctx, distribute.Sum, p.flat.dst, p.flat.src, t.flatNames) {
-		if err != nil {
-			return err
-		}
-		t.replicaAt(r, PhasePacks)
-		for _, i := range done {
-			k := t.flatPacks[i]
-			p.checkSums(r.LocalID(), len(t.parts), p.flat.dst[i:i+1], func(int) int { return t.flatParameters[i] })
-			if p.flat.left[k]--; p.flat.left[k] > 0 {
-				continue
-			}
-			t.replicaAt(r, PhaseApply)
-			if err := t.applySums(ctx, r.LocalID(), k); err != nil {
-				return fmt.Errorf("apply: %w", err)
-			}
-		}
-	}
-	return t.reduceScalars(ctx, r, g, out.Loss, out.Metrics)
-}
-
-// gradients computes the replica's share of the gradients.
-func (t *Trainer) gradients(ctx context.Context, r *distribute.Replica, g *globalBatch) (engine.Gradients, error) {
-	local := r.LocalID()
-	t.replicaAt(r, PhaseCompute)
-	t.parts[local].replica = r // for the model's own all-reduces
-	out, err := t.program.Gradients(ctx, local, g.shares[local], g.weightSum,
-		randomState(t.config.Seed, t.committed, g.pass, r.ID()))
-	if err != nil {
-		return out, fmt.Errorf("gradients: %w", err)
-	}
-	return out, nil
-}
-
-// flat lists a replica's gradients of all packs, in the order of packs.
-type flat struct {
-	dst, src []*tensor.Tensor
-	left     []int // by pack: number of gradients not reduced yet
-}
-
-func (p *part) flatten() {
-	f := &p.flat
-	f.dst, f.src, f.left = f.dst[:0], f.src[:0], f.left[:0]
-	for k, gradients := range p.gradients {
-		f.dst, f.src = append(f.dst, p.sums[k]...), append(f.src, gradients...)
-		f.left = append(f.left, len(gradients))
-	}
-}
-
-// take stores the gradients of a step by pack.
-func (p *part) take(packs []pack, gradients []*tensor.Tensor) {
-	for k, pack := range packs {
-		for i, parameter := range pack.parameters {
-			p.gradients[k][i] = gradients[parameter]
-		}
-	}
-}
-
 // transact runs f on every replica, then commits on all. If f failed on any replica, or a worker requested a
-// stop, it discards on all. g is the batch whose scalars f reduces, or nil if it reduces none. transact
-// returns errNotFinite if the scalars are not finite and g does not tolerate that.
-func (t *Trainer) transact(ctx context.Context, g *globalBatch,
+// stop, it discards on all. b has the batches whose scalars f reduces, or is nil if it reduces none. transact
+// returns errNotFinite if the scalars are not finite and b does not tolerate that.
+func (t *Trainer) transact(ctx context.Context, b *stepBatches,
 	f func(context.Context, *distribute.Replica) error,
 ) (stop bool, err error) {
 	err = t.run(ctx, f)
-	stop = err == nil && g != nil && t.stopAgreed()
-	if err == nil && !stop && g != nil && !g.tolerated && !t.allFinite() {
+	stop = err == nil && b != nil && t.stopAgreed()
+	if err == nil && !stop && b != nil && !b.tolerated && !t.allFinite() {
 		err = errNotFinite
 	}
 	if err != nil || stop {
-		t.discard()
+		t.program.Discard()
 		return stop, err
 	}
-	t.commit()
+	t.program.Commit()
 	t.committed++
 	t.passes = 0
 	return false, nil
-}
-
-func (t *Trainer) commit() {
-	for replica := range t.parts {
-		t.program.Commit(replica)
-	}
-}
-
-func (t *Trainer) discard() {
-	for replica := range t.parts {
-		t.program.Discard(replica)
-	}
 }
 
 // run runs f on every replica, and returns when every call of f has returned. After a failure, distribute.Run
 // waits for the other replicas for a limited time only. f calls only the engine and the reductions, so it
 // always returns; until then the engine's variables must not be touched.
 func (t *Trainer) run(ctx context.Context, f func(context.Context, *distribute.Replica) error) error {
+	for i := range t.parts {
+		t.parts[i].reset()
+	}
+	for _, d := range t.devices {
+		d.computed.reset()
+	}
 	_, err := distribute.Run(ctx, t.strategy, func(ctx context.Context, r *distribute.Replica,
 		_ ...distribute.Value,
 	) (distribute.Value, error) {
@@ -170,22 +109,191 @@ func (t *Trainer) run(ctx context.Context, f func(context.Context, *distribute.R
 	return err
 }
 
-// reduceGradients writes the sums of all replicas' gradients, loss and metrics to the replica's part.
-func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, g *globalBatch) error {
-	p := &t.parts[r.LocalID()]
-	out, err := t.gradients(ctx, r, g)
+// bucket is a group of parameters whose gradients are reduced by one call.
+type bucket struct {
+	parameters []int
+	names      []string
+}
+
+// part is the state that a local replica keeps from step to step.
+type part struct {
+	gradients [][]*tensor.Tensor   // by bucket: of the current step
+	reducing  []*distribute.Handle // by bucket: its reduction
+	// scalars are the loss, the metrics and the values that workers compare: of this replica until they are
+	// reduced, then the sums over all replicas.
+	scalars   []float64
+	notFinite int // the first parameter whose gradient sum is not finite; -1: none
+
+	// Of the step in progress:
+	ctx     context.Context
+	replica *distribute.Replica
+	failure error            // of starting a reduction
+	ready   func(bucket int) // starts the reduction of a bucket, for engine.Program.Gradients
+}
+
+func (p *part) reset() {
+	p.notFinite, p.failure, p.ctx, p.replica = -1, nil, nil, nil
+	clear(p.reducing)
+}
+
+// device is the state of a device of the engine. The first of its replicas updates its variables.
+type device struct {
+	replicas []int
+	partsOf  [][]int // by bucket: the parts with gradients in it
+	buckets  []int   // by part: the number of its buckets
+	left     []int   // by part: the number of those that are not reduced yet
+	computed barrier // all replicas have computed their gradients
+}
+
+// plan derives from the program how gradients are reduced and variables updated.
+func (t *Trainer) plan() {
+	parameters := t.program.Parameters()
+	bucketOf := make([]int, len(parameters))
+	for k, b := range t.program.Buckets() {
+		names := make([]string, len(b.Parameters))
+		for i, parameter := range b.Parameters {
+			names[i], bucketOf[parameter] = parameters[parameter].Name, k
+		}
+		t.buckets = append(t.buckets, bucket{b.Parameters, names})
+	}
+	for i, d := range t.devices {
+		d.computed.init(len(d.replicas))
+		d.partsOf = make([][]int, len(t.buckets))
+		for part, list := range t.program.Parts(i) {
+			n := 0
+			for _, parameter := range list {
+				if k := bucketOf[parameter]; !slices.Contains(d.partsOf[k], part) {
+					d.partsOf[k] = append(d.partsOf[k], part)
+					n++
+				}
+			}
+			d.buckets = append(d.buckets, n)
+		}
+		d.left = make([]int, len(d.buckets))
+	}
+	t.parts = make([]part, len(t.deviceOf))
+	for replica := range t.parts {
+		p := &t.parts[replica]
+		p.scalars = make([]float64, 1+len(t.metrics)+agreed)
+		p.reducing = make([]*distribute.Handle, len(t.buckets))
+		for _, b := range t.buckets {
+			p.gradients = append(p.gradients, make([]*tensor.Tensor, len(b.parameters)))
+		}
+		p.ready = func(k int) {
+			// the scalars, which the last bucket's call also reduces, are complete after Gradients only
+			if p.failure == nil && k < len(t.buckets)-1 {
+				p.failure = t.startReduction(p, k, nil)
+			}
+		}
+	}
+}
+
+// compute computes the replica's gradients, and the sums of its loss and metrics over the step's batches.
+func (t *Trainer) compute(ctx context.Context, r *distribute.Replica, b *stepBatches, ready func(bucket int)) error {
+	local := r.LocalID()
+	p := &t.parts[local]
+	p.ctx, p.replica = ctx, r // also for the model's own all-reduces
+	t.replicaAt(r, PhaseCompute)
+	clear(p.scalars)
+	for i := range b.list {
+		s, err := t.program.Gradients(ctx, local, t.micro(r, b, i), ready)
+		if err != nil {
+			return fmt.Errorf("gradients: %w", err)
+		}
+		p.add(s)
+	}
+	return nil
+}
+
+// micro returns a replica's share of batch i of a step.
+func (t *Trainer) micro(r *distribute.Replica, b *stepBatches, i int) engine.Micro {
+	return engine.Micro{
+		Batch: b.list[i].shares[r.LocalID()], WeightSum: b.weightSum,
+		RNG: randomState(t.config.Seed, t.committed, b.pass, i, r.ID()),
+		Add: i > 0, Last: i == len(b.list)-1,
+	}
+}
+
+// add adds loss and metrics of a batch.
+func (p *part) add(s engine.Scalars) {
+	p.scalars[0] += s.Loss
+	for i, m := range s.Metrics {
+		p.scalars[1+i] += m
+	}
+}
+
+// reduceGradients computes the replica's gradients and all-reduces them with loss and metrics. A bucket's
+// reduction starts as soon as its gradients are computed. If update is set, the replica's device is updated.
+func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b *stepBatches, update bool) error {
+	local := r.LocalID()
+	p, d := &t.parts[local], t.devices[t.deviceOf[local]]
+	err := t.compute(ctx, r, b, p.ready)
+	d.computed.arrive()
 	if err != nil {
 		return err
 	}
 	t.replicaAt(r, PhaseReduce)
-	p.take(t.packs, out.Tensors)
-	for k, pack := range t.packs {
-		if err := r.AllReduceInto(ctx, distribute.Sum, p.sums[k], p.gradients[k], pack.names); err != nil {
+	t.putAgreement(b, p.scalars[1+len(t.metrics):])
+	if p.failure == nil {
+		p.failure = t.startReduction(p, len(t.buckets)-1, p.scalars)
+	}
+	if p.failure != nil {
+		return p.failure
+	}
+	if update = update && d.replicas[0] == local; update {
+		if err := d.computed.wait(ctx); err != nil {
 			return err
 		}
-		p.checkSums(r.LocalID(), len(t.parts), p.sums[k], func(i int) int { return pack.parameters[i] })
+		copy(d.left, d.buckets)
 	}
-	return t.reduceScalars(ctx, r, g, out.Loss, out.Metrics)
+	for k := range t.buckets {
+		if h := p.reducing[k]; h != nil {
+			if err := h.Wait(ctx); err != nil {
+				return err
+			}
+		}
+		p.checkSums(local, len(t.parts), p.gradients[k], t.buckets[k].parameters)
+		if !update {
+			continue
+		}
+		if err := t.update(ctx, r, k); err != nil {
+			return err
+		}
+		t.replicaAt(r, PhaseReduce)
+	}
+	return t.checkAgreement(ctx, r, b)
+}
+
+// startReduction starts the all-reduce of a bucket, and of scalars.
+func (t *Trainer) startReduction(p *part, k int, scalars []float64) (err error) {
+	bucket, tensors := &t.buckets[k], p.gradients[k]
+	for i, parameter := range bucket.parameters {
+		if tensors[i], err = t.program.Gradient(p.replica.LocalID(), parameter); err != nil {
+			return fmt.Errorf("the gradient of %s: %w", bucket.names[i], err)
+		}
+	}
+	if p.replica.NumReplicas() == 1 {
+		return nil
+	}
+	p.reducing[k], err = p.replica.StartAllReduce(p.ctx, distribute.Sum,
+		distribute.Bucket{Dst: tensors, Src: tensors, Names: bucket.names, Scalars: scalars})
+	return err
+}
+
+// update computes new values of the parts of a device whose last bucket was reduced, and is bucket k.
+func (t *Trainer) update(ctx context.Context, r *distribute.Replica, k int) error {
+	local := r.LocalID()
+	d := t.devices[t.deviceOf[local]]
+	for _, part := range d.partsOf[k] {
+		if d.left[part]--; d.left[part] > 0 {
+			continue
+		}
+		t.replicaAt(r, PhaseUpdate)
+		if err := t.program.Update(ctx, t.deviceOf[local], local, part, 1); err != nil {
+			return fmt.Errorf("update: %w", err)
+		}
+	}
+	return nil
 }
 
 // sum implements the all-reduces inside a model, which run during the gradients program.
@@ -193,42 +301,28 @@ func (t *Trainer) sum(ctx context.Context, replica int, dst, src []*tensor.Tenso
 	return t.parts[replica].replica.AllReduceInto(ctx, distribute.Sum, dst, src, names)
 }
 
-// reduceScalars all-reduces loss and metrics, together with the values that the workers compare.
-func (t *Trainer) reduceScalars(ctx context.Context, r *distribute.Replica, g *globalBatch, loss float64,
-	metrics []float64,
-) error {
+// reduceScalars all-reduces the loss and metrics of an evaluation, together with the values that the workers
+// compare.
+func (t *Trainer) reduceScalars(ctx context.Context, r *distribute.Replica, b *stepBatches) error {
 	t.replicaAt(r, PhaseReduce)
 	p := &t.parts[r.LocalID()]
-	local := tensor.Data[float64](p.local[0])
-	local[0] = loss
-	n := copy(local[1:], metrics)
-	t.putAgreement(g, local[1+n:])
-	if p.notFinite >= 0 {
-		local[1+n+agreedNotFinite] = 1
+	t.putAgreement(b, p.scalars[1+len(t.metrics):])
+	if r.NumReplicas() > 1 {
+		h, err := r.StartAllReduce(ctx, distribute.Sum, distribute.Bucket{Scalars: p.scalars})
+		if err == nil {
+			err = h.Wait(ctx)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	if err := r.AllReduceInto(ctx, distribute.Sum, p.global, p.local, scalarNames); err != nil {
-		return err
-	}
-	return t.checkAgreement(ctx, r, g, tensor.Data[float64](p.global[0])[1+n:])
+	return t.checkAgreement(ctx, r, b)
 }
 
 // scalars returns the last step's loss and sums of metrics over all replicas. The next step overwrites them.
 func (t *Trainer) scalars() (loss float64, sums []float64) {
-	s := tensor.Data[float64](t.parts[0].global[0])
+	s := t.parts[0].scalars
 	return s[0], s[1 : 1+len(t.metrics)]
-}
-
-// apply applies all packs with the given method of the program.
-func (t *Trainer) apply(ctx context.Context, r *distribute.Replica,
-	pack func(ctx context.Context, replica, pack int) error,
-) error {
-	t.replicaAt(r, PhaseApply)
-	for k := range t.packs {
-		if err := pack(ctx, r.LocalID(), k); err != nil {
-			return fmt.Errorf("apply: %w", err)
-		}
-	}
-	return nil
 }
 
 // Gradients returns the gradients of the mean loss of b, reduced over all replicas, in the order of
@@ -256,23 +350,26 @@ func (t *Trainer) Gradients(ctx context.Context, b data.Batch) ([]*tensor.Tensor
 	if g.weightSum == 0 {
 		return nil, Result{}, fmt.Errorf("train: gradients: the weights of the batch's %d examples add up to 0", g.examples)
 	}
-	g.pass = t.passes
-	defer func() { g.pass = 0 }()
-	err = t.run(ctx, func(ctx context.Context, r *distribute.Replica) error { return t.reduceGradients(ctx, r, g) })
+	var step stepBatches
+	step.set(g)
+	step.pass = t.passes
+	err = t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
+		return t.reduceGradients(ctx, r, &step, false)
+	})
 	if err != nil {
-		t.discard()
+		t.program.Discard()
 		return nil, Result{}, fmt.Errorf("train: %w", err)
 	}
 	out := make([]*tensor.Tensor, len(t.Parameters()))
-	for k, pack := range t.packs {
-		for i, parameter := range pack.parameters {
-			out[parameter] = t.parts[0].sums[k][i].Clone()
+	for k, bucket := range t.buckets {
+		for i, parameter := range bucket.parameters {
+			out[parameter] = t.parts[0].gradients[k][i].Clone()
 		}
 	}
-	t.commit() // no pack was applied: commits only what the forward pass changed
+	t.program.Commit() // nothing was updated: commits only what the forward pass changed
 	t.passes++
 	m := newMean(t.metrics)
-	m.add(g, t)
+	m.add(&step, t)
 	return out, m.result(), nil
 }
 
@@ -291,12 +388,25 @@ func (t *Trainer) ApplyGradients(ctx context.Context, gradients []*tensor.Tensor
 		}
 	}
 	_, err := t.transact(ctx, nil, func(ctx context.Context, r *distribute.Replica) error {
-		for k, pack := range t.packs {
-			for i, parameter := range pack.parameters {
-				copy(t.parts[r.LocalID()].inputs[k][i].Memory().HostBytes(), gradients[parameter].Memory().HostBytes())
+		local := r.LocalID()
+		d := t.devices[t.deviceOf[local]]
+		if d.replicas[0] != local {
+			return nil
+		}
+		copy(d.left, d.buckets)
+		for k, bucket := range t.buckets {
+			for i, parameter := range bucket.parameters {
+				to, err := t.program.Gradient(local, parameter)
+				if err != nil {
+					return fmt.Errorf("the gradient of %s: %w", bucket.names[i], err)
+				}
+				copy(to.Memory().HostBytes(), gradients[parameter].Memory().HostBytes())
+			}
+			if err := t.update(ctx, r, k); err != nil {
+				return err
 			}
 		}
-		return t.apply(ctx, r, t.program.Apply)
+		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("train: apply gradients: %w", err)

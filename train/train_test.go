@@ -138,7 +138,7 @@ func close64(a, b float64) bool {
 // checks that no variable of any replica changes.
 func TestFailedStepChangesNothing(t *testing.T) {
 	const replicas = 3
-	for _, phase := range []string{"gradients", "apply 0", "apply 1"} {
+	for _, phase := range []string{"gradients", "update 0", "update 1"} {
 		for _, how := range []string{"error", "panic", "exit"} {
 			for bad := range replicas {
 				t.Run(fmt.Sprintf("%s/%s/replica %d", phase, how, bad), func(t *testing.T) {

@@ -4,31 +4,27 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
-	"github.com/lockstep-ml/lockstep/tensor"
 )
 
 // Trainer trains one model over one strategy. Only one goroutine at a time may use it, except for
 // [Trainer.Stop], which any goroutine may call. Callbacks of [Trainer.Fit] may use it, but must not call Fit.
 // The caller must call [Trainer.Close].
 type Trainer struct {
-	strategy  *distribute.Strategy
-	program   engine.Program
-	config    Config
-	parts     []part // by replica
-	spare     []*globalBatch
-	packs     []pack
-	central   bool                                               // one copy of the variables serves all replicas
-	inPlace   bool                                               // gradients are reduced in the engine's memory
-	applySums func(ctx context.Context, replica, pack int) error // the program's Apply or ApplyInPlace
-	flatNames []string                                           // of all packs' parameters, one pack after the other
-	flatPacks []int                                              // the pack of each
-
-	flatParameters []int // the parameter of each
+	strategy *distribute.Strategy
+	program  engine.Program
+	config   Config
+	parts    []part // by replica
+	spare    []*globalBatch
+	buckets  []bucket
+	devices  []*device // in the order of engine.Spec.Devices
+	deviceOf []int     // by replica
+	central  bool      // one copy of the variables serves all replicas
 
 	metrics   []string
 	variables []engine.Variable
@@ -44,25 +40,6 @@ type Trainer struct {
 	stopRequested bool
 
 	notFinite int // non-finite batches that did not end Fit or Evaluate
-}
-
-// pack is a group of parameters whose gradients are reduced and applied together.
-type pack struct {
-	parameters []int // indices, increasing
-	names      []string
-}
-
-// part is the state that a local replica keeps from step to step.
-type part struct {
-	inputs    [][]*tensor.Tensor // by pack: apply's input buffers
-	gradients [][]*tensor.Tensor // by pack: of the current step
-	sums      [][]*tensor.Tensor // by pack: where the sums are written: inputs or gradients
-	local     []*tensor.Tensor   // one float64 vector: loss, metrics, and the values that workers compare
-	global    []*tensor.Tensor   // the sum of local over all replicas
-	flat      flat               // gradients and sums as one list
-	notFinite int                // the first parameter whose gradient sum is not finite; -1: none
-
-	replica *distribute.Replica // of the step in progress
 }
 
 // New compiles m for the replicas of s. The strategy must have an engine and must outlive the trainer. With
@@ -89,13 +66,22 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 	if d, ok := s.EngineParameterDevice(); ok {
 		at, t.central = &d, true
 	}
+	var devices []engine.Device
+	for replica, d := range s.EngineDevices() {
+		i := slices.Index(devices, d)
+		if i < 0 {
+			i, devices, t.devices = len(devices), append(devices, d), append(t.devices, &device{})
+		}
+		t.devices[i].replicas, t.deviceOf = append(t.devices[i].replicas, replica), append(t.deviceOf, i)
+	}
 	t.at(PhaseCompile)
 	program, err := m.Compile(ctx, s.Engine(), engine.Spec{
-		Rows:    ceilDiv(cfg.GlobalBatch, n),
-		Inputs:  cfg.Inputs,
-		Labels:  cfg.Labels,
-		Devices: s.EngineDevices(),
-		Seed:    cfg.Seed,
+		Rows:           ceilDiv(cfg.GlobalBatch, n),
+		Inputs:         cfg.Inputs,
+		Labels:         cfg.Labels,
+		Devices:        devices,
+		ReplicaDevices: t.deviceOf,
+		Seed:           cfg.Seed,
 
 		Central:  at,
 		Replicas: n,
@@ -112,20 +98,7 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 		return nil, err
 	}
 	t.program, t.metrics, t.variables = program, program.Metrics(), program.Variables()
-	t.applySums = program.Apply
-	if p, ok := program.(engine.InPlace); ok && p.InPlace() {
-		t.inPlace, t.applySums = true, p.ApplyInPlace
-	}
-	t.packs = packsOf(program)
-	for k, pack := range t.packs {
-		for _, name := range pack.names {
-			t.flatNames, t.flatPacks = append(t.flatNames, name), append(t.flatPacks, k)
-		}
-		t.flatParameters = append(t.flatParameters, pack.parameters...)
-	}
-	for replica := range s.EngineDevices() {
-		t.parts = append(t.parts, t.newPart(replica))
-	}
+	t.plan()
 	t.at(PhaseStart)
 	if t.others() {
 		if err := t.startEqual(ctx); err != nil {
@@ -182,36 +155,5 @@ func (t *Trainer) Metrics() []string { return t.metrics }
 
 // Steps returns the number of steps taken so far, by Fit and by ApplyGradients.
 func (t *Trainer) Steps() int64 { return t.committed }
-
-func packsOf(p engine.Program) []pack {
-	packs := make([]pack, p.Packs())
-	for i, v := range p.Parameters() {
-		k := p.Pack(i)
-		packs[k].parameters = append(packs[k].parameters, i)
-		packs[k].names = append(packs[k].names, v.Name)
-	}
-	return packs
-}
-
-func (t *Trainer) newPart(replica int) part {
-	p := part{notFinite: -1}
-	parameters := t.program.Parameters()
-	for k, pack := range t.packs {
-		var inputs []*tensor.Tensor
-		for i, mem := range t.program.Inputs(replica, k) {
-			v := parameters[pack.parameters[i]]
-			inputs = append(inputs, tensor.Wrap(mem, v.DType, v.Shape...))
-		}
-		p.inputs = append(p.inputs, inputs)
-		p.gradients = append(p.gradients, make([]*tensor.Tensor, len(inputs)))
-	}
-	p.sums = p.inputs
-	if t.inPlace {
-		p.sums = p.gradients
-	}
-	p.local = []*tensor.Tensor{tensor.New(tensor.Float64, 1+len(t.metrics)+agreed)}
-	p.global = []*tensor.Tensor{tensor.New(tensor.Float64, 1+len(t.metrics)+agreed)}
-	return p
-}
 
 func ceilDiv(a, b int) int { return (a + b - 1) / b }

@@ -139,7 +139,7 @@ func TestApplyGradientsErrors(t *testing.T) {
 	cause := errors.New("no")
 	armed := false
 	trainer, p := newFake(t, 2, 4, fakeModel{fail: func(at string, replica int) error {
-		if armed && at == "apply 1" && replica == 1 {
+		if armed && at == "update 1" && replica == 1 {
 			return cause
 		}
 		return nil
