@@ -50,7 +50,7 @@ func (s *Strategy) Stats() Stats {
 		r := &s.stats.replicas[i]
 		out.Replicas = append(out.Replicas, ReplicaStats{
 			Step: time.Duration(r.stepTime.Load()), Reduce: time.Duration(r.reduceTime.Load()),
-			Wait: time.Duration(r.waitTime.Load()),
+			Wait: time.Duration(r.waitTime.Load()), Calls: r.calls.Load(),
 		})
 	}
 	return out

@@ -225,8 +225,8 @@ func TestStatsAddUp(t *testing.T) {
 		}
 		got := s.Stats()
 		want := distribute.Stats{Runs: 3, Elapsed: 18 * time.Millisecond, Replicas: []distribute.ReplicaStats{
-			{Step: 18 * time.Millisecond, Wait: 15 * time.Millisecond},
-			{Step: 15 * time.Millisecond, Wait: 3 * time.Millisecond},
+			{Step: 18 * time.Millisecond, Wait: 15 * time.Millisecond, Calls: 3},
+			{Step: 15 * time.Millisecond, Wait: 3 * time.Millisecond, Calls: 3},
 		}}
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("got %+v, want %+v", got, want)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 )
 
@@ -163,6 +164,7 @@ func (s *Strategy) run(ctx context.Context, step any, body func(context.Context,
 		return endedRun("Run", outer)
 	}
 	start := s.stats.now()
+	s.countCalls(false)
 	if s.member != nil {
 		s.member.Running(true)
 		defer s.member.Running(false)
@@ -181,8 +183,26 @@ func (s *Strategy) run(ctx context.Context, step any, body func(context.Context,
 	for i := range replicas {
 		replicas[i].over.Store(true)
 	}
+	s.countCalls(true)
 	s.stats.ended(start)
 	return s.settle(ctx, run, abandoned, err)
+}
+
+// countCalls counts the calls that each replica's communicator begins in a Run: at the Run's start, then at its end.
+func (s *Strategy) countCalls(end bool) {
+	if s.group == nil {
+		return
+	}
+	for i, comm := range s.group.comms {
+		if o, ok := comm.(collective.Observable); ok {
+			c := &s.stats.replicas[i]
+			begun, _, _ := o.Progress()
+			if end {
+				c.calls.Add(begun - c.begun)
+			}
+			c.begun = begun
+		}
+	}
 }
 
 // settle commits a Run's writes or rolls them back. After a failure it also makes the strategy able to run

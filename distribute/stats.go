@@ -17,6 +17,7 @@ type ReplicaStats struct {
 	Step   time.Duration // in the step function, including Reduce and the waits inside it
 	Reduce time.Duration // in reductions and merge calls, after the last replica has joined
 	Wait   time.Duration // waiting for other replicas to join a reduction or a merge call, or to end their step
+	Calls  uint64        // calls of the collective library in Runs
 }
 
 type runStats struct {
@@ -29,6 +30,8 @@ type runStats struct {
 // time.
 type counters struct {
 	stepTime, reduceTime, waitTime atomic.Int64
+	calls                          atomic.Uint64
+	begun                          uint64 // calls of the communicator before the Run in progress
 	// arrived is the time at which the replica joined its call, by the call's parity. Two entries suffice: a
 	// peer that reads the time of call k has not started k+1, so no replica has finished k+1 and joined k+2.
 	arrived [2]atomic.Int64

@@ -16,7 +16,8 @@ func TestRole(t *testing.T) {
 	}
 }
 
-// TestOwners checks that every parameter has an owner, that shards are balanced, and that the order among equals is fixed.
+// TestOwners checks that every parameter has an owner, that shards are balanced, and that the order among equals is
+// fixed.
 func TestOwners(t *testing.T) {
 	variables := func(lengths ...int) (list []engine.Variable) {
 		for _, n := range lengths {

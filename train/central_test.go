@@ -16,7 +16,7 @@ import (
 )
 
 // newCentral returns a trainer of a model for the digits, over a strategy that keeps the variables on one device.
-func newCentral(t *testing.T, engineName string, devices []string, at string, packs int, opt optimizer.Interface,
+func newCentral(t *testing.T, engineName string, devices []string, at string, bucketBytes int, opt optimizer.Interface,
 	forward func(*model.Scope, []*graph.Node) []*graph.Node,
 ) *train.Trainer {
 	t.Helper()
@@ -32,11 +32,11 @@ func newCentral(t *testing.T, engineName string, devices []string, at string, pa
 	}
 	m := &gomlx.Model{
 		Forward: forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: opt,
-		Metrics: []gomlx.Metric{gomlx.SparseCategoricalAccuracy()}, Packs: packs,
+		Metrics: []gomlx.Metric{gomlx.SparseCategoricalAccuracy()},
 	}
 	trainer, err := train.New(t.Context(), s, m, train.Config{
 		Inputs: []engine.Feature{{DType: tensor.Float32, Shape: []int{8, 8, 1}}},
-		Labels: []engine.Feature{{DType: tensor.Int32}}, GlobalBatch: 30, Seed: 1,
+		Labels: []engine.Feature{{DType: tensor.Int32}}, GlobalBatch: 30, Seed: 1, BucketBytes: bucketBytes,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -62,15 +62,15 @@ func TestCentralStorage(t *testing.T) {
 		for _, test := range []struct {
 			devices []string
 			at      string
-			packs   int
+			bytes   int // per bucket
 		}{
-			{[]string{"CPU:0", "CPU:1"}, "", 1},
-			{[]string{"CPU:0"}, "", 1},
-			{[]string{"CPU:0", "CPU:1", "CPU:2"}, "CPU:1", 3},
+			{[]string{"CPU:0", "CPU:1"}, "", 0},
+			{[]string{"CPU:0"}, "", 0},
+			{[]string{"CPU:0", "CPU:1", "CPU:2"}, "CPU:1", 100},
 		} {
 			replicas := len(test.devices)
 			mirrored := newTrainer(t, engineName, replicas, 30, 1, adam(), forgetful)
-			central := newCentral(t, engineName, test.devices, test.at, test.packs, adam(), forgetful)
+			central := newCentral(t, engineName, test.devices, test.at, test.bytes, adam(), forgetful)
 			var results [2]*train.History
 			var snapshots [2]*train.Snapshot
 			for i, trainer := range []*train.Trainer{mirrored, central} {
@@ -113,10 +113,10 @@ func TestCentralStorage(t *testing.T) {
 					}
 				}
 			}
-			if test.packs == 1 {
+			if test.bytes == 0 {
 				continue
 			}
-			restored := newCentral(t, engineName, test.devices, test.at, test.packs, adam(), forgetful)
+			restored := newCentral(t, engineName, test.devices, test.at, test.bytes, adam(), forgetful)
 			if _, err := restored.Restore(t.Context(), throughContents(t, snapshots[1])); err != nil {
 				t.Fatal(err)
 			}

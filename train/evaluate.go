@@ -8,6 +8,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -58,11 +59,11 @@ func (t *Trainer) evaluate(ctx context.Context, b *stepBatches) error {
 		local, g := r.LocalID(), b.list[0]
 		clear(t.parts[local].scalars)
 		if g.rows[r.ID()] > 0 {
-			s, err := t.program.Evaluate(ctx, local, g.shares[local], g.weightSum)
+			loss, metrics, err := t.program.Evaluate(ctx, local, g.shares[local], g.weightSum)
 			if err != nil {
 				return err
 			}
-			t.parts[local].add(s)
+			t.parts[local].add(engine.Scalars{Loss: loss, Metrics: metrics})
 		}
 		return t.reduceScalars(ctx, r, b)
 	})

@@ -91,7 +91,9 @@ type fakeReplica struct {
 }
 
 // gradient returns the elements of a parameter's gradient.
-func (r *fakeReplica) gradient(parameter int) []float64 { return tensor.Data[float64](r.gradients[parameter]) }
+func (r *fakeReplica) gradient(parameter int) []float64 {
+	return tensor.Data[float64](r.gradients[parameter])
+}
 
 type fakeProgram struct {
 	model    fakeModel
@@ -241,13 +243,13 @@ func (p *fakeProgram) Discard() {
 }
 
 func (p *fakeProgram) Evaluate(_ context.Context, replica int, b engine.Batch, weightSum float64,
-) (engine.Scalars, error) {
+) (float64, []float64, error) {
 	if err := p.model.failed("evaluate", replica); err != nil {
-		return engine.Scalars{}, err
+		return 0, nil, err
 	}
 	p.infer(replica)
 	loss, near := p.forward(p.replicas[replica], b, weightSum, func([]float64, float64, float64) {})
-	return engine.Scalars{Loss: loss, Metrics: []float64{near}}, nil
+	return loss, []float64{near}, nil
 }
 
 func (p *fakeProgram) infer(replica int) {

@@ -24,7 +24,7 @@ import (
 
 // numbersModel is a linear model with five outputs for examples of three numbers. If damage is set, it changes the
 // logits.
-func numbersModel(packs int, damage func(logits, in *graph.Node) *graph.Node) *gomlx.Model {
+func numbersModel(damage func(logits, in *graph.Node) *graph.Node) *gomlx.Model {
 	return &gomlx.Model{
 		Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node {
 			logits := layer.Dense(s.In("b"), layer.Dense(s.In("a"), in[0], 4), 5)
@@ -33,7 +33,7 @@ func numbersModel(packs int, damage func(logits, in *graph.Node) *graph.Node) *g
 			}
 			return []*graph.Node{logits}
 		},
-		Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: sgd(), Packs: packs,
+		Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: sgd(),
 		Metrics: []gomlx.Metric{gomlx.SparseCategoricalAccuracy()},
 	}
 }
@@ -128,13 +128,13 @@ func TestNotFiniteCauses(t *testing.T) {
 			return t.SetVariable("/b/dense/biases", tensor.Of([]float32{0, 0, 0, float32(math.Inf(1)), 0}, 5))
 		}, 1, 0, -1, "the parameter /b/dense/biases was not finite before this step: element (3,) is +Inf"},
 	} {
-		for _, packs := range []int{1, 3} {
+		for _, bucketBytes := range []int{0, 1} {
 			t.Run(c.name, func(t *testing.T) {
 				b := numbers()
 				if c.damage != nil {
 					c.damage(tensor.Data[float32](b.Inputs[0]), tensor.Data[int32](b.Labels[0]))
 				}
-				trainer := newNumbers(t, numbersModel(packs, c.model), train.Config{})
+				trainer := newNumbers(t, numbersModel(c.model), train.Config{BucketBytes: bucketBytes})
 				if c.prepare != nil {
 					if err := c.prepare(trainer); err != nil {
 						t.Fatal(err)
@@ -210,7 +210,7 @@ func TestNotFiniteFrozen(t *testing.T) {
 // TestNotFiniteWeightZero checks the cause if a batch normalization that ignores weights spreads NaN from an example of
 // weight 0 to all others.
 func TestNotFiniteWeightZero(t *testing.T) {
-	m := numbersModel(1, nil)
+	m := numbersModel(nil)
 	forward := m.Forward
 	m.Forward = func(s *model.Scope, in []*graph.Node) []*graph.Node {
 		return forward(s, []*graph.Node{layer.BatchNorm(s, in[0])})
@@ -235,7 +235,7 @@ func TestNotFiniteWeightZero(t *testing.T) {
 // 2nd, 4th, … of them.
 func TestNotFiniteSkip(t *testing.T) {
 	b := numbers()
-	clean := newNumbers(t, numbersModel(2, nil), train.Config{})
+	clean := newNumbers(t, numbersModel(nil), train.Config{})
 	sixteen := data.FromTensors(data.Batch{
 		Inputs: []*tensor.Tensor{b.Inputs[0].Rows(0, 16)},
 		Labels: []*tensor.Tensor{b.Labels[0].Rows(0, 16)},
@@ -247,7 +247,7 @@ func TestNotFiniteSkip(t *testing.T) {
 	tensor.Data[int32](b.Labels[0])[16] = 5
 	var log bytes.Buffer
 	var problems []int
-	trainer := newNumbers(t, numbersModel(2, nil), train.Config{
+	trainer := newNumbers(t, numbersModel(nil), train.Config{
 		NotFinite: train.SkipNotFinite,
 		Logger:    slog.New(slog.NewTextHandler(&log, nil)),
 	})
@@ -297,7 +297,7 @@ func TestNotFiniteWarn(t *testing.T) {
 	b := numbers()
 	tensor.Data[float32](b.Inputs[0])[2] = float32(math.NaN())
 	var log bytes.Buffer
-	trainer := newNumbers(t, numbersModel(1, nil), train.Config{
+	trainer := newNumbers(t, numbersModel(nil), train.Config{
 		NotFinite: train.WarnNotFinite,
 		Logger:    slog.New(slog.NewTextHandler(&log, nil)),
 	})
@@ -327,7 +327,7 @@ func TestNotFiniteEvaluate(t *testing.T) {
 	b := numbers()
 	tensor.Data[int32](b.Labels[0])[8+6] = 5
 	batches := data.FromTensors(b).Batch(8)
-	trainer := newNumbers(t, numbersModel(1, nil), train.Config{})
+	trainer := newNumbers(t, numbersModel(nil), train.Config{})
 	_, err := trainer.Evaluate(t.Context(), batches)
 	var e *train.NotFiniteError
 	if !errors.As(err, &e) || e.Replica != 1 || e.Example != 6 || !strings.Contains(err.Error(),
@@ -341,7 +341,7 @@ func TestNotFiniteEvaluate(t *testing.T) {
 	}
 	for _, policy := range []train.NotFinitePolicy{train.WarnNotFinite, train.SkipNotFinite} {
 		var log bytes.Buffer
-		trainer := newNumbers(t, numbersModel(1, nil), train.Config{
+		trainer := newNumbers(t, numbersModel(nil), train.Config{
 			NotFinite: policy,
 			Logger:    slog.New(slog.NewTextHandler(&log, nil)),
 		})

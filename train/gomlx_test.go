@@ -30,12 +30,23 @@ func newTrainer(t testing.TB, engineName string, replicas, globalBatch int, seed
 	forward func(*model.Scope, []*graph.Node) []*graph.Node,
 ) *train.Trainer {
 	t.Helper()
-	return newTrainerOf(t, engineName, replicas, globalBatch, seed, func(m *gomlx.Model) engine.Model { return m }, opt,
-		forward)
+	return newTrainerOf(t, engineName, replicas, globalBatch, seed, unchanged, opt, forward)
 }
+
+func unchanged(m *gomlx.Model) engine.Model { return m }
 
 // newTrainerOf is newTrainer with a function that wraps the model.
 func newTrainerOf(t testing.TB, engineName string, replicas, globalBatch int, seed int64,
+	around func(*gomlx.Model) engine.Model, opt optimizer.Interface,
+	forward func(*model.Scope, []*graph.Node) []*graph.Node,
+) *train.Trainer {
+	t.Helper()
+	cfg := train.Config{GlobalBatch: globalBatch, Seed: seed}
+	return newTrainerWith(t, engineName, replicas, cfg, around, opt, forward)
+}
+
+// newTrainerWith is newTrainerOf with a configuration, to which it adds inputs and labels.
+func newTrainerWith(t testing.TB, engineName string, replicas int, cfg train.Config,
 	around func(*gomlx.Model) engine.Model, opt optimizer.Interface,
 	forward func(*model.Scope, []*graph.Node) []*graph.Node,
 ) *train.Trainer {
@@ -52,11 +63,9 @@ func newTrainerOf(t testing.TB, engineName string, replicas, globalBatch int, se
 		Forward: forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits,
 		Optimizer: opt, Metrics: []gomlx.Metric{gomlx.SparseCategoricalAccuracy()},
 	}
-	trainer, err := train.New(t.Context(), s, around(m), train.Config{
-		Inputs:      []engine.Feature{{DType: tensor.Float32, Shape: []int{8, 8, 1}}},
-		Labels:      []engine.Feature{{DType: tensor.Int32}},
-		GlobalBatch: globalBatch, Seed: seed,
-	})
+	cfg.Inputs = []engine.Feature{{DType: tensor.Float32, Shape: []int{8, 8, 1}}}
+	cfg.Labels = []engine.Feature{{DType: tensor.Int32}}
+	trainer, err := train.New(t.Context(), s, around(m), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -82,7 +82,7 @@ var wrong = []struct {
 		"a layer without weights", func(j *job, _ **train.Trainer) { j.deeper = true }, false, -1,
 		"the workers have compiled different programs",
 	},
-	{"constant of the optimizer", func(j *job, _ **train.Trainer) { j.beta = 0.8 }, false, -1, "apply 1 of 1"},
+	{"constant of the optimizer", func(j *job, _ **train.Trainer) { j.beta = 0.8 }, false, -1, "update 1 of 1"},
 	{"a variable that is set", func(j *job, trainer **train.Trainer) {
 		j.callback.OnStepEnd = func(_ context.Context, s train.Step) error {
 			if s.Step != 2 {

@@ -30,7 +30,7 @@ const (
 
 var (
 	faultKinds  = []string{faultKill, faultStop, faultCut, faultDisk}
-	faultPhases = []string{"rendezvous", "compute", "reduce", "packs", "apply", "snapshot", phaseWrite}
+	faultPhases = []string{"rendezvous", "compute", "reduce", "update", "snapshot", phaseWrite}
 )
 
 // fault is injected once: when the worker first reaches the phase in this step or a later one.
@@ -72,7 +72,7 @@ func drawFault(g *rand.Rand, kind, phase string) fault {
 		f.Step, f.Delay = -1, time.Duration(g.Int64N(int64(60*time.Millisecond)))
 	case "reduce":
 		f.Skip = g.IntN(2)
-	case "packs", "apply":
+	case "update":
 		f.Skip = g.IntN(4)
 	case phaseWrite:
 		f.Worker, f.Delay = 0, time.Duration(g.Int64N(int64(3*time.Millisecond)))

@@ -313,8 +313,8 @@ func (p *program) averagesNeedDevices() error {
 	for _, x := range p.updates {
 		for _, v := range x.changed {
 			if p.variables[v].Role == engine.Average {
-				return fmt.Errorf("gomlx: variable %s is changed by the model function and by the update, so replicas cannot share "+
-					"a device: want as many devices as replicas", p.variables[v].Name)
+				return fmt.Errorf("gomlx: variable %s is changed by the model function and by the update, so replicas cannot "+
+					"share a device: want as many devices as replicas", p.variables[v].Name)
 			}
 		}
 	}

@@ -307,7 +307,8 @@ func (r *replica) freeUploads() {
 }
 
 // computeGradients implements [engine.Program.Gradients].
-func (r *replica) computeGradients(ctx context.Context, m engine.Micro, ready func(bucket int)) (engine.Scalars, error) {
+func (r *replica) computeGradients(ctx context.Context, m engine.Micro, ready func(bucket int),
+) (engine.Scalars, error) {
 	if m.Add && !r.added {
 		return engine.Scalars{}, fmt.Errorf("gomlx: Micro.Add is set, but replica %d has no gradients to add to: the step's "+
 			"first micro-batch must not set it, and a failed one must be discarded", r.index)
