@@ -74,8 +74,8 @@ func TestMatrix(t *testing.T) {
 	case *matrixEngine != "go":
 		rows, ways = rows[:3], ways[:1]
 	case testing.Short():
-		rows, ways = []placement{rows[0], rows[1], rows[3], rows[4]}, ways[:2]
-		t.Log("-short: two spreads on one host only, each other one takes as long")
+		rows, ways = rows[:2], ways[:2]
+		t.Log("-short: one spread on one host only, each other one takes as long")
 	}
 	var hosts *twoHosts
 	if len(ways) > 2 {

@@ -61,17 +61,13 @@ func finished(t *testing.T, args ...string) string {
 // TestKilledTraining: a training that is killed at random moments and restarted each time ends like an uninterrupted
 // one.
 func TestKilledTraining(t *testing.T) {
+	skipShort(t, "trainings that are killed and restarted")
 	g := seeded(t)
-	kills := 4
-	if testing.Short() {
-		kills = 1
-		t.Log("-short: one kill only")
-	}
 	length := []string{"--epochs", "3"}
 	want := finished(t, length...)
 	dir := t.TempDir()
 	saving := append(length, "--checkpoint-dir", dir, "--save-every", "1", "--keep", "2")
-	for range kills {
+	for range 4 {
 		before, _ := checkpoint.List(dir)
 		cmd := lockstepProcess(t, append(shortTraining[:len(shortTraining):len(shortTraining)], saving...)...)
 		if err := cmd.Start(); err != nil {
