@@ -140,13 +140,26 @@ func (c *Call) name() string {
 // pairwise reports whether the call involves two ranks, not all.
 func (c *Call) pairwise() bool { return c.Op == Send || c.Op == Recv }
 
+// other returns the peer of a call of two ranks, the root of one that has a root, or -1.
+func (c *Call) other() int {
+	switch {
+	case c.pairwise():
+		return c.Peer
+	case c.Op.Rooted():
+		return c.Root
+	}
+	return -1
+}
+
 // mean reports whether the call ends with a division.
 func (c *Call) mean() bool { return c.Op.Reduces() && c.Reduce == Mean }
 
 // check validates the call and returns the number of elements of the whole vector.
 func (c *Call) check(rank, size int, o *Options) (count int, err error) {
-	if err := o.check(); err != nil {
-		return 0, err
+	if c.Options != nil { // those of the configuration were checked
+		if err := o.check(); err != nil {
+			return 0, err
+		}
 	}
 	if c.Op == 0 || int(c.Op) >= len(roles) {
 		return 0, fmt.Errorf("%v is not an operation", c.Op)
@@ -154,17 +167,26 @@ func (c *Call) check(rank, size int, o *Options) (count int, err error) {
 	if c.Op == Barrier {
 		return 0, c.checkCounts(size)
 	}
-	if err := errors.Join(c.checkType(), c.checkRanks(rank, size), c.checkCounts(size)); err != nil {
-		return 0, err
+	kind, ranks, counts := c.checkType(), c.checkRanks(rank, size), c.checkCounts(size)
+	if kind != nil || ranks != nil || counts != nil {
+		return 0, errors.Join(kind, ranks, counts)
 	}
 	gives, gets := c.parts(rank)
-	if err := c.checkMemory(gives, gets); err != nil {
+	src, err := c.elements("Src", &c.Src, gives)
+	if err != nil {
 		return 0, err
 	}
-	if count, err = c.measure(rank, size, gives, gets); err != nil {
+	dst, err := c.elements("Dst", &c.Dst, gets)
+	if err != nil {
 		return 0, err
 	}
-	return count, c.checkShape(gives)
+	if count, err = c.measure(rank, size, src, dst, gives, gets); err != nil || c.Manifest == nil {
+		return count, err
+	}
+	if gives != nothing {
+		return count, c.checkShape("Src", src)
+	}
+	return count, c.checkShape("Dst", dst)
 }
 
 func (c *Call) checkType() error {
@@ -231,6 +253,17 @@ const (
 	whole
 )
 
+// of returns how many elements it is, of a vector of count and a rank's part of own elements.
+func (p portion) of(count, own int) int {
+	switch p {
+	case part:
+		return own
+	case whole:
+		return count
+	}
+	return 0
+}
+
 // roles lists what each rank contributes and receives, by operation: the layout table of package plan.
 var roles = [...]struct {
 	rootGives, rootGets portion // of operations without a root: every rank
@@ -276,29 +309,26 @@ func (c *Call) sides(rank int, src, dst *tensor.Memory) {
 	}
 }
 
-func (c *Call) checkMemory(gives, gets portion) error {
-	for _, side := range []struct {
-		name    string
-		memory  *tensor.Memory
-		portion portion
-	}{{"Src", &c.Src, gives}, {"Dst", &c.Dst, gets}} {
-		m := side.memory
-		switch {
-		case side.portion == nothing:
-		case m.Kind == tensor.Device:
-			return fmt.Errorf("memory of a device in %s: it must be readable by the processor", side.name)
-		case m.Bytes < 0 || m.Bytes%c.Type.Bytes() != 0:
-			return fmt.Errorf("%d bytes in %s, which are no whole number of %v elements", m.Bytes, side.name, c.Type)
-		case m.Bytes > 0 && m.Ptr == nil:
-			return fmt.Errorf("%d bytes in %s without a pointer", m.Bytes, side.name)
-		}
+// elements validates a memory of the call, and returns how many elements it holds: 0 if the call does not use it.
+func (c *Call) elements(name string, m *tensor.Memory, p portion) (int, error) {
+	if p == nothing {
+		return 0, nil
 	}
-	return nil
+	n := m.Bytes / c.Type.Bytes()
+	switch {
+	case m.Kind == tensor.Device:
+		return 0, fmt.Errorf("memory of a device in %s: it must be readable by the processor", name)
+	case m.Bytes < 0 || n*c.Type.Bytes() != m.Bytes:
+		return 0, fmt.Errorf("%d bytes in %s, which are no whole number of %v elements", m.Bytes, name, c.Type)
+	case n > 0 && m.Ptr == nil:
+		return 0, fmt.Errorf("%d bytes in %s without a pointer", m.Bytes, name)
+	}
+	return n, nil
 }
 
-// measure returns the elements of the whole vector, as both memories and Counts say, and holds them against each other.
-func (c *Call) measure(rank, size int, gives, gets portion) (count int, err error) {
-	src, dst := c.Src.Bytes/c.Type.Bytes(), c.Dst.Bytes/c.Type.Bytes()
+// measure returns the elements of the whole vector, as the elements of both memories and Counts say, and holds them
+// against each other.
+func (c *Call) measure(rank, size, src, dst int, gives, gets portion) (count int, err error) {
 	from, to := dst, gets // what count follows from
 	if gets == nothing {
 		from, to = src, gives
@@ -323,21 +353,15 @@ func (c *Call) measure(rank, size int, gives, gets portion) (count int, err erro
 		}
 		own = count / size
 	}
-	for _, side := range []struct {
-		name    string
-		has     int
-		portion portion
-	}{{"Src", src, gives}, {"Dst", dst, gets}} {
-		want := count
-		if side.portion == part {
-			want = own
+	name, has, want := "Src", src, gives.of(count, own)
+	if has == want {
+		name, has, want = "Dst", dst, gets.of(count, own)
+	}
+	if has != want {
+		if gives == whole && gets == whole {
+			return 0, fmt.Errorf("%d bytes in Src and %d in Dst: want as many", c.Src.Bytes, c.Dst.Bytes)
 		}
-		if side.portion != nothing && side.has != want {
-			if gives == whole && gets == whole {
-				return 0, fmt.Errorf("%d bytes in Src and %d in Dst: want as many", c.Src.Bytes, c.Dst.Bytes)
-			}
-			return 0, fmt.Errorf("%d elements in %s of rank %d: want %d", side.has, side.name, rank, want)
-		}
+		return 0, fmt.Errorf("%d elements in %s of rank %d: want %d", has, name, rank, want)
 	}
 	if gives != nothing && gets != nothing {
 		return count, c.checkPlace(rank, size, gives, gets)
@@ -354,12 +378,12 @@ func (c *Call) hint() string {
 
 // checkPlace holds Src and Dst against the in-place rule.
 func (c *Call) checkPlace(rank, size int, gives, gets portion) error {
-	if !overlap(c.Src, c.Dst) {
+	longer, shorter := &c.Src, &c.Dst
+	if !overlap(longer, shorter) {
 		return nil
 	}
-	longer, shorter := c.Src, c.Dst
 	if gives == part {
-		longer, shorter = c.Dst, c.Src
+		longer, shorter = shorter, longer
 	}
 	at := 0
 	if gives != gets {
@@ -389,27 +413,24 @@ func (c *Call) part(rank, size, count int) (lo, hi int) {
 	return lo, lo + c.Counts[rank]
 }
 
-func (c *Call) checkShape(gives portion) error {
+// checkShape holds the shape of the tensor against the memory that it describes, and its elements.
+func (c *Call) checkShape(name string, elements int) error {
 	m := c.Manifest
-	if m == nil || m.Shape == nil {
+	if m.Shape == nil {
 		return nil
-	}
-	memory, name := &c.Dst, "Dst"
-	if gives != nothing {
-		memory, name = &c.Src, "Src"
 	}
 	n := 1
 	for _, d := range m.Shape {
 		n *= d
 	}
-	if count := memory.Bytes / c.Type.Bytes(); n != count {
-		return fmt.Errorf("shape %v of %q holds %d elements, %s %d", m.Shape, m.Name, n, name, count)
+	if n != elements {
+		return fmt.Errorf("shape %v of %q holds %d elements, %s %d", m.Shape, m.Name, n, name, elements)
 	}
 	return nil
 }
 
 // overlap reports whether two memories share bytes.
-func overlap(a, b tensor.Memory) bool {
+func overlap(a, b *tensor.Memory) bool {
 	lo, hi := uintptr(a.Ptr), uintptr(b.Ptr)
 	return a.Bytes > 0 && b.Bytes > 0 && lo < hi+uintptr(b.Bytes) && hi < lo+uintptr(a.Bytes)
 }

@@ -63,7 +63,7 @@ func newCommunicator(g *group, b Backend) *communicator {
 		work:    make(chan struct{}, 1),
 	}
 	c.all = handle{c: c, done: make(chan struct{}, 1)}
-	c.log.began = time.Now()
+	c.log.began = time.Now().Add(-1)
 	return c
 }
 
@@ -173,7 +173,8 @@ func (c *communicator) execute(ctx context.Context, call *Call, t ticket, user b
 		return err
 	}
 	r := &c.run
-	r.Ctx, r.Call, r.Options, r.ticket, r.user = ctx, call, g.cfg.of(call), t, user
+	r.Ctx, r.Call, r.ticket, r.user = ctx, call, t, user
+	g.cfg.options(&r.Options, call)
 	var err error
 	if r.Count, err = call.check(c.rank, g.size, &r.Options); err != nil {
 		err = c.callError(call, t, ErrInvalid, err)

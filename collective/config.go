@@ -144,9 +144,10 @@ func (f *preference) choose(t *chooser.Table, p Problem, w chooser.Where) (plan.
 	return t.Choose(p, w)
 }
 
-// of returns the options of one call: those of the call, then the communicator's.
-func (c *Config) of(call *Call) Options {
-	o := Options{Timeout: c.Timeout, Order: c.Order, Accumulate: c.Accumulate}
+// options sets o to the options of one call: those of the call, then the communicator's. It sets each field in place:
+// a copy of a struct that was just made field by field stalls the processor.
+func (c *Config) options(o *Options, call *Call) {
+	o.Timeout, o.Order, o.Accumulate, o.Algorithm = c.Timeout, c.Order, c.Accumulate, ""
 	if p := call.Options; p != nil {
 		if p.Timeout != 0 {
 			o.Timeout = p.Timeout
@@ -161,5 +162,4 @@ func (c *Config) of(call *Call) Options {
 			o.Algorithm = p.Algorithm
 		}
 	}
-	return o
 }

@@ -20,15 +20,19 @@ func (b *planBackend) bare(call *Call, t ticket) error {
 		return err
 	}
 	b.diagnosis.begun.Next(call.Op, call.Peer)
-	opts := b.team.cfg.of(call)
-	count, err := call.check(b.rank, b.team.size, &opts)
+	r := Running{Call: call, ticket: t}
+	b.team.cfg.options(&r.Options, call)
+	var err error
+	if r.Count, err = call.check(b.rank, b.team.size, &r.Options); err != nil {
+		return err
+	}
+	p, err := b.planner.plan(&r)
 	if err != nil {
 		return err
 	}
-	if _, err := b.plan(&Running{Call: call, Count: count, Options: opts, ticket: t}); err != nil {
-		return err
-	}
-	b.signer.last, b.call.Slot = nil, transport.Slot{Header: transport.Header{Seq: t.seq}}
+	b.use(&r, p)
+	call.sides(b.rank, &b.call.Src, &b.call.Dst)
+	b.signer.last, b.call.Slot = &signature{}, transport.Slot{Header: transport.Header{Seq: t.seq}}
 	return b.exec.Execute(context.Background(), &b.call)
 }
 

@@ -12,13 +12,14 @@ import (
 
 // localRank is one rank of a communicator over a transport.
 type localRank struct {
-	rank  int
-	front FrontEnd
-	team  *team
-	end   transport.Endpoint
-	site  site
-	exec  *executor.Executor
-	calls recent
+	rank    int
+	front   FrontEnd
+	team    *team
+	end     transport.Endpoint
+	site    site
+	exec    *executor.Executor
+	calls   recent
+	blocked *fault.BlockedRank
 }
 
 // diagnosis determines why a rank's call does not end or has failed, and makes the call's error.
@@ -35,12 +36,6 @@ type diagnosis struct {
 	// departed is a departure that was reported while the rank waited. The wait may have ended for another reason,
 	// so it is kept for later.
 	departed *departure
-}
-
-// begin prepares for a call.
-func (d *diagnosis) begin(r *Running) {
-	d.run, d.silent = r, -1
-	d.begun.Next(r.Call.Op, r.Call.Peer)
 }
 
 // failure returns an error of the current call.

@@ -201,7 +201,7 @@ func BenchmarkKeep(b *testing.B) {
 	c := g.Local()[0].(*communicator)
 	x := c.backend.(*planBackend)
 	r := &Running{Call: sumOf("layers/0/kernel", 8, 8), Count: 64}
-	r.Options = c.group.cfg.of(r.Call)
+	c.group.cfg.options(&r.Options, r.Call)
 	if err := x.prepare(r); err != nil {
 		b.Fatal(err)
 	}

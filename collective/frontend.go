@@ -63,14 +63,18 @@ func (f FrontEnd) LogStall(r *Running, waited time.Duration, ranks, why string) 
 func (f FrontEnd) Begin(r *Running, by string) {
 	record := newRecord(r.Call, r.Count, &r.Options, by)
 	f.c.log.mu.Lock()
-	f.c.log.begins(r, &record, true)
+	f.c.log.add(r, &record, true)
 	f.c.log.mu.Unlock()
 }
 
-// Waits records that the current call waits for other ranks since a moment. If missing is nil, these are ranks,
-// which it copies. Else missing returns the current ones; any goroutine may call it, even after Run has returned. A
-// call that fails counts as waiting until it has ended. Only the goroutine that executes Run may call Waits.
-func (f FrontEnd) Waits(r *Running, since time.Time, ranks []int, missing func() []int) {
+// Now returns the time since the communicator was opened. It is never 0.
+func (f FrontEnd) Now() time.Duration { return f.c.log.now() }
+
+// Waits records that the current call waits for other ranks since a moment, as [FrontEnd.Now] returned it. If missing
+// is nil, these are ranks, which it copies. Else missing returns the current ones; any goroutine may call it, even
+// after Run has returned. A call that fails counts as waiting until it has ended. Only the goroutine that executes Run
+// may call Waits.
+func (f FrontEnd) Waits(r *Running, since time.Duration, ranks []int, missing func() []int) {
 	f.c.log.waitsFor(r.turn, since, ranks, missing)
 }
 

@@ -42,10 +42,7 @@ func (d *diagnosis) block() error {
 	if d.team.local == 1 {
 		return nil
 	}
-	own := d.calls.call()
-	// collectives need every rank of the domain
-	near := func(rank int) bool { return d.site.sharesMemory() && d.site.in(rank) }
-	if c := d.team.blocked.Block(d.rank, &own, &d.begun, near); c != nil {
+	if c := d.blocked.Block(d.calls.latest, &d.begun); c != nil {
 		return d.conflict(c)
 	}
 	return nil

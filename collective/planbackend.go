@@ -55,10 +55,13 @@ func (b *planBackend) Attach(f FrontEnd) {
 	b.front, b.calls.front, b.calls.rank = f, f, b.rank
 	b.team.join(&b.calls)
 	b.site = findSite(b.end)
+	// a collective needs every rank of the domain
+	near := func(rank int) bool { return b.site.sharesMemory() && b.site.in(rank) }
+	b.blocked = b.team.blocked.Join(b.rank, near)
 	cfg := b.team.cfg
 	b.planner = planner{rank: b.rank, size: b.team.size, site: &b.site, table: cfg.Chooser}
 	b.planner.prefer, _ = parsePreference(cfg.Algorithm) // validated before
-	b.signer = signer{epoch: cfg.Epoch, comm: b.team.id}
+	b.signer = signer{epoch: cfg.Epoch, comm: b.team.id, last: &signature{}}
 	b.diagnosis = diagnosis{localRank: &b.localRank, slot: &b.call.Slot}
 	b.waiter = waiter{diagnosis: &b.diagnosis}
 	b.exec = executor.New(executor.Config{

@@ -25,6 +25,7 @@ type planKey struct {
 
 // planned is how a rank executes calls with one key.
 type planned struct {
+	key     planKey
 	row     plan.Algorithm
 	hash    uint32         // of the algorithm's name
 	plan    *executor.Plan // where the domain can access all memories that the algorithm needs
@@ -42,26 +43,25 @@ type planner struct {
 	table      *chooser.Table
 	prefer     preference // of the configuration
 
-	plans   map[planKey]*planned
-	last    *planned // of the last collective, with its key
-	lastKey planKey
+	plans map[planKey]*planned
+	last  *planned // of the last collective
 }
 
-// plan returns the plan of a collective, whose partial sums have a type.
-func (x *planner) plan(r *Running, partial DType) (p *planned, err error) {
+// plan returns the plan of a collective; nil for a call of two ranks.
+func (x *planner) plan(r *Running) (p *planned, err error) {
 	call, o := r.Call, &r.Options
+	if call.pairwise() {
+		return nil, nil
+	}
 	key := planKey{
 		algorithm: o.Algorithm, op: call.Op, mean: call.mean(), order: o.Order,
-		element: uint8(partial.Bytes()), count: r.Count,
+		element: uint8(partialType(call, o).Bytes()), count: r.Count,
 	}
 	if call.Op.Rooted() {
 		key.root = call.Root
 	}
 	if call.Counts != nil {
 		key.counts = fingerprint.HashInts(fingerprint.Seed, call.Counts)
-	}
-	if p := x.last; p != nil && x.lastKey == key && slices.Equal(p.plan.Problem.Counts, call.Counts) {
-		return p, nil
 	}
 	p = x.plans[key]
 	if p == nil || !slices.Equal(p.plan.Problem.Counts, call.Counts) {
@@ -76,7 +76,6 @@ func (x *planner) plan(r *Running, partial DType) (p *planned, err error) {
 		}
 		x.plans[key] = p
 	}
-	x.last, x.lastKey = p, key
 	return p, nil
 }
 
@@ -110,7 +109,7 @@ func (x *planner) make(call *Call, key planKey) (*planned, error) {
 		return nil, err
 	}
 	p.Private = false
-	made := &planned{row: row, plan: executor.NewPlan(row, p, x.rank, s.domain)}
+	made := &planned{key: key, row: row, plan: executor.NewPlan(row, p, x.rank, s.domain)}
 	hash := fingerprint.HashString(fingerprint.Seed, row.Name)
 	for range made.plan.Interleaved {
 		hash = fingerprint.HashString(hash, " in turns") // its frames have a different order
@@ -142,8 +141,8 @@ func (x *planner) private() (*executor.Plan, error) {
 			return nil, fmt.Errorf("algorithm %s: %w", row.Name, err)
 		}
 		where := x.site.where
-		where.ElementBytes = int(x.lastKey.element)
-		if row, err = x.choose(private, where, x.lastKey.algorithm); err != nil {
+		where.ElementBytes = int(p.key.element)
+		if row, err = x.choose(private, where, p.key.algorithm); err != nil {
 			return nil, err
 		}
 	}

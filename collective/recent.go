@@ -14,25 +14,8 @@ import (
 type recent struct {
 	rank   int
 	front  FrontEnd
-	notes  [3]noted // of the even and the odd collectives, and of calls of two ranks
-	latest *noted   // one of these; nil: there was no call
-}
-
-// noted is a call: its signature, and what differs between calls with the same signature.
-type noted struct {
-	sig  *signature // nil: none so far
-	seq  uint64
-	back uint64 // Send, Recv: see fingerprint.Call
-}
-
-// call returns the call; the zero value if there was none so far.
-func (n *noted) call() fingerprint.Call {
-	if n == nil || n.sig == nil {
-		return fingerprint.Call{}
-	}
-	c := n.sig.call
-	c.Header.Seq, c.Back = n.seq, n.back
-	return c
+	notes  [3]fingerprint.Numbered // of the even and the odd collectives, and of calls of two ranks
+	latest *fingerprint.Numbered   // one of these; nil: there was no call
 }
 
 // note notes a call that begins, and records it. begun are the calls that the rank has begun, including this
@@ -44,19 +27,19 @@ func (c *recent) note(r *Running, s *signature, begun *fingerprint.Numbers) {
 	}
 	log := &c.front.c.log
 	log.mu.Lock()
-	log.begins(r, &s.record, false)
-	n.sig, n.seq, n.back = s, r.seq, back
+	log.add(r, &s.record, s.long)
+	n.Like, n.Seq, n.Back = &s.call, r.seq, back
 	c.latest = n
 	log.mu.Unlock()
 }
 
 // call returns the latest call. Only the goroutine that executes calls may use call and before.
-func (c *recent) call() fingerprint.Call { return c.latest.call() }
+func (c *recent) call() fingerprint.Call { return c.latest.Call() }
 
 // before returns the collective before the current one, number seq, or none if it is not noted.
 func (c *recent) before(seq uint64) fingerprint.Call {
-	if n := &c.notes[(seq+1)&1]; n.sig != nil && n.seq+1 == seq {
-		return n.call()
+	if n := &c.notes[(seq+1)&1]; n.Like != nil && n.Seq+1 == seq {
+		return n.Call()
 	}
 	return fingerprint.Call{}
 }
@@ -67,7 +50,7 @@ func (c *recent) find(h transport.Header) (call fingerprint.Call, ok bool) {
 	mu.Lock()
 	defer mu.Unlock()
 	for i := range c.notes {
-		if call = c.notes[i].call(); call.Header == h {
+		if call = c.notes[i].Call(); call.Header == h {
 			return call, true
 		}
 	}
@@ -80,12 +63,17 @@ func (c *recent) state(seq uint64) (s fault.State) {
 	log := &c.front.c.log
 	log.mu.Lock()
 	used, waits := log.used, log.waits
-	s.Entered, s.Waits = log.entered, slices.Clone(log.of)
+	s.Waits = slices.Clone(log.of)
+	for _, n := range c.notes[:2] {
+		if n.Like != nil {
+			s.Entered = max(s.Entered, n.Seq+1)
+		}
+	}
 	n := c.latest
-	if other := &c.notes[seq&1]; other.sig != nil && other.seq == seq {
+	if other := &c.notes[seq&1]; other.Like != nil && other.Seq == seq {
 		n = other
 	}
-	s.Call = n.call()
+	s.Call = n.Call()
 	log.mu.Unlock()
 	over := c.front.over() // read after the call: if the call has ended by now, the state says so
 	switch {

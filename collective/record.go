@@ -36,49 +36,41 @@ type kept struct {
 // callLog is the record of a rank's last calls. Its lock also guards what a backend notes when a call begins.
 type callLog struct {
 	mu    sync.Mutex
-	began time.Time
-	calls []kept // the call of turn t is at t modulo keptCalls; nil: none yet
-	used  uint64 // turn of the last one, plus 1
+	began time.Time // 1 ns before the log was opened, so that no later moment is 0
+	calls []kept    // the call of turn t is at t modulo keptCalls; nil: none yet
+	used  uint64    // turn of the last one, plus 1
+	timed bool      // the last one has a start, so its end is recorded; only the goroutine that executes calls uses it
 
-	entered uint64 // collectives that have begun: a call that fails its check never begins
-	waits   uint64 // turn of the waiting call, plus 1
-	of      []int  // the ranks that it waits for
+	waits uint64 // turn of the waiting call, plus 1
+	of    []int  // the ranks that it waits for
 
 	// missing returns them if they change while the call waits; nil: of is valid. It may lock, so it is called
 	// without mu. Only the goroutine that executes calls sets it.
 	missing func() []int
 }
 
-// since returns the time since the log was opened. It is never 0.
-func (d *callLog) since(now time.Time) time.Duration { return max(now.Sub(d.began), 1) }
+// now returns the time since the log was opened. It is never 0.
+func (d *callLog) now() time.Duration { return time.Since(d.began) }
 
-// begins records a call that begins. The caller holds the lock.
-func (d *callLog) begins(r *Running, call *flight.Call, timed bool) {
-	d.add(r, call, timed)
-	if !r.Call.pairwise() {
-		d.entered = r.seq + 1
-	}
-}
-
-// add adds the record of a call. The caller holds the lock.
+// add adds the record of a call, which begins. The caller holds the lock.
 func (d *callLog) add(r *Running, call *flight.Call, timed bool) {
 	if d.calls == nil {
 		d.calls = make([]kept, keptCalls)
 	}
 	k := &d.calls[r.turn%keptCalls]
 	k.ticket, k.call, k.start, k.end, k.err = r.ticket, call, 0, 0, nil
-	if timed || r.turn%timedEvery == 0 || r.Count >= timedBytes || r.Count*r.Call.Type.Bytes() >= timedBytes {
-		k.start = d.since(time.Now())
+	if d.timed = timed || r.turn%timedEvery == 0; d.timed {
+		k.start = d.now()
 	}
 	d.used = r.turn + 1
 }
 
 // waitsFor records that the call of a turn waits, and for which ranks: see [FrontEnd.Waits].
-func (d *callLog) waitsFor(turn uint64, since time.Time, ranks []int, missing func() []int) {
+func (d *callLog) waitsFor(turn uint64, since time.Duration, ranks []int, missing func() []int) {
 	d.mu.Lock()
 	if d.used == turn+1 {
 		if k := &d.calls[turn%keptCalls]; k.start == 0 {
-			k.start = d.since(since)
+			k.start, d.timed = since, true
 		}
 		d.waits = d.used
 		d.of, d.missing = append(d.of[:0], ranks...), missing
@@ -96,11 +88,17 @@ func (d *callLog) resumes() {
 // ended records the end of a call, if it was timed or has failed. A call that has failed without beginning is
 // recorded now. Only the goroutine that executes calls calls it.
 func (d *callLog) ended(r *Running, err error) {
+	if d.timed || err != nil {
+		d.end(r, err)
+	}
+}
+
+func (d *callLog) end(r *Running, err error) {
 	began := d.used == r.turn+1
-	if err == nil && (!began || d.calls[r.turn%keptCalls].start == 0) {
+	if err == nil && !began {
 		return
 	}
-	end := d.since(time.Now())
+	end := d.now()
 	var of []int
 	if d.missing != nil {
 		of = d.missing()

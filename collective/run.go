@@ -10,7 +10,9 @@ import (
 
 // Run executes a call.
 func (b *planBackend) Run(r *Running) error {
-	b.diagnosis.begin(r)
+	d := &b.diagnosis
+	d.run, d.silent = r, -1
+	d.begun.Next(r.Call.Op, r.Call.Peer)
 	b.waiter.begin(r)
 	if err := b.prepare(r); err != nil {
 		return b.front.Error(r, ErrInvalid, err)
@@ -32,35 +34,36 @@ func (b *planBackend) Run(r *Running) error {
 
 // prepare makes what the executor needs to execute a valid call, and notes the call.
 func (b *planBackend) prepare(r *Running) error {
-	p, err := b.plan(r)
-	if err != nil {
-		return err
-	}
 	last := b.signer.last
-	s := b.signer.sign(r.Call, r.Count, &r.Options, p)
+	s := b.signer.repeated(r)
+	if s == nil {
+		p, err := b.planner.plan(r)
+		if err != nil {
+			return err
+		}
+		s = b.signer.sign(r, p)
+	}
 	slot := &b.call.Slot
 	if s != last {
 		slot.Header, slot.Name, slot.Shape, slot.Algorithm = s.call.Header, s.call.Name, s.call.Shape, s.call.Algorithm
+		b.use(r, s.key.plan)
 	}
 	slot.Seq, slot.Sum = r.seq, s.sum+r.seq*transport.SumStep
+	r.Call.sides(b.rank, &b.call.Src, &b.call.Dst)
 	b.calls.note(r, s, &b.diagnosis.begun)
 	return nil
 }
 
-// plan makes the executor's call, except for its slot. p is nil for a call of two ranks.
-func (b *planBackend) plan(r *Running) (p *planned, err error) {
+// use makes the executor's call, except for its slot and its memory, with a plan that [planner.plan] returned.
+func (b *planBackend) use(r *Running, p *planned) {
 	call, c := r.Call, &b.call
 	c.Reduce, c.Type, c.Partial = call.Reduce, call.Type, partialType(call, &r.Options)
-	call.sides(b.rank, &c.Src, &c.Dst)
-	if call.pairwise() {
+	if p == nil {
 		b.message.Message(call.Peer, r.Count, call.Op == Send)
 		c.Plan = &b.message
-		return nil, nil
+		return
 	}
-	if p, err = b.planner.plan(r, c.Partial); err == nil {
-		c.Plan = p.plan
-	}
-	return p, err
+	c.Plan, b.planner.last = p.plan, p
 }
 
 // Failed implements [executor.Caller].

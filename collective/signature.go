@@ -14,12 +14,14 @@ type signature struct {
 	call   fingerprint.Call // number 0; without Back
 	sum    uint64           // of its header
 	record flight.Call      // of the flight recorder
+	long   bool             // it transfers at least timedBytes
 	next   *signature       // of the call that followed a call like this the last time; used by the signer only
 
 	// The inputs it was made from, to recognise an equal call.
-	key   signed
-	shape []int // of the Manifest
-	count int
+	key    signed
+	shape  []int // of the Manifest
+	counts []int // of the ranks
+	count  int
 }
 
 // signed distinguishes signatures, except for shapes with the same hash, and the counts of calls of two
@@ -27,7 +29,8 @@ type signature struct {
 type signed struct {
 	plan          *planned // one plan: one operation, one root, one count, the same Counts; nil: a call of two ranks
 	op            Op
-	peer          int // of a call of two ranks
+	other         int    // the peer of a call of two ranks, or the root
+	algorithm     string // that the call names
 	name          string
 	named, shaped bool // there is a Manifest, and it has a Shape
 	shape         uint64
@@ -45,30 +48,39 @@ type signer struct {
 	epoch uint32
 	comm  uint64 // id of the communicator
 	made  map[signed]*signature
-	last  *signature // of the last call
+	last  *signature // of the last call; before the first, one of no call
 }
 
-// sign returns the signature of a checked call: usually the one that followed the previous call's the last time.
-func (x *signer) sign(call *Call, count int, o *Options, p *planned) *signature {
-	if last := x.last; last != nil && last.next != nil && last.next.is(call, count, o, p) {
-		x.last = last.next
-		return x.last
-	}
-	key := keyOf(call, o, p)
-	s := x.made[key]
-	if s == nil || !s.is(call, count, o, p) {
-		s = x.make(call, key, count, o)
-	}
-	if x.last != nil {
-		x.last.next = s
+// repeated returns the signature that followed the previous call's the last time, if it is that of a checked call: it
+// usually is. It returns nil if not; then sign returns the signature.
+func (x *signer) repeated(r *Running) *signature {
+	s := x.last.next
+	if s == nil || !s.is(r) {
+		return nil
 	}
 	x.last = s
 	return s
 }
 
+// sign returns the signature of a checked call, with its plan.
+func (x *signer) sign(r *Running, p *planned) *signature {
+	key := keyOf(r, p)
+	s := x.made[key]
+	if s == nil || !s.is(r) {
+		s = x.make(r, key)
+	}
+	x.last.next = s
+	x.last = s
+	return s
+}
+
 // make makes a signature, and caches it.
-func (x *signer) make(call *Call, key signed, count int, o *Options) *signature {
-	s := &signature{key: key, count: count}
+func (x *signer) make(r *Running, key signed) *signature {
+	call, o := r.Call, &r.Options
+	s := &signature{key: key, count: r.Count}
+	if key.plan != nil {
+		s.counts = key.plan.plan.Problem.Counts
+	}
 	if key.shaped {
 		s.shape = slices.Clone(call.Manifest.Shape)
 	}
@@ -76,7 +88,8 @@ func (x *signer) make(call *Call, key signed, count int, o *Options) *signature 
 	p.Epoch, p.Comm = x.epoch, x.comm
 	s.call = fingerprint.New(p)
 	s.sum = s.call.Header.Sum()
-	s.record = newRecord(call, count, o, s.call.Algorithm)
+	s.long = max(r.Count, r.Count*call.Type.Bytes()) >= timedBytes
+	s.record = newRecord(call, r.Count, o, s.call.Algorithm)
 	if len(x.made) >= signaturesMax {
 		for _, old := range x.made {
 			old.next = nil // or each would keep another one alive
@@ -106,10 +119,11 @@ func (s *signature) params(call *Call, o *Options) *fingerprint.Params {
 	return p
 }
 
-func keyOf(call *Call, o *Options, p *planned) signed {
-	key := signed{plan: p, op: call.Op, reduce: call.Reduce, dtype: call.Type, order: o.Order, accumulate: o.Accumulate}
-	if p == nil {
-		key.peer = call.Peer
+func keyOf(r *Running, p *planned) signed {
+	call, o := r.Call, &r.Options
+	key := signed{
+		plan: p, op: call.Op, other: call.other(), algorithm: o.Algorithm,
+		reduce: call.Reduce, dtype: call.Type, order: o.Order, accumulate: o.Accumulate,
 	}
 	if m := call.Manifest; m != nil {
 		key.named, key.name, key.shaped = true, m.Name, m.Shape != nil
@@ -118,14 +132,14 @@ func keyOf(call *Call, o *Options, p *planned) signed {
 	return key
 }
 
-// is reports whether the signature is that of a call with this plan.
-func (s *signature) is(call *Call, count int, o *Options, p *planned) bool {
-	k, m := &s.key, call.Manifest
+// is reports whether the signature is that of a call. The plan follows from what it compares.
+func (s *signature) is(r *Running) bool {
+	call, o, k, m := r.Call, &r.Options, &s.key, r.Call.Manifest
 	switch {
-	case k.plan != p || k.reduce != call.Reduce || k.dtype != call.Type || k.order != o.Order ||
-		k.accumulate != o.Accumulate:
+	case k.op != call.Op || s.count != r.Count || k.reduce != call.Reduce || k.dtype != call.Type ||
+		k.other != call.other() || k.order != o.Order || k.accumulate != o.Accumulate || k.algorithm != o.Algorithm:
 		return false
-	case p == nil && (k.op != call.Op || k.peer != call.Peer || s.count != count):
+	case !slices.Equal(s.counts, call.Counts):
 		return false
 	case m == nil:
 		return !k.named

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective/internal/executor"
@@ -12,19 +13,25 @@ import (
 )
 
 // waiter is the context that a rank passes to its transport: it blocks for the transport until the caller's
-// context, the deadline or the communicator's failure ends the wait. It has one timer for all calls, set only when a
-// wait blocks, and starts no goroutine.
+// context, the deadline or the communicator's failure ends the wait. It has one timer for all calls, and starts no
+// goroutine.
+//
+// The timer runs on from wait to wait: it is set again only to fire earlier, or once it has fired. Setting and stopping
+// it for each wait would cost more than all else that a wait does. So it may fire early, and then it is set again.
 type waiter struct {
 	*diagnosis
 	ctx context.Context // the caller's
 
 	timeout  time.Duration // of the call; negative: none
+	stalled  bool          // the call's stall was logged
+	pause    time.Duration // before the next probe
+	waitsFor []int         // the ranks that the wait is for
 	timer    *time.Timer
-	since    time.Time // when the call first blocked; zero: it has not blocked
-	stalled  bool      // the call's stall was logged
-	next     time.Time // when the peers are probed next; zero: never
-	pause    time.Duration
-	waitsFor []int // the ranks that the wait is for
+
+	// Moments, as [FrontEnd.Now] returns them.
+	since time.Duration // when the call first blocked; 0: it has not blocked
+	next  time.Duration // when the peers are probed next
+	fires time.Duration // when the timer fires
 }
 
 var _ transport.Parker = (*waiter)(nil)
@@ -36,7 +43,7 @@ func (w *waiter) Value(key any) any           { return w.ctx.Value(key) }
 
 // begin prepares for a call.
 func (w *waiter) begin(r *Running) {
-	w.ctx, w.timeout, w.stalled, w.since = r.Ctx, r.Options.Timeout, false, time.Time{}
+	w.ctx, w.timeout, w.stalled, w.since = r.Ctx, r.Options.Timeout, false, 0
 }
 
 // monitorError is an error that the monitor returned: the communicator fails with it unchanged.
@@ -68,7 +75,6 @@ func (w *waiter) Park(ready <-chan struct{}) error {
 		}
 	}
 	w.setTimer()
-	defer w.timer.Stop()
 	for {
 		select {
 		case <-ready:
@@ -95,8 +101,16 @@ func (w *waiter) Park(ready <-chan struct{}) error {
 	}
 }
 
-// never is the duration of a timer that is not needed.
-const never = 1000 * time.Hour
+// never is later than any moment.
+const never = time.Duration(math.MaxInt64)
+
+// later returns the moment this long after another one.
+func later(at, wait time.Duration) time.Duration {
+	if wait > never-at {
+		return never
+	}
+	return at + wait
+}
 
 // A rank that waits for a rank of another process probes it after probeFirst, and then again after pauses
 // that double up to probeMost: so it is detected that two ranks wait for each other, although no frame is
@@ -108,37 +122,38 @@ const (
 
 // setTimer sets the timer to the next event: a probe of the peer, the stall report or the deadline.
 func (w *waiter) setTimer() {
-	now := time.Now()
+	now := w.front.Now()
 	w.waitsFor = w.exec.Missing(w.waitsFor[:0])
 	w.front.Waits(w.run, now, w.waitsFor, nil)
-	if w.since.IsZero() {
-		w.since = now
-		w.next = time.Time{}
+	if w.since == 0 {
+		w.since, w.next = now, never
 		if !w.site.oneProcess {
-			w.pause, w.next = probeFirst, now.Add(probeFirst)
+			w.pause, w.next = probeFirst, later(now, probeFirst)
 		}
 	}
-	until := never
+	at := w.next
 	if stall := w.team.cfg.Stall; stall >= 0 && !w.stalled {
-		until = w.since.Add(stall).Sub(now)
+		at = min(at, later(w.since, stall))
 	}
 	if w.timeout >= 0 && !w.exec.Entered() {
-		until = min(until, w.since.Add(w.timeout).Sub(now))
+		at = min(at, later(w.since, w.timeout))
 	}
-	if !w.next.IsZero() {
-		until = min(until, w.next.Sub(now))
+	switch {
+	case w.timer == nil:
+		w.timer = time.NewTimer(at - now)
+	case at < w.fires || w.fires <= now:
+		w.timer.Reset(at - now)
+	default:
+		return
 	}
-	if w.timer == nil {
-		w.timer = time.NewTimer(until)
-	} else {
-		w.timer.Reset(until)
-	}
+	w.fires = at
 }
 
 // handleTimer handles the timer: it reports the stall, probes the peer, or returns the error of the deadline.
 func (w *waiter) handleTimer() error {
-	now := time.Now()
-	waited := now.Sub(w.since)
+	w.fires = 0
+	now := w.front.Now()
+	waited := now - w.since
 	if w.timeout >= 0 && !w.exec.Entered() && waited >= w.timeout {
 		return w.overdue(waited, nil)
 	}
@@ -146,12 +161,12 @@ func (w *waiter) handleTimer() error {
 		w.stalled = true
 		w.stall(waited)
 	}
-	if !w.next.IsZero() && !now.Before(w.next) {
+	if now >= w.next {
 		if err := w.probe(); err != nil {
 			return err
 		}
 		w.pause = min(2*w.pause, probeMost)
-		w.next = time.Now().Add(w.pause)
+		w.next = later(w.front.Now(), w.pause)
 	}
 	w.setTimer()
 	return nil
@@ -160,8 +175,9 @@ func (w *waiter) handleTimer() error {
 // ended returns the error of a wait that the end of the caller's context ends. A caller that cancels knows
 // the reason; a deadline is attributed to other ranks.
 func (w *waiter) ended(end *ended) error {
+	waited := w.front.Now() - w.since
 	if errors.Is(end.kind(), ErrTimeout) {
-		return w.overdue(time.Since(w.since), end)
+		return w.overdue(waited, end)
 	}
-	return w.failure(end.kind(), fmt.Errorf("%s: %w", w.wait().Describe(time.Since(w.since), fault.Finding{}), end))
+	return w.failure(end.kind(), fmt.Errorf("%s: %w", w.wait().Describe(waited, fault.Finding{}), end))
 }

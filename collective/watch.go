@@ -14,8 +14,13 @@ func newWatcher(m Monitor) watcher {
 
 // enter reports that a call begins.
 func (w *watcher) enter(rank int, seq uint64, call *Call) {
+	if w.monitor != nil {
+		w.entered(rank, seq, call)
+	}
+}
+
+func (w *watcher) entered(rank int, seq uint64, call *Call) {
 	switch {
-	case w.monitor == nil:
 	case !call.pairwise():
 		w.monitor.Enter(rank, seq, call)
 	case w.pairs != nil:
@@ -39,8 +44,13 @@ func (w *watcher) park(rank int, seq uint64, call *Call) (Monitor, error) {
 
 // leave reports that a call has ended.
 func (w *watcher) leave(rank int, seq uint64, call *Call, err error) {
+	if w.monitor != nil {
+		w.left(rank, seq, call, err)
+	}
+}
+
+func (w *watcher) left(rank int, seq uint64, call *Call, err error) {
 	switch {
-	case w.monitor == nil:
 	case !call.pairwise():
 		w.monitor.Leave(rank, seq, err)
 	case w.pairs != nil:

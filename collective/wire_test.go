@@ -75,7 +75,8 @@ func TestSignatures(t *testing.T) {
 			// The caller changes its Manifest between two calls.
 			man.Shape[0], man.Shape[len(man.Shape)-1] = man.Shape[len(man.Shape)-1], man.Shape[0]
 		}
-		o := m.team.cfg.of(c)
+		var o Options
+		m.team.cfg.options(&o, c)
 		count, err := c.check(m.rank, m.team.size, &o)
 		if err != nil {
 			continue // a shape of another count
@@ -86,7 +87,7 @@ func TestSignatures(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := m.signer.last.key.plan
-		if was != nil && was.next == m.signer.last {
+		if was.next == m.signer.last {
 			repeated++
 		}
 		must := fingerprint.Params{

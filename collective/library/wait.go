@@ -16,18 +16,18 @@ type wait struct {
 	m     *rank
 	print fingerprint.Call
 
-	missing  func() []int // the ranks that have not arrived, for any goroutine; nil: unknown
-	began    time.Time    // the first wait; zero: none yet
-	deadline *time.Timer  // nil: no wait yet, or no deadline
+	missing  func() []int  // the ranks that have not arrived, for any goroutine; nil: unknown
+	began    time.Duration // the first wait, as the front end's Now; 0: none yet
+	deadline *time.Timer   // nil: no wait yet, or no deadline
 	stall    *time.Timer
 }
 
 // begin starts the clocks at the first wait.
 func (w *wait) begin() {
-	if !w.began.IsZero() {
+	if w.began != 0 {
 		return
 	}
-	w.began = time.Now()
+	w.began = w.m.front.Now()
 	if limit := w.Options.Timeout; limit > 0 {
 		w.deadline = time.NewTimer(limit)
 	}
@@ -35,6 +35,9 @@ func (w *wait) begin() {
 		w.stall = time.NewTimer(stall)
 	}
 }
+
+// waited returns how long the call has waited.
+func (w *wait) waited() time.Duration { return w.m.front.Now() - w.began }
 
 func (w *wait) stop() {
 	for _, t := range []*time.Timer{w.deadline, w.stall} {
@@ -82,7 +85,7 @@ func (w *wait) on(done <-chan error) error {
 		case <-expired(w.deadline):
 			return f.Fail(w.failure(collective.ErrTimeout, fmt.Errorf("%s", w.why())))
 		case <-expired(w.stall):
-			f.LogStall(w.Running, time.Since(w.began), w.text(), w.why())
+			f.LogStall(w.Running, w.waited(), w.text(), w.why())
 		}
 	}
 }
@@ -113,7 +116,7 @@ func (w *wait) text() string {
 // why describes the wait.
 func (w *wait) why() string {
 	return fmt.Sprintf("rank %d waited %v for %s in %s",
-		w.m.rank, time.Since(w.began).Round(time.Microsecond), w.text(), &w.print)
+		w.m.rank, w.waited().Round(time.Microsecond), w.text(), &w.print)
 }
 
 // peers returns the ranks that an error concerns: those that have not arrived or, if they are unknown, all ranks

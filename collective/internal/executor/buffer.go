@@ -40,7 +40,7 @@ func (v vector) at(index int) unsafe.Pointer { return advance(v.p, index*v.t.Byt
 
 // first returns a span of the buffer at base. An empty span may be at the buffer's end, where no pointer may
 // point: nothing is read there, so the start is returned instead.
-func first(base unsafe.Pointer, t tensor.DType, s plan.Span) vector {
+func first(base unsafe.Pointer, t tensor.DType, s *plan.Span) vector {
 	if s.Lo == s.Hi {
 		return vector{base, t}
 	}

@@ -16,23 +16,23 @@ func (x *Executor) combine(s *plan.Step) error {
 	}
 	x.in, x.out = x.in[:0], x.out[:0]
 	for r := s.Ranks.Lo; r < s.Ranks.Hi; r++ {
-		v := x.of(r, s.In)
+		v := x.of(r, &s.In)
 		if r == x.rank && s.Own.Hi > s.Own.Lo {
-			v = x.own(s.Own)
+			v = x.own(&s.Own)
 		}
 		x.in = append(x.in, v)
 	}
 	if s.To >= 0 {
-		x.out = append(x.out, x.of(s.To, s.Out))
+		x.out = append(x.out, x.of(s.To, &s.Out))
 	} else {
 		for _, r := range x.Domain {
-			if v := x.of(r, s.Out); !slices.Contains(x.out, v) {
+			if v := x.of(r, &s.Out); !slices.Contains(x.out, v) {
 				x.out = append(x.out, v)
 			}
 		}
 	}
 	if s.Keep.Hi > s.Keep.Lo {
-		x.out = append(x.out, x.own(s.Keep))
+		x.out = append(x.out, x.own(&s.Keep))
 	}
 	tree := kernel.Tree{Op: x.op, Type: x.in[0].t}
 	if x.mean && s.Ranks.Lo == 0 && s.Ranks.Hi == x.size {
@@ -45,7 +45,7 @@ func (x *Executor) combine(s *plan.Step) error {
 		err = x.convertAndReduce(tree, n)
 	} else {
 		tree.Float32 = x.call.Partial != tree.Type
-		tree.Stream = x.streams(s.Out)
+		tree.Stream = x.streams(&s.Out)
 		err = x.reduceTree(tree, n)
 	}
 	clear(x.in)

@@ -57,10 +57,10 @@ func (x *Executor) interleaved(steps []plan.Step) error {
 func (x *Executor) newExchange(s *plan.Step) (exchange, error) {
 	// A barrier transfers nothing: its elements have no size.
 	e := exchange{Executor: x, Step: s, segment: segmentBytes / max(1, x.call.Partial.Bytes())}
-	e.out, e.in = x.own(s.Out), x.own(s.In)
+	e.out, e.in = x.own(&s.Out), x.own(&s.In)
 	e.operand = e.in
 	if s.Own.Lo < s.Own.Hi {
-		own := x.own(s.Own)
+		own := x.own(&s.Own)
 		if x.privateDst || x.sharedDst {
 			if err := x.copy(&plan.Step{In: s.Own, Out: s.In}, e.in, own); err != nil {
 				return e, err

@@ -102,7 +102,9 @@ func (x *Executor) finish(done int) error {
 	if x.OneProcess && x.Group.torn.Load() {
 		return ErrFailed
 	}
-	x.deliver()
+	if x.privateDst {
+		x.deliver()
+	}
 	return nil
 }
 

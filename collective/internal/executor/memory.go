@@ -30,11 +30,8 @@ func (x *Executor) assign(privateDst bool) {
 	}
 }
 
-// deliver copies the result to Dst if it is not there yet.
+// deliver copies the result from private memory to Dst.
 func (x *Executor) deliver() {
-	if !x.privateDst {
-		return
-	}
 	dst := x.call.Dst
 	x.Group.writeOnce(x.local, x.call.Slot.Seq, dst.Ptr, func() {
 		result := unsafe.Slice((*byte)(x.dstAt), dst.Bytes)
@@ -55,7 +52,7 @@ func (x *Executor) deliver() {
 }
 
 // own returns a span of this rank.
-func (x *Executor) own(s plan.Span) vector {
+func (x *Executor) own(s *plan.Span) vector {
 	base, t := x.workAt, x.call.Partial
 	switch s.Buffer {
 	case plan.Src:
@@ -71,7 +68,7 @@ func (x *Executor) own(s plan.Span) vector {
 }
 
 // of returns a span of a rank of the domain.
-func (x *Executor) of(rank int, s plan.Span) vector {
+func (x *Executor) of(rank int, s *plan.Span) vector {
 	if rank == x.rank {
 		return x.own(s)
 	}

@@ -49,7 +49,7 @@ func (x *Executor) stop() (skip bool, err error) {
 const streamBytes = 24 << 20
 
 // streams reports whether an output is written by such stores.
-func (x *Executor) streams(out plan.Span) bool {
+func (x *Executor) streams(out *plan.Span) bool {
 	return out.Buffer == plan.Dst && (x.call.Src.Bytes+x.call.Dst.Bytes)*len(x.Domain) >= streamBytes
 }
 
@@ -58,9 +58,12 @@ func (x *Executor) copy(s *plan.Step, to, from vector) error {
 	if to.p == from.p {
 		return nil
 	}
-	streams := to.t == from.t && x.streams(s.Out)
+	streams := to.t == from.t && x.streams(&s.Out)
 	n := s.In.Hi - s.In.Lo
-	segment := segmentBytes / max(to.t.Bytes(), from.t.Bytes())
+	segment := n
+	if each := max(to.t.Bytes(), from.t.Bytes()); n*each > segmentBytes {
+		segment = segmentBytes / each
+	}
 	for lo := 0; lo < n; lo += segment { // as segments does, without a closure: small calls are copies
 		if skip, err := x.stop(); skip {
 			return err

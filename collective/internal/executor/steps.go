@@ -40,14 +40,14 @@ func (x *Executor) step(s *plan.Step) error {
 	case plan.Combine:
 		return x.combine(s)
 	case plan.Pull:
-		if !x.writtenByAnother(s.Out.Buffer) {
-			return x.copy(s, x.own(s.Out), x.of(s.From, s.In))
+		if !x.sharedDst || !x.writtenByAnother(s.Out.Buffer) {
+			return x.copy(s, x.own(&s.Out), x.of(s.From, &s.In))
 		}
 	case plan.Push:
-		return x.copy(s, x.of(s.To, s.Out), x.own(s.In))
+		return x.copy(s, x.of(s.To, &s.Out), x.own(&s.In))
 	case plan.Copy:
-		if !x.writtenByAnother(s.Out.Buffer) {
-			return x.copy(s, x.own(s.Out), x.own(s.In))
+		if !x.sharedDst || !x.writtenByAnother(s.Out.Buffer) {
+			return x.copy(s, x.own(&s.Out), x.own(&s.In))
 		}
 	case plan.Fold:
 		return x.fold(s)
@@ -61,9 +61,10 @@ func (x *Executor) step(s *plan.Step) error {
 	return nil
 }
 
-// writtenByAnother reports whether the buffer is a Dst that a lower rank also has, and so writes.
+// writtenByAnother reports whether the buffer is a Dst, which ranks may share, that a lower rank also has, and so
+// writes.
 func (x *Executor) writtenByAnother(b plan.Buffer) bool {
-	if !x.sharedDst || b != plan.Dst {
+	if b != plan.Dst {
 		return false
 	}
 	for _, r := range x.Domain {
@@ -79,7 +80,7 @@ func (x *Executor) writtenByAnother(b plan.Buffer) bool {
 
 // fold combines two spans of this rank.
 func (x *Executor) fold(s *plan.Step) error {
-	out, in := x.own(s.Out), x.own(s.In)
+	out, in := x.own(&s.Out), x.own(&s.In)
 	return x.segments(s.Out.Hi-s.Out.Lo, max(out.t.Bytes(), in.t.Bytes()), func(lo, hi int) {
 		other := in.at(lo)
 		if in.t != out.t {
@@ -96,7 +97,7 @@ func (x *Executor) scale(s *plan.Step) error {
 	if !x.mean || x.size == 1 { // the tree over one rank leaves it unchanged, including signalling NaNs
 		return nil
 	}
-	out := x.own(s.Out)
+	out := x.own(&s.Out)
 	return x.segments(s.Out.Hi-s.Out.Lo, out.t.Bytes(), func(lo, hi int) {
 		kernel.Scale(out.t, out.at(lo), out.at(lo), hi-lo, x.size)
 	})

@@ -86,6 +86,12 @@ func TestReceiveDeadlock(t *testing.T) {
 	}
 }
 
+func numbered(c fingerprint.Call) *fingerprint.Numbered {
+	n := &fingerprint.Numbered{Like: &c, Seq: c.Header.Seq, Back: c.Back}
+	c.Header.Seq, c.Back = 0, 0
+	return n
+}
+
 // TestBlocked checks which calls of two ranks conflict when both have blocked.
 func TestBlocked(t *testing.T) {
 	always, never := func(int) bool { return true }, func(int) bool { return false }
@@ -116,10 +122,11 @@ func TestBlocked(t *testing.T) {
 		"this rank was in it":        {send(1), collective(0), both(plan.Send, 1), one(0, 0), always, false, false},
 	} {
 		var b Blocked
-		if c := b.Block(1, &test.peer, &test.peers, test.near); c != nil {
+		own, peer := b.Join(0, test.near), b.Join(1, test.near)
+		if c := peer.Block(numbered(test.peer), &test.peers); c != nil {
 			t.Errorf("%s: one blocked rank conflicts: %+v", name, c)
 		}
-		c := b.Block(0, &test.own, &test.begun, test.near)
+		c := own.Block(numbered(test.own), &test.begun)
 		if (c != nil) != test.conflict || c != nil && (c.Deadlock != test.deadlock || c.Peer != 1) {
 			t.Errorf("%s: %+v, want a conflict %v, a deadlock %v", name, c, test.conflict, test.deadlock)
 		}

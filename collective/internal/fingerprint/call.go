@@ -109,6 +109,24 @@ func (p *Params) namesHash(must Fields) uint64 {
 	return h
 }
 
+// Numbered is a call that a rank has made: what it has in common with calls like it, and what differs between them.
+// The zero value is no call.
+type Numbered struct {
+	Like *Call // as call 0 and without Back; it is shared, so it must not be changed
+	Seq  uint64
+	Back uint64 // see [Call]
+}
+
+// Call returns the call; of nil, no call.
+func (n *Numbered) Call() Call {
+	if n == nil || n.Like == nil {
+		return Call{}
+	}
+	c := *n.Like
+	c.Header.Seq, c.Back = n.Seq, n.Back
+	return c
+}
+
 // Of returns the call that a slot describes.
 func Of(s *transport.Slot) Call {
 	return Call{Header: s.Header, Name: s.Name, Shape: s.Shape, Algorithm: s.Algorithm}

@@ -5,7 +5,7 @@ import "github.com/lockstep-ml/lockstep/collective/plan"
 // Numbers counts the calls of a rank: the collectives, the sends to each peer, and the receives from each peer.
 // A call's number ([transport.Header.Seq]) is the count of the calls of its kind before it; so a send and the
 // matching receive have the same number. The zero value has counted nothing.
-type Numbers [plan.Recv + 1][]uint64 // by operation, 0 for all collectives, and by peer
+type Numbers [3][]uint64 // collectives, sends and receives, by peer
 
 // Of returns how many calls of a kind were counted. Only Send and Recv have a peer.
 func (n *Numbers) Of(op plan.Op, peer int) uint64 {
@@ -36,9 +36,13 @@ func (n *Numbers) Set(other *Numbers) {
 
 // kindOf returns the indices of a call's counter. A call with a negative peer counts as a collective: it fails
 // anyway.
-func kindOf(op plan.Op, peer int) (plan.Op, int) {
-	if (op == plan.Send || op == plan.Recv) && peer >= 0 {
-		return op, peer
+func kindOf(op plan.Op, peer int) (kind, index int) {
+	switch {
+	case peer < 0:
+	case op == plan.Send:
+		return 1, peer
+	case op == plan.Recv:
+		return 2, peer
 	}
 	return 0, 0
 }
