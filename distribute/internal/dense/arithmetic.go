@@ -26,67 +26,20 @@ func Add(a, b *tensor.Tensor) *tensor.Tensor {
 
 // Negate returns -t; integers wrap around.
 func Negate(t *tensor.Tensor) *tensor.Tensor {
-	switch t.DType() {
-	case tensor.Int8:
-		return neg[int8](t)
-	case tensor.Int16:
-		return neg[int16](t)
-	case tensor.Int32:
-		return neg[int32](t)
-	case tensor.Int64:
-		return neg[int64](t)
-	case tensor.Uint8:
-		return neg[uint8](t)
-	case tensor.Uint16:
-		return neg[uint16](t)
-	case tensor.Uint32:
-		return neg[uint32](t)
-	case tensor.Uint64:
-		return neg[uint64](t)
+	if t.DType().IsInteger() {
+		return numbersOf(t.DType()).negate(t)
 	}
-	return fromFloats(t.DType(), t.Shape(), func(i int) float64 { return -t.Float64s()[i] })
-}
-
-func neg[T int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64](t *tensor.Tensor) *tensor.Tensor {
-	out := tensor.New(t.DType(), t.Shape()...)
-	for i, x := range tensor.Data[T](t) {
-		tensor.Data[T](out)[i] = -x
-	}
-	return out
+	xs := t.Float64s()
+	return fromFloats(t.DType(), t.Shape(), func(i int) float64 { return -xs[i] })
 }
 
 // Convert returns t in another numeric dtype. Conversion to an integer dtype truncates.
 func Convert(t *tensor.Tensor, d tensor.DType) *tensor.Tensor {
 	xs := t.Float64s()
-	switch d {
-	case tensor.Int8:
-		return fromInts[int8](xs, t.Shape())
-	case tensor.Int16:
-		return fromInts[int16](xs, t.Shape())
-	case tensor.Int32:
-		return fromInts[int32](xs, t.Shape())
-	case tensor.Int64:
-		return fromInts[int64](xs, t.Shape())
-	case tensor.Uint8:
-		return fromInts[uint8](xs, t.Shape())
-	case tensor.Uint16:
-		return fromInts[uint16](xs, t.Shape())
-	case tensor.Uint32:
-		return fromInts[uint32](xs, t.Shape())
-	case tensor.Uint64:
-		return fromInts[uint64](xs, t.Shape())
+	if d.IsInteger() {
+		return numbersOf(d).truncate(xs, t.Shape())
 	}
 	return fromFloats(d, t.Shape(), func(i int) float64 { return xs[i] })
-}
-
-func fromInts[T int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64](
-	xs []float64, shape []int,
-) *tensor.Tensor {
-	out := tensor.New(tensor.DTypeOf[T](), shape...)
-	for i, x := range xs {
-		tensor.Data[T](out)[i] = T(int64(x))
-	}
-	return out
 }
 
 // Divide returns t divided by n. Floating-point types keep their dtype; int32, int64, uint32 and uint64 become
@@ -118,8 +71,8 @@ func Divide(t *tensor.Tensor, n int) *tensor.Tensor {
 
 // divideByZero returns the mean of no elements: NaN, or an infinity where the sum is not 0.
 func divideByZero(t *tensor.Tensor) *tensor.Tensor {
-	zero := 0.0
-	return fromFloats(t.DType(), t.Shape(), func(i int) float64 { return t.Float64s()[i] / zero })
+	xs, zero := t.Float64s(), 0.0
+	return fromFloats(t.DType(), t.Shape(), func(i int) float64 { return xs[i] / zero })
 }
 
 // fromFloats returns a tensor of a floating-point dtype whose element i is f(i), rounded.

@@ -164,3 +164,37 @@ func TestScatter(t *testing.T) {
 		t.Errorf("the operand has changed to %v", old)
 	}
 }
+
+// TestNegateAndConvert checks every numeric dtype, and that the elements are read once.
+func TestNegateAndConvert(t *testing.T) {
+	const n = 60 // bfloat16 represents these values exactly
+	xs := make([]float64, n)
+	for i := range xs {
+		xs[i] = float64(i) + 0.75
+	}
+	for _, d := range tensor.DTypes {
+		if !d.IsNumeric() {
+			continue
+		}
+		converted := Convert(tensor.Of(xs, n), d)
+		negated := Negate(converted)
+		for i, x := range xs {
+			want := x
+			if d.IsInteger() {
+				want = float64(i)
+			}
+			if got := converted.Float64s()[i]; got != want {
+				t.Errorf("%v: %v converted is %v, want %v", d, x, got, want)
+			}
+			if back := Negate(negated).Float64s()[i]; back != want {
+				t.Errorf("%v: %v negated twice is %v", d, want, back)
+			}
+		}
+		if signed := d.IsFloat() || d <= tensor.Int64; signed && negated.Float64s()[2] >= 0 {
+			t.Errorf("%v: the negated value is %v", d, negated.Float64s()[2])
+		}
+		if allocations := testing.AllocsPerRun(10, func() { Negate(converted) }); allocations > 10 {
+			t.Errorf("%v: Negate of %d elements makes %v allocations, want at most 10", d, n, allocations)
+		}
+	}
+}

@@ -32,26 +32,6 @@ func Scatter(o ScatterOp, old *tensor.Tensor, s *tensor.IndexedSlices) *tensor.T
 		scatterRows(tensor.Data[bool](out), s, tensor.Data[bool](s.Values), func(_, x bool) bool { return x })
 	case tensor.String:
 		scatterRows(out.StringData(), s, s.Values.StringData(), func(_, x string) string { return x })
-	case tensor.Int8:
-		scatterNumbers[int8](o, out, s)
-	case tensor.Int16:
-		scatterNumbers[int16](o, out, s)
-	case tensor.Int32:
-		scatterNumbers[int32](o, out, s)
-	case tensor.Int64:
-		scatterNumbers[int64](o, out, s)
-	case tensor.Uint8:
-		scatterNumbers[uint8](o, out, s)
-	case tensor.Uint16:
-		scatterNumbers[uint16](o, out, s)
-	case tensor.Uint32:
-		scatterNumbers[uint32](o, out, s)
-	case tensor.Uint64:
-		scatterNumbers[uint64](o, out, s)
-	case tensor.Float32:
-		scatterNumbers[float32](o, out, s)
-	case tensor.Float64:
-		scatterNumbers[float64](o, out, s)
 	case tensor.Float16:
 		f := combine[float32](o)
 		scatterRows(tensor.Data[tensor.F16](out), s, tensor.Data[tensor.F16](s.Values), func(a, b tensor.F16) tensor.F16 {
@@ -62,17 +42,10 @@ func Scatter(o ScatterOp, old *tensor.Tensor, s *tensor.IndexedSlices) *tensor.T
 		scatterRows(tensor.Data[tensor.BF16](out), s, tensor.Data[tensor.BF16](s.Values), func(a, b tensor.BF16) tensor.BF16 {
 			return tensor.BF16From(f(a.Float32(), b.Float32()))
 		})
+	default:
+		numbersOf(old.DType()).scatter(o, out, s)
 	}
 	return out
-}
-
-func scatterNumbers[T number](o ScatterOp, out *tensor.Tensor, s *tensor.IndexedSlices) {
-	scatterRows(tensor.Data[T](out), s, tensor.Data[T](s.Values), combine[T](o))
-}
-
-// number lists the Go types of numeric elements, without the half-precision ones.
-type number interface {
-	int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | float32 | float64
 }
 
 // combine returns the function of an operation on the variable's element and the row's element.
