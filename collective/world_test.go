@@ -12,6 +12,7 @@ import (
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/collective/chooser"
 	"github.com/lockstep-ml/lockstep/collective/plan"
+	"github.com/lockstep-ml/lockstep/internal/transport/transporttest"
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/mem"
 	"github.com/lockstep-ml/lockstep/transport/mixed"
@@ -57,7 +58,7 @@ func openShm(t testing.TB, n, each int) [][]transport.Endpoint {
 // openMixed opens processes with the given number of ranks each, and hosts with the given number of processes, which
 // share memory; 0: they do not.
 func openMixed(t testing.TB, n, each, host int) [][]transport.Endpoint {
-	exchanges := mixed.InProcess((n + each - 1) / each)
+	exchanges := transporttest.Exchanges((n + each - 1) / each)
 	return processes(t, n, each, func(ctx context.Context, p int, ranks []int) ([]transport.Endpoint, error) {
 		cfg := mixed.Config{
 			Size: n, Ranks: ranks, Exchange: exchanges[p], TCP: tcp.Config{Job: "test", Logger: slog.New(slog.DiscardHandler)},

@@ -9,32 +9,6 @@ import (
 	"sync"
 )
 
-// InProcess returns n Exchanges that connect n callers of [Open] in one process, as if they were n processes.
-func InProcess(n int) []Exchange {
-	registrations := make([][]byte, n)
-	var mu sync.Mutex
-	left := n
-	all := make(chan struct{})
-	out := make([]Exchange, n)
-	for i := range out {
-		out[i] = func(ctx context.Context, mine []byte) ([][]byte, error) {
-			mu.Lock()
-			registrations[i] = mine
-			if left--; left == 0 {
-				close(all)
-			}
-			mu.Unlock()
-			select {
-			case <-all:
-				return registrations, nil
-			case <-ctx.Done():
-				return nil, context.Cause(ctx)
-			}
-		}
-	}
-	return out
-}
-
 // Through returns an Exchange over a connection with a process that runs [Collect], such as the parent: a socket or a
 // pair of pipes. The end of ctx does not interrupt it; closing the connection does.
 func Through(parent io.ReadWriter) Exchange {

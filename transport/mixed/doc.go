@@ -3,8 +3,8 @@
 // sides.
 //
 // [Open] needs one service from the caller: it must pass the registration of every process, a few hundred bytes with
-// its location, to all other processes ([Config.Exchange]). A rendezvous does this between hosts, [InProcess] between
-// the goroutines of a test, and [Collect] and [Through] between a parent and the processes that it has started.
+// its location, to all other processes ([Config.Exchange]). A rendezvous does this between hosts, [Collect] and
+// [Through] between a parent and the processes that it has started.
 //
 // The ranks that reach each other by memory are a domain: those of a host that has shared memory, or else those of a
 // process. If a group is one domain, Open returns endpoints of package mem or shm. If every rank is a separate domain,

@@ -50,7 +50,7 @@ func (m *mode) open(t testing.TB, n int) []transport.Endpoint {
 		t.Skip("processes cannot share memory on this system")
 	}
 	processes := (n + m.each - 1) / m.each
-	exchanges := mixed.InProcess(processes)
+	exchanges := transporttest.Exchanges(processes)
 	out := make([]transport.Endpoint, n)
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -179,7 +179,7 @@ func TestBadRegistrations(t *testing.T) {
 			{Size: 2, Ranks: []int{1}},
 		}, "sends data in plain text"},
 	} {
-		exchanges := mixed.InProcess(2)
+		exchanges := transporttest.Exchanges(2)
 		var wg sync.WaitGroup
 		for p, cfg := range c.cfg {
 			cfg.Exchange = exchanges[p]
@@ -203,8 +203,8 @@ func TestBadRegistrations(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := mixed.Open(ctx, mixed.Config{Size: 2, Ranks: []int{0}, Exchange: mixed.InProcess(2)[0]}); !errors.Is(err,
-		context.DeadlineExceeded) {
+	cfg := mixed.Config{Size: 2, Ranks: []int{0}, Exchange: transporttest.Exchanges(2)[0]}
+	if _, err := mixed.Open(ctx, cfg); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("nobody else comes: %v", err)
 	}
 }
@@ -247,7 +247,7 @@ func TestAddressReused(t *testing.T) {
 	}
 	l.Close()
 	for range 2 {
-		exchanges := mixed.InProcess(2)
+		exchanges := transporttest.Exchanges(2)
 		var all sync.WaitGroup
 		for p, listen := range []string{l.Addr().String(), "127.0.0.1:0"} {
 			all.Go(func() {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/secret"
+	"github.com/lockstep-ml/lockstep/internal/transport/transporttest"
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/mixed"
 	"github.com/lockstep-ml/lockstep/transport/shm"
@@ -91,7 +92,7 @@ func TestSecure(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := len(c.hosts)
-			exchanges := mixed.InProcess(n)
+			exchanges := transporttest.Exchanges(n)
 			seen := taps{of: map[string]int{}, first: map[string]bool{}}
 			ends := make([]transport.Endpoint, n)
 			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
@@ -160,7 +161,7 @@ func TestOtherSecret(t *testing.T) {
 		t.Skip("processes cannot share memory on this system")
 	}
 	for _, memory := range []bool{true, false} {
-		exchanges := mixed.InProcess(2)
+		exchanges := transporttest.Exchanges(2)
 		var wg sync.WaitGroup
 		all, enough := context.WithTimeout(context.Background(), 2*time.Minute)
 		defer enough()
