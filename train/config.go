@@ -11,6 +11,7 @@ import (
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/train/compress"
 )
 
 // Config configures [New]. It describes the training data, by either Data, or Inputs and Labels.
@@ -30,6 +31,10 @@ type Config struct {
 	// the other, while the gradients of later ones are computed. 0: the engine's default. It must be the same on
 	// all workers; on XLA, another value may change the last bits of results.
 	BucketBytes int
+	// Compress says how gradients are exchanged between replicas. The default exchanges them as they are. Anything
+	// else changes the results, and pays off over links of about 1 Gbit/s and less; see package compress. It must be
+	// the same on all workers. A single replica exchanges nothing.
+	Compress compress.Codec
 	// Progress, if not nil, is called when a phase begins, with the step (from 1) and the phase. It is called
 	// several times a step, by the goroutine that does the work (for several replicas, that of the first
 	// one). Calls do not overlap. It must not block: a worker of a job reports through it that it is making
@@ -81,6 +86,12 @@ func (c *Config) complete(ctx context.Context, timeout time.Duration) error {
 		if err := c.infer(ctx); err != nil {
 			return fmt.Errorf("train: Config.Data: first batch: %w", err)
 		}
+	}
+	if err := c.Compress.Check(); err != nil {
+		return fmt.Errorf("train: Config.Compress: %w", err)
+	}
+	if c.Compress.Method == compress.PowerSGD {
+		c.Compress.Rank = max(1, c.Compress.Rank)
 	}
 	switch {
 	case c.Data == nil && len(c.Inputs) == 0:

@@ -25,6 +25,7 @@ func (t *Trainer) Facts() ([]Fact, error) {
 		{"global batch", fmt.Sprint(t.config.GlobalBatch)},
 		{"seed", fmt.Sprint(t.config.Seed)},
 		{"buckets", fmt.Sprint(len(t.buckets))},
+		{"compression", t.config.Compress.String()},
 		{"metrics", fmt.Sprint(t.metrics)},
 		{"variables", fmt.Sprint(len(t.variables))},
 	}

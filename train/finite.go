@@ -13,6 +13,7 @@ import (
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/train/compress"
 )
 
 // NotFinitePolicy selects what [Trainer.Fit] and [Trainer.Evaluate] do when the loss of a batch, or a
@@ -200,7 +201,7 @@ func (t *Trainer) inspect(ctx context.Context, b *stepBatches, e *NotFiniteError
 	if err != nil {
 		return err
 	}
-	e.conclude(findings, t.Parameters())
+	e.conclude(findings, t.Parameters(), t.config.Compress)
 	return nil
 }
 
@@ -240,7 +241,7 @@ func decodeFindings(text []byte) (list []finding, err error) {
 }
 
 // conclude selects the first cause, on the first replica that has it.
-func (e *NotFiniteError) conclude(byReplica []finding, parameters []engine.Variable) {
+func (e *NotFiniteError) conclude(byReplica []finding, parameters []engine.Variable, codec compress.Codec) {
 	e.Replica, e.Example = -1, -1
 	e.Detail = "every replica's share is finite: use a smaller learning rate, or a loss that cannot overflow"
 	first, sum := finding{Cause: causeNone}, -1
@@ -257,6 +258,10 @@ func (e *NotFiniteError) conclude(byReplica []finding, parameters []engine.Varia
 		v := parameters[sum]
 		e.Detail = fmt.Sprintf("each replica's gradient of %s is finite, but their sum overflows %v: use a wider "+
 			"type, a smaller loss, or fewer replicas", v.Name, v.DType)
+		if codec.Method == compress.Float16 {
+			e.Detail = fmt.Sprintf("each replica's gradient of %s is finite, but one of them, or their sum, overflows float16, "+
+				"in which Config.Compress exchanges them: use bfloat16, or a smaller loss", v.Name)
+		}
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/train/compress"
 )
 
 // TestNotFiniteOverWorkers checks that every worker ends with the same error, or skips the same batches, whichever
@@ -116,7 +117,7 @@ func TestNotFiniteConclusion(t *testing.T) {
 		{[]finding{none, none}, -1, -1, "every replica's share is finite", false},
 	} {
 		e := &NotFiniteError{Loss: 0.25, Step: 3}
-		e.conclude(c.findings, parameters)
+		e.conclude(c.findings, parameters, compress.Codec{})
 		if e.Replica != c.replica || e.Example != c.example || !strings.HasPrefix(e.Detail, c.detail) ||
 			e.persists != c.persists {
 			t.Errorf("%+v: got %+v", c.findings, e)

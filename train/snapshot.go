@@ -11,6 +11,7 @@ import (
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
+	"github.com/lockstep-ml/lockstep/train/compress"
 )
 
 // Snapshot is the complete state for resuming training as if it had not stopped: the bits of every variable,
@@ -23,6 +24,10 @@ type Snapshot struct {
 	Replicas    int   // number of replicas, over all workers
 	// Variables holds all variables, in the order of Trainer.Variables. An average has one row per replica.
 	Variables []Weight
+	// Compress is Config.Compress, and Compression what its exchanges keep from step to step. What differs between
+	// replicas has one row per replica.
+	Compress    compress.Codec
+	Compression []Weight
 	// Facts, Build and Job describe the program; see [BackupConfig].
 	Facts, Build []Fact
 	Job          string
@@ -47,6 +52,8 @@ type snapshotState struct {
 	Seed        int64     `json:"seed"`
 	GlobalBatch int       `json:"global_batch"`
 	Replicas    int       `json:"replicas"`
+	Compress    string    `json:"compress,omitempty"`    // Config.Compress; without it, none
+	Compression []string  `json:"compression,omitempty"` // the names of the tensors that are no variables
 	Facts       []Fact    `json:"facts,omitempty"`
 	Build       []Fact    `json:"build,omitempty"`
 	Job         string    `json:"job,omitempty"`
@@ -56,15 +63,22 @@ type snapshotState struct {
 // Contents converts the snapshot to the form that package checkpoint writes. The tensors are shared, not
 // copied.
 func (s *Snapshot) Contents() (*checkpoint.Contents, error) {
-	state, err := json.Marshal(snapshotState{
-		s.Step, s.passes, s.Seed, s.GlobalBatch, s.Replicas, s.Facts, s.Build, s.Job,
-		s.fit,
-	})
+	saved := snapshotState{
+		Step: s.Step, Passes: s.passes, Seed: s.Seed, GlobalBatch: s.GlobalBatch, Replicas: s.Replicas, Facts: s.Facts,
+		Build: s.Build, Job: s.Job, Fit: s.fit,
+	}
+	if s.Compress != (compress.Codec{}) {
+		saved.Compress = s.Compress.String()
+	}
+	for _, v := range s.Compression {
+		saved.Compression = append(saved.Compression, v.Name)
+	}
+	state, err := json.Marshal(saved)
 	if err != nil {
 		return nil, fmt.Errorf("train: snapshot: %w", err)
 	}
 	c := &checkpoint.Contents{Step: s.Step, State: state}
-	for _, v := range s.Variables {
+	for _, v := range slices.Concat(s.Variables, s.Compression) {
 		c.Tensors = append(c.Tensors, checkpoint.Tensor(v))
 	}
 	return c, nil
@@ -90,8 +104,18 @@ func SnapshotOf(c *checkpoint.Contents) (*Snapshot, error) {
 			return nil, fmt.Errorf("train: snapshot: its state: %w", err)
 		}
 	}
+	if state.Compress != "" {
+		var err error
+		if s.Compress, err = compress.Parse(state.Compress); err != nil {
+			return nil, fmt.Errorf("train: snapshot: its state: %w", err)
+		}
+	}
 	for _, t := range c.Tensors {
-		s.Variables = append(s.Variables, Weight(t))
+		if slices.Contains(state.Compression, t.Name) {
+			s.Compression = append(s.Compression, Weight(t))
+		} else {
+			s.Variables = append(s.Variables, Weight(t))
+		}
 	}
 	return s, nil
 }
@@ -106,7 +130,7 @@ func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
 	chief := t.strategy.Properties().ShouldCheckpoint
 	s := &Snapshot{
 		Step: t.committed, Seed: t.config.Seed, GlobalBatch: t.config.GlobalBatch,
-		Replicas: t.strategy.NumReplicasInSync(), passes: t.passes,
+		Replicas: t.strategy.NumReplicasInSync(), passes: t.passes, Compress: t.config.Compress,
 	}
 	for i, v := range t.variables {
 		var value *tensor.Tensor
@@ -121,6 +145,10 @@ func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
 			return nil, fmt.Errorf("train: snapshot: reading %s: %w", v.Name, err)
 		}
 		s.Variables = append(s.Variables, Weight{v.Name, value})
+	}
+	var err error
+	if s.Compression, err = t.readCompression(ctx); err != nil {
+		return nil, fmt.Errorf("train: snapshot: %w", err)
 	}
 	if !chief {
 		return nil, nil
@@ -181,8 +209,10 @@ type Restored struct {
 //
 // The trainer must have the snapshot's variables, seed and global batch. It may have another number of
 // workers, which changes no bit. If it has another number of replicas, every replica gets the mean of the
-// averages of the snapshot's replicas, and [Restored] reports that bits differ from here on. On error nothing
-// has changed, unless the engine itself failed.
+// averages of the snapshot's replicas, and [Restored] reports that bits differ from here on. What compressed
+// gradients have kept for the next step is then divided evenly among the replicas; with another Config.Compress
+// than the snapshot's it is dropped, which Restored reports too. On error nothing has changed, unless the engine
+// itself failed.
 func (t *Trainer) Restore(ctx context.Context, s *Snapshot) (Restored, error) {
 	s, _, err := t.share(ctx, s, shared{}, nil)
 	if s == nil || err != nil {
@@ -215,6 +245,9 @@ func (t *Trainer) restore(s *Snapshot) (Restored, error) {
 	if n := t.strategy.NumReplicasInSync(); n != s.Replicas {
 		r.Differ = append(r.Differ, fmt.Sprintf("the snapshot was made by %s, this is %s: averages were combined, and sums "+
 			"are made in another order", plural(s.Replicas, "replica"), plural(n, "replica")))
+	}
+	if why := t.restoreCompression(s); why != "" {
+		r.Differ = append(r.Differ, why)
 	}
 	return r, nil
 }

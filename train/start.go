@@ -137,7 +137,8 @@ func programDifference(v, w int, a, b string) string {
 func (t *Trainer) describe() []string {
 	out := []string{
 		fmt.Sprintf("global batches of %d", t.config.GlobalBatch), fmt.Sprintf("seed %d", t.config.Seed),
-		fmt.Sprintf("%d buckets", len(t.buckets)), fmt.Sprintf("metrics %q", t.metrics),
+		fmt.Sprintf("%d buckets", len(t.buckets)), fmt.Sprintf("compression %v", t.config.Compress),
+		fmt.Sprintf("metrics %q", t.metrics),
 		fmt.Sprintf("the policy %q for what is not finite", t.config.NotFinite),
 	}
 	for _, v := range t.variables {

@@ -79,10 +79,10 @@ func (t *Trainer) transact(ctx context.Context, b *stepBatches,
 		err = errNotFinite
 	}
 	if err != nil || stop {
-		t.program.Discard()
+		t.discard()
 		return stop, err
 	}
-	t.program.Commit()
+	t.commit()
 	t.committed++
 	t.passes = 0
 	return false, nil
@@ -117,8 +117,8 @@ type bucket struct {
 
 // part is the state that a local replica keeps from step to step.
 type part struct {
-	gradients [][]*tensor.Tensor   // by bucket: of the current step
-	reducing  []*distribute.Handle // by bucket: its reduction
+	gradients [][]*tensor.Tensor // by bucket: of the current step
+	reducing  []reduction        // by bucket
 	// scalars are the loss, the metrics and the values that workers compare: of this replica until they are
 	// reduced, then the sums over all replicas.
 	scalars   []float64
@@ -133,7 +133,6 @@ type part struct {
 
 func (p *part) reset() {
 	p.notFinite, p.failure, p.ctx, p.replica = -1, nil, nil, nil
-	clear(p.reducing)
 }
 
 // device is the state of a device of the engine. The first of its replicas updates its variables.
@@ -172,10 +171,14 @@ func (t *Trainer) plan() {
 		d.left = make([]int, len(d.buckets))
 	}
 	t.parts = make([]part, len(t.deviceOf))
+	first, _ := t.strategy.LocalReplicas()
 	for replica := range t.parts {
 		p := &t.parts[replica]
 		p.scalars = make([]float64, 1+len(t.metrics)+agreed)
-		p.reducing = make([]*distribute.Handle, len(t.buckets))
+		p.reducing = make([]reduction, len(t.buckets))
+		for k, codec := range t.exchanges(first + replica) {
+			p.reducing[k].codec = codec
+		}
 		for _, b := range t.buckets {
 			p.gradients = append(p.gradients, make([]*tensor.Tensor, len(b.parameters)))
 		}
@@ -246,11 +249,17 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 		}
 		copy(d.left, d.buckets)
 	}
-	for k := range t.buckets {
-		if h := p.reducing[k]; h != nil {
-			if err := h.Wait(ctx); err != nil {
+	if t.config.Compress.Rounds() > 1 {
+		// All buckets start their second round before any is awaited, so that no transfer waits for an update.
+		for k := range t.buckets {
+			if _, err := p.reducing[k].advance(ctx, r); err != nil {
 				return err
 			}
+		}
+	}
+	for k := range t.buckets {
+		if err := p.reducing[k].finish(ctx, r); err != nil {
+			return err
 		}
 		p.checkSums(local, len(t.parts), p.gradients[k], t.buckets[k].parameters)
 		if !update {
@@ -275,9 +284,8 @@ func (t *Trainer) startReduction(p *part, k int, scalars []float64) (err error) 
 	if p.replica.NumReplicas() == 1 {
 		return nil
 	}
-	p.reducing[k], err = p.replica.StartAllReduce(p.ctx, distribute.Sum,
+	return p.reducing[k].start(p.ctx, p.replica, t.committed,
 		distribute.Bucket{Dst: tensors, Src: tensors, Names: bucket.names, Scalars: scalars})
-	return err
 }
 
 // update computes new values of the parts of a device whose last bucket was reduced, and is bucket k.
@@ -357,7 +365,7 @@ func (t *Trainer) Gradients(ctx context.Context, b data.Batch) ([]*tensor.Tensor
 		return t.reduceGradients(ctx, r, &step, false)
 	})
 	if err != nil {
-		t.program.Discard()
+		t.discard()
 		return nil, Result{}, fmt.Errorf("train: %w", err)
 	}
 	out := make([]*tensor.Tensor, len(t.Parameters()))
@@ -366,7 +374,7 @@ func (t *Trainer) Gradients(ctx context.Context, b data.Batch) ([]*tensor.Tensor
 			out[parameter] = t.parts[0].gradients[k][i].Clone()
 		}
 	}
-	t.program.Commit() // nothing was updated: commits only what the forward pass changed
+	t.commit() // nothing was updated: commits only what the forward pass changed, and what compression keeps
 	t.passes++
 	m := newMean(t.metrics)
 	m.add(&step, t)

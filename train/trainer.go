@@ -92,6 +92,11 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 	if err == nil && t.central {
 		err = keepsCentral(s, program)
 	}
+	if err == nil {
+		if err = compressible(cfg.Compress, program.Parameters()); err != nil {
+			err = errors.Join(err, program.Close())
+		}
+	}
 	if err != nil {
 		err = fmt.Errorf("train: compiling the model: %w", err)
 		t.failOthers(ctx, err)

@@ -105,6 +105,18 @@ func (c Codec) Check() error {
 	return nil
 }
 
+// Rounds returns the number of rounds of calls of an exchange. Before the last round of several, most of the work is
+// still to be done, so a caller with several exchanges starts a round of all of them before it waits for one.
+func (c Codec) Rounds() int {
+	switch c.Method {
+	case None:
+		return 0
+	case Int8, PowerSGD:
+		return 2
+	}
+	return 1
+}
+
 // String returns the codec in the form of [Parse].
 func (c Codec) String() string {
 	if c.Method != PowerSGD {

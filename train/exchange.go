@@ -1,0 +1,220 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/train/compress"
+)
+
+// reduction is a replica's exchange of the gradients of one bucket.
+type reduction struct {
+	codec   compress.Exchange    // nil: the gradients are all-reduced as they are
+	started []*distribute.Handle // the calls in progress
+	more    bool                 // codec describes what follows them
+}
+
+// exchanges returns the compressed exchange of each bucket for a replica, or nothing if there is none.
+func (t *Trainer) exchanges(replica int) (list []compress.Exchange) {
+	n := t.strategy.NumReplicasInSync()
+	if t.config.Compress.Method == compress.None || n == 1 {
+		return nil
+	}
+	parameters := t.program.Parameters()
+	for _, b := range t.buckets {
+		var of []compress.Parameter
+		for _, i := range b.parameters {
+			of = append(of, compress.Parameter{Name: parameters[i].Name, DType: parameters[i].DType, Shape: parameters[i].Shape})
+		}
+		list = append(list, t.config.Compress.New(of, replica, n, uint64(t.config.Seed)))
+	}
+	return list
+}
+
+// start starts the exchange of a bucket's gradients, and of scalars.
+func (r *reduction) start(ctx context.Context, replica *distribute.Replica, step int64, b distribute.Bucket) error {
+	r.started = r.started[:0]
+	if r.codec == nil {
+		return r.reduce(ctx, replica, b)
+	}
+	r.more = true
+	return r.make(ctx, replica, r.codec.Start(b.Dst, step), b.Scalars)
+}
+
+// make starts calls of the codec. The scalars are reduced by the first reduction of them, or by a separate one.
+func (r *reduction) make(ctx context.Context, replica *distribute.Replica, calls []compress.Call,
+	scalars []float64,
+) error {
+	for _, c := range calls {
+		var h *distribute.Handle
+		var err error
+		switch c.Op {
+		case compress.AllToAll:
+			h, err = replica.StartAllToAll(ctx, c.Dst[0], c.Src[0], c.Names[0])
+		case compress.AllGather:
+			h, err = replica.StartAllGather(ctx, c.Dst[0], c.Src[0], c.Names[0])
+		default:
+			err = r.reduce(ctx, replica, distribute.Bucket{Dst: c.Dst, Src: c.Src, Names: c.Names, Scalars: scalars})
+			scalars = nil
+			if err == nil {
+				continue
+			}
+		}
+		if err != nil {
+			return err
+		}
+		r.started = append(r.started, h)
+	}
+	if len(scalars) == 0 {
+		return nil
+	}
+	return r.reduce(ctx, replica, distribute.Bucket{Scalars: scalars})
+}
+
+// reduce starts an all-reduce.
+func (r *reduction) reduce(ctx context.Context, replica *distribute.Replica, b distribute.Bucket) error {
+	h, err := replica.StartAllReduce(ctx, distribute.Sum, b)
+	if err == nil {
+		r.started = append(r.started, h)
+	}
+	return err
+}
+
+// advance waits for the calls in progress and starts those that follow. It reports whether there were none: then the
+// gradients are summed.
+func (r *reduction) advance(ctx context.Context, replica *distribute.Replica) (done bool, err error) {
+	for _, h := range r.started {
+		if err := h.Wait(ctx); err != nil {
+			return false, err
+		}
+	}
+	r.started = r.started[:0]
+	if !r.more {
+		return true, nil
+	}
+	calls := r.codec.Next()
+	r.more = len(calls) > 0
+	return !r.more, r.make(ctx, replica, calls, nil)
+}
+
+// finish waits until the gradients are summed.
+func (r *reduction) finish(ctx context.Context, replica *distribute.Replica) error {
+	for {
+		if done, err := r.advance(ctx, replica); done || err != nil {
+			return err
+		}
+	}
+}
+
+// commit makes what a step has computed visible on all replicas.
+func (t *Trainer) commit() {
+	t.program.Commit()
+	for i := range t.parts {
+		for _, r := range t.parts[i].reducing {
+			if r.codec != nil {
+				r.codec.Commit()
+			}
+		}
+	}
+}
+
+// discard drops it.
+func (t *Trainer) discard() {
+	t.program.Discard()
+	for i := range t.parts {
+		for _, r := range t.parts[i].reducing {
+			if r.codec != nil {
+				r.codec.Discard()
+			}
+		}
+	}
+}
+
+// compression lists what the compressed exchanges of a replica keep from step to step.
+func (t *Trainer) compression(replica int) (list []compress.State) {
+	for _, r := range t.parts[replica].reducing {
+		if r.codec != nil {
+			list = append(list, r.codec.State()...)
+		}
+	}
+	return list
+}
+
+// readCompression returns what all replicas keep: of each replica a row, if they differ. Only the chief uses the
+// result.
+func (t *Trainer) readCompression(ctx context.Context) (list []Weight, err error) {
+	states := make([][]compress.State, len(t.parts))
+	for replica := range states {
+		states[replica] = t.compression(replica)
+	}
+	for i, s := range states[0] {
+		value := s.Value
+		if s.Shared {
+			value = value.Clone()
+		} else {
+			rows := make([]distribute.Value, len(states))
+			for replica := range rows {
+				rows[replica] = states[replica][i].Value.Reshape(rowShape(1, s.Value.Shape())...)
+			}
+			if value, err = t.gather(ctx, rows); err != nil {
+				return nil, fmt.Errorf("reading the %s: %w", s.Name, err)
+			}
+		}
+		list = append(list, Weight{s.Name, value})
+	}
+	return list, nil
+}
+
+// restoreCompression sets what the compressed exchanges keep to that of a snapshot. It returns a reason why bits differ
+// from here on, or "".
+func (t *Trainer) restoreCompression(s *Snapshot) string {
+	saved := map[string]*tensor.Tensor{}
+	if s.Compress == t.config.Compress {
+		for _, w := range s.Compression {
+			saved[w.Name] = w.Value
+		}
+	}
+	n := t.strategy.NumReplicasInSync()
+	first, _ := t.strategy.LocalReplicas()
+	for replica := range t.parts {
+		for _, state := range t.compression(replica) {
+			to, shape := tensor.Data[float32](state.Value), state.Value.Shape()
+			clear(to)
+			if !state.Shared {
+				shape = rowShape(s.Replicas, shape)
+			}
+			value := saved[state.Name]
+			switch {
+			case value == nil || value.DType() != tensor.Float32 || !slices.Equal(value.Shape(), shape): // starts anew
+			case state.Shared:
+				copy(to, tensor.Data[float32](value))
+			case s.Replicas == n:
+				copy(to, tensor.Data[float32](value.Rows(first+replica, first+replica+1)))
+			default: // only the sum over the replicas matters
+				for i, mean := range tensor.Data[float32](meanOfRows(value, state.Value.Shape())) {
+					to[i] = mean * float32(s.Replicas) / float32(n)
+				}
+			}
+		}
+	}
+	if s.Compress != t.config.Compress {
+		return fmt.Sprintf("the snapshot was made with compression %v, and this training has %v: what compression has "+
+			"rounded away and kept for the next step is dropped", s.Compress, t.config.Compress)
+	}
+	return ""
+}
+
+// compressible returns an error if gradients of these parameters cannot be compressed.
+func compressible(c compress.Codec, parameters []engine.Variable) error {
+	if c.Method == compress.None || slices.ContainsFunc(parameters, func(v engine.Variable) bool {
+		return v.DType == tensor.Float32
+	}) {
+		return nil
+	}
+	return fmt.Errorf("Config.Compress is %v, and no parameter is float32: other types are not compressed; "+
+		"leave it out", c)
+}
