@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective/chooser"
+	"github.com/lockstep-ml/lockstep/collective/internal/executor"
 	"github.com/lockstep-ml/lockstep/collective/plan"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -113,13 +114,17 @@ type Manifest struct {
 // Src and Dst must be disjoint, or in place as NCCL defines it: the same elements of the whole vector are the
 // same memory. So Src equals Dst for AllReduce, Broadcast and Reduce; the Src of an AllGather or Gather is
 // the rank's part of Dst; the Dst of a ReduceScatter or Scatter is the rank's part of Src. An AllToAll cannot
-// be in place. Local ranks may share one Dst in an AllReduce, a Broadcast or an AllGather.
+// be in place. Local ranks may share one Dst in an AllReduce, a Broadcast or an AllGather; of a DstList they may share
+// all memories or none. The lists, too, belong to the library until then. Ranks may cut one vector in different places.
 type Call struct {
 	Op     Op
 	Reduce ReduceOp      // for reductions
 	Type   DType         // of the elements
 	Src    tensor.Memory // what this rank contributes
 	Dst    tensor.Memory // where this rank's result is stored
+	// SrcList and DstList, unless they are nil, are memories that together, in their order, are Src or Dst: a bucket of
+	// tensors is one call. Src or Dst is then ignored.
+	SrcList, DstList []tensor.Memory
 	// ReduceScatter, AllGather, Gather, Scatter: elements of each rank's part, the same on all ranks; nil:
 	// equal parts
 	Counts   []int
@@ -172,11 +177,11 @@ func (c *Call) check(rank, size int, o *Options) (count int, err error) {
 		return 0, errors.Join(kind, ranks, counts)
 	}
 	gives, gets := c.parts(rank)
-	src, err := c.elements("Src", &c.Src, gives)
+	src, err := c.elements("Src", &c.Src, c.SrcList, gives)
 	if err != nil {
 		return 0, err
 	}
-	dst, err := c.elements("Dst", &c.Dst, gets)
+	dst, err := c.elements("Dst", &c.Dst, c.DstList, gets)
 	if err != nil {
 		return 0, err
 	}
@@ -293,27 +298,43 @@ func (c *Call) parts(rank int) (gives, gets portion) {
 	return r.rootGives, r.rootGets
 }
 
-// sides sets src and dst to the memories that have a part in the call on this rank. It does not return them: the
-// copies would cost as much as the rest of a small call's preparation.
-func (c *Call) sides(rank int, src, dst *tensor.Memory) {
+// sides sets the memories of x that have a part in the call on this rank. It does not return them: the copies would
+// cost as much as the rest of a small call's preparation.
+func (c *Call) sides(rank int, x *executor.Call) {
 	gives, gets := c.parts(rank)
+	x.SrcList, x.DstList = nil, nil
 	if gives != nothing {
-		*src = c.Src
+		x.Src, x.SrcList = c.Src, c.SrcList
 	} else {
-		*src = tensor.Memory{}
+		x.Src = tensor.Memory{}
 	}
 	if gets != nothing {
-		*dst = c.Dst
+		x.Dst, x.DstList = c.Dst, c.DstList
 	} else {
-		*dst = tensor.Memory{}
+		x.Dst = tensor.Memory{}
 	}
 }
 
-// elements validates a memory of the call, and returns how many elements it holds: 0 if the call does not use it.
-func (c *Call) elements(name string, m *tensor.Memory, p portion) (int, error) {
-	if p == nothing {
+// elements validates a memory of the call, or the list in its place, and returns how many elements it holds: 0 if the
+// call does not use it.
+func (c *Call) elements(name string, m *tensor.Memory, list []tensor.Memory, p portion) (n int, err error) {
+	switch {
+	case p == nothing:
 		return 0, nil
+	case list == nil:
+		return c.elementsOf(name, m)
 	}
+	for i := range list {
+		more, err := c.elementsOf(name, &list[i])
+		if err != nil {
+			return 0, fmt.Errorf("memory %d of a list: %w", i, err)
+		}
+		n += more
+	}
+	return n, nil
+}
+
+func (c *Call) elementsOf(name string, m *tensor.Memory) (int, error) {
 	n := m.Bytes / c.Type.Bytes()
 	switch {
 	case m.Kind == tensor.Device:
@@ -359,7 +380,8 @@ func (c *Call) measure(rank, size, src, dst int, gives, gets portion) (count int
 	}
 	if has != want {
 		if gives == whole && gets == whole {
-			return 0, fmt.Errorf("%d bytes in Src and %d in Dst: want as many", c.Src.Bytes, c.Dst.Bytes)
+			size := c.Type.Bytes()
+			return 0, fmt.Errorf("%d bytes in Src and %d in Dst: want as many", src*size, dst*size)
 		}
 		return 0, fmt.Errorf("%d elements in %s of rank %d: want %d", has, name, rank, want)
 	}
@@ -378,6 +400,9 @@ func (c *Call) hint() string {
 
 // checkPlace holds Src and Dst against the in-place rule.
 func (c *Call) checkPlace(rank, size int, gives, gets portion) error {
+	if c.SrcList != nil || c.DstList != nil {
+		return c.checkLists(gives, gets)
+	}
 	longer, shorter := &c.Src, &c.Dst
 	if !overlap(longer, shorter) {
 		return nil
@@ -400,6 +425,20 @@ func (c *Call) checkPlace(rank, size int, gives, gets portion) error {
 			"want disjoint ones, or the shorter one %d bytes after the start of the other", at)
 	}
 	return errors.New("memories Src and Dst overlap: want the same, or disjoint ones")
+}
+
+// checkLists holds lists that are cut in the same places against the in-place rule. Other overlaps are not found.
+func (c *Call) checkLists(gives, gets portion) error {
+	if gives != gets || len(c.SrcList) != len(c.DstList) {
+		return nil
+	}
+	for i := range c.SrcList {
+		src, dst := &c.SrcList[i], &c.DstList[i]
+		if same := src.Ptr == dst.Ptr && src.Bytes == dst.Bytes; overlap(src, dst) && (!same || roles[c.Op].apart) {
+			return fmt.Errorf("memories %d of SrcList and DstList overlap: want the same, or disjoint ones", i)
+		}
+	}
+	return nil
 }
 
 // part returns which elements of count are the rank's part.

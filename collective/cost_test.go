@@ -31,7 +31,7 @@ func (b *planBackend) bare(call *Call, t ticket) error {
 		return err
 	}
 	b.use(&r, p)
-	call.sides(b.rank, &b.call.Src, &b.call.Dst)
+	call.sides(b.rank, &b.call)
 	b.signer.last, b.call.Slot = &signature{}, transport.Slot{Header: transport.Header{Seq: t.seq}}
 	return b.exec.Execute(context.Background(), &b.call)
 }

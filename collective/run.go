@@ -49,7 +49,7 @@ func (b *planBackend) prepare(r *Running) error {
 		b.use(r, s.key.plan)
 	}
 	slot.Seq, slot.Sum = r.seq, s.sum+r.seq*transport.SumStep
-	r.Call.sides(b.rank, &b.call.Src, &b.call.Dst)
+	r.Call.sides(b.rank, &b.call)
 	b.calls.note(r, s, &b.diagnosis.begun)
 	return nil
 }

@@ -63,10 +63,10 @@ func (r *Replica) AllReduce(ctx context.Context, op ReduceOp, v Value, opts ...O
 }
 
 // AllReduceInto combines the replicas' tensors src[i] into dst[i] without allocating. It is meant for
-// gradients. Tensors are read and written in place; only small ones are copied into packs
-// ([Options.BytesPerPack]). dst[i] must have the dtype and the number of elements of src[i], and either be the
-// same memory or not overlap it. names, if not nil, are the tensors' names for errors. After an error the
-// contents of dst are undefined. The library owns the memory until the call returns.
+// gradients. Tensors are read and written in place; those of a pack ([Options.BytesPerPack]) are one call. dst[i]
+// must have the dtype and the number of elements of src[i], and either be the same memory or not overlap it. names, if
+// not nil, are the tensors' names for errors. After an error the contents of dst are undefined. The library owns the
+// memory until the call returns.
 //
 // The mean of integers is an error, because a dst of their dtype cannot hold it.
 func (r *Replica) AllReduceInto(

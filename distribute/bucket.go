@@ -68,7 +68,7 @@ func (r *Replica) startReduce(ctx context.Context, h *Handle, op ReduceOp, b Buc
 	}
 	defer h.run.Release(r.local)
 	o.BytesPerPack = OnePack
-	p, err := r.packed(r.comm(), op, b.Dst, b.Src, b.Names, len(b.Scalars), o)
+	p, err := r.packed(ctx, op, b.Dst, b.Src, b.Names, len(b.Scalars), o)
 	if err == nil {
 		if h.scalars, h.sums = p.scalars, b.Scalars; p.scalars != nil {
 			p.scalars.put(b.Scalars)

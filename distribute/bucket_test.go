@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/internal/race"
@@ -332,5 +333,121 @@ func TestBucketsDoNotAllocate(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+var concurrent = distribute.Options{Concurrent: true}
+
+func sumConcurrently(ctx context.Context, r *distribute.Replica) error {
+	x := ones(3)
+	if err := r.AllReduceInto(ctx, distribute.Sum, x, x, []string{"statistics"}, concurrent); err != nil {
+		return err
+	}
+	if got := tensor.Data[float32](x[0])[2]; int(got) != r.NumReplicas() {
+		return fmt.Errorf("a concurrent sum of ones is %v on %d replicas", got, r.NumReplicas())
+	}
+	return nil
+}
+
+// TestConcurrentCalls: a call on the second communicator completes although a peer has not started the bucket that this
+// replica started before.
+func TestConcurrentCalls(t *testing.T) {
+	s := mirrored(t, 3)
+	for range 2 {
+		err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+			if err := sumConcurrently(ctx, r); err != nil {
+				return err
+			}
+			for round := range 20 {
+				b := onesBucket(2, 10, 40_000)
+				var h *distribute.Handle
+				var err error
+				if (round+r.ID())%3 != 0 {
+					if h, err = r.StartAllReduce(ctx, distribute.Sum, b); err != nil {
+						return err
+					}
+				}
+				if err := sumConcurrently(ctx, r); err != nil {
+					return err
+				}
+				if h == nil {
+					if h, err = r.StartAllReduce(ctx, distribute.Sum, b); err != nil {
+						return err
+					}
+				}
+				if err := h.Wait(ctx); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestConcurrentCallsInACycle: replicas that wait for each other in calls of both communicators fail at once.
+func TestConcurrentCallsInACycle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
+		start := time.Now()
+		for _, opened := range []bool{true, false} {
+			err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+				if opened {
+					if err := sumConcurrently(ctx, r); err != nil {
+						return err
+					}
+				}
+				if r.ID() == 1 {
+					return errors.Join(sumConcurrently(ctx, r), sum(ctx, r, "gradient", 2))
+				}
+				h, err := r.StartAllReduce(ctx, distribute.Sum, onesBucket(0, 2))
+				if err != nil {
+					return err
+				}
+				return errors.Join(h.Wait(ctx), sumConcurrently(ctx, r))
+			})
+			want := distribute.ErrDesync
+			if !opened {
+				want = distribute.ErrMismatch // opening the second communicator is a call on the first one
+			}
+			if !errors.Is(err, want) {
+				t.Errorf("opened before: %v: got %v, want %v", opened, err, want)
+			}
+			if opened && !containsAll(err.Error(), "wait for each other", "statistics") {
+				t.Errorf("got %v, want a cycle that names the calls", err)
+			}
+			checkRunsAgain(t, s)
+		}
+		if err := inStep(t, s, sumConcurrently); err != nil {
+			t.Errorf("after failures: %v", err)
+		}
+		if passed := time.Since(start); passed != 0 {
+			t.Errorf("it took %v: a call waited for its deadline", passed)
+		}
+	})
+}
+
+// TestFailureOfConcurrentCall: calls that differ on the second communicator fail the step on all replicas, which are in
+// calls of the first one.
+func TestFailureOfConcurrentCall(t *testing.T) {
+	s := mirrored(t, 3, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
+	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+		if err := sumConcurrently(ctx, r); err != nil {
+			return err
+		}
+		if _, err := r.StartAllReduce(ctx, distribute.Sum, onesBucket(0, 2)); err != nil {
+			return err
+		}
+		x := ones(1 + r.ID())
+		return r.AllReduceInto(ctx, distribute.Sum, x, x, nil, concurrent)
+	})
+	if !errors.Is(err, distribute.ErrMismatch) {
+		t.Errorf("got %v, want ErrMismatch", err)
+	}
+	checkRunsAgain(t, s)
+	if err := inStep(t, s, sumConcurrently); err != nil {
+		t.Errorf("after the failure: %v", err)
 	}
 }

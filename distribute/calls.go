@@ -21,7 +21,11 @@ func (r *Replica) do(
 	r.options = o.collective()
 	r.call.Op, r.call.Reduce, r.call.Type = collective.AllReduce, op, src.DType()
 	r.call.Src, r.call.Dst = src.Memory(), dst.Memory()
-	if err := r.comm().Do(ctx, &r.call); err != nil {
+	comm, err := r.home.group.comm(ctx, r.local, o)
+	if err == nil {
+		err = comm.Do(ctx, &r.call)
+	}
+	if err != nil {
 		return run.Fail(err)
 	}
 	return nil

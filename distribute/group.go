@@ -2,6 +2,7 @@ package distribute
 
 import (
 	"context"
+	"errors"
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
@@ -14,6 +15,7 @@ type replicaGroup struct {
 	owner   groupOwner // closes the group; nil: the caller does
 	group   collective.Group
 	comms   []collective.Communicator // of this worker's replicas
+	second  []collective.Communicator // of the calls with Options.Concurrent; nil before a replica's first one
 	monitor *deadlock.Monitor
 }
 
@@ -59,7 +61,39 @@ func adoptReplicaGroup(owner groupOwner, d *deadlock.Detector, group collective.
 // does not see the calls of the owner. A failed Run of the inner strategy aborts the group.
 func (g *replicaGroup) share(d *deadlock.Detector) { d.Monitor("", nil, g.abort) }
 
-func (g *replicaGroup) set(group collective.Group) { g.group, g.comms = group, group.Local() }
+func (g *replicaGroup) set(group collective.Group) {
+	g.group, g.comms = group, group.Local()
+	g.second = make([]collective.Communicator, len(g.comms))
+}
+
+// comm returns the communicator for a replica's calls with these options. The first call with Options.Concurrent makes
+// the second communicator: that is a call of all replicas on the first one. The detector monitors both, so it finds
+// replicas that wait for each other in calls of different communicators.
+func (g *replicaGroup) comm(ctx context.Context, local int, o Options) (collective.Communicator, error) {
+	c := g.comms[local]
+	if !o.Concurrent {
+		return c, nil
+	}
+	if g.second[local] == nil {
+		made, err := c.Split(ctx, 0, c.Rank())
+		if err != nil {
+			return nil, err
+		}
+		g.second[local] = made
+	}
+	return g.second[local], nil
+}
+
+// closeSecond closes the second communicators.
+func (g *replicaGroup) closeSecond() (err error) {
+	for i, c := range g.second {
+		if c != nil {
+			err = errors.Join(err, c.Close())
+		}
+		g.second[i] = nil
+	}
+	return err
+}
 
 // abort fails the current and later calls of all communicators.
 func (g *replicaGroup) abort(cause error) {
@@ -74,6 +108,7 @@ func (g *replicaGroup) rebuild(ctx context.Context) error {
 	if g.comms[0].Err() == nil {
 		return nil
 	}
+	_ = g.closeSecond() // they failed with the first ones
 	group, err := g.group.Rebuild(ctx)
 	if err != nil {
 		return err
@@ -95,4 +130,4 @@ func (g *replicaGroup) ready(ctx context.Context) error {
 	return g.rebuild(context.WithoutCancel(ctx))
 }
 
-func (g *replicaGroup) close() error { return g.group.Close() }
+func (g *replicaGroup) close() error { return errors.Join(g.closeSecond(), g.group.Close()) }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
+	"github.com/lockstep-ml/lockstep/tensor"
 )
 
 // Handle is a started call of a replica, such as that of [Replica.StartAllReduce].
@@ -37,6 +38,17 @@ func (r *Replica) newHandle(run *deadlock.Run) *Handle {
 	h := r.handles[i]
 	h.replica, h.run, h.reducer, h.scalars, h.sums, h.later, h.started = r, run, nil, nil, nil, nil, nil
 	return h
+}
+
+// packed returns the reducer of these tensors and so many scalars, and sets the memories of its call.
+func (r *Replica) packed(
+	ctx context.Context, op ReduceOp, dst, src []*tensor.Tensor, names []string, scalars int, o Options,
+) (*cachedReducer, error) {
+	comm, err := r.home.group.comm(ctx, r.local, o)
+	if err != nil {
+		return nil, err
+	}
+	return r.reducers.of(comm, op, dst, src, names, scalars, o)
 }
 
 // Wait returns when the results are there and the library no longer uses the memory of the call. It is called once,

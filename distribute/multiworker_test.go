@@ -79,6 +79,22 @@ func jobProgram(ctx context.Context, s *distribute.Strategy) (string, error) {
 				if r.LocalID() == 0 {
 					rows = sum
 				}
+				bucket := onesBucket(2, 3, 20_000, 1)
+				bucket.Scalars[1] = 0.1 * float64(r.ID())
+				tensor.Data[float32](bucket.Src[1])[9] = 1 / float32(r.ID()+3)
+				started, err := r.StartAllReduce(ctx, distribute.Sum, bucket)
+				if err != nil {
+					return nil, err
+				}
+				if err := sumConcurrently(ctx, r); err != nil {
+					return nil, err
+				}
+				if err := started.Wait(ctx); err != nil {
+					return nil, err
+				}
+				if r.LocalID() == 0 {
+					fmt.Fprintf(&out, "bucket: %v %v\n", tensor.Data[float32](bucket.Dst[1])[9], bucket.Scalars)
+				}
 				merged, err := r.MergeCall(ctx,
 					func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
 						list, err := c.BatchReduceTo(ctx, distribute.Mean,

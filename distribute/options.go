@@ -82,6 +82,11 @@ type Options struct {
 	Sparse Sparse
 	// Accumulate is the type of partial sums of float16 and bfloat16 in transfers. Default: AccumulateDType.
 	Accumulate collective.Accumulate
+	// Concurrent makes the call on a second communicator between the replicas, so that it neither waits for started
+	// calls ([Replica.StartAllReduce]) nor delays them: for the all-reduces of a model, such as those of batch
+	// normalization, while gradients travel. It applies to the reductions of tensors by a [Replica]. All replicas make
+	// the calls of each communicator in the same order. The first such call opens the second communicator.
+	Concurrent bool
 }
 
 // CollectiveHints returns the options for TensorFlow's older tf.distribute.experimental.CollectiveHints: the
@@ -116,6 +121,7 @@ func (o Options) Merge(over Options) Options {
 	if over.Accumulate != collective.AccumulateInherit {
 		o.Accumulate = over.Accumulate
 	}
+	o.Concurrent = o.Concurrent || over.Concurrent
 	return o
 }
 

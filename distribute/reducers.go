@@ -29,8 +29,8 @@ type cachedReducer struct {
 // reducersMax is the size of the cache. A step has few lists of tensors: buckets of gradients, metrics.
 const reducersMax = 128
 
-// packed returns the reducer of these tensors and so many scalars, and sets the memories of its call.
-func (r *reducers) packed(
+// of returns the reducer of these tensors and so many scalars, and sets the memories of its call.
+func (r *reducers) of(
 	comm collective.Communicator, op ReduceOp, dst, src []*tensor.Tensor, names []string, scalars int, o Options,
 ) (*cachedReducer, error) {
 	for i, c := range r.cached {
@@ -81,11 +81,7 @@ func (c *cachedReducer) start(ctx context.Context) error { return c.Start(ctx, c
 // keep puts a reducer first in the cache and evicts the least recently used one.
 func (r *reducers) keep(c *cachedReducer) {
 	if len(r.cached) == reducersMax {
-		last := r.cached[reducersMax-1]
 		r.cached = r.cached[:reducersMax-1]
-		if !last.Busy() {
-			last.Close()
-		}
 	}
 	r.cached = slices.Insert(r.cached, 0, c)
 }

@@ -78,6 +78,7 @@ type rank struct {
 	team  *team
 	rank  int
 	local int
+	lists joined
 }
 
 var _ collective.Backend = (*rank)(nil)
@@ -102,6 +103,20 @@ func (m *rank) Run(r *collective.Running) error {
 	if err := m.check(r); err != nil {
 		return m.front.Error(r, collective.ErrInvalid, err)
 	}
+	if call := r.Call; call.SrcList != nil || call.DstList != nil {
+		whole := *r
+		whole.Call = m.lists.join(call)
+		err := m.run(&whole)
+		if err == nil {
+			m.lists.split(call)
+		}
+		return err
+	}
+	return m.run(r)
+}
+
+// run executes a valid call without lists.
+func (m *rank) run(r *collective.Running) error {
 	m.front.Begin(r, m.team.driver.Transport())
 	w := &wait{Running: r, m: m, print: m.fingerprint(r)}
 	defer w.stop()

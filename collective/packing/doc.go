@@ -1,5 +1,5 @@
 // Package packing all-reduces many tensors with few collective calls: it joins tensors into packs (TensorFlow's
-// packs, DDP's buckets) and makes one call for each pack.
+// packs, DDP's buckets) and makes one call for each pack, which reads and writes the tensors where they are.
 //
 // A call has a latency, whatever its size, so a model's many small gradients should be transferred together.
 // But the optimizer can apply a gradient as soon as it is reduced, so they should not all be transferred in

@@ -32,7 +32,6 @@ func ExampleReducer() {
 			if err != nil {
 				log.Fatal(err)
 			}
-			defer r.Close()
 			x := []tensor.Memory{
 				tensor.HostMemory([]float32{1, 2, 3, 4}), tensor.HostMemory([]float32{5}),
 				tensor.HostMemory([]float32{6}),

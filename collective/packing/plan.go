@@ -101,17 +101,15 @@ func cutByType(group []int, tensors []Tensor) []Pack {
 type Costs struct {
 	Latency        time.Duration // of one call, whatever its size
 	BytesPerSecond float64       // bandwidth of a large call
-	// CopyBytesPerSecond is the rate at which a tensor is copied into a pack and out of it again.
-	CopyBytesPerSecond float64
 }
 
 // Approximate costs between goroutines, between processes that share memory, and between ranks that exchange
 // messages over a fast local network. They only determine pack sizes, which are not sensitive: twice the best
 // size loses a tenth of what packs gain.
 var (
-	MemoryCosts  = Costs{Latency: 2 * time.Microsecond, BytesPerSecond: 10e9, CopyBytesPerSecond: 8e9}
-	SharedCosts  = Costs{Latency: 5 * time.Microsecond, BytesPerSecond: 5e9, CopyBytesPerSecond: 8e9}
-	MessageCosts = Costs{Latency: 30 * time.Microsecond, BytesPerSecond: 2e9, CopyBytesPerSecond: 8e9}
+	MemoryCosts  = Costs{Latency: 2 * time.Microsecond, BytesPerSecond: 10e9}
+	SharedCosts  = Costs{Latency: 5 * time.Microsecond, BytesPerSecond: 5e9}
+	MessageCosts = Costs{Latency: 30 * time.Microsecond, BytesPerSecond: 2e9}
 )
 
 func (c Costs) filled() Costs {
@@ -120,9 +118,6 @@ func (c Costs) filled() Costs {
 	}
 	if c.BytesPerSecond <= 0 {
 		c.BytesPerSecond = MessageCosts.BytesPerSecond
-	}
-	if c.CopyBytesPerSecond <= 0 {
-		c.CopyBytesPerSecond = MessageCosts.CopyBytesPerSecond
 	}
 	return c
 }
@@ -140,11 +135,4 @@ func (c Costs) BytesPerPack(total int) int {
 		return OnePack
 	}
 	return int(best)
-}
-
-// aloneBytes is the size from which a tensor gets a separate call: copying it takes longer than the call's
-// latency.
-func (c Costs) aloneBytes() int {
-	c = c.filled()
-	return max(int(c.Latency.Seconds()*c.CopyBytesPerSecond), 1)
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"strings"
-	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -20,9 +19,8 @@ type Config struct {
 	// BytesPerPack is the size at which packs are closed, as in [GroupBySize]; 0: computed from Costs.
 	// [OnePack]: one pack of each dtype.
 	BytesPerPack int
-	// Costs determine the pack size, and which tensors of a pack are so large that they are reduced in place
-	// by a separate call instead of being copied. Default: [MemoryCosts], [SharedCosts] or [MessageCosts], by
-	// the communicator's transport.
+	// Costs determine the pack size. Default: [MemoryCosts], [SharedCosts] or [MessageCosts], by the communicator's
+	// transport.
 	Costs Costs
 	// Options apply to every call.
 	Options collective.Options
@@ -35,28 +33,19 @@ type Reducer struct {
 	tensors []Tensor
 	packs   []Pack
 	runs    []run
-	buffers []tensor.Memory // allocated by the communicator
-	memory  bool            // all ranks access each other's memory
 
-	dst, src []tensor.Memory // of the current reduction
-	started  int             // packs that were started
-	waited   int             // how many of these were awaited
-	err      error           // the first failure
+	started int   // packs of the current reduction that were started
+	waited  int   // how many of these were awaited
+	err     error // its first failure
 }
 
-// run is how one pack is executed: some tensors are contiguous in a buffer, others are reduced in place.
+// run is how one pack is executed: one call, which reads and writes the tensors in place.
 type run struct {
-	joined  []int // tensors that are copied into the buffer
-	offsets []int // in bytes, of each of joined
-	calls   []collective.Call
-	of      []int // by call: the tensor that is reduced in place, or -1: the joined tensors
-	handles []collective.Handle
-	done    bool
+	call   collective.Call
+	handle collective.Handle // nil: it was awaited
 }
 
-// NewReducer returns a reducer of tensors over a communicator. It does not own the communicator. The buffers
-// for small tensors are allocated by the communicator if it can (NewBuffer), so that peers on the host access
-// them in place.
+// NewReducer returns a reducer of tensors over a communicator. It does not own the communicator.
 func NewReducer(comm collective.Communicator, tensors []Tensor, cfg Config) (*Reducer, error) {
 	for i := range tensors {
 		switch t := &tensors[i]; {
@@ -69,23 +58,21 @@ func NewReducer(comm collective.Communicator, tensors []Tensor, cfg Config) (*Re
 	if cfg.BytesPerPack < 0 {
 		return nil, fmt.Errorf("packing: %d bytes per pack: want at least 0", cfg.BytesPerPack)
 	}
-	r := &Reducer{comm: comm, tensors: tensors, memory: comm.Properties().Memory}
+	r := &Reducer{comm: comm, tensors: tensors}
 	if cfg.Costs == (Costs{}) {
-		switch {
-		case !r.memory:
+		switch p := comm.Properties(); {
+		case !p.Memory:
 			cfg.Costs = MessageCosts
-		case comm.Properties().Transport == "mem":
+		case p.Transport == "mem":
 			cfg.Costs = MemoryCosts
 		default:
 			cfg.Costs = SharedCosts
 		}
 	}
 	r.packs = Plan(tensors, cfg.bytesPerPack(tensors))
+	r.runs = make([]run, len(r.packs))
 	for k := range r.packs {
-		if err := r.layOut(k, cfg); err != nil {
-			r.Close()
-			return nil, err
-		}
+		r.runs[k].call = r.newCall(k, cfg)
 	}
 	return r, nil
 }
@@ -108,60 +95,32 @@ func describe(i int, t *Tensor) string {
 	return fmt.Sprintf("tensor %d (%s)", i, t.Name)
 }
 
-// layOut decides which tensors of a pack are copied together, and prepares its calls.
-func (r *Reducer) layOut(k int, cfg Config) error {
+// newCall returns the call of a pack, without its memory.
+func (r *Reducer) newCall(k int, cfg Config) collective.Call {
 	p := &r.packs[k]
-	w := run{}
-	bytes, alone := 0, cfg.Costs.aloneBytes()
-	for _, i := range p.Tensors {
-		if len(p.Tensors) == 1 || r.tensors[i].bytes() >= alone {
-			w.of = append(w.of, i)
-			continue
-		}
-		w.joined = append(w.joined, i)
-		w.offsets = append(w.offsets, bytes)
-		bytes += r.tensors[i].bytes()
+	call := collective.Call{
+		Op: collective.AllReduce, Reduce: cfg.Reduce, Type: p.Type, Options: &cfg.Options,
+		SrcList: make([]tensor.Memory, len(p.Tensors)), DstList: make([]tensor.Memory, len(p.Tensors)),
+		Manifest: &collective.Manifest{Name: r.label(k)},
 	}
-	if len(w.joined) == 1 { // there is nothing to join it with
-		w.of = append(w.of, w.joined[0])
-		w.joined, w.offsets = nil, nil
+	if call.Reduce == collective.Mean && !p.Type.IsFloat() {
+		call.Reduce = collective.Sum
 	}
-	if len(w.joined) > 0 {
-		w.of = append(w.of, -1)
+	if len(p.Tensors) == 1 {
+		only := &r.tensors[p.Tensors[0]]
+		call.Manifest = &collective.Manifest{Name: only.Name, Shape: only.Shape}
 	}
-	reduce := cfg.Reduce
-	if reduce == collective.Mean && !p.Type.IsFloat() {
-		reduce = collective.Sum
-	}
-	w.calls = make([]collective.Call, len(w.of))
-	w.handles = make([]collective.Handle, len(w.of))
-	for c, i := range w.of {
-		options := cfg.Options
-		call := &w.calls[c]
-		*call = collective.Call{Op: collective.AllReduce, Reduce: reduce, Type: p.Type, Options: &options}
-		if i >= 0 {
-			call.Manifest = &collective.Manifest{Name: r.tensors[i].Name, Shape: r.tensors[i].Shape}
-			continue
-		}
-		call.Manifest = &collective.Manifest{Name: r.label(k, w.joined)}
-		buffer, err := r.newBuffer(bytes)
-		if err != nil {
-			return fmt.Errorf("packing: buffer of pack %d: %w", k, err)
-		}
-		call.Src, call.Dst = buffer, buffer
-	}
-	r.runs = append(r.runs, w)
-	return nil
+	return call
 }
 
-// label names the tensors of a call: the first ones in words, and a hash of all of them for the check that
+// label names the tensors of a pack: the first ones in words, and a hash of all of them for the check that
 // every rank reduces the same tensors.
-func (r *Reducer) label(k int, joined []int) string {
+func (r *Reducer) label(k int) string {
 	const shown = 3
 	var b strings.Builder
 	fmt.Fprintf(&b, "pack %d of %d: ", k+1, len(r.packs))
 	h := fnv.New64a()
-	for n, i := range joined {
+	for n, i := range r.packs[k].Tensors {
 		t := &r.tensors[i]
 		shape := t.Shape
 		if shape == nil {
@@ -176,29 +135,11 @@ func (r *Reducer) label(k int, joined []int) string {
 			b.WriteString(strings.TrimSpace(text))
 		}
 	}
-	if n := len(joined) - shown; n > 0 {
+	if n := len(r.packs[k].Tensors) - shown; n > 0 {
 		fmt.Fprintf(&b, " and %d more", n)
 	}
 	fmt.Fprintf(&b, " (#%016x)", h.Sum64())
 	return b.String()
-}
-
-// newBuffer allocates memory, from the communicator if it can.
-func (r *Reducer) newBuffer(bytes int) (tensor.Memory, error) {
-	if a, ok := r.comm.(interface {
-		NewBuffer(bytes int) (tensor.Memory, error)
-	}); ok {
-		m, err := a.NewBuffer(bytes)
-		if err == nil {
-			r.buffers = append(r.buffers, m)
-		}
-		return m, err
-	}
-	words := make([]uint64, (bytes+7)/8)
-	if bytes == 0 {
-		return tensor.Memory{}, nil
-	}
-	return tensor.Memory{Ptr: unsafe.Pointer(unsafe.SliceData(words)), Bytes: bytes}, nil
 }
 
 // Packs returns the packs in the order in which they are started and complete. The caller must not change
@@ -209,23 +150,26 @@ func (r *Reducer) Packs() []Pack { return r.packs }
 func (r *Reducer) Busy() bool { return r.waited < r.started }
 
 // Start begins the reduction of src[i] into dst[i], for the tensors i of the list, and returns at once. The
-// two memories of a pair are the same or disjoint, and disjoint from those of other ranks. The memory belongs
-// to the library until [Reducer.Wait] of its pack has returned. Every Start must be followed by the Wait of
-// each pack, or by [Reducer.Finish].
+// two memories of a pair are the same or disjoint, and disjoint from those of other ranks. The memory, but not the
+// lists, belongs to the library until [Reducer.Wait] of its pack has returned. Every Start must be followed by the Wait
+// of each pack, or by [Reducer.Finish].
 func (r *Reducer) Start(ctx context.Context, dst, src []tensor.Memory) error {
 	if err := r.begin(dst, src); err != nil {
 		return err
 	}
 	for k := range r.runs {
-		if err := r.start(ctx, k); err != nil {
+		h, err := r.comm.Start(ctx, &r.runs[k].call)
+		if err != nil {
 			r.fail(err)
 			return r.Finish(ctx) // which returns that error: it was the first
 		}
+		r.runs[k].handle = h
+		r.started++
 	}
 	return nil
 }
 
-// begin records the memory of a reduction.
+// begin sets the memory of a reduction.
 func (r *Reducer) begin(dst, src []tensor.Memory) error {
 	if r.Busy() {
 		return errors.New("packing: a reduction is in progress: call Wait for its packs, or Finish")
@@ -242,84 +186,31 @@ func (r *Reducer) begin(dst, src []tensor.Memory) error {
 			return fmt.Errorf("packing: %s is in device memory: want host memory", describe(i, &r.tensors[i]))
 		}
 	}
-	r.dst, r.src, r.started, r.waited, r.err = dst, src, 0, 0, nil
 	for k := range r.runs {
-		r.runs[k].done = false
+		call := &r.runs[k].call
+		for j, i := range r.packs[k].Tensors {
+			call.SrcList[j], call.DstList[j] = src[i], dst[i]
+		}
 	}
+	r.started, r.waited, r.err = 0, 0, nil
 	return nil
-}
-
-// start starts the calls of a pack.
-func (r *Reducer) start(ctx context.Context, k int) error {
-	w := &r.runs[k]
-	r.gather(w)
-	r.started++
-	for c := range w.calls {
-		h, err := r.comm.Start(ctx, &w.calls[c])
-		if err != nil {
-			return err
-		}
-		w.handles[c] = h
-	}
-	return nil
-}
-
-// gather sets the memory of a pack's calls, and copies the small tensors into the buffer.
-func (r *Reducer) gather(w *run) {
-	for c, i := range w.of {
-		if i >= 0 {
-			w.calls[c].Src, w.calls[c].Dst = r.src[i], r.dst[i]
-			continue
-		}
-		buffer := w.calls[c].Src.HostBytes()
-		for j, i := range w.joined {
-			copy(buffer[w.offsets[j]:], r.src[i].HostBytes())
-		}
-	}
-}
-
-// scatter copies the small tensors of a pack to their destinations.
-func (r *Reducer) scatter(w *run) {
-	if len(w.joined) == 0 {
-		return
-	}
-	buffer := w.calls[len(w.calls)-1].Dst.HostBytes()
-	for j, i := range w.joined {
-		dst := r.dst[i].HostBytes()
-		copy(dst, buffer[w.offsets[j]:])
-	}
 }
 
 // Wait returns when pack k is complete: dst of its tensors holds the results. It returns the first failure of
 // any pack of this reduction that has ended: after a failure all later packs fail with the same cause, and
 // the contents of every dst are undefined. A pack can be awaited more than once.
 func (r *Reducer) Wait(ctx context.Context, k int) error {
-	w := &r.runs[k]
-	if k >= r.started {
-		if r.err == nil {
-			return fmt.Errorf("packing: pack %d was not started", k)
-		}
-		return r.err
+	if k >= r.started && r.err == nil {
+		return fmt.Errorf("packing: pack %d was not started", k)
 	}
-	if w.done {
-		return r.err
-	}
-	for c, h := range w.handles {
-		if h == nil {
-			continue
-		}
-		w.handles[c] = nil
+	if h := r.runs[k].handle; h != nil {
+		r.runs[k].handle = nil
 		if err := h.Wait(ctx); err != nil {
 			r.fail(err)
 		}
+		r.waited++
 	}
-	w.done = true
-	r.waited++
-	if r.err != nil {
-		return r.err
-	}
-	r.scatter(w)
-	return nil
+	return r.err
 }
 
 func (r *Reducer) fail(err error) {
@@ -336,38 +227,16 @@ func (r *Reducer) Finish(ctx context.Context) error {
 	return r.err
 }
 
-// Do is Start followed by Finish. Where the ranks access each other's memory, and so do the work themselves,
-// it needs no other goroutine.
+// Do reduces as Start and Finish do, but needs no other goroutine.
 func (r *Reducer) Do(ctx context.Context, dst, src []tensor.Memory) error {
-	if !r.memory {
-		if err := r.Start(ctx, dst, src); err != nil {
-			return err
-		}
-		return r.Finish(ctx)
-	}
 	if err := r.begin(dst, src); err != nil {
 		return err
 	}
 	for k := range r.runs {
-		w := &r.runs[k]
-		r.gather(w)
-		for c := range w.calls {
-			if err := r.comm.Do(ctx, &w.calls[c]); err != nil {
-				r.fail(err)
-				return err
-			}
+		if err := r.comm.Do(ctx, &r.runs[k].call); err != nil {
+			r.fail(err)
+			return err
 		}
-		r.scatter(w)
 	}
 	return nil
-}
-
-// Close releases the buffers. No reduction may be in progress.
-func (r *Reducer) Close() {
-	for _, m := range r.buffers {
-		if m.Owner != nil {
-			m.Owner.Release()
-		}
-	}
-	r.buffers = nil
 }

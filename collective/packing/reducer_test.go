@@ -156,7 +156,6 @@ func reduceAndCompare(ctx context.Context, c collective.Communicator, tensors []
 	if err != nil {
 		return err
 	}
-	defer r.Close()
 	for _, blocking := range []bool{true, false} {
 		got := memories(tensors, rand.New(rand.NewPCG(7, 7)))
 		if blocking {
@@ -194,7 +193,6 @@ func TestReduceDoesNotAllocate(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		defer reducer.Close()
 		src, dst := memories(tensors, rand.New(rand.NewPCG(1, 2))), memories(tensors, rand.New(rand.NewPCG(1, 2)))
 		reduce := func() {
 			err = errors.Join(err, reducer.Do(t.Context(), dst, src), reducer.Start(t.Context(), dst, src),
@@ -243,7 +241,6 @@ func TestPacksCompleteOneByOne(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		defer r.Close()
 		x := memories(tensors, rand.New(rand.NewPCG(3, 4)))
 		if c.Rank() == 1 {
 			return errors.Join(r.Start(t.Context(), x, x), r.Finish(t.Context()))
@@ -280,7 +277,6 @@ func TestFirstCause(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		defer r.Close()
 		x := memories(tensors, rand.New(rand.NewPCG(3, 4)))
 		if c.Rank() == 1 {
 			if err := r.Start(t.Context(), x, x); err != nil {
@@ -341,7 +337,6 @@ func TestOtherTensors(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			defer r.Close()
 			x := memories(tensors, rand.New(rand.NewPCG(5, 6)))
 			return r.Do(t.Context(), x, x)
 		}) {
@@ -371,7 +366,6 @@ func TestReducerErrors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer r.Close()
 	x := memories(tensors, rand.New(rand.NewPCG(5, 6)))
 	if err := r.Start(t.Context(), x, x[:1]); err == nil || !strings.Contains(err.Error(), "1 sources for 2 tensors") {
 		t.Errorf("got %v", err)

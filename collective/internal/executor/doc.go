@@ -32,6 +32,11 @@
 // buffers of the transport. Consecutive calls use different halves of them, so a rank may begin a call while its
 // peers still read what the previous one left.
 //
+// Src or Dst may lie in several regions: a list of memories, as for a bucket of tensors. A step whose spans reach over
+// the end of a region is executed piece by piece; a segment that does is gathered into a buffer before it is sent, and
+// scattered after it was received. Ranks of one process read each other's lists. If a rank of another process is in the
+// domain, a memory in regions counts as one that peers cannot access.
+//
 // A plan that touches no peer's Src or Dst may do its steps before the first Await early, before all ranks have
 // entered. Other plans depend on what the slots say. If some rank's memory is not accessible to all, or ranks have
 // the same Dst, all ranks of the domain execute the private plan ([Caller.PrivatePlan]) in place of the call's. All

@@ -14,9 +14,9 @@ import (
 type exchange struct {
 	*Executor
 	*plan.Step
-	out, in vector
+	out, in view
 	// operand is what is combined with received data, usually where the result is stored
-	operand     vector
+	operand     view
 	segment     int // elements
 	sends, gets int // segments
 
@@ -57,19 +57,18 @@ func (x *Executor) interleaved(steps []plan.Step) error {
 func (x *Executor) newExchange(s *plan.Step) (exchange, error) {
 	// A barrier transfers nothing: its elements have no size.
 	e := exchange{Executor: x, Step: s, segment: segmentBytes / max(1, x.call.Partial.Bytes())}
-	e.out, e.in = x.own(&s.Out), x.own(&s.In)
+	e.out, e.in = x.view(s.Out), x.view(s.In)
 	e.operand = e.in
 	if s.Own.Lo < s.Own.Hi {
-		own := x.own(&s.Own)
 		if x.privateDst || x.sharedDst {
-			if err := x.copy(&plan.Step{In: s.Own, Out: s.In}, e.in, own); err != nil {
+			if err := x.copyOperand(s); err != nil {
 				return e, err
 			}
 			if s.Out == s.Own {
 				e.out = e.in
 			}
 		} else {
-			e.operand = own
+			e.operand = x.view(s.Own)
 		}
 	}
 	if s.To >= 0 {
@@ -79,6 +78,20 @@ func (x *Executor) newExchange(s *plan.Step) (exchange, error) {
 		e.gets = max(1, (s.In.Hi-s.In.Lo+e.segment-1)/e.segment)
 	}
 	return e, nil
+}
+
+// copyOperand copies the operand of an exchange to where the result is stored.
+func (x *Executor) copyOperand(s *plan.Step) error {
+	own, in := s.Own, s.In
+	for own.Lo < own.Hi {
+		n := x.inRegion(x.rank, own, x.inRegion(x.rank, in, own.Hi-own.Lo))
+		piece := plan.Step{In: plan.Span{Buffer: own.Buffer, Lo: own.Lo, Hi: own.Lo + n}, Out: in}
+		if err := x.copy(&piece, x.own(&in), x.own(&piece.In)); err != nil {
+			return err
+		}
+		own.Lo, in.Lo = own.Lo+n, in.Lo+n
+	}
+	return nil
 }
 
 // run executes an exchange.
@@ -190,21 +203,22 @@ func (e *exchange) offer(i, b int) (to int, frame transport.Frame, from int, buf
 		to = e.To
 		frame.Header = e.nextHeader(to)
 		n := min(e.segment, e.Out.Hi-e.Out.Lo-lo)
-		data := e.out.at(lo)
-		if n > 0 && e.out.t != wire {
+		data, contiguous := e.out.piece(lo, n)
+		if n > 0 && (e.out.t != wire || contiguous < n) {
 			data = e.memory.sent[b].of(segmentBytes)
-			kernel.Convert(wire, e.out.t, data, e.out.at(lo), n)
+			e.out.read(data, wire, lo, n)
 		}
 		frame.Data = bytesAt(data, n*wire.Bytes())
 	}
 	if i < e.gets {
 		from = e.From
 		e.wait.frames++
-		into := e.in.at(lo)
-		if e.Side != plan.Replace || e.in.t != wire {
+		n := min(e.segment, e.In.Hi-e.In.Lo-lo)
+		into, contiguous := e.in.piece(lo, n)
+		if e.Side != plan.Replace || e.in.t != wire || contiguous < n {
 			into = e.memory.received[b].of(segmentBytes)
 		}
-		buf = bytesAt(into, min(e.segment, e.In.Hi-e.In.Lo-lo)*wire.Bytes())
+		buf = bytesAt(into, n*wire.Bytes())
 	}
 	e.wait.to, e.wait.from = e.To, -1
 	if e.wait.frames > 0 {
@@ -223,26 +237,31 @@ func (e *exchange) take(i int, buf []byte) error {
 	}
 	lo, wire := i*e.segment, e.call.Partial
 	n := len(buf) / wire.Bytes()
-	to, received := vector{e.in.at(lo), e.in.t}, unsafe.Pointer(&buf[0])
-	switch {
-	case to.p == received:
+	received, t := unsafe.Pointer(&buf[0]), e.in.t
+	if first, _ := e.in.piece(lo, n); first == received {
 		return nil
-	case e.Side == plan.Replace:
-		kernel.Convert(to.t, wire, to.p, received, n)
+	}
+	if e.Side == plan.Replace {
+		e.in.write(received, wire, lo, n)
 		return nil
-	case to.t != wire:
+	}
+	if t != wire {
 		converted := e.memory.blocks.of(segmentBytes)
-		kernel.Convert(to.t, wire, converted, received, n)
+		kernel.Convert(t, wire, converted, received, n)
 		received = converted
 	}
-	operand := e.operand.at(lo)
-	if e.operand.t != to.t {
-		kernel.Convert(to.t, e.operand.t, to.p, operand, n)
-		operand = to.p
-	}
-	e.reduce(e.Side, to, operand, received, n)
-	if e.scales {
-		kernel.Scale(to.t, to.p, to.p, n, e.size)
+	for at := 0; at < n; {
+		to, m := e.in.piece(lo+at, n-at)
+		operand, m := e.operand.piece(lo+at, m)
+		if e.operand.t != t {
+			kernel.Convert(t, e.operand.t, to, operand, m)
+			operand = to
+		}
+		e.reduce(e.Side, vector{to, t}, operand, advance(received, at*t.Bytes()), m)
+		if e.scales {
+			kernel.Scale(t, to, to, m, e.size)
+		}
+		at += m
 	}
 	return nil
 }

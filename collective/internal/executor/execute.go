@@ -14,6 +14,9 @@ import (
 func (x *Executor) Execute(ctx context.Context, call *Call) error {
 	p := &call.Plan.Problem
 	x.current.begin(ctx, call)
+	if x.lists || call.SrcList != nil || call.DstList != nil {
+		x.layOut(call)
+	}
 	message := p.Op == plan.Send
 	x.frames.begin(&call.Slot.Header, message)
 	if message {
@@ -56,6 +59,9 @@ func (x *Executor) inDomain() error {
 	severalLocal := x.Group.local > 1
 	if severalLocal {
 		x.dsts[x.half].Store((*byte)(x.call.Dst.Ptr))
+		if cut := &x.cut[x.half]; cut.Load() != x.inRegions {
+			cut.Store(x.inRegions)
+		}
 	}
 	x.publish()
 	done := 0
@@ -72,6 +78,7 @@ func (x *Executor) inDomain() error {
 	shared := severalLocal && x.Group.sharesDst(&x.localRank, x.half, x.Domain)
 	switch {
 	case x.plan.touchesPeers:
+		x.peerRegions()
 		if x.hidden() || !x.plan.sharedDst && x.aliased() {
 			var err error
 			if x.plan, err = x.Caller.PrivatePlan(); err != nil {
@@ -111,13 +118,13 @@ func (x *Executor) finish(done int) error {
 // publish shows the call to the peers of the domain.
 func (x *Executor) publish() {
 	s := &x.call.Slot
-	s.Src, s.Dst = x.visible(x.call.Src), x.visible(x.call.Dst)
+	s.Src, s.Dst = x.visible(x.call.Src, x.call.SrcList), x.visible(x.call.Dst, x.call.DstList)
 	x.End.Publish(*s)
 }
 
-// visible returns a memory as the peers see it.
-func (x *Executor) visible(m tensor.Memory) tensor.Memory {
-	if m.Bytes > 0 && !x.End.Reachable(m) {
+// visible returns a memory, or one that is a list of memories, as the peers see it.
+func (x *Executor) visible(m tensor.Memory, list []tensor.Memory) tensor.Memory {
+	if m.Bytes > 0 && (list == nil && !x.End.Reachable(m) || list != nil && !x.reachable(list)) {
 		m.Ptr = nil
 	}
 	return m
@@ -168,8 +175,11 @@ func (x *Executor) enter() error {
 func (x *Executor) Leave(call *Call) {
 	x.Group.depart(&x.localRank)
 	if !x.OneProcess {
-		x.End.Retire(call.Src)
-		x.End.Retire(call.Dst)
+		for _, list := range [...][]tensor.Memory{{call.Src, call.Dst}, call.SrcList, call.DstList} {
+			for _, m := range list {
+				x.End.Retire(m)
+			}
+		}
 	}
 }
 

@@ -20,6 +20,8 @@ type Call struct {
 	// or Float32 for half-precision numbers.
 	Partial  tensor.DType
 	Src, Dst tensor.Memory // empty if the operation does not use it on this rank
+	// SrcList and DstList, if not nil, are memories that together are Src or Dst; Execute sets Src or Dst.
+	SrcList, DstList []tensor.Memory
 	// Slot identifies the call to the other ranks: its Header is also that of the frames. The executor sets its
 	// Src and Dst, as the ranks of the domain see them.
 	Slot transport.Slot
@@ -61,6 +63,7 @@ type Executor struct {
 	size         int
 	sharesMemory bool // there are other ranks in the domain
 	posts        bool // the endpoint can post exchanges
+	lists        bool // the last call had lists of memories
 	current
 	frames
 
@@ -92,6 +95,10 @@ type current struct {
 	dstAt     unsafe.Pointer // where Dst is for this rank
 	workAt    unsafe.Pointer // and Work
 	scratchAt unsafe.Pointer // and Scratch
+
+	piece                   plan.Step // of inPieces
+	inRegions               bool      // a Src or Dst that this rank accesses lies in several regions
+	dstRegions, workRegions *regions  // of Dst and Work for this rank
 }
 
 // begin sets the state of a new call. It sets each field by itself: assigning a whole struct takes as long as all the
@@ -104,6 +111,7 @@ func (c *current) begin(ctx context.Context, call *Call) {
 	c.entered, c.committed, c.flagOffset = false, false, 0
 	c.sharedDst, c.privateDst = false, false
 	c.dstAt, c.workAt, c.scratchAt = nil, nil, nil
+	c.inRegions, c.dstRegions, c.workRegions = false, nil, nil
 }
 
 // New makes the executor of a rank. It must be called before the endpoint's first exchange.

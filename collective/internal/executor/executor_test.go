@@ -171,7 +171,11 @@ type testCase struct {
 	partial    tensor.DType
 	layout     string
 	srcs, dsts [][]byte
+	lists      []lists // by rank
 }
+
+// lists are the memories of a rank's call, if they are lists.
+type lists struct{ src, dst []tensor.Memory }
 
 var ops = []plan.Op{
 	plan.AllReduce, plan.Broadcast, plan.Barrier, plan.Reduce, plan.ReduceScatter, plan.AllGather, plan.Gather,
@@ -250,7 +254,75 @@ func drawCase(t *rapid.T, w *world, algorithm plan.Algorithm) *testCase {
 	}
 	c.layout = rapid.SampledFrom(layouts).Draw(t, "layout")
 	c.fill(t)
+	for r := range c.ranks {
+		c.lists = append(c.lists, c.cut(t, r))
+		if c.layout == shared {
+			c.lists[r].dst = c.lists[0].dst
+		}
+	}
 	return c
+}
+
+// cut returns the memories of a rank's call as lists of scattered copies, or as they are. The same elements of Src and
+// Dst are the same memory if they were before.
+func (c *testCase) cut(t *rapid.T, r int) (l lists) {
+	size := c.dtype.Bytes()
+	list := func(b []byte, cuts []int) (list []tensor.Memory) {
+		slices.Sort(cuts)
+		for i := range len(cuts) - 1 {
+			piece := aligned((cuts[i+1] - cuts[i]) * size)
+			copy(piece, b[cuts[i]*size:cuts[i+1]*size])
+			list = append(list, tensor.HostMemory(piece))
+		}
+		return list
+	}
+	draw := func(b []byte, more ...int) []int {
+		n := len(b) / max(1, size)
+		return append(rapid.SliceOfN(rapid.IntRange(0, n), 0, 6).Draw(t, "cuts"), append(more, 0, n)...)
+	}
+	src, dst := c.srcs[r], c.dsts[r]
+	if c.problem.Op == plan.Barrier || !rapid.Bool().Draw(t, "in lists") {
+		return l
+	}
+	if c.layout != inPlace || len(src) == 0 || len(dst) == 0 {
+		l.src = list(src, draw(src))
+		l.dst = list(dst, draw(dst))
+		return l
+	}
+	lo, _ := c.problem.Part(r)
+	if len(src) == len(dst) {
+		l.src = list(src, draw(src))
+		l.dst = l.src
+		return l
+	}
+	long, short := &l.src, &l.dst
+	whole, part := src, len(dst)/size
+	if len(src) < len(dst) {
+		long, short, whole, part = &l.dst, &l.src, dst, len(src)/size
+	}
+	*long = list(whole, draw(whole, lo, lo+part))
+	at := 0
+	for _, m := range *long {
+		if at >= lo && at+m.Bytes/size <= lo+part {
+			*short = append(*short, m)
+		}
+		at += m.Bytes / size
+	}
+	return l
+}
+
+// collect copies the memories of lists back.
+func (c *testCase) collect() {
+	for r, l := range c.lists {
+		for _, side := range []struct {
+			list []tensor.Memory
+			to   []byte
+		}{{l.src, c.srcs[r]}, {l.dst, c.dsts[r]}} {
+			for _, m := range side.list {
+				side.to = side.to[copy(side.to, m.HostBytes()):]
+			}
+		}
+	}
 }
 
 func sumOf(ns []int) (sum int) {
@@ -307,9 +379,14 @@ func (c *testCase) plan(r *rank, a plan.Algorithm, p plan.Problem) *executor.Pla
 
 // call makes a rank's call.
 func (c *testCase) call(r *rank, slot transport.Slot) *executor.Call {
+	var l lists
+	if c.lists != nil {
+		l = c.lists[r.rank]
+	}
 	return &executor.Call{
 		Plan: c.plan(r, c.algorithm, c.problem), Reduce: c.reduce, Type: c.dtype, Partial: c.partial, Slot: slot,
 		Src: tensor.HostMemory(c.srcs[r.rank]), Dst: tensor.HostMemory(c.dsts[r.rank]),
+		SrcList: l.src, DstList: l.dst,
 	}
 }
 
@@ -333,7 +410,9 @@ func (c *testCase) check(t *rapid.T) {
 		return nil, errors.New("no algorithm for private memory")
 	}
 	slot := c.slot()
-	for r, err := range c.each(func(r *rank) error { return r.Execute(context.Background(), c.call(r, slot)) }) {
+	errs := c.each(func(r *rank) error { return r.Execute(context.Background(), c.call(r, slot)) })
+	c.collect()
+	for r, err := range errs {
 		if err != nil {
 			t.Fatalf("%s: rank %d: %v", what, r, err)
 		}

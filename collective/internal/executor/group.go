@@ -25,6 +25,9 @@ type localRank struct {
 	local  int                     // index in the group
 	inside atomic.Bool             // in a call in which local ranks may access each other's memory; see Group.depart
 	dsts   [2]atomic.Pointer[byte] // Dst of the even and the odd calls; read once all ranks have entered
+	cut    [2]atomic.Bool          // Src or Dst of the even and the odd calls lies in several regions; read like dsts
+	// srcLayout and dstLayout are the regions of Src and Dst. Only ranks that access that memory read them.
+	srcLayout, dstLayout regions
 }
 
 // result records that a result of call seq is being stored at dst, or has been.

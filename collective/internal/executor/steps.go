@@ -14,9 +14,12 @@ func (x *Executor) steps(steps []plan.Step) error {
 		if steps[0].Kind == plan.Exchange {
 			n = max(1, plan.InTurns(x.size, steps))
 		}
-		if n > 1 {
+		switch {
+		case n > 1:
 			err = x.interleaved(steps[:n])
-		} else {
+		case x.inRegions && steps[0].Kind != plan.Exchange:
+			err = x.inPieces(&steps[0])
+		default:
 			err = x.step(&steps[0])
 		}
 		if err != nil {
