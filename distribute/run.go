@@ -188,20 +188,24 @@ func (s *Strategy) run(ctx context.Context, step any, body func(context.Context,
 	return s.settle(ctx, run, abandoned, err)
 }
 
-// countCalls counts the calls that each replica's communicator begins in a Run: at the Run's start, then at its end.
+// countCalls counts the calls that each replica's communicators begin in a Run: at the Run's start, then at its end.
 func (s *Strategy) countCalls(end bool) {
 	if s.group == nil {
 		return
 	}
-	for i, comm := range s.group.comms {
-		if o, ok := comm.(collective.Observable); ok {
-			c := &s.stats.replicas[i]
-			begun, _, _ := o.Progress()
-			if end {
-				c.calls.Add(begun - c.begun)
+	for i := range s.group.comms {
+		begun := uint64(0)
+		for _, comm := range [...]collective.Communicator{s.group.comms[i], s.group.second[i]} {
+			if o, ok := comm.(collective.Observable); ok {
+				n, _, _ := o.Progress()
+				begun += n
 			}
-			c.begun = begun
 		}
+		c := &s.stats.replicas[i]
+		if end {
+			c.calls.Add(begun - c.begun)
+		}
+		c.begun = begun
 	}
 }
 
