@@ -21,6 +21,7 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/memlimit"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/train"
+	"github.com/lockstep-ml/lockstep/train/compress"
 )
 
 // benchTrainFlags are the flags of lockstep bench train.
@@ -28,6 +29,7 @@ type benchTrainFlags struct {
 	model, engine, plugin, format string
 	replicas, globalBatch         int
 	alone                         bool
+	compress                      codecFlag
 	workerFlags
 }
 
@@ -96,6 +98,7 @@ the workers of that job.`, benchSteps, benchRounds, benchSteps, benchSteps),
 	f.IntVar(&o.globalBatch, "global-batch", 128, "examples per step, over all replicas")
 	f.StringVar(&o.engine, "engine", "go", "compute engine: "+oneOf(gomlx.Names))
 	f.StringVar(&o.plugin, "xla-plugin", "", "PJRT plugin `file` for --engine xla (default $"+gomlx.PluginEnv+")")
+	o.compress.add(f)
 	f.BoolVar(&o.alone, "alone", false, "also measure how much longer a step takes than its computation alone")
 	f.StringVar(&o.format, "format", "plain", "plain (one line, for other programs) or table")
 	o.add(f)
@@ -142,7 +145,7 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 	m.Metrics = nil
 	cfg := sessionConfig{
 		engine: o.engine, plugin: o.plugin, replicas: o.replicas, logicalCPUs: o.replicas,
-		globalBatch: o.globalBatch, seed: 1,
+		globalBatch: o.globalBatch, seed: 1, compress: o.compress.Codec,
 	}
 	if job.Workers > 1 {
 		if cfg, err = o.share(cfg, job); err != nil {
@@ -203,8 +206,11 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 	rate := rates[len(rates)/2]
 	if o.format == "plain" {
 		more := ""
+		if o.compress.Codec != (compress.Codec{}) {
+			more = " compress=" + o.compress.String()
+		}
 		if o.alone {
-			more = a.overhead().plain()
+			more += a.overhead().plain()
 		}
 		_, err = fmt.Fprintf(out, "lockstep model=%s replicas=%d global_batch=%d images/s=%.0f%s\n", o.model, o.replicas,
 			o.globalBatch, rate, more)
@@ -214,11 +220,12 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 strategy      %v
 global batch  %d
 engine        %s
+compression   %v
 machine       %s, %s/%s, %s
 images/s      %.0f (%.0f to %.0f)
 all-reduce    %.1f %% of a step
 wait          %.1f %% of a step, for other replicas%s
-`, o.model, s.strategy, o.globalBatch, s.engine.Description(), count(runtime.GOMAXPROCS(0), "core"),
+`, o.model, s.strategy, o.globalBatch, s.engine.Description(), o.compress, count(runtime.GOMAXPROCS(0), "core"),
 		runtime.GOOS, runtime.GOARCH, vectors(), rate, rates[0], rates[len(rates)-1],
 		100*history.Speed.ReduceShare, 100*history.Speed.WaitShare, s.ofThisWorker())
 	if err == nil && o.alone {

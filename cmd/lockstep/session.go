@@ -11,6 +11,7 @@ import (
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/train"
+	"github.com/lockstep-ml/lockstep/train/compress"
 )
 
 // session holds an engine, a strategy on its devices, and a trainer that uses both.
@@ -36,6 +37,7 @@ type sessionConfig struct {
 	batchPerReplica int
 	seed            int64
 	bucketBytes     int // 0: the engine's default
+	compress        compress.Codec
 }
 
 // openSession opens the engine and, if there is a job, joins the other workers.
@@ -62,7 +64,7 @@ func openSession(ctx context.Context, cfg sessionConfig) (s *session, err error)
 
 // compile creates the strategy, and compiles the model for it and for images of the shape.
 func (s *session) compile(ctx context.Context, m engine.Model, shape []int) (err error) {
-	cfg := train.Config{GlobalBatch: s.cfg.globalBatch, Seed: s.cfg.seed, BucketBytes: s.cfg.bucketBytes}
+	cfg := train.Config{GlobalBatch: s.cfg.globalBatch, Seed: s.cfg.seed, BucketBytes: s.cfg.bucketBytes, Compress: s.cfg.compress}
 	switch {
 	case s.worker != nil:
 		s.strategy, err = distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{

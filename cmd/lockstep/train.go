@@ -25,6 +25,7 @@ type trainFlags struct {
 	epochs, steps                int
 	bucketBytes                  string
 	bucketSize                   int // bucketBytes as a number; 0: not given
+	compress                     codecFlag
 	optimizer                    string
 	learningRate                 float64
 	schedule                     string
@@ -105,6 +106,7 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	f.IntVar(&o.steps, "steps", 0, "stop after this many steps (default no limit)")
 	f.StringVar(&o.bucketBytes, "bucket-bytes", "", "bytes of gradients per bucket, such as 1MiB; the buckets are "+
 		"all-reduced one after the other, while later ones are computed (default by engine)")
+	o.compress.add(f)
 	f.StringVar(&o.optimizer, "optimizer", "adam", "optimizer: "+names(optimizers))
 	f.Float64Var(&o.learningRate, "learning-rate", 0, "learning rate (default by optimizer: "+learningRates()+")")
 	f.StringVar(&o.schedule, "schedule", "cosine", "learning-rate schedule, by epoch: cosine (falls to 0), constant")

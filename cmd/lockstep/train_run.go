@@ -101,7 +101,7 @@ func (r *trainRun) join() (err error) {
 		oneDevice: r.flags.strategy == "one-device", replicas: r.flags.replicas, devices: r.flags.devices,
 		logicalCPUs: r.flags.logicalCPUs(),
 		globalBatch: r.flags.globalBatch, batchPerReplica: r.flags.batchPerReplica, seed: r.flags.seed,
-		bucketBytes: r.flags.bucketSize,
+		bucketBytes: r.flags.bucketSize, compress: r.flags.compress.Codec,
 	}
 	if r.flags.strategy == multiWorker {
 		if cfg.job, err = r.flags.workers.discover(); err != nil {

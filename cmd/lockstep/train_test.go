@@ -88,6 +88,18 @@ func TestBucketsGiveTheSameBits(t *testing.T) {
 	}
 }
 
+// TestCompress: training with every codec works, and each gives other bits.
+func TestCompress(t *testing.T) {
+	hashes := map[any]string{}
+	for _, codec := range []string{"none", "bfloat16", "float16", "int8", "powersgd:4"} {
+		s, _ := trainOnce(t, "--model", "mlp", "--replicas", "2", "--steps", "4", "--compress", codec)
+		if other, ok := hashes[s["weights_hash"]]; ok {
+			t.Errorf("%s and %s gave the same bits", codec, other)
+		}
+		hashes[s["weights_hash"]] = codec
+	}
+}
+
 // TestReplicasGiveTheSameWeights: 30 steps of 100 examples on 1, 2 and 3 replicas differ in rounding only.
 func TestReplicasGiveTheSameWeights(t *testing.T) {
 	steps := "30"

@@ -100,6 +100,7 @@ func (r *trainRun) compareOptions() error {
 		{"epochs", o.epochs},
 		{"steps", o.steps},
 		{"bucket-bytes", o.bucketBytes},
+		{"compress", o.compress},
 		{"optimizer", o.optimizer},
 		{"learning-rate", o.learningRate},
 		{"schedule", o.schedule},
