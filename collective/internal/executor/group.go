@@ -14,6 +14,7 @@ type Group struct {
 	withdrawing atomic.Int32                 // ranks that try to withdraw from a call, or have withdrawn
 	ranks       atomic.Pointer[[]*localRank] // for ranks that must not wait
 
+	_       [64]byte // ranks lock mu in every call, and read what precedes it
 	mu      sync.Mutex
 	changed sync.Cond // signalled when a rank has left a call of a failed group
 	written []result  // by local rank: the last result stored in memory that ranks may share
