@@ -29,9 +29,11 @@ func BenchmarkStep(b *testing.B) {
 			{"mlp", []int{28, 28, 1}, models.MLP{}.Forward},
 			{"cnn", []int{28, 28, 1}, models.CNN{}.Forward},
 			{"digits", []int{8, 8, 1}, models.CNN{Same: true, Dropout: 0.5}.Forward},
+			{"gpt", []int{64}, models.GPT{}.Forward},
+			{"gpt of GoMLX's layers", []int{64}, gptOfGoMLX},
 		} {
 			for _, replicas := range []int{1, 2} {
-				for _, rows := range []int{32, 64, 256} {
+				for _, rows := range []int{16, 32, 64, 256} {
 					b.Run(fmt.Sprintf("%s/%s/replicas=%d/rows=%d", name, m.name, replicas, rows), func(b *testing.B) {
 						if name == "xla" && os.Getenv(gomlx.PluginEnv) == "" {
 							b.Skip("no XLA: $" + gomlx.PluginEnv + " is not set")
@@ -56,10 +58,16 @@ func benchmarkStep(b *testing.B, e engine.Engine, forward models.Forward, shape 
 		Metrics:   []gomlx.Metric{gomlx.SparseCategoricalAccuracy()},
 		Optimizer: optimizer.StochasticGradientDescent().WithDecay(false).WithLearningRate(0.01),
 	}
-	p, err := m.Compile(ctx, e, engine.Spec{
+	spec := engine.Spec{
 		Rows: rows, Devices: e.Devices(), Seed: 1,
 		Inputs: []engine.Feature{{DType: tensor.Float32, Shape: shape}}, Labels: []engine.Feature{{DType: tensor.Int32}},
-	})
+	}
+	sequences := len(shape) == 1
+	if sequences {
+		spec.Inputs[0].DType, spec.Labels[0].Shape = tensor.Int32, shape
+		m.Metrics = nil
+	}
+	p, err := m.Compile(ctx, e, spec)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -68,14 +76,23 @@ func benchmarkStep(b *testing.B, e engine.Engine, forward models.Forward, shape 
 	r := rand.New(rand.NewPCG(1, 2))
 	batches := make([]engine.Batch, n)
 	for i := range batches {
-		x := tensor.New(tensor.Float32, append([]int{rows}, shape...)...)
-		for j := range tensor.Data[float32](x) {
-			tensor.Data[float32](x)[j] = r.Float32()
+		x := tensor.New(spec.Inputs[0].DType, append([]int{rows}, shape...)...)
+		if sequences {
+			for j := range tensor.Data[int32](x) {
+				tensor.Data[int32](x)[j] = r.Int32N(256)
+			}
+		} else {
+			for j := range tensor.Data[float32](x) {
+				tensor.Data[float32](x)[j] = r.Float32()
+			}
 		}
-		y := tensor.New(tensor.Int32, rows)
+		y := tensor.New(tensor.Int32, append([]int{rows}, spec.Labels[0].Shape...)...)
+		for j := range tensor.Data[int32](y) {
+			tensor.Data[int32](y)[j] = r.Int32N(10)
+		}
 		w := make([]float32, rows)
 		for j := range w {
-			tensor.Data[int32](y)[j], w[j] = r.Int32N(10), 1
+			w[j] = 1
 		}
 		batches[i] = engine.Batch{Inputs: []*tensor.Tensor{x}, Labels: []*tensor.Tensor{y}, Weights: w}
 	}

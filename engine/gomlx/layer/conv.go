@@ -9,6 +9,8 @@ import (
 	"github.com/gomlx/gomlx/core/graph"
 	"github.com/gomlx/gomlx/ml/layers/regularizer"
 	"github.com/gomlx/gomlx/ml/model"
+
+	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/gradient"
 )
 
 // Conv2D is layers.Convolution with a square kernel, stride 1 and a bias, for images x of shape (rows, height, width,
@@ -58,7 +60,7 @@ func convolve(x, kernel, bias *graph.Node, size int, border border) *graph.Node 
 	height, width := dims[1]+border.sum()-size+1, dims[2]+border.sum()-size+1
 	windows, weights := rows*height*width, size*size*channels
 	var patches *graph.Node
-	return withGradient([]*graph.Node{x, kernel, bias}, func(in []*graph.Node) *graph.Node {
+	return gradient.With([]*graph.Node{x, kernel, bias}, func(in []*graph.Node) *graph.Node {
 		x, dtype := frame(in[0], border), x.DType()
 		var parts []*graph.Node
 		for i := range size {
@@ -142,7 +144,7 @@ func maxHalves(x *graph.Node) *graph.Node {
 			graph.AxisRange(half))
 	}
 	var left, right *graph.Node
-	return withGradient([]*graph.Node{x}, func(in []*graph.Node) *graph.Node {
+	return gradient.With([]*graph.Node{x}, func(in []*graph.Node) *graph.Node {
 		left, right = split(in[0])
 		return graph.Max(left, right)
 	}, func(_ []*graph.Node, _, v *graph.Node) []*graph.Node {

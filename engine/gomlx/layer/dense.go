@@ -5,7 +5,8 @@
 // The Go backend multiplies matrices with vector instructions, but moves and compares elements one by one.
 // The gradients that GoMLX derives spend most of their time on the latter. The gradient of a matrix product
 // transposes both operands and the result, the gradient of a maximum computes a sign, and a convolution is a
-// scalar loop. The gradients in this package are written by hand, with matrix products and block copies.
+// scalar loop. The gradients in this package are written by hand, with matrix products and block copies. Sums
+// and broadcasts of rows and columns are matrix products too, and GELU is a rational function.
 package layer
 
 import (
@@ -18,17 +19,28 @@ import (
 	"github.com/gomlx/gomlx/ml/layers/regularizer"
 	"github.com/gomlx/gomlx/ml/model"
 	"github.com/gomlx/gomlx/ml/nn"
+
+	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/gradient"
 )
 
 // Dense is layers.Dense with a bias. It maps x of shape (rows, features) to (rows, width), and panics on
 // another rank. Its variables are "dense/weights" and "dense/biases". The hyperparameters for regularisation
 // apply to the weights.
-func Dense(s *model.Scope, x *graph.Node, width int) *graph.Node { return dense(s, x, width, false) }
+func Dense(s *model.Scope, x *graph.Node, width int) *graph.Node {
+	return dense(s, x, width, true, false)
+}
+
+// DenseWithoutBias is Dense without a bias.
+func DenseWithoutBias(s *model.Scope, x *graph.Node, width int) *graph.Node {
+	return dense(s, x, width, false, false)
+}
 
 // DenseRelu is Dense followed by a ReLU.
-func DenseRelu(s *model.Scope, x *graph.Node, width int) *graph.Node { return dense(s, x, width, true) }
+func DenseRelu(s *model.Scope, x *graph.Node, width int) *graph.Node {
+	return dense(s, x, width, true, true)
+}
 
-func dense(s *model.Scope, x *graph.Node, width int, relu bool) *graph.Node {
+func dense(s *model.Scope, x *graph.Node, width int, bias, relu bool) *graph.Node {
 	if x.Rank() != 2 {
 		panic(fmt.Errorf("layer.Dense takes shape (rows, features), not %s", x.Shape()))
 	}
@@ -38,21 +50,31 @@ func dense(s *model.Scope, x *graph.Node, width int, relu bool) *graph.Node {
 	if r := regularizer.FromScope(s); r != nil {
 		r(g, weights)
 	}
-	biases := s.VariableWithShape("biases", shapes.Make(x.DType(), width))
-	return linear(x, weights.NodeValue(g), biases.NodeValue(g), relu)
+	in := []*graph.Node{x, weights.NodeValue(g)}
+	if bias {
+		in = append(in, s.VariableWithShape("biases", shapes.Make(x.DType(), width)).NodeValue(g))
+	}
+	return linear(in, relu)
 }
 
-// linear is x·w + b for x of shape (rows, in) and w of shape (in, out), followed by a ReLU if relu is set.
-func linear(x, w, b *graph.Node, relu bool) *graph.Node {
-	if !onGoBackend(x.Graph()) {
-		y := nn.Dense(x, w, b, compute.DenseLayoutInputOutputs)
+// linear is x·w + b for in = x, w and b, with x of shape (rows, in) and w of shape (in, out), followed by a ReLU
+// if relu is set. b may be missing.
+func linear(in []*graph.Node, relu bool) *graph.Node {
+	product := func(in []*graph.Node) *graph.Node {
+		if len(in) == 2 {
+			return dot(in[0], 1, in[1], 0)
+		}
+		return nn.Dense(in[0], in[1], in[2], compute.DenseLayoutInputOutputs)
+	}
+	if !onGoBackend(in[0].Graph()) {
+		y := product(in)
 		if relu {
 			y = Relu(y)
 		}
 		return y
 	}
-	return withGradient([]*graph.Node{x, w, b}, func(in []*graph.Node) *graph.Node {
-		y := nn.Dense(in[0], in[1], in[2], compute.DenseLayoutInputOutputs)
+	return gradient.With(in, func(in []*graph.Node) *graph.Node {
+		y := product(in)
 		if relu {
 			y = graph.Max(y, graph.ScalarZero(y.Graph(), y.DType()))
 		}
@@ -61,11 +83,14 @@ func linear(x, w, b *graph.Node, relu bool) *graph.Node {
 		if relu {
 			v = positive(y, v)
 		}
-		return []*graph.Node{
+		gradients := []*graph.Node{
 			dot(v, 1, in[1], 1), // v·wᵀ: no transpose is needed
 			weightGradient(in[0], v),
-			columnSums(v),
 		}
+		if len(in) == 3 {
+			gradients = append(gradients, columnSums(v))
+		}
+		return gradients
 	})
 }
 
@@ -107,31 +132,15 @@ func number(condition *graph.Node, dtype dtypes.DType) *graph.Node {
 
 // Relu returns max(x, 0), of the same shape as x.
 func Relu(x *graph.Node) *graph.Node {
-	return withGradient([]*graph.Node{x}, func(in []*graph.Node) *graph.Node {
+	return gradient.With([]*graph.Node{x}, func(in []*graph.Node) *graph.Node {
 		return graph.Max(in[0], graph.ScalarZero(x.Graph(), x.DType()))
 	}, func(_ []*graph.Node, y, v *graph.Node) []*graph.Node {
 		return []*graph.Node{positive(y, v)}
 	})
 }
 
-// withGradient returns forward(inputs) with custom gradients. gradient returns the gradients with respect to
-// the inputs, from the output y and its adjoint v.
-//
-// GoMLX supports custom gradients only for an identity. So the output passes through an identity that
-// computes the gradients. Each input passes through an identity that replaces the gradients that GoMLX
-// derived, which are then dead code. GoMLX visits nodes from the last to the first, so the output's identity
-// comes before those of the inputs.
-func withGradient(inputs []*graph.Node, forward func(in []*graph.Node) *graph.Node,
-	gradient func(in []*graph.Node, y, v *graph.Node) []*graph.Node,
-) *graph.Node {
-	var gradients []*graph.Node
-	in := make([]*graph.Node, len(inputs))
-	for i, x := range inputs {
-		in[i] = graph.IdentityWithCustomGradient(x, func(_, _ *graph.Node) *graph.Node { return gradients[i] })
-	}
-	y := forward(in)
-	return graph.IdentityWithCustomGradient(y, func(y, v *graph.Node) *graph.Node {
-		gradients = gradient(inputs, y, v)
-		return v
-	})
+// fast reports whether the hand-written graphs of this package are faster for x than GoMLX's: on the Go backend,
+// which has the fused operations that they use only for float32 and float64.
+func fast(x *graph.Node) bool {
+	return onGoBackend(x.Graph()) && (x.DType() == dtypes.Float32 || x.DType() == dtypes.Float64)
 }

@@ -2,6 +2,7 @@ package models_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/gomlx/gomlx/ml/train/optimizer"
@@ -30,9 +31,25 @@ func TestModels(t *testing.T) {
 			[]int{9, 7, 3},
 			32*28 + 64*289 + 128*(2*64+1) + 2*129, 2,
 		},
+		{
+			"gpt", models.GPT{}.Forward,
+			[]int{64},
+			// PyTorch's modules: two embeddings, four blocks, a last norm and a head.
+			256*128 + 64*128 + 4*(2*256+129*384+129*128+129*512+513*128) + 256 + 128*256, 256,
+		},
+		{
+			"gpt of other sizes", models.GPT{Vocabulary: 11, Width: 6, Heads: 3, Blocks: 1}.Forward,
+			[]int{5},
+			11*6 + 5*6 + 2*12 + 7*18 + 7*6 + 7*24 + 25*6 + 12 + 6*11, 11,
+		},
 		{"cnn that pads", models.CNN{Same: true}.Forward, []int{8, 8, 1}, 32*10 + 64*289 + 128*(256+1) + 10*129, 10},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			input, label := engine.Feature{DType: tensor.Float32, Shape: test.shape}, engine.Feature{DType: tensor.Int32}
+			output := []int{2}
+			if strings.HasPrefix(test.name, "gpt") {
+				input.DType, label.Shape, output = tensor.Int32, test.shape, append(output, test.shape...)
+			}
 			e, err := gomlx.OpenGo(gomlx.GoOptions{LogicalCPUs: 1})
 			if err != nil {
 				t.Fatal(err)
@@ -44,8 +61,7 @@ func TestModels(t *testing.T) {
 			}
 			p, err := m.Compile(t.Context(), e, engine.Spec{
 				Rows: 2, Seed: 1, Devices: e.Devices(),
-				Inputs: []engine.Feature{{DType: tensor.Float32, Shape: test.shape}},
-				Labels: []engine.Feature{{DType: tensor.Int32}},
+				Inputs: []engine.Feature{input}, Labels: []engine.Feature{label},
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -59,12 +75,12 @@ func TestModels(t *testing.T) {
 				t.Errorf("%d parameters, want %d", n, test.parameters)
 			}
 			out, err := p.Predict(t.Context(), 0,
-				[]*tensor.Tensor{tensor.New(tensor.Float32, append([]int{2}, test.shape...)...)})
+				[]*tensor.Tensor{tensor.New(input.DType, append([]int{2}, test.shape...)...)})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(out) != 1 || !slices.Equal(out[0].Shape(), []int{2, test.outputs}) {
-				t.Errorf("predicted %v, want one tensor of shape (2, %d)", out, test.outputs)
+			if want := append(output, test.outputs); len(out) != 1 || !slices.Equal(out[0].Shape(), want) {
+				t.Errorf("predicted %v, want one tensor of shape %v", out, want)
 			}
 		})
 	}
