@@ -686,3 +686,8 @@ func addScaled(dst *byte, a *byte, x *byte, bytes int, by float32)
 //
 //go:noescape
 func dot(a *byte, b *byte, bytes int) float32
+
+// squaresF32 adds src[i]*src[i] to sums[i%16] for so many bytes, a multiple of 64.
+//
+//go:noescape
+func squaresF32(sums *float64, src *byte, bytes int)

@@ -8656,3 +8656,42 @@ end:
 	VZEROUPPER
 	MOVSS        X0, ret+24(FP)
 	RET
+
+// func squaresF32(sums *float64, src *byte, bytes int)
+// Requires: AVX
+TEXT ·squaresF32(SB), NOSPLIT, $0-24
+	MOVQ    sums+0(FP), AX
+	MOVQ    src+8(FP), CX
+	MOVQ    bytes+16(FP), DX
+	XORQ    BX, BX
+	VMOVUPD (AX), Y0
+	VMOVUPD 32(AX), Y1
+	VMOVUPD 64(AX), Y2
+	VMOVUPD 96(AX), Y3
+
+next:
+	CMPQ      DX, $0x00000040
+	JLT       done
+	VCVTPS2PD (CX)(BX*1), Y4
+	VMULPD    Y4, Y4, Y4
+	VADDPD    Y4, Y0, Y0
+	VCVTPS2PD 16(CX)(BX*1), Y4
+	VMULPD    Y4, Y4, Y4
+	VADDPD    Y4, Y1, Y1
+	VCVTPS2PD 32(CX)(BX*1), Y4
+	VMULPD    Y4, Y4, Y4
+	VADDPD    Y4, Y2, Y2
+	VCVTPS2PD 48(CX)(BX*1), Y4
+	VMULPD    Y4, Y4, Y4
+	VADDPD    Y4, Y3, Y3
+	ADDQ      $0x00000040, BX
+	SUBQ      $0x00000040, DX
+	JMP       next
+
+done:
+	VMOVUPD Y0, (AX)
+	VMOVUPD Y1, 32(AX)
+	VMOVUPD Y2, 64(AX)
+	VMOVUPD Y3, 96(AX)
+	VZEROUPPER
+	RET

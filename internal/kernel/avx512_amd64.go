@@ -683,3 +683,8 @@ func addScaledAVX512(dst *byte, a *byte, x *byte, bytes int, by float32)
 //
 //go:noescape
 func dotAVX512(a *byte, b *byte, bytes int) float32
+
+// squaresF32AVX512 adds src[i]*src[i] to sums[i%16] for so many bytes, a multiple of 64.
+//
+//go:noescape
+func squaresF32AVX512(sums *float64, src *byte, bytes int)

@@ -7936,3 +7936,32 @@ end:
 	VZEROUPPER
 	MOVSS         X0, ret+24(FP)
 	RET
+
+// func squaresF32AVX512(sums *float64, src *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·squaresF32AVX512(SB), NOSPLIT, $0-24
+	MOVQ    sums+0(FP), AX
+	MOVQ    src+8(FP), CX
+	MOVQ    bytes+16(FP), DX
+	XORQ    BX, BX
+	VMOVUPD (AX), Z0
+	VMOVUPD 64(AX), Z1
+
+next:
+	CMPQ      DX, $0x00000040
+	JLT       done
+	VCVTPS2PD (CX)(BX*1), Z2
+	VMULPD    Z2, Z2, Z2
+	VADDPD    Z2, Z0, Z0
+	VCVTPS2PD 32(CX)(BX*1), Z2
+	VMULPD    Z2, Z2, Z2
+	VADDPD    Z2, Z1, Z1
+	ADDQ      $0x00000040, BX
+	SUBQ      $0x00000040, DX
+	JMP       next
+
+done:
+	VMOVUPD Z0, (AX)
+	VMOVUPD Z1, 64(AX)
+	VZEROUPPER
+	RET

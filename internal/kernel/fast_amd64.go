@@ -176,6 +176,20 @@ func narrowFast(t tensor.DType, dst, src unsafe.Pointer, n int) int {
 	return m / 2
 }
 
+// squaresFast adds the squares of the first float32 numbers to the sums and returns how many numbers those are.
+func squaresFast(sums *[squareSums]float64, src unsafe.Pointer, n int) int {
+	m := n &^ (squareSums - 1)
+	switch {
+	case hasAVX512:
+		squaresF32AVX512(&sums[0], (*byte)(src), 4*m)
+	case hasAVX2:
+		squaresF32(&sums[0], (*byte)(src), 4*m)
+	default:
+		return 0
+	}
+	return m
+}
+
 // streamFast copies whole vectors with streaming stores to dst, which is aligned to a vector, and returns the number of
 // bytes copied.
 func streamFast(dst, src unsafe.Pointer, bytes int) int {

@@ -31,6 +31,7 @@ func TestWithoutAVX512(t *testing.T) {
 	t.Run("convert", TestConvertAll)
 	t.Run("stream", TestStream)
 	t.Run("vector loops", TestVectorLoops)
+	t.Run("squares", TestSquares)
 	if !testing.Short() {
 		t.Run("tree", TestTree)
 	}

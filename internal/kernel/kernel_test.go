@@ -643,6 +643,7 @@ func TestNoAllocation(t *testing.T) {
 				Convert(dtype, dtype, p[0], p[1], count)
 				if dtype.IsFloat() {
 					Scale(dtype, p[0], p[0], count, 3)
+					Squares(dtype, p[0], count)
 				}
 				if dtype.IsFloat() && dtype.Bytes() == 2 {
 					Convert(tensor.Float32, dtype, p[0], p[1], count)

@@ -52,6 +52,7 @@ func main() {
 	dequantize("addDequantized", true)
 	addScaled()
 	dot()
+	squares()
 	Generate()
 }
 
@@ -856,6 +857,40 @@ func dot() {
 
 // dotLanes is the number of partial sums of a dot product.
 const dotLanes = 32
+
+// squares writes the loop that adds the squares of float32 numbers in 16 sums of float64. A product of two float32 is
+// exact in float64, so a multiplication and an addition round as a fused one.
+func squares() {
+	TEXT("squaresF32"+suffix, NOSPLIT, "func(sums *float64, src *byte, bytes int)")
+	Doc(fmt.Sprintf("squaresF32%s adds src[i]*src[i] to sums[i%%16] for so many bytes, a multiple of 64.", suffix))
+	Pragma("noescape")
+	sums, src, bytes := Load(Param("sums"), GP64()), Load(Param("src"), GP64()), Load(Param("bytes"), GP64())
+	at := GP64()
+	XORQ(at, at)
+	acc := make([]reg.VecVirtual, 16*8/vectorBytes)
+	for i := range acc {
+		acc[i] = vec()
+		VMOVUPD(Mem{Base: sums, Disp: i * vectorBytes}, acc[i])
+	}
+	Label("next")
+	CMPQ(bytes, U32(64))
+	JLT(LabelRef("done"))
+	for i := range acc {
+		v := vec()
+		VCVTPS2PD(Mem{Base: src, Index: at, Scale: 1, Disp: i * vectorBytes / 2}, v)
+		VMULPD(v, v, v)
+		VADDPD(v, acc[i], acc[i])
+	}
+	ADDQ(U32(64), at)
+	SUBQ(U32(64), bytes)
+	JMP(LabelRef("next"))
+	Label("done")
+	for i := range acc {
+		VMOVUPD(acc[i], Mem{Base: sums, Disp: i * vectorBytes})
+	}
+	VZEROUPPER()
+	RET()
+}
 
 // stream writes the loop that copies with non-temporal stores: the written lines are not read first, and evict nothing
 // from the caches.
