@@ -149,8 +149,8 @@ func (t *Trainer) compareStates(ctx context.Context, r *distribute.Replica, b *s
 	}
 	for w, states := range workers {
 		if len(states) != len(workers[0]) {
-			return fmt.Errorf("the workers do not make the same step: worker %d accumulates the gradients of %s, "+
-				"worker 0 of %s. Call Fit on all workers with the same data and configuration", w, plural(len(states), "batch"), plural(len(workers[0]), "batch"))
+			return fmt.Errorf("the workers do not make the same step: worker %d accumulates the gradients of %d batches, "+
+				"worker 0 of %d. Call Fit on all workers with the same data and configuration", w, len(states), len(workers[0]))
 		}
 	}
 	return nil

@@ -74,6 +74,11 @@ func TestResumeAnywhere(t *testing.T) {
 		cfg := FitConfig{
 			Epochs:        rapid.IntRange(1, 3).Draw(rt, "epochs"),
 			StepsPerEpoch: rapid.SampledFrom([]int{0, 0, 1, 3}).Draw(rt, "steps per epoch"),
+			Accumulate:    rapid.SampledFrom([]int{0, 1, 2, 3}).Draw(rt, "accumulated batches"),
+		}
+		config := fakeConfig(5)
+		if rapid.Bool().Draw(rt, "clip") {
+			config.ClipNorm = 2
 		}
 		if rapid.Bool().Draw(rt, "limit") {
 			cfg.Steps = rapid.IntRange(1, 8).Draw(rt, "steps")
@@ -93,13 +98,13 @@ func TestResumeAnywhere(t *testing.T) {
 		if rapid.Bool().Draw(rt, "validation") {
 			cfg.Validation = ds
 		}
-		trainer, program := newFake(t, replicas, 5, fakeModel{})
+		trainer, program := newFakeWith(t, replicas, config, fakeModel{})
 		want, err := trainer.Fit(t.Context(), ds, cfg)
 		if err != nil {
 			rt.Fatal(err)
 		}
 
-		saving, savingProgram := newFake(t, replicas, 5, fakeModel{})
+		saving, savingProgram := newFakeWith(t, replicas, config, fakeModel{})
 		var taken []*checkpoint.Contents
 		take := func(ctx context.Context) error {
 			snapshot, err := saving.Snapshot(ctx)
@@ -127,7 +132,7 @@ func TestResumeAnywhere(t *testing.T) {
 			rt.Fatalf("%d snapshots of %d steps", len(taken), want.Steps)
 		}
 		for i, c := range taken {
-			again, againProgram := newFake(t, replicas, 5, fakeModel{})
+			again, againProgram := newFakeWith(t, replicas, config, fakeModel{})
 			s, err := SnapshotOf(c)
 			if err != nil {
 				rt.Fatal(err)
@@ -429,6 +434,7 @@ func TestRestoreRefuses(t *testing.T) {
 		cfg FitConfig
 	}{
 		"FitConfig.StepsPerEpoch is 2, but the snapshot was taken with 0": {ds, FitConfig{StepsPerEpoch: 2}},
+		"FitConfig.Accumulate is 2, but the snapshot was taken with 1":    {ds, FitConfig{Accumulate: 2}},
 		"FitConfig.InitialEpoch is 1":                                     {ds, FitConfig{InitialEpoch: 1, Epochs: 2}},
 		"this dataset has 2 batches, but the snapshot's had 3":            {sizes(lineExamples(14), 7, 7), FitConfig{}},
 		"the dataset has 1 batches, but the snapshot was taken after 2": {

@@ -48,6 +48,8 @@ type Step struct {
 	Skipped  bool          // no variable changed: the weights added up to 0 (then Loss is 0), or NotFinite is set
 	Duration time.Duration // of the step, including the wait for its batch
 
+	// GradientNorm is the global norm of the step's gradients before clipping, if Config.ClipNorm is set.
+	GradientNorm float64
 	// NotFinite describes the value that was not finite, if Config.NotFinite let training continue. It is nil
 	// if loss and gradients are finite.
 	NotFinite *NotFiniteError

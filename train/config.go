@@ -43,6 +43,18 @@ type Config struct {
 	// NotFinite is the policy for a loss or a gradient that is an infinity or NaN. The default is to fail
 	// with a [NotFiniteError]. It must be the same on all workers.
 	NotFinite NotFinitePolicy
+	// ClipNorm limits the global norm of the gradients, the square root of the sum of the squares of all
+	// elements of all variables: gradients with a larger norm are multiplied by ClipNorm/norm. It is Keras'
+	// global_clipnorm and PyTorch's clip_grad_norm_. The norm is the square root of sums in float64 in an order that
+	// does not depend on the number of workers. It is reported as Step.GradientNorm, and as the metric
+	// "gradient_norm" of training. 0: no limit.
+	ClipNorm float64
+	// ClipVariableNorm limits the norm of each variable's gradient separately (Keras' clipnorm). 0: no limit.
+	ClipVariableNorm float64
+	// ClipValue limits the elements of the gradients to [-ClipValue, ClipValue] (Keras' clipvalue). 0: no limit.
+	// Only one of the three limits can be set. The gradients that are clipped are those of the mean loss of the
+	// whole step, summed over all replicas and accumulated batches, by Fit and ApplyGradients.
+	ClipValue float64
 	// DataTimeout is how long a step, or New, waits for a batch before it fails with a [DataTimeoutError].
 	// Default: half of the strategy's Options.Timeout, so 5 minutes if that is unset too. The other workers,
 	// which wait for this one in a reduction, then get this error before their own timeout. Negative, or the
@@ -102,6 +114,9 @@ func (c *Config) complete(ctx context.Context, timeout time.Duration) error {
 			c.NotFinite)
 	case c.GlobalBatch < 1:
 		return fmt.Errorf("train: Config.GlobalBatch is %d: want at least 1", c.GlobalBatch)
+	}
+	if err := c.checkClipping(); err != nil {
+		return err
 	}
 	for _, f := range slices.Concat(c.Inputs, c.Labels) {
 		if !f.DType.Valid() || f.DType == tensor.String || slices.ContainsFunc(f.Shape, func(d int) bool { return d < 0 }) {

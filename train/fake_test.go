@@ -296,6 +296,12 @@ func fakeConfig(globalBatch int) Config {
 // newFake returns a trainer of a fakeModel over so many replicas, and its program.
 func newFake(t testing.TB, replicas, globalBatch int, m fakeModel) (*Trainer, *fakeProgram) {
 	t.Helper()
+	return newFakeWith(t, replicas, fakeConfig(globalBatch), m)
+}
+
+// newFakeWith is newFake with a configuration.
+func newFakeWith(t testing.TB, replicas int, cfg Config, m fakeModel) (*Trainer, *fakeProgram) {
+	t.Helper()
 	if m.rate == 0 {
 		m.rate = 1.0 / 64
 	}
@@ -303,7 +309,7 @@ func newFake(t testing.TB, replicas, globalBatch int, m fakeModel) (*Trainer, *f
 	if err != nil {
 		t.Fatal(err)
 	}
-	trainer, err := New(t.Context(), s, m, fakeConfig(globalBatch))
+	trainer, err := New(t.Context(), s, m, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

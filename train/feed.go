@@ -30,9 +30,6 @@ type feeder struct {
 	closed bool       // no batch may be filled from now on
 }
 
-// feederDepth is the number of global batches: one in use, one ready, and one being filled.
-const feederDepth = 3
-
 // feedConfig configures feed.
 type feedConfig struct {
 	epoch  int  // of the first pass; later passes count up from it
@@ -40,6 +37,9 @@ type feedConfig struct {
 	repeat bool // start another pass when the dataset ends
 	limit  int  // batches at most; negative: no limit
 	labels bool // false: ignore the batches' labels
+	// together is the number of batches that are in use at the same time. As many are read ahead, and one is being
+	// filled. 0: 1.
+	together int
 }
 
 var errNoDataset = errors.New("the dataset is nil")
@@ -52,8 +52,9 @@ func (t *Trainer) feed(ctx context.Context, ds data.Dataset, cfg feedConfig) (*f
 	if err := t.rejectShard(ds); err != nil {
 		return nil, err
 	}
-	f := &feeder{ready: make(chan *globalBatch), free: make(chan *globalBatch, feederDepth), t: t}
-	for range feederDepth {
+	depth := 2*max(cfg.together, 1) + 1
+	f := &feeder{ready: make(chan *globalBatch, max(cfg.together, 1)-1), free: make(chan *globalBatch, depth), t: t}
+	for range depth {
 		g, err := t.borrow(cfg.labels)
 		if err != nil {
 			t.giveBack(f.all...)
@@ -117,7 +118,24 @@ func (f *feeder) got(g *globalBatch, ok bool) (*globalBatch, error) {
 	return g, nil
 }
 
-func (f *feeder) release(g *globalBatch) { f.free <- g }
+func (f *feeder) release(list ...*globalBatch) {
+	for _, g := range list {
+		f.free <- g
+	}
+}
+
+// step sets b to the next n batches, or to fewer at the end, as next returns them.
+func (f *feeder) step(ctx context.Context, b *stepBatches, n int) error {
+	b.set()
+	for range n {
+		g, err := f.next(ctx)
+		if g == nil || err != nil {
+			return err
+		}
+		b.add(g)
+	}
+	return nil
+}
 
 // close stops reading and waits until the dataset has returned. The feeder's batches must not be used
 // afterwards. If the dataset ignores the end of its context, close returns an error after endTimeout; the

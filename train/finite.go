@@ -99,13 +99,27 @@ func (t *Trainer) allFinite() bool {
 	return finite(t.parts[0].scalars[0])
 }
 
-// checkSums notes the first gradient whose sum over all replicas is not finite. All replicas have the same sums,
-// so each replica of a worker checks its part of every one. parameters are the sums' parameters.
-func (p *part) checkSums(local, locals int, sums []*tensor.Tensor, parameters []int) {
+// checkSums notes the first gradient whose sum over all replicas is not finite, and adds the squares of the sums if
+// gradients are clipped by a norm. All replicas have the same sums, so each replica of a worker reads its part of every
+// one. parameters are the sums' parameters.
+func (t *Trainer) checkSums(local int, sums []*tensor.Tensor, parameters []int) {
+	p, locals := &t.parts[local], len(t.parts)
 	for i, s := range sums {
-		lo, hi := local*s.Len()/locals, (local+1)*s.Len()/locals
-		if k := parameters[i]; (p.notFinite < 0 || k < p.notFinite) && !tensor.FiniteBetween(s, lo, hi) {
-			p.notFinite = k
+		k := parameters[i]
+		if t.squares == nil {
+			lo, hi := local*s.Len()/locals, (local+1)*s.Len()/locals
+			if (p.notFinite < 0 || k < p.notFinite) && !tensor.FiniteBetween(s, lo, hi) {
+				p.notFinite = k
+			}
+			continue
+		}
+		blocks := t.squares[k]
+		for block := local * len(blocks) / locals; block < (local+1)*len(blocks)/locals; block++ {
+			blocks[block] = blockSquares(s, block)
+			if !finite(blocks[block]) && (p.notFinite < 0 || k < p.notFinite) &&
+				!tensor.FiniteBetween(s, block*normBlock, min((block+1)*normBlock, s.Len())) {
+				p.notFinite = k
+			}
 		}
 	}
 }
@@ -168,6 +182,9 @@ func (t *Trainer) inspect(ctx context.Context, b *stepBatches, e *NotFiniteError
 	err := t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
 		f := finding{Cause: causeNone, Example: -1}
 		for i, g := range b.list {
+			if g.weightSum == 0 {
+				continue
+			}
 			gradients, err := t.gradientsAlone(ctx, r, b, i, e.evaluation)
 			if err != nil {
 				return err

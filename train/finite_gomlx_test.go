@@ -128,13 +128,13 @@ func TestNotFiniteCauses(t *testing.T) {
 			return t.SetVariable("/b/dense/biases", tensor.Of([]float32{0, 0, 0, float32(math.Inf(1)), 0}, 5))
 		}, 1, 0, -1, "the parameter /b/dense/biases was not finite before this step: element (3,) is +Inf"},
 	} {
-		for _, bucketBytes := range []int{0, 1} {
+		for _, cfg := range []train.Config{{}, {BucketBytes: 1}, {ClipNorm: 1}} {
 			t.Run(c.name, func(t *testing.T) {
 				b := numbers()
 				if c.damage != nil {
 					c.damage(tensor.Data[float32](b.Inputs[0]), tensor.Data[int32](b.Labels[0]))
 				}
-				trainer := newNumbers(t, numbersModel(c.model), train.Config{BucketBytes: bucketBytes})
+				trainer := newNumbers(t, numbersModel(c.model), cfg)
 				if c.prepare != nil {
 					if err := c.prepare(trainer); err != nil {
 						t.Fatal(err)

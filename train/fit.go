@@ -23,6 +23,16 @@ type FitConfig struct {
 	// Steps is the total number of steps after which training ends, even inside an epoch. Steps before a
 	// [Trainer.Restore] count. Default: no limit.
 	Steps int
+	// Accumulate is the number of batches of the dataset whose gradients one step accumulates (Keras'
+	// gradient_accumulation_steps). A step computes the gradients of its batches one after the other, all-reduces their
+	// sum once and updates the variables once, with the loss of all examples of these batches: it equals a step with one
+	// batch of that many examples, except for rounding and for layers that compute over a batch, such as batch
+	// normalization. The last step of an epoch may have fewer batches. A step reads its batches before it begins, so up
+	// to 2*Accumulate+1 are in memory.
+	//
+	// Everything that counts steps counts these: StepsPerEpoch, Steps, callbacks, the history, [Trainer.Steps], snapshots
+	// and learning-rate schedules. (Keras counts batches.) Default: 1.
+	Accumulate int
 	// Validation, if not nil, is evaluated after every epoch. data.Pipeline.Split can hold out a part of the
 	// training data.
 	Validation data.Dataset
@@ -55,6 +65,9 @@ type FitConfig struct {
 func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*History, error) {
 	if cfg.Epochs == 0 {
 		cfg.Epochs = cfg.InitialEpoch + 1
+	}
+	if cfg.Accumulate == 0 {
+		cfg.Accumulate = 1
 	}
 	start := fitPosition{epoch: cfg.InitialEpoch, next: batchPosition{pass: cfg.InitialEpoch}}
 	f := &fit{t: t, ds: ds, cfg: cfg, history: &History{}, position: start}
@@ -98,6 +111,8 @@ func (c *FitConfig) validate() error {
 	case c.StepsPerEpoch < 0:
 		return fmt.Errorf("train: FitConfig.StepsPerEpoch is %d: want at least 1, or 0 for the whole dataset",
 			c.StepsPerEpoch)
+	case c.Accumulate < 0:
+		return fmt.Errorf("train: FitConfig.Accumulate is %d: want the number of batches of a step, at least 1", c.Accumulate)
 	case c.Steps < 0:
 		return fmt.Errorf("train: FitConfig.Steps is %d: want at least 1, or 0 for no limit", c.Steps)
 	}
@@ -138,7 +153,8 @@ func (f *fit) run(ctx context.Context) (err error) {
 		}
 		next := f.position.next
 		stream, err = f.t.feed(ctx, f.ds, feedConfig{
-			epoch: next.pass, skip: next.batch, repeat: true, limit: max(limit, 0), labels: true,
+			epoch: next.pass, skip: next.batch, repeat: true, limit: f.batches(max(limit, 0)), labels: true,
+			together: f.cfg.Accumulate,
 		})
 		if err != nil {
 			return f.dataFailed(ctx, err)
@@ -154,6 +170,17 @@ func (f *fit) run(ctx context.Context) (err error) {
 		}
 	}
 	return nil
+}
+
+// batches returns the number of batches of so many full steps, and stepsOf the number of steps over so many
+// batches. A negative number, which means an unknown one or no limit, stays.
+func (f *fit) batches(steps int) int { return max(steps, -1) * f.cfg.Accumulate }
+
+func (f *fit) stepsOf(batches int) int {
+	if batches < 0 {
+		return -1
+	}
+	return ceilDiv(batches, f.cfg.Accumulate)
 }
 
 // dataFailed reports to the other workers that Fit cannot read its dataset, and returns the error that ends
@@ -175,8 +202,11 @@ func (f *fit) epoch(ctx context.Context, stream *feeder) (end error) {
 	number, done := f.position.epoch, f.position.step
 	begin := EpochBegin{Epoch: number, Epochs: f.cfg.Epochs, Steps: f.cfg.StepsPerEpoch, Done: done}
 	if stream == nil {
-		begin.Steps = f.ds.Len()
-		own, err := f.t.feed(ctx, f.ds, feedConfig{epoch: number, skip: done, limit: f.left(), labels: true})
+		begin.Steps = f.stepsOf(f.ds.Len())
+		own, err := f.t.feed(ctx, f.ds, feedConfig{
+			epoch: number, skip: f.position.next.batch, limit: f.batches(f.left()), labels: true,
+			together: f.cfg.Accumulate,
+		})
 		if err != nil {
 			return f.dataFailed(ctx, err)
 		}
@@ -199,7 +229,7 @@ func (f *fit) epoch(ctx context.Context, stream *feeder) (end error) {
 		return err
 	}
 	if done == 0 {
-		f.position.mean = newMean(f.t.metrics)
+		f.position.mean = f.t.newMean()
 		f.history.Epochs = append(f.history.Epochs, Epoch{Epoch: number})
 	}
 	epoch := &f.history.Epochs[len(f.history.Epochs)-1]
@@ -247,15 +277,14 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 		before := f.t.strategy.Stats()
 		start := time.Now()
 		f.t.at(PhaseData)
-		g, err := stream.next(ctx)
+		err := stream.step(ctx, &b, f.cfg.Accumulate)
 		if err != nil {
 			f.t.failOthers(ctx, err)
 			return fmt.Errorf("train: epoch %d, step %d: %w", begin.Epoch+1, step, err)
 		}
-		if g == nil {
+		if len(b.list) == 0 {
 			return nil
 		}
-		b.set(g)
 		var made bool
 		var problem *NotFiniteError
 		if b.weightSum > 0 {
@@ -276,12 +305,16 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 		}
 		if b.weightSum > 0 {
 			info.Loss, _ = f.t.scalars()
+			if f.t.config.ClipNorm > 0 {
+				info.GradientNorm = f.t.norm
+			}
 		}
 		if made || b.weightSum == 0 {
 			mean.add(&b, f.t)
 		}
-		f.position.step, f.position.next = step, batchPosition{g.position.pass, g.position.batch + 1}
-		stream.release(g)
+		last := b.list[len(b.list)-1].position
+		f.position.step, f.position.next = step, batchPosition{last.pass, last.batch + 1}
+		stream.release(b.list...)
 		f.speed.add(info, before, f.t.strategy.Stats())
 		f.history.Steps++
 		epoch.Steps = step

@@ -83,6 +83,23 @@ func TestCallbacks(t *testing.T) {
 			"epoch 1/9 of 1", "step 1/1: 4 examples", "end 1: 1 steps, 4 examples, validated false",
 			"done: 4 steps, stopped false, error <nil>",
 		}},
+		{"accumulate: the last step of an epoch is shorter", FitConfig{Epochs: 2, Accumulate: 2}, nil, []string{
+			"train", "epoch 0/2 of 2", "step 1/2: 8 examples", "step 2/2: 2 examples",
+			"end 0: 2 steps, 10 examples, validated false",
+			"epoch 1/2 of 2", "step 1/2: 8 examples", "step 2/2: 2 examples", "end 1: 2 steps, 10 examples, validated false",
+			"done: 4 steps, stopped false, error <nil>",
+		}},
+		{"accumulate over the dataset's end", FitConfig{Epochs: 2, StepsPerEpoch: 1, Accumulate: 2}, nil, []string{
+			"train", "epoch 0/2 of 1", "step 1/1: 8 examples", "end 0: 1 steps, 8 examples, validated false",
+			"epoch 1/2 of 1", "step 1/1: 6 examples", "end 1: 1 steps, 6 examples, validated false",
+			"done: 2 steps, stopped false, error <nil>",
+		}},
+		{"limit of steps that accumulate", FitConfig{Epochs: 9, Steps: 3, Accumulate: 2}, nil, []string{
+			"train", "epoch 0/9 of 2", "step 1/2: 8 examples", "step 2/2: 2 examples",
+			"end 0: 2 steps, 10 examples, validated false",
+			"epoch 1/9 of 1", "step 1/1: 8 examples", "end 1: 1 steps, 8 examples, validated false",
+			"done: 3 steps, stopped false, error <nil>",
+		}},
 		{"both limits", FitConfig{Epochs: 9, StepsPerEpoch: 2, Steps: 3}, nil, []string{
 			"train", "epoch 0/9 of 2", "step 1/2: 4 examples", "step 2/2: 4 examples",
 			"end 0: 2 steps, 8 examples, validated false",
@@ -423,6 +440,7 @@ func TestConfigErrors(t *testing.T) {
 		"epochs from -1":        {InitialEpoch: -1},
 		"StepsPerEpoch is -1":   {StepsPerEpoch: -1},
 		"Steps is -2":           {Steps: -2},
+		"Accumulate is -1":      {Accumulate: -1},
 	} {
 		if _, err := trainer.Fit(t.Context(), sizes(lineExamples(4), 4), cfg); err == nil ||
 			!strings.Contains(err.Error(), want) {

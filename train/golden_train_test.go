@@ -51,11 +51,14 @@ type goldenTraining struct {
 		Accuracy *float64
 	}
 	Predict []goldenArray
+
+	bucketBytes int // Config.BucketBytes
 }
 
 // trainedGolden holds Lockstep's results for a golden training.
 type trainedGolden struct {
 	stepLoss  []*float64
+	norms     []float64              // of the gradients, by step
 	weights   map[string]goldenArray // by our names
 	evaluated Result
 	predicted []goldenArray
@@ -117,12 +120,7 @@ func TestGoldenTrain(t *testing.T) {
 
 // skipped returns why a training cannot be made, or "".
 func (c *goldenTraining) skipped() string {
-	switch {
-	case c.ClipGlobalNorm != 0:
-		return "clips gradients by their global norm, which Lockstep does not do yet"
-	case c.Accumulate > 1:
-		return "accumulates the gradients of parts of a batch, which Fit does not do yet"
-	case c.EMA != 0:
+	if c.EMA != 0 {
 		return "keeps moving averages of the weights, which Lockstep does not do yet"
 	}
 	return ""
@@ -173,7 +171,7 @@ func (c *goldenTraining) run(t *testing.T, layout []int) {
 
 // train makes the training on a strategy.
 func (c *goldenTraining) train(ctx context.Context, s *distribute.Strategy) (out *trainedGolden, err error) {
-	cfg := Config{GlobalBatch: c.Batch}
+	cfg := Config{GlobalBatch: ceilDiv(c.Batch, c.Accumulate), ClipNorm: c.ClipGlobalNorm, BucketBytes: c.bucketBytes}
 	for i, in := range c.Inputs {
 		cfg.Inputs = append(cfg.Inputs, engine.Feature{DType: c.inputType(i), Shape: in.Shape})
 	}
@@ -194,11 +192,13 @@ func (c *goldenTraining) train(ctx context.Context, s *distribute.Strategy) (out
 		if !s.Skipped {
 			loss = &s.Loss
 		}
-		out.stepLoss = append(out.stepLoss, loss)
+		out.stepLoss, out.norms = append(out.stepLoss, loss), append(out.norms, s.GradientNorm)
 		return nil
 	}}
 	examples := c.examples()
-	if _, err := trainer.Fit(ctx, examples, FitConfig{Epochs: c.Epochs, Callbacks: []Callback{record}}); err != nil {
+	if _, err := trainer.Fit(ctx, examples, FitConfig{
+		Epochs: c.Epochs, Accumulate: c.Accumulate, Callbacks: []Callback{record},
+	}); err != nil {
 		return nil, err
 	}
 	weights, err := trainer.Weights(ctx)
@@ -263,7 +263,8 @@ func (c *goldenTraining) labelType(i int) tensor.DType {
 	return tensor.Float32
 }
 
-// examples returns the examples in order, in batches of which the last may be short.
+// examples returns the examples in order, in batches of which the last may be short. If gradients are accumulated, each
+// batch is cut into parts as equal as possible, of which some may be empty.
 func (c *goldenTraining) examples() data.Dataset {
 	var all data.Batch
 	for i, x := range c.X {
@@ -274,16 +275,21 @@ func (c *goldenTraining) examples() data.Dataset {
 	}
 	all.Weights = tensor.From(c.Weights)
 	var list []data.Batch
-	for lo := 0; lo < len(c.Weights); lo += c.Batch {
-		hi := min(lo+c.Batch, len(c.Weights))
-		rows := func(from []*tensor.Tensor) (to []*tensor.Tensor) {
-			for _, t := range from {
-				to = append(to, t.Rows(lo, hi))
+	for begin := 0; begin < len(c.Weights); begin += c.Batch {
+		end := min(begin+c.Batch, len(c.Weights))
+		for part := range c.Accumulate {
+			n := end - begin
+			lo := begin + part*(n/c.Accumulate) + min(part, n%c.Accumulate) // as numpy.array_split
+			hi := begin + (part+1)*(n/c.Accumulate) + min(part+1, n%c.Accumulate)
+			rows := func(from []*tensor.Tensor) (to []*tensor.Tensor) {
+				for _, t := range from {
+					to = append(to, t.Rows(lo, hi))
+				}
+				return to
 			}
-			return to
+			weights := all.Weights.Rows(lo, hi)
+			list = append(list, data.Batch{Inputs: rows(all.Inputs), Labels: rows(all.Labels), Weights: weights})
 		}
-		weights := all.Weights.Rows(lo, hi)
-		list = append(list, data.Batch{Inputs: rows(all.Inputs), Labels: rows(all.Labels), Weights: weights})
 	}
 	return batches(list...)
 }
@@ -306,6 +312,9 @@ func (c *goldenTraining) compare(got *trainedGolden) (differences []string) {
 				differ("step %d skipped: %v, want %v", i+1, loss == nil, want == nil)
 			case want != nil:
 				same(fmt.Sprintf("loss of step %d", i+1), goldenNumber(*loss), goldenNumber(*want))
+			}
+			if want := c.GradientNorm[i]; c.ClipGlobalNorm > 0 && want != nil {
+				same(fmt.Sprintf("gradient norm of step %d", i+1), goldenNumber(got.norms[i]), goldenNumber(*want))
 			}
 		}
 	}

@@ -55,14 +55,14 @@ func (f *fit) setLastStep() error {
 	return f.t.SetVariable(name, tensor.Scalar(f.t.committed-made+int64(planned)))
 }
 
-// planned returns the total number of batches of this Fit, including those before a restore; negative:
+// planned returns the total number of steps of this Fit, including those before a restore; negative:
 // unknown.
 func (f *fit) planned() int {
 	epochs, n := f.cfg.Epochs-f.cfg.InitialEpoch, -1
 	if f.cfg.StepsPerEpoch > 0 {
 		n = epochs * f.cfg.StepsPerEpoch
-	} else if batches := f.ds.Len(); batches >= 0 {
-		n = epochs * batches
+	} else if steps := f.stepsOf(f.ds.Len()); steps >= 0 {
+		n = epochs * steps
 	}
 	if limit := f.cfg.Steps; limit > 0 && (n < 0 || limit < n) {
 		n = limit

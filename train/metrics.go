@@ -27,6 +27,15 @@ type mean struct {
 
 func newMean(names []string) *mean { return &mean{names: names, sums: make([]float64, len(names))} }
 
+// newMean returns the mean over batches of a training, which may include the gradients' norm.
+func (t *Trainer) newMean() *mean {
+	names := t.metrics
+	if t.config.ClipNorm > 0 {
+		names = append(slices.Clone(names), normMetric)
+	}
+	return newMean(names)
+}
+
 // add adds the batches that t's replicas have just computed.
 func (m *mean) add(b *stepBatches, t *Trainer) {
 	m.examples += int64(b.examples)
@@ -37,6 +46,9 @@ func (m *mean) add(b *stepBatches, t *Trainer) {
 	m.loss += loss * b.weightSum
 	for i, s := range sums {
 		m.sums[i] += s
+	}
+	if len(m.sums) > len(sums) {
+		m.sums[len(sums)] += t.norm * b.weightSum
 	}
 	m.weight += b.weightSum
 }

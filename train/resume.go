@@ -55,7 +55,8 @@ func (f *fit) done(ctx context.Context) error {
 // fitState is Fit's part of a snapshot.
 type fitState struct {
 	StepsPerEpoch int          `json:"steps_per_epoch,omitempty"`
-	Batches       int          `json:"batches"` // of the dataset, or -1
+	Accumulate    int          `json:"accumulate,omitempty"` // 0: 1
+	Batches       int          `json:"batches"`              // of the dataset, or -1
 	Epoch         int          `json:"epoch"`
 	Step          int          `json:"step"`
 	Pass          int          `json:"pass"`
@@ -117,7 +118,7 @@ func (f *fit) state() *fitState {
 		return f.t.resume
 	}
 	s := &fitState{
-		StepsPerEpoch: f.cfg.StepsPerEpoch, Batches: f.ds.Len(),
+		StepsPerEpoch: f.cfg.StepsPerEpoch, Accumulate: f.cfg.Accumulate, Batches: f.ds.Len(),
 		Epoch: f.position.epoch, Step: f.position.step,
 		Pass: f.position.next.pass, Batch: f.position.next.batch, Cut: f.position.truncated,
 		Steps: f.history.Steps, Skipped: f.history.Skipped,
@@ -164,7 +165,7 @@ func (s resultState) result() Result {
 
 // check returns an error if the numbers are inconsistent.
 func (s *fitState) check() error {
-	least := min(s.StepsPerEpoch, s.Epoch, s.Step, s.Pass, s.Batch, s.Steps, s.Skipped)
+	least := min(s.StepsPerEpoch, s.Accumulate, s.Epoch, s.Step, s.Pass, s.Batch, s.Steps, s.Skipped)
 	switch {
 	case least < 0 || s.Batches < -1 || s.Skipped > s.Steps || s.Step > s.Steps:
 		return fmt.Errorf("inconsistent position: epoch %d, step %d, pass %d, batch %d of %d, with %d steps taken and %d "+
@@ -190,19 +191,22 @@ func (f *fit) resumePosition() error {
 	case s.StepsPerEpoch != f.cfg.StepsPerEpoch:
 		return fmt.Errorf("train: resuming: FitConfig.StepsPerEpoch is %d, but the snapshot was taken with %d",
 			f.cfg.StepsPerEpoch, s.StepsPerEpoch)
+	case max(s.Accumulate, 1) != f.cfg.Accumulate:
+		return fmt.Errorf("train: resuming: FitConfig.Accumulate is %d, but the snapshot was taken with %d",
+			f.cfg.Accumulate, max(s.Accumulate, 1))
 	case s.Epoch < f.cfg.InitialEpoch:
 		return fmt.Errorf("train: resuming: FitConfig.InitialEpoch is %d, but the snapshot is at epoch %d",
 			f.cfg.InitialEpoch, s.Epoch)
 	case s.Batches != batches && s.Batches >= 0 && batches >= 0:
 		return fmt.Errorf("train: resuming: this dataset has %d batches, but the snapshot's had %d: use the same dataset",
 			batches, s.Batches)
-	case s.Mean != nil && len(s.Mean.Sums) != len(f.t.metrics):
-		return fmt.Errorf("train: resuming: the model has %d metrics, but the snapshot's had %d", len(f.t.metrics),
-			len(s.Mean.Sums))
+	case s.Mean != nil && len(s.Mean.Sums) != len(f.t.newMean().names):
+		return fmt.Errorf("train: resuming: the training has %d metrics, but the snapshot's had %d: use the same model "+
+			"and Config.ClipNorm", len(f.t.newMean().names), len(s.Mean.Sums))
 	}
 	f.position = fitPosition{epoch: s.Epoch, step: s.Step, next: batchPosition{s.Pass, s.Batch}, truncated: s.Cut}
 	if s.Mean != nil {
-		m := newMean(f.t.metrics)
+		m := f.t.newMean()
 		m.loss, m.weight, m.examples = float64(s.Mean.Loss), float64(s.Mean.Weight), s.Mean.Examples
 		for i, sum := range s.Mean.Sums {
 			m.sums[i] = float64(sum)

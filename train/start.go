@@ -140,6 +140,8 @@ func (t *Trainer) describe() []string {
 		fmt.Sprintf("%d buckets", len(t.buckets)), fmt.Sprintf("compression %v", t.config.Compress),
 		fmt.Sprintf("metrics %q", t.metrics),
 		fmt.Sprintf("the policy %q for what is not finite", t.config.NotFinite),
+		fmt.Sprintf("gradients clipped by norm %v, by variable norm %v, by value %v",
+			t.config.ClipNorm, t.config.ClipVariableNorm, t.config.ClipValue),
 	}
 	for _, v := range t.variables {
 		out = append(out, fmt.Sprintf("the %v %q of %v%s", v.Role, v.Name, v.DType, tensor.FormatShape(v.Shape)))

@@ -74,6 +74,7 @@ func (t *Trainer) transact(ctx context.Context, b *stepBatches,
 	f func(context.Context, *distribute.Replica) error,
 ) (stop bool, err error) {
 	err = t.run(ctx, f)
+	t.norm = t.globalNorm()
 	stop = err == nil && b != nil && t.stopAgreed()
 	if err == nil && !stop && b != nil && !b.tolerated && !t.allFinite() {
 		err = errNotFinite
@@ -98,6 +99,7 @@ func (t *Trainer) run(ctx context.Context, f func(context.Context, *distribute.R
 	for _, d := range t.devices {
 		d.computed.reset()
 	}
+	t.summed.reset()
 	_, err := distribute.Run(ctx, t.strategy, func(ctx context.Context, r *distribute.Replica,
 		_ ...distribute.Value,
 	) (distribute.Value, error) {
@@ -172,6 +174,12 @@ func (t *Trainer) plan() {
 	}
 	t.parts = make([]part, len(t.deviceOf))
 	first, _ := t.strategy.LocalReplicas()
+	t.summed.init(len(t.parts))
+	if t.config.needsNorm() {
+		for _, v := range parameters {
+			t.squares = append(t.squares, make([]float64, normBlocks(v.Bytes()/v.DType.Bytes())))
+		}
+	}
 	for replica := range t.parts {
 		p := &t.parts[replica]
 		p.scalars = make([]float64, 1+len(t.metrics)+agreed)
@@ -199,6 +207,9 @@ func (t *Trainer) compute(ctx context.Context, r *distribute.Replica, b *stepBat
 	t.replicaAt(r, PhaseCompute)
 	clear(p.scalars)
 	for i := range b.list {
+		if b.list[i].weightSum == 0 {
+			continue
+		}
 		s, err := t.program.Gradients(ctx, local, t.micro(r, b, i), ready)
 		if err != nil {
 			return fmt.Errorf("gradients: %w", err)
@@ -208,13 +219,18 @@ func (t *Trainer) compute(ctx context.Context, r *distribute.Replica, b *stepBat
 	return nil
 }
 
-// micro returns a replica's share of batch i of a step.
+// micro returns a replica's share of batch i of a step. Batches whose weights add up to 0 are not computed: all their
+// examples may be padding.
 func (t *Trainer) micro(r *distribute.Replica, b *stepBatches, i int) engine.Micro {
 	return engine.Micro{
 		Batch: b.list[i].shares[r.LocalID()], WeightSum: b.weightSum,
 		RNG: randomState(t.config.Seed, t.committed, b.pass, i, r.ID()),
-		Add: i > 0, Last: i == len(b.list)-1,
+		Add: hasWeights(b.list[:i]), Last: !hasWeights(b.list[i+1:]),
 	}
+}
+
+func hasWeights(list []*globalBatch) bool {
+	return slices.ContainsFunc(list, func(g *globalBatch) bool { return g.weightSum > 0 })
 }
 
 // add adds loss and metrics of a batch.
@@ -249,6 +265,7 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 		}
 		copy(d.left, d.buckets)
 	}
+	early := update && !t.config.needsNorm() // update each part as soon as its gradients are summed
 	if t.config.Compress.Rounds() > 1 {
 		// All buckets start their second round before any is awaited, so that no transfer waits for an update.
 		for k := range t.buckets {
@@ -261,8 +278,8 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 		if err := p.reducing[k].finish(ctx, r); err != nil {
 			return err
 		}
-		p.checkSums(local, len(t.parts), p.gradients[k], t.buckets[k].parameters)
-		if !update {
+		t.checkSums(local, p.gradients[k], t.buckets[k].parameters)
+		if !early {
 			continue
 		}
 		if err := t.update(ctx, r, k); err != nil {
@@ -270,34 +287,59 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 		}
 		t.replicaAt(r, PhaseReduce)
 	}
-	return t.checkAgreement(ctx, r, b)
+	if err := t.checkAgreement(ctx, r, b); err != nil {
+		return err
+	}
+	t.summed.arrive()
+	if early || !update {
+		return nil
+	}
+	if err := t.summed.wait(ctx); err != nil {
+		return err
+	}
+	for k := range t.buckets {
+		if err := t.update(ctx, r, k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// memory sets the list of a bucket's gradients, in the program's memory.
+func (t *Trainer) memory(local, k int) (err error) {
+	tensors := t.parts[local].gradients[k]
+	for i, parameter := range t.buckets[k].parameters {
+		if tensors[i], err = t.program.Gradient(local, parameter); err != nil {
+			return fmt.Errorf("the gradient of %s: %w", t.buckets[k].names[i], err)
+		}
+	}
+	return nil
 }
 
 // startReduction starts the all-reduce of a bucket, and of scalars.
 func (t *Trainer) startReduction(p *part, k int, scalars []float64) (err error) {
-	bucket, tensors := &t.buckets[k], p.gradients[k]
-	for i, parameter := range bucket.parameters {
-		if tensors[i], err = t.program.Gradient(p.replica.LocalID(), parameter); err != nil {
-			return fmt.Errorf("the gradient of %s: %w", bucket.names[i], err)
-		}
+	if err := t.memory(p.replica.LocalID(), k); err != nil {
+		return err
 	}
 	if p.replica.NumReplicas() == 1 {
 		return nil
 	}
 	return p.reducing[k].start(p.ctx, p.replica, t.committed,
-		distribute.Bucket{Dst: tensors, Src: tensors, Names: bucket.names, Scalars: scalars})
+		distribute.Bucket{Dst: p.gradients[k], Src: p.gradients[k], Names: t.buckets[k].names, Scalars: scalars})
 }
 
-// update computes new values of the parts of a device whose last bucket was reduced, and is bucket k.
+// update clips the gradients of bucket k, and computes new values of the parts of the replica's device of which it
+// is the last bucket.
 func (t *Trainer) update(ctx context.Context, r *distribute.Replica, k int) error {
 	local := r.LocalID()
 	d := t.devices[t.deviceOf[local]]
+	factor := t.clip(t.parts[local].gradients[k], t.buckets[k].parameters)
 	for _, part := range d.partsOf[k] {
 		if d.left[part]--; d.left[part] > 0 {
 			continue
 		}
 		t.replicaAt(r, PhaseUpdate)
-		if err := t.program.Update(ctx, t.deviceOf[local], local, part, 1); err != nil {
+		if err := t.program.Update(ctx, t.deviceOf[local], local, part, factor); err != nil {
 			return fmt.Errorf("update: %w", err)
 		}
 	}
@@ -333,35 +375,44 @@ func (t *Trainer) scalars() (loss float64, sums []float64) {
 	return s[0], s[1 : 1+len(t.metrics)]
 }
 
-// Gradients returns the gradients of the mean loss of b, reduced over all replicas, in the order of
-// [Trainer.Parameters], and loss and metrics. With [Trainer.ApplyGradients] it forms a custom training loop,
-// which may clip, accumulate or record gradients in between. b is a global batch of at most
-// Config.GlobalBatch examples, the same on all workers. The caller owns the returned tensors. A batch whose
-// weights add up to 0 is an error.
+// Gradients returns the gradients of the mean loss of a step's examples, reduced over all replicas, in the order of
+// [Trainer.Parameters], and loss and metrics. With [Trainer.ApplyGradients] it forms a custom training loop, which may
+// change or record gradients in between. The examples are one or several global batches of at most Config.GlobalBatch
+// examples each, the same on all workers. The gradients of several are accumulated, and reduced once. The caller owns
+// the returned tensors. Weights that add up to 0 are an error. With Config.ClipNorm the metrics include
+// "gradient_norm". ApplyGradients clips, Gradients does not.
 //
-// Gradients runs a forward and a backward pass in training mode, as a training=True call in Keras does. So
-// each call changes the variables that the model function changes (moving averages of batch normalization,
+// Gradients runs a forward and a backward pass over each batch in training mode, as a training=True call in Keras
+// does. So each pass changes the variables that the model function changes (moving averages of batch normalization,
 // counters of learning-rate schedules in the model), and draws new random numbers (dropout). Parameters and
 // the optimizer's slots keep their values until ApplyGradients. On error no variable has changed.
-func (t *Trainer) Gradients(ctx context.Context, b data.Batch) ([]*tensor.Tensor, Result, error) {
-	g, err := t.borrow(true)
-	if err != nil {
-		return nil, Result{}, fmt.Errorf("train: gradients: %w", err)
-	}
-	defer t.giveBack(g)
+func (t *Trainer) Gradients(ctx context.Context, batches ...data.Batch) ([]*tensor.Tensor, Result, error) {
 	if err := t.knowsLastStep(); err != nil {
 		return nil, Result{}, fmt.Errorf("train: gradients: %w", err)
 	}
-	if err := g.fill(b); err != nil {
+	var step stepBatches
+	defer func() { t.giveBack(step.list...) }()
+	for i, b := range batches {
+		g, err := t.borrow(true)
+		if err != nil {
+			return nil, Result{}, fmt.Errorf("train: gradients: %w", err)
+		}
+		if err = g.fill(b); err == nil {
+			step.add(g)
+			continue
+		}
+		t.giveBack(g)
+		if len(batches) > 1 {
+			err = fmt.Errorf("batch %d of %d: %w", i+1, len(batches), err)
+		}
 		return nil, Result{}, fmt.Errorf("train: gradients: %w", err)
 	}
-	if g.weightSum == 0 {
-		return nil, Result{}, fmt.Errorf("train: gradients: the weights of the batch's %d examples add up to 0", g.examples)
+	if step.weightSum == 0 {
+		return nil, Result{}, fmt.Errorf("train: gradients: the weights of the %s add up to 0",
+			plural(step.examples, "example"))
 	}
-	var step stepBatches
-	step.set(g)
 	step.pass = t.passes
-	err = t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
+	err := t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
 		return t.reduceGradients(ctx, r, &step, false)
 	})
 	if err != nil {
@@ -376,14 +427,15 @@ func (t *Trainer) Gradients(ctx context.Context, b data.Batch) ([]*tensor.Tensor
 	}
 	t.commit() // nothing was updated: commits only what the forward pass changed, and what compression keeps
 	t.passes++
-	m := newMean(t.metrics)
+	t.norm = t.globalNorm()
+	m := t.newMean()
 	m.add(&step, t)
 	return out, m.result(), nil
 }
 
 // ApplyGradients takes the optimizer's step on every replica, with gradients that are already reduced over
 // replicas: one per parameter, in the order of [Trainer.Parameters]. It is Keras' apply_gradients without
-// aggregation. With several workers, every worker calls it with the same gradients. On error no variable has
+// aggregation. The gradients are clipped as Config says. With several workers, every worker calls it with the same gradients. On error no variable has
 // changed, except by an earlier [Trainer.Gradients].
 func (t *Trainer) ApplyGradients(ctx context.Context, gradients []*tensor.Tensor) error {
 	parameters := t.Parameters()
@@ -395,6 +447,11 @@ func (t *Trainer) ApplyGradients(ctx context.Context, gradients []*tensor.Tensor
 			return fmt.Errorf("train: apply gradients: gradient of %s: %w", v.Name, err)
 		}
 	}
+	for parameter, sums := range t.squares {
+		for block := range sums {
+			sums[block] = blockSquares(gradients[parameter], block)
+		}
+	}
 	_, err := t.transact(ctx, nil, func(ctx context.Context, r *distribute.Replica) error {
 		local := r.LocalID()
 		d := t.devices[t.deviceOf[local]]
@@ -403,12 +460,11 @@ func (t *Trainer) ApplyGradients(ctx context.Context, gradients []*tensor.Tensor
 		}
 		copy(d.left, d.buckets)
 		for k, bucket := range t.buckets {
-			for i, parameter := range bucket.parameters {
-				to, err := t.program.Gradient(local, parameter)
-				if err != nil {
-					return fmt.Errorf("the gradient of %s: %w", bucket.names[i], err)
-				}
-				copy(to.Memory().HostBytes(), gradients[parameter].Memory().HostBytes())
+			if err := t.memory(local, k); err != nil {
+				return err
+			}
+			for i, to := range t.parts[local].gradients[k] {
+				copy(to.Memory().HostBytes(), gradients[bucket.parameters[i]].Memory().HostBytes())
 			}
 			if err := t.update(ctx, r, k); err != nil {
 				return err

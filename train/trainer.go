@@ -26,6 +26,10 @@ type Trainer struct {
 	deviceOf []int     // by replica
 	central  bool      // one copy of the variables serves all replicas
 
+	squares [][]float64 // by parameter and block: of the step's gradients, if Config clips by a norm
+	norm    float64     // of the last step's gradients, with Config.ClipNorm
+	summed  barrier     // all replicas have added their squares
+
 	metrics   []string
 	variables []engine.Variable
 	committed int64               // steps whose values are visible
@@ -103,6 +107,11 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 		return nil, err
 	}
 	t.program, t.metrics, t.variables = program, program.Metrics(), program.Variables()
+	if cfg.ClipNorm > 0 && slices.Contains(t.metrics, normMetric) {
+		err := fmt.Errorf("train: the model has a metric %q, which Config.ClipNorm adds: rename it", normMetric)
+		t.failOthers(ctx, err)
+		return nil, errors.Join(err, program.Close())
+	}
 	t.plan()
 	t.at(PhaseStart)
 	if t.others() {

@@ -68,8 +68,8 @@ var mayImport = []struct {
 	}},
 	{"train/compress", []string{"tensor", "internal/kernel"}},
 	{"train/...", []string{
-		"tensor", "internal/ranges", "internal/stacks", "engine", "data/...", "distribute", "train/...",
-		"cluster/...",
+		"tensor", "internal/kernel", "internal/ranges", "internal/stacks", "engine", "data/...", "distribute",
+		"train/...", "cluster/...",
 	}},
 	{"cmd/...", []string{"..."}},
 	{"examples/...", []string{"..."}},
