@@ -45,7 +45,8 @@ func TestAccumulateEqualsLargeBatches(t *testing.T) {
 		}
 		trainer, p, h, steps := fit(rows, together)
 		large, largeP, want, wantSteps := fit(rows*together, 1)
-		if h.Steps != want.Steps || h.Skipped != want.Skipped || trainer.Steps() != large.Steps() || len(steps) != len(wantSteps) {
+		if h.Steps != want.Steps || h.Skipped != want.Skipped || trainer.Steps() != large.Steps() ||
+			len(steps) != len(wantSteps) {
 			rt.Fatalf("%d steps, %d skipped, %d taken: want %d, %d, %d", h.Steps, h.Skipped, trainer.Steps(), want.Steps,
 				want.Skipped, large.Steps())
 		}
@@ -76,8 +77,8 @@ func TestAccumulateEqualsLargeBatches(t *testing.T) {
 	})
 }
 
-// TestAccumulateRandomStates checks that the first batch of a step has the random state of a step of one batch, and that
-// all batches of all steps, replicas and passes have their own.
+// TestAccumulateRandomStates checks that the first batch of a step has the random state of a step of one batch, and
+// that all batches of all steps, replicas and passes have their own.
 func TestAccumulateRandomStates(t *testing.T) {
 	seen := map[[3]uint64]string{}
 	for step := range int64(4) {
@@ -134,8 +135,14 @@ func TestAccumulateDisagreement(t *testing.T) {
 		change     func(x []float64)
 		want       string
 	}{
-		{"another example in the second batch", 3, func(x []float64) { x[2*5]++ }, "read other inputs than worker 0 in batch 2 of pass 1"},
-		{"another number of batches", 2, func([]float64) {}, "worker 1 accumulates the gradients of 2 batches, worker 0 of 3. "},
+		{
+			"another example in the second batch", 3, func(x []float64) { x[2*5]++ },
+			"read other inputs than worker 0 in batch 2 of pass 1",
+		},
+		{
+			"another number of batches", 2, func([]float64) {},
+			"worker 1 accumulates the gradients of 2 batches, worker 0 of 3. ",
+		},
 	} {
 		for w, err := range overWorkers(t, []int{1, 2}, func(w int, s *distribute.Strategy) error {
 			trainer, err := New(t.Context(), s, fakeModel{rate: 1}, fakeConfig(4))
@@ -201,7 +208,8 @@ func TestGradientsOfSeveralBatches(t *testing.T) {
 		!strings.Contains(err.Error(), "batch 2 of 2: it has 6 examples") {
 		t.Errorf("a batch that is too large: %v", err)
 	}
-	if _, _, err := trainer.Gradients(t.Context()); err == nil || !strings.Contains(err.Error(), "0 examples add up to 0") {
+	if _, _, err := trainer.Gradients(t.Context()); err == nil ||
+		!strings.Contains(err.Error(), "0 examples add up to 0") {
 		t.Errorf("no batch: %v", err)
 	}
 }

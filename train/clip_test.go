@@ -34,7 +34,8 @@ func TestClipByGlobalNorm(t *testing.T) {
 			t.Errorf("%v: the norm is %v, want %v", dtype, got, want)
 		}
 		before := fmt.Sprint(list[2].Float64s())
-		if got := ClipByGlobalNorm(list, 2*want); math.Abs(got-want) > 1e-12*want || fmt.Sprint(list[2].Float64s()) != before {
+		if got := ClipByGlobalNorm(list, 2*want); math.Abs(got-want) > 1e-12*want ||
+			fmt.Sprint(list[2].Float64s()) != before {
 			t.Errorf("%v: the norm is %v, want %v; elements changed below the limit", dtype, got, want)
 		}
 		if got := ClipByGlobalNorm(list, want/4); math.Abs(got-want) > 1e-12*want {

@@ -435,8 +435,9 @@ func (t *Trainer) Gradients(ctx context.Context, batches ...data.Batch) ([]*tens
 
 // ApplyGradients takes the optimizer's step on every replica, with gradients that are already reduced over
 // replicas: one per parameter, in the order of [Trainer.Parameters]. It is Keras' apply_gradients without
-// aggregation. The gradients are clipped as Config says. With several workers, every worker calls it with the same gradients. On error no variable has
-// changed, except by an earlier [Trainer.Gradients].
+// aggregation. The gradients are clipped as Config says; the caller's tensors keep their values. With several
+// workers, every worker calls it with the same gradients. On error no variable has changed, except by an earlier
+// [Trainer.Gradients].
 func (t *Trainer) ApplyGradients(ctx context.Context, gradients []*tensor.Tensor) error {
 	parameters := t.Parameters()
 	if len(gradients) != len(parameters) {

@@ -38,6 +38,8 @@ type sessionConfig struct {
 	seed            int64
 	bucketBytes     int // 0: the engine's default
 	compress        compress.Codec
+	clipNorm        float64
+	clipValue       float64
 }
 
 // openSession opens the engine and, if there is a job, joins the other workers.
@@ -64,7 +66,10 @@ func openSession(ctx context.Context, cfg sessionConfig) (s *session, err error)
 
 // compile creates the strategy, and compiles the model for it and for images of the shape.
 func (s *session) compile(ctx context.Context, m engine.Model, shape []int) (err error) {
-	cfg := train.Config{GlobalBatch: s.cfg.globalBatch, Seed: s.cfg.seed, BucketBytes: s.cfg.bucketBytes, Compress: s.cfg.compress}
+	cfg := train.Config{
+		GlobalBatch: s.cfg.globalBatch, Seed: s.cfg.seed, BucketBytes: s.cfg.bucketBytes, Compress: s.cfg.compress,
+		ClipNorm: s.cfg.clipNorm, ClipValue: s.cfg.clipValue,
+	}
 	switch {
 	case s.worker != nil:
 		s.strategy, err = distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{

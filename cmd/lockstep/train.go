@@ -22,7 +22,8 @@ type trainFlags struct {
 	replicas                     int
 	devices                      []string
 	globalBatch, batchPerReplica int
-	epochs, steps                int
+	epochs, steps, accumulate    int
+	clipNorm, clipValue          float64
 	bucketBytes                  string
 	bucketSize                   int // bucketBytes as a number; 0: not given
 	compress                     codecFlag
@@ -107,6 +108,11 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	f.StringVar(&o.bucketBytes, "bucket-bytes", "", "bytes of gradients per bucket, such as 1MiB; the buckets are "+
 		"all-reduced one after the other, while later ones are computed (default by engine)")
 	o.compress.add(f)
+	f.IntVar(&o.accumulate, "accumulate", 1, "number of batches whose gradients a step accumulates: one all-reduce and "+
+		"one update for all of them")
+	f.Float64Var(&o.clipNorm, "clip-norm", 0, "limit for the global norm of the gradients (default no limit)")
+	f.Float64Var(&o.clipValue, "clip-value", 0, "limit for the magnitude of each element of the gradients (default no "+
+		"limit)")
 	f.StringVar(&o.optimizer, "optimizer", "adam", "optimizer: "+names(optimizers))
 	f.Float64Var(&o.learningRate, "learning-rate", 0, "learning rate (default by optimizer: "+learningRates()+")")
 	f.StringVar(&o.schedule, "schedule", "cosine", "learning-rate schedule, by epoch: cosine (falls to 0), constant")
@@ -175,6 +181,7 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 		{"batch-per-replica", o.batchPerReplica, 1},
 		{"epochs", o.epochs, 0},
 		{"steps", o.steps, 1},
+		{"accumulate", o.accumulate, 1},
 		{"shift", o.shift, 0},
 	} {
 		if given(c.flag) && c.value < c.least {
@@ -195,7 +202,14 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 			return usagef("--bucket-bytes %s: want at least 1", o.bucketBytes)
 		}
 	}
+	for flag, limit := range map[string]float64{"clip-norm": o.clipNorm, "clip-value": o.clipValue} {
+		if given(flag) && !(limit > 0 && limit <= math.MaxFloat64) {
+			return usagef("--%s %v: want a positive number", flag, limit)
+		}
+	}
 	switch {
+	case given("clip-norm") && given("clip-value"):
+		return usagef("--clip-norm and --clip-value exclude each other: give one of them")
 	case given("learning-rate") && !(o.learningRate > 0 && o.learningRate <= math.MaxFloat32):
 		return usagef("--learning-rate %v: want a positive number", o.learningRate)
 	case !(o.validationSplit >= 0 && o.validationSplit < 1):

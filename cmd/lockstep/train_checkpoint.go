@@ -107,6 +107,7 @@ func (r *trainRun) facts(ctx context.Context) ([]train.Fact, error) {
 		{Name: "validation split", Value: fmt.Sprint(f.validationSplit)},
 		{Name: "model", Value: f.model},
 		{Name: "optimizer", Value: f.optimizer},
+		{Name: "clipping", Value: fmt.Sprintf("norm %v, value %v", f.clipNorm, f.clipValue)},
 		{Name: "learning rate", Value: fmt.Sprintf("%v (%s)", f.learningRate, f.schedule)},
 	}, nil
 }

@@ -102,6 +102,7 @@ func (r *trainRun) join() (err error) {
 		logicalCPUs: r.flags.logicalCPUs(),
 		globalBatch: r.flags.globalBatch, batchPerReplica: r.flags.batchPerReplica, seed: r.flags.seed,
 		bucketBytes: r.flags.bucketSize, compress: r.flags.compress.Codec,
+		clipNorm: r.flags.clipNorm, clipValue: r.flags.clipValue,
 	}
 	if r.flags.strategy == multiWorker {
 		if cfg.job, err = r.flags.workers.discover(); err != nil {
@@ -255,9 +256,21 @@ func (r *trainRun) announce() error {
 	t.row("model", "%s, %s parameters%s", r.flags.model, grouped(parameters), from)
 	t.row("strategy", "%v, %s", r.strategy, count(replicas, "replica"))
 	r.announceWorkers(&t)
-	t.row("batch", "%s a step, %d on each replica", count(r.batch, "example"), (r.batch+replicas-1)/replicas)
-	t.row("optimizer", "%s, learning rate %v (%s), seed %d, %s", r.flags.optimizer, r.flags.learningRate, r.flags.schedule,
-		r.flags.seed, r.length())
+	accumulated := ""
+	if n := r.flags.accumulate; n > 1 {
+		accumulated = fmt.Sprintf(", as %d batches of %d", n, r.batch)
+	}
+	t.row("batch", "%s a step, %d on each replica%s", count(r.batch*r.flags.accumulate, "example"),
+		(r.batch+replicas-1)/replicas*r.flags.accumulate, accumulated)
+	clipped := ""
+	switch {
+	case r.flags.clipNorm > 0:
+		clipped = fmt.Sprintf(", gradients clipped to a norm of %v", r.flags.clipNorm)
+	case r.flags.clipValue > 0:
+		clipped = fmt.Sprintf(", gradients clipped to ±%v", r.flags.clipValue)
+	}
+	t.row("optimizer", "%s, learning rate %v (%s)%s, seed %d, %s", r.flags.optimizer, r.flags.learningRate,
+		r.flags.schedule, clipped, r.flags.seed, r.length())
 	r.announceSnapshots(&t)
 	t.row("engine", "%s", r.engine.Description())
 	t.row("machine", "%s, %s/%s, %s", count(runtime.GOMAXPROCS(0), "core"), runtime.GOOS, runtime.GOARCH, vectors())
@@ -296,7 +309,10 @@ func (r *trainRun) length() string {
 }
 
 func (r *trainRun) fit(ctx context.Context) error {
-	cfg := train.FitConfig{Epochs: r.flags.epochs, Steps: r.flags.steps, Callbacks: []train.Callback{r.in.callback()}}
+	cfg := train.FitConfig{
+		Epochs: r.flags.epochs, Steps: r.flags.steps, Accumulate: r.flags.accumulate,
+		Callbacks: []train.Callback{r.in.callback()},
+	}
 	if r.flags.validationSplit > 0 {
 		cfg.Validation = r.held.Batch(r.batch)
 	}
@@ -334,8 +350,9 @@ func (r *trainRun) epochs() int {
 	if r.flags.epochs >= 0 {
 		return r.flags.epochs
 	}
-	batches := max((r.kept.Len()+r.batch-1)/r.batch, 1)
-	return (r.flags.steps + batches - 1) / batches
+	n := r.batch * r.flags.accumulate
+	steps := max((r.kept.Len()+n-1)/n, 1)
+	return (r.flags.steps + steps - 1) / steps
 }
 
 // learningRateVariable is the variable that holds the learning rate of GoMLX's optimizers.

@@ -100,6 +100,24 @@ func TestCompress(t *testing.T) {
 	}
 }
 
+// TestAccumulateAndClip checks that steps that accumulate batches, clipped or not, have the results of larger batches
+// except for rounding.
+func TestAccumulateAndClip(t *testing.T) {
+	for _, clip := range [][]string{nil, {"--clip-norm", "0.5"}, {"--clip-value", "0.01"}} {
+		args := append([]string{
+			"--model", "mlp", "--replicas", "2", "--steps", "4", "--shift", "0",
+		}, clip...)
+		large, _ := trainOnce(t, append(args, "--global-batch", "60")...)
+		parts, _ := trainOnce(t, append(args, "--global-batch", "20", "--accumulate", "3")...)
+		if parts["steps"] != large["steps"] {
+			t.Errorf("%v: %v steps, want %v", clip, parts["steps"], large["steps"])
+		}
+		if a, b := parts["train_loss"].(float64), large["train_loss"].(float64); math.Abs(a-b) > 1e-4*b {
+			t.Errorf("%v: loss %v, want %v", clip, a, b)
+		}
+	}
+}
+
 // TestReplicasGiveTheSameWeights: 30 steps of 100 examples on 1, 2 and 3 replicas differ in rounding only.
 func TestReplicasGiveTheSameWeights(t *testing.T) {
 	steps := "30"
