@@ -157,22 +157,26 @@ func checkInto(op string, reduce ReduceOp, dst, src []*tensor.Tensor, names []st
 		return errorf(op, ErrInvalid, "%d destinations and %d names given for %d tensors", len(dst), len(names), len(src))
 	}
 	for i, t := range src {
-		name := ""
-		if names != nil {
-			name = names[i]
+		if err := checkPair(op, reduce, dst[i], t, i, nameAt(names, i)); err != nil {
+			return err
 		}
-		switch d := dst[i]; {
-		case t == nil || d == nil:
-			return errorf(op, ErrInvalid, "%s: the tensor or its destination is nil", leafName(i, name))
-		case d.DType() != t.DType() || d.Len() != t.Len():
-			return errorf(op, ErrInvalid, "%s: the destination is %v %s, the source %v %s: want one dtype and as many elements",
-				leafName(i, name), d.DType(), tensor.FormatShape(d.Shape()), t.DType(), tensor.FormatShape(t.Shape()))
-		case !t.DType().IsNumeric():
-			return badDType(op, t.DType())
-		case reduce == Mean && !t.DType().IsFloat():
-			return errorf(op, ErrInvalid, "%s: the mean of %v is not a %v: use AllReduce, which returns a float",
-				leafName(i, name), t.DType(), t.DType())
-		}
+	}
+	return nil
+}
+
+// checkPair validates tensor i and its destination.
+func checkPair(op string, reduce ReduceOp, dst, src *tensor.Tensor, i int, name string) error {
+	switch {
+	case src == nil || dst == nil:
+		return errorf(op, ErrInvalid, "%s: the tensor or its destination is nil", leafName(i, name))
+	case dst.DType() != src.DType() || dst.Len() != src.Len():
+		return errorf(op, ErrInvalid, "%s: the destination is %v %s, the source %v %s: want one dtype and as many elements",
+			leafName(i, name), dst.DType(), tensor.FormatShape(dst.Shape()), src.DType(), tensor.FormatShape(src.Shape()))
+	case !src.DType().IsNumeric():
+		return badDType(op, src.DType())
+	case reduce == Mean && !src.DType().IsFloat():
+		return errorf(op, ErrInvalid, "%s: the mean of %v is not a %v: use AllReduce, which returns a float",
+			leafName(i, name), src.DType(), src.DType())
 	}
 	return nil
 }

@@ -3,21 +3,9 @@ package distribute
 import (
 	"context"
 
+	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
-
-// Bucket lists tensors that are reduced together, such as gradients that a backward pass has completed.
-type Bucket struct {
-	// Src are this replica's tensors, Dst where the results are stored: Dst[i] has the dtype and the number of
-	// elements of Src[i], and either is the same memory or does not overlap it.
-	Dst, Src []*tensor.Tensor
-	// Names are the tensors' names, for errors; nil: none.
-	Names []string
-	// Scalars are numbers of this replica that are combined too, and replaced by the result, in float64: loss, metrics,
-	// flags on which replicas agree. A few of them need no separate call if the bucket has float32 tensors and is
-	// summed.
-	Scalars []float64
-}
 
 // StartAllReduce starts to combine the replicas' buckets and returns at once; [Handle.Wait] waits for the results. It
 // is meant for gradients: the reduction of a bucket proceeds while the replica computes the next one. Goroutines of the
@@ -53,7 +41,7 @@ func (r *Replica) StartAllReduce(ctx context.Context, op ReduceOp, b Bucket, opt
 	case r.strategy.ops != nil:
 		h.later = func(ctx context.Context) error { return r.allReduceBucketByOps(ctx, op, b, o) }
 	case len(b.Src)+len(b.Scalars) > 0:
-		if err := r.startReduce(ctx, h, op, b, o); err != nil {
+		if err := r.startReduction(ctx, h, &reduction{Bucket: b, op: op, options: o}); err != nil {
 			return nil, err
 		}
 	}
@@ -61,17 +49,17 @@ func (r *Replica) StartAllReduce(ctx context.Context, op ReduceOp, b Bucket, opt
 	return h, nil
 }
 
-// startReduce starts the reduction of a bucket.
-func (r *Replica) startReduce(ctx context.Context, h *Handle, op ReduceOp, b Bucket, o Options) error {
+// startReduction starts the call of a bucket.
+func (r *Replica) startReduction(ctx context.Context, h *Handle, x *reduction) error {
 	if err := h.run.Acquire(r.local); err != nil {
 		return err
 	}
 	defer h.run.Release(r.local)
-	o.BytesPerPack = OnePack
-	p, err := r.packed(ctx, op, b.Dst, b.Src, b.Names, len(b.Scalars), o)
+	x.options.BytesPerPack = OnePack
+	p, err := r.packed(ctx, x)
 	if err == nil {
-		if h.scalars, h.sums = p.scalars, b.Scalars; p.scalars != nil {
-			p.scalars.put(b.Scalars)
+		if h.scalars, h.sums = p.scalars, x.Scalars; p.scalars != nil {
+			p.scalars.put(x.Scalars)
 		}
 		err = p.start(ctx)
 	}
@@ -79,6 +67,79 @@ func (r *Replica) startReduce(ctx context.Context, h *Handle, op ReduceOp, b Buc
 		return h.run.Fail(err)
 	}
 	h.reducer = p
+	return nil
+}
+
+// StartReduceToOwners starts to combine the replicas' buckets as [Replica.StartAllReduce] does, except that each tensor's
+// result is stored at the replica that owns it only: in ZeRO-1 this replica updates the parameter. Dst[i] is not used on
+// other replicas and may be nil. It transfers about half as much as an all-reduce, and the bits are the same. Scalars are
+// combined on all replicas, by a separate call.
+//
+// Custom [CrossDeviceOps] have no such operation: it returns an error.
+func (r *Replica) StartReduceToOwners(ctx context.Context, op ReduceOp, b Bucket, opts ...Options) (*Handle, error) {
+	return r.startOwned(ctx, "StartReduceToOwners", collective.ReduceScatter, op, b, opts)
+}
+
+// StartGatherFromOwners starts to copy each tensor from the replica that owns it to all replicas, such as the values of
+// the parameters that each replica has updated. Src[i] is not used on other replicas and may be nil; Dst[i] is the same
+// memory or does not overlap it. Scalars are summed over all replicas, by a separate call. Apart from that it is as
+// [Replica.StartReduceToOwners].
+func (r *Replica) StartGatherFromOwners(ctx context.Context, b Bucket, opts ...Options) (*Handle, error) {
+	return r.startOwned(ctx, "StartGatherFromOwners", collective.AllGather, Sum, b, opts)
+}
+
+// startOwned starts a call of tensors that have owners.
+func (r *Replica) startOwned(
+	ctx context.Context, name string, call collective.Op, op ReduceOp, b Bucket, opts []Options,
+) (*Handle, error) {
+	run, o, err := r.enter(ctx, name, op, opts)
+	if err == nil {
+		err = r.checkOwned(name, call, op, b)
+	}
+	if err != nil {
+		return nil, located(err)
+	}
+	h := r.newHandle(run)
+	switch {
+	case r.strategy.size == 1:
+		if err := copyAll(run, r.local, b.Dst, b.Src); err != nil {
+			return nil, err
+		}
+	case len(b.Owners)+len(b.Scalars) > 0:
+		if err := r.startReduction(ctx, h, &reduction{Bucket: b, op: op, call: call, options: o}); err != nil {
+			return nil, err
+		}
+	}
+	h.open.Store(true)
+	return h, nil
+}
+
+// checkOwned validates a bucket whose tensors have owners.
+func (r *Replica) checkOwned(name string, call collective.Op, op ReduceOp, b Bucket) error {
+	if r.strategy.ops != nil && r.strategy.size > 1 {
+		return errorf(name, ErrUnsupported, "%v has no such operation: use a strategy without CrossDeviceOps", r.strategy.ops)
+	}
+	if n := len(b.Owners); len(b.Src) != n || len(b.Dst) != n || b.Names != nil && len(b.Names) != n {
+		return errorf(name, ErrInvalid, "%d sources, %d destinations, %d names and %d owners given: want as many of each",
+			len(b.Src), len(b.Dst), len(b.Names), n)
+	}
+	for i, owner := range b.Owners {
+		if owner < 0 || owner >= r.strategy.size {
+			return errorf(name, ErrInvalid, "%s: the owner is replica %d of %d", leafName(i, nameAt(b.Names, i)), owner,
+				r.strategy.size)
+		}
+		src, dst := b.Src[i], b.Dst[i]
+		switch {
+		case owner == r.id:
+		case call == collective.AllGather:
+			src = dst
+		default:
+			dst = src
+		}
+		if err := checkPair(name, op, dst, src, i, nameAt(b.Names, i)); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

@@ -7,7 +7,6 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
-	"github.com/lockstep-ml/lockstep/tensor"
 )
 
 // Handle is a started call of a replica, such as that of [Replica.StartAllReduce].
@@ -40,15 +39,13 @@ func (r *Replica) newHandle(run *deadlock.Run) *Handle {
 	return h
 }
 
-// packed returns the reducer of these tensors and so many scalars, and sets the memories of its call.
-func (r *Replica) packed(
-	ctx context.Context, op ReduceOp, dst, src []*tensor.Tensor, names []string, scalars int, o Options,
-) (*cachedReducer, error) {
-	comm, err := r.home.group.comm(ctx, r.local, o)
+// packed returns the reducer of a reduction, and sets the memories of its call.
+func (r *Replica) packed(ctx context.Context, x *reduction) (*cachedReducer, error) {
+	comm, err := r.home.group.comm(ctx, r.local, x.options)
 	if err != nil {
 		return nil, err
 	}
-	return r.reducers.of(comm, op, dst, src, names, scalars, o)
+	return r.reducers.of(comm, x)
 }
 
 // Wait returns when the results are there and the library no longer uses the memory of the call. It is called once,

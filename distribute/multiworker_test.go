@@ -92,8 +92,22 @@ func jobProgram(ctx context.Context, s *distribute.Strategy) (string, error) {
 				if err := started.Wait(ctx); err != nil {
 					return nil, err
 				}
+				bucket.Owners = []int{r.NumReplicas() - 1, 0, 1}
+				if started, err = r.StartReduceToOwners(ctx, distribute.Mean, bucket); err != nil {
+					return nil, err
+				}
+				if err := started.Wait(ctx); err != nil {
+					return nil, err
+				}
+				if started, err = r.StartGatherFromOwners(ctx, bucket, distribute.Options{Concurrent: true}); err != nil {
+					return nil, err
+				}
+				if err := started.Wait(ctx); err != nil {
+					return nil, err
+				}
 				if r.LocalID() == 0 {
-					fmt.Fprintf(&out, "bucket: %v %v\n", tensor.Data[float32](bucket.Dst[1])[9], bucket.Scalars)
+					fmt.Fprintf(&out, "bucket: %v %v %v\n", tensor.Data[float32](bucket.Dst[1])[9], bucket.Scalars,
+						tensor.Data[float32](bucket.Dst[0]))
 				}
 				merged, err := r.MergeCall(ctx,
 					func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {

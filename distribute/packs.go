@@ -21,7 +21,7 @@ func (r *Replica) reduceInto(
 	if o.BytesPerPack == 0 && r.comm().Properties().Memory {
 		o.BytesPerPack = OnePack // the caller waits for all results, so overlapping copies and transfers gains nothing
 	}
-	p, err := r.packed(ctx, op, dst, src, names, 0, o)
+	p, err := r.packed(ctx, &reduction{Bucket: Bucket{Dst: dst, Src: src, Names: names}, op: op, options: o})
 	if err == nil {
 		err = p.do(ctx)
 	}
@@ -41,7 +41,7 @@ func (r *Replica) reducePacks(
 		return
 	}
 	begin := r.arrive()
-	p, err := r.packed(ctx, op, dst, src, names, 0, o)
+	p, err := r.packed(ctx, &reduction{Bucket: Bucket{Dst: dst, Src: src, Names: names}, op: op, options: o})
 	if err == nil {
 		err = p.start(ctx)
 	}

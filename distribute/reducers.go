@@ -19,8 +19,10 @@ type cachedReducer struct {
 	*packing.Reducer
 	comm    collective.Communicator
 	op      ReduceOp
+	call    collective.Op
 	options Options
 	tensors []packing.Tensor
+	owners  []int
 	scalars *scalarSum // reduced with the tensors; nil: none
 
 	dst, src []tensor.Memory // of the call in progress
@@ -29,47 +31,94 @@ type cachedReducer struct {
 // reducersMax is the size of the cache. A step has few lists of tensors: buckets of gradients, metrics.
 const reducersMax = 128
 
-// of returns the reducer of these tensors and so many scalars, and sets the memories of its call.
-func (r *reducers) of(
-	comm collective.Communicator, op ReduceOp, dst, src []*tensor.Tensor, names []string, scalars int, o Options,
-) (*cachedReducer, error) {
+// Bucket lists tensors that are reduced together, such as gradients that a backward pass has completed.
+type Bucket struct {
+	// Src are this replica's tensors, Dst where the results are stored: Dst[i] has the dtype and the number of
+	// elements of Src[i], and either is the same memory or does not overlap it.
+	Dst, Src []*tensor.Tensor
+	// Names are the tensors' names, for errors; nil: none.
+	Names []string
+	// Scalars are numbers of this replica that are combined too, and replaced by the result, in float64: loss, metrics,
+	// flags on which replicas agree. A few of them need no separate call if the bucket has float32 tensors and is
+	// summed.
+	Scalars []float64
+	// Owners has, for [Replica.StartReduceToOwners] and [Replica.StartGatherFromOwners], the id of the replica that owns
+	// each tensor.
+	Owners []int
+}
+
+// reduction is what a replica does with a bucket.
+type reduction struct {
+	Bucket
+	op      ReduceOp
+	call    collective.Op // for the tensors with owners; 0: there are none
+	options Options
+}
+
+// described returns the tensors that every replica has.
+func (x *reduction) described() []*tensor.Tensor {
+	if x.call == collective.AllGather {
+		return x.Dst
+	}
+	return x.Src
+}
+
+// of returns the reducer of a reduction, and sets the memories of its call.
+func (r *reducers) of(comm collective.Communicator, x *reduction) (*cachedReducer, error) {
 	for i, c := range r.cached {
-		if c.op == op && c.options == o && c.comm == comm && !c.Busy() && c.fits(src, names, scalars) {
+		if c.comm == comm && !c.Busy() && c.fits(x) {
 			copy(r.cached[1:i+1], r.cached[:i])
 			r.cached[0] = c
-			c.set(dst, src)
+			c.set(x)
 			return c, nil
 		}
 	}
-	tensors := make([]packing.Tensor, len(src))
-	for i, t := range src {
-		tensors[i] = packing.Tensor{Name: nameAt(names, i), Type: t.DType(), Shape: slices.Clone(t.Shape()), Count: t.Len()}
+	var tensors []packing.Tensor
+	for i, t := range x.described() {
+		tensors = append(tensors, packing.Tensor{
+			Name: nameAt(x.Names, i), Type: t.DType(), Shape: slices.Clone(t.Shape()), Count: t.Len(),
+		})
 	}
-	c := &cachedReducer{comm: comm, op: op, options: o, tensors: tensors}
-	if scalars > 0 {
-		c.scalars = newScalarSum(scalars, comm, op, tensors)
+	c := &cachedReducer{
+		comm: comm, op: x.op, call: x.call, options: x.options, tensors: tensors, owners: slices.Clone(x.Owners),
+	}
+	cfg := packing.Config{Reduce: x.op, BytesPerPack: x.options.BytesPerPack, Options: x.options.collective(), Op: x.call}
+	if x.call != 0 {
+		cfg.Owners = append([]int{}, x.Owners...)
+	}
+	if len(x.Scalars) > 0 {
+		c.scalars = newScalarSum(len(x.Scalars), comm, x.op, x.call, tensors)
 		tensors = append(slices.Clone(tensors), c.scalars.tensor())
+		if x.call != 0 {
+			cfg.Owners = append(cfg.Owners, -1)
+		}
 	}
 	var err error
-	c.Reducer, err = packing.NewReducer(comm, tensors,
-		packing.Config{Reduce: op, BytesPerPack: o.BytesPerPack, Options: o.collective()})
-	if err != nil {
+	if c.Reducer, err = packing.NewReducer(comm, tensors, cfg); err != nil {
 		return nil, err
 	}
 	r.keep(c)
-	c.set(dst, src)
+	c.set(x)
 	return c, nil
 }
 
 // set sets the memories of the next call.
-func (c *cachedReducer) set(dst, src []*tensor.Tensor) {
+func (c *cachedReducer) set(x *reduction) {
 	c.dst, c.src = c.dst[:0], c.src[:0]
-	for i, t := range src {
-		c.dst, c.src = append(c.dst, dst[i].Memory()), append(c.src, t.Memory())
+	for i := range x.described() {
+		c.dst, c.src = append(c.dst, memoryOf(x.Dst[i])), append(c.src, memoryOf(x.Src[i]))
 	}
 	if c.scalars != nil {
 		c.dst, c.src = append(c.dst, c.scalars.memory), append(c.src, c.scalars.memory)
 	}
+}
+
+// memoryOf returns the memory of a tensor, which is nil where the replica has none.
+func memoryOf(t *tensor.Tensor) tensor.Memory {
+	if t == nil {
+		return tensor.Memory{}
+	}
+	return t.Memory()
 }
 
 // do reduces and waits.
@@ -86,13 +135,16 @@ func (r *reducers) keep(c *cachedReducer) {
 	r.cached = slices.Insert(r.cached, 0, c)
 }
 
-// fits reports whether the reducer was made for such tensors and so many scalars.
-func (c *cachedReducer) fits(src []*tensor.Tensor, names []string, scalars int) bool {
-	if len(src) != len(c.tensors) || scalars != c.scalars.len() {
+// fits reports whether the reducer was made for such a reduction.
+func (c *cachedReducer) fits(x *reduction) bool {
+	tensors := x.described()
+	if c.op != x.op || c.call != x.call || c.options != x.options || len(tensors) != len(c.tensors) ||
+		len(x.Scalars) != c.scalars.len() || !slices.Equal(c.owners, x.Owners) {
 		return false
 	}
-	for i, t := range src {
-		if of := &c.tensors[i]; of.Type != t.DType() || of.Name != nameAt(names, i) || !slices.Equal(of.Shape, t.Shape()) {
+	for i, t := range tensors {
+		of := &c.tensors[i]
+		if of.Type != t.DType() || of.Name != nameAt(x.Names, i) || !slices.Equal(of.Shape, t.Shape()) {
 			return false
 		}
 	}

@@ -34,12 +34,14 @@ const digitsPerScalar = 4
 // digitBytesMax bounds the bytes that the digits of all replicas take: more than that takes longer than a second call.
 const digitBytesMax = 4096
 
-// newScalarSum returns the sum of n numbers of each rank, reduced with these tensors.
-func newScalarSum(n int, comm collective.Communicator, op ReduceOp, tensors []packing.Tensor) *scalarSum {
+// newScalarSum returns the sum of n numbers of each rank, reduced with these tensors. If those have owners, call is not 0.
+func newScalarSum(
+	n int, comm collective.Communicator, op ReduceOp, call collective.Op, tensors []packing.Tensor,
+) *scalarSum {
 	s := &scalarSum{n: n, rank: comm.Rank(), size: comm.Size()}
 	count := digitsPerScalar * n * s.size
 	float32s := slices.ContainsFunc(tensors, func(t packing.Tensor) bool { return t.Type == tensor.Float32 })
-	if op != Sum || !float32s || count*tensor.Float32.Bytes() > digitBytesMax {
+	if op != Sum || call != 0 || !float32s || count*tensor.Float32.Bytes() > digitBytesMax {
 		s.values = make([]float64, n)
 		s.memory = tensor.HostMemory(s.values)
 		return s

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"slices"
 	"strings"
 
 	"github.com/lockstep-ml/lockstep/collective"
@@ -24,6 +25,12 @@ type Config struct {
 	Costs Costs
 	// Options apply to every call.
 	Options collective.Options
+	// Op, if it is not 0, says what happens to the tensors that have an owner: with ReduceScatter only the owner gets the
+	// result; with AllGather nothing is combined, and every rank gets the owner's tensor. One call moves those of a pack,
+	// and another one all-reduces those without an owner.
+	Op collective.Op
+	// Owners has, with Op, each tensor's owner: a rank, or -1 for none.
+	Owners []int
 }
 
 // Reducer all-reduces one list of tensors repeatedly, pack by pack. It belongs to one rank, and one goroutine
@@ -31,6 +38,7 @@ type Config struct {
 type Reducer struct {
 	comm    collective.Communicator
 	tensors []Tensor
+	owners  []int // nil: none
 	packs   []Pack
 	runs    []run
 
@@ -58,7 +66,10 @@ func NewReducer(comm collective.Communicator, tensors []Tensor, cfg Config) (*Re
 	if cfg.BytesPerPack < 0 {
 		return nil, fmt.Errorf("packing: %d bytes per pack: want at least 0", cfg.BytesPerPack)
 	}
-	r := &Reducer{comm: comm, tensors: tensors}
+	if err := cfg.checkOwners(comm.Size(), tensors); err != nil {
+		return nil, err
+	}
+	r := &Reducer{comm: comm, tensors: tensors, owners: cfg.Owners}
 	if cfg.Costs == (Costs{}) {
 		switch p := comm.Properties(); {
 		case !p.Memory:
@@ -69,13 +80,64 @@ func NewReducer(comm collective.Communicator, tensors []Tensor, cfg Config) (*Re
 			cfg.Costs = SharedCosts
 		}
 	}
-	r.packs = Plan(tensors, cfg.bytesPerPack(tensors))
+	r.packs = splitByOwner(Plan(tensors, cfg.bytesPerPack(tensors)), tensors, cfg.Owners)
 	r.runs = make([]run, len(r.packs))
 	for k := range r.packs {
 		r.runs[k].call = r.newCall(k, cfg)
 	}
 	return r, nil
 }
+
+// checkOwners validates Op and Owners.
+func (c *Config) checkOwners(size int, tensors []Tensor) error {
+	switch c.Op {
+	case 0:
+		if c.Owners != nil {
+			return errors.New("packing: tensors have owners, but there is no Op")
+		}
+		return nil
+	case collective.ReduceScatter, collective.AllGather:
+	default:
+		return fmt.Errorf("packing: %v is no Op for tensors with owners: want ReduceScatter or AllGather", c.Op)
+	}
+	if len(c.Owners) != len(tensors) {
+		return fmt.Errorf("packing: %d owners for %d tensors", len(c.Owners), len(tensors))
+	}
+	for i, owner := range c.Owners {
+		if owner < -1 || owner >= size {
+			return fmt.Errorf("packing: %s: owner %d of %d ranks", describe(i, &tensors[i]), owner, size)
+		}
+	}
+	return nil
+}
+
+// splitByOwner sorts the tensors of each pack by owner, and makes a separate pack of those without one.
+func splitByOwner(packs []Pack, tensors []Tensor, owners []int) (out []Pack) {
+	if owners == nil {
+		return packs
+	}
+	for _, p := range packs {
+		slices.SortStableFunc(p.Tensors, func(a, b int) int { return owners[a] - owners[b] })
+		common := slices.IndexFunc(p.Tensors, func(i int) bool { return owners[i] >= 0 })
+		if common < 0 {
+			common = len(p.Tensors)
+		}
+		for _, list := range [][]int{p.Tensors[common:], p.Tensors[:common]} {
+			if len(list) == 0 {
+				continue
+			}
+			part := Pack{Type: p.Type, Tensors: list}
+			for _, i := range list {
+				part.Count += tensors[i].Count
+			}
+			out = append(out, part)
+		}
+	}
+	return out
+}
+
+// owned reports whether the tensors of a pack have owners.
+func (r *Reducer) owned(k int) bool { return r.owners != nil && r.owners[r.packs[k].Tensors[0]] >= 0 }
 
 func (c *Config) bytesPerPack(tensors []Tensor) int {
 	if c.BytesPerPack > 0 {
@@ -106,6 +168,22 @@ func (r *Reducer) newCall(k int, cfg Config) collective.Call {
 	if call.Reduce == collective.Mean && !p.Type.IsFloat() {
 		call.Reduce = collective.Sum
 	}
+	if r.owned(k) {
+		call.Op, call.Counts = cfg.Op, make([]int, r.comm.Size())
+		own := 0
+		for _, i := range p.Tensors {
+			call.Counts[r.owners[i]] += r.tensors[i].Count
+			if r.owners[i] == r.comm.Rank() {
+				own++
+			}
+		}
+		if cfg.Op == collective.AllGather {
+			call.SrcList = call.SrcList[:own]
+		} else {
+			call.DstList = call.DstList[:own]
+		}
+		return call
+	}
 	if len(p.Tensors) == 1 {
 		only := &r.tensors[p.Tensors[0]]
 		call.Manifest = &collective.Manifest{Name: only.Name, Shape: only.Shape}
@@ -127,6 +205,9 @@ func (r *Reducer) label(k int) string {
 			shape = []int{t.Count}
 		}
 		text := fmt.Sprintf("%s %v", t.Name, shape)
+		if r.owned(k) {
+			text += fmt.Sprintf(" of rank %d", r.owners[i])
+		}
 		h.Write([]byte(text + "\n"))
 		if n < shown {
 			if n > 0 {
@@ -177,22 +258,47 @@ func (r *Reducer) begin(dst, src []tensor.Memory) error {
 	if len(dst) != len(r.tensors) || len(src) != len(r.tensors) {
 		return fmt.Errorf("packing: %d destinations and %d sources for %d tensors", len(dst), len(src), len(r.tensors))
 	}
-	for i := range r.tensors {
-		if n := r.tensors[i].bytes(); dst[i].Bytes != n || src[i].Bytes != n {
-			return fmt.Errorf("packing: %s has %d bytes; its source has %d and its destination %d", describe(i, &r.tensors[i]),
-				n, src[i].Bytes, dst[i].Bytes)
-		}
-		if dst[i].Kind == tensor.Device || src[i].Kind == tensor.Device {
-			return fmt.Errorf("packing: %s is in device memory: want host memory", describe(i, &r.tensors[i]))
-		}
-	}
 	for k := range r.runs {
 		call := &r.runs[k].call
+		own := 0
 		for j, i := range r.packs[k].Tensors {
-			call.SrcList[j], call.DstList[j] = src[i], dst[i]
+			from, to, gives, gets := j, j, true, true
+			if r.owned(k) {
+				mine := r.owners[i] == r.comm.Rank()
+				if call.Op == collective.AllGather {
+					from, gives = own, mine
+				} else {
+					to, gets = own, mine
+				}
+				if mine {
+					own++
+				}
+			}
+			if err := r.checkMemory(i, dst[i], src[i], gives, gets); err != nil {
+				return err
+			}
+			if gives {
+				call.SrcList[from] = src[i]
+			}
+			if gets {
+				call.DstList[to] = dst[i]
+			}
 		}
 	}
 	r.started, r.waited, r.err = 0, 0, nil
+	return nil
+}
+
+// checkMemory validates the memories of a tensor that this rank contributes, or gets.
+func (r *Reducer) checkMemory(i int, dst, src tensor.Memory, gives, gets bool) error {
+	n := r.tensors[i].bytes()
+	switch {
+	case gives && src.Bytes != n || gets && dst.Bytes != n:
+		return fmt.Errorf("packing: %s has %d bytes; its source has %d and its destination %d", describe(i, &r.tensors[i]),
+			n, src.Bytes, dst.Bytes)
+	case gives && src.Kind == tensor.Device || gets && dst.Kind == tensor.Device:
+		return fmt.Errorf("packing: %s is in device memory: want host memory", describe(i, &r.tensors[i]))
+	}
 	return nil
 }
 
