@@ -83,6 +83,13 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 		return nil, err
 	}
 	buckets := bl.buckets(gradients.positions)
+	for _, b := range buckets {
+		var results []int
+		for _, i := range b.Parameters {
+			results = append(results, firstGradient+i)
+		}
+		gradients.buckets = append(gradients.buckets, results)
+	}
 	updates, parts, err := bl.updating(buckets)
 	if err != nil {
 		return nil, err
@@ -140,6 +147,10 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 	}
 	return p, nil
 }
+
+// firstGradient is the index of the first gradient among the outputs of the gradients program. Loss and metrics,
+// and the losses of the rows, are before it.
+const firstGradient = 2
 
 // training builds the gradients program. Its inputs are the weights of the examples, the weight sum of the
 // global batch, and the batch. Its outputs are loss and metrics, the gradients in the order of names, and the
@@ -210,7 +221,7 @@ func (bl *builder) buckets(positions []int) []engine.Bucket {
 	}
 	full := math.MaxInt
 	if positions != nil {
-		slices.SortStableFunc(order, func(a, b int) int { return positions[2+a] - positions[2+b] })
+		slices.SortStableFunc(order, func(a, b int) int { return positions[firstGradient+a] - positions[firstGradient+b] })
 		if bl.spec.BucketBytes > 0 {
 			full = bl.spec.BucketBytes
 		}
@@ -626,6 +637,7 @@ type executable struct {
 	recorder    *stages.Recorder // nil for one replica
 	description []string         // of the operations, if they are recorded
 	positions   []int            // of the outputs in the order of recording, if they are recorded
+	buckets     [][]int          // outputs that are handed over when they are computed, if they are recorded
 	inference   bool             // an evaluate or predict program
 
 	mu      sync.Mutex
@@ -694,7 +706,7 @@ func (x *executable) compile() error {
 			return err
 		}
 		if x.recorder != nil {
-			x.exe, err = x.g.Executable().(*stages.Deferred).Compile()
+			x.exe, err = x.g.Executable().(*stages.Deferred).Compile(x.buckets)
 			return err
 		}
 		if err = x.g.Compile(x.outputs...); err == nil {

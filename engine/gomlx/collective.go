@@ -165,8 +165,8 @@ func (s *sum) view(b compute.Buffer, device compute.DeviceNum) (*tensor.Tensor, 
 	return tensor.Wrap(memoryOf(flat, s.result.shape, int(device)), s.resultAs.DType(), s.resultAs.Shape()...), nil
 }
 
-// runStages runs a program with all-reduces on r.args.
-func (r *replica) runStages(ctx context.Context, p *stages.Program) ([]compute.Buffer, error) {
+// runStages runs a program with all-reduces or buckets on r.args.
+func (r *replica) runStages(ctx context.Context, p *stages.Program, take stages.Take) ([]compute.Buffer, error) {
 	for _, s := range p.Sums()[len(r.sums):] {
 		x, err := newSum(r.p.backend, r.device.num, s)
 		if err != nil {
@@ -177,7 +177,7 @@ func (r *replica) runStages(ctx context.Context, p *stages.Program) ([]compute.B
 	return p.Run(r.args, r.device.num, r.p.backend.recycles,
 		func(which []int, buffers []compute.Buffer) ([]compute.Buffer, error) {
 			return r.exchange(ctx, which, buffers)
-		})
+		}, take)
 }
 
 // exchange all-reduces operands over the replicas.

@@ -81,7 +81,7 @@ func (d *device) update(ctx context.Context, r *replica, x *executable, paramete
 			multiply(r.memory[i], factor)
 		}
 	}
-	out, err := r.run(ctx, x)
+	out, err := r.run(ctx, x, nil)
 	r.freeUploads()
 	if err != nil {
 		return err

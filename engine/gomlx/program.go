@@ -36,8 +36,8 @@ type program struct {
 
 	devices      []*device
 	replicas     []*replica
-	central      *device   // that keeps the only copy of every variable; nil: every device has one
-	oldGradients *recycler // for a replica's gradients
+	central      *device     // that keeps the only copy of every variable; nil: every device has one
+	oldGradients []*recycler // by bucket: for a replica's gradients
 }
 
 var (
@@ -50,13 +50,16 @@ var (
 
 // open creates the devices and replicas, all with the same initial values.
 func (p *program) open(initial []*tensor.Tensor, inputs, labels []shapes.Shape) error {
-	var gradients []shapes.Shape
-	for _, v := range p.variables[:p.parameters] {
-		gradients = append(gradients, v.shape)
-	}
-	var err error
-	if p.oldGradients, err = newRecycler(p.backend, gradients); err != nil {
-		return err
+	for _, b := range p.buckets {
+		var gradients []shapes.Shape
+		for _, i := range b.Parameters {
+			gradients = append(gradients, p.variables[i].shape)
+		}
+		old, err := newRecycler(p.backend, gradients)
+		if err != nil {
+			return err
+		}
+		p.oldGradients = append(p.oldGradients, old)
 	}
 	for i, d := range p.spec.Devices {
 		x, err := newDevice(p, i, d)
@@ -240,7 +243,7 @@ func (p *program) Evaluate(ctx context.Context, replica int, b engine.Batch, wei
 		return 0, nil, err
 	}
 	r.fixedRandom()
-	out, err := r.run(ctx, p.evaluate)
+	out, err := r.run(ctx, p.evaluate, nil)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -279,7 +282,7 @@ func (p *program) Predict(ctx context.Context, replica int, inputs []*tensor.Ten
 		return nil, err
 	}
 	r.fixedRandom()
-	out, err := r.run(ctx, p.predict)
+	out, err := r.run(ctx, p.predict, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -348,7 +351,9 @@ func (p *program) Close() error {
 	for _, x := range p.programs() {
 		x.close()
 	}
-	p.oldGradients.close()
+	for _, old := range p.oldGradients {
+		old.close()
+	}
 	p.oldGradients = nil
 	return nil
 }

@@ -220,7 +220,9 @@ func (r *replica) fixedRandom() {
 // turn. Programs read the values that the gradients program has set in this step, before they are committed: so
 // micro-batches continue each other's averages, and updates read a learning rate that a schedule in the model
 // function has set, as in GoMLX's trainer, which has one program for both.
-func (r *replica) run(ctx context.Context, x *executable) (out []compute.Buffer, err error) {
+//
+// take, if not nil, receives the outputs of x.buckets, which are nil in the result.
+func (r *replica) run(ctx context.Context, x *executable, take stages.Take) (out []compute.Buffer, err error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("gomlx: %s: %w", r.nameOf(x), context.Cause(ctx))
 	}
@@ -244,11 +246,22 @@ func (r *replica) run(ctx context.Context, x *executable) (out []compute.Buffer,
 	}
 	err = catch(doing, func() error {
 		if p, ok := x.exe.(*stages.Program); ok {
-			out, err = r.runStages(ctx, p)
-		} else {
-			out, err = x.exe.Execute(r.args, nil, r.device.num)
+			out, err = r.runStages(ctx, p, take)
+			return err
 		}
-		return err
+		if out, err = x.exe.Execute(r.args, nil, r.device.num); err != nil || take == nil {
+			return err
+		}
+		for k, outputs := range x.buckets {
+			list := make([]compute.Buffer, len(outputs))
+			for i, o := range outputs {
+				list[i], out[o] = out[o], nil
+			}
+			if err := take(k, list); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 	return out, err
 }
@@ -332,7 +345,12 @@ func (r *replica) computeGradients(ctx context.Context, m engine.Micro, ready fu
 	setScalar(r.lossScaleTensor, scale)
 	copy(tensor.Data[uint64](r.rngTensor), m.RNG[:])
 	x := r.p.gradients
-	out, err := r.run(ctx, x)
+	out, err := r.run(ctx, x, func(k int, gradients []compute.Buffer) error {
+		if err := r.addGradients(k, gradients, added, scale); err != nil || !m.Last {
+			return err
+		}
+		return r.handOver(k, ready)
+	})
 	if err != nil {
 		return engine.Scalars{}, err
 	}
@@ -340,31 +358,26 @@ func (r *replica) computeGradients(ctx context.Context, m engine.Micro, ready fu
 	r.losses = out[1]
 	for i, v := range x.changed {
 		release(r.pendingAverages[v])
-		r.pendingAverages[v] = out[2+r.p.parameters+i]
+		r.pendingAverages[v] = out[firstGradient+r.p.parameters+i]
 	}
 	s, err := r.scalars(out[0])
-	if err == nil {
-		err = r.addGradients(out[2:2+r.p.parameters], added, scale)
-	}
-	if err != nil {
-		return engine.Scalars{}, err
-	}
-	r.added = true
-	if m.Last {
-		if err := r.handOver(ready); err != nil {
-			return engine.Scalars{}, err
-		}
-	}
-	return s, nil
+	r.added = err == nil
+	return s, err
 }
 
-// addGradients takes the gradients of a micro-batch, divides them by scale, and adds them to those of earlier
-// ones if add is set.
-func (r *replica) addGradients(out []compute.Buffer, add bool, scale float64) error {
+// addGradients takes the gradients of a bucket, divides them by scale, and adds them to those of earlier
+// micro-batches if add is set.
+func (r *replica) addGradients(bucket int, gradients []compute.Buffer, add bool, scale float64) error {
 	r.old = r.old[:0]
-	for i, b := range out {
+	for j, i := range r.p.buckets[bucket].Parameters {
+		b := gradients[j]
 		to, from, err := r.takeGradient(i, b, add)
 		if err != nil {
+			for _, x := range gradients[j:] {
+				if x != r.gradients[i] {
+					release(x)
+				}
+			}
 			return err
 		}
 		if scale != 1 {
@@ -378,7 +391,7 @@ func (r *replica) addGradients(out []compute.Buffer, add bool, scale float64) er
 			r.old = append(r.old, b)
 		}
 	}
-	r.p.oldGradients.free(r.old)
+	r.p.oldGradients[bucket].free(r.old)
 	return nil
 }
 
@@ -412,25 +425,36 @@ func (r *replica) takeGradient(i int, b compute.Buffer, add bool) (to, from *ten
 	return to, from, nil
 }
 
-// handOver gives the memory of complete gradients to the caller.
-func (r *replica) handOver(ready func(bucket int)) error {
-	for k, bucket := range r.p.buckets {
-		for _, i := range bucket.Parameters {
-			if r.staged != nil {
-				r.memory[i] = r.staged[i]
-				continue
-			}
-			v := r.p.variables[i]
-			var err error
-			if r.memory[i], err = viewOf(r.gradients[i], v.Variable, v.shape, r.device.num); err != nil {
-				return err
-			}
+// handOver gives the memory of a bucket's complete gradients to the caller.
+func (r *replica) handOver(bucket int, ready func(bucket int)) error {
+	for _, i := range r.p.buckets[bucket].Parameters {
+		if r.staged != nil {
+			r.memory[i] = r.staged[i]
+			continue
 		}
-		if ready != nil {
-			ready(k)
+		v := r.p.variables[i]
+		var err error
+		if r.memory[i], err = viewOf(r.gradients[i], v.Variable, v.shape, r.device.num); err != nil {
+			return err
 		}
 	}
+	if ready != nil {
+		ready(bucket)
+	}
 	return nil
+}
+
+// freeGradients frees the gradients of the step.
+func (r *replica) freeGradients() {
+	for k, b := range r.p.buckets {
+		r.old = r.old[:0]
+		for _, i := range b.Parameters {
+			r.old = append(r.old, r.gradients[i])
+			r.gradients[i] = nil
+		}
+		r.p.oldGradients[k].free(r.old)
+	}
+	clear(r.memory)
 }
 
 // gradient implements [engine.Program.Gradient].
@@ -547,8 +571,7 @@ func (r *replica) discard() {
 			r.device.pending[v] = nil
 		}
 	}
-	r.p.oldGradients.free(r.gradients)
-	clear(r.memory)
+	r.freeGradients()
 	r.added = false
 	release(r.losses)
 	r.losses = nil

@@ -22,8 +22,9 @@ type Deferred struct {
 var _ compute.Executable = (*Deferred)(nil)
 
 // Compile compiles the graph, if it is not compiled yet, to the backend's executable, or to a [Program] if it
-// has all-reduces. It drops the record, so Describe must be called before.
-func (d *Deferred) Compile() (compute.Executable, error) {
+// has all-reduces or is cut into several buckets. buckets groups results that Program.Run hands over when they are
+// complete, in this order, by their index. Compile drops the record, so Describe must be called before.
+func (d *Deferred) Compile(buckets [][]int) (compute.Executable, error) {
 	if d.exe != nil {
 		return d.exe, nil
 	}
@@ -34,7 +35,7 @@ func (d *Deferred) Compile() (compute.Executable, error) {
 	if err := d.b.main.real.Return(real, nil); err != nil {
 		return nil, err
 	}
-	if d.exe, err = d.b.compile(); err == nil {
+	if d.exe, err = d.b.compile(buckets); err == nil {
 		d.b.forget()
 	}
 	return d.exe, err
@@ -84,7 +85,7 @@ func (d *Deferred) Outputs() []shapes.Shape {
 
 // Execute implements compute.Executable. It compiles the graph if it is not compiled yet.
 func (d *Deferred) Execute(inputs []compute.Buffer, donate []bool, device compute.DeviceNum) ([]compute.Buffer, error) {
-	exe, err := d.Compile()
+	exe, err := d.Compile(nil)
 	if err != nil {
 		return nil, err
 	}

@@ -12,11 +12,12 @@ import (
 // plan determines the stage in which an operation of the main function is computed.
 type plan struct {
 	planned bool
-	level   int  // its stage: the earliest that its inputs allow; for an all-reduce, the stage that it ends
+	level   int  // the number of all-reduces in sequence before it; for an all-reduce, before its operand
+	stage   int  // of the operations of its level, those that the first buckets need are in the first stages
 	free    bool // it depends only on constants, so every stage that uses it computes it
 }
 
-// assign sets the level of o and of the operations that it needs. It is called in the order of recording,
+// assign sets the level of o, the earliest that its inputs allow, and of the operations that it needs. It is called in the order of recording,
 // inputs first, which bounds the recursion.
 func (o *op) assign() {
 	if o.planned {
@@ -42,7 +43,9 @@ func (o *op) repeated() bool { return o.free || o.name == "BroadcastInDim" }
 // stage is one executable, and the all-reduces after it.
 type stage struct {
 	args    []*value // parameters, sums and values of earlier stages
-	outputs []*value // operands of the all-reduces that end it, results of the program, and values for later stages
+	outputs []*value // operands of the all-reduces that end it, and values for later stages
+	results []int    // results of the program, by index: they follow the outputs
+	buckets []int    // whose last results are those of this stage
 	sums    []int    // the all-reduces that end it
 	exe     compute.Executable
 
@@ -51,48 +54,121 @@ type stage struct {
 	dropped  []bool   // by output: not needed after the all-reduces
 }
 
-// stages splits the graph. It sets the outputs of each stage; build finds its arguments and operations.
-func (b *builder) stages() []*stage {
-	for _, v := range b.main.outputs {
+// stages splits the graph at its all-reduces and buckets. It sets the outputs of each stage; build finds its
+// arguments and operations.
+func (b *builder) stages(buckets [][]int) []*stage {
+	bucketOf := make([]int, len(b.main.outputs))
+	for i, v := range b.main.outputs {
 		v.op.assign()
+		bucketOf[i] = -1
 	}
-	n := 1
+	levels := 1
 	for _, s := range b.sums {
 		if s.op.planned {
-			n = max(n, s.op.level+2)
+			levels = max(levels, s.op.level+2)
 		}
 	}
-	list := make([]*stage, n)
+	last, stageOf := b.place(levels, buckets)
+	list := make([]*stage, last[levels-1]+1)
 	for i := range list {
 		list[i] = &stage{}
 	}
+	for k, results := range buckets {
+		list[stageOf[k]].buckets = append(list[stageOf[k]].buckets, k)
+		for _, i := range results {
+			bucketOf[i] = k
+		}
+	}
 	for i, s := range b.sums {
 		if s.op.planned {
-			st := list[s.op.level]
+			st := list[last[s.op.level]]
 			st.sums = append(st.sums, i)
 			st.operands = append(st.operands, s.op.inputs[0])
 			st.output(s.op.inputs[0])
 		}
 	}
-	for _, v := range b.main.outputs {
-		list[v.op.stageOf(n)].output(v)
+	for i, v := range b.main.outputs {
+		at := len(list) - 1 // parameters, sums and constants
+		switch k := bucketOf[i]; {
+		case v.op.kind == plainOp && !v.op.free:
+			at = v.op.stage
+		case k >= 0:
+			at = stageOf[k]
+		}
+		list[at].results = append(list[at].results, i)
 	}
-	for i := n - 1; i >= 0; i-- {
-		for _, v := range list[i].uses(i) {
+	for i, s := range slices.Backward(list) {
+		for _, v := range s.uses(b, i) {
 			if v.op.kind == plainOp {
-				list[v.op.level].output(v)
+				list[v.op.stage].output(v)
 			}
-			list[i].args = append(list[i].args, v)
+			s.args = append(s.args, v)
 		}
 	}
 	return list
 }
 
-// stageOf returns the stage that outputs a result of the program computed by o. Parameters, sums and
-// constants are output by the last of n stages.
-func (o *op) stageOf(n int) int {
-	if o.kind != plainOp || o.free {
-		return n - 1
+// place sets the stage of every operation. A level has one stage per bucket that is complete in it, at least
+// one; the all-reduces end the last one. An operation is in the stage of the first bucket of its level that needs
+// it, or else in the last. Results outside of buckets are computed early. place returns the last stage of each
+// level, and the stage of each bucket. Buckets complete in their order.
+func (b *builder) place(levels int, buckets [][]int) (last, stageOf []int) {
+	levelOf, in, level := make([]int, len(buckets)), make([]int, levels), 0
+	bucketed := make([]bool, len(b.main.outputs))
+	for k, results := range buckets {
+		for _, i := range results {
+			bucketed[i] = true
+			level = max(level, b.main.outputs[i].op.doneIn())
+		}
+		levelOf[k] = level
+		in[level]++
+	}
+	first := make([]int, levels)
+	last, stageOf = make([]int, levels), make([]int, len(buckets))
+	n := 0
+	for i := range levels {
+		first[i] = n
+		n += max(1, in[i])
+		last[i] = n - 1
+	}
+	next := slices.Clone(first)
+	for k, level := range levelOf {
+		stageOf[k] = next[level]
+		next[level]++
+	}
+	for _, o := range b.main.ops {
+		if o.planned {
+			o.stage = last[o.level]
+		}
+	}
+	for i, v := range b.main.outputs {
+		if !bucketed[i] {
+			v.op.stage = first[v.op.level]
+		}
+	}
+	for k, results := range buckets {
+		for _, i := range results {
+			o := b.main.outputs[i].op
+			o.stage = min(o.stage, stageOf[k])
+		}
+	}
+	for _, o := range slices.Backward(b.main.ops) {
+		if !o.planned || o.kind != plainOp {
+			continue
+		}
+		for _, v := range o.needs() {
+			if v.op.level == o.level {
+				v.op.stage = min(v.op.stage, o.stage)
+			}
+		}
+	}
+	return last, stageOf
+}
+
+// doneIn returns the level in which the values of o can be results.
+func (o *op) doneIn() int {
+	if o.kind == sumOp {
+		return o.level + 1
 	}
 	return o.level
 }
@@ -105,7 +181,7 @@ func (s *stage) output(v *value) {
 }
 
 // uses lists the values that stage i needs as arguments, in the order of recording.
-func (s *stage) uses(i int) []*value {
+func (s *stage) uses(b *builder, i int) []*value {
 	seen := map[*value]bool{}
 	var list []*value
 	var visit func(v *value)
@@ -122,15 +198,24 @@ func (s *stage) uses(i int) []*value {
 			visit(in)
 		}
 	}
-	for _, v := range s.outputs {
+	for _, v := range s.returned(b) {
 		visit(v)
 	}
 	slices.SortFunc(list, compareValues)
 	return list
 }
 
+// returned lists the outputs and the results.
+func (s *stage) returned(b *builder) []*value {
+	list := slices.Clone(s.outputs)
+	for _, i := range s.results {
+		list = append(list, b.main.outputs[i])
+	}
+	return list
+}
+
 // inside reports whether stage i computes o if it needs o.
-func (o *op) inside(i int) bool { return o.kind == plainOp && (o.level == i || o.repeated()) }
+func (o *op) inside(i int) bool { return o.kind == plainOp && (o.stage == i || o.repeated()) }
 
 func compareValues(a, b *value) int {
 	if c := cmp.Compare(a.op.index, b.op.index); c != 0 {
@@ -159,13 +244,17 @@ func (s *stage) build(b *builder, i int) error {
 			return err
 		}
 	}
-	outputs := make([]compute.Value, len(s.outputs))
-	for k, v := range s.outputs {
+	returned := s.returned(b)
+	if len(returned) == 0 {
+		return nil // the results of its buckets are those of earlier stages
+	}
+	outputs := make([]compute.Value, len(returned))
+	for k, v := range returned {
 		if err := e.compute(v.op, to); err != nil {
 			return err
 		}
 		outputs[k] = e.values[v]
-		if slices.Contains(s.args, v) { // an output needs a separate buffer
+		if slices.Contains(s.args, v) || slices.Contains(returned[:k], v) { // each needs a separate buffer
 			var err error
 			if outputs[k], err = e.main.Identity(outputs[k]); err != nil {
 				return err

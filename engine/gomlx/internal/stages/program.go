@@ -9,11 +9,11 @@ import (
 	"github.com/gomlx/compute/shapes"
 )
 
-// Program is a compiled graph with all-reduces. Several goroutines may run it concurrently.
+// Program is a compiled graph with all-reduces or buckets. Several goroutines may run it concurrently.
 type Program struct {
 	stages  []*stage
 	sums    []Sum
-	results []*value
+	buckets [][]int  // of results
 	names   []string // of the graph's parameters
 	shapes  []shapes.Shape
 	outputs []shapes.Shape
@@ -22,8 +22,8 @@ type Program struct {
 
 var _ compute.Executable = (*Program)(nil)
 
-func newProgram(b *builder) (*Program, error) {
-	p := &Program{results: b.main.outputs, slots: map[*value]int{}}
+func newProgram(b *builder, buckets [][]int) (*Program, error) {
+	p := &Program{buckets: buckets, slots: map[*value]int{}}
 	for i, v := range b.parameters {
 		shape, err := b.Builder.OpShape(v.real)
 		if err != nil {
@@ -45,7 +45,7 @@ func newProgram(b *builder) (*Program, error) {
 		}
 		p.sums = append(p.sums, Sum{Name: v.op.name, Shape: shape})
 	}
-	p.stages = b.stages()
+	p.stages = b.stages(buckets)
 	for i, s := range p.stages {
 		if err := s.build(b, i); err != nil {
 			p.Finalize()
@@ -63,18 +63,13 @@ func newProgram(b *builder) (*Program, error) {
 
 // findLastUses marks the values that are not needed after a stage.
 func (p *Program) findLastUses() {
-	results, needed := map[*value]bool{}, map[*value]bool{}
-	for _, v := range p.results {
-		results[v] = true
-	}
-	n := len(p.stages)
-	for i, s := range slices.Backward(p.stages) {
+	needed := map[*value]bool{}
+	for _, s := range slices.Backward(p.stages) {
 		for _, v := range s.outputs {
-			isResult := results[v] && v.op.stageOf(n) == i
-			s.dropped = append(s.dropped, !isResult && !(v.op.kind == plainOp && needed[v]))
+			s.dropped = append(s.dropped, !needed[v])
 		}
 		for _, v := range s.args {
-			s.last = append(s.last, v.op.kind == plainOp && !needed[v] && !results[v])
+			s.last = append(s.last, v.op.kind == plainOp && !needed[v])
 			needed[v] = true
 		}
 	}
@@ -91,46 +86,54 @@ func (p *Program) Sums() []Sum { return p.sums }
 // ends.
 type Exchange func(which []int, buffers []compute.Buffer) ([]compute.Buffer, error)
 
+// Take receives the results of a bucket, as soon as they are computed, and owns them.
+type Take func(bucket int, results []compute.Buffer) error
+
 // Run runs the program. args are the graph's parameters, as for Executable.Execute, and remain owned by the
-// caller. donate selects whether to donate the buffers that pass between stages to the backend.
-func (p *Program) Run(args []compute.Buffer, device compute.DeviceNum, donate bool,
-	exchange Exchange,
-) ([]compute.Buffer, error) {
+// caller. donate selects whether to donate the buffers that pass between stages to the backend. The results are
+// nil for those that take has received; take may be nil if there are no buckets.
+func (p *Program) Run(args []compute.Buffer, device compute.DeviceNum, donate bool, exchange Exchange, take Take) (
+	[]compute.Buffer, error,
+) {
 	r := &run{
 		p: p, args: args, slots: make([]compute.Buffer, len(p.slots)), sums: make([]compute.Buffer, len(p.sums)),
-		device: device, donate: donate,
+		results: make([]compute.Buffer, len(p.outputs)), device: device, donate: donate,
 	}
+	defer r.release()
 	for _, s := range p.stages {
 		err := r.execute(s)
+		if err == nil {
+			err = r.handOver(s, take)
+		}
 		if err == nil {
 			err = r.exchange(s, exchange)
 		}
 		if err != nil {
-			r.release()
+			for _, b := range r.results {
+				free(b)
+			}
 			return nil, err
 		}
 	}
-	results := make([]compute.Buffer, len(p.results))
-	for i, v := range p.results {
-		slot := p.slots[v]
-		results[i], r.slots[slot] = r.slots[slot], nil
-	}
-	r.release()
-	return results, nil
+	return r.results, nil
 }
 
 // run is one run in progress.
 type run struct {
-	p      *Program
-	args   []compute.Buffer
-	slots  []compute.Buffer // values that later stages need
-	sums   []compute.Buffer
-	device compute.DeviceNum
-	donate bool
+	p       *Program
+	args    []compute.Buffer
+	slots   []compute.Buffer // values that later stages need
+	sums    []compute.Buffer
+	results []compute.Buffer
+	device  compute.DeviceNum
+	donate  bool
 }
 
 // execute runs a stage.
 func (r *run) execute(s *stage) error {
+	if s.exe == nil {
+		return nil
+	}
 	in, donate := make([]compute.Buffer, len(s.args)), make([]bool, len(s.args))
 	for i, v := range s.args {
 		switch v.op.kind {
@@ -157,6 +160,23 @@ func (r *run) execute(s *stage) error {
 	}
 	for i, v := range s.outputs {
 		r.slots[r.p.slots[v]] = out[i]
+	}
+	for i, result := range s.results {
+		r.results[result] = out[len(s.outputs)+i]
+	}
+	return nil
+}
+
+// handOver gives the buckets that a stage has completed to take.
+func (r *run) handOver(s *stage, take Take) error {
+	for _, k := range s.buckets {
+		list := make([]compute.Buffer, len(r.p.buckets[k]))
+		for i, result := range r.p.buckets[k] {
+			list[i], r.results[result] = r.results[result], nil
+		}
+		if err := take(k, list); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -185,9 +205,13 @@ func (r *run) exchange(s *stage, exchange Exchange) error {
 }
 
 func (r *run) free(slot int) {
-	if b := r.slots[slot]; b != nil {
+	free(r.slots[slot])
+	r.slots[slot] = nil
+}
+
+func free(b compute.Buffer) {
+	if b != nil {
 		_ = b.Finalize() // a buffer that cannot be freed is freed with the backend
-		r.slots[slot] = nil
 	}
 }
 
@@ -214,7 +238,7 @@ func (p *Program) Inputs() (names []string, inputShapes []shapes.Shape) { return
 func (p *Program) Outputs() []shapes.Shape { return p.outputs }
 
 // Execute implements compute.Executable. It always fails, because a program with all-reduces needs the other
-// replicas.
+// replicas, and buckets need a receiver.
 func (p *Program) Execute([]compute.Buffer, []bool, compute.DeviceNum) ([]compute.Buffer, error) {
-	return nil, errors.New("stages: a graph with all-reduces must be run by Program.Run")
+	return nil, errors.New("stages: a graph with all-reduces or buckets must be run by Program.Run")
 }

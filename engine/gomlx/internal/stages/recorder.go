@@ -80,14 +80,18 @@ func (b *builder) Compile() (compute.Executable, error) {
 	if b.recorder.Defer {
 		return &Deferred{b: b}, nil
 	}
-	return b.compile()
+	return b.compile(nil)
 }
 
-func (b *builder) compile() (compute.Executable, error) {
-	if len(b.sums) == 0 {
+func (b *builder) compile(buckets [][]int) (compute.Executable, error) {
+	if len(b.sums) == 0 && len(buckets) < 2 {
 		return b.Builder.Compile()
 	}
-	return newProgram(b)
+	p, err := newProgram(b, buckets)
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
 }
 
 // value is one output of an operation.

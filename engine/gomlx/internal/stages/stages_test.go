@@ -227,7 +227,7 @@ func TestLikeTheWholeGraph(t *testing.T) {
 			}
 			for _, donate := range []bool{false, true, true, false} {
 				if isStaged {
-					out, err = p.Run(args, 0, donate, copies(t, b))
+					out, err = p.Run(args, 0, donate, copies(t, b), nil)
 				} else {
 					out, err = exe.Execute(args, nil, 0)
 				}
@@ -247,6 +247,114 @@ func TestLikeTheWholeGraph(t *testing.T) {
 	}
 }
 
+// TestBuckets checks that a graph cut into buckets gives the bits of the whole graph, with or without all-reduces, and
+// hands over the buckets in order, each of them while only the stages that it needs have run.
+func TestBuckets(t *testing.T) {
+	for name, c := range programs {
+		t.Run(name, func(t *testing.T) {
+			b := newBackend(t)
+			args := arguments(t, b)
+			out, err := build(t, b, &sums{}, c.build).Execute(args, nil, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var want []any
+			for _, x := range out {
+				want = append(want, values(t, x))
+			}
+			n := len(want)
+			for _, buckets := range bucketings(n) {
+				r := stages.New(b)
+				r.Defer = true
+				d := build(t, r, &sums{r: r}, c.build).(*stages.Deferred)
+				exe, err := d.Compile(buckets)
+				if err != nil {
+					t.Fatal(err)
+				}
+				p, ok := exe.(*stages.Program)
+				if !ok {
+					if len(buckets) > 1 || c.stages > 0 {
+						t.Errorf("buckets %v are compiled as a %T", buckets, exe)
+					}
+					continue
+				}
+				if n := p.Stages(); n < len(buckets) || n > max(len(buckets), 1)+max(c.stages, 1)-1 {
+					t.Errorf("buckets %v: %d stages, %d without buckets", buckets, n, c.stages)
+				}
+				for _, donate := range []bool{false, true, true} {
+					got, next := make([]compute.Buffer, n), 0
+					rest, err := p.Run(args, 0, donate, copies(t, b), func(k int, results []compute.Buffer) error {
+						if k != next {
+							t.Errorf("bucket %d was handed over, want %d", k, next)
+						}
+						next++
+						for i, x := range results {
+							got[buckets[k][i]] = x
+						}
+						return nil
+					})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if next != len(buckets) {
+						t.Errorf("%d of the buckets %v were handed over", next, buckets)
+					}
+					for i, x := range rest {
+						if (x == nil) != (got[i] != nil) {
+							t.Fatalf("buckets %v: result %d was handed over, and returned: %v, %v", buckets, i, got[i] != nil, x != nil)
+						}
+						if x == nil {
+							x = got[i]
+						}
+						if v := values(t, x); !reflect.DeepEqual(v, want[i]) {
+							t.Errorf("buckets %v: result %d, donating %v: %v, want %v", buckets, i, donate, v, want[i])
+						}
+						if err := x.Finalize(); err != nil { // each is a separate buffer
+							t.Errorf("result %d: %v", i, err)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// bucketings lists some ways to group n results, all or some of them.
+func bucketings(n int) (list [][][]int) {
+	var each, backwards, pairs [][]int
+	for i := range n {
+		each, backwards = append(each, []int{i}), append(backwards, []int{n - 1 - i})
+		if i%2 == 1 {
+			pairs = append(pairs, []int{i, i - 1})
+		}
+	}
+	return append(list, each, backwards, pairs, each[1:])
+}
+
+// TestTakeFails checks that the error of a receiver of buckets is returned, and that the program runs again.
+func TestTakeFails(t *testing.T) {
+	b := newBackend(t)
+	r := stages.New(b)
+	r.Defer = true
+	d := build(t, r, &sums{r: r}, programs["gradient"].build).(*stages.Deferred)
+	exe, err := d.Compile([][]int{{0}, {2, 3}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	broken := errors.New("no memory")
+	for at := range 3 {
+		_, err := exe.(*stages.Program).Run(arguments(t, b), 0, true, copies(t, b), func(k int, _ []compute.Buffer) error {
+			if k == at {
+				return broken
+			}
+			return nil
+		})
+		if errors.Is(err, broken) != (at < 2) {
+			t.Errorf("error %v of bucket %d of 2", err, at)
+		}
+	}
+}
+
 // TestExchangeFails checks that the error of an exchange is returned, and that the program runs again.
 func TestExchangeFails(t *testing.T) {
 	b := newBackend(t)
@@ -260,12 +368,12 @@ func TestExchangeFails(t *testing.T) {
 				return nil, broken
 			}
 			return copies(t, b)(which, buffers)
-		})
+		}, nil)
 		if !errors.Is(err, broken) || calls != at+1 {
 			t.Errorf("error %v after %d calls, want %v after %d", err, calls, broken, at+1)
 		}
 	}
-	if _, err := p.Run(args, 0, true, copies(t, b)); err != nil {
+	if _, err := p.Run(args, 0, true, copies(t, b), nil); err != nil {
 		t.Error(err)
 	}
 	if _, err := p.Execute(args, nil, 0); err == nil || !strings.Contains(err.Error(), "Program.Run") {
