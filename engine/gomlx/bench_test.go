@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 
@@ -46,6 +47,76 @@ func BenchmarkStep(b *testing.B) {
 						benchmarkStep(b, e, m.forward, m.shape, rows)
 					})
 				}
+			}
+		}
+	}
+}
+
+// BenchmarkCuts measures what cutting the gradients program into buckets costs: programs of different cuts run in
+// turns. It reports the median time of the uncut program, and for each cut the median of the ratio to it.
+func BenchmarkCuts(b *testing.B) {
+	for _, name := range gomlx.Names {
+		for _, m := range []struct {
+			name    string
+			shape   []int
+			forward models.Forward
+			bytes   []int // of a bucket
+		}{
+			{"mlp", []int{28, 28, 1}, models.MLP{}.Forward, []int{1 << 20, 1}},
+			{"cnn", []int{28, 28, 1}, models.CNN{}.Forward, []int{1 << 20, 1 << 16, 1}},
+		} {
+			for _, rows := range []int{64, 256} {
+				b.Run(fmt.Sprintf("%s/%s/rows=%d", name, m.name, rows), func(b *testing.B) {
+					if name == "xla" && os.Getenv(gomlx.PluginEnv) == "" {
+						b.Skip("no XLA: $" + gomlx.PluginEnv + " is not set")
+					}
+					e, err := gomlx.Open(name, gomlx.Options{Devices: 1})
+					if err != nil {
+						b.Skip(err)
+					}
+					defer e.Close()
+					var programs []engine.Program
+					for _, bytes := range append([]int{1 << 40}, m.bytes...) {
+						s := features(e, rows, m.shape...)
+						s.Replicas, s.BucketBytes = 2, bytes
+						p, err := cutModel(m.forward).Compile(context.Background(), e, s)
+						if err != nil {
+							b.Fatal(err)
+						}
+						defer p.Close()
+						programs = append(programs, p)
+					}
+					x := randomBatch(1, rows, tensor.New(tensor.Float32, m.shape...).Len(), 10)
+					x.Inputs[0] = x.Inputs[0].Reshape(append([]int{rows}, m.shape...)...)
+					times := make([][]float64, len(programs))
+					round := func(record bool) {
+						for i, p := range programs {
+							start := time.Now()
+							if _, err := enginetest.Gradients(context.Background(), p, 0, x, 1, [3]uint64{}); err != nil {
+								b.Fatal(err)
+							}
+							if record {
+								times[i] = append(times[i], float64(time.Since(start).Microseconds()))
+							}
+							p.Discard()
+						}
+					}
+					for range 3 {
+						round(false)
+					}
+					for b.Loop() {
+						round(true)
+					}
+					middle := func(list []float64) float64 { slices.Sort(list); return list[len(list)/2] }
+					for i, list := range times[1:] {
+						ratios := make([]float64, len(list))
+						for j, t := range list {
+							ratios[j] = t / times[0][j]
+						}
+						b.ReportMetric(middle(ratios), fmt.Sprintf("x-%d-buckets", len(programs[1+i].Buckets())))
+					}
+					b.ReportMetric(middle(times[0]), "µs-uncut")
+				})
 			}
 		}
 	}

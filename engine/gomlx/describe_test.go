@@ -80,7 +80,7 @@ func (c constants) model() *gomlx.Model {
 func (c constants) describe(t *testing.T, e engine.Engine) []string {
 	t.Helper()
 	s := features(e, 4, 12)
-	s.Replicas, s.BucketBytes = 2, 400
+	s.Replicas, s.BucketBytes = 2, 100
 	s.Sum = func(context.Context, int, []*tensor.Tensor, []*tensor.Tensor, []string) error { return nil }
 	return compile(t, c.model(), e, s).(engine.Described).Describe()
 }

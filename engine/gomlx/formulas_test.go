@@ -86,7 +86,7 @@ func TestPartsOfJoiningOptimizers(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			e := openEngine(t, "go", 1)
 			var first []string
-			for _, bytes := range []int{0, 1, 200} {
+			for _, bytes := range []int{0, 1, 100} {
 				m := &gomlx.Model{
 					Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node {
 						return []*graph.Node{layer.Dense(s.In("two"), layer.DenseRelu(s.In("one"), in[0], 8), 3)}
