@@ -17,8 +17,8 @@ type plan struct {
 	free    bool // it depends only on constants, so every stage that uses it computes it
 }
 
-// assign sets the level of o, the earliest that its inputs allow, and of the operations that it needs. It is called in the order of recording,
-// inputs first, which bounds the recursion.
+// assign sets the level of o, the earliest that its inputs allow, and of the operations that it needs. It is
+// called in the order of recording, inputs first, which bounds the recursion.
 func (o *op) assign() {
 	if o.planned {
 		return
