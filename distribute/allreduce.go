@@ -2,7 +2,6 @@ package distribute
 
 import (
 	"context"
-	"iter"
 
 	"github.com/lockstep-ml/lockstep/distribute/internal/dense"
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -98,57 +97,6 @@ func (r *Replica) AllReduceInto(
 	}
 	r.leave(begin)
 	return nil
-}
-
-// AllReducePacks is [Replica.AllReduceInto] as an iterator over packs, so that the caller can use the first
-// results while the others are in flight. It starts all packs at once. Each iteration yields the indices of the
-// tensors in a completed pack:
-//
-// for done, err := range r.AllReducePacks(ctx, distribute.Sum, gradients, gradients, names,
-//
-//	distribute.Options{BytesPerPack: 50 << 20}) {
-//			if err != nil {
-//				return err
-//			}
-//			for _, i := range done {
-//				… // apply gradients[i]
-//			}
-//		}
-//
-// The last tensors are reduced first, because a backward pass computes them first. A failure in any pack is
-// yielded once and ends the loop; the step's writes to variables are rolled back, as after every failed step. A
-// break waits for the remaining packs.
-func (r *Replica) AllReducePacks(
-	ctx context.Context, op ReduceOp, dst, src []*tensor.Tensor, names []string, opts ...Options,
-) iter.Seq2[[]int, error] {
-	return func(yield func([]int, error) bool) {
-		const name = "AllReducePacks"
-		run, o, err := r.enter(ctx, name, op, opts)
-		if err == nil {
-			err = checkInto(name, op, dst, src, names)
-		}
-		switch {
-		case err != nil:
-			yield(nil, located(err))
-		case r.strategy.size == 1 || r.strategy.ops != nil:
-			if err := r.AllReduceInto(ctx, op, dst, src, names, o); err != nil {
-				yield(nil, err)
-			} else if len(src) > 0 {
-				yield(indices(len(src)), nil)
-			}
-		case len(src) > 0:
-			r.reducePacks(ctx, run, op, dst, src, names, o, yield)
-		}
-	}
-}
-
-// indices returns n-1 … 0.
-func indices(n int) []int {
-	out := make([]int, n)
-	for i := range out {
-		out[i] = n - 1 - i
-	}
-	return out
 }
 
 // checkInto validates the tensors of AllReduceInto.

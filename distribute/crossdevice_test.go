@@ -264,15 +264,12 @@ func TestTimeoutsUnderEveryStrategy(t *testing.T) {
 			_, err := r.AllGather(ctx, tensor.New(tensor.Float32, 2), 0, o...)
 			return err
 		},
-		"packs": func(ctx context.Context, r *distribute.Replica, o ...distribute.Options) error {
-			x := ones(3, 3)
-			for _, err := range r.AllReducePacks(ctx, distribute.Sum, x, x, nil,
-				append(o, distribute.Options{BytesPerPack: 1})...) {
-				if err != nil {
-					return err
-				}
+		"bucket": func(ctx context.Context, r *distribute.Replica, o ...distribute.Options) error {
+			h, err := r.StartAllReduce(ctx, distribute.Sum, onesBucket(0, 3, 3), o...)
+			if err != nil {
+				return err
 			}
-			return nil
+			return h.Wait(ctx)
 		},
 	}
 	for name, open := range strategies {

@@ -44,9 +44,10 @@
 //
 // # Reductions
 //
-// The tensors of one call are reduced in packs (DDP's buckets; [Options].BytesPerPack); [Replica.AllReducePacks]
-// yields each pack when it completes. [Replica.StartAllReduce] starts the reduction of a [Bucket] of tensors, while the
-// replica computes the next one. [CrossDeviceOps] implement reductions across replicas. All
+// The tensors of one call are reduced in packs (DDP's buckets; [Options].BytesPerPack), each where the tensors are.
+// [Replica.StartAllReduce] starts the reduction of a [Bucket] of tensors, while the replica computes the next one.
+// [Replica.StartReduceToOwners] and [Replica.StartGatherFromOwners] are the two halves of an all-reduce, for optimizers
+// whose state is divided among the replicas (ZeRO-1). [CrossDeviceOps] implement reductions across replicas. All
 // implementations, all sizes of packs and [Replica.AllReduce] give the same bits: those of the canonical tree, a
 // fixed order of additions. [Sparse] says how IndexedSlices are reduced. [Replica.AllReduceGradient] and
 // [Replica.AllGatherGradient] are the gradients of collectives.

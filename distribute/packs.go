@@ -31,52 +31,6 @@ func (r *Replica) reduceInto(
 	return nil
 }
 
-// reducePacks reduces tensors in packs and yields each pack when it completes.
-func (r *Replica) reducePacks(
-	ctx context.Context, run *deadlock.Run, op ReduceOp, dst, src []*tensor.Tensor, names []string, o Options,
-	yield func([]int, error) bool,
-) {
-	if err := run.Acquire(r.local); err != nil {
-		yield(nil, err)
-		return
-	}
-	begin := r.arrive()
-	p, err := r.packed(ctx, &reduction{Bucket: Bucket{Dst: dst, Src: src, Names: names}, op: op, options: o})
-	if err == nil {
-		err = p.start(ctx)
-	}
-	run.Release(r.local)
-	if err != nil {
-		yield(nil, run.Fail(err))
-		return
-	}
-	defer func() {
-		// Also after an early break or a panic in the loop: nothing may be in flight when the step ends. A
-		// failed pack has been yielded already, or the loop has ended and the Run's failure reports it.
-		if err := p.Finish(ctx); err != nil {
-			_ = run.Fail(err)
-		}
-	}()
-	for k, pack := range p.Packs() {
-		if err := run.Acquire(r.local); err != nil {
-			yield(nil, err)
-			return
-		}
-		err := p.Wait(ctx, k)
-		run.Release(r.local)
-		if err != nil {
-			yield(nil, run.Fail(err))
-			return
-		}
-		if k == len(p.Packs())-1 {
-			r.leave(begin)
-		}
-		if !yield(pack.Tensors, nil) {
-			return
-		}
-	}
-}
-
 // allReduceDense reduces tensors by collective calls between the replicas.
 func (r *Replica) allReduceDense(
 	ctx context.Context, run *deadlock.Run, op ReduceOp, leaves []any, names []string, o Options,

@@ -9,13 +9,11 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// The gradients of a model are reduced in packs of 50 MiB. The user's loop applies those of each pack while the next
-// ones are in flight. (Gradients this small are one pack.)
-func ExampleCollectiveHints() {
+// The reduction of each bucket of gradients proceeds while the replica computes the next one.
+func ExampleReplica_StartAllReduce() {
 	s := twoReplicas()
 	defer s.Close()
 	ctx := context.Background()
-	hints := distribute.CollectiveHints(50<<20, 0)
 
 	var weights []*distribute.Variable
 	for _, name := range []string{"kernel", "bias"} {
@@ -27,16 +25,23 @@ func ExampleCollectiveHints() {
 	}
 	_, err := distribute.Run(ctx, s,
 		func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-			gradients := []*tensor.Tensor{tensor.From([]float32{1, float32(r.ID())}), tensor.From([]float32{3, 4})}
-			sums := []*tensor.Tensor{tensor.New(tensor.Float32, 2), tensor.New(tensor.Float32, 2)}
-			for done, err := range r.AllReducePacks(ctx, distribute.Sum, sums, gradients, []string{"kernel", "bias"}, hints) {
+			var buckets []distribute.Bucket
+			var handles []*distribute.Handle
+			for i, name := range []string{"kernel", "bias"} {
+				gradient := []*tensor.Tensor{tensor.From([]float32{float32(1 + i), float32(r.ID())})} // computes it
+				b := distribute.Bucket{Dst: gradient, Src: gradient, Names: []string{name}}
+				h, err := r.StartAllReduce(ctx, distribute.Sum, b)
 				if err != nil {
 					return nil, err
 				}
-				for _, i := range done {
-					if err := weights[i].AssignSub(r, sums[i]); err != nil {
-						return nil, err
-					}
+				buckets, handles = append(buckets, b), append(handles, h)
+			}
+			for i, h := range handles {
+				if err := h.Wait(ctx); err != nil {
+					return nil, err
+				}
+				if err := weights[i].AssignSub(r, buckets[i].Dst[0]); err != nil {
+					return nil, err
 				}
 			}
 			return nil, nil
@@ -53,8 +58,8 @@ func ExampleCollectiveHints() {
 	//   1: <tf.Variable 'kernel/replica_1:0' shape=(2,) dtype=float32, numpy=array([8., 9.], dtype=float32)>
 	// }
 	// MirroredVariable:{
-	//   0: <tf.Variable 'bias:0' shape=(2,) dtype=float32, numpy=array([4., 2.], dtype=float32)>,
-	//   1: <tf.Variable 'bias/replica_1:0' shape=(2,) dtype=float32, numpy=array([4., 2.], dtype=float32)>
+	//   0: <tf.Variable 'bias:0' shape=(2,) dtype=float32, numpy=array([6., 9.], dtype=float32)>,
+	//   1: <tf.Variable 'bias/replica_1:0' shape=(2,) dtype=float32, numpy=array([6., 9.], dtype=float32)>
 	// }
 }
 

@@ -76,11 +76,6 @@ func TestPacksGiveTheSameBits(t *testing.T) {
 							return fmt.Errorf("%v of tensor %d in packs of %d: %v, by itself %v", op, i, size, x, alone[i])
 						}
 					}
-					if op == distribute.Sum {
-						if err := packsLike(ctx, r, mine, alone, o); err != nil {
-							return err
-						}
-					}
 				}
 				return nil
 			})
@@ -89,30 +84,6 @@ func TestPacksGiveTheSameBits(t *testing.T) {
 			}
 		}
 	}
-}
-
-// packsLike reduces pack by pack and compares.
-func packsLike(ctx context.Context, r *distribute.Replica, src, want []*tensor.Tensor, o distribute.Options) error {
-	dst := make([]*tensor.Tensor, len(src))
-	for i, x := range src {
-		dst[i] = tensor.New(x.DType(), x.Shape()...)
-	}
-	seen := 0
-	for done, err := range r.AllReducePacks(ctx, distribute.Sum, dst, src, nil, o) {
-		if err != nil {
-			return err
-		}
-		for _, i := range done {
-			seen++
-			if !dst[i].Equal(want[i]) {
-				return fmt.Errorf("tensor %d of a loop over packs of %d: %v, by itself %v", i, o.BytesPerPack, dst[i], want[i])
-			}
-		}
-	}
-	if seen != len(src) {
-		return fmt.Errorf("a loop over packs of %d gave %d of %d tensors", o.BytesPerPack, seen, len(src))
-	}
-	return nil
 }
 
 func ones(sizes ...int) []*tensor.Tensor {
@@ -126,61 +97,9 @@ func ones(sizes ...int) []*tensor.Tensor {
 	return out
 }
 
-// TestPacksComeInOrder: the last tensors are first, in TensorFlow's groups by size; the loop may make other calls.
-func TestPacksComeInOrder(t *testing.T) {
-	s := mirrored(t, 2)
-	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
-		var order [][]int
-		x := ones(2, 3, 4)
-		for done, err := range r.AllReducePacks(ctx, distribute.Sum, x, x, nil, distribute.Options{BytesPerPack: 16}) {
-			if err != nil {
-				return err
-			}
-			order = append(order, slices.Clone(done))
-			if err := merge(ctx, r); err != nil {
-				return err
-			}
-			if _, err := r.AllReduce(ctx, distribute.Sum, []any{float32(1), float64(2)}); err != nil {
-				return err
-			}
-		}
-		if fmt.Sprint(order) != "[[2 1] [0]]" {
-			return fmt.Errorf("the packs are %v", order)
-		}
-		if got := tensor.Data[float32](x[1]); got[0] != 2 {
-			return fmt.Errorf("got %v", got)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// TestPackLoopLeftEarly: a loop that ends before its packs waits for them, and the replica continues.
-func TestPackLoopLeftEarly(t *testing.T) {
-	s := mirrored(t, 2)
-	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
-		x := ones(5, 5, 5)
-		for _, err := range r.AllReducePacks(ctx, distribute.Sum, x, x, nil, distribute.Options{BytesPerPack: 1}) {
-			if err != nil {
-				return err
-			}
-			if r.ID() == 0 {
-				break
-			}
-		}
-		_, err := r.AllReduce(ctx, distribute.Sum, float32(1))
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// TestFailureBetweenPacks: after a replica ends between two packs, in any way, all variables have their old values,
-// also those to which other replicas have written the results of the first pack.
-func TestFailureBetweenPacks(t *testing.T) {
+// TestFailureBetweenBuckets: after a replica ends between two buckets, in any way, all variables have their old values,
+// also those to which other replicas have written the results of the first one.
+func TestFailureBetweenBuckets(t *testing.T) {
 	for name, end := range map[string]func() error{
 		"an error": func() error { return errStep },
 		"a panic":  func() error { panic(errStep) },
@@ -194,22 +113,28 @@ func TestFailureBetweenPacks(t *testing.T) {
 			before := fmt.Sprint(variables)
 			written := make(chan struct{}, 2)
 			err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
-				x := ones(2, 2, 2)
-				for done, err := range r.AllReducePacks(ctx, distribute.Sum, x, x, nil, distribute.Options{BytesPerPack: 1}) {
+				buckets := []distribute.Bucket{onesBucket(0, 2), onesBucket(0, 2), onesBucket(0, 2)}
+				var handles []*distribute.Handle
+				for _, b := range buckets {
+					h, err := r.StartAllReduce(ctx, distribute.Sum, b)
 					if err != nil {
 						return err
 					}
-					for _, i := range done {
-						if err := variables[i].Assign(r, x[i]); err != nil {
-							return err
-						}
+					handles = append(handles, h)
+				}
+				for i, h := range handles {
+					if err := h.Wait(ctx); err != nil {
+						return err
+					}
+					if err := variables[i].Assign(r, buckets[i].Dst[0]); err != nil {
+						return err
 					}
 					if r.ID() == 2 {
-						<-written // the others have the first pack, too
+						<-written // the others have the first bucket, too
 						<-written
 						return end()
 					}
-					if done[0] == 2 {
+					if i == 0 {
 						written <- struct{}{}
 					} else if err := merge(ctx, r); err != nil { // wait for a merge call that replica 2 never makes
 						return err
