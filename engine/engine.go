@@ -10,6 +10,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -70,7 +71,8 @@ type Spec struct {
 	// job: shard [Owners](parameters, Shards)[i] updates parameter i. 0 and 1 mean that every device updates
 	// every parameter.
 	Shards int
-	// DeviceShards is the shard of each device, from 0 to Shards-1. It is needed if Shards is more than 1.
+	// DeviceShards is the shard of each device, from 0 to Shards-1. It is needed if Shards is more than 1. An
+	// optimizer that combines gradients of several parameters cannot be sharded.
 	DeviceShards []int
 }
 
@@ -112,6 +114,9 @@ func Owners(parameters []Variable, n int) []int {
 	}
 	return owners
 }
+
+// ErrNotOwned is the error of Program.Read for a slot of a parameter that another shard owns.
+var ErrNotOwned = errors.New("another shard owns the variable")
 
 // SumFunc writes the sum of all replicas' src[i] to dst[i], which has the same dtype and shape and does not
 // overlap src[i]. Program.Gradients calls it for its replica with its context. Every replica makes the same
@@ -321,7 +326,7 @@ type Program interface {
 	Predict(ctx context.Context, replica int, inputs []*tensor.Tensor) ([]*tensor.Tensor, error)
 
 	// Read returns a copy of a variable's value on a replica: of a mirrored variable, that of its device.
-	// variable is an index into Variables. Reading a slot that another shard owns is an error.
+	// variable is an index into Variables. Reading a slot that another shard owns returns [ErrNotOwned].
 	Read(replica, variable int) (*tensor.Tensor, error)
 	// Write sets a variable's value on a replica, or on its device if it is mirrored. It copies the value. It
 	// returns an error if dtype or shape differ. Writing a slot that another shard owns has no effect.

@@ -50,6 +50,9 @@ type builder struct {
 	changed  []*model.Variable // by the gradients program, except trained ones and random state
 	hooks    map[string]any    // per-step updates that layers have registered
 	classes  []int             // by label; 0: not a class
+
+	ofUpdates   map[string]bool // paths of the variables that an update of all parameters uses
+	wholeUpdate []string        // its description, if updates are sharded
 }
 
 func newBuilder(m *Model, b *backend, spec engine.Spec) (*builder, error) {
@@ -89,7 +92,7 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 		}
 		gradients.buckets = append(gradients.buckets, results)
 	}
-	updates, parts, err := bl.updating(buckets)
+	updates, err := bl.updating(buckets)
 	if err != nil {
 		return nil, err
 	}
@@ -103,14 +106,17 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 	}
 
 	p := &program{
-		backend: bl.b, spec: bl.spec, lossType: bl.lossType, parameters: len(bl.trained), buckets: buckets, parts: parts,
-		gradients: gradients, updates: updates, evaluate: evaluate, predict: predict, classes: bl.classes,
+		backend: bl.b, spec: bl.spec, lossType: bl.lossType, parameters: len(bl.trained), buckets: buckets, updates: updates,
+		gradients: gradients, wholeUpdate: bl.wholeUpdate, evaluate: evaluate, predict: predict, classes: bl.classes,
 	}
 	for _, x := range bl.m.Metrics {
 		p.metrics = append(p.metrics, x.Name)
 	}
 	if p.variables, err = bl.variables(); err != nil {
 		return nil, err
+	}
+	for _, v := range p.variables {
+		p.ofUpdates = append(p.ofUpdates, bl.ofUpdates[v.Name])
 	}
 	index := map[string]int{}
 	for i, v := range p.variables {
@@ -128,7 +134,7 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 		return nil, err
 	}
 	// XLA compiles slowly: programs that every step needs are compiled now, the others on first use.
-	for _, x := range append([]*executable{gradients}, updates...) {
+	for _, x := range append([]*executable{gradients}, p.allUpdates()...) {
 		if err := ctx.Err(); err != nil {
 			return nil, fmt.Errorf("gomlx: compile: %w", context.Cause(ctx))
 		}
@@ -257,30 +263,95 @@ func (bl *builder) buckets(positions []int) []engine.Bucket {
 	return list
 }
 
-// updating builds the update programs: one per bucket if the optimizer computes the same new values from a part
-// of the gradients as from all of them, else one for all.
-func (bl *builder) updating(buckets []engine.Bucket) (updates []*executable, parts [][]int, err error) {
+// updates are the update programs of a shard.
+type updates struct {
+	parts    [][]int // the parameters of each program
+	programs []*executable
+}
+
+// updating builds the update programs of the local shards: one per bucket if the optimizer computes the same new
+// values from a part of the gradients as from all of them, else one for all.
+func (bl *builder) updating(buckets []engine.Bucket) (map[int]*updates, error) {
 	all := make([]int, len(bl.trained))
 	for i := range all {
 		all[i] = i
 	}
 	one, err := bl.updatesOf([][]int{all})
-	if err != nil || len(buckets) == 1 || len(bl.hooks) > 0 { // hooks may read any weight
-		return one, [][]int{all}, err
+	if err != nil {
+		return nil, err
 	}
-	for _, k := range buckets {
-		parts = append(parts, k.Parameters)
+	bl.ofUpdates = map[string]bool{}
+	for v := range bl.store.IterVariables() {
+		bl.ofUpdates[v.Path()] = v.InUseByGraph(one[0].g)
 	}
-	updates, err = bl.updatesOf(parts)
-	unused := one
-	if err != nil || !sameFormulas(one, updates) {
-		updates, parts, unused = one, [][]int{all}, updates
+	shards := max(1, bl.spec.Shards)
+	if shards == 1 && len(buckets) == 1 {
+		return map[int]*updates{0: {[][]int{all}, one}}, nil
 	}
-	for _, x := range unused {
+	sets, programs := map[int]*updates{}, []*executable{}
+	separable := len(bl.hooks) == 0 // hooks may read any weight
+	for k, parts := range bl.partsOf(buckets, shards) {
+		if !separable {
+			break
+		}
+		set := &updates{parts: parts}
+		if set.programs, err = bl.updatesOf(parts); err != nil {
+			separable, err = shards == 1, nil // with all gradients it works
+		}
+		sets[k], programs = set, append(programs, set.programs...)
+	}
+	if separable = separable && sameFormulas(one, programs); !separable && shards > 1 {
+		return nil, fmt.Errorf("gomlx: Spec.Shards is %d, but %T, or a layer that changes weights after each step, combines "+
+			"gradients of several parameters: want one shard", shards, bl.m.Optimizer)
+	}
+	if !separable {
+		bl.drop(programs)
+		return map[int]*updates{0: {[][]int{all}, one}}, nil
+	}
+	if shards > 1 { // workers compare their models, but not which shards they have
+		if err := one[0].finish(); err != nil {
+			return nil, err
+		}
+		bl.wholeUpdate = one[0].description
+	}
+	bl.drop(one)
+	for k, set := range sets {
+		if shards > 1 && !slices.Contains(bl.spec.DeviceShards, k) {
+			bl.drop(set.programs)
+			delete(sets, k)
+		}
+	}
+	return sets, nil
+}
+
+// partsOf lists, for each shard, the parameters of each bucket that it owns, without empty parts.
+func (bl *builder) partsOf(buckets []engine.Bucket, shards int) [][][]int {
+	parameters := make([]engine.Variable, len(bl.trained))
+	for i, v := range bl.trained {
+		d, _ := fromGoMLX(v.DType()) // variables reports an error
+		parameters[i] = engine.Variable{DType: d, Shape: v.Shape().Dimensions}
+	}
+	owners, list := engine.Owners(parameters, shards), make([][][]int, shards)
+	for _, b := range buckets {
+		of := make([][]int, shards)
+		for _, i := range b.Parameters {
+			of[owners[i]] = append(of[owners[i]], i)
+		}
+		for k, part := range of {
+			if len(part) > 0 {
+				list[k] = append(list[k], part)
+			}
+		}
+	}
+	return list
+}
+
+// drop removes programs that are not used.
+func (bl *builder) drop(programs []*executable) {
+	for _, x := range programs {
 		bl.graphs = slices.DeleteFunc(bl.graphs, func(y *executable) bool { return x == y })
 		x.close()
 	}
-	return updates, parts, nil
 }
 
 // updatesOf builds programs that compute new values of parameters and optimizer state from reduced gradients,
@@ -288,7 +359,6 @@ func (bl *builder) updating(buckets []engine.Bucket) (updates []*executable, par
 func (bl *builder) updatesOf(parts [][]int) (updates []*executable, err error) {
 	for k, part := range parts {
 		x := bl.newExecutable(fmt.Sprintf("update %d of %d", k+1, len(parts)))
-		x.updates = true
 		err := catch(fmt.Sprintf("build the update program with %T", bl.m.Optimizer), func() error {
 			g := x.g
 			model.SetStore(g, bl.store)
@@ -336,7 +406,7 @@ func (p *program) averagesNeedDevices() error {
 	if p.spec.LocalReplicas() == len(p.spec.Devices) || p.spec.Central != nil {
 		return nil
 	}
-	for _, x := range p.updates {
+	for _, x := range p.allUpdates() {
 		for _, v := range x.changed {
 			if p.variables[v].Role == engine.Average {
 				return fmt.Errorf("gomlx: variable %s is changed by the model function and by the update, so replicas cannot "+
@@ -544,19 +614,16 @@ func (bl *builder) variables() ([]variable, error) {
 	var list []variable
 	for v := range bl.store.IterVariables() {
 		path := v.Path()
-		if path == rngPath || !slices.ContainsFunc(bl.graphs, func(x *executable) bool { return v.InUseByGraph(x.g) }) {
+		used := bl.ofUpdates[path] ||
+			slices.ContainsFunc(bl.graphs, func(x *executable) bool { return v.InUseByGraph(x.g) })
+		if path == rngPath || !used {
 			continue
 		}
 		r, known := role[path]
 		if !known {
 			r = engine.Frozen
-			if path == lastStepPath {
-				r = engine.Slot // state of this training, not of the model
-			}
-			for _, x := range bl.graphs {
-				if slices.Contains(x.changes, path) || (x.updates && v.InUseByGraph(x.g)) {
-					r = engine.Slot
-				}
+			if path == lastStepPath || bl.ofUpdates[path] { // lastStepPath is state of this training, not of the model
+				r = engine.Slot
 			}
 		}
 		d, err := fromGoMLX(v.DType())
@@ -642,13 +709,11 @@ type argument struct {
 // executable is a graph with the meaning of its parameters and outputs. It is compiled once, on first use.
 // All replicas may run it concurrently.
 type executable struct {
-	name    string
-	g       *graph.Graph
-	args    []argument // by the graph's parameters
-	changes []string   // variables whose new values are the last outputs, in this order
-	changed []int      // the same, by index
-	updates bool       // an update program
-
+	name        string
+	g           *graph.Graph
+	args        []argument       // by the graph's parameters
+	changes     []string         // variables whose new values are the last outputs, in this order
+	changed     []int            // the same, by index
 	recorder    *stages.Recorder // nil for one replica
 	description []string         // of the operations, if they are recorded
 	positions   []int            // of the outputs in the order of recording, if they are recorded

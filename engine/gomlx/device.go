@@ -3,6 +3,7 @@ package gomlx
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/gomlx/compute"
@@ -18,6 +19,10 @@ type device struct {
 	index int // into Spec.Devices
 	num   compute.DeviceNum
 
+	updates *updates
+	absent  []bool // by variable: a slot of parameters that other shards own
+	foreign []int  // the parameters that other shards own
+
 	// turn is held while a program runs on the device, except while a replica waits for an all-reduce of the
 	// model. So several replicas compute in turn.
 	turn sync.Mutex
@@ -25,6 +30,8 @@ type device struct {
 	values   []compute.Buffer // by variable: the committed values
 	pending  []compute.Buffer // by variable: uncommitted values of the updates; nil if none
 	replaced []int            // the variables that the updates set
+	spare    []compute.Buffer // by parameter that another shard owns: memory for its next value; nil if none
+	own      []bool           // by parameter that another shard owns: the committed value can become a spare
 	old      []compute.Buffer // scratch, for oldValues
 	// oldValues takes the values that a step replaces.
 	oldValues *recycler
@@ -40,21 +47,35 @@ type device struct {
 	copied   []uint64 // by variable: the version of the central copy that values holds
 }
 
-func newDevice(p *program, index int, d engine.Device) (*device, error) {
+func newDevice(p *program, index int, d engine.Device, u *updates) (*device, error) {
 	n := len(p.variables)
 	x := &device{
-		p: p, index: index, values: make([]compute.Buffer, n), pending: make([]compute.Buffer, n),
+		p: p, index: index, updates: u, absent: make([]bool, n), values: make([]compute.Buffer, n), pending: make([]compute.Buffer, n),
 		lent: make([]*tensor.Tensor, p.parameters), dirty: make([]bool, p.parameters), behind: make([]bool, p.parameters),
 		versions: make([]uint64, n), copied: make([]uint64, n),
+		spare: make([]compute.Buffer, p.parameters), own: make([]bool, p.parameters),
 	}
 	var err error
 	if x.num, err = p.backend.deviceNum(d); err != nil {
 		return nil, err
 	}
-	seen := make([]bool, n)
-	for _, u := range p.updates {
-		for _, v := range u.changed {
-			seen[v] = true
+	seen, used := make([]bool, n), make([]bool, n)
+	for _, x := range u.programs {
+		for _, v := range x.changed {
+			seen[v], used[v] = true, true
+		}
+	}
+	for _, x := range append([]*executable{p.gradients, p.evaluate, p.predict}, u.programs...) {
+		for _, a := range x.args {
+			if a.kind == variableArg {
+				used[a.index] = true
+			}
+		}
+	}
+	for v := range n {
+		x.absent[v] = p.variables[v].Role == engine.Slot && p.ofUpdates[v] && !used[v]
+		if v < p.parameters && !seen[v] {
+			x.foreign = append(x.foreign, v)
 		}
 	}
 	var list []shapes.Shape
@@ -67,8 +88,9 @@ func newDevice(p *program, index int, d engine.Device) (*device, error) {
 	return x, err
 }
 
-// update runs an update program with the gradients of r.
-func (d *device) update(ctx context.Context, r *replica, x *executable, parameters []int, factor float64) error {
+// update runs the update program of a part with the gradients of r.
+func (d *device) update(ctx context.Context, r *replica, part int, factor float64) error {
+	x, parameters := d.updates.programs[part], d.updates.parts[part]
 	for _, i := range parameters {
 		if r.memory[i] == nil {
 			return fmt.Errorf("gomlx: update of %s on device %d: replica %d has no gradient: compute it by Gradients with "+
@@ -99,6 +121,9 @@ func (d *device) update(ctx context.Context, r *replica, x *executable, paramete
 // updated returns the memory of a parameter's new value.
 func (d *device) updated(i int) (*tensor.Tensor, error) {
 	v, b := d.p.variables[i], d.pending[i]
+	if slices.Contains(d.foreign, i) {
+		return d.foreignMemory(i)
+	}
 	if b == nil {
 		return nil, fmt.Errorf("gomlx: device %d has no new value of %s: call Update of its part first", d.index, v.Name)
 	}
@@ -119,6 +144,31 @@ func (d *device) updated(i int) (*tensor.Tensor, error) {
 	}
 	d.dirty[i] = true
 	return d.lent[i], nil
+}
+
+// foreignMemory returns the memory for the new value of a parameter that another shard owns.
+func (d *device) foreignMemory(i int) (*tensor.Tensor, error) {
+	v := d.p.variables[i]
+	if !d.p.backend.HasSharedBuffers() {
+		if _, err := d.value(i); err != nil { // before lent is overwritten
+			return nil, err
+		}
+		if d.lent[i] == nil {
+			d.lent[i] = tensor.New(v.DType, v.Shape...)
+		}
+		d.dirty[i] = true
+		return d.lent[i], nil
+	}
+	if d.pending[i] == nil {
+		if d.pending[i], d.spare[i] = d.spare[i], nil; d.pending[i] == nil {
+			c, err := newHostBuffer(d.p.backend, d.num, v.shape)
+			if err != nil {
+				return nil, err
+			}
+			d.pending[i] = c.buffer
+		}
+	}
+	return viewOf(d.pending[i], v.Variable, v.shape, d.num)
 }
 
 // value returns the committed value of a variable on the device.
@@ -150,6 +200,10 @@ func (d *device) upload(v int, t *tensor.Tensor) (compute.Buffer, error) {
 }
 
 func (d *device) read(v int) (*tensor.Tensor, error) {
+	if d.absent[v] {
+		return nil, fmt.Errorf("gomlx: read variable %s on device %d: %w", d.p.variables[v].Name, d.index,
+			engine.ErrNotOwned)
+	}
 	b, err := d.value(v)
 	if err != nil {
 		return nil, err
@@ -158,6 +212,9 @@ func (d *device) read(v int) (*tensor.Tensor, error) {
 }
 
 func (d *device) write(v int, value *tensor.Tensor) error {
+	if d.absent[v] {
+		return nil
+	}
 	b, err := d.upload(v, value)
 	if err != nil {
 		return err
@@ -172,7 +229,7 @@ func (d *device) set(v int, b compute.Buffer) {
 	d.values[v] = b
 	d.versions[v]++
 	if v < len(d.behind) {
-		d.behind[v] = false
+		d.behind[v], d.own[v] = false, false
 	}
 }
 
@@ -186,6 +243,17 @@ func (d *device) commit() {
 			d.values[v], d.pending[v] = nil, nil
 			d.set(v, next)
 		}
+	}
+	for _, i := range d.foreign {
+		next := d.pending[i]
+		if next == nil {
+			continue
+		}
+		if d.own[i] {
+			d.spare[i], d.values[i] = d.values[i], nil
+		}
+		d.set(i, next)
+		d.pending[i], d.own[i] = nil, true
 	}
 	for i, dirty := range d.dirty {
 		if dirty {
@@ -201,12 +269,17 @@ func (d *device) discard() {
 		release(d.pending[v])
 		d.pending[v] = nil
 	}
+	for _, i := range d.foreign {
+		if d.pending[i] != nil {
+			d.spare[i], d.pending[i] = d.pending[i], nil
+		}
+	}
 	clear(d.dirty)
 }
 
 func (d *device) close() {
 	d.discard()
-	for _, b := range d.values {
+	for _, b := range append(d.values, d.spare...) {
 		release(b)
 	}
 	d.oldValues.close()

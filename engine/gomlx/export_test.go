@@ -4,6 +4,7 @@ import (
 	"github.com/gomlx/compute"
 
 	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/tensor"
 )
 
 // Staged returns options for an engine that copies between host and device memory although it need not.
@@ -19,4 +20,54 @@ func ComputeBackend(e engine.Engine) compute.Backend { return e.(*backend).Backe
 var Versions = map[string]string{
 	"github.com/gomlx/gomlx": gomlxVersion, "github.com/gomlx/compute": computeVersion,
 	"github.com/gomlx/go-xla": goXLAVersion,
+}
+
+// LiveBytes returns the number of bytes of the parameters' copies that a program holds: old and new values, slots,
+// gradients; and of everything else, such as batches.
+func LiveBytes(p engine.Program) (values, pending, slots, gradients, others int) {
+	q := p.(*program)
+	bytes := func(list []compute.Buffer, keep func(v int) bool) (sum int) {
+		for v, b := range list {
+			if b == nil || !keep(v) {
+				continue
+			}
+			shape, err := b.Shape()
+			if err != nil {
+				panic(err)
+			}
+			sum += int(shape.ByteSize())
+		}
+		return sum
+	}
+	parameter := func(v int) bool { return v < q.parameters }
+	other := func(v int) bool { return v >= q.parameters }
+	for _, d := range q.devices {
+		values += bytes(d.values, parameter)
+		slots += bytes(d.values, other)
+		pending += bytes(d.pending, parameter) + bytes(d.spare, parameter)
+		others += bytes(d.pending, other)
+		for _, t := range d.lent {
+			if t != nil {
+				others += t.Memory().Bytes
+			}
+		}
+	}
+	for _, r := range q.replicas {
+		gradients += bytes(r.gradients, parameter)
+		all := func(int) bool { return true }
+		others += bytes(r.averages, all) + bytes(r.pendingAverages, all) + bytes([]compute.Buffer{r.losses}, all)
+		for _, list := range [][]*hostBuffer{r.inputs, r.labels, {r.weights, r.weightSum, r.rng, r.examples, r.lossScale}} {
+			for _, b := range list {
+				others += b.mem.Bytes
+			}
+		}
+		for _, list := range [][]*tensor.Tensor{r.staged, r.fetched} {
+			for _, t := range list {
+				if t != nil {
+					others += t.Memory().Bytes
+				}
+			}
+		}
+	}
+	return values, pending, slots, gradients, others
 }

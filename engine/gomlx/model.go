@@ -68,8 +68,16 @@ func (m *Model) validate(spec engine.Spec) error {
 		return errors.New("gomlx: Spec.Devices is empty: it lists the devices that compute")
 	case spec.BucketBytes < 0:
 		return fmt.Errorf("gomlx: Spec.BucketBytes is %d: want 1 or more, or 0 for the default", spec.BucketBytes)
-	case spec.Shards > 1:
-		return fmt.Errorf("gomlx: Spec.Shards is %d: sharded updates are not supported", spec.Shards)
+	case spec.Shards > 1 && spec.Central != nil:
+		return errors.New("gomlx: Spec.Shards and Spec.Central are both set: one device updates all central variables")
+	case spec.Shards > 1 && len(spec.DeviceShards) != len(spec.Devices):
+		return fmt.Errorf("gomlx: Spec.DeviceShards has %d elements: want the shard of each of the %d devices",
+			len(spec.DeviceShards), len(spec.Devices))
+	}
+	for i, k := range spec.DeviceShards {
+		if k < 0 || k >= max(1, spec.Shards) {
+			return fmt.Errorf("gomlx: Spec.DeviceShards[%d] is %d: want 0 to %d", i, k, max(1, spec.Shards)-1)
+		}
 	}
 	if err := placed(spec); err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/gomlx/compute/dtypes"
@@ -28,11 +29,12 @@ type program struct {
 	variables  []variable // parameters first
 	parameters int
 	buckets    []engine.Bucket
-	parts      [][]int // the parameters of each update
-	classes    []int   // by label; 0: not a class
+	classes    []int // by label; 0: not a class
 
 	gradients, evaluate, predict *executable
-	updates                      []*executable // by part
+	updates                      map[int]*updates // by local shard
+	ofUpdates                    []bool           // by variable: an update of all parameters uses it
+	wholeUpdate                  []string         // description of that update, if updates are sharded
 
 	devices      []*device
 	replicas     []*replica
@@ -62,7 +64,11 @@ func (p *program) open(initial []*tensor.Tensor, inputs, labels []shapes.Shape) 
 		p.oldGradients = append(p.oldGradients, old)
 	}
 	for i, d := range p.spec.Devices {
-		x, err := newDevice(p, i, d)
+		shard := 0
+		if p.spec.Shards > 1 {
+			shard = p.spec.DeviceShards[i]
+		}
+		x, err := newDevice(p, i, d, p.updates[shard])
 		if err != nil {
 			return err
 		}
@@ -104,17 +110,31 @@ func (p *program) mirrored(v int) bool {
 
 // programs lists all executables.
 func (p *program) programs() []*executable {
-	return append([]*executable{p.gradients, p.evaluate, p.predict}, p.updates...)
+	return append([]*executable{p.gradients, p.evaluate, p.predict}, p.allUpdates()...)
+}
+
+// allUpdates lists the update programs of all local shards.
+func (p *program) allUpdates() (list []*executable) {
+	for _, k := range slices.Sorted(maps.Keys(p.updates)) {
+		list = append(list, p.updates[k].programs...)
+	}
+	return list
 }
 
 // Describe implements [engine.Described].
 func (p *program) Describe() []string {
 	var list []string
-	for _, x := range p.programs() {
-		for _, line := range x.description {
-			list = append(list, x.name+": "+line)
+	add := func(name string, lines []string) {
+		for _, line := range lines {
+			list = append(list, name+": "+line)
 		}
 	}
+	for _, x := range p.programs() {
+		if p.wholeUpdate == nil || slices.Contains([]*executable{p.gradients, p.evaluate, p.predict}, x) {
+			add(x.name, x.description)
+		}
+	}
+	add("update", p.wholeUpdate)
 	return list
 }
 
@@ -139,7 +159,7 @@ func (p *program) Metrics() []string { return p.metrics }
 func (p *program) Buckets() []engine.Bucket { return p.buckets }
 
 // Parts implements [engine.Program].
-func (p *program) Parts(int) [][]int { return p.parts }
+func (p *program) Parts(device int) [][]int { return p.devices[device].updates.parts }
 
 // NewBatch implements [engine.Program].
 func (p *program) NewBatch(replica int) (engine.Batch, error) {
@@ -191,12 +211,12 @@ func (p *program) Update(ctx context.Context, device, replica, part int, factor 
 	case r.device != d:
 		return fmt.Errorf("gomlx: update device %d from the gradients of replica %d, which is on device %d: want a replica "+
 			"of the device", device, replica, r.device.index)
-	case part < 0 || part >= len(p.updates):
-		return fmt.Errorf("gomlx: no part %d: device %d has %d", part, device, len(p.updates))
+	case part < 0 || part >= len(d.updates.parts):
+		return fmt.Errorf("gomlx: no part %d: device %d has %d", part, device, len(d.updates.parts))
 	case p.central != nil && p.central != d:
 		return nil
 	}
-	return d.update(ctx, r, p.updates[part], p.parts[part], factor)
+	return d.update(ctx, r, part, factor)
 }
 
 // Updated implements [engine.Program].

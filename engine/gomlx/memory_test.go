@@ -1,0 +1,146 @@
+package gomlx_test
+
+import (
+	"runtime"
+	"testing"
+
+	"github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/ml/model"
+	"github.com/gomlx/gomlx/ml/train/optimizer"
+
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/enginetest"
+	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	"github.com/lockstep-ml/lockstep/engine/gomlx/layer"
+	"github.com/lockstep-ml/lockstep/internal/race"
+)
+
+// adamModel has layers of three sizes and an optimizer with two slots per parameter.
+func adamModel() *gomlx.Model {
+	m := cutModel(func(s *model.Scope, in []*graph.Node) []*graph.Node {
+		x := layer.DenseRelu(s.In("one"), in[0], 300)
+		return []*graph.Node{layer.Dense(s.In("three"), layer.DenseRelu(s.In("two"), x, 200), 10)}
+	})
+	m.Optimizer = optimizer.Adam().Done()
+	return m
+}
+
+// TestMemoryOfAStep checks what a program holds during a step: old values, new values, slots and gradients, each once
+// per device or replica, and no other copy of the parameters; with sharded updates, the slots of the shard only.
+func TestMemoryOfAStep(t *testing.T) {
+	const rows, width, replicas, small = 4, 100, 4, 64 << 10
+	eachEngine(t, replicas, func(t *testing.T, e engine.Engine) {
+		for _, test := range []struct {
+			name    string
+			devices []int // nil: one per replica
+			shards  int
+		}{{"a device per replica", nil, 0}, {"one device", []int{0, 0, 0, 0}, 0}, {"sharded", nil, replicas}} {
+			t.Run(test.name, func(t *testing.T) {
+				s := features(e, rows, width)
+				s.Devices, s.ReplicaDevices = e.Devices()[:replicas], test.devices
+				if test.devices != nil {
+					s.Devices = s.Devices[:1]
+				}
+				if s.Shards = test.shards; s.Shards > 0 {
+					s.DeviceShards = []int{0, 1, 2, 3}
+				}
+				p := compile(t, adamModel(), e, s)
+				model, largest, devices := 0, 0, len(s.Devices)
+				for _, v := range p.Parameters() {
+					model, largest = model+v.Bytes(), max(largest, v.Bytes())
+				}
+				check := func(when string, wantPending, wantGradients int) {
+					t.Helper()
+					values, pending, slots, gradients, others := gomlx.LiveBytes(p)
+					if values != devices*model || pending != wantPending || gradients != wantGradients || others > small {
+						t.Errorf("%s: %d bytes of values, %d of new ones, %d of gradients, %d others: want %d, %d, %d, and at most %d",
+							when, values, pending, gradients, others, devices*model, wantPending, wantGradients, small)
+					}
+					wantSlots := 2 * devices * model
+					if s.Shards > 0 {
+						wantSlots = 2 * model
+					}
+					if slots < wantSlots || slots > wantSlots+1000 { // and counters
+						t.Errorf("%s: %d bytes of slots, want %d and the counters'", when, slots, wantSlots)
+					}
+				}
+				check("at first", 0, 0)
+				for round := range 3 {
+					kept := 0 // memory for values of other shards is used again
+					if s.Shards > 0 && round > 1 {
+						kept = (devices - 1) * model
+					}
+					for r := range replicas {
+						if _, err := enginetest.Gradients(t.Context(), p, r, randomBatch(uint64(r), rows, width, 10), rows*replicas,
+							[3]uint64{}); err != nil {
+							t.Fatal(err)
+						}
+					}
+					check("after gradients", kept, replicas*model)
+					for d := range s.Devices {
+						if err := enginetest.Update(t.Context(), p, d, d); err != nil {
+							t.Fatal(err)
+						}
+						for i := range p.Parameters() {
+							if _, err := p.Updated(d, i); err != nil {
+								t.Fatal(err)
+							}
+						}
+					}
+					values, pending, _, gradients, _ := gomlx.LiveBytes(p)
+					if values != devices*model || pending != devices*model || gradients != replicas*model {
+						t.Errorf("after updates: %d bytes of values, %d of new ones, %d of gradients: want %d, %d, %d", values, pending,
+							gradients, devices*model, devices*model, replicas*model)
+					}
+					p.Commit()
+					if kept = 0; s.Shards > 0 && round > 0 {
+						kept = (devices - 1) * model
+					}
+					check("after the commit", kept, 0)
+				}
+			})
+		}
+	})
+}
+
+// TestStepsAllocateLittle checks that a step allocates a bounded number of objects, whatever the model's size.
+func TestStepsAllocateLittle(t *testing.T) {
+	if race.Enabled {
+		t.Skip("sync.Pool drops items at random under the race detector")
+	}
+	e := openEngine(t, "go", 1)
+	const rows, width = 8, 300
+	p := compile(t, adamModel(), e, features(e, rows, width))
+	b, err := p.NewBatch(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range b.Weights {
+		b.Weights[i] = 1
+	}
+	step := func() {
+		m := engine.Micro{Batch: b, WeightSum: rows, Last: true}
+		if _, err := p.Gradients(t.Context(), 0, m, nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Update(t.Context(), 0, 0, 0, 1); err != nil {
+			t.Fatal(err)
+		}
+		p.Commit()
+	}
+	for range 5 {
+		step()
+	}
+	const steps = 20
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range steps {
+		step()
+	}
+	runtime.ReadMemStats(&after)
+	objects, bytes := (after.Mallocs-before.Mallocs)/steps, (after.TotalAlloc-before.TotalAlloc)/steps
+	t.Logf("%d objects and %d bytes a step", objects, bytes)
+	if objects > 1000 || bytes > 64<<10 {
+		t.Errorf("%d objects and %d bytes a step", objects, bytes)
+	}
+}
