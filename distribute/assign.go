@@ -3,9 +3,11 @@ package distribute
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/distribute/internal/dense"
+	"github.com/lockstep-ml/lockstep/distribute/internal/undo"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -151,8 +153,8 @@ func (v *Variable) setAll(run *deadlock.Run, x Value, m mutation) error {
 			return err
 		}
 	}
-	for i, c := range v.components {
-		if err := v.store(run, m.op, i, m.apply(c.Load(), values[i]).OnDevice(v.devices[i].Index)); err != nil {
+	for i := range v.components {
+		if err := v.apply(run, i, values[i], m); err != nil {
 			return err
 		}
 	}
@@ -169,14 +171,26 @@ func (v *Variable) setOne(run *deadlock.Run, i int, x Value, m mutation) error {
 	if err != nil {
 		return err
 	}
-	return v.store(run, m.op, i, m.apply(v.components[i].Load(), value).OnDevice(v.devices[i].Index))
+	return v.apply(run, i, value, m)
+}
+
+// apply changes one component by a value that fits.
+func (v *Variable) apply(run *deadlock.Run, i int, x Value, m mutation) error {
+	old, err := v.load(m.op, i)
+	if err != nil {
+		return err
+	}
+	return v.store(run, m.op, i, m.apply(old, x).OnDevice(v.devices[i].Index))
 }
 
 // store sets a component, unless the Run that the writing code is part of has ended: its writes are committed or
 // rolled back, and the component may have a later Run's value.
 func (v *Variable) store(run *deadlock.Run, op string, i int, t *tensor.Tensor) error {
-	if !v.strategy.undo.Store(run, v.components[i], t) {
+	switch err := v.strategy.undo.Store(run, v.components[i], t); {
+	case errors.Is(err, undo.ErrEnded):
 		return endedRun(op, run)
+	case err != nil:
+		return errorf(op, nil, "writing %s: %w", v.ComponentName(i), err)
 	}
 	return nil
 }
@@ -220,7 +234,7 @@ func (v *Variable) fit(op string, x Value) (Value, error) {
 	switch {
 	case t.DType() != v.DType():
 		return nil, errorf(op, ErrInvalid, "variable %s has dtype %v, the value %v", v.Name(), v.DType(), t.DType())
-	case !t.SameShape(v.first()):
+	case !slices.Equal(t.Shape(), v.Shape()):
 		return nil, errorf(op, ErrInvalid, "cannot write variable %s: shape mismatch: the variable's shape is %s, the "+
 			"value's %s", v.Name(), tensor.FormatShape(v.Shape()), tensor.FormatShape(t.Shape()))
 	}

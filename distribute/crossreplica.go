@@ -12,10 +12,11 @@ import (
 // function fails while the function is still running, every later use of its context returns the Run's failure.
 type CrossReplica struct {
 	strategy *Strategy
-	device   Device        // device to read mirrored values on, if they have a component there
-	merge    bool          // of a merge function
-	run      *deadlock.Run // of the merge function; nil outside of all Runs
-	over     atomic.Bool   // the merge function has returned
+	device   Device          // device to read mirrored values on, if they have a component there
+	merge    bool            // of a merge function
+	run      *deadlock.Run   // of the merge function; nil outside of all Runs
+	over     atomic.Bool     // the merge function has returned
+	ctx      context.Context // for collective calls; nil: that of the Run, or none
 }
 
 // Strategy returns the strategy that the context belongs to.
@@ -30,7 +31,15 @@ func (s *Strategy) Cross(ctx context.Context) (*CrossReplica, error) {
 	if err := s.requireCross(ctx, "Cross"); err != nil {
 		return nil, err
 	}
-	return &CrossReplica{strategy: s, device: hostDevice(ctx), run: s.runOf(ctx)}, nil
+	return &CrossReplica{strategy: s, device: hostDevice(ctx), run: s.runOf(ctx), ctx: ctx}, nil
+}
+
+// context returns the context for collective calls.
+func (c *CrossReplica) context() context.Context {
+	if c.ctx == nil {
+		return context.Background()
+	}
+	return c.ctx
 }
 
 // valid returns an error if the context must not be used now.

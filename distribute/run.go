@@ -213,7 +213,9 @@ func (s *Strategy) countCalls(end bool) {
 // again. The goroutines of abandoned replicas are blocked in the user's code; they and their replicas' state
 // are replaced.
 func (s *Strategy) settle(ctx context.Context, run *deadlock.Run, abandoned []int, err error) error {
-	s.self.undo.End(run, err)
+	if e := s.self.undo.End(run, err); e != nil {
+		s.logger.Error("distribute: a variable could not be restored after a failed step", "error", e)
+	}
 	if err != nil || s.kind == defaultKind {
 		s.stopWorkers(abandoned)
 	}

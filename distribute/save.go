@@ -17,7 +17,7 @@ func (v *Variable) Saved(in *CrossReplica) (*tensor.Tensor, error) {
 	if err := errors.Join(v.checkOwner(op, in.strategy), in.valid(op)); err != nil {
 		return nil, err
 	}
-	return v.readCross(op, v.devices[0])
+	return v.readCross(in.context(), op, v.devices[0])
 }
 
 // Restore sets the variable to a value that [Variable.Saved] returned. Every component is set to x. For a

@@ -42,8 +42,8 @@ func (c *Component) Device() string {
 	return c.variable.strategy.deviceName(c.variable.devices[c.index])
 }
 
-// Read returns the component's value.
-func (c *Component) Read() *tensor.Tensor { return c.variable.components[c.index].Load() }
+// Read returns the component's value. It panics where [Variable.Values] does.
+func (c *Component) Read() *tensor.Tensor { return c.variable.mustLoad(c.index) }
 
 // Assign sets the component's value. After the update it is an error.
 func (c *Component) Assign(x Value) error { return c.write(x, assign) }
@@ -156,13 +156,19 @@ func (s *Strategy) update(
 	if err := errors.Join(s.requireCross(ctx, op), v.checkOwner(op, s)); err != nil {
 		return nil, err
 	}
-	before, u := v.Values(), &update{run: run}
+	before, u := make([]*tensor.Tensor, len(v.components)), &update{run: run}
+	for i := range before {
+		var err error
+		if before[i], err = v.load(op, i); err != nil {
+			return nil, err
+		}
+	}
 	done := false
 	defer func() { // also if f panics; the panic is passed on to the caller
 		u.over.Store(true)
 		for k, t := range before {
 			if !done {
-				_ = v.store(run, op, k, t.(*tensor.Tensor)) // an ended Run has been rolled back already
+				_ = v.store(run, op, k, t) // an ended Run has been rolled back already
 			}
 		}
 	}()

@@ -83,6 +83,8 @@ type Variable struct {
 	agg        Aggregation
 	trainable  bool
 	components []*undo.Cell // values by replica, or one for all
+	dtype      tensor.DType
+	shape      []int
 }
 
 // Name returns the variable's name, as TensorFlow writes it: "Variable:0".
@@ -134,18 +136,37 @@ func (v *Variable) Aggregation() Aggregation { return v.agg }
 func (v *Variable) Trainable() bool { return v.trainable }
 
 // DType returns the type of the elements.
-func (v *Variable) DType() tensor.DType { return v.first().DType() }
+func (v *Variable) DType() tensor.DType { return v.dtype }
 
 // Shape returns the shape; the caller must not change it.
-func (v *Variable) Shape() []int { return v.first().Shape() }
+func (v *Variable) Shape() []int { return v.shape }
 
-// Values returns the components' values, by replica, or the value of the one component that all replicas share.
+// Values returns the components' values, by replica, or the value of the one component that all replicas share. For a
+// variable of [Strategy.VariableIn] it panics if the storage fails; [Variable.Read] returns that error.
 func (v *Variable) Values() []Value {
 	out := make([]Value, len(v.components))
-	for i, c := range v.components {
-		out[i] = c.Load()
+	for i := range v.components {
+		out[i] = v.mustLoad(i)
 	}
 	return out
+}
+
+// load returns a component's value.
+func (v *Variable) load(op string, i int) (*tensor.Tensor, error) {
+	t, err := v.components[i].Load()
+	if err != nil {
+		return nil, errorf(op, nil, "reading %s: %w", v.ComponentName(i), err)
+	}
+	return t, nil
+}
+
+// mustLoad is load for methods without an error.
+func (v *Variable) mustLoad(i int) *tensor.Tensor {
+	t, err := v.load("Values", i)
+	if err != nil {
+		panic(err)
+	}
+	return t
 }
 
 // on returns the index of a replica's component.
@@ -162,8 +183,8 @@ func (v *Variable) ComponentName(replica int) string {
 // String prints the components as TensorFlow does.
 func (v *Variable) String() string {
 	lines := make([]string, len(v.components))
-	for i, c := range v.components {
-		t := c.Load()
+	for i := range v.components {
+		t := v.mustLoad(i)
 		lines[i] = fmt.Sprintf("<tf.Variable '%s' shape=%s dtype=%v, numpy=%s>", v.ComponentName(i),
 			tensor.FormatShape(t.Shape()), t.DType(), numpy(t))
 	}
@@ -190,7 +211,7 @@ func (v *Variable) destination(string) ([]Device, error) { return v.devices, nil
 
 func (v *Variable) perReplica() *PerReplica { return NewPerReplica(v.Values()...) }
 
-func (v *Variable) first() *tensor.Tensor { return v.components[0].Load() }
+func (v *Variable) first() *tensor.Tensor { return v.mustLoad(0) }
 
 func (v *Variable) keptEqual() bool { return v.sync == OnWrite }
 
@@ -204,12 +225,12 @@ func (v *Variable) Read(in Context) (*tensor.Tensor, error) {
 		if err := v.checkOwner(op, in.strategy); err != nil {
 			return nil, err
 		}
-		return v.components[v.on(in.local)].Load(), nil
+		return v.load(op, v.on(in.local))
 	case *CrossReplica:
 		if err := errors.Join(v.checkOwner(op, in.strategy), in.valid(op)); err != nil {
 			return nil, err
 		}
-		return v.readCross(op, in.device)
+		return v.readCross(in.context(), op, in.device)
 	}
 	return nil, errNoContext(op)
 }
@@ -220,14 +241,14 @@ func errNoContext(op string) error {
 
 // readCross returns the value in cross-replica context. A mirrored variable is read on the device at, if it has
 // a component there.
-func (v *Variable) readCross(op string, at Device) (*tensor.Tensor, error) {
+func (v *Variable) readCross(ctx context.Context, op string, at Device) (*tensor.Tensor, error) {
 	if v.Kind() != SyncOnReadVariable {
-		return v.components[max(slices.Index(v.devices, at), 0)].Load(), nil
+		return v.load(op, max(slices.Index(v.devices, at), 0))
 	}
 	reduce := Sum
 	switch v.agg {
 	case AggregateFirst:
-		return v.first(), nil
+		return v.load(op, 0)
 	case AggregateNone:
 		return nil, errorf(op, ErrInvalid, "could not convert from `VariableAggregation.NONE`: reading the sync-on-read "+
 			"variable %s in cross-replica context needs an aggregation", v.Name())
@@ -235,9 +256,16 @@ func (v *Variable) readCross(op string, at Device) (*tensor.Tensor, error) {
 		reduce = Mean
 	}
 	if v.strategy.size == 1 {
-		return v.first(), nil
+		return v.load(op, 0)
 	}
-	out, err := v.strategy.reduceLeaf(context.Background(), op, reduce, v.perReplica(), v.devices[:1], v.strategy.options)
+	values := make([]Value, len(v.components))
+	for i := range values {
+		var err error
+		if values[i], err = v.load(op, i); err != nil {
+			return nil, err
+		}
+	}
+	out, err := v.strategy.reduceLeaf(ctx, op, reduce, NewPerReplica(values...), v.devices[:1], v.strategy.options)
 	if err != nil {
 		return nil, err
 	}
@@ -257,7 +285,7 @@ func (v *Variable) checkOwner(op string, s *Strategy) error {
 // value itself.
 func componentOf(replica int, x Value) (Value, error) {
 	if src, ok := x.(*Variable); ok {
-		return src.components[src.on(replica)].Load(), nil
+		return src.load("Read", src.on(replica))
 	}
 	return SelectReplica(replica, x)
 }

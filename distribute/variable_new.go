@@ -3,10 +3,12 @@ package distribute
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 
 	"github.com/lockstep-ml/lockstep/distribute/internal/undo"
+	"github.com/lockstep-ml/lockstep/tensor"
 )
 
 // NewVariable makes a variable on every replica, in cross-replica context or outside of all strategies (TensorFlow's
@@ -73,19 +75,6 @@ func (s *Strategy) newVariable(ctx context.Context, cfg VariableConfig) (*Variab
 	if cfg.Name == "" {
 		cfg.Name = "Variable"
 	}
-	switch {
-	case cfg.Synchronization == SynchronizeNone && s.kind.mirrors():
-		return nil, errorf(op, ErrInvalid, "NONE variable synchronization mode is not supported by %v: please change the "+
-			"synchronization for variable: %s", s, cfg.Name)
-	case cfg.Synchronization > SynchronizeNone:
-		return nil, errorf(op, ErrInvalid, "invalid variable synchronization mode: %v for variable: %s", cfg.Synchronization,
-			cfg.Name)
-	case cfg.Aggregation > AggregateFirst:
-		return nil, errorf(op, ErrInvalid, "invalid variable aggregation mode: %v for variable: %s", cfg.Aggregation,
-			cfg.Name)
-	case cfg.NotTrainable && cfg.Trainable:
-		return nil, errorf(op, ErrInvalid, "variable %s has both Trainable and NotTrainable set", cfg.Name)
-	}
 	initial := cfg.Initial
 	if initial == nil && cfg.Init != nil {
 		var err error
@@ -97,15 +86,10 @@ func (s *Strategy) newVariable(ctx context.Context, cfg VariableConfig) (*Variab
 	if err != nil {
 		return nil, errorf(op, ErrInvalid, "initial value of %s: %w", cfg.Name, err)
 	}
-	if cfg.Aggregation == AggregateMean && !value.DType().IsFloat() && s.kind.mirrors() {
-		return nil, errorf(op, ErrInvalid, "creating distributed variable %s with aggregation=MEAN and a non-floating "+
-			"dtype is not supported, please use a different aggregation or dtype than %v", cfg.Name, value.DType())
+	if err := s.checkVariable(op, cfg, value.DType()); err != nil {
+		return nil, err
 	}
-	v := &Variable{strategy: s, name: cfg.Name, sync: cfg.Synchronization, agg: cfg.Aggregation, devices: s.params}
-	if v.sync == Auto && s.kind.mirrors() {
-		v.sync = OnWrite
-	}
-	v.trainable = !cfg.NotTrainable && (cfg.Synchronization != OnRead || cfg.Trainable)
+	v := s.unvalued(cfg)
 	if f := frameOf(ctx); f != nil && f.colocate != nil {
 		v.devices = *f.colocate
 	}
@@ -115,11 +99,77 @@ func (s *Strategy) newVariable(ctx context.Context, cfg VariableConfig) (*Variab
 			return nil, errorf(op, nil, "%w", err)
 		}
 	}
+	v.dtype, v.shape = value.DType(), slices.Clone(value.Shape())
 	for _, d := range v.devices {
 		v.components = append(v.components, undo.NewCell(value.Clone().OnDevice(d.Index)))
 	}
 	return v, nil
 }
+
+// checkVariable returns an error if a variable cannot have the configuration.
+func (s *Strategy) checkVariable(op string, cfg VariableConfig, dtype tensor.DType) error {
+	switch {
+	case cfg.Synchronization == SynchronizeNone && s.kind.mirrors():
+		return errorf(op, ErrInvalid, "NONE variable synchronization mode is not supported by %v: please change the "+
+			"synchronization for variable: %s", s, cfg.Name)
+	case cfg.Synchronization > SynchronizeNone:
+		return errorf(op, ErrInvalid, "invalid variable synchronization mode: %v for variable: %s", cfg.Synchronization,
+			cfg.Name)
+	case cfg.Aggregation > AggregateFirst:
+		return errorf(op, ErrInvalid, "invalid variable aggregation mode: %v for variable: %s", cfg.Aggregation, cfg.Name)
+	case cfg.NotTrainable && cfg.Trainable:
+		return errorf(op, ErrInvalid, "variable %s has both Trainable and NotTrainable set", cfg.Name)
+	case cfg.Aggregation == AggregateMean && !dtype.IsFloat() && s.kind.mirrors():
+		return errorf(op, ErrInvalid, "creating distributed variable %s with aggregation=MEAN and a non-floating "+
+			"dtype is not supported, please use a different aggregation or dtype than %v", cfg.Name, dtype)
+	}
+	return nil
+}
+
+// unvalued returns a variable without components.
+func (s *Strategy) unvalued(cfg VariableConfig) *Variable {
+	v := &Variable{strategy: s, name: cfg.Name, sync: cfg.Synchronization, agg: cfg.Aggregation, devices: s.params}
+	if v.sync == Auto && s.kind.mirrors() {
+		v.sync = OnWrite
+	}
+	v.trainable = !cfg.NotTrainable && (cfg.Synchronization != OnRead || cfg.Trainable)
+	return v
+}
+
+// Storage holds the components of a variable outside of this package, such as in the memory of a compute engine.
+// component is the index of a local replica, or 0 if all replicas share one component. Several goroutines may call
+// the methods at the same time.
+type Storage interface {
+	// Load returns a copy of a component's value.
+	Load(component int) (*tensor.Tensor, error)
+	// Store sets a component's value, of the same dtype and shape, by copying it.
+	Store(component int, value *tensor.Tensor) error
+}
+
+// VariableIn returns a variable with the given dtype and shape whose components are in storage. It behaves as one of
+// [Strategy.NewVariable], but keeps its values: cfg.Initial and cfg.Init are ignored, and workers exchange nothing. A
+// failed Run restores the storage. If it fails, methods return its error; those without an error result panic.
+func (s *Strategy) VariableIn(storage Storage, dtype tensor.DType, shape []int, cfg VariableConfig) (*Variable, error) {
+	const op = "VariableIn"
+	if err := s.checkVariable(op, cfg, dtype); err != nil {
+		return nil, err
+	}
+	v := s.unvalued(cfg)
+	v.dtype, v.shape = dtype, slices.Clone(shape)
+	for i := range v.devices {
+		v.components = append(v.components, undo.NewCellIn(componentIn{storage, i}))
+	}
+	return v, nil
+}
+
+// componentIn is one component in a storage.
+type componentIn struct {
+	storage   Storage
+	component int
+}
+
+func (c componentIn) Load() (*tensor.Tensor, error)    { return c.storage.Load(c.component) }
+func (c componentIn) Store(value *tensor.Tensor) error { return c.storage.Store(c.component, value) }
 
 // baseName strips a number at the end: foo_1 is foo.
 func baseName(name string) string {

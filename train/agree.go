@@ -13,7 +13,6 @@ import (
 
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/distribute"
-	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/internal/ranges"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -293,30 +292,6 @@ func (t *Trainer) describeDifference(wrong, right string, a, b stepState) string
 type assigned struct {
 	hash     uint64 // of all names and values, in call order
 	variable int    // the last one; -1: none
-}
-
-// assign sets a variable on every replica. It skips a mirrored variable that already has the value, which is
-// then so on all workers.
-func (t *Trainer) assign(variable int, value *tensor.Tensor) error {
-	v := t.variables[variable]
-	changes := true
-	if t.others() && v.Role != engine.Average {
-		old, err := t.program.Read(0, variable)
-		if err != nil {
-			return fmt.Errorf("%s: %w", v.Name, err)
-		}
-		changes = !old.Equal(value)
-	}
-	for replica := range t.parts {
-		if err := t.program.Write(replica, variable, value); err != nil {
-			return fmt.Errorf("%s on replica %d: %w", v.Name, replica, err)
-		}
-	}
-	if changes {
-		name := xxh3.HashStringSeed(v.Name, t.assigned.hash)
-		t.assigned = assigned{xxh3.HashSeed(value.Memory().HostBytes(), name), variable}
-	}
-	return nil
 }
 
 // content holds the hashes of the parts of a global batch.

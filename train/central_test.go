@@ -113,6 +113,25 @@ func TestCentralStorage(t *testing.T) {
 					}
 				}
 			}
+			kind := distribute.AggregatingVariable
+			if replicas == 1 {
+				kind = distribute.PlainVariable
+			}
+			in, err := central.Strategy().Cross(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, v := range central.Variables() {
+				d := central.Variable(v.Name)
+				read, err := d.Read(in)
+				want := snapshots[1].Variables[i].Value
+				if v.Role == engine.Average {
+					want = want.Rows(0, 1).Reshape(v.Shape...)
+				}
+				if err != nil || d.Kind() != kind || !want.Equal(read) {
+					t.Errorf("%v: %s, a %v, reads %v, %v", test, v.Name, d.Kind(), read, err)
+				}
+			}
 			if test.bytes == 0 {
 				continue
 			}

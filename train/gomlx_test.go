@@ -12,6 +12,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/data/digits"
+	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/models"
@@ -90,6 +91,49 @@ func loadDigits(t testing.TB) *data.Set {
 		t.Fatal(err)
 	}
 	return set
+}
+
+// TestVariableOfAModel checks that a model's weights and optimizer slots can be read and written as variables of the
+// strategy on both engines.
+func TestVariableOfAModel(t *testing.T) {
+	eachEngine(t, func(t *testing.T, engineName string) {
+		trainer := newTrainer(t, engineName, 2, 30, 1, optimizer.Adam().Done(), forgetful)
+		if _, err := trainer.Fit(t.Context(), loadDigits(t).Train.Take(60).Batch(30), train.FitConfig{}); err != nil {
+			t.Fatal(err)
+		}
+		in, err := trainer.Strategy().Cross(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range trainer.Variables() {
+			d := trainer.Variable(v.Name)
+			old, err := d.Read(in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if (d.Kind() == distribute.SyncOnReadVariable) != (v.Role == engine.Average) {
+				t.Errorf("%s, a %v, is a %v", v.Name, v.Role, d.Kind())
+			}
+			if !v.DType.IsFloat() {
+				continue
+			}
+			if err := d.AssignAdd(in, old); err != nil {
+				t.Fatal(err)
+			}
+			for replica, value := range d.Values() {
+				twice := value.(*tensor.Tensor).Float64s()
+				for i, x := range old.Float64s() {
+					if v.Role != engine.Average && twice[i] != 2*x {
+						t.Errorf("%s on replica %d: element %d is %v, want %v", v.Name, replica, i, twice[i], 2*x)
+						break
+					}
+				}
+			}
+		}
+		if err := trainer.CheckMirrored(); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // TestReplicasAgree trains 30 steps of 100 examples, the last of them partial, on 1, 2 and 3 replicas: the same sums in

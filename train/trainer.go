@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/lockstep-ml/lockstep/distribute"
@@ -32,10 +33,13 @@ type Trainer struct {
 
 	metrics   []string
 	variables []engine.Variable
-	committed int64               // steps whose values are visible
-	passes    int64               // calls of Gradients since the last of them
-	fitting   atomic.Pointer[fit] // the Fit in progress, or nil
-	resume    *fitState           // where the next Fit resumes; nil: at its beginning
+	// distributed are the strategy's variables for those of the program, in the same order. access serializes them.
+	distributed []*distribute.Variable
+	access      sync.Mutex
+	committed   int64               // steps whose values are visible
+	passes      int64               // calls of Gradients since the last of them
+	fitting     atomic.Pointer[fit] // the Fit in progress, or nil
+	resume      *fitState           // where the next Fit resumes; nil: at its beginning
 
 	assigned assigned    // values that variables were set to
 	initial  uint64      // with several workers: hash prefix of this worker's own initial values
@@ -109,6 +113,11 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 	t.program, t.metrics, t.variables = program, program.Metrics(), program.Variables()
 	if cfg.ClipNorm > 0 && slices.Contains(t.metrics, normMetric) {
 		err := fmt.Errorf("train: the model has a metric %q, which Config.ClipNorm adds: rename it", normMetric)
+		t.failOthers(ctx, err)
+		return nil, errors.Join(err, program.Close())
+	}
+	if err := t.makeVariables(); err != nil {
+		err = fmt.Errorf("train: %w", err)
 		t.failOthers(ctx, err)
 		return nil, errors.Join(err, program.Close())
 	}

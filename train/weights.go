@@ -40,37 +40,6 @@ func (t *Trainer) Weights(ctx context.Context) ([]Weight, error) {
 	return out, nil
 }
 
-// weight returns one value of a variable for all replicas.
-func (t *Trainer) weight(ctx context.Context, variable int) (*tensor.Tensor, error) {
-	if v := t.variables[variable]; v.Role == engine.Average && v.DType.IsFloat() && !t.central {
-		return t.readMean(ctx, variable)
-	}
-	return t.program.Read(0, variable) // an average of another type is a counter, with the same value on every replica
-}
-
-func (t *Trainer) readMean(ctx context.Context, variable int) (*tensor.Tensor, error) {
-	values := make([]distribute.Value, len(t.parts))
-	for replica := range values {
-		value, err := t.program.Read(replica, variable)
-		if err != nil {
-			return nil, fmt.Errorf("on replica %d: %w", replica, err)
-		}
-		values[replica] = value
-	}
-	if t.strategy.NumReplicasInSync() == 1 {
-		return values[0].(*tensor.Tensor), nil
-	}
-	mean, err := t.strategy.Reduce(ctx, distribute.Mean, distribute.NewPerReplica(values...), distribute.ReduceOptions{})
-	if err != nil {
-		return nil, err
-	}
-	out, ok := mean.(*tensor.Tensor)
-	if !ok {
-		return nil, fmt.Errorf("its mean is a %T, want a tensor", mean)
-	}
-	return out, nil
-}
-
 // SetWeights sets variables on every replica to the given values, in the form that [Trainer.Weights] returns.
 // weights must contain every variable exactly once, except the optimizer's slots, which keep their values.
 // The values are copied. On error nothing has changed, unless the engine itself failed. With several workers,

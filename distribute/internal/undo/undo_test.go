@@ -7,7 +7,13 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-func value(c *Cell) int32 { return tensor.Data[int32](c.Load())[0] }
+func value(c *Cell) int32 {
+	t, err := c.Load()
+	if err != nil {
+		panic(err)
+	}
+	return tensor.Data[int32](t)[0]
+}
 
 // A failed Run restores its own writes; those of the Run around it stay until that one ends.
 func TestNestedRuns(t *testing.T) {
@@ -61,7 +67,7 @@ func TestAbandonedRun(t *testing.T) {
 	l.Store("next", cell, tensor.Scalar(int32(5)))
 	l.End("inner", failure)
 	for _, run := range []string{"outer", "inner"} {
-		if l.Store(run, cell, tensor.Scalar(int32(7))) {
+		if err := l.Store(run, cell, tensor.Scalar(int32(7))); !errors.Is(err, ErrEnded) {
 			t.Errorf("the %s Run wrote after its end", run)
 		}
 	}
