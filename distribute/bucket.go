@@ -70,10 +70,10 @@ func (r *Replica) startReduction(ctx context.Context, h *Handle, x *reduction) e
 	return nil
 }
 
-// StartReduceToOwners starts to combine the replicas' buckets as [Replica.StartAllReduce] does, except that each tensor's
-// result is stored at the replica that owns it only: in ZeRO-1 this replica updates the parameter. Dst[i] is not used on
-// other replicas and may be nil. It transfers about half as much as an all-reduce, and the bits are the same. Scalars are
-// combined on all replicas, by a separate call.
+// StartReduceToOwners starts to combine the replicas' buckets as [Replica.StartAllReduce] does, except that each
+// tensor's result is stored only at the replica that owns it: in ZeRO-1 this replica updates the parameter. Dst[i] is
+// not used on other replicas and may be nil. It transfers about half as much as an all-reduce, and the bits are the
+// same. Scalars are combined on all replicas, by a separate call.
 //
 // Custom [CrossDeviceOps] have no such operation: it returns an error.
 func (r *Replica) StartReduceToOwners(ctx context.Context, op ReduceOp, b Bucket, opts ...Options) (*Handle, error) {

@@ -109,7 +109,9 @@ func TestOwnersGetTheSameBits(t *testing.T) {
 // tensors.
 func TestOwnerErrors(t *testing.T) {
 	s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
-	for name, owners := range map[string][]int{"none": nil, "too many": {0, 1, 0}, "unknown": {0, 2}, "negative": {0, -1}} {
+	for name, owners := range map[string][]int{
+		"none": nil, "too many": {0, 1, 0}, "unknown": {0, 2}, "negative": {0, -1},
+	} {
 		err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
 			b := onesBucket(0, 2, 3)
 			b.Owners = owners
@@ -138,7 +140,8 @@ func TestOwnerErrors(t *testing.T) {
 		}
 		return h.Wait(ctx)
 	})
-	if !errors.Is(err, distribute.ErrMismatch) || !containsAll(err.Error(), "kernel [4] of rank 0", "kernel [4] of rank 1") {
+	if !errors.Is(err, distribute.ErrMismatch) ||
+		!containsAll(err.Error(), "kernel [4] of rank 0", "kernel [4] of rank 1") {
 		t.Errorf("other owners: got %v, want a mismatch that names the tensors and the owners", err)
 	}
 	s = mirrored(t, 2, func(cfg *distribute.MirroredConfig) {

@@ -348,7 +348,8 @@ func (t *Trainer) update(ctx context.Context, r *distribute.Replica, k int) erro
 
 // sum implements the all-reduces inside a model, which run during the gradients program.
 func (t *Trainer) sum(ctx context.Context, replica int, dst, src []*tensor.Tensor, names []string) error {
-	return t.parts[replica].replica.AllReduceInto(ctx, distribute.Sum, dst, src, names)
+	return t.parts[replica].replica.AllReduceInto(ctx, distribute.Sum, dst, src, names,
+		distribute.Options{Concurrent: true}) // it does not wait for the buckets whose reduction has started
 }
 
 // reduceScalars all-reduces the loss and metrics of an evaluation, together with the values that the workers
