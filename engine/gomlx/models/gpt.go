@@ -14,8 +14,8 @@ import (
 
 // GPT is a decoder-only transformer for sequences of integers, of shape (rows, positions). Each block applies
 // causal attention and a perceptron with GELU, both after a layer normalisation and beside a residual
-// connection. Positions are learned. The weights of the head are not those of the embedding; it has no bias. The output is the logits, of
-// shape (rows, positions, vocabulary); labels of shape (rows, positions) suit the loss
+// connection. Positions are learned. The weights of the head are not those of the embedding; it has no bias. The
+// output is the logits, of shape (rows, positions, vocabulary); labels of shape (rows, positions) suit the loss
 // gomlx.SparseCategoricalCrossEntropyLogits, whose value for a sequence is the mean over its positions.
 //
 // Initial values are GPT-2's: a normal distribution of standard deviation 0.02 for weights and tables, divided
