@@ -28,8 +28,10 @@ import (
 type benchTrainFlags struct {
 	model, engine, plugin, format string
 	replicas, globalBatch         int
+	rounds, steps                 int
 	alone                         bool
 	compress                      codecFlag
+	gptFlags
 	workerFlags
 }
 
@@ -50,12 +52,16 @@ func newBenchTrain() *cobra.Command {
 	var o benchTrainFlags
 	cmd := &cobra.Command{
 		Use:   "train",
-		Short: "Measure training steps in images per second",
+		Short: "Measure training steps in images or sequences per second",
 		Long: fmt.Sprintf(`Train measures whole training steps (SGD) on random images of MNIST's shape that
 are already in memory: %d steps to warm up, then the median of %d rounds of %d
 steps:
 
   lockstep model=mlp replicas=2 global_batch=128 images/s=12345
+
+The model gpt is a transformer that predicts the tokens of random sequences. On
+the line its sequences count as images, and tokens/s follows. --format table
+shows the parts of a step: input, computation, communication and update.
 
 With --alone it also measures the computation of a step alone: blocks of %d
 steps of replicas that never synchronize. They alternate with blocks of training
@@ -68,7 +74,8 @@ at most one per replica, each on its own cores. Under lockstep run it measures
 the workers of that job.`, benchSteps, benchRounds, benchSteps, benchSteps),
 		Example: `  lockstep bench train --model mlp --replicas 2 --global-batch 512
   lockstep bench train --model mlp --replicas 2 --workers 2 --format table
-  lockstep bench train --model cnn --replicas 1 --global-batch 64 --engine xla`,
+  lockstep bench train --model cnn --replicas 1 --global-batch 64 --engine xla
+  lockstep bench train --model gpt --global-batch 32 --layers 6 --width 192 --heads 6`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !cmd.Flags().Changed("replicas") {
@@ -93,23 +100,26 @@ the workers of that job.`, benchSteps, benchRounds, benchSteps, benchSteps),
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringVar(&o.model, "model", "mlp", "model: "+names(modelsByName))
+	f.StringVar(&o.model, "model", "mlp", "model: "+names(benchModels))
 	f.IntVar(&o.replicas, "replicas", 0, "number of replicas, of all workers together (default one per core)")
 	f.IntVar(&o.globalBatch, "global-batch", 128, "examples per step, over all replicas")
 	f.StringVar(&o.engine, "engine", "go", "compute engine: "+oneOf(gomlx.Names))
 	f.StringVar(&o.plugin, "xla-plugin", "", "PJRT plugin `file` for --engine xla (default $"+gomlx.PluginEnv+")")
 	o.compress.add(f)
 	f.BoolVar(&o.alone, "alone", false, "also measure how much longer a step takes than its computation alone")
+	f.IntVar(&o.rounds, "rounds", benchRounds, "rounds to measure, after one to warm up")
+	f.IntVar(&o.steps, "steps", benchSteps, "steps of a round")
 	f.StringVar(&o.format, "format", "plain", "plain (one line, for other programs) or table")
-	o.add(f)
-	groupFlags(cmd, flagGroup{"Flags of several workers", o.set})
+	o.gptFlags.add(f)
+	o.workerFlags.add(f)
+	groupFlags(cmd, flagGroup{"Flags of --model gpt", o.gptSet}, flagGroup{"Flags of several workers", o.set})
 	return cmd
 }
 
 // checkMemory returns an error if the batch needs more memory than is available.
 func (o *benchTrainFlags) checkMemory() error {
 	left, ok := memlimit.Available()
-	if need := o.globalBatch * exampleBytes[o.model]; ok && int64(need) > left {
+	if need := o.globalBatch * o.workload().exampleBytes; ok && int64(need) > left {
 		return usagef("--global-batch %d: its examples need at least %s of memory, and %s are available: "+
 			"want a smaller batch", o.globalBatch, formatBytes(need), formatBytes(int(left)))
 	}
@@ -118,8 +128,8 @@ func (o *benchTrainFlags) checkMemory() error {
 
 func (o *benchTrainFlags) check() error {
 	switch {
-	case modelsByName[o.model] == nil:
-		return usagef("--model %s: want %s", o.model, oneOf(sorted(modelsByName)))
+	case !benchModels[o.model]:
+		return usagef("--model %s: want %s", o.model, oneOf(sorted(benchModels)))
 	case o.replicas < 1 || o.replicas > replicasMax:
 		return usagef("--replicas %d: want 1 to %d", o.replicas, replicasMax)
 	case o.workers < 0 || o.workers > bench.ProcessesMax || o.set.Changed("workers") && o.workers == 0:
@@ -130,8 +140,15 @@ func (o *benchTrainFlags) check() error {
 		return usagef("--engine %s: want %s", o.engine, oneOf(gomlx.Names))
 	case o.engine != "xla" && o.plugin != "":
 		return usagef("--xla-plugin is for --engine xla, not %s", o.engine)
+	case o.rounds < 1:
+		return usagef("--rounds %d: want at least 1", o.rounds)
+	case o.steps < 1 || o.alone && o.steps < 2:
+		return usagef("--steps %d: want at least 1, and at least 2 with --alone", o.steps)
 	case o.format != "plain" && o.format != "table":
 		return usagef("--format %s: want plain or table", o.format)
+	}
+	if err := o.gptFlags.check(o.model); err != nil {
+		return err
 	}
 	return o.workerFlags.check()
 }
@@ -140,12 +157,10 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 	tuneGC()
 	in := catchInterrupts(ctx)
 	defer in.close()
-	const classes = 10
-	m := newClassifier(o.model, benchShape, classes, optimizers["sgd"].make(benchLearningRate))
-	m.Metrics = nil
+	w, phases := o.workload(), &phaseClock{}
 	cfg := sessionConfig{
 		engine: o.engine, plugin: o.plugin, replicas: o.replicas, logicalCPUs: o.replicas,
-		globalBatch: o.globalBatch, seed: 1, compress: o.compress.Codec,
+		globalBatch: o.globalBatch, seed: 1, compress: o.compress.Codec, progress: phases.at,
 	}
 	if job.Workers > 1 {
 		if cfg, err = o.share(cfg, job); err != nil {
@@ -164,29 +179,33 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 				count(int(steps.Load()), "step"))
 		})()
 	}
-	if err := s.compile(in, m, benchShape); err != nil {
+	if err := s.compile(in, w.model, w.inputs, w.labels); err != nil {
 		return err
 	}
-	images := randomImages(o.globalBatch, classes)
-	rounds := benchRounds
+	batch := w.batch()
+	rounds := o.rounds
 	var a *alone
 	var measureAlone train.Callback
 	if o.alone {
-		if a, err = newAlone(in, s, m, images); err != nil {
+		if a, err = newAlone(in, s, w, batch, o.steps); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, a.close()) }()
-		rounds, measureAlone = aloneRounds, a.callback()
+		if measureAlone = a.callback(); rounds == benchRounds {
+			rounds = aloneRounds
+		}
 	}
 	var rates []float64
 	var start time.Time
-	history, err := s.trainer.Fit(ctx, data.FromTensors(images).Batch(o.globalBatch), train.FitConfig{
-		Epochs: 1 + rounds, StepsPerEpoch: benchSteps,
+	history, err := s.trainer.Fit(ctx, data.FromTensors(batch).Batch(o.globalBatch), train.FitConfig{
+		Epochs: 1 + rounds, StepsPerEpoch: o.steps,
 		Callbacks: []train.Callback{in.callback(), {
 			OnEpochBegin: func(context.Context, train.EpochBegin) error { start = time.Now(); return nil },
 			OnStepEnd:    func(context.Context, train.Step) error { steps.Add(1); return nil },
 			OnEpochEnd: func(_ context.Context, e train.Epoch) error {
-				if e.Epoch > 0 {
+				if e.Epoch == 0 {
+					phases.reset()
+				} else {
 					rates = append(rates, float64(e.Examples)/time.Since(start).Seconds())
 				}
 				return nil
@@ -199,6 +218,12 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 	case history.Stopped:
 		return errInterrupted
 	}
+	parts := phases.perStep(rounds * o.steps)
+	if o.format == "table" && o.compress.Codec == (compress.Codec{}) && s.strategy.NumReplicasInSync() > 1 {
+		if parts.communication, err = communicationAlone(in, s, benchSteps); err != nil {
+			return err
+		}
+	}
 	if !s.chief() {
 		return nil
 	}
@@ -206,8 +231,11 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 	rate := rates[len(rates)/2]
 	if o.format == "plain" {
 		more := ""
+		if w.tokens > 0 {
+			more = fmt.Sprintf(" tokens/s=%.0f", rate*float64(w.tokens))
+		}
 		if o.compress.Codec != (compress.Codec{}) {
-			more = " compress=" + o.compress.String()
+			more += " compress=" + o.compress.String()
 		}
 		if o.alone {
 			more += a.overhead().plain()
@@ -222,12 +250,18 @@ global batch  %d
 engine        %s
 compression   %v
 machine       %s, %s/%s, %s
-images/s      %.0f (%.0f to %.0f)
+%-13s %.0f (%.0f to %.0f)
 all-reduce    %.1f %% of a step
 wait          %.1f %% of a step, for other replicas%s
 `, o.model, s.strategy, o.globalBatch, s.engine.Description(), o.compress, count(runtime.GOMAXPROCS(0), "core"),
-		runtime.GOOS, runtime.GOARCH, vectors(), rate, rates[0], rates[len(rates)-1],
+		runtime.GOOS, runtime.GOARCH, vectors(), w.unit+"/s", rate, rates[0], rates[len(rates)-1],
 		100*history.Speed.ReduceShare, 100*history.Speed.WaitShare, s.ofThisWorker())
+	if err == nil && w.tokens > 0 {
+		_, err = fmt.Fprintf(out, "tokens/s      %.0f\n", rate*float64(w.tokens))
+	}
+	if err == nil {
+		err = parts.table(out)
+	}
 	if err == nil && o.alone {
 		err = a.overhead().table(out)
 	}

@@ -26,6 +26,7 @@ type alone struct {
 	programs  []engine.Program // one per replica, because a commit is for all replicas of a program
 	batch     engine.Batch
 	weightSum float64
+	perBlock  int // steps
 	blocks    []block
 
 	start     time.Time // of the steps being measured
@@ -38,16 +39,15 @@ type block struct{ step, alone taken }
 // taken is an elapsed time, and the processor time of this process.
 type taken struct{ clock, processor time.Duration }
 
-// newAlone compiles m again, for the devices of the session and a replica's share of the batch.
-func newAlone(ctx context.Context, s *session, m engine.Model, batch data.Batch) (*alone, error) {
+// newAlone compiles the model again, for the devices of the session and a replica's share of the batch.
+func newAlone(ctx context.Context, s *session, w benchWorkload, batch data.Batch, steps int) (*alone, error) {
 	n := s.strategy.NumReplicasInSync()
 	rows := (s.cfg.globalBatch + n - 1) / n
-	spec := engine.Spec{Rows: rows, Seed: s.cfg.seed, Replicas: n}
-	spec.Inputs, spec.Labels = classifierFeatures(benchShape)
-	a := &alone{weightSum: float64(s.cfg.globalBatch)}
+	spec := engine.Spec{Rows: rows, Seed: s.cfg.seed, Replicas: n, Inputs: w.inputs, Labels: w.labels}
+	a := &alone{weightSum: float64(s.cfg.globalBatch), perBlock: steps}
 	for _, d := range s.strategy.EngineDevices() {
 		spec.Devices = []engine.Device{d}
-		program, err := m.Compile(ctx, s.engine, spec)
+		program, err := w.model.Compile(ctx, s.engine, spec)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("the computation alone: %w", err), a.close())
 		}
@@ -127,7 +127,7 @@ func (a *alone) callback() train.Callback {
 		},
 		OnEpochEnd: func(ctx context.Context, e train.Epoch) error {
 			n := e.Steps - 1
-			if e.Steps < benchSteps {
+			if e.Steps < a.perBlock {
 				return nil // interrupted
 			}
 			b := block{step: a.end(n)}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"maps"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -17,9 +18,11 @@ func flagValues() map[string]map[string][]string {
 		"strategy": {"mirrored", multiWorker, "one-device"}, "implementation": {"auto", "ring", "nccl", "mpi"},
 		"schedule": {"cosine", "constant"}, "progress": progressModes,
 	}
+	benchTraining := maps.Clone(training)
+	benchTraining["model"] = sorted(benchModels)
 	return map[string]map[string][]string{
 		"lockstep train":       training,
-		"lockstep bench train": training,
+		"lockstep bench train": benchTraining,
 		"lockstep run": {
 			"rdzv-backend": {"tcp", "file", "etcd"}, "tee": {"both", "stdout", "stderr", "none"},
 			"cpu-affinity": {"auto", "on", "off"}, "nproc-per-node": {"auto", "cpu", "gpu"},

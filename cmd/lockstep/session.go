@@ -40,6 +40,7 @@ type sessionConfig struct {
 	compress        compress.Codec
 	clipNorm        float64
 	clipValue       float64
+	progress        func(step int64, phase train.Phase) // nil: none
 }
 
 // openSession opens the engine and, if there is a job, joins the other workers.
@@ -64,11 +65,11 @@ func openSession(ctx context.Context, cfg sessionConfig) (s *session, err error)
 	return s, err
 }
 
-// compile creates the strategy, and compiles the model for it and for images of the shape.
-func (s *session) compile(ctx context.Context, m engine.Model, shape []int) (err error) {
+// compile creates the strategy, and compiles the model for it and for rows of these features.
+func (s *session) compile(ctx context.Context, m engine.Model, inputs, labels []engine.Feature) (err error) {
 	cfg := train.Config{
 		GlobalBatch: s.cfg.globalBatch, Seed: s.cfg.seed, BucketBytes: s.cfg.bucketBytes, Compress: s.cfg.compress,
-		ClipNorm: s.cfg.clipNorm, ClipValue: s.cfg.clipValue,
+		ClipNorm: s.cfg.clipNorm, ClipValue: s.cfg.clipValue, Progress: s.cfg.progress,
 	}
 	switch {
 	case s.worker != nil:
@@ -76,7 +77,13 @@ func (s *session) compile(ctx context.Context, m engine.Model, shape []int) (err
 			Engine: s.engine, Devices: s.devices, Worker: s.worker,
 			Options: distribute.Options{Timeout: s.cfg.workers.collectiveTimeout, Implementation: s.cfg.workers.reducer()},
 		})
-		cfg.Progress = s.worker.Progress
+		report := s.worker.Progress
+		cfg.Progress = func(step int64, phase train.Phase) {
+			report(step, phase)
+			if s.cfg.progress != nil {
+				s.cfg.progress(step, phase)
+			}
+		}
 	case s.cfg.oneDevice:
 		one := distribute.OneDeviceConfig{Engine: s.engine}
 		if len(s.devices) > 0 {
@@ -92,7 +99,7 @@ func (s *session) compile(ctx context.Context, m engine.Model, shape []int) (err
 	if s.cfg.batchPerReplica > 0 {
 		cfg.GlobalBatch = s.cfg.batchPerReplica * s.strategy.NumReplicasInSync()
 	}
-	cfg.Inputs, cfg.Labels = classifierFeatures(shape)
+	cfg.Inputs, cfg.Labels = inputs, labels
 	s.trainer, err = train.New(ctx, s.strategy, m, cfg)
 	return err
 }

@@ -135,7 +135,8 @@ func (r *trainRun) open() (err error) {
 	}
 	m := newClassifier(r.flags.model, r.set.Shape, r.set.Classes, optimizers[r.flags.optimizer].make(r.flags.learningRate))
 	stop := r.reassure("compiling the model")
-	err = r.compile(r.in, m, r.set.Shape)
+	inputs, labels := classifierFeatures(r.set.Shape)
+	err = r.compile(r.in, m, inputs, labels)
 	stop()
 	if err != nil {
 		return err

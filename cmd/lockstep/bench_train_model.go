@@ -1,0 +1,106 @@
+package main
+
+import (
+	"math/rand/v2"
+	"strconv"
+
+	"github.com/spf13/pflag"
+
+	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	"github.com/lockstep-ml/lockstep/engine/gomlx/models"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// benchModels are the models of lockstep bench train: those for images, and a GPT for sequences of bytes.
+var benchModels = func() map[string]bool {
+	all := map[string]bool{"gpt": true}
+	for name := range modelsByName {
+		all[name] = true
+	}
+	return all
+}()
+
+// gptFlags are the sizes of the model gpt.
+type gptFlags struct {
+	layers, width, heads, positions, vocabulary int
+	gptSet                                      *pflag.FlagSet
+}
+
+func (g *gptFlags) add(f *pflag.FlagSet) {
+	g.gptSet = pflag.NewFlagSet("", pflag.ContinueOnError)
+	g.gptSet.SortFlags = false
+	g.gptSet.IntVar(&g.layers, "layers", 4, "number of blocks")
+	g.gptSet.IntVar(&g.width, "width", 128, "width of the model, a multiple of --heads")
+	g.gptSet.IntVar(&g.heads, "heads", 4, "attention heads of a block")
+	g.gptSet.IntVar(&g.positions, "positions", 64, "tokens of a sequence")
+	g.gptSet.IntVar(&g.vocabulary, "vocabulary", 256, "number of different tokens")
+	f.AddFlagSet(g.gptSet)
+}
+
+func (g *gptFlags) check(model string) error {
+	var err error
+	g.gptSet.VisitAll(func(f *pflag.Flag) {
+		n, bad := strconv.Atoi(f.Value.String())
+		switch {
+		case err != nil:
+		case f.Changed && model != "gpt":
+			err = usagef("--%s is for --model gpt, not %s", f.Name, model)
+		case bad != nil || n < 1:
+			err = usagef("--%s %s: want at least 1", f.Name, f.Value)
+		}
+	})
+	if err == nil && g.width%g.heads != 0 {
+		err = usagef("--width %d: want a multiple of --heads %d", g.width, g.heads)
+	}
+	return err
+}
+
+// benchWorkload is what lockstep bench train trains.
+type benchWorkload struct {
+	model          *gomlx.Model
+	inputs, labels []engine.Feature
+	batch          func() data.Batch
+	exampleBytes   int    // the least memory that an example needs in a step: the values of each layer
+	unit           string // of the rate
+	tokens         int    // of an example; 0: it has none
+}
+
+func (o *benchTrainFlags) workload() benchWorkload {
+	sgd := optimizers["sgd"].make(benchLearningRate)
+	if o.model != "gpt" {
+		const classes = 10
+		w := benchWorkload{
+			model: newClassifier(o.model, benchShape, classes, sgd), exampleBytes: exampleBytes[o.model], unit: "images",
+			batch: func() data.Batch { return randomImages(o.globalBatch, classes) },
+		}
+		w.inputs, w.labels = classifierFeatures(benchShape)
+		w.model.Metrics = nil
+		return w
+	}
+	sequence := []engine.Feature{{DType: tensor.Int32, Shape: []int{o.positions}}}
+	gpt := models.GPT{Vocabulary: o.vocabulary, Width: o.width, Heads: o.heads, Blocks: o.layers}
+	return benchWorkload{
+		model: &gomlx.Model{
+			Forward: gpt.Forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: sgd,
+		},
+		inputs: sequence, labels: sequence, unit: "sequences", tokens: o.positions,
+		// Values that the backward pass reads: in a block about 16 vectors and the attention's weights; the logits.
+		exampleBytes: 4 * o.positions * (o.layers*(16*o.width+o.heads*o.positions) + o.vocabulary),
+		batch:        func() data.Batch { return randomSequences(o.globalBatch, o.positions, o.vocabulary) },
+	}
+}
+
+// randomSequences returns n sequences of random tokens, with random labels.
+func randomSequences(n, positions, vocabulary int) data.Batch {
+	r := rand.New(rand.NewPCG(1, 2))
+	draw := func() []*tensor.Tensor {
+		t := tensor.New(tensor.Int32, n, positions)
+		for i, tokens := 0, tensor.Data[int32](t); i < len(tokens); i++ {
+			tokens[i] = r.Int32N(int32(vocabulary))
+		}
+		return []*tensor.Tensor{t}
+	}
+	return data.Batch{Inputs: draw(), Labels: draw()}
+}
