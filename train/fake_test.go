@@ -36,6 +36,7 @@ type fakeModel struct {
 	start float64                               // added to the initial values
 	shift float64                               // times the average: added to the predictions in inference
 	fail  func(phase string, replica int) error // may panic; nil: nothing fails
+	ready func(r *fakeReplica, bucket int)      // called when a bucket was handed over; nil: nothing
 }
 
 // The fake's variables, as a program must list them: by role, then by name.
@@ -87,6 +88,7 @@ func newFakeValues() (out fakeValues) {
 type fakeReplica struct {
 	now, next fakeValues
 	gradients []*tensor.Tensor // by parameter
+	own       float64          // the first element of the weights' gradient before it is reduced
 	shift     float64          // of the predictions
 }
 
@@ -186,9 +188,13 @@ func (p *fakeProgram) Gradients(_ context.Context, replica int, m engine.Micro, 
 		weights[1] += d * x[1]
 		r.next[4][0] += w * x[0]
 	})
+	r.own = weights[0]
 	if m.Last && ready != nil {
 		for k := range p.buckets {
 			ready(k)
+			if p.model.ready != nil {
+				p.model.ready(r, k)
+			}
 		}
 	}
 	return engine.Scalars{Loss: loss, Metrics: []float64{near}}, nil

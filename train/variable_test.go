@@ -54,7 +54,8 @@ func TestVariables(t *testing.T) {
 	if got := fmt.Sprint(p.replicas[0].now[1], p.replicas[1].now[1]); err != nil || got != "[4 7] [4 7]" {
 		t.Errorf("weights %s after Update: %v", got, err)
 	}
-	if text := weights.String(); !strings.Contains(text, "MirroredVariable:{") || !strings.Contains(text, "weights/replica_1:0") {
+	if text := weights.String(); !strings.Contains(text, "MirroredVariable:{") ||
+		!strings.Contains(text, "weights/replica_1:0") {
 		t.Errorf("printed as %s", text)
 	}
 	// In a step, each replica reads and writes its own value of a sync-on-read variable; writes to a mirrored one are
@@ -80,7 +81,8 @@ func TestVariables(t *testing.T) {
 	if err := step(cause); !errors.Is(err, cause) {
 		t.Fatal(err)
 	}
-	if got := fmt.Sprint(p.snapshot()); !strings.HasPrefix(got, "[[[0] [4 7] [0] [0 0] [0]] [[0] [4 7] [0] [0 0] [0]]]") {
+	if got := fmt.Sprint(p.snapshot()); !strings.HasPrefix(got,
+		"[[[0] [4 7] [0] [0 0] [0]] [[0] [4 7] [0] [0 0] [0]]]") {
 		t.Errorf("after a failed Run: %s", got)
 	}
 	if err := step(nil); err != nil {
@@ -89,7 +91,8 @@ func TestVariables(t *testing.T) {
 	if got, err := seen.Read(in); err != nil || got.Float64s()[0] != 10.5 {
 		t.Errorf("the mean is %v, %v", got, err)
 	}
-	if got := fmt.Sprint(p.snapshot()); !strings.HasPrefix(got, "[[[0] [1 5] [0] [0 0] [10]] [[0] [1 5] [0] [0 0] [11]]]") {
+	if got := fmt.Sprint(p.snapshot()); !strings.HasPrefix(got,
+		"[[[0] [1 5] [0] [0 0] [10]] [[0] [1 5] [0] [0 0] [11]]]") {
 		t.Errorf("after a Run: %s", got)
 	}
 	if err := trainer.SetVariable("weights", tensor.Of([]float64{0, 0})); err != nil {
@@ -129,7 +132,8 @@ func TestVariableErrors(t *testing.T) {
 	if err := seen.Assign(in, tensor.Of([]float64{1, 2})); err == nil || !strings.Contains(err.Error(), "shape mismatch") {
 		t.Errorf("another shape: %v", err)
 	}
-	if err := seen.Assign(in, tensor.Scalar(float32(1))); err == nil || !strings.Contains(err.Error(), "has dtype float64") {
+	if err := seen.Assign(in, tensor.Scalar(float32(1))); err == nil ||
+		!strings.Contains(err.Error(), "has dtype float64") {
 		t.Errorf("another type: %v", err)
 	}
 	broken = true
