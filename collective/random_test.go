@@ -181,12 +181,12 @@ func (r *programRank) call(i int) error {
 		}
 		if c.Kind == startCall {
 			var err error
-			if s.handle, err = r.Start(r.ctx, sum(s.src, s.dst)); err == nil {
+			if s.handle, err = r.Start(r.ctx, r.sum(s.src, s.dst)); err == nil {
 				r.started = append(r.started, s)
 			}
 			return err
 		}
-		return s.check(r.Do(r.ctx, sum(s.src, s.dst)), float32(r.Rank()+i))
+		return s.check(r.Do(r.ctx, r.sum(s.src, s.dst)), float32(r.Rank()+i))
 	case broadcastCall:
 		s := startedSum{dst: filled(c.Count, float32(r.Rank()*100+i)), want: float32(c.Root*100 + i)}
 		x := tensor.HostMemory(s.dst)
@@ -204,6 +204,18 @@ func (r *programRank) call(i int) error {
 		r.Abort(err) // those of other parts would wait for this rank
 	}
 	return errors.Join(err, part.Close())
+}
+
+// sum returns a call whose memories are often lists.
+func (r *programRank) sum(src, dst []float32) *collective.Call {
+	call := sum(src, dst)
+	if r.random.IntN(2) == 0 {
+		at := r.random.IntN(len(src) + 1)
+		call.SrcList = []tensor.Memory{tensor.HostMemory(src[:at]), tensor.HostMemory(src[at:])}
+		at = r.random.IntN(len(dst) + 1)
+		call.DstList = []tensor.Memory{tensor.HostMemory(dst[:at]), tensor.HostMemory(dst[at:])}
+	}
+	return call
 }
 
 // await awaits all started calls.

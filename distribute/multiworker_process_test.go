@@ -12,10 +12,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport/mixed"
 	"github.com/lockstep-ml/lockstep/transport/shm"
 	"github.com/lockstep-ml/lockstep/transport/tcp"
@@ -44,6 +46,7 @@ func workerJob(text string) (string, error) {
 	if _, err := fmt.Sscanf(text, "%d of %s by %s", &worker, &layout, &by); err != nil {
 		return "", err
 	}
+	by, dies := strings.CutSuffix(by, deathSuffix)
 	var ranks []int
 	var tasks []string
 	size := 0
@@ -82,12 +85,87 @@ func workerJob(text string) (string, error) {
 	if err != nil {
 		return "", errors.Join(err, group.Close())
 	}
+	if dies {
+		result, err := dyingProgram(context.Background(), s, worker)
+		return result, errors.Join(err, s.Close())
+	}
 	result, err := jobProgram(context.Background(), s)
 	if err == nil {
 		fmt.Println(strconv.Quote(result))
 		io.Copy(io.Discard, os.Stdin) // until all workers are done
 	}
 	return "closed", errors.Join(err, s.Close())
+}
+
+// deathSuffix of the transport makes a worker run dyingProgram.
+const deathSuffix = "+death"
+
+// dyingProgram runs steps with several buckets in flight, in one of which worker 1 kills itself. On other workers it
+// returns how that step failed.
+func dyingProgram(ctx context.Context, s *distribute.Strategy, worker int) (string, error) {
+	const lastStep = 3
+	var buckets []distribute.Bucket
+	for range 3 {
+		buckets = append(buckets, onesBucket(1, 100_000, 7))
+	}
+	run := func(step int) error {
+		_, err := distribute.RunTyped(ctx, s,
+			func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
+				if err := sumConcurrently(ctx, r); err != nil {
+					return struct{}{}, err
+				}
+				for k, b := range buckets {
+					if _, err := r.StartAllReduce(ctx, distribute.Sum, b); err != nil {
+						return struct{}{}, err
+					}
+					if worker == 1 && step == lastStep && k == 1 {
+						p, err := os.FindProcess(os.Getpid())
+						if err != nil {
+							return struct{}{}, err
+						}
+						return struct{}{}, errors.Join(p.Kill(), errors.New("alive after Kill"))
+					}
+				}
+				return struct{}{}, nil // the Run awaits the buckets
+			}, nil)
+		return err
+	}
+	for step := range lastStep {
+		if err := run(step); err != nil {
+			return "", err
+		}
+	}
+	err := run(lastStep)
+	var before []*tensor.Tensor
+	for _, b := range buckets {
+		before = append(before, b.Dst[0].Clone())
+	}
+	time.Sleep(20 * time.Millisecond)
+	for k, b := range buckets {
+		if !b.Dst[0].Equal(before[k]) {
+			return "", fmt.Errorf("bucket %d changed after the Run", k)
+		}
+	}
+	if !errors.Is(err, distribute.ErrPeerLost) {
+		return "", fmt.Errorf("after the death of worker 1: got %w, want ErrPeerLost", err)
+	}
+	return "lost", nil
+}
+
+// TestWorkerDiesWithBucketsInFlight: a worker process that dies while buckets are in flight fails the step on the other
+// worker, whose memory does not change any more.
+func TestWorkerDiesWithBucketsInFlight(t *testing.T) {
+	for _, by := range []string{"shm", "tcp"} {
+		t.Run(by, func(t *testing.T) {
+			if by == "shm" && shm.HostID() == "" {
+				t.Skip("processes cannot share memory on this system")
+			}
+			talks, _ := launchWorkers(t, "1,1", by+deathSuffix)
+			if got := nextLine(t, bufio.NewReader(talks[0])); got != "lost" {
+				t.Errorf("worker 0: %s", got)
+			}
+		})
+	}
 }
 
 func shortNames(n int) []string {
@@ -120,14 +198,12 @@ func TestWorkerProcesses(t *testing.T) {
 	}
 }
 
-// startWorkers runs a process for each worker and returns their output.
-func startWorkers(t *testing.T, layout, by string) (results []string) {
+// launchWorkers runs a process for each worker, and returns how to talk to them and how to end their input.
+func launchWorkers(t *testing.T, layout, by string) (talks []io.ReadWriter, ends []func() error) {
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	var talks []io.ReadWriter
-	var ends []func() error
 	for w := range strings.Split(layout, ",") {
 		cmd := exec.Command(exe)
 		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d of %s by %s", workerEnv, w, layout, by))
@@ -153,6 +229,12 @@ func startWorkers(t *testing.T, layout, by string) (results []string) {
 	if err := mixed.Collect(talks); err != nil {
 		t.Fatal(err)
 	}
+	return talks, ends
+}
+
+// startWorkers runs a process for each worker and returns their output.
+func startWorkers(t *testing.T, layout, by string) (results []string) {
+	talks, ends := launchWorkers(t, layout, by)
 	lines := make([]*bufio.Reader, len(talks))
 	for w, talk := range talks {
 		lines[w] = bufio.NewReader(talk)

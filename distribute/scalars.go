@@ -34,7 +34,7 @@ const digitsPerScalar = 4
 // digitBytesMax bounds the bytes that the digits of all replicas take: more than that takes longer than a second call.
 const digitBytesMax = 4096
 
-// newScalarSum returns the sum of n numbers of each rank, reduced with these tensors. call is not 0 if they have owners.
+// newScalarSum returns the sum of n numbers of each rank, reduced with these tensors. If they have owners, call is set.
 func newScalarSum(
 	n int, comm collective.Communicator, op ReduceOp, call collective.Op, tensors []packing.Tensor,
 ) *scalarSum {

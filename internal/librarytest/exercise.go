@@ -185,6 +185,13 @@ func encode(d tensor.DType, values []int, by int) []byte {
 	return out
 }
 
+// halves returns a memory as a list of two.
+func halves(m tensor.Memory, d tensor.DType) []tensor.Memory {
+	b := m.HostBytes()
+	n := len(b) / d.Bytes() / 2 * d.Bytes()
+	return []tensor.Memory{tensor.HostMemory(b[:n]), tensor.HostMemory(b[n:])}
+}
+
 // carryOut makes the call on all local ranks: each by Do, each by Start, or one caller for all of them.
 func (e *example) carryOut(ctx context.Context, g collective.Group, manner int) error {
 	locals := g.Local()
@@ -201,6 +208,10 @@ func (e *example) carryOut(ctx context.Context, g collective.Group, manner int) 
 		calls[i] = collective.Call{
 			Op: e.op, Reduce: e.reduce, Type: e.dtype, Root: e.root, Counts: e.counts, Src: tensor.HostMemory(src),
 			Dst: tensor.HostMemory(dsts[i]), Manifest: name,
+		}
+		if call := &calls[i]; (e.total+r)%3 == 0 {
+			call.SrcList, call.DstList = halves(call.Src, e.dtype), halves(call.Dst, e.dtype)
+			call.Src, call.Dst = tensor.Memory{}, tensor.Memory{}
 		}
 	}
 	var err error
