@@ -214,6 +214,17 @@ type Inspector interface {
 	Classes() []int
 }
 
+// WholeStep is a [Program] that can compute gradients and update in one program, if the job has one replica.
+type WholeStep interface {
+	Program
+	// Whole reports whether Step is supported. The result never changes.
+	Whole() bool
+	// Step is Gradients of a step's only micro-batch, and Update of every part with factor 1. finite reports
+	// whether all gradients are finite; they have no memory. The results are those of Gradients and Update, but
+	// may be rounded differently. m.Add and m.LossScale must not be set. Commit or Discard must follow.
+	Step(ctx context.Context, m Micro) (s Scalars, finite bool, err error)
+}
+
 // Role is the purpose of a variable. It determines how its values on the replicas relate.
 type Role uint8
 

@@ -71,6 +71,7 @@ func Run(t *testing.T, c Config) {
 		{"updated memory", testUpdatedMemory},
 		{"several replicas of a device", testSharedDevice},
 		{"shards", testShards},
+		{"a whole step", testWholeStep},
 		{"random state", testRandom},
 		{"moving averages", testAverages},
 		{"averages alone", testAveragesAlone},
@@ -1048,6 +1049,61 @@ func testShards(t *testing.T, c Config) {
 			p.Close()
 			t.Errorf("compiled for %s", name)
 		}
+	}
+}
+
+// testWholeStep checks that a step in one program is that of two, but for rounding.
+func testWholeStep(t *testing.T, c Config) {
+	p, ok := compile(t, c, c.Averaging(), 1, 4).(engine.WholeStep)
+	if !ok || !p.Whole() {
+		t.Skip("the program has no whole step")
+	}
+	q := compile(t, c, c.Averaging(), 1, 4)
+	micro := engine.Micro{Batch: batch(30, 4), WeightSum: 4, RNG: [3]uint64{1, 2, 3}, Last: true}
+	for round := range 4 {
+		micro.Batch = batch(uint64(30+round), 4)
+		start := read(t, p, 0)
+		s, finite, err := p.Step(t.Context(), micro)
+		if err != nil || !finite {
+			t.Fatalf("finite gradients: %v; %v", finite, err)
+		}
+		sameBits(t, "variables before the commit", read(t, p, 0), start)
+		if round == 1 {
+			p.Discard()
+			sameBits(t, "variables after a discard", read(t, p, 0), start)
+			continue
+		}
+		p.Commit()
+		g := gradients(t, q, 0, micro.Batch, 4)
+		update(t, q, 0, 1)
+		q.Commit()
+		if math.Abs(s.Loss-g.Loss) > 1e-5 || !slices.Equal(s.Metrics, g.Metrics) {
+			t.Errorf("loss %v and metrics %v, of two programs %v and %v", s.Loss, s.Metrics, g.Loss, g.Metrics)
+		}
+		want := read(t, q, 0)
+		for i, x := range read(t, p, 0) {
+			if d := distance(x, want[i]); d > 1e-5 {
+				t.Errorf("%s differs by %g from that of two programs", p.Variables()[i].Name, d)
+			}
+		}
+	}
+	start := read(t, p, 0)
+	tensor.Data[float32](micro.Inputs[0])[0] = float32(math.Inf(1))
+	if _, finite, err := p.Step(t.Context(), micro); err != nil || finite {
+		t.Errorf("gradients of an infinite input: finite: %v; %v", finite, err)
+	}
+	p.Discard()
+	sameBits(t, "variables after a step that was not finite", read(t, p, 0), start)
+	micro.Add = true
+	if _, _, err := p.Step(t.Context(), micro); err == nil {
+		t.Error("a whole step that adds: no error")
+	}
+	micro.Add, micro.LossScale = false, 2
+	if _, _, err := p.Step(t.Context(), micro); err == nil {
+		t.Error("a whole step with a loss scale: no error")
+	}
+	if two := compile(t, c, c.Averaging(), 2, 4).(engine.WholeStep); two.Whole() {
+		t.Error("a whole step for two replicas")
 	}
 }
 

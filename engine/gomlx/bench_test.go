@@ -53,6 +53,59 @@ func BenchmarkStep(b *testing.B) {
 	}
 }
 
+// BenchmarkWholeStep compares a step in one program with one in two programs, in turns.
+func BenchmarkWholeStep(b *testing.B) {
+	for _, name := range gomlx.Names {
+		for _, m := range cutModels[:2] {
+			for _, rows := range []int{64, 256} {
+				b.Run(fmt.Sprintf("%s/%s/rows=%d", name, m.name, rows), func(b *testing.B) {
+					if name == "xla" && os.Getenv(gomlx.PluginEnv) == "" {
+						b.Skip("no XLA: $" + gomlx.PluginEnv + " is not set")
+					}
+					e, err := gomlx.Open(name, gomlx.Options{Devices: 1})
+					if err != nil {
+						b.Skip(err)
+					}
+					defer e.Close()
+					p, err := cutModel(m.forward).Compile(context.Background(), e, features(e, rows, m.shape...))
+					if err != nil {
+						b.Fatal(err)
+					}
+					defer p.Close()
+					x := randomBatch(1, rows, tensor.New(tensor.Float32, m.shape...).Len(), 10)
+					x.Inputs[0] = x.Inputs[0].Reshape(append([]int{rows}, m.shape...)...)
+					if !p.(engine.WholeStep).Whole() {
+						b.Skip("two programs are always used")
+					}
+					micro := engine.Micro{Batch: x, WeightSum: float64(rows), Last: true}
+					var one, two []float64
+					for i := 0; b.Loop(); i++ {
+						start := time.Now()
+						if _, _, err := p.(engine.WholeStep).Step(context.Background(), micro); err != nil {
+							b.Fatal(err)
+						}
+						p.Commit()
+						middle := time.Now()
+						if _, err := p.Gradients(context.Background(), 0, micro, nil); err != nil {
+							b.Fatal(err)
+						}
+						if err := p.Update(context.Background(), 0, 0, 0, 1); err != nil {
+							b.Fatal(err)
+						}
+						p.Commit()
+						one = append(one, float64(middle.Sub(start).Microseconds()))
+						two = append(two, float64(time.Since(middle).Microseconds()))
+					}
+					slices.Sort(one)
+					slices.Sort(two)
+					b.ReportMetric(one[len(one)/2], "µs-one")
+					b.ReportMetric(two[len(two)/2], "µs-two")
+				})
+			}
+		}
+	}
+}
+
 // BenchmarkCuts measures what cutting the gradients program into buckets costs: programs of different cuts run in
 // turns. It reports the median time of the uncut program, and for each cut the median of the ratio to it.
 func BenchmarkCuts(b *testing.B) {

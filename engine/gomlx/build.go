@@ -104,10 +104,16 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 	if err != nil {
 		return nil, err
 	}
+	var step *executable
+	if bl.replicas() == 1 && bl.spec.Shards <= 1 && bl.b.whole {
+		if step, err = bl.wholeStep(); err != nil {
+			return nil, err
+		}
+	}
 
 	p := &program{
 		backend: bl.b, spec: bl.spec, lossType: bl.lossType, parameters: len(bl.trained), buckets: buckets, updates: updates,
-		gradients: gradients, wholeUpdate: bl.wholeUpdate, evaluate: evaluate, predict: predict, classes: bl.classes,
+		gradients: gradients, step: step, wholeUpdate: bl.wholeUpdate, evaluate: evaluate, predict: predict, classes: bl.classes,
 	}
 	for _, x := range bl.m.Metrics {
 		p.metrics = append(p.metrics, x.Name)
@@ -363,30 +369,14 @@ func (bl *builder) updatesOf(parts [][]int) (updates []*executable, err error) {
 			g := x.g
 			model.SetStore(g, bl.store)
 			bl.store.SetTraining(g, true)
-			// The optimizer pairs gradients with the trainable variables in use, in order of creation.
 			byPath := map[string]*graph.Node{}
 			for _, i := range part {
 				v := bl.trained[i]
 				byPath[v.Path()] = graph.Parameter(g, argName(gradientArg, i), v.Shape())
 				v.NodeValue(g)
 			}
-			var ordered []*graph.Node
-			for v := range bl.store.IterVariables() {
-				if node := byPath[v.Path()]; node != nil {
-					ordered = append(ordered, node)
-				}
-			}
-			bl.m.Optimizer.(train.OptimizeWithGradients).UpdateGraphWithGradients(bl.store.RootScope(), ordered, bl.lossType)
-			for path, hook := range bl.hooks {
-				model.SetGraphParam(g, path, hook)
-			}
-			train.ExecPerStepUpdateGraphFn(g)
-			for v := range bl.store.IterVariables() {
-				if v.InUseByGraph(g) && v.ChangedInGraph(g) {
-					x.outputs = append(x.outputs, v.NodeValue(g))
-					x.changes = append(x.changes, v.Path())
-				}
-			}
+			bl.addUpdate(g, byPath)
+			bl.addChanges(x)
 			if len(x.outputs) == 0 {
 				return errors.New("the optimizer changes no variable")
 			}
@@ -415,6 +405,60 @@ func (p *program) averagesNeedDevices() error {
 		}
 	}
 	return nil
+}
+
+// wholeStep builds the program of a whole step of the only replica. Its outputs are loss and metrics, the losses of
+// the rows, whether all gradients are finite, and the variables that the step changes.
+func (bl *builder) wholeStep() (*executable, error) {
+	x := bl.newExecutable("step")
+	bl.overReplicas(x)
+	err := catch("build the step program", func() error {
+		g, batch := bl.begin(x, true)
+		stats, each, objective, err := bl.objective(g, batch)
+		if err != nil {
+			return err
+		}
+		weights, byPath := make([]*graph.Node, len(bl.trained)), map[string]*graph.Node{}
+		for i, v := range bl.trained {
+			weights[i] = v.NodeValue(g)
+		}
+		finite := graph.Const(g, true)
+		for i, gradient := range graph.Gradient(objective, weights...) {
+			byPath[bl.trained[i].Path()] = gradient
+			finite = graph.LogicalAnd(finite, graph.LogicalAll(graph.IsFinite(gradient)))
+		}
+		bl.addUpdate(g, byPath)
+		x.outputs = []*graph.Node{stats, each, graph.ConvertDType(finite, dtypes.Int32)}
+		bl.addChanges(x)
+		return nil
+	})
+	return x, err
+}
+
+// addUpdate adds the optimizer's update, and the layers' changes after each step, to a graph. The optimizer pairs
+// gradients with the trainable variables in use, in order of creation.
+func (bl *builder) addUpdate(g *graph.Graph, gradients map[string]*graph.Node) {
+	var ordered []*graph.Node
+	for v := range bl.store.IterVariables() {
+		if node := gradients[v.Path()]; node != nil {
+			ordered = append(ordered, node)
+		}
+	}
+	bl.m.Optimizer.(train.OptimizeWithGradients).UpdateGraphWithGradients(bl.store.RootScope(), ordered, bl.lossType)
+	for path, hook := range bl.hooks {
+		model.SetGraphParam(g, path, hook)
+	}
+	train.ExecPerStepUpdateGraphFn(g)
+}
+
+// addChanges adds the new values of the variables that a graph changes to the outputs. The random state is an input.
+func (bl *builder) addChanges(x *executable) {
+	for v := range bl.store.IterVariables() {
+		if v.Path() != rngPath && v.InUseByGraph(x.g) && v.ChangedInGraph(x.g) {
+			x.outputs = append(x.outputs, v.NodeValue(x.g))
+			x.changes = append(x.changes, v.Path())
+		}
+	}
 }
 
 // evaluation builds the program for loss and metrics in inference mode.

@@ -101,6 +101,7 @@ type backend struct {
 	devices     int
 	physical    bool // device i is the backend's device i; otherwise all devices are its device 0
 	recycles    bool // donated buffers return to the pool from which outputs are allocated
+	whole       bool // a step in one program is faster than in two
 }
 
 // builder returns the backend for which graphs are built: the backend itself, or a wrapper.

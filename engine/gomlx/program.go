@@ -32,6 +32,7 @@ type program struct {
 	classes    []int // by label; 0: not a class
 
 	gradients, evaluate, predict *executable
+	step                         *executable      // nil unless the job has one replica
 	updates                      map[int]*updates // by local shard
 	ofUpdates                    []bool           // by variable: an update of all parameters uses it
 	wholeUpdate                  []string         // description of that update, if updates are sharded
@@ -46,6 +47,7 @@ var (
 	_ engine.Program   = (*program)(nil)
 	_ engine.Central   = (*program)(nil)
 	_ engine.Scheduled = (*program)(nil)
+	_ engine.WholeStep = (*program)(nil)
 	_ engine.Described = (*program)(nil)
 	_ engine.Inspector = (*program)(nil)
 )
@@ -110,7 +112,11 @@ func (p *program) mirrored(v int) bool {
 
 // programs lists all executables.
 func (p *program) programs() []*executable {
-	return append([]*executable{p.gradients, p.evaluate, p.predict}, p.allUpdates()...)
+	list := append([]*executable{p.gradients, p.evaluate, p.predict}, p.allUpdates()...)
+	if p.step != nil {
+		list = append(list, p.step)
+	}
+	return list
 }
 
 // allUpdates lists the update programs of all local shards.
@@ -184,6 +190,23 @@ func (p *program) Gradients(ctx context.Context, replica int, m engine.Micro, re
 		return engine.Scalars{}, err
 	}
 	return r.computeGradients(ctx, m, ready)
+}
+
+// Whole implements [engine.WholeStep].
+func (p *program) Whole() bool { return p.step != nil }
+
+// Step implements [engine.WholeStep].
+func (p *program) Step(ctx context.Context, m engine.Micro) (engine.Scalars, bool, error) {
+	r, err := p.replica(0)
+	switch {
+	case err != nil:
+		return engine.Scalars{}, false, err
+	case p.step == nil:
+		return engine.Scalars{}, false, errors.New("gomlx: a whole step in one program is for the xla engine, one replica and one shard")
+	case m.Add || m.LossScale != 0 && m.LossScale != 1:
+		return engine.Scalars{}, false, errors.New("gomlx: Micro.Add and Micro.LossScale need Gradients and Update, not Step")
+	}
+	return r.step(ctx, m)
 }
 
 // Gradient implements [engine.Program].

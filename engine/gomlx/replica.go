@@ -365,6 +365,39 @@ func (r *replica) computeGradients(ctx context.Context, m engine.Micro, ready fu
 	return s, err
 }
 
+// step implements [engine.WholeStep.Step].
+func (r *replica) step(ctx context.Context, m engine.Micro) (engine.Scalars, bool, error) {
+	r.discard()
+	if err := r.feed(m.Batch, m.WeightSum); err != nil {
+		return engine.Scalars{}, false, err
+	}
+	copy(tensor.Data[uint64](r.rngTensor), m.RNG[:])
+	x := r.p.step
+	out, err := r.run(ctx, x, nil)
+	if err != nil {
+		return engine.Scalars{}, false, err
+	}
+	const first = 3 // loss and metrics, losses, whether the gradients are finite
+	r.losses = out[1]
+	for i, v := range x.changed {
+		pending := r.device.pending
+		if !r.p.mirrored(v) {
+			pending = r.pendingAverages
+		}
+		release(pending[v])
+		pending[v] = out[first+i]
+	}
+	var finite [1]int32
+	err = out[2].ToFlatData(finite[:])
+	release(out[2])
+	if err != nil {
+		release(out[0])
+		return engine.Scalars{}, false, fmt.Errorf("gomlx: fetch whether gradients are finite: %w", err)
+	}
+	s, err := r.scalars(out[0])
+	return s, finite[0] != 0, err
+}
+
 // addGradients takes the gradients of a bucket, divides them by scale, and adds them to those of earlier
 // micro-batches if add is set.
 func (r *replica) addGradients(bucket int, gradients []compute.Buffer, add bool, scale float64) error {

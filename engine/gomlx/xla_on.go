@@ -47,6 +47,7 @@ func OpenXLA(o XLAOptions) (engine.Engine, error) {
 		kind:        kind,
 		devices:     b.NumDevices(),
 		physical:    true,
+		whole:       true,
 	}, nil
 }
 
