@@ -88,7 +88,7 @@ func newFakeValues() (out fakeValues) {
 type fakeReplica struct {
 	now, next fakeValues
 	gradients []*tensor.Tensor // by parameter
-	own       float64          // the first element of the weights' gradient before it is reduced
+	own       [2]float64       // the weights' gradient before it is reduced
 	shift     float64          // of the predictions
 }
 
@@ -188,7 +188,7 @@ func (p *fakeProgram) Gradients(_ context.Context, replica int, m engine.Micro, 
 		weights[1] += d * x[1]
 		r.next[4][0] += w * x[0]
 	})
-	r.own = weights[0]
+	r.own = [2]float64(weights)
 	if m.Last && ready != nil {
 		for k := range p.buckets {
 			ready(k)
