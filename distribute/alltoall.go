@@ -63,7 +63,11 @@ func (r *Replica) startMove(
 		h.call = collective.Call{
 			Op: op, Type: src.DType(), Src: src.Memory(), Dst: dst.Memory(), Manifest: &h.manifest, Options: &h.options,
 		}
-		if h.started, err = r.comm().Start(ctx, &h.call); err != nil {
+		comm, err := r.home.group.comm(ctx, r.local, o)
+		if err == nil {
+			h.started, err = comm.Start(ctx, &h.call)
+		}
+		if err != nil {
 			return nil, run.Fail(err)
 		}
 	}

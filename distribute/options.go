@@ -84,8 +84,8 @@ type Options struct {
 	Accumulate collective.Accumulate
 	// Concurrent makes the call on a second communicator between the replicas, so that it neither waits for started
 	// calls ([Replica.StartAllReduce]) nor delays them: for the all-reduces of a model, such as those of batch
-	// normalization, while gradients travel. It applies to the reductions of tensors by a [Replica]. All replicas make
-	// the calls of each communicator in the same order. The first such call opens the second communicator.
+	// normalization, while gradients travel. It applies to a [Replica]'s reductions of tensors and its started calls. All
+	// replicas make the calls of each communicator in the same order. The first such call opens the second communicator.
 	Concurrent bool
 }
 

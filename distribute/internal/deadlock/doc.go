@@ -45,7 +45,7 @@
 // The proof needs four guarantees of the callers: a rank enters a call before its peers can see it; only the
 // goroutine that its replica blocks in parks; a call that all have entered completes without further action of a
 // replica; and one replica makes one call at a time. [Run.Acquire] turns a violation of the last into an error. A call
-// that a replica has started, and does not await yet, is one that it has entered; it parks only when it awaits the call.
+// that a replica has started and does not await yet is one that it has entered; it parks only when it awaits the call.
 //
 // Calls outside a run, and calls that a merge function makes for all replicas, are recorded but not checked: one
 // goroutine acts for all ranks there, so they cannot diverge.
