@@ -113,7 +113,8 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 
 	p := &program{
 		backend: bl.b, spec: bl.spec, lossType: bl.lossType, parameters: len(bl.trained), buckets: buckets, updates: updates,
-		gradients: gradients, step: step, wholeUpdate: bl.wholeUpdate, evaluate: evaluate, predict: predict, classes: bl.classes,
+		gradients: gradients, step: step, wholeUpdate: bl.wholeUpdate, evaluate: evaluate, predict: predict,
+		classes: bl.classes,
 	}
 	for _, x := range bl.m.Metrics {
 		p.metrics = append(p.metrics, x.Name)

@@ -143,6 +143,27 @@ func TestDescribe(t *testing.T) {
 	})
 }
 
+// TestDescribeShards checks that processes with different shards describe their programs alike, with the update of all
+// parameters.
+func TestDescribeShards(t *testing.T) {
+	e := openEngine(t, "go", 1)
+	describe := func(shard int, beta float64) []string {
+		s := features(e, 4, 12)
+		s.Replicas, s.BucketBytes, s.Shards, s.DeviceShards = 2, 100, 2, []int{shard}
+		s.Sum = func(context.Context, int, []*tensor.Tensor, []*tensor.Tensor, []string) error { return nil }
+		c := someConstants()
+		c.beta = beta
+		return compile(t, c.model(), e, s).(engine.Described).Describe()
+	}
+	first := describe(0, 0.9)
+	if second := describe(1, 0.9); !slices.Equal(first, second) {
+		t.Errorf("two shards have two descriptions: %s", firstDifference(first, second))
+	}
+	if text := firstDifference(describe(1, 0.8), first); !strings.Contains(text, "update: ") {
+		t.Errorf("another optimizer differs in %s, want the update", text)
+	}
+}
+
 func firstDifference(got, want []string) string {
 	for i := range min(len(got), len(want)) {
 		if got[i] != want[i] {

@@ -50,7 +50,8 @@ type device struct {
 func newDevice(p *program, index int, d engine.Device, u *updates) (*device, error) {
 	n := len(p.variables)
 	x := &device{
-		p: p, index: index, updates: u, absent: make([]bool, n), values: make([]compute.Buffer, n), pending: make([]compute.Buffer, n),
+		p: p, index: index, updates: u, absent: make([]bool, n),
+		values: make([]compute.Buffer, n), pending: make([]compute.Buffer, n),
 		lent: make([]*tensor.Tensor, p.parameters), dirty: make([]bool, p.parameters), behind: make([]bool, p.parameters),
 		versions: make([]uint64, n), copied: make([]uint64, n),
 		spare: make([]compute.Buffer, p.parameters), own: make([]bool, p.parameters),
@@ -265,14 +266,14 @@ func (d *device) commit() {
 
 // discard frees uncommitted results.
 func (d *device) discard() {
-	for _, v := range d.replaced {
-		release(d.pending[v])
-		d.pending[v] = nil
-	}
 	for _, i := range d.foreign {
 		if d.pending[i] != nil {
 			d.spare[i], d.pending[i] = d.pending[i], nil
 		}
+	}
+	for v, b := range d.pending {
+		release(b)
+		d.pending[v] = nil
 	}
 	clear(d.dirty)
 }

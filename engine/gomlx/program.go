@@ -202,7 +202,8 @@ func (p *program) Step(ctx context.Context, m engine.Micro) (engine.Scalars, boo
 	case err != nil:
 		return engine.Scalars{}, false, err
 	case p.step == nil:
-		return engine.Scalars{}, false, errors.New("gomlx: a whole step in one program is for the xla engine, one replica and one shard")
+		return engine.Scalars{}, false, errors.New("gomlx: a whole step in one program is for the xla engine and a job " +
+			"with one replica")
 	case m.Add || m.LossScale != 0 && m.LossScale != 1:
 		return engine.Scalars{}, false, errors.New("gomlx: Micro.Add and Micro.LossScale need Gradients and Update, not Step")
 	}

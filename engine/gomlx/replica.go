@@ -594,15 +594,11 @@ func (r *replica) commit() {
 	r.discard()
 }
 
-// discard frees uncommitted results.
+// discard frees uncommitted results. It does not touch the device, where other replicas may be computing.
 func (r *replica) discard() {
 	for _, v := range r.p.gradients.changed {
 		release(r.pendingAverages[v])
 		r.pendingAverages[v] = nil
-		if !r.p.mirrored(v) {
-			release(r.device.pending[v])
-			r.device.pending[v] = nil
-		}
 	}
 	r.freeGradients()
 	r.added = false
