@@ -190,6 +190,12 @@ type Scheduled interface {
 	LastStep() int
 }
 
+// Advised is a program that has advice on the model, for example to replace a layer that is slow on the engine.
+type Advised interface {
+	// Advice returns one sentence for each.
+	Advice() []string
+}
+
 // Described is a [Program] that can describe its operations, so that the workers of a job can compare their
 // programs before training.
 type Described interface {

@@ -110,6 +110,11 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 		t.failOthers(ctx, err)
 		return nil, err
 	}
+	if p, ok := program.(engine.Advised); ok {
+		for _, text := range p.Advice() {
+			cfg.Logger.Info("train: " + text)
+		}
+	}
 	t.program, t.metrics, t.variables = program, program.Metrics(), program.Variables()
 	if cfg.ClipNorm > 0 && slices.Contains(t.metrics, normMetric) {
 		err := fmt.Errorf("train: the model has a metric %q, which Config.ClipNorm adds: rename it", normMetric)

@@ -50,6 +50,7 @@ type builder struct {
 	changed  []*model.Variable // by the gradients program, except trained ones and random state
 	hooks    map[string]any    // per-step updates that layers have registered
 	classes  []int             // by label; 0: not a class
+	slow     slowLayers
 
 	ofUpdates   map[string]bool // paths of the variables that an update of all parameters uses
 	wholeUpdate []string        // its description, if updates are sharded
@@ -112,6 +113,7 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 	}
 
 	p := &program{
+		advice:  bl.slow.list(),
 		backend: bl.b, spec: bl.spec, lossType: bl.lossType, parameters: len(bl.trained), buckets: buckets, updates: updates,
 		gradients: gradients, step: step, wholeUpdate: bl.wholeUpdate, evaluate: evaluate, predict: predict,
 		classes: bl.classes,
@@ -693,7 +695,7 @@ func (bl *builder) variables() ([]variable, error) {
 // its all-reduces and its description.
 func (bl *builder) newExecutable(name string) *executable {
 	x := &executable{name: name}
-	b := bl.b.builder()
+	b := bl.b.builder(&bl.slow)
 	if bl.replicas() > 1 {
 		x.recorder = stages.New(b)
 		x.recorder.Defer = true

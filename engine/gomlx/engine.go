@@ -104,10 +104,11 @@ type backend struct {
 	whole       bool // a step in one program is faster than in two
 }
 
-// builder returns the backend for which graphs are built: the backend itself, or a wrapper.
-func (b *backend) builder() compute.Backend {
+// builder returns the backend for which graphs are built: the backend itself, or a wrapper that also notes the
+// use of slow layers.
+func (b *backend) builder(slow *slowLayers) compute.Backend {
 	if b.name == "go" {
-		return wideBackend{b.Backend}
+		return wideBackend{b.Backend, slow}
 	}
 	return b.Backend
 }

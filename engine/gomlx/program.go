@@ -22,6 +22,7 @@ type variable struct {
 
 // program implements [engine.Program].
 type program struct {
+	advice     []string // on slow layers
 	backend    *backend
 	spec       engine.Spec
 	lossType   dtypes.DType
@@ -143,6 +144,9 @@ func (p *program) Describe() []string {
 	add("update", p.wholeUpdate)
 	return list
 }
+
+// Advice implements [engine.Advised].
+func (p *program) Advice() []string { return p.advice }
 
 // Parameters implements [engine.Program].
 func (p *program) Parameters() []engine.Variable { return p.describe(p.parameters) }

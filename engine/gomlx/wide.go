@@ -10,12 +10,17 @@ import (
 // wideBackend is the Go backend without those fused operations that it accepts when a graph is built, but
 // does not implement when it runs: those of dtypes other than float32 and float64. GoMLX then builds them
 // from operations that the Go backend also has for float16 and bfloat16.
-type wideBackend struct{ compute.Backend }
+//
+// It also notes the use of layers that are slow.
+type wideBackend struct {
+	compute.Backend
+	slow *slowLayers
+}
 
 // Builder implements compute.Backend.
 func (b wideBackend) Builder(name string) compute.Builder {
 	real := b.Backend.Builder(name)
-	w := &wideBuilder{Builder: real}
+	w := &wideBuilder{Builder: real, slow: b.slow}
 	w.main = &wideFunction{Function: real.Main(), builder: w}
 	return w
 }
@@ -23,6 +28,7 @@ func (b wideBackend) Builder(name string) compute.Builder {
 type wideBuilder struct {
 	compute.Builder
 	main *wideFunction
+	slow *slowLayers
 }
 
 // Main implements compute.Builder.
@@ -97,6 +103,7 @@ func narrow(f compute.Function) compute.Function {
 // fuses returns nil if the backend has fused operations for the dtype of x, and otherwise an error that makes
 // GoMLX avoid them.
 func (f *wideFunction) fuses(x compute.Value) error {
+	f.builder.slow.note()
 	shape, err := f.builder.OpShape(x)
 	if err != nil {
 		return err
@@ -105,6 +112,15 @@ func (f *wideFunction) fuses(x compute.Value) error {
 		return fmt.Errorf("a fused operation of %s: %w", d, compute.ErrNotImplemented)
 	}
 	return nil
+}
+
+// ConvGeneral implements compute.Function.
+func (f *wideFunction) ConvGeneral(input, kernel compute.Value, axes compute.ConvolveAxesConfig, strides []int,
+	paddings [][2]int, inputDilations, kernelDilations []int, channelGroupCount, batchGroupCount int,
+) (compute.Value, error) {
+	f.builder.slow.note()
+	return f.Function.ConvGeneral(input, kernel, axes, strides, paddings, inputDilations, kernelDilations,
+		channelGroupCount, batchGroupCount)
 }
 
 // FusedSoftmax implements compute.FusedOps.

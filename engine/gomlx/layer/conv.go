@@ -38,12 +38,21 @@ func Conv2D(s *model.Scope, x *graph.Node, filters, size int, same bool) *graph.
 	if x.Shape().Dim(1)+border.sum() < size || x.Shape().Dim(2)+border.sum() < size {
 		panic(fmt.Errorf("layer.Conv2D: a kernel of %d does not fit into images of shape %s", size, x.Shape()))
 	}
-	if onGoBackend(g) || size%2 == 0 {
+	if onGoBackend(g) || size%2 == 0 || productsOnXLA(x, filters, size, border) {
 		return convolve(x, weights.NodeValue(g), biases.NodeValue(g), size, border)
 	}
 	padding := [2]int{border.before, border.after}
 	y := graph.Convolve(x, weights.NodeValue(g)).PaddingPerDim([][2]int{padding, padding}).Done()
 	return graph.Add(y, graph.ExpandLeftToRank(biases.NodeValue(g), 4))
+}
+
+// productsOnXLA reports whether a convolution by matrix products is faster on XLA's CPU backend than its own
+// convolution. A kernel of 1 is a product of the pixels. Images of few channels and many pixels have small
+// windows.
+func productsOnXLA(x *graph.Node, filters, size int, border border) bool {
+	dims := x.Shape().Dimensions
+	windows := dims[0] * (dims[1] + border.sum() - size + 1) * (dims[2] + border.sum() - size + 1)
+	return size == 1 || size <= 3 && dims[3] <= 3 && filters >= 16 && windows >= 1<<15
 }
 
 // border is the number of zero pixels added at the start and the end of each side of the images.
