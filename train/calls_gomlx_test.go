@@ -2,6 +2,7 @@ package train_test
 
 import (
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/gomlx/gomlx/ml/train/optimizer"
@@ -38,6 +39,31 @@ func TestCallsOfAStep(t *testing.T) {
 			if calls := after.Calls - before[replica].Calls; calls != uint64(steps*buckets) {
 				t.Errorf("%d buckets: replica %d made %d calls in %d steps, want %d", buckets, replica, calls, steps, steps*buckets)
 			}
+		}
+	}
+}
+
+// TestRestoreWithOtherBuckets checks that a snapshot records the buckets, and that training with others is reported.
+func TestRestoreWithOtherBuckets(t *testing.T) {
+	var snapshot *train.Snapshot
+	for i, bytes := range []int{1, 1, 0} {
+		trainer := newTrainerWith(t, "go", 2, train.Config{GlobalBatch: 30, Seed: 1, BucketBytes: bytes}, unchanged,
+			optimizer.Adam().Done(), models.MLP{Hidden: []int{16}}.Forward)
+		if i == 0 {
+			taken, err := trainer.Snapshot(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			snapshot = throughContents(t, taken)
+			continue
+		}
+		restored, err := trainer.Restore(t.Context(), snapshot)
+		if err != nil {
+			t.Fatal(err)
+		}
+		differs := len(restored.Differ) == 1 && strings.Contains(restored.Differ[0], "other buckets")
+		if differs != (bytes == 0) {
+			t.Errorf("buckets of %d bytes: %q", bytes, restored.Differ)
 		}
 	}
 }

@@ -32,8 +32,9 @@ type Snapshot struct {
 	Facts, Build []Fact
 	Job          string
 
-	passes int64     // Trainer.passes
-	fit    *fitState // nil: taken outside Fit
+	passes  int64     // Trainer.passes
+	buckets []int     // the number of parameters of each bucket, which the last bits may depend on; nil: unknown
+	fit     *fitState // nil: taken outside Fit
 }
 
 // Epoch returns Fit's position: the epoch, from 0, and the steps of it that were taken. It returns 0, 0 for a
@@ -52,6 +53,7 @@ type snapshotState struct {
 	Seed        int64     `json:"seed"`
 	GlobalBatch int       `json:"global_batch"`
 	Replicas    int       `json:"replicas"`
+	Buckets     []int     `json:"buckets,omitempty"`     // parameters of each bucket of gradients
 	Compress    string    `json:"compress,omitempty"`    // Config.Compress; without it, none
 	Compression []string  `json:"compression,omitempty"` // the names of the tensors that are no variables
 	Facts       []Fact    `json:"facts,omitempty"`
@@ -65,7 +67,7 @@ type snapshotState struct {
 func (s *Snapshot) Contents() (*checkpoint.Contents, error) {
 	saved := snapshotState{
 		Step: s.Step, Passes: s.passes, Seed: s.Seed, GlobalBatch: s.GlobalBatch, Replicas: s.Replicas, Facts: s.Facts,
-		Build: s.Build, Job: s.Job, Fit: s.fit,
+		Build: s.Build, Job: s.Job, Buckets: s.buckets, Fit: s.fit,
 	}
 	if s.Compress != (compress.Codec{}) {
 		saved.Compress = s.Compress.String()
@@ -93,7 +95,7 @@ func SnapshotOf(c *checkpoint.Contents) (*Snapshot, error) {
 	}
 	s := &Snapshot{
 		Step: state.Step, Seed: state.Seed, GlobalBatch: state.GlobalBatch, Replicas: state.Replicas,
-		Facts: state.Facts, Build: state.Build, Job: state.Job, passes: state.Passes, fit: state.Fit,
+		Facts: state.Facts, Build: state.Build, Job: state.Job, passes: state.Passes, buckets: state.Buckets, fit: state.Fit,
 	}
 	if s.Step < 0 || s.passes < 0 || s.Replicas < 1 || s.GlobalBatch < 1 {
 		return nil, fmt.Errorf("train: snapshot: invalid state: step %d, %d replicas, global batch %d", s.Step, s.Replicas,
@@ -131,6 +133,7 @@ func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
 	s := &Snapshot{
 		Step: t.committed, Seed: t.config.Seed, GlobalBatch: t.config.GlobalBatch,
 		Replicas: t.strategy.NumReplicasInSync(), passes: t.passes, Compress: t.config.Compress,
+		buckets: t.bucketSizes(),
 	}
 	for i, v := range t.variables {
 		var value *tensor.Tensor
@@ -246,10 +249,23 @@ func (t *Trainer) restore(s *Snapshot) (Restored, error) {
 		r.Differ = append(r.Differ, fmt.Sprintf("the snapshot was made by %s, this is %s: averages were combined, and sums "+
 			"are made in another order", plural(s.Replicas, "replica"), plural(n, "replica")))
 	}
+	if s.buckets != nil && s.Replicas == t.strategy.NumReplicasInSync() && !slices.Equal(s.buckets, t.bucketSizes()) {
+		r.Differ = append(r.Differ, "the snapshot was made with other buckets of gradients: an engine may round differently; "+
+			"give the same Config.BucketBytes")
+	}
 	if why := t.restoreCompression(s); why != "" {
 		r.Differ = append(r.Differ, why)
 	}
 	return r, nil
+}
+
+// bucketSizes returns the number of parameters of each bucket.
+func (t *Trainer) bucketSizes() []int {
+	sizes := make([]int, len(t.buckets))
+	for k, b := range t.buckets {
+		sizes[k] = len(b.parameters)
+	}
+	return sizes
 }
 
 // fitSnapshot returns, by variable, the value of each replica, or a single value if it is the same on all.
