@@ -250,8 +250,8 @@ func (t *Trainer) restore(s *Snapshot) (Restored, error) {
 			"are made in another order", plural(s.Replicas, "replica"), plural(n, "replica")))
 	}
 	if s.buckets != nil && s.Replicas == t.strategy.NumReplicasInSync() && !slices.Equal(s.buckets, t.bucketSizes()) {
-		r.Differ = append(r.Differ, "the snapshot was made with other buckets of gradients: an engine may round differently; "+
-			"give the same Config.BucketBytes")
+		r.Differ = append(r.Differ, "the snapshot was made with other buckets of gradients: an engine may round "+
+			"differently: give the same Config.BucketBytes")
 	}
 	if why := t.restoreCompression(s); why != "" {
 		r.Differ = append(r.Differ, why)
