@@ -110,6 +110,22 @@ func (t *Trainer) globalNorm() float64 {
 	return math.Sqrt(total)
 }
 
+// notFiniteNorm names a norm that the gradients are clipped by and that is not finite, or returns "". It can overflow
+// though all elements are finite.
+func (t *Trainer) notFiniteNorm() string {
+	switch {
+	case t.config.ClipNorm > 0 && !finite(t.globalNorm()):
+		return "the gradients' norm"
+	case t.config.ClipVariableNorm > 0:
+		for parameter, sums := range t.squares {
+			if !finite(treeSum(sums)) {
+				return "the norm of the gradient of " + t.Parameters()[parameter].Name
+			}
+		}
+	}
+	return ""
+}
+
 // clip applies the limits to the gradients of a bucket in their memory, except for Config.ClipNorm, whose factor it
 // returns.
 func (t *Trainer) clip(gradients []*tensor.Tensor, parameters []int) (factor float64) {

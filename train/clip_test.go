@@ -2,6 +2,7 @@ package train
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -108,6 +109,41 @@ func TestClipped(t *testing.T) {
 			if !close64(x, c.want[i]) {
 				t.Errorf("%s: gradient %d is %v, want %v of %v", c.name, i, x, c.want[i], g[i])
 			}
+		}
+	}
+}
+
+// TestClippingByAnInfiniteNorm: gradients of 1e200 are finite, and the sum of their squares is not.
+func TestClippingByAnInfiniteNorm(t *testing.T) {
+	for want, change := range map[string]func(*Config){
+		"the gradients' norm overflows":                 func(c *Config) { c.ClipNorm = 1 },
+		"the norm of the gradient of weights overflows": func(c *Config) { c.ClipVariableNorm = 1 },
+	} {
+		cfg := fakeConfig(6)
+		change(&cfg)
+		trainer, p := newFakeWith(t, 2, cfg, fakeModel{})
+		before := p.snapshot()
+		b := lineExamples(6)
+		tensor.Data[float64](b.Inputs[0])[0] = 1e150
+		clear(tensor.Data[float64](b.Labels[0]))
+		b.Weights = tensor.Of([]float32{1e-30, 0, 0, 0, 0, 0}, 6)
+		tensor.Data[float32](b.Weights)[1] = 1
+		_, err := trainer.Fit(t.Context(), batches(b), FitConfig{})
+		var problem *NotFiniteError
+		if !errors.As(err, &problem) || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), "a norm of the gradients of step 1 is not finite, though its loss is ") {
+			t.Errorf("got %v, want %q", err, want)
+		}
+		gradients, _, err := trainer.Gradients(t.Context(), lineExamples(6))
+		if err != nil {
+			t.Fatal(err)
+		}
+		tensor.Data[float64](gradients[1])[1] = 1e200
+		if err := trainer.ApplyGradients(t.Context(), gradients); err == nil || !strings.Contains(err.Error(), "not finite") {
+			t.Errorf("applying gradients of 1e200: %v", err)
+		}
+		if trainer.Steps() != 0 || fmt.Sprint(p.snapshot()[0][:4]) != fmt.Sprint(before[0][:4]) {
+			t.Errorf("%s: variables changed from %v to %v", want, before, p.snapshot())
 		}
 	}
 }

@@ -33,7 +33,7 @@ func (t *Trainer) Evaluate(ctx context.Context, ds data.Dataset) (Result, error)
 			if t.stopAgreed() {
 				return ErrStop
 			}
-			if !t.allFinite() {
+			if !t.finiteLoss() {
 				if t.tolerates(true) {
 					t.notFinite++
 				} else if _, err := t.report(ctx, &step, true); err != nil {

@@ -17,7 +17,7 @@ import (
 )
 
 // NotFinitePolicy selects what [Trainer.Fit] and [Trainer.Evaluate] do when the loss of a batch, or a
-// gradient, is an infinity or NaN.
+// gradient or a norm to clip it by, is an infinity or NaN.
 type NotFinitePolicy uint8
 
 // The policies. All workers act in the same way under each of them.
@@ -40,8 +40,8 @@ func (p NotFinitePolicy) String() string {
 	return fmt.Sprintf("NotFinitePolicy(%d)", uint8(p))
 }
 
-// NotFiniteError reports that the loss of a global batch, or a gradient, is an infinity or NaN, and names the
-// first cause found. It is the same on all workers.
+// NotFiniteError reports that the loss of a global batch, a gradient, or a norm that gradients are clipped by, is an
+// infinity or NaN, and names the first cause found. It is the same on all workers.
 type NotFiniteError struct {
 	// Step is the step in which it was found, from 1, as [Trainer.Steps] counts. For an evaluation, it is the
 	// number of steps taken so far.
@@ -57,6 +57,7 @@ type NotFiniteError struct {
 	Detail string
 
 	evaluation bool
+	norm       bool // the gradients are finite, a norm that they are clipped by is not
 	persists   bool // a variable is not finite, so later steps fail too
 }
 
@@ -67,7 +68,10 @@ func (e *NotFiniteError) Error() string {
 		step = fmt.Sprintf("the evaluation after step %d", e.Step)
 	}
 	what := fmt.Sprintf("the loss of %s is %v", step, e.Loss)
-	if finite(e.Loss) {
+	switch {
+	case finite(e.Loss) && e.norm:
+		what = fmt.Sprintf("a norm of the gradients of %s is not finite, though its loss is %.4g", step, e.Loss)
+	case finite(e.Loss):
 		what = fmt.Sprintf("a gradient of %s is not finite, though its loss is %.4g", step, e.Loss)
 	}
 	if e.Replica >= 0 {
@@ -88,16 +92,18 @@ func (t *Trainer) tolerates(evaluation bool) bool {
 	return continues && n&(n-1) != 0
 }
 
-// allFinite reports whether loss and gradients of the last step are finite on all replicas. The result is the
-// same on every worker, because all replicas have the same sums.
+// allFinite reports whether loss, gradients and the norms to clip them by of the last step are finite on all replicas.
+// The result is the same on every worker, because all replicas have the same sums.
 func (t *Trainer) allFinite() bool {
 	for i := range t.parts {
 		if t.parts[i].notFinite >= 0 {
 			return false
 		}
 	}
-	return finite(t.parts[0].scalars[0])
+	return t.finiteLoss() && t.notFiniteNorm() == ""
 }
+
+func (t *Trainer) finiteLoss() bool { return finite(t.parts[0].scalars[0]) }
 
 // checkSums notes the first gradient whose sum over all replicas is not finite, and adds the squares of the sums if
 // gradients are clipped by a norm. All replicas have the same sums, so each replica of a worker reads its part of every
@@ -128,10 +134,12 @@ func (t *Trainer) checkSums(local int, sums []*tensor.Tensor, parameters []int) 
 // worker calls it. The caller must have discarded the step.
 func (t *Trainer) report(ctx context.Context, b *stepBatches, evaluation bool) (*NotFiniteError, error) {
 	e := &NotFiniteError{Step: t.committed, Loss: t.parts[0].scalars[0], evaluation: evaluation}
+	norm := ""
 	if !evaluation {
 		e.Step++
+		norm = t.notFiniteNorm()
 	}
-	if err := t.inspect(ctx, b, e); err != nil {
+	if err := t.inspect(ctx, b, e, norm); err != nil {
 		return e, fmt.Errorf("%w; finding the cause: %w", e, err)
 	}
 	if t.config.NotFinite == FailNotFinite || e.persists && !evaluation && t.config.NotFinite == SkipNotFinite {
@@ -172,8 +180,9 @@ const (
 )
 
 // inspect completes e. Every replica recomputes its share of the step's batches with the same values and random
-// numbers, looks for values that are not finite, and sends its finding to all others.
-func (t *Trainer) inspect(ctx context.Context, b *stepBatches, e *NotFiniteError) error {
+// numbers, looks for values that are not finite, and sends its finding to all others. norm names a norm that is not
+// finite.
+func (t *Trainer) inspect(ctx context.Context, b *stepBatches, e *NotFiniteError, norm string) error {
 	sums := make([]int, len(t.parts))
 	for i := range sums {
 		sums[i] = t.parts[i].notFinite
@@ -218,7 +227,7 @@ func (t *Trainer) inspect(ctx context.Context, b *stepBatches, e *NotFiniteError
 	if err != nil {
 		return err
 	}
-	e.conclude(findings, t.Parameters(), t.config.Compress)
+	e.conclude(findings, t.Parameters(), t.config.Compress, norm)
 	return nil
 }
 
@@ -258,7 +267,9 @@ func decodeFindings(text []byte) (list []finding, err error) {
 }
 
 // conclude selects the first cause, on the first replica that has it.
-func (e *NotFiniteError) conclude(byReplica []finding, parameters []engine.Variable, codec compress.Codec) {
+func (e *NotFiniteError) conclude(byReplica []finding, parameters []engine.Variable, codec compress.Codec,
+	norm string,
+) {
 	e.Replica, e.Example = -1, -1
 	e.Detail = "every replica's share is finite: use a smaller learning rate, or a loss that cannot overflow"
 	first, sum := finding{Cause: causeNone}, -1
@@ -271,6 +282,9 @@ func (e *NotFiniteError) conclude(byReplica []finding, parameters []engine.Varia
 		}
 	}
 	e.persists = first.Cause == causeVariable || first.Cause == causeFrozen
+	if e.norm = first.Cause == causeNone && sum < 0 && norm != "" && finite(e.Loss); e.norm {
+		e.Detail = norm + " overflows, though every gradient is finite: use a smaller loss, or clip by value"
+	}
 	if first.Cause == causeNone && sum >= 0 {
 		v := parameters[sum]
 		e.Detail = fmt.Sprintf("each replica's gradient of %s is finite, but their sum overflows %v: use a wider "+

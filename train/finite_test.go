@@ -117,7 +117,7 @@ func TestNotFiniteConclusion(t *testing.T) {
 		{[]finding{none, none}, -1, -1, "every replica's share is finite", false},
 	} {
 		e := &NotFiniteError{Loss: 0.25, Step: 3}
-		e.conclude(c.findings, parameters, compress.Codec{})
+		e.conclude(c.findings, parameters, compress.Codec{}, "")
 		if e.Replica != c.replica || e.Example != c.example || !strings.HasPrefix(e.Detail, c.detail) ||
 			e.persists != c.persists {
 			t.Errorf("%+v: got %+v", c.findings, e)

@@ -436,7 +436,8 @@ func (t *Trainer) Gradients(ctx context.Context, batches ...data.Batch) ([]*tens
 
 // ApplyGradients takes the optimizer's step on every replica, with gradients that are already reduced over
 // replicas: one per parameter, in the order of [Trainer.Parameters]. It is Keras' apply_gradients without
-// aggregation. The gradients are clipped as Config says; the caller's tensors keep their values. With several
+// aggregation. The gradients are clipped as Config says, and a norm that is not finite is an error; the caller's
+// tensors keep their values. With several
 // workers, every worker calls it with the same gradients. On error no variable has changed, except by an earlier
 // [Trainer.Gradients].
 func (t *Trainer) ApplyGradients(ctx context.Context, gradients []*tensor.Tensor) error {
@@ -453,6 +454,10 @@ func (t *Trainer) ApplyGradients(ctx context.Context, gradients []*tensor.Tensor
 		for block := range sums {
 			sums[block] = blockSquares(gradients[parameter], block)
 		}
+	}
+	if norm := t.notFiniteNorm(); norm != "" {
+		return fmt.Errorf("train: apply gradients: clipping: %s is not finite: leave the step out, "+
+			"or use a smaller loss", norm)
 	}
 	_, err := t.transact(ctx, nil, func(ctx context.Context, r *distribute.Replica) error {
 		local := r.LocalID()
