@@ -154,7 +154,7 @@ type Micro struct {
 	Last bool
 	// LossScale multiplies the loss before the backward pass. The gradients are multiplied by its inverse
 	// afterwards, at least in float32. It keeps small gradients of float16 models from becoming 0, and should
-	// be a power of 2. 0 means 1. Loss and metrics are never scaled.
+	// be a power of 2. It and its inverse must be finite in float32. 0 means 1. Loss and metrics are never scaled.
 	LossScale float64
 }
 
@@ -316,7 +316,7 @@ type Program interface {
 	// belongs to the caller from ready of its bucket until Commit or Discard; Update reads it there. No other
 	// memory overlaps it. In a step without Gradients, it is zeroed memory that the caller fills: so gradients
 	// that the program did not compute can be applied. It returns an error if the gradients are incomplete,
-	// because Micro.Last was not set.
+	// because Micro.Last was not set, the bucket is not ready, or Gradients failed, and after WholeStep.Step.
 	Gradient(replica, parameter int) (*tensor.Tensor, error)
 
 	// Update computes new values of the parameters of a part, and of their slots, on a device, from factor times

@@ -63,6 +63,7 @@ func Run(t *testing.T, c Config) {
 		{"buckets", testBuckets},
 		{"parts give the same bits", testParts},
 		{"gradients of the caller's", testFilledGradients},
+		{"incomplete gradients", testIncompleteGradients},
 		{"factor", testFactor},
 		{"accumulation", testAccumulation},
 		{"averages over micro-batches", testAccumulatedAverages},
@@ -729,6 +730,55 @@ func testAccumulatedAverages(t *testing.T, c Config) {
 	sameBits(t, "averages after three micro-batches", read(t, q, 0), read(t, p, 0))
 }
 
+// testIncompleteGradients checks that there is neither a gradient nor an update before ready of its bucket, nor after an
+// error, until the step is discarded.
+func testIncompleteGradients(t *testing.T, c Config) {
+	e := open(t, c, 1)
+	p := mustCompile(t, c.Plain(), e, bucketed(e, 1, 4, 1))
+	incomplete := func(when string, buckets []engine.Bucket) {
+		t.Helper()
+		for _, b := range buckets {
+			for _, i := range b.Parameters {
+				if x, err := p.Gradient(0, i); err == nil {
+					t.Errorf("%s: the gradient of %s is %v, want an error", when, p.Parameters()[i].Name, x)
+				}
+			}
+		}
+	}
+	m := engine.Micro{Batch: batch(90, 4), WeightSum: 4, RNG: [3]uint64{1, 2, 3}, Last: true}
+	var want []*tensor.Tensor
+	for round := range 2 {
+		if _, err := p.Gradients(t.Context(), 0, m, func(k int) {
+			if round == 1 {
+				incomplete(fmt.Sprintf("in ready(%d)", k), p.Buckets()[k+1:])
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		got, err := Memory(p, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if round == 0 {
+			want = cloneAll(got)
+		}
+		sameBits(t, "gradients after others were requested too early", got, want)
+		p.Discard()
+	}
+	m.Batch = batch(90, 3)
+	if _, err := p.Gradients(t.Context(), 0, m, nil); err == nil {
+		t.Error("gradients of too few rows: no error")
+	}
+	incomplete("after an error", p.Buckets())
+	if err := p.Update(t.Context(), 0, 0, 0, 1); err == nil {
+		t.Error("updated after failed gradients: no error")
+	}
+	p.Discard()
+	if x, err := p.Gradient(0, 0); err != nil || !x.Equal(tensor.New(x.DType(), x.Shape()...)) {
+		t.Errorf("the gradient after a discard is %v, %v: want zeros", x, err)
+	}
+}
+
 // testLossScale checks that a loss scale that is a power of 2 has no effect on a model without half-width numbers.
 func testLossScale(t *testing.T, c Config) {
 	p := compile(t, c, c.Plain(), 1, 4)
@@ -750,7 +800,7 @@ func testLossScale(t *testing.T, c Config) {
 			t.Errorf("loss %v with loss scale %v, want %v", s.Loss, scale, loss)
 		}
 	}
-	for _, scale := range []float64{-1, math.NaN(), math.Inf(1)} {
+	for _, scale := range []float64{-1, math.NaN(), math.Inf(1), 1e300, 1e-300, 1e-40} {
 		if _, err := p.Gradients(t.Context(), 0, engine.Micro{
 			Batch: batch(22, 4), WeightSum: 4, Last: true, LossScale: scale,
 		}, nil); err == nil {
@@ -1072,6 +1122,9 @@ func testWholeStep(t *testing.T, c Config) {
 			p.Discard()
 			sameBits(t, "variables after a discard", read(t, p, 0), start)
 			continue
+		}
+		if _, err := p.Gradient(0, 0); err == nil {
+			t.Error("a whole step's gradient: no error")
 		}
 		p.Commit()
 		g := gradients(t, q, 0, micro.Batch, 4)

@@ -195,10 +195,7 @@ func (r *replica) exchange(ctx context.Context, which []int, operands []compute.
 		}
 		dst, src, names = append(dst, s.resultAs), append(src, x), append(names, s.name)
 	}
-	r.device.turn.Unlock() // for the other replicas of the device
-	err := r.p.spec.Sum(ctx, r.index, dst, src, names)
-	r.device.turn.Lock()
-	if err != nil {
+	if err := r.allReduce(ctx, dst, src, names); err != nil {
 		return nil, err
 	}
 	sums := make([]compute.Buffer, len(which))
@@ -209,4 +206,12 @@ func (r *replica) exchange(ctx context.Context, which []int, operands []compute.
 		}
 	}
 	return sums, nil
+}
+
+// allReduce calls Spec.Sum. Meanwhile the other replicas of the device may compute. The replica has its turn again
+// when it returns, also by a panic.
+func (r *replica) allReduce(ctx context.Context, dst, src []*tensor.Tensor, names []string) error {
+	r.device.turn.Unlock()
+	defer r.device.turn.Lock()
+	return r.p.spec.Sum(ctx, r.index, dst, src, names)
 }

@@ -458,3 +458,42 @@ func TestSyncBatchNormFarFromZero(t *testing.T) {
 		}
 	})
 }
+
+// TestAllReducePanics checks that a panic in Spec.Sum is an error of Gradients, and that the replicas of the device can
+// compute afterwards.
+func TestAllReducePanics(t *testing.T) {
+	e := openEngine(t, "go", 1)
+	s := features(e, 4, 3)
+	s.ReplicaDevices = []int{0, 0}
+	sums := newAdder(2)
+	panics := true
+	s.Sum = func(ctx context.Context, replica int, dst, src []*tensor.Tensor, names []string) error {
+		if panics {
+			panic(fmt.Sprintf("sum of replica %d is broken", replica))
+		}
+		return sums.sum(ctx, replica, dst, src, names)
+	}
+	m := &gomlx.Model{
+		Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node {
+			x := layer.Dense(s, in[0], 2)
+			if s.IsTraining(x.Graph()) {
+				x = gomlx.AllReduce(x, gomlx.Mean)
+			}
+			return []*graph.Node{x}
+		},
+		Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: optimizer.StochasticGradientDescent(),
+	}
+	p := compile(t, m, e, s)
+	batches := []engine.Batch{randomBatch(1, 4, 3, 2), randomBatch(2, 4, 3, 2)}
+	for r, b := range batches {
+		_, err := enginetest.Gradients(t.Context(), p, r, b, 8, [3]uint64{})
+		if want := fmt.Sprintf("sum of replica %d is broken", r); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("gradients of replica %d: %v, want %q", r, err, want)
+		}
+	}
+	p.Discard()
+	panics = false
+	if _, _, err := allGradients(p, sums, batches, 8); err != nil {
+		t.Errorf("gradients after a panic: %v", err)
+	}
+}

@@ -3,6 +3,7 @@ package gomlx
 import (
 	"context"
 	"fmt"
+	"math"
 	"unsafe"
 
 	"github.com/gomlx/compute"
@@ -43,6 +44,7 @@ type replica struct {
 	// buffers, or host copies, with nil buffers, if host and device share no memory.
 	gradients []compute.Buffer
 	memory    []*tensor.Tensor
+	begun     bool             // the step computes gradients, so the caller cannot fill them
 	added     bool             // gradients of a micro-batch are in the buffers or in staged
 	staged    []*tensor.Tensor // host copies, if host and device share no memory
 	fetched   []*tensor.Tensor // the same of one micro-batch that is added; nil: none yet
@@ -330,14 +332,15 @@ func (r *replica) computeGradients(ctx context.Context, m engine.Micro, ready fu
 		r.discard() // results of a step that was neither committed nor discarded
 	}
 	added := r.added
-	r.added = false // if anything fails
+	r.begun, r.added = true, false // added stays false if anything fails
 	clear(r.memory)
 	scale := m.LossScale
 	switch {
 	case scale == 0:
 		scale = 1
-	case !(scale > 0) || scale*2 == scale:
-		return engine.Scalars{}, fmt.Errorf("gomlx: Micro.LossScale is %v: want a positive finite number, or 0 for 1", scale)
+	case !isScale(scale) || !isScale(1/scale):
+		return engine.Scalars{}, fmt.Errorf("gomlx: Micro.LossScale is %v: want a positive number that is finite in "+
+			"float32, like its inverse, or 0 for 1", scale)
 	}
 	if err := r.feed(m.Batch, m.WeightSum); err != nil {
 		return engine.Scalars{}, err
@@ -365,9 +368,13 @@ func (r *replica) computeGradients(ctx context.Context, m engine.Micro, ready fu
 	return s, err
 }
 
+// isScale reports whether x is positive and finite in float32, in which gradients are multiplied.
+func isScale(x float64) bool { return float32(x) > 0 && float32(x) <= math.MaxFloat32 }
+
 // step implements [engine.WholeStep.Step].
 func (r *replica) step(ctx context.Context, m engine.Micro) (engine.Scalars, bool, error) {
 	r.discard()
+	r.begun = true // gradients of a whole step have no memory
 	if err := r.feed(m.Batch, m.WeightSum); err != nil {
 		return engine.Scalars{}, false, err
 	}
@@ -496,9 +503,9 @@ func (r *replica) gradient(i int) (*tensor.Tensor, error) {
 	switch {
 	case r.memory[i] != nil:
 		return r.memory[i], nil
-	case r.added:
+	case r.begun:
 		return nil, fmt.Errorf("gomlx: the gradient of %s on replica %d is incomplete: set Micro.Last in the step's last "+
-			"micro-batch", v.Name, r.index)
+			"micro-batch, and wait for ready of its bucket; after an error discard the step", v.Name, r.index)
 	case r.staged != nil:
 		clear(r.staged[i].Memory().HostBytes())
 		r.memory[i] = r.staged[i]
@@ -601,7 +608,7 @@ func (r *replica) discard() {
 		r.pendingAverages[v] = nil
 	}
 	r.freeGradients()
-	r.added = false
+	r.begun, r.added = false, false
 	release(r.losses)
 	r.losses = nil
 }
