@@ -196,6 +196,14 @@ type Advised interface {
 	Advice() []string
 }
 
+// Mixed is a [Program] that may compute in another type than that of its parameters.
+type Mixed interface {
+	Program
+	// ComputeDType is the type in which the layers compute. If it is float16, Micro.LossScale has to keep small
+	// gradients from becoming 0.
+	ComputeDType() tensor.DType
+}
+
 // Described is a [Program] that can describe its operations, so that the workers of a job can compare their
 // programs before training.
 type Described interface {

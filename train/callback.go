@@ -45,7 +45,7 @@ type Step struct {
 	Step     int           // within this epoch, from 1
 	Examples int           // in the step's batch
 	Loss     float64       // of the step's batch
-	Skipped  bool          // no variable changed: the weights added up to 0 (then Loss is 0), or NotFinite is set
+	Skipped  bool          // the weights added up to 0 (then Loss is 0), or NotFinite or Overflow is set
 	Duration time.Duration // of the step, including the wait for its batch
 
 	// GradientNorm is the global norm of the step's gradients before clipping, if Config.ClipNorm is set.
@@ -53,6 +53,8 @@ type Step struct {
 	// NotFinite describes the value that was not finite, if Config.NotFinite let training continue. It is nil
 	// if loss and gradients are finite.
 	NotFinite *NotFiniteError
+	// Overflow reports that a gradient overflowed float16: see [LossScaling].
+	Overflow bool
 
 	mean *mean
 }

@@ -55,6 +55,9 @@ type Config struct {
 	// Only one of the three limits can be set. The gradients that are clipped are those of the mean loss of the
 	// whole step, summed over all replicas and accumulated batches, by Fit and ApplyGradients.
 	ClipValue float64
+	// LossScaling configures the loss scale of models that compute in float16 (gomlx.MixedFloat16). It must be the
+	// same on all workers.
+	LossScaling LossScaling
 	// DataTimeout is how long a step, or New, waits for a batch before it fails with a [DataTimeoutError].
 	// Default: half of the strategy's Options.Timeout, so 5 minutes if that is unset too. The other workers,
 	// which wait for this one in a reduction, then get this error before their own timeout. Negative, or the
@@ -116,6 +119,9 @@ func (c *Config) complete(ctx context.Context, timeout time.Duration) error {
 		return fmt.Errorf("train: Config.GlobalBatch is %d: want at least 1", c.GlobalBatch)
 	}
 	if err := c.checkClipping(); err != nil {
+		return err
+	}
+	if err := c.LossScaling.complete(); err != nil {
 		return err
 	}
 	for _, f := range slices.Concat(c.Inputs, c.Labels) {

@@ -35,6 +35,7 @@ type fakeModel struct {
 	rate  float64
 	start float64                               // added to the initial values
 	shift float64                               // times the average: added to the predictions in inference
+	limit float64                               // of a scaled derivative in float16; 0: it computes in float64
 	fail  func(phase string, replica int) error // may panic; nil: nothing fails
 	ready func(r *fakeReplica, bucket int)      // called when a bucket was handed over; nil: nothing
 }
@@ -116,6 +117,14 @@ func (p *fakeProgram) Describe() []string {
 	}
 }
 
+// ComputeDType implements engine.Mixed.
+func (p *fakeProgram) ComputeDType() tensor.DType {
+	if p.model.limit > 0 {
+		return tensor.Float16
+	}
+	return tensor.Float64
+}
+
 func (p *fakeProgram) Parameters() []engine.Variable { return fakeVariables[:2] }
 func (p *fakeProgram) Variables() []engine.Variable  { return fakeVariables }
 func (p *fakeProgram) Metrics() []string             { return []string{"near"} }
@@ -183,6 +192,9 @@ func (p *fakeProgram) Gradients(_ context.Context, replica int, m engine.Micro, 
 	}
 	bias, weights := r.gradient(0), r.gradient(1)
 	loss, near := p.forward(r, m.Batch, m.WeightSum, func(x []float64, w, d float64) {
+		if p.model.limit > 0 && math.Abs(d)*m.LossScale > p.model.limit {
+			d = math.Inf(1)
+		}
 		bias[0] += d
 		weights[0] += d * x[0]
 		weights[1] += d * x[1]

@@ -2,6 +2,7 @@ package train
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -379,8 +380,8 @@ func (t *Trainer) find(r *distribute.Replica, g *globalBatch, gradients []*tenso
 		if at := tensor.FirstNotFinite(x); at >= 0 {
 			f.Cause = causeGradient
 			f.Detail = fmt.Sprintf("the gradient of %s is the first that is not finite: element %s is %v: clip "+
-				"what the model divides by or takes the root or logarithm of, or use a wider type than %v",
-				t.Parameters()[i].Name, position(x.Shape(), at), x.Float64s()[at], x.DType())
+				"what the model divides by or takes the root or logarithm of, or use a wider type than %s",
+				t.Parameters()[i].Name, position(x.Shape(), at), x.Float64s()[at], cmp.Or(t.computeName(), x.DType().String()))
 			return f, nil
 		}
 	}

@@ -298,7 +298,7 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 		}
 		info := Step{
 			EpochBegin: begin, Step: step, Examples: b.examples, Skipped: !made, NotFinite: problem,
-			Duration: time.Since(start), mean: mean,
+			Duration: time.Since(start), mean: mean, Overflow: !made && problem == nil && b.weightSum > 0,
 		}
 		if !made {
 			f.history.Skipped++

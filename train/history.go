@@ -6,7 +6,7 @@ import "time"
 type History struct {
 	Epochs  []Epoch // including an incomplete last one
 	Steps   int     // batches processed, including skipped ones
-	Skipped int     // batches whose weights added up to 0, or that Config.NotFinite skipped
+	Skipped int     // batches whose weights added up to 0, or that Config.NotFinite or an overflow of float16 skipped
 	Stopped bool    // a callback or Trainer.Stop ended training
 	Speed   Speed   // throughput
 }

@@ -32,9 +32,11 @@ type Snapshot struct {
 	Facts, Build []Fact
 	Job          string
 
-	passes  int64     // Trainer.passes
-	buckets []int     // the number of parameters of each bucket, which the last bits may depend on; nil: unknown
-	fit     *fitState // nil: taken outside Fit
+	passes  int64      // Trainer.passes
+	buckets []int      // the number of parameters of each bucket, which the last bits may depend on; nil: unknown
+	compute string     // Trainer.computeName
+	scale   *lossScale // nil: none
+	fit     *fitState  // nil: taken outside Fit
 }
 
 // Epoch returns Fit's position: the epoch, from 0, and the steps of it that were taken. It returns 0, 0 for a
@@ -48,18 +50,20 @@ func (s *Snapshot) Epoch() (epoch, step int) {
 
 // snapshotState is a Snapshot without its variables, as the manifest holds it.
 type snapshotState struct {
-	Step        int64     `json:"step"`
-	Passes      int64     `json:"passes,omitempty"` // of Trainer.Gradients after the step
-	Seed        int64     `json:"seed"`
-	GlobalBatch int       `json:"global_batch"`
-	Replicas    int       `json:"replicas"`
-	Buckets     []int     `json:"buckets,omitempty"`     // parameters of each bucket of gradients
-	Compress    string    `json:"compress,omitempty"`    // Config.Compress; without it, none
-	Compression []string  `json:"compression,omitempty"` // the names of the tensors that are no variables
-	Facts       []Fact    `json:"facts,omitempty"`
-	Build       []Fact    `json:"build,omitempty"`
-	Job         string    `json:"job,omitempty"`
-	Fit         *fitState `json:"fit,omitempty"`
+	Step        int64      `json:"step"`
+	Passes      int64      `json:"passes,omitempty"` // of Trainer.Gradients after the step
+	Seed        int64      `json:"seed"`
+	GlobalBatch int        `json:"global_batch"`
+	Replicas    int        `json:"replicas"`
+	Buckets     []int      `json:"buckets,omitempty"`     // parameters of each bucket of gradients
+	Compress    string     `json:"compress,omitempty"`    // Config.Compress; without it, none
+	Compression []string   `json:"compression,omitempty"` // the names of the tensors that are no variables
+	Facts       []Fact     `json:"facts,omitempty"`
+	Build       []Fact     `json:"build,omitempty"`
+	Job         string     `json:"job,omitempty"`
+	Compute     string     `json:"compute,omitempty"` // the half type of a model of mixed precision
+	LossScale   *lossScale `json:"loss_scale,omitempty"`
+	Fit         *fitState  `json:"fit,omitempty"`
 }
 
 // Contents converts the snapshot to the form that package checkpoint writes. The tensors are shared, not
@@ -68,6 +72,7 @@ func (s *Snapshot) Contents() (*checkpoint.Contents, error) {
 	saved := snapshotState{
 		Step: s.Step, Passes: s.passes, Seed: s.Seed, GlobalBatch: s.GlobalBatch, Replicas: s.Replicas, Facts: s.Facts,
 		Build: s.Build, Job: s.Job, Buckets: s.buckets, Fit: s.fit,
+		Compute: s.compute, LossScale: s.scale,
 	}
 	if s.Compress != (compress.Codec{}) {
 		saved.Compress = s.Compress.String()
@@ -96,6 +101,10 @@ func SnapshotOf(c *checkpoint.Contents) (*Snapshot, error) {
 	s := &Snapshot{
 		Step: state.Step, Seed: state.Seed, GlobalBatch: state.GlobalBatch, Replicas: state.Replicas,
 		Facts: state.Facts, Build: state.Build, Job: state.Job, passes: state.Passes, buckets: state.Buckets, fit: state.Fit,
+		compute: state.Compute, scale: state.LossScale,
+	}
+	if err := s.scale.check(); err != nil {
+		return nil, fmt.Errorf("train: snapshot: its state: %w", err)
 	}
 	if s.Step < 0 || s.passes < 0 || s.Replicas < 1 || s.GlobalBatch < 1 {
 		return nil, fmt.Errorf("train: snapshot: invalid state: step %d, %d replicas, global batch %d", s.Step, s.Replicas,
@@ -133,7 +142,10 @@ func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
 	s := &Snapshot{
 		Step: t.committed, Seed: t.config.Seed, GlobalBatch: t.config.GlobalBatch,
 		Replicas: t.strategy.NumReplicasInSync(), passes: t.passes, Compress: t.config.Compress,
-		buckets: t.bucketSizes(),
+		buckets: t.bucketSizes(), compute: t.computeName(),
+	}
+	if scale := t.scale; scale.Scale != 0 {
+		s.scale = &scale
 	}
 	for i, v := range t.variables {
 		var value *tensor.Tensor
@@ -252,6 +264,9 @@ func (t *Trainer) restore(s *Snapshot) (Restored, error) {
 	if s.buckets != nil && s.Replicas == t.strategy.NumReplicasInSync() && !slices.Equal(s.buckets, t.bucketSizes()) {
 		r.Differ = append(r.Differ, "the snapshot was made with other buckets of gradients: an engine may round "+
 			"differently: give the same Config.BucketBytes")
+	}
+	if why := t.restorePrecision(s); why != "" {
+		r.Differ = append(r.Differ, why)
 	}
 	if why := t.restoreCompression(s); why != "" {
 		r.Differ = append(r.Differ, why)

@@ -143,6 +143,10 @@ func (t *Trainer) describe() []string {
 		fmt.Sprintf("gradients clipped by norm %v, by variable norm %v, by value %v",
 			t.config.ClipNorm, t.config.ClipVariableNorm, t.config.ClipValue),
 	}
+	if t.scale.Scale != 0 {
+		out = append(out, fmt.Sprintf("a loss scale of %v, raised after %d steps", t.scale.Scale,
+			t.config.LossScaling.GrowthSteps))
+	}
 	for _, v := range t.variables {
 		out = append(out, fmt.Sprintf("the %v %q of %v%s", v.Role, v.Name, v.DType, tensor.FormatShape(v.Shape)))
 	}

@@ -48,7 +48,11 @@ func (t *Trainer) step(ctx context.Context, b *stepBatches) (made, stop bool, pr
 		})
 	}
 	b.tolerated = t.tolerates(false)
-	if stop, err = once(); !errors.Is(err, errNotFinite) {
+	if stop, err = once(); errors.Is(err, errNotFinite) && t.overflowed() {
+		t.lowerScale("the step is skipped")
+		return false, false, nil, nil
+	}
+	if !errors.Is(err, errNotFinite) {
 		if made = err == nil && !stop; made && !t.allFinite() { // not reported, see tolerates
 			t.notFinite++
 			loss, _ := t.scalars()
@@ -56,6 +60,9 @@ func (t *Trainer) step(ctx context.Context, b *stepBatches) (made, stop bool, pr
 				Step: t.committed, Loss: loss, Replica: -1, Example: -1,
 				Detail: "see the log for the first ones, with their causes",
 			}
+		}
+		if made && problem == nil {
+			t.raiseScale()
 		}
 		return made, stop, problem, err
 	}
@@ -69,14 +76,14 @@ func (t *Trainer) step(ctx context.Context, b *stepBatches) (made, stop bool, pr
 
 // transact runs f on every replica, then commits on all. If f failed on any replica, or a worker requested a
 // stop, it discards on all. b has the batches whose scalars f reduces, or is nil if it reduces none. transact
-// returns errNotFinite if the scalars are not finite and b does not tolerate that.
+// returns errNotFinite if the scalars are not finite and b does not tolerate that, or the loss scale overflowed.
 func (t *Trainer) transact(ctx context.Context, b *stepBatches,
 	f func(context.Context, *distribute.Replica) error,
 ) (stop bool, err error) {
 	err = t.run(ctx, f)
 	t.norm = t.globalNorm()
 	stop = err == nil && b != nil && t.stopAgreed()
-	if err == nil && !stop && b != nil && !b.tolerated && !t.allFinite() {
+	if err == nil && !stop && b != nil && (!b.tolerated || t.overflowed()) && !t.allFinite() {
 		err = errNotFinite
 	}
 	if err != nil || stop {
@@ -224,8 +231,9 @@ func (t *Trainer) compute(ctx context.Context, r *distribute.Replica, b *stepBat
 func (t *Trainer) micro(r *distribute.Replica, b *stepBatches, i int) engine.Micro {
 	return engine.Micro{
 		Batch: b.list[i].shares[r.LocalID()], WeightSum: b.weightSum,
-		RNG: randomState(t.config.Seed, t.committed, b.pass, i, r.ID()),
-		Add: hasWeights(b.list[:i]), Last: !hasWeights(b.list[i+1:]),
+		RNG:       randomState(t.config.Seed, t.committed, b.pass, i, r.ID()),
+		LossScale: t.scale.Scale,
+		Add:       hasWeights(b.list[:i]), Last: !hasWeights(b.list[i+1:]),
 	}
 }
 
@@ -386,7 +394,8 @@ func (t *Trainer) scalars() (loss float64, sums []float64) {
 // Gradients runs a forward and a backward pass over each batch in training mode, as a training=True call in Keras
 // does. So each pass changes the variables that the model function changes (moving averages of batch normalization,
 // counters of learning-rate schedules in the model), and draws new random numbers (dropout). Parameters and
-// the optimizer's slots keep their values until ApplyGradients. On error no variable has changed.
+// the optimizer's slots keep their values until ApplyGradients. If a gradient overflows float16, Gradients computes
+// all again with half the loss scale: see [LossScaling]. On error no variable has changed.
 func (t *Trainer) Gradients(ctx context.Context, batches ...data.Batch) ([]*tensor.Tensor, Result, error) {
 	if err := t.knowsLastStep(); err != nil {
 		return nil, Result{}, fmt.Errorf("train: gradients: %w", err)
@@ -413,12 +422,22 @@ func (t *Trainer) Gradients(ctx context.Context, batches ...data.Batch) ([]*tens
 			plural(step.examples, "example"))
 	}
 	step.pass = t.passes
-	err := t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
-		return t.reduceGradients(ctx, r, &step, false)
-	})
-	if err != nil {
+	for {
+		err := t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
+			return t.reduceGradients(ctx, r, &step, false)
+		})
+		if err != nil {
+			t.discard()
+			return nil, Result{}, fmt.Errorf("train: %w", err)
+		}
+		if !t.overflowed() {
+			break
+		}
 		t.discard()
-		return nil, Result{}, fmt.Errorf("train: %w", err)
+		t.lowerScale("the gradients are computed again")
+	}
+	if t.allFinite() {
+		t.raiseScale()
 	}
 	out := make([]*tensor.Tensor, len(t.Parameters()))
 	for k, bucket := range t.buckets {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/tensor"
 )
 
 // Trainer trains one model over one strategy. Only one goroutine at a time may use it, except for
@@ -46,6 +47,9 @@ type Trainer struct {
 	stopping atomic.Bool // Stop was called
 	// a callback of the current Fit requested a stop, which the other workers have not received yet
 	stopRequested bool
+
+	computeDType tensor.DType // of the model's layers; Invalid: not known
+	scale        lossScale
 
 	notFinite int // non-finite batches that did not end Fit or Evaluate
 }
@@ -126,6 +130,7 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 		t.failOthers(ctx, err)
 		return nil, errors.Join(err, program.Close())
 	}
+	t.computesIn()
 	t.plan()
 	t.at(PhaseStart)
 	if t.others() {

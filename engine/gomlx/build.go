@@ -42,6 +42,8 @@ type builder struct {
 	b              *backend
 	spec           engine.Spec
 	store          *model.Store
+	layers         *model.Store // that of the model function: store, or one whose variables have half width
+	width          dtypes.DType // in which layers compute, of a mixed precision
 	inputs, labels []shapes.Shape
 	graphs         []*executable // all that were created, for cleanup
 
@@ -57,10 +59,14 @@ type builder struct {
 }
 
 func newBuilder(m *Model, b *backend, spec engine.Spec) (*builder, error) {
-	bl := &builder{m: m, b: b, spec: spec, store: model.NewStore()}
-	bl.store.SetParam(model.ParamInitialSeed, spec.Seed) // must be int64: GoMLX reads another type as 0
-	for name, value := range m.Params {
-		bl.store.SetParam(name, value)
+	bl := &builder{m: m, b: b, spec: spec, store: newStore(m, spec)}
+	var err error
+	if bl.width, err = m.Precision.width(); err != nil {
+		return nil, err
+	}
+	bl.layers = bl.store
+	if bl.width != dtypes.InvalidDType {
+		bl.layers = newStore(m, spec)
 	}
 	for _, list := range []struct {
 		what     string
@@ -78,12 +84,25 @@ func newBuilder(m *Model, b *backend, spec engine.Spec) (*builder, error) {
 	return bl, nil
 }
 
+// newStore returns a store without variables.
+func newStore(m *Model, spec engine.Spec) *model.Store {
+	s := model.NewStore()
+	s.SetParam(model.ParamInitialSeed, spec.Seed) // must be int64: GoMLX reads another type as 0
+	for name, value := range m.Params {
+		s.SetParam(name, value)
+	}
+	return s
+}
+
 // build builds the graphs in the order in which GoMLX's trainer would create the variables: the model's, then
 // the optimizer's. Initial values depend on that order.
 func (bl *builder) build(ctx context.Context) (*program, error) {
+	if err := bl.masters(); err != nil {
+		return nil, err
+	}
 	gradients, err := bl.training()
 	if err != nil {
-		return nil, err
+		return nil, bl.explain(err)
 	}
 	buckets := bl.buckets(gradients.positions)
 	for _, b := range buckets {
@@ -99,14 +118,14 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 	}
 	evaluate, err := bl.evaluation()
 	if err != nil {
-		return nil, err
+		return nil, bl.explain(err)
 	}
 	predict, err := bl.prediction()
 	if err != nil {
-		return nil, err
+		return nil, bl.explain(err)
 	}
 	var step *executable
-	if bl.replicas() == 1 && bl.spec.Shards <= 1 && bl.b.whole {
+	if bl.replicas() == 1 && bl.spec.Shards <= 1 && bl.b.whole && bl.layers == bl.store {
 		if step, err = bl.wholeStep(); err != nil {
 			return nil, err
 		}
@@ -114,7 +133,8 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 
 	p := &program{
 		advice:  bl.slow.list(),
-		backend: bl.b, spec: bl.spec, lossType: bl.lossType, parameters: len(bl.trained), buckets: buckets, updates: updates,
+		backend: bl.b, spec: bl.spec, lossType: bl.lossType, width: bl.width,
+		parameters: len(bl.trained), buckets: buckets, updates: updates,
 		gradients: gradients, step: step, wholeUpdate: bl.wholeUpdate, evaluate: evaluate, predict: predict,
 		classes: bl.classes,
 	}
@@ -178,7 +198,10 @@ func (bl *builder) training() (*executable, error) {
 		if err != nil {
 			return err
 		}
-		for v := range bl.store.IterVariables() {
+		if err := bl.checkWidth(g); err != nil {
+			return err
+		}
+		for v := range bl.layers.IterVariables() {
 			if v.Path() == rngPath || !v.InUseByGraph(g) {
 				continue
 			}
@@ -202,14 +225,27 @@ func (bl *builder) training() (*executable, error) {
 			weights[i] = v.NodeValue(g)
 		}
 		scale := graph.Parameter(g, argName(lossScaleArg, 0), shapes.Make(bl.lossType))
-		x.outputs = append([]*graph.Node{stats, each}, graph.Gradient(graph.Mul(objective, scale), weights...)...)
+		gradients := graph.Gradient(graph.Mul(objective, scale), weights...)
+		if bl.trained, err = bl.mastersOf(bl.trained); err != nil {
+			return err
+		}
+		if bl.changed, err = bl.mastersOf(bl.changed); err != nil {
+			return err
+		}
+		for i, v := range bl.trained {
+			gradients[i] = graph.ConvertDType(gradients[i], v.DType())
+		}
+		x.outputs = append([]*graph.Node{stats, each}, gradients...)
 		for _, v := range bl.changed {
-			value := v.NodeValue(g)
+			value := bl.layers.GetVariable(v.Path()).NodeValue(g)
 			if bl.spec.Central != nil && v.DType().IsFloat() {
 				value = AllReduce(value, Mean)
 			}
 			x.outputs = append(x.outputs, value)
 			x.changes = append(x.changes, v.Path())
+		}
+		if bl.layers != bl.store {
+			return nil // masters has set the hooks
 		}
 		bl.hooks = map[string]any{}
 		for h := range bl.store.IterGraphParams(g) {
@@ -485,10 +521,10 @@ func (bl *builder) prediction() (*executable, error) {
 	bl.inference(x)
 	err := catch("build the predict program", func() error {
 		g := x.g
-		model.SetStore(g, bl.store)
-		bl.store.SetTraining(g, false)
+		model.SetStore(g, bl.layers)
+		bl.layers.SetTraining(g, false)
 		var err error
-		x.outputs, err = bl.forward(parameters(g, inputArg, bl.inputs))
+		x.outputs, err = bl.forward(g, parameters(g, inputArg, bl.inputs))
 		return err
 	})
 	return x, err
@@ -503,8 +539,8 @@ type batchNodes struct {
 // begin prepares a graph whose input is a whole batch.
 func (bl *builder) begin(x *executable, training bool) (*graph.Graph, batchNodes) {
 	g := x.g
-	model.SetStore(g, bl.store)
-	bl.store.SetTraining(g, training)
+	model.SetStore(g, bl.layers)
+	bl.layers.SetTraining(g, training)
 	n := batchNodes{
 		inputs:  parameters(g, inputArg, bl.inputs),
 		labels:  parameters(g, labelArg, bl.labels),
@@ -552,8 +588,8 @@ func ExampleWeights(g *graph.Graph) *graph.Node {
 }
 
 // forward calls the model function and checks its results.
-func (bl *builder) forward(inputs []*graph.Node) ([]*graph.Node, error) {
-	out := bl.m.Forward(bl.store.RootScope(), inputs)
+func (bl *builder) forward(g *graph.Graph, inputs []*graph.Node) ([]*graph.Node, error) {
+	out := bl.m.Forward(bl.layers.RootScope(), bl.cast(g, inputs))
 	if len(out) == 0 {
 		return nil, errors.New("the model function returned no prediction")
 	}
@@ -564,6 +600,9 @@ func (bl *builder) forward(inputs []*graph.Node) ([]*graph.Node, error) {
 		if n.Rank() == 0 || n.Shape().Dim(0) != bl.spec.Rows {
 			return nil, fmt.Errorf("the model function returned a prediction of shape %s: want %d rows, one per example",
 				n.Shape(), bl.spec.Rows)
+		}
+		if bl.width != dtypes.InvalidDType {
+			out[i] = AtLeastFloat32(n)
 		}
 	}
 	return out, nil
@@ -576,7 +615,7 @@ func (bl *builder) forward(inputs []*graph.Node) ([]*graph.Node, error) {
 // loss, divided by W. Its share of the regularisation is its share of W. So the sum over replicas contains
 // both exactly once.
 func (bl *builder) objective(g *graph.Graph, batch batchNodes) (stats, losses, objective *graph.Node, err error) {
-	predictions, err := bl.forward(batch.inputs)
+	predictions, err := bl.forward(g, batch.inputs)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -662,7 +701,7 @@ func (bl *builder) variables() ([]variable, error) {
 	for v := range bl.store.IterVariables() {
 		path := v.Path()
 		used := bl.ofUpdates[path] ||
-			slices.ContainsFunc(bl.graphs, func(x *executable) bool { return v.InUseByGraph(x.g) })
+			slices.ContainsFunc(bl.graphs, func(x *executable) bool { return bl.uses(x, v) })
 		if path == rngPath || !used {
 			continue
 		}
@@ -700,6 +739,9 @@ func (bl *builder) newExecutable(name string) *executable {
 		x.recorder = stages.New(b)
 		x.recorder.Defer = true
 		b = x.recorder
+	}
+	if bl.layers != bl.store {
+		b = castingBackend{b, bl.store}
 	}
 	x.g = graph.NewGraph(b, "lockstep: "+name)
 	bl.graphs = append(bl.graphs, x)

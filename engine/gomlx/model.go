@@ -34,6 +34,14 @@ type Model struct {
 	// Metrics are computed per example, in training and evaluation.
 	Metrics []Metric
 
+	// Precision is the type in which the layers compute. The default, and Float32, is the type of the inputs. With
+	// MixedBFloat16 and MixedFloat16, Forward gets its floating-point inputs, and its layers their parameters, as
+	// bfloat16 or float16. The variables, with all of the optimizer's, the gradients and the predictions stay
+	// float32, as do loss, metrics, and the statistics of layer.BatchNorm and layer.SyncBatchNorm. It is Keras'
+	// policy of the same name. The model function must take the type from its inputs (DType) or from
+	// [ComputeDType].
+	Precision Precision
+
 	// Params are GoMLX hyperparameters, set at the root of the model's store: "l2_regularization",
 	// "clip_step_by_value", …. A name with slashes ("/readout/l2_regularization") sets one in a scope.
 	Params map[string]any

@@ -26,6 +26,7 @@ type program struct {
 	backend    *backend
 	spec       engine.Spec
 	lossType   dtypes.DType
+	width      dtypes.DType // in which layers compute, of a mixed precision
 	metrics    []string
 	variables  []variable // parameters first
 	parameters int

@@ -12,6 +12,7 @@ import (
 	"github.com/gomlx/gomlx/ml/layers/regularizer"
 	"github.com/gomlx/gomlx/ml/model"
 
+	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/gradient"
 )
 
@@ -25,7 +26,8 @@ type AttentionOptions struct {
 }
 
 // SelfAttention is multi-head attention of x to itself, of shape (rows, positions, width), with biases, and an
-// output of the same shape. Scores are divided by the root of a head's width.
+// output of the same shape. Scores are divided by the root of a head's width. The softmax of float16 and bfloat16
+// is computed in float32.
 //
 // It is GoMLX's attention.SelfAttention(s, x, heads, width/heads).UseQKVProjection(). The variables are
 // "MultiHeadAttention/qkv/weights_qkv", of shape (width, 3·width), "…/biases_q", "…/biases_k" and "…/biases_v",
@@ -84,7 +86,8 @@ func (a attentionShape) plain(in []*graph.Node) *graph.Node {
 	if a.causal {
 		scores = graph.Add(scores, graph.ExpandLeftToRank(a.mask(scores), 4))
 	}
-	y := graph.DotGeneral(graph.Softmax(scores, -1), []int{3}, batch, parts[2], []int{2}, batch)
+	p := graph.ConvertDType(graph.Softmax(gomlx.AtLeastFloat32(scores), -1), scores.DType())
+	y := graph.DotGeneral(p, []int{3}, batch, parts[2], []int{2}, batch)
 	return graph.Reshape(graph.TransposeAllAxes(y, 0, 2, 1, 3), a.rows*a.positions, all)
 }
 

@@ -34,8 +34,8 @@ const (
 // "…/mean" and "…/variance".
 //
 // Float16 and bfloat16 are normalised in float32, as in Keras, because their precision is too low for a sum
-// over many rows and for the small steps of a moving average. Scale and offset have the dtype of x; the
-// moving averages are float32.
+// over many rows and for the small steps of a moving average. Scale and offset have the dtype of x, or
+// float32 in a model of mixed precision; the moving averages are float32.
 func BatchNorm(s *model.Scope, x *graph.Node) *graph.Node {
 	return BatchNormWith(s, x, BatchNormOptions{})
 }
@@ -73,11 +73,11 @@ func BatchNormWith(s *model.Scope, x *graph.Node, o BatchNormOptions) *graph.Nod
 		panic(fmt.Errorf("batch normalisation takes shape (rows, …, channels), not %s", x.Shape()))
 	}
 	s = s.In("batch_normalization")
-	g, channels, dtype := x.Graph(), x.Shape().Dim(-1), x.DType()
+	g, channels, dtype, trainedIn := x.Graph(), x.Shape().Dim(-1), x.DType(), gomlx.VariableDType(x)
 	x = gomlx.AtLeastFloat32(x)
 	one, zero := s.WithInitializer(initializer.One), s.WithInitializer(initializer.Zero)
 	trained := func(s *model.Scope, name string) *graph.Node {
-		return graph.ConvertDType(s.VariableWithShape(name, shapes.Make(dtype, channels)).NodeValue(g), x.DType())
+		return graph.ConvertDType(s.VariableWithShape(name, shapes.Make(trainedIn, channels)).NodeValue(g), x.DType())
 	}
 	scale, offset := trained(one, "scale"), trained(zero, "offset")
 	shape := shapes.Make(x.DType(), channels)

@@ -9,6 +9,7 @@ import (
 	"github.com/gomlx/gomlx/core/graph"
 	"github.com/gomlx/gomlx/ml/model"
 
+	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/layer"
 )
 
@@ -26,7 +27,8 @@ type GPT struct {
 	Heads      int // 0: 4
 	Blocks     int // 0: 4
 
-	// DType is the floating-point type; the zero value means float32.
+	// DType is the floating-point type; the zero value means [gomlx.ComputeDType]: float32, or the half type of a
+	// model of mixed precision.
 	DType dtypes.DType
 }
 
@@ -35,7 +37,7 @@ func (m GPT) Forward(s *model.Scope, inputs []*graph.Node) []*graph.Node {
 	vocabulary, width := orDefault(m.Vocabulary, 256), orDefault(m.Width, 128)
 	heads, blocks, dtype := orDefault(m.Heads, 4), orDefault(m.Blocks, 4), m.DType
 	if dtype == dtypes.InvalidDType {
-		dtype = dtypes.Float32
+		dtype = gomlx.ComputeDType(inputs[0].Graph())
 	}
 	tokens := inputs[0]
 	if tokens.Rank() != 2 {
