@@ -38,6 +38,7 @@ type fakeModel struct {
 	limit float64                               // of a scaled derivative in float16; 0: it computes in float64
 	fail  func(phase string, replica int) error // may panic; nil: nothing fails
 	ready func(r *fakeReplica, bucket int)      // called when a bucket was handed over; nil: nothing
+	turn  bool                                  // swap the buckets
 }
 
 // The fake's variables, as a program must list them: by role, then by name.
@@ -57,6 +58,9 @@ func (m fakeModel) Compile(_ context.Context, _ engine.Engine, spec engine.Spec)
 	p.buckets = []engine.Bucket{{Parameters: []int{1}, Bytes: 16}, {Parameters: []int{0}, Bytes: 8}}
 	if spec.Replicas == 1 {
 		p.buckets = []engine.Bucket{{Parameters: []int{0, 1}, Bytes: 24}}
+	}
+	if m.turn {
+		slices.Reverse(p.buckets)
 	}
 	for replica := range spec.LocalReplicas() {
 		if spec.DeviceOf(replica) != replica {

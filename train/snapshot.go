@@ -33,7 +33,7 @@ type Snapshot struct {
 	Job          string
 
 	passes  int64      // Trainer.passes
-	buckets []int      // the number of parameters of each bucket, which the last bits may depend on; nil: unknown
+	buckets []string   // the hash of the names of each bucket, which the last bits may depend on; nil: unknown
 	compute string     // Trainer.computeName
 	scale   *lossScale // nil: none
 	fit     *fitState  // nil: taken outside Fit
@@ -55,7 +55,7 @@ type snapshotState struct {
 	Seed        int64      `json:"seed"`
 	GlobalBatch int        `json:"global_batch"`
 	Replicas    int        `json:"replicas"`
-	Buckets     []int      `json:"buckets,omitempty"`     // parameters of each bucket of gradients
+	Buckets     []string   `json:"buckets,omitempty"`     // of each bucket of gradients, the hash of their names
 	Compress    string     `json:"compress,omitempty"`    // Config.Compress; without it, none
 	Compression []string   `json:"compression,omitempty"` // the names of the tensors that are no variables
 	Facts       []Fact     `json:"facts,omitempty"`
@@ -142,7 +142,7 @@ func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
 	s := &Snapshot{
 		Step: t.committed, Seed: t.config.Seed, GlobalBatch: t.config.GlobalBatch,
 		Replicas: t.strategy.NumReplicasInSync(), passes: t.passes, Compress: t.config.Compress,
-		buckets: t.bucketSizes(), compute: t.computeName(),
+		buckets: t.bucketHashes(), compute: t.computeName(),
 	}
 	if scale := t.scale; scale.Scale != 0 {
 		s.scale = &scale
@@ -261,7 +261,7 @@ func (t *Trainer) restore(s *Snapshot) (Restored, error) {
 		r.Differ = append(r.Differ, fmt.Sprintf("the snapshot was made by %s, this is %s: averages were combined, and sums "+
 			"are made in another order", plural(s.Replicas, "replica"), plural(n, "replica")))
 	}
-	if s.buckets != nil && s.Replicas == t.strategy.NumReplicasInSync() && !slices.Equal(s.buckets, t.bucketSizes()) {
+	if s.buckets != nil && s.Replicas == t.strategy.NumReplicasInSync() && !slices.Equal(s.buckets, t.bucketHashes()) {
 		r.Differ = append(r.Differ, "the snapshot was made with other buckets of gradients: an engine may round "+
 			"differently: give the same Config.BucketBytes")
 	}
@@ -274,13 +274,13 @@ func (t *Trainer) restore(s *Snapshot) (Restored, error) {
 	return r, nil
 }
 
-// bucketSizes returns the number of parameters of each bucket.
-func (t *Trainer) bucketSizes() []int {
-	sizes := make([]int, len(t.buckets))
+// bucketHashes identifies the gradients of each bucket.
+func (t *Trainer) bucketHashes() []string {
+	hashes := make([]string, len(t.buckets))
 	for k, b := range t.buckets {
-		sizes[k] = len(b.parameters)
+		hashes[k] = b.hash
 	}
-	return sizes
+	return hashes
 }
 
 // fitSnapshot returns, by variable, the value of each replica, or a single value if it is the same on all.

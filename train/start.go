@@ -137,7 +137,7 @@ func programDifference(v, w int, a, b string) string {
 func (t *Trainer) describe() []string {
 	out := []string{
 		fmt.Sprintf("global batches of %d", t.config.GlobalBatch), fmt.Sprintf("seed %d", t.config.Seed),
-		fmt.Sprintf("%d buckets", len(t.buckets)), fmt.Sprintf("compression %v", t.config.Compress),
+		fmt.Sprintf("%d buckets of gradients", len(t.buckets)), fmt.Sprintf("compression %v", t.config.Compress),
 		fmt.Sprintf("metrics %q", t.metrics),
 		fmt.Sprintf("the policy %q for what is not finite", t.config.NotFinite),
 		fmt.Sprintf("gradients clipped by norm %v, by variable norm %v, by value %v",
@@ -146,6 +146,9 @@ func (t *Trainer) describe() []string {
 	if t.scale.Scale != 0 {
 		out = append(out, fmt.Sprintf("a loss scale of %v, raised after %d steps", t.scale.Scale,
 			t.config.LossScaling.GrowthSteps))
+	}
+	for k, b := range t.buckets { // they can follow the order of a graph, which differs between engines
+		out = append(out, fmt.Sprintf("bucket %d of %s (hash of names: %s)", k, plural(len(b.names), "gradient"), b.hash))
 	}
 	for _, v := range t.variables {
 		out = append(out, fmt.Sprintf("the %v %q of %v%s", v.Role, v.Name, v.DType, tensor.FormatShape(v.Shape)))

@@ -10,6 +10,7 @@ import (
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/train/compress"
 )
 
 // stepBatches are the global batches of one step: one, or several whose gradients are accumulated.
@@ -122,6 +123,7 @@ func (t *Trainer) run(ctx context.Context, f func(context.Context, *distribute.R
 type bucket struct {
 	parameters []int
 	names      []string
+	hash       string // of the names, in their order
 }
 
 // part is the state that a local replica keeps from step to step.
@@ -162,7 +164,7 @@ func (t *Trainer) plan() {
 		for i, parameter := range b.Parameters {
 			names[i], bucketOf[parameter] = parameters[parameter].Name, k
 		}
-		t.buckets = append(t.buckets, bucket{b.Parameters, names})
+		t.buckets = append(t.buckets, bucket{b.Parameters, names, compress.Hash(names)})
 	}
 	for i, d := range t.devices {
 		d.computed.init(len(d.replicas))

@@ -66,7 +66,7 @@ func newBlocks(parameters []Parameter, replica, replicas int) *blocks {
 	size := b.chunkBytes()
 	b.encoded = tensor.New(tensor.Uint8, replicas*size)
 	b.received = tensor.New(tensor.Uint8, replicas*size)
-	names := []string{"gradients in blocks of int8"}
+	names := []string{callName("gradients in blocks of int8", parameters)}
 	own := tensor.Of(tensor.Data[uint8](b.encoded)[replica*size : (replica+1)*size])
 	b.exchange = Call{
 		Op: AllToAll, Dst: []*tensor.Tensor{b.received}, Src: []*tensor.Tensor{b.encoded}, Names: names,

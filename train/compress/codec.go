@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/zeebo/xxh3"
+
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -134,6 +136,20 @@ type Parameter struct {
 	Name  string
 	DType tensor.DType
 	Shape []int
+}
+
+// Hash returns a hash of the names of a bucket's gradients, in their order.
+func Hash(names []string) string {
+	return fmt.Sprintf("%016x", xxh3.HashString(strings.Join(names, "\n")))
+}
+
+// callName names the encoded gradients of a bucket, so that a call fails if replicas have encoded those of others.
+func callName(what string, parameters []Parameter) string {
+	names := make([]string, len(parameters))
+	for i, p := range parameters {
+		names[i] = p.Name
+	}
+	return what + " (hash of names: " + Hash(names) + ")"
 }
 
 // Op is the operation of a [Call].

@@ -244,3 +244,21 @@ func norm(v []float64) float64 {
 	}
 	return math.Sqrt(sum)
 }
+
+// TestCallsNameTheirGradients checks that replicas that have encoded other gradients make calls of other names.
+func TestCallsNameTheirGradients(t *testing.T) {
+	names := func(c compress.Codec, parameter string) string {
+		list := []compress.Parameter{{Name: parameter, DType: tensor.Float32, Shape: []int{64, 64}}}
+		x := c.New(list, 0, 2, 1)
+		text := fmt.Sprint(x.Start([]*tensor.Tensor{tensor.New(tensor.Float32, 64, 64)}, 0)[0].Names)
+		for calls := x.Next(); len(calls) > 0; calls = x.Next() {
+			text += fmt.Sprint(calls[0].Names)
+		}
+		return text
+	}
+	for _, m := range []compress.Method{compress.BFloat16, compress.Float16, compress.Int8, compress.PowerSGD} {
+		if a, b := names(compress.Codec{Method: m}, "a"), names(compress.Codec{Method: m}, "b"); a == b {
+			t.Errorf("%v: the calls of different gradients are both named %s", m, a)
+		}
+	}
+}

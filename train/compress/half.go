@@ -30,7 +30,8 @@ func newHalf(dtype tensor.DType, parameters []Parameter) *half {
 		}
 	}
 	if count > 0 {
-		h.list, h.names = append(h.list, tensor.New(dtype, count)), append(h.names, "gradients in "+dtype.String())
+		h.list = append(h.list, tensor.New(dtype, count))
+		h.names = append(h.names, callName("gradients in "+dtype.String(), parameters))
 	}
 	for _, i := range h.others {
 		h.list, h.names = append(h.list, nil), append(h.names, parameters[i].Name)

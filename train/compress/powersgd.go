@@ -78,8 +78,8 @@ func newPowerSGD(parameters []Parameter, rank int, after int64, replicas int, se
 		p.plain.Names = append(p.plain.Names, x.Name)
 	}
 	if len(p.matrices) > 0 {
-		p.first.Src, p.first.Names = []*tensor.Tensor{tensor.Of(p.left)}, []string{"P of gradients"}
-		p.second.Src, p.second.Names = []*tensor.Tensor{tensor.Of(p.right)}, []string{"Q of gradients"}
+		p.first.Src, p.first.Names = []*tensor.Tensor{tensor.Of(p.left)}, []string{callName("P of gradients", parameters)}
+		p.second.Src, p.second.Names = []*tensor.Tensor{tensor.Of(p.right)}, []string{callName("Q of gradients", parameters)}
 	}
 	for _, i := range p.firstParameters {
 		p.first.Src, p.first.Names = append(p.first.Src, nil), append(p.first.Names, parameters[i].Name)
