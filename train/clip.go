@@ -98,6 +98,9 @@ func (c *Config) checkClipping() error {
 	return nil
 }
 
+// clips reports whether the gradients are clipped.
+func (c *Config) clips() bool { return c.needsNorm() || c.ClipValue > 0 }
+
 // needsNorm reports whether the gradients are clipped by a norm, which is known only once all are reduced.
 func (c *Config) needsNorm() bool { return c.ClipNorm > 0 || c.ClipVariableNorm > 0 }
 

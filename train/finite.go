@@ -286,7 +286,11 @@ func (e *NotFiniteError) conclude(byReplica []finding, parameters []engine.Varia
 	if e.norm = first.Cause == causeNone && sum < 0 && norm != "" && finite(e.Loss); e.norm {
 		e.Detail = norm + " overflows, though every gradient is finite: use a smaller loss, or clip by value"
 	}
-	if first.Cause == causeNone && sum >= 0 {
+	if first.Cause == causeNone && sum >= 0 && len(byReplica) == 1 {
+		e.Detail = "the gradients of the step, which the engine computes as one program with its update, were not all " +
+			"finite, but computed again by themselves, with other rounding, they are: a value is at the limit of its " +
+			"type; use a smaller loss or learning rate"
+	} else if first.Cause == causeNone && sum >= 0 {
 		v := parameters[sum]
 		e.Detail = fmt.Sprintf("each replica's gradient of %s is finite, but their sum overflows %v: use a wider "+
 			"type, a smaller loss, or fewer replicas", v.Name, v.DType)

@@ -1,6 +1,8 @@
 package train_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math"
 	"testing"
@@ -160,4 +162,53 @@ func throughContents(t *testing.T, s *train.Snapshot) *train.Snapshot {
 		t.Fatal(err)
 	}
 	return s
+}
+
+// TestWholeStep checks that a replica alone, whose step some engines compute as one program, makes the steps of a loop
+// of Gradients and ApplyGradients: except for rounding, and with the same policy for values that are not finite.
+func TestWholeStep(t *testing.T) {
+	eachEngine(t, func(t *testing.T, engineName string) {
+		fitted := newTrainer(t, engineName, 1, 30, 1, sgd(), stateful)
+		own := newTrainer(t, engineName, 1, 30, 1, sgd(), stateful)
+		if _, err := fitted.Fit(t.Context(), loadDigits(t).Train.Take(7*30).Batch(30), train.FitConfig{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, b := range digitBatches(t, 7, 30) {
+			gradients, _, err := own.Gradients(t.Context(), b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := own.ApplyGradients(t.Context(), gradients); err != nil {
+				t.Fatal(err)
+			}
+		}
+		a, err := fitted.Weights(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := own.Weights(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for k, x := range a {
+			want := b[k].Value.Float64s()
+			for i, v := range x.Value.Float64s() {
+				if w := want[i]; math.Abs(v-w) > 1e-4*math.Max(1, math.Abs(w)) {
+					t.Fatalf("%s: element %d is %v after Fit, %v after a loop of Gradients and ApplyGradients", x.Name, i, v, w)
+				}
+			}
+		}
+		before := hash(t, fitted)
+		bad := digitBatches(t, 1, 30)[0]
+		tensor.Data[float32](bad.Inputs[0])[3] = float32(math.NaN())
+		var notFinite *train.NotFiniteError
+		one := data.FromFunc(1, func(context.Context, int) (data.Element, error) { return bad, nil })
+		_, err = fitted.Fit(t.Context(), one, train.FitConfig{})
+		if !errors.As(err, &notFinite) || notFinite.Example != 0 {
+			t.Errorf("an input that is not finite: %v", err)
+		}
+		if after := hash(t, fitted); after != before {
+			t.Error("a step that failed changed the weights")
+		}
+	})
 }

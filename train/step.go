@@ -181,6 +181,9 @@ func (t *Trainer) plan() {
 		}
 		d.left = make([]int, len(d.buckets))
 	}
+	if w, ok := t.program.(engine.WholeStep); ok && w.Whole() && !t.config.clips() {
+		t.whole = w
+	}
 	t.parts = make([]part, len(t.deviceOf))
 	first, _ := t.strategy.LocalReplicas()
 	t.summed.init(len(t.parts))
@@ -254,6 +257,9 @@ func (p *part) add(s engine.Scalars) {
 // reduceGradients computes the replica's gradients and all-reduces them with loss and metrics. A bucket's
 // reduction starts as soon as its gradients are computed. If update is set, the replica's device is updated.
 func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b *stepBatches, update bool) error {
+	if update && t.whole != nil && t.scale.Scale == 0 && len(b.list) == 1 {
+		return t.wholeStep(ctx, r, b)
+	}
 	local := r.LocalID()
 	p, d := &t.parts[local], t.devices[t.deviceOf[local]]
 	err := t.compute(ctx, r, b, p.ready)
@@ -312,6 +318,23 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 			return err
 		}
 	}
+	return nil
+}
+
+// wholeStep computes gradients and updates as one program, for the only replica.
+func (t *Trainer) wholeStep(ctx context.Context, r *distribute.Replica, b *stepBatches) error {
+	p := &t.parts[r.LocalID()]
+	t.replicaAt(r, PhaseCompute)
+	clear(p.scalars)
+	s, finite, err := t.whole.Step(ctx, t.micro(r, b, 0))
+	if err != nil {
+		return fmt.Errorf("gradients and update: %w", err)
+	}
+	p.add(s)
+	if !finite {
+		p.notFinite = 0
+	}
+	t.putAgreement(b, p.scalars[1+len(t.metrics):])
 	return nil
 }
 

@@ -28,9 +28,10 @@ type Trainer struct {
 	deviceOf []int     // by replica
 	central  bool      // one copy of the variables serves all replicas
 
-	squares [][]float64 // by parameter and block: of the step's gradients, if Config clips by a norm
-	norm    float64     // of the last step's gradients, with Config.ClipNorm
-	summed  barrier     // all replicas have added their squares
+	whole   engine.WholeStep // computes a step of one batch as one program; nil: it cannot, or gradients are clipped
+	squares [][]float64      // by parameter and block: of the step's gradients, if Config clips by a norm
+	norm    float64          // of the last step's gradients, with Config.ClipNorm
+	summed  barrier          // all replicas have added their squares
 
 	metrics   []string
 	variables []engine.Variable
