@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/lockstep-ml/lockstep/data"
@@ -50,6 +51,8 @@ var fakeVariables = []engine.Variable{
 	{Name: "seen", Role: engine.Average, DType: tensor.Float64, Shape: []int{}},
 }
 
+const fakeAverage = 4 // the index of the only variable that is not mirrored
+
 func (m fakeModel) Compile(_ context.Context, _ engine.Engine, spec engine.Spec) (engine.Program, error) {
 	if err := m.failed("compile", 0); err != nil {
 		return nil, err
@@ -63,11 +66,16 @@ func (m fakeModel) Compile(_ context.Context, _ engine.Engine, spec engine.Spec)
 		slices.Reverse(p.buckets)
 	}
 	for replica := range spec.LocalReplicas() {
-		if spec.DeviceOf(replica) != replica {
-			return nil, errors.New("want one replica per device")
-		}
 		r := &fakeReplica{now: newFakeValues(), next: newFakeValues()}
-		r.now[1][0] = float64(spec.Seed) + m.start
+		if d := spec.DeviceOf(replica); d < len(p.devices) { // the mirrored variables are its device's
+			first := p.replicas[slices.Index(spec.ReplicaDevices, d)]
+			copy(r.now[:fakeAverage], first.now)
+			copy(r.next[:fakeAverage], first.next)
+		} else {
+			p.devices = append(p.devices, &fakeDevice{fakeReplica: r})
+			r.now[1][0] = float64(spec.Seed) + m.start
+			copy(r.next[1], r.now[1])
+		}
 		r.gradients = []*tensor.Tensor{tensor.New(tensor.Float64), tensor.New(tensor.Float64, 2)}
 		p.replicas = append(p.replicas, r)
 	}
@@ -97,6 +105,13 @@ type fakeReplica struct {
 	shift     float64          // of the predictions
 }
 
+// fakeDevice has the mirrored variables of its first replica.
+type fakeDevice struct {
+	*fakeReplica
+	computing atomic.Int32 // replicas in Gradients
+	updates   int
+}
+
 // gradient returns the elements of a parameter's gradient.
 func (r *fakeReplica) gradient(parameter int) []float64 {
 	return tensor.Data[float64](r.gradients[parameter])
@@ -107,6 +122,7 @@ type fakeProgram struct {
 	spec     engine.Spec
 	buckets  []engine.Bucket
 	replicas []*fakeReplica
+	devices  []*fakeDevice
 
 	mu     sync.Mutex
 	states map[[3]uint64]string // random states that were used, and their users
@@ -181,16 +197,16 @@ func predict(r *fakeReplica, x []float64) float64 {
 
 func (p *fakeProgram) Gradients(_ context.Context, replica int, m engine.Micro, ready func(bucket int),
 ) (engine.Scalars, error) {
-	r := p.replicas[replica]
+	r, d := p.replicas[replica], p.devices[p.spec.DeviceOf(replica)]
+	d.computing.Add(1)
+	defer d.computing.Add(-1)
 	p.note(replica, m.RNG)
 	r.shift = 0
 	if err := p.model.failed("gradients", replica); err != nil {
 		return engine.Scalars{}, err
 	}
 	if !m.Add {
-		for i := range r.now {
-			copy(r.next[i], r.now[i])
-		}
+		copy(r.next[fakeAverage], r.now[fakeAverage])
 		clear(r.gradient(0))
 		clear(r.gradient(1))
 	}
@@ -202,7 +218,7 @@ func (p *fakeProgram) Gradients(_ context.Context, replica int, m engine.Micro, 
 		bias[0] += d
 		weights[0] += d * x[0]
 		weights[1] += d * x[1]
-		r.next[4][0] += w * x[0]
+		r.next[fakeAverage][0] += w * x[0]
 	})
 	r.own = [2]float64(weights)
 	if m.Last && ready != nil {
@@ -233,7 +249,12 @@ func (p *fakeProgram) Update(_ context.Context, device, replica, part int, facto
 	if err := p.model.failed(fmt.Sprintf("update %d", part), replica); err != nil {
 		return err
 	}
-	r := p.replicas[device]
+	r := p.devices[device]
+	if p.spec.DeviceOf(replica) != device || r.computing.Load() > 0 {
+		return fmt.Errorf("device %d is updated by replica %d while %d of its replicas compute", device, replica,
+			r.computing.Load())
+	}
+	r.updates++
 	for _, parameter := range p.buckets[part].Parameters {
 		for i, g := range p.replicas[replica].gradient(parameter) {
 			m := 0.5*r.now[2+parameter][i] + factor*g
@@ -245,7 +266,7 @@ func (p *fakeProgram) Update(_ context.Context, device, replica, part int, facto
 }
 
 func (p *fakeProgram) Updated(device, parameter int) (*tensor.Tensor, error) {
-	return tensor.Of(p.replicas[device].next[parameter], fakeVariables[parameter].Shape...), nil
+	return tensor.Of(p.devices[device].next[parameter], fakeVariables[parameter].Shape...), nil
 }
 
 func (p *fakeProgram) Commit() {
@@ -275,7 +296,7 @@ func (p *fakeProgram) Evaluate(_ context.Context, replica int, b engine.Batch, w
 }
 
 func (p *fakeProgram) infer(replica int) {
-	p.replicas[replica].shift = p.model.shift * p.replicas[replica].now[4][0]
+	p.replicas[replica].shift = p.model.shift * p.replicas[replica].now[fakeAverage][0]
 }
 
 func (p *fakeProgram) Predict(_ context.Context, replica int, inputs []*tensor.Tensor) ([]*tensor.Tensor, error) {
@@ -341,6 +362,28 @@ func newFakeWith(t testing.TB, replicas int, cfg Config, m fakeModel) (*Trainer,
 		}
 	})
 	return trainer, trainer.program.(*fakeProgram)
+}
+
+// share lets the trainer's replicas use the devices given, one each, of which there may be fewer.
+func share(t testing.TB, trainer *Trainer, deviceOf ...int) *fakeProgram {
+	t.Helper()
+	old := trainer.program.(*fakeProgram)
+	spec := old.spec
+	spec.ReplicaDevices, spec.Devices = deviceOf, spec.Devices[:slices.Max(deviceOf)+1]
+	p, err := old.model.Compile(t.Context(), nil, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trainer.program, trainer.deviceOf, trainer.buckets, trainer.squares = p, deviceOf, nil, nil
+	trainer.devices = make([]*device, len(spec.Devices))
+	for i := range trainer.devices {
+		trainer.devices[i] = &device{}
+	}
+	for replica, i := range deviceOf {
+		trainer.devices[i].replicas = append(trainer.devices[i].replicas, replica)
+	}
+	trainer.plan()
+	return p.(*fakeProgram)
 }
 
 // lineExamples returns n examples of y = 2*x0 - x1 + 1.
