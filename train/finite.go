@@ -228,7 +228,7 @@ func (t *Trainer) inspect(ctx context.Context, b *stepBatches, e *NotFiniteError
 	if err != nil {
 		return err
 	}
-	e.conclude(findings, t.Parameters(), t.config.Compress, norm)
+	e.conclude(findings, t.Parameters(), t.config.Compress, norm, !e.evaluation && t.stepsWhole(b))
 	return nil
 }
 
@@ -267,9 +267,10 @@ func decodeFindings(text []byte) (list []finding, err error) {
 	}
 }
 
-// conclude selects the first cause, on the first replica that has it.
+// conclude selects the first cause, on the first replica that has it. whole reports whether the step was computed as one
+// program, unlike the findings.
 func (e *NotFiniteError) conclude(byReplica []finding, parameters []engine.Variable, codec compress.Codec,
-	norm string,
+	norm string, whole bool,
 ) {
 	e.Replica, e.Example = -1, -1
 	e.Detail = "every replica's share is finite: use a smaller learning rate, or a loss that cannot overflow"
@@ -286,11 +287,12 @@ func (e *NotFiniteError) conclude(byReplica []finding, parameters []engine.Varia
 	if e.norm = first.Cause == causeNone && sum < 0 && norm != "" && finite(e.Loss); e.norm {
 		e.Detail = norm + " overflows, though every gradient is finite: use a smaller loss, or clip by value"
 	}
-	if first.Cause == causeNone && sum >= 0 && len(byReplica) == 1 {
-		e.Detail = "the gradients of the step, which the engine computes as one program with its update, were not all " +
-			"finite, but computed again by themselves, with other rounding, they are: a value is at the limit of its " +
-			"type; use a smaller loss or learning rate"
-	} else if first.Cause == causeNone && sum >= 0 {
+	switch {
+	case first.Cause != causeNone:
+	case whole:
+		e.Detail = "the engine computed the step as one program; gradients and loss computed again by themselves, which may " +
+			"be rounded differently, are finite: a value is at the limit of its type; use a smaller loss or learning rate"
+	case sum >= 0:
 		v := parameters[sum]
 		e.Detail = fmt.Sprintf("each replica's gradient of %s is finite, but their sum overflows %v: use a wider "+
 			"type, a smaller loss, or fewer replicas", v.Name, v.DType)

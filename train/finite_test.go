@@ -105,19 +105,19 @@ func TestNotFiniteConclusion(t *testing.T) {
 		findings         []finding
 		replica, example int
 		detail           string
-		persists         bool
+		persists, whole  bool
 	}{
-		{[]finding{none, loss, label, label}, 2, 3, "label", false},
-		{[]finding{none, loss, none, variable}, 3, -1, "variable", true},
-		{
-			[]finding{none, sum},
-			-1, -1, "each replica's gradient of b is finite, but their sum overflows float16",
-			false,
-		},
-		{[]finding{none, none}, -1, -1, "every replica's share is finite", false},
+		{[]finding{none, loss, label, label}, 2, 3, "label", false, false},
+		{[]finding{none, loss, none, variable}, 3, -1, "variable", true, false},
+		{[]finding{none, sum}, -1, -1, "each replica's gradient of b is finite, but their sum overflows float16", false, false},
+		{[]finding{sum}, -1, -1, "each replica's gradient of b is finite, but their sum overflows float16", false, false},
+		{[]finding{sum}, -1, -1, "the engine computed the step as one program; gradients and loss computed again", false, true},
+		{[]finding{none}, -1, -1, "the engine computed the step as one program; gradients and loss computed again", false, true},
+		{[]finding{loss}, 0, 1, "loss", false, true},
+		{[]finding{none, none}, -1, -1, "every replica's share is finite", false, false},
 	} {
 		e := &NotFiniteError{Loss: 0.25, Step: 3}
-		e.conclude(c.findings, parameters, compress.Codec{}, "")
+		e.conclude(c.findings, parameters, compress.Codec{}, "", c.whole)
 		if e.Replica != c.replica || e.Example != c.example || !strings.HasPrefix(e.Detail, c.detail) ||
 			e.persists != c.persists {
 			t.Errorf("%+v: got %+v", c.findings, e)

@@ -257,7 +257,7 @@ func (p *part) add(s engine.Scalars) {
 // reduceGradients computes the replica's gradients and all-reduces them with loss and metrics. A bucket's
 // reduction starts as soon as its gradients are computed. If update is set, the replica's device is updated.
 func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b *stepBatches, update bool) error {
-	if update && t.whole != nil && t.scale.Scale == 0 && len(b.list) == 1 {
+	if update && t.stepsWhole(b) {
 		return t.wholeStep(ctx, r, b)
 	}
 	local := r.LocalID()
@@ -319,6 +319,11 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 		}
 	}
 	return nil
+}
+
+// stepsWhole reports whether a step that updates is computed as one program.
+func (t *Trainer) stepsWhole(b *stepBatches) bool {
+	return t.whole != nil && t.scale.Scale == 0 && len(b.list) == 1
 }
 
 // wholeStep computes gradients and updates as one program, for the only replica.
