@@ -17,7 +17,7 @@ import (
 // [CrossDeviceOps], which have no such operation, it returns an error.
 func (r *Replica) StartAllToAll(
 	ctx context.Context, dst, src *tensor.Tensor, name string, opts ...Options,
-) (*Handle, error) {
+) (Handle, error) {
 	return r.startMove(ctx, "StartAllToAll", collective.AllToAll, dst, src, name, opts)
 }
 
@@ -26,17 +26,17 @@ func (r *Replica) StartAllToAll(
 // overlap it. Apart from that it is as [Replica.StartAllToAll].
 func (r *Replica) StartAllGather(
 	ctx context.Context, dst, src *tensor.Tensor, name string, opts ...Options,
-) (*Handle, error) {
+) (Handle, error) {
 	return r.startMove(ctx, "StartAllGather", collective.AllGather, dst, src, name, opts)
 }
 
 // startMove starts a call that moves elements and combines none.
 func (r *Replica) startMove(
 	ctx context.Context, what string, op collective.Op, dst, src *tensor.Tensor, name string, opts []Options,
-) (*Handle, error) {
+) (Handle, error) {
 	run, o, err := r.enter(ctx, what, Sum, opts)
 	if err != nil {
-		return nil, located(err)
+		return Handle{}, located(err)
 	}
 	size, count := r.strategy.size, src.Len()
 	if op == collective.AllGather {
@@ -44,33 +44,32 @@ func (r *Replica) startMove(
 	}
 	switch {
 	case src.DType() == tensor.String || dst.DType() != src.DType() || dst.Len() != count || count%size != 0:
-		return nil, located(errorf(what, ErrInvalid, "%s: the destination is %v %s, the source %v %s: want one dtype of "+
+		return Handle{}, located(errorf(what, ErrInvalid, "%s: the destination is %v %s, the source %v %s: want one dtype of "+
 			"fixed size, %d elements in the destination, and equal parts for %d replicas", name, dst.DType(),
 			tensor.FormatShape(dst.Shape()), src.DType(), tensor.FormatShape(src.Shape()), count, size))
 	case r.strategy.ops != nil && size > 1:
-		return nil, located(errorf(what, ErrUnsupported, "%v has no such operation: use a strategy without CrossDeviceOps",
+		return Handle{}, located(errorf(what, ErrUnsupported, "%v has no such operation: use a strategy without CrossDeviceOps",
 			r.strategy.ops))
 	}
-	h := r.newHandle(run)
+	c := r.newCall(run)
 	if err := run.Acquire(r.local); err != nil {
-		return nil, err
+		return Handle{}, err
 	}
 	defer run.Release(r.local)
 	if size == 1 {
 		dense.CopyMemory(dst.Memory(), src.Memory())
 	} else if count > 0 {
-		h.manifest, h.options = collective.Manifest{Name: name}, o.collective()
-		h.call = collective.Call{
-			Op: op, Type: src.DType(), Src: src.Memory(), Dst: dst.Memory(), Manifest: &h.manifest, Options: &h.options,
+		c.manifest, c.options = collective.Manifest{Name: name}, o.collective()
+		c.call = collective.Call{
+			Op: op, Type: src.DType(), Src: src.Memory(), Dst: dst.Memory(), Manifest: &c.manifest, Options: &c.options,
 		}
 		comm, err := r.home.group.comm(ctx, r.local, o)
 		if err == nil {
-			h.started, err = comm.Start(ctx, &h.call)
+			c.started, err = comm.Start(ctx, &c.call)
 		}
 		if err != nil {
-			return nil, run.Fail(err)
+			return Handle{}, run.Fail(err)
 		}
 	}
-	h.open.Store(true)
-	return h, nil
+	return r.handle(c), nil
 }

@@ -30,7 +30,7 @@ func TestStartAllToAllAndAllGather(t *testing.T) {
 				all := tensor.New(tensor.Int32, n*part)
 				own := tensor.Of(tensor.Data[int32](all)[r.ID()*part : (r.ID()+1)*part])
 				copy(tensor.Data[int32](own), tensor.Data[int32](labelled(r.ID(), part)))
-				var handles [4]*distribute.Handle
+				var handles [4]distribute.Handle
 				var errs [4]error
 				handles[0], errs[0] = r.StartAllReduce(ctx, distribute.Sum, onesBucket(1, 5))
 				handles[1], errs[1] = r.StartAllToAll(ctx, dst, src, "parts")

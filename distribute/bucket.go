@@ -23,50 +23,49 @@ import (
 // If the step function returns without Wait, the Run waits for the call. If the Run fails, started calls end with
 // its failure. In no case is memory written after the Run has returned. With custom [CrossDeviceOps] Wait makes the
 // whole call.
-func (r *Replica) StartAllReduce(ctx context.Context, op ReduceOp, b Bucket, opts ...Options) (*Handle, error) {
+func (r *Replica) StartAllReduce(ctx context.Context, op ReduceOp, b Bucket, opts ...Options) (Handle, error) {
 	const name = "StartAllReduce"
 	run, o, err := r.enter(ctx, name, op, opts)
 	if err == nil {
 		err = checkInto(name, op, b.Dst, b.Src, b.Names)
 	}
 	if err != nil {
-		return nil, located(err)
+		return Handle{}, located(err)
 	}
-	h := r.newHandle(run)
+	c := r.newCall(run)
 	switch {
 	case r.strategy.size == 1:
 		if err := copyAll(run, r.local, b.Dst, b.Src); err != nil {
-			return nil, err
+			return Handle{}, err
 		}
 	case r.strategy.ops != nil:
-		h.later = func(ctx context.Context) error { return r.allReduceBucketByOps(ctx, op, b, o) }
+		c.later = func(ctx context.Context) error { return r.allReduceBucketByOps(ctx, op, b, o) }
 	case len(b.Src)+len(b.Scalars) > 0:
-		if err := r.startReduction(ctx, h, &reduction{Bucket: b, op: op, options: o}); err != nil {
-			return nil, err
+		if err := r.startReduction(ctx, c, &reduction{Bucket: b, op: op, options: o}); err != nil {
+			return Handle{}, err
 		}
 	}
-	h.open.Store(true)
-	return h, nil
+	return r.handle(c), nil
 }
 
 // startReduction starts the call of a bucket.
-func (r *Replica) startReduction(ctx context.Context, h *Handle, x *reduction) error {
-	if err := h.run.Acquire(r.local); err != nil {
+func (r *Replica) startReduction(ctx context.Context, c *startedCall, x *reduction) error {
+	if err := c.run.Acquire(r.local); err != nil {
 		return err
 	}
-	defer h.run.Release(r.local)
+	defer c.run.Release(r.local)
 	x.options.BytesPerPack = OnePack
 	p, err := r.packed(ctx, x)
 	if err == nil {
-		if h.scalars, h.sums = p.scalars, x.Scalars; p.scalars != nil {
+		if c.scalars, c.sums = p.scalars, x.Scalars; p.scalars != nil {
 			p.scalars.put(x.Scalars)
 		}
 		err = p.start(ctx)
 	}
 	if err != nil {
-		return h.run.Fail(err)
+		return c.run.Fail(err)
 	}
-	h.reducer = p
+	c.reducer = p
 	return nil
 }
 
@@ -76,7 +75,7 @@ func (r *Replica) startReduction(ctx context.Context, h *Handle, x *reduction) e
 // same. Scalars are combined on all replicas, by a separate call.
 //
 // Custom [CrossDeviceOps] have no such operation: it returns an error.
-func (r *Replica) StartReduceToOwners(ctx context.Context, op ReduceOp, b Bucket, opts ...Options) (*Handle, error) {
+func (r *Replica) StartReduceToOwners(ctx context.Context, op ReduceOp, b Bucket, opts ...Options) (Handle, error) {
 	return r.startOwned(ctx, "StartReduceToOwners", collective.ReduceScatter, op, b, opts)
 }
 
@@ -84,34 +83,33 @@ func (r *Replica) StartReduceToOwners(ctx context.Context, op ReduceOp, b Bucket
 // the parameters that each replica has updated. Src[i] is not used on other replicas and may be nil; Dst[i] is the same
 // memory or does not overlap it. Scalars are summed over all replicas, by a separate call. Apart from that it is as
 // [Replica.StartReduceToOwners].
-func (r *Replica) StartGatherFromOwners(ctx context.Context, b Bucket, opts ...Options) (*Handle, error) {
+func (r *Replica) StartGatherFromOwners(ctx context.Context, b Bucket, opts ...Options) (Handle, error) {
 	return r.startOwned(ctx, "StartGatherFromOwners", collective.AllGather, Sum, b, opts)
 }
 
 // startOwned starts a call of tensors that have owners.
 func (r *Replica) startOwned(
 	ctx context.Context, name string, call collective.Op, op ReduceOp, b Bucket, opts []Options,
-) (*Handle, error) {
+) (Handle, error) {
 	run, o, err := r.enter(ctx, name, op, opts)
 	if err == nil {
 		err = r.checkOwned(name, call, op, b)
 	}
 	if err != nil {
-		return nil, located(err)
+		return Handle{}, located(err)
 	}
-	h := r.newHandle(run)
+	c := r.newCall(run)
 	switch {
 	case r.strategy.size == 1:
 		if err := copyAll(run, r.local, b.Dst, b.Src); err != nil {
-			return nil, err
+			return Handle{}, err
 		}
 	case len(b.Owners)+len(b.Scalars) > 0:
-		if err := r.startReduction(ctx, h, &reduction{Bucket: b, op: op, call: call, options: o}); err != nil {
-			return nil, err
+		if err := r.startReduction(ctx, c, &reduction{Bucket: b, op: op, call: call, options: o}); err != nil {
+			return Handle{}, err
 		}
 	}
-	h.open.Store(true)
-	return h, nil
+	return r.handle(c), nil
 }
 
 // checkOwned validates a bucket whose tensors have owners.

@@ -58,7 +58,7 @@ func TestBucketsGiveTheSameBits(t *testing.T) {
 			}
 			err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
 				rng := rand.New(rand.NewPCG(seed, uint64(1000*round+r.ID())))
-				var handles []*distribute.Handle
+				var handles []distribute.Handle
 				var buckets []distribute.Bucket
 				var want [][]*tensor.Tensor
 				for k, of := range shapes {
@@ -115,7 +115,7 @@ func onesBucket(scalars int, sizes ...int) distribute.Bucket {
 func TestStartedCallsAmongOthers(t *testing.T) {
 	s := mirrored(t, 3)
 	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
-		var handles []*distribute.Handle
+		var handles []distribute.Handle
 		var buckets []distribute.Bucket
 		for i := range 20 { // more than a report can describe
 			b := onesBucket(1, i, 5)
@@ -139,7 +139,16 @@ func TestStartedCallsAmongOthers(t *testing.T) {
 		if err := handles[0].Wait(ctx); !errors.Is(err, distribute.ErrInvalid) {
 			return fmt.Errorf("a second Wait: %v, want ErrInvalid", err)
 		}
-		return nil
+		next, err := r.StartAllReduce(ctx, distribute.Sum, onesBucket(0, 5))
+		if err != nil {
+			return err
+		}
+		for _, h := range append(handles, distribute.Handle{}) {
+			if err := h.Wait(ctx); !errors.Is(err, distribute.ErrInvalid) {
+				return fmt.Errorf("a second Wait, while another call is in progress: %v, want ErrInvalid", err)
+			}
+		}
+		return next.Wait(ctx)
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -206,7 +215,7 @@ func TestFailureWithStartedCalls(t *testing.T) {
 				s := mirrored(t, 3, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
 				memory := make([][]distribute.Bucket, 3)
 				err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
-					var last *distribute.Handle
+					var last distribute.Handle
 					for k := range 4 {
 						if k == 2 && r.ID() == 2 {
 							return c.end(ctx, r)
@@ -295,6 +304,41 @@ func TestBucketByOps(t *testing.T) {
 	}
 }
 
+// TestForgottenCallsByOps: custom CrossDeviceOps make forgotten calls in the order in which they were started, although
+// the replicas awaited earlier ones at other points.
+func TestForgottenCallsByOps(t *testing.T) {
+	s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.CrossDeviceOps = distribute.ReductionToOneDevice{} })
+	var buckets [2][3]distribute.Bucket
+	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+		var first distribute.Handle
+		for i := range buckets[r.ID()] {
+			b := onesBucket(0, i+1)
+			buckets[r.ID()][i] = b
+			h, err := r.StartAllReduce(ctx, distribute.Sum, b)
+			if i == 0 {
+				first = h
+			}
+			if i == r.ID() { // replica 1 starts its second call before it awaits the first
+				err = errors.Join(err, first.Wait(ctx))
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id, list := range buckets {
+		for i, b := range list {
+			if got := tensor.Data[float32](b.Dst[0])[i]; got != 2 {
+				t.Errorf("replica %d, bucket %d: got %v, want 2", id, i, got)
+			}
+		}
+	}
+}
+
 func TestBucketsDoNotAllocate(t *testing.T) {
 	if race.Enabled {
 		t.Skip("the race detector allocates")
@@ -307,7 +351,7 @@ func TestBucketsDoNotAllocate(t *testing.T) {
 			for i := range buckets {
 				buckets[i] = onesBucket(3, 10, 20, i, 30_000)
 			}
-			handles := make([]*distribute.Handle, len(buckets))
+			handles := make([]distribute.Handle, len(buckets))
 			var err error
 			reduce := func() {
 				for i, b := range buckets {
@@ -360,7 +404,7 @@ func TestConcurrentCalls(t *testing.T) {
 			}
 			for round := range 20 {
 				b := onesBucket(2, 10, 40_000)
-				var h *distribute.Handle
+				var h distribute.Handle
 				var err error
 				if (round+r.ID())%3 != 0 {
 					if h, err = r.StartAllReduce(ctx, distribute.Sum, b); err != nil {
@@ -370,7 +414,7 @@ func TestConcurrentCalls(t *testing.T) {
 				if err := sumConcurrently(ctx, r); err != nil {
 					return err
 				}
-				if h == nil {
+				if h == (distribute.Handle{}) {
 					if h, err = r.StartAllReduce(ctx, distribute.Sum, b); err != nil {
 						return err
 					}

@@ -9,8 +9,17 @@ import (
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 )
 
-// Handle is a started call of a replica, such as that of [Replica.StartAllReduce].
+// Handle is a started call of a replica, such as that of [Replica.StartAllReduce]. Copies of it are the same call. The
+// zero Handle is no call.
 type Handle struct {
+	replica *Replica
+	call    *startedCall
+	number  uint64 // of the call; it was awaited if call has another one
+}
+
+// startedCall is the state of a call, which a later call reuses.
+type startedCall struct {
+	number  atomic.Uint64 // of the replica's calls, from 1; 0: it was awaited
 	replica *Replica
 	run     *deadlock.Run
 	reducer *cachedReducer // nil: it is another call, there are no peers, or later is set
@@ -18,7 +27,6 @@ type Handle struct {
 	sums    []float64      // where the sums of the scalars are stored
 	// later makes the call in Wait: custom CrossDeviceOps need a merge call. Nil: it was started.
 	later func(ctx context.Context) error
-	open  atomic.Bool // it was started and not awaited
 
 	// Of a call that is no reduction:
 	started  collective.Handle
@@ -27,16 +35,23 @@ type Handle struct {
 	options  collective.Options
 }
 
-// newHandle returns an awaited handle for reuse, or a new one.
-func (r *Replica) newHandle(run *deadlock.Run) *Handle {
-	i := slices.IndexFunc(r.handles, func(h *Handle) bool { return !h.open.Load() })
+// newCall returns an awaited call for reuse, or a new one.
+func (r *Replica) newCall(run *deadlock.Run) *startedCall {
+	i := slices.IndexFunc(r.started, func(c *startedCall) bool { return c.number.Load() == 0 })
 	if i < 0 {
-		i = len(r.handles)
-		r.handles = append(r.handles, &Handle{})
+		i = len(r.started)
+		r.started = append(r.started, &startedCall{})
 	}
-	h := r.handles[i]
-	h.replica, h.run, h.reducer, h.scalars, h.sums, h.later, h.started = r, run, nil, nil, nil, nil, nil
-	return h
+	c := r.started[i]
+	c.replica, c.run, c.reducer, c.scalars, c.sums, c.later, c.started = r, run, nil, nil, nil, nil, nil
+	return c
+}
+
+// handle returns the handle of a call that has started.
+func (r *Replica) handle(c *startedCall) Handle {
+	r.starts++
+	c.number.Store(r.starts)
+	return Handle{r, c, r.starts}
 }
 
 // packed returns the reducer of a reduction, and sets the memories of its call.
@@ -51,65 +66,81 @@ func (r *Replica) packed(ctx context.Context, x *reduction) (*cachedReducer, err
 // Wait returns when the results are there and the library no longer uses the memory of the call. It is called once,
 // by a function that belongs to the replica's step; the Run awaits calls that the step function did not. Its error is
 // the failure of the Run. The end of ctx fails the Run.
-func (h *Handle) Wait(ctx context.Context) error {
-	r, run := h.replica, h.run
-	if !h.open.CompareAndSwap(true, false) {
-		if err := r.current("Handle.Wait"); err != nil {
+func (h Handle) Wait(ctx context.Context) error {
+	if h.call == nil {
+		return located(errorf("Handle.Wait", ErrInvalid, "the handle is that of no call: Start returned an error"))
+	}
+	if !h.call.number.CompareAndSwap(h.number, 0) {
+		if err := h.replica.current("Handle.Wait"); err != nil {
 			return located(err)
 		}
 		return located(errorf("Handle.Wait", ErrInvalid, "the handle was awaited before"))
 	}
-	if h.later != nil {
-		return h.later(ctx)
+	return h.call.wait(ctx)
+}
+
+// wait waits for a call that no one else awaits.
+func (c *startedCall) wait(ctx context.Context) error {
+	if c.later != nil {
+		return c.later(ctx)
 	}
-	if !h.waits() {
+	if !c.waits() {
 		return nil
 	}
+	r, run := c.replica, c.run
 	err := run.Acquire(r.local)
 	if err != nil {
-		_ = h.finish(ctx) // the Run has failed; the caller may free the memory
+		_ = c.finish(ctx) // the Run has failed; the caller may free the memory
 		return err
 	}
 	defer run.Release(r.local)
 	begin := r.arrive()
-	if err := h.finish(ctx); err != nil {
+	if err := c.finish(ctx); err != nil {
 		return run.Fail(err)
 	}
-	if h.scalars != nil {
-		h.scalars.result(h.sums)
+	if c.scalars != nil {
+		c.scalars.result(c.sums)
 	}
 	r.leave(begin)
 	return nil
 }
 
 // waits reports whether there is a call to wait for.
-func (h *Handle) waits() bool { return h.reducer != nil || h.started != nil }
+func (c *startedCall) waits() bool { return c.reducer != nil || c.started != nil }
 
 // finish waits for the call.
-func (h *Handle) finish(ctx context.Context) error {
-	if h.started != nil {
-		return h.started.Wait(ctx)
+func (c *startedCall) finish(ctx context.Context) error {
+	if c.started != nil {
+		return c.started.Wait(ctx)
 	}
-	return h.reducer.Finish(ctx)
+	return c.reducer.Finish(ctx)
 }
 
-// awaitStarted awaits the replica's started calls after its step function has returned without an error.
+// awaitStarted awaits the replica's started calls after its step function has returned without an error: in the order
+// in which they were started, because custom CrossDeviceOps make a call only now, and all replicas must make the same.
 func (r *Replica) awaitStarted() error {
-	for _, h := range r.handles {
-		if h.open.Load() {
-			if err := h.Wait(&r.ctx); err != nil {
-				return err
+	for {
+		var first *startedCall
+		for _, c := range r.started {
+			if n := c.number.Load(); n > 0 && (first == nil || n < first.number.Load()) {
+				first = c
 			}
 		}
+		if first == nil {
+			return nil
+		}
+		first.number.Store(0)
+		if err := first.wait(&r.ctx); err != nil {
+			return err
+		}
 	}
-	return nil
 }
 
 // finishStarted waits until no started call uses memory any more, after the Run has failed.
 func (s *replicaState) finishStarted() {
-	for _, h := range s.handles {
-		if h.open.CompareAndSwap(true, false) && h.waits() {
-			_ = h.finish(context.Background()) // the failure of the Run
+	for _, c := range s.started {
+		if c.number.Swap(0) > 0 && c.waits() {
+			_ = c.finish(context.Background()) // the failure of the Run
 		}
 	}
 }

@@ -26,7 +26,7 @@ func ExampleReplica_StartAllReduce() {
 	_, err := distribute.Run(ctx, s,
 		func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
 			var buckets []distribute.Bucket
-			var handles []*distribute.Handle
+			var handles []distribute.Handle
 			for i, name := range []string{"kernel", "bias"} {
 				gradient := []*tensor.Tensor{tensor.From([]float32{float32(1 + i), float32(r.ID())})} // computes it
 				b := distribute.Bucket{Dst: gradient, Src: gradient, Names: []string{name}}

@@ -114,7 +114,7 @@ func TestFailureBetweenBuckets(t *testing.T) {
 			written := make(chan struct{}, 2)
 			err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
 				buckets := []distribute.Bucket{onesBucket(0, 2), onesBucket(0, 2), onesBucket(0, 2)}
-				var handles []*distribute.Handle
+				var handles []distribute.Handle
 				for _, b := range buckets {
 					h, err := r.StartAllReduce(ctx, distribute.Sum, b)
 					if err != nil {

@@ -31,7 +31,8 @@ type replicaState struct {
 	stats replicaStats
 	reducers
 	dense   knownDense
-	handles []*Handle // started calls, and awaited ones for reuse
+	started []*startedCall // in progress, and awaited ones for reuse
+	starts  uint64         // the number of calls that were ever started
 
 	// Of the call in progress:
 	call     collective.Call

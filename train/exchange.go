@@ -13,9 +13,9 @@ import (
 
 // reduction is a replica's exchange of the gradients of one bucket.
 type reduction struct {
-	codec   compress.Exchange    // nil: the gradients are all-reduced as they are
-	started []*distribute.Handle // the calls in progress
-	more    bool                 // codec describes what follows them
+	codec   compress.Exchange   // nil: the gradients are all-reduced as they are
+	started []distribute.Handle // the calls in progress
+	more    bool                // codec describes what follows them
 }
 
 // exchanges returns the compressed exchange of each bucket for a replica, or nothing if there is none.
@@ -50,7 +50,7 @@ func (r *reduction) make(ctx context.Context, replica *distribute.Replica, calls
 	scalars []float64,
 ) error {
 	for _, c := range calls {
-		var h *distribute.Handle
+		var h distribute.Handle
 		var err error
 		switch c.Op {
 		case compress.AllToAll:
