@@ -262,6 +262,7 @@ func (d *device) commit() {
 		}
 	}
 	d.oldValues.free(d.old)
+	d.discard() // averages that no replica took
 }
 
 // discard frees uncommitted results.

@@ -713,3 +713,48 @@ func TestNothingOnStandardOutput(t *testing.T) {
 		t.Errorf("printed %q, %v", out, err)
 	}
 }
+
+// TestUpdateOfAverage checks that an update's new value of an average belongs to its step: later steps do not commit it.
+func TestUpdateOfAverage(t *testing.T) {
+	m := &gomlx.Model{
+		Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node {
+			count := s.VariableWithValue("count", float32(0)).SetTrainable(false)
+			if g := in[0].Graph(); s.IsTraining(g) {
+				count.SetNodeValue(graph.AddScalar(count.NodeValue(g), 1))
+				train.AddPerStepUpdateGraphFn(s, g, func(_ *model.Scope, g *graph.Graph) {
+					count.SetNodeValue(graph.AddScalar(count.NodeValue(g), 100))
+				})
+			}
+			return []*graph.Node{layer.Dense(s.In("dense"), in[0], 2)}
+		},
+		Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: optimizer.StochasticGradientDescent(),
+	}
+	e := openEngine(t, "go", 1)
+	p := compile(t, m, e, features(e, 4, 3))
+	count := variable(t, p, "/count")
+	if role := p.Variables()[count].Role; role != engine.Average {
+		t.Fatalf("the role is %v", role)
+	}
+	for _, step := range []struct {
+		gradients, update bool
+		want              float32
+	}{{true, true, 101}, {false, true, 101}, {true, false, 102}, {true, true, 203}} {
+		if step.gradients {
+			if _, err := enginetest.Gradients(t.Context(), p, 0, randomBatch(1, 4, 3, 2), 4, [3]uint64{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := enginetest.Memory(p, 0); err != nil {
+			t.Fatal(err)
+		}
+		if step.update {
+			if err := enginetest.Update(t.Context(), p, 0, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p.Commit()
+		if got := tensor.Data[float32](readVariable(t, p, 0, count))[0]; got != step.want {
+			t.Errorf("%+v: got %v", step, got)
+		}
+	}
+}
