@@ -47,7 +47,7 @@ func (r *Replica) startMove(
 		return Handle{}, located(errorf(what, ErrInvalid, "%s: the destination is %v %s, the source %v %s: want one dtype of "+
 			"fixed size, %d elements in the destination, and equal parts for %d replicas", name, dst.DType(),
 			tensor.FormatShape(dst.Shape()), src.DType(), tensor.FormatShape(src.Shape()), count, size))
-	case r.strategy.ops != nil && size > 1:
+	case !r.strategy.HasCollectives():
 		return Handle{}, located(errorf(what, ErrUnsupported, "%v has no such operation: use a strategy without CrossDeviceOps",
 			r.strategy.ops))
 	}

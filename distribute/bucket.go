@@ -114,7 +114,7 @@ func (r *Replica) startOwned(
 
 // checkOwned validates a bucket whose tensors have owners.
 func (r *Replica) checkOwned(name string, call collective.Op, op ReduceOp, b Bucket) error {
-	if r.strategy.ops != nil && r.strategy.size > 1 {
+	if !r.strategy.HasCollectives() {
 		return errorf(name, ErrUnsupported, "%v has no such operation: use a strategy without CrossDeviceOps", r.strategy.ops)
 	}
 	if n := len(b.Owners); len(b.Src) != n || len(b.Dst) != n || b.Names != nil && len(b.Names) != n {

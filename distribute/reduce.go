@@ -16,6 +16,10 @@ func (s *Strategy) CrossDeviceOps() CrossDeviceOps {
 	return s.collective
 }
 
+// HasCollectives reports whether the replicas' calls are collectives of the library. Custom [CrossDeviceOps] only reduce:
+// with them, calls such as [Replica.StartAllToAll] and [Replica.StartReduceToOwners] are errors.
+func (s *Strategy) HasCollectives() bool { return s.ops == nil || s.size == 1 }
+
 // reduceOps selects the CrossDeviceOps for one value, by TensorFlow's rules. A user's CrossDeviceOps are used
 // only if value and destination are on the same accelerators. With a CPU among the destinations, with other
 // devices, and for int32, it is ReductionToOneDevice. Without a user's CrossDeviceOps the collectives are used

@@ -307,6 +307,19 @@ func TestCompressConfig(t *testing.T) {
 			t.Errorf("got %v, want %q", err, text)
 		}
 	}
+	custom, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{
+		Engine: fakeEngine{2}, CrossDeviceOps: distribute.ReductionToOneDevice{},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer custom.Close()
+	cfg := fakeConfig(4)
+	cfg.Compress.Method = compress.Int8
+	if _, err := New(t.Context(), custom, fakeModel{}, cfg); err == nil ||
+		!strings.Contains(err.Error(), "ReductionToOneDevice only reduces: use a strategy without CrossDeviceOps") {
+		t.Errorf("int8 with custom CrossDeviceOps: %v", err)
+	}
 	errs := overWorkers(t, []int{1, 1}, func(w int, s *distribute.Strategy) error {
 		cfg := fakeConfig(4)
 		cfg.Compress.Method = compress.Method(w)

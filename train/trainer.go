@@ -106,7 +106,7 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 		err = keepsCentral(s, program)
 	}
 	if err == nil {
-		if err = compressible(cfg.Compress, program.Parameters()); err != nil {
+		if err = compressible(cfg.Compress, program.Parameters(), s); err != nil {
 			err = errors.Join(err, program.Close())
 		}
 	}
