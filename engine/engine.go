@@ -94,7 +94,8 @@ func (s Spec) DeviceOf(replica int) int {
 
 // Owners assigns each parameter, whole, to one of n shards, so that the shards have about the same number of
 // bytes: in the order of their sizes, largest first, each parameter goes to the shard with the fewest bytes.
-// Of equal ones the first counts. The result is the same in every process.
+// Of equal ones the first counts. The result is the same in every process. (The owners of package distribute's
+// Bucket.Owners are replica ids; these are shards.)
 func Owners(parameters []Variable, n int) []int {
 	order := make([]int, len(parameters))
 	for i := range order {
@@ -142,13 +143,15 @@ type Batch struct {
 // Micro is one micro-batch of a replica's step. A step without accumulation has one, with Last set.
 type Micro struct {
 	Batch
-	// WeightSum is the sum of the weights of the whole global batch: of all micro-batches of all replicas.
+	// WeightSum is the sum of the weights of the whole global batch: of all micro-batches of all replicas. The loss is
+	// divided by it, so the sum of the gradients over micro-batches and replicas is the gradient of the global mean
+	// loss. It must not be divided again, unlike in PyTorch, whose DDP divides by the number of replicas.
 	WeightSum float64
 	// RNG is the random state for this replica, step and micro-batch.
 	RNG [3]uint64
-	// Add adds the gradients to those of the micro-batches before it. Without it a new step begins, and the
-	// replica's gradients and averages of an earlier one that were not committed are dropped. (After Update,
-	// Commit or Discard must come first.)
+	// Add adds the gradients to those of the micro-batches before it, as PyTorch's backward() does. Without it a new
+	// step begins, as after zero_grad(), and the replica's gradients and averages of an earlier one that were not
+	// committed are dropped. (After Update, Commit or Discard must come first.)
 	Add bool
 	// Last completes the gradients: their sums over the micro-batches are handed over, bucket by bucket.
 	Last bool
@@ -280,7 +283,32 @@ func (v Variable) Bytes() int {
 // A step consists of one or more calls of Gradients on every replica, one per micro-batch; of the reduction of
 // the gradients over all replicas of the job, in place, in the memory of Gradient; and of Update for every part
 // on every device. Then Commit makes all new values visible or, if anything failed on any replica, Discard
-// drops them. Until Commit, every variable keeps its old value.
+// drops them. Until Commit, every variable keeps its old value. A step of one micro-batch on a program's only
+// replica, where reduce starts the all-reduce of a gradient and wait waits for all of them:
+//
+//	micro := engine.Micro{Batch: batch, WeightSum: weightSum, RNG: rng, Last: true}
+//	_, err := p.Gradients(ctx, replica, micro, func(bucket int) {
+//		for _, i := range p.Buckets()[bucket].Parameters {
+//			gradient, err := p.Gradient(replica, i)
+//			reduce(gradient, err)
+//		}
+//	})
+//	err = errors.Join(err, wait())
+//	for part := range p.Parts(device) {
+//		if err == nil {
+//			err = p.Update(ctx, device, replica, part, 1)
+//		}
+//	}
+//	if err != nil {
+//		p.Discard()
+//	} else {
+//		p.Commit()
+//	}
+//
+// A bucket is a unit of communication, and equal on all workers; a part is a unit of updating, and may differ between
+// devices. For example, the buckets of four parameters may be {2, 3} and {0, 1}. Then a device that updates all of them
+// has the parts {2, 3} and {0, 1}, and can update 2 and 3 while 0 and 1 are still reduced. With an optimizer that
+// clips by the global norm, it has one part of all four. A device whose shard owns 0 and 3 has the parts {3} and {0}.
 //
 // Methods with a replica argument may run concurrently for different replicas, also for those of one device,
 // but not for the same one. Exceptions are Gradient and Updated, which may be called at any time when the memory

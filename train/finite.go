@@ -267,8 +267,8 @@ func decodeFindings(text []byte) (list []finding, err error) {
 	}
 }
 
-// conclude selects the first cause, on the first replica that has it. whole reports whether the step was computed as one
-// program, unlike the findings.
+// conclude selects the first cause, on the first replica that has it. whole reports whether the step was computed as
+// one program, unlike the findings.
 func (e *NotFiniteError) conclude(byReplica []finding, parameters []engine.Variable, codec compress.Codec,
 	norm string, whole bool,
 ) {
@@ -290,8 +290,8 @@ func (e *NotFiniteError) conclude(byReplica []finding, parameters []engine.Varia
 	switch {
 	case first.Cause != causeNone:
 	case whole:
-		e.Detail = "the engine computed the step as one program; gradients and loss computed again by themselves, which may " +
-			"be rounded differently, are finite: a value is at the limit of its type; use a smaller loss or learning rate"
+		e.Detail = "the engine computed the step as one program; gradients and loss computed again by themselves, which " +
+			"may be rounded differently, are finite: a value is at the limit of its type; use a smaller loss or learning rate"
 	case sum >= 0:
 		v := parameters[sum]
 		e.Detail = fmt.Sprintf("each replica's gradient of %s is finite, but their sum overflows %v: use a wider "+

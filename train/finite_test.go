@@ -100,6 +100,8 @@ func TestNotFiniteConclusion(t *testing.T) {
 	loss := finding{Cause: causeLoss, Example: 1, Detail: "loss", Sum: 0}
 	variable := finding{Cause: causeVariable, Example: -1, Detail: "variable", Sum: 1}
 	sum := finding{Cause: causeNone, Example: -1, Sum: 1}
+	const overflow = "each replica's gradient of b is finite, but their sum overflows float16"
+	const asOne = "the engine computed the step as one program; gradients and loss computed again"
 	parameters := []engine.Variable{{Name: "a", DType: tensor.Float16}, {Name: "b", DType: tensor.Float16}}
 	for _, c := range []struct {
 		findings         []finding
@@ -109,10 +111,10 @@ func TestNotFiniteConclusion(t *testing.T) {
 	}{
 		{[]finding{none, loss, label, label}, 2, 3, "label", false, false},
 		{[]finding{none, loss, none, variable}, 3, -1, "variable", true, false},
-		{[]finding{none, sum}, -1, -1, "each replica's gradient of b is finite, but their sum overflows float16", false, false},
-		{[]finding{sum}, -1, -1, "each replica's gradient of b is finite, but their sum overflows float16", false, false},
-		{[]finding{sum}, -1, -1, "the engine computed the step as one program; gradients and loss computed again", false, true},
-		{[]finding{none}, -1, -1, "the engine computed the step as one program; gradients and loss computed again", false, true},
+		{[]finding{none, sum}, -1, -1, overflow, false, false},
+		{[]finding{sum}, -1, -1, overflow, false, false},
+		{[]finding{sum}, -1, -1, asOne, false, true},
+		{[]finding{none}, -1, -1, asOne, false, true},
 		{[]finding{loss}, 0, 1, "loss", false, true},
 		{[]finding{none, none}, -1, -1, "every replica's share is finite", false, false},
 	} {

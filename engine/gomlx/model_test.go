@@ -714,7 +714,8 @@ func TestNothingOnStandardOutput(t *testing.T) {
 	}
 }
 
-// TestUpdateOfAverage checks that an update's new value of an average belongs to its step: later steps do not commit it.
+// TestUpdateOfAverage checks that an update's new value of an average belongs to its step: later steps do not commit
+// it.
 func TestUpdateOfAverage(t *testing.T) {
 	m := &gomlx.Model{
 		Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node {
