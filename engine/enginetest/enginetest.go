@@ -730,8 +730,8 @@ func testAccumulatedAverages(t *testing.T, c Config) {
 	sameBits(t, "averages after three micro-batches", read(t, q, 0), read(t, p, 0))
 }
 
-// testIncompleteGradients checks that there is neither a gradient nor an update before ready of its bucket, nor after an
-// error, until the step is discarded.
+// testIncompleteGradients checks that there is neither a gradient nor an update before ready of its bucket, nor after
+// an error, until the step is discarded.
 func testIncompleteGradients(t *testing.T, c Config) {
 	e := open(t, c, 1)
 	p := mustCompile(t, c.Plain(), e, bucketed(e, 1, 4, 1))
