@@ -44,12 +44,12 @@ func (r *Replica) startMove(
 	}
 	switch {
 	case src.DType() == tensor.String || dst.DType() != src.DType() || dst.Len() != count || count%size != 0:
-		return Handle{}, located(errorf(what, ErrInvalid, "%s: the destination is %v %s, the source %v %s: want one dtype of "+
-			"fixed size, %d elements in the destination, and equal parts for %d replicas", name, dst.DType(),
+		return Handle{}, located(errorf(what, ErrInvalid, "%s: the destination is %v %s, the source %v %s: want one dtype "+
+			"of fixed size, %d elements in the destination, and equal parts for %d replicas", name, dst.DType(),
 			tensor.FormatShape(dst.Shape()), src.DType(), tensor.FormatShape(src.Shape()), count, size))
 	case !r.strategy.HasCollectives():
-		return Handle{}, located(errorf(what, ErrUnsupported, "%v has no such operation: use a strategy without CrossDeviceOps",
-			r.strategy.ops))
+		return Handle{}, located(errorf(what, ErrUnsupported, "%v has no such operation: use a strategy without "+
+			"CrossDeviceOps", r.strategy.ops))
 	}
 	c := r.newCall(run)
 	if err := run.Acquire(r.local); err != nil {

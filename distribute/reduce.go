@@ -16,8 +16,8 @@ func (s *Strategy) CrossDeviceOps() CrossDeviceOps {
 	return s.collective
 }
 
-// HasCollectives reports whether the replicas' calls are collectives of the library. Custom [CrossDeviceOps] only reduce:
-// with them, calls such as [Replica.StartAllToAll] and [Replica.StartReduceToOwners] are errors.
+// HasCollectives reports whether the replicas' calls are collectives of the library. Custom [CrossDeviceOps] only
+// reduce: with them, calls such as [Replica.StartAllToAll] and [Replica.StartReduceToOwners] are errors.
 func (s *Strategy) HasCollectives() bool { return s.ops == nil || s.size == 1 }
 
 // reduceOps selects the CrossDeviceOps for one value, by TensorFlow's rules. A user's CrossDeviceOps are used

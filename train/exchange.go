@@ -211,8 +211,8 @@ func (t *Trainer) restoreCompression(s *Snapshot) string {
 // compressible returns an error if the strategy cannot exchange compressed gradients of these parameters.
 func compressible(c compress.Codec, parameters []engine.Variable, s *distribute.Strategy) error {
 	if c.Method == compress.Int8 && !s.HasCollectives() {
-		return fmt.Errorf("Config.Compress is %v, which exchanges parts of the gradients, and %v only reduces: use a strategy "+
-			"without CrossDeviceOps, or bfloat16", c, s.CrossDeviceOps())
+		return fmt.Errorf("Config.Compress is %v, which exchanges parts of the gradients, and %v only reduces: use a "+
+			"strategy without CrossDeviceOps, or bfloat16", c, s.CrossDeviceOps())
 	}
 	if c.Method == compress.None || slices.ContainsFunc(parameters, func(v engine.Variable) bool {
 		return v.DType == tensor.Float32
