@@ -46,7 +46,7 @@ func layerNorm(x, gain, offset *graph.Node, epsilon float64) *graph.Node {
 		x := in[0]
 		centred := graph.Sub(x, rows(rowMeans(x), n))
 		variance := rowMeans(graph.Mul(centred, centred))
-		inverse = rows(graph.Inverse(graph.Sqrt(graph.AddScalar(variance, epsilon))), n)
+		inverse = rows(graph.Reciprocal(graph.Sqrt(graph.AddScalar(variance, epsilon))), n)
 		normalized = graph.Mul(centred, inverse)
 		rowGain = columns(in[1], x.Shape().Dim(0))
 		return graph.Add(graph.Mul(normalized, rowGain), columns(in[2], x.Shape().Dim(0)))
