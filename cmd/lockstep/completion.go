@@ -15,7 +15,8 @@ import (
 func flagValues() map[string]map[string][]string {
 	training := map[string][]string{
 		"data": sorted(dataSets), "model": sorted(modelsByName), "optimizer": sorted(optimizers), "engine": gomlx.Names,
-		"strategy": {"mirrored", multiWorker, "one-device"}, "implementation": {"auto", "ring", "nccl", "mpi"},
+		"precision": precisions(),
+		"strategy":  {"mirrored", multiWorker, "one-device"}, "implementation": {"auto", "ring", "nccl", "mpi"},
 		"schedule": {"cosine", "constant"}, "progress": progressModes,
 	}
 	benchTraining := maps.Clone(training)

@@ -27,6 +27,7 @@ type trainFlags struct {
 	bucketBytes                  string
 	bucketSize                   int // bucketBytes as a number; 0: not given
 	compress                     codecFlag
+	precision                    string
 	optimizer                    string
 	learningRate                 float64
 	schedule                     string
@@ -113,6 +114,8 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	f.Float64Var(&o.clipNorm, "clip-norm", 0, "limit for the global norm of the gradients (default no limit)")
 	f.Float64Var(&o.clipValue, "clip-value", 0, "limit for the magnitude of each element of the gradients (default no "+
 		"limit)")
+	f.StringVar(&o.precision, "precision", string(gomlx.Float32), "type in which the layers compute, over float32 "+
+		"variables: "+strings.Join(precisions(), ", ")+" (half width is for accelerators)")
 	f.StringVar(&o.optimizer, "optimizer", "adam", "optimizer: "+names(optimizers))
 	f.Float64Var(&o.learningRate, "learning-rate", 0, "learning rate (default by optimizer: "+learningRates()+")")
 	f.StringVar(&o.schedule, "schedule", "cosine", "learning-rate schedule, by epoch: cosine (falls to 0), constant")
@@ -162,6 +165,7 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 		{"data", o.data, sorted(dataSets)},
 		{"model", o.model, sorted(modelsByName)},
 		{"strategy", o.strategy, []string{"mirrored", multiWorker, "one-device"}},
+		{"precision", o.precision, precisions()},
 		{"optimizer", o.optimizer, sorted(optimizers)},
 		{"schedule", o.schedule, []string{"cosine", "constant"}},
 		{"engine", o.engine, gomlx.Names},

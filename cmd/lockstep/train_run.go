@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/train"
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
@@ -134,6 +135,7 @@ func (r *trainRun) open() (err error) {
 		return err
 	}
 	m := newClassifier(r.flags.model, r.set.Shape, r.set.Classes, optimizers[r.flags.optimizer].make(r.flags.learningRate))
+	m.Precision = gomlx.Precision(r.flags.precision)
 	stop := r.reassure("compiling the model")
 	inputs, labels := classifierFeatures(r.set.Shape)
 	err = r.compile(r.in, m, inputs, labels)

@@ -79,6 +79,15 @@ func sorted[T any](table map[string]T) []string { return slices.Sorted(maps.Keys
 
 func names[T any](table map[string]T) string { return strings.Join(sorted(table), ", ") }
 
+// precisions lists the names of the precisions.
+func precisions() []string {
+	list := make([]string, len(gomlx.Precisions))
+	for i, p := range gomlx.Precisions {
+		list[i] = string(p)
+	}
+	return list
+}
+
 // learningRates lists the optimizers' default learning rates.
 func learningRates() string {
 	var list []string
