@@ -291,6 +291,37 @@ func TestCompressOverflows(t *testing.T) {
 	}
 }
 
+// TestSnapshotOfCompressionIsTheChiefs: the rows of all replicas are much memory, which the other workers do not keep.
+func TestSnapshotOfCompressionIsTheChiefs(t *testing.T) {
+	e, err := gomlx.Open("go", gomlx.Options{Devices: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	errs := overWorkersOn(t, []int{1, 1}, []engine.Engine{e, e}, func(w int, s *distribute.Strategy) error {
+		m := &gomlx.Model{
+			Forward: models.MLP{Hidden: []int{8}}.Forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits,
+			Optimizer: optimizer.StochasticGradientDescent().Done(),
+		}
+		trainer, err := New(t.Context(), s, m, Config{
+			GlobalBatch: 4, Compress: compress.Codec{Method: compress.Int8},
+			Inputs: []engine.Feature{{DType: tensor.Float32, Shape: []int{8, 8, 1}}},
+			Labels: []engine.Feature{{DType: tensor.Int32}},
+		})
+		if err != nil {
+			return err
+		}
+		list, err := trainer.readCompression(t.Context(), s.Properties().ShouldCheckpoint)
+		if want := 4 * (1 - w); err == nil && len(list) != want {
+			err = fmt.Errorf("worker %d keeps %d values, want %d", w, len(list), want)
+		}
+		return errors.Join(err, trainer.Close())
+	})
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestCompressConfig(t *testing.T) {
 	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: fakeEngine{2}})
 	if err != nil {

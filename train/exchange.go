@@ -144,18 +144,18 @@ func (t *Trainer) compression(replica int) (list []compress.State) {
 	return list
 }
 
-// readCompression returns what all replicas keep: of each replica a row, if they differ. Only the chief uses the
-// result.
-func (t *Trainer) readCompression(ctx context.Context) (list []Weight, err error) {
+// readCompression returns what all replicas keep: of each replica a row, if they differ. That is much memory: only the
+// chief keeps the values, the other workers return none.
+func (t *Trainer) readCompression(ctx context.Context, chief bool) (list []Weight, err error) {
 	states := make([][]compress.State, len(t.parts))
 	for replica := range states {
 		states[replica] = t.compression(replica)
 	}
 	for i, s := range states[0] {
 		value := s.Value
-		if s.Shared {
+		if s.Shared && chief {
 			value = value.Clone()
-		} else {
+		} else if !s.Shared {
 			rows := make([]distribute.Value, len(states))
 			for replica := range rows {
 				rows[replica] = states[replica][i].Value.Reshape(rowShape(1, s.Value.Shape())...)
@@ -164,7 +164,9 @@ func (t *Trainer) readCompression(ctx context.Context) (list []Weight, err error
 				return nil, fmt.Errorf("reading the %s: %w", s.Name, err)
 			}
 		}
-		list = append(list, Weight{s.Name, value})
+		if chief {
+			list = append(list, Weight{s.Name, value})
+		}
 	}
 	return list, nil
 }

@@ -159,10 +159,12 @@ func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
 		if err != nil {
 			return nil, fmt.Errorf("train: snapshot: reading %s: %w", v.Name, err)
 		}
-		s.Variables = append(s.Variables, Weight{v.Name, value})
+		if chief {
+			s.Variables = append(s.Variables, Weight{v.Name, value})
+		}
 	}
 	var err error
-	if s.Compression, err = t.readCompression(ctx); err != nil {
+	if s.Compression, err = t.readCompression(ctx, chief); err != nil {
 		return nil, fmt.Errorf("train: snapshot: %w", err)
 	}
 	if !chief {
