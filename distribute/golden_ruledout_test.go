@@ -160,7 +160,7 @@ func reads(v *distribute.Variable, c *distribute.CrossReplica, x float64) error 
 // them.
 var compiled = sync.OnceValue(func() types.Importer {
 	out, err := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", ".", "../train/...",
-		"../cluster/...").Output()
+		"../cluster/...", "../engine/gomlx").Output()
 	files := map[string]string{}
 	for line := range strings.Lines(string(out)) {
 		path, file, _ := strings.Cut(strings.TrimSpace(line), " ")

@@ -159,6 +159,8 @@ func exists(t *testing.T, name string) string {
 			path = "train/checkpoint"
 		case "worker", "launch":
 			path = "cluster/" + path
+		case "gomlx":
+			path = "engine/gomlx"
 		}
 	}
 	p, err := compiled().Import("github.com/lockstep-ml/lockstep/" + path)
