@@ -70,7 +70,7 @@ type Config struct {
 // Phase names a part of the trainer's work, as reported to Config.Progress.
 type Phase = string
 
-// // The phases, with what the trainer does in each.
+// The phases, with what the trainer does in each.
 const (
 	PhaseCompile  Phase = "compile"  // builds the model's programs
 	PhaseStart    Phase = "start"    // sends the chief's initial values to all workers
