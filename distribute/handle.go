@@ -10,7 +10,8 @@ import (
 )
 
 // Handle is a started call of a replica, such as that of [Replica.StartAllReduce]. Copies of it are the same call. The
-// zero Handle is no call.
+// zero Handle is no call. Unlike PyTorch's Work it is awaited once only, and the Run awaits calls that the step did
+// not await.
 type Handle struct {
 	replica *Replica
 	call    *startedCall
