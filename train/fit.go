@@ -9,6 +9,9 @@ import (
 	"github.com/lockstep-ml/lockstep/data"
 )
 
+// MaxAccumulate is the largest number of batches that a step can accumulate.
+const MaxAccumulate = 1 << 16
+
 // FitConfig configures [Trainer.Fit]. The zero value trains for one epoch.
 type FitConfig struct {
 	// Epochs is the index at which training ends: Fit trains epochs InitialEpoch to Epochs-1 (Keras' epochs: not
@@ -31,7 +34,7 @@ type FitConfig struct {
 	// to 2*Accumulate+1 are in memory.
 	//
 	// Everything that counts steps counts these: StepsPerEpoch, Steps, callbacks, the history, [Trainer.Steps], snapshots
-	// and learning-rate schedules. (Keras counts batches.) Default: 1.
+	// and learning-rate schedules. (Keras counts batches.) Default: 1. At most [MaxAccumulate].
 	Accumulate int
 	// Validation, if not nil, is evaluated after every epoch. data.Pipeline.Split can hold out a part of the
 	// training data.
@@ -111,8 +114,9 @@ func (c *FitConfig) validate() error {
 	case c.StepsPerEpoch < 0:
 		return fmt.Errorf("train: FitConfig.StepsPerEpoch is %d: want at least 1, or 0 for the whole dataset",
 			c.StepsPerEpoch)
-	case c.Accumulate < 0:
-		return fmt.Errorf("train: FitConfig.Accumulate is %d: want the number of batches of a step, at least 1", c.Accumulate)
+	case c.Accumulate < 0 || c.Accumulate > MaxAccumulate:
+		return fmt.Errorf("train: FitConfig.Accumulate is %d: want the number of batches of a step, 1 to %d (a step reads "+
+			"all of them first: for larger steps, use larger batches)", c.Accumulate, MaxAccumulate)
 	case c.Steps < 0:
 		return fmt.Errorf("train: FitConfig.Steps is %d: want at least 1, or 0 for no limit", c.Steps)
 	}

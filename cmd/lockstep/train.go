@@ -10,6 +10,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	"github.com/lockstep-ml/lockstep/train"
 )
 
 // trainFlags are the flags of lockstep train.
@@ -197,6 +198,10 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 	}
 	if o.replicas > replicasMax {
 		return usagef("--replicas %d: want at most %d", o.replicas, replicasMax)
+	}
+	if o.accumulate > train.MaxAccumulate {
+		return usagef("--accumulate %d: want at most %d: for larger steps, use larger batches", o.accumulate,
+			train.MaxAccumulate)
 	}
 	if given("bucket-bytes") {
 		var err error
