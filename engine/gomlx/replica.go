@@ -388,7 +388,7 @@ func (r *replica) step(ctx context.Context, m engine.Micro) (engine.Scalars, boo
 	r.losses = out[1]
 	for i, v := range x.changed {
 		pending := r.device.pending
-		if !r.p.mirrored(v) {
+		if r.p.variables[v].Role == engine.Average {
 			pending = r.pendingAverages
 		}
 		release(pending[v])
