@@ -9,9 +9,9 @@ import (
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 )
 
-// Handle is a started call of a replica, such as that of [Replica.StartAllReduce]. Copies of it are the same call. The
-// zero Handle is no call. Unlike PyTorch's Work it is awaited once only, and the Run awaits calls that the step did
-// not await.
+// Handle is a started call of a replica, such as that of [Replica.StartAllReduce]. Copies of it refer to the same
+// call. The zero Handle refers to none. Unlike PyTorch's Work, it can be awaited only once, and the Run awaits calls
+// that the step did not await.
 type Handle struct {
 	replica *Replica
 	call    *startedCall
@@ -29,7 +29,7 @@ type startedCall struct {
 	// later makes the call in Wait: custom CrossDeviceOps need a merge call. Nil: it was started.
 	later func(ctx context.Context) error
 
-	// Of a call that is no reduction:
+	// Of other calls than reductions:
 	started  collective.Handle
 	call     collective.Call
 	manifest collective.Manifest

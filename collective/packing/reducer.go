@@ -93,12 +93,12 @@ func (c *Config) checkOwners(size int, tensors []Tensor) error {
 	switch c.Op {
 	case 0:
 		if c.Owners != nil {
-			return errors.New("packing: tensors have owners, but there is no Op")
+			return errors.New("packing: the call has Owners but no Op: set Op to ReduceScatter or AllGather")
 		}
 		return nil
 	case collective.ReduceScatter, collective.AllGather:
 	default:
-		return fmt.Errorf("packing: %v is no Op for tensors with owners: want ReduceScatter or AllGather", c.Op)
+		return fmt.Errorf("packing: operation %v for tensors with owners: want ReduceScatter or AllGather", c.Op)
 	}
 	if len(c.Owners) != len(tensors) {
 		return fmt.Errorf("packing: %d owners for %d tensors", len(c.Owners), len(tensors))

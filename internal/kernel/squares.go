@@ -12,7 +12,7 @@ const squareSums = 16
 
 // Squares returns the sum of the squares of the n elements of src, in float64. Element i is added to sum i%16, in
 // order, and then the sums in pairs: j and j+8, j and j+4, and so on. So the bits are the same on every processor. It
-// panics if t is no floating-point type.
+// panics if t is not a floating-point type.
 func Squares(t tensor.DType, src unsafe.Pointer, n int) float64 {
 	var sums [squareSums]float64
 	switch t {
