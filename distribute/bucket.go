@@ -24,24 +24,34 @@ import (
 // its failure. In no case is memory written after the Run has returned. With custom [CrossDeviceOps] Wait makes the
 // whole call.
 func (r *Replica) StartAllReduce(ctx context.Context, op ReduceOp, b Bucket, opts ...Options) (Handle, error) {
-	const name = "StartAllReduce"
-	run, o, err := r.enter(ctx, name, op, opts)
-	if err == nil {
-		err = checkInto(name, op, b.Dst, b.Src, b.Names)
+	return r.start(ctx, "StartAllReduce", reduction{Bucket: b, op: op}, opts)
+}
+
+// start starts the call of a bucket, under the name of the public method.
+func (r *Replica) start(ctx context.Context, name string, x reduction, opts []Options) (Handle, error) {
+	run, o, err := r.enter(ctx, name, x.op, opts)
+	switch {
+	case err != nil:
+	case x.call == 0:
+		err = checkInto(name, x.op, x.Dst, x.Src, x.Names)
+	default:
+		err = r.checkOwned(name, x.call, x.op, x.Bucket)
 	}
 	if err != nil {
 		return Handle{}, located(err)
 	}
+	x.options = o
 	c := r.newCall(run)
 	switch {
 	case r.strategy.size == 1:
-		if err := copyAll(run, r.local, b.Dst, b.Src); err != nil {
+		if err := copyAll(run, r.local, x.Dst, x.Src); err != nil {
 			return Handle{}, err
 		}
 	case r.strategy.ops != nil:
+		op, b := x.op, x.Bucket // not x, which would be allocated in every call
 		c.later = func(ctx context.Context) error { return r.allReduceBucketByOps(ctx, op, b, o) }
-	case len(b.Src)+len(b.Scalars) > 0:
-		if err := r.startReduction(ctx, c, &reduction{Bucket: b, op: op, options: o}); err != nil {
+	case len(x.Src)+len(x.Scalars) > 0:
+		if err := r.startReduction(ctx, c, &x); err != nil {
 			return Handle{}, err
 		}
 	}
@@ -76,7 +86,7 @@ func (r *Replica) startReduction(ctx context.Context, c *startedCall, x *reducti
 //
 // Custom [CrossDeviceOps] have no such operation: it returns an error.
 func (r *Replica) StartReduceToOwners(ctx context.Context, op ReduceOp, b Bucket, opts ...Options) (Handle, error) {
-	return r.startOwned(ctx, "StartReduceToOwners", collective.ReduceScatter, op, b, opts)
+	return r.start(ctx, "StartReduceToOwners", reduction{Bucket: b, op: op, call: collective.ReduceScatter}, opts)
 }
 
 // StartGatherFromOwners starts to copy each tensor from the replica that owns it to all replicas, such as the values of
@@ -84,32 +94,7 @@ func (r *Replica) StartReduceToOwners(ctx context.Context, op ReduceOp, b Bucket
 // memory or does not overlap it. Scalars are summed over all replicas, by a separate call. Apart from that it is as
 // [Replica.StartReduceToOwners].
 func (r *Replica) StartGatherFromOwners(ctx context.Context, b Bucket, opts ...Options) (Handle, error) {
-	return r.startOwned(ctx, "StartGatherFromOwners", collective.AllGather, Sum, b, opts)
-}
-
-// startOwned starts a call of tensors that have owners.
-func (r *Replica) startOwned(
-	ctx context.Context, name string, call collective.Op, op ReduceOp, b Bucket, opts []Options,
-) (Handle, error) {
-	run, o, err := r.enter(ctx, name, op, opts)
-	if err == nil {
-		err = r.checkOwned(name, call, op, b)
-	}
-	if err != nil {
-		return Handle{}, located(err)
-	}
-	c := r.newCall(run)
-	switch {
-	case r.strategy.size == 1:
-		if err := copyAll(run, r.local, b.Dst, b.Src); err != nil {
-			return Handle{}, err
-		}
-	case len(b.Owners)+len(b.Scalars) > 0:
-		if err := r.startReduction(ctx, c, &reduction{Bucket: b, op: op, call: call, options: o}); err != nil {
-			return Handle{}, err
-		}
-	}
-	return r.handle(c), nil
+	return r.start(ctx, "StartGatherFromOwners", reduction{Bucket: b, op: Sum, call: collective.AllGather}, opts)
 }
 
 // checkOwned validates a bucket whose tensors have owners.

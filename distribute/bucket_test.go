@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/distribute"
-	"github.com/lockstep-ml/lockstep/internal/race"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -340,10 +339,7 @@ func TestForgottenCallsByOps(t *testing.T) {
 }
 
 func TestBucketsDoNotAllocate(t *testing.T) {
-	if race.Enabled {
-		t.Skip("the race detector allocates")
-	}
-	const runs = 50
+	skipRace(t)
 	for _, n := range []int{1, 2} {
 		s := mirrored(t, n)
 		err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
@@ -363,15 +359,7 @@ func TestBucketsDoNotAllocate(t *testing.T) {
 					err = errors.Join(err, h.Wait(ctx))
 				}
 			}
-			if r.ID() != 0 {
-				for range runs + 1 {
-					reduce()
-				}
-				return err
-			}
-			if allocs := testing.AllocsPerRun(runs, reduce); allocs > 0 {
-				t.Errorf("%d replicas: %v allocations, want none", n, allocs)
-			}
+			doesNotAllocate(t, r, reduce)
 			return err
 		})
 		if err != nil {

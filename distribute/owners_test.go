@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/lockstep-ml/lockstep/distribute"
-	"github.com/lockstep-ml/lockstep/internal/race"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -157,10 +156,7 @@ func TestOwnerErrors(t *testing.T) {
 }
 
 func TestOwnersDoNotAllocate(t *testing.T) {
-	if race.Enabled {
-		t.Skip("the race detector allocates")
-	}
-	const runs = 50
+	skipRace(t)
 	s := mirrored(t, 2)
 	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
 		b := onesBucket(3, 10, 20, 30_000)
@@ -178,15 +174,7 @@ func TestOwnersDoNotAllocate(t *testing.T) {
 				err = h.Wait(ctx)
 			}
 		}
-		if r.ID() != 0 {
-			for range runs + 1 {
-				reduce()
-			}
-			return err
-		}
-		if allocs := testing.AllocsPerRun(runs, reduce); allocs > 0 {
-			t.Errorf("%v allocations, want none", allocs)
-		}
+		doesNotAllocate(t, r, reduce)
 		return err
 	})
 	if err != nil {

@@ -231,10 +231,7 @@ func batchRound(ctx context.Context, s *distribute.Strategy, g, i float32) error
 }
 
 func TestAllReduceInPacksDoesNotAllocate(t *testing.T) {
-	if race.Enabled {
-		t.Skip("the race detector allocates")
-	}
-	const runs = 50
+	skipRace(t)
 	s := mirrored(t, 2)
 	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
 		a, b := ones(10, 20, 30, 20_000), ones(7, 7)
@@ -243,15 +240,7 @@ func TestAllReduceInPacksDoesNotAllocate(t *testing.T) {
 			err = errors.Join(err, r.AllReduceInto(ctx, distribute.Mean, a, a, nil),
 				r.AllReduceInto(ctx, distribute.Mean, b, b, nil))
 		}
-		if r.ID() != 0 {
-			for range runs + 1 {
-				reduce()
-			}
-			return err
-		}
-		if allocs := testing.AllocsPerRun(runs, reduce); allocs > 0 {
-			t.Errorf("%v allocations, want none", allocs)
-		}
+		doesNotAllocate(t, r, reduce)
 		return err
 	})
 	if err != nil {

@@ -14,11 +14,30 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-func TestAllReduceIntoDoesNotAllocate(t *testing.T) {
+// skipRace skips a test that counts allocations.
+func skipRace(t *testing.T) {
+	t.Helper()
 	if race.Enabled {
 		t.Skip("the race detector allocates")
 	}
-	const runs = 100
+}
+
+// doesNotAllocate checks that f, which every replica calls as often, allocates nothing. testing.AllocsPerRun counts the
+// whole process, so one replica measures.
+func doesNotAllocate(t *testing.T, r *distribute.Replica, f func()) {
+	t.Helper()
+	const runs = 50
+	if r.ID() != 0 {
+		for range runs + 1 {
+			f()
+		}
+	} else if allocs := testing.AllocsPerRun(runs, f); allocs > 0 {
+		t.Errorf("%d replicas: %v allocations a call, want none", r.NumReplicas(), allocs)
+	}
+}
+
+func TestAllReduceIntoDoesNotAllocate(t *testing.T) {
+	skipRace(t)
 	for _, n := range []int{1, 2} {
 		s := mirrored(t, n)
 		err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
@@ -31,15 +50,7 @@ func TestAllReduceIntoDoesNotAllocate(t *testing.T) {
 					err = e
 				}
 			}
-			if r.ID() != 0 { // testing.AllocsPerRun counts the whole process: one of them measures
-				for range runs + 1 {
-					reduce()
-				}
-				return err
-			}
-			if allocs := testing.AllocsPerRun(runs, reduce); allocs > 0 {
-				t.Errorf("%d replicas: %v allocations a call, want none", n, allocs)
-			}
+			doesNotAllocate(t, r, reduce)
 			return err
 		})
 		if err != nil {

@@ -41,24 +41,32 @@ func digitBatches(t *testing.T, n, size int) (out []data.Batch) {
 	return out
 }
 
+// fitAndOwnLoop returns two trainers of the stateful model after the same batches: one by Fit, one by a loop of
+// Gradients and ApplyGradients.
+func fitAndOwnLoop(t *testing.T, engineName string, replicas int) (fitted, own *train.Trainer) {
+	t.Helper()
+	fitted = newTrainer(t, engineName, replicas, 30, 1, sgd(), stateful)
+	own = newTrainer(t, engineName, replicas, 30, 1, sgd(), stateful)
+	if _, err := fitted.Fit(t.Context(), loadDigits(t).Train.Take(7*30).Batch(30), train.FitConfig{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range digitBatches(t, 7, 30) {
+		gradients, _, err := own.Gradients(t.Context(), b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := own.ApplyGradients(t.Context(), gradients); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return fitted, own
+}
+
 // TestOwnLoopKeepsState checks that a loop of Gradients and ApplyGradients over a model with batch normalization, a
 // schedule and dropout makes Fit's steps, bit for bit.
 func TestOwnLoopKeepsState(t *testing.T) {
 	for replicas := 1; replicas <= 3; replicas++ {
-		fitted := newTrainer(t, "go", replicas, 30, 1, sgd(), stateful)
-		own := newTrainer(t, "go", replicas, 30, 1, sgd(), stateful)
-		if _, err := fitted.Fit(t.Context(), loadDigits(t).Train.Take(7*30).Batch(30), train.FitConfig{}); err != nil {
-			t.Fatal(err)
-		}
-		for _, b := range digitBatches(t, 7, 30) {
-			gradients, _, err := own.Gradients(t.Context(), b)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := own.ApplyGradients(t.Context(), gradients); err != nil {
-				t.Fatal(err)
-			}
-		}
+		fitted, own := fitAndOwnLoop(t, "go", replicas)
 		want, err := fitted.Snapshot(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -168,20 +176,7 @@ func throughContents(t *testing.T, s *train.Snapshot) *train.Snapshot {
 // of Gradients and ApplyGradients: except for rounding, and with the same policy for values that are not finite.
 func TestWholeStep(t *testing.T) {
 	eachEngine(t, func(t *testing.T, engineName string) {
-		fitted := newTrainer(t, engineName, 1, 30, 1, sgd(), stateful)
-		own := newTrainer(t, engineName, 1, 30, 1, sgd(), stateful)
-		if _, err := fitted.Fit(t.Context(), loadDigits(t).Train.Take(7*30).Batch(30), train.FitConfig{}); err != nil {
-			t.Fatal(err)
-		}
-		for _, b := range digitBatches(t, 7, 30) {
-			gradients, _, err := own.Gradients(t.Context(), b)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := own.ApplyGradients(t.Context(), gradients); err != nil {
-				t.Fatal(err)
-			}
-		}
+		fitted, own := fitAndOwnLoop(t, engineName, 1)
 		a, err := fitted.Weights(t.Context())
 		if err != nil {
 			t.Fatal(err)
