@@ -151,40 +151,33 @@ func (t *Trainer) clip(gradients []*tensor.Tensor, parameters []int) (factor flo
 
 // scale multiplies all elements by a factor.
 func scale(x *tensor.Tensor, factor float64) {
-	mapElements(x, func(v float64) float64 { return v * factor })
+	kernel.Multiply(x.DType(), x.Memory().Ptr, x.Len(), factor)
 }
 
 // clamp limits all elements to [-limit, limit]. A NaN stays one.
 func clamp(x *tensor.Tensor, limit float64) {
-	mapElements(x, func(v float64) float64 {
-		switch {
-		case v > limit:
-			return limit
-		case v < -limit:
-			return -limit
-		}
-		return v
-	})
-}
-
-// mapElements replaces every element of a floating-point tensor by a function of it, computed in float64.
-func mapElements(x *tensor.Tensor, f func(float64) float64) {
 	switch x.DType() {
 	case tensor.Float16:
-		for i, v := range tensor.Data[tensor.F16](x) {
-			tensor.Data[tensor.F16](x)[i] = tensor.F16From(float32(f(float64(v.Float32()))))
+		list := tensor.Data[tensor.F16](x)
+		for i, v := range list {
+			list[i] = tensor.F16From(within(v.Float32(), float32(limit)))
 		}
 	case tensor.BFloat16:
-		for i, v := range tensor.Data[tensor.BF16](x) {
-			tensor.Data[tensor.BF16](x)[i] = tensor.BF16From(float32(f(float64(v.Float32()))))
+		list := tensor.Data[tensor.BF16](x)
+		for i, v := range list {
+			list[i] = tensor.BF16From(within(v.Float32(), float32(limit)))
 		}
 	case tensor.Float32:
-		for i, v := range tensor.Data[float32](x) {
-			tensor.Data[float32](x)[i] = float32(f(float64(v)))
+		list := tensor.Data[float32](x)
+		for i, v := range list {
+			list[i] = within(v, float32(limit))
 		}
 	case tensor.Float64:
-		for i, v := range tensor.Data[float64](x) {
-			tensor.Data[float64](x)[i] = f(v)
+		list := tensor.Data[float64](x)
+		for i, v := range list {
+			list[i] = within(v, limit)
 		}
 	}
 }
+
+func within[T float32 | float64](x, limit T) T { return max(-limit, min(x, limit)) }

@@ -13,6 +13,7 @@ import (
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	"github.com/lockstep-ml/lockstep/internal/kernel"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -24,7 +25,15 @@ func TestClipByGlobalNorm(t *testing.T) {
 		want := 0.0
 		for _, n := range []int{0, 1, 4095, 4096, 4097, 20000} {
 			x := tensor.New(dtype, n)
-			mapElements(x, func(float64) float64 { return random.Float64() - 0.5 })
+			numbers := tensor.New(tensor.Float32, n)
+			for i := range n {
+				tensor.Data[float32](numbers)[i] = random.Float32() - 0.5
+			}
+			if dtype == tensor.Float64 {
+				x = tensor.Of(numbers.Float64s(), n)
+			} else {
+				kernel.Convert(dtype, tensor.Float32, x.Memory().Ptr, numbers.Memory().Ptr, n)
+			}
 			for _, v := range x.Float64s() {
 				want += v * v
 			}

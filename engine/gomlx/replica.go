@@ -519,28 +519,9 @@ func (r *replica) gradient(i int) (*tensor.Tensor, error) {
 	return r.memory[i], nil
 }
 
-// multiply multiplies a floating-point tensor by x, half-width numbers in float32.
-func multiply(t *tensor.Tensor, x float64) {
-	switch t.DType() {
-	case tensor.Float32:
-		multiplyAll(tensor.Data[float32](t), float32(x))
-	case tensor.Float64:
-		multiplyAll(tensor.Data[float64](t), x)
-	case tensor.Float16:
-		for i, v := range tensor.Data[tensor.F16](t) {
-			tensor.Data[tensor.F16](t)[i] = tensor.F16From(v.Float32() * float32(x))
-		}
-	case tensor.BFloat16:
-		for i, v := range tensor.Data[tensor.BF16](t) {
-			tensor.Data[tensor.BF16](t)[i] = tensor.BF16From(v.Float32() * float32(x))
-		}
-	}
-}
-
-func multiplyAll[T float32 | float64](list []T, x T) {
-	for i := range list {
-		list[i] *= x
-	}
+// multiply multiplies a gradient by a factor.
+func multiply(t *tensor.Tensor, factor float64) {
+	kernel.Multiply(t.DType(), t.Memory().Ptr, t.Len(), factor)
 }
 
 // scalars reads and frees the vector of loss and metrics.

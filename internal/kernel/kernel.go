@@ -71,6 +71,35 @@ func Scale(t tensor.DType, dst, src unsafe.Pointer, n, divisor int) {
 	}
 }
 
+// Multiply sets x[i] = x[i] * factor for the n elements of x. The factor is rounded to their type first; half-width
+// numbers are multiplied in float32. It panics if t is not a floating-point type.
+func Multiply(t tensor.DType, x unsafe.Pointer, n int, factor float64) {
+	switch t {
+	case tensor.Float32:
+		multiplyPlain(x, n, float32(factor))
+	case tensor.Float64:
+		multiplyPlain(x, n, factor)
+	case tensor.Float16, tensor.BFloat16:
+		var wide [chunk]float32
+		for at := unsafe.Pointer(&wide); n > 0; n -= chunk {
+			m := min(n, chunk)
+			widen(t, at, x, m)
+			multiplyPlain(at, m, float32(factor))
+			narrow(t, x, at, m)
+			x = skip(x, n)
+		}
+	default:
+		panic(fmt.Sprintf("kernel: Multiply of %v", t))
+	}
+}
+
+func multiplyPlain[T float32 | float64](x unsafe.Pointer, n int, factor T) {
+	list := unsafe.Slice((*T)(x), n)
+	for i := range list {
+		list[i] *= factor
+	}
+}
+
 // Convert sets dst[i] = src[i], converted from one type to another: the same type, float16 or bfloat16 to float32
 // (exact), or float32 to float16 or bfloat16 (to nearest even). It panics for any other pair.
 func Convert(to, from tensor.DType, dst, src unsafe.Pointer, n int) {
