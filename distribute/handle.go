@@ -69,7 +69,8 @@ func (r *Replica) packed(ctx context.Context, x *reduction) (*cachedReducer, err
 // the failure of the Run. The end of ctx fails the Run.
 func (h Handle) Wait(ctx context.Context) error {
 	if h.call == nil {
-		return located(errorf("Handle.Wait", ErrInvalid, "the handle is that of no call: Start returned an error"))
+		return located(errorf("Handle.Wait", ErrInvalid, "the handle refers to no call: the method that starts "+
+			"one returned an error"))
 	}
 	if !h.call.number.CompareAndSwap(h.number, 0) {
 		if err := h.replica.current("Handle.Wait"); err != nil {
