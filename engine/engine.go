@@ -193,6 +193,17 @@ type Scheduled interface {
 	LastStep() int
 }
 
+// Optimized is a [Program] that reports what its optimizer keeps in variables.
+type Optimized interface {
+	Program
+	// LearningRate returns the index in Variables of the learning rate, a scalar, or -1 if there is none. scheduled
+	// reports that every update sets it, so that writing it has no effect.
+	LearningRate() (variable int, scheduled bool)
+	// EMA returns, for each parameter, the index in Variables of the slot with its exponential moving average, of
+	// the same shape. It is nil if the optimizer keeps none.
+	EMA() []int
+}
+
 // Advised is a program that has advice on the model, for example to replace a layer that is slow on the engine.
 type Advised interface {
 	// Advice returns one sentence for each.

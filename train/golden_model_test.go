@@ -255,6 +255,9 @@ func (c *goldenTraining) loss(labels, predictions []*graph.Node) *graph.Node {
 // model returns the training's model for Lockstep.
 func (c *goldenTraining) model() *gomlx.Model {
 	m := &gomlx.Model{Forward: c.forward, Loss: c.loss, Optimizer: c.Optimizer.build()}
+	if c.EMA > 0 {
+		m.Optimizer = optimizer.EMA(m.Optimizer, optimizer.EMAConfig{Momentum: c.EMA})
+	}
 	if c.Evaluate.Accuracy != nil {
 		m.Metrics = []gomlx.Metric{gomlx.SparseCategoricalAccuracy()}
 	}

@@ -60,6 +60,7 @@ type trainedGolden struct {
 	stepLoss  []*float64
 	norms     []float64              // of the gradients, by step
 	weights   map[string]goldenArray // by our names
+	averages  map[string]goldenArray // of the weights, by our names
 	evaluated Result
 	predicted []goldenArray
 }
@@ -104,9 +105,6 @@ func TestGoldenTrain(t *testing.T) {
 			if err := c.check(); err != nil {
 				t.Fatal(err)
 			}
-			if reason := c.skipped(); reason != "" {
-				t.Skip(reason)
-			}
 			if testing.Short() && families[c.Family] {
 				t.Skip("-short: one training of each family")
 			}
@@ -116,14 +114,6 @@ func TestGoldenTrain(t *testing.T) {
 			}
 		})
 	}
-}
-
-// skipped returns why a training cannot be made, or "".
-func (c *goldenTraining) skipped() string {
-	if c.EMA != 0 {
-		return "keeps moving averages of the weights, which Lockstep does not do yet"
-	}
-	return ""
 }
 
 // run makes the training once, and compares.
@@ -186,7 +176,7 @@ func (c *goldenTraining) train(ctx context.Context, s *distribute.Strategy) (out
 	if err := c.start(trainer); err != nil {
 		return nil, err
 	}
-	out = &trainedGolden{weights: map[string]goldenArray{}}
+	out = &trainedGolden{weights: map[string]goldenArray{}, averages: map[string]goldenArray{}}
 	record := Callback{OnStepEnd: func(_ context.Context, s Step) error {
 		var loss *float64
 		if !s.Skipped {
@@ -207,6 +197,15 @@ func (c *goldenTraining) train(ctx context.Context, s *distribute.Strategy) (out
 	}
 	for _, w := range weights {
 		out.weights[w.Name] = goldenArrayOf(w.Value)
+	}
+	if c.EMA > 0 {
+		averages, err := trainer.EMAWeights(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, w := range averages {
+			out.averages[w.Name] = goldenArrayOf(w.Value)
+		}
 	}
 	if err := c.pinRounding(trainer, weights); err != nil {
 		return nil, err
@@ -322,6 +321,13 @@ func (c *goldenTraining) compare(got *trainedGolden) (differences []string) {
 	for _, theirs := range slices.Sorted(maps.Keys(c.After)) {
 		want := c.After[theirs]
 		within(theirs+" after training", got.weights[names[theirs]], want, max(want.bound(), decided[theirs]))
+	}
+	for _, theirs := range slices.Sorted(maps.Keys(c.EMAAfter)) {
+		want := c.EMAAfter[theirs]
+		within("the average of "+theirs, got.averages[names[theirs]], want, max(want.bound(), decided[theirs]))
+	}
+	if (c.EMA > 0) != (len(c.EMAAfter) > 0) {
+		differ("%d averages with a momentum of %v", len(c.EMAAfter), c.EMA)
 	}
 	if len(got.weights) != len(c.After) {
 		differ("%d weights: want %d", len(got.weights), len(c.After))

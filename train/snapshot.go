@@ -336,21 +336,10 @@ func meanOfRows(rows *tensor.Tensor, shape []int) *tensor.Tensor {
 	for i, x := range rows.Float64s() {
 		sums[i%len(sums)] += x
 	}
-	out := tensor.New(rows.DType(), shape...)
-	for i, sum := range sums {
-		mean := sum / float64(n)
-		switch rows.DType() {
-		case tensor.Float16:
-			tensor.Data[tensor.F16](out)[i] = tensor.F16From(float32(mean))
-		case tensor.BFloat16:
-			tensor.Data[tensor.BF16](out)[i] = tensor.BF16From(float32(mean))
-		case tensor.Float32:
-			tensor.Data[float32](out)[i] = float32(mean)
-		default:
-			tensor.Data[float64](out)[i] = mean
-		}
+	for i := range sums {
+		sums[i] /= float64(n)
 	}
-	return out
+	return fromFloat64s(rows.DType(), shape, sums)
 }
 
 // shared is the chief's message to the other workers, sent before the tensors.

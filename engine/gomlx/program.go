@@ -52,6 +52,7 @@ var (
 	_ engine.WholeStep = (*program)(nil)
 	_ engine.Described = (*program)(nil)
 	_ engine.Inspector = (*program)(nil)
+	_ engine.Optimized = (*program)(nil)
 )
 
 // open creates the devices and replicas, all with the same initial values.

@@ -16,10 +16,11 @@
 //     1/sqrt(1-rho) times smaller.
 //   - [Adam] adds epsilon to the root of the second moment before the bias correction, as Keras and the paper's
 //     efficient variant do. GoMLX's adds it after. They differ where gradients are below about 1e-5.
-//   - All three take a [Schedule] and a decoupled weight decay. A schedule counts updates, so gradients that are only
-//     accumulated or recorded do not move it.
+//   - All three take a [Schedule] and a decoupled weight decay. [Scheduled] gives GoMLX's optimizers a schedule, and
+//     [EMA] makes any optimizer keep moving averages of the variables. A schedule counts updates, so gradients that are
+//     only accumulated or recorded do not move it.
 //
 // The state of an optimizer is float32, or the type of the loss if that is wider. Its variables are "/SGD/…",
-// "/Adam/…" or "/RMSProp/…", GoMLX's counter "/global_step", and the learning rate in "/optimizers/learning_rate",
-// which can be written between steps unless a schedule sets it.
+// "/Adam/…", "/RMSProp/…" or "/EMA/…", GoMLX's counter "/global_step", and the learning rate in
+// "/optimizers/learning_rate", which can be written between steps unless a schedule sets it.
 package optimizer

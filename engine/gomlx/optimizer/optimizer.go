@@ -6,6 +6,7 @@ import (
 	"path"
 
 	"github.com/gomlx/compute/dtypes"
+	"github.com/gomlx/compute/shapes"
 	"github.com/gomlx/gomlx/core/graph"
 	"github.com/gomlx/gomlx/ml/model"
 	"github.com/gomlx/gomlx/ml/model/initializer"
@@ -46,6 +47,11 @@ type slot struct {
 
 func (s *slot) value() *graph.Node { return s.variable.NodeValue(s.graph) }
 
+// slotOf returns the slot of a name in a scope.
+func slotOf(scope *model.Scope, name string, shape shapes.Shape, g *graph.Graph) *slot {
+	return &slot{scope.WithInitializer(initializer.Zero).VariableWithShape(name, shape).SetTrainable(false), g}
+}
+
 // set sets the slot's next value, and returns it.
 func (s *slot) set(next *graph.Node) *graph.Node {
 	s.variable.SetNodeValue(next)
@@ -68,10 +74,33 @@ func (b *built) String() string { return b.name() }
 
 // UpdateGraph implements GoMLX's optimizer.Interface.
 func (b *built) UpdateGraph(scope *model.Scope, _ *graph.Graph, loss *graph.Node) {
+	updateByLoss(b, scope, loss)
+}
+
+// updateByLoss builds the update of an optimizer by the gradients of a loss.
+func updateByLoss(o train.OptimizeWithGradients, scope *model.Scope, loss *graph.Node) {
 	if !loss.Shape().IsScalar() {
-		panic(fmt.Errorf("optimizer %s: the loss has shape %s: want a scalar", b.name(), loss.Shape()))
+		panic(fmt.Errorf("optimizer %v: the loss has shape %s: want a scalar", o, loss.Shape()))
 	}
-	b.UpdateGraphWithGradients(scope, scope.BuildTrainableVariablesGradientsGraph(loss), loss.DType())
+	o.UpdateGraphWithGradients(scope, scope.BuildTrainableVariablesGradientsGraph(loss), loss.DType())
+}
+
+// trained lists the trainable variables that a graph uses.
+func trained(scope *model.Scope, g *graph.Graph) (list []*model.Variable) {
+	for v := range scope.IterVariables() {
+		if v.Trainable && v.InUseByGraph(g) {
+			list = append(list, v)
+		}
+	}
+	return list
+}
+
+// atLeastFloat32 returns the type in which to compute: 8 or 11 bits of precision are too few for counts and averages.
+func atLeastFloat32(dtype dtypes.DType) dtypes.DType {
+	if dtype == dtypes.Float16 || dtype == dtypes.BFloat16 {
+		return dtypes.Float32
+	}
+	return dtype
 }
 
 // UpdateGraphWithGradients implements GoMLX's train.OptimizeWithGradients. The gradients are those of the
@@ -81,23 +110,16 @@ func (b *built) UpdateGraphWithGradients(scope *model.Scope, gradients []*graph.
 		panic(fmt.Errorf("optimizer %s: %w", b.name(), err))
 	}
 	var g *graph.Graph
+	var variables []*model.Variable
 	if len(gradients) > 0 {
 		g = gradients[0].Graph()
-	}
-	var variables []*model.Variable
-	for v := range scope.IterVariables() {
-		if g != nil && v.Trainable && v.InUseByGraph(g) {
-			variables = append(variables, v)
-		}
+		variables = trained(scope, g)
 	}
 	if len(gradients) == 0 || len(gradients) != len(variables) {
 		panic(fmt.Errorf("optimizer %s: %d gradients for %d trainable variables in use: want one for each, and at least one",
 			b.name(), len(gradients), len(variables)))
 	}
-	dtype := lossType
-	if dtype == dtypes.Float16 || dtype == dtypes.BFloat16 {
-		dtype = dtypes.Float32 // 8 or 11 bits of precision are too few for counts and averages
-	}
+	dtype := atLeastFloat32(lossType)
 	u := b.begin(scope, g, dtype)
 	for i, v := range variables {
 		b.updateVariable(scope, u, v, gradients[i], dtype)
@@ -130,8 +152,7 @@ func (b *built) updateVariable(
 	step := b.step(u, gradient, func(name string) *slot {
 		shape := v.Shape().Clone()
 		shape.DType = dtype
-		s := scope.Store().Scope(path.Join("/", b.name(), v.Scope())).WithInitializer(initializer.Zero)
-		return &slot{s.VariableWithShape(v.Name()+"_"+name, shape).SetTrainable(false), g}
+		return slotOf(scope.Store().Scope(path.Join("/", b.name(), v.Scope())), v.Name()+"_"+name, shape, g)
 	})
 	value := graph.ConvertDType(v.NodeValue(g), dtype)
 	if b.decay > 0 {

@@ -381,6 +381,7 @@ func TestMistakes(t *testing.T) {
 		{optimizer.Adam().Epsilon(-1).Done(), "optimizer Adam: epsilon -1: want 0 or more"},
 		{optimizer.RMSProp().Rho(-0.1).Done(), "optimizer RMSProp: rho -0.1: want at least 0, and below 1"},
 		{optimizer.RMSProp().LearningRate(math.Inf(1)).Done(), "optimizer RMSProp: learning rate +Inf: want a finite number"},
+		{optimizer.EMA(optimizer.SGD().Done(), optimizer.EMAConfig{Momentum: 1}), "optimizer EMA: momentum 1: want at least"},
 	} {
 		p, err := compileLine(t, e, tensor.Float64, test.made, 1, nil)
 		if err == nil {
