@@ -30,30 +30,10 @@ func (b *batches) Len() int {
 
 // Iter implements [Dataset].
 func (b *batches) Iter(ctx context.Context) iter.Seq2[Element, error] {
-	if v, ok := b.src.ds.(*view); ok {
-		if t, ok := v.base.(*table); ok {
-			return b.gather(ctx, v, t)
-		}
+	if _, ok := b.src.ds.(*view); ok {
+		return iterate(ctx, b)
 	}
 	return b.stack(ctx)
-}
-
-// gather builds batches of rows in memory by their indices, without building elements first.
-func (b *batches) gather(ctx context.Context, v *view, t *table) iter.Seq2[Element, error] {
-	return func(yield func(Element, error) bool) {
-		order := v.order(Epoch(ctx))
-		for len(order) > 0 && (len(order) >= b.n || !b.full) {
-			if ctx.Err() != nil {
-				yield(nil, context.Cause(ctx))
-				return
-			}
-			n := min(b.n, len(order))
-			if !yield(t.gather(order[:n]), nil) {
-				return
-			}
-			order = order[n:]
-		}
-	}
 }
 
 // stack builds batches of elements.
@@ -88,6 +68,7 @@ func (b *batches) stack(ctx context.Context) iter.Seq2[Element, error] {
 // stacker concatenates elements along a new first dimension.
 type stacker struct {
 	like Element // the first element
+	from int     // its position in the dataset
 	out  []*tensor.Tensor
 	rows int
 	in   []*tensor.Tensor // scratch
@@ -103,19 +84,19 @@ func (s *stacker) add(e Element, at, n int) error {
 		if len(s.in) == 0 {
 			return fmt.Errorf("data: Batch: element %d contains no tensor", at)
 		}
-		s.like, s.out = e, make([]*tensor.Tensor, len(s.in))
+		s.like, s.from, s.out = e, at, make([]*tensor.Tensor, len(s.in))
 		for k, t := range s.in {
 			s.out[k] = tensor.New(t.DType(), append([]int{n}, t.Shape()...)...)
 		}
 	} else if err := checkStructure(s.like, e); err != nil {
 		return fmt.Errorf("data: Batch: the structures of element %d, a %T, and element %d, a %T, differ: %w", at, e,
-			at-s.rows, s.like, err)
+			s.from, s.like, err)
 	}
 	for k, t := range s.in {
 		out := s.out[k]
 		if out.DType() != t.DType() || !slices.Equal(out.Shape()[1:], t.Shape()) {
 			return fmt.Errorf("data: Batch: tensor %d of element %d is %v%s, of element %d %v%s: they must agree", k, at,
-				t.DType(), tensor.FormatShape(t.Shape()), at-s.rows, out.DType(), tensor.FormatShape(out.Shape()[1:]))
+				t.DType(), tensor.FormatShape(t.Shape()), s.from, out.DType(), tensor.FormatShape(out.Shape()[1:]))
 		}
 		if t.DType() == tensor.String {
 			copy(out.StringData()[s.rows*t.Len():], t.StringData())

@@ -46,7 +46,7 @@ func mix(x uint64) uint64 {
 
 // permute shuffles order (Fisher and Yates). It uses the generator directly, whose output is specified, so
 // that orders do not change between Go releases. The bias of n/2^64 is not measurable.
-func permute(g *rand.PCG, order []int) {
+func permute[T int | uint32](g *rand.PCG, order []T) {
 	for i := len(order) - 1; i > 0; i-- {
 		j, _ := bits.Mul64(g.Uint64(), uint64(i+1))
 		order[i], order[j] = order[j], order[i]

@@ -15,25 +15,30 @@ type Indexed interface {
 	At(ctx context.Context, i int) (Element, error)
 }
 
-// view reads an Indexed dataset in another order. It starts from the elements listed in fixed, or from all if
-// fixed is nil, and applies the stages in each epoch.
+// Gatherer is an [Indexed] dataset that reads several elements faster together than one by one.
+type Gatherer interface {
+	Indexed
+	// Gather returns the elements with the given indices, joined along a new first dimension of every tensor. Several
+	// goroutines may call it concurrently.
+	Gather(ctx context.Context, indices []int) (Element, error)
+}
+
+// view reads a dataset in another order. It starts from the elements listed in fixed, or from all if fixed is
+// nil, and applies the stages in each epoch.
 type view struct {
-	base   Indexed
-	fixed  []int
-	stages []stage
-	shard  shard // of an earlier Shard, of which fixed may be the result
+	base    Seekable
+	fixed   []int
+	stages  []stage
+	shard   shard // of an earlier Shard, of which fixed may be the result
+	workers int   // of Workers; 0: those of the context
 }
 
-// stage transforms an order, possibly in place.
-type stage interface {
-	length(n int) int
-	apply(order []int, epoch int) []int
-}
-
-func newView(base Indexed) *view { return &view{base: base} }
+func newView(base Indexed) *view { return &view{base: indexed{base}} }
 
 func (v *view) with(s stage) *view {
-	return &view{v.base, v.fixed, append(slices.Clip(v.stages), s), v.shard}
+	w := *v
+	w.stages = append(slices.Clip(v.stages), s)
+	return &w
 }
 
 // Len implements [Dataset].
@@ -48,39 +53,41 @@ func (v *view) Len() int {
 	return n
 }
 
-// order returns the indices into base of one epoch, as a new slice.
-func (v *view) order(epoch int) []int {
-	order := slices.Clone(v.fixed)
-	if v.fixed == nil {
-		order = make([]int, v.base.Len())
-		for i := range order {
-			order[i] = i
-		}
+// Open implements [Seekable].
+func (v *view) Open(ctx context.Context) (Reader, error) {
+	base, err := v.base.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return relocate(base, v.Len(), v.order(Epoch(ctx))), nil
+}
+
+// order returns the index into base of each position in one epoch.
+func (v *view) order(epoch int) func(position int) int {
+	n, at := v.base.Len(), func(p int) int { return p }
+	if v.fixed != nil {
+		n, at = len(v.fixed), func(p int) int { return v.fixed[p] }
 	}
 	for _, s := range v.stages {
-		order = s.apply(order, epoch)
+		at = s.order(n, epoch, at)
+		n = s.length(n)
 	}
-	return order
+	return at
 }
 
 // Iter implements [Dataset].
 func (v *view) Iter(ctx context.Context) iter.Seq2[Element, error] {
-	return func(yield func(Element, error) bool) {
-		for _, i := range v.order(Epoch(ctx)) {
-			if ctx.Err() != nil {
-				yield(nil, context.Cause(ctx))
-				return
-			}
-			e, err := v.base.At(ctx, i)
-			if err != nil {
-				yield(nil, err)
-				return
-			}
-			if !yield(e, nil) {
-				return
-			}
-		}
+	if v.workers > 0 {
+		ctx = withWorkers(ctx, v.workers)
 	}
+	return iterate(ctx, v)
+}
+
+// table returns the tensors in memory that v reads without a Map, or nil.
+func (v *view) table() *table {
+	i, _ := v.base.(indexed)
+	t, _ := i.Indexed.(*table)
+	return t
 }
 
 func (v *view) split(fraction float64, seed int64) (kept, held *view) {
@@ -89,19 +96,20 @@ func (v *view) split(fraction float64, seed int64) (kept, held *view) {
 			panic("data: Split after Shuffle would mix the parts between epochs: split first, then shuffle the parts")
 		}
 	}
-	order := v.order(0)
-	chosen := make([]int, len(order))
+	n, order := v.Len(), v.order(0)
+	chosen := make([]int, n)
 	for i := range chosen {
 		chosen[i] = i
 	}
 	var g rand.PCG
 	reseed(&g, seed, forSplit)
 	permute(&g, chosen)
-	chosen = chosen[:int(math.RoundToEven(fraction*float64(len(order))))]
+	chosen = chosen[:int(math.RoundToEven(fraction*float64(n)))]
 	slices.Sort(chosen)
 
-	in, out := make([]int, 0, len(order)-len(chosen)), make([]int, 0, len(chosen))
-	for i, base := range order {
+	in, out := make([]int, 0, n-len(chosen)), make([]int, 0, len(chosen))
+	for i := range n {
+		base := order(i)
 		if len(chosen) > 0 && chosen[0] == i {
 			out = append(out, base)
 			chosen = chosen[1:]
@@ -109,47 +117,10 @@ func (v *view) split(fraction float64, seed int64) (kept, held *view) {
 			in = append(in, base)
 		}
 	}
-	return &view{base: v.base, fixed: in, shard: v.shard}, &view{base: v.base, fixed: out, shard: v.shard}
-}
-
-// shuffled is the stage of Shuffle.
-type shuffled struct{ seed int64 }
-
-func (s shuffled) length(n int) int { return n }
-
-func (s shuffled) apply(order []int, epoch int) []int {
-	var g rand.PCG
-	reseed(&g, s.seed, forShuffle, uint64(epoch))
-	permute(&g, order)
-	return order
-}
-
-// first is the stage of Take.
-type first struct{ n int }
-
-func (s first) length(n int) int { return min(n, s.n) }
-
-func (s first) apply(order []int, _ int) []int { return order[:min(len(order), s.n)] }
-
-// rest is the stage of Skip.
-type rest struct{ n int }
-
-func (s rest) length(n int) int { return n - min(n, s.n) }
-
-func (s rest) apply(order []int, _ int) []int { return order[min(len(order), s.n):] }
-
-// every is the stage of Shard.
-type every struct{ index, count int }
-
-func (s every) length(n int) int { return shardLen(n, s.index, s.count) }
-
-func (s every) apply(order []int, _ int) []int {
-	n := 0
-	for i := s.index; i < len(order); i += s.count {
-		order[n] = order[i]
-		n++
-	}
-	return order[:n]
+	kept, held = &view{base: v.base, fixed: in, shard: v.shard, workers: v.workers}, &view{}
+	*held = *kept
+	held.fixed = out
+	return kept, held
 }
 
 // shardLen returns how many of n elements have a position of index modulo count.
@@ -173,22 +144,21 @@ func (f *function) Iter(ctx context.Context) iter.Seq2[Element, error] { return 
 // mapFunc is a function over elements; i is the element's index, or its position.
 type mapFunc func(ctx context.Context, i int, e Element) (Element, error)
 
-// mappedIndexed is Map over an Indexed dataset.
-type mappedIndexed struct {
-	Indexed
-	f mapFunc
-}
-
-// At implements [Indexed].
-func (m *mappedIndexed) At(ctx context.Context, i int) (Element, error) {
-	e, err := m.Indexed.At(ctx, i)
-	if err != nil {
-		return nil, err
-	}
-	return m.f(ctx, i, e)
+// mappedRows is Map over a dataset with random access.
+type mappedRows struct {
+	Seekable
+	f    mapFunc
+	seed int64 // of MapRandom
 }
 
 // Iter implements [Dataset].
-func (m *mappedIndexed) Iter(ctx context.Context) iter.Seq2[Element, error] {
-	return newView(m).Iter(ctx)
+func (m *mappedRows) Iter(ctx context.Context) iter.Seq2[Element, error] { return iterate(ctx, m) }
+
+// Open implements [Seekable].
+func (m *mappedRows) Open(ctx context.Context) (Reader, error) {
+	src, err := m.Seekable.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &mappedReader{src, m.f, Epoch(ctx)}, nil
 }

@@ -75,9 +75,9 @@ func (p Pipeline) Len() int {
 }
 
 // Map replaces each element by the result of f. The context passed to f has the epoch. If several goroutines
-// read the dataset, they call f concurrently.
+// read the dataset, as with [Pipeline.Workers], they call f concurrently.
 func (p Pipeline) Map(f func(ctx context.Context, e Element) (Element, error)) Pipeline {
-	return p.mapWith(func(ctx context.Context, _ int, e Element) (Element, error) { return f(ctx, e) })
+	return p.mapWith(0, func(ctx context.Context, _ int, e Element) (Element, error) { return f(ctx, e) })
 }
 
 // MapRandom is Map for a function that makes random choices with r, which f may use until it returns. The
@@ -86,18 +86,20 @@ func (p Pipeline) Map(f func(ctx context.Context, e Element) (Element, error)) P
 func (p Pipeline) MapRandom(seed int64, f func(ctx context.Context, r *rand.Rand, e Element) (Element,
 	error),
 ) Pipeline {
-	return p.mapWith(func(ctx context.Context, i int, e Element) (Element, error) {
+	return p.mapWith(seed, func(ctx context.Context, i int, e Element) (Element, error) {
 		var g rand.PCG
 		reseed(&g, seed, forMap, uint64(Epoch(ctx)), uint64(i))
 		return f(ctx, rand.New(&g), e)
 	})
 }
 
-func (p Pipeline) mapWith(f mapFunc) Pipeline {
+func (p Pipeline) mapWith(seed int64, f mapFunc) Pipeline {
 	if v, ok := p.ds.(*view); ok {
-		return Pipeline{&view{base: &mappedIndexed{v.base, f}, fixed: v.fixed, stages: v.stages, shard: v.shard}}
+		w := *v
+		w.base = &mappedRows{v.base, f, seed}
+		return Pipeline{&w}
 	}
-	return Pipeline{&mapped{p, f}}
+	return Pipeline{&mapped{p, f, seed}}
 }
 
 // Through passes the elements through f, which may drop, join or split them. f is called once per iteration.
@@ -216,6 +218,22 @@ func (p Pipeline) Prefetch(n int) Pipeline {
 		panic(fmt.Sprintf("data: Prefetch of %d elements: want at least 1", n))
 	}
 	return Pipeline{&prefetch{p, n}}
+}
+
+// Workers reads the elements with n goroutines (PyTorch's num_workers): those of a dataset with random access, the
+// rows of its batches, and the results of Map on a stream. The order stays the same. At most 2·n elements are read
+// ahead; of batches, one at a time is read. It applies to all stages before it, whose functions and sources are
+// then called concurrently. A panic in them becomes an error of the iteration.
+func (p Pipeline) Workers(n int) Pipeline {
+	if n < 1 {
+		panic(fmt.Sprintf("data: Workers(%d): want at least 1", n))
+	}
+	if v, ok := p.ds.(*view); ok {
+		w := *v
+		w.workers = n
+		return Pipeline{&w}
+	}
+	return Pipeline{&pooled{p, n}}
 }
 
 // random returns the view that p reads, or panics if p has no random access.

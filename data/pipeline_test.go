@@ -104,7 +104,7 @@ func TestPipelineAgainstSlices(t *testing.T) {
 			var op func(data.Pipeline) data.Pipeline
 			switch name := rapid.SampledFrom([]string{
 				"Take", "Skip", "Shard", "Repeat", "Map", "Batch", "BatchFull", "Prefetch",
-				"Of",
+				"Workers", "Of",
 			}).Draw(t, "operation"); name {
 			case "Take":
 				op = func(p data.Pipeline) data.Pipeline { return p.Take(k) }
@@ -153,6 +153,8 @@ func TestPipelineAgainstSlices(t *testing.T) {
 				}
 			case "Prefetch":
 				op = func(p data.Pipeline) data.Pipeline { return p.Prefetch(k + 1) }
+			case "Workers":
+				op = func(p data.Pipeline) data.Pipeline { return p.Workers(k + 1) }
 			case "Of":
 				op = func(p data.Pipeline) data.Pipeline { return data.Of(p) }
 			}
@@ -177,8 +179,57 @@ func TestPipelineAgainstSlices(t *testing.T) {
 			if i != len(want) {
 				t.Fatalf("%s: %d elements, want %d", name, i, len(want))
 			}
+			checkReader(t, name, p, epoch, want)
 		}
 	})
+}
+
+// checkReader checks that a pipeline can be read from any position, unless it is that of a sequence.
+func checkReader(t *rapid.T, name string, p data.Pipeline, epoch int, want [][]int) {
+	ctx := data.WithEpoch(context.Background(), epoch)
+	from := rapid.IntRange(0, len(want)).Draw(t, "from")
+	i := from
+	for e, err := range data.IterFrom(ctx, p, from) {
+		if err != nil || !slices.Equal(ids(t, e), want[i]) {
+			t.Fatalf("%s: element %d from %d is %v, %v, want %v", name, i, from, e, err, want[i])
+		}
+		i++
+	}
+	if i != len(want) {
+		t.Fatalf("%s: from %d to %d, want %d", name, from, i, len(want))
+	}
+	r, err := data.Open(ctx, p)
+	if err != nil || (r == nil) != (name == "seq") {
+		t.Fatalf("%s: the reader is %v, %v", name, r, err)
+	}
+	if r == nil {
+		return
+	}
+	if r.Len() != len(want) {
+		t.Fatalf("%s: the reader has %d elements, want %d", name, r.Len(), len(want))
+	}
+	if len(want) == 0 {
+		return
+	}
+	at := rapid.IntRange(0, len(want)-1).Draw(t, "at")
+	if e, err := r.At(ctx, at); err != nil || !slices.Equal(ids(t, e), want[at]) || int(r.ID(at)) != want[at][0] {
+		t.Fatalf("%s: element %d is %v, %v, ID %d, want %v", name, at, e, err, r.ID(at), want[at])
+	}
+	rows, ok := r.(data.RowReader)
+	if !ok {
+		return
+	}
+	list := rapid.SliceOfN(rapid.IntRange(0, len(want[at])-1), 1, 4).Draw(t, "rows")
+	e, read, err := rows.ReadRows(ctx, at, list)
+	if err != nil || rows.Rows(at) != len(want[at]) {
+		t.Fatalf("%s: %v, %d rows, want %d", name, err, rows.Rows(at), len(want[at]))
+	}
+	for i, id := range ids(t, e) {
+		if row := list[i]; id != want[at][row] || int(read[i]) != id || int(rows.RowID(at, row)) != id {
+			t.Fatalf("%s: row %d is of example %d, read %d, predicted %d, want %d", name, row, id, read[i],
+				rows.RowID(at, row), want[at][row])
+		}
+	}
 }
 
 func flatIDs(t *testing.T, ds data.Dataset, epoch int) []int {

@@ -31,8 +31,7 @@ func BatchSize(ds Dataset) (rows int, full, known bool) {
 		case *batches:
 			return d.n, d.full, true
 		case *view:
-			t, _ := d.base.(*table)
-			return t.rowsOfRows(), true, true
+			return d.table().rowsOfRows(), true, true
 		case *files:
 			return 0, true, true
 		case *passed:
@@ -152,7 +151,7 @@ func upstream(ds Dataset) (src Dataset, with func(Dataset) Dataset, ok bool) {
 	case *batches:
 		return d.src, func(src Dataset) Dataset { return &batches{Of(src), d.n, d.full} }, true
 	case *mapped:
-		return d.src, func(src Dataset) Dataset { return &mapped{src, d.f} }, true
+		return d.src, func(src Dataset) Dataset { return &mapped{src, d.f, d.seed} }, true
 	case *buffered:
 		return d.src, func(src Dataset) Dataset { return &buffered{src, d.seed, d.size} }, true
 	case *repeated:
@@ -167,6 +166,8 @@ func upstream(ds Dataset) (src Dataset, with func(Dataset) Dataset, ok bool) {
 		return d.src, func(src Dataset) Dataset { return &hinted{src} }, true
 	case *passed:
 		return d.src, func(src Dataset) Dataset { return &passed{src, d.f} }, true
+	case *pooled:
+		return d.src, func(src Dataset) Dataset { return &pooled{src, d.n} }, true
 	case *prefetch:
 		return d.src, func(src Dataset) Dataset { return &prefetch{src, d.n} }, true
 	}

@@ -39,15 +39,28 @@ func (s *sequence) Iter(ctx context.Context) iter.Seq2[Element, error] {
 	}
 }
 
-// mapped is Map over a stream.
+// mapped is Map over a stream, or over what has random access but no view.
 type mapped struct {
-	src Dataset
-	f   mapFunc
+	src  Dataset
+	f    mapFunc
+	seed int64 // of MapRandom
 }
 
 func (m *mapped) Len() int { return m.src.Len() }
 
 func (m *mapped) Iter(ctx context.Context) iter.Seq2[Element, error] {
+	if n := workersOf(ctx); n > 1 {
+		return parallel(ctx, n, func(yield func(func() (Element, error), error) bool) {
+			i := 0
+			for e, err := range m.src.Iter(ctx) {
+				at := i
+				if !yield(func() (Element, error) { return m.f(ctx, at, e) }, err) || err != nil {
+					return
+				}
+				i++
+			}
+		})
+	}
 	return func(yield func(Element, error) bool) {
 		i := 0
 		for e, err := range m.src.Iter(ctx) {

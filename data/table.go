@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"sync"
 
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -14,6 +15,9 @@ type table struct {
 	like    Element // the structure of an element
 	columns []column
 	rows    int
+
+	hashOnce sync.Once
+	hash     uint64 // see Fingerprint
 }
 
 // rowsOfRows returns the common first dimension of the tensors of a row, or 0 if there is none, or t is nil.
@@ -83,8 +87,8 @@ func (t *table) At(_ context.Context, i int) (Element, error) {
 	return rebuild(t.like, out), nil
 }
 
-// gather returns the rows with the given indices as one element.
-func (t *table) gather(indices []int) Element {
+// Gather implements [Gatherer]. Consecutive rows share the memory of the table.
+func (t *table) Gather(_ context.Context, indices []int) (Element, error) {
 	lo, hi, run := consecutive(indices)
 	out := make([]*tensor.Tensor, len(t.columns))
 	for k := range t.columns {
@@ -95,7 +99,7 @@ func (t *table) gather(indices []int) Element {
 			out[k] = c.gather(indices)
 		}
 	}
-	return rebuild(t.like, out)
+	return rebuild(t.like, out), nil
 }
 
 // gather returns the rows with the given indices as a new tensor.
