@@ -3,8 +3,11 @@ package data_test
 import (
 	"context"
 	"fmt"
+	"image"
+	"image/png"
 	"log"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -49,8 +52,8 @@ func Example() {
 }
 
 func ExamplePipeline_MapRandom() {
-	image := tensor.From([]float32{0, 0, 0, 0, 1, 0, 0, 0, 0}, 1, 3, 3, 1)
-	moved := data.FromTensors(image).MapRandom(1, data.RandomShift(1))
+	img := tensor.From([]float32{0, 0, 0, 0, 1, 0, 0, 0, 0}, 1, 3, 3, 1)
+	moved := data.FromTensors(img).MapRandom(1, data.RandomShift(1))
 	for epoch := range 3 {
 		for e, err := range moved.Iter(data.WithEpoch(context.Background(), epoch)) {
 			if err != nil {
@@ -63,6 +66,60 @@ func ExamplePipeline_MapRandom() {
 	// [0. 0. 0. 0. 0. 0. 0. 1. 0.]
 	// [0. 0. 0. 1. 0. 0. 0. 0. 0.]
 	// [0. 0. 0. 1. 0. 0. 0. 0. 0.]
+}
+
+func ExampleSequences() {
+	tokens := tensor.Of([]byte("to be or not to be")) // LoadText returns such a vector
+	sequences, err := data.Sequences(tokens, 8)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for e, err := range sequences.Iter(context.Background()) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		b := e.(data.Batch)
+		input, label := tensor.Data[int32](b.Inputs[0]), tensor.Data[int32](b.Labels[0])
+		fmt.Printf("%q is followed by %q\n", data.Bytes{}.Decode(input), data.Bytes{}.Decode(label))
+	}
+	// Output:
+	// "to be or" is followed by "o be or "
+	// " not to " is followed by "not to b"
+}
+
+func ExampleImageFolder() {
+	dir, err := os.MkdirTemp("", "pets") // a folder with one black and one white image
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	for class, level := range map[string]uint8{"cat": 0, "dog": 255} {
+		if err := os.Mkdir(filepath.Join(dir, class), 0o777); err != nil {
+			log.Fatal(err)
+		}
+		f, err := os.Create(filepath.Join(dir, class, "1.png"))
+		if err != nil {
+			log.Fatal(err)
+		}
+		if err := png.Encode(f, &image.Gray{Pix: []uint8{level}, Stride: 1, Rect: image.Rect(0, 0, 1, 1)}); err != nil {
+			log.Fatal(err)
+		}
+		f.Close()
+	}
+	pets, err := data.ImageFolder(dir, data.ImageOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(pets.Classes, pets.Shape)
+	for e, err := range pets.Batch(2).Iter(context.Background()) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(e.(data.Batch).Labels[0].Format(), tensor.Data[float32](e.(data.Batch).Inputs[0]))
+	}
+	// Output:
+	// [cat dog] [1 1 3]
+	// [0 1] [0 0 0 1 1 1]
 }
 
 // TestPageShowsExample checks that docs/data.md shows the code of Example.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -58,14 +59,11 @@ func FromImages(images, labels *tensor.Tensor, white float32) (Pipeline, error) 
 	return Of(t), nil
 }
 
-// RandomShift returns a function for [Pipeline.MapRandom] that augments data by shifting images. It shifts by
-// up to pixels rows and columns, uniformly distributed, and fills with zeros. It shifts the first input of a
-// [Batch], or a tensor: a float32 image [height, width, channels], or several images [n, height, width,
-// channels], each by a separate distance. RandomShift panics if pixels is negative.
-func RandomShift(pixels int) func(ctx context.Context, r *rand.Rand, e Element) (Element, error) {
-	if pixels < 0 {
-		panic(fmt.Sprintf("data: RandomShift by %d pixels", pixels))
-	}
+// imageFunc returns a function for [Pipeline.MapRandom] that replaces the first input of a [Batch], or a tensor.
+// change gets a float32 image [height, width, channels] and returns a new one; it is called for each image of
+// [n, height, width, channels].
+func imageFunc(name string, change func(r *rand.Rand, pixels []float32, shape [3]int) ([]float32, [3]int, error)) func(
+	ctx context.Context, r *rand.Rand, e Element) (Element, error) {
 	return func(_ context.Context, r *rand.Rand, e Element) (Element, error) {
 		ts, err := leaves(nil, e)
 		if err != nil {
@@ -76,32 +74,116 @@ func RandomShift(pixels int) func(ctx context.Context, r *rand.Rand, e Element) 
 			if len(ts) > 0 {
 				what = ts[0].DType().String() + tensor.FormatShape(ts[0].Shape())
 			}
-			return nil, fmt.Errorf("data: RandomShift of %s: want float32 [height, width, channels] or [n, height, width, "+
-				"channels]", what)
+			return nil, fmt.Errorf("data: %s of %s: want float32 [height, width, channels] or [n, height, width, channels]",
+				name, what)
 		}
-		ts[0] = shiftImages(ts[0], func() (down, right int) {
-			return r.IntN(2*pixels+1) - pixels, r.IntN(2*pixels+1) - pixels
-		})
+		shape := ts[0].Shape()
+		n, one := 1, [3]int(shape[len(shape)-3:])
+		if len(shape) == 4 {
+			n = shape[0]
+		}
+		size := one[0] * one[1] * one[2]
+		from, out := tensor.Data[float32](ts[0]), []float32(nil)
+		to := one
+		for i := range n {
+			var pixels []float32
+			if pixels, to, err = change(r, from[i*size:(i+1)*size], one); err != nil {
+				return nil, fmt.Errorf("data: %s: %w", name, err)
+			}
+			if n == 1 {
+				out = pixels
+			} else {
+				out = append(out, pixels...)
+			}
+		}
+		ts[0] = tensor.Of(out, append(slices.Clone(shape[:len(shape)-3]), to[:]...)...)
 		return rebuild(e, ts), nil
 	}
 }
 
-// shiftImages returns a copy of the images, each shifted by the result of a call of by.
-func shiftImages(t *tensor.Tensor, by func() (down, right int)) *tensor.Tensor {
-	shape := t.Shape()
-	n := 1
-	if len(shape) == 4 {
-		n, shape = shape[0], shape[1:]
+// RandomShift returns a function for [Pipeline.MapRandom] that augments data by shifting images. It shifts by
+// up to pixels rows and columns, uniformly distributed, and fills with zeros. It shifts the first input of a
+// [Batch], or a tensor: a float32 image [height, width, channels], or several images [n, height, width,
+// channels], each by a separate distance. RandomShift panics if pixels is negative.
+func RandomShift(pixels int) func(ctx context.Context, r *rand.Rand, e Element) (Element, error) {
+	if pixels < 0 {
+		panic(fmt.Sprintf("data: RandomShift by %d pixels", pixels))
 	}
-	height, width, channels := shape[0], shape[1], shape[2]
-	out := tensor.New(tensor.Float32, t.Shape()...)
-	size := height * width * channels
-	from, to := tensor.Data[float32](t), tensor.Data[float32](out)
-	for i := range n {
-		down, right := by()
-		shiftImage(to[i*size:(i+1)*size], from[i*size:(i+1)*size], height, width*channels, down, right*channels)
+	return imageFunc("RandomShift", func(r *rand.Rand, src []float32, s [3]int) ([]float32, [3]int, error) {
+		dst := make([]float32, len(src))
+		down, right := r.IntN(2*pixels+1)-pixels, r.IntN(2*pixels+1)-pixels
+		shiftImage(dst, src, s[0], s[1]*s[2], down, right*s[2])
+		return dst, s, nil
+	})
+}
+
+// RandomFlip returns a function for [Pipeline.MapRandom] that mirrors half of the images, left to right. It takes the
+// same elements as [RandomShift].
+func RandomFlip() func(ctx context.Context, r *rand.Rand, e Element) (Element, error) {
+	return imageFunc("RandomFlip", func(r *rand.Rand, src []float32, s [3]int) ([]float32, [3]int, error) {
+		dst := slices.Clone(src)
+		if r.IntN(2) == 0 {
+			return dst, s, nil
+		}
+		width, channels := s[1], s[2]
+		for row := 0; row < len(src); row += width * channels {
+			for x := range width {
+				copy(dst[row+x*channels:][:channels], src[row+(width-1-x)*channels:])
+			}
+		}
+		return dst, s, nil
+	})
+}
+
+// RandomCrop returns a function for [Pipeline.MapRandom] that crops images to height by width pixels at a random
+// place. Before it crops, it pads each side with padding pixels of zeros. It takes the same elements as
+// [RandomShift]; an image that is too small is an error. RandomCrop panics if a size is not positive, or padding is
+// negative.
+func RandomCrop(height, width, padding int) func(ctx context.Context, r *rand.Rand, e Element) (Element, error) {
+	if height < 1 || width < 1 || padding < 0 {
+		panic(fmt.Sprintf("data: RandomCrop to %d by %d pixels with a padding of %d", width, height, padding))
 	}
-	return out
+	return imageFunc("RandomCrop", func(r *rand.Rand, src []float32, s [3]int) ([]float32, [3]int, error) {
+		down, right := s[0]+2*padding-height, s[1]+2*padding-width // places for the crop, less one
+		if down < 0 || right < 0 {
+			return nil, s, fmt.Errorf("an image of %d by %d pixels with a padding of %d is smaller than %d by %d", s[1], s[0],
+				padding, width, height)
+		}
+		top, left := r.IntN(down+1)-padding, r.IntN(right+1)-padding
+		to := [3]int{height, width, s[2]}
+		dst := make([]float32, height*width*s[2])
+		first, last := max(0, left), min(s[1], left+width) // columns of the image that lie in the crop
+		for y := max(0, top); y < min(s[0], top+height) && first < last; y++ {
+			copy(dst[((y-top)*width+first-left)*s[2]:], src[(y*s[1]+first)*s[2]:(y*s[1]+last)*s[2]])
+		}
+		return dst, to, nil
+	})
+}
+
+// Normalize returns a function for [Pipeline.Map] that subtracts mean from each channel of the images and divides by
+// deviation. Both have one number per channel, or one for all. It takes the same elements as [RandomShift]. Normalize
+// panics if the lengths differ, or a deviation is not positive.
+func Normalize(mean, deviation []float32) func(ctx context.Context, e Element) (Element, error) {
+	for _, d := range deviation {
+		if !(d > 0) {
+			panic(fmt.Sprintf("data: Normalize by a deviation of %v: want a positive number", d))
+		}
+	}
+	if len(mean) != len(deviation) || len(mean) == 0 {
+		panic(fmt.Sprintf("data: Normalize by %d means and %d deviations: want one per channel", len(mean), len(deviation)))
+	}
+	f := imageFunc("Normalize", func(_ *rand.Rand, src []float32, s [3]int) ([]float32, [3]int, error) {
+		if len(mean) != 1 && len(mean) != s[2] {
+			return nil, s, fmt.Errorf("an image of %d channels: want %d, one per mean", s[2], len(mean))
+		}
+		dst := make([]float32, len(src))
+		for i, x := range src {
+			c := i % len(mean)
+			dst[i] = (x - mean[c]) / deviation[c]
+		}
+		return dst, s, nil
+	})
+	return func(ctx context.Context, e Element) (Element, error) { return f(ctx, nil, e) }
 }
 
 // shiftImage shifts an image of height rows of width values into the zeroed dst: dst[y+down][x+right] =

@@ -343,3 +343,86 @@ func TestOptdigits(t *testing.T) {
 		})
 	}
 }
+
+func TestRandomFlip(t *testing.T) {
+	img := tensor.From([]float32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, 2, 3, 2)
+	mirrored := tensor.From([]float32{5, 6, 3, 4, 1, 2, 11, 12, 9, 10, 7, 8}, 2, 3, 2)
+	flip, r := data.RandomFlip(), rand.New(rand.NewPCG(1, 2))
+	count := 0
+	for range 1000 {
+		e, err := flip(t.Context(), r, data.Batch{Inputs: []*tensor.Tensor{img}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch got := e.(data.Batch).Inputs[0]; {
+		case got.Equal(mirrored):
+			count++
+		case !got.Equal(img):
+			t.Fatalf("got %v", got)
+		}
+	}
+	if count < 400 || count > 600 {
+		t.Errorf("%d of 1000 images are mirrored", count)
+	}
+}
+
+// TestRandomCrop compares crops with the padded image, at every place where they can lie.
+func TestRandomCrop(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		height, width := rapid.IntRange(1, 5).Draw(t, "height"), rapid.IntRange(1, 5).Draw(t, "width")
+		channels, padding := rapid.IntRange(1, 3).Draw(t, "channels"), rapid.IntRange(0, 3).Draw(t, "padding")
+		h, w := rapid.IntRange(1, height+2*padding).Draw(t, "h"), rapid.IntRange(1, width+2*padding).Draw(t, "w")
+		pixels := make([]float32, height*width*channels)
+		for i := range pixels {
+			pixels[i] = float32(i + 1)
+		}
+		e, err := data.RandomCrop(h, w, padding)(t.Context(), rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1)),
+			tensor.Of(pixels, 1, height, width, channels))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := e.(*tensor.Tensor)
+		if !slices.Equal(got.Shape(), []int{1, h, w, channels}) {
+			t.Fatalf("shape %v", got.Shape())
+		}
+		for top := range height + 2*padding - h + 1 {
+			for left := range width + 2*padding - w + 1 {
+				var want []float32
+				for y := top - padding; y < top-padding+h; y++ {
+					for x := left - padding; x < left-padding+w; x++ {
+						for c := range channels {
+							v := float32(0)
+							if y >= 0 && y < height && x >= 0 && x < width {
+								v = pixels[(y*width+x)*channels+c]
+							}
+							want = append(want, v)
+						}
+					}
+				}
+				if slices.Equal(want, tensor.Data[float32](got)) {
+					return
+				}
+			}
+		}
+		t.Errorf("%v is no crop of the padded image", got)
+	})
+	if _, err := data.RandomCrop(4, 4, 0)(t.Context(), rand.New(rand.NewPCG(1, 1)),
+		tensor.New(tensor.Float32, 3, 8, 1)); err == nil || !strings.Contains(err.Error(), "an image of 8 by 3 pixels") {
+		t.Errorf("a small image: %v", err)
+	}
+}
+
+func TestNormalize(t *testing.T) {
+	img := tensor.From([]float32{1, 2, 3, 4}, 1, 2, 2)
+	got, err := data.Normalize([]float32{1, 0}, []float32{2, 4})(t.Context(), img)
+	if err != nil || !got.(*tensor.Tensor).Equal(tensor.From([]float32{0, 0.5, 1, 1}, 1, 2, 2)) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if got, err = data.Normalize([]float32{1}, []float32{2})(t.Context(), img); err != nil ||
+		!got.(*tensor.Tensor).Equal(tensor.From([]float32{0, 0.5, 1, 1.5}, 1, 2, 2)) {
+		t.Errorf("one number: got %v, %v", got, err)
+	}
+	if _, err = data.Normalize([]float32{1, 2, 3}, []float32{2, 2, 2})(t.Context(), img); err == nil {
+		t.Error("3 means for 2 channels: no error")
+	}
+}

@@ -1,0 +1,137 @@
+package tokenizer_test
+
+import (
+	"encoding/json"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/data/tokenizer"
+)
+
+var _ data.Tokenizer = (*tokenizer.Tokenizer)(nil)
+
+// TestHuggingFace compares tokens and decoded texts with those of Hugging Face's library (testdata/make.py).
+func TestHuggingFace(t *testing.T) {
+	for _, name := range []string{"gpt2", "llama3", "prefix", "bert"} {
+		t.Run(name, func(t *testing.T) {
+			tok, err := tokenizer.Load("testdata/" + name + ".json")
+			if err != nil {
+				t.Fatal(err)
+			}
+			contents, err := os.ReadFile("testdata/" + name + ".want.json")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var want struct {
+				Size  int
+				Texts []struct {
+					Text, Decoded string
+					IDs           []int32
+				}
+			}
+			if err := json.Unmarshal(contents, &want); err != nil {
+				t.Fatal(err)
+			}
+			if tok.Size() != want.Size {
+				t.Errorf("size %d, want %d", tok.Size(), want.Size)
+			}
+			for range 2 { // the second time the words are kept
+				for _, c := range want.Texts {
+					got := tok.Encode(c.Text)
+					if !slices.Equal(got, c.IDs) {
+						t.Errorf("%q: got %v, want %v", c.Text, got, c.IDs)
+					}
+					if text := tok.Decode(c.IDs); text != c.Decoded {
+						t.Errorf("%q: decoded %q, want %q", c.Text, text, c.Decoded)
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestConcurrentUse(t *testing.T) {
+	tok, err := tokenizer.Load("testdata/gpt2.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Repeat("the people said, that's 12 words  and more\n", 20)
+	want := tok.Encode(text)
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			if got := tok.Encode(text); !slices.Equal(got, want) {
+				t.Errorf("got %v, want %v", got, want)
+			}
+		})
+	}
+	all.Wait()
+	if id, ok := tok.Token("<|endoftext|>"); !ok || id != 0 {
+		t.Errorf("the end of text is token %d, %t", id, ok)
+	}
+}
+
+func TestUnsupported(t *testing.T) {
+	read := func(name string) string {
+		b, err := os.ReadFile("testdata/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	gpt2 := read("gpt2.json")
+	for _, c := range []struct{ name, contents, want string }{
+		{"unigram", read("unigram.json"), `type "Unigram"`},
+		{"not JSON", "hello", "not a tokenizer.json"},
+		{"no vocabulary", `{"model":{"type":"BPE"}}`, "no vocabulary"},
+		{"no pre-tokenizer", `{"model":{"type":"BPE","vocab":{"a":0}}}`, "without the pre-tokenizer ByteLevel"},
+		{"lstrip", strings.Replace(gpt2, `"lstrip":false`, `"lstrip":true`, 1), "lstrip"},
+		{"dropout", strings.Replace(gpt2, `"dropout":null`, `"dropout":0.1`, 1), "dropout"},
+		{"normalizer", strings.Replace(gpt2, `"normalizer":null`, `"normalizer":{"type":"Lowercase"}`, 1), `"Lowercase"`},
+		{
+			"pattern", `{"model":{"type":"BPE","vocab":{"a":0}},"pre_tokenizer":{"type":"Split","behavior":"Isolated",` +
+				`"pattern":{"Regex":"("}}}`,
+			`the pattern "("`,
+		},
+	} {
+		if _, err := tokenizer.Parse([]byte(c.contents)); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want %q in it", c.name, err, c.want)
+		}
+	}
+	if _, err := tokenizer.Load("testdata/none.json"); err == nil || !strings.Contains(err.Error(), "none.json") {
+		t.Errorf("a missing file: %v", err)
+	}
+	_, err := tokenizer.Load("testdata/unigram.json")
+	if err == nil || !strings.Contains(err.Error(), "unigram.json: a model") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// FuzzParse checks that no file and no text make the package panic, and that tokens are in the vocabulary.
+func FuzzParse(f *testing.F) {
+	for _, name := range []string{"gpt2", "bert"} {
+		contents, err := os.ReadFile("testdata/" + name + ".json")
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(contents, "the people's  word\n")
+	}
+	f.Add([]byte(`{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]},`+
+		`"pre_tokenizer":{"type":"ByteLevel"}}`), "abba")
+	f.Fuzz(func(t *testing.T, contents []byte, text string) {
+		tok, err := tokenizer.Parse(contents)
+		if err != nil {
+			return
+		}
+		for _, token := range tok.Encode(text) {
+			if token < 0 || int(token) >= tok.Size() {
+				t.Errorf("token %d of %d", token, tok.Size())
+			}
+		}
+		tok.Decode([]int32{-1, 0, 1, int32(tok.Size())})
+	})
+}
