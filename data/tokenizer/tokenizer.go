@@ -362,7 +362,7 @@ func narrow(dst []int32, ids []int) []int32 {
 	return dst
 }
 
-// letters are the letters for bytes in vocabularies of bytes: printable characters stand for themselves, the others
+// letters are the letters for bytes in vocabularies of bytes: printable characters map to themselves, the others
 // follow from U+0100.
 var letters = func() (l [256]rune) {
 	next := rune(256)
