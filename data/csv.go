@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,22 +15,33 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Frame is a table of numbers with named columns, as read from a CSV file.
+// Frame is a table with named columns, as read from a CSV file. Columns hold numbers, or one of several categories.
 type Frame struct {
-	Names  []string       // of the columns
-	Values *tensor.Tensor // float64, [rows, columns]
+	Names []string // of the columns
+	// Values are float64, [rows, columns]. A missing value is NaN, a category the index of its name in Categories.
+	Values *tensor.Tensor
+	// Categories has the names of the categories of each column of text. Give it to CSV to read another file, such as
+	// the test data, with the same numbers.
+	Categories map[string][]string
 }
 
-// CSV describes the format of a CSV file. The zero value means fields separated by commas, and names in the
-// first line.
+// CSV describes the format of a CSV file. The zero value means numbers, separated by commas, and names in the first
+// line.
 type CSV struct {
-	Comma    byte // between fields; 0: ','
-	NoHeader bool // the first line has numbers, not names; columns are named "0", "1", …
+	Comma    byte     // between fields; 0: ','
+	NoHeader bool     // the first line has values, not names; columns are named by Names, or "0", "1", …
+	Names    []string // of the columns of a file without a header
+	Comment  string   // lines that start with it are ignored; empty: none
+	Missing  []string // fields that mean a missing value, such as "?" or ""; without them, such a field is an error
+	// Categories has an entry for each column of text: the names of its categories, in the order of their numbers. A
+	// field with another text is an error. nil means the texts in the file, sorted.
+	Categories map[string][]string
 }
 
-// LoadCSV reads a CSV file of numbers, gzipped or not. Every line must have as many fields as the first.
-// Blank lines, and spaces around fields, are ignored. Fields may be quoted, but not span lines. If a field is
-// not a number, or the header is missing, the error is a *[FormatError] with line and offset.
+// LoadCSV reads a CSV file, gzipped or not, into memory. Every line must have as many fields as the first. Blank
+// lines, and spaces around fields, are ignored. Fields may be quoted, but not span lines. If a field of a column of
+// numbers is not a number, a category is unknown, or the header is missing, the error is a *[FormatError] with line
+// and offset.
 func LoadCSV(name string, c CSV) (*Frame, error) {
 	s, err := openSource(name, "CSV")
 	if err != nil {
@@ -51,8 +64,12 @@ func (c CSV) read(s *source) (*Frame, error) {
 	if c.Comma == 0 {
 		c.Comma = ','
 	}
+	if c.Names != nil && !c.NoHeader {
+		return nil, errors.New("data: CSV with Names, but without NoHeader: names are for a file without them")
+	}
 	var names []string
 	var values []float64
+	var columns []csvColumn
 	var fields [][]byte
 	for number := 1; ; number++ {
 		start := s.offset
@@ -66,14 +83,17 @@ func (c CSV) read(s *source) (*Frame, error) {
 		if number == 1 {
 			line = bytes.TrimPrefix(line, []byte("\ufeff"))
 		}
-		if len(bytes.TrimSpace(line)) == 0 {
+		if len(bytes.TrimSpace(line)) == 0 || c.Comment != "" && bytes.HasPrefix(line, []byte(c.Comment)) {
 			continue
 		}
 		if fields, err = c.fields(fields[:0], line); err != nil {
 			return nil, s.wrongLine(number, start, err)
 		}
 		if names == nil {
-			if names, err = c.names(fields); err != nil {
+			if names, err = c.names(fields); err == nil {
+				columns, err = c.columns(names)
+			}
+			if err != nil {
 				return nil, s.wrongLine(number, start, err)
 			}
 			if !c.NoHeader {
@@ -84,10 +104,9 @@ func (c CSV) read(s *source) (*Frame, error) {
 			return nil, s.wrongLine(number, start, fmt.Errorf("%d fields, where the first line has %d", len(fields), len(names)))
 		}
 		for i, f := range fields {
-			x, err := strconv.ParseFloat(string(f), 64)
+			x, err := c.value(&columns[i], f)
 			if err != nil {
-				return nil, s.wrongLine(number, start+offsetIn(line, f),
-					fmt.Errorf("column %q: %q is not a number", names[i], clip(f)))
+				return nil, s.wrongLine(number, start+offsetIn(line, f), fmt.Errorf("column %q: %w", names[i], err))
 			}
 			values = append(values, x)
 		}
@@ -95,7 +114,88 @@ func (c CSV) read(s *source) (*Frame, error) {
 	if names == nil {
 		return nil, s.wrong(s.offset, errors.New("the file is empty: a line with the columns' names expected"))
 	}
-	return &Frame{names, tensor.Of(values, len(values)/len(names), len(names))}, nil
+	frame := &Frame{Names: names, Values: tensor.Of(values, len(values)/len(names), len(names))}
+	for i := range columns {
+		if columns[i].numbers != nil {
+			frame.setCategories(i, &columns[i])
+		}
+	}
+	return frame, nil
+}
+
+// csvColumn is a column while its file is read.
+type csvColumn struct {
+	numbers map[string]int // of the categories; nil for a column of numbers
+	known   []string       // all categories; nil if those in the file are still collected
+}
+
+// columns returns the columns with the given names.
+func (c CSV) columns(names []string) ([]csvColumn, error) {
+	columns := make([]csvColumn, len(names))
+	for name, known := range c.Categories {
+		i := slices.Index(names, name)
+		if i < 0 {
+			return nil, fmt.Errorf("no column %q, for which CSV has categories: there are %s", name, quoteSome(names))
+		}
+		columns[i] = csvColumn{numbers: make(map[string]int), known: known}
+		for k, text := range known {
+			if first, again := columns[i].numbers[text]; again {
+				return nil, fmt.Errorf("column %q: categories %d and %d of CSV are both %q", name, first, k, clip([]byte(text)))
+			}
+			columns[i].numbers[text] = k
+		}
+	}
+	return columns, nil
+}
+
+// value returns the number of a field.
+func (c CSV) value(column *csvColumn, field []byte) (float64, error) {
+	for _, missing := range c.Missing {
+		if string(field) == missing {
+			return math.NaN(), nil
+		}
+	}
+	if column.numbers == nil {
+		x, err := strconv.ParseFloat(string(field), 64)
+		if err != nil {
+			return 0, fmt.Errorf("%q is not a number (if it means a missing value, list it in CSV.Missing; if the column is "+
+				"text, give it an entry in CSV.Categories)", clip(field))
+		}
+		return x, nil
+	}
+	k, ok := column.numbers[string(field)]
+	if !ok && column.known != nil {
+		return 0, fmt.Errorf("%q is none of its categories, %s", clip(field), quoteSome(column.known))
+	}
+	if !ok {
+		k = len(column.numbers)
+		column.numbers[string(field)] = k
+	}
+	return float64(k), nil
+}
+
+// setCategories sets the names of the categories of column i. If they are those in the file, it numbers them in sorted
+// order.
+func (f *Frame) setCategories(i int, column *csvColumn) {
+	if f.Categories == nil {
+		f.Categories = make(map[string][]string)
+	}
+	if column.known != nil {
+		f.Categories[f.Names[i]] = column.known
+		return
+	}
+	sorted := slices.Sorted(maps.Keys(column.numbers))
+	f.Categories[f.Names[i]] = sorted
+	order := make([]float64, len(sorted)) // from the number of first appearance
+	for k, text := range sorted {
+		order[column.numbers[text]] = float64(k)
+	}
+	values, width := tensor.Data[float64](f.Values), len(f.Names)
+	for at := i; at < len(values); at += width {
+		if !math.IsNaN(values[at]) {
+			values[at] = order[int(values[at])]
+		}
+	}
 }
 
 // fields appends the fields of a line to dst. They share its memory unless it has quotes.
@@ -124,11 +224,16 @@ func (c CSV) fields(dst [][]byte, line []byte) ([][]byte, error) {
 
 // names returns the names of the columns, from the first line.
 func (c CSV) names(fields [][]byte) ([]string, error) {
+	if c.Names != nil && len(c.Names) != len(fields) {
+		return nil, fmt.Errorf("%d fields, where CSV has %d names", len(fields), len(c.Names))
+	}
 	names := make([]string, len(fields))
 	numbers := 0
 	for i, f := range fields {
 		names[i] = string(f)
-		if c.NoHeader {
+		if c.Names != nil {
+			names[i] = c.Names[i]
+		} else if c.NoHeader {
 			names[i] = strconv.Itoa(i)
 		} else if _, err := strconv.ParseFloat(names[i], 64); err == nil {
 			numbers++
@@ -167,7 +272,7 @@ func clip(b []byte) string {
 func (f *Frame) Rows() int { return f.Values.Shape()[0] }
 
 // Floats returns the named columns as a new float32 tensor [rows, len(names)], rounded. Without names, it
-// returns all columns. It returns an error for an unknown name.
+// returns all columns. It returns an error for an unknown name, a column of text, and a missing value.
 func (f *Frame) Floats(names ...string) (*tensor.Tensor, error) {
 	if len(names) == 0 {
 		names = f.Names
@@ -176,18 +281,32 @@ func (f *Frame) Floats(names ...string) (*tensor.Tensor, error) {
 	if err != nil {
 		return nil, err
 	}
+	for _, name := range names {
+		if f.Categories[name] != nil {
+			return nil, fmt.Errorf("data: column %q is text, of %d categories: use Ints or OneHot", name,
+				len(f.Categories[name]))
+		}
+	}
 	values, width := tensor.Data[float64](f.Values), len(f.Names)
 	out := make([]float32, 0, f.Rows()*len(columns))
 	for row := range f.Rows() {
-		for _, c := range columns {
-			out = append(out, float32(values[row*width+c]))
+		for i, c := range columns {
+			x := values[row*width+c]
+			if math.IsNaN(x) {
+				return nil, missingValue(names[i], row)
+			}
+			out = append(out, float32(x))
 		}
 	}
 	return tensor.Of(out, f.Rows(), len(columns)), nil
 }
 
-// Ints returns a column of integers, such as labels, as a new int32 tensor [rows]. It returns an error for an
-// unknown name, or a value that is not an int32.
+func missingValue(name string, row int) error {
+	return fmt.Errorf("data: column %q, row %d: the value is missing: use Fill, or DropMissing", name, row)
+}
+
+// Ints returns a column of integers or categories, such as labels, as a new int32 tensor [rows]. It returns an error
+// for an unknown name, a missing value, and a value that is not an int32.
 func (f *Frame) Ints(name string) (*tensor.Tensor, error) {
 	columns, err := f.columns([]string{name})
 	if err != nil {
@@ -198,11 +317,102 @@ func (f *Frame) Ints(name string) (*tensor.Tensor, error) {
 	for row := range out {
 		x := values[row*width+columns[0]]
 		out[row] = int32(x)
+		if math.IsNaN(x) {
+			return nil, missingValue(name, row)
+		}
 		if float64(out[row]) != x {
 			return nil, fmt.Errorf("data: column %q, row %d: %v is not an int32", name, row, x)
 		}
 	}
 	return tensor.Of(out), nil
+}
+
+// OneHot returns a column of text as a new float32 tensor [rows, categories]: 1 at the category of a row, 0 elsewhere.
+// A row whose value is missing has zeros only. It returns an error for an unknown name, and a column of numbers.
+func (f *Frame) OneHot(name string) (*tensor.Tensor, error) {
+	columns, err := f.columns([]string{name})
+	if err != nil {
+		return nil, err
+	}
+	n := len(f.Categories[name])
+	if n == 0 {
+		return nil, fmt.Errorf("data: column %q has no categories: give it an entry in CSV.Categories to read it as text",
+			name)
+	}
+	values, width := tensor.Data[float64](f.Values), len(f.Names)
+	out := make([]float32, f.Rows()*n)
+	for row := range f.Rows() {
+		if x := values[row*width+columns[0]]; !math.IsNaN(x) {
+			out[row*n+int(x)] = 1
+		}
+	}
+	return tensor.Of(out, f.Rows(), n), nil
+}
+
+// Fill replaces the missing values of a column by x, in f. It returns an error for an unknown name, and if x is not a
+// category's number in a column of text.
+func (f *Frame) Fill(name string, x float64) error {
+	columns, err := f.columns([]string{name})
+	if err != nil {
+		return err
+	}
+	if n := len(f.Categories[name]); n > 0 && !(x >= 0 && x < float64(n) && x == math.Trunc(x)) {
+		return fmt.Errorf("data: column %q is text: cannot fill it with %v: want a category's number, 0 to %d", name, x, n-1)
+	}
+	values, width := tensor.Data[float64](f.Values), len(f.Names)
+	for at := columns[0]; at < len(values); at += width {
+		if math.IsNaN(values[at]) {
+			values[at] = x
+		}
+	}
+	return nil
+}
+
+// Mean returns the mean and the standard deviation of the values of a column that are not missing, for [Frame.Fill]
+// and to standardise inputs. Both are NaN without such values. It returns an error for an unknown name, and a column of
+// text.
+func (f *Frame) Mean(name string) (mean, deviation float64, err error) {
+	columns, err := f.columns([]string{name})
+	if err != nil {
+		return 0, 0, err
+	}
+	if f.Categories[name] != nil {
+		return 0, 0, fmt.Errorf("data: column %q is text: its mean has no meaning", name)
+	}
+	values, width := tensor.Data[float64](f.Values), len(f.Names)
+	n, squares := 0.0, 0.0 // Welford's method
+	for at := columns[0]; at < len(values); at += width {
+		if x := values[at]; !math.IsNaN(x) {
+			n++
+			d := x - mean
+			mean += d / n
+			squares += d * (x - mean)
+		}
+	}
+	if n == 0 {
+		return math.NaN(), math.NaN(), nil
+	}
+	return mean, math.Sqrt(squares / n), nil
+}
+
+// DropMissing returns a new frame of the rows in which no value of the named columns is missing. Without names, it
+// looks at all columns. It returns an error for an unknown name.
+func (f *Frame) DropMissing(names ...string) (*Frame, error) {
+	if len(names) == 0 {
+		names = f.Names
+	}
+	columns, err := f.columns(names)
+	if err != nil {
+		return nil, err
+	}
+	values, width := tensor.Data[float64](f.Values), len(f.Names)
+	kept := make([]float64, 0, len(values))
+	for ; len(values) > 0; values = values[width:] {
+		if !slices.ContainsFunc(columns, func(c int) bool { return math.IsNaN(values[c]) }) {
+			kept = append(kept, values[:width]...)
+		}
+	}
+	return &Frame{f.Names, tensor.Of(kept, len(kept)/width, width), f.Categories}, nil
 }
 
 // Without returns the names of all columns except the given ones: for example, the inputs without the labels.

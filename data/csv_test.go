@@ -70,7 +70,7 @@ func TestCSVErrors(t *testing.T) {
 			"NoHeader for a file without them)"},
 		{"no number", data.CSV{}, "a,b\n1,2\n3, four\n", 11, `line 3, offset 11: column "b": "four" is not a number`},
 		{"missing value", data.CSV{}, "a,b\n1,\n", 4, `line 2, offset 4: column "b": "" is not a number`},
-		{"too large", data.CSV{}, "a\n1e999\n", 2, `"1e999" is not a number`},
+		{"too large", data.CSV{}, "a\n1e999\n", 2, `"1e999" is not a number (if it means a missing value`},
 		{"fewer fields", data.CSV{}, "a,b\n1,2\n3\n", 8, "line 3, offset 8: 1 fields, where the first line has 2"},
 		{"more fields", data.CSV{}, "a,b\n1,2,3\n", 4, "3 fields, where the first line has 2"},
 		{"names twice", data.CSV{}, "a,b,a\n", 0, `columns 1 and 3 are both named "a"`},
@@ -122,6 +122,98 @@ func TestFrame(t *testing.T) {
 	} {
 		if err == nil || err.Error() != want {
 			t.Errorf("got  %v\nwant %s", err, want)
+		}
+	}
+}
+
+// adult has the columns and the spelling of UCI's adult data set; its rows are made up.
+const adult = `|a comment
+41, Private, 120000, Bachelors, 13, Never-married, Sales, Husband, White, Male, 0, 0, 40, Italy, <=50K
+28, ?, 90000, HS-grad, 9, Divorced, ?, Unmarried, Black, Female, 0, 0, 20, ?, >50K
+?, State-gov, 100000, Bachelors, 13, Divorced, Tech-support, Wife, White, Female, 14084, 0, 38, Italy, >50K
+
+`
+
+var adultNames = []string{
+	"age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation",
+	"relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country", "income",
+}
+
+func TestFrameOfCategories(t *testing.T) {
+	texts := map[string][]string{}
+	for _, name := range []string{
+		"workclass", "education", "marital-status", "occupation", "relationship", "race", "sex",
+		"native-country", "income",
+	} {
+		texts[name] = nil
+	}
+	csv := data.CSV{NoHeader: true, Names: adultNames, Comment: "|", Missing: []string{"?"}, Categories: texts}
+	f, err := data.ReadCSV(strings.NewReader(adult), csv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"Private", "State-gov"}; f.Rows() != 3 || !slices.Equal(f.Categories["workclass"], want) {
+		t.Errorf("%d rows, categories %v", f.Rows(), f.Categories)
+	}
+	if got, err := f.Ints("education"); err != nil || !got.Equal(tensor.From([]int32{0, 1, 0})) {
+		t.Errorf("education: got %v, %v", got, err)
+	}
+	if got, err := f.OneHot("workclass"); err != nil || !got.Equal(tensor.From([]float32{1, 0, 0, 0, 0, 1}, 3, 2)) {
+		t.Errorf("workclass: got %v, %v", got, err)
+	}
+	if mean, deviation, err := f.Mean("age"); err != nil || mean != 34.5 || deviation != 6.5 {
+		t.Errorf("mean of ages: %v, %v, %v", mean, deviation, err)
+	}
+	for want, err := range map[string]error{
+		`data: column "age", row 2: the value is missing: use Fill, or DropMissing`:       second(f.Floats("fnlwgt", "age")),
+		`data: column "workclass", row 1: the value is missing: use Fill, or DropMissing`: second(f.Ints("workclass")),
+		`data: column "sex" is text, of 2 categories: use Ints or OneHot`:                 second(f.Floats("sex")),
+		`data: column "age" has no categories: give it an entry in CSV.Categories to read it as text`: second(
+			f.OneHot("age")),
+		`data: column "sex" is text: cannot fill it with 2: want a category's number, 0 to 1`: f.Fill("sex", 2),
+	} {
+		if err == nil || err.Error() != want {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
+	}
+	complete, err := f.DropMissing("age", "workclass")
+	if err != nil || complete.Rows() != 1 {
+		t.Errorf("complete rows: %v, %v", complete, err)
+	}
+	got, err := complete.Floats("age", "hours-per-week")
+	if err != nil || !got.Equal(tensor.From([]float32{41, 40}, 1, 2)) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if err := f.Fill("age", 34.5); err != nil {
+		t.Error(err)
+	}
+	if got, err := f.Floats("age"); err != nil || !got.Equal(tensor.From([]float32{41, 28, 34.5}, 3, 1)) {
+		t.Errorf("filled: got %v, %v", got, err)
+	}
+
+	// Another file with the categories of the first.
+	csv.Categories = f.Categories
+	line := "50, State-gov, 1, HS-grad, 9, Divorced, Sales, Wife, White, Male, 0, 0, 40, Italy, >50K\n"
+	other, err := data.ReadCSV(strings.NewReader(line), csv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := other.Ints("workclass"); err != nil || !got.Equal(tensor.From([]int32{1})) {
+		t.Errorf("another file: got %v, %v", got, err)
+	}
+	_, err = data.ReadCSV(strings.NewReader(strings.Replace(line, "Sales", "Diver", 1)), csv)
+	checkFormatError(t, err, 40, `line 1, offset 40: column "occupation": "Diver" is none of its categories, `+
+		`["Sales" "Tech-support"]`)
+	for want, wrong := range map[string]data.CSV{
+		"15 fields, where CSV has 1 names":                      {NoHeader: true, Names: []string{"age"}},
+		"CSV with Names, but without NoHeader":                  {Names: adultNames},
+		`no column "color", for which CSV has categories`: {NoHeader: true, Categories: map[string][]string{"color": nil}},
+		`column "1": categories 0 and 1 of CSV are both "same"`: {
+			NoHeader: true, Categories: map[string][]string{"1": {"same", "same"}},
+		},
+	} {
+		if _, err := data.ReadCSV(strings.NewReader(line), wrong); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q in it", err, want)
 		}
 	}
 }
