@@ -205,8 +205,8 @@ func TestFrameOfCategories(t *testing.T) {
 	checkFormatError(t, err, 40, `line 1, offset 40: column "occupation": "Diver" is none of its categories, `+
 		`["Sales" "Tech-support"]`)
 	for want, wrong := range map[string]data.CSV{
-		"15 fields, where CSV has 1 names":                      {NoHeader: true, Names: []string{"age"}},
-		"CSV with Names, but without NoHeader":                  {Names: adultNames},
+		"15 fields, where CSV has 1 names":                {NoHeader: true, Names: []string{"age"}},
+		"CSV with Names, but without NoHeader":            {Names: adultNames},
 		`no column "color", for which CSV has categories`: {NoHeader: true, Categories: map[string][]string{"color": nil}},
 		`column "1": categories 0 and 1 of CSV are both "same"`: {
 			NoHeader: true, Categories: map[string][]string{"1": {"same", "same"}},
