@@ -21,11 +21,7 @@ func (t *Trainer) Export(ctx context.Context, path string, metadata map[string]s
 	if err != nil || !t.strategy.Properties().ShouldCheckpoint {
 		return err
 	}
-	tensors := make([]checkpoint.Tensor, len(weights))
-	for i, w := range weights {
-		tensors[i] = checkpoint.Tensor(w)
-	}
-	return checkpoint.Save(path, tensors, metadata)
+	return checkpoint.Save(path, tensorsOf(weights), metadata)
 }
 
 // ModelCheckpointConfig configures [NewModelCheckpoint].

@@ -18,7 +18,8 @@ type trainFlags struct {
 	data, dataDir                string
 	shift                        int
 	validationSplit              float64
-	model, weights               string
+	model                        string
+	weights                      weightsFlags
 	strategy                     string
 	replicas                     int
 	devices                      []string
@@ -95,7 +96,7 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	f.Float64Var(&o.validationSplit, "validation-split", 0,
 		"fraction of the training data to hold out and evaluate after each epoch, from 0 to 1")
 	f.StringVar(&o.model, "model", "cnn", "model: "+names(modelsByName))
-	f.StringVar(&o.weights, "weights", "", "safetensors `file` with the initial weights")
+	o.weights.add(f)
 	f.StringVar(&o.strategy, "strategy", "mirrored",
 		"strategy: mirrored (several replicas), multi-worker (replicas of several processes), one-device")
 	f.IntVar(&o.replicas, "replicas", 0, "number of replicas in this process (default one per accelerator, or one per "+
@@ -240,6 +241,9 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 		return err
 	}
 	if err := o.checkpoint.check(given); err != nil {
+		return err
+	}
+	if err := o.weights.check(given); err != nil {
 		return err
 	}
 	return o.checkDevices(given)

@@ -34,6 +34,7 @@ type trainRun struct {
 	kept    data.Pipeline // of the training images
 	held    data.Pipeline // of the training images, for validation
 	batch   int           // global
+	loaded  train.Loaded  // by --weights
 	stopped bool          // a stop was requested, and all workers stopped
 	chief   bool          // this worker prints and writes for all
 	started time.Time
@@ -147,10 +148,8 @@ func (r *trainRun) open() (err error) {
 	if r.flags.batchPerReplica > 0 {
 		r.batch = r.flags.batchPerReplica * r.strategy.NumReplicasInSync()
 	}
-	if r.flags.weights != "" {
-		if err := r.loadWeights(); err != nil {
-			return err
-		}
+	if err := r.loadWeights(); err != nil {
+		return err
 	}
 	if err := r.resume(r.in); err != nil {
 		return err
@@ -220,22 +219,6 @@ func (r *trainRun) openData() (err error) {
 	return nil
 }
 
-func (r *trainRun) loadWeights() error {
-	file := r.flags.weights
-	tensors, _, err := checkpoint.Load(file)
-	if err != nil {
-		return fmt.Errorf("--weights: %w", err)
-	}
-	weights := make([]train.Weight, len(tensors))
-	for i, t := range tensors {
-		weights[i] = train.Weight(t)
-	}
-	if err := r.trainer.SetWeights(weights); err != nil {
-		return fmt.Errorf("--weights %s: %w", file, err)
-	}
-	return nil
-}
-
 // announce prints what the run will do.
 func (r *trainRun) announce() error {
 	if !r.chief {
@@ -247,8 +230,8 @@ func (r *trainRun) announce() error {
 		parameters += tensor.New(v.DType, v.Shape...).Len()
 	}
 	from := ""
-	if r.flags.weights != "" {
-		from = ", starting from " + r.flags.weights
+	if r.flags.weights.path != "" {
+		from = ", starting from " + r.flags.weights.path
 	}
 	var t table
 	t.row("data", "%s: %s training and %s test images of %dx%dx%d", r.flags.data, grouped(r.set.Train.Len()),
@@ -257,6 +240,7 @@ func (r *trainRun) announce() error {
 		t.row("training", "%s", text)
 	}
 	t.row("model", "%s, %s parameters%s", r.flags.model, grouped(parameters), from)
+	r.announceWeights(&t)
 	t.row("strategy", "%v, %s", r.strategy, count(replicas, "replica"))
 	r.announceWorkers(&t)
 	accumulated := ""

@@ -110,11 +110,12 @@ func (r *trainRun) compareOptions() error {
 		{"schedule", o.schedule},
 		{"seed", o.seed},
 		{"implementation", o.workers.implementation},
+		{"weights-partial", o.weights.partial},
 	} {
 		facts = append(facts, rendezvous.Fact{Name: "--" + f.flag, Value: fmt.Sprint(f.value)})
 	}
 	weights := "not given"
-	if o.weights != "" {
+	if o.weights.path != "" {
 		weights = "given" // the path may differ per host; the content is compared later
 	}
 	facts = append(facts, rendezvous.Fact{Name: "--weights", Value: weights})
