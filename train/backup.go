@@ -82,6 +82,7 @@ func NewBackup(t *Trainer, cfg BackupConfig) (*Backup, error) {
 // and the chief's failure on the other workers.
 func (b *Backup) Callback() Callback {
 	return Callback{
+		last: true,
 		OnTrainBegin: func(ctx context.Context) error {
 			if b.restored {
 				return nil

@@ -676,7 +676,7 @@ func TestModelCheckpoint(t *testing.T) {
 	if err := fit(ModelCheckpointConfig{Path: filepath.Join(dir, "best"), BestOnly: true}, ds); err != nil {
 		t.Fatal(err)
 	}
-	if err := fit(ModelCheckpointConfig{Path: filepath.Join(dir, "worst-{epoch}"), BestOnly: true, Larger: new(true)},
+	if err := fit(ModelCheckpointConfig{Path: filepath.Join(dir, "worst-{epoch}"), BestOnly: true, Mode: ModeMax},
 		ds); err != nil {
 		t.Fatal(err)
 	}

@@ -21,9 +21,21 @@ type Callback struct {
 	OnTrainBegin func(ctx context.Context) error
 	OnEpochBegin func(ctx context.Context, e EpochBegin) error
 	OnStepEnd    func(ctx context.Context, s Step) error
-	OnEpochEnd   func(ctx context.Context, e Epoch) error         // after a complete epoch and its validation
-	OnTrainDone  func(ctx context.Context, h *History) error      // before Fit returns nil; its error becomes Fit's
-	OnTrainEnd   func(ctx context.Context, h *History, err error) // always called, with Fit's results
+	OnEpochEnd   func(ctx context.Context, e Epoch) error // after a complete epoch and its validation
+	// OnTrainDone is called before Fit returns nil; its error becomes Fit's. The last callback's is called first, as
+	// deferred calls are, but a Backup's before all others: what the others change then is not in its snapshot.
+	OnTrainDone func(ctx context.Context, h *History) error
+	OnTrainEnd  func(ctx context.Context, h *History, err error) // always called, with Fit's results
+
+	// Name, Save and Load keep a callback's state in snapshots. Save returns the state when a snapshot is taken: on
+	// several workers, the chief's is kept. Load gets it on every worker when Fit resumes, after OnTrainBegin; a
+	// snapshot without a callback of this name calls nothing. The name is unique among the callbacks of a Fit.
+	// Whatever follows from loss and metrics of earlier epochs needs no state: the history is in the snapshot.
+	Name string
+	Save func() []Weight
+	Load func([]Weight) error
+
+	last bool // called after the others between steps, so that its snapshot has what they change
 }
 
 // EpochBegin describes an epoch that is about to begin.
@@ -55,6 +67,8 @@ type Step struct {
 	NotFinite *NotFiniteError
 	// Overflow reports that a gradient overflowed float16: see [LossScaling].
 	Overflow bool
+	// Validation is the result of the validation after this step, if FitConfig.ValidateEvery asks for one.
+	Validation *Result
 
 	mean *mean
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/data"
@@ -39,7 +40,16 @@ type FitConfig struct {
 	// Validation, if not nil, is evaluated after every epoch. data.Pipeline.Split can hold out a part of the
 	// training data.
 	Validation data.Dataset
-	// Callbacks are called in the order given.
+	// ValidateEvery is the number of steps, counted over all epochs, after which Validation is evaluated too. The
+	// results are Step.Validation and History.Validations. [NewEarlyStopping], [NewReduceLROnPlateau] and
+	// [NewModelCheckpoint] then act after these, and not after epochs. Default: only after every epoch.
+	ValidateEvery int
+	// EMA validates by the exponential moving averages of the parameters, which an optimizer wrapped by
+	// optimizer.EMA of engine/gomlx/optimizer keeps. [NewModelCheckpoint] then writes the averages. (Keras'
+	// SwapEMAWeights.)
+	EMA bool
+	// Callbacks are called in the order given. Only the callback of a [Backup] is called after all others, so that a
+	// snapshot has what they change between two steps.
 	Callbacks []Callback
 }
 
@@ -72,6 +82,16 @@ func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*His
 	if cfg.Accumulate == 0 {
 		cfg.Accumulate = 1
 	}
+	cfg.Callbacks = slices.Clone(cfg.Callbacks)
+	slices.SortStableFunc(cfg.Callbacks, func(a, b Callback) int {
+		switch {
+		case a.last == b.last:
+			return 0
+		case a.last:
+			return 1
+		}
+		return -1
+	})
 	start := fitPosition{epoch: cfg.InitialEpoch, next: batchPosition{pass: cfg.InitialEpoch}}
 	f := &fit{t: t, ds: ds, cfg: cfg, history: &History{}, position: start}
 	if !t.fitting.CompareAndSwap(nil, f) {
@@ -80,6 +100,11 @@ func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*His
 	}
 	defer t.fitting.Store(nil)
 	err := cfg.validate()
+	if cfg.EMA && err == nil {
+		if _, err = t.ema(); err != nil {
+			err = fmt.Errorf("train: FitConfig.EMA is set, and %w", err)
+		}
+	}
 	switch {
 	case err == nil && ds == nil:
 		err = f.dataFailed(ctx, errNoDataset)
@@ -119,6 +144,23 @@ func (c *FitConfig) validate() error {
 			"all of them first: for larger steps, use larger batches)", c.Accumulate, MaxAccumulate)
 	case c.Steps < 0:
 		return fmt.Errorf("train: FitConfig.Steps is %d: want at least 1, or 0 for no limit", c.Steps)
+	case c.ValidateEvery < 0:
+		return fmt.Errorf("train: FitConfig.ValidateEvery is %d: want a number of steps, or 0 for after every epoch",
+			c.ValidateEvery)
+	case c.ValidateEvery > 0 && c.Validation == nil:
+		return fmt.Errorf("train: FitConfig.ValidateEvery is %d, and Validation is not set: set the dataset to evaluate",
+			c.ValidateEvery)
+	}
+	names := map[string]bool{}
+	for _, callback := range c.Callbacks {
+		switch {
+		case callback.Name == "" && (callback.Save != nil || callback.Load != nil):
+			return errors.New("train: FitConfig.Callbacks has a callback with Save or Load, and without a Name: the name " +
+				"finds its state in a snapshot")
+		case callback.Name != "" && names[callback.Name]:
+			return fmt.Errorf("train: FitConfig.Callbacks has two callbacks named %q: give each a name", callback.Name)
+		}
+		names[callback.Name] = true
 	}
 	return nil
 }
@@ -247,10 +289,11 @@ func (f *fit) epoch(ctx context.Context, stream *feeder) (end error) {
 		return err
 	}
 	if f.cfg.Validation != nil && err == nil {
-		var result Result
-		if result, err = f.t.Evaluate(ctx, f.cfg.Validation); err == nil {
+		if done := f.history.Validations; len(done) > 0 && done[len(done)-1].Step == f.history.Steps {
+			epoch.Validation = new(done[len(done)-1].Result)
+		} else if result, e := f.validate(ctx); e == nil {
 			epoch.Validation = &result
-		} else if !errors.Is(err, ErrStop) {
+		} else if err = e; !errors.Is(err, ErrStop) {
 			return fmt.Errorf("train: epoch %d, validation: %w", number+1, err)
 		}
 	}
@@ -264,6 +307,37 @@ func (f *fit) epoch(ctx context.Context, stream *feeder) (end error) {
 		}
 		return c.OnEpochEnd(ctx, *epoch)
 	}))
+}
+
+// validate evaluates FitConfig.Validation.
+func (f *fit) validate(ctx context.Context) (result Result, err error) {
+	if !f.cfg.EMA {
+		return f.t.Evaluate(ctx, f.cfg.Validation)
+	}
+	err = f.t.WithEMA(ctx, func() (err error) {
+		result, err = f.t.Evaluate(ctx, f.cfg.Validation)
+		return err
+	})
+	return result, err
+}
+
+// validateStep validates after the step that was just taken, if this is due. It returns ErrStop if a stop ended it.
+func (f *fit) validateStep(ctx context.Context, info *Step) error {
+	if f.cfg.ValidateEvery == 0 || f.history.Steps%f.cfg.ValidateEvery != 0 {
+		return nil
+	}
+	result, err := f.validate(ctx)
+	switch {
+	case errors.Is(err, ErrStop):
+		return ErrStop
+	case err != nil:
+		return fmt.Errorf("train: epoch %d, step %d, validation: %w", info.Epoch+1, info.Step, err)
+	}
+	info.Validation = &result
+	f.history.Validations = append(f.history.Validations, Validation{
+		Result: result, Epoch: info.Epoch, Step: f.history.Steps, Training: info.Mean(),
+	})
+	return nil
 }
 
 // ended reports whether an epoch that [ErrStop] ended is complete: the stop was requested after its last
@@ -323,13 +397,17 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 		f.history.Steps++
 		epoch.Steps = step
 		epoch.Duration += info.Duration
+		stopped := f.validateStep(ctx, &info)
+		if stopped != nil && !errors.Is(stopped, ErrStop) {
+			return stopped
+		}
 		err = f.fire(ctx, func(c Callback) error {
 			if c.OnStepEnd == nil {
 				return nil
 			}
 			return c.OnStepEnd(ctx, info)
 		})
-		if err != nil {
+		if err = moreSevere(stopped, err); err != nil {
 			return err
 		}
 	}

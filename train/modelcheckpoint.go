@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -35,36 +34,30 @@ type ModelCheckpointConfig struct {
 	BestOnly bool
 	// Monitor is the loss or metric by which epochs are compared. Default: "val_loss".
 	Monitor string
-	// Larger selects whether a larger value of Monitor is better. Default: false for losses, true for
-	// everything else.
-	Larger *bool
+	// Mode says whether a smaller or a larger value of Monitor is better.
+	Mode Mode
 }
 
 // NewModelCheckpoint returns a callback that writes the weights after every epoch (Keras' ModelCheckpoint
-// with save_weights_only). Every worker needs the callback. Fit fails at its start if Path or Monitor names a
+// with save_weights_only), or with FitConfig.ValidateEvery after every validation between steps. With FitConfig.EMA it
+// writes the moving averages. Every worker needs the callback. Fit fails at its start if Path or Monitor names a
 // number that will not exist.
 func NewModelCheckpoint(t *Trainer, cfg ModelCheckpointConfig) (Callback, error) {
 	if cfg.Path == "" {
 		return Callback{}, fmt.Errorf("train: ModelCheckpointConfig.Path is empty: want the name of a file")
 	}
-	if cfg.Monitor == "" {
-		cfg.Monitor = "val_loss"
+	m := &monitor{t: t, of: "ModelCheckpointConfig", name: cfg.Monitor, mode: cfg.Mode}
+	if !cfg.BestOnly {
+		m.name = "loss"
 	}
-	larger := !strings.HasSuffix(cfg.Monitor, "loss")
-	if cfg.Larger != nil {
-		larger = *cfg.Larger
-	}
-	return Callback{OnTrainBegin: func(context.Context) error {
-		return cfg.check(t.metrics, t.fitting.Load().cfg.Validation != nil)
-	}, OnEpochEnd: func(ctx context.Context, e Epoch) error {
-		if cfg.BestOnly {
-			best, err := isBest(t.fitting.Load().history.Epochs, cfg.Monitor, larger)
-			if err != nil || !best {
-				return err
-			}
+	return m.watch(func() error {
+		return cfg.check(t.fitting.Load().known())
+	}, func(ctx context.Context, _ int, p point, now bool) error {
+		if best := m.improves(p); !now || cfg.BestOnly && !best {
+			return nil
 		}
-		numbers := e.numbers()
-		numbers["epoch"], numbers["step"] = float64(e.Epoch+1), float64(t.fitting.Load().history.Steps)
+		numbers, f := maps.Clone(p.numbers), t.fitting.Load()
+		numbers["epoch"], numbers["step"] = float64(p.epoch+1), float64(f.history.Steps)
 		path, err := fillIn(cfg.Path, numbers)
 		if err != nil {
 			return fmt.Errorf("train: ModelCheckpointConfig.Path %s: %w", cfg.Path, err)
@@ -73,21 +66,16 @@ func NewModelCheckpoint(t *Trainer, cfg ModelCheckpointConfig) (Callback, error)
 		for name, x := range numbers {
 			metadata[name] = strconv.FormatFloat(x, 'g', -1, 64)
 		}
-		return t.Export(ctx, path, metadata)
-	}}, nil
+		export := func() error { return t.Export(ctx, path, metadata) }
+		if f.cfg.EMA {
+			return t.WithEMA(ctx, export)
+		}
+		return export()
+	}), nil
 }
 
-// check returns an error if Path or Monitor needs a number that will not exist.
-func (c *ModelCheckpointConfig) check(metrics []string, validated bool) error {
-	known := map[string]bool{"loss": true, "val_loss": validated}
-	for _, name := range metrics {
-		known[name], known["val_"+name] = true, validated
-	}
-	if there, ok := known[c.Monitor]; c.BestOnly && !ok {
-		return fmt.Errorf("train: ModelCheckpointConfig.Monitor is %s: the model has no such metric", c.Monitor)
-	} else if c.BestOnly && !there {
-		return fmt.Errorf("train: ModelCheckpointConfig.Monitor is %s, and FitConfig.Validation is not set", c.Monitor)
-	}
+// check returns an error if Path needs a number that will not exist.
+func (c *ModelCheckpointConfig) check(known map[string]bool) error {
 	known["epoch"], known["step"] = true, true
 	for _, m := range placeholder.FindAllStringSubmatch(c.Path, -1) {
 		if there, ok := known[m[1]]; !ok {
@@ -99,36 +87,6 @@ func (c *ModelCheckpointConfig) check(metrics []string, validated bool) error {
 		}
 	}
 	return nil
-}
-
-// numbers returns loss and metrics by their names in Keras' logs.
-func (e Epoch) numbers() map[string]float64 {
-	out := map[string]float64{"loss": e.Loss}
-	for name, x := range e.Metrics {
-		out[name] = x
-	}
-	if e.Validation != nil {
-		out["val_loss"] = e.Validation.Loss
-		for name, x := range e.Validation.Metrics {
-			out["val_"+name] = x
-		}
-	}
-	return out
-}
-
-// isBest reports whether the last epoch is better than all earlier ones.
-func isBest(epochs []Epoch, monitor string, larger bool) (bool, error) {
-	last := len(epochs) - 1
-	now, ok := epochs[last].numbers()[monitor]
-	if !ok {
-		return false, fmt.Errorf("train: ModelCheckpointConfig.Monitor is %s: the model has no such metric", monitor)
-	}
-	for _, e := range epochs[:last] {
-		if x, ok := e.numbers()[monitor]; ok && !math.IsNaN(x) && (x == now || larger == (x > now)) {
-			return false, nil
-		}
-	}
-	return !math.IsNaN(now), nil
 }
 
 var placeholder = regexp.MustCompile(`\{([A-Za-z_][A-Za-z_0-9]*)(?::(0?[0-9]*d|\.[0-9]+f))?\}`)

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -35,9 +37,11 @@ func (f *fit) endEpoch() {
 	f.position = fitPosition{epoch: f.position.epoch + 1, next: next}
 }
 
-// done calls the callbacks' OnTrainDone.
+// done calls the callbacks' OnTrainDone, in reverse order.
 func (f *fit) done(ctx context.Context) error {
-	err := fire(f.cfg.Callbacks, func(c Callback) error {
+	reversed := slices.Clone(f.cfg.Callbacks)
+	slices.Reverse(reversed)
+	err := fire(reversed, func(c Callback) error {
 		if c.OnTrainDone == nil {
 			return nil
 		}
@@ -66,6 +70,18 @@ type fitState struct {
 	Epochs        []epochState `json:"epochs"`         // the one in progress, if it has steps, last
 	Steps         int          `json:"steps"`
 	Skipped       int          `json:"skipped"`
+
+	Validations []validationState `json:"validations,omitempty"`
+	Callbacks   []string          `json:"callbacks,omitempty"` // the names of the callbacks with state
+
+	callbacks map[string][]Weight // the state
+}
+
+type validationState struct {
+	Epoch    int         `json:"epoch"`
+	Step     int         `json:"step"`
+	Result   resultState `json:"result"`
+	Training resultState `json:"training"`
 }
 
 type meanState struct {
@@ -141,10 +157,60 @@ func (f *fit) state() *fitState {
 		}
 		s.Epochs = append(s.Epochs, state)
 	}
+	for _, v := range f.history.Validations {
+		s.Validations = append(s.Validations, validationState{v.Epoch, v.Step, stateOf(v.Result), stateOf(v.Training)})
+	}
+	for _, c := range f.cfg.Callbacks {
+		if c.Save != nil {
+			s.keep(c.Name, c.Save())
+		}
+	}
 	if f.position.open() { // the history gets its result at its end only
 		s.Epochs[len(s.Epochs)-1].Result = stateOf(f.position.mean.result())
 	}
 	return s
+}
+
+// keep adds the state of a callback.
+func (s *fitState) keep(name string, state []Weight) {
+	if s.callbacks == nil {
+		s.callbacks = map[string][]Weight{}
+	}
+	s.Callbacks, s.callbacks[name] = append(s.Callbacks, name), state
+}
+
+// callbackPrefix is the prefix of the names of a callback's tensors in a snapshot. Variables have no such names: the
+// prefix begins with no slash.
+func callbackPrefix(name string) string { return "callback " + name + "/" }
+
+// tensors returns the state of all callbacks, with names for a snapshot.
+func (s *fitState) tensors() (list []Weight) {
+	if s == nil {
+		return nil
+	}
+	for _, name := range s.Callbacks {
+		for _, w := range s.callbacks[name] {
+			list = append(list, Weight{callbackPrefix(name) + w.Name, w.Value})
+		}
+	}
+	return list
+}
+
+// take keeps a tensor of a snapshot if it is a callback's state.
+func (s *fitState) take(w Weight) bool {
+	if s == nil {
+		return false
+	}
+	for _, name := range s.Callbacks {
+		if short, ok := strings.CutPrefix(w.Name, callbackPrefix(name)); ok {
+			if s.callbacks == nil {
+				s.callbacks = map[string][]Weight{}
+			}
+			s.callbacks[name] = append(s.callbacks[name], Weight{short, w.Value})
+			return true
+		}
+	}
+	return false
 }
 
 func stateOf(r Result) resultState {
@@ -221,6 +287,18 @@ func (f *fit) resumePosition() error {
 			epoch.Validation = &v
 		}
 		f.history.Epochs = append(f.history.Epochs, epoch)
+	}
+	for _, v := range s.Validations {
+		f.history.Validations = append(f.history.Validations,
+			Validation{Epoch: v.Epoch, Step: v.Step, Result: v.Result.result(), Training: v.Training.result()})
+	}
+	for _, c := range f.cfg.Callbacks {
+		if c.Load == nil || !slices.Contains(s.Callbacks, c.Name) {
+			continue
+		}
+		if err := c.Load(s.callbacks[c.Name]); err != nil {
+			return fmt.Errorf("train: resuming: the state of callback %q: %w", c.Name, err)
+		}
 	}
 	if f.left() != 0 && f.position.truncated { // the truncated epoch continues
 		f.position.truncated = false

@@ -85,7 +85,7 @@ func (s *Snapshot) Contents() (*checkpoint.Contents, error) {
 		return nil, fmt.Errorf("train: snapshot: %w", err)
 	}
 	c := &checkpoint.Contents{Step: s.Step, State: state}
-	for _, v := range slices.Concat(s.Variables, s.Compression) {
+	for _, v := range slices.Concat(s.Variables, s.Compression, s.fit.tensors()) {
 		c.Tensors = append(c.Tensors, checkpoint.Tensor(v))
 	}
 	return c, nil
@@ -122,9 +122,11 @@ func SnapshotOf(c *checkpoint.Contents) (*Snapshot, error) {
 		}
 	}
 	for _, t := range c.Tensors {
-		if slices.Contains(state.Compression, t.Name) {
+		switch {
+		case s.fit.take(Weight(t)):
+		case slices.Contains(state.Compression, t.Name):
 			s.Compression = append(s.Compression, Weight(t))
-		} else {
+		default:
 			s.Variables = append(s.Variables, Weight(t))
 		}
 	}
