@@ -155,6 +155,8 @@ func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
 		switch {
 		case v.Role == engine.Average:
 			value, err = t.readRows(ctx, i)
+		case t.divided(i):
+			value, err = t.fromKeeper(ctx, i)
 		case chief:
 			value, err = t.program.Read(0, i)
 		}

@@ -123,6 +123,7 @@ func (t *Trainer) run(ctx context.Context, f func(context.Context, *distribute.R
 type bucket struct {
 	parameters []int
 	names      []string
+	owners     []int  // with a sharded optimizer: the replica that updates each parameter
 	hash       string // of the names, in their order
 }
 
@@ -130,8 +131,12 @@ type bucket struct {
 type part struct {
 	gradients [][]*tensor.Tensor // by bucket: of the current step
 	reducing  []reduction        // by bucket
+	// With a sharded optimizer, by bucket: the gradients that this replica owns (others are nil), and the memory for
+	// the new values of all parameters.
+	sums, values [][]*tensor.Tensor
+	gathering    []distribute.Handle // of the new values
 	// scalars are the loss, the metrics and the values that workers compare: of this replica until they are
-	// reduced, then the sums over all replicas.
+	// reduced, then the sums over all replicas. With a sharded optimizer, what only owners know follows.
 	scalars   []float64
 	notFinite int // the first parameter whose gradient sum is not finite; -1: none
 
@@ -139,11 +144,13 @@ type part struct {
 	ctx     context.Context
 	replica *distribute.Replica
 	failure error            // of starting a reduction
+	owners  bool             // gradients are reduced to their owners
 	ready   func(bucket int) // starts the reduction of a bucket, for engine.Program.Gradients
 }
 
 func (p *part) reset() {
-	p.notFinite, p.failure, p.ctx, p.replica = -1, nil, nil, nil
+	p.notFinite, p.failure, p.ctx, p.replica, p.owners = -1, nil, nil, nil, false
+	p.gathering = p.gathering[:0]
 }
 
 // device is the state of a device of the engine. The first of its replicas updates its variables.
@@ -164,7 +171,13 @@ func (t *Trainer) plan() {
 		for i, parameter := range b.Parameters {
 			names[i], bucketOf[parameter] = parameters[parameter].Name, k
 		}
-		t.buckets = append(t.buckets, bucket{b.Parameters, names, compress.Hash(names)})
+		made := bucket{parameters: b.Parameters, names: names, hash: compress.Hash(names)}
+		if t.shards != nil {
+			for _, parameter := range b.Parameters {
+				made.owners = append(made.owners, t.shards.owners[parameter])
+			}
+		}
+		t.buckets = append(t.buckets, made)
 	}
 	for i, d := range t.devices {
 		d.computed.init(len(d.replicas))
@@ -194,13 +207,17 @@ func (t *Trainer) plan() {
 	}
 	for replica := range t.parts {
 		p := &t.parts[replica]
-		p.scalars = make([]float64, 1+len(t.metrics)+agreed)
+		p.scalars = make([]float64, 1+len(t.metrics)+agreed+t.shards.scalars())
 		p.reducing = make([]reduction, len(t.buckets))
 		for k, codec := range t.exchanges(first + replica) {
 			p.reducing[k].codec = codec
 		}
 		for _, b := range t.buckets {
 			p.gradients = append(p.gradients, make([]*tensor.Tensor, len(b.parameters)))
+			if t.shards != nil {
+				p.sums = append(p.sums, make([]*tensor.Tensor, len(b.parameters)))
+				p.values = append(p.values, make([]*tensor.Tensor, len(b.parameters)))
+			}
 		}
 		p.ready = func(k int) {
 			// the scalars, which the last bucket's call also reduces, are complete after Gradients only
@@ -262,6 +279,8 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 	}
 	local := r.LocalID()
 	p, d := &t.parts[local], t.devices[t.deviceOf[local]]
+	p.owners = update && t.toOwners()
+	gather := update && t.shards != nil
 	err := t.compute(ctx, r, b, p.ready)
 	d.computed.arrive()
 	if err != nil {
@@ -270,7 +289,7 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 	t.replicaAt(r, PhaseReduce)
 	t.putAgreement(b, p.scalars[1+len(t.metrics):])
 	if p.failure == nil {
-		p.failure = t.startReduction(p, len(t.buckets)-1, p.scalars)
+		p.failure = t.startReduction(p, len(t.buckets)-1, p.scalars[:t.summedScalars()])
 	}
 	if p.failure != nil {
 		return p.failure
@@ -281,7 +300,7 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 		}
 		copy(d.left, d.buckets)
 	}
-	early := update && !t.config.needsNorm() // update each part as soon as its gradients are summed
+	early := !t.config.needsNorm() // update each part as soon as its gradients are summed
 	if t.config.Compress.Rounds() > 1 {
 		// All buckets start their second round before any is awaited, so that no transfer waits for an update.
 		for k := range t.buckets {
@@ -290,36 +309,54 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 			}
 		}
 	}
+	gathered := 0
+	apply := func(k int) (err error) { // what follows when the gradients of bucket k are summed and can be applied
+		if update {
+			if err = t.update(ctx, r, k); err != nil {
+				return err
+			}
+			t.replicaAt(r, PhaseReduce)
+		}
+		if gather {
+			gathered, err = t.startGathers(ctx, r, gathered, k+1)
+		}
+		return err
+	}
 	for k := range t.buckets {
 		if err := p.reducing[k].finish(ctx, r); err != nil {
 			return err
 		}
-		t.checkSums(local, p.gradients[k], t.buckets[k].parameters)
-		if !early {
-			continue
+		t.checkSums(local, k)
+		if early {
+			if err := apply(k); err != nil {
+				return err
+			}
 		}
-		if err := t.update(ctx, r, k); err != nil {
+	}
+	if p.owners {
+		if err := t.exchange(ctx, r); err != nil {
 			return err
 		}
-		t.replicaAt(r, PhaseReduce)
 	}
 	if err := t.checkAgreement(ctx, r, b); err != nil {
 		return err
 	}
 	t.summed.arrive()
-	if early || !update {
-		return nil
-	}
-	if err := t.summed.wait(ctx); err != nil {
-		return err
-	}
-	for k := range t.buckets {
-		if err := t.update(ctx, r, k); err != nil {
+	if !early && (update || gather) {
+		if err := t.summed.wait(ctx); err != nil {
 			return err
 		}
+		for k := range t.buckets {
+			if err := apply(k); err != nil {
+				return err
+			}
+		}
 	}
-	return nil
+	return p.finishGathers(ctx)
 }
+
+// summedScalars returns the number of scalars that are reduced with the last bucket.
+func (t *Trainer) summedScalars() int { return 1 + len(t.metrics) + agreed }
 
 // stepsWhole reports whether a step that updates is computed as one program.
 func (t *Trainer) stepsWhole(b *stepBatches) bool {
@@ -345,13 +382,22 @@ func (t *Trainer) wholeStep(ctx context.Context, r *distribute.Replica, b *stepB
 
 // memory sets the list of a bucket's gradients, in the program's memory.
 func (t *Trainer) memory(local, k int) (err error) {
-	tensors := t.parts[local].gradients[k]
-	for i, parameter := range t.buckets[k].parameters {
-		if tensors[i], err = t.program.Gradient(local, parameter); err != nil {
-			return fmt.Errorf("the gradient of %s: %w", t.buckets[k].names[i], err)
+	p, b := &t.parts[local], &t.buckets[k]
+	for i, parameter := range b.parameters {
+		if p.gradients[k][i], err = t.program.Gradient(local, parameter); err != nil {
+			return fmt.Errorf("the gradient of %s: %w", b.names[i], err)
+		}
+		if t.shards != nil && t.owns(local, parameter) {
+			p.sums[k][i] = p.gradients[k][i]
 		}
 	}
 	return nil
+}
+
+// owns reports whether a local replica updates a parameter of a sharded optimizer.
+func (t *Trainer) owns(local, parameter int) bool {
+	first, _ := t.strategy.LocalReplicas()
+	return t.shards.owners[parameter] == first+local
 }
 
 // startReduction starts the all-reduce of a bucket, and of scalars.
@@ -362,6 +408,9 @@ func (t *Trainer) startReduction(p *part, k int, scalars []float64) (err error) 
 	if p.replica.NumReplicas() == 1 {
 		return nil
 	}
+	if p.owners { // the scalars follow
+		return t.startToOwners(p, k)
+	}
 	return p.reducing[k].start(p.ctx, p.replica, t.committed,
 		distribute.Bucket{Dst: p.gradients[k], Src: p.gradients[k], Names: t.buckets[k].names, Scalars: scalars})
 }
@@ -371,7 +420,11 @@ func (t *Trainer) startReduction(p *part, k int, scalars []float64) (err error) 
 func (t *Trainer) update(ctx context.Context, r *distribute.Replica, k int) error {
 	local := r.LocalID()
 	d := t.devices[t.deviceOf[local]]
-	factor := t.clip(t.parts[local].gradients[k], t.buckets[k].parameters)
+	gradients := t.parts[local].gradients[k]
+	if t.shards != nil {
+		gradients = t.parts[local].sums[k]
+	}
+	factor := t.clip(gradients, t.buckets[k].parameters)
 	for _, part := range d.partsOf[k] {
 		if d.left[part]--; d.left[part] > 0 {
 			continue
@@ -397,7 +450,7 @@ func (t *Trainer) reduceScalars(ctx context.Context, r *distribute.Replica, b *s
 	p := &t.parts[r.LocalID()]
 	t.putAgreement(b, p.scalars[1+len(t.metrics):])
 	if r.NumReplicas() > 1 {
-		h, err := r.StartAllReduce(ctx, distribute.Sum, distribute.Bucket{Scalars: p.scalars})
+		h, err := r.StartAllReduce(ctx, distribute.Sum, distribute.Bucket{Scalars: p.scalars[:t.summedScalars()]})
 		if err == nil {
 			err = h.Wait(ctx)
 		}
@@ -510,23 +563,32 @@ func (t *Trainer) ApplyGradients(ctx context.Context, gradients []*tensor.Tensor
 	}
 	_, err := t.transact(ctx, nil, func(ctx context.Context, r *distribute.Replica) error {
 		local := r.LocalID()
-		d := t.devices[t.deviceOf[local]]
-		if d.replicas[0] != local {
+		p, d := &t.parts[local], t.devices[t.deviceOf[local]]
+		update := d.replicas[0] == local
+		if !update && t.shards == nil {
 			return nil
 		}
 		copy(d.left, d.buckets)
+		gathered := 0
 		for k, bucket := range t.buckets {
 			if err := t.memory(local, k); err != nil {
 				return err
 			}
-			for i, to := range t.parts[local].gradients[k] {
-				copy(to.Memory().HostBytes(), gradients[bucket.parameters[i]].Memory().HostBytes())
+			for i, parameter := range bucket.parameters {
+				copy(p.gradients[k][i].Memory().HostBytes(), gradients[parameter].Memory().HostBytes())
 			}
-			if err := t.update(ctx, r, k); err != nil {
+			var err error
+			if update {
+				err = t.update(ctx, r, k)
+			}
+			if err == nil && t.shards != nil {
+				gathered, err = t.startGathers(ctx, r, gathered, k+1)
+			}
+			if err != nil {
 				return err
 			}
 		}
-		return nil
+		return p.finishGathers(ctx)
 	})
 	if err != nil {
 		return fmt.Errorf("train: apply gradients: %w", err)

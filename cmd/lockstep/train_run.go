@@ -103,7 +103,7 @@ func (r *trainRun) join() (err error) {
 		oneDevice: r.flags.strategy == "one-device", replicas: r.flags.replicas, devices: r.flags.devices,
 		logicalCPUs: r.flags.logicalCPUs(),
 		globalBatch: r.flags.globalBatch, batchPerReplica: r.flags.batchPerReplica, seed: r.flags.seed,
-		bucketBytes: r.flags.bucketSize, compress: r.flags.compress.Codec,
+		bucketBytes: r.flags.bucketSize, compress: r.flags.compress.Codec, shard: r.flags.shard.Sharding,
 		clipNorm: r.flags.clipNorm, clipValue: r.flags.clipValue,
 	}
 	if r.flags.strategy == multiWorker {

@@ -104,6 +104,7 @@ func (r *trainRun) compareOptions() error {
 		{"clip-value", o.clipValue},
 		{"bucket-bytes", o.bucketBytes},
 		{"compress", o.compress},
+		{"shard-optimizer", o.shard},
 		{"precision", o.precision},
 		{"optimizer", o.optimizer},
 		{"learning-rate", o.learningRate},
