@@ -125,6 +125,27 @@ var ErrNotOwned = errors.New("another shard owns the variable")
 // ends with it.
 type SumFunc func(ctx context.Context, replica int, dst, src []*tensor.Tensor, names []string) error
 
+// InferenceModel is a [Model] that can be compiled for prediction alone, without loss, optimizer and labels.
+type InferenceModel interface {
+	Model
+	// CompileInference compiles the prediction for the only device of spec.Devices, and batches of Spec.Rows. The
+	// variables have their initial values.
+	CompileInference(ctx context.Context, e Engine, spec Spec) (Inference, error)
+}
+
+// Inference is a model compiled for prediction alone. All methods may be called concurrently.
+type Inference interface {
+	// Variables lists the variables that the prediction uses, sorted by name.
+	Variables() []Variable
+	// Write sets a variable to a copy of value. It waits for calls of Predict in progress.
+	Write(variable int, value *tensor.Tensor) error
+	// Predict returns the predictions for Spec.Rows rows, in new tensors. It only reads the inputs, until it
+	// returns. Several calls may compute at the same time.
+	Predict(ctx context.Context, inputs []*tensor.Tensor) ([]*tensor.Tensor, error)
+	// Close frees the model, after calls in progress.
+	Close() error
+}
+
 // Feature is the dtype and shape of one row of an input or a label.
 type Feature struct {
 	DType tensor.DType

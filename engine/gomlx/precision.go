@@ -96,9 +96,11 @@ func (bl *builder) masters() error {
 		m: bl.m, b: bl.b, spec: bl.spec, store: bl.store, layers: bl.store, width: dtypes.Float32, inputs: bl.inputs,
 		labels: bl.labels,
 	}
-	_, err := full.training()
-	if err == nil {
-		_, err = full.evaluation()
+	var err error
+	if bl.m.Loss != nil { // otherwise for prediction alone
+		if _, err = full.training(); err == nil {
+			_, err = full.evaluation()
+		}
 	}
 	if err == nil {
 		_, err = full.prediction()
