@@ -63,6 +63,9 @@ type Spec struct {
 	// Sum all-reduces tensors over all replicas, for models that contain all-reduces. It is nil if the caller
 	// does not support this; such models then do not compile for more than one replica.
 	Sum SumFunc
+	// Summed is the number of replicas over which Sum adds, if that is not Replicas: those of one worker, where the
+	// workers exchange parameters from time to time and no gradients. 0: Replicas.
+	Summed int
 
 	// BucketBytes is the desired number of bytes of gradients per bucket; 0 is the engine's default. It has to
 	// be the same on all workers. Another value may change the bits of results.
@@ -397,8 +400,6 @@ type Program interface {
 	// belongs to the caller from the parameter's Update until Commit or Discard. If another shard owns the
 	// parameter, the caller must fill it in every step before Commit; its first contents are undefined.
 	Updated(device, parameter int) (*tensor.Tensor, error)
-	// Owned reports whether a device keeps a variable. It does not keep the slots of parameters that other shards own.
-	Owned(device, variable int) bool
 
 	// Commit makes the new values visible: those of Update and Updated, and of the variables that Gradients
 	// changed. After Gradients alone, it makes only the latter visible.

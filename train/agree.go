@@ -47,9 +47,7 @@ const (
 	agreedStop    = iota                         // number of replicas whose worker requests a stop
 	agreedSums                                   // sums of the pieces of the hash of each replica's stepState
 	agreedSquares = agreedSums + agreedPieces    // sums of the squares of these pieces
-	agreedRead    = agreedSquares + agreedPieces // sums of the two halves of the identities of the rows read
-	agreedRow     = agreedRead + 2               // differences of the two halves of the contents of one row, read twice
-	agreed        = agreedRow + 2                // the number of these elements
+	agreed        = agreedSquares + agreedPieces // the number of these elements
 )
 
 // agreedPieces is the number of pieces that the hash is split into.
@@ -60,16 +58,13 @@ const agreedPieces = 3
 func pieceBits(replicas int) int { return min(22, (53-bits.Len(uint(replicas-1)))/2) }
 
 // putAgreement writes this worker's values about a step, for the workers to compare.
-func (t *Trainer) putAgreement(r *distribute.Replica, b *stepBatches, to []float64) {
+func (t *Trainer) putAgreement(b *stepBatches, to []float64) {
 	clear(to[:agreed])
 	if b.stop {
 		to[agreedStop] = 1
 	}
 	if t.others() {
 		putHash(t.stateHash(b), t.strategy.NumReplicasInSync(), to)
-		for _, g := range b.list {
-			g.identity.put(r.ID(), r.LocalID(), to)
-		}
 	}
 }
 
@@ -100,41 +95,36 @@ func sameHash(sums []float64, replicas int) bool {
 // scalars are reduced. All replicas get the same result. If the hashes differ, the replicas gather their states,
 // so that every worker can report what differs and where.
 func (t *Trainer) checkAgreement(ctx context.Context, r *distribute.Replica, b *stepBatches) error {
-	if !t.others() {
+	if !t.others() || sameHash(t.parts[r.LocalID()].scalars[1+len(t.metrics):], r.NumReplicas()) {
 		return nil
 	}
-	return t.checkAgreed(ctx, r, b, t.parts[r.LocalID()].scalars[1+len(t.metrics):])
+	return t.compareStates(ctx, r, t.stepStates(b))
 }
 
-// checkAgreed is checkAgreement of the sums of the values that putAgreement wrote.
-func (t *Trainer) checkAgreed(ctx context.Context, r *distribute.Replica, b *stepBatches, sums []float64) error {
-	same := sameHash(sums, r.NumReplicas())
-	if same && rightRows(b, sums) {
-		return nil
-	}
-	compare := t.compareStates
-	if same {
-		compare = t.compareRows
-	}
-	if err := compare(ctx, r, b); err != nil {
-		return err
-	}
-	return errors.New("the collectives do not add up float64 exactly: sums of small whole numbers over " +
-		"all replicas are wrong")
-}
+// errInexact is the error of workers whose states are equal, and the sums of their hashes are not.
+var errInexact = errors.New("the collectives do not add up float64 exactly: sums of small whole numbers over " +
+	"all replicas are wrong")
 
-// compareStates gathers the states of all replicas' workers, one per batch of the step. It returns an error that
-// describes their differences, or nil if they are equal.
-func (t *Trainer) compareStates(ctx context.Context, r *distribute.Replica, b *stepBatches) error {
-	var mine []int64
+// stepStates returns the states of the batches of a step.
+func (t *Trainer) stepStates(b *stepBatches) []stepState {
+	list := make([]stepState, len(b.list))
 	for i, g := range b.list {
-		s := t.stepState(g)
-		s[stateIndex] = uint64(i)
+		list[i] = t.stepState(g)
+		list[i][stateIndex] = uint64(i)
+	}
+	return list
+}
+
+// compareStates gathers the states of all replicas' workers, one per batch. It returns an error that describes their
+// differences, or errInexact if they are equal.
+func (t *Trainer) compareStates(ctx context.Context, r *distribute.Replica, states []stepState) error {
+	var mine []int64
+	for _, s := range states {
 		for _, x := range s {
 			mine = append(mine, int64(x))
 		}
 	}
-	rows, err := r.AllGather(ctx, tensor.From(mine, len(b.list), stateFields), 0)
+	rows, err := r.AllGather(ctx, tensor.From(mine, len(states), stateFields), 0)
 	if err != nil {
 		return fmt.Errorf("the workers are not at the same step, and comparing their states failed: %w", err)
 	}
@@ -170,7 +160,7 @@ func (t *Trainer) compareStates(ctx context.Context, r *distribute.Replica, b *s
 				"worker 0 of %d. Call Fit on all workers with the same data and configuration", w, len(states), len(workers[0]))
 		}
 	}
-	return nil
+	return errInexact
 }
 
 // The fields of a [stepState].
@@ -182,8 +172,6 @@ const (
 	stateInputs          // their hash
 	stateLabels          // their hash
 	stateWeights         // their hash
-	stateOrder           // if only rows were read: the hash of the identities of all examples, as the order predicts them
-	stateData            // and the fingerprint of the dataset
 	stateAssigned        // hash of the values that variables were set to between steps
 	stateFirst           // the worker's first replica
 	stateVariable        // the variable that was set last: its index and 1, or 0
@@ -205,27 +193,25 @@ func (t *Trainer) stepState(g *globalBatch) stepState {
 		stateInputs:   g.content.inputs,
 		stateLabels:   g.content.labels,
 		stateWeights:  g.content.weights,
-		stateOrder:    g.identity.order,
-		stateData:     g.identity.data,
 		stateAssigned: t.assigned.hash,
 		stateFirst:    uint64(g.first),
 		stateVariable: uint64(t.assigned.variable + 1),
 	}
 }
 
-// hash returns the hash of the fields that must be equal.
-func (s stepState) hash() uint64 {
+// addHash adds the fields that must be equal to a hash.
+func (s stepState) addHash(hash uint64) uint64 {
 	var b [8 * stateMustAgree]byte
 	for i, x := range s[:stateMustAgree] {
 		binary.LittleEndian.PutUint64(b[8*i:], x)
 	}
-	return xxh3.Hash(b[:])
+	return xxh3.HashSeed(binary.LittleEndian.AppendUint64(nil, xxh3.Hash(b[:])), hash)
 }
 
 // stateHash returns the hash of the fields that must be equal, of all batches of a step.
 func (t *Trainer) stateHash(b *stepBatches) (hash uint64) {
 	for _, g := range b.list {
-		hash = xxh3.HashSeed(binary.LittleEndian.AppendUint64(nil, t.stepState(g).hash()), hash)
+		hash = t.stepState(g).addHash(hash)
 	}
 	return hash
 }
@@ -290,15 +276,6 @@ func (t *Trainer) describeDifference(wrong, right string, a, b stepState) string
 	case a[stateExamples] != b[stateExamples]:
 		return fmt.Sprintf("%s: %d examples in %s over the data, %s: %d",
 			wrong, a[stateExamples], batch, right, b[stateExamples]) + sameData
-	case (a[stateOrder] == 0) != (b[stateOrder] == 0):
-		return fmt.Sprintf("%s and %s have different datasets in %s over the data: only one of them has weights, or random "+
-			"access to its rows", wrong, right, batch) + sameData
-	case a[stateOrder] != b[stateOrder]:
-		return fmt.Sprintf("%s read other examples than %s in %s over the data, of %d examples",
-			wrong, right, batch, b[stateExamples]) + sameData
-	case a[stateData] != b[stateData]:
-		return fmt.Sprintf("%s has other data than %s, found in %s: the contents of the source, or a stage of the pipeline "+
-			"or its seed, differ", wrong, right, batch) + sameData
 	case kinds != nil:
 		return fmt.Sprintf("%s read other %s than %s in %s over the data, of %d examples",
 			wrong, strings.Join(kinds, " and "), right, batch, b[stateExamples]) + sameData

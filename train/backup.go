@@ -16,8 +16,8 @@ type BackupConfig struct {
 	// is empty, no snapshots are written.
 	Dir string
 	// EverySteps is the number of steps between two snapshots, counting skipped steps. 0 writes one after
-	// every epoch. A snapshot is also written after the last step, even if a callback or [Trainer.Stop] ended
-	// training.
+	// every epoch. With DiLoCo a snapshot waits for the next outer step. A snapshot is also written after the last
+	// step, even if a callback or [Trainer.Stop] ended training.
 	EverySteps int
 	// Keep is the number of snapshots to keep; see checkpoint.Config.
 	Keep int
@@ -58,6 +58,7 @@ type Backup struct {
 	manager  *checkpoint.Manager // on the chief; nil: nothing is written here
 	restored bool
 	last     moment // last saved or restored
+	due      bool   // a snapshot is due, with DiLoCo after the next outer step
 }
 
 // moment identifies a state of training.
@@ -92,19 +93,26 @@ func (b *Backup) Callback() Callback {
 		},
 		OnStepEnd: func(ctx context.Context, _ Step) error {
 			if b.every > 0 && b.t.fitting.Load().history.Steps%b.every == 0 {
-				return b.Save(ctx)
+				b.due = true
 			}
-			return b.failed()
+			return b.saveIfDue(ctx)
 		},
 		OnEpochEnd: func(ctx context.Context, _ Epoch) error {
-			if b.every > 0 {
-				return b.failed()
-			}
-			return b.Save(ctx)
+			b.due = b.due || b.every == 0
+			return b.saveIfDue(ctx)
 		},
 		OnTrainDone: func(ctx context.Context, _ *History) error { return errors.Join(b.Save(ctx), b.wait()) },
 		OnTrainEnd:  func(context.Context, *History, error) { _ = b.wait() }, // the error is already reported
 	}
+}
+
+// saveIfDue saves if a snapshot is due and the workers' parameters are equal.
+func (b *Backup) saveIfDue(ctx context.Context) error {
+	if !b.due || b.t.inRound() {
+		return b.failed()
+	}
+	b.due = false
+	return b.Save(ctx)
 }
 
 // Save writes a snapshot of the current state, unless it is already saved. It returns once the state is

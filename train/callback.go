@@ -56,7 +56,7 @@ type Step struct {
 
 	Step     int           // within this epoch, from 1
 	Examples int           // in the step's batch
-	Loss     float64       // of the step's batch
+	Loss     float64       // of the step's batch; with DiLoCo, of this worker's share
 	Skipped  bool          // the weights added up to 0 (then Loss is 0), or NotFinite or Overflow is set
 	Duration time.Duration // of the step, including the wait for its batch
 
@@ -70,11 +70,23 @@ type Step struct {
 	// Validation is the result of the validation after this step, if FitConfig.ValidateEvery asks for one.
 	Validation *Result
 
-	mean *mean
+	// Outer reports that an outer step of [DiLoCo] followed, so that all workers have the same parameters.
+	Outer bool
+
+	mean, round *mean
 }
 
-// Mean returns loss and metrics, averaged over the examples of the epoch so far.
-func (s Step) Mean() Result { return s.mean.result() }
+// Mean returns loss and metrics, averaged over the examples of the epoch so far. With DiLoCo, those since the last
+// outer step are this worker's.
+func (s Step) Mean() Result {
+	if s.round == nil {
+		return s.mean.result()
+	}
+	m := newMean(s.mean.names)
+	m.merge(s.mean)
+	m.merge(s.round)
+	return m.result()
+}
 
 // fire calls one function of every callback, even after an error. It returns the first error that is not
 // ErrStop, or else ErrStop if any callback returned it.

@@ -35,12 +35,10 @@ type Config struct {
 	// else changes the results, and pays off over links of about 1 Gbit/s and less; see package compress. It must be
 	// the same on all workers. A single replica exchanges nothing.
 	Compress compress.Codec
-	// ShardOptimizer divides the optimizer's state and the update of the parameters among the devices of the job, as
-	// DeepSpeed's ZeRO stage 1 and PyTorch's ZeroRedundancyOptimizer do: each device updates whole parameters of about
-	// the same total size, and has the slots of those only. Gradients are reduced to the owners, which then send the
-	// new values to all devices. The bits of weights and slots are those of ShardOff. It must be the same on all
-	// workers.
-	ShardOptimizer Sharding
+	// DiLoCo lets each worker train by itself for many steps between two exchanges of parameters, over links that are
+	// too slow for an exchange of gradients in each step. It must be the same on all workers. Nil: gradients are
+	// exchanged in each step.
+	DiLoCo *DiLoCo
 	// Progress, if not nil, is called when a phase begins, with the step (from 1) and the phase. It is called
 	// several times a step, by the goroutine that does the work (for several replicas, that of the first
 	// one). Calls do not overlap. It must not block: a worker of a job reports through it that it is making
@@ -84,6 +82,7 @@ const (
 	PhaseCompute  Phase = "compute"  // computes gradients
 	PhaseReduce   Phase = "reduce"   // all-reduces over replicas, which includes waiting for them
 	PhaseUpdate   Phase = "update"   // computes new values, not visible yet
+	PhaseOuter    Phase = "outer"    // exchanges the changes of the parameters, with Config.DiLoCo
 	PhaseBetween  Phase = "between"  // runs callbacks between steps
 	PhaseEvaluate Phase = "evaluate" // evaluates one batch
 	PhasePredict  Phase = "predict"  // predicts one batch
@@ -124,10 +123,13 @@ func (c *Config) complete(ctx context.Context, timeout time.Duration) error {
 	case c.GlobalBatch < 1:
 		return fmt.Errorf("train: Config.GlobalBatch is %d: want at least 1", c.GlobalBatch)
 	}
-	if err := errors.Join(c.checkClipping(), c.checkSharding()); err != nil {
+	if err := c.checkClipping(); err != nil {
 		return err
 	}
 	if err := c.LossScaling.complete(); err != nil {
+		return err
+	}
+	if err := c.completeDiLoCo(); err != nil {
 		return err
 	}
 	for _, f := range slices.Concat(c.Inputs, c.Labels) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/distribute"
@@ -18,6 +19,9 @@ import (
 // finite is an error, unless Config.NotFinite selects another policy.
 func (t *Trainer) Evaluate(ctx context.Context, ds data.Dataset) (Result, error) {
 	m := newMean(t.metrics)
+	if err := t.betweenRounds(); err != nil {
+		return Result{}, fmt.Errorf("train: evaluate: %w", err)
+	}
 	var step stepBatches
 	err := t.each(ctx, ds, true, func(g *globalBatch) error {
 		if !t.others() && t.stopping.Load() {
@@ -73,6 +77,9 @@ func (t *Trainer) evaluate(ctx context.Context, b *stepBatches) error {
 // [Trainer.Weights] returns. The tensors belong to the caller. With several workers, every worker calls it
 // with the same data, and gets the outputs for all examples.
 func (t *Trainer) Predict(ctx context.Context, ds data.Dataset) ([]*tensor.Tensor, error) {
+	if err := t.betweenRounds(); err != nil {
+		return nil, fmt.Errorf("train: predict: %w", err)
+	}
 	var pieces [][]*tensor.Tensor // by batch and replica, then by output
 	err := t.each(ctx, ds, false, func(g *globalBatch) error {
 		outputs := make([][]*tensor.Tensor, len(t.parts))
@@ -124,9 +131,8 @@ func (t *Trainer) gatherOutputs(
 	ctx context.Context, r *distribute.Replica, g *globalBatch, outputs []*tensor.Tensor,
 ) ([]*tensor.Tensor, error) {
 	b := &stepBatches{list: []*globalBatch{g}}
-	compared := make([]float64, agreed)
-	t.putAgreement(r, b, compared)
-	mine := []any{tensor.From(compared, 1, agreed)}
+	hash := int64(t.stateHash(b))
+	mine := []any{tensor.From([]int64{hash}, 1)}
 	for _, o := range outputs {
 		mine = append(mine, o.Rows(0, g.rows[r.ID()]))
 	}
@@ -135,12 +141,9 @@ func (t *Trainer) gatherOutputs(
 		return nil, err
 	}
 	all := gathered.([]any)
-	clear(compared)
-	for i, x := range tensor.Data[float64](all[0].(*tensor.Tensor)) { // the same on all replicas
-		compared[i%agreed] += x
-	}
-	if err := t.checkAgreed(ctx, r, b, compared); err != nil {
-		return nil, err
+	hashes := tensor.Data[int64](all[0].(*tensor.Tensor))
+	if slices.ContainsFunc(hashes, func(h int64) bool { return h != hashes[0] }) { // the same on all replicas
+		return nil, t.compareStates(ctx, r, t.stepStates(b))
 	}
 	out := make([]*tensor.Tensor, len(outputs))
 	for i, o := range all[1:] {

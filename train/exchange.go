@@ -110,11 +110,42 @@ func (r *reduction) finish(ctx context.Context, replica *distribute.Replica) err
 	}
 }
 
+// finishAll waits until the gradients of all buckets are summed, in their order, and calls each, if it is not nil,
+// after each.
+func (t *Trainer) finishAll(ctx context.Context, r *distribute.Replica, list []reduction,
+	each func(k int) error,
+) error {
+	if list[0].codec != nil && t.config.Compress.Rounds() > 1 {
+		// All buckets start their second round before any is awaited, so that no transfer waits for an update.
+		for k := range list {
+			if _, err := list[k].advance(ctx, r); err != nil {
+				return err
+			}
+		}
+	}
+	for k := range list {
+		if err := list[k].finish(ctx, r); err != nil {
+			return err
+		}
+		if each != nil {
+			if err := each(k); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // commit makes what a step has computed visible on all replicas.
 func (t *Trainer) commit() {
 	t.program.Commit()
+	t.commitExchanges()
+}
+
+// commitExchanges makes the residuals of completed exchanges those of the next ones.
+func (t *Trainer) commitExchanges() {
 	for i := range t.parts {
-		for _, r := range t.parts[i].reducing {
+		for _, r := range t.parts[i].exchanging {
 			if r.codec != nil {
 				r.codec.Commit()
 			}
@@ -126,7 +157,7 @@ func (t *Trainer) commit() {
 func (t *Trainer) discard() {
 	t.program.Discard()
 	for i := range t.parts {
-		for _, r := range t.parts[i].reducing {
+		for _, r := range t.parts[i].exchanging {
 			if r.codec != nil {
 				r.codec.Discard()
 			}
@@ -136,7 +167,7 @@ func (t *Trainer) discard() {
 
 // compression lists what the compressed exchanges of a replica keep from step to step.
 func (t *Trainer) compression(replica int) (list []compress.State) {
-	for _, r := range t.parts[replica].reducing {
+	for _, r := range t.parts[replica].exchanging {
 		if r.codec != nil {
 			list = append(list, r.codec.State()...)
 		}

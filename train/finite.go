@@ -101,28 +101,18 @@ func (t *Trainer) allFinite() bool {
 			return false
 		}
 	}
-	if t.shards != nil && t.parts[0].scalars[t.shards.notFinite] > 0 {
-		return false
-	}
 	return t.finiteLoss() && t.notFiniteNorm() == ""
 }
 
 func (t *Trainer) finiteLoss() bool { return finite(t.parts[0].scalars[0]) }
 
-// checkSums notes the first gradient of a bucket whose sum over all replicas is not finite, and adds the squares of the
-// sums if gradients are clipped by a norm. If all replicas have the same sums, each replica of a worker reads its part
-// of every one.
-func (t *Trainer) checkSums(local, bucket int) {
-	p := &t.parts[local]
-	sums, locals := p.gradients[bucket], len(t.parts)
-	if p.owners {
-		sums, local, locals = p.sums[bucket], 0, 1
-	}
+// checkSums notes the first gradient whose sum over all replicas is not finite, and adds the squares of the sums if
+// gradients are clipped by a norm. All replicas have the same sums, so each replica of a worker reads its part of every
+// one. parameters are the sums' parameters.
+func (t *Trainer) checkSums(local int, sums []*tensor.Tensor, parameters []int) {
+	p, locals := &t.parts[local], len(t.parts)
 	for i, s := range sums {
-		if s == nil { // another replica owns it
-			continue
-		}
-		k := t.buckets[bucket].parameters[i]
+		k := parameters[i]
 		if t.squares == nil {
 			lo, hi := local*s.Len()/locals, (local+1)*s.Len()/locals
 			if (p.notFinite < 0 || k < p.notFinite) && !tensor.FiniteBetween(s, lo, hi) {
@@ -199,7 +189,11 @@ func (t *Trainer) inspect(ctx context.Context, b *stepBatches, e *NotFiniteError
 		sums[i] = t.parts[i].notFinite
 	}
 	var all []byte
-	err := t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
+	s := t.inner
+	if e.evaluation {
+		s = t.strategy
+	}
+	err := t.runOn(ctx, s, func(ctx context.Context, r *distribute.Replica) error {
 		f := finding{Cause: causeNone, Example: -1}
 		for i, g := range b.list {
 			if g.weightSum == 0 {
@@ -239,6 +233,10 @@ func (t *Trainer) inspect(ctx context.Context, b *stepBatches, e *NotFiniteError
 		return err
 	}
 	e.conclude(findings, t.Parameters(), t.config.Compress, norm, !e.evaluation && t.stepsWhole(b))
+	if e.Replica >= 0 && s != t.strategy {
+		first, _ := t.strategy.LocalReplicas() // only this worker's have computed
+		e.Replica += first
+	}
 	return nil
 }
 
@@ -316,14 +314,12 @@ func (e *NotFiniteError) conclude(byReplica []finding, parameters []engine.Varia
 // find inspects one replica's share of a batch, after the program has computed its loss and gradients.
 func (t *Trainer) find(r *distribute.Replica, g *globalBatch, gradients []*tensor.Tensor) (finding, error) {
 	local := r.LocalID()
-	rows := g.rows[r.ID()]
+	id := t.replicaID(r)
+	rows := g.rows[id]
 	share := g.shares[local]
 	f := finding{Example: -1}
 	finiteVariables, frozen := "all variables", "" // frozen: what is wrong with the first frozen variable that has NaN
 	for i, v := range t.variables {
-		if !t.owned(local, i) {
-			continue
-		}
 		value, err := t.program.Read(local, i)
 		if err != nil {
 			return f, fmt.Errorf("reading %s: %w", v.Name, err)
@@ -358,7 +354,7 @@ func (t *Trainer) find(r *distribute.Replica, g *globalBatch, gradients []*tenso
 				one := share.Labels[i].Rows(row, row+1)
 				bad := func(x float64) bool { return x < 0 || x >= float64(classes) }
 				if at := slices.IndexFunc(one.Float64s(), bad); at >= 0 {
-					f.Cause, f.Example = causeLabel, r.ID()*g.per+row
+					f.Cause, f.Example = causeLabel, id*g.per+row
 					f.Detail = fmt.Sprintf("%s: label %d is %v, but the model has %d outputs for the classes: "+
 						"use labels from 0 to %d, or a model with more outputs",
 						g.exampleText(f.Example), i, one.Float64s()[at], classes, classes-1)
@@ -389,7 +385,7 @@ func (t *Trainer) find(r *distribute.Replica, g *globalBatch, gradients []*tenso
 		return f, nil
 	}
 	if bad >= 0 {
-		f.Cause, f.Example = causeLoss, r.ID()*g.per+bad
+		f.Cause, f.Example = causeLoss, id*g.per+bad
 		f.Detail = fmt.Sprintf("%s: its loss is %v, though its inputs and labels and %s are "+
 			"finite: the model or the loss overflows, or takes the logarithm or root of an invalid number",
 			g.exampleText(f.Example), loss, finiteVariables)
@@ -413,8 +409,8 @@ func (t *Trainer) find(r *distribute.Replica, g *globalBatch, gradients []*tenso
 func (t *Trainer) findElement(f *finding, r *distribute.Replica, g *globalBatch,
 	wanted func(weight float32) bool,
 ) bool {
-	share := g.shares[r.LocalID()]
-	for row := range g.rows[r.ID()] {
+	share, id := g.shares[r.LocalID()], t.replicaID(r)
+	for row := range g.rows[id] {
 		if !wanted(share.Weights[row]) {
 			continue
 		}
@@ -429,7 +425,7 @@ func (t *Trainer) findElement(f *finding, r *distribute.Replica, g *globalBatch,
 				if at < 0 {
 					continue
 				}
-				f.Cause, f.Example = list.cause, r.ID()*g.per+row
+				f.Cause, f.Example = list.cause, id*g.per+row
 				f.Detail = fmt.Sprintf("%s: %s %d is not finite: element %s is %v: fix the data, or leave the "+
 					"example out",
 					g.exampleText(f.Example), list.kind, i, position(one.Shape()[1:], at), one.Float64s()[at])

@@ -40,7 +40,8 @@ type FitConfig struct {
 	// Validation, if not nil, is evaluated after every epoch. data.Pipeline.Split can hold out a part of the
 	// training data.
 	Validation data.Dataset
-	// ValidateEvery is the number of steps, counted over all epochs, after which Validation is evaluated too. The
+	// ValidateEvery is the number of steps, counted over all epochs, after which Validation is evaluated too (with
+	// DiLoCo, at the next outer step). The
 	// results are Step.Validation and History.Validations. [NewEarlyStopping], [NewReduceLROnPlateau] and
 	// [NewModelCheckpoint] then act after these, and not after epochs. Default: only after every epoch.
 	ValidateEvery int
@@ -173,6 +174,8 @@ type fit struct {
 	history  *History
 	speed    stopwatch
 	position fitPosition
+	// validationDue: FitConfig.ValidateEvery asks for a validation, with DiLoCo after the next outer step.
+	validationDue bool
 }
 
 func (f *fit) run(ctx context.Context) (err error) {
@@ -279,7 +282,11 @@ func (f *fit) epoch(ctx context.Context, stream *feeder) (end error) {
 		f.history.Epochs = append(f.history.Epochs, Epoch{Epoch: number})
 	}
 	epoch := &f.history.Epochs[len(f.history.Epochs)-1]
-	err = f.steps(ctx, begin, stream, epoch)
+	if err = f.steps(ctx, begin, stream, epoch); err == nil {
+		if _, err = f.t.endRound(ctx, 1, f.position.mean); err != nil {
+			err = fmt.Errorf("train: epoch %d: %w", number+1, err)
+		}
+	}
 	epoch.Result = f.position.mean.result()
 	if errors.Is(err, ErrStop) && epoch.Steps == 0 { // requested before the epoch began, perhaps on another worker
 		f.history.Epochs = f.history.Epochs[:len(f.history.Epochs)-1]
@@ -289,6 +296,7 @@ func (f *fit) epoch(ctx context.Context, stream *feeder) (end error) {
 		return err
 	}
 	if f.cfg.Validation != nil && err == nil {
+		f.validationDue = false
 		if done := f.history.Validations; len(done) > 0 && done[len(done)-1].Step == f.history.Steps {
 			epoch.Validation = new(done[len(done)-1].Result)
 		} else if result, e := f.validate(ctx); e == nil {
@@ -323,9 +331,13 @@ func (f *fit) validate(ctx context.Context) (result Result, err error) {
 
 // validateStep validates after the step that was just taken, if this is due. It returns ErrStop if a stop ended it.
 func (f *fit) validateStep(ctx context.Context, info *Step) error {
-	if f.cfg.ValidateEvery == 0 || f.history.Steps%f.cfg.ValidateEvery != 0 {
+	if f.cfg.ValidateEvery > 0 && f.history.Steps%f.cfg.ValidateEvery == 0 {
+		f.validationDue = true
+	}
+	if !f.validationDue || f.t.inRound() {
 		return nil
 	}
+	f.validationDue = false
 	result, err := f.validate(ctx)
 	switch {
 	case errors.Is(err, ErrStop):
@@ -363,20 +375,28 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 		if len(b.list) == 0 {
 			return nil
 		}
-		var made bool
+		var made, stop, outer bool
 		var problem *NotFiniteError
-		if b.weightSum > 0 {
-			var stop bool
-			if made, stop, problem, err = f.t.step(ctx, &b); err != nil {
-				return fmt.Errorf("train: epoch %d, step %d: %w", begin.Epoch+1, step, err)
+		switch all := f.t.ownShare(&b); {
+		case !all:
+		case f.t.diloco != nil:
+			if stop, err = f.t.innerStep(ctx, &b); err == nil && !stop {
+				made = true
+				outer, err = f.t.endRound(ctx, f.t.diloco.InnerSteps, mean)
 			}
-			if stop {
-				return ErrStop
-			}
+		default:
+			made, stop, problem, err = f.t.step(ctx, &b)
+		}
+		if err != nil {
+			return fmt.Errorf("train: epoch %d, step %d: %w", begin.Epoch+1, step, err)
+		}
+		if stop {
+			return ErrStop
 		}
 		info := Step{
 			EpochBegin: begin, Step: step, Examples: b.examples, Skipped: !made, NotFinite: problem,
-			Duration: time.Since(start), mean: mean, Overflow: !made && problem == nil && b.weightSum > 0,
+			Duration: time.Since(start), mean: mean, round: f.t.roundMean(), Outer: outer,
+			Overflow: !made && problem == nil && b.weightSum > 0,
 		}
 		if !made {
 			f.history.Skipped++
@@ -387,7 +407,7 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 				info.GradientNorm = f.t.norm
 			}
 		}
-		if made || b.weightSum == 0 {
+		if f.t.diloco == nil && (made || b.weightSum == 0) {
 			mean.add(&b, f.t)
 		}
 		last := b.list[len(b.list)-1].position
@@ -423,7 +443,7 @@ func (f *fit) fire(ctx context.Context, call func(Callback) error) error {
 		err = ErrStop
 	}
 	switch {
-	case err == nil || !f.t.others():
+	case err == nil || !f.t.others() && !(f.t.inRound() && errors.Is(err, ErrStop)):
 		return err
 	case errors.Is(err, ErrStop):
 		f.t.stopRequested = true

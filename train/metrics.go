@@ -53,6 +53,14 @@ func (m *mean) add(b *stepBatches, t *Trainer) {
 	m.weight += b.weightSum
 }
 
+// merge adds the batches of another mean.
+func (m *mean) merge(other *mean) {
+	m.loss, m.weight, m.examples = m.loss+other.loss, m.weight+other.weight, m.examples+other.examples
+	for i, s := range other.sums {
+		m.sums[i] += s
+	}
+}
+
 func (m *mean) result() Result {
 	r := Result{Loss: m.loss / m.weight, Metrics: make(map[string]float64, len(m.names)), Examples: m.examples}
 	for i, name := range m.names {

@@ -22,12 +22,18 @@ type Snapshot struct {
 	Seed        int64 // Config.Seed
 	GlobalBatch int   // Config.GlobalBatch
 	Replicas    int   // number of replicas, over all workers
-	// Variables holds all variables, in the order of Trainer.Variables. An average has one row per replica.
+	// Variables holds all variables, in the order of Trainer.Variables. An average has one row per replica; see also
+	// DiLoCo.
 	Variables []Weight
 	// Compress is Config.Compress, and Compression what its exchanges keep from step to step. What differs between
 	// replicas has one row per replica.
 	Compress    compress.Codec
 	Compression []Weight
+	// DiLoCo is Config.DiLoCo, or nil. Workers is then the number of workers, and a slot in Variables has one row per
+	// worker. OuterMomentum is the momentum of the outer steps, by parameter.
+	DiLoCo        *DiLoCo
+	Workers       int
+	OuterMomentum []Weight
 	// Facts, Build and Job describe the program; see [BackupConfig].
 	Facts, Build []Fact
 	Job          string
@@ -36,6 +42,7 @@ type Snapshot struct {
 	buckets []string   // the hash of the names of each bucket, which the last bits may depend on; nil: unknown
 	compute string     // Trainer.computeName
 	scale   *lossScale // nil: none
+	outer   int64      // outer steps of DiLoCo taken
 	fit     *fitState  // nil: taken outside Fit
 }
 
@@ -50,20 +57,43 @@ func (s *Snapshot) Epoch() (epoch, step int) {
 
 // snapshotState is a Snapshot without its variables, as the manifest holds it.
 type snapshotState struct {
-	Step        int64      `json:"step"`
-	Passes      int64      `json:"passes,omitempty"` // of Trainer.Gradients after the step
-	Seed        int64      `json:"seed"`
-	GlobalBatch int        `json:"global_batch"`
-	Replicas    int        `json:"replicas"`
-	Buckets     []string   `json:"buckets,omitempty"`     // of each bucket of gradients, the hash of their names
-	Compress    string     `json:"compress,omitempty"`    // Config.Compress; without it, none
-	Compression []string   `json:"compression,omitempty"` // the names of the tensors that are no variables
-	Facts       []Fact     `json:"facts,omitempty"`
-	Build       []Fact     `json:"build,omitempty"`
-	Job         string     `json:"job,omitempty"`
-	Compute     string     `json:"compute,omitempty"` // the half type of a model of mixed precision
-	LossScale   *lossScale `json:"loss_scale,omitempty"`
-	Fit         *fitState  `json:"fit,omitempty"`
+	Step        int64       `json:"step"`
+	Passes      int64       `json:"passes,omitempty"` // of Trainer.Gradients after the step
+	Seed        int64       `json:"seed"`
+	GlobalBatch int         `json:"global_batch"`
+	Replicas    int         `json:"replicas"`
+	Buckets     []string    `json:"buckets,omitempty"`     // of each bucket of gradients, the hash of their names
+	Compress    string      `json:"compress,omitempty"`    // Config.Compress; without it, none
+	Compression []string    `json:"compression,omitempty"` // the names of the tensors that are no variables
+	Facts       []Fact      `json:"facts,omitempty"`
+	Build       []Fact      `json:"build,omitempty"`
+	Job         string      `json:"job,omitempty"`
+	Compute     string      `json:"compute,omitempty"` // the half type of a model of mixed precision
+	LossScale   *lossScale  `json:"loss_scale,omitempty"`
+	DiLoCo      *outerState `json:"diloco,omitempty"`
+	Fit         *fitState   `json:"fit,omitempty"`
+}
+
+// outerState is the part of DiLoCo in a snapshot's state.
+type outerState struct {
+	DiLoCo
+	Workers  int      `json:"workers"`
+	Outer    int64    `json:"outer_steps"`
+	Momentum []string `json:"momentum_tensors"` // the names of the tensors that are the outer momentum
+}
+
+// check returns an error if the state is invalid.
+func (s *outerState) check() error {
+	if s == nil {
+		return nil
+	}
+	if err := s.DiLoCo.check(); err != nil {
+		return fmt.Errorf("DiLoCo: %w", err)
+	}
+	if s.Workers < 1 || s.Outer < 0 {
+		return fmt.Errorf("DiLoCo: %d workers after %d outer steps", s.Workers, s.Outer)
+	}
+	return nil
 }
 
 // Contents converts the snapshot to the form that package checkpoint writes. The tensors are shared, not
@@ -80,12 +110,18 @@ func (s *Snapshot) Contents() (*checkpoint.Contents, error) {
 	for _, v := range s.Compression {
 		saved.Compression = append(saved.Compression, v.Name)
 	}
+	if s.DiLoCo != nil {
+		saved.DiLoCo = &outerState{DiLoCo: *s.DiLoCo, Workers: s.Workers, Outer: s.outer}
+		for _, v := range s.OuterMomentum {
+			saved.DiLoCo.Momentum = append(saved.DiLoCo.Momentum, v.Name)
+		}
+	}
 	state, err := json.Marshal(saved)
 	if err != nil {
 		return nil, fmt.Errorf("train: snapshot: %w", err)
 	}
 	c := &checkpoint.Contents{Step: s.Step, State: state}
-	for _, v := range slices.Concat(s.Variables, s.Compression, s.fit.tensors()) {
+	for _, v := range slices.Concat(s.Variables, s.Compression, s.OuterMomentum, s.fit.tensors()) {
 		c.Tensors = append(c.Tensors, checkpoint.Tensor(v))
 	}
 	return c, nil
@@ -121,11 +157,20 @@ func SnapshotOf(c *checkpoint.Contents) (*Snapshot, error) {
 			return nil, fmt.Errorf("train: snapshot: its state: %w", err)
 		}
 	}
+	var momentum []string
+	if d := state.DiLoCo; d != nil {
+		if err := d.check(); err != nil {
+			return nil, fmt.Errorf("train: snapshot: its state: %w", err)
+		}
+		s.DiLoCo, s.Workers, s.outer, momentum = &d.DiLoCo, d.Workers, d.Outer, d.Momentum
+	}
 	for _, t := range c.Tensors {
 		switch {
 		case s.fit.take(Weight(t)):
 		case slices.Contains(state.Compression, t.Name):
 			s.Compression = append(s.Compression, Weight(t))
+		case slices.Contains(momentum, t.Name):
+			s.OuterMomentum = append(s.OuterMomentum, Weight(t))
 		default:
 			s.Variables = append(s.Variables, Weight(t))
 		}
@@ -137,8 +182,11 @@ func SnapshotOf(c *checkpoint.Contents) (*Snapshot, error) {
 // position; after [Trainer.Restore] it includes the position at which Fit will resume; otherwise it has no
 // position. With several workers, every worker calls it: the chief gets the snapshot, the others get nil. The
 // others wait only until the chief has gathered the replicas' averages. The tensors are copies and belong to
-// the caller.
+// the caller. With DiLoCo it is an error between two outer steps.
 func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
+	if err := t.betweenRounds(); err != nil {
+		return nil, fmt.Errorf("train: snapshot: %w", err)
+	}
 	t.at(PhaseSnapshot)
 	chief := t.strategy.Properties().ShouldCheckpoint
 	s := &Snapshot{
@@ -154,9 +202,9 @@ func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
 		var err error
 		switch {
 		case v.Role == engine.Average:
-			value, err = t.readRows(ctx, i)
-		case t.divided(i):
-			value, err = t.fromKeeper(ctx, i)
+			value, err = t.readRows(ctx, i, len(t.parts))
+		case !t.mirrored(v):
+			value, err = t.readRows(ctx, i, 1)
 		case chief:
 			value, err = t.program.Read(0, i)
 		}
@@ -174,6 +222,7 @@ func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
 	if !chief {
 		return nil, nil
 	}
+	t.saveDiLoCo(s)
 	if f := t.fitting.Load(); f != nil {
 		s.fit = f.state()
 	} else {
@@ -182,11 +231,15 @@ func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
 	return s, nil
 }
 
-// readRows returns the values of a variable on all replicas of all workers, one row per replica.
-func (t *Trainer) readRows(ctx context.Context, variable int) (*tensor.Tensor, error) {
+// readRows returns the values of a variable on the first replicas of each worker, one row per replica.
+func (t *Trainer) readRows(ctx context.Context, variable, replicas int) (*tensor.Tensor, error) {
 	v := t.variables[variable]
 	rows := make([]distribute.Value, len(t.parts))
 	for replica := range rows {
+		if replica >= replicas {
+			rows[replica] = tensor.New(v.DType, rowShape(0, v.Shape)...)
+			continue
+		}
 		value, err := t.program.Read(replica, variable)
 		if err != nil {
 			return nil, fmt.Errorf("on replica %d: %w", replica, err)
@@ -229,11 +282,13 @@ type Restored struct {
 // others, which may pass nil. If the chief passes nil, nothing happens.
 //
 // The trainer must have the snapshot's variables, seed and global batch. It may have another number of
-// workers, which changes no bit. If it has another number of replicas, every replica gets the mean of the
-// averages of the snapshot's replicas, and [Restored] reports that bits differ from here on. What compressed
-// gradients have kept for the next step is then divided evenly among the replicas; with another Config.Compress
-// than the snapshot's it is dropped, which Restored reports too. On error nothing has changed, unless the engine
-// itself failed.
+// workers, which changes no bit without DiLoCo. If it has another number of replicas, every replica gets the mean of
+// the averages of the snapshot's replicas, and [Restored] reports that bits differ from here on. What compressed
+// gradients have kept for the next step is then divided evenly among the replicas; with another Config.Compress than
+// the snapshot's it is dropped, which Restored reports too. With DiLoCo and another number of workers, every worker
+// gets the mean of the workers' slots, or the first worker's if they are no floating-point numbers. A snapshot with
+// DiLoCo can be restored without it, and the reverse: the slots are then combined in the same way, or the outer
+// momentum starts at 0; Restored reports all of it. On error nothing has changed, unless the engine itself failed.
 func (t *Trainer) Restore(ctx context.Context, s *Snapshot) (Restored, error) {
 	s, _, err := t.share(ctx, s, shared{}, nil)
 	if s == nil || err != nil {
@@ -254,7 +309,11 @@ func (t *Trainer) restore(s *Snapshot) (Restored, error) {
 	}
 	for i, rows := range values {
 		for replica := range t.parts {
-			if err := t.program.Write(replica, i, rows[min(first+replica, len(rows)-1)]); err != nil {
+			row := first + replica
+			if t.variables[i].Role != engine.Average {
+				row = t.worker
+			}
+			if err := t.program.Write(replica, i, rows[min(row, len(rows)-1)]); err != nil {
 				return Restored{}, fmt.Errorf("train: restore: %s on replica %d: %w", t.variables[i].Name, replica, err)
 			}
 		}
@@ -263,6 +322,9 @@ func (t *Trainer) restore(s *Snapshot) (Restored, error) {
 	t.committed, t.passes, t.resume, t.assigned = s.Step, s.passes, s.fit, assigned{variable: -1}
 	r := Restored{Found: true, Step: s.Step}
 	r.Epoch, r.EpochAt = s.Epoch()
+	if why := t.restoreDiLoCo(s); why != "" {
+		r.Differ = append(r.Differ, why)
+	}
 	if n := t.strategy.NumReplicasInSync(); n != s.Replicas {
 		r.Differ = append(r.Differ, fmt.Sprintf("the snapshot was made by %s, this is %s: averages were combined, and sums "+
 			"are made in another order", plural(s.Replicas, "replica"), plural(n, "replica")))
@@ -308,20 +370,28 @@ func (t *Trainer) fitSnapshot(s *Snapshot) ([][]*tensor.Tensor, error) {
 				v.Name)
 		}
 		delete(byName, v.Name)
-		shape := v.Shape
-		if v.Role == engine.Average {
-			shape = rowShape(s.Replicas, shape)
+		shape, rows, now := v.Shape, 0, 0 // rows: what differs has as many, where this training has another number
+		switch {
+		case v.Role == engine.Average:
+			rows, now = s.Replicas, t.strategy.NumReplicasInSync()
+		case v.Role == engine.Slot && s.DiLoCo != nil:
+			rows, now = s.Workers, t.slotRows()
+		}
+		if rows > 0 {
+			shape = rowShape(rows, shape)
 		}
 		if err := fits(value, v.DType, shape); err != nil {
 			return nil, fmt.Errorf("train: restore: %s: %w: the snapshot is of another model or optimizer", v.Name, err)
 		}
 		switch {
-		case v.Role != engine.Average:
+		case rows == 0:
 			values[i] = []*tensor.Tensor{value}
-		case s.Replicas != t.strategy.NumReplicasInSync() && v.DType.IsFloat():
+		case rows != now && v.DType.IsFloat():
 			values[i] = []*tensor.Tensor{meanOfRows(value, v.Shape)}
+		case rows != now:
+			values[i] = []*tensor.Tensor{value.Rows(0, 1).Reshape(v.Shape...)}
 		default:
-			for r := range s.Replicas { // all rows of a counter are equal
+			for r := range rows {
 				values[i] = append(values[i], value.Rows(r, r+1).Reshape(v.Shape...))
 			}
 		}

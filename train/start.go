@@ -47,10 +47,15 @@ func (t *Trainer) startEqual(ctx context.Context) (err error) {
 		return err
 	}
 	for i, v := range t.variables {
-		value, err := t.fromKeeper(ctx, i)
+		value, err := t.program.Read(0, i)
+		if err != nil {
+			return fmt.Errorf("train: reading %s: %w", v.Name, err)
+		}
+		bits, err := t.fromChief(ctx, chief, value.Memory().HostBytes())
 		if err != nil {
 			return fmt.Errorf("train: receiving the initial value of %s from the chief: %w", v.Name, err)
 		}
+		copy(value.Memory().HostBytes(), bits)
 		for replica := range t.parts {
 			if err := t.program.Write(replica, i, value); err != nil {
 				return fmt.Errorf("train: setting %s on replica %d: %w", v.Name, replica, err)
@@ -103,8 +108,12 @@ func (t *Trainer) comparePrograms(ctx context.Context) error {
 			"Give all workers the same model, loss and optimizer, with the same constants (such as rates)",
 			programDifference(like, w, both[0], both[1]))
 	}
+	t.workers = len(workers)
 	var others []int
 	for w, p := range workers {
+		if p.first == int64(first) {
+			t.worker = w
+		}
 		if p.engine != int64(engineHash) {
 			others = append(others, w)
 		}
@@ -137,6 +146,9 @@ func (t *Trainer) describe() []string {
 		fmt.Sprintf("the policy %q for what is not finite", t.config.NotFinite),
 		fmt.Sprintf("gradients clipped by norm %v, by variable norm %v, by value %v",
 			t.config.ClipNorm, t.config.ClipVariableNorm, t.config.ClipValue),
+	}
+	if d := t.config.DiLoCo; d != nil {
+		out = append(out, d.String())
 	}
 	if t.scale.Scale != 0 {
 		out = append(out, fmt.Sprintf("a loss scale of %v, raised after %d steps", t.scale.Scale,

@@ -42,7 +42,7 @@ func (b *stepBatches) add(g *globalBatch) {
 // step; then no worker took it. problem is not nil if loss or gradients are not finite; then made reports
 // whether the step was taken anyway.
 func (t *Trainer) step(ctx context.Context, b *stepBatches) (made, stop bool, problem *NotFiniteError, err error) {
-	b.stop = t.wantsStop()
+	b.stop = t.diloco == nil && t.wantsStop() // with DiLoCo the workers agree on it before a round
 	once := func() (stop bool, err error) {
 		return t.transact(ctx, b, func(ctx context.Context, r *distribute.Replica) error {
 			return t.reduceGradients(ctx, r, b, true)
@@ -81,7 +81,7 @@ func (t *Trainer) step(ctx context.Context, b *stepBatches) (made, stop bool, pr
 func (t *Trainer) transact(ctx context.Context, b *stepBatches,
 	f func(context.Context, *distribute.Replica) error,
 ) (stop bool, err error) {
-	err = t.run(ctx, f)
+	err = t.runOn(ctx, t.inner, f)
 	t.norm = t.globalNorm()
 	stop = err == nil && b != nil && t.stopAgreed()
 	if err == nil && !stop && b != nil && (!b.tolerated || t.overflowed()) && !t.allFinite() {
@@ -101,6 +101,13 @@ func (t *Trainer) transact(ctx context.Context, b *stepBatches,
 // waits for the other replicas for a limited time only. f calls only the engine and the reductions, so it
 // always returns; until then the engine's variables must not be touched.
 func (t *Trainer) run(ctx context.Context, f func(context.Context, *distribute.Replica) error) error {
+	return t.runOn(ctx, t.strategy, f)
+}
+
+// runOn is run on a strategy with the replicas of this worker.
+func (t *Trainer) runOn(ctx context.Context, s *distribute.Strategy,
+	f func(context.Context, *distribute.Replica) error,
+) error {
 	for i := range t.parts {
 		t.parts[i].reset()
 	}
@@ -108,7 +115,7 @@ func (t *Trainer) run(ctx context.Context, f func(context.Context, *distribute.R
 		d.computed.reset()
 	}
 	t.summed.reset()
-	_, err := distribute.Run(ctx, t.strategy, func(ctx context.Context, r *distribute.Replica,
+	_, err := distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica,
 		_ ...distribute.Value,
 	) (distribute.Value, error) {
 		return nil, f(ctx, r)
@@ -123,7 +130,6 @@ func (t *Trainer) run(ctx context.Context, f func(context.Context, *distribute.R
 type bucket struct {
 	parameters []int
 	names      []string
-	owners     []int  // with a sharded optimizer: the replica that updates each parameter
 	hash       string // of the names, in their order
 }
 
@@ -131,12 +137,10 @@ type bucket struct {
 type part struct {
 	gradients [][]*tensor.Tensor // by bucket: of the current step
 	reducing  []reduction        // by bucket
-	// With a sharded optimizer, by bucket: the gradients that this replica owns (others are nil), and the memory for
-	// the new values of all parameters.
-	sums, values [][]*tensor.Tensor
-	gathering    []distribute.Handle // of the new values
+	// exchanging are those with Config.Compress: reducing, or the exchanges of DiLoCo's outer steps.
+	exchanging []reduction
 	// scalars are the loss, the metrics and the values that workers compare: of this replica until they are
-	// reduced, then the sums over all replicas. With a sharded optimizer, what only owners know follows.
+	// reduced, then the sums over all replicas.
 	scalars   []float64
 	notFinite int // the first parameter whose gradient sum is not finite; -1: none
 
@@ -144,13 +148,11 @@ type part struct {
 	ctx     context.Context
 	replica *distribute.Replica
 	failure error            // of starting a reduction
-	owners  bool             // gradients are reduced to their owners
 	ready   func(bucket int) // starts the reduction of a bucket, for engine.Program.Gradients
 }
 
 func (p *part) reset() {
-	p.notFinite, p.failure, p.ctx, p.replica, p.owners = -1, nil, nil, nil, false
-	p.gathering = p.gathering[:0]
+	p.notFinite, p.failure, p.ctx, p.replica = -1, nil, nil, nil
 }
 
 // device is the state of a device of the engine. The first of its replicas updates its variables.
@@ -171,13 +173,7 @@ func (t *Trainer) plan() {
 		for i, parameter := range b.Parameters {
 			names[i], bucketOf[parameter] = parameters[parameter].Name, k
 		}
-		made := bucket{parameters: b.Parameters, names: names, hash: compress.Hash(names)}
-		if t.shards != nil {
-			for _, parameter := range b.Parameters {
-				made.owners = append(made.owners, t.shards.owners[parameter])
-			}
-		}
-		t.buckets = append(t.buckets, made)
+		t.buckets = append(t.buckets, bucket{b.Parameters, names, compress.Hash(names)})
 	}
 	for i, d := range t.devices {
 		d.computed.init(len(d.replicas))
@@ -207,17 +203,17 @@ func (t *Trainer) plan() {
 	}
 	for replica := range t.parts {
 		p := &t.parts[replica]
-		p.scalars = make([]float64, 1+len(t.metrics)+agreed+t.shards.scalars())
+		p.scalars = make([]float64, 1+len(t.metrics)+agreed)
 		p.reducing = make([]reduction, len(t.buckets))
+		p.exchanging = p.reducing
+		if t.config.DiLoCo != nil {
+			p.exchanging = make([]reduction, len(t.buckets))
+		}
 		for k, codec := range t.exchanges(first + replica) {
-			p.reducing[k].codec = codec
+			p.exchanging[k].codec = codec
 		}
 		for _, b := range t.buckets {
 			p.gradients = append(p.gradients, make([]*tensor.Tensor, len(b.parameters)))
-			if t.shards != nil {
-				p.sums = append(p.sums, make([]*tensor.Tensor, len(b.parameters)))
-				p.values = append(p.values, make([]*tensor.Tensor, len(b.parameters)))
-			}
 		}
 		p.ready = func(k int) {
 			// the scalars, which the last bucket's call also reduces, are complete after Gradients only
@@ -253,7 +249,7 @@ func (t *Trainer) compute(ctx context.Context, r *distribute.Replica, b *stepBat
 func (t *Trainer) micro(r *distribute.Replica, b *stepBatches, i int) engine.Micro {
 	return engine.Micro{
 		Batch: b.list[i].shares[r.LocalID()], WeightSum: b.weightSum,
-		RNG:       randomState(t.config.Seed, t.committed, b.pass, i, r.ID()),
+		RNG:       randomState(t.config.Seed, t.committed, b.pass, i, t.replicaID(r)),
 		LossScale: t.scale.Scale,
 		Add:       hasWeights(b.list[:i]), Last: !hasWeights(b.list[i+1:]),
 	}
@@ -279,17 +275,15 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 	}
 	local := r.LocalID()
 	p, d := &t.parts[local], t.devices[t.deviceOf[local]]
-	p.owners = update && t.toOwners()
-	gather := update && t.shards != nil
 	err := t.compute(ctx, r, b, p.ready)
 	d.computed.arrive()
 	if err != nil {
 		return err
 	}
 	t.replicaAt(r, PhaseReduce)
-	t.putAgreement(r, b, p.scalars[1+len(t.metrics):])
+	t.putAgreement(b, p.scalars[1+len(t.metrics):])
 	if p.failure == nil {
-		p.failure = t.startReduction(p, len(t.buckets)-1, p.scalars[:t.summedScalars()])
+		p.failure = t.startReduction(p, len(t.buckets)-1, p.scalars)
 	}
 	if p.failure != nil {
 		return p.failure
@@ -300,63 +294,38 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 		}
 		copy(d.left, d.buckets)
 	}
-	early := !t.config.needsNorm() // update each part as soon as its gradients are summed
-	if t.config.Compress.Rounds() > 1 {
-		// All buckets start their second round before any is awaited, so that no transfer waits for an update.
-		for k := range t.buckets {
-			if _, err := p.reducing[k].advance(ctx, r); err != nil {
-				return err
-			}
+	early := update && !t.config.needsNorm() // update each part as soon as its gradients are summed
+	err = t.finishAll(ctx, r, p.reducing, func(k int) error {
+		t.checkSums(local, p.gradients[k], t.buckets[k].parameters)
+		if !early {
+			return nil
 		}
-	}
-	gathered := 0
-	apply := func(k int) (err error) { // what follows when the gradients of bucket k are summed and can be applied
-		if update {
-			if err = t.update(ctx, r, k); err != nil {
-				return err
-			}
-			t.replicaAt(r, PhaseReduce)
+		if err := t.update(ctx, r, k); err != nil {
+			return err
 		}
-		if gather {
-			gathered, err = t.startGathers(ctx, r, gathered, k+1)
-		}
+		t.replicaAt(r, PhaseReduce)
+		return nil
+	})
+	if err != nil {
 		return err
-	}
-	for k := range t.buckets {
-		if err := p.reducing[k].finish(ctx, r); err != nil {
-			return err
-		}
-		t.checkSums(local, k)
-		if early {
-			if err := apply(k); err != nil {
-				return err
-			}
-		}
-	}
-	if p.owners {
-		if err := t.exchange(ctx, r); err != nil {
-			return err
-		}
 	}
 	if err := t.checkAgreement(ctx, r, b); err != nil {
 		return err
 	}
 	t.summed.arrive()
-	if !early && (update || gather) {
-		if err := t.summed.wait(ctx); err != nil {
+	if early || !update {
+		return nil
+	}
+	if err := t.summed.wait(ctx); err != nil {
+		return err
+	}
+	for k := range t.buckets {
+		if err := t.update(ctx, r, k); err != nil {
 			return err
 		}
-		for k := range t.buckets {
-			if err := apply(k); err != nil {
-				return err
-			}
-		}
 	}
-	return p.finishGathers(ctx)
+	return nil
 }
-
-// summedScalars returns the number of scalars that are reduced with the last bucket.
-func (t *Trainer) summedScalars() int { return 1 + len(t.metrics) + agreed }
 
 // stepsWhole reports whether a step that updates is computed as one program.
 func (t *Trainer) stepsWhole(b *stepBatches) bool {
@@ -376,28 +345,19 @@ func (t *Trainer) wholeStep(ctx context.Context, r *distribute.Replica, b *stepB
 	if !finite {
 		p.notFinite = 0
 	}
-	t.putAgreement(r, b, p.scalars[1+len(t.metrics):])
+	t.putAgreement(b, p.scalars[1+len(t.metrics):])
 	return nil
 }
 
 // memory sets the list of a bucket's gradients, in the program's memory.
 func (t *Trainer) memory(local, k int) (err error) {
-	p, b := &t.parts[local], &t.buckets[k]
-	for i, parameter := range b.parameters {
-		if p.gradients[k][i], err = t.program.Gradient(local, parameter); err != nil {
-			return fmt.Errorf("the gradient of %s: %w", b.names[i], err)
-		}
-		if t.shards != nil && t.owns(local, parameter) {
-			p.sums[k][i] = p.gradients[k][i]
+	tensors := t.parts[local].gradients[k]
+	for i, parameter := range t.buckets[k].parameters {
+		if tensors[i], err = t.program.Gradient(local, parameter); err != nil {
+			return fmt.Errorf("the gradient of %s: %w", t.buckets[k].names[i], err)
 		}
 	}
 	return nil
-}
-
-// owns reports whether a local replica updates a parameter of a sharded optimizer.
-func (t *Trainer) owns(local, parameter int) bool {
-	first, _ := t.strategy.LocalReplicas()
-	return t.shards.owners[parameter] == first+local
 }
 
 // startReduction starts the all-reduce of a bucket, and of scalars.
@@ -408,9 +368,6 @@ func (t *Trainer) startReduction(p *part, k int, scalars []float64) (err error) 
 	if p.replica.NumReplicas() == 1 {
 		return nil
 	}
-	if p.owners { // the scalars follow
-		return t.startToOwners(p, k)
-	}
 	return p.reducing[k].start(p.ctx, p.replica, t.committed,
 		distribute.Bucket{Dst: p.gradients[k], Src: p.gradients[k], Names: t.buckets[k].names, Scalars: scalars})
 }
@@ -420,11 +377,7 @@ func (t *Trainer) startReduction(p *part, k int, scalars []float64) (err error) 
 func (t *Trainer) update(ctx context.Context, r *distribute.Replica, k int) error {
 	local := r.LocalID()
 	d := t.devices[t.deviceOf[local]]
-	gradients := t.parts[local].gradients[k]
-	if t.shards != nil {
-		gradients = t.parts[local].sums[k]
-	}
-	factor := t.clip(gradients, t.buckets[k].parameters)
+	factor := t.clip(t.parts[local].gradients[k], t.buckets[k].parameters)
 	for _, part := range d.partsOf[k] {
 		if d.left[part]--; d.left[part] > 0 {
 			continue
@@ -448,9 +401,9 @@ func (t *Trainer) sum(ctx context.Context, replica int, dst, src []*tensor.Tenso
 func (t *Trainer) reduceScalars(ctx context.Context, r *distribute.Replica, b *stepBatches) error {
 	t.replicaAt(r, PhaseReduce)
 	p := &t.parts[r.LocalID()]
-	t.putAgreement(r, b, p.scalars[1+len(t.metrics):])
+	t.putAgreement(b, p.scalars[1+len(t.metrics):])
 	if r.NumReplicas() > 1 {
-		h, err := r.StartAllReduce(ctx, distribute.Sum, distribute.Bucket{Scalars: p.scalars[:t.summedScalars()]})
+		h, err := r.StartAllReduce(ctx, distribute.Sum, distribute.Bucket{Scalars: p.scalars})
 		if err == nil {
 			err = h.Wait(ctx)
 		}
@@ -480,7 +433,11 @@ func (t *Trainer) scalars() (loss float64, sums []float64) {
 // the optimizer's slots keep their values until ApplyGradients. If a gradient overflows float16, Gradients computes
 // all again with half the loss scale: see [LossScaling]. On error no variable has changed.
 func (t *Trainer) Gradients(ctx context.Context, batches ...data.Batch) ([]*tensor.Tensor, Result, error) {
-	if err := t.knowsLastStep(); err != nil {
+	err := t.knowsLastStep()
+	if err == nil {
+		err = t.fitOnly()
+	}
+	if err != nil {
 		return nil, Result{}, fmt.Errorf("train: gradients: %w", err)
 	}
 	var step stepBatches
@@ -490,7 +447,7 @@ func (t *Trainer) Gradients(ctx context.Context, batches ...data.Batch) ([]*tens
 		if err != nil {
 			return nil, Result{}, fmt.Errorf("train: gradients: %w", err)
 		}
-		if err = g.fill(wholeBatch(b)); err == nil {
+		if err = g.fill(b); err == nil {
 			step.add(g)
 			continue
 		}
@@ -552,6 +509,9 @@ func (t *Trainer) ApplyGradients(ctx context.Context, gradients []*tensor.Tensor
 			return fmt.Errorf("train: apply gradients: gradient of %s: %w", v.Name, err)
 		}
 	}
+	if err := t.fitOnly(); err != nil {
+		return fmt.Errorf("train: apply gradients: %w", err)
+	}
 	for parameter, sums := range t.squares {
 		for block := range sums {
 			sums[block] = blockSquares(gradients[parameter], block)
@@ -563,32 +523,23 @@ func (t *Trainer) ApplyGradients(ctx context.Context, gradients []*tensor.Tensor
 	}
 	_, err := t.transact(ctx, nil, func(ctx context.Context, r *distribute.Replica) error {
 		local := r.LocalID()
-		p, d := &t.parts[local], t.devices[t.deviceOf[local]]
-		update := d.replicas[0] == local
-		if !update && t.shards == nil {
+		d := t.devices[t.deviceOf[local]]
+		if d.replicas[0] != local {
 			return nil
 		}
 		copy(d.left, d.buckets)
-		gathered := 0
 		for k, bucket := range t.buckets {
 			if err := t.memory(local, k); err != nil {
 				return err
 			}
-			for i, parameter := range bucket.parameters {
-				copy(p.gradients[k][i].Memory().HostBytes(), gradients[parameter].Memory().HostBytes())
+			for i, to := range t.parts[local].gradients[k] {
+				copy(to.Memory().HostBytes(), gradients[bucket.parameters[i]].Memory().HostBytes())
 			}
-			var err error
-			if update {
-				err = t.update(ctx, r, k)
-			}
-			if err == nil && t.shards != nil {
-				gathered, err = t.startGathers(ctx, r, gathered, k+1)
-			}
-			if err != nil {
+			if err := t.update(ctx, r, k); err != nil {
 				return err
 			}
 		}
-		return p.finishGathers(ctx)
+		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("train: apply gradients: %w", err)

@@ -19,6 +19,8 @@ import (
 // The caller must call [Trainer.Close].
 type Trainer struct {
 	strategy *distribute.Strategy
+	inner    *distribute.Strategy // executes steps: strategy, or with DiLoCo one of this worker's replicas alone
+	diloco   *diloco              // nil: gradients are exchanged in each step
 	program  engine.Program
 	config   Config
 	parts    []part // by replica
@@ -27,7 +29,6 @@ type Trainer struct {
 	devices  []*device // in the order of engine.Spec.Devices
 	deviceOf []int     // by replica
 	central  bool      // one copy of the variables serves all replicas
-	shards   *shards   // nil: every device updates all parameters
 
 	whole   engine.WholeStep // computes a step of one batch as one program; nil: it cannot, or gradients are clipped
 	squares [][]float64      // by parameter and block: of the step's gradients, if Config clips by a norm
@@ -45,6 +46,8 @@ type Trainer struct {
 	resume      *fitState           // where the next Fit resumes; nil: at its beginning
 
 	assigned assigned    // values that variables were set to
+	workers  int         // in the job
+	worker   int         // this one's number, in the order of the replicas
 	initial  uint64      // with several workers: hash prefix of this worker's own initial values
 	stopping atomic.Bool // Stop was called
 	// a callback of the current Fit requested a stop, which the other workers have not received yet
@@ -64,7 +67,7 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 	if s.Engine() == nil {
 		return nil, errors.New("train: the strategy has no engine: set Engine in its configuration")
 	}
-	t := &Trainer{strategy: s, assigned: assigned{variable: -1}}
+	t := &Trainer{strategy: s, inner: s, workers: 1, assigned: assigned{variable: -1}}
 	if err := cfg.complete(ctx, s.Options().Timeout); err != nil {
 		t.failOthers(ctx, err)
 		return nil, err
@@ -89,7 +92,7 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 		t.devices[i].replicas, t.deviceOf = append(t.devices[i].replicas, replica), append(t.deviceOf, i)
 	}
 	t.at(PhaseCompile)
-	spec := engine.Spec{
+	program, err := m.Compile(ctx, s.Engine(), engine.Spec{
 		Rows:           ceilDiv(cfg.GlobalBatch, n),
 		Inputs:         cfg.Inputs,
 		Labels:         cfg.Labels,
@@ -100,16 +103,10 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 		Central:  at,
 		Replicas: n,
 		Sum:      t.sum,
+		Summed:   t.summedReplicas(),
 
 		BucketBytes: cfg.BucketBytes,
-	}
-	owners, err := t.shardSpec(ctx, &spec)
-	if err != nil {
-		err = fmt.Errorf("train: %w", err)
-		t.failOthers(ctx, err)
-		return nil, err
-	}
-	program, err := m.Compile(ctx, s.Engine(), spec)
+	})
 	if err == nil && t.central {
 		err = keepsCentral(s, program)
 	}
@@ -139,17 +136,17 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 		t.failOthers(ctx, err)
 		return nil, errors.Join(err, program.Close())
 	}
-	if err := t.shard(ctx, owners); err != nil {
-		err = fmt.Errorf("train: %w", err)
+	t.computesIn()
+	t.plan()
+	if err := t.openDiLoCo(); err != nil {
+		err = fmt.Errorf("train: Config.DiLoCo: %w", err)
 		t.failOthers(ctx, err)
 		return nil, errors.Join(err, program.Close())
 	}
-	t.computesIn()
-	t.plan()
 	t.at(PhaseStart)
 	if t.others() {
 		if err := t.startEqual(ctx); err != nil {
-			return nil, errors.Join(err, program.Close())
+			return nil, errors.Join(err, t.Close())
 		}
 	}
 	return t, nil
@@ -183,7 +180,11 @@ func (t *Trainer) replicaAt(r *distribute.Replica, phase Phase) {
 // Close frees the program and its variables. The trainer must not be used afterwards.
 func (t *Trainer) Close() error {
 	t.spare = nil // their memory may belong to the program
-	return t.program.Close()
+	err := t.program.Close()
+	if t.inner != t.strategy {
+		err = errors.Join(err, t.inner.Close())
+	}
+	return err
 }
 
 // Strategy returns the strategy that the trainer runs on.

@@ -38,7 +38,7 @@ type sessionConfig struct {
 	seed            int64
 	bucketBytes     int // 0: the engine's default
 	compress        compress.Codec
-	shard           train.Sharding
+	diloco          *train.DiLoCo // nil: none
 	clipNorm        float64
 	clipValue       float64
 	progress        func(step int64, phase train.Phase) // nil: none
@@ -70,7 +70,8 @@ func openSession(ctx context.Context, cfg sessionConfig) (s *session, err error)
 func (s *session) compile(ctx context.Context, m engine.Model, inputs, labels []engine.Feature) (err error) {
 	cfg := train.Config{
 		GlobalBatch: s.cfg.globalBatch, Seed: s.cfg.seed, BucketBytes: s.cfg.bucketBytes, Compress: s.cfg.compress,
-		ClipNorm: s.cfg.clipNorm, ClipValue: s.cfg.clipValue, ShardOptimizer: s.cfg.shard, Progress: s.cfg.progress,
+		DiLoCo:   s.cfg.diloco,
+		ClipNorm: s.cfg.clipNorm, ClipValue: s.cfg.clipValue, Progress: s.cfg.progress,
 	}
 	switch {
 	case s.worker != nil:

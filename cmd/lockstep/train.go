@@ -29,7 +29,7 @@ type trainFlags struct {
 	bucketBytes                  string
 	bucketSize                   int // bucketBytes as a number; 0: not given
 	compress                     codecFlag
-	shard                        shardFlag
+	diloco                       dilocoFlags
 	precision                    string
 	optimizer                    string
 	learningRate                 float64
@@ -112,7 +112,7 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	f.StringVar(&o.bucketBytes, "bucket-bytes", "", "bytes of gradients per bucket, such as 1MiB; the buckets are "+
 		"all-reduced one after the other, while later ones are computed (default by engine)")
 	o.compress.add(f)
-	o.shard.add(f)
+	o.diloco.add(f)
 	f.IntVar(&o.accumulate, "accumulate", 1, "number of batches whose gradients a step accumulates: one all-reduce and "+
 		"one update for all of them")
 	f.Float64Var(&o.clipNorm, "clip-norm", 0, "limit for the global norm of the gradients (default no limit)")
@@ -213,6 +213,9 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 		} else if o.bucketSize < 1 {
 			return usagef("--bucket-bytes %s: want at least 1", o.bucketBytes)
 		}
+	}
+	if err := o.diloco.check(given); err != nil {
+		return err
 	}
 	for flag, limit := range map[string]float64{"clip-norm": o.clipNorm, "clip-value": o.clipValue} {
 		if given(flag) && !(limit > 0 && limit <= math.MaxFloat64) {

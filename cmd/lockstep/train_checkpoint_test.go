@@ -142,11 +142,17 @@ func TestInterruptedTraining(t *testing.T) {
 }
 
 // TestKilledWorkers: lockstep run restarts a job each time one of its workers is killed, including the chief. The job
-// resumes, and ends like an uninterrupted training.
+// resumes, and ends like an uninterrupted training: one of a process or, with DiLoCo, of as many workers.
 func TestKilledWorkers(t *testing.T) {
 	if testing.Short() {
-		t.Skip("-short: it starts a job of three processes three times")
+		t.Skip("-short: it starts jobs of three processes several times")
 	}
+	t.Run("synchronous", func(t *testing.T) { killWorkers(t, "--accumulate", "1") })
+	t.Run("DiLoCo", func(t *testing.T) { killWorkers(t, "--diloco", "3") })
+}
+
+// killWorkers trains with a flag of lockstep train.
+func killWorkers(t *testing.T, flag ...string) {
 	g := seeded(t)
 	fields := func(file string) (out [4]any) {
 		text, err := os.ReadFile(file)
@@ -163,17 +169,21 @@ func TestKilledWorkers(t *testing.T) {
 		return out
 	}
 	dir := t.TempDir()
-	length := []string{
-		"--global-batch", "100", "--validation-split", "0.9", "--model", "mlp", "--epochs", "12",
-		"--progress", "none", "--summary",
-	}
-	if out, err := lockstepProcess(t, append(append([]string{"train"}, length...), filepath.Join(dir, "whole"),
-		"--replicas", "3")...).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	length := append(flag, "--global-batch", "100", "--validation-split", "0.9", "--model", "mlp", "--epochs", "12",
+		"--progress", "none", "--summary")
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
+	}
+	whole := slices.Concat([]string{"train"}, length, []string{filepath.Join(dir, "whole"), "--replicas"})
+	if flag[0] == "--diloco" {
+		whole = slices.Concat([]string{"run", "--nproc-per-node", "3", "--", exe}, whole,
+			[]string{"1", "--strategy", "multi-worker"})
+	} else {
+		whole = append(whole, "3")
+	}
+	if out, err := lockstepProcess(t, whole...).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
 	}
 	snapshots := filepath.Join(dir, "snapshots")
 	cmd := lockstepProcess(t,

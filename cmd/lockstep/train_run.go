@@ -103,7 +103,7 @@ func (r *trainRun) join() (err error) {
 		oneDevice: r.flags.strategy == "one-device", replicas: r.flags.replicas, devices: r.flags.devices,
 		logicalCPUs: r.flags.logicalCPUs(),
 		globalBatch: r.flags.globalBatch, batchPerReplica: r.flags.batchPerReplica, seed: r.flags.seed,
-		bucketBytes: r.flags.bucketSize, compress: r.flags.compress.Codec, shard: r.flags.shard.Sharding,
+		bucketBytes: r.flags.bucketSize, compress: r.flags.compress.Codec, diloco: r.flags.diloco.config(),
 		clipNorm: r.flags.clipNorm, clipValue: r.flags.clipValue,
 	}
 	if r.flags.strategy == multiWorker {
@@ -249,6 +249,9 @@ func (r *trainRun) announce() error {
 	}
 	t.row("batch", "%s a step, %d on each replica%s", count(r.batch*r.flags.accumulate, "example"),
 		(r.batch+replicas-1)/replicas*r.flags.accumulate, accumulated)
+	if d := r.flags.diloco.config(); d != nil {
+		t.row("exchange", "%v", d)
+	}
 	clipped := ""
 	switch {
 	case r.flags.clipNorm > 0:

@@ -100,6 +100,24 @@ func TestCompress(t *testing.T) {
 	}
 }
 
+// TestDiLoCo: each part of DiLoCo's configuration has an effect.
+func TestDiLoCo(t *testing.T) {
+	hashes := map[any][]string{}
+	for _, flags := range [][]string{
+		nil,
+		{"--diloco", "2"},
+		{"--diloco", "3"},
+		{"--diloco", "2", "--outer-learning-rate", "1"},
+		{"--diloco", "2", "--outer-momentum", "0"},
+	} {
+		s, _ := trainOnce(t, append([]string{"--model", "mlp", "--replicas", "2", "--steps", "6"}, flags...)...)
+		if other, ok := hashes[s["weights_hash"]]; ok {
+			t.Errorf("%v and %v gave the same bits", flags, other)
+		}
+		hashes[s["weights_hash"]] = flags
+	}
+}
+
 // TestAccumulateAndClip checks that steps that accumulate batches, clipped or not, have the results of larger batches
 // except for rounding.
 func TestAccumulateAndClip(t *testing.T) {

@@ -104,7 +104,7 @@ func (r *trainRun) compareOptions() error {
 		{"clip-value", o.clipValue},
 		{"bucket-bytes", o.bucketBytes},
 		{"compress", o.compress},
-		{"shard-optimizer", o.shard},
+		{"diloco", &o.diloco},
 		{"precision", o.precision},
 		{"optimizer", o.optimizer},
 		{"learning-rate", o.learningRate},

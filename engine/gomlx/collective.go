@@ -69,7 +69,8 @@ func (c *collectives) sum(x *graph.Node, name string) (y *graph.Node) {
 	return y
 }
 
-// Replicas returns the number of replicas, over all workers, that train the model of graph g.
+// Replicas returns the number of replicas over which AllReduce adds in the model of graph g: those of all workers, or
+// of one worker if the workers take inner steps of DiLoCo (train.Config.DiLoCo).
 func Replicas(g *graph.Graph) int {
 	if c := collectivesOf(g); c != nil {
 		return c.replicas
@@ -110,17 +111,25 @@ func (bl *builder) replicas() int {
 	return bl.spec.LocalReplicas()
 }
 
+// summed returns the number of replicas over which the model's own all-reduces add.
+func (bl *builder) summed() int {
+	if bl.spec.Summed > 0 {
+		return bl.spec.Summed
+	}
+	return bl.replicas()
+}
+
 // overReplicas allows all-reduces in the graph of x, if there are other replicas.
 func (bl *builder) overReplicas(x *executable) {
 	x.g.AttachState(collectivesKey{}, &collectives{
-		replicas: bl.replicas(), summable: bl.spec.Sum != nil,
+		replicas: bl.summed(), summable: bl.spec.Sum != nil,
 		recorder: x.recorder,
 	})
 }
 
 // inference records in the graph of x that there are other replicas, but all-reduces are not allowed.
 func (bl *builder) inference(x *executable) {
-	x.g.AttachState(collectivesKey{}, &collectives{replicas: bl.replicas()})
+	x.g.AttachState(collectivesKey{}, &collectives{replicas: bl.summed()})
 }
 
 // sum is one all-reduce of a replica: its result and, if host and device share no memory, its operand.
