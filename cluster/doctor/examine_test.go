@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -19,7 +20,13 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/freeport"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if err := flag.Set("test.parallel", "8"); err != nil { // the tests mostly wait
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // join returns the configuration with which worker i of n joins, as if each were on a separate host.
 func join(t *testing.T, n int, key secret.Secret) func(i int) worker.Config {
@@ -170,6 +177,9 @@ func TestSilentWorker(t *testing.T) {
 		"worker 1 first": {later, soon, soon},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if testing.Short() && name != "at once" {
+				t.Skip("-short: waits 16 s, where the other case waits 12 s")
+			}
 			t.Parallel()
 			silentWorker(t, timeouts)
 		})

@@ -64,7 +64,8 @@ func TestMain(m *testing.M) {
 		r := Remote{
 			Config: Config{
 				Command: []string{"sh", "-c", `trap "" TERM INT HUP; echo "child $$"; while :; do sleep 0.02; done`},
-				Dir:     "/", ID: "job", RendezvousTimeout: patience, Grace: time.Minute, Stdout: os.Stdout, Stderr: os.Stderr,
+				Dir:     "/", ID: "job", RendezvousTimeout: patience, HeartbeatTimeout: 5 * time.Second, Grace: time.Minute,
+				Stdout: os.Stdout, Stderr: os.Stderr,
 			},
 			Streams: [2]bool{true, true}, Hosts: []Host{{"a", 2}, {"b", 1}}, SSH: []string{os.Getenv(asRemote)},
 			Agent: followCommand(), Address: "127.0.0.1:0", Secret: secret.New(),
@@ -607,6 +608,7 @@ func (o stuckOutput) Write(b []byte) (int, error) {
 
 // TestPausedOutput: the user's signals, also the second one, reach the workers although their output is not read.
 func TestPausedOutput(t *testing.T) {
+	t.Parallel() // it waits for seconds
 	for name, which := range map[string][]Stream{"stdout": {Stdout}, "both": {Stdout, Stderr}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -13,6 +13,7 @@ import (
 // TestOutOfMemory: the report distinguishes a worker that the kernel killed for lack of memory from one that a user
 // killed.
 func TestOutOfMemory(t *testing.T) {
+	t.Parallel() // it waits for a second
 	dir := memoryGroup(t)
 	// tail keeps what has no end of line in memory
 	script := `[ $RANK = 1 ] && exec tail /dev/zero; while :; do sleep 0.05; done`

@@ -31,10 +31,11 @@ func TestHostsFindStopped(t *testing.T) {
 	if _, err := fs.Stat(os.DirFS("/"), "proc/self/stat"); err != nil {
 		t.Skip("needs /proc to see that a process is stopped")
 	}
+	t.Parallel() // it waits for a second
 	r := launchRemote(t, `[ $RANK = 1 ] && kill -STOP $$; while :; do sleep 0.02; done`,
-		func(r *Remote) { r.Config.HeartbeatTimeout = time.Minute })
+		func(r *Remote) { r.Config.HeartbeatTimeout = 10 * time.Second })
 	eventually(t, "the message about the stopped worker", func() bool {
-		return strings.Contains(r.out.String()+r.err.String(), "it counts as failed after 1m0s\n")
+		return strings.Contains(r.out.String()+r.err.String(), "it counts as failed after 10s\n")
 	})
 	r.remote.Interrupt(os.Interrupt)
 	r.remote.Interrupt(os.Interrupt)

@@ -516,6 +516,7 @@ func (f *forgetful) Swap(ctx context.Context, key string, revision uint64, value
 // TestForgetfulStore: a node slot, the start of an epoch and the end of the job are written again if it is unknown
 // whether they were written.
 func TestForgetfulStore(t *testing.T) {
+	t.Parallel() // it waits for seconds
 	memory := rendezvous.NewMemory()
 	for i, n := range launchNodes(t, `exit 3`,
 		func(c *Config) { c.Store = &forgetful{Store: memory.Open(), seen: map[string]bool{}} }, 1, 1) {
@@ -536,7 +537,7 @@ func TestNotReplaced(t *testing.T) {
 	out := &output{}
 	err := runNode(t, t.Context(), Config{
 		Nodes: 2, Store: memory.Open(), HeartbeatTimeout: ghostTime, Grace: 100 * time.Millisecond, RestartsMax: 1,
-		RendezvousTimeout: 5 * time.Second, Stderr: out,
+		RendezvousTimeout: 3 * time.Second, Stderr: out,
 	})
 	for _, want := range []string{
 		"node 1 (host far, pid 42) is lost, and no agent with --node-rank 1 has replaced it",
@@ -548,7 +549,7 @@ func TestNotReplaced(t *testing.T) {
 	}
 	for _, want := range []string{
 		"node 1 (host far, pid 42) is lost, and its workers with it: no heartbeat for",
-		"waiting up to 5s for another agent with --node-rank 1", "who     worker 1 of 2, node 1, host far",
+		"waiting up to 3s for another agent with --node-rank 1", "who     worker 1 of 2, node 1, host far",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("not said: %q in\n%s", want, out)
@@ -1180,6 +1181,7 @@ func TestHosts(t *testing.T) {
 
 // TestHostsFail: the exit code is the root cause's, and one block reports it.
 func TestHostsFail(t *testing.T) {
+	t.Parallel() // it waits for seconds
 	r := launchRemote(t, `[ $RANK = 2 ] && exit 5; while :; do sleep 0.02; done`,
 		func(r *Remote) { r.Config.RestartsMax = 1 })
 	if code := r.wait(t); code != 5 || r.failure != nil {
@@ -1266,6 +1268,7 @@ func TestHostsInterruptedEarly(t *testing.T) {
 
 // TestLauncherKilled: the agents on the hosts end their workers when the launcher has exited.
 func TestLauncherKilled(t *testing.T) {
+	t.Parallel() // it waits for seconds
 	ssh, _ := fakeSSH(t)
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	temp := t.TempDir()

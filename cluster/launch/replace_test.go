@@ -219,6 +219,7 @@ func TestStoppedAgentIsReplaced(t *testing.T) {
 // TestDuplicateIsRefused: a second agent of a node whose agent is alive is refused. The error names both, and the
 // job is not affected.
 func TestDuplicateIsRefused(t *testing.T) {
+	t.Parallel() // it waits for a second
 	memory := rendezvous.NewMemory()
 	done := filepath.Join(t.TempDir(), "done")
 	nodes := launchNodes(t, `echo ready; until [ -e `+done+` ]; do sleep 0.02; done`, func(c *Config) {

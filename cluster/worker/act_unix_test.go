@@ -21,9 +21,9 @@ func act(what string) {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
 		time.Sleep(time.Hour)
 	case "loop":
-		endless()
+		endless(true)
 	case "sleep":
-		time.Sleep(time.Hour)
+		endless(false)
 	case "wait":
 		fmt.Println("waits")
 		_, _ = io.Copy(io.Discard, os.Stdin)
@@ -38,11 +38,14 @@ func act(what string) {
 
 var spins int
 
-// endless is a loop without end and without a call.
+// endless is a loop without end. It makes no call, or leaves the processors to others.
 //
 //go:noinline
-func endless() {
+func endless(busy bool) {
 	for {
 		spins++
+		if !busy {
+			time.Sleep(time.Second)
+		}
 	}
 }

@@ -43,7 +43,7 @@ func TestFailures(t *testing.T) {
 			change: func(c *child) { c.Heartbeat = 5 * time.Second }, kind: "lost",
 		},
 		{
-			name: "in an endless loop, found by the deadline", do: "loop", who: 1,
+			name: "in an endless loop, found by the deadline", do: "sleep", who: 1,
 			change: func(c *child) { c.Timeout = 5 * time.Second }, kind: "timeout",
 		},
 		{
@@ -58,7 +58,7 @@ func TestFailures(t *testing.T) {
 		},
 		{name: "killed in its step function", do: "kill", who: 2, change: strategy, kind: "lost"},
 		{
-			name: "in an endless loop in its step function", do: "loop", who: 1, kind: "timeout",
+			name: "in an endless loop in its step function", do: "sleep", who: 1, kind: "timeout",
 			change: func(c *child) { c.Strategy, c.Timeout = true, 5*time.Second },
 		},
 	} {

@@ -26,7 +26,7 @@ func TestFlightRecords(t *testing.T) {
 	}{
 		{"kill", flight.Absent, []int{0, 2}, `rank 1 has left no record`},
 		{
-			"loop", flight.Absent,
+			"sleep", flight.Absent,
 			[]int{0, 1, 2},
 			`rank 1 has not entered call 3, all_reduce SUM float32 [1] of "gradient", which ranks 0, 2 are in`,
 		},
@@ -41,7 +41,7 @@ func TestFlightRecords(t *testing.T) {
 					Worker: i, Workers: 3, Replicas: 1, Store: store, Job: "flights", Steps: 6, At: -1, Timeout: testWait,
 					Records: records,
 				}
-				if test.do == "loop" {
+				if test.do == "sleep" {
 					c.Timeout = 5 * time.Second
 				}
 				if i == 1 {
@@ -57,7 +57,7 @@ func TestFlightRecords(t *testing.T) {
 			if test.do == "other" {
 				all[1].says(t, "error")
 			}
-			if test.do == "loop" { // it writes from another goroutine, perhaps after the others have ended
+			if test.do == "sleep" { // it writes from another goroutine, perhaps after the others have ended
 				wait(t, func() bool { return len(workersOf(t, records)) == 3 })
 			}
 			files := readFlights(t, records)

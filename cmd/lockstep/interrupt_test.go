@@ -50,7 +50,7 @@ func TestInterrupt(t *testing.T) {
 	for _, sig := range signals {
 		t.Run(sig.String(), func(t *testing.T) {
 			dir := t.TempDir()
-			cmd := lockstepProcess(t, "train", "--model", "mlp", "--global-batch", "16", "--epochs", "1000000", "--progress",
+			cmd := lockstepProcess(t, "train", "--model", "mlp", "--global-batch", "128", "--epochs", "1000000", "--progress",
 				"plain", "--out", dir)
 			var stderr bytes.Buffer
 			cmd.Stderr = &stderr

@@ -297,7 +297,7 @@ func TestInterruptOneWorker(t *testing.T) {
 			}()
 			all := job{
 				flags: []string{
-					"--replicas", "1", "--model", "cnn", "--global-batch", "256", "--epochs", "1000000", "--progress",
+					"--replicas", "1", "--model", "cnn", "--global-batch", "512", "--epochs", "1000000", "--progress",
 					"plain", "--out", dir,
 				}, env: tfConfig(t, 2),
 				watch: func(w int, line string, p *workerProcess) {

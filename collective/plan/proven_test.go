@@ -12,8 +12,8 @@ import (
 func TestAlgorithmsProven(t *testing.T) {
 	largest := 64
 	if testing.Short() {
-		largest = 20
-		t.Log("short: only up to 20 ranks")
+		largest = 12
+		t.Log("short: only up to 12 ranks")
 	}
 	for _, a := range Algorithms {
 		for _, sizes := range sizesToProve(largest) {
@@ -108,7 +108,7 @@ func takeInPart(t *testing.T, a Algorithm, p Problem) {
 // sizesToProve are groups of sizes that take about as long as each other.
 func sizesToProve(largest int) [][]int {
 	var groups [][]int
-	for lo, hi := 1, 17; lo <= largest; lo, hi = hi, min(hi+8, largest+1) {
+	for lo, hi := 1, min(17, largest+1); lo <= largest; lo, hi = hi, min(hi+8, largest+1) {
 		var g []int
 		for n := lo; n < hi; n++ {
 			g = append(g, n)

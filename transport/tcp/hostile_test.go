@@ -156,6 +156,7 @@ func TestInvalidHellos(t *testing.T) {
 // TestHalfOpenBound checks that connections that send nothing are bounded in number and time, do not prevent other
 // connections, and do not slow the group.
 func TestHalfOpenBound(t *testing.T) {
+	t.Parallel() // it waits for seconds
 	// The handshakes of the group itself may take so long at worst.
 	nodes, ends := pair(t, Config{HalfOpen: 16, Handshake: 3 * time.Second})
 	works(t, ends)
