@@ -41,39 +41,47 @@ func ReadIDX(r io.Reader) (*tensor.Tensor, error) {
 }
 
 func readIDX(s *source) (*tensor.Tensor, error) {
+	h, size, err := readIDXHeader(s)
+	if err != nil {
+		return nil, err
+	}
+	b, err := s.bytes(size, fmt.Sprintf("elements of a %v tensor of shape %v", h.dtype, h.shape))
+	if err != nil {
+		return nil, err
+	}
+	if err := s.end(fmt.Sprintf("the elements of shape %v", h.shape)); err != nil {
+		return nil, err
+	}
+	return decode(b, h.order, h.dtype, h.shape), nil
+}
+
+// readIDXHeader returns the header and the number of bytes of the elements that follow it.
+func readIDXHeader(s *source) (h arrayHeader, size int64, err error) {
 	var head [4]byte
 	if err := s.full(head[:], "a magic number"); err != nil {
-		return nil, err
+		return h, 0, err
 	}
 	dtype, ok := idxTypes[head[2]]
 	if head[0] != 0 || head[1] != 0 || !ok {
-		return nil, s.wrong(0, fmt.Errorf("magic number 0x%08x is not IDX's: want 0x0000TTNN with type TT one of 08, 09, "+
+		return h, 0, s.wrong(0, fmt.Errorf("magic number 0x%08x is not IDX's: want 0x0000TTNN with type TT one of 08, 09, "+
 			"0b, 0c, 0d, 0e",
 			binary.BigEndian.Uint32(head[:])))
 	}
 	if head[3] == 0 {
-		return nil, s.wrong(3, fmt.Errorf("no dimensions: want at least 1"))
+		return h, 0, s.wrong(3, fmt.Errorf("no dimensions: want at least 1"))
 	}
 	shape := make([]int, head[3])
 	for i := range shape {
 		var dim [4]byte
 		if err := s.full(dim[:], fmt.Sprintf("dimension %d of %d", i+1, len(shape))); err != nil {
-			return nil, err
+			return h, 0, err
 		}
 		shape[i] = int(binary.BigEndian.Uint32(dim[:]))
 	}
-	bytes, ok := sizeOf(dtype, shape)
-	if !ok {
-		return nil, s.wrong(4, fmt.Errorf("shape %v of %v is more bytes than can be addressed", shape, dtype))
+	if size, ok = sizeOf(dtype, shape); !ok {
+		return h, 0, s.wrong(4, fmt.Errorf("shape %v of %v is more bytes than can be addressed", shape, dtype))
 	}
-	b, err := s.bytes(bytes, fmt.Sprintf("elements of a %v tensor of shape %v", dtype, shape))
-	if err != nil {
-		return nil, err
-	}
-	if err := s.end(fmt.Sprintf("the elements of shape %v", shape)); err != nil {
-		return nil, err
-	}
-	return decode(b, binary.BigEndian, dtype, shape), nil
+	return arrayHeader{dtype, binary.BigEndian, shape}, size, nil
 }
 
 // WriteIDX writes t to w as an IDX file. The dtype must be uint8, int8, int16, int32, float32 or float64. It

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -56,44 +57,11 @@ func ReadNPY(r io.Reader) (*tensor.Tensor, error) {
 }
 
 func readNPY(s *source) (*tensor.Tensor, error) {
-	var start [8]byte
-	if err := s.full(start[:], "a magic string and a version"); err != nil {
-		return nil, err
-	}
-	if !bytes.HasPrefix(start[:], npyMagic) {
-		return nil, s.wrong(0, fmt.Errorf("%q expected, found %q", npyMagic, start[:6]))
-	}
-	var length [4]byte
-	switch start[6] {
-	case 1:
-		if err := s.full(length[:2], "the header's length"); err != nil {
-			return nil, err
-		}
-	case 2, 3:
-		if err := s.full(length[:], "the header's length"); err != nil {
-			return nil, err
-		}
-	default:
-		return nil, s.wrong(6, fmt.Errorf("version %d.%d: want 1, 2 or 3", start[6], start[7]))
-	}
-	n, at := binary.LittleEndian.Uint32(length[:]), s.offset
-	if n > npyHeaderBytesMax {
-		return nil, s.wrong(8, fmt.Errorf("a header of %d bytes: want at most %d", n, npyHeaderBytesMax))
-	}
-	text, err := s.bytes(int64(n), "the header")
+	h, size, err := readNPYHeader(s)
 	if err != nil {
 		return nil, err
 	}
-	p := npyParser{text: text}
-	h, err := p.header()
-	if err != nil {
-		return nil, s.wrong(at+int64(p.at), err)
-	}
-	size, ok := sizeOf(h.dtype, h.shape)
-	if !ok {
-		return nil, s.wrong(at, fmt.Errorf("shape %v of %v is more bytes than can be addressed", h.shape, h.dtype))
-	}
-	at = s.offset
+	at := s.offset
 	b, err := s.bytes(size, fmt.Sprintf("elements of a %v array of shape %v", h.dtype, h.shape))
 	if err != nil {
 		return nil, err
@@ -101,17 +69,64 @@ func readNPY(s *source) (*tensor.Tensor, error) {
 	if err := s.end(fmt.Sprintf("the elements of shape %v", h.shape)); err != nil {
 		return nil, err
 	}
-	if h.dtype == tensor.Bool { // any other byte is an invalid Go bool
-		for i, x := range b {
-			if x > 1 {
-				return nil, s.wrong(at+int64(i), fmt.Errorf("a bool of value %d: want 0 or 1", x))
-			}
-		}
+	if i := firstNotBool(h.dtype, b); i >= 0 {
+		return nil, s.wrong(at+int64(i), fmt.Errorf("a bool of value %d: want 0 or 1", b[i]))
 	}
 	return decode(b, h.order, h.dtype, h.shape), nil
 }
 
-type npyHeader struct {
+// firstNotBool returns the index of the first byte that is not a valid Go bool, or -1 if dtype is another one.
+func firstNotBool(dtype tensor.DType, b []byte) int {
+	if dtype != tensor.Bool {
+		return -1
+	}
+	return slices.IndexFunc(b, func(x byte) bool { return x > 1 })
+}
+
+// readNPYHeader returns the header and the number of bytes of the elements that follow it.
+func readNPYHeader(s *source) (h arrayHeader, size int64, err error) {
+	var start [8]byte
+	if err := s.full(start[:], "a magic string and a version"); err != nil {
+		return h, 0, err
+	}
+	if !bytes.HasPrefix(start[:], npyMagic) {
+		return h, 0, s.wrong(0, fmt.Errorf("%q expected, found %q", npyMagic, start[:6]))
+	}
+	var length [4]byte
+	switch start[6] {
+	case 1:
+		if err := s.full(length[:2], "the header's length"); err != nil {
+			return h, 0, err
+		}
+	case 2, 3:
+		if err := s.full(length[:], "the header's length"); err != nil {
+			return h, 0, err
+		}
+	default:
+		return h, 0, s.wrong(6, fmt.Errorf("version %d.%d: want 1, 2 or 3", start[6], start[7]))
+	}
+	n, at := binary.LittleEndian.Uint32(length[:]), s.offset
+	if n > npyHeaderBytesMax {
+		return h, 0, s.wrong(8, fmt.Errorf("a header of %d bytes: want at most %d", n, npyHeaderBytesMax))
+	}
+	text, err := s.bytes(int64(n), "the header")
+	if err != nil {
+		return h, 0, err
+	}
+	p := npyParser{text: text}
+	h, err = p.header()
+	if err != nil {
+		return h, 0, s.wrong(at+int64(p.at), err)
+	}
+	size, ok := sizeOf(h.dtype, h.shape)
+	if !ok {
+		return h, 0, s.wrong(at, fmt.Errorf("shape %v of %v is more bytes than can be addressed", h.shape, h.dtype))
+	}
+	return h, size, nil
+}
+
+// arrayHeader describes the elements that follow it.
+type arrayHeader struct {
 	dtype tensor.DType
 	order binary.ByteOrder
 	shape []int
@@ -123,7 +138,7 @@ type npyParser struct {
 	at   int
 }
 
-func (p *npyParser) header() (h npyHeader, err error) {
+func (p *npyParser) header() (h arrayHeader, err error) {
 	if err := p.expect('{'); err != nil {
 		return h, err
 	}
