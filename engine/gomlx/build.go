@@ -104,7 +104,11 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 	if err != nil {
 		return nil, bl.explain(err)
 	}
-	buckets := bl.buckets(gradients.positions)
+	positions := gradients.positions
+	if bl.replicas() == 1 {
+		positions = nil
+	}
+	buckets := bl.buckets(positions)
 	for _, b := range buckets {
 		var results []int
 		for _, i := range b.Parameters {
@@ -270,8 +274,7 @@ const (
 )
 
 // buckets groups the parameters in the order in which the backward pass computes their gradients. positions
-// are those of the gradients program's outputs; nil if it is not recorded, for a single replica, which has one
-// bucket.
+// are those of the gradients program's outputs; nil for a single replica, which has one bucket.
 func (bl *builder) buckets(positions []int) []engine.Bucket {
 	order := make([]int, len(bl.trained))
 	for i := range order {
@@ -731,11 +734,11 @@ func (bl *builder) variables() ([]variable, error) {
 }
 
 // newExecutable creates an executable with an empty graph. With several replicas the graph is recorded, for
-// its all-reduces and its description.
+// its all-reduces and its description, and on the Go engine for its kernels.
 func (bl *builder) newExecutable(name string) *executable {
 	x := &executable{name: name}
 	b := bl.b.builder(&bl.slow)
-	if bl.replicas() > 1 {
+	if bl.replicas() > 1 || bl.b.kernels {
 		x.recorder = stages.New(b)
 		x.recorder.Defer = true
 		b = x.recorder
@@ -744,6 +747,9 @@ func (bl *builder) newExecutable(name string) *executable {
 		b = castingBackend{b, bl.store}
 	}
 	x.g = graph.NewGraph(b, "lockstep: "+name)
+	if bl.b.kernels {
+		x.recorder.Attach(x.g)
+	}
 	bl.graphs = append(bl.graphs, x)
 	return x
 }
@@ -803,7 +809,7 @@ type executable struct {
 	args        []argument       // by the graph's parameters
 	changes     []string         // variables whose new values are the last outputs, in this order
 	changed     []int            // the same, by index
-	recorder    *stages.Recorder // nil for one replica
+	recorder    *stages.Recorder // nil for one replica on XLA
 	description []string         // of the operations, if they are recorded
 	positions   []int            // of the outputs in the order of recording, if they are recorded
 	buckets     [][]int          // outputs that are handed over when they are computed, if they are recorded
@@ -869,6 +875,9 @@ func (x *executable) compile() error {
 	defer x.mu.Unlock()
 	if x.exe != nil {
 		return nil
+	}
+	if err := x.finish(); err != nil {
+		return err
 	}
 	return catch("compile the "+x.name+" program", func() (err error) {
 		if err := collectivesOf(x.g).misused(); err != nil {

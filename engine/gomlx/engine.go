@@ -68,6 +68,7 @@ func OpenGo(o GoOptions) (engine.Engine, error) {
 		kind:     "CPU",
 		devices:  n,
 		recycles: true,
+		kernels:  true,
 	}, nil
 }
 
@@ -102,6 +103,7 @@ type backend struct {
 	physical    bool // device i is the backend's device i; otherwise all devices are its device 0
 	recycles    bool // donated buffers return to the pool from which outputs are allocated
 	whole       bool // a step in one program is faster than in two
+	kernels     bool // loops on the host may replace operations
 }
 
 // builder returns the backend for which graphs are built: the backend itself, or a wrapper that also notes the

@@ -5,14 +5,16 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/gomlx/compute"
 	"github.com/gomlx/compute/dtypes"
 	"github.com/gomlx/compute/shapes"
 	"github.com/gomlx/gomlx/core/graph"
-	"github.com/gomlx/gomlx/ml/layers/attention"
 	"github.com/gomlx/gomlx/ml/layers/regularizer"
 	"github.com/gomlx/gomlx/ml/model"
+	"github.com/gomlx/gomlx/ml/nn"
 
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/fused"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/gradient"
 )
 
@@ -53,8 +55,8 @@ func SelfAttention(s *model.Scope, x *graph.Node, o AttentionOptions) *graph.Nod
 	}
 	a := attentionShape{rows: dims[0], positions: dims[1], heads: heads, width: width / heads, causal: o.Causal}
 	var y *graph.Node
-	if fast(x) {
-		y = a.byHeads(in)
+	if kernels(x) {
+		y = a.byKernels(in)
 	} else {
 		y = a.plain(in)
 	}
@@ -104,109 +106,72 @@ func (a attentionShape) mask(scores *graph.Node) *graph.Node {
 	return graph.Where(graph.LowerTriangular(g, a.positions), graph.ScalarZero(g, dtype), graph.Scalar(g, dtype, low))
 }
 
-// byHeads builds the attention without a transpose in the forward pass, for the Go backend: queries, keys and
-// values of each head are products with the head's weights, and lie beside those of the other heads, in the
-// order head, row, position.
-func (a attentionShape) byHeads(in []*graph.Node) *graph.Node {
-	all, batch := a.heads*a.width, a.heads*a.rows
-	var weights, q, k, v, p, o *graph.Node // weights: those of all heads, columns in the order head, kind
-	heads := func(parts []*graph.Node) *graph.Node {
-		return graph.Reshape(graph.Concatenate(parts, 0), batch, a.positions, a.width)
-	}
+// byKernels builds the attention for the Go engine, with kernels for all except matrix products.
+func (a attentionShape) byKernels(in []*graph.Node) *graph.Node {
+	all, dtype, batch := a.heads*a.width, in[0].DType(), a.heads*a.rows
+	var parts []*graph.Node // queries, keys and values, of shape (rows·heads, positions, width)
+	var p *graph.Node
+	square := []shapes.Shape{shapes.Make(dtype, batch, a.positions, a.positions)}
+	attributes := []any{a.positions, a.scale(), a.causal}
 	return gradient.With(in, func(in []*graph.Node) *graph.Node {
-		var ofHead, qs, ks, vs []*graph.Node
-		for h := range a.heads {
-			from := h * a.width
-			var w, b []*graph.Node
-			for i := range 3 {
-				at := graph.AxisRange(i*all+from, i*all+from+a.width)
-				w = append(w, graph.Slice(in[1], graph.AxisRange(), at))
-				b = append(b, graph.Slice(in[2+i], graph.AxisRange(from, from+a.width)))
-			}
-			ofHead = append(ofHead, graph.Concatenate(w, 1))
-			q, k, v := attention.QKVProjection(in[0], ofHead[h], b[0], b[1], b[2], a.width, a.width)
-			qs, ks, vs = append(qs, q), append(ks, k), append(vs, v)
-		}
-		weights = graph.Concatenate(ofHead, 1)
-		q, k, v = graph.MulScalar(heads(qs), a.scale()), heads(ks), heads(vs)
-		scores := batchDot(q, k, 2)
-		if a.causal {
-			scores = graph.Add(scores, repeat(graph.Reshape(a.mask(scores), 1, a.positions, a.positions), batch))
-		}
-		p = graph.Softmax(scores, -1)
-		o = batchDot(p, v, 1)
-		return graph.Concatenate(a.split(o), 1)
-	}, func(in []*graph.Node, _, adjoint *graph.Node) []*graph.Node {
-		parts := make([]*graph.Node, a.heads)
-		for h := range parts {
-			parts[h] = graph.Slice(adjoint, graph.AxisRange(), graph.AxisRange(h*a.width, (h+1)*a.width))
-		}
-		do := heads(parts)
-		dv := contractRows(p, do)
-		// The gradient of a softmax p with adjoint dp is p·(dp - Σ p·dp); the sum is that of o·do.
-		sums := rowSums(graph.Reshape(graph.Mul(o, do), batch*a.positions, a.width))
-		ds := graph.Sub(batchDot(do, v, 2), graph.Reshape(rows(sums, a.positions), batch, a.positions, a.positions))
-		ds = graph.Mul(p, ds)
-		dk := contractRows(ds, q)
-		dq := graph.MulScalar(batchDot(ds, k, 1), a.scale())
-		var columns []*graph.Node // in the order of weights
-		dqs, dks, dvs := a.split(dq), a.split(dk), a.split(dv)
-		for h := range a.heads {
-			columns = append(columns, dqs[h], dks[h], dvs[h])
-		}
-		d := graph.Concatenate(columns, 1)
-		dx := dot(d, 1, weights, 1)
-		dw, db := weightGradient(in[0], d), columnSums(d)
-		gradients := []*graph.Node{dx, a.byKind(dw)}
-		db = a.byKind(graph.Reshape(db, 1, -1))
+		bias := graph.Concatenate(in[2:5], 0)
+		parts = a.split(nn.Dense(in[0], in[1], bias, compute.DenseLayoutInputOutputs), 3)
+		scores := batchDot(parts[0], parts[1], 2)
+		p = kernel("softmax", attributes, softmax[float32](a), softmax[float64](a), square, scores)[0]
+		return a.merge(batchDot(p, parts[2], 1))
+	}, func(in []*graph.Node, _, v *graph.Node) []*graph.Node {
+		do := a.split(v, 1)[0]
+		dv := batchDot(transpose(p), do, 1)
+		dp := batchDot(do, parts[2], 2)
+		ds := kernel("gradient of softmax", attributes, softmaxGradient[float32](a), softmaxGradient[float64](a),
+			append(square, square...), p, dp) // and its transpose
+		d := a.merge(batchDot(ds[0], parts[1], 1), batchDot(ds[1], parts[0], 1), dv)
+		gradients := []*graph.Node{dot(d, 1, in[1], 1), weightGradient(in[0], d)}
+		db := columnSums(d)
 		for i := range 3 {
-			b := graph.Slice(db, graph.AxisElem(0), graph.AxisRange(i*all, (i+1)*all))
-			gradients = append(gradients, graph.Reshape(b, all))
+			gradients = append(gradients, graph.Slice(db, graph.AxisRange(i*all, (i+1)*all)))
 		}
 		return gradients
 	})
 }
 
-// split returns the parts of x, of shape (heads·rows, positions, width), that belong to each head, as matrices.
-func (a attentionShape) split(x *graph.Node) []*graph.Node {
-	tokens := a.rows * a.positions
-	x = graph.Reshape(x, a.heads*tokens, a.width)
-	parts := make([]*graph.Node, a.heads)
-	for h := range parts {
-		parts[h] = graph.Slice(x, graph.AxisRange(h*tokens, (h+1)*tokens), graph.AxisRange())
-	}
-	return parts
+func softmax[T fused.Float](a attentionShape) body[T] {
+	return func(out, in [][]T) { fused.Softmax(out[0], in[0], a.positions, T(a.scale()), a.causal) }
 }
 
-// byKind brings columns in the order head, kind (query, key, value) into the order kind, head.
-func (a attentionShape) byKind(x *graph.Node) *graph.Node {
-	var parts []*graph.Node
-	for i := range 3 {
-		for h := range a.heads {
-			at := (3*h + i) * a.width
-			parts = append(parts, graph.Slice(x, graph.AxisRange(), graph.AxisRange(at, at+a.width)))
-		}
+func softmaxGradient[T fused.Float](a attentionShape) body[T] {
+	return func(out, in [][]T) {
+		fused.SoftmaxGradient(out[0], in[0], in[1], a.positions, T(a.scale()), a.causal)
+		fused.Transpose(out[1], out[0], a.positions, a.positions)
 	}
-	return graph.Concatenate(parts, 1)
+}
+
+// split cuts the columns of x, of shape (rows·positions, parts·heads·width), into parts of shape (rows·heads,
+// positions, width).
+func (a attentionShape) split(x *graph.Node, parts int) []*graph.Node {
+	results := make([]shapes.Shape, parts)
+	for i := range results {
+		results[i] = shapes.Make(x.DType(), a.rows*a.heads, a.positions, a.width)
+	}
+	return kernel("split", []any{a.positions, a.heads}, splitHeads[float32](a), splitHeads[float64](a), results, x)
+}
+
+func splitHeads[T fused.Float](a attentionShape) body[T] {
+	return func(out, in [][]T) { fused.Split(out, in[0], a.positions, a.heads, a.width) }
+}
+
+// merge is the inverse of split.
+func (a attentionShape) merge(parts ...*graph.Node) *graph.Node {
+	result := shapes.Make(parts[0].DType(), a.rows*a.positions, len(parts)*a.heads*a.width)
+	return kernel("merge", []any{a.positions, a.heads}, mergeHeads[float32](a), mergeHeads[float64](a),
+		[]shapes.Shape{result}, parts...)[0]
+}
+
+func mergeHeads[T fused.Float](a attentionShape) body[T] {
+	return func(out, in [][]T) { fused.Merge(out[0], in, a.positions, a.heads, a.width) }
 }
 
 // batchDot contracts the last axis of a with an axis of b, for each index of the first axis of both.
 func batchDot(a, b *graph.Node, axis int) *graph.Node {
 	return graph.DotGeneral(a, []int{2}, []int{0}, b, []int{axis}, []int{0})
-}
-
-// contractRows is aᵀ·b for each index of the first axis. It transposes either a, or b and the result, whichever
-// moves fewer elements: see weightGradient.
-func contractRows(a, b *graph.Node) *graph.Node {
-	turn := func(x *graph.Node) *graph.Node { return graph.TransposeAllAxes(x, 0, 2, 1) }
-	rows, m, n := a.Shape().Dim(1), a.Shape().Dim(2), b.Shape().Dim(2)
-	if rows*m <= rows*n+m*n {
-		return batchDot(turn(a), b, 1)
-	}
-	return turn(batchDot(turn(b), a, 1))
-}
-
-// rowSums returns the sums of the rows of a matrix, of shape (rows, 1).
-func rowSums(x *graph.Node) *graph.Node {
-	return dot(x, 1, graph.Ones(x.Graph(), shapes.Make(x.DType(), x.Shape().Dim(1), 1)), 0)
 }

@@ -5,8 +5,9 @@
 // The Go backend multiplies matrices with vector instructions, but moves and compares elements one by one.
 // The gradients that GoMLX derives spend most of their time on the latter. The gradient of a matrix product
 // transposes both operands and the result, the gradient of a maximum computes a sign, and a convolution is a
-// scalar loop. The gradients in this package are written by hand, with matrix products and block copies. Sums
-// and broadcasts of rows and columns are matrix products too, and GELU is a rational function.
+// scalar loop. The gradients in this package are written by hand, with matrix products and block copies. What
+// remains is computed by kernels, loops of package fused: GELU, layer normalisation, the softmax of attention,
+// large transposes. A kernel ends a stage of the program, so small transposes and sums are left to the backend.
 package layer
 
 import (
@@ -100,15 +101,9 @@ func linear(in []*graph.Node, relu bool) *graph.Node {
 func weightGradient(x, v *graph.Node) *graph.Node {
 	rows, in, out := x.Shape().Dim(0), x.Shape().Dim(1), v.Shape().Dim(1)
 	if rows*in <= rows*out+in*out {
-		return dot(graph.Transpose(x, 0, 1), 1, v, 0)
+		return dot(transpose(x), 1, v, 0)
 	}
-	return graph.Transpose(dot(graph.Transpose(v, 0, 1), 1, x, 0), 0, 1)
-}
-
-// columnSums sums the rows of v, of shape (rows, columns), with a matrix product.
-func columnSums(v *graph.Node) *graph.Node {
-	ones := graph.Ones(v.Graph(), shapes.Make(v.DType(), 1, v.Shape().Dim(0)))
-	return graph.Reshape(dot(ones, 1, v, 0), v.Shape().Dim(1))
+	return transpose(dot(transpose(v), 1, x, 0))
 }
 
 // dot contracts an axis of each of two matrices.

@@ -18,6 +18,7 @@ import (
 	"github.com/gomlx/gomlx/ml/layers/norm"
 	"github.com/gomlx/gomlx/ml/model"
 
+	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/stages"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/layer"
 )
 
@@ -312,7 +313,9 @@ func run(t *testing.T, values map[string]*tensors.Tensor, x *tensors.Tensor,
 	}
 	defer b.Finalize()
 	store := model.NewStore()
-	g := graph.NewGraph(b, t.Name())
+	recorder := stages.New(b) // as in the Go engine: for kernels
+	g := graph.NewGraph(recorder, t.Name())
+	recorder.Attach(g)
 	model.SetStore(g, store)
 	in := graph.Parameter(g, "x", x.Shape())
 	y := f(store.RootScope(), in)

@@ -11,6 +11,7 @@ import (
 	"github.com/gomlx/gomlx/ml/nn"
 
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/fused"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/gradient"
 )
 
@@ -30,7 +31,7 @@ func LayerNorm(s *model.Scope, x *graph.Node, epsilon float64) *graph.Node {
 	shape := shapes.Make(gomlx.VariableDType(x), features)
 	gain := s.WithInitializer(initializer.One).VariableWithShape("gain", shape).NodeValue(g)
 	offset := s.WithInitializer(initializer.Zero).VariableWithShape("offset", shape).NodeValue(g)
-	if !fast(x) {
+	if !kernels(x) {
 		y := nn.LayerNorm(gomlx.AtLeastFloat32(x), []int{x.Rank() - 1}, epsilon, gomlx.AtLeastFloat32(gain),
 			gomlx.AtLeastFloat32(offset), nil)
 		return graph.ConvertDType(y, dtype)
@@ -38,39 +39,24 @@ func LayerNorm(s *model.Scope, x *graph.Node, epsilon float64) *graph.Node {
 	return graph.ReshapeWithShape(layerNorm(graph.Reshape(x, -1, features), gain, offset, epsilon), x.Shape())
 }
 
-// layerNorm normalises the rows of a matrix. Sums over rows and columns and broadcasts are matrix products.
+// layerNorm normalises the rows of a matrix, for the Go engine.
 func layerNorm(x, gain, offset *graph.Node, epsilon float64) *graph.Node {
-	var normalized, rowGain, inverse *graph.Node
-	n := x.Shape().Dim(1)
+	var moments *graph.Node
 	return gradient.With([]*graph.Node{x, gain, offset}, func(in []*graph.Node) *graph.Node {
-		x := in[0]
-		centred := graph.Sub(x, rows(rowMeans(x), n))
-		variance := rowMeans(graph.Mul(centred, centred))
-		inverse = rows(graph.Reciprocal(graph.Sqrt(graph.AddScalar(variance, epsilon))), n)
-		normalized = graph.Mul(centred, inverse)
-		rowGain = columns(in[1], x.Shape().Dim(0))
-		return graph.Add(graph.Mul(normalized, rowGain), columns(in[2], x.Shape().Dim(0)))
-	}, func(_ []*graph.Node, _, v *graph.Node) []*graph.Node {
-		scaled := graph.Mul(v, rowGain)
-		mean := rows(rowMeans(scaled), n)
-		along := rows(rowMeans(graph.Mul(scaled, normalized)), n)
-		dx := graph.Mul(graph.Sub(graph.Sub(scaled, mean), graph.Mul(normalized, along)), inverse)
-		return []*graph.Node{dx, columnSums(graph.Mul(v, normalized)), columnSums(v)}
+		out := kernel("layer norm", []any{epsilon}, normalize[float32](epsilon), normalize[float64](epsilon),
+			[]shapes.Shape{x.Shape(), shapes.Make(x.DType(), x.Shape().Dim(0), 2)}, in...)
+		moments = out[1]
+		return out[0]
+	}, func(in []*graph.Node, _, v *graph.Node) []*graph.Node {
+		return kernel("gradient of layer norm", nil, normalizeGradient[float32], normalizeGradient[float64],
+			[]shapes.Shape{x.Shape(), gain.Shape(), offset.Shape()}, in[0], in[1], moments, v)
 	})
 }
 
-// rowMeans returns the means of the rows of a matrix, of shape (rows, 1).
-func rowMeans(x *graph.Node) *graph.Node {
-	n := x.Shape().Dim(1)
-	return dot(x, 1, graph.MulScalar(graph.Ones(x.Graph(), shapes.Make(x.DType(), n, 1)), 1/float64(n)), 0)
+func normalize[T fused.Float](epsilon float64) body[T] {
+	return func(out, in [][]T) { fused.LayerNorm(out[0], out[1], in[0], in[1], in[2], T(epsilon)) }
 }
 
-// rows repeats each element of x, of shape (rows, 1), n times along its row.
-func rows(x *graph.Node, n int) *graph.Node {
-	return dot(x, 1, graph.Ones(x.Graph(), shapes.Make(x.DType(), 1, n)), 0)
-}
-
-// columns repeats the vector x as n rows.
-func columns(x *graph.Node, n int) *graph.Node {
-	return dot(graph.Ones(x.Graph(), shapes.Make(x.DType(), n, 1)), 1, graph.Reshape(x, 1, -1), 0)
+func normalizeGradient[T fused.Float](out, in [][]T) {
+	fused.LayerNormGradient(out[0], out[1], out[2], in[0], in[1], in[2], in[3])
 }

@@ -127,10 +127,16 @@ func (f *function) Identity(x compute.Value) (compute.Value, error) {
 		f.b.recorder.next = ""
 	}
 	v, err := first1(f.record(o, []compute.Value{x}))
-	if err == nil && o.kind == sumOp {
+	if err != nil {
+		return nil, err
+	}
+	if o.kind == sumOp {
 		f.b.sums = append(f.b.sums, v.(*value))
 	}
-	return v, err
+	if r := f.b.recorder; r.noting {
+		r.noted = append(r.noted, v.(*value))
+	}
+	return v, nil
 }
 
 // AllReduce would be the backend's all-reduce between its devices. Lockstep does not support it.

@@ -9,7 +9,7 @@ import (
 	"github.com/gomlx/compute/shapes"
 )
 
-// Program is a compiled graph with all-reduces or buckets. Several goroutines may run it concurrently.
+// Program is a compiled graph with all-reduces, buckets or kernels. Several goroutines may run it concurrently.
 type Program struct {
 	stages  []*stage
 	sums    []Sum
@@ -17,13 +17,18 @@ type Program struct {
 	names   []string // of the graph's parameters
 	shapes  []shapes.Shape
 	outputs []shapes.Shape
-	slots   map[*value]int // in which a run keeps an output of a stage
+	slots   map[*value]int // in which a run keeps an output of a stage or of a kernel
+	classes map[*value]int // of the outputs of kernels: their shapes in host
+	host    hostMemory
 }
 
 var _ compute.Executable = (*Program)(nil)
 
 func newProgram(b *builder, buckets [][]int) (*Program, error) {
-	p := &Program{buckets: buckets, slots: map[*value]int{}}
+	p := &Program{
+		buckets: buckets, slots: map[*value]int{}, classes: map[*value]int{},
+		host: hostMemory{backend: b.recorder.Backend},
+	}
 	for i, v := range b.parameters {
 		shape, err := b.Builder.OpShape(v.real)
 		if err != nil {
@@ -56,6 +61,15 @@ func newProgram(b *builder, buckets [][]int) (*Program, error) {
 				p.slots[v] = len(p.slots)
 			}
 		}
+		for _, o := range s.kernels {
+			for _, v := range o.outputs {
+				shape, err := b.Builder.OpShape(v.real)
+				if err != nil {
+					return nil, err
+				}
+				p.slots[v], p.classes[v] = len(p.slots), p.host.class(shape)
+			}
+		}
 	}
 	p.findLastUses()
 	return p, nil
@@ -65,11 +79,23 @@ func newProgram(b *builder, buckets [][]int) (*Program, error) {
 func (p *Program) findLastUses() {
 	needed := map[*value]bool{}
 	for _, s := range slices.Backward(p.stages) {
-		for _, v := range s.outputs {
-			s.dropped = append(s.dropped, !needed[v])
+		list := slices.Clone(s.outputs)
+		for _, o := range s.kernels {
+			list = append(append(list, o.inputs...), o.outputs...)
+		}
+		for _, v := range list {
+			if _, kept := p.slots[v]; kept && !needed[v] && !slices.Contains(s.dropped, v) {
+				s.dropped = append(s.dropped, v)
+			}
+		}
+		for _, o := range s.kernels {
+			for _, v := range o.inputs {
+				needed[v] = true
+			}
 		}
 		for _, v := range s.args {
-			s.last = append(s.last, v.op.kind == plainOp && !needed[v])
+			_, kept := p.slots[v]
+			s.last = append(s.last, kept && !needed[v])
 			needed[v] = true
 		}
 	}
@@ -98,6 +124,7 @@ func (p *Program) Run(args []compute.Buffer, device compute.DeviceNum, donate bo
 	r := &run{
 		p: p, args: args, slots: make([]compute.Buffer, len(p.slots)), sums: make([]compute.Buffer, len(p.sums)),
 		results: make([]compute.Buffer, len(p.outputs)), device: device, donate: donate,
+		flats: make([]any, len(p.slots)),
 	}
 	defer r.release()
 	for _, s := range p.stages {
@@ -107,6 +134,12 @@ func (p *Program) Run(args []compute.Buffer, device compute.DeviceNum, donate bo
 		}
 		if err == nil {
 			err = r.exchange(s, exchange)
+		}
+		if err == nil {
+			err = r.compute(s)
+		}
+		for _, v := range s.dropped {
+			r.free(v)
 		}
 		if err != nil {
 			for _, b := range r.results {
@@ -125,8 +158,20 @@ type run struct {
 	slots   []compute.Buffer // values that later stages need
 	sums    []compute.Buffer
 	results []compute.Buffer
+	flats   []any // by slot: the memory of the output of a kernel
 	device  compute.DeviceNum
 	donate  bool
+}
+
+// buffer returns an argument of a stage or a kernel.
+func (r *run) buffer(v *value) compute.Buffer {
+	switch v.op.kind {
+	case parameterOp:
+		return r.args[v.op.parameter]
+	case sumOp:
+		return r.sums[v.op.parameter]
+	}
+	return r.slots[r.p.slots[v]]
 }
 
 // execute runs a stage.
@@ -136,14 +181,7 @@ func (r *run) execute(s *stage) error {
 	}
 	in, donate := make([]compute.Buffer, len(s.args)), make([]bool, len(s.args))
 	for i, v := range s.args {
-		switch v.op.kind {
-		case parameterOp:
-			in[i] = r.args[v.op.parameter]
-		case sumOp:
-			in[i] = r.sums[v.op.parameter]
-		default:
-			in[i], donate[i] = r.slots[r.p.slots[v]], r.donate && s.last[i]
-		}
+		in[i], donate[i] = r.buffer(v), r.donate && s.last[i] && v.op.kind == plainOp
 	}
 	out, err := s.exe.Execute(in, donate, r.device)
 	if err != nil {
@@ -151,14 +189,14 @@ func (r *run) execute(s *stage) error {
 	}
 	for i, v := range s.args {
 		if s.last[i] {
-			slot := r.p.slots[v]
 			if donate[i] {
-				r.slots[slot] = nil
+				r.slots[r.p.slots[v]] = nil
 			}
-			r.free(slot)
+			r.free(v)
 		}
 	}
 	for i, v := range s.outputs {
+		r.free(v) // a constant may be an output of several stages
 		r.slots[r.p.slots[v]] = out[i]
 	}
 	for i, result := range s.results {
@@ -181,32 +219,35 @@ func (r *run) handOver(s *stage, take Take) error {
 	return nil
 }
 
-// exchange executes the all-reduces that end a stage, and frees values that only they needed.
+// exchange executes the all-reduces that end a stage.
 func (r *run) exchange(s *stage, exchange Exchange) error {
-	if len(s.sums) > 0 {
-		operands := make([]compute.Buffer, len(s.sums))
-		for i, v := range s.operands {
-			operands[i] = r.slots[r.p.slots[v]]
-		}
-		sums, err := exchange(s.sums, operands)
-		if err != nil {
-			return err
-		}
-		for i, which := range s.sums {
-			r.sums[which] = sums[i]
-		}
+	if len(s.sums) == 0 {
+		return nil
 	}
-	for i, v := range s.outputs {
-		if s.dropped[i] {
-			r.free(r.p.slots[v])
-		}
+	operands := make([]compute.Buffer, len(s.sums))
+	for i, v := range s.operands {
+		operands[i] = r.slots[r.p.slots[v]]
+	}
+	sums, err := exchange(s.sums, operands)
+	if err != nil {
+		return err
+	}
+	for i, which := range s.sums {
+		r.sums[which] = sums[i]
 	}
 	return nil
 }
 
-func (r *run) free(slot int) {
-	free(r.slots[slot])
+// free frees the value that a slot holds. The memory of an output of a kernel is kept for later runs.
+func (r *run) free(v *value) {
+	slot := r.p.slots[v]
+	b := r.slots[slot]
 	r.slots[slot] = nil
+	if class, host := r.p.classes[v]; host && b != nil {
+		r.p.host.put(class, hostBuffer{b, r.flats[slot]})
+		return
+	}
+	free(b)
 }
 
 func free(b compute.Buffer) {
@@ -216,8 +257,8 @@ func free(b compute.Buffer) {
 }
 
 func (r *run) release() {
-	for slot := range r.slots {
-		r.free(slot)
+	for v := range r.p.slots {
+		r.free(v)
 	}
 }
 
@@ -229,6 +270,7 @@ func (p *Program) Finalize() {
 			s.exe = nil
 		}
 	}
+	p.host.close()
 }
 
 // Inputs implements compute.Executable.
@@ -237,8 +279,11 @@ func (p *Program) Inputs() (names []string, inputShapes []shapes.Shape) { return
 // Outputs implements compute.Executable.
 func (p *Program) Outputs() []shapes.Shape { return p.outputs }
 
-// Execute implements compute.Executable. It always fails, because a program with all-reduces needs the other
-// replicas, and buckets need a receiver.
-func (p *Program) Execute([]compute.Buffer, []bool, compute.DeviceNum) ([]compute.Buffer, error) {
-	return nil, errors.New("stages: a graph with all-reduces or buckets must be run by Program.Run")
+// Execute implements compute.Executable. It fails for a program with all-reduces or buckets, which needs the other
+// replicas or a receiver. It donates nothing.
+func (p *Program) Execute(args []compute.Buffer, _ []bool, device compute.DeviceNum) ([]compute.Buffer, error) {
+	if len(p.sums) > 0 || len(p.buckets) > 0 {
+		return nil, errors.New("stages: a graph with all-reduces or buckets must be run by Program.Run")
+	}
+	return p.Run(args, device, true, nil, nil)
 }

@@ -16,6 +16,9 @@ type Recorder struct {
 	Defer bool
 
 	next string // if not empty, the next Identity becomes an all-reduce with this name
+
+	noting bool // the values of identities are noted
+	noted  []*value
 }
 
 // New returns a Recorder that wraps b, for one graph.
@@ -48,6 +51,7 @@ type builder struct {
 	functions  []*function // all of them
 	parameters []*value
 	sums       []*value // outputs of the all-reduces
+	hosts      int      // kernels
 	ops        int
 }
 
@@ -75,7 +79,7 @@ func (b *builder) OpShape(v compute.Value) (shapes.Shape, error) {
 	return b.Builder.OpShape(real)
 }
 
-// Compile returns the backend's executable, a [Program] if the graph has all-reduces, or a [Deferred].
+// Compile returns the backend's executable, a [Program] if the graph has all-reduces or kernels, or a [Deferred].
 func (b *builder) Compile() (compute.Executable, error) {
 	if b.recorder.Defer {
 		return &Deferred{b: b}, nil
@@ -84,7 +88,7 @@ func (b *builder) Compile() (compute.Executable, error) {
 }
 
 func (b *builder) compile(buckets [][]int) (compute.Executable, error) {
-	if len(b.sums) == 0 && len(buckets) < 2 {
+	if len(b.sums) == 0 && b.hosts == 0 && len(buckets) < 2 {
 		return b.Builder.Compile()
 	}
 	p, err := newProgram(b, buckets)
@@ -139,7 +143,8 @@ type op struct {
 	emit       emitter
 	parameter  int // its index if kind is parameterOp or sumOp
 	kind       opKind
-	plan       // of operations of the main function
+	run        func(out, in []any) // if kind is hostOp
+	plan                           // of operations of the main function
 }
 
 type opKind uint8
@@ -148,6 +153,7 @@ const (
 	plainOp opKind = iota
 	parameterOp
 	sumOp
+	hostOp
 )
 
 // needs lists the values of the main function that the operation uses, directly or in its functions.

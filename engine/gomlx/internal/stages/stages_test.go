@@ -394,3 +394,124 @@ func TestNotInClosures(t *testing.T) {
 		return graph.If(graph.GreaterThan(graph.ReduceAllSum(x), graph.ScalarZero(x.Graph(), dtypes.Float32)), f, f)
 	})
 }
+
+// elements is a kernel that computes each element of its results from the same elements of its inputs.
+func elements(name string, f func(in []float32) []float32) stages.Kernel {
+	return stages.Kernel{Name: name, Run: func(out, in []any) {
+		for i := range out[0].([]float32) {
+			var args []float32
+			for _, x := range in {
+				args = append(args, x.([]float32)[i])
+			}
+			for k, y := range f(args) {
+				out[k].([]float32)[i] = y
+			}
+		}
+	}}
+}
+
+// TestKernels checks the results of a graph with kernels of parameters, constants, sums and kernels, in every run,
+// with and without buckets; that a kernel without use does not run; and that the graph's description names kernels.
+func TestKernels(t *testing.T) {
+	same := []shapes.Shape{xShape}
+	graphOf := func(s *sums, x, w *graph.Node) []*graph.Node {
+		stages.Host(elements("unused", func([]float32) []float32 { panic("runs") }), same, x)
+		double := stages.Host(elements("double", func(in []float32) []float32 { return []float32{2 * in[0]} }), same, x)[0]
+		total := s.of(graph.ReduceAllSum(double))
+		y := graph.Mul(double, total)
+		c := graph.BroadcastToShape(graph.Const(x.Graph(), float32(3)), xShape)
+		both := stages.Host(elements("sum and product", func(in []float32) []float32 {
+			return []float32{in[0] + in[1], in[0] * in[1]}
+		}), append(same, same...), y, c)
+		next := stages.Host(elements("difference", func(in []float32) []float32 {
+			return []float32{in[0] - in[1]}
+		}), same, both[1], double)[0]
+		return []*graph.Node{both[0], graph.Mul(both[1], x), x, double, next, graph.Neg(w)}
+	}
+	b := newBackend(t)
+	args := arguments(t, b)
+	x, w := values(t, args[0]).([]float32), values(t, args[1]).([]float32)
+	var total float32
+	for _, v := range x {
+		total += 2 * v
+	}
+	want := make([][]float32, 6)
+	for _, v := range x {
+		y := 2 * v * total
+		for i, r := range []float32{y + 3, 3 * y * v, v, 2 * v, 3*y - 2*v} {
+			want[i] = append(want[i], r)
+		}
+	}
+	for _, v := range w {
+		want[5] = append(want[5], -v)
+	}
+	for name, buckets := range map[string][][]int{"one bucket": nil, "three buckets": {{5, 3}, {0}, {1, 4}}} {
+		t.Run(name, func(t *testing.T) {
+			r := stages.New(b)
+			r.Defer = true
+			deferred := build(t, r, nil, func(_ *sums, x, w *graph.Node) []*graph.Node {
+				r.Attach(x.Graph())
+				return graphOf(&sums{r: r}, x, w)
+			}).(*stages.Deferred)
+			text := strings.Join(deferred.Describe(), "\n")
+			if !strings.Contains(text, "sum and product(") || strings.Contains(text, "unused") {
+				t.Errorf("the description is\n%s", text)
+			}
+			exe, err := deferred.Compile(buckets)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 3 {
+				results := make([]compute.Buffer, len(want))
+				out, err := exe.(*stages.Program).Run(args, 0, true, copies(t, b), func(k int, list []compute.Buffer) error {
+					for i, which := range buckets[k] {
+						results[which] = list[i]
+					}
+					return nil
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i := range results {
+					if results[i] == nil {
+						results[i] = out[i]
+					}
+					if got := values(t, results[i]); !reflect.DeepEqual(got, want[i]) {
+						t.Errorf("result %d: %v, want %v", i, got, want[i])
+					}
+					if err := results[i].Finalize(); err != nil { // each is a separate buffer
+						t.Errorf("result %d: %v", i, err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestRecords checks where kernels can be used: not in a closure, nor in a graph that is not recorded.
+func TestRecords(t *testing.T) {
+	b := newBackend(t)
+	if build(t, b, nil, func(_ *sums, x, w *graph.Node) []*graph.Node {
+		if stages.Records(x) {
+			t.Error("a graph without a recorder records")
+		}
+		return []*graph.Node{graph.Neg(x)}
+	}); t.Failed() {
+		return
+	}
+	r := stages.New(b)
+	build(t, r, nil, func(_ *sums, x, w *graph.Node) []*graph.Node {
+		r.Attach(x.Graph())
+		if !stages.Records(x) {
+			t.Error("a recorded graph does not record")
+		}
+		f := graph.NewFunction(x.Graph(), "function", func(g *graph.Graph) []*graph.Node {
+			v := graph.Parameter(g, "v", w.Shape())
+			if stages.Records(v) {
+				t.Error("a function records")
+			}
+			return []*graph.Node{graph.Neg(v)}
+		})
+		return f.Call(w)
+	})
+}
