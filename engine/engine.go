@@ -400,6 +400,8 @@ type Program interface {
 	// belongs to the caller from the parameter's Update until Commit or Discard. If another shard owns the
 	// parameter, the caller must fill it in every step before Commit; its first contents are undefined.
 	Updated(device, parameter int) (*tensor.Tensor, error)
+	// Owned reports whether a device keeps a variable. It does not keep the slots of parameters that other shards own.
+	Owned(device, variable int) bool
 
 	// Commit makes the new values visible: those of Update and Updated, and of the variables that Gradients
 	// changed. After Gradients alone, it makes only the latter visible.

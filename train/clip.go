@@ -135,6 +135,7 @@ func (t *Trainer) clip(gradients []*tensor.Tensor, parameters []int) (factor flo
 	c := &t.config
 	for i, x := range gradients {
 		switch {
+		case x == nil: // another replica owns it
 		case c.ClipValue > 0:
 			clamp(x, c.ClipValue)
 		case c.ClipVariableNorm > 0:

@@ -158,7 +158,7 @@ func TestClippingByAnInfiniteNorm(t *testing.T) {
 }
 
 // TestClippingHasTheSameBits checks that norms and weights of clipped trainings do not depend on how the replicas are
-// divided among workers, nor on the buckets.
+// divided among workers, nor on the buckets, nor on sharding.
 func TestClippingHasTheSameBits(t *testing.T) {
 	text, err := os.ReadFile("testdata/golden-train.json")
 	if err != nil {
@@ -180,15 +180,17 @@ func TestClippingHasTheSameBits(t *testing.T) {
 		trained++
 		var want string
 		for _, layout := range [][]int{{4}, {2, 2}, {1, 1, 1, 1}} {
-			for _, c.bucketBytes = range []int{0, 1} {
+			for i := range 4 {
+				c.bucketBytes = i / 2
+				sharded(t, []Sharding{ShardOff, ShardOn}[i%2])
 				for w, got := range c.over(t, layout) {
 					text := fmt.Sprint(got.norms, got.weights, got.stepLoss == nil)
 					if want == "" {
 						want = text
 					}
 					if text != want {
-						t.Errorf("%s: workers with %v replicas, buckets of %d bytes, worker %d: other bits", c.ID, layout,
-							c.bucketBytes, w)
+						t.Errorf("%s: workers with %v replicas, buckets of %d bytes, sharding %v, worker %d: other bits", c.ID,
+							layout, c.bucketBytes, fakeSharding, w)
 					}
 				}
 			}

@@ -39,6 +39,12 @@ type Config struct {
 	// too slow for an exchange of gradients in each step. It must be the same on all workers. Nil: gradients are
 	// exchanged in each step.
 	DiLoCo *DiLoCo
+	// ShardOptimizer divides the optimizer's state and the update of the parameters among the devices of the job, as
+	// DeepSpeed's ZeRO stage 1 and PyTorch's ZeroRedundancyOptimizer do: each device updates whole parameters of about
+	// the same total size, and has the slots of those only. Gradients are reduced to the owners, which then send the
+	// new values to all devices. The bits of weights and slots are those of ShardOff. It must be the same on all
+	// workers.
+	ShardOptimizer Sharding
 	// Progress, if not nil, is called when a phase begins, with the step (from 1) and the phase. It is called
 	// several times a step, by the goroutine that does the work (for several replicas, that of the first
 	// one). Calls do not overlap. It must not block: a worker of a job reports through it that it is making
@@ -123,7 +129,7 @@ func (c *Config) complete(ctx context.Context, timeout time.Duration) error {
 	case c.GlobalBatch < 1:
 		return fmt.Errorf("train: Config.GlobalBatch is %d: want at least 1", c.GlobalBatch)
 	}
-	if err := c.checkClipping(); err != nil {
+	if err := errors.Join(c.checkClipping(), c.checkSharding()); err != nil {
 		return err
 	}
 	if err := c.LossScaling.complete(); err != nil {

@@ -76,6 +76,13 @@ func (m fakeModel) Compile(_ context.Context, _ engine.Engine, spec engine.Spec)
 			r.now[1][0] = float64(spec.Seed) + m.start
 			copy(r.next[1], r.now[1])
 		}
+		for i := 2; i < fakeAverage; i++ { // what another shard owns must not be used
+			if !p.Owned(spec.DeviceOf(replica), i) {
+				for j := range r.now[i] {
+					r.now[i][j], r.next[i][j] = math.NaN(), math.NaN()
+				}
+			}
+		}
 		r.gradients = []*tensor.Tensor{tensor.New(tensor.Float64), tensor.New(tensor.Float64, 2)}
 		p.replicas = append(p.replicas, r)
 	}
@@ -151,12 +158,21 @@ func (p *fakeProgram) Metrics() []string             { return []string{"near"} }
 func (p *fakeProgram) Buckets() []engine.Bucket      { return p.buckets }
 func (p *fakeProgram) Close() error                  { p.closed = true; return nil }
 
-// Parts has a part for each bucket.
-func (p *fakeProgram) Parts(int) (parts [][]int) {
+// Parts has a part for each bucket of which the device owns parameters.
+func (p *fakeProgram) Parts(device int) (parts [][]int) {
 	for _, b := range p.buckets {
-		parts = append(parts, b.Parameters)
+		part := slices.DeleteFunc(slices.Clone(b.Parameters), func(i int) bool { return !p.Owned(device, 2+i) })
+		if len(part) > 0 {
+			parts = append(parts, part)
+		}
 	}
 	return parts
+}
+
+// Owned implements engine.Program: a slot is kept with its parameter.
+func (p *fakeProgram) Owned(device, variable int) bool {
+	return p.spec.Shards < 2 || variable < 2 || variable >= fakeAverage ||
+		engine.Owners(fakeVariables[:2], p.spec.Shards)[variable-2] == p.spec.DeviceShards[device]
 }
 
 func (p *fakeProgram) NewBatch(int) (engine.Batch, error) {
@@ -255,7 +271,7 @@ func (p *fakeProgram) Update(_ context.Context, device, replica, part int, facto
 			r.computing.Load())
 	}
 	r.updates++
-	for _, parameter := range p.buckets[part].Parameters {
+	for _, parameter := range p.Parts(device)[part] {
 		for i, g := range p.replicas[replica].gradient(parameter) {
 			m := 0.5*r.now[2+parameter][i] + factor*g
 			r.next[2+parameter][i] = m
@@ -316,15 +332,24 @@ func (p *fakeProgram) Read(replica, variable int) (*tensor.Tensor, error) {
 	if err := p.model.failed("read", replica); err != nil {
 		return nil, err
 	}
+	if !p.Owned(p.spec.DeviceOf(replica), variable) {
+		return nil, engine.ErrNotOwned
+	}
 	return tensor.From(p.replicas[replica].now[variable],
 		len(p.replicas[replica].now[variable])).Reshape(fakeVariables[variable].Shape...), nil
 }
 
 func (p *fakeProgram) Write(replica, variable int, value *tensor.Tensor) error {
+	if !p.Owned(p.spec.DeviceOf(replica), variable) {
+		return nil
+	}
 	copy(p.replicas[replica].now[variable], tensor.Data[float64](value))
 	copy(p.replicas[replica].next[variable], tensor.Data[float64](value))
 	return nil
 }
+
+// fakeSharding is the ShardOptimizer of fakeConfig.
+var fakeSharding Sharding
 
 // fakeConfig is for a fakeModel.
 func fakeConfig(globalBatch int) Config {
@@ -333,6 +358,8 @@ func fakeConfig(globalBatch int) Config {
 		Labels:      []engine.Feature{{DType: tensor.Float64, Shape: []int{}}},
 		GlobalBatch: globalBatch,
 		Seed:        3,
+
+		ShardOptimizer: fakeSharding,
 	}
 }
 
@@ -370,17 +397,26 @@ func share(t testing.TB, trainer *Trainer, deviceOf ...int) *fakeProgram {
 	old := trainer.program.(*fakeProgram)
 	spec := old.spec
 	spec.ReplicaDevices, spec.Devices = deviceOf, spec.Devices[:slices.Max(deviceOf)+1]
-	p, err := old.model.Compile(t.Context(), nil, spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	trainer.program, trainer.deviceOf, trainer.buckets, trainer.squares = p, deviceOf, nil, nil
+	spec.Shards, spec.DeviceShards = 0, nil
+	trainer.deviceOf, trainer.buckets, trainer.squares, trainer.shards = deviceOf, nil, nil, nil
 	trainer.devices = make([]*device, len(spec.Devices))
 	for i := range trainer.devices {
 		trainer.devices[i] = &device{}
 	}
 	for replica, i := range deviceOf {
 		trainer.devices[i].replicas = append(trainer.devices[i].replicas, replica)
+	}
+	owners, err := trainer.shardSpec(t.Context(), &spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := old.model.Compile(t.Context(), nil, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trainer.program = p
+	if err := trainer.shard(t.Context(), owners); err != nil {
+		t.Fatal(err)
 	}
 	trainer.plan()
 	return p.(*fakeProgram)
@@ -414,12 +450,15 @@ func sizes(b data.Batch, rows ...int) data.Dataset {
 	return batches(out...)
 }
 
-// snapshot returns the values of all variables, by replica.
+// snapshot returns the values of all variables, by replica, with 0 for those that its device does not have.
 func (p *fakeProgram) snapshot() []fakeValues {
 	var out []fakeValues
-	for _, r := range p.replicas {
+	for replica, r := range p.replicas {
 		var values fakeValues
-		for _, v := range r.now {
+		for i, v := range r.now {
+			if !p.Owned(p.spec.DeviceOf(replica), i) {
+				v = make([]float64, len(v))
+			}
 			values = append(values, slices.Clone(v))
 		}
 		out = append(out, values)

@@ -101,18 +101,28 @@ func (t *Trainer) allFinite() bool {
 			return false
 		}
 	}
+	if t.shards != nil && t.parts[0].scalars[t.shards.notFinite] > 0 {
+		return false
+	}
 	return t.finiteLoss() && t.notFiniteNorm() == ""
 }
 
 func (t *Trainer) finiteLoss() bool { return finite(t.parts[0].scalars[0]) }
 
-// checkSums notes the first gradient whose sum over all replicas is not finite, and adds the squares of the sums if
-// gradients are clipped by a norm. All replicas have the same sums, so each replica of a worker reads its part of every
-// one. parameters are the sums' parameters.
-func (t *Trainer) checkSums(local int, sums []*tensor.Tensor, parameters []int) {
-	p, locals := &t.parts[local], len(t.parts)
+// checkSums notes the first gradient of a bucket whose sum over all replicas is not finite, and adds the squares of the
+// sums if gradients are clipped by a norm. If all replicas have the same sums, each replica of a worker reads its part
+// of every one.
+func (t *Trainer) checkSums(local, bucket int) {
+	p := &t.parts[local]
+	sums, locals := p.gradients[bucket], len(t.parts)
+	if p.owners {
+		sums, local, locals = p.sums[bucket], 0, 1
+	}
 	for i, s := range sums {
-		k := parameters[i]
+		if s == nil { // another replica owns it
+			continue
+		}
+		k := t.buckets[bucket].parameters[i]
 		if t.squares == nil {
 			lo, hi := local*s.Len()/locals, (local+1)*s.Len()/locals
 			if (p.notFinite < 0 || k < p.notFinite) && !tensor.FiniteBetween(s, lo, hi) {
@@ -320,6 +330,9 @@ func (t *Trainer) find(r *distribute.Replica, g *globalBatch, gradients []*tenso
 	f := finding{Example: -1}
 	finiteVariables, frozen := "all variables", "" // frozen: what is wrong with the first frozen variable that has NaN
 	for i, v := range t.variables {
+		if !t.owned(local, i) {
+			continue
+		}
 		value, err := t.program.Read(local, i)
 		if err != nil {
 			return f, fmt.Errorf("reading %s: %w", v.Name, err)

@@ -161,7 +161,10 @@ func (c *goldenTraining) run(t *testing.T, layout []int) {
 
 // train makes the training on a strategy.
 func (c *goldenTraining) train(ctx context.Context, s *distribute.Strategy) (out *trainedGolden, err error) {
-	cfg := Config{GlobalBatch: ceilDiv(c.Batch, c.Accumulate), ClipNorm: c.ClipGlobalNorm, BucketBytes: c.bucketBytes}
+	cfg := Config{
+		GlobalBatch: ceilDiv(c.Batch, c.Accumulate), ClipNorm: c.ClipGlobalNorm, BucketBytes: c.bucketBytes,
+		ShardOptimizer: fakeSharding,
+	}
 	for i, in := range c.Inputs {
 		cfg.Inputs = append(cfg.Inputs, engine.Feature{DType: c.inputType(i), Shape: in.Shape})
 	}

@@ -205,6 +205,8 @@ func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
 			value, err = t.readRows(ctx, i, len(t.parts))
 		case !t.mirrored(v):
 			value, err = t.readRows(ctx, i, 1)
+		case t.divided(i):
+			value, err = t.fromKeeper(ctx, i)
 		case chief:
 			value, err = t.program.Read(0, i)
 		}

@@ -47,15 +47,10 @@ func (t *Trainer) startEqual(ctx context.Context) (err error) {
 		return err
 	}
 	for i, v := range t.variables {
-		value, err := t.program.Read(0, i)
-		if err != nil {
-			return fmt.Errorf("train: reading %s: %w", v.Name, err)
-		}
-		bits, err := t.fromChief(ctx, chief, value.Memory().HostBytes())
+		value, err := t.fromKeeper(ctx, i)
 		if err != nil {
 			return fmt.Errorf("train: receiving the initial value of %s from the chief: %w", v.Name, err)
 		}
-		copy(value.Memory().HostBytes(), bits)
 		for replica := range t.parts {
 			if err := t.program.Write(replica, i, value); err != nil {
 				return fmt.Errorf("train: setting %s on replica %d: %w", v.Name, replica, err)

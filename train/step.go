@@ -130,6 +130,7 @@ func (t *Trainer) runOn(ctx context.Context, s *distribute.Strategy,
 type bucket struct {
 	parameters []int
 	names      []string
+	owners     []int  // with a sharded optimizer: the replica that updates each parameter
 	hash       string // of the names, in their order
 }
 
@@ -139,8 +140,12 @@ type part struct {
 	reducing  []reduction        // by bucket
 	// exchanging are those with Config.Compress: reducing, or the exchanges of DiLoCo's outer steps.
 	exchanging []reduction
+	// With a sharded optimizer, by bucket: the gradients that this replica owns (others are nil), and the memory for
+	// the new values of all parameters.
+	sums, values [][]*tensor.Tensor
+	gathering    []distribute.Handle // of the new values
 	// scalars are the loss, the metrics and the values that workers compare: of this replica until they are
-	// reduced, then the sums over all replicas.
+	// reduced, then the sums over all replicas. With a sharded optimizer, what only owners know follows.
 	scalars   []float64
 	notFinite int // the first parameter whose gradient sum is not finite; -1: none
 
@@ -148,11 +153,13 @@ type part struct {
 	ctx     context.Context
 	replica *distribute.Replica
 	failure error            // of starting a reduction
+	owners  bool             // gradients are reduced to their owners
 	ready   func(bucket int) // starts the reduction of a bucket, for engine.Program.Gradients
 }
 
 func (p *part) reset() {
-	p.notFinite, p.failure, p.ctx, p.replica = -1, nil, nil, nil
+	p.notFinite, p.failure, p.ctx, p.replica, p.owners = -1, nil, nil, nil, false
+	p.gathering = p.gathering[:0]
 }
 
 // device is the state of a device of the engine. The first of its replicas updates its variables.
@@ -173,7 +180,13 @@ func (t *Trainer) plan() {
 		for i, parameter := range b.Parameters {
 			names[i], bucketOf[parameter] = parameters[parameter].Name, k
 		}
-		t.buckets = append(t.buckets, bucket{b.Parameters, names, compress.Hash(names)})
+		made := bucket{parameters: b.Parameters, names: names, hash: compress.Hash(names)}
+		if t.shards != nil {
+			for _, parameter := range b.Parameters {
+				made.owners = append(made.owners, t.shards.owners[parameter])
+			}
+		}
+		t.buckets = append(t.buckets, made)
 	}
 	for i, d := range t.devices {
 		d.computed.init(len(d.replicas))
@@ -203,7 +216,7 @@ func (t *Trainer) plan() {
 	}
 	for replica := range t.parts {
 		p := &t.parts[replica]
-		p.scalars = make([]float64, 1+len(t.metrics)+agreed)
+		p.scalars = make([]float64, 1+len(t.metrics)+agreed+t.shards.scalars())
 		p.reducing = make([]reduction, len(t.buckets))
 		p.exchanging = p.reducing
 		if t.config.DiLoCo != nil {
@@ -214,6 +227,10 @@ func (t *Trainer) plan() {
 		}
 		for _, b := range t.buckets {
 			p.gradients = append(p.gradients, make([]*tensor.Tensor, len(b.parameters)))
+			if t.shards != nil {
+				p.sums = append(p.sums, make([]*tensor.Tensor, len(b.parameters)))
+				p.values = append(p.values, make([]*tensor.Tensor, len(b.parameters)))
+			}
 		}
 		p.ready = func(k int) {
 			// the scalars, which the last bucket's call also reduces, are complete after Gradients only
@@ -275,6 +292,8 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 	}
 	local := r.LocalID()
 	p, d := &t.parts[local], t.devices[t.deviceOf[local]]
+	p.owners = update && t.toOwners()
+	gather := update && t.shards != nil
 	err := t.compute(ctx, r, b, p.ready)
 	d.computed.arrive()
 	if err != nil {
@@ -283,7 +302,7 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 	t.replicaAt(r, PhaseReduce)
 	t.putAgreement(b, p.scalars[1+len(t.metrics):])
 	if p.failure == nil {
-		p.failure = t.startReduction(p, len(t.buckets)-1, p.scalars)
+		p.failure = t.startReduction(p, len(t.buckets)-1, p.scalars[:t.summedScalars()])
 	}
 	if p.failure != nil {
 		return p.failure
@@ -294,38 +313,54 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 		}
 		copy(d.left, d.buckets)
 	}
-	early := update && !t.config.needsNorm() // update each part as soon as its gradients are summed
+	early := !t.config.needsNorm() // update each part as soon as its gradients are summed
+	gathered := 0
+	apply := func(k int) (err error) { // what follows when the gradients of bucket k are summed and can be applied
+		if update {
+			if err = t.update(ctx, r, k); err != nil {
+				return err
+			}
+			t.replicaAt(r, PhaseReduce)
+		}
+		if gather {
+			gathered, err = t.startGathers(ctx, r, gathered, k+1)
+		}
+		return err
+	}
 	err = t.finishAll(ctx, r, p.reducing, func(k int) error {
-		t.checkSums(local, p.gradients[k], t.buckets[k].parameters)
+		t.checkSums(local, k)
 		if !early {
 			return nil
 		}
-		if err := t.update(ctx, r, k); err != nil {
-			return err
-		}
-		t.replicaAt(r, PhaseReduce)
-		return nil
+		return apply(k)
 	})
 	if err != nil {
 		return err
+	}
+	if p.owners {
+		if err := t.exchange(ctx, r); err != nil {
+			return err
+		}
 	}
 	if err := t.checkAgreement(ctx, r, b); err != nil {
 		return err
 	}
 	t.summed.arrive()
-	if early || !update {
-		return nil
-	}
-	if err := t.summed.wait(ctx); err != nil {
-		return err
-	}
-	for k := range t.buckets {
-		if err := t.update(ctx, r, k); err != nil {
+	if !early && (update || gather) {
+		if err := t.summed.wait(ctx); err != nil {
 			return err
 		}
+		for k := range t.buckets {
+			if err := apply(k); err != nil {
+				return err
+			}
+		}
 	}
-	return nil
+	return p.finishGathers(ctx)
 }
+
+// summedScalars returns the number of scalars that are reduced with the last bucket.
+func (t *Trainer) summedScalars() int { return 1 + len(t.metrics) + agreed }
 
 // stepsWhole reports whether a step that updates is computed as one program.
 func (t *Trainer) stepsWhole(b *stepBatches) bool {
@@ -351,13 +386,22 @@ func (t *Trainer) wholeStep(ctx context.Context, r *distribute.Replica, b *stepB
 
 // memory sets the list of a bucket's gradients, in the program's memory.
 func (t *Trainer) memory(local, k int) (err error) {
-	tensors := t.parts[local].gradients[k]
-	for i, parameter := range t.buckets[k].parameters {
-		if tensors[i], err = t.program.Gradient(local, parameter); err != nil {
-			return fmt.Errorf("the gradient of %s: %w", t.buckets[k].names[i], err)
+	p, b := &t.parts[local], &t.buckets[k]
+	for i, parameter := range b.parameters {
+		if p.gradients[k][i], err = t.program.Gradient(local, parameter); err != nil {
+			return fmt.Errorf("the gradient of %s: %w", b.names[i], err)
+		}
+		if t.shards != nil && t.owns(local, parameter) {
+			p.sums[k][i] = p.gradients[k][i]
 		}
 	}
 	return nil
+}
+
+// owns reports whether a local replica updates a parameter of a sharded optimizer.
+func (t *Trainer) owns(local, parameter int) bool {
+	first, _ := t.strategy.LocalReplicas()
+	return t.shards.owners[parameter] == first+local
 }
 
 // startReduction starts the all-reduce of a bucket, and of scalars.
@@ -368,6 +412,9 @@ func (t *Trainer) startReduction(p *part, k int, scalars []float64) (err error) 
 	if p.replica.NumReplicas() == 1 {
 		return nil
 	}
+	if p.owners { // the scalars follow
+		return t.startToOwners(p, k)
+	}
 	return p.reducing[k].start(p.ctx, p.replica, t.committed,
 		distribute.Bucket{Dst: p.gradients[k], Src: p.gradients[k], Names: t.buckets[k].names, Scalars: scalars})
 }
@@ -377,7 +424,11 @@ func (t *Trainer) startReduction(p *part, k int, scalars []float64) (err error) 
 func (t *Trainer) update(ctx context.Context, r *distribute.Replica, k int) error {
 	local := r.LocalID()
 	d := t.devices[t.deviceOf[local]]
-	factor := t.clip(t.parts[local].gradients[k], t.buckets[k].parameters)
+	gradients := t.parts[local].gradients[k]
+	if t.shards != nil {
+		gradients = t.parts[local].sums[k]
+	}
+	factor := t.clip(gradients, t.buckets[k].parameters)
 	for _, part := range d.partsOf[k] {
 		if d.left[part]--; d.left[part] > 0 {
 			continue
@@ -403,7 +454,7 @@ func (t *Trainer) reduceScalars(ctx context.Context, r *distribute.Replica, b *s
 	p := &t.parts[r.LocalID()]
 	t.putAgreement(b, p.scalars[1+len(t.metrics):])
 	if r.NumReplicas() > 1 {
-		h, err := r.StartAllReduce(ctx, distribute.Sum, distribute.Bucket{Scalars: p.scalars})
+		h, err := r.StartAllReduce(ctx, distribute.Sum, distribute.Bucket{Scalars: p.scalars[:t.summedScalars()]})
 		if err == nil {
 			err = h.Wait(ctx)
 		}
@@ -523,23 +574,32 @@ func (t *Trainer) ApplyGradients(ctx context.Context, gradients []*tensor.Tensor
 	}
 	_, err := t.transact(ctx, nil, func(ctx context.Context, r *distribute.Replica) error {
 		local := r.LocalID()
-		d := t.devices[t.deviceOf[local]]
-		if d.replicas[0] != local {
+		p, d := &t.parts[local], t.devices[t.deviceOf[local]]
+		update := d.replicas[0] == local
+		if !update && t.shards == nil {
 			return nil
 		}
 		copy(d.left, d.buckets)
+		gathered := 0
 		for k, bucket := range t.buckets {
 			if err := t.memory(local, k); err != nil {
 				return err
 			}
-			for i, to := range t.parts[local].gradients[k] {
-				copy(to.Memory().HostBytes(), gradients[bucket.parameters[i]].Memory().HostBytes())
+			for i, parameter := range bucket.parameters {
+				copy(p.gradients[k][i].Memory().HostBytes(), gradients[parameter].Memory().HostBytes())
 			}
-			if err := t.update(ctx, r, k); err != nil {
+			var err error
+			if update {
+				err = t.update(ctx, r, k)
+			}
+			if err == nil && t.shards != nil {
+				gathered, err = t.startGathers(ctx, r, gathered, k+1)
+			}
+			if err != nil {
 				return err
 			}
 		}
-		return nil
+		return p.finishGathers(ctx)
 	})
 	if err != nil {
 		return fmt.Errorf("train: apply gradients: %w", err)

@@ -115,8 +115,8 @@ func TestFitEqualsOneLoop(t *testing.T) {
 		for replica, v := range p.snapshot() {
 			got := []float64{v[0][0], v[1][0], v[1][1], v[2][0], v[3][0], v[3][1]}
 			want := []float64{o.bias, o.w0, o.w1, o.mb, o.m0, o.m1}
-			for i := range got {
-				if !close64(got[i], want[i]) {
+			for i, variable := range []int{0, 1, 1, 2, 3, 3} {
+				if p.Owned(replica, variable) && !close64(got[i], want[i]) {
 					rt.Errorf("replica %d: got %v, want %v", replica, got, want)
 					break
 				}
@@ -156,6 +156,9 @@ func TestFailedStepChangesNothing(t *testing.T) {
 						}
 						return cause
 					}})
+					if part := strings.TrimPrefix(phase, "update "); part != phase && fmt.Sprint(len(p.Parts(bad))) <= part {
+						t.Skip("the replica's shard has no such part")
+					}
 					all := lineExamples(6)
 					if _, err := trainer.Fit(t.Context(), batches(all), FitConfig{Epochs: 2}); err != nil {
 						t.Fatal(err)

@@ -29,6 +29,7 @@ type Trainer struct {
 	devices  []*device // in the order of engine.Spec.Devices
 	deviceOf []int     // by replica
 	central  bool      // one copy of the variables serves all replicas
+	shards   *shards   // nil: every device updates all parameters
 
 	whole   engine.WholeStep // computes a step of one batch as one program; nil: it cannot, or gradients are clipped
 	squares [][]float64      // by parameter and block: of the step's gradients, if Config clips by a norm
@@ -92,7 +93,7 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 		t.devices[i].replicas, t.deviceOf = append(t.devices[i].replicas, replica), append(t.deviceOf, i)
 	}
 	t.at(PhaseCompile)
-	program, err := m.Compile(ctx, s.Engine(), engine.Spec{
+	spec := engine.Spec{
 		Rows:           ceilDiv(cfg.GlobalBatch, n),
 		Inputs:         cfg.Inputs,
 		Labels:         cfg.Labels,
@@ -106,7 +107,14 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 		Summed:   t.summedReplicas(),
 
 		BucketBytes: cfg.BucketBytes,
-	})
+	}
+	owners, err := t.shardSpec(ctx, &spec)
+	if err != nil {
+		err = fmt.Errorf("train: %w", err)
+		t.failOthers(ctx, err)
+		return nil, err
+	}
+	program, err := m.Compile(ctx, s.Engine(), spec)
 	if err == nil && t.central {
 		err = keepsCentral(s, program)
 	}
@@ -132,6 +140,11 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 		return nil, errors.Join(err, program.Close())
 	}
 	if err := t.makeVariables(); err != nil {
+		err = fmt.Errorf("train: %w", err)
+		t.failOthers(ctx, err)
+		return nil, errors.Join(err, program.Close())
+	}
+	if err := t.shard(ctx, owners); err != nil {
 		err = fmt.Errorf("train: %w", err)
 		t.failOthers(ctx, err)
 		return nil, errors.Join(err, program.Close())

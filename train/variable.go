@@ -20,6 +20,9 @@ import (
 // numbers are equal on all replicas, so replica 0's value is read. All others are mirrored. What replicas write to them
 // is combined: the mean of floating-point numbers, otherwise replica 0's value. Parameters are trainable.
 //
+// With a sharded optimizer, a slot is read from the device of this worker that has it; if none does, reading it and
+// updating it fail with [engine.ErrNotOwned]. [Trainer.SetVariable] sets it on all workers.
+//
 // With several workers, every worker makes the same writes, as with [Trainer.SetVariable]. A variable must not be used
 // while Fit computes a step, or after Close.
 func (t *Trainer) Variable(name string) *distribute.Variable {
@@ -59,9 +62,15 @@ type programVariable struct {
 
 // Load implements [distribute.Storage].
 func (p *programVariable) Load(replica int) (*tensor.Tensor, error) {
-	p.t.access.Lock()
-	defer p.t.access.Unlock()
-	return p.t.program.Read(replica, p.variable)
+	t := p.t
+	t.access.Lock()
+	defer t.access.Unlock()
+	if !t.owned(replica, p.variable) {
+		if _, replica = t.keeper(p.variable); replica < 0 {
+			return nil, t.notHere(p.variable)
+		}
+	}
+	return t.program.Read(replica, p.variable)
 }
 
 // Store implements [distribute.Storage]. It records what is written to mirrored variables, which workers compare in the
@@ -71,7 +80,9 @@ func (p *programVariable) Store(replica int, value *tensor.Tensor) error {
 	t.access.Lock()
 	defer t.access.Unlock()
 	changes := false
-	if replica == 0 && t.variables[p.variable].Role != engine.Average {
+	if t.divided(p.variable) { // workers that do not have it cannot compare
+		changes = replica == 0
+	} else if replica == 0 && t.variables[p.variable].Role != engine.Average {
 		old, err := t.program.Read(replica, p.variable)
 		if err != nil {
 			return err
@@ -95,6 +106,15 @@ func (t *Trainer) recordAssigned(variable int, value *tensor.Tensor) {
 
 // assign sets a variable on every replica, to a value that must be the same on all workers.
 func (t *Trainer) assign(variable int, value *tensor.Tensor) error {
+	if t.divided(variable) { // an assignment reads the old value
+		storage := &programVariable{t, variable}
+		for replica := range t.parts {
+			if err := storage.Store(replica, value); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	in, err := t.strategy.Cross(context.Background())
 	if err != nil {
 		return err
@@ -110,6 +130,9 @@ func (t *Trainer) assign(variable int, value *tensor.Tensor) error {
 
 // weight returns one value of a variable for all replicas.
 func (t *Trainer) weight(ctx context.Context, variable int) (*tensor.Tensor, error) {
+	if t.divided(variable) {
+		return t.fromKeeper(ctx, variable)
+	}
 	in, err := t.strategy.Cross(ctx)
 	if err != nil {
 		return nil, err

@@ -137,23 +137,26 @@ func (t *Trainer) CheckMirrored() error {
 		if v.Role == engine.Average {
 			continue
 		}
-		first, err := t.program.Read(0, i)
-		if err != nil {
-			return fmt.Errorf("train: reading %s on replica 0: %w", v.Name, err)
-		}
+		var first *tensor.Tensor
 		var differ []string
-		for replica := 1; replica < len(t.parts); replica++ {
+		with := 0
+		for replica := range t.parts {
+			if !t.owned(replica, i) {
+				continue
+			}
 			value, err := t.program.Read(replica, i)
 			if err != nil {
 				return fmt.Errorf("train: reading %s on replica %d: %w", v.Name, replica, err)
 			}
-			if !value.Equal(first) {
+			if first == nil {
+				first, with = value, replica
+			} else if !value.Equal(first) {
 				differ = append(differ, fmt.Sprintf("replica %d at %s", replica, firstDifference(first, value)))
 			}
 		}
 		if differ != nil {
-			return fmt.Errorf("train: the mirrored variable %s is no longer the same on all replicas: against replica 0, %s",
-				v.Name, strings.Join(differ, "; "))
+			return fmt.Errorf("train: the mirrored variable %s is no longer the same on all replicas: against replica %d, %s",
+				v.Name, with, strings.Join(differ, "; "))
 		}
 	}
 	return nil
@@ -185,7 +188,7 @@ func (t *Trainer) checkAll(ctx context.Context) error {
 		return fmt.Errorf("train: comparing the workers' variables: %w", err)
 	}
 	for i, v := range t.variables {
-		if !t.mirrored(v) {
+		if !t.mirrored(v) || t.divided(i) {
 			continue
 		}
 		var differ []string
@@ -202,10 +205,14 @@ func (t *Trainer) checkAll(ctx context.Context) error {
 	return nil
 }
 
-// fingerprints returns the first 64 bits of the SHA-256 of each variable on this worker's first replica.
+// fingerprints returns the first 64 bits of the SHA-256 of each variable on this worker's first replica. Those that
+// some devices do not have are 0.
 func (t *Trainer) fingerprints() ([]int64, error) {
 	out := make([]int64, len(t.variables))
 	for i, v := range t.variables {
+		if t.divided(i) {
+			continue
+		}
 		value, err := t.program.Read(0, i)
 		if err != nil {
 			return nil, fmt.Errorf("train: reading %s: %w", v.Name, err)

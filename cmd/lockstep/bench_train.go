@@ -31,6 +31,7 @@ type benchTrainFlags struct {
 	rounds, steps                 int
 	alone                         bool
 	compress                      codecFlag
+	shard                         shardFlag
 	gptFlags
 	workerFlags
 }
@@ -106,6 +107,7 @@ the workers of that job.`, benchSteps, benchRounds, benchSteps, benchSteps),
 	f.StringVar(&o.engine, "engine", "go", "compute engine: "+oneOf(gomlx.Names))
 	f.StringVar(&o.plugin, "xla-plugin", "", "PJRT plugin `file` for --engine xla (default $"+gomlx.PluginEnv+")")
 	o.compress.add(f)
+	o.shard.add(f)
 	f.BoolVar(&o.alone, "alone", false, "also measure how much longer a step takes than its computation alone")
 	f.IntVar(&o.rounds, "rounds", benchRounds, "rounds to measure, after one to warm up")
 	f.IntVar(&o.steps, "steps", benchSteps, "steps of a round")
@@ -160,7 +162,8 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 	w, phases := o.workload(), &phaseClock{}
 	cfg := sessionConfig{
 		engine: o.engine, plugin: o.plugin, replicas: o.replicas, logicalCPUs: o.replicas,
-		globalBatch: o.globalBatch, seed: 1, compress: o.compress.Codec, progress: phases.at,
+		globalBatch: o.globalBatch, seed: 1, compress: o.compress.Codec, shard: o.shard.Sharding,
+		progress: phases.at,
 	}
 	if job.Workers > 1 {
 		if cfg, err = o.share(cfg, job); err != nil {
@@ -236,6 +239,9 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 		}
 		if o.compress.Codec != (compress.Codec{}) {
 			more += " compress=" + o.compress.String()
+		}
+		if s.trainer.Sharded() {
+			more += " shard-optimizer=on"
 		}
 		if o.alone {
 			more += a.overhead().plain()

@@ -39,6 +39,7 @@ type sessionConfig struct {
 	bucketBytes     int // 0: the engine's default
 	compress        compress.Codec
 	diloco          *train.DiLoCo // nil: none
+	shard           train.Sharding
 	clipNorm        float64
 	clipValue       float64
 	progress        func(step int64, phase train.Phase) // nil: none
@@ -70,7 +71,7 @@ func openSession(ctx context.Context, cfg sessionConfig) (s *session, err error)
 func (s *session) compile(ctx context.Context, m engine.Model, inputs, labels []engine.Feature) (err error) {
 	cfg := train.Config{
 		GlobalBatch: s.cfg.globalBatch, Seed: s.cfg.seed, BucketBytes: s.cfg.bucketBytes, Compress: s.cfg.compress,
-		DiLoCo:   s.cfg.diloco,
+		DiLoCo: s.cfg.diloco, ShardOptimizer: s.cfg.shard,
 		ClipNorm: s.cfg.clipNorm, ClipValue: s.cfg.clipValue, Progress: s.cfg.progress,
 	}
 	switch {

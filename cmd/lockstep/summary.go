@@ -26,6 +26,8 @@ type summary struct {
 	Workers         int      `json:"workers"`
 	GlobalBatch     int      `json:"global_batch"`
 	Optimizer       string   `json:"optimizer"`
+	ShardOptimizer  bool     `json:"shard_optimizer"`
+	OptimizerBytes  int      `json:"optimizer_bytes"` // of the slots that this worker keeps
 	LearningRate    float64  `json:"learning_rate"`
 	Schedule        string   `json:"schedule"`
 	Seed            int64    `json:"seed"`
@@ -59,7 +61,8 @@ func (r *trainRun) summarise() summary {
 	s := summary{
 		Version: version(), Data: r.flags.data, Model: r.flags.model, Engine: r.engine.Name(), SIMD: withSIMD,
 		Strategy: r.flags.strategy, Devices: r.strategy.Devices(), Replicas: r.strategy.NumReplicasInSync(),
-		Workers:     r.workerCount(),
+		Workers:        r.workerCount(),
+		ShardOptimizer: r.trainer.Sharded(), OptimizerBytes: r.trainer.OptimizerBytes(),
 		GlobalBatch: r.batch, Optimizer: r.flags.optimizer, LearningRate: r.flags.learningRate, Schedule: r.flags.schedule,
 		Seed:   r.flags.seed,
 		Epochs: len(r.history.Epochs), Steps: r.history.Steps, Interrupted: r.stopped,

@@ -30,6 +30,7 @@ type trainFlags struct {
 	bucketSize                   int // bucketBytes as a number; 0: not given
 	compress                     codecFlag
 	diloco                       dilocoFlags
+	shard                        shardFlag
 	precision                    string
 	optimizer                    string
 	learningRate                 float64
@@ -113,6 +114,7 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 		"all-reduced one after the other, while later ones are computed (default by engine)")
 	o.compress.add(f)
 	o.diloco.add(f)
+	o.shard.add(f)
 	f.IntVar(&o.accumulate, "accumulate", 1, "number of batches whose gradients a step accumulates: one all-reduce and "+
 		"one update for all of them")
 	f.Float64Var(&o.clipNorm, "clip-norm", 0, "limit for the global norm of the gradients (default no limit)")

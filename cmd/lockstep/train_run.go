@@ -104,6 +104,7 @@ func (r *trainRun) join() (err error) {
 		logicalCPUs: r.flags.logicalCPUs(),
 		globalBatch: r.flags.globalBatch, batchPerReplica: r.flags.batchPerReplica, seed: r.flags.seed,
 		bucketBytes: r.flags.bucketSize, compress: r.flags.compress.Codec, diloco: r.flags.diloco.config(),
+		shard:    r.flags.shard.Sharding,
 		clipNorm: r.flags.clipNorm, clipValue: r.flags.clipValue,
 	}
 	if r.flags.strategy == multiWorker {

@@ -105,6 +105,7 @@ func (r *trainRun) compareOptions() error {
 		{"bucket-bytes", o.bucketBytes},
 		{"compress", o.compress},
 		{"diloco", &o.diloco},
+		{"shard-optimizer", o.shard},
 		{"precision", o.precision},
 		{"optimizer", o.optimizer},
 		{"learning-rate", o.learningRate},

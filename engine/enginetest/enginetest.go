@@ -1058,6 +1058,9 @@ func testShards(t *testing.T, c Config) {
 				readable := 0
 				for d := range devices {
 					got, err := p.Read(d, i)
+					if p.Owned(d, i) == errors.Is(err, engine.ErrNotOwned) {
+						t.Errorf("%d shards: device %d owns %s: %v, reading it: %v", shards, d, v.Name, p.Owned(d, i), err)
+					}
 					switch {
 					case errors.Is(err, engine.ErrNotOwned) && v.Role == engine.Slot:
 						continue

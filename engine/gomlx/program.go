@@ -261,6 +261,9 @@ func (p *program) Updated(device, parameter int) (*tensor.Tensor, error) {
 	return d.updated(parameter)
 }
 
+// Owned implements [engine.Program].
+func (p *program) Owned(device, variable int) bool { return !p.devices[device].absent[variable] }
+
 // Commit implements [engine.Program].
 func (p *program) Commit() {
 	for _, r := range p.replicas {

@@ -88,6 +88,7 @@ var (
 		Parts(device int) [][]int
 		Update(ctx context.Context, device, replica, part int, factor float64) error
 		Updated(device, parameter int) (*tensor.Tensor, error)
+		Owned(device, variable int) bool
 		Commit()
 		Discard()
 	} = engine.Program(nil)
