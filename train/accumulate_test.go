@@ -117,7 +117,7 @@ func TestAccumulateNotFinite(t *testing.T) {
 	before := fmt.Sprint(p.snapshot())
 	_, err := trainer.Fit(t.Context(), sizes(examples, 2, 2, 2, 2, 2, 2), FitConfig{Accumulate: 6})
 	var e *NotFiniteError
-	if !errors.As(err, &e) || e.Step != 1 || e.Replica != 1 || e.Example != 1 ||
+	if !errors.As(err, &e) || e.Step != 1 || e.Replica != 1 || e.Example != 1 || e.Batch != 3 ||
 		!strings.Contains(e.Detail, "example 1 (counted from 0) of batch 4 of the data: input 0 is not finite") {
 		t.Errorf("got %v", err)
 	}
@@ -156,6 +156,10 @@ func TestAccumulateDisagreement(t *testing.T) {
 				accumulate = c.accumulate
 			}
 			_, err = trainer.Fit(t.Context(), sizes(examples, 4, 4, 4), FitConfig{Accumulate: accumulate})
+			// no replica may enter a model's own all-reduce for a batch that another worker does not have
+			if used := trainer.program.(*fakeProgram).states; c.accumulate != 3 && len(used) > 0 {
+				t.Errorf("%s: worker %d has computed gradients: %v", c.name, w, used)
+			}
 			return err
 		}) {
 			if err == nil || !strings.Contains(err.Error(), c.want) {

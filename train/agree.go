@@ -156,11 +156,42 @@ func (t *Trainer) compareStates(ctx context.Context, r *distribute.Replica, stat
 	}
 	for w, states := range workers {
 		if len(states) != len(workers[0]) {
-			return fmt.Errorf("the workers do not make the same step: worker %d accumulates the gradients of %d batches, "+
-				"worker 0 of %d. Call Fit on all workers with the same data and configuration", w, len(states), len(workers[0]))
+			return fmt.Errorf("the workers do not make the same step: %w",
+				accumulateError(w, len(states), len(workers[0])))
 		}
 	}
 	return errInexact
+}
+
+// compareWorkers returns an error if workers accumulate different numbers of batches: the all-reduces of their models
+// would not match, before any step is compared. All workers get the same result.
+func (f *fit) compareWorkers(ctx context.Context) error {
+	if !f.t.others() {
+		return nil
+	}
+	rows := make([]distribute.Value, len(f.t.parts))
+	for i := range rows {
+		if rows[i] = tensor.New(tensor.Int64, 0, 1); i == 0 {
+			rows[i] = tensor.From([]int64{int64(f.cfg.Accumulate)}, 1, 1)
+		}
+	}
+	all, err := f.t.gather(ctx, rows)
+	if err != nil {
+		return fmt.Errorf("train: comparing the workers' configurations: %w", err)
+	}
+	list := tensor.Data[int64](all)
+	for w, n := range list {
+		if n != list[0] {
+			return fmt.Errorf("train: the workers do not make the same steps: %w", accumulateError(w, int(n), int(list[0])))
+		}
+	}
+	return nil
+}
+
+// accumulateError describes a worker that accumulates another number of batches than worker 0.
+func accumulateError(worker, n, first int) error {
+	return fmt.Errorf("worker %d accumulates the gradients of %d batches, worker 0 of %d. Call Fit on all workers with "+
+		"the same data and configuration", worker, n, first)
 }
 
 // The fields of a [stepState].

@@ -52,8 +52,9 @@ type NotFiniteError struct {
 	// Replica is the replica that Detail describes, or -1 if every replica's share is finite.
 	Replica int
 	// Example is the example that Detail describes, as an index into the global batch, or -1 if it describes
-	// none.
-	Example int
+	// none. Batch is the number of that batch among those that the step accumulates, from 0; it is also set if Detail
+	// describes a loss or a gradient, of which it is the first batch, and else -1.
+	Example, Batch int
 	// Detail describes the value that is not finite, or out of range, and how to fix it.
 	Detail string
 
@@ -173,6 +174,7 @@ func (t *Trainer) report(ctx context.Context, b *stepBatches, evaluation bool) (
 type finding struct {
 	Cause   cause  `json:"cause"`
 	Example int    `json:"example"` // in the global batch; -1: none
+	Batch   int    `json:"batch"`   // of the step
 	Detail  string `json:"detail"`
 	Sum     int    `json:"sum"` // the first parameter whose gradient's sum over replicas is not finite; -1: none
 }
@@ -209,7 +211,7 @@ func (t *Trainer) inspect(ctx context.Context, b *stepBatches, e *NotFiniteError
 			if g.weightSum == 0 {
 				continue
 			}
-			gradients, err := t.gradientsAlone(ctx, r, b, i, e.evaluation)
+			gradients, err := t.gradientsUpTo(ctx, r, b, i, e.evaluation)
 			if err != nil {
 				return err
 			}
@@ -219,6 +221,7 @@ func (t *Trainer) inspect(ctx context.Context, b *stepBatches, e *NotFiniteError
 			if f, err = t.find(r, g, gradients); err != nil {
 				return err
 			}
+			f.Batch = i
 		}
 		f.Sum = sums[r.LocalID()]
 		text, err := json.Marshal(f)
@@ -250,16 +253,16 @@ func (t *Trainer) inspect(ctx context.Context, b *stepBatches, e *NotFiniteError
 	return nil
 }
 
-// gradientsAlone computes the gradients of one batch of a step. For an evaluation, whose loss was just computed,
-// it does nothing.
-func (t *Trainer) gradientsAlone(ctx context.Context, r *distribute.Replica, b *stepBatches, i int, evaluation bool,
+// gradientsUpTo computes the gradients of batch i of a step, and returns their sums with those of the batches before
+// it, whose gradients were computed last. For an evaluation, whose loss was just computed, it does nothing.
+func (t *Trainer) gradientsUpTo(ctx context.Context, r *distribute.Replica, b *stepBatches, i int, evaluation bool,
 ) (gradients []*tensor.Tensor, err error) {
 	if evaluation {
 		return nil, nil
 	}
 	t.parts[r.LocalID()].replica = r // for the model's own all-reduces
 	m := t.micro(r, b, i)
-	m.Add, m.Last = false, true
+	m.Last = true
 	if _, err := t.program.Gradients(ctx, r.LocalID(), m, nil); err != nil {
 		return nil, fmt.Errorf("gradients: %w", err)
 	}
@@ -290,12 +293,12 @@ func decodeFindings(text []byte) (list []finding, err error) {
 func (e *NotFiniteError) conclude(byReplica []finding, parameters []engine.Variable, codec compress.Codec,
 	norm string, whole bool,
 ) {
-	e.Replica, e.Example = -1, -1
+	e.Replica, e.Example, e.Batch = -1, -1, -1
 	e.Detail = "every replica's share is finite: use a smaller learning rate, or a loss that cannot overflow"
 	first, sum := finding{Cause: causeNone}, -1
 	for replica, f := range byReplica {
 		if f.Cause < first.Cause {
-			first, e.Replica, e.Example, e.Detail = f, replica, f.Example, f.Detail
+			first, e.Replica, e.Example, e.Batch, e.Detail = f, replica, f.Example, f.Batch, f.Detail
 		}
 		if f.Sum >= 0 && (sum < 0 || f.Sum < sum) {
 			sum = f.Sum

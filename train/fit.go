@@ -194,6 +194,9 @@ func (f *fit) run(ctx context.Context) (err error) {
 	if err := f.setLastStep(); err != nil {
 		return f.dataFailed(ctx, err)
 	}
+	if err := f.compareWorkers(ctx); err != nil {
+		return err
+	}
 	var stream *feeder // with StepsPerEpoch: one for all epochs
 	if n := f.cfg.StepsPerEpoch; n > 0 {
 		limit := n*(f.cfg.Epochs-f.position.epoch) - f.position.step

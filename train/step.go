@@ -58,7 +58,7 @@ func (t *Trainer) step(ctx context.Context, b *stepBatches) (made, stop bool, pr
 			t.notFinite++
 			loss, _ := t.scalars()
 			problem = &NotFiniteError{
-				Step: t.committed, Loss: loss, Replica: -1, Example: -1,
+				Step: t.committed, Loss: loss, Replica: -1, Example: -1, Batch: -1,
 				Detail: "see the log for the first ones, with their causes",
 			}
 		}
