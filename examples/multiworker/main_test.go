@@ -1,14 +1,10 @@
 package main
 
 import (
-	"bytes"
-	"fmt"
-	"os/exec"
 	"regexp"
 	"testing"
 
 	"github.com/lockstep-ml/lockstep/examples/internal/exampletest"
-	"github.com/lockstep-ml/lockstep/internal/freeport"
 )
 
 func TestMain(m *testing.M) { exampletest.Main(m, main) }
@@ -25,30 +21,11 @@ func TestProgram(t *testing.T) {
 	if want == nil {
 		t.Fatalf("got\n%s", out)
 	}
-	var addresses [2]string
-	for i := range addresses {
-		addresses[i] = fmt.Sprintf("127.0.0.1:%d", freeport.Take(t, 2))
-	}
-	var workers []*exec.Cmd
-	var outs []*bytes.Buffer
-	for i := range addresses {
-		config := fmt.Sprintf(`{"cluster": {"worker": [%q, %q]}, "task": {"type": "worker", "index": %d}}`, addresses[0],
-			addresses[1], i)
-		cmd, out := exampletest.Command(t, []string{"TF_CONFIG=" + config})
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		workers, outs = append(workers, cmd), append(outs, out)
-	}
-	for i, cmd := range workers {
-		if err := cmd.Wait(); err != nil {
-			t.Fatalf("worker %d: %v\n%s\n%s", i, err, outs[0], outs[1])
-		}
-	}
-	if got := last.FindSubmatch(outs[0].Bytes()); got == nil || !bytes.Equal(got[1], want[1]) {
+	outs := exampletest.Workers(t, 2)
+	if got := last.FindStringSubmatch(outs[0]); got == nil || got[1] != string(want[1]) {
 		t.Errorf("got\n%s, want the weights %s", outs[0], want[1])
 	}
-	if last.Match(outs[1].Bytes()) {
+	if last.MatchString(outs[1]) {
 		t.Errorf("a worker that is not the chief printed\n%s", outs[1])
 	}
 }

@@ -57,6 +57,9 @@ var mayImport = []struct {
 	{"cluster/...", []string{"cluster/..."}},
 	{"engine", []string{"tensor"}},
 	{"engine/enginetest", []string{"tensor", "engine"}},
+	{"engine/gomlx/dataparallel", []string{
+		"tensor", "engine/gomlx/internal/stages", "collective", "cluster/worker",
+	}},
 	{"engine/gomlx/...", []string{"tensor", "engine", "internal/kernel", "engine/gomlx/..."}},
 	{"data/...", []string{"tensor", "data/...", "internal/memlimit"}},
 	{"distribute/internal/deadlock", []string{"tensor", "collective", "internal/stacks"}},

@@ -3,9 +3,12 @@ package exampletest
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"testing"
+
+	"github.com/lockstep-ml/lockstep/internal/freeport"
 )
 
 // asProgram is the environment variable that makes the test binary run the program.
@@ -42,4 +45,38 @@ func Run(t *testing.T, args ...string) string {
 		t.Fatalf("%v: %v\n%s", args, err, out)
 	}
 	return out.String()
+}
+
+// Workers runs the example as n workers of a job that TF_CONFIG describes, until all exit, and returns their outputs.
+func Workers(t *testing.T, n int, args ...string) []string {
+	t.Helper()
+	addresses := ""
+	for i := range n {
+		if i > 0 {
+			addresses += ", "
+		}
+		addresses += fmt.Sprintf(`"127.0.0.1:%d"`, freeport.Take(t, 2))
+	}
+	var workers []*exec.Cmd
+	var outs []*bytes.Buffer
+	for i := range n {
+		config := fmt.Sprintf(`{"cluster": {"worker": [%s]}, "task": {"type": "worker", "index": %d}}`, addresses, i)
+		cmd, out := Command(t, []string{"TF_CONFIG=" + config}, args...)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		workers, outs = append(workers, cmd), append(outs, out)
+	}
+	list := make([]string, n)
+	for i, cmd := range workers {
+		err := cmd.Wait()
+		list[i] = outs[i].String()
+		if err != nil {
+			t.Errorf("worker %d: %v\n%s", i, err, list[i])
+		}
+	}
+	if t.Failed() {
+		t.FailNow()
+	}
+	return list
 }

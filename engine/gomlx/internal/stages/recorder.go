@@ -33,6 +33,9 @@ func (r *Recorder) AllReduce(name string, identity func()) {
 	r.next = ""
 }
 
+// Pending reports whether the Identity of the AllReduce in progress has not been added yet.
+func (r *Recorder) Pending() bool { return r.next != "" }
+
 // Builder implements compute.Backend.
 func (r *Recorder) Builder(name string) compute.Builder {
 	real := r.Backend.Builder(name)

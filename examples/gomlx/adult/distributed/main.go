@@ -1,0 +1,59 @@
+// Command distributed is command plain on the workers of a job: lockstep run --nproc-per-node 2 -- distributed
+package main
+
+import (
+	"flag"
+	"fmt"
+	"log"
+
+	"github.com/gomlx/compute"
+	_ "github.com/gomlx/compute/gobackend"
+	"github.com/gomlx/gomlx/ml/model/checkpoint"
+	"github.com/gomlx/gomlx/ml/train"
+	"github.com/gomlx/gomlx/ml/train/loss"
+	"github.com/gomlx/gomlx/ml/train/metric"
+	"github.com/gomlx/gomlx/ml/train/optimizer"
+
+	"github.com/lockstep-ml/lockstep/engine/gomlx/dataparallel"
+	"github.com/lockstep-ml/lockstep/examples/gomlx/adult"
+)
+
+func main() {
+	steps := flag.Int("steps", 300, "training steps")
+	batch := flag.Int("batch", 32, "rows of a batch")
+	dir := flag.String("checkpoint", "", "folder for checkpoints")
+	flag.Parse()
+
+	job := dataparallel.MustJoin()
+	defer job.Close()
+	backend := job.Backend(must(compute.NewWithConfig("go")))
+	store := adult.NewStore()
+	table := must(adult.Load())
+	trainDS, testDS, err := table.NewDatasets(backend, *batch)
+	if err != nil {
+		log.Fatal(err)
+	}
+	trainer := train.NewTrainer(backend, store, table.Model, loss.BinaryCrossentropyLogits,
+		job.Optimizer(optimizer.FromStore(store)),
+		[]metric.Interface{metric.NewMovingAverageBinaryLogitsAccuracy("accuracy", "~acc", 0.01)},
+		[]metric.Interface{metric.NewMeanBinaryLogitsAccuracy("accuracy", "#acc")})
+	loop := train.NewLoop(trainer)
+	job.Attach(loop)
+	var saver *checkpoint.Handler
+	if *dir != "" && job.Chief() {
+		saver = must(checkpoint.Build(store).Dir(*dir).Keep(3).Done())
+	}
+	must(loop.RunSteps(job.Dataset(trainDS), *steps))
+	result := must(trainer.Eval(testDS))
+	fmt.Printf("test loss %.3f, accuracy %.3f\n", result[0].Value(), result[1].Value())
+	if err := saver.Save(); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func must[T any](x T, err error) T {
+	if err != nil {
+		log.Fatal(err)
+	}
+	return x
+}
