@@ -188,7 +188,7 @@ type Micro struct {
 // Scalars are the results of one micro-batch on one replica. Metrics is valid until the replica's next call.
 type Scalars struct {
 	Loss    float64   // the share of the global mean loss: the sum over replicas and micro-batches is the loss
-	Metrics []float64 // weighted sums over the examples, in the order of Program.Metrics
+	Metrics []float64 // weighted sums over the examples, in the order of Program.Metrics; see also Summed
 }
 
 // Bucket is a group of parameters whose gradients are handed over at the same time.
@@ -226,6 +226,22 @@ type Optimized interface {
 	// EMA returns, for each parameter, the index in Variables of the slot with its exponential moving average, of
 	// the same shape. It is nil if the optimizer keeps none.
 	EMA() []int
+}
+
+// Summed is a [Program] with metrics that are no means over the examples.
+type Summed interface {
+	Program
+	// Summaries says for each of Metrics how its value follows from sums over examples. Scalars.Metrics holds the sums
+	// of all metrics, one metric after the other.
+	Summaries() []Summary
+}
+
+// Summary describes the sums of a metric.
+type Summary struct {
+	Sums int // their number
+	// Value computes the metric from its sums over all examples, each multiplied by the example's weight, and the sum
+	// of the weights. If it is nil, the metric is the mean of one sum, or a table of several.
+	Value func(sums []float64, weight float64) float64
 }
 
 // Advised is a program that has advice on the model, for example to replace a layer that is slow on the engine.

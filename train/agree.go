@@ -35,7 +35,7 @@ func (t *Trainer) wantsStop() bool { return t.others() && (t.stopRequested || t.
 
 // stopAgreed reports whether any worker had requested a stop when the last batch began.
 func (t *Trainer) stopAgreed() bool {
-	return t.parts[0].scalars[1+len(t.metrics)+agreedStop] > 0
+	return t.parts[0].scalars[1+t.sums+agreedStop] > 0
 }
 
 // batchPosition is the position of a batch in the dataset: the pass, and the batch within it, both from 0.
@@ -95,7 +95,7 @@ func sameHash(sums []float64, replicas int) bool {
 // scalars are reduced. All replicas get the same result. If the hashes differ, the replicas gather their states,
 // so that every worker can report what differs and where.
 func (t *Trainer) checkAgreement(ctx context.Context, r *distribute.Replica, b *stepBatches) error {
-	if !t.others() || sameHash(t.parts[r.LocalID()].scalars[1+len(t.metrics):], r.NumReplicas()) {
+	if !t.others() || sameHash(t.parts[r.LocalID()].scalars[1+t.sums:], r.NumReplicas()) {
 		return nil
 	}
 	return t.compareStates(ctx, r, t.stepStates(b))

@@ -82,7 +82,7 @@ func (s Step) Mean() Result {
 	if s.round == nil {
 		return s.mean.result()
 	}
-	m := newMean(s.mean.names)
+	m := newMean(s.mean.metrics)
 	m.merge(s.mean)
 	m.merge(s.round)
 	return m.result()

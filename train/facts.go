@@ -27,7 +27,7 @@ func (t *Trainer) Facts() ([]Fact, error) {
 		{"buckets", fmt.Sprint(len(t.buckets))},
 		{"compression", t.config.Compress.String()},
 		{"sharded optimizer", fmt.Sprint(t.Sharded())},
-		{"metrics", fmt.Sprint(t.metrics)},
+		{"metrics", fmt.Sprint(t.Metrics())},
 		{"variables", fmt.Sprint(len(t.variables))},
 	}
 	if t.others() {

@@ -3,13 +3,17 @@ package train
 import (
 	"maps"
 	"slices"
+
+	"github.com/lockstep-ml/lockstep/engine"
 )
 
 // Result is loss and metrics over a set of examples, combined over all replicas and weighted by example.
 type Result struct {
-	Loss     float64            // weighted mean; NaN without examples
-	Metrics  map[string]float64 // weighted means, by metric name
-	Examples int64              // number of examples, without padding
+	Loss    float64            // weighted mean; NaN without examples
+	Metrics map[string]float64 // by metric name: weighted means, or what a metric computes from its sums
+	// Tables are the metrics that are several sums, such as the counts of a confusion matrix, by metric name. Nil: none.
+	Tables   map[string][]float64
+	Examples int64 // number of examples, without padding
 }
 
 // names returns the metrics' names, sorted.
@@ -18,22 +22,50 @@ func (r Result) names() []string { return slices.Sorted(maps.Keys(r.Metrics)) }
 // mean accumulates loss and metrics over batches. All sums are float64, on the host. A mean of the batches'
 // means would overweight the examples of a short batch.
 type mean struct {
-	names    []string
+	metrics  []metric
 	loss     float64
-	sums     []float64
+	sums     []float64 // of all metrics, one after the other
 	weight   float64
 	examples int64
 }
 
-func newMean(names []string) *mean { return &mean{names: names, sums: make([]float64, len(names))} }
+// metric is a metric with its name.
+type metric struct {
+	name string
+	engine.Summary
+}
+
+func newMean(metrics []metric) *mean {
+	n := 0
+	for _, m := range metrics {
+		n += m.Sums
+	}
+	return &mean{metrics: metrics, sums: make([]float64, n)}
+}
 
 // newMean returns the mean over batches of a training, which may include the gradients' norm.
 func (t *Trainer) newMean() *mean {
-	names := t.metrics
+	metrics := t.metrics
 	if t.config.ClipNorm > 0 {
-		names = append(slices.Clone(names), normMetric)
+		metrics = append(slices.Clone(metrics), metric{normMetric, engine.Summary{Sums: 1}})
 	}
-	return newMean(names)
+	return newMean(metrics)
+}
+
+// metricsOf lists the metrics of a program, and the number of their sums.
+func metricsOf(p engine.Program) (list []metric, sums int) {
+	var summaries []engine.Summary
+	if s, ok := p.(engine.Summed); ok {
+		summaries = s.Summaries()
+	}
+	for i, name := range p.Metrics() {
+		m := metric{name, engine.Summary{Sums: 1}}
+		if summaries != nil {
+			m.Summary = summaries[i]
+		}
+		list, sums = append(list, m), sums+m.Sums
+	}
+	return list, sums
 }
 
 // add adds the batches that t's replicas have just computed.
@@ -62,9 +94,22 @@ func (m *mean) merge(other *mean) {
 }
 
 func (m *mean) result() Result {
-	r := Result{Loss: m.loss / m.weight, Metrics: make(map[string]float64, len(m.names)), Examples: m.examples}
-	for i, name := range m.names {
-		r.Metrics[name] = m.sums[i] / m.weight
+	r := Result{Loss: m.loss / m.weight, Metrics: make(map[string]float64, len(m.metrics)), Examples: m.examples}
+	sums := m.sums
+	for _, x := range m.metrics {
+		own := sums[:x.Sums]
+		sums = sums[x.Sums:]
+		switch {
+		case x.Value != nil:
+			r.Metrics[x.name] = x.Value(slices.Clone(own), m.weight)
+		case x.Sums == 1:
+			r.Metrics[x.name] = own[0] / m.weight
+		default:
+			if r.Tables == nil {
+				r.Tables = map[string][]float64{}
+			}
+			r.Tables[x.name] = slices.Clone(own)
+		}
 	}
 	return r
 }

@@ -86,12 +86,12 @@ func numbersOf(r Result, validation *Result) map[string]float64 {
 
 // known returns the names of the numbers of all points, and whether each of them will exist.
 func (f *fit) known() map[string]bool {
-	names, validated := f.t.newMean().names, f.cfg.Validation != nil
+	validated := f.cfg.Validation != nil
 	out := map[string]bool{"loss": true, "val_loss": validated}
-	for _, name := range names {
+	for name := range f.t.newMean().result().Metrics {
 		out[name] = true
 	}
-	for _, name := range f.t.metrics {
+	for name := range newMean(f.t.metrics).result().Metrics {
 		out["val_"+name] = validated
 	}
 	return out

@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 	"unicode/utf8"
+
+	"github.com/lockstep-ml/lockstep/engine"
 )
 
 // replay reports two epochs, of steps that take half a second each, to a progress callback.
@@ -21,7 +23,7 @@ func replay(t *testing.T, cfg ProgressConfig, steps, known int) string {
 		for epoch := range 2 {
 			begin := EpochBegin{Epoch: epoch, Epochs: 2, Steps: known}
 			check(t, c.OnEpochBegin(ctx, begin))
-			m := &mean{names: []string{"accuracy"}, sums: []float64{0}}
+			m := newMean([]metric{{"accuracy", engine.Summary{Sums: 1}}})
 			for step := 1; step <= steps; step++ {
 				time.Sleep(500 * time.Millisecond)
 				m.loss, m.weight = float64(64*step)*0.2512, float64(64*step)

@@ -103,6 +103,8 @@ type resultState struct {
 	Loss     exact            `json:"loss"`
 	Metrics  map[string]exact `json:"metrics"`
 	Examples int64            `json:"examples"`
+
+	Tables map[string][]exact `json:"tables,omitempty"`
 }
 
 // exact is a float64 whose JSON form preserves all bits, except for the payload of a NaN.
@@ -218,6 +220,14 @@ func stateOf(r Result) resultState {
 	for name, x := range r.Metrics {
 		s.Metrics[name] = exact(x)
 	}
+	for name, table := range r.Tables {
+		if s.Tables == nil {
+			s.Tables = map[string][]exact{}
+		}
+		for _, x := range table {
+			s.Tables[name] = append(s.Tables[name], exact(x))
+		}
+	}
 	return s
 }
 
@@ -225,6 +235,14 @@ func (s resultState) result() Result {
 	r := Result{Loss: float64(s.Loss), Metrics: map[string]float64{}, Examples: s.Examples}
 	for name, x := range s.Metrics {
 		r.Metrics[name] = float64(x)
+	}
+	for name, table := range s.Tables {
+		if r.Tables == nil {
+			r.Tables = map[string][]float64{}
+		}
+		for _, x := range table {
+			r.Tables[name] = append(r.Tables[name], float64(x))
+		}
 	}
 	return r
 }
@@ -266,9 +284,9 @@ func (f *fit) resumePosition() error {
 	case s.Batches != batches && s.Batches >= 0 && batches >= 0:
 		return fmt.Errorf("train: resuming: this dataset has %d batches, but the snapshot's had %d: use the same dataset",
 			batches, s.Batches)
-	case s.Mean != nil && len(s.Mean.Sums) != len(f.t.newMean().names):
-		return fmt.Errorf("train: resuming: the training has %d metrics, but the snapshot's had %d: use the same model "+
-			"and Config.ClipNorm", len(f.t.newMean().names), len(s.Mean.Sums))
+	case s.Mean != nil && len(s.Mean.Sums) != len(f.t.newMean().sums):
+		return fmt.Errorf("train: resuming: the metrics of this training have %d sums, but the snapshot's had %d: use the "+
+			"same model and Config.ClipNorm", len(f.t.newMean().sums), len(s.Mean.Sums))
 	}
 	f.position = fitPosition{epoch: s.Epoch, step: s.Step, next: batchPosition{s.Pass, s.Batch}, truncated: s.Cut}
 	if s.Mean != nil {

@@ -149,7 +149,7 @@ func (t *Trainer) shard(ctx context.Context, owners []int) error {
 		s.keepers = append(s.keepers, keeper)
 		s.divided = append(s.divided, keepers < t.strategy.NumReplicasInSync())
 	}
-	s.notFinite = 1 + len(t.metrics) + agreed
+	s.notFinite = 1 + t.sums + agreed
 	if t.config.needsNorm() {
 		s.squares = s.notFinite + 1
 	}

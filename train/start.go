@@ -137,7 +137,7 @@ func (t *Trainer) describe() []string {
 	out := []string{
 		fmt.Sprintf("global batches of %d", t.config.GlobalBatch), fmt.Sprintf("seed %d", t.config.Seed),
 		fmt.Sprintf("%d buckets of gradients", len(t.buckets)), fmt.Sprintf("compression %v", t.config.Compress),
-		fmt.Sprintf("metrics %q", t.metrics),
+		fmt.Sprintf("metrics %q", t.Metrics()),
 		fmt.Sprintf("the policy %q for what is not finite", t.config.NotFinite),
 		fmt.Sprintf("gradients clipped by norm %v, by variable norm %v, by value %v",
 			t.config.ClipNorm, t.config.ClipVariableNorm, t.config.ClipValue),

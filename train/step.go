@@ -216,7 +216,7 @@ func (t *Trainer) plan() {
 	}
 	for replica := range t.parts {
 		p := &t.parts[replica]
-		p.scalars = make([]float64, 1+len(t.metrics)+agreed+t.shards.scalars())
+		p.scalars = make([]float64, 1+t.sums+agreed+t.shards.scalars())
 		p.reducing = make([]reduction, len(t.buckets))
 		p.exchanging = p.reducing
 		if t.config.DiLoCo != nil {
@@ -300,7 +300,7 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 		return err
 	}
 	t.replicaAt(r, PhaseReduce)
-	t.putAgreement(b, p.scalars[1+len(t.metrics):])
+	t.putAgreement(b, p.scalars[1+t.sums:])
 	if p.failure == nil {
 		p.failure = t.startReduction(p, len(t.buckets)-1, p.scalars[:t.summedScalars()])
 	}
@@ -360,7 +360,7 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 }
 
 // summedScalars returns the number of scalars that are reduced with the last bucket.
-func (t *Trainer) summedScalars() int { return 1 + len(t.metrics) + agreed }
+func (t *Trainer) summedScalars() int { return 1 + t.sums + agreed }
 
 // stepsWhole reports whether a step that updates is computed as one program.
 func (t *Trainer) stepsWhole(b *stepBatches) bool {
@@ -380,7 +380,7 @@ func (t *Trainer) wholeStep(ctx context.Context, r *distribute.Replica, b *stepB
 	if !finite {
 		p.notFinite = 0
 	}
-	t.putAgreement(b, p.scalars[1+len(t.metrics):])
+	t.putAgreement(b, p.scalars[1+t.sums:])
 	return nil
 }
 
@@ -452,7 +452,7 @@ func (t *Trainer) sum(ctx context.Context, replica int, dst, src []*tensor.Tenso
 func (t *Trainer) reduceScalars(ctx context.Context, r *distribute.Replica, b *stepBatches) error {
 	t.replicaAt(r, PhaseReduce)
 	p := &t.parts[r.LocalID()]
-	t.putAgreement(b, p.scalars[1+len(t.metrics):])
+	t.putAgreement(b, p.scalars[1+t.sums:])
 	if r.NumReplicas() > 1 {
 		h, err := r.StartAllReduce(ctx, distribute.Sum, distribute.Bucket{Scalars: p.scalars[:t.summedScalars()]})
 		if err == nil {
@@ -468,7 +468,7 @@ func (t *Trainer) reduceScalars(ctx context.Context, r *distribute.Replica, b *s
 // scalars returns the last step's loss and sums of metrics over all replicas. The next step overwrites them.
 func (t *Trainer) scalars() (loss float64, sums []float64) {
 	s := t.parts[0].scalars
-	return s[0], s[1 : 1+len(t.metrics)]
+	return s[0], s[1 : 1+t.sums]
 }
 
 // Gradients returns the gradients of the mean loss of a step's examples, reduced over all replicas, in the order of

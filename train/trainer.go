@@ -36,7 +36,8 @@ type Trainer struct {
 	norm    float64          // of the last step's gradients, with Config.ClipNorm
 	summed  barrier          // all replicas have added their squares
 
-	metrics   []string
+	metrics   []metric
+	sums      int // of all metrics
 	variables []engine.Variable
 	// distributed are the strategy's variables for those of the program, in the same order. access serializes them.
 	distributed []*distribute.Variable
@@ -133,8 +134,9 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 			cfg.Logger.Info("train: " + text)
 		}
 	}
-	t.program, t.metrics, t.variables = program, program.Metrics(), program.Variables()
-	if cfg.ClipNorm > 0 && slices.Contains(t.metrics, normMetric) {
+	t.program, t.variables = program, program.Variables()
+	t.metrics, t.sums = metricsOf(program)
+	if cfg.ClipNorm > 0 && slices.Contains(t.Metrics(), normMetric) {
 		err := fmt.Errorf("train: the model has a metric %q, which Config.ClipNorm adds: rename it", normMetric)
 		t.failOthers(ctx, err)
 		return nil, errors.Join(err, program.Close())
@@ -212,7 +214,7 @@ func (t *Trainer) Parameters() []engine.Variable { return t.program.Parameters()
 func (t *Trainer) Variables() []engine.Variable { return t.variables }
 
 // Metrics lists the names of the model's metrics. The caller must not modify the slice.
-func (t *Trainer) Metrics() []string { return t.metrics }
+func (t *Trainer) Metrics() []string { return t.program.Metrics() }
 
 // Steps returns the number of steps taken so far, by Fit and by ApplyGradients.
 func (t *Trainer) Steps() int64 { return t.committed }

@@ -52,6 +52,7 @@ type builder struct {
 	changed  []*model.Variable // by the gradients program, except trained ones and random state
 	hooks    map[string]any    // per-step updates that layers have registered
 	classes  []int             // by label; 0: not a class
+	sums     []int             // by metric: their number
 	slow     slowLayers
 
 	ofUpdates   map[string]bool // paths of the variables that an update of all parameters uses
@@ -142,8 +143,10 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 		gradients: gradients, step: step, wholeUpdate: bl.wholeUpdate, evaluate: evaluate, predict: predict,
 		classes: bl.classes,
 	}
-	for _, x := range bl.m.Metrics {
+	for i, x := range bl.m.Metrics {
 		p.metrics = append(p.metrics, x.Name)
+		p.summaries = append(p.summaries, engine.Summary{Sums: bl.sums[i], Value: x.Value})
+		p.sums += bl.sums[i]
 	}
 	if p.variables, err = bl.variables(); err != nil {
 		return nil, err
@@ -622,8 +625,8 @@ func (bl *builder) objective(g *graph.Graph, batch batchNodes) (stats, losses, o
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	each, err := bl.perExample("Model.Loss", bl.m.Loss, batch.labels, predictions)
-	if err != nil {
+	each := bl.m.Loss(batch.labels, predictions)
+	if err := bl.perExample("Model.Loss", each); err != nil {
 		return nil, nil, nil, err
 	}
 	if !each.DType().IsFloat() {
@@ -649,16 +652,24 @@ func (bl *builder) objective(g *graph.Graph, batch batchNodes) (stats, losses, o
 		share := graph.Div(graph.ReduceAllSum(weights), sum)
 		objective = graph.Add(objective, graph.Mul(graph.ConvertDType(r, bl.lossType), share))
 	}
-	list := []*graph.Node{objective}
+	list := []*graph.Node{graph.Reshape(objective, 1)}
+	bl.sums = nil
 	for _, m := range bl.m.Metrics {
-		x, err := bl.perExample("metric "+m.Name, m.PerExample, batch.labels, predictions)
-		if err != nil {
+		x, what := m.PerExample(batch.labels, predictions), "metric "+m.Name
+		if m.Sums > 0 {
+			if x == nil || !x.Shape().EqualDimensions(shapes.Make(dtypes.Float32, bl.spec.Rows, m.Sums)) {
+				return nil, nil, nil, fmt.Errorf("%s gives %s: want %d numbers per example, shape (%d, %d)", what, shapeOf(x),
+					m.Sums, bl.spec.Rows, m.Sums)
+			}
+			bl.sums = append(bl.sums, m.Sums)
+			list = append(list, weightedSums(graph.ConvertDType(x, bl.lossType), weights))
+			continue
+		}
+		if err := bl.perExample(what, x); err != nil {
 			return nil, nil, nil, err
 		}
-		list = append(list, weightedSum(graph.ConvertDType(x, bl.lossType), weights))
-	}
-	for i, n := range list {
-		list[i] = graph.Reshape(n, 1)
+		bl.sums = append(bl.sums, 1)
+		list = append(list, graph.Reshape(weightedSum(graph.ConvertDType(x, bl.lossType), weights), 1))
 	}
 	if stats = list[0]; len(list) > 1 {
 		stats = graph.Concatenate(list, 0)
@@ -673,21 +684,31 @@ func weightedSum(x, weights *graph.Node) *graph.Node {
 	return graph.ReduceAllSum(graph.Mul(graph.Where(graph.NotEqual(weights, zero), x, zero), weights))
 }
 
-// perExample calls a loss or a metric and checks that it gives one number per example.
-func (bl *builder) perExample(what string, f Loss, labels, predictions []*graph.Node) (*graph.Node, error) {
-	x := f(labels, predictions)
+// weightedSums is weightedSum for each column.
+func weightedSums(x, weights *graph.Node) *graph.Node {
+	zero := graph.ScalarZero(x.Graph(), x.DType())
+	wide := graph.BroadcastToDims(graph.InsertAxes(weights, -1), x.Shape().Dimensions...)
+	return graph.ReduceSum(graph.Mul(graph.Where(graph.NotEqual(wide, zero), x, graph.ZerosLike(x)), wide), 0)
+}
+
+// perExample checks that a loss or a metric gives one number per example.
+func (bl *builder) perExample(what string, x *graph.Node) error {
 	if x == nil || x.Rank() != 1 || x.Shape().Dim(0) != bl.spec.Rows {
-		got := "nil"
-		if x != nil {
-			got = x.Shape().String()
-		}
 		hint := ""
 		if x != nil && x.IsScalar() {
 			hint = ": it must not add up or average over the examples, as GoMLX's own losses do"
 		}
-		return nil, fmt.Errorf("%s gives %s: want one number per example, shape (%d)%s", what, got, bl.spec.Rows, hint)
+		return fmt.Errorf("%s gives %s: want one number per example, shape (%d)%s", what, shapeOf(x), bl.spec.Rows, hint)
 	}
-	return x, nil
+	return nil
+}
+
+// shapeOf describes a node's type and shape in errors.
+func shapeOf(x *graph.Node) string {
+	if x == nil {
+		return "nil"
+	}
+	return x.Shape().String()
 }
 
 // variables lists every variable that a program uses, by role and name. The random state is not among them:

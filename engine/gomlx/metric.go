@@ -5,10 +5,19 @@ import (
 	"github.com/gomlx/gomlx/core/graph"
 )
 
-// Metric computes a number per example. Its weighted mean over all examples is reported.
+// Metric computes a number per example, whose weighted mean over all examples is reported, or several numbers, from
+// whose sums over all examples it is computed. The sums are added over batches and replicas before, in float64, so the
+// metric does not depend on how the examples are divided.
 type Metric struct {
-	Name       string // the displayed name, such as "accuracy"
+	Name string // the displayed name, such as "accuracy"
+	// PerExample gives a node of shape (rows), or of shape (rows, Sums).
 	PerExample func(labels, predictions []*graph.Node) *graph.Node
+	// Sums is the number of numbers per example, if it is not one.
+	Sums int
+	// Value computes the metric from the sums over all examples of each number times the example's weight, and the sum
+	// of the weights. Without it, the metric is the mean of the number; several numbers are reported as a table, their
+	// sums (train.Result.Tables).
+	Value func(sums []float64, weight float64) float64
 }
 
 // SparseCategoricalAccuracy is 1 if the largest logit is that of the integer label, else 0. Its name is

@@ -28,7 +28,9 @@ type program struct {
 	lossType   dtypes.DType
 	width      dtypes.DType // in which layers compute, of a mixed precision
 	metrics    []string
-	variables  []variable // parameters first
+	summaries  []engine.Summary // of the metrics
+	sums       int              // of all metrics
+	variables  []variable       // parameters first
 	parameters int
 	buckets    []engine.Bucket
 	classes    []int // by label; 0: not a class
@@ -53,6 +55,7 @@ var (
 	_ engine.Described = (*program)(nil)
 	_ engine.Inspector = (*program)(nil)
 	_ engine.Optimized = (*program)(nil)
+	_ engine.Summed    = (*program)(nil)
 )
 
 // open creates the devices and replicas, all with the same initial values.
@@ -166,6 +169,9 @@ func (p *program) describe(n int) []engine.Variable {
 
 // Metrics implements [engine.Program].
 func (p *program) Metrics() []string { return p.metrics }
+
+// Summaries implements [engine.Summed].
+func (p *program) Summaries() []engine.Summary { return p.summaries }
 
 // Buckets implements [engine.Program].
 func (p *program) Buckets() []engine.Bucket { return p.buckets }

@@ -107,7 +107,7 @@ func newReplica(p *program, index int, d *device, inputs, labels []shapes.Shape)
 		return r, err
 	}
 	r.weightSumTensor, r.lossScaleTensor = tensor.Wrap(r.weightSum.mem, t), tensor.Wrap(r.lossScale.mem, t)
-	r.stats, r.results = tensor.New(t, 1+len(p.metrics)), make([]float64, 1+len(p.metrics))
+	r.stats, r.results = tensor.New(t, 1+p.sums), make([]float64, 1+p.sums)
 	if !p.backend.HasSharedBuffers() {
 		for _, v := range p.variables[:p.parameters] {
 			r.staged = append(r.staged, tensor.New(v.DType, v.Shape...))
