@@ -111,7 +111,7 @@ func ExampleImageFolder() {
 		log.Fatal(err)
 	}
 	fmt.Println(pets.Classes, pets.Shape)
-	for e, err := range pets.Batch(2).Iter(context.Background()) {
+	for e, err := range pets.Images.Batch(2).Iter(context.Background()) {
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -11,10 +11,12 @@ import (
 	_ "image/jpeg"
 	_ "image/png"
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/image/draw"
 
@@ -52,10 +54,11 @@ func (o *ImageOptions) complete() error {
 	return nil
 }
 
-// LabelledImages is the data set that [ImageFolder] returns: a [Pipeline] with random access. Each element is a
-// [Batch] with one input, a float32 image [height, width, channels] with values from 0 to 1, and one int32 label.
+// LabelledImages is the data set that [ImageFolder] returns.
 type LabelledImages struct {
-	Pipeline
+	// Images has random access. Each element is a [Batch] with one input, a float32 image [height, width, channels]
+	// with values from 0 to 1, and one int32 label.
+	Images  Pipeline
 	Classes []string // names of the classes: label i is Classes[i]
 	Shape   []int    // of an image: height, width, channels
 	Files   []string // the file of each element, in order
@@ -112,19 +115,54 @@ func ImageFolder(dir string, o ImageOptions) (*LabelledImages, error) {
 		same = true
 	}
 	set.Shape = []int{o.Height, o.Width, o.Channels}
-	files := set.Files
-	set.Pipeline = FromFunc(len(files), func(_ context.Context, i int) (Element, error) {
-		contents, err := os.ReadFile(files[i])
-		if err != nil {
-			return nil, fmt.Errorf("data: %w", err)
-		}
-		pixels, err := decodeImage(contents, o, same)
-		if err != nil {
-			return nil, fmt.Errorf("data: %s: %w", files[i], err)
-		}
-		return Batch{Inputs: []*tensor.Tensor{pixels}, Labels: []*tensor.Tensor{tensor.Scalar(labels[i])}}, nil
-	})
+	set.Images = Of(&imageFiles{dir: dir, files: set.Files, labels: labels, options: o, same: same})
 	return set, nil
+}
+
+// imageFiles is the dataset of ImageFolder.
+type imageFiles struct {
+	dir      string
+	files    []string
+	labels   []int32
+	options  ImageOptions
+	same     bool // all images must have the size in options
+	hash     uint64
+	hashOnce sync.Once
+}
+
+// Len implements [Dataset].
+func (f *imageFiles) Len() int { return len(f.files) }
+
+// Iter implements [Dataset].
+func (f *imageFiles) Iter(ctx context.Context) iter.Seq2[Element, error] { return newView(f).Iter(ctx) }
+
+// At implements [Indexed].
+func (f *imageFiles) At(_ context.Context, i int) (Element, error) {
+	contents, err := os.ReadFile(f.files[i])
+	if err != nil {
+		return nil, fmt.Errorf("data: %w", err)
+	}
+	pixels, err := decodeImage(contents, f.options, f.same)
+	if err != nil {
+		return nil, fmt.Errorf("data: %s: %w", f.files[i], err)
+	}
+	return Batch{Inputs: []*tensor.Tensor{pixels}, Labels: []*tensor.Tensor{tensor.Scalar(f.labels[i])}}, nil
+}
+
+// Fingerprint implements [Fingerprinted]. It covers the options and the names, labels and sizes of the files.
+func (f *imageFiles) Fingerprint() uint64 {
+	f.hashOnce.Do(func() {
+		f.hash = describe(0, fmt.Sprint(f.options, f.same))
+		for i, file := range f.files {
+			name, _ := filepath.Rel(f.dir, file)
+			size := int64(-1) // reading it will fail
+			if info, err := os.Stat(file); err == nil {
+				size = info.Size()
+			}
+			f.hash = describe(f.hash, fmt.Sprint(filepath.ToSlash(name), f.labels[i], size))
+		}
+	})
+	return f.hash
 }
 
 // subfolders returns the names of the folders in dir, sorted, without those that start with a dot.
@@ -150,15 +188,13 @@ func subfolders(dir string) ([]string, error) {
 
 // imagesIn returns the image files in dir and its subfolders, sorted by name.
 func imagesIn(dir string) ([]string, error) {
-	if real, err := filepath.EvalSymlinks(dir); err == nil { // WalkDir does not follow links
-		dir = real
-	}
 	var files []string
-	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+	// WalkDir follows a link only if its name ends in a separator.
+	err := filepath.WalkDir(dir+string(filepath.Separator), func(path string, e fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
-		case strings.HasPrefix(e.Name(), ".") && path != dir && e.IsDir():
+		case strings.HasPrefix(e.Name(), ".") && e.IsDir():
 			return fs.SkipDir
 		case !e.IsDir() && !strings.HasPrefix(e.Name(), ".") &&
 			slices.Contains(imageSuffixes, strings.ToLower(filepath.Ext(path))):

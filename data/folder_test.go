@@ -167,10 +167,10 @@ func TestImageFolder(t *testing.T) {
 	if want := []string{"cat/1.png", "dog/a/1.JPG", "dog/b.png"}; !slices.Equal(names, want) {
 		t.Errorf("files: got %v, want %v", names, want)
 	}
-	if !slices.Equal(set.Classes, []string{"cat", "dog"}) || !slices.Equal(set.Shape, []int{2, 4, 3}) || set.Len() != 3 {
-		t.Errorf("got classes %v, shape %v, %d elements", set.Classes, set.Shape, set.Len())
+	if !slices.Equal(set.Classes, []string{"cat", "dog"}) || !slices.Equal(set.Shape, []int{2, 4, 3}) || set.Images.Len() != 3 {
+		t.Errorf("got classes %v, shape %v, %d elements", set.Classes, set.Shape, set.Images.Len())
 	}
-	b := collect(t, set.Batch(3), 0)[0].(data.Batch)
+	b := collect(t, set.Images.Batch(3), 0)[0].(data.Batch)
 	if !b.Labels[0].Equal(tensor.From([]int32{0, 1, 1})) || !slices.Equal(b.Inputs[0].Shape(), []int{3, 2, 4, 3}) {
 		t.Errorf("got labels %v, images %v", b.Labels[0], b.Inputs[0].Shape())
 	}
@@ -179,9 +179,41 @@ func TestImageFolder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b = collect(t, other.Batch(3), 0)[0].(data.Batch)
+	b = collect(t, other.Images.Batch(3), 0)[0].(data.Batch)
 	if !b.Labels[0].Equal(tensor.From([]int32{0, 0, 1})) || !slices.Equal(b.Inputs[0].Shape(), []int{3, 5, 3, 1}) {
 		t.Errorf("other order: got labels %v, images %v", b.Labels[0], b.Inputs[0].Shape())
+	}
+}
+
+// TestImageFolderFingerprint checks that equal folders have equal fingerprints, wherever they lie.
+func TestImageFolderFingerprint(t *testing.T) {
+	kinds := encodedImages(t)
+	fingerprint := func(dir string) uint64 {
+		set, err := data.ImageFolder(dir, data.ImageOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data.Fingerprint(set.Images)
+	}
+	files := map[string][]byte{"cat/1.png": kinds["grey.png"], "dog/1.png": kinds["colour.png"]}
+	dir := imageFolder(t, files)
+	first, link := fingerprint(dir), filepath.Join(t.TempDir(), "link")
+	if err := os.Mkdir(link, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	for _, class := range []string{"cat", "dog"} {
+		if err := os.Symlink(filepath.Join(dir, class), filepath.Join(link, class)); err != nil {
+			t.Skipf("symbolic links: %v", err)
+		}
+	}
+	files["dog/1.png"] = kinds["colour with alpha.png"]
+	if same, linked := fingerprint(imageFolder(t, map[string][]byte{
+		"cat/1.png": kinds["grey.png"], "dog/1.png": kinds["colour.png"],
+	})), fingerprint(link); first == 0 || same != first || linked != first {
+		t.Errorf("equal folders: %x, %x, %x", first, same, linked)
+	}
+	if other := fingerprint(imageFolder(t, files)); other == first {
+		t.Errorf("another image: the same fingerprint %x", other)
 	}
 }
 
@@ -234,7 +266,7 @@ func TestImageFolderErrors(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			set, err := data.ImageFolder(imageFolder(t, c.files), c.o)
 			if err == nil {
-				_, err = firstError(t.Context(), set)
+				_, err = firstError(t.Context(), set.Images)
 			}
 			if err == nil {
 				t.Fatal("no error")

@@ -5,7 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"math"
+	"sync"
+
+	"github.com/zeebo/xxh3"
 
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -117,14 +121,14 @@ func Sequences(tokens *tensor.Tensor, length int) (Pipeline, error) {
 		return Pipeline{}, fmt.Errorf("data: %d tokens are too few for one sequence of %d and the token after it: use a "+
 			"longer text, or shorter sequences", tokens.Len(), length)
 	}
-	var read func(dst []int32, from int)
+	t := &tokenSequences{tokens: tokens, length: length}
 	switch tokens.DType() {
 	case tensor.Uint8:
-		read = tokenReader[uint8](tokens)
+		t.read = tokenReader[uint8](tokens)
 	case tensor.Uint16:
-		read = tokenReader[uint16](tokens)
+		t.read = tokenReader[uint16](tokens)
 	case tensor.Int32:
-		read = tokenReader[int32](tokens)
+		t.read = tokenReader[int32](tokens)
 	default:
 		wide := tokens.Float64s()
 		narrow := make([]int32, len(wide))
@@ -133,15 +137,56 @@ func Sequences(tokens *tensor.Tensor, length int) (Pipeline, error) {
 				return Pipeline{}, fmt.Errorf("data: token %d is %v, which is not an int32", i, x)
 			}
 		}
-		read = tokenReader[int32](tensor.Of(narrow))
+		t.read = tokenReader[int32](tensor.Of(narrow))
 	}
-	return FromFunc((tokens.Len()-1)/length, func(_ context.Context, i int) (Element, error) {
-		both := make([]int32, 2*length)
-		input, label := both[:length:length], both[length:]
-		read(input, i*length)
-		read(label, i*length+1)
-		return Batch{Inputs: []*tensor.Tensor{tensor.Of(input)}, Labels: []*tensor.Tensor{tensor.Of(label)}}, nil
-	}), nil
+	return Of(t), nil
+}
+
+// tokenSequences is the dataset of Sequences.
+type tokenSequences struct {
+	tokens   *tensor.Tensor
+	length   int
+	read     func(dst []int32, from int)
+	hash     uint64
+	hashOnce sync.Once
+}
+
+// Len implements [Dataset].
+func (t *tokenSequences) Len() int { return (t.tokens.Len() - 1) / t.length }
+
+// Iter implements [Dataset].
+func (t *tokenSequences) Iter(ctx context.Context) iter.Seq2[Element, error] {
+	return newView(t).Iter(ctx)
+}
+
+// At implements [Indexed].
+func (t *tokenSequences) At(_ context.Context, i int) (Element, error) {
+	return t.batch([]int{i}, t.length), nil
+}
+
+// Gather implements [Gatherer].
+func (t *tokenSequences) Gather(_ context.Context, indices []int) (Element, error) {
+	return t.batch(indices, len(indices), t.length), nil
+}
+
+// batch returns the sequences with the given indices, as tensors of the shape.
+func (t *tokenSequences) batch(indices []int, shape ...int) Batch {
+	inputs, labels := make([]int32, len(indices)*t.length), make([]int32, len(indices)*t.length)
+	for k, i := range indices {
+		t.read(inputs[k*t.length:(k+1)*t.length], i*t.length)
+		t.read(labels[k*t.length:(k+1)*t.length], i*t.length+1)
+	}
+	return Batch{
+		Inputs: []*tensor.Tensor{tensor.Of(inputs, shape...)}, Labels: []*tensor.Tensor{tensor.Of(labels, shape...)},
+	}
+}
+
+// Fingerprint implements [Fingerprinted].
+func (t *tokenSequences) Fingerprint() uint64 {
+	t.hashOnce.Do(func() {
+		t.hash = describe(xxh3.Hash(t.tokens.Memory().HostBytes()), fmt.Sprint(t.tokens.DType(), t.length))
+	})
+	return t.hash
 }
 
 // tokenReader returns a function that reads tokens as int32.

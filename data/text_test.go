@@ -109,6 +109,25 @@ func TestSequences(t *testing.T) {
 			i++
 		}
 	})
+	tokens := tensor.Of([]byte("to be or not to be"))
+	p, err := data.Sequences(tokens, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := collect(t, p.Shuffle(1).Batch(3), 0)
+	var rows []*tensor.Tensor
+	for _, e := range collect(t, p.Shuffle(1), 0) {
+		rows = append(rows, e.(data.Batch).Labels[0])
+	}
+	for i, row := range rows {
+		if label := got[i/3].(data.Batch).Labels[0].Rows(i%3, i%3+1).Reshape(4); !label.Equal(row) {
+			t.Errorf("row %d of the batches is %v, the element %v", i, label, row)
+		}
+	}
+	other, err := data.Sequences(tensor.Of([]byte("to be or not to bE")), 4)
+	if err != nil || data.Fingerprint(p) == 0 || data.Fingerprint(p) == data.Fingerprint(other) {
+		t.Errorf("fingerprints %x and %x, %v", data.Fingerprint(p), data.Fingerprint(other), err)
+	}
 	for want, tokens := range map[string]*tensor.Tensor{
 		"3 tokens are too few":     tensor.New(tensor.Uint8, 3),
 		"want a vector":            tensor.New(tensor.Uint8, 3, 3),
