@@ -167,8 +167,9 @@ func TestImageFolder(t *testing.T) {
 	if want := []string{"cat/1.png", "dog/a/1.JPG", "dog/b.png"}; !slices.Equal(names, want) {
 		t.Errorf("files: got %v, want %v", names, want)
 	}
-	if !slices.Equal(set.Classes, []string{"cat", "dog"}) || !slices.Equal(set.Shape, []int{2, 4, 3}) || set.Images.Len() != 3 {
-		t.Errorf("got classes %v, shape %v, %d elements", set.Classes, set.Shape, set.Images.Len())
+	if !slices.Equal(set.Classes, []string{"cat", "dog"}) || !slices.Equal(set.Shape, []int{2, 4, 3}) ||
+		set.Images.Len() != 3 {
+		t.Errorf("got classes %v, shape %v, %d images", set.Classes, set.Shape, set.Images.Len())
 	}
 	b := collect(t, set.Images.Batch(3), 0)[0].(data.Batch)
 	if !b.Labels[0].Equal(tensor.From([]int32{0, 1, 1})) || !slices.Equal(b.Inputs[0].Shape(), []int{3, 2, 4, 3}) {
