@@ -68,22 +68,41 @@ func IterFrom(ctx context.Context, ds Dataset, from int) iter.Seq2[Element, erro
 	}
 	return func(yield func(Element, error) bool) {
 		r, err := Open(ctx, ds)
-		if err != nil {
+		switch {
+		case err != nil:
 			yield(nil, err)
-			return
-		}
-		if r == nil {
+		case r == nil:
 			(&skipped{ds, from}).Iter(ctx)(yield)
-			return
+		default:
+			IterReader(ctx, ds, r, from)(yield)
 		}
-		var seq Dataset = &sequence{-1, func(ctx context.Context) iter.Seq2[Element, error] {
-			return readAll(ctx, r, from)
-		}}
-		if n := ReadAhead(ds); n > 0 {
-			seq = &prefetch{seq, n}
-		}
-		seq.Iter(ctx)(yield)
 	}
+}
+
+// IterReader reads the elements of r, a reader of ds, from position from. It has as many goroutines and reads as far
+// ahead as ds has.
+func IterReader(ctx context.Context, ds Dataset, r Reader, from int) iter.Seq2[Element, error] {
+	var seq Dataset = &sequence{-1, func(ctx context.Context) iter.Seq2[Element, error] { return readAll(ctx, r, from) }}
+	ahead := 0
+	for {
+		switch d := ds.(type) {
+		case *prefetch:
+			ahead = max(ahead, d.n)
+		case *pooled:
+			ctx = withWorkers(ctx, d.n)
+		case *view:
+			ctx = withWorkers(ctx, max(d.workers, workersOf(ctx)))
+		}
+		src, _, ok := upstream(ds)
+		if !ok {
+			break
+		}
+		ds = src
+	}
+	if ahead > 0 {
+		seq = &prefetch{seq, ahead}
+	}
+	return seq.Iter(ctx)
 }
 
 // ReadAhead returns the number of elements that the last [Pipeline.Prefetch] of ds keeps ready, or 0 if there is none.

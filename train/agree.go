@@ -47,7 +47,9 @@ const (
 	agreedStop    = iota                         // number of replicas whose worker requests a stop
 	agreedSums                                   // sums of the pieces of the hash of each replica's stepState
 	agreedSquares = agreedSums + agreedPieces    // sums of the squares of these pieces
-	agreed        = agreedSquares + agreedPieces // the number of these elements
+	agreedRead    = agreedSquares + agreedPieces // sums of the two halves of the identities of the rows read
+	agreedRow     = agreedRead + 2               // differences of the two halves of the contents of one row, read twice
+	agreed        = agreedRow + 2                // the number of these elements
 )
 
 // agreedPieces is the number of pieces that the hash is split into.
@@ -58,13 +60,16 @@ const agreedPieces = 3
 func pieceBits(replicas int) int { return min(22, (53-bits.Len(uint(replicas-1)))/2) }
 
 // putAgreement writes this worker's values about a step, for the workers to compare.
-func (t *Trainer) putAgreement(b *stepBatches, to []float64) {
+func (t *Trainer) putAgreement(r *distribute.Replica, b *stepBatches, to []float64) {
 	clear(to[:agreed])
 	if b.stop {
 		to[agreedStop] = 1
 	}
 	if t.others() {
 		putHash(t.stateHash(b), t.strategy.NumReplicasInSync(), to)
+		for _, g := range b.list {
+			g.identity.put(r.ID(), r.LocalID(), to)
+		}
 	}
 }
 
@@ -95,10 +100,25 @@ func sameHash(sums []float64, replicas int) bool {
 // scalars are reduced. All replicas get the same result. If the hashes differ, the replicas gather their states,
 // so that every worker can report what differs and where.
 func (t *Trainer) checkAgreement(ctx context.Context, r *distribute.Replica, b *stepBatches) error {
-	if !t.others() || sameHash(t.parts[r.LocalID()].scalars[1+t.sums:], r.NumReplicas()) {
+	if !t.others() {
 		return nil
 	}
-	return t.compareStates(ctx, r, t.stepStates(b))
+	return t.checkAgreed(ctx, r, b, t.parts[r.LocalID()].scalars[1+t.sums:])
+}
+
+// checkAgreed is checkAgreement of the sums of the values that putAgreement wrote.
+func (t *Trainer) checkAgreed(ctx context.Context, r *distribute.Replica, b *stepBatches, sums []float64) error {
+	same := sameHash(sums, r.NumReplicas())
+	if same && rightRows(b, sums) {
+		return nil
+	}
+	if !same {
+		return t.compareStates(ctx, r, t.stepStates(b))
+	}
+	if err := t.compareRows(ctx, r, b); err != nil {
+		return err
+	}
+	return errInexact
 }
 
 // errInexact is the error of workers whose states are equal, and the sums of their hashes are not.
@@ -203,6 +223,8 @@ const (
 	stateInputs          // their hash
 	stateLabels          // their hash
 	stateWeights         // their hash
+	stateOrder           // if only rows were read: the hash of the identities of all examples, as the order predicts them
+	stateData            // and the fingerprint of the dataset
 	stateAssigned        // hash of the values that variables were set to between steps
 	stateFirst           // the worker's first replica
 	stateVariable        // the variable that was set last: its index and 1, or 0
@@ -224,6 +246,8 @@ func (t *Trainer) stepState(g *globalBatch) stepState {
 		stateInputs:   g.content.inputs,
 		stateLabels:   g.content.labels,
 		stateWeights:  g.content.weights,
+		stateOrder:    g.identity.order,
+		stateData:     g.identity.data,
 		stateAssigned: t.assigned.hash,
 		stateFirst:    uint64(g.first),
 		stateVariable: uint64(t.assigned.variable + 1),
@@ -307,6 +331,15 @@ func (t *Trainer) describeDifference(wrong, right string, a, b stepState) string
 	case a[stateExamples] != b[stateExamples]:
 		return fmt.Sprintf("%s: %d examples in %s over the data, %s: %d",
 			wrong, a[stateExamples], batch, right, b[stateExamples]) + sameData
+	case (a[stateOrder] == 0) != (b[stateOrder] == 0):
+		return fmt.Sprintf("%s and %s have different datasets in %s over the data: only one of them has weights, or random "+
+			"access to its rows", wrong, right, batch) + sameData
+	case a[stateOrder] != b[stateOrder]:
+		return fmt.Sprintf("%s read other examples than %s in %s over the data, of %d examples",
+			wrong, right, batch, b[stateExamples]) + sameData
+	case a[stateData] != b[stateData]:
+		return fmt.Sprintf("%s has other data than %s, found in %s: the contents of the source, or a stage of the pipeline "+
+			"or its seed, differ", wrong, right, batch) + sameData
 	case kinds != nil:
 		return fmt.Sprintf("%s read other %s than %s in %s over the data, of %d examples",
 			wrong, strings.Join(kinds, " and "), right, batch, b[stateExamples]) + sameData

@@ -48,10 +48,12 @@
 //
 // With a multi-worker strategy, every worker creates a trainer with the same model and configuration, and
 // calls the same methods with the same data. The data yield global batches, of which each worker computes the
-// shares of its replicas. All workers start from the chief's values and stop after the same step
+// shares of its replicas. It reads only their rows if the dataset can read them separately (data.RowReader). All
+// workers start from the chief's values and stop after the same step
 // ([Trainer.Stop]). The resulting bits are those of one worker with as many replicas. If workers differ in
-// the model, in the data (one bit of one example) or in a variable that was set between steps, all of them
-// get an error. It comes from New, or from the step, which then changes nothing.
+// the model, in the data or in a variable that was set between steps, all of them get an error. It comes from New,
+// or from the step, which then changes nothing. Of functions that change examples, and of files, a sample is
+// compared if workers read only their rows: one row a step.
 //
 // Package engine defines how a model computes. Packages distribute and collective define how replicas
 // communicate.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/distribute"
@@ -131,8 +130,9 @@ func (t *Trainer) gatherOutputs(
 	ctx context.Context, r *distribute.Replica, g *globalBatch, outputs []*tensor.Tensor,
 ) ([]*tensor.Tensor, error) {
 	b := &stepBatches{list: []*globalBatch{g}}
-	hash := int64(t.stateHash(b))
-	mine := []any{tensor.From([]int64{hash}, 1)}
+	compared := make([]float64, agreed)
+	t.putAgreement(r, b, compared)
+	mine := []any{tensor.From(compared, 1, agreed)}
 	for _, o := range outputs {
 		mine = append(mine, o.Rows(0, g.rows[r.ID()]))
 	}
@@ -141,9 +141,12 @@ func (t *Trainer) gatherOutputs(
 		return nil, err
 	}
 	all := gathered.([]any)
-	hashes := tensor.Data[int64](all[0].(*tensor.Tensor))
-	if slices.ContainsFunc(hashes, func(h int64) bool { return h != hashes[0] }) { // the same on all replicas
-		return nil, t.compareStates(ctx, r, t.stepStates(b))
+	clear(compared)
+	for i, x := range tensor.Data[float64](all[0].(*tensor.Tensor)) { // the same on all replicas
+		compared[i%agreed] += x
+	}
+	if err := t.checkAgreed(ctx, r, b, compared); err != nil {
+		return nil, err
 	}
 	out := make([]*tensor.Tensor, len(outputs))
 	for i, o := range all[1:] {

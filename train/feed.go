@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"math"
 	"slices"
 	"sync"
@@ -72,14 +73,14 @@ func (t *Trainer) feed(ctx context.Context, ds data.Dataset, cfg feedConfig) (*f
 }
 
 // rejectShard returns an error if ds has only a part of its data and the job has other workers. With several
-// workers, every worker reads the complete global batches and computes the shares of its replicas.
+// workers, the dataset of every worker is that of the complete global batches, of which it reads its replicas' rows.
 func (t *Trainer) rejectShard(ds data.Dataset) error {
 	index, count, ok := data.Sharded(ds)
 	if !ok || !t.others() {
 		return nil
 	}
 	return fmt.Errorf("the dataset has Shard(%d, %d), so this worker would train on only a part of its share: "+
-		"every worker reads the complete global batches, and the strategy gives each replica its share. "+
+		"every worker gets the complete dataset, and the strategy gives each replica its share. "+
 		"Leave out Shard; for a part of the data, the same on all workers, use Take, Skip or Split", index, count)
 }
 
@@ -171,7 +172,14 @@ func (f *feeder) read(ctx context.Context, ds data.Dataset, cfg feedConfig) erro
 	sent := 0
 	for pass, skip := cfg.epoch, cfg.skip; sent != cfg.limit; pass, skip = pass+1, 0 {
 		batch := 0
-		for element, err := range ds.Iter(data.WithEpoch(ctx, pass)) {
+		seq, seeks, err := f.pass(data.WithEpoch(ctx, pass), ds, skip)
+		if err != nil {
+			return err
+		}
+		if seeks {
+			batch = skip
+		}
+		for element, err := range seq {
 			if err != nil {
 				return err
 			}
@@ -192,8 +200,7 @@ func (f *feeder) read(ctx context.Context, ds data.Dataset, cfg feedConfig) erro
 		case batch == 0:
 			return errors.New("the dataset is empty")
 		case batch < skip:
-			return fmt.Errorf("resuming: the dataset has %d batches, but the snapshot was taken after %d: use the same dataset",
-				batch, skip)
+			return skippedTooFarError(batch, skip)
 		}
 		if !cfg.repeat {
 			return nil
@@ -202,10 +209,43 @@ func (f *feeder) read(ctx context.Context, ds data.Dataset, cfg feedConfig) erro
 	return nil
 }
 
+func skippedTooFarError(batches, skip int) error {
+	return fmt.Errorf("resuming: the dataset has %d batches, but the snapshot was taken after %d: use the same dataset",
+		batches, skip)
+}
+
+// pass returns the batches of the pass of the epoch in ctx. seeks reports that it starts after the skipped ones,
+// without reading them. With other workers, it reads only the rows of this worker's replicas, as [readRows], if ds can
+// do that.
+func (f *feeder) pass(ctx context.Context, ds data.Dataset, skip int) (seq iter.Seq2[data.Element, error], seeks bool,
+	err error,
+) {
+	if skip == 0 && !f.t.others() {
+		return ds.Iter(ctx), false, nil
+	}
+	r, err := data.Open(ctx, ds)
+	switch {
+	case err != nil:
+		return nil, false, err
+	case r == nil:
+		return ds.Iter(ctx), false, nil
+	case r.Len() < skip:
+		return nil, false, skippedTooFarError(r.Len(), skip)
+	}
+	if rows, ok := r.(data.RowReader); ok && f.t.others() {
+		return f.t.rowsOf(ctx, ds, rows, skip), true, nil
+	}
+	return data.IterReader(ctx, ds, r, skip), true, nil
+}
+
 func (f *feeder) send(ctx context.Context, element data.Element, at batchPosition) error {
-	b, err := batchOf(element)
-	if err != nil {
-		return err
+	b, ok := element.(*readRows)
+	if !ok {
+		whole, err := batchOf(element)
+		if err != nil {
+			return err
+		}
+		b = wholeBatch(whole)
 	}
 	select {
 	case g := <-f.free:
@@ -223,7 +263,7 @@ func (f *feeder) send(ctx context.Context, element data.Element, at batchPositio
 }
 
 // fill fills g, unless the feeder is closed: g may then be in use elsewhere.
-func (f *feeder) fill(g *globalBatch, b data.Batch, at batchPosition) error {
+func (f *feeder) fill(g *globalBatch, b *readRows, at batchPosition) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closed {
@@ -253,8 +293,9 @@ type globalBatch struct {
 	examples  int            // of all replicas
 	weightSum float64        // of all examples
 	position  batchPosition  // in the dataset
-	hashed    bool           // content is set, for comparison between workers
+	hashed    bool           // content and identity are set, for comparison between workers
 	content   content
+	identity  rowIdentity
 }
 
 // borrow returns a global batch to fill. Batches are reused from pass to pass, because their memory may
@@ -287,24 +328,23 @@ func (t *Trainer) giveBack(list ...*globalBatch) { t.spare = append(t.spare, lis
 
 // fill copies b into the shares. Padding is a copy of the batch's first example, with weight 0. Zeros would
 // turn into NaN in a model that divides by a norm, for example, and a weight of 0 does not remove a NaN.
-func (g *globalBatch) fill(b data.Batch) error {
-	if err := g.check(b); err != nil {
+func (g *globalBatch) fill(b *readRows) error {
+	if err := g.check(b.batch, b.size); err != nil {
 		return err
 	}
-	g.examples = b.Rows()
+	g.examples = b.size
 	g.weightSum = 0
 	weight := func(i int) float32 {
-		if b.Weights == nil {
+		if b.batch.Weights == nil {
 			return 1
 		}
-		return tensor.Data[float32](b.Weights)[i]
+		return tensor.Data[float32](b.batch.Weights)[i]
 	}
 	for i := range g.examples {
 		g.weightSum += float64(weight(i))
 	}
 	for replica := range g.rows {
-		lo := min(replica*g.per, g.examples)
-		hi := min(lo+g.per, g.examples)
+		lo, hi := g.share(replica, b.size)
 		g.rows[replica] = hi - lo
 		if replica < g.first || replica >= g.first+len(g.shares) {
 			continue // another worker's
@@ -312,11 +352,11 @@ func (g *globalBatch) fill(b data.Batch) error {
 		share := &g.shares[replica-g.first]
 		share.Padding = g.per - (hi - lo)
 		for i, dst := range share.Inputs {
-			copyRows(dst, b.Inputs[i], lo, hi)
+			copyRows(dst, b.batch.Inputs[i], lo-b.from, hi-b.from, b.padding)
 		}
 		if g.labels {
 			for i, dst := range share.Labels {
-				copyRows(dst, b.Labels[i], lo, hi)
+				copyRows(dst, b.batch.Labels[i], lo-b.from, hi-b.from, b.padding)
 			}
 		}
 		clear(share.Weights)
@@ -325,25 +365,41 @@ func (g *globalBatch) fill(b data.Batch) error {
 		}
 	}
 	if g.hashed {
-		g.content = contentOf(b, g.labels)
+		g.content, g.identity = content{}, b.identity
+		if !b.byRows() {
+			g.content, g.identity = contentOf(b.batch, g.labels), rowIdentity{}
+		} else {
+			g.identity.hashCompared(b, g.labels)
+		}
 	}
 	return nil
 }
 
-// copyRows copies the rows [lo, hi) of src to the start of dst, and src's first row to the rest of dst.
-func copyRows(dst, src *tensor.Tensor, lo, hi int) {
+// share returns the rows of a replica, of a global batch of so many examples.
+func (g *globalBatch) share(replica, examples int) (lo, hi int) {
+	lo = min(replica*g.per, examples)
+	return lo, min(lo+g.per, examples)
+}
+
+// copyRows copies the rows [lo, hi) of src to the start of dst, and the row padding of src to the rest of dst.
+func copyRows(dst, src *tensor.Tensor, lo, hi, padding int) {
 	to, from := dst.Memory().HostBytes(), src.Memory().HostBytes()
 	if src.Len() == 0 { // no examples, or empty examples
 		clear(to)
 		return
 	}
 	row := len(from) / src.Shape()[0]
-	for at := copy(to, from[lo*row:hi*row]); at < len(to); {
-		at += copy(to[at:], from[:row])
+	at := 0
+	if lo < hi {
+		at = copy(to, from[lo*row:hi*row])
+	}
+	for at < len(to) {
+		at += copy(to[at:], from[padding*row:(padding+1)*row])
 	}
 }
 
-func (g *globalBatch) check(b data.Batch) error {
+// check returns an error unless b fits, which has all rows or some of a batch of so many examples.
+func (g *globalBatch) check(b data.Batch, examples int) error {
 	if len(b.Inputs) != len(g.config.Inputs) {
 		return fmt.Errorf("it has %d inputs: want %d", len(b.Inputs), len(g.config.Inputs))
 	}
@@ -355,8 +411,8 @@ func (g *globalBatch) check(b data.Batch) error {
 		return err
 	}
 	rows := b.Rows()
-	if rows > g.config.GlobalBatch {
-		return fmt.Errorf("it has %d examples: want at most the global batch of %d that the model was compiled for", rows,
+	if examples > g.config.GlobalBatch {
+		return fmt.Errorf("it has %d examples: want at most the global batch of %d that the model was compiled for", examples,
 			g.config.GlobalBatch)
 	}
 	if err := checkFeatures("input", b.Inputs, g.config.Inputs, rows); err != nil {

@@ -300,7 +300,7 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 		return err
 	}
 	t.replicaAt(r, PhaseReduce)
-	t.putAgreement(b, p.scalars[1+t.sums:])
+	t.putAgreement(r, b, p.scalars[1+t.sums:])
 	if p.failure == nil {
 		p.failure = t.startReduction(p, len(t.buckets)-1, p.scalars[:t.summedScalars()])
 	}
@@ -380,7 +380,7 @@ func (t *Trainer) wholeStep(ctx context.Context, r *distribute.Replica, b *stepB
 	if !finite {
 		p.notFinite = 0
 	}
-	t.putAgreement(b, p.scalars[1+t.sums:])
+	t.putAgreement(r, b, p.scalars[1+t.sums:])
 	return nil
 }
 
@@ -452,7 +452,7 @@ func (t *Trainer) sum(ctx context.Context, replica int, dst, src []*tensor.Tenso
 func (t *Trainer) reduceScalars(ctx context.Context, r *distribute.Replica, b *stepBatches) error {
 	t.replicaAt(r, PhaseReduce)
 	p := &t.parts[r.LocalID()]
-	t.putAgreement(b, p.scalars[1+t.sums:])
+	t.putAgreement(r, b, p.scalars[1+t.sums:])
 	if r.NumReplicas() > 1 {
 		h, err := r.StartAllReduce(ctx, distribute.Sum, distribute.Bucket{Scalars: p.scalars[:t.summedScalars()]})
 		if err == nil {
@@ -498,7 +498,7 @@ func (t *Trainer) Gradients(ctx context.Context, batches ...data.Batch) ([]*tens
 		if err != nil {
 			return nil, Result{}, fmt.Errorf("train: gradients: %w", err)
 		}
-		if err = g.fill(b); err == nil {
+		if err = g.fill(wholeBatch(b)); err == nil {
 			step.add(g)
 			continue
 		}
