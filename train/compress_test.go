@@ -34,6 +34,8 @@ type compressed struct {
 	batches  data.Dataset // default: digits
 	policy   NotFinitePolicy
 	restored Restored
+	shard    Sharding
+	before   func(context.Context, *Trainer) error // nil: nothing
 }
 
 func (c *compressed) train(ctx context.Context, s *distribute.Strategy) (snapshot *Snapshot, hash string, err error) {
@@ -53,7 +55,7 @@ func (c *compressed) train(ctx context.Context, s *distribute.Strategy) (snapsho
 		Optimizer: optimizer.StochasticGradientDescent().WithDecay(false).WithLearningRate(0.1),
 	}
 	t, err := New(ctx, s, m, Config{
-		GlobalBatch: 30, Seed: 3, BucketBytes: 4096, Compress: codec, NotFinite: c.policy,
+		GlobalBatch: 30, Seed: 3, BucketBytes: 4096, Compress: codec, NotFinite: c.policy, ShardOptimizer: c.shard,
 		Logger: slog.New(slog.DiscardHandler),
 		Inputs: []engine.Feature{{DType: tensor.Float32, Shape: []int{8, 8, 1}}},
 		Labels: []engine.Feature{{DType: tensor.Int32}},
@@ -72,6 +74,11 @@ func (c *compressed) train(ctx context.Context, s *distribute.Strategy) (snapsho
 			return nil, "", err
 		}
 		if c.restored, err = t.Restore(ctx, again); err != nil {
+			return nil, "", err
+		}
+	}
+	if c.before != nil {
+		if err := c.before(ctx, t); err != nil {
 			return nil, "", err
 		}
 	}

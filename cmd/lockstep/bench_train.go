@@ -21,7 +21,6 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/memlimit"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/train"
-	"github.com/lockstep-ml/lockstep/train/compress"
 )
 
 // benchTrainFlags are the flags of lockstep bench train.
@@ -30,8 +29,7 @@ type benchTrainFlags struct {
 	replicas, globalBatch         int
 	rounds, steps                 int
 	alone                         bool
-	compress                      codecFlag
-	shard                         shardFlag
+	step                          stepFlags
 	gptFlags
 	workerFlags
 }
@@ -62,7 +60,8 @@ steps:
 
 The model gpt is a transformer that predicts the tokens of random sequences. On
 the line its sequences count as images, and tokens/s follows. --format table
-shows the parts of a step: input, computation, communication and update.
+shows the parts of a step: input, computation, update, and the communication
+that is hidden behind the computation or exposed.
 
 With --alone it also measures the computation of a step alone: blocks of %d
 steps of replicas that never synchronize. They alternate with blocks of training
@@ -76,6 +75,7 @@ the workers of that job.`, benchSteps, benchRounds, benchSteps, benchSteps),
 		Example: `  lockstep bench train --model mlp --replicas 2 --global-batch 512
   lockstep bench train --model mlp --replicas 2 --workers 2 --format table
   lockstep bench train --model cnn --replicas 1 --global-batch 64 --engine xla
+  lockstep bench train --model mlp --bucket-bytes 1MiB --accumulate 4 --format table
   lockstep bench train --model gpt --global-batch 32 --layers 6 --width 192 --heads 6`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -106,8 +106,7 @@ the workers of that job.`, benchSteps, benchRounds, benchSteps, benchSteps),
 	f.IntVar(&o.globalBatch, "global-batch", 128, "examples per step, over all replicas")
 	f.StringVar(&o.engine, "engine", "go", "compute engine: "+oneOf(gomlx.Names))
 	f.StringVar(&o.plugin, "xla-plugin", "", "PJRT plugin `file` for --engine xla (default $"+gomlx.PluginEnv+")")
-	o.compress.add(f)
-	o.shard.add(f)
+	o.step.add(f)
 	f.BoolVar(&o.alone, "alone", false, "also measure how much longer a step takes than its computation alone")
 	f.IntVar(&o.rounds, "rounds", benchRounds, "rounds to measure, after one to warm up")
 	f.IntVar(&o.steps, "steps", benchSteps, "steps of a round")
@@ -149,6 +148,9 @@ func (o *benchTrainFlags) check() error {
 	case o.format != "plain" && o.format != "table":
 		return usagef("--format %s: want plain or table", o.format)
 	}
+	if err := o.step.check(); err != nil {
+		return err
+	}
 	if err := o.gptFlags.check(o.model); err != nil {
 		return err
 	}
@@ -162,8 +164,8 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 	w, phases := o.workload(), &phaseClock{}
 	cfg := sessionConfig{
 		engine: o.engine, plugin: o.plugin, replicas: o.replicas, logicalCPUs: o.replicas,
-		globalBatch: o.globalBatch, seed: 1, compress: o.compress.Codec, shard: o.shard.Sharding,
-		progress: phases.at,
+		globalBatch: o.globalBatch, seed: 1, progress: phases.at,
+		bucketBytes: o.step.bucketBytes.n, compress: o.step.compress.Codec, shard: o.step.shard.Sharding,
 	}
 	if job.Workers > 1 {
 		if cfg, err = o.share(cfg, job); err != nil {
@@ -190,7 +192,7 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 	var a *alone
 	var measureAlone train.Callback
 	if o.alone {
-		if a, err = newAlone(in, s, w, batch, o.steps); err != nil {
+		if a, err = newAlone(in, s, w, batch, o); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, a.close()) }()
@@ -201,7 +203,7 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 	var rates []float64
 	var start time.Time
 	history, err := s.trainer.Fit(ctx, data.FromTensors(batch).Batch(o.globalBatch), train.FitConfig{
-		Epochs: 1 + rounds, StepsPerEpoch: o.steps,
+		Epochs: 1 + rounds, StepsPerEpoch: o.steps, Accumulate: o.step.accumulate,
 		Callbacks: []train.Callback{in.callback(), {
 			OnEpochBegin: func(context.Context, train.EpochBegin) error { start = time.Now(); return nil },
 			OnStepEnd:    func(context.Context, train.Step) error { steps.Add(1); return nil },
@@ -222,8 +224,8 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 		return errInterrupted
 	}
 	parts := phases.perStep(rounds * o.steps)
-	if o.format == "table" && o.compress.Codec == (compress.Codec{}) && s.strategy.NumReplicasInSync() > 1 {
-		if parts.communication, err = communicationAlone(in, s, benchSteps); err != nil {
+	if o.format == "table" {
+		if parts.communication, err = s.trainer.CommunicationTime(in, benchSteps); err != nil {
 			return err
 		}
 	}
@@ -237,9 +239,7 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 		if w.tokens > 0 {
 			more = fmt.Sprintf(" tokens/s=%.0f", rate*float64(w.tokens))
 		}
-		if o.compress.Codec != (compress.Codec{}) {
-			more += " compress=" + o.compress.String()
-		}
+		more += o.step.plain()
 		if s.trainer.Sharded() {
 			more += " shard-optimizer=on"
 		}
@@ -250,17 +250,23 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 			o.globalBatch, rate, more)
 		return err
 	}
+	accumulated := ""
+	if n := o.step.accumulate; n > 1 {
+		accumulated = fmt.Sprintf("\naccumulation  %d batches a step", n)
+	}
 	_, err = fmt.Fprintf(out, `model         %s
 strategy      %v
 global batch  %d
 engine        %s
 compression   %v
+precision     %s%s
 machine       %s, %s/%s, %s
 %-13s %.0f (%.0f to %.0f)
 all-reduce    %.1f %% of a step
 wait          %.1f %% of a step, for other replicas%s
-`, o.model, s.strategy, o.globalBatch, s.engine.Description(), o.compress, count(runtime.GOMAXPROCS(0), "core"),
-		runtime.GOOS, runtime.GOARCH, vectors(), w.unit+"/s", rate, rates[0], rates[len(rates)-1],
+`, o.model, s.strategy, o.globalBatch, s.engine.Description(), o.step.compress, o.step.precision, accumulated,
+		count(runtime.GOMAXPROCS(0), "core"), runtime.GOOS, runtime.GOARCH, vectors(), w.unit+"/s", rate, rates[0],
+		rates[len(rates)-1],
 		100*history.Speed.ReduceShare, 100*history.Speed.WaitShare, s.ofThisWorker())
 	if err == nil && w.tokens > 0 {
 		_, err = fmt.Fprintf(out, "tokens/s      %.0f\n", rate*float64(w.tokens))

@@ -25,8 +25,9 @@ const aloneRounds = 25
 type alone struct {
 	programs  []engine.Program // one per replica, because a commit is for all replicas of a program
 	batch     engine.Batch
-	weightSum float64
-	perBlock  int // steps
+	micros    int     // micro-batches of a step
+	weightSum float64 // of a step
+	perBlock  int     // steps
 	blocks    []block
 
 	start     time.Time // of the steps being measured
@@ -40,11 +41,13 @@ type block struct{ step, alone taken }
 type taken struct{ clock, processor time.Duration }
 
 // newAlone compiles the model again, for the devices of the session and a replica's share of the batch.
-func newAlone(ctx context.Context, s *session, w benchWorkload, batch data.Batch, steps int) (*alone, error) {
+func newAlone(ctx context.Context, s *session, w benchWorkload, batch data.Batch, o benchTrainFlags) (*alone, error) {
 	n := s.strategy.NumReplicasInSync()
 	rows := (s.cfg.globalBatch + n - 1) / n
-	spec := engine.Spec{Rows: rows, Seed: s.cfg.seed, Replicas: n, Inputs: w.inputs, Labels: w.labels}
-	a := &alone{weightSum: float64(s.cfg.globalBatch), perBlock: steps}
+	spec := engine.Spec{
+		Rows: rows, Seed: s.cfg.seed, Replicas: n, Inputs: w.inputs, Labels: w.labels, BucketBytes: s.cfg.bucketBytes,
+	}
+	a := &alone{weightSum: float64(s.cfg.globalBatch * o.step.accumulate), micros: o.step.accumulate, perBlock: o.steps}
 	for _, d := range s.strategy.EngineDevices() {
 		spec.Devices = []engine.Device{d}
 		program, err := w.model.Compile(ctx, s.engine, spec)
@@ -86,9 +89,18 @@ func (a *alone) steps(ctx context.Context, n int) error {
 }
 
 func (a *alone) step(ctx context.Context, p engine.Program, seed uint64) error {
-	m := engine.Micro{Batch: a.batch, WeightSum: a.weightSum, RNG: [3]uint64{seed, 0, 0}, Last: true}
-	if _, err := p.Gradients(ctx, 0, m, nil); err != nil {
+	m := engine.Micro{Batch: a.batch, WeightSum: a.weightSum, RNG: [3]uint64{seed, 0, 0}}
+	if w, ok := p.(engine.WholeStep); ok && w.Whole() && a.micros == 1 {
+		m.Last = true
+		_, _, err := w.Step(ctx, m)
+		p.Commit()
 		return err
+	}
+	for i := range a.micros {
+		m.Add, m.Last = i > 0, i == a.micros-1
+		if _, err := p.Gradients(ctx, 0, m, nil); err != nil {
+			return err
+		}
 	}
 	for part := range p.Parts(0) {
 		if err := p.Update(ctx, 0, 0, part, 1); err != nil {

@@ -76,7 +76,7 @@ func (o *benchTrainFlags) workload() benchWorkload {
 			batch: func() data.Batch { return randomImages(o.globalBatch, classes) },
 		}
 		w.inputs, w.labels = classifierFeatures(benchShape)
-		w.model.Metrics = nil
+		w.model.Metrics, w.model.Precision = nil, gomlx.Precision(o.step.precision)
 		return w
 	}
 	sequence := []engine.Feature{{DType: tensor.Int32, Shape: []int{o.positions}}}
@@ -84,6 +84,7 @@ func (o *benchTrainFlags) workload() benchWorkload {
 	return benchWorkload{
 		model: &gomlx.Model{
 			Forward: gpt.Forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: sgd,
+			Precision: gomlx.Precision(o.step.precision),
 		},
 		inputs: sequence, labels: sequence, unit: "sequences", tokens: o.positions,
 		// Values that the backward pass reads: in a block about 16 vectors and the attention's weights; the logits.

@@ -1,14 +1,11 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"sync"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/distribute"
-	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/train"
 )
 
@@ -41,7 +38,7 @@ func (c *phaseClock) reset() {
 // stepTimes are the parts of a mean step.
 type stepTimes struct {
 	input, compute, exposed, update time.Duration
-	communication                   time.Duration // of the same bytes with nothing else to do; 0: unknown
+	communication                   time.Duration // of a step's gradients, with nothing else to do
 }
 
 // perStep returns the mean times of n steps.
@@ -60,45 +57,13 @@ func (s stepTimes) table(out io.Writer) error {
 	row := func(d time.Duration) string {
 		return fmt.Sprintf("%.0f µs (%.1f %%)", micros(d), 100*float64(d)/float64(max(total, 1)))
 	}
-	hidden := "unknown"
-	if s.communication > 0 {
-		hidden = fmt.Sprintf("%.0f µs of %.0f µs, which the same bytes take alone",
-			micros(max(0, s.communication-s.exposed)), micros(s.communication))
-	}
 	_, err := fmt.Fprintf(out, `a step        %.0f µs on the first replica:
   input       %s
   computation %s forward and backward
   exposed     %s communication that the replica waits for
   update      %s
-hidden        communication: %s
-`, micros(total), row(s.input), row(s.compute), row(s.exposed), row(s.update), hidden)
+hidden        communication: %.0f µs of %.0f µs, which the same calls take alone
+`, micros(total), row(s.input), row(s.compute), row(s.exposed), row(s.update),
+		micros(max(0, s.communication-s.exposed)), micros(s.communication))
 	return err
-}
-
-// communicationAlone returns the median time of n all-reduces of all parameters' bytes, in one call.
-func communicationAlone(ctx context.Context, s *session, n int) (time.Duration, error) {
-	bytes := 0
-	for _, v := range s.trainer.Parameters() {
-		bytes += v.Bytes()
-	}
-	var times []time.Duration
-	_, err := distribute.Run(ctx, s.strategy, func(ctx context.Context, r *distribute.Replica,
-		_ ...distribute.Value,
-	) (distribute.Value, error) {
-		t := []*tensor.Tensor{tensor.New(tensor.Float32, bytes/tensor.Float32.Bytes())}
-		for range n + 1 {
-			start := time.Now()
-			if err := r.AllReduceInto(ctx, distribute.Sum, t, t, nil); err != nil {
-				return nil, err
-			}
-			if r.LocalID() == 0 {
-				times = append(times, time.Since(start))
-			}
-		}
-		return nil, nil
-	})
-	if err != nil {
-		return 0, err
-	}
-	return middle(times[1:]), nil
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
-	"github.com/lockstep-ml/lockstep/train"
 )
 
 // trainFlags are the flags of lockstep train.
@@ -24,14 +23,10 @@ type trainFlags struct {
 	replicas                     int
 	devices                      []string
 	globalBatch, batchPerReplica int
-	epochs, steps, accumulate    int
+	epochs, steps                int
 	clipNorm, clipValue          float64
-	bucketBytes                  string
-	bucketSize                   int // bucketBytes as a number; 0: not given
-	compress                     codecFlag
+	step                         stepFlags
 	diloco                       dilocoFlags
-	shard                        shardFlag
-	precision                    string
 	optimizer                    string
 	learningRate                 float64
 	schedule                     string
@@ -110,18 +105,11 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	f.IntVar(&o.epochs, "epochs", 0, "passes over the training data (default 25 for digits, 3 for mnist, or as many as "+
 		"--steps needs)")
 	f.IntVar(&o.steps, "steps", 0, "stop after this many steps (default no limit)")
-	f.StringVar(&o.bucketBytes, "bucket-bytes", "", "bytes of gradients per bucket, such as 1MiB; the buckets are "+
-		"all-reduced one after the other, while later ones are computed (default by engine)")
-	o.compress.add(f)
+	o.step.add(f)
 	o.diloco.add(f)
-	o.shard.add(f)
-	f.IntVar(&o.accumulate, "accumulate", 1, "number of batches whose gradients a step accumulates: one all-reduce and "+
-		"one update for all of them")
 	f.Float64Var(&o.clipNorm, "clip-norm", 0, "limit for the global norm of the gradients (default no limit)")
 	f.Float64Var(&o.clipValue, "clip-value", 0, "limit for the magnitude of each element of the gradients (default no "+
 		"limit)")
-	f.StringVar(&o.precision, "precision", string(gomlx.Float32), "type in which the layers compute, over float32 "+
-		"variables: "+strings.Join(precisions(), ", ")+" (half width is for accelerators)")
 	f.StringVar(&o.optimizer, "optimizer", "adam", "optimizer: "+names(optimizers))
 	f.Float64Var(&o.learningRate, "learning-rate", 0, "learning rate (default by optimizer: "+learningRates()+")")
 	f.StringVar(&o.schedule, "schedule", "cosine", "learning-rate schedule, by epoch: cosine (falls to 0), constant")
@@ -171,7 +159,6 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 		{"data", o.data, sorted(dataSets)},
 		{"model", o.model, sorted(modelsByName)},
 		{"strategy", o.strategy, []string{"mirrored", multiWorker, "one-device"}},
-		{"precision", o.precision, precisions()},
 		{"optimizer", o.optimizer, sorted(optimizers)},
 		{"schedule", o.schedule, []string{"cosine", "constant"}},
 		{"engine", o.engine, gomlx.Names},
@@ -191,7 +178,6 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 		{"batch-per-replica", o.batchPerReplica, 1},
 		{"epochs", o.epochs, 0},
 		{"steps", o.steps, 1},
-		{"accumulate", o.accumulate, 1},
 		{"shift", o.shift, 0},
 	} {
 		if given(c.flag) && c.value < c.least {
@@ -204,17 +190,8 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 	if o.replicas > replicasMax {
 		return usagef("--replicas %d: want at most %d", o.replicas, replicasMax)
 	}
-	if o.accumulate > train.MaxAccumulate {
-		return usagef("--accumulate %d: want at most %d: for larger steps, use larger batches", o.accumulate,
-			train.MaxAccumulate)
-	}
-	if given("bucket-bytes") {
-		var err error
-		if o.bucketSize, err = parseBytes(o.bucketBytes); err != nil {
-			return usagef("--bucket-bytes: %v", err)
-		} else if o.bucketSize < 1 {
-			return usagef("--bucket-bytes %s: want at least 1", o.bucketBytes)
-		}
+	if err := o.step.check(); err != nil {
+		return err
 	}
 	if err := o.diloco.check(given); err != nil {
 		return err

@@ -103,8 +103,9 @@ func (r *trainRun) join() (err error) {
 		oneDevice: r.flags.strategy == "one-device", replicas: r.flags.replicas, devices: r.flags.devices,
 		logicalCPUs: r.flags.logicalCPUs(),
 		globalBatch: r.flags.globalBatch, batchPerReplica: r.flags.batchPerReplica, seed: r.flags.seed,
-		bucketBytes: r.flags.bucketSize, compress: r.flags.compress.Codec, diloco: r.flags.diloco.config(),
-		shard:    r.flags.shard.Sharding,
+		bucketBytes: r.flags.step.bucketBytes.n, compress: r.flags.step.compress.Codec,
+		diloco:   r.flags.diloco.config(),
+		shard:    r.flags.step.shard.Sharding,
 		clipNorm: r.flags.clipNorm, clipValue: r.flags.clipValue,
 	}
 	if r.flags.strategy == multiWorker {
@@ -137,7 +138,7 @@ func (r *trainRun) open() (err error) {
 		return err
 	}
 	m := newClassifier(r.flags.model, r.set.Shape, r.set.Classes, optimizers[r.flags.optimizer].make(r.flags.learningRate))
-	m.Precision = gomlx.Precision(r.flags.precision)
+	m.Precision = gomlx.Precision(r.flags.step.precision)
 	stop := r.reassure("compiling the model")
 	inputs, labels := classifierFeatures(r.set.Shape)
 	err = r.compile(r.in, m, inputs, labels)
@@ -245,11 +246,11 @@ func (r *trainRun) announce() error {
 	t.row("strategy", "%v, %s", r.strategy, count(replicas, "replica"))
 	r.announceWorkers(&t)
 	accumulated := ""
-	if n := r.flags.accumulate; n > 1 {
+	if n := r.flags.step.accumulate; n > 1 {
 		accumulated = fmt.Sprintf(", as %d batches of %d", n, r.batch)
 	}
-	t.row("batch", "%s a step, %d on each replica%s", count(r.batch*r.flags.accumulate, "example"),
-		(r.batch+replicas-1)/replicas*r.flags.accumulate, accumulated)
+	t.row("batch", "%s a step, %d on each replica%s", count(r.batch*r.flags.step.accumulate, "example"),
+		(r.batch+replicas-1)/replicas*r.flags.step.accumulate, accumulated)
 	if d := r.flags.diloco.config(); d != nil {
 		t.row("exchange", "%v", d)
 	}
@@ -301,7 +302,7 @@ func (r *trainRun) length() string {
 
 func (r *trainRun) fit(ctx context.Context) error {
 	cfg := train.FitConfig{
-		Epochs: r.flags.epochs, Steps: r.flags.steps, Accumulate: r.flags.accumulate,
+		Epochs: r.flags.epochs, Steps: r.flags.steps, Accumulate: r.flags.step.accumulate,
 		Callbacks: []train.Callback{r.in.callback()},
 	}
 	if r.flags.validationSplit > 0 {
@@ -341,7 +342,7 @@ func (r *trainRun) epochs() int {
 	if r.flags.epochs >= 0 {
 		return r.flags.epochs
 	}
-	n := r.batch * r.flags.accumulate
+	n := r.batch * r.flags.step.accumulate
 	steps := max((r.kept.Len()+n-1)/n, 1)
 	return (r.flags.steps + steps - 1) / steps
 }

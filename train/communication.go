@@ -1,0 +1,99 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// CommunicationTime returns how long the communication of a training step takes when nothing else runs: the median
+// time that the first local replica needs for the calls of a step, n times. The gradients of all buckets are reduced,
+// compressed if Config.Compress is set, and new values gathered if the optimizer is sharded. A step that waits for
+// less has hidden the rest behind its computation. Every worker must call it, with the same n, while no other method
+// of the Trainer runs. It changes no variable. With one replica the result is 0.
+func (t *Trainer) CommunicationTime(ctx context.Context, n int) (time.Duration, error) {
+	if n < 1 {
+		return 0, fmt.Errorf("train: communication time: %d measurements requested: want at least 1", n)
+	}
+	if t.strategy.NumReplicasInSync() == 1 {
+		return 0, nil
+	}
+	var times []time.Duration
+	err := t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
+		p := &t.parts[r.LocalID()]
+		p.ctx, p.replica = ctx, r
+		for i := range n + 1 { // the first one allocates
+			if err := t.fillGradients(r.LocalID()); err != nil {
+				return err
+			}
+			start := time.Now()
+			if err := t.exchangeAll(ctx, r, p); err != nil {
+				return err
+			}
+			if r.LocalID() == 0 && i > 0 {
+				times = append(times, time.Since(start))
+			}
+		}
+		return nil
+	})
+	t.discard()
+	if err != nil {
+		return 0, fmt.Errorf("train: communication time: %w", err)
+	}
+	slices.Sort(times)
+	return times[n/2], nil
+}
+
+// fillGradients fills a replica's gradients with small numbers. Zeros could be copied and compressed faster.
+func (t *Trainer) fillGradients(local int) error {
+	for k := range t.buckets {
+		if err := t.memory(local, k); err != nil {
+			return err
+		}
+		for _, gradient := range t.parts[local].gradients[k] {
+			if gradient.DType() != tensor.Float32 {
+				continue
+			}
+			for i, x := 0, tensor.Data[float32](gradient); i < len(x); i++ {
+				x[i] = float32(i*7919%1009-504) / 1e6
+			}
+		}
+	}
+	return nil
+}
+
+// exchangeAll makes the calls of a step for a replica.
+func (t *Trainer) exchangeAll(ctx context.Context, r *distribute.Replica, p *part) error {
+	p.owners = t.toOwners()
+	for k := range t.buckets {
+		var scalars []float64
+		if k == len(t.buckets)-1 {
+			scalars = p.scalars[:t.summedScalars()]
+		}
+		if err := t.startReduction(p, k, scalars); err != nil {
+			return err
+		}
+	}
+	if err := t.finishAll(ctx, r, p.reducing, func(int) error { return nil }); err != nil {
+		return err
+	}
+	if p.owners {
+		if err := t.exchange(ctx, r); err != nil {
+			return err
+		}
+	}
+	for k := 0; t.shards != nil && k < len(t.buckets); k++ {
+		h, err := r.StartGatherFromOwners(ctx, distribute.Bucket{
+			Dst: p.gradients[k], Src: p.gradients[k], Names: t.buckets[k].names, Owners: t.buckets[k].owners,
+		})
+		if err != nil {
+			return err
+		}
+		p.gathering = append(p.gathering, h)
+	}
+	return p.finishGathers(ctx)
+}

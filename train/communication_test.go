@@ -1,0 +1,35 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"testing"
+)
+
+// TestCommunicationTime checks that measuring the communication of a step makes its calls and changes no bit of a
+// training, compressed or not, sharded or not.
+func TestCommunicationTime(t *testing.T) {
+	for _, test := range []struct {
+		codec string
+		shard Sharding
+	}{{"none", ShardOff}, {"none", ShardOn}, {"bfloat16", ShardOn}, {"int8", ShardOff}, {"powersgd:2", ShardOff}} {
+		codec, shard := test.codec, test.shard
+		_, want := (&compressed{codec: codec, steps: 2, shard: shard}).alone(t, 2)
+		measured := compressed{codec: codec, steps: 2, shard: shard, before: func(ctx context.Context, t *Trainer) error {
+			if d, err := t.CommunicationTime(ctx, 3); err != nil || d <= 0 {
+				return fmt.Errorf("CommunicationTime = %v, %v; want a positive duration", d, err)
+			}
+			return nil
+		}}
+		if _, got := measured.alone(t, 2); got != want {
+			t.Errorf("%s, sharding %v: a training after CommunicationTime has hash %s, without it %s", codec, shard, got, want)
+		}
+	}
+	one := compressed{codec: "none", before: func(ctx context.Context, t *Trainer) error {
+		if d, err := t.CommunicationTime(ctx, 3); err != nil || d != 0 {
+			return fmt.Errorf("CommunicationTime of one replica = %v, %v; want 0", d, err)
+		}
+		return nil
+	}}
+	one.alone(t, 1)
+}
