@@ -108,6 +108,19 @@ type Slot struct {
 	Algorithm string // text behind Header.Plan
 }
 
+// NotConnected is the error of a group that could not be opened because of other ranks: they did not connect in time,
+// or refused the connection.
+type NotConnected struct {
+	Ranks []int
+	Err   error
+}
+
+// Error describes the ranks and the reason.
+func (e *NotConnected) Error() string { return e.Err.Error() }
+
+// Unwrap returns the reason.
+func (e *NotConnected) Unwrap() error { return e.Err }
+
 // PeerDown reports that a rank has left the group, and why. It is also the error of a wait that needed that rank.
 type PeerDown struct {
 	Rank int

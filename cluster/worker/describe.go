@@ -12,6 +12,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/failure"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/transport"
 )
 
 // Bounds of a description: it is part of an error, and others wait for it.
@@ -174,6 +175,9 @@ func (w *Worker) blames(err error) []int {
 	joining := (*rendezvous.JoinError)(nil)
 	if errors.As(err, &joining) {
 		return slices.DeleteFunc(slices.Clone(joining.Workers), func(worker int) bool { return worker == w.job.Worker })
+	}
+	if connecting := (*transport.NotConnected)(nil); errors.As(err, &connecting) {
+		return w.owners(connecting.Ranks)
 	}
 	if from := (interface{ FromWorker() int })(nil); errors.As(err, &from) && from.FromWorker() != w.job.Worker {
 		return []int{from.FromWorker()}

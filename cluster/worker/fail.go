@@ -14,6 +14,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/internal/stacks"
+	"github.com/lockstep-ml/lockstep/transport"
 )
 
 // ErrInterrupted is matched by a failure that no worker caused: the job was asked to stop.
@@ -131,7 +132,7 @@ func panicAt(g *stacks.Goroutine) int {
 
 // kindOf returns the kind of a failure, as defined by [failure.Record].
 func kindOf(err error) string {
-	e, joining := (*collective.Error)(nil), (*rendezvous.JoinError)(nil)
+	e, joining, connecting := (*collective.Error)(nil), (*rendezvous.JoinError)(nil), (*transport.NotConnected)(nil)
 	found := errors.As(err, &e)
 	switch {
 	case errors.Is(err, ErrInterrupted), errors.Is(err, context.Canceled):
@@ -140,6 +141,10 @@ func kindOf(err error) string {
 		return "store"
 	case errors.As(err, &joining):
 		return kindOfRendezvous(joining.Kind)
+	case errors.As(err, &connecting) && errors.Is(err, context.DeadlineExceeded):
+		return "timeout"
+	case errors.As(err, &connecting):
+		return "lost"
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return "disk"
 	case errors.Is(err, syscall.ENOMEM):

@@ -10,6 +10,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/transport"
 )
 
 // TestKinds: the kind of an error in a record, and the workers that it blames. This is worker 1, whose ranks are 2
@@ -50,6 +51,11 @@ func TestKinds(t *testing.T) {
 			&collective.Error{Kind: collective.ErrAborted, Rank: 4, Err: errors.New("no")}, "error",
 			[]int{2},
 		},
+		"a peer that does not connect": {
+			fmt.Errorf("joining: %w", &transport.NotConnected{Ranks: []int{4}, Err: context.DeadlineExceeded}), "timeout",
+			[]int{2},
+		},
+		"a peer that refuses":   {&transport.NotConnected{Ranks: []int{0, 1}, Err: errors.New("no")}, "lost", []int{0}},
 		"a worker in the error": {fmt.Errorf("restoring: %w", fromWorker{0}), "error", []int{0}},
 		"this worker, reported": {fromWorker{1}, "error", nil},
 		"an own replica panics": {fmt.Errorf("replica 2: %w", collective.ErrPeerLost), "panic", nil},

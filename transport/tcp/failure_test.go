@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -204,8 +205,30 @@ func TestMissingMembers(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	_, err = node.Group(ctx, tcp.GroupConfig{Addrs: []string{"127.0.0.1:1", node.Addr()}, Local: []int{1}})
-	if err == nil || !errors.Is(err, context.DeadlineExceeded) ||
+	missing := (*transport.NotConnected)(nil)
+	if !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, &missing) || !slices.Equal(missing.Ranks, []int{0}) ||
 		!strings.Contains(err.Error(), "not connected with ranks [0] at 127.0.0.1:1") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestRefusedMember: the error of joining a group whose other member refuses the connection names that one's ranks,
+// and no other that is not connected.
+func TestRefusedMember(t *testing.T) {
+	node, err := tcp.Listen(tcp.Config{Job: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer node.Close()
+	stranger, err := tcp.Listen(tcp.Config{Job: "b"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stranger.Close()
+	_, err = node.Group(t.Context(), tcp.GroupConfig{
+		Addrs: []string{"127.0.0.1:1", stranger.Addr(), node.Addr()}, Local: []int{2},
+	})
+	if e := (*transport.NotConnected)(nil); !errors.As(err, &e) || !slices.Equal(e.Ranks, []int{1}) {
 		t.Errorf("got %v", err)
 	}
 }

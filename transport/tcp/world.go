@@ -211,7 +211,7 @@ func (w *world) connect(ctx context.Context) error {
 				err = w.join(a, p, nil)
 			}
 			if err != nil {
-				cancel(err)
+				cancel(&transport.NotConnected{Ranks: w.procs[p].ranks, Err: err})
 			}
 		})
 	}
@@ -219,10 +219,23 @@ func (w *world) connect(ctx context.Context) error {
 		select {
 		case <-w.up:
 		case <-ctx.Done():
-			return fmt.Errorf("tcp: group %#x of epoch %d: %s: %w", w.key.id, w.key.epoch, w.missing(), context.Cause(ctx))
+			return w.notConnected(context.Cause(ctx))
 		}
 	}
 	return nil
+}
+
+// notConnected returns the error of a group that could not be opened: it is due to the process that could not be
+// dialed, to those that are not connected if the time is over, or else to this process.
+func (w *world) notConnected(cause error) error {
+	ranks, text := w.missing()
+	err := fmt.Errorf("tcp: group %#x of epoch %d: %s: %w", w.key.id, w.key.epoch, text, cause)
+	if dialed := (*transport.NotConnected)(nil); errors.As(cause, &dialed) {
+		ranks = dialed.Ranks
+	} else if !errors.Is(cause, context.DeadlineExceeded) {
+		return err
+	}
+	return &transport.NotConnected{Ranks: ranks, Err: err}
 }
 
 // target returns how a process is dialed.
@@ -244,21 +257,22 @@ func (w *world) hello(proc int) hello {
 	}
 }
 
-// missing describes the processes that are not connected.
-func (w *world) missing() string {
+// missing returns the ranks of the processes that are not connected, and describes them.
+func (w *world) missing() (ranks []int, text string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var who []string
 	for i, l := range w.links {
 		if l == nil && i != w.self {
+			ranks = append(ranks, w.procs[i].ranks...)
 			who = append(who, fmt.Sprintf("%v at %s", w.procs[i].ranks, w.procs[i].addr))
 		}
 	}
-	text := "not connected with ranks " + strings.Join(who, ", ")
+	text = "not connected with ranks " + strings.Join(who, ", ")
 	if last := w.node.acceptor.LastRefusal(); last != "" {
 		text += " (" + last + ")"
 	}
-	return text
+	return ranks, text
 }
 
 // join uses a connection as the link with a process. answer, if not nil, accepts the connection.
