@@ -8,7 +8,11 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/ml/layers/activation"
+	"github.com/gomlx/gomlx/ml/model"
 	"github.com/gomlx/gomlx/ml/train/optimizer"
+	"github.com/gomlx/gomlx/ml/zoo/transformer"
 
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/distribute"
@@ -62,6 +66,46 @@ func TestTransformers(t *testing.T) {
 	}
 }
 
+// TestZooTransformer computes Gemma 3 by GoMLX's ml/zoo/transformer, with weights that a map of names renames.
+func TestZooTransformer(t *testing.T) {
+	tokens, want := recorded(t, "gemma3")
+	weights, err := train.LoadWeights("testdata/transformers/gemma3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, err := checkpoint.LoadNameMap("testdata/gemma3-names.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := gomlx.OpenGo(gomlx.GoOptions{LogicalCPUs: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	forward := func(s *model.Scope, in []*graph.Node) []*graph.Node {
+		m := transformer.New(s).WithVocabSize(53).WithEmbedDim(16).WithFFNDim(24).WithNumLayers(2).WithNumHeads(4).
+			WithNumKVHeads(2).WithHeadDim(8).WithMaxPosEmbed(32).WithBias(false).WithTransposedWeights(true).
+			WithArchitecture(transformer.ArchitectureGemma3).WithActivation(activation.TypeGeluApprox).
+			WithNormalization("rms").WithFinalNormalization("rms").WithNormEpsilon(1e-6).WithRoPE(5000)
+		return []*graph.Node{m.Logits(in[0], transformer.CallOptions{})}
+	}
+	p, err := train.NewPredictor(t.Context(), &gomlx.Model{Forward: forward}, train.PredictorConfig{
+		Engine: e, Inputs: []engine.Feature{{DType: tensor.Int32, Shape: tokens.Shape()[1:]}}, Batch: 2,
+		Weights: weights, Load: train.LoadOptions{Names: names},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	got, err := p.Predict(t.Context(), tokens)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := furthest(t, got[0], want); !(d < 1e-4) {
+		t.Errorf("logits differ by %g from those of transformers, want less than 1e-4", d)
+	}
+}
+
 // pretrained returns a model of testdata, and tokens with their logits.
 func pretrained(t *testing.T, name string) (m *models.CausalLM, tokens, logits *tensor.Tensor) {
 	t.Helper()
@@ -69,11 +113,18 @@ func pretrained(t *testing.T, name string) (m *models.CausalLM, tokens, logits *
 	if err != nil {
 		t.Fatal(err)
 	}
-	recorded, _, err := checkpoint.Load(filepath.Join("testdata", "transformers", name+"-logits.safetensors"))
-	if err != nil || len(recorded) != 2 {
-		t.Fatalf("%d tensors, %v", len(recorded), err)
+	tokens, logits = recorded(t, name)
+	return m, tokens, logits
+}
+
+// recorded returns tokens, and the logits that transformers computes of them.
+func recorded(t *testing.T, name string) (tokens, logits *tensor.Tensor) {
+	t.Helper()
+	list, _, err := checkpoint.Load(filepath.Join("testdata", "transformers", name+"-logits.safetensors"))
+	if err != nil || len(list) != 2 {
+		t.Fatalf("%d tensors, %v", len(list), err)
 	}
-	return m, recorded[1].Value, recorded[0].Value
+	return list[1].Value, list[0].Value
 }
 
 // furthest returns the largest difference of two tensors.

@@ -7,7 +7,7 @@ import sys
 
 import torch
 from safetensors.torch import save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 models = {
     "gpt2": GPT2LMHeadModel(GPT2Config(vocab_size=61, n_positions=24, n_embd=32, n_layer=2, n_head=4)),
@@ -18,6 +18,12 @@ models = {
     "llama-tied": LlamaForCausalLM(LlamaConfig(vocab_size=53, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
                                                num_attention_heads=4, head_dim=12, max_position_embeddings=32,
                                                tie_word_embeddings=True, attention_bias=True, mlp_bias=True)),
+    "gemma3": Gemma3ForCausalLM(Gemma3TextConfig(vocab_size=53, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+                                                 num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+                                                 query_pre_attn_scalar=8, max_position_embeddings=32,
+                                                 layer_types=["full_attention"] * 2, tie_word_embeddings=False,
+                                                 rope_parameters={"full_attention": {"rope_type": "default",
+                                                                                     "rope_theta": 5000.0}})),
 }
 for name, model in models.items():
     torch.manual_seed(len(name))
