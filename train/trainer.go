@@ -192,6 +192,9 @@ func (t *Trainer) replicaAt(r *distribute.Replica, phase Phase) {
 	}
 }
 
+// IsChief reports whether this worker writes for all: logs, checkpoints, event files.
+func (t *Trainer) IsChief() bool { return t.strategy.Properties().ShouldCheckpoint }
+
 // Close frees the program and its variables. The trainer must not be used afterwards.
 func (t *Trainer) Close() error {
 	t.spare = nil // their memory may belong to the program
