@@ -88,7 +88,7 @@ func (c *CollectiveAllReduce) reducePacks(
 	return nil
 }
 
-// reducePack sums the tensors of one pack by one collective call. All local ranks share one destination buffer,
+// reducePack sums the tensors of one pack, where they lie, by one call. All local ranks share one destination buffer,
 // and the sums are slices of it.
 func (c *CollectiveAllReduce) reducePack(
 	ctx context.Context, op ReduceOp, p packing.Pack, tensors []packing.Tensor, at []int, sources [][]*tensor.Tensor,
@@ -103,9 +103,16 @@ func (c *CollectiveAllReduce) reducePack(
 	}
 	calls := make([]collective.Call, len(c.devices))
 	for rank := range calls {
+		list := make([]tensor.Memory, len(p.Tensors))
+		for i, t := range p.Tensors {
+			list[i] = sources[at[t]][rank].Memory()
+		}
 		calls[rank] = collective.Call{
-			Op: collective.AllReduce, Reduce: direct, Type: p.Type,
-			Src: packSource(p, rank, at, sources), Dst: sum.Memory(), Manifest: &manifest, Options: &o,
+			Op: collective.AllReduce, Reduce: direct, Type: p.Type, Src: list[0], Dst: sum.Memory(),
+			Manifest: &manifest, Options: &o,
+		}
+		if len(list) > 1 {
+			calls[rank].SrcList = list
 		}
 	}
 	if len(p.Tensors) == 1 {
@@ -124,24 +131,6 @@ func (c *CollectiveAllReduce) reducePack(
 		lo = hi
 	}
 	return nil
-}
-
-// packSource returns a rank's input of a pack: its only tensor, or a buffer with copies of its tensors,
-// concatenated.
-func packSource(p packing.Pack, rank int, at []int, sources [][]*tensor.Tensor) tensor.Memory {
-	if len(p.Tensors) == 1 {
-		return sources[at[p.Tensors[0]]][rank].Memory()
-	}
-	all := tensor.New(p.Type, p.Count).Memory()
-	lo := 0
-	for _, t := range p.Tensors {
-		m := sources[at[t]][rank].Memory()
-		if m.Bytes > 0 {
-			dense.CopyMemory(all.Slice(lo, lo+m.Bytes), m)
-		}
-		lo += m.Bytes
-	}
-	return all
 }
 
 // BatchGather implements [Gatherer]. With several workers it gathers the components of all of them, in the
