@@ -18,7 +18,7 @@ import (
 func (r *Replica) StartAllToAll(
 	ctx context.Context, dst, src *tensor.Tensor, name string, opts ...Options,
 ) (Handle, error) {
-	return r.startMove(ctx, "StartAllToAll", collective.AllToAll, dst, src, name, opts)
+	return r.startMove(ctx, "StartAllToAll", collective.Call{Op: collective.AllToAll}, dst, src, name, opts)
 }
 
 // StartAllGather starts to gather the replicas' src in every dst, in the order of the replicas, and returns at once;
@@ -27,27 +27,54 @@ func (r *Replica) StartAllToAll(
 func (r *Replica) StartAllGather(
 	ctx context.Context, dst, src *tensor.Tensor, name string, opts ...Options,
 ) (Handle, error) {
-	return r.startMove(ctx, "StartAllGather", collective.AllGather, dst, src, name, opts)
+	return r.startMove(ctx, "StartAllGather", collective.Call{Op: collective.AllGather}, dst, src, name, opts)
+}
+
+// StartGather starts to gather the replicas' src in the dst of one replica, the root, in the order of the replicas, and
+// returns at once; [Handle.Wait] waits. counts are the numbers of elements of each replica's src, the same list on all
+// replicas, which belongs to the library until Wait has returned; nil means equal numbers. dst is not used on other
+// replicas and may be nil there. Apart from that it is as [Replica.StartAllGather].
+func (r *Replica) StartGather(
+	ctx context.Context, dst, src *tensor.Tensor, counts []int, root int, name string, opts ...Options,
+) (Handle, error) {
+	const what = "StartGather"
+	if size := r.strategy.size; root < 0 || root >= size || counts != nil && len(counts) != size {
+		return Handle{}, located(errorf(what, ErrInvalid, "%s: root %d and %d counts given for %d replicas", name, root,
+			len(counts), size))
+	}
+	return r.startMove(ctx, what, collective.Call{Op: collective.Gather, Root: root, Counts: counts}, dst, src, name, opts)
 }
 
 // startMove starts a call that moves elements and combines none.
 func (r *Replica) startMove(
-	ctx context.Context, what string, op collective.Op, dst, src *tensor.Tensor, name string, opts []Options,
+	ctx context.Context, what string, call collective.Call, dst, src *tensor.Tensor, name string, opts []Options,
 ) (Handle, error) {
 	run, o, err := r.enter(ctx, what, Sum, opts)
 	if err != nil {
 		return Handle{}, located(err)
 	}
-	size, count := r.strategy.size, src.Len()
-	if op == collective.AllGather {
+	size, own, count := r.strategy.size, src.Len(), src.Len()
+	switch {
+	case call.Counts != nil:
+		own, count = call.Counts[r.id], 0
+		for _, n := range call.Counts {
+			count += n
+		}
+	case call.Op != collective.AllToAll:
 		count *= size
 	}
-	switch {
-	case src.DType() == tensor.String || dst.DType() != src.DType() || dst.Len() != count || count%size != 0:
-		return Handle{}, located(errorf(what, ErrInvalid, "%s: the destination is %v %s, the source %v %s: want one dtype "+
-			"of fixed size, %d elements in the destination, and equal parts for %d replicas", name, dst.DType(),
-			tensor.FormatShape(dst.Shape()), src.DType(), tensor.FormatShape(src.Shape()), count, size))
-	case !r.strategy.HasCollectives():
+	gets := call.Op != collective.Gather || r.id == call.Root
+	if src.DType() == tensor.String || own != src.Len() || call.Counts == nil && count%size != 0 ||
+		gets && (dst == nil || dst.DType() != src.DType() || dst.Len() != count) {
+		to := "missing"
+		if dst != nil {
+			to = dst.DType().String() + " " + tensor.FormatShape(dst.Shape())
+		}
+		return Handle{}, located(errorf(what, ErrInvalid, "%s: the destination is %s, the source %v %s: want one dtype of "+
+			"fixed size, %d elements in the source, %d in the destination, and equal parts for %d replicas, unless counts "+
+			"say otherwise", name, to, src.DType(), tensor.FormatShape(src.Shape()), own, count, size))
+	}
+	if !r.strategy.HasCollectives() {
 		return Handle{}, located(errorf(what, ErrUnsupported, "%v has no such operation: use a strategy without "+
 			"CrossDeviceOps", r.strategy.ops))
 	}
@@ -60,9 +87,11 @@ func (r *Replica) startMove(
 		dense.CopyMemory(dst.Memory(), src.Memory())
 	} else if count > 0 {
 		c.manifest, c.options = collective.Manifest{Name: name}, o.collective()
-		c.call = collective.Call{
-			Op: op, Type: src.DType(), Src: src.Memory(), Dst: dst.Memory(), Manifest: &c.manifest, Options: &c.options,
+		call.Type, call.Src, call.Manifest, call.Options = src.DType(), src.Memory(), &c.manifest, &c.options
+		if gets {
+			call.Dst = dst.Memory()
 		}
+		c.call = call
 		comm, err := r.home.group.comm(ctx, r.local, o)
 		if err == nil {
 			c.started, err = comm.Start(ctx, &c.call)

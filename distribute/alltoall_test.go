@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/lockstep-ml/lockstep/distribute"
@@ -132,5 +133,72 @@ func TestAllToAllDoesNotAllocate(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestStartGather: only the root gets the parts, which may differ in size or be empty; the replicas agree on the sizes.
+func TestStartGather(t *testing.T) {
+	for _, n := range []int{1, 2, 4} {
+		s := mirrored(t, n, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
+		root := n - 1
+		for _, even := range []bool{true, false} {
+			counts, total := make([]int, n), 0
+			for i := range counts {
+				if counts[i] = 3; !even {
+					counts[i] = (i + 1) % 3
+				}
+				total += counts[i]
+			}
+			given := counts
+			if even {
+				given = nil
+			}
+			var got *tensor.Tensor
+			err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+				var dst *tensor.Tensor
+				if r.ID() == root {
+					got = tensor.New(tensor.Int32, total)
+					dst = got
+				}
+				h, err := r.StartGather(ctx, dst, labelled(r.ID(), counts[r.ID()]), given, root, "parts")
+				if err == nil {
+					err = h.Wait(ctx)
+				}
+				return err
+			})
+			if err != nil {
+				t.Fatalf("%d replicas, even %v: %v", n, even, err)
+			}
+			var want []int32
+			for i, count := range counts {
+				want = append(want, tensor.Data[int32](labelled(i, count))...)
+			}
+			if !slices.Equal(tensor.Data[int32](got), want) {
+				t.Errorf("%d replicas, even %v: got %v, want %v", n, even, tensor.Data[int32](got), want)
+			}
+		}
+	}
+	s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
+	for name, gather := range map[string]func(ctx context.Context, r *distribute.Replica) (distribute.Handle, error){
+		"no such root": func(ctx context.Context, r *distribute.Replica) (distribute.Handle, error) {
+			return r.StartGather(ctx, nil, tensor.New(tensor.Int8, 1), nil, 2, "x")
+		},
+		"too few counts": func(ctx context.Context, r *distribute.Replica) (distribute.Handle, error) {
+			return r.StartGather(ctx, nil, tensor.New(tensor.Int8, 1), []int{1}, 0, "x")
+		},
+		"another count": func(ctx context.Context, r *distribute.Replica) (distribute.Handle, error) {
+			return r.StartGather(ctx, tensor.New(tensor.Int8, 3), tensor.New(tensor.Int8, 1), []int{1, 2}, 0, "x")
+		},
+		"no destination": func(ctx context.Context, r *distribute.Replica) (distribute.Handle, error) {
+			return r.StartGather(ctx, nil, tensor.New(tensor.Int8, 1), nil, r.ID(), "x")
+		},
+	} {
+		err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+			_, err := gather(ctx, r)
+			return err
+		})
+		if !errors.Is(err, distribute.ErrInvalid) {
+			t.Errorf("%s: %v, want ErrInvalid", name, err)
+		}
 	}
 }

@@ -175,8 +175,8 @@ func (t *Trainer) compression(replica int) (list []compress.State) {
 	return list
 }
 
-// readCompression returns what all replicas keep: of each replica a row, if they differ. That is much memory: only the
-// chief keeps the values, the other workers return none.
+// readCompression returns what all replicas keep: of each replica a row, if they differ. That is much memory: they
+// are sent to the chief only, and the other workers return none.
 func (t *Trainer) readCompression(ctx context.Context, chief bool) (list []Weight, err error) {
 	states := make([][]compress.State, len(t.parts))
 	for replica := range states {
@@ -187,11 +187,11 @@ func (t *Trainer) readCompression(ctx context.Context, chief bool) (list []Weigh
 		if s.Shared && chief {
 			value = value.Clone()
 		} else if !s.Shared {
-			rows := make([]distribute.Value, len(states))
+			rows := make([]*tensor.Tensor, len(states))
 			for replica := range rows {
-				rows[replica] = states[replica][i].Value.Reshape(rowShape(1, s.Value.Shape())...)
+				rows[replica] = states[replica][i].Value
 			}
-			if value, err = t.gather(ctx, rows); err != nil {
+			if value, err = t.gatherAtChief(ctx, s.Name, rows, false); err != nil {
 				return nil, fmt.Errorf("reading the %s: %w", s.Name, err)
 			}
 		}

@@ -202,9 +202,9 @@ func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
 		var err error
 		switch {
 		case v.Role == engine.Average:
-			value, err = t.readRows(ctx, i, len(t.parts))
+			value, err = t.readRows(ctx, i, false)
 		case !t.mirrored(v):
-			value, err = t.readRows(ctx, i, 1)
+			value, err = t.readRows(ctx, i, true)
 		case t.divided(i):
 			value, err = t.fromKeeper(ctx, i)
 		case chief:
@@ -233,22 +233,58 @@ func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
 	return s, nil
 }
 
-// readRows returns the values of a variable on the first replicas of each worker, one row per replica.
-func (t *Trainer) readRows(ctx context.Context, variable, replicas int) (*tensor.Tensor, error) {
-	v := t.variables[variable]
-	rows := make([]distribute.Value, len(t.parts))
+// readRows returns, on the chief, the values of a variable on all replicas, or on the first one of each worker: one row
+// each.
+func (t *Trainer) readRows(ctx context.Context, variable int, perWorker bool) (*tensor.Tensor, error) {
+	rows := make([]*tensor.Tensor, len(t.parts))
 	for replica := range rows {
-		if replica >= replicas {
-			rows[replica] = tensor.New(v.DType, rowShape(0, v.Shape)...)
-			continue
-		}
 		value, err := t.program.Read(replica, variable)
 		if err != nil {
 			return nil, fmt.Errorf("on replica %d: %w", replica, err)
 		}
-		rows[replica] = value.Reshape(rowShape(1, v.Shape)...)
+		rows[replica] = value
 	}
-	return t.gather(ctx, rows)
+	return t.gatherAtChief(ctx, t.variables[variable].Name, rows, perWorker)
+}
+
+// gatherAtChief returns, on the chief, a row for each replica of all workers, or for the first one of each worker.
+// Other workers, which only send theirs, get nil. values has those of the local replicas.
+func (t *Trainer) gatherAtChief(ctx context.Context, name string, values []*tensor.Tensor, perWorker bool,
+) (*tensor.Tensor, error) {
+	const root = 0 // the chief's first replica
+	n, shape := t.strategy.NumReplicasInSync(), values[0].Shape()
+	counts := make([]int, n)
+	rows := 0
+	for replica := range counts {
+		first := slices.Contains(t.firsts, replica) || t.firsts == nil && replica == root
+		if !perWorker || first {
+			counts[replica] = values[0].Len()
+			rows++
+		}
+	}
+	var all *tensor.Tensor
+	if t.strategy.Properties().ShouldCheckpoint {
+		all = tensor.New(values[0].DType(), rowShape(rows, shape)...)
+	}
+	if !t.others() {
+		to := all.Memory().HostBytes()
+		for _, v := range values[:rows] {
+			to = to[copy(to, v.Memory().HostBytes()):]
+		}
+		return all, nil
+	}
+	err := t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
+		src := values[r.LocalID()]
+		if counts[r.ID()] == 0 {
+			src = tensor.New(src.DType(), 0)
+		}
+		h, err := r.StartGather(ctx, all, src, counts, root, name)
+		if err == nil {
+			err = h.Wait(ctx)
+		}
+		return err
+	})
+	return all, err
 }
 
 func rowShape(rows int, shape []int) []int { return append([]int{rows}, shape...) }

@@ -103,7 +103,10 @@ func (t *Trainer) comparePrograms(ctx context.Context) error {
 			"Give all workers the same model, loss and optimizer, with the same constants (such as rates)",
 			programDifference(like, w, both[0], both[1]))
 	}
-	t.workers = len(workers)
+	t.workers, t.firsts = len(workers), nil
+	for _, p := range workers {
+		t.firsts = append(t.firsts, int(p.first))
+	}
 	var others []int
 	for w, p := range workers {
 		if p.first == int64(first) {

@@ -49,6 +49,7 @@ type Trainer struct {
 
 	assigned assigned    // values that variables were set to
 	workers  int         // in the job
+	firsts   []int       // of each worker, the first replica; nil: there is one worker
 	worker   int         // this one's number, in the order of the replicas
 	initial  uint64      // with several workers: hash prefix of this worker's own initial values
 	stopping atomic.Bool // Stop was called
