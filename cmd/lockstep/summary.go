@@ -103,7 +103,8 @@ func (r *trainRun) write() error {
 		errs = append(errs,
 			r.writeWeights(filepath.Join(dir, weightsFile)),
 			r.writeJSON("history", filepath.Join(dir, historyFile), historyTable(r.history)),
-			r.writeJSON("summary", filepath.Join(dir, summaryFile), r.summarise()))
+			r.writeJSON("summary", filepath.Join(dir, summaryFile), r.summarise()),
+			r.writeConfig(filepath.Join(dir, configFile)))
 	}
 	return errors.Join(errs...)
 }
@@ -118,6 +119,20 @@ func (r *trainRun) writeWeights(file string) error {
 		return fmt.Errorf("writing weights: %w", err)
 	}
 	r.written = append(r.written, [2]string{"weights", file})
+	return nil
+}
+
+// writeConfig writes the flags of this run. The default number of replicas depends on the machine, and decides the
+// bits, so the file has the number.
+func (r *trainRun) writeConfig(file string) error {
+	replicas := 0
+	if r.flags.strategy == "mirrored" && len(r.flags.devices) == 0 {
+		replicas = r.strategy.NumReplicasInSync()
+	}
+	if err := r.flags.config.write(file, replicas); err != nil {
+		return err
+	}
+	r.written = append(r.written, [2]string{"config", file})
 	return nil
 }
 

@@ -34,6 +34,7 @@ type trainFlags struct {
 	engine, plugin               string
 	progress, summary, out       string
 	workers                      workerFlags
+	config                       configFlag
 	checkpoint                   checkpointFlags
 }
 
@@ -75,9 +76,13 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
   lockstep run --nproc-per-node 2 -- lockstep train --strategy multi-worker --replicas 1
   lockstep train --devices CPU:0,CPU:1 --batch-per-replica 64 --optimizer sgd
   lockstep train --checkpoint-dir run1 --save-every 100
-  lockstep train --weights run1/weights.safetensors --epochs 0`,
+  lockstep train --weights run1/weights.safetensors --epochs 0
+  lockstep train --config run1/config.yaml --seed 2 --out run2`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.config.read(cmd); err != nil {
+				return err
+			}
 			if err := o.complete(cmd.Flags().Changed); err != nil {
 				return err
 			}
@@ -119,7 +124,8 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	f.StringVar(&o.progress, "progress", "auto",
 		"progress display: "+strings.Join(progressModes, ", ")+" (auto: bar on a terminal, else plain)")
 	f.StringVar(&o.summary, "summary", "", "write the results to this `file`, as JSON (worker 0)")
-	f.StringVar(&o.out, "out", "", "write weights, history and summary into this `folder` (worker 0)")
+	f.StringVar(&o.out, "out", "", "write weights, history, summary and "+configFile+" into this `folder` (worker 0)")
+	o.config.add(f)
 	o.checkpoint.add(f)
 	o.workers.add(f)
 	groupFlags(cmd, flagGroup{"Flags of a worker (--strategy multi-worker)", o.workers.set})

@@ -179,7 +179,7 @@ func (r *trainRun) checkOutputs() error {
 		if err := os.MkdirAll(dir, 0o777); err != nil {
 			return fmt.Errorf("--out: %w", err)
 		}
-		for _, name := range []string{weightsFile, historyFile, summaryFile} {
+		for _, name := range []string{weightsFile, historyFile, summaryFile, configFile} {
 			if err := checkpoint.CheckWritable(filepath.Join(dir, name)); err != nil {
 				return fmt.Errorf("--out %s: %w", dir, err)
 			}

@@ -15,7 +15,12 @@ import (
 // trainOnce runs lockstep train and returns its summary and weights.
 func trainOnce(t *testing.T, args ...string) (summary map[string]any, weights []checkpoint.Tensor) {
 	t.Helper()
-	dir := t.TempDir()
+	return trainInto(t, t.TempDir(), args...)
+}
+
+// trainInto runs lockstep train with --out, and returns its summary and weights.
+func trainInto(t *testing.T, dir string, args ...string) (summary map[string]any, weights []checkpoint.Tensor) {
+	t.Helper()
 	root := newRoot()
 	var out strings.Builder
 	root.SetOut(&out)
