@@ -17,7 +17,7 @@ func flagValues() map[string]map[string][]string {
 		"data": sorted(dataSets), "model": sorted(modelsByName), "optimizer": sorted(optimizers), "engine": gomlx.Names,
 		"precision": precisions(),
 		"strategy":  {"mirrored", multiWorker, "one-device"}, "implementation": {"auto", "ring", "nccl", "mpi"},
-		"schedule": {"cosine", "constant"}, "progress": progressModes,
+		"schedule": schedules, "progress": progressModes,
 	}
 	benchTraining := maps.Clone(training)
 	benchTraining["model"] = sorted(benchModels)

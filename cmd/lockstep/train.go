@@ -36,6 +36,7 @@ type trainFlags struct {
 	workers                      workerFlags
 	config                       configFlag
 	checkpoint                   checkpointFlags
+	callbacks                    callbackFlags
 }
 
 // replicasMax bounds the number of logical CPUs that a typing error can create, and so their memory: every replica
@@ -117,7 +118,8 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 		"limit)")
 	f.StringVar(&o.optimizer, "optimizer", "adam", "optimizer: "+names(optimizers))
 	f.Float64Var(&o.learningRate, "learning-rate", 0, "learning rate (default by optimizer: "+learningRates()+")")
-	f.StringVar(&o.schedule, "schedule", "cosine", "learning-rate schedule, by epoch: cosine (falls to 0), constant")
+	f.StringVar(&o.schedule, "schedule", "cosine", "learning-rate schedule: by epoch cosine (falls to 0), "+
+		"constant; by step warmup-cosine, one-cycle, linear (to 0), exponential (to 1 %), step (a tenth after each third)")
 	f.Int64Var(&o.seed, "seed", 1, "seed of the initial weights, of shuffling and of shifts")
 	f.StringVar(&o.engine, "engine", "go", "compute engine: "+strings.Join(gomlx.Names, ", "))
 	f.StringVar(&o.plugin, "xla-plugin", "", "PJRT plugin `file` for --engine xla (default $"+gomlx.PluginEnv+")")
@@ -127,8 +129,10 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	f.StringVar(&o.out, "out", "", "write weights, history, summary and "+configFile+" into this `folder` (worker 0)")
 	o.config.add(f)
 	o.checkpoint.add(f)
+	o.callbacks.add(f)
 	o.workers.add(f)
-	groupFlags(cmd, flagGroup{"Flags of a worker (--strategy multi-worker)", o.workers.set})
+	groupFlags(cmd, flagGroup{"Flags of callbacks (docs/callbacks.md)", o.callbacks.set},
+		flagGroup{"Flags of a worker (--strategy multi-worker)", o.workers.set})
 	return cmd
 }
 
@@ -166,7 +170,7 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 		{"model", o.model, sorted(modelsByName)},
 		{"strategy", o.strategy, []string{"mirrored", multiWorker, "one-device"}},
 		{"optimizer", o.optimizer, sorted(optimizers)},
-		{"schedule", o.schedule, []string{"cosine", "constant"}},
+		{"schedule", o.schedule, schedules},
 		{"engine", o.engine, gomlx.Names},
 		{"progress", o.progress, progressModes},
 	} {
@@ -234,6 +238,9 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 		return err
 	}
 	if err := o.weights.check(given); err != nil {
+		return err
+	}
+	if err := o.callbacks.check(given, o); err != nil {
 		return err
 	}
 	return o.checkDevices(given)

@@ -118,7 +118,7 @@ func (r *trainRun) build() []train.Fact {
 		{Name: "engine", Value: r.engine.Description()},
 		{Name: "processor", Value: runtime.GOARCH + " with " + vectors()},
 	}
-	if r.flags.schedule == "cosine" {
+	if r.flags.schedule != "constant" {
 		out = append(out, train.Fact{Name: "length of the learning-rate schedule", Value: count(r.epochs(), "epoch")})
 	}
 	return out

@@ -36,12 +36,14 @@ type trainRun struct {
 	batch   int           // global
 	loaded  train.Loaded  // by --weights
 	stopped bool          // a stop was requested, and all workers stopped
-	chief   bool          // this worker prints and writes for all
-	started time.Time
-	history *train.History
-	test    *train.Result // nil: not evaluated
-	weights []train.Weight
-	written [][2]string // what, and where
+	// --early-stopping ended training, on all workers
+	stoppedEarly bool
+	chief        bool // this worker prints and writes for all
+	started      time.Time
+	history      *train.History
+	test         *train.Result // nil: not evaluated
+	weights      []train.Weight
+	written      [][2]string // what, and where
 }
 
 func runTrain(ctx context.Context, out io.Writer, o trainFlags) (err error) {
@@ -137,7 +139,7 @@ func (r *trainRun) open() (err error) {
 	if err := r.openData(); err != nil {
 		return err
 	}
-	m := newClassifier(r.flags.model, r.set.Shape, r.set.Classes, optimizers[r.flags.optimizer].make(r.flags.learningRate))
+	m := newClassifier(r.flags.model, r.set.Shape, r.set.Classes, r.optimizer())
 	m.Precision = gomlx.Precision(r.flags.step.precision)
 	stop := r.reassure("compiling the model")
 	inputs, labels := classifierFeatures(r.set.Shape)
@@ -317,6 +319,9 @@ func (r *trainRun) fit(ctx context.Context) error {
 	if r.flags.schedule == "cosine" {
 		cfg.Callbacks = append(cfg.Callbacks, r.cosine(cfg.Epochs))
 	}
+	if err := r.callbacks(&cfg); err != nil {
+		return err
+	}
 	if p, ok := r.showProgress(); ok {
 		cfg.Callbacks = append(cfg.Callbacks, train.NewProgress(p))
 	}
@@ -333,7 +338,7 @@ func (r *trainRun) fit(ctx context.Context) error {
 	}})
 	var err error
 	r.history, err = r.trainer.Fit(ctx, batches, cfg)
-	r.stopped = r.history.Stopped
+	r.stopped = r.history.Stopped && !r.stoppedEarly
 	return err
 }
 

@@ -110,6 +110,7 @@ func (r *trainRun) compareOptions() error {
 		{"optimizer", o.optimizer},
 		{"learning-rate", o.learningRate},
 		{"schedule", o.schedule},
+		{"ema, --early-stopping, --reduce-lr, --best, --tensorboard", &o.callbacks},
 		{"seed", o.seed},
 		{"implementation", o.workers.implementation},
 		{"weights-partial", o.weights.partial},

@@ -1,0 +1,218 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+
+	gomlxoptimizer "github.com/gomlx/gomlx/ml/train/optimizer"
+	"github.com/spf13/pflag"
+
+	"github.com/lockstep-ml/lockstep/engine/gomlx/optimizer"
+	"github.com/lockstep-ml/lockstep/train"
+	"github.com/lockstep-ml/lockstep/train/tensorboard"
+)
+
+// callbackFlags are the flags of the callbacks of a training, and of what they need from the optimizer.
+type callbackFlags struct {
+	warmup                  int
+	ema                     float64
+	validateEvery           int
+	monitor                 string
+	earlyStopping, reduceLR int
+	reduceFactor            float64
+	best                    string
+	csv, json, tensorboard  string
+	logEvery                int
+	set                     *pflag.FlagSet
+}
+
+// stepSchedules are the schedules by step, of a rate over a number of steps.
+var stepSchedules = map[string]func(rate float64, steps int) optimizer.Schedule{
+	"warmup-cosine": func(rate float64, steps int) optimizer.Schedule { return optimizer.CosineDecay(rate, steps, 0) },
+	"one-cycle": func(rate float64, steps int) optimizer.Schedule {
+		return optimizer.OneCycle(optimizer.OneCycleConfig{Max: rate, Steps: steps})
+	},
+	"linear": func(rate float64, steps int) optimizer.Schedule {
+		return optimizer.PolynomialDecay(rate, steps, 0, 1, false)
+	},
+	"exponential": func(rate float64, steps int) optimizer.Schedule {
+		return optimizer.ExponentialDecay(rate, steps, 0.01, false)
+	},
+	"step": func(rate float64, steps int) optimizer.Schedule {
+		return optimizer.StepDecay(rate, max((steps+2)/3, 1), 0.1)
+	},
+}
+
+// schedules lists the values of --schedule.
+var schedules = append([]string{"cosine", "constant"}, sorted(stepSchedules)...)
+
+func (o *callbackFlags) add(f *pflag.FlagSet) {
+	s := pflag.NewFlagSet("", pflag.ContinueOnError)
+	s.SortFlags = false
+	s.IntVar(&o.warmup, "warmup-steps", 0, "`steps` in which the learning rate rises from 0, before those of "+
+		"--schedule warmup-cosine, linear, exponential or step")
+	s.Float64Var(&o.ema, "ema", 0, "validate, and write --best, by exponential moving averages of the weights; the "+
+		"`share` of an average that a step keeps, such as 0.99")
+	s.IntVar(&o.validateEvery, "validate-every", 0, "validate after so many `steps` too, by which the flags below then "+
+		"decide")
+	s.StringVar(&o.monitor, "monitor", "val_loss", "`name` of the number by which the flags below decide: loss, "+
+		"accuracy, val_loss, val_accuracy")
+	s.IntVar(&o.earlyStopping, "early-stopping", 0, "stop after so many `epochs` without improvement, with the weights "+
+		"of the best one")
+	s.IntVar(&o.reduceLR, "reduce-lr", 0, "multiply the learning rate by --reduce-lr-factor after so many `epochs` "+
+		"without improvement (needs --schedule constant)")
+	s.Float64Var(&o.reduceFactor, "reduce-lr-factor", 0.1, "factor of --reduce-lr")
+	s.StringVar(&o.best, "best", "", "write the best weights into this safetensors `file`")
+	s.StringVar(&o.csv, "csv-log", "", "write loss and metrics of every epoch into this `file`, as CSV")
+	s.StringVar(&o.json, "json-log", "", "write them into this `file`, as lines of JSON")
+	s.StringVar(&o.tensorboard, "tensorboard", "", "write event files for TensorBoard into this `folder`: loss, metrics "+
+		"and histograms of the weights")
+	s.IntVar(&o.logEvery, "log-every", 0, "write to the logs after so many `steps` too")
+	o.set = s
+	f.AddFlagSet(s)
+}
+
+func (o *callbackFlags) check(given func(flag string) bool, t *trainFlags) error {
+	for _, c := range []struct {
+		flag  string
+		value int
+	}{
+		{"warmup-steps", o.warmup},
+		{"validate-every", o.validateEvery},
+		{"early-stopping", o.earlyStopping},
+		{"reduce-lr", o.reduceLR},
+		{"log-every", o.logEvery},
+	} {
+		if given(c.flag) && c.value < 1 {
+			return usagef("--%s %d: want at least 1", c.flag, c.value)
+		}
+	}
+	byStep := stepSchedules[t.schedule] != nil
+	decides := o.earlyStopping > 0 || o.reduceLR > 0 || o.best != ""
+	switch {
+	case given("ema") && !(o.ema > 0 && o.ema < 1):
+		return usagef("--ema %v: want a number between 0 and 1, such as 0.99", o.ema)
+	case !(o.reduceFactor > 0 && o.reduceFactor < 1):
+		return usagef("--reduce-lr-factor %v: want a number between 0 and 1", o.reduceFactor)
+	case o.warmup > 0 && (!byStep || t.schedule == "one-cycle"):
+		return usagef("--warmup-steps is for --schedule warmup-cosine, linear, exponential or step, not %s", t.schedule)
+	case o.reduceLR > 0 && t.schedule != "constant":
+		return usagef("--reduce-lr needs --schedule constant: --schedule %s sets the learning rate", t.schedule)
+	case byStep && t.batchPerReplica > 0 && t.steps == 0:
+		return usagef("--schedule %s with --batch-per-replica needs --steps: the number of steps is not known before "+
+			"the replicas are", t.schedule)
+	case o.validateEvery > 0 && t.validationSplit == 0:
+		return usagef("--validate-every needs --validation-split, the share of the training data to validate by")
+	case decides && strings.HasPrefix(o.monitor, "val_") && t.validationSplit == 0:
+		return usagef("--early-stopping, --reduce-lr and --best by %s need --validation-split, the share of the training "+
+			"data to validate by; or give --monitor loss", o.monitor)
+	case given("monitor") && !decides:
+		return usagef("--monitor is for --early-stopping, --reduce-lr and --best: give one of them")
+	}
+	return nil
+}
+
+// String returns the flags that must be the same on all workers.
+func (o *callbackFlags) String() string {
+	return fmt.Sprint(o.warmup, o.ema, o.validateEvery, o.monitor, o.earlyStopping, o.reduceLR, o.reduceFactor,
+		o.best != "", o.tensorboard != "")
+}
+
+// optimizer returns the run's optimizer.
+func (r *trainRun) optimizer() gomlxoptimizer.Interface {
+	o, rate := &r.flags.callbacks, r.flags.learningRate
+	opt := optimizers[r.flags.optimizer].make(rate)
+	if schedule := stepSchedules[r.flags.schedule]; schedule != nil {
+		s := schedule(rate, max(r.plannedSteps()-o.warmup, 1))
+		if o.warmup > 0 {
+			s = optimizer.LinearWarmup(0, rate, o.warmup, s)
+		}
+		opt = optimizer.Scheduled(opt, s)
+	}
+	if o.ema > 0 {
+		opt = optimizer.EMA(opt, optimizer.EMAConfig{Momentum: o.ema})
+	}
+	return opt
+}
+
+// plannedSteps returns the number of steps of the training, before the batch per replica is known.
+func (r *trainRun) plannedSteps() int {
+	steps := math.MaxInt32
+	if r.flags.epochs >= 0 && r.flags.globalBatch > 0 {
+		n := r.flags.globalBatch * r.flags.step.accumulate
+		steps = r.flags.epochs * ((r.kept.Len() + n - 1) / n)
+	}
+	if r.flags.steps > 0 {
+		steps = min(steps, r.flags.steps)
+	}
+	return steps
+}
+
+// callbacks adds the callbacks to the configuration of Fit.
+func (r *trainRun) callbacks(cfg *train.FitConfig) error {
+	o, t := &r.flags.callbacks, r.trainer
+	cfg.EMA, cfg.ValidateEvery = o.ema > 0, o.validateEvery
+	for _, c := range []struct {
+		wanted bool
+		make   func() (train.Callback, error)
+	}{
+		{o.reduceLR > 0, func() (train.Callback, error) {
+			return train.NewReduceLROnPlateau(t, train.ReduceLROnPlateauConfig{
+				Monitor: o.monitor, Patience: o.reduceLR, Factor: o.reduceFactor,
+			})
+		}},
+		{o.best != "", func() (train.Callback, error) {
+			return train.NewModelCheckpoint(t, train.ModelCheckpointConfig{
+				Path: o.best, BestOnly: true, Monitor: o.monitor,
+			})
+		}},
+		{o.csv != "", func() (train.Callback, error) {
+			return train.NewCSVLogger(t, train.LoggerConfig{Path: o.csv, EverySteps: o.logEvery})
+		}},
+		{o.json != "", func() (train.Callback, error) {
+			return train.NewJSONLogger(t, train.LoggerConfig{Path: o.json, EverySteps: o.logEvery})
+		}},
+		{o.tensorboard != "", func() (train.Callback, error) {
+			return tensorboard.New(t, tensorboard.Config{
+				Dir: o.tensorboard, EverySteps: o.logEvery, HistogramEvery: 1, HParams: map[string]any{
+					"model": r.flags.model, "optimizer": r.flags.optimizer, "learning_rate": r.flags.learningRate,
+					"schedule": r.flags.schedule, "batch": r.batch, "seed": r.flags.seed, "ema": o.ema,
+				},
+			})
+		}},
+		{o.earlyStopping > 0, func() (train.Callback, error) {
+			c, err := train.NewEarlyStopping(t, train.EarlyStoppingConfig{
+				Monitor: o.monitor, Patience: o.earlyStopping, RestoreBest: true,
+			})
+			return r.noteEarly(c), err
+		}},
+	} {
+		if !c.wanted {
+			continue
+		}
+		callback, err := c.make()
+		if err != nil {
+			return err
+		}
+		cfg.Callbacks = append(cfg.Callbacks, callback)
+	}
+	return nil
+}
+
+// noteEarly notes that a callback ended training: the results are as complete as after all epochs.
+func (r *trainRun) noteEarly(c train.Callback) train.Callback {
+	note := func(err error) error {
+		r.stoppedEarly = r.stoppedEarly || errors.Is(err, train.ErrStop)
+		return err
+	}
+	begin, step, end := c.OnEpochBegin, c.OnStepEnd, c.OnEpochEnd
+	if begin != nil {
+		c.OnEpochBegin = func(ctx context.Context, e train.EpochBegin) error { return note(begin(ctx, e)) }
+		c.OnStepEnd = func(ctx context.Context, s train.Step) error { return note(step(ctx, s)) }
+		c.OnEpochEnd = func(ctx context.Context, e train.Epoch) error { return note(end(ctx, e)) }
+	}
+	return c
+}
