@@ -696,7 +696,7 @@ func (bl *builder) perExample(what string, x *graph.Node) error {
 	if x == nil || x.Rank() != 1 || x.Shape().Dim(0) != bl.spec.Rows {
 		hint := ""
 		if x != nil && x.IsScalar() {
-			hint = ": it must not add up or average over the examples, as GoMLX's own losses do"
+			hint = ": it must not add up or average over the examples, as GoMLX's own losses do; gomlx.BatchLoss takes them"
 		}
 		return fmt.Errorf("%s gives %s: want one number per example, shape (%d)%s", what, shapeOf(x), bl.spec.Rows, hint)
 	}

@@ -16,10 +16,30 @@ import (
 
 // Loss builds the loss per example: a node of shape (rows), from labels and predictions of shape (rows, …).
 // It must not weight or average them, because Lockstep does so over the whole global batch. GoMLX's losses
-// return a mean and cannot be used; this package has counterparts.
+// return a mean and cannot be used directly: this package has counterparts, and [BatchLoss] takes any.
 //
 // Like all graph-building functions, a Loss reports an error by a panic, which Compile returns as an error.
 type Loss func(labels, predictions []*graph.Node) *graph.Node
+
+// BatchLoss makes a Loss of a function that gives one number for all rows, as GoMLX's train.LossFn may: a loss that
+// combines examples, such as a contrastive one, or a mean.
+//
+// The rule is that of data-parallel training: each replica computes f over its rows, and the loss of a step is the mean
+// of these numbers, each weighted by the sum of the weights of the replica's examples. So a loss that combines examples
+// depends on the number of replicas. f sees the rows of padding of a short batch, and no weights, unless it uses
+// [Examples] or [ExampleWeights]; a mean over full batches of weight 1 is the mean over all examples.
+func BatchLoss(f func(labels, predictions []*graph.Node) *graph.Node) Loss {
+	return func(labels, predictions []*graph.Node) *graph.Node {
+		x := f(labels, predictions)
+		if x == nil || x.Rank() > 1 {
+			panic(fmt.Errorf("BatchLoss gets %s: want a scalar, or one number per example", shapeOf(x)))
+		}
+		if x.IsScalar() {
+			x = graph.BroadcastToDims(x, predictions[0].Shape().Dim(0))
+		}
+		return x
+	}
+}
 
 // theirLosses is the prefix of the names of GoMLX's losses.
 const theirLosses = "github.com/gomlx/gomlx/ml/train/loss."
