@@ -28,9 +28,10 @@
 //
 // # Random access
 //
-// [Indexed] datasets, such as tensors in memory, are shuffled completely, by indices, and split exactly. Map,
-// Take, Skip, Shard, Split and Shuffle preserve random access. Batch, Repeat and Prefetch do not; their
-// results can be shuffled only by ShuffleBuffer.
+// [Indexed] datasets, such as tensors in memory or files with an index ([OpenLines]), are shuffled completely and
+// split exactly. All stages except ShuffleBuffer and Through preserve random access: they are [Seekable], and
+// [Open] reads any element, and single rows of batches. By it, each worker of a training reads only its rows, and
+// a training that resumes reads nothing that it skips. Shuffle and Split need examples, not batches.
 package data
 
 import (

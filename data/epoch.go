@@ -25,6 +25,7 @@ const (
 	forShuffle uint64 = iota + 1
 	forSplit
 	forMap
+	forMix
 )
 
 // reseed starts the stream of random numbers for seed and words.

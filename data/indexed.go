@@ -83,6 +83,27 @@ func (v *view) Iter(ctx context.Context) iter.Seq2[Element, error] {
 	return iterate(ctx, v)
 }
 
+// parts returns the pipelines that Concat, Mix, Zip or Cache of v read.
+func (v *view) parts() []Pipeline {
+	base := v.base
+	for {
+		switch b := base.(type) {
+		case *joined:
+			return b.parts
+		case *mixed:
+			return b.parts
+		case *zipped:
+			return b.parts
+		case *cached:
+			return []Pipeline{b.src}
+		case *mappedRows:
+			base = b.Seekable
+		default:
+			return nil
+		}
+	}
+}
+
 // table returns the tensors in memory that v reads without a Map, or nil.
 func (v *view) table() *table {
 	i, _ := v.base.(indexed)

@@ -180,8 +180,20 @@ func (r indexedReader) gather(ctx context.Context, positions []int) (Element, bo
 	return e, true, err
 }
 
+// gathers reports whether gather can read several elements together.
+func (r indexedReader) gathers() bool {
+	_, ok := r.Indexed.(Gatherer)
+	return ok
+}
+
+func (r *relocated) gathers() bool {
+	g, ok := r.src.(gatherReader)
+	return ok && g.gathers()
+}
+
 // gatherReader is a Reader that may read several elements together.
 type gatherReader interface {
+	gathers() bool
 	// gather returns the elements at the positions as one batch; false: they must be read one by one.
 	gather(ctx context.Context, positions []int) (Element, bool, error)
 }

@@ -78,6 +78,11 @@ func Sharded(ds Dataset) (index, count int, ok bool) {
 			s = shard{d.index, d.count}
 		case *view:
 			s = d.shard
+			for _, p := range d.parts() {
+				if index, count, ok := Sharded(p); ok {
+					return index, count, true
+				}
+			}
 		case *files:
 			s = d.shard
 		}

@@ -48,7 +48,7 @@ minutes and needs an idle machine.`,
 	for _, name := range sorted(bench.Ops) {
 		cmd.AddCommand(newBenchCollective(name))
 	}
-	cmd.AddCommand(newBenchTrain(), newBenchWorker())
+	cmd.AddCommand(newBenchTrain(), newBenchData(), newBenchWorker())
 	return cmd
 }
 

@@ -60,7 +60,7 @@ var mayImport = []struct {
 	{"engine/gomlx/dataparallel", []string{
 		"tensor", "engine/gomlx/internal/stages", "collective", "cluster/worker",
 	}},
-	{"engine/gomlx/...", []string{"tensor", "engine", "internal/kernel", "engine/gomlx/..."}},
+	{"engine/gomlx/...", []string{"tensor", "data", "engine", "internal/kernel", "engine/gomlx/..."}},
 	{"data/...", []string{"tensor", "data/...", "internal/memlimit"}},
 	{"distribute/internal/deadlock", []string{"tensor", "collective", "internal/stacks"}},
 	{"distribute/internal/...", []string{"tensor", "collective", "internal/kernel", "data", "distribute/internal/..."}},
