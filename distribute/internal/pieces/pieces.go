@@ -28,10 +28,27 @@ func Sizes(global, n, first int) []int {
 type Pieces = func(context.Context) iter.Seq2[any, error]
 
 // Split cuts every element into equal parts, one for each replica of the job, and yields the parts of one
-// worker, or all.
+// worker, or all. Of batches whose rows can be read separately, it reads only these parts.
 func Split(ds data.Dataset, n int, mine func(part int) bool) Pieces {
 	return func(ctx context.Context) iter.Seq2[any, error] {
 		return func(yield func(any, error) bool) {
+			if mine != nil {
+				r, err := data.Open(ctx, ds)
+				if err != nil {
+					yield(nil, err)
+					return
+				}
+				if rows, ok := r.(data.RowReader); ok {
+					ahead := data.FromSeq(-1, func(ctx context.Context) iter.Seq2[any, error] {
+						return splitRows(ctx, rows, n, mine)
+					})
+					if k := data.ReadAhead(ds); k > 0 {
+						ahead = ahead.Prefetch(k)
+					}
+					ahead.Iter(ctx)(yield)
+					return
+				}
+			}
 			for element, err := range ds.Iter(ctx) {
 				rows := 0
 				if err == nil {
@@ -50,6 +67,36 @@ func Split(ds data.Dataset, n int, mine func(part int) bool) Pieces {
 					if !yield(part, err) || err != nil {
 						return
 					}
+				}
+			}
+		}
+	}
+}
+
+// splitRows is Split, which reads only one worker's parts.
+func splitRows(ctx context.Context, r data.RowReader, n int, mine func(part int) bool) iter.Seq2[any, error] {
+	return func(yield func(any, error) bool) {
+		for batch := range r.Len() {
+			size := r.Rows(batch)
+			per := (size + n - 1) / n
+			for c := range n {
+				if !mine(c) {
+					continue
+				}
+				var rows []int
+				for row := min(c*per, size); row < min((c+1)*per, size); row++ {
+					rows = append(rows, row)
+				}
+				wanted := len(rows)
+				if wanted == 0 {
+					rows = []int{0} // for the structure of the part
+				}
+				part, _, err := r.ReadRows(ctx, batch, rows)
+				if err == nil {
+					part, err = rowsBetween(part, 0, wanted)
+				}
+				if !yield(part, err) || err != nil {
+					return
 				}
 			}
 		}

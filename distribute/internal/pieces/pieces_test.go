@@ -31,6 +31,21 @@ func batches(sizes ...int) data.Dataset {
 	})
 }
 
+// TestSplitReadsOwnRows checks that only the rows of one worker's parts are read, and one for a part without rows.
+func TestSplitReadsOwnRows(t *testing.T) {
+	var read []int
+	ds := data.FromFunc(7, func(_ context.Context, i int) (any, error) {
+		read = append(read, i)
+		return tensor.Scalar(int32(i)), nil
+	}).Batch(5)
+	if got := rows(t, Split(ds, 3, func(part int) bool { return part > 0 })); got != "[[2 3] [4] [6] []]" {
+		t.Errorf("got %s", got)
+	}
+	if got := fmt.Sprint(read); got != "[2 3 4 6 5]" {
+		t.Errorf("read %s", got)
+	}
+}
+
 // rows returns the rows of all pieces, as text.
 func rows(t *testing.T, pieces Pieces) string {
 	t.Helper()
