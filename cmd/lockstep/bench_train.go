@@ -25,11 +25,12 @@ import (
 
 // benchTrainFlags are the flags of lockstep bench train.
 type benchTrainFlags struct {
-	model, engine, plugin, format string
-	replicas, globalBatch         int
-	rounds, steps                 int
-	alone                         bool
-	step                          stepFlags
+	model, optimizer       string
+	engine, plugin, format string
+	replicas, globalBatch  int
+	rounds, steps          int
+	alone                  bool
+	step                   stepFlags
 	gptFlags
 	workerFlags
 }
@@ -52,7 +53,7 @@ func newBenchTrain() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "train",
 		Short: "Measure training steps in images or sequences per second",
-		Long: fmt.Sprintf(`Train measures whole training steps (SGD) on random images of MNIST's shape that
+		Long: fmt.Sprintf(`Train measures whole training steps on random images of MNIST's shape that
 are already in memory: %d steps to warm up, then the median of %d rounds of %d
 steps:
 
@@ -102,6 +103,7 @@ the workers of that job.`, benchSteps, benchRounds, benchSteps, benchSteps),
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.StringVar(&o.model, "model", "mlp", "model: "+names(benchModels))
+	f.StringVar(&o.optimizer, "optimizer", "sgd", "optimizer: "+names(optimizers))
 	f.IntVar(&o.replicas, "replicas", 0, "number of replicas, of all workers together (default one per core)")
 	f.IntVar(&o.globalBatch, "global-batch", 128, "examples per step, over all replicas")
 	f.StringVar(&o.engine, "engine", "go", "compute engine: "+oneOf(gomlx.Names))
@@ -131,6 +133,8 @@ func (o *benchTrainFlags) check() error {
 	switch {
 	case !benchModels[o.model]:
 		return usagef("--model %s: want %s", o.model, oneOf(sorted(benchModels)))
+	case optimizers[o.optimizer].make == nil:
+		return usagef("--optimizer %s: want %s", o.optimizer, oneOf(sorted(optimizers)))
 	case o.replicas < 1 || o.replicas > replicasMax:
 		return usagef("--replicas %d: want 1 to %d", o.replicas, replicasMax)
 	case o.workers < 0 || o.workers > bench.ProcessesMax || o.set.Changed("workers") && o.workers == 0:
@@ -223,7 +227,7 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 	case history.Stopped:
 		return errInterrupted
 	}
-	parts := phases.perStep(rounds * o.steps)
+	parts, memory := phases.perStep(rounds*o.steps), peakMemory()
 	if o.format == "table" {
 		if parts.communication, err = s.trainer.CommunicationTime(in, benchSteps); err != nil {
 			return err
@@ -273,6 +277,10 @@ wait          %.1f %% of a step, for other replicas%s
 	}
 	if err == nil {
 		err = parts.table(out)
+	}
+	if err == nil && memory > 0 {
+		_, err = fmt.Fprintf(out, "memory        at most %s resident in a worker: %s of parameters, %s of optimizer state\n",
+			formatBytes(memory), formatBytes(parameterBytes(s)), formatBytes(s.trainer.OptimizerBytes()))
 	}
 	if err == nil && o.alone {
 		err = a.overhead().table(out)

@@ -68,11 +68,11 @@ type benchWorkload struct {
 }
 
 func (o *benchTrainFlags) workload() benchWorkload {
-	sgd := optimizers["sgd"].make(benchLearningRate)
+	optimizer := optimizers[o.optimizer].make(benchLearningRate)
 	if o.model != "gpt" {
 		const classes = 10
 		w := benchWorkload{
-			model: newClassifier(o.model, benchShape, classes, sgd), exampleBytes: exampleBytes[o.model], unit: "images",
+			model: newClassifier(o.model, benchShape, classes, optimizer), exampleBytes: exampleBytes[o.model], unit: "images",
 			batch: func() data.Batch { return randomImages(o.globalBatch, classes) },
 		}
 		w.inputs, w.labels = classifierFeatures(benchShape)
@@ -83,7 +83,7 @@ func (o *benchTrainFlags) workload() benchWorkload {
 	gpt := models.GPT{Vocabulary: o.vocabulary, Width: o.width, Heads: o.heads, Blocks: o.layers}
 	return benchWorkload{
 		model: &gomlx.Model{
-			Forward: gpt.Forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: sgd,
+			Forward: gpt.Forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: optimizer,
 			Precision: gomlx.Precision(o.step.precision),
 		},
 		inputs: sequence, labels: sequence, unit: "sequences", tokens: o.positions,

@@ -3,6 +3,8 @@ package main
 import (
 	"fmt"
 	"io"
+	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -66,4 +68,26 @@ hidden        communication: %.0f µs of %.0f µs, which the same calls take alo
 `, micros(total), row(s.input), row(s.compute), row(s.exposed), row(s.update),
 		micros(max(0, s.communication-s.exposed)), micros(s.communication))
 	return err
+}
+
+func parameterBytes(s *session) (bytes int) {
+	for _, v := range s.trainer.Parameters() {
+		bytes += v.Bytes()
+	}
+	return bytes
+}
+
+// peakMemory returns the largest number of bytes that this process has had resident, or 0 without Linux' /proc.
+func peakMemory() int {
+	text, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(text)) {
+		var kilobytes int
+		if n, _ := fmt.Sscanf(line, "VmHWM: %d kB", &kilobytes); n == 1 {
+			return kilobytes << 10
+		}
+	}
+	return 0
 }
