@@ -250,7 +250,7 @@ func TestFailingWorker(t *testing.T) {
 		want  string
 	}{
 		{"the chief cannot write", 0, []string{"--out", "/dev/null/out"}, "/dev/null: not a directory"},
-		{"no weights", 1, []string{"--weights", "absent"}, "open absent: no such file"},
+		{"no weights", 1, []string{"--weights", "absent"}, "stat absent: no such file"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			all := job{
