@@ -155,12 +155,14 @@ func exists(t *testing.T, name string) string {
 	if strings.ToLower(parts[0]) == parts[0] {
 		path, parts = parts[0], parts[1:]
 		switch path {
-		case "checkpoint":
-			path = "train/checkpoint"
+		case "checkpoint", "tensorboard":
+			path = "train/" + path
 		case "worker", "launch":
 			path = "cluster/" + path
 		case "gomlx":
 			path = "engine/gomlx"
+		case "optimizer":
+			path = "engine/gomlx/optimizer"
 		}
 	}
 	p, err := compiled().Import("github.com/lockstep-ml/lockstep/" + path)
