@@ -54,6 +54,7 @@ type Backup struct {
 	t        *Trainer
 	cfg      BackupConfig
 	saves    bool                // the chief has a folder
+	writers  []int               // if all workers write snapshots: the first replica of each
 	every    int                 // the chief's EverySteps
 	manager  *checkpoint.Manager // on the chief; nil: nothing is written here
 	restored bool
@@ -95,14 +96,27 @@ func (b *Backup) Callback() Callback {
 			if b.every > 0 && b.t.fitting.Load().history.Steps%b.every == 0 {
 				b.due = true
 			}
+			if b.t.partsWritten() {
+				if err := b.finishParts(ctx); err != nil {
+					return err
+				}
+			}
 			return b.saveIfDue(ctx)
 		},
 		OnEpochEnd: func(ctx context.Context, _ Epoch) error {
 			b.due = b.due || b.every == 0
 			return b.saveIfDue(ctx)
 		},
-		OnTrainDone: func(ctx context.Context, _ *History) error { return errors.Join(b.Save(ctx), b.wait()) },
-		OnTrainEnd:  func(context.Context, *History, error) { _ = b.wait() }, // the error is already reported
+		OnTrainDone: func(ctx context.Context, _ *History) error {
+			if err := b.Save(ctx); err != nil {
+				return err
+			}
+			return errors.Join(b.finishParts(ctx), b.wait())
+		},
+		OnTrainEnd: func(context.Context, *History, error) { // the error is already reported
+			b.dropParts()
+			_ = b.wait()
+		},
 	}
 }
 
@@ -117,7 +131,8 @@ func (b *Backup) saveIfDue(ctx context.Context) error {
 
 // Save writes a snapshot of the current state, unless it is already saved. It returns once the state is
 // copied and the previous snapshot is written; the new one is written in the background. The error may be
-// that of an earlier snapshot. With several workers, every worker calls it.
+// that of an earlier snapshot. With several workers, every worker calls it. If the optimizer is sharded and all
+// workers have the chief's folder, each writes the variables that it updates; outside of Fit, Save then waits for all.
 func (b *Backup) Save(ctx context.Context) error {
 	now := b.t.moment()
 	if !b.saves || now == b.last {
@@ -127,6 +142,14 @@ func (b *Backup) Save(ctx context.Context) error {
 }
 
 func (b *Backup) save(ctx context.Context, now moment) error {
+	if b.writers != nil {
+		b.last = now
+		err := b.startParts(ctx)
+		if err == nil && b.t.fitting.Load() == nil {
+			err = b.finishParts(ctx)
+		}
+		return err
+	}
 	s, err := b.t.Snapshot(ctx)
 	if err != nil {
 		return err
@@ -162,6 +185,7 @@ func (b *Backup) wait() error {
 // Close waits for the save in progress and unlocks the folder, which the chief has locked since Restore. The
 // operating system also unlocks it when the process ends. Close returns the first error of all saves.
 func (b *Backup) Close() error {
+	b.dropParts()
 	if b.manager == nil {
 		return nil
 	}
@@ -204,6 +228,9 @@ func (b *Backup) Restore(ctx context.Context) (Restored, error) {
 		} else {
 			failure = b.open()
 		}
+		if failure == nil && b.saves && b.t.shards != nil {
+			message.Holder, _ = checkpoint.ReadHolder(b.cfg.Dir) // unknown on a full disk
+		}
 		if failure == nil && b.saves {
 			message.Anew, failure = newerIn(b.cfg.Dir, message.Restored.Path)
 		}
@@ -214,6 +241,9 @@ func (b *Backup) Restore(ctx context.Context) (Restored, error) {
 	}
 	chosen := message.Restored
 	b.saves, b.every, b.restored = message.Saves, message.Every, true
+	if err := b.findWriters(ctx, message.Holder); err != nil {
+		return Restored{}, err
+	}
 	var r Restored
 	if s != nil {
 		if r, err = b.t.restore(s); err != nil {

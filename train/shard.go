@@ -54,6 +54,7 @@ type shards struct {
 
 	// The numbers that replicas exchange after those of every step:
 	notFinite int // index in part.scalars: the number of replicas with gradient sums that are not finite
+	writing   int // index in part.scalars: the number of replicas whose worker is writing its part of a snapshot
 	squares   int // index in part.scalars: by parameter, the sum of squares; -1: there is none
 }
 
@@ -149,9 +150,9 @@ func (t *Trainer) shard(ctx context.Context, owners []int) error {
 		s.keepers = append(s.keepers, keeper)
 		s.divided = append(s.divided, keepers < t.strategy.NumReplicasInSync())
 	}
-	s.notFinite = 1 + t.sums + agreed
+	s.notFinite, s.writing = t.summedScalars(), t.summedScalars()+1
 	if t.config.needsNorm() {
-		s.squares = s.notFinite + 1
+		s.squares = s.writing + 1
 	}
 	t.shards = s
 	return nil
@@ -163,9 +164,9 @@ func (s *shards) scalars() int {
 	case s == nil:
 		return 0
 	case s.squares < 0:
-		return 1
+		return 2
 	}
-	return 1 + len(s.owners)
+	return 2 + len(s.owners)
 }
 
 // divided reports whether some devices do not have a variable.
@@ -271,6 +272,9 @@ func (t *Trainer) exchange(ctx context.Context, r *distribute.Replica) error {
 	s, p := t.shards, &t.parts[r.LocalID()]
 	if p.notFinite >= 0 {
 		p.scalars[s.notFinite] = 1
+	}
+	if t.writing() {
+		p.scalars[s.writing] = 1
 	}
 	if s.squares >= 0 {
 		for parameter, owner := range s.owners {

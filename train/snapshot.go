@@ -184,6 +184,16 @@ func SnapshotOf(c *checkpoint.Contents) (*Snapshot, error) {
 // others wait only until the chief has gathered the replicas' averages. The tensors are copies and belong to
 // the caller. With DiLoCo it is an error between two outer steps.
 func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
+	s, err := t.snapshot(ctx, nil)
+	if err != nil || !t.strategy.Properties().ShouldCheckpoint {
+		return nil, err
+	}
+	return s, nil
+}
+
+// snapshot returns the state of training. Its variables are all of them on the chief, and none on other workers. If
+// writes is not nil, they are those for which it returns true, which this worker has.
+func (t *Trainer) snapshot(ctx context.Context, writes func(variable int) bool) (*Snapshot, error) {
 	if err := t.betweenRounds(); err != nil {
 		return nil, fmt.Errorf("train: snapshot: %w", err)
 	}
@@ -200,20 +210,25 @@ func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
 	for i, v := range t.variables {
 		var value *tensor.Tensor
 		var err error
+		include := chief
+		if writes != nil {
+			include = writes(i)
+		}
 		switch {
 		case v.Role == engine.Average:
 			value, err = t.readRows(ctx, i, false)
 		case !t.mirrored(v):
 			value, err = t.readRows(ctx, i, true)
-		case t.divided(i):
+		case writes == nil && t.divided(i):
 			value, err = t.fromKeeper(ctx, i)
-		case chief:
-			value, err = t.program.Read(0, i)
+		case include:
+			_, local := t.keeper(i)
+			value, err = t.program.Read(max(local, 0), i)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("train: snapshot: reading %s: %w", v.Name, err)
 		}
-		if chief {
+		if include {
 			s.Variables = append(s.Variables, Weight{v.Name, value})
 		}
 	}
@@ -221,10 +236,9 @@ func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
 	if s.Compression, err = t.readCompression(ctx, chief); err != nil {
 		return nil, fmt.Errorf("train: snapshot: %w", err)
 	}
-	if !chief {
-		return nil, nil
+	if chief {
+		t.saveDiLoCo(s)
 	}
-	t.saveDiLoCo(s)
 	if f := t.fitting.Load(); f != nil {
 		s.fit = f.state()
 	} else {
@@ -460,6 +474,8 @@ type shared struct {
 	Saves    bool     `json:"saves"`
 	Anew     bool     `json:"anew"`  // newer snapshots than the restored one exist
 	Every    int      `json:"every"` // BackupConfig.EverySteps
+
+	Holder checkpoint.Holder `json:"holder"` // of the folder's lock
 
 	Failure string          `json:"failure,omitempty"`
 	State   json.RawMessage `json:"state,omitempty"` // nil: no snapshot

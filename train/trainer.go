@@ -47,6 +47,8 @@ type Trainer struct {
 	fitting     atomic.Pointer[fit] // the Fit in progress, or nil
 	resume      *fitState           // where the next Fit resumes; nil: at its beginning
 
+	partial *partialSnapshot // the snapshot in progress that several workers write; nil: none
+
 	assigned assigned    // values that variables were set to
 	workers  int         // in the job
 	firsts   []int       // of each worker, the first replica; nil: there is one worker

@@ -240,6 +240,10 @@ func isAt(f *os.File, path string) bool {
 	return err == nil && os.SameFile(mine, now)
 }
 
+// ReadHolder returns the process that has locked a folder of snapshots. Processes that read the same one see the same
+// folder.
+func ReadHolder(dir string) (Holder, error) { return readHolder(filepath.Join(dir, lockName)) }
+
 func readHolder(path string) (h Holder, err error) {
 	text, err := readWhole(path, 1<<12)
 	if err == nil {

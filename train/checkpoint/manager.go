@@ -44,6 +44,7 @@ type Manager struct {
 	disk    disk
 	number  int        // of the newest snapshot
 	pending chan error // of the save in progress; nil: none
+	begun   name       // the snapshot that Begin has begun; its number is 0 if there is none
 	failed  error      // the first save error; no further snapshot is written
 }
 
@@ -116,6 +117,7 @@ func clearAway(path string) error {
 
 // Close waits for the save in progress and unlocks the folder. It returns the first error of all saves.
 func (m *Manager) Close() error {
+	m.Abandon()
 	err := m.Wait()
 	if m.lock == nil {
 		return err
@@ -145,6 +147,50 @@ func (m *Manager) Start(c *Contents) error {
 	n := name{m.number, c.Step}
 	go func() { pending <- m.save(n, c) }()
 	return nil
+}
+
+// Begin waits for the previous save, and then creates the folder of a snapshot whose parts several processes write by
+// [WritePart], part 0 among them. [Manager.Finish] or [Manager.Abandon] must follow. It returns the name of the
+// folder within Dir, and the first error of the saves before it.
+func (m *Manager) Begin(step int64) (folder string, err error) {
+	m.Abandon()
+	if err := m.Wait(); err != nil {
+		return "", err
+	}
+	if m.lock == nil {
+		return "", fmt.Errorf("checkpoint: writing a snapshot to %s: the manager is closed", m.dir)
+	}
+	m.number++
+	n := name{m.number, step}
+	if err := m.makeFolder(m.unfinished(n)); err != nil {
+		return "", fmt.Errorf("checkpoint: the snapshot %s could not be written (%s): %w", filepath.Join(m.dir, n.String()),
+			m.lastGood(n), err)
+	}
+	m.begun = n
+	return filepath.Base(m.unfinished(n)), nil
+}
+
+// Finish completes the begun snapshot in the background, once all parts are written: in the order of their numbers. c
+// has no tensors. Errors are those of Start.
+func (m *Manager) Finish(c *Contents, parts []Part) {
+	n, pending := m.begun, make(chan error, 1)
+	m.begun, m.pending = name{}, pending
+	go func() {
+		path, unfinished := filepath.Join(m.dir, n.String()), m.unfinished(n)
+		err := m.disk.writeManifest(unfinished, c, parts)
+		if err == nil {
+			err = m.publish(unfinished, path)
+		}
+		pending <- m.saved(n, err)
+	}()
+}
+
+// Abandon removes the begun snapshot, if there is one. No process may be writing a part of it.
+func (m *Manager) Abandon() {
+	if m.begun.number > 0 {
+		_ = clearAway(m.unfinished(m.begun)) // the next Open tries again
+		m.begun = name{}
+	}
 }
 
 // Save saves c and waits until it is synced to disk.
@@ -197,11 +243,17 @@ func (m *Manager) save(n name, c *Contents) error {
 			err = m.write(unfinished, path, c)
 		}
 	}
+	return m.saved(n, err)
+}
+
+// saved ends a save: it removes old snapshots or, after an error, what is unfinished.
+func (m *Manager) saved(n name, err error) error {
+	path := filepath.Join(m.dir, n.String())
 	if err != nil {
 		if lost := m.lock.held(); lost != nil { // then the new lock holder has removed the folder
 			err = lost
 		}
-		os.RemoveAll(unfinished)
+		os.RemoveAll(m.unfinished(n))
 		return fmt.Errorf("checkpoint: the snapshot %s could not be written (%s): %w", path, m.lastGood(n), err)
 	}
 	if err := m.removeOld(m.keep); err != nil {
@@ -213,18 +265,27 @@ func (m *Manager) save(n name, c *Contents) error {
 // write writes a snapshot. Another process may have taken over the folder meanwhile. Its snapshots are not
 // touched, because their numbers are higher.
 func (m *Manager) write(unfinished, path string, c *Contents) error {
+	if err := m.makeFolder(unfinished); err != nil {
+		return err
+	}
+	if err := m.disk.writeSnapshot(unfinished, c); err != nil {
+		return err
+	}
+	return m.publish(unfinished, path)
+}
+
+func (m *Manager) makeFolder(unfinished string) error {
 	if err := m.lock.held(); err != nil {
 		return err
 	}
 	if err := m.disk.does("mkdir", unfinished); err != nil {
 		return wrap(err)
 	}
-	if err := os.Mkdir(unfinished, 0o777); err != nil {
-		return wrap(err)
-	}
-	if err := m.disk.writeSnapshot(unfinished, c); err != nil {
-		return err
-	}
+	return wrap(os.Mkdir(unfinished, 0o777))
+}
+
+// publish gives a complete snapshot its name.
+func (m *Manager) publish(unfinished, path string) error {
 	if err := m.lock.held(); err != nil {
 		return err
 	}

@@ -325,10 +325,10 @@ func TestForeign(t *testing.T) {
 		}
 	}
 	newer := strings.Replace(string(mustRead(t, filepath.Join(mine, manifestFile))), `"version": 1`,
-		`"version": 2, "more": 1`, 1)
+		`"version": 3, "more": 1`, 1)
 	rewrite(t, mine, newer)
 	if _, err := ReadSnapshot(mine); err == nil ||
-		!strings.Contains(err.Error(), "is of version 2; this program reads version 1") {
+		!strings.Contains(err.Error(), "is of version 3; this program reads version 2") {
 		t.Errorf("newer: got %v", err)
 	}
 	rewrite(t, mine, strings.Replace(newer, formatName, "something", 1))

@@ -39,16 +39,17 @@ const (
 	sumsFile     = "SHA256SUMS" // of the others, as sha256sum writes and checks it
 )
 
-// The format and version in manifest.json. Readers reject a higher version.
+// The format and version in manifest.json. Readers reject a higher version. Snapshots without further parts are of
+// version 1.
 const (
 	formatName    = "lockstep snapshot"
-	formatVersion = 1
+	formatVersion = 2
 )
 
 // Limits for reading files that are not verified yet.
 const (
 	manifestBytesMax = 256 << 20
-	sumsBytesMax     = 1 << 10
+	sumsBytesMax     = 4 << 20
 )
 
 // manifest is the contents of manifest.json.
@@ -57,8 +58,38 @@ type manifest struct {
 	Version int             `json:"version"`
 	Step    int64           `json:"step"`
 	Written time.Time       `json:"written"`
-	Bytes   int64           `json:"bytes"` // of the tensors' file
+	Bytes   int64           `json:"bytes"`           // of the tensors' file
+	Parts   []Part          `json:"parts,omitempty"` // the files of the other tensors
 	State   json.RawMessage `json:"state"`
+}
+
+// Part is a file of tensors of a snapshot that several processes write.
+type Part struct {
+	File   string `json:"file"`
+	Bytes  int64  `json:"bytes"`
+	SHA256 string `json:"sha256"` // in hexadecimal
+}
+
+var partPattern = regexp.MustCompile(`^state-[0-9]{5}\.safetensors$`)
+
+// partFile returns the name of the file of part i. Part 0 is the file of a snapshot that one process writes.
+func partFile(i int) string {
+	if i == 0 {
+		return tensorsFile
+	}
+	return fmt.Sprintf("state-%05d.safetensors", i)
+}
+
+// WritePart writes part i of the snapshot in the folder that [Manager.Begin] returned, and syncs it. Another process
+// may have begun the snapshot.
+func WritePart(folder string, i int, tensors []Tensor) (Part, error) {
+	return disk{}.writePart(folder, i, tensors)
+}
+
+func (d disk) writePart(folder string, i int, tensors []Tensor) (Part, error) {
+	sum, size, err := d.writeSummed(filepath.Join(folder, partFile(i)),
+		func(w io.Writer) error { return Write(w, tensors, nil) })
+	return Part{partFile(i), size, sum}, err
 }
 
 // name is the name of a snapshot's folder. Numbers increase with every save in one folder, whatever the steps
@@ -86,19 +117,26 @@ func parseName(text string) (n name, ok bool) {
 
 // writeSnapshot writes the files of a snapshot into the folder dir, and syncs them.
 func (d disk) writeSnapshot(dir string, c *Contents) error {
-	tensors, size, err := d.writeSummed(filepath.Join(dir, tensorsFile),
-		func(w io.Writer) error { return Write(w, c.Tensors, nil) })
+	part, err := d.writePart(dir, 0, c.Tensors)
 	if err != nil {
 		return err
 	}
-	state := c.State
-	if state == nil {
-		state = json.RawMessage("null")
+	return d.writeManifest(dir, c, []Part{part})
+}
+
+// writeManifest completes a snapshot, whose parts are written.
+func (d disk) writeManifest(dir string, c *Contents, parts []Part) error {
+	m := manifest{
+		Format: formatName, Version: 1, Step: c.Step, Written: time.Now().UTC().Truncate(time.Millisecond),
+		Bytes: parts[0].Bytes, Parts: parts[1:], State: c.State,
 	}
-	text, err := json.MarshalIndent(manifest{
-		formatName, formatVersion, c.Step,
-		time.Now().UTC().Truncate(time.Millisecond), size, state,
-	}, "", "  ")
+	if len(m.Parts) > 0 {
+		m.Version = formatVersion
+	}
+	if m.State == nil {
+		m.State = json.RawMessage("null")
+	}
+	text, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
 		return fmt.Errorf("checkpoint: the state is not JSON: %w", err)
 	}
@@ -106,7 +144,8 @@ func (d disk) writeSnapshot(dir string, c *Contents) error {
 	if err != nil {
 		return err
 	}
-	if _, _, err = d.writeSummed(filepath.Join(dir, sumsFile), writeAll(sums(said, tensors))); err != nil {
+	all := append(sums(said, parts[0].SHA256), partSums(m.Parts)...)
+	if _, _, err = d.writeSummed(filepath.Join(dir, sumsFile), writeAll(all)); err != nil {
 		return err
 	}
 	return d.syncFolder(dir)
@@ -154,6 +193,14 @@ func sums(manifest, tensors string) []byte {
 	return fmt.Appendf(nil, "%s  %s\n%s  %s\n", manifest, manifestFile, tensors, tensorsFile)
 }
 
+// partSums returns the lines of SHA256SUMS that follow those of sums.
+func partSums(parts []Part) (text []byte) {
+	for _, p := range parts {
+		text = fmt.Appendf(text, "%s  %s\n", p.SHA256, p.File)
+	}
+	return text
+}
+
 // ReadSnapshot reads the snapshot in the folder path. Every byte is verified against a checksum. If a byte
 // has changed or is missing, or the folder is not a snapshot, the error names the file.
 func ReadSnapshot(path string) (*Snapshot, error) {
@@ -181,7 +228,11 @@ func readSnapshot(path string) (*Snapshot, error) {
 	}
 	sum := sha256.Sum256(text)
 	manifestSum := hex.EncodeToString(sum[:])
-	wantManifest, wantTensors, err := parseSums(said)
+	own := said // the lines of manifest.json and state.safetensors
+	if lines := bytes.SplitAfterN(said, []byte("\n"), 3); len(lines) == 3 {
+		own = said[:len(lines[0])+len(lines[1])]
+	}
+	wantManifest, wantTensors, err := parseSums(own)
 	if err != nil {
 		return nil, err
 	}
@@ -206,20 +257,41 @@ func readSnapshot(path string) (*Snapshot, error) {
 		return nil, fmt.Errorf("%s is of step %d: the folder was renamed, or mixes files of two snapshots", manifestFile,
 			m.Step)
 	}
+	if !bytes.Equal(said[len(own):], partSums(m.Parts)) {
+		return nil, fmt.Errorf("%s does not have the sums of the parts in %s: damaged, or of another snapshot", sumsFile,
+			manifestFile)
+	}
 	s := &Snapshot{Contents: Contents{Step: m.Step, State: m.State}, Path: path, Written: m.Written}
-	s.Tensors, err = readTensors(filepath.Join(path, tensorsFile), m.Bytes, wantTensors)
-	return s, err
+	names := map[string]bool{}
+	for _, p := range append([]Part{{tensorsFile, m.Bytes, wantTensors}}, m.Parts...) {
+		if p.File != tensorsFile && !partPattern.MatchString(p.File) {
+			return nil, fmt.Errorf("%s lists a part %q: not a snapshot", manifestFile, p.File)
+		}
+		tensors, err := readTensors(filepath.Join(path, p.File), p.Bytes, p.SHA256)
+		if err != nil {
+			return nil, err
+		}
+		for _, t := range tensors {
+			if names[t.Name] {
+				return nil, fmt.Errorf("%s: the tensor %s is in two parts", p.File, t.Name)
+			}
+			names[t.Name] = true
+		}
+		s.Tensors = append(s.Tensors, tensors...)
+	}
+	return s, nil
 }
 
 // readTensors reads a safetensors file after verifying its size and SHA-256.
 func readTensors(path string, size int64, want string) ([]Tensor, error) {
+	file := filepath.Base(path)
 	f, info, err := openRegular(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
 	if info.Size() != size {
-		return nil, fmt.Errorf("%s has %d bytes, %s says %d: truncated, or of another snapshot", tensorsFile, info.Size(),
+		return nil, fmt.Errorf("%s has %d bytes, %s says %d: truncated, or of another snapshot", file, info.Size(),
 			manifestFile, size)
 	}
 	h := sha256.New()
@@ -227,11 +299,11 @@ func readTensors(path string, size int64, want string) ([]Tensor, error) {
 		return nil, err
 	}
 	if got := hex.EncodeToString(h.Sum(nil)); got != want {
-		return nil, damaged(tensorsFile, got, want)
+		return nil, damaged(file, got, want)
 	}
 	tensors, _, err := Read(f, size)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", tensorsFile, err)
+		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	return tensors, nil
 }
