@@ -68,7 +68,7 @@ func (t *Trainer) putAgreement(r *distribute.Replica, b *stepBatches, to []float
 	if t.others() {
 		putHash(t.stateHash(b), t.strategy.NumReplicasInSync(), to)
 		for _, g := range b.list {
-			g.identity.put(r.ID(), r.LocalID(), to)
+			g.identity.put(t.replicaID(r), r.LocalID(), to)
 		}
 	}
 }
@@ -109,7 +109,7 @@ func (t *Trainer) checkAgreement(ctx context.Context, r *distribute.Replica, b *
 // checkAgreed is checkAgreement of the sums of the values that putAgreement wrote.
 func (t *Trainer) checkAgreed(ctx context.Context, r *distribute.Replica, b *stepBatches, sums []float64) error {
 	same := sameHash(sums, r.NumReplicas())
-	if same && rightRows(b, sums) {
+	if same && t.rightRows(r, b, sums) {
 		return nil
 	}
 	if !same {

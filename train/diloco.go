@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
@@ -95,6 +96,7 @@ type diloco struct {
 	weights []*tensor.Tensor // at its beginning, by parameter
 	mean    *mean            // of this worker's loss and metrics; its examples are those of all workers
 	states  []stepState      // of its batches, for the workers to compare
+	rows    [][]float64      // by local replica: of the rows read twice, as the values that workers compare
 	scalars [][]float64      // by replica: mean and the values that workers compare; then their sums
 }
 
@@ -123,6 +125,7 @@ func (t *Trainer) openDiLoCo() error {
 	}
 	for range t.parts {
 		d.scalars = append(d.scalars, make([]float64, 2+len(d.mean.sums)+agreed))
+		d.rows = append(d.rows, make([]float64, agreed))
 	}
 	if t.others() {
 		var devices []string
@@ -245,6 +248,9 @@ func (t *Trainer) innerStep(ctx context.Context, b *stepBatches) (stop bool, err
 			s := t.stepState(g)
 			s[stateIndex] = uint64(len(d.states))
 			d.states = append(d.states, s)
+			for local, sums := range d.rows {
+				g.identity.put(g.first+local, local, sums)
+			}
 		}
 	}
 	if b.weightSum == 0 {
@@ -276,7 +282,9 @@ func (t *Trainer) endRound(ctx context.Context, least int, mean *mean) (outer bo
 			for _, s := range d.states {
 				hash = s.addHash(hash)
 			}
-			putHash(hash, t.strategy.NumReplicasInSync(), to[2+len(d.mean.sums):])
+			compared := to[2+len(d.mean.sums):]
+			putHash(hash, t.strategy.NumReplicasInSync(), compared)
+			copy(compared[agreedRow:agreed], d.rows[i][agreedRow:])
 		}
 	}
 	err = t.run(ctx, t.exchangeChanges)
@@ -314,6 +322,9 @@ func (t *Trainer) roundMean() *mean {
 func (t *Trainer) newRound() {
 	if d := t.diloco; d != nil {
 		d.steps, d.mean, d.states, d.weights = 0, t.newMean(), d.states[:0], nil
+		for _, sums := range d.rows {
+			clear(sums)
+		}
 	}
 }
 
@@ -351,10 +362,17 @@ func (t *Trainer) exchangeChanges(ctx context.Context, r *distribute.Replica) er
 	if err := t.finishAll(ctx, r, p.exchanging, nil); err != nil {
 		return err
 	}
-	if !t.others() || sameHash(d.scalars[local][2+len(d.mean.sums):], r.NumReplicas()) {
+	if !t.others() {
 		return nil
 	}
-	return t.compareStates(ctx, r, d.states)
+	compared := d.scalars[local][2+len(d.mean.sums):]
+	switch {
+	case !sameHash(compared, r.NumReplicas()):
+		return t.compareStates(ctx, r, d.states)
+	case slices.ContainsFunc(compared[agreedRow:agreed], func(x float64) bool { return x != 0 }):
+		return errContents
+	}
+	return nil
 }
 
 // finiteChanges returns an error if a sum of changes is not finite. It is the same on all workers.

@@ -3,6 +3,7 @@ package train
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"iter"
 	"math"
@@ -83,30 +84,48 @@ func (d *rowIdentity) put(replica, local int, to []float64) {
 }
 
 // rightRows reports whether the rows that all replicas read are those that the order predicts, and whether the row
-// that was read twice has the same contents. sums are the sums of what all replicas put.
-func rightRows(b *stepBatches, sums []float64) bool {
+// that was read twice has the same contents. sums are the sums of what all replicas put. In an inner step of DiLoCo
+// these are the replicas of this worker; endRound compares the contents.
+func (t *Trainer) rightRows(r *distribute.Replica, b *stepBatches, sums []float64) bool {
+	first, inner := t.firstOf(r)
 	var want [2]uint32
 	for _, g := range b.list {
-		for _, p := range g.identity.predicted {
-			want[0], want[1] = want[0]+p[0], want[1]+p[1]
+		if p := g.identity.predicted; p != nil {
+			for _, x := range p[first : first+r.NumReplicas()] {
+				want[0], want[1] = want[0]+x[0], want[1]+x[1]
+			}
 		}
 	}
 	for i := range 2 {
-		if uint32(uint64(sums[agreedRead+i])) != want[i] || sums[agreedRow+i] != 0 {
+		if uint32(uint64(sums[agreedRead+i])) != want[i] || !inner && sums[agreedRow+i] != 0 {
 			return false
 		}
 	}
 	return true
 }
 
+// firstOf returns the id of the first of the replicas that r communicates with, and whether it is in an inner step of
+// DiLoCo, where these are only those of this worker.
+func (t *Trainer) firstOf(r *distribute.Replica) (first int, inner bool) {
+	if inner = r.NumReplicas() < t.strategy.NumReplicasInSync(); inner {
+		first, _ = t.strategy.LocalReplicas()
+	}
+	return first, inner
+}
+
+// errContents is the error of a round of DiLoCo in which workers have read different contents of an example.
+var errContents = errors.New("in one of the inner steps, two workers have read different contents of the same example. " +
+	"All workers must have the same data: use the same files, functions and seeds of random changes")
+
 // compareRows gathers which rows the replicas have read. It returns an error that names the worker that has read
 // others than the order predicts, or the workers that have read different contents of one row.
 func (t *Trainer) compareRows(ctx context.Context, r *distribute.Replica, b *stepBatches) error {
 	const fields = 5
+	first, inner := t.firstOf(r)
 	var mine []int64
 	for _, g := range b.list {
 		list := make([]float64, agreed)
-		g.identity.put(r.ID(), r.LocalID(), list)
+		g.identity.put(t.replicaID(r), r.LocalID(), list)
 		mine = append(mine, int64(g.first), int64(list[agreedRead]), int64(list[agreedRead+1]), int64(list[agreedRow]),
 			int64(list[agreedRow+1]))
 	}
@@ -115,7 +134,7 @@ func (t *Trainer) compareRows(ctx context.Context, r *distribute.Replica, b *ste
 		return fmt.Errorf("the workers have not read the rows of this step, and comparing them failed: %w", err)
 	}
 	all := tensor.Data[int64](gathered.(*tensor.Tensor))
-	workers := make([]int, r.NumReplicas()) // by replica
+	workers := make([]int, r.NumReplicas()) // by replica of the call
 	for replica := 1; replica < len(workers); replica++ {
 		workers[replica] = workers[replica-1]
 		if all[replica*len(mine)] != all[(replica-1)*len(mine)] {
@@ -124,23 +143,31 @@ func (t *Trainer) compareRows(ctx context.Context, r *distribute.Replica, b *ste
 	}
 	for i, g := range b.list {
 		d := &g.identity
-		at := fmt.Sprintf("batch %d of pass %d over the data, of %d examples", g.position.batch+1, g.position.pass+1,
+		where := fmt.Sprintf("batch %d of pass %d over the data, of %d examples", g.position.batch+1, g.position.pass+1,
 			g.examples)
 		var row [2]int64
-		for replica, p := range d.predicted {
-			of := all[replica*len(mine)+i*fields:][:fields]
+		if d.predicted == nil {
+			continue
+		}
+		for at := range workers {
+			replica, of := first+at, all[at*len(mine)+i*fields:][:fields]
+			p := d.predicted[replica]
 			if uint32(of[1]) != p[0] || uint32(of[2]) != p[1] {
 				lo, hi := g.share(replica, g.examples)
-				return fmt.Errorf("worker %d has not read the examples at the rows %d to %d of %s, which replica %d has to "+
+				name := fmt.Sprint("worker ", workers[at])
+				if inner {
+					name = "this worker"
+				}
+				return fmt.Errorf("%s has not read the examples at the rows %d to %d of %s, which replica %d has to "+
 					"train on, but others: examples would be missing or doubled. Its data.RowReader returns other identities "+
-					"from ReadRows than from RowID", workers[replica], lo, hi-1, at, replica)
+					"from ReadRows than from RowID", name, lo, hi-1, where, replica)
 			}
 			row[0], row[1] = row[0]+of[3], row[1]+of[4]
 		}
-		if row != [2]int64{} {
+		if !inner && row != [2]int64{} {
 			return fmt.Errorf("worker %d and worker %d read different contents of the same example, number %d of the source "+
 				"(counted from 0), in row %d of %s. All workers must have the same data: use the same files, functions and "+
-				"seeds of random changes", workers[d.owner], workers[d.second], d.id, d.row, at)
+				"seeds of random changes", workers[d.owner], workers[d.second], d.id, d.row, where)
 		}
 	}
 	return nil

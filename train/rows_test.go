@@ -231,3 +231,37 @@ func TestWrongRowsElsewhere(t *testing.T) {
 		}
 	}
 }
+
+// TestWrongRowsDiLoCo checks that inner steps of DiLoCo, in which workers exchange nothing, do not hide wrong rows.
+func TestWrongRowsDiLoCo(t *testing.T) {
+	right := data.FromTensors(lineExamples(24)).Map(func(_ context.Context, e data.Element) (data.Element, error) {
+		return e, nil
+	}).Batch(8)
+	other := data.FromTensors(lineExamples(24)).Map(func(_ context.Context, e data.Element) (data.Element, error) {
+		return data.Batch{Inputs: e.(data.Batch).Inputs, Labels: []*tensor.Tensor{tensor.Scalar(99.0)}}, nil
+	}).Batch(8)
+	for want, wrong := range map[string]data.Dataset{
+		"read different contents of the same example": other,
+		"has not read the examples at the rows":       wrongRows{right},
+	} {
+		for w, err := range overWorkers(t, []int{1, 2, 1}, func(w int, s *distribute.Strategy) error {
+			cfg := fakeConfig(8)
+			cfg.DiLoCo = &DiLoCo{InnerSteps: 3, LearningRate: 0.5}
+			trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64}, cfg)
+			if err != nil {
+				return err
+			}
+			defer trainer.Close()
+			ds := data.Dataset(right)
+			if w == 2 {
+				ds = wrong
+			}
+			_, err = trainer.Fit(t.Context(), ds, FitConfig{Epochs: 9})
+			return err
+		}) {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("worker %d ends with %v, want %q", w, err, want)
+			}
+		}
+	}
+}
