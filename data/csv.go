@@ -40,8 +40,8 @@ type CSV struct {
 
 // LoadCSV reads a CSV file, gzipped or not, into memory. Every line must have as many fields as the first. Blank
 // lines, and spaces around fields, are ignored. Fields may be quoted, but not span lines. If a field of a column of
-// numbers is not a number, a category is unknown, or the header is missing, the error is a *[FormatError] with line
-// and offset.
+// numbers is not a number (a *[FieldError]), a category is unknown, or the header is missing, the error is a
+// *[FormatError] with line and offset.
 func LoadCSV(name string, c CSV) (*Frame, error) {
 	s, err := openSource(name, "CSV")
 	if err != nil {
@@ -104,9 +104,9 @@ func (c CSV) read(s *source) (*Frame, error) {
 			return nil, s.wrongLine(number, start, fmt.Errorf("%d fields, where the first line has %d", len(fields), len(names)))
 		}
 		for i, f := range fields {
-			x, err := c.value(&columns[i], f)
+			x, err := c.value(&columns[i], names[i], f)
 			if err != nil {
-				return nil, s.wrongLine(number, start+offsetIn(line, f), fmt.Errorf("column %q: %w", names[i], err))
+				return nil, s.wrongLine(number, start+offsetIn(line, f), err)
 			}
 			values = append(values, x)
 		}
@@ -148,8 +148,17 @@ func (c CSV) columns(names []string) ([]csvColumn, error) {
 	return columns, nil
 }
 
-// value returns the number of a field.
-func (c CSV) value(column *csvColumn, field []byte) (float64, error) {
+// FieldError reports a field that is not a number, in a column of numbers.
+type FieldError struct {
+	Column string // its name
+	Field  string // the text that was found, shortened
+}
+
+// Error implements error.
+func (e *FieldError) Error() string { return fmt.Sprintf("column %q: %q is not a number", e.Column, e.Field) }
+
+// value returns the number of a field in the column of a name.
+func (c CSV) value(column *csvColumn, name string, field []byte) (float64, error) {
 	for _, missing := range c.Missing {
 		if string(field) == missing {
 			return math.NaN(), nil
@@ -158,14 +167,13 @@ func (c CSV) value(column *csvColumn, field []byte) (float64, error) {
 	if column.numbers == nil {
 		x, err := strconv.ParseFloat(string(field), 64)
 		if err != nil {
-			return 0, fmt.Errorf("%q is not a number (if it means a missing value, list it in CSV.Missing; if the column is "+
-				"text, give it an entry in CSV.Categories)", clip(field))
+			return 0, &FieldError{Column: name, Field: clip(field)}
 		}
 		return x, nil
 	}
 	k, ok := column.numbers[string(field)]
 	if !ok && column.known != nil {
-		return 0, fmt.Errorf("%q is none of its categories, %s", clip(field), quoteSome(column.known))
+		return 0, fmt.Errorf("column %q: %q is none of its categories, %s", name, clip(field), quoteSome(column.known))
 	}
 	if !ok {
 		k = len(column.numbers)

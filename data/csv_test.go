@@ -70,7 +70,7 @@ func TestCSVErrors(t *testing.T) {
 			"NoHeader for a file without them)"},
 		{"no number", data.CSV{}, "a,b\n1,2\n3, four\n", 11, `line 3, offset 11: column "b": "four" is not a number`},
 		{"missing value", data.CSV{}, "a,b\n1,\n", 4, `line 2, offset 4: column "b": "" is not a number`},
-		{"too large", data.CSV{}, "a\n1e999\n", 2, `"1e999" is not a number (if it means a missing value`},
+		{"too large", data.CSV{}, "a\n1e999\n", 2, `"1e999" is not a number`},
 		{"fewer fields", data.CSV{}, "a,b\n1,2\n3\n", 8, "line 3, offset 8: 1 fields, where the first line has 2"},
 		{"more fields", data.CSV{}, "a,b\n1,2,3\n", 4, "3 fields, where the first line has 2"},
 		{"names twice", data.CSV{}, "a,b,a\n", 0, `columns 1 and 3 are both named "a"`},

@@ -235,6 +235,10 @@ func DecodeImage(contents []byte, o ImageOptions) (*tensor.Tensor, error) {
 	return pixels, nil
 }
 
+// ErrImageSize is the kind of the error of [ImageFolder] for images of different sizes when the options have no Height
+// and Width.
+var ErrImageSize = errors.New("the images differ in size, and no size to resize them to is given")
+
 // pixelsMax is the largest image that is decoded. A small file can state any size.
 const pixelsMax = 1 << 28
 
@@ -248,8 +252,8 @@ func decodeImage(contents []byte, o ImageOptions, same bool) (*tensor.Tensor, er
 		return nil, fmt.Errorf("an image of %d by %d pixels: want 1 to %d pixels in all", c.Width, c.Height, pixelsMax)
 	}
 	if same && (c.Height != o.Height || c.Width != o.Width) {
-		return nil, fmt.Errorf("an image of %d by %d pixels, where the first has %d by %d: state a height and a width "+
-			"to resize all images to", c.Width, c.Height, o.Width, o.Height)
+		return nil, fmt.Errorf("%w: an image of %d by %d pixels, where the first has %d by %d", ErrImageSize, c.Width,
+			c.Height, o.Width, o.Height)
 	}
 	img, _, err := image.Decode(bytes.NewReader(contents))
 	if err != nil {

@@ -247,7 +247,7 @@ func TestImageFolderErrors(t *testing.T) {
 			"another size",
 			map[string][]byte{"a/1.png": kinds["grey.png"], "a/2.png": large.Bytes()},
 			data.ImageOptions{},
-			[]string{"2.png: an image of 5 by 2 pixels, where the first has 4 by 2", "height and a width"},
+			[]string{"2.png: the images differ in size", "an image of 5 by 2 pixels, where the first has 4 by 2"},
 		},
 		{
 			"truncated",

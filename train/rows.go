@@ -114,8 +114,8 @@ func (t *Trainer) firstOf(r *distribute.Replica) (first int, inner bool) {
 }
 
 // errContents is the error of a round of DiLoCo in which workers have read different contents of an example.
-var errContents = errors.New("in one of the inner steps, two workers have read different contents of the same example. " +
-	"All workers must have the same data: use the same files, functions and seeds of random changes")
+var errContents = errors.New("in one of the inner steps, two workers have read different contents of the same " +
+	"example. All workers must have the same data: use the same files, functions and seeds of random changes")
 
 // compareRows gathers which rows the replicas have read. It returns an error that names the worker that has read
 // others than the order predicts, or the workers that have read different contents of one row.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -44,7 +45,7 @@ const (
 
 // exampleBytes is the least memory that an example of [benchShape] needs in a step, by model: its pixels, and the
 // values of each layer.
-var exampleBytes = map[string]int{"mlp": 10 << 10, "cnn": 80 << 10}
+var exampleBytes = map[string]int{"mlp": 10 << 10, "cnn": 80 << 10, "resnet": 2 << 20}
 
 var benchShape = []int{28, 28, 1} // MNIST's
 
@@ -102,7 +103,7 @@ the workers of that job.`, benchSteps, benchRounds, benchSteps, benchSteps),
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringVar(&o.model, "model", "mlp", "model: "+names(benchModels))
+	f.StringVar(&o.model, "model", "mlp", "model: "+strings.Join(modelNames, ", "))
 	f.StringVar(&o.optimizer, "optimizer", "sgd", "optimizer: "+names(optimizers))
 	f.IntVar(&o.replicas, "replicas", 0, "number of replicas, of all workers together (default one per core)")
 	f.IntVar(&o.globalBatch, "global-batch", 128, "examples per step, over all replicas")
@@ -113,7 +114,7 @@ the workers of that job.`, benchSteps, benchRounds, benchSteps, benchSteps),
 	f.IntVar(&o.rounds, "rounds", benchRounds, "rounds to measure, after one to warm up")
 	f.IntVar(&o.steps, "steps", benchSteps, "steps of a round")
 	f.StringVar(&o.format, "format", "plain", "plain (one line, for other programs) or table")
-	o.gptFlags.add(f)
+	o.gptFlags.add(f, true)
 	o.workerFlags.add(f)
 	groupFlags(cmd, flagGroup{"Flags of --model gpt", o.gptSet}, flagGroup{"Flags of several workers", o.set})
 	return cmd
@@ -131,8 +132,8 @@ func (o *benchTrainFlags) checkMemory() error {
 
 func (o *benchTrainFlags) check() error {
 	switch {
-	case !benchModels[o.model]:
-		return usagef("--model %s: want %s", o.model, oneOf(sorted(benchModels)))
+	case !slices.Contains(modelNames, o.model):
+		return usagef("--model %s: want %s", o.model, oneOf(modelNames))
 	case optimizers[o.optimizer].make == nil:
 		return usagef("--optimizer %s: want %s", o.optimizer, oneOf(sorted(optimizers)))
 	case o.replicas < 1 || o.replicas > replicasMax:

@@ -9,18 +9,8 @@ import (
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
-	"github.com/lockstep-ml/lockstep/engine/gomlx/models"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
-
-// benchModels are the models of lockstep bench train: those for images, and a GPT for sequences of bytes.
-var benchModels = func() map[string]bool {
-	all := map[string]bool{"gpt": true}
-	for name := range modelsByName {
-		all[name] = true
-	}
-	return all
-}()
 
 // gptFlags are the sizes of the model gpt.
 type gptFlags struct {
@@ -28,14 +18,17 @@ type gptFlags struct {
 	gptSet                                      *pflag.FlagSet
 }
 
-func (g *gptFlags) add(f *pflag.FlagSet) {
+// add adds the flags. The vocabulary is a flag only for random tokens.
+func (g *gptFlags) add(f *pflag.FlagSet, random bool) {
 	g.gptSet = pflag.NewFlagSet("", pflag.ContinueOnError)
 	g.gptSet.SortFlags = false
 	g.gptSet.IntVar(&g.layers, "layers", 4, "number of blocks")
 	g.gptSet.IntVar(&g.width, "width", 128, "width of the model, a multiple of --heads")
 	g.gptSet.IntVar(&g.heads, "heads", 4, "attention heads of a block")
 	g.gptSet.IntVar(&g.positions, "positions", 64, "tokens of a sequence")
-	g.gptSet.IntVar(&g.vocabulary, "vocabulary", 256, "number of different tokens")
+	if random {
+		g.gptSet.IntVar(&g.vocabulary, "vocabulary", 256, "number of different tokens")
+	}
 	f.AddFlagSet(g.gptSet)
 }
 
@@ -80,12 +73,10 @@ func (o *benchTrainFlags) workload() benchWorkload {
 		return w
 	}
 	sequence := []engine.Feature{{DType: tensor.Int32, Shape: []int{o.positions}}}
-	gpt := models.GPT{Vocabulary: o.vocabulary, Width: o.width, Heads: o.heads, Blocks: o.layers}
+	gpt := newGPT(&o.gptFlags, o.vocabulary, optimizer)
+	gpt.Metrics, gpt.Precision = nil, gomlx.Precision(o.step.precision)
 	return benchWorkload{
-		model: &gomlx.Model{
-			Forward: gpt.Forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: optimizer,
-			Precision: gomlx.Precision(o.step.precision),
-		},
+		model:  gpt,
 		inputs: sequence, labels: sequence, unit: "sequences", tokens: o.positions,
 		// Values that the backward pass reads: in a block about 16 vectors and the attention's weights; the logits.
 		exampleBytes: 4 * o.positions * (o.layers*(16*o.width+o.heads*o.positions) + o.vocabulary),

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"maps"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -14,16 +13,14 @@ import (
 // flagValues returns the values that shells complete, by command and flag. A command also has the values of its parent.
 func flagValues() map[string]map[string][]string {
 	training := map[string][]string{
-		"data": sorted(dataSets), "model": sorted(modelsByName), "optimizer": sorted(optimizers), "engine": gomlx.Names,
+		"data": sorted(dataSets), "model": modelNames, "optimizer": sorted(optimizers), "engine": gomlx.Names,
 		"precision": precisions(),
 		"strategy":  {"mirrored", multiWorker, "one-device"}, "implementation": {"auto", "ring", "nccl", "mpi"},
 		"schedule": schedules, "progress": progressModes,
 	}
-	benchTraining := maps.Clone(training)
-	benchTraining["model"] = sorted(benchModels)
 	return map[string]map[string][]string{
 		"lockstep train":       training,
-		"lockstep bench train": benchTraining,
+		"lockstep bench train": training,
 		"lockstep run": {
 			"rdzv-backend": {"tcp", "file", "etcd"}, "tee": {"both", "stdout", "stderr", "none"},
 			"cpu-affinity": {"auto", "on", "off"}, "nproc-per-node": {"auto", "cpu", "gpu"},

@@ -15,35 +15,36 @@ import (
 
 // summary is the content of --summary's file. Fields may be added.
 type summary struct {
-	Version         string   `json:"version"`
-	Data            string   `json:"data"`
-	Model           string   `json:"model"`
-	Engine          string   `json:"engine"`
-	SIMD            bool     `json:"simd"`
-	Strategy        string   `json:"strategy"`
-	Devices         []string `json:"devices"`
-	Replicas        int      `json:"replicas"`
-	Workers         int      `json:"workers"`
-	GlobalBatch     int      `json:"global_batch"`
-	Optimizer       string   `json:"optimizer"`
-	ShardOptimizer  bool     `json:"shard_optimizer"`
-	OptimizerBytes  int      `json:"optimizer_bytes"` // of the slots that this worker keeps
-	LearningRate    float64  `json:"learning_rate"`
-	Schedule        string   `json:"schedule"`
-	Seed            int64    `json:"seed"`
-	Epochs          int      `json:"epochs"` // started
-	Steps           int      `json:"steps"`
-	Interrupted     bool     `json:"interrupted"`
-	TrainLoss       number   `json:"train_loss"` // of the last epoch
-	TrainAccuracy   number   `json:"train_accuracy"`
-	TestAccuracy    number   `json:"test_accuracy"` // null: interrupted
-	TestLoss        number   `json:"test_loss"`
-	ImagesPerSecond number   `json:"images_per_second"`
-	ReduceShare     number   `json:"reduce_share"`
-	WaitShare       number   `json:"wait_share"`
-	Seconds         number   `json:"seconds"` // of training, without validation and evaluation
-	WeightsHash     string   `json:"weights_hash"`
-	Kernels         string   `json:"kernels"` // by which the hash can be compared
+	Version        string   `json:"version"`
+	Data           string   `json:"data"`
+	Model          string   `json:"model"`
+	Engine         string   `json:"engine"`
+	SIMD           bool     `json:"simd"`
+	Strategy       string   `json:"strategy"`
+	Devices        []string `json:"devices"`
+	Replicas       int      `json:"replicas"`
+	Workers        int      `json:"workers"`
+	GlobalBatch    int      `json:"global_batch"`
+	Optimizer      string   `json:"optimizer"`
+	ShardOptimizer bool     `json:"shard_optimizer"`
+	OptimizerBytes int      `json:"optimizer_bytes"` // of the slots that this worker keeps
+	LearningRate   float64  `json:"learning_rate"`
+	Schedule       string   `json:"schedule"`
+	Seed           int64    `json:"seed"`
+	Epochs         int      `json:"epochs"` // started
+	Steps          int      `json:"steps"`
+	Interrupted    bool     `json:"interrupted"`
+	TrainLoss      number   `json:"train_loss"` // of the last epoch
+	TrainAccuracy  number   `json:"train_accuracy"`
+	TestAccuracy   number   `json:"test_accuracy"` // null: interrupted
+	TestLoss       number   `json:"test_loss"`
+	Unit           string   `json:"unit"` // what an example is: images, rows or sequences
+	PerSecond      number   `json:"examples_per_second"`
+	ReduceShare    number   `json:"reduce_share"`
+	WaitShare      number   `json:"wait_share"`
+	Seconds        number   `json:"seconds"` // of training, without validation and evaluation
+	WeightsHash    string   `json:"weights_hash"`
+	Kernels        string   `json:"kernels"` // by which the hash can be compared
 }
 
 // number is a float64 in JSON: null if it is not finite.
@@ -59,7 +60,7 @@ func (n number) MarshalJSON() ([]byte, error) {
 
 func (r *trainRun) summarise() summary {
 	s := summary{
-		Version: version(), Data: r.flags.data, Model: r.flags.model, Engine: r.engine.Name(), SIMD: withSIMD,
+		Version: version(), Data: r.flags.data.name, Model: r.flags.model, Engine: r.engine.Name(), SIMD: withSIMD,
 		Strategy: r.flags.strategy, Devices: r.strategy.Devices(), Replicas: r.strategy.NumReplicasInSync(),
 		Workers:        r.workerCount(),
 		ShardOptimizer: r.trainer.Sharded(), OptimizerBytes: r.trainer.OptimizerBytes(),
@@ -67,9 +68,9 @@ func (r *trainRun) summarise() summary {
 		Seed:   r.flags.seed,
 		Epochs: len(r.history.Epochs), Steps: r.history.Steps, Interrupted: r.stopped,
 		TrainLoss: number(math.NaN()), TrainAccuracy: number(math.NaN()), TestAccuracy: number(math.NaN()),
-		TestLoss:        number(math.NaN()),
-		ImagesPerSecond: number(r.history.Speed.ExamplesPerSecond),
-		ReduceShare:     number(r.history.Speed.ReduceShare), WaitShare: number(r.history.Speed.WaitShare),
+		TestLoss: number(math.NaN()),
+		Unit:     r.set.unit, PerSecond: number(r.history.Speed.ExamplesPerSecond),
+		ReduceShare: number(r.history.Speed.ReduceShare), WaitShare: number(r.history.Speed.WaitShare),
 		Seconds: number(r.trainingTime().Seconds()), WeightsHash: train.HashWeights(r.weights),
 		Kernels: kernels(r.flags.engine),
 	}
@@ -114,7 +115,7 @@ func (r *trainRun) writeWeights(file string) error {
 	for i, w := range r.weights {
 		tensors[i] = checkpoint.Tensor(w)
 	}
-	metadata := map[string]string{"program": "lockstep " + version(), "model": r.flags.model, "data": r.flags.data}
+	metadata := map[string]string{"program": "lockstep " + version(), "model": r.flags.model, "data": r.flags.data.name}
 	if err := checkpoint.Save(file, tensors, metadata); err != nil {
 		return fmt.Errorf("writing weights: %w", err)
 	}

@@ -14,9 +14,8 @@ import (
 
 // trainFlags are the flags of lockstep train.
 type trainFlags struct {
-	data, dataDir                string
-	shift                        int
-	validationSplit              float64
+	data dataFlags
+	gptFlags
 	model                        string
 	weights                      weightsFlags
 	strategy                     string
@@ -47,13 +46,14 @@ func newTrain() *cobra.Command {
 	var o trainFlags
 	cmd := &cobra.Command{
 		Use:   "train",
-		Short: "Train a digit classifier on several replicas",
+		Short: "Train a model on several replicas",
 		Long: `Train trains a model on several replicas. In every step each replica computes
 the gradients of its share of the global batch, the replicas all-reduce the
 gradients, and every replica applies the same update.
 
 Without flags it trains a small CNN on the handwritten digits that are built
-into the program, with one replica per core. The batch size need not be a
+into the program, with one replica per core. --data names your own: a folder of
+images, a table, or a text. The batch size need not be a
 multiple of the number of replicas, and the last batch may be partial: loss and
 metrics are means over examples. On CPUs of one type the same command and seed
 give the same weights, bit for bit. Another number of replicas adds in another
@@ -74,6 +74,9 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 		Example: `  lockstep train
   lockstep train --replicas 1 --epochs 3 --summary summary.json
   lockstep train --data mnist --data-dir DIR --model mlp --epochs 3 --out run1
+  lockstep train --data images --data-dir pets --image-size 32 --model resnet --flip
+  lockstep train --data csv --data-file adult.csv --text-columns sex,income --label income
+  lockstep train --data text --data-file book.txt --layers 6 --out run2
   lockstep run --nproc-per-node 2 -- lockstep train --strategy multi-worker --replicas 1
   lockstep train --devices CPU:0,CPU:1 --batch-per-replica 64 --optimizer sgd
   lockstep train --checkpoint-dir run1 --save-every 100
@@ -92,24 +95,20 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringVar(&o.data, "data", "digits", "data set: "+names(dataSets)+" (digits is built in)")
-	f.StringVar(&o.dataDir, "data-dir", "", "folder of the data set's IDX files, gzipped or not (mnist)")
-	f.IntVar(&o.shift, "shift", 0, "shift training images at random by up to this many pixels (default 1 for digits, 0 "+
-		"for mnist)")
-	f.Float64Var(&o.validationSplit, "validation-split", 0,
-		"fraction of the training data to hold out and evaluate after each epoch, from 0 to 1")
-	f.StringVar(&o.model, "model", "cnn", "model: "+names(modelsByName))
+	o.data.add(f)
+	f.StringVar(&o.model, "model", "", "model: "+strings.Join(modelNames, ", ")+" (default cnn for images, mlp for csv, "+
+		"gpt for text)")
 	o.weights.add(f)
 	f.StringVar(&o.strategy, "strategy", "mirrored",
 		"strategy: mirrored (several replicas), multi-worker (replicas of several processes), one-device")
 	f.IntVar(&o.replicas, "replicas", 0, "number of replicas in this process (default one per accelerator, or one per "+
 		"core if there are none)")
 	f.StringSliceVar(&o.devices, "devices", nil, "devices of the replicas, such as CPU:0,CPU:1, instead of --replicas")
-	f.IntVar(&o.globalBatch, "global-batch", 0, "examples per step, over all replicas of all workers (default 64 for "+
-		"digits, 128 for mnist)")
+	f.IntVar(&o.globalBatch, "global-batch", 0, "examples per step, over all replicas of all workers (default 128 for "+
+		"mnist, 32 for text, 64 for others)")
 	f.IntVar(&o.batchPerReplica, "batch-per-replica", 0, "examples per step on each replica, instead of --global-batch")
-	f.IntVar(&o.epochs, "epochs", 0, "passes over the training data (default 25 for digits, 3 for mnist, or as many as "+
-		"--steps needs)")
+	f.IntVar(&o.epochs, "epochs", 0, "passes over the training data (default 25 for digits, 3 for mnist, 5 for text, "+
+		"10 for others, or as many as --steps needs)")
 	f.IntVar(&o.steps, "steps", 0, "stop after this many steps (default no limit)")
 	o.step.add(f)
 	o.diloco.add(f)
@@ -117,7 +116,8 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	f.Float64Var(&o.clipValue, "clip-value", 0, "limit for the magnitude of each element of the gradients (default no "+
 		"limit)")
 	f.StringVar(&o.optimizer, "optimizer", "adam", "optimizer: "+names(optimizers))
-	f.Float64Var(&o.learningRate, "learning-rate", 0, "learning rate (default by optimizer: "+learningRates()+")")
+	f.Float64Var(&o.learningRate, "learning-rate", 0, "learning rate (default by optimizer: "+learningRates()+"; for text "+
+		"at most 0.001, except for sgd)")
 	f.StringVar(&o.schedule, "schedule", "cosine", "learning-rate schedule: by epoch cosine (falls to 0), "+
 		"constant; by step warmup-cosine, one-cycle, linear (to 0), exponential (to 1 %), step (a tenth after each third)")
 	f.Int64Var(&o.seed, "seed", 1, "seed of the initial weights, of shuffling and of shifts")
@@ -131,7 +131,9 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	o.checkpoint.add(f)
 	o.callbacks.add(f)
 	o.workers.add(f)
-	groupFlags(cmd, flagGroup{"Flags of callbacks (docs/callbacks.md)", o.callbacks.set},
+	o.gptFlags.add(f, false)
+	groupFlags(cmd, flagGroup{"Flags of the data", o.data.set}, flagGroup{"Flags of --model gpt", o.gptSet},
+		flagGroup{"Flags of callbacks (docs/callbacks.md)", o.callbacks.set},
 		flagGroup{"Flags of a worker (--strategy multi-worker)", o.workers.set})
 	return cmd
 }
@@ -141,12 +143,18 @@ func (o *trainFlags) complete(given func(flag string) bool) error {
 	if err := o.check(given); err != nil {
 		return err
 	}
-	set := dataSets[o.data]
+	set := dataSets[o.data.name]
 	if !given("shift") {
-		o.shift = set.shift
+		o.data.shift = set.shift
+	}
+	if o.model == "" {
+		o.model = set.model
 	}
 	if !given("learning-rate") {
 		o.learningRate = optimizers[o.optimizer].rate
+		if set.rate > 0 && o.optimizer != "sgd" {
+			o.learningRate = min(o.learningRate, set.rate)
+		}
 	}
 	switch {
 	case given("epochs"):
@@ -166,8 +174,7 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 		flag, value string
 		allowed     []string
 	}{
-		{"data", o.data, sorted(dataSets)},
-		{"model", o.model, sorted(modelsByName)},
+		{"data", o.data.name, sorted(dataSets)},
 		{"strategy", o.strategy, []string{"mirrored", multiWorker, "one-device"}},
 		{"optimizer", o.optimizer, sorted(optimizers)},
 		{"schedule", o.schedule, schedules},
@@ -188,14 +195,26 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 		{"batch-per-replica", o.batchPerReplica, 1},
 		{"epochs", o.epochs, 0},
 		{"steps", o.steps, 1},
-		{"shift", o.shift, 0},
 	} {
 		if given(c.flag) && c.value < c.least {
 			return usagef("--%s %d: want at least %d", c.flag, c.value, c.least)
 		}
 	}
-	if side := dataSets[o.data].side; o.shift >= side {
-		return usagef("--shift %d: want less than %d, the width in pixels of an image of %s", o.shift, side, o.data)
+	if given("model") && !slices.Contains(modelNames, o.model) {
+		return usagef("--model %s: want %s", o.model, oneOf(modelNames))
+	}
+	if fit := modelsFor(o.data.name); given("model") && !slices.Contains(fit, o.model) {
+		return usagef("--model %s does not fit --data %s: want %s", o.model, o.data.name, strings.Join(fit, ", "))
+	}
+	model := o.model
+	if model == "" {
+		model = dataSets[o.data.name].model
+	}
+	if err := o.gptFlags.check(model); err != nil {
+		return err
+	}
+	if err := o.data.check(given); err != nil {
+		return err
 	}
 	if o.replicas > replicasMax {
 		return usagef("--replicas %d: want at most %d", o.replicas, replicasMax)
@@ -216,15 +235,9 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 		return usagef("--clip-norm and --clip-value exclude each other: give one of them")
 	case given("learning-rate") && !(o.learningRate > 0 && o.learningRate <= math.MaxFloat32):
 		return usagef("--learning-rate %v: want a positive number", o.learningRate)
-	case !(o.validationSplit >= 0 && o.validationSplit < 1):
-		return usagef("--validation-split %v: want at least 0 and less than 1", o.validationSplit)
 	case given("global-batch") && given("batch-per-replica"):
 		return usagef("--global-batch and --batch-per-replica exclude each other: the global batch is the batch per " +
 			"replica times the number of replicas; give one of them")
-	case dataSets[o.data].needsDir && o.dataDir == "":
-		return usagef("--data %s needs --data-dir, the folder of its IDX files", o.data)
-	case !dataSets[o.data].needsDir && given("data-dir"):
-		return usagef("--data-dir is for --data mnist: %s is built into the program", o.data)
 	case o.engine != "xla" && given("xla-plugin"):
 		return usagef("--xla-plugin is for --engine xla, not %s", o.engine)
 	}

@@ -104,9 +104,9 @@ func (o *callbackFlags) check(given func(flag string) bool, t *trainFlags) error
 	case byStep && t.batchPerReplica > 0 && t.steps == 0:
 		return usagef("--schedule %s with --batch-per-replica needs --steps: the number of steps is not known before "+
 			"the replicas are", t.schedule)
-	case o.validateEvery > 0 && t.validationSplit == 0:
+	case o.validateEvery > 0 && t.data.validationSplit == 0:
 		return usagef("--validate-every needs --validation-split, the share of the training data to validate by")
-	case decides && strings.HasPrefix(o.monitor, "val_") && t.validationSplit == 0:
+	case decides && strings.HasPrefix(o.monitor, "val_") && t.data.validationSplit == 0:
 		return usagef("--early-stopping, --reduce-lr and --best by %s need --validation-split, the share of the training "+
 			"data to validate by; or give --monitor loss", o.monitor)
 	case given("monitor") && !decides:

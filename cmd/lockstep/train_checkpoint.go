@@ -96,15 +96,16 @@ func (r *trainRun) resume(ctx context.Context) (err error) {
 
 // facts returns the properties that a snapshot and this run must share.
 func (r *trainRun) facts(ctx context.Context) ([]train.Fact, error) {
-	hash, err := data.Hash(ctx, r.set.Train.Batch(hashedAtOnce))
+	hash, err := data.Hash(ctx, r.set.train.Batch(hashedAtOnce))
 	if err != nil {
-		return nil, fmt.Errorf("reading the training images: %w", err)
+		return nil, fmt.Errorf("reading the training %s: %w", r.set.unit, err)
 	}
 	f := &r.flags
 	return []train.Fact{
-		{Name: "data", Value: fmt.Sprintf("%s, %s training images, hashed %.16s", f.data, grouped(r.set.Train.Len()), hash)},
-		{Name: "shift", Value: fmt.Sprint(f.shift)},
-		{Name: "validation split", Value: fmt.Sprint(f.validationSplit)},
+		{Name: "data", Value: fmt.Sprintf("%s, %s training %s, hashed %.16s", f.data.name, grouped(r.set.train.Len()),
+			r.set.unit, hash)},
+		{Name: "shift", Value: fmt.Sprint(f.data.shift)},
+		{Name: "validation split", Value: fmt.Sprint(f.data.validationSplit)},
 		{Name: "model", Value: f.model},
 		{Name: "optimizer", Value: f.optimizer},
 		{Name: "clipping", Value: fmt.Sprintf("norm %v, value %v", f.clipNorm, f.clipValue)},

@@ -48,7 +48,7 @@ func finished(t *testing.T, args ...string) string {
 	if err := json.Unmarshal(text, &fields); err != nil {
 		t.Fatal(err)
 	}
-	for _, measured := range []string{"images_per_second", "reduce_share", "wait_share", "seconds"} {
+	for _, measured := range []string{"examples_per_second", "reduce_share", "wait_share", "seconds"} {
 		delete(fields, measured)
 	}
 	text, err = json.Marshal(fields)

@@ -30,9 +30,9 @@ type trainRun struct {
 	flags   trainFlags
 	out     io.Writer
 	in      *interrupter
-	set     *data.Set
-	kept    data.Pipeline // of the training images
-	held    data.Pipeline // of the training images, for validation
+	set     *examples
+	kept    data.Pipeline // of the training data
+	held    data.Pipeline // of the training data, for validation
 	batch   int           // global
 	loaded  train.Loaded  // by --weights
 	stopped bool          // a stop was requested, and all workers stopped
@@ -139,10 +139,14 @@ func (r *trainRun) open() (err error) {
 	if err := r.openData(); err != nil {
 		return err
 	}
-	m := newClassifier(r.flags.model, r.set.Shape, r.set.Classes, r.optimizer())
+	opt := r.optimizer()
+	m := newGPT(&r.flags.gptFlags, r.set.classes, opt)
+	if !r.set.text {
+		m = newClassifier(r.flags.model, r.set.shape, r.set.classes, opt)
+	}
 	m.Precision = gomlx.Precision(r.flags.step.precision)
 	stop := r.reassure("compiling the model")
-	inputs, labels := classifierFeatures(r.set.Shape)
+	inputs, labels := r.set.features()
 	err = r.compile(r.in, m, inputs, labels)
 	stop()
 	if err != nil {
@@ -200,16 +204,19 @@ func (r *trainRun) checkOutputs() error {
 
 // openData loads the data set, and validates the flags against its size.
 func (r *trainRun) openData() (err error) {
-	if r.set, err = dataSets[r.flags.data].load(r.flags.dataDir); err != nil {
+	if r.set, err = dataSets[r.flags.data.name].load(&r.flags.data, r.flags.positions); err != nil {
 		return err
 	}
-	r.kept = r.set.Train
+	if side := r.set.shape[0]; r.flags.data.shift >= side && r.set.unit == "images" {
+		return usagef("--shift %d: want less than %d, the height of the images", r.flags.data.shift, side)
+	}
+	r.kept = r.set.train
 	n := r.kept.Len()
-	if split := r.flags.validationSplit; split > 0 {
+	if split := r.flags.data.validationSplit; split > 0 {
 		r.kept, r.held = r.kept.Split(split, r.flags.seed)
 		if r.kept.Len() == 0 || r.held.Len() == 0 {
-			return usagef("--validation-split %v: of %s training images, this leaves %s for training and %s for validation",
-				split, grouped(n), grouped(r.kept.Len()), grouped(r.held.Len()))
+			return usagef("--validation-split %v: of %s training %s, this leaves %s for training and %s for validation",
+				split, grouped(n), r.set.unit, grouped(r.kept.Len()), grouped(r.held.Len()))
 		}
 	}
 	for flag, batch := range map[string]int{
@@ -217,7 +224,7 @@ func (r *trainRun) openData() (err error) {
 		"batch-per-replica": r.flags.batchPerReplica,
 	} {
 		if batch > n {
-			return usagef("--%s %d: want at most the %s training images", flag, batch, grouped(n))
+			return usagef("--%s %d: want at most the %s training %s", flag, batch, grouped(n), r.set.unit)
 		}
 	}
 	return nil
@@ -238,8 +245,8 @@ func (r *trainRun) announce() error {
 		from = ", starting from " + r.flags.weights.path
 	}
 	var t table
-	t.row("data", "%s: %s training and %s test images of %dx%dx%d", r.flags.data, grouped(r.set.Train.Len()),
-		grouped(r.set.Test.Len()), r.set.Shape[0], r.set.Shape[1], r.set.Shape[2])
+	t.row("data", "%s: %s training and %s test %s", r.flags.data.name, grouped(r.set.train.Len()),
+		grouped(r.set.test.Len()), r.set.what)
 	if text := r.preparation(); text != "" {
 		t.row("training", "%s", text)
 	}
@@ -280,14 +287,17 @@ func (r *trainRun) announce() error {
 	return err
 }
 
-// preparation describes the preparation of the training images.
+// preparation describes the preparation of the training data.
 func (r *trainRun) preparation() string {
 	var list []string
-	if r.flags.shift > 0 {
-		list = append(list, fmt.Sprintf("images shifted by up to %s", count(r.flags.shift, "pixel")))
+	if r.flags.data.shift > 0 {
+		list = append(list, fmt.Sprintf("images shifted by up to %s", count(r.flags.data.shift, "pixel")))
 	}
-	if r.flags.validationSplit > 0 {
-		list = append(list, fmt.Sprintf("%.4g %% of them held out for validation", 100*r.flags.validationSplit))
+	if r.flags.data.flip {
+		list = append(list, "half of them mirrored")
+	}
+	if split := r.flags.data.validationSplit; split > 0 {
+		list = append(list, fmt.Sprintf("%.4g %% of the %s held out for validation", 100*split, r.set.unit))
 	}
 	return strings.Join(list, ", ")
 }
@@ -307,13 +317,16 @@ func (r *trainRun) fit(ctx context.Context) error {
 		Epochs: r.flags.epochs, Steps: r.flags.steps, Accumulate: r.flags.step.accumulate,
 		Callbacks: []train.Callback{r.in.callback()},
 	}
-	if r.flags.validationSplit > 0 {
+	if r.flags.data.validationSplit > 0 {
 		cfg.Validation = r.held.Batch(r.batch)
 	}
 	cfg.Callbacks = append(cfg.Callbacks, r.backups()...)
 	batches := r.kept.Shuffle(r.flags.seed).Batch(r.batch)
-	if r.flags.shift > 0 {
-		batches = batches.MapRandom(r.flags.seed, data.RandomShift(r.flags.shift))
+	if r.flags.data.shift > 0 {
+		batches = batches.MapRandom(r.flags.seed, data.RandomShift(r.flags.data.shift))
+	}
+	if r.flags.data.flip {
+		batches = batches.MapRandom(r.flags.seed+1, data.RandomFlip())
 	}
 	cfg.Epochs = r.epochs()
 	if r.flags.schedule == "cosine" {
@@ -365,7 +378,7 @@ func (r *trainRun) cosine(epochs int) train.Callback {
 }
 
 func (r *trainRun) showProgress() (train.ProgressConfig, bool) {
-	cfg := train.ProgressConfig{Out: r.out, Unit: "images"}
+	cfg := train.ProgressConfig{Out: r.out, Unit: r.set.unit}
 	var terminal bool
 	cfg.Width, terminal = terminalWidth(r.out)
 	if r.flags.progress == "bar" || r.flags.progress == "auto" && terminal && os.Getenv("TERM") != "dumb" &&
@@ -387,7 +400,7 @@ func (r *trainRun) evaluate(ctx context.Context) error {
 	if r.stopped {
 		return nil
 	}
-	result, err := r.trainer.Evaluate(ctx, r.set.Test.Batch(r.batch))
+	result, err := r.trainer.Evaluate(ctx, r.set.test.Batch(r.batch))
 	switch {
 	case err == nil:
 		r.test = &result
@@ -410,11 +423,14 @@ func (r *trainRun) report() error {
 	if r.test != nil {
 		t.row("test accuracy", "%.2f %%", 100*r.test.Metrics["accuracy"])
 		t.row("test loss", "%.4g", r.test.Loss)
+		if r.set.text {
+			t.row("test perplexity", "%.4g", math.Exp(r.test.Loss))
+		}
 	} else {
 		t.row("test accuracy", "not measured: interrupted")
 	}
 	if speed := r.history.Speed; speed.Steps > 0 {
-		t.row("images/s", "%s", grouped(int(math.Round(speed.ExamplesPerSecond))))
+		t.row(r.set.unit+"/s", "%s", grouped(int(math.Round(speed.ExamplesPerSecond))))
 		t.row("all-reduce", "%.1f %% of a step", 100*speed.ReduceShare)
 		t.row("wait", "%.1f %% of a step, for other replicas%s", 100*speed.WaitShare, r.ofThisWorker())
 	}

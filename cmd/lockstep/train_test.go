@@ -45,7 +45,7 @@ func TestSummary(t *testing.T) {
 	s, _ := trainOnce(t, "--replicas", "2", "--steps", "2")
 	for _, field := range []string{
 		"data", "model", "strategy", "replicas", "global_batch", "epochs", "steps", "test_accuracy", "test_loss",
-		"images_per_second", "reduce_share", "wait_share", "seconds", "weights_hash",
+		"examples_per_second", "reduce_share", "wait_share", "seconds", "weights_hash",
 	} {
 		if s[field] == nil {
 			t.Errorf("the summary has no %s: %v", field, s)

@@ -91,10 +91,22 @@ func (r *trainRun) compareOptions() error {
 		flag  string
 		value any
 	}{
-		{"data", o.data},
-		{"shift", o.shift},
-		{"validation-split", o.validationSplit},
+		{"data", o.data.name},
+		{"shift", o.data.shift},
+		{"flip", o.data.flip},
+		{"image-size", o.data.imageSize},
+		{"channels", o.data.channels},
+		{"label", o.data.label},
+		{"text-columns", o.data.textColumns},
+		{"missing", o.data.missing},
+		{"no-header", o.data.noHeader},
+		{"test-split", o.data.testSplit},
+		{"validation-split", o.data.validationSplit},
 		{"model", o.model},
+		{"layers", o.layers},
+		{"width", o.width},
+		{"heads", o.heads},
+		{"positions", o.positions},
 		{"global-batch", o.globalBatch},
 		{"batch-per-replica", o.batchPerReplica},
 		{"epochs", o.epochs},
@@ -133,16 +145,16 @@ func (r *trainRun) compareModel() error {
 	r.worker.Progress(-1, "comparing data and models")
 	var facts []rendezvous.Fact
 	for _, part := range []struct {
-		name   string
-		images data.Pipeline
-	}{{"training images", r.set.Train}, {"test images", r.set.Test}} {
-		hash, err := data.Hash(r.in, part.images.Batch(hashedAtOnce))
+		name string
+		data data.Pipeline
+	}{{"training " + r.set.unit, r.set.train}, {"test " + r.set.unit, r.set.test}} {
+		hash, err := data.Hash(r.in, part.data.Batch(hashedAtOnce))
 		if err != nil {
 			return fmt.Errorf("reading the %s: %w", part.name, err)
 		}
 		facts = append(facts, rendezvous.Fact{
 			Name:  part.name,
-			Value: fmt.Sprintf("%s, hashed %.16s", grouped(part.images.Len()), hash),
+			Value: fmt.Sprintf("%s, hashed %.16s", grouped(part.data.Len()), hash),
 		})
 	}
 	own, err := r.trainer.Facts()
@@ -158,7 +170,7 @@ func (r *trainRun) compareModel() error {
 	return r.worker.Compare(r.in, "model and data", facts)
 }
 
-// hashedAtOnce is the batch size of a hash of images. The hash depends on it.
+// hashedAtOnce is the batch size of a hash of examples. The hash depends on it.
 const hashedAtOnce = 1024
 
 // fail reports err to the other workers, and returns it.

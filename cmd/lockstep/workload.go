@@ -8,36 +8,34 @@ import (
 
 	"github.com/gomlx/gomlx/ml/train/optimizer"
 
-	"github.com/lockstep-ml/lockstep/data"
-	"github.com/lockstep-ml/lockstep/data/digits"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/models"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// dataSet is a data set for training, with its default options.
-type dataSet struct {
-	load     func(dir string) (*data.Set, error)
-	needsDir bool
-	epochs   int
-	batch    int // global
-	shift    int // pixels
-	side     int // of its images, pixels
-}
-
-var dataSets = map[string]dataSet{
-	"digits": {load: func(string) (*data.Set, error) { return digits.Load() }, epochs: 25, batch: 64, shift: 1, side: 8},
-	"mnist":  {load: data.MNIST, needsDir: true, epochs: 3, batch: 128, side: 28},
-}
-
-// modelsByName holds functions that return a model function for images of a shape.
-var modelsByName = map[string]func(shape []int, classes int) models.Forward{
+// classifiers holds functions that return a model function for inputs of a shape.
+var classifiers = map[string]func(shape []int, classes int) models.Forward{
 	"mlp": func(_ []int, classes int) models.Forward { return models.MLP{Classes: classes}.Forward },
 	"cnn": func(shape []int, classes int) models.Forward {
 		small := shape[0] < 16 // without padding, two stages would shrink the image to nothing
 		return models.CNN{Same: small, Classes: classes}.Forward
 	},
+	"resnet": func(_ []int, classes int) models.Forward { return models.ResNet{Classes: classes}.Forward },
+}
+
+// modelNames are the names of all models: the classifiers, and a GPT for sequences of tokens.
+var modelNames = slices.Sorted(slices.Values(append(slices.Collect(maps.Keys(classifiers)), "gpt")))
+
+// modelsFor returns the names of the models that can be trained on examples of a kind of data.
+func modelsFor(data string) []string {
+	switch data {
+	case "text":
+		return []string{"gpt"}
+	case "csv":
+		return []string{"mlp"}
+	}
+	return sorted(classifiers)
 }
 
 // optimizerMaker makes an optimizer with a learning rate.
@@ -60,10 +58,10 @@ var optimizers = map[string]optimizerMaker{
 	"rmsprop": {0.001, func(rate float64) optimizer.Interface { return optimizer.RMSProp().LearningRate(rate).Done() }},
 }
 
-// newClassifier returns the model of a name for images of a shape.
+// newClassifier returns the classifier of a name for inputs of a shape.
 func newClassifier(name string, shape []int, classes int, opt optimizer.Interface) *gomlx.Model {
 	return &gomlx.Model{
-		Forward:   modelsByName[name](shape, classes),
+		Forward:   classifiers[name](shape, classes),
 		Loss:      gomlx.SparseCategoricalCrossEntropyLogits,
 		Optimizer: opt,
 		Metrics:   []gomlx.Metric{gomlx.SparseCategoricalAccuracy()},
@@ -73,6 +71,15 @@ func newClassifier(name string, shape []int, classes int, opt optimizer.Interfac
 // classifierFeatures returns one row of a classifier's input and label.
 func classifierFeatures(shape []int) (inputs, labels []engine.Feature) {
 	return []engine.Feature{{DType: tensor.Float32, Shape: shape}}, []engine.Feature{{DType: tensor.Int32}}
+}
+
+// newGPT returns a GPT of the sizes in flags.
+func newGPT(g *gptFlags, vocabulary int, opt optimizer.Interface) *gomlx.Model {
+	gpt := models.GPT{Vocabulary: vocabulary, Width: g.width, Heads: g.heads, Blocks: g.layers}
+	return &gomlx.Model{
+		Forward: gpt.Forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: opt,
+		Metrics: []gomlx.Metric{gomlx.SparseCategoricalAccuracy()},
+	}
 }
 
 func sorted[T any](table map[string]T) []string { return slices.Sorted(maps.Keys(table)) }

@@ -165,6 +165,11 @@ func parse(contents []byte) (*Tokenizer, error) {
 			return nil, errors.New("a BPE model with a prefix or suffix of subwords, or with byte_fallback: " +
 				"supported is BPE of bytes")
 		}
+		for b, letter := range letters {
+			if _, ok := vocabulary[string(letter)]; !ok {
+				return nil, fmt.Errorf("the vocabulary lacks the byte %#04x: want all 256, so that every text has tokens", b)
+			}
+		}
 		if m.IgnoreMerges {
 			t.vocabulary = vocabulary
 		}

@@ -42,6 +42,17 @@ func TestModels(t *testing.T) {
 			[]int{5},
 			11*6 + 5*6 + 2*12 + 7*18 + 7*6 + 7*24 + 25*6 + 12 + 6*11, 11,
 		},
+		{
+			"resnet", models.ResNet{}.Forward,
+			[]int{32, 32, 3},
+			// Convolutions with biases, and two vectors of each normalisation.
+			16*28 + 2*16 + 6*(16*145+2*16) + 32*17 + 6*(32*289+2*32) + 64*33 + 6*(64*577+2*64) + 65*10, 10,
+		},
+		{
+			"resnet of tiny images", models.ResNet{Filters: []int{2, 4}, Blocks: 1, Classes: 3}.Forward,
+			[]int{1, 5, 1},
+			2*10 + 2*2 + 2*(2*19+2*2) + 4*3 + 2*(4*37+2*4) + 5*3, 3,
+		},
 		{"cnn that pads", models.CNN{Same: true}.Forward, []int{8, 8, 1}, 32*10 + 64*289 + 128*(256+1) + 10*129, 10},
 	} {
 		t.Run(test.name, func(t *testing.T) {
