@@ -155,7 +155,9 @@ type FieldError struct {
 }
 
 // Error implements error.
-func (e *FieldError) Error() string { return fmt.Sprintf("column %q: %q is not a number", e.Column, e.Field) }
+func (e *FieldError) Error() string {
+	return fmt.Sprintf("column %q: %q is not a number", e.Column, e.Field)
+}
 
 // value returns the number of a field in the column of a name.
 func (c CSV) value(column *csvColumn, name string, field []byte) (float64, error) {
