@@ -100,7 +100,7 @@ func sameHash(sums []float64, replicas int) bool {
 // scalars are reduced. All replicas get the same result. If the hashes differ, the replicas gather their states,
 // so that every worker can report what differs and where.
 func (t *Trainer) checkAgreement(ctx context.Context, r *distribute.Replica, b *stepBatches) error {
-	if !t.others() || r.Strategy() != t.strategy { // an inner step of DiLoCo: the round is compared
+	if !t.others() {
 		return nil
 	}
 	return t.checkAgreed(ctx, r, b, t.parts[r.LocalID()].scalars[1+t.sums:])
