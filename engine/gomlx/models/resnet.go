@@ -8,10 +8,10 @@ import (
 )
 
 // ResNet is a residual network for images of shape (rows, height, width, channels), in the form of He et al. for small
-// images (2016, section 4.2): a convolution, stages of residual blocks, the mean over all pixels, and a dense layer that
-// outputs the logits. A block applies two convolutions of 3 by 3, each with batch normalisation, beside a residual
-// connection. Between stages a max-pool of 2 by 2 halves the image, where the paper has convolutions of stride 2, and a
-// convolution of 1 by 1 on the residual connection widens it.
+// images (2016, section 4.2): a convolution, stages of residual blocks, the mean over all pixels, and a dense layer
+// that outputs the logits. A block applies two convolutions of 3 by 3, each with batch normalisation, beside a
+// residual connection. Between stages a max-pool of 2 by 2 halves the image, where the paper has convolutions of
+// stride 2, and a convolution of 1 by 1 widens the result.
 type ResNet struct {
 	Filters []int // filters of each stage; nil: 16, 32, 64
 	Blocks  int   // of each stage; 0: 3, which is the paper's ResNet-20
