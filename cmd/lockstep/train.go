@@ -116,8 +116,8 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	f.Float64Var(&o.clipValue, "clip-value", 0, "limit for the magnitude of each element of the gradients (default no "+
 		"limit)")
 	f.StringVar(&o.optimizer, "optimizer", "adam", "optimizer: "+names(optimizers))
-	f.Float64Var(&o.learningRate, "learning-rate", 0, "learning rate (default by optimizer: "+learningRates()+"; for text "+
-		"at most 0.001, except for sgd)")
+	f.Float64Var(&o.learningRate, "learning-rate", 0, "learning rate (default by optimizer: "+learningRates()+
+		"; for text at most 0.001, except for sgd)")
 	f.StringVar(&o.schedule, "schedule", "cosine", "learning-rate schedule: by epoch cosine (falls to 0), "+
 		"constant; by step warmup-cosine, one-cycle, linear (to 0), exponential (to 1 %), step (a tenth after each third)")
 	f.Int64Var(&o.seed, "seed", 1, "seed of the initial weights, of shuffling and of shifts")

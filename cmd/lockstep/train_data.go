@@ -53,8 +53,8 @@ func (o *dataFlags) add(f *pflag.FlagSet) {
 	o.set.SortFlags = false
 	o.set.Float64Var(&o.testSplit, "test-split", 0.1, "fraction of the data to hold out as test data, if there are none "+
 		"(images: a folder test beside train; csv: --test-file); of a text, the end")
-	o.set.StringVar(&o.imageSize, "image-size", "", "resize images to this `size`, 32 or 48x32 (width x height), cropped to "+
-		"its shape (default that of the first image, which all must have)")
+	o.set.StringVar(&o.imageSize, "image-size", "", "resize images to this `size`, 32 or 48x32 (width x height), cropped "+
+		"to its shape (default that of the first image, which all must have)")
 	o.set.IntVar(&o.channels, "channels", 3, "channels of images: 1 for grey, 3 for colour")
 	o.set.BoolVar(&o.flip, "flip", false, "mirror half of the training images, left to right")
 	o.set.StringVar(&o.testFile, "test-file", "", "`file` of csv with the test data")
@@ -438,8 +438,8 @@ func (o *dataFlags) explain(err error) error {
 	field := (*data.FieldError)(nil)
 	switch {
 	case errors.As(err, &field):
-		return fmt.Errorf("%w\nif the column is text, list it in --text-columns; if the field means a missing value, list it "+
-			"in --missing; if the file has no line of names, give --no-header", err)
+		return fmt.Errorf("%w\nif the column is text, list it in --text-columns; if the field means a missing value, list "+
+			"it in --missing; if the file has no line of names, give --no-header", err)
 	case errors.Is(err, data.ErrImageSize):
 		return fmt.Errorf("%w\nto resize the images, give --image-size", err)
 	}
