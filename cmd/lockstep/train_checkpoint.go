@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/train"
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
@@ -96,7 +95,7 @@ func (r *trainRun) resume(ctx context.Context) (err error) {
 
 // facts returns the properties that a snapshot and this run must share.
 func (r *trainRun) facts(ctx context.Context) ([]train.Fact, error) {
-	hash, err := data.Hash(ctx, r.set.train.Batch(hashedAtOnce))
+	hash, err := hashOf(ctx, r.set.train)
 	if err != nil {
 		return nil, fmt.Errorf("reading the training %s: %w", r.set.unit, err)
 	}

@@ -318,16 +318,10 @@ func (r *trainRun) fit(ctx context.Context) error {
 		Callbacks: []train.Callback{r.in.callback()},
 	}
 	if r.flags.data.validationSplit > 0 {
-		cfg.Validation = r.held.Batch(r.batch)
+		cfg.Validation = r.batched(r.held)
 	}
 	cfg.Callbacks = append(cfg.Callbacks, r.backups()...)
-	batches := r.kept.Shuffle(r.flags.seed).Batch(r.batch)
-	if r.flags.data.shift > 0 {
-		batches = batches.MapRandom(r.flags.seed, data.RandomShift(r.flags.data.shift))
-	}
-	if r.flags.data.flip {
-		batches = batches.MapRandom(r.flags.seed+1, data.RandomFlip())
-	}
+	batches := r.batches()
 	cfg.Epochs = r.epochs()
 	if r.flags.schedule == "cosine" {
 		cfg.Callbacks = append(cfg.Callbacks, r.cosine(cfg.Epochs))
@@ -353,6 +347,27 @@ func (r *trainRun) fit(ctx context.Context) error {
 	r.history, err = r.trainer.Fit(ctx, batches, cfg)
 	r.stopped = r.history.Stopped && !r.stoppedEarly
 	return err
+}
+
+// batches returns the training data. Changes of images come before Batch, so that a worker changes only its rows.
+func (r *trainRun) batches() data.Pipeline {
+	examples := r.kept.Shuffle(r.flags.seed)
+	if r.flags.data.shift > 0 {
+		examples = examples.MapRandom(r.flags.seed, data.RandomShift(r.flags.data.shift))
+	}
+	if r.flags.data.flip {
+		examples = examples.MapRandom(r.flags.seed+1, data.RandomFlip())
+	}
+	return r.batched(examples)
+}
+
+// batched returns batches of examples. Images in files are decoded by all cores, and ahead.
+func (r *trainRun) batched(examples data.Pipeline) data.Pipeline {
+	batches := examples.Batch(r.batch)
+	if r.flags.data.name == "images" {
+		batches = batches.Workers(runtime.GOMAXPROCS(0)).Prefetch(2)
+	}
+	return batches
 }
 
 // epochs returns the number of epochs: as many as the steps need if only --steps was given.
@@ -400,7 +415,7 @@ func (r *trainRun) evaluate(ctx context.Context) error {
 	if r.stopped {
 		return nil
 	}
-	result, err := r.trainer.Evaluate(ctx, r.set.test.Batch(r.batch))
+	result, err := r.trainer.Evaluate(ctx, r.batched(r.set.test))
 	switch {
 	case err == nil:
 		r.test = &result

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -148,7 +149,7 @@ func (r *trainRun) compareModel() error {
 		name string
 		data data.Pipeline
 	}{{"training " + r.set.unit, r.set.train}, {"test " + r.set.unit, r.set.test}} {
-		hash, err := data.Hash(r.in, part.data.Batch(hashedAtOnce))
+		hash, err := hashOf(r.in, part.data)
 		if err != nil {
 			return fmt.Errorf("reading the %s: %w", part.name, err)
 		}
@@ -168,6 +169,15 @@ func (r *trainRun) compareModel() error {
 		facts = append(facts, rendezvous.Fact(f))
 	}
 	return r.worker.Compare(r.in, "model and data", facts)
+}
+
+// hashOf returns a hash of examples: their fingerprint if they have one, which is known without reading all of them
+// (of images in files it covers names and sizes), otherwise a hash of all.
+func hashOf(ctx context.Context, examples data.Pipeline) (string, error) {
+	if f := data.Fingerprint(examples); f != 0 {
+		return fmt.Sprintf("%016x", f), nil
+	}
+	return data.Hash(ctx, examples.Batch(hashedAtOnce))
 }
 
 // hashedAtOnce is the batch size of a hash of examples. The hash depends on it.
