@@ -60,6 +60,16 @@ func TestSummary(t *testing.T) {
 			t.Errorf("%s is %v", share, x)
 		}
 	}
+	sharded, _ := trainOnce(t, "--replicas", "2", "--steps", "2", "--shard-optimizer", "on")
+	if s["shard_optimizer"] != false || sharded["shard_optimizer"] != true ||
+		sharded["weights_hash"] != s["weights_hash"] {
+		t.Errorf("the summary of a sharded optimizer is %v, of another %v", sharded, s)
+	}
+	const counters = 100                            // bytes that both devices keep
+	unsharded := s["optimizer_bytes"].(float64) / 2 // two devices
+	if bytes := sharded["optimizer_bytes"].(float64); unsharded < 1e5 || bytes < unsharded || bytes > unsharded+counters {
+		t.Errorf("%v bytes of slots, want %v and counters", bytes, unsharded)
+	}
 }
 
 // TestSeedDecides: the same command and seed give the same hash, another seed gives another hash.
