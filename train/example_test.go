@@ -43,26 +43,15 @@ func Example() {
 	}
 	defer t.Close()
 
-	// Training ends when another epoch has not made the loss on the examples held back smaller: early stopping, and the
-	// best weights are kept.
-	var best []train.Weight
-	least := 0.0
-	history, err := t.Fit(ctx, batches, train.FitConfig{
-		Epochs: 50, Validation: held.Batch(64), Callbacks: []train.Callback{{
-			OnEpochEnd: func(ctx context.Context, e train.Epoch) (err error) {
-				if best != nil && e.Validation.Loss >= least {
-					return train.ErrStop
-				}
-				least = e.Validation.Loss
-				best, err = t.Weights(ctx)
-				return err
-			},
-		}},
-	})
+	// Training ends when three epochs have not made the loss on the examples held back smaller. The best weights are kept.
+	stop, err := train.NewEarlyStopping(t, train.EarlyStoppingConfig{Patience: 3, RestoreBest: true})
 	if err != nil {
 		log.Fatal(err)
 	}
-	if err := t.SetWeights(best); err != nil {
+	history, err := t.Fit(ctx, batches, train.FitConfig{
+		Epochs: 100, Validation: held.Batch(64), Callbacks: []train.Callback{stop},
+	})
+	if err != nil {
 		log.Fatal(err)
 	}
 	result, err := t.Evaluate(ctx, images.Test.Batch(64))
