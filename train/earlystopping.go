@@ -24,7 +24,8 @@ type EarlyStoppingConfig struct {
 	// StartFromEpoch is the first epoch, from 0, that counts.
 	StartFromEpoch int
 	// RestoreBest sets the weights to those of the best epoch before Fit returns, whether or not training stopped
-	// early. They are kept in memory, and in snapshots.
+	// early: with FitConfig.EMA to their moving averages, by which Monitor was computed. They are kept in memory, and in
+	// snapshots.
 	RestoreBest bool
 }
 
@@ -100,7 +101,11 @@ func (e *earlyStopping) keep(ctx context.Context, now bool) (err error) {
 	switch {
 	case !e.cfg.RestoreBest:
 	case now || f.at(e.best): // else later steps have changed them
-		e.weights, err = e.t.Weights(ctx)
+		get := e.t.Weights
+		if f.cfg.EMA {
+			get = e.t.EMAWeights
+		}
+		e.weights, err = get(ctx)
 	case e.held == e.at && e.loaded != nil:
 		e.weights = e.loaded
 	default:

@@ -54,7 +54,7 @@ func (o *callbackFlags) add(f *pflag.FlagSet) {
 	s.SortFlags = false
 	s.IntVar(&o.warmup, "warmup-steps", 0, "`steps` in which the learning rate rises from 0, before those of "+
 		"--schedule warmup-cosine, linear, exponential or step")
-	s.Float64Var(&o.ema, "ema", 0, "validate, and write --best, by exponential moving averages of the weights; the "+
+	s.Float64Var(&o.ema, "ema", 0, "validate, test and write weights by exponential moving averages of the weights; the "+
 		"`share` of an average that a step keeps, such as 0.99")
 	s.IntVar(&o.validateEvery, "validate-every", 0, "validate after so many `steps` too, by which the flags below then "+
 		"decide")
@@ -111,6 +111,10 @@ func (o *callbackFlags) check(given func(flag string) bool, t *trainFlags) error
 			"data to validate by; or give --monitor loss", o.monitor)
 	case given("monitor") && !decides:
 		return usagef("--monitor is for --early-stopping, --reduce-lr and --best: give one of them")
+	case given("reduce-lr-factor") && o.reduceLR == 0:
+		return usagef("--reduce-lr-factor is for --reduce-lr: give both")
+	case o.logEvery > 0 && o.csv == "" && o.json == "" && o.tensorboard == "":
+		return usagef("--log-every is for --csv-log, --json-log and --tensorboard: give one of them")
 	}
 	return nil
 }
@@ -188,6 +192,15 @@ func (r *trainRun) callbacks(cfg *train.FitConfig) error {
 				Monitor: o.monitor, Patience: o.earlyStopping, RestoreBest: true,
 			})
 			return r.noteEarly(c), err
+		}},
+		{o.ema > 0 && o.earlyStopping == 0, func() (train.Callback, error) {
+			return train.Callback{OnTrainDone: func(ctx context.Context, _ *train.History) error {
+				weights, err := t.EMAWeights(ctx)
+				if err != nil {
+					return err
+				}
+				return t.SetWeights(weights)
+			}}, nil
 		}},
 	} {
 		if !c.wanted {

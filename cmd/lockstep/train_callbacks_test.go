@@ -22,6 +22,16 @@ func TestCallbackFlags(t *testing.T) {
 	if _, _, err := checkpoint.Load(at("best")); err != nil || s["steps"].(float64) < 4 {
 		t.Errorf("%v steps, the best weights: %v", s["steps"], err)
 	}
+	// The averages are the final weights, with and without early stopping.
+	averages := append(small, "--ema", "0.9", "--best", at("averages"), "--monitor", "loss")
+	without, _ := trainOnce(t, append(small, "--ema", "0.9")...)
+	with, _ := trainOnce(t, append(averages, "--early-stopping", "5")...) // every epoch is better
+	tested, _ := trainOnce(t, "--model", "mlp", "--replicas", "2", "--epochs", "0", "--weights", at("averages"))
+	for name, s := range map[string]map[string]any{"--ema": without, "--early-stopping": with} {
+		if s["weights_hash"] != tested["weights_hash"] {
+			t.Errorf("%s ends with weights %v, want those of --best, %v", name, s["weights_hash"], tested["weights_hash"])
+		}
+	}
 	log, err := os.ReadFile(at("log.csv"))
 	lines := strings.Split(string(log), "\n")
 	if err != nil || lines[0] != "event,epoch,step,learning_rate,accuracy,loss,val_accuracy,val_loss" ||
@@ -51,6 +61,8 @@ func TestCallbackFlagMistakes(t *testing.T) {
 		"--monitor loss":                          "--monitor is for --early-stopping",
 		"--schedule slow":                         "--schedule slow: want cosine, constant, exponential",
 		"--reduce-lr-factor 2":                    "--reduce-lr-factor 2",
+		"--reduce-lr-factor 0.5":                  "--reduce-lr-factor is for --reduce-lr",
+		"--log-every 2":                           "--log-every is for --csv-log",
 		"--schedule linear --batch-per-replica 8": "--schedule linear with --batch-per-replica needs --steps",
 	} {
 		root := newRoot()
