@@ -188,7 +188,8 @@ func (o *configFlag) write(file string, replicas int) error {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "# All flags of a run of lockstep %s. To repeat it into another folder:\n"+
 		"#   lockstep train --config %s --out FOLDER\n"+
-		"# Other files that it names, such as those of best, csv-log and checkpoint-dir, are used again.\n", strings.ReplaceAll(version(), "\n", " "), configFile)
+		"# Other files that it names, such as those of best, csv-log and checkpoint-dir, are used again.\n",
+		strings.ReplaceAll(version(), "\n", " "), configFile)
 	e := yaml.NewEncoder(&b)
 	e.SetIndent(2)
 	if err := errors.Join(e.Encode(top), e.Close()); err != nil {
