@@ -52,7 +52,7 @@ func (c *compressed) train(ctx context.Context, s *distribute.Strategy) (snapsho
 	}
 	m := &gomlx.Model{
 		Forward: models.MLP{Hidden: []int{48}}.Forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits,
-		Optimizer: optimizer.StochasticGradientDescent().WithDecay(false).WithLearningRate(0.1),
+		Optimizer: optimizer.Adam().LearningRate(0.01).Done(),
 	}
 	t, err := New(ctx, s, m, Config{
 		GlobalBatch: 30, Seed: 3, BucketBytes: 4096, Compress: codec, NotFinite: c.policy, ShardOptimizer: c.shard,
@@ -121,7 +121,8 @@ func (c *compressed) alone(t *testing.T, replicas int) (*Snapshot, string) {
 	return snapshot, hash
 }
 
-// Four replicas with compressed gradients train to the same bits in one process, in two and in four.
+// Four replicas with compressed gradients train to the same bits in one process, in two and in four, with a sharded
+// optimizer or without.
 func TestCompressOverWorkers(t *testing.T) {
 	_, exact := (&compressed{codec: "none", steps: 6}).alone(t, 4)
 	for _, codec := range testedCodecs {
@@ -129,7 +130,8 @@ func TestCompressOverWorkers(t *testing.T) {
 		if want == exact {
 			t.Errorf("%s: the bits are those of uncompressed gradients", codec)
 		}
-		for _, layout := range [][]int{{2, 2}, {1, 1, 1, 1}} {
+		for i, layout := range [][]int{{2, 2}, {2, 2}, {1, 1, 1, 1}, {1, 1, 1, 1}, {4}} {
+			shard := [...]Sharding{ShardOn, ShardOff}[i%2]
 			engines := make([]engine.Engine, len(layout))
 			for w, n := range layout {
 				e, err := gomlx.Open("go", gomlx.Options{Devices: n})
@@ -140,9 +142,9 @@ func TestCompressOverWorkers(t *testing.T) {
 				engines[w] = e
 			}
 			errs := overWorkersOn(t, layout, engines, func(w int, s *distribute.Strategy) error {
-				c := compressed{codec: codec, steps: 6}
+				c := compressed{codec: codec, steps: 6, shard: shard}
 				if _, got, err := c.train(t.Context(), s); err != nil || got != want {
-					return fmt.Errorf("%s: worker %d of %v: %s, %w, want %s", codec, w, layout, got, err, want)
+					return fmt.Errorf("%s, sharding %v: worker %d of %v: %s, %w, want %s", codec, shard, w, layout, got, err, want)
 				}
 				return nil
 			})

@@ -57,7 +57,7 @@ func (m fakeModel) Compile(_ context.Context, _ engine.Engine, spec engine.Spec)
 	if err := m.failed("compile", 0); err != nil {
 		return nil, err
 	}
-	p := &fakeProgram{model: m, spec: spec}
+	p := &fakeProgram{model: m, spec: spec, owners: engine.Owners(fakeVariables[:2], max(spec.Shards, 1))}
 	p.buckets = []engine.Bucket{{Parameters: []int{1}, Bytes: 16}, {Parameters: []int{0}, Bytes: 8}}
 	if spec.Replicas == 1 {
 		p.buckets = []engine.Bucket{{Parameters: []int{0, 1}, Bytes: 24}}
@@ -72,7 +72,11 @@ func (m fakeModel) Compile(_ context.Context, _ engine.Engine, spec engine.Spec)
 			copy(r.now[:fakeAverage], first.now)
 			copy(r.next[:fakeAverage], first.next)
 		} else {
-			p.devices = append(p.devices, &fakeDevice{fakeReplica: r})
+			device := &fakeDevice{fakeReplica: r}
+			for i, v := range p.Parameters() {
+				device.updated = append(device.updated, tensor.Of(r.next[i], v.Shape...))
+			}
+			p.devices = append(p.devices, device)
 			r.now[1][0] = float64(spec.Seed) + m.start
 			copy(r.next[1], r.now[1])
 		}
@@ -115,7 +119,8 @@ type fakeReplica struct {
 // fakeDevice has the mirrored variables of its first replica.
 type fakeDevice struct {
 	*fakeReplica
-	computing atomic.Int32 // replicas in Gradients
+	updated   []*tensor.Tensor // by parameter: next
+	computing atomic.Int32     // replicas in Gradients
 	updates   int
 }
 
@@ -127,6 +132,7 @@ func (r *fakeReplica) gradient(parameter int) []float64 {
 type fakeProgram struct {
 	model    fakeModel
 	spec     engine.Spec
+	owners   []int // by parameter: the shard, if updates are sharded
 	buckets  []engine.Bucket
 	replicas []*fakeReplica
 	devices  []*fakeDevice
@@ -172,7 +178,7 @@ func (p *fakeProgram) Parts(device int) (parts [][]int) {
 // Owned implements engine.Program: a slot is kept with its parameter.
 func (p *fakeProgram) Owned(device, variable int) bool {
 	return p.spec.Shards < 2 || variable < 2 || variable >= fakeAverage ||
-		engine.Owners(fakeVariables[:2], p.spec.Shards)[variable-2] == p.spec.DeviceShards[device]
+		p.owners[variable-2] == p.spec.DeviceShards[device]
 }
 
 func (p *fakeProgram) NewBatch(int) (engine.Batch, error) {
@@ -282,7 +288,7 @@ func (p *fakeProgram) Update(_ context.Context, device, replica, part int, facto
 }
 
 func (p *fakeProgram) Updated(device, parameter int) (*tensor.Tensor, error) {
-	return tensor.Of(p.devices[device].next[parameter], fakeVariables[parameter].Shape...), nil
+	return p.devices[device].updated[parameter], nil
 }
 
 func (p *fakeProgram) Commit() {
