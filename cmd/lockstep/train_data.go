@@ -58,10 +58,12 @@ func (o *dataFlags) add(f *pflag.FlagSet) {
 	o.set.IntVar(&o.channels, "channels", 3, "channels of images: 1 for grey, 3 for colour")
 	o.set.BoolVar(&o.flip, "flip", false, "mirror half of the training images, left to right")
 	o.set.StringVar(&o.testFile, "test-file", "", "`file` of csv with the test data")
-	o.set.StringVar(&o.label, "label", "", "column of csv to predict (default the last)")
+	o.set.StringVar(&o.label, "label", "", "column of csv to predict, which has classes: texts, or numbers from 0 "+
+		"(default the last)")
 	o.set.StringSliceVar(&o.textColumns, "text-columns", nil, "columns of csv that are text, one category per value; "+
 		"others are numbers")
-	o.set.StringSliceVar(&o.missing, "missing", nil, "fields of csv that mean a missing value, such as ?")
+	o.set.StringSliceVar(&o.missing, "missing", nil, "fields of csv that mean a missing value, such as ? or NA, "+
+		"beside empty fields")
 	o.set.BoolVar(&o.noHeader, "no-header", false, "the first line of csv has no names; columns are named 0, 1, …")
 	o.set.StringVar(&o.tokenizer, "tokenizer", "", "tokenizer.json `file` of Hugging Face, for text (default the bytes)")
 	f.AddFlagSet(o.set)
@@ -259,10 +261,10 @@ func (o *dataFlags) checkSplit(unit string, train, test data.Pipeline) error {
 	return nil
 }
 
-// loadCSV reads a table. Numbers are standardised by the mean and deviation of the training data, and texts become
-// one-hot vectors; missing numbers become the mean, missing texts zeros.
+// loadCSV reads a table. Numbers are standardised by the mean and deviation of the file, and texts become one-hot
+// vectors; missing numbers become the mean, missing texts zeros. Rows without a label are left out.
 func (o *dataFlags) loadCSV(int) (*examples, error) {
-	format := data.CSV{NoHeader: o.noHeader, Missing: o.missing, Categories: map[string][]string{}}
+	format := data.CSV{NoHeader: o.noHeader, Missing: append([]string{""}, o.missing...), Categories: map[string][]string{}}
 	for _, name := range o.textColumns {
 		format.Categories[strings.TrimSpace(name)] = nil
 	}
@@ -277,6 +279,11 @@ func (o *dataFlags) loadCSV(int) (*examples, error) {
 	if table, err = table.DropMissing(label); err != nil {
 		return nil, usagef("--label: %v", err)
 	}
+	complete, err := table.DropMissing()
+	if err != nil {
+		return nil, err
+	}
+	incomplete := table.Rows() - complete.Rows()
 	held := (*data.Frame)(nil)
 	if o.testFile != "" {
 		format.Categories = table.Categories
@@ -288,7 +295,7 @@ func (o *dataFlags) loadCSV(int) (*examples, error) {
 		}
 	}
 	x := &examples{unit: "rows"}
-	means := map[string][2]float64{} // and deviations, of the training data
+	means := map[string][2]float64{} // and deviations, of --data-file
 	rows := func(f *data.Frame) (data.Pipeline, error) {
 		batch, err := standardised(f, label, means)
 		if err != nil {
@@ -314,6 +321,9 @@ func (o *dataFlags) loadCSV(int) (*examples, error) {
 	}
 	x.what = fmt.Sprintf("rows of %s, %s to predict %s", count(len(table.Names)-1, "column"), count(x.shape[0], "number"),
 		label)
+	if incomplete > 0 {
+		x.what += fmt.Sprintf("; %s with missing values", count(incomplete, "row"))
+	}
 	return x, o.checkSplit("rows", x.train, x.test)
 }
 
