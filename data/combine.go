@@ -137,9 +137,10 @@ func partID(part int, id uint64) uint64 { return id ^ mix(uint64(part)) ^ mix(0)
 
 // mixed is the dataset of Mix.
 type mixed struct {
-	n, seed int
-	quota   []int // of each part in mixBlock elements
-	parts   []Pipeline
+	n     int
+	seed  int64
+	quota []int // of each part in mixBlock elements
+	parts []Pipeline
 }
 
 // mixBlock is the number of elements in which each part has its exact share.
@@ -163,7 +164,7 @@ func Mix(n int, seed int64, weights []float64, parts ...Pipeline) Pipeline {
 		panic(fmt.Sprintf("data: Mix of %d elements of %d parts with %d weights: want a weight for each, at most %d", n,
 			len(parts), len(weights), mixBlock))
 	}
-	m := &mixed{n: n, seed: int(seed), quota: make([]int, len(parts)), parts: slices.Clone(parts)}
+	m := &mixed{n: n, seed: seed, quota: make([]int, len(parts)), parts: slices.Clone(parts)}
 	given, rest := 0, make([]int, len(parts)) // the largest remainders get what rounding leaves
 	for i, w := range weights {
 		m.quota[i] = max(1, int(w/sum*mixBlock))
@@ -228,7 +229,7 @@ func (m *mixed) Open(ctx context.Context) (Reader, error) {
 			parts = append(parts, slices.Repeat([]uint32{uint32(part)}, quota)...)
 		}
 		var g rand.PCG
-		reseed(&g, int64(m.seed), forMix, uint64(epoch), uint64(k))
+		reseed(&g, m.seed, forMix, uint64(epoch), uint64(k))
 		permute(&g, parts)
 		b, ranks := make([]place, len(parts)), make([]int, len(m.quota))
 		for i, part := range parts {

@@ -156,6 +156,18 @@ func TestCache(t *testing.T) {
 	}
 }
 
+// TestCacheOfBatches caches batches of several shuffled passes, some of which begin with the same row.
+func TestCacheOfBatches(t *testing.T) {
+	x := tensor.From([]int32{0, 1, 2, 3, 4, 5, 6, 7})
+	plain := data.FromTensors(data.Batch{Inputs: []*tensor.Tensor{x}}).Shuffle(3).Repeat(40).Batch(3)
+	got := collect(t, plain.Cache(1<<20), 0)
+	for i, want := range collect(t, plain, 0) {
+		if a, b := want.(data.Batch).Inputs[0], got[i].(data.Batch).Inputs[0]; !a.Equal(b) {
+			t.Fatalf("batch %d: got %v, want %v", i, b, a)
+		}
+	}
+}
+
 func TestCombineMisuse(t *testing.T) {
 	stream := sources(3)["seq"]
 	one, two := numbers(0, 1), numbers(0, 2)

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"sync"
 
 	"github.com/zeebo/xxh3"
@@ -31,7 +30,7 @@ type IndexOptions struct {
 
 // fileIndex says where the records of a file begin, and what the file contains.
 type fileIndex struct {
-	kind   string // of the records: "lines", "CSV" (lines that are not blank), "TFRecord", "tar"; "array" has none
+	kind   string // of the records: "lines", "CSV" (lines with values), "TFRecord", "tar"; "array" has none
 	size   int64
 	time   int64 // of modification, in nanoseconds
 	hashes []uint64
@@ -132,11 +131,11 @@ func (d *decoder) uvarint() uint64 {
 	return x
 }
 
-// recordScanner finds the starts of the records of a file.
+// recordScanner finds the starts of the records of a file, after the blocks were read.
 type recordScanner func(f *indexedFile) ([]int64, error)
 
-// indexFiles opens files whose records begin where scan finds them; with kind "lines" where lines begin, and with
-// kind "array" nowhere. It reads their indices, or builds them.
+// indexFiles opens files whose records begin where scan finds them; without scan they have none. It reads their
+// indices, or builds them. Files of the formats "text" and "CSV" have lines.
 func indexFiles(ctx context.Context, kind, format string, names []string, o IndexOptions, scan recordScanner,
 ) ([]*indexedFile, error) {
 	var list []*indexedFile
@@ -182,7 +181,7 @@ func indexFiles(ctx context.Context, kind, format string, names []string, o Inde
 	}
 	if err := together(ctx, o.Workers, len(blocks), func(i int) error {
 		b := blocks[i]
-		n, err := b.f.readBlock(b.number, kind == "lines" || kind == "CSV")
+		n, err := b.f.readBlock(b.number, format == "text" || format == "CSV")
 		progress(n)
 		return err
 	}); err != nil {
@@ -193,14 +192,8 @@ func indexFiles(ctx context.Context, kind, format string, names []string, o Inde
 		if f.loaded {
 			return nil
 		}
-		switch {
-		case scan != nil:
+		if scan != nil {
 			f.index.starts, err = scan(f)
-		case kind == "lines":
-			f.joinLines()
-		case kind == "CSV":
-			f.joinLines()
-			err = f.dropBlankLines()
 		}
 		if err == nil {
 			f.lines = nil
@@ -261,37 +254,43 @@ func (f *indexedFile) readBlock(number int, lines bool) (int64, error) {
 	return int64(len(b)), nil
 }
 
-// joinLines sets the starts of lines.
-func (f *indexedFile) joinLines() {
+// joinLines returns the starts of lines.
+func (f *indexedFile) joinLines() (starts []int64, _ error) {
 	if f.index.size > 0 {
-		f.index.starts = []int64{0}
+		starts = []int64{0}
 	}
 	for _, block := range f.lines {
-		f.index.starts = append(f.index.starts, block...)
+		starts = append(starts, block...)
 	}
-	if n := len(f.index.starts); n > 0 && f.index.starts[n-1] == f.index.size { // after the last line end
-		f.index.starts = f.index.starts[:n-1]
+	if n := len(starts); n > 0 && starts[n-1] == f.index.size { // after the last line end
+		starts = starts[:n-1]
 	}
+	return starts, nil
 }
 
-// dropBlankLines removes the starts of empty lines. The line before such lines ends at its first line end.
-func (f *indexedFile) dropBlankLines() (err error) {
+// csvLines returns the starts of lines that are not empty, nor begin with comment. A line before others than these
+// ends at its first line end.
+func (f *indexedFile) csvLines(comment string) (starts []int64, err error) {
+	all, err := f.joinLines()
 	in := newHopper(f)
-	all := slices.Clone(f.index.starts)
-	f.index.starts = slices.DeleteFunc(f.index.starts, func(at int64) bool {
-		var line [2]byte
-		i, _ := slices.BinarySearch(all, at)
+	head := make([]byte, max(2, len(comment)))
+	for i, at := range all {
 		end := f.index.size
 		if i+1 < len(all) {
 			end = all[i+1]
 		}
-		if end-at > int64(len(line)) || err != nil {
-			return false
+		if comment != "" || end-at <= 2 {
+			line := head[:min(end-at, int64(len(head)))]
+			if err = in.readAt(line, at); err != nil {
+				return nil, f.wrong(at, err)
+			}
+			if comment != "" && bytes.HasPrefix(line, []byte(comment)) || end-at <= 2 && len(bytes.TrimSpace(line)) == 0 {
+				continue
+			}
 		}
-		err = in.readAt(line[:end-at], at)
-		return len(bytes.TrimSpace(line[:end-at])) == 0
-	})
-	return err
+		starts = append(starts, at)
+	}
+	return starts, err
 }
 
 // indexNames returns where the index may be, the preferred one first.

@@ -212,8 +212,15 @@ func checkReader(t *rapid.T, name string, p data.Pipeline, epoch int, want [][]i
 		return
 	}
 	at := rapid.IntRange(0, len(want)-1).Draw(t, "at")
-	if e, err := r.At(ctx, at); err != nil || !slices.Equal(ids(t, e), want[at]) || int(r.ID(at)) != want[at][0] {
+	if e, err := r.At(ctx, at); err != nil || !slices.Equal(ids(t, e), want[at]) ||
+		len(want[at]) == 1 && int(r.ID(at)) != want[at][0] {
 		t.Fatalf("%s: element %d is %v, %v, ID %d, want %v", name, at, e, err, r.ID(at), want[at])
+	}
+	for other := range want { // Cache finds a batch by its identity
+		if (r.ID(other) == r.ID(at)) != slices.Equal(want[other], want[at]) {
+			t.Fatalf("%s: element %d of %v and %d of %v have the identities %d and %d", name, at, want[at], other, want[other],
+				r.ID(at), r.ID(other))
+		}
 	}
 	rows, ok := r.(data.RowReader)
 	if !ok {

@@ -14,6 +14,8 @@ import (
 	"sort"
 	"strings"
 
+	"github.com/zeebo/xxh3"
+
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -25,11 +27,12 @@ type records struct {
 	hash   uint64
 }
 
-// newRecords returns a pipeline of the records from number skip of each file on.
-func newRecords(kind string, files []*indexedFile, skip int,
+// newRecords returns a pipeline of the records from number skip of each file on. format says how they are decoded, for
+// the fingerprint.
+func newRecords(format string, files []*indexedFile, skip int,
 	decode func(f *indexedFile, record int, offset int64, raw []byte) (Element, error),
 ) Pipeline {
-	r := &records{files: files, hash: fingerprint(kind, files), decode: decode}
+	r := &records{files: files, hash: fingerprint(format, files), decode: decode}
 	n := 0
 	for _, f := range files {
 		n += max(len(f.index.starts)-skip, 0)
@@ -80,7 +83,7 @@ func (r *records) Fingerprint() uint64 { return r.hash }
 // OpenLines returns a pipeline of the lines of text files, like [Lines], with random access: each line is a string
 // scalar. It reads the files once to build an index; see [IndexOptions].
 func OpenLines(ctx context.Context, names []string, o IndexOptions) (Pipeline, error) {
-	files, err := indexFiles(ctx, "lines", "text", names, o, nil)
+	files, err := indexFiles(ctx, "lines", "text", names, o, (*indexedFile).joinLines)
 	if err != nil {
 		return Pipeline{}, err
 	}
@@ -101,7 +104,7 @@ func (f *indexedFile) line(number int, offset int64, raw []byte) ([]byte, error)
 	return bytes.TrimSuffix(bytes.TrimSuffix(raw, []byte("\n")), []byte("\r")), nil
 }
 
-// firstLine returns a line without the blank ones after it.
+// firstLine returns a line without the blank ones and comments after it.
 func firstLine(raw []byte) []byte {
 	if i := bytes.IndexByte(raw, '\n'); i >= 0 {
 		return raw[:i+1]
@@ -120,7 +123,13 @@ type CSVFile struct {
 // an index; see [IndexOptions]. The fields are text, which a Map converts. Lines are as for [LoadCSV], but a line of
 // spaces only is an error.
 func OpenCSV(ctx context.Context, name string, c CSV, o IndexOptions) (*CSVFile, error) {
-	files, err := indexFiles(ctx, "CSV", "CSV", []string{name}, o, nil)
+	kind := "CSV"
+	if c.Comment != "" {
+		kind = fmt.Sprintf("CSV-%016x", xxh3.HashString(c.Comment)) // for the name of the index
+	}
+	files, err := indexFiles(ctx, kind, "CSV", []string{name}, o, func(f *indexedFile) ([]int64, error) {
+		return f.csvLines(c.Comment)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -153,7 +162,8 @@ func OpenCSV(ctx context.Context, name string, c CSV, o IndexOptions) (*CSVFile,
 	if c.NoHeader {
 		skip = 0
 	}
-	rows := newRecords("CSV", files, skip, func(f *indexedFile, i int, offset int64, raw []byte) (Element, error) {
+	format := fmt.Sprintf("CSV %q %v %q", c.Comma, c.NoHeader, c.Comment)
+	rows := newRecords(format, files, skip, func(f *indexedFile, i int, offset int64, raw []byte) (Element, error) {
 		line, err := f.line(i+skip, offset, firstLine(raw))
 		if err != nil {
 			return nil, err

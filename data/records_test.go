@@ -189,6 +189,38 @@ func TestOpen(t *testing.T) {
 	}
 }
 
+// TestOpenCSVFormats opens one file as several formats, which differ in their rows and fingerprints.
+func TestOpenCSVFormats(t *testing.T) {
+	name := writeNew(t, t.TempDir(), "a.csv", []byte("#1;2\nx;y\n\n3;4\n#5\n\n5;6\n#"))
+	prints := map[uint64]bool{}
+	formats := []struct {
+		data.CSV
+		rows string
+	}{
+		{data.CSV{Comma: ';', Comment: "#"}, "[[3 4] [5 6]]"},
+		{data.CSV{Comma: ';', NoHeader: true, Comment: "#"}, "[[x y] [3 4] [5 6]]"},
+		{data.CSV{NoHeader: true, Comment: "#"}, "[[x;y] [3;4] [5;6]]"},
+		{data.CSV{NoHeader: true}, "[[#1;2] [x;y] [3;4] [#5] [5;6] [#]]"},
+	}
+	for _, c := range slices.Concat(formats, formats) { // the second time by the index
+		f, err := data.OpenCSV(t.Context(), name, c.CSV, data.IndexOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		prints[data.Fingerprint(f.Rows)] = true
+		var rows [][]string
+		for _, e := range collect(t, f.Rows, 0) {
+			rows = append(rows, e.(*tensor.Tensor).StringData())
+		}
+		if got := fmt.Sprint(rows); got != c.rows {
+			t.Errorf("%+v: got %s, want %s", c.CSV, got, c.rows)
+		}
+	}
+	if len(prints) != len(formats) {
+		t.Errorf("%d fingerprints of %d formats", len(prints), len(formats))
+	}
+}
+
 // TestOpenChanged checks that an index is built anew after its file has changed, and that an open file that changes
 // gives an error.
 func TestOpenChanged(t *testing.T) {

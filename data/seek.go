@@ -369,8 +369,15 @@ func (b *batchReader) Len() int {
 // Rows implements [RowReader].
 func (b *batchReader) Rows(p int) int { return min(b.n, b.src.Len()-p*b.n) }
 
-// ID implements [Reader]: the identity of its first row.
-func (b *batchReader) ID(p int) uint64 { return b.RowID(p, 0) }
+// ID implements [Reader]: a hash of the identities of its rows, or that of a single one. Batches of several shuffled
+// passes may begin with the same row.
+func (b *batchReader) ID(p int) uint64 {
+	id := b.RowID(p, 0)
+	for row := 1; row < b.Rows(p); row++ {
+		id = mix(id) ^ b.RowID(p, row)
+	}
+	return id
+}
 
 // RowID implements [RowReader].
 func (b *batchReader) RowID(p, row int) uint64 { return b.src.ID(p*b.n + row) }
@@ -390,6 +397,16 @@ func (b *batchReader) ReadRows(ctx context.Context, p int, rows []int) (Element,
 	for i, row := range rows {
 		positions[i] = p*b.n + row
 		ids[i] = b.src.ID(positions[i])
+	}
+	if src, ok := b.src.(RowReader); ok { // batches of batches: the rows that are not read must have the same shape too
+		for row := 1; row < b.Rows(p); row++ {
+			if src.Rows(p*b.n+row) == src.Rows(p*b.n) {
+				continue
+			}
+			if _, err := b.At(ctx, p); err != nil {
+				return nil, nil, err
+			}
+		}
 	}
 	e, err := b.read(ctx, positions)
 	return e, ids, err
