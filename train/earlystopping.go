@@ -2,6 +2,7 @@ package train
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -46,7 +47,11 @@ func NewEarlyStopping(t *Trainer, cfg EarlyStoppingConfig) (Callback, error) {
 	}, e.see)
 	if cfg.RestoreBest {
 		c.Name, c.Save, c.Load = "early stopping", e.save, e.load
-		c.OnTrainDone = func(context.Context, *History) error {
+		see := c.OnTrainDone
+		c.OnTrainDone = func(ctx context.Context, h *History) error {
+			if err := see(ctx, h); err != nil && !errors.Is(err, ErrStop) {
+				return err
+			}
 			if e.weights == nil {
 				return nil
 			}

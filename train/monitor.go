@@ -148,8 +148,8 @@ func (m *monitor) improves(p point) bool {
 	return true
 }
 
-// watch returns a callback that calls each for every point, in order. At the beginning of a resumed Fit it calls each
-// for the points before it, with now false.
+// watch returns a callback that calls each for every point, in order. In a resumed Fit it calls each for the points
+// before it, with now false.
 func (m *monitor) watch(begin func() error, each func(ctx context.Context, i int, p point, now bool) error) Callback {
 	show := func(ctx context.Context, live bool) (err error) {
 		points := m.t.fitting.Load().points()
@@ -176,5 +176,7 @@ func (m *monitor) watch(begin func() error, each func(ctx context.Context, i int
 			return show(ctx, true)
 		},
 		OnEpochEnd: func(ctx context.Context, _ Epoch) error { return show(ctx, true) },
+		// a Fit that is resumed at its end begins no epoch
+		OnTrainDone: func(ctx context.Context, _ *History) error { return show(ctx, false) },
 	}
 }

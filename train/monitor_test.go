@@ -380,3 +380,18 @@ func TestMonitorMistakes(t *testing.T) {
 		}
 	}
 }
+
+// TestRestoreBestAgain resumes a Fit that has ended, which takes no step.
+func TestRestoreBestAgain(t *testing.T) {
+	for _, steps := range []int{0, 6} {
+		fit := scriptedFit{values: []float64{5, 1, 4, 4, 4}, callbacks: func(trainer *Trainer) ([]Callback, error) {
+			stop, err := NewEarlyStopping(trainer, EarlyStoppingConfig{Patience: 9, RestoreBest: true})
+			return []Callback{stop}, err
+		}, cfg: FitConfig{Epochs: 4, Steps: steps}, backup: t.TempDir()}
+		first := fit.run(t, []int{2})
+		fit.from = 3
+		if second := fit.run(t, []int{1, 1}); first.weight != second.weight {
+			t.Errorf("with %d steps at most: got weight %v, want %v", steps, second.weight, first.weight)
+		}
+	}
+}
