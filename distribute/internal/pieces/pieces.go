@@ -30,9 +30,13 @@ type Pieces = func(context.Context) iter.Seq2[any, error]
 // Split cuts every element into equal parts, one for each replica of the job, and yields the parts of one
 // worker, or all. Of batches whose rows can be read separately, it reads only these parts.
 func Split(ds data.Dataset, n int, mine func(part int) bool) Pieces {
+	parts := make([]int, n)
+	for part := range parts {
+		parts[part] = part
+	}
 	return func(ctx context.Context) iter.Seq2[any, error] {
 		return func(yield func(any, error) bool) {
-			if mine != nil {
+			if mine != nil && slices.ContainsFunc(parts, func(part int) bool { return !mine(part) }) {
 				r, err := data.Open(ctx, ds)
 				if err != nil {
 					yield(nil, err)
