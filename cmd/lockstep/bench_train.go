@@ -163,7 +163,7 @@ func (o *benchTrainFlags) check() error {
 }
 
 func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *cluster.Job) (err error) {
-	tuneGC()
+	tuneGC(job)
 	in := catchInterrupts(ctx)
 	defer in.close()
 	w, phases := o.workload(), &phaseClock{}

@@ -5,9 +5,11 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"runtime/metrics"
 
 	"golang.org/x/sys/cpu"
 
+	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/internal/memlimit"
 )
 
@@ -48,23 +50,47 @@ func simdHint(engine string) string {
 
 const (
 	gcPercent      = 400
-	memoryShare    = 2       // at most 1/memoryShare of the machine's memory
+	gcPercentLeast = 25
+	garbage        = 1 << 30 // bytes that may wait for a collection; in a heap of less than 256 MiB gcPercent bounds them
+	memoryShare    = 2       // the workers of a host use at most 1/memoryShare of its memory
 	memoryFallback = 4 << 30 // bytes, if the memory size is unknown
 )
 
 // tuneGC makes the garbage collector run less often, because the outputs of a step are garbage in the next. A
-// memory limit bounds the cost on a small machine. GOGC and GOMEMLIMIT take precedence.
-func tuneGC() {
+// memory limit bounds the cost on a small machine, and the size of the heap the cost of a large model. GOGC and
+// GOMEMLIMIT take precedence. job is nil for a single process.
+func tuneGC(job *cluster.Job) {
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
+		followHeap()
 	}
 	if os.Getenv("GOMEMLIMIT") == "" {
-		limit := int64(memoryFallback)
-		if total := memoryBytes(); total > 0 {
-			limit = total / memoryShare
+		workers := 1
+		if job != nil {
+			workers = max(1, job.LocalWorkers)
 		}
-		debug.SetMemoryLimit(limit)
+		debug.SetMemoryLimit(memoryLimit(memoryBytes(), workers))
 	}
+}
+
+// memoryLimit returns the memory limit of each of the workers of a host with total bytes of memory, 0 if unknown.
+func memoryLimit(total int64, workers int) int64 {
+	if total <= 0 {
+		total = memoryShare * memoryFallback
+	}
+	return total / memoryShare / int64(workers)
+}
+
+// followHeap sets the percentage of garbage for the size of the heap, now and after every collection.
+func followHeap() {
+	live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
+	metrics.Read(live)
+	debug.SetGCPercent(percentOf(live[0].Value.Uint64()))
+	runtime.AddCleanup(new([64]byte), func(struct{}) { followHeap() }, struct{}{})
+}
+
+// percentOf returns the percentage of garbage for a heap with so many live bytes.
+func percentOf(live uint64) int {
+	return int(min(max(100*garbage/max(live, 1), gcPercentLeast), gcPercent))
 }
 
 // memoryBytes returns the memory that this process may use, or 0 if it is unknown.

@@ -47,7 +47,6 @@ type trainRun struct {
 }
 
 func runTrain(ctx context.Context, out io.Writer, o trainFlags) (err error) {
-	tuneGC()
 	r := &trainRun{flags: o, out: out, in: catchInterrupts(ctx), chief: true}
 	defer r.in.close()
 	if err := r.join(); err != nil {
@@ -119,6 +118,7 @@ func (r *trainRun) join() (err error) {
 			return err
 		}
 	}
+	tuneGC(cfg.job)
 	r.session, err = openSession(r.in, cfg)
 	return err
 }

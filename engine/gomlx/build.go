@@ -178,11 +178,11 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 			return nil, err
 		}
 	}
-	initial, err := initialValues(bl.store, p.variables)
-	if err != nil {
-		return nil, err
+	err = p.open(bl.inputs, bl.labels)
+	if err == nil {
+		err = initialValues(bl.store, p.variables, p.writeInitial)
 	}
-	if err := p.open(initial, bl.inputs, bl.labels); err != nil {
+	if err != nil {
 		p.Close()
 		return nil, err
 	}

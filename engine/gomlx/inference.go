@@ -89,14 +89,8 @@ func (p *inference) build(bl *builder) (err error) {
 		return err
 	}
 	p.values = make([]compute.Buffer, len(p.variables))
-	initial, err := initialValues(bl.store, p.variables)
-	if err != nil {
+	if err := initialValues(bl.store, p.variables, p.Write); err != nil {
 		return err
-	}
-	for i, value := range initial {
-		if err := p.Write(i, value); err != nil {
-			return err
-		}
 	}
 	p.random, err = p.b.BufferFromFlatData(p.device, []uint64{uint64(p.spec.Seed), 0, 0}, graph.RNGStateShape)
 	return err

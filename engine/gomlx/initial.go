@@ -8,31 +8,40 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// initialValues draws the values of all variables on the host, with a separate Go backend. Backends draw
-// different numbers from the same seed, and every engine must start from the same values. The user's
-// initialisers run there too.
-func initialValues(store *model.Store, variables []variable) ([]*tensor.Tensor, error) {
+// initialValues draws the values of all variables on the host, with a separate Go backend, and passes each to
+// write, which must not keep it: so there is only one copy besides those that write makes. Backends draw
+// different numbers from the same seed, and every engine must start from the same values. The user's initialisers
+// run there too.
+func initialValues(store *model.Store, variables []variable, write func(v int, value *tensor.Tensor) error) error {
 	host, err := newGoBackend()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer host.Finalize()
+	defer store.Finalize()
 	err = catch("draw the initial values", func() error { return store.InitializeVariables(host, nil) })
 	if err != nil {
-		return nil, err
+		return err
 	}
-	list := make([]*tensor.Tensor, len(variables))
 	for i, v := range variables {
-		value, err := store.GetVariable(v.Name).Value()
+		drawn := store.GetVariable(v.Name)
+		value, err := drawn.Value()
 		if err != nil {
-			return nil, fmt.Errorf("gomlx: initial value of %s: %w", v.Name, err)
+			return fmt.Errorf("gomlx: initial value of %s: %w", v.Name, err)
 		}
-		list[i] = tensor.New(v.DType, v.Shape...)
-		err = value.ConstBytes(func(data []byte) { copy(list[i].Memory().HostBytes(), data) })
+		var written error
+		err = value.ConstFlatData(func(flat any) {
+			written = write(i, tensor.Wrap(memoryOf(flat, v.shape, 0), v.DType, v.Shape...))
+		})
+		if err == nil {
+			err = written
+		}
+		if err == nil {
+			err = drawn.Finalize() // the next variables need its memory
+		}
 		if err != nil {
-			return nil, fmt.Errorf("gomlx: initial value of %s: %w", v.Name, err)
+			return fmt.Errorf("gomlx: initial value of %s: %w", v.Name, err)
 		}
 	}
-	store.Finalize()
-	return list, nil
+	return nil
 }

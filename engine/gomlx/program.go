@@ -58,8 +58,8 @@ var (
 	_ engine.Summed    = (*program)(nil)
 )
 
-// open creates the devices and replicas, all with the same initial values.
-func (p *program) open(initial []*tensor.Tensor, inputs, labels []shapes.Shape) error {
+// open creates the devices and replicas, without values of the variables.
+func (p *program) open(inputs, labels []shapes.Shape) error {
 	for _, b := range p.buckets {
 		var gradients []shapes.Shape
 		for _, i := range b.Parameters {
@@ -92,19 +92,23 @@ func (p *program) open(initial []*tensor.Tensor, inputs, labels []shapes.Shape) 
 			return err
 		}
 	}
-	for v, value := range initial {
-		for _, d := range p.devices {
-			if p.mirrored(v) && (p.central == nil || p.central == d) {
-				if err := d.write(v, value); err != nil {
-					return err
-				}
+	return nil
+}
+
+// writeInitial writes the value of a variable on all devices and replicas that keep one.
+func (p *program) writeInitial(v int, value *tensor.Tensor) error {
+	if !p.mirrored(v) {
+		for _, r := range p.replicas {
+			if err := r.write(v, value); err != nil {
+				return err
 			}
 		}
-		for _, r := range p.replicas {
-			if !p.mirrored(v) {
-				if err := r.write(v, value); err != nil {
-					return err
-				}
+		return nil
+	}
+	for _, d := range p.devices {
+		if p.central == nil || p.central == d {
+			if err := d.write(v, value); err != nil {
+				return err
 			}
 		}
 	}
