@@ -21,6 +21,8 @@ func flagValues() map[string]map[string][]string {
 	return map[string]map[string][]string{
 		"lockstep train":       training,
 		"lockstep bench train": training,
+		"lockstep eval":        {"engine": gomlx.Names, "format": {"table", "json"}},
+		"lockstep generate":    {"engine": gomlx.Names},
 		"lockstep run": {
 			"rdzv-backend": {"tcp", "file", "etcd"}, "tee": {"both", "stdout", "stderr", "none"},
 			"cpu-affinity": {"auto", "on", "off"}, "nproc-per-node": {"auto", "cpu", "gpu"},

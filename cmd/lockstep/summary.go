@@ -106,6 +106,7 @@ func (r *trainRun) write() error {
 			r.writeJSON("history", filepath.Join(dir, historyFile), historyTable(r.history)),
 			r.writeJSON("summary", filepath.Join(dir, summaryFile), r.summarise()),
 			r.writeConfig(filepath.Join(dir, configFile)))
+		r.written = append(r.written, [2]string{"config", filepath.Join(dir, configFile)})
 	}
 	return errors.Join(errs...)
 }
@@ -130,11 +131,7 @@ func (r *trainRun) writeConfig(file string) error {
 	if r.flags.strategy == "mirrored" && len(r.flags.devices) == 0 {
 		replicas = r.strategy.NumReplicasInSync()
 	}
-	if err := r.flags.config.write(file, replicas); err != nil {
-		return err
-	}
-	r.written = append(r.written, [2]string{"config", file})
-	return nil
+	return r.flags.config.write(file, replicas)
 }
 
 func (r *trainRun) writeJSON(what, file string, v any) error {

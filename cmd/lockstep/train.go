@@ -42,8 +42,10 @@ type trainFlags struct {
 // holds a copy of the model. A step of so many replicas takes minutes on a few cores.
 const replicasMax = 1024
 
-func newTrain() *cobra.Command {
-	var o trainFlags
+func newTrain() *cobra.Command { return trainCommand(&trainFlags{}) }
+
+// trainCommand returns lockstep train with its flags in o.
+func trainCommand(o *trainFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "train",
 		Short: "Train a model on several replicas",
@@ -90,7 +92,7 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 			if err := o.complete(cmd.Flags().Changed); err != nil {
 				return err
 			}
-			return runTrain(cmd.Context(), cmd.OutOrStdout(), o)
+			return runTrain(cmd.Context(), cmd.OutOrStdout(), *o)
 		},
 	}
 	f := cmd.Flags()

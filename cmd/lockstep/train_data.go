@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -37,6 +38,9 @@ type dataFlags struct {
 	shift           int
 	flip            bool
 	set             *pflag.FlagSet // the flags of single data sets
+
+	// evaluated is a file of text or a folder of images that is the test data instead; "": none
+	evaluated string
 }
 
 func (o *dataFlags) add(f *pflag.FlagSet) {
@@ -222,11 +226,11 @@ var testFolders = []string{"test", "val", "valid", "validation"}
 // loadImages lists the images in a folder. If it has subfolders train and test, they are the training and test data.
 func (o *dataFlags) loadImages(int) (*examples, error) {
 	options := data.ImageOptions{Height: o.height, Width: o.width, Channels: o.channels, Crop: true}
-	dir, test := o.dir, ""
+	dir, test := o.dir, o.evaluated
 	if info, err := os.Stat(filepath.Join(dir, "train")); err == nil && info.IsDir() {
 		for _, name := range testFolders {
 			if info, err := os.Stat(filepath.Join(dir, name)); err == nil && info.IsDir() {
-				dir, test = filepath.Join(o.dir, "train"), filepath.Join(o.dir, name)
+				dir, test = filepath.Join(o.dir, "train"), cmp.Or(test, filepath.Join(o.dir, name))
 				break
 			}
 		}
@@ -398,18 +402,17 @@ func standardised(f *data.Frame, label string, means map[string][2]float64) (dat
 
 // loadText reads texts as sequences of length tokens. The end of the text is the test data.
 func (o *dataFlags) loadText(length int) (*examples, error) {
-	var tokens data.Tokenizer = data.Bytes{}
-	if o.tokenizer != "" {
-		t, err := tokenizer.Load(o.tokenizer)
-		if err != nil {
-			return nil, fmt.Errorf("--tokenizer: %w", err)
-		}
-		tokens = t
+	tokens, err := o.loadTokenizer()
+	if err != nil {
+		return nil, err
+	}
+	files := o.files
+	if o.evaluated != "" {
+		files = []string{o.evaluated}
 	}
 	all := tensor.Of(tokens.Encode(sums()))
-	if len(o.files) > 0 {
-		var err error
-		if all, err = data.LoadText(tokens, o.files...); err != nil {
+	if len(files) > 0 {
+		if all, err = data.LoadText(tokens, files...); err != nil {
 			return nil, err
 		}
 	}
@@ -419,13 +422,31 @@ func (o *dataFlags) loadText(length int) (*examples, error) {
 	}
 	n := sequences.Len()
 	held := max(1, int(math.RoundToEven(o.testSplit*float64(n))))
+	if o.evaluated != "" {
+		held = n
+	}
 	x := &examples{
 		train: sequences.Take(n - held), test: sequences.Skip(n - held), unit: "sequences", text: true,
 		what: fmt.Sprintf("sequences of %d tokens (%s of text, vocabulary of %s)", length, count(all.Len(), "token"),
 			grouped(tokens.Size())),
 		shape: []int{length}, classes: tokens.Size(),
 	}
+	if o.evaluated != "" {
+		return x, nil
+	}
 	return x, o.checkSplit("sequences", x.train, x.test)
+}
+
+// loadTokenizer returns the tokenizer of a text.
+func (o *dataFlags) loadTokenizer() (data.Tokenizer, error) {
+	if o.tokenizer == "" {
+		return data.Bytes{}, nil
+	}
+	t, err := tokenizer.Load(o.tokenizer)
+	if err != nil {
+		return nil, fmt.Errorf("--tokenizer: %w", err)
+	}
+	return t, nil
 }
 
 // sums returns the text that is trained on if no file is given: all sums of two numbers below 100, in random order.

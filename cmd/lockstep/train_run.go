@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/data"
-	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/train"
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
@@ -76,6 +75,11 @@ func (r *trainRun) train(ctx context.Context) (err error) {
 	defer r.in.stopOn(r.trainer)()
 	if err := r.announce(); err != nil {
 		return err
+	}
+	if dir := r.flags.checkpoint.dir; dir != "" && r.chief { // for eval, generate and predict
+		if err := r.writeConfig(filepath.Join(dir, configFile)); err != nil {
+			return err
+		}
 	}
 	if err := r.fit(ctx); err != nil {
 		return err
@@ -139,12 +143,7 @@ func (r *trainRun) open() (err error) {
 	if err := r.openData(); err != nil {
 		return err
 	}
-	opt := r.optimizer()
-	m := newGPT(&r.flags.gptFlags, r.set.classes, opt)
-	if !r.set.text {
-		m = newClassifier(r.flags.model, r.set.shape, r.set.classes, opt)
-	}
-	m.Precision = gomlx.Precision(r.flags.step.precision)
+	m := r.flags.newModel(r.set, r.optimizer())
 	stop := r.reassure("compiling the model")
 	inputs, labels := r.set.features()
 	err = r.compile(r.in, m, inputs, labels)

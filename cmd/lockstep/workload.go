@@ -82,6 +82,16 @@ func newGPT(g *gptFlags, vocabulary int, opt optimizer.Interface) *gomlx.Model {
 	}
 }
 
+// newModel returns the model of the flags for the examples.
+func (o *trainFlags) newModel(x *examples, opt optimizer.Interface) *gomlx.Model {
+	m := newGPT(&o.gptFlags, x.classes, opt)
+	if !x.text {
+		m = newClassifier(o.model, x.shape, x.classes, opt)
+	}
+	m.Precision = gomlx.Precision(o.step.precision)
+	return m
+}
+
 func sorted[T any](table map[string]T) []string { return slices.Sorted(maps.Keys(table)) }
 
 func names[T any](table map[string]T) string { return strings.Join(sorted(table), ", ") }
