@@ -131,8 +131,8 @@ func (r *savedRun) complete(l train.Loaded) error {
 
 // explain adds what may have changed since the training.
 func (r *savedRun) explain(err error) error {
-	return fmt.Errorf("%s does not fit the model in %s: %w\nif the tokenizer or the classes of the data have changed, restore "+
-		"them or train again", r.source, filepath.Join(r.from.dir, configFile), err)
+	return fmt.Errorf("%s does not fit the model in %s: %w\nif the tokenizer or the classes of the data have changed, "+
+		"restore them or train again", r.source, filepath.Join(r.from.dir, configFile), err)
 }
 
 // openEngine opens the engine that computes.
