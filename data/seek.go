@@ -43,6 +43,23 @@ type RowReader interface {
 	ReadRows(ctx context.Context, p int, rows []int) (Element, []uint64, error)
 }
 
+// Uniform reports whether all examples of r are known to have one structure, with the same dtypes and shapes, because
+// they are rows of tensors or files that have one. A worker that reads only its rows of other batches does not notice
+// that the rows of another worker do not fit.
+func Uniform(r RowReader) bool {
+	switch r := r.(type) {
+	case *batchReader:
+		g, ok := r.src.(gatherReader)
+		return ok && g.gathers()
+	case *relocatedRows:
+		return Uniform(r.rows)
+	case repeatedRows:
+		pass, err := r.pass(0)
+		return err == nil && Uniform(pass.(RowReader))
+	}
+	return false
+}
+
 // Open returns a reader of the pass of the epoch in ctx. It returns nil if ds is a stream, which can only be read
 // from its start.
 func Open(ctx context.Context, ds Dataset) (Reader, error) {

@@ -28,7 +28,8 @@ func Sizes(global, n, first int) []int {
 type Pieces = func(context.Context) iter.Seq2[any, error]
 
 // Split cuts every element into equal parts, one for each replica of the job, and yields the parts of one
-// worker, or all. Of batches whose rows can be read separately, it reads only these parts.
+// worker, or all. Of batches whose rows can be read separately and have one shape, it reads only these parts. Other
+// batches are read whole: as in TensorFlow, elements that do not fit in one batch are an error on every worker.
 func Split(ds data.Dataset, n int, mine func(part int) bool) Pieces {
 	parts := make([]int, n)
 	for part := range parts {
@@ -42,7 +43,7 @@ func Split(ds data.Dataset, n int, mine func(part int) bool) Pieces {
 					yield(nil, err)
 					return
 				}
-				if rows, ok := r.(data.RowReader); ok {
+				if rows, ok := r.(data.RowReader); ok && data.Uniform(rows) {
 					ahead := data.FromSeq(-1, func(ctx context.Context) iter.Seq2[any, error] {
 						return splitRows(ctx, rows, n, mine)
 					})
