@@ -317,6 +317,31 @@ func (t *Trainer) fromKeeper(ctx context.Context, variable int) (*tensor.Tensor,
 	return value, err
 }
 
+// keptAtChief returns, on the chief, the value of a mirrored variable of the first replica that has it. Other workers,
+// of which one sends it, get nil.
+func (t *Trainer) keptAtChief(ctx context.Context, variable int) (*tensor.Tensor, error) {
+	v := t.variables[variable]
+	keeper, local := t.keeper(variable)
+	chief := t.strategy.Properties().ShouldCheckpoint
+	if !t.others() {
+		return t.program.Read(local, variable)
+	}
+	var all *tensor.Tensor
+	if chief {
+		all = tensor.New(v.DType, v.Shape...)
+	}
+	values := slices.Repeat([]*tensor.Tensor{tensor.New(v.DType, 0)}, len(t.parts))
+	if local >= 0 {
+		var err error
+		if values[local], err = t.program.Read(local, variable); err != nil {
+			return nil, err
+		}
+	}
+	counts := make([]int, t.strategy.NumReplicasInSync())
+	counts[keeper] = v.Bytes() / v.DType.Bytes()
+	return all, t.sendToChief(ctx, v.Name, all, values, counts)
+}
+
 // notHere explains why a slot cannot be read.
 func (t *Trainer) notHere(variable int) error {
 	replica, _ := t.keeper(variable)

@@ -119,6 +119,49 @@ func TestShardedDevices(t *testing.T) {
 	}
 }
 
+// TestSlotsAreGatheredAtChief checks that a snapshot that the chief writes has the slots of all workers, which the
+// others do not receive.
+func TestSlotsAreGatheredAtChief(t *testing.T) {
+	sharded(t, ShardOn)
+	errs := overWorkers(t, []int{1, 1, 1}, func(w int, s *distribute.Strategy) error {
+		trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64}, fakeConfig(6))
+		if err != nil {
+			return err
+		}
+		defer trainer.Close()
+		divided := 0
+		for i, v := range trainer.variables {
+			if !trainer.divided(i) {
+				continue
+			}
+			divided++
+			want := tensor.New(v.DType, v.Shape...)
+			for j := range tensor.Data[float64](want) {
+				tensor.Data[float64](want)[j] = float64(i + j)
+			}
+			if _, local := trainer.keeper(i); local >= 0 {
+				if err := trainer.program.Write(local, i, want); err != nil {
+					return err
+				}
+			}
+			got, err := trainer.keptAtChief(t.Context(), i)
+			switch {
+			case err != nil:
+				return err
+			case w == 0 && !got.Equal(want), w > 0 && got != nil:
+				t.Errorf("worker %d: %s is %v, want %v on the chief only", w, v.Name, got, want)
+			}
+		}
+		if divided != 2 {
+			return fmt.Errorf("%d variables are on some devices only, want 2", divided)
+		}
+		return nil
+	})
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestOptimizerBytes checks the size of Adam's slots on each of four workers that train a network of 21 million
 // parameters: at most 0.27 of the unsharded size.
 func TestOptimizerBytes(t *testing.T) {

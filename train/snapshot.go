@@ -220,7 +220,7 @@ func (t *Trainer) snapshot(ctx context.Context, writes func(variable int) bool) 
 		case !t.mirrored(v):
 			value, err = t.readRows(ctx, i, true)
 		case writes == nil && t.divided(i):
-			value, err = t.fromKeeper(ctx, i)
+			value, err = t.keptAtChief(ctx, i)
 		case include:
 			_, local := t.keeper(i)
 			value, err = t.program.Read(max(local, 0), i)
@@ -261,16 +261,17 @@ func (t *Trainer) readRows(ctx context.Context, variable int, perWorker bool) (*
 	return t.gatherAtChief(ctx, t.variables[variable].Name, rows, perWorker)
 }
 
+const chiefReplica = 0 // the chief's first replica
+
 // gatherAtChief returns, on the chief, a row for each replica of all workers, or for the first one of each worker.
 // Other workers, which only send theirs, get nil. values has those of the local replicas.
 func (t *Trainer) gatherAtChief(ctx context.Context, name string, values []*tensor.Tensor, perWorker bool,
 ) (*tensor.Tensor, error) {
-	const root = 0 // the chief's first replica
 	n, shape := t.strategy.NumReplicasInSync(), values[0].Shape()
 	counts := make([]int, n)
 	rows := 0
 	for replica := range counts {
-		first := slices.Contains(t.firsts, replica) || t.firsts == nil && replica == root
+		first := slices.Contains(t.firsts, replica) || t.firsts == nil && replica == chiefReplica
 		if !perWorker || first {
 			counts[replica] = values[0].Len()
 			rows++
@@ -287,18 +288,25 @@ func (t *Trainer) gatherAtChief(ctx context.Context, name string, values []*tens
 		}
 		return all, nil
 	}
-	err := t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
+	return all, t.sendToChief(ctx, name, all, values, counts)
+}
+
+// sendToChief gathers what replicas send in all, which only the chief needs. counts has the number of elements of every
+// replica. values has those of the local replicas, and any tensor of the type for a replica that sends none.
+func (t *Trainer) sendToChief(ctx context.Context, name string, all *tensor.Tensor, values []*tensor.Tensor,
+	counts []int,
+) error {
+	return t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
 		src := values[r.LocalID()]
 		if counts[r.ID()] == 0 {
 			src = tensor.New(src.DType(), 0)
 		}
-		h, err := r.StartGather(ctx, all, src, counts, root, name)
+		h, err := r.StartGather(ctx, all, src, counts, chiefReplica, name)
 		if err == nil {
 			err = h.Wait(ctx)
 		}
 		return err
 	})
-	return all, err
 }
 
 func rowShape(rows int, shape []int) []int { return append([]int{rows}, shape...) }
