@@ -22,6 +22,7 @@ func flagValues() map[string]map[string][]string {
 		"lockstep train":       training,
 		"lockstep bench train": training,
 		"lockstep eval":        {"engine": gomlx.Names, "format": {"table", "json"}},
+		"lockstep predict":     {"engine": gomlx.Names, "format": {"plain", "json"}},
 		"lockstep generate":    {"engine": gomlx.Names},
 		"lockstep run": {
 			"rdzv-backend": {"tcp", "file", "etcd"}, "tee": {"both", "stdout", "stderr", "none"},

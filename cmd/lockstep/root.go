@@ -89,7 +89,7 @@ Ctrl-C or SIGTERM. lockstep run exits with the code of the worker that failed fi
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "Flags.FlagUsages ",
 		fmt.Sprintf("Flags.FlagUsagesWrapped %d ", helpColumns)))
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newTrain(), newEval(), newGenerate(), newRun(), newAgent(), newGuard(), newBench(), newSimulate(),
+	root.AddCommand(newTrain(), newEval(), newPredict(), newGenerate(), newRun(), newAgent(), newGuard(), newBench(), newSimulate(),
 		newPlan(), newCheck(), newDoctor(), newRender(), newVersion())
 	root.InitDefaultHelpCmd()
 	strictHelp(root)

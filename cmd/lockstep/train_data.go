@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -41,6 +42,8 @@ type dataFlags struct {
 
 	// evaluated is a file of text or a folder of images that is the test data instead; "": none
 	evaluated string
+	// unlabelled: the labels in testFile are not used, and may be missing
+	unlabelled bool
 }
 
 func (o *dataFlags) add(f *pflag.FlagSet) {
@@ -194,11 +197,12 @@ const imageSideMax = 4096
 // examples are the data of a training.
 type examples struct {
 	train, test data.Pipeline
-	unit        string // what an example is, in the plural: images
-	what        string // "images of 28x28x1"
-	shape       []int  // of an input
-	classes     int    // of the labels; the size of the vocabulary of a text
-	text        bool   // inputs and labels are sequences of tokens
+	unit        string   // what an example is, in the plural: images
+	what        string   // "images of 28x28x1"
+	shape       []int    // of an input
+	classes     int      // of the labels; the size of the vocabulary of a text
+	names       []string // of the classes; nil: numbers
+	text        bool     // inputs and labels are sequences of tokens
 }
 
 // features returns one row of the inputs and labels.
@@ -250,7 +254,11 @@ func (o *dataFlags) loadImages(int) (*examples, error) {
 		}
 		set.Test = held.Images
 	}
-	return imageExamples(set, o.checkSplit("images", set.Train, set.Test))
+	x, err := imageExamples(set, o.checkSplit("images", set.Train, set.Test))
+	if err == nil {
+		x.names = all.Classes
+	}
+	return x, err
 }
 
 // splitSeed is the seed by which test data are chosen. It is fixed, so that other seeds train on the same data.
@@ -293,14 +301,15 @@ func (o *dataFlags) loadCSV(int) (*examples, error) {
 	held := (*data.Frame)(nil)
 	if o.testFile != "" {
 		format.Categories = table.Categories
-		if held, err = data.LoadCSV(o.testFile, format); err != nil {
-			return nil, o.explain(err)
+		if held, err = o.loadTestCSV(format, label); err != nil {
+			return nil, err
 		}
-		if held, err = held.DropMissing(label); err != nil {
-			return nil, fmt.Errorf("--test-file: %w", err)
+		if got, want := held.Without(label), table.Without(label); !slices.Equal(got, want) {
+			return nil, fmt.Errorf("%s has the columns %s: want those of %s, %s", o.testFile, strings.Join(got, ", "),
+				o.files[0], strings.Join(want, ", "))
 		}
 	}
-	x := &examples{unit: "rows"}
+	x := &examples{unit: "rows", names: table.Categories[label]}
 	means := map[string][2]float64{} // and deviations, of --data-file
 	rows := func(f *data.Frame) (data.Pipeline, error) {
 		batch, err := standardised(f, label, means)
@@ -331,6 +340,45 @@ func (o *dataFlags) loadCSV(int) (*examples, error) {
 		x.what += fmt.Sprintf("; %s with missing values", count(incomplete, "row"))
 	}
 	return x, o.checkSplit("rows", x.train, x.test)
+}
+
+// loadTestCSV reads the table of test data. If its labels are not used, a column without values replaces them.
+func (o *dataFlags) loadTestCSV(format data.CSV, label string) (*data.Frame, error) {
+	if o.unlabelled {
+		format.Categories = maps.Clone(format.Categories)
+		all := format.Categories[label]
+		delete(format.Categories, label)
+		table, err := data.LoadCSV(o.testFile, format)
+		if err == nil && !slices.Contains(table.Names, label) {
+			return withColumn(table, label), nil
+		}
+		if all != nil {
+			format.Categories[label] = all
+		}
+	}
+	table, err := data.LoadCSV(o.testFile, format)
+	switch {
+	case err != nil:
+		return nil, o.explain(err)
+	case o.unlabelled:
+		return table, table.Fill(label, 0)
+	}
+	if table, err = table.DropMissing(label); err != nil {
+		return nil, fmt.Errorf("--test-file: %w", err)
+	}
+	return table, nil
+}
+
+// withColumn returns the table with one more column of zeros.
+func withColumn(table *data.Frame, name string) *data.Frame {
+	var values []float64
+	for row := range slices.Chunk(tensor.Data[float64](table.Values), len(table.Names)) {
+		values = append(append(values, row...), 0)
+	}
+	names := append(slices.Clone(table.Names), name)
+	return &data.Frame{
+		Names: names, Values: tensor.Of(values, table.Rows(), len(names)), Categories: table.Categories,
+	}
 }
 
 // classesMax is the largest number of classes of a column, so that a typing error is not taken for a class.

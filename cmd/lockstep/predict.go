@@ -1,0 +1,241 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/train"
+)
+
+// predictFlags are the flags of lockstep predict.
+type predictFlags struct {
+	from      savedFlags
+	file, dir string
+	format    string
+}
+
+// predictionsAtOnce is the number of rows of a batch.
+const predictionsAtOnce = 64
+
+func newPredict() *cobra.Command {
+	var o predictFlags
+	cmd := &cobra.Command{
+		Use:   "predict",
+		Short: "Classify images or rows of a table with a trained model",
+		Long: `Predict prints a line for each image or row: its file or number (from 0), the
+likeliest class by the weights that lockstep train has written, and the
+probability of that class. Without --data-file and --data-dir it classifies the
+test data of the training. A table needs no column of labels. The data of the
+training must still be where they were: the classes and the scale of the inputs
+follow from them.`,
+		Example: `  lockstep predict --from run1 --data-dir photos
+  lockstep predict --from run2 --data-file new.csv --format json`,
+		Args: noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			in := catchInterrupts(cmd.Context())
+			defer in.close()
+			err := o.run(in, cmd.OutOrStdout())
+			if in.interrupted.Load() {
+				return errInterrupted
+			}
+			return err
+		},
+	}
+	f := cmd.Flags()
+	o.from.add(f)
+	f.StringVar(&o.file, "data-file", "", "`file` of csv with the rows to classify, gzipped or not")
+	f.StringVar(&o.dir, "data-dir", "", "`folder` of images to classify, with or without subfolders")
+	f.StringVar(&o.format, "format", "plain", "plain (fields separated by tabs) or json (an object on each line)")
+	o.from.addEngine(f)
+	return cmd
+}
+
+// prediction is a line of lockstep predict.
+type prediction struct {
+	Row         int     `json:"row"`
+	File        string  `json:"file,omitempty"` // of an image
+	Class       string  `json:"class"`
+	Probability float64 `json:"probability"`
+}
+
+func (o *predictFlags) run(ctx context.Context, out io.Writer) (err error) {
+	if o.format != "plain" && o.format != "json" {
+		return usagef("--format %s: want plain or json", o.format)
+	}
+	r, err := o.from.load()
+	if err != nil {
+		return err
+	}
+	d := &r.flags.data
+	switch kind := d.name; {
+	case kind == "text":
+		return fmt.Errorf("--from %s: a run of --data text: to continue a text, use lockstep generate", o.from.dir)
+	case o.file != "" && kind != "csv":
+		return usagef("--data-file is for runs of --data csv: %s is a run of --data %s", o.from.dir, kind)
+	case o.dir != "" && kind != "images":
+		return usagef("--data-dir is for runs of --data images: %s is a run of --data %s", o.from.dir, kind)
+	case o.file != "":
+		d.testFile, d.unlabelled = o.file, true
+	}
+	x, err := r.loadExamples()
+	if err != nil {
+		return err
+	}
+	var files []string
+	batches := testInputs(ctx, x)
+	if o.dir != "" {
+		if files, err = imagesBelow(o.dir); err != nil {
+			return fmt.Errorf("--data-dir: %w", err)
+		}
+		batches = imageInputs(files, x.shape)
+	}
+	e, err := o.from.openEngine(1)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, e.Close()) }()
+	p, err := r.predictor(ctx, e, x, predictionsAtOnce)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.Close()) }()
+	return o.predict(ctx, out, p, x, files, batches)
+}
+
+// predict prints the predictions of all batches.
+func (o *predictFlags) predict(ctx context.Context, out io.Writer, p *train.Predictor, x *examples, files []string,
+	batches iter.Seq2[*tensor.Tensor, error],
+) error {
+	w := bufio.NewWriter(out)
+	row := 0
+	for inputs, err := range batches {
+		if err != nil {
+			return errors.Join(err, w.Flush())
+		}
+		results, err := p.Predict(ctx, inputs)
+		if err != nil {
+			return errors.Join(err, w.Flush())
+		}
+		for logits := range slices.Chunk(tensor.Data[float32](results[0]), x.classes) {
+			class, probability := likeliest(logits)
+			line := prediction{Row: row, Class: strconv.Itoa(class), Probability: probability}
+			if x.names != nil {
+				line.Class = x.names[class]
+			}
+			if files != nil {
+				line.File = files[row]
+			}
+			if err := o.print(w, line); err != nil {
+				return err
+			}
+			row++
+		}
+	}
+	return w.Flush()
+}
+
+func (o *predictFlags) print(w io.Writer, line prediction) error {
+	if o.format == "json" {
+		if math.IsNaN(line.Probability) {
+			return errNotFinite
+		}
+		return json.NewEncoder(w).Encode(line)
+	}
+	name := line.File
+	if name == "" {
+		name = strconv.Itoa(line.Row)
+	}
+	_, err := fmt.Fprintf(w, "%s\t%s\t%.4f\n", name, line.Class, line.Probability)
+	return err
+}
+
+// likeliest returns the class of the largest logit, and its probability.
+func likeliest(logits []float32) (class int, probability float64) {
+	sum := 0.0
+	for i, x := range logits {
+		if x > logits[class] {
+			class = i
+		}
+	}
+	for _, x := range logits {
+		sum += math.Exp(float64(x) - float64(logits[class]))
+	}
+	return class, 1 / sum
+}
+
+// testInputs yields the inputs of the test data, in order.
+func testInputs(ctx context.Context, x *examples) iter.Seq2[*tensor.Tensor, error] {
+	return func(yield func(*tensor.Tensor, error) bool) {
+		for element, err := range x.test.Batch(predictionsAtOnce).Iter(ctx) {
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			if !yield(element.(data.Batch).Inputs[0], nil) {
+				return
+			}
+		}
+	}
+}
+
+// imageInputs yields images of a shape, read from files.
+func imageInputs(files []string, shape []int) iter.Seq2[*tensor.Tensor, error] {
+	options := data.ImageOptions{Height: shape[0], Width: shape[1], Channels: shape[2], Crop: true}
+	return func(yield func(*tensor.Tensor, error) bool) {
+		for batch := range slices.Chunk(files, predictionsAtOnce) {
+			inputs := tensor.New(tensor.Float32, append([]int{len(batch)}, shape...)...)
+			for i, file := range batch {
+				contents, err := os.ReadFile(file)
+				if err != nil {
+					yield(nil, err)
+					return
+				}
+				pixels, err := data.DecodeImage(contents, options)
+				if err != nil {
+					yield(nil, fmt.Errorf("%s: %w", file, err))
+					return
+				}
+				copy(tensor.Data[float32](inputs)[i*pixels.Len():], tensor.Data[float32](pixels))
+			}
+			if !yield(inputs, nil) {
+				return
+			}
+		}
+	}
+}
+
+// imagesBelow returns the image files in dir and its subfolders, sorted by name.
+func imagesBelow(dir string) (files []string, err error) {
+	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		hidden := path != dir && strings.HasPrefix(filepath.Base(path), ".")
+		switch {
+		case err != nil:
+			return err
+		case hidden && entry.IsDir():
+			return filepath.SkipDir
+		case !hidden && slices.Contains([]string{".png", ".jpg", ".jpeg", ".gif"}, strings.ToLower(filepath.Ext(path))):
+			files = append(files, path)
+		}
+		return nil
+	})
+	if err == nil && len(files) == 0 {
+		err = fmt.Errorf("%s: no images: want PNG, JPEG or GIF files in the folder or its subfolders", dir)
+	}
+	return files, err
+}
