@@ -89,8 +89,8 @@ Ctrl-C or SIGTERM. lockstep run exits with the code of the worker that failed fi
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "Flags.FlagUsages ",
 		fmt.Sprintf("Flags.FlagUsagesWrapped %d ", helpColumns)))
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newTrain(), newEval(), newPredict(), newGenerate(), newRun(), newAgent(), newGuard(), newBench(), newSimulate(),
-		newPlan(), newCheck(), newDoctor(), newRender(), newVersion())
+	root.AddCommand(newTrain(), newEval(), newPredict(), newGenerate(), newRun(), newAgent(), newGuard(), newBench(),
+		newSimulate(), newPlan(), newCheck(), newDoctor(), newRender(), newVersion())
 	root.InitDefaultHelpCmd()
 	strictHelp(root)
 	completeValues(root, nil, flagValues())
