@@ -20,8 +20,8 @@ import (
 
 // CausalLM is a language model of Hugging Face's library transformers: GPT-2 or Llama. Its variables have the
 // names and shapes of the library's, with slashes for dots, such as /model/layers/0/mlp/up_proj/weight. So weights
-// of the library need no map of names, and the library reads what a trained model exports. Inputs and outputs
-// are those of [GPT].
+// of the library need no map of names. For the library, the names of an export must be written with dots again
+// (docs/weights.md). Inputs and outputs are those of [GPT].
 type CausalLM struct {
 	Type string // "gpt2", "llama"
 
