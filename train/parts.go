@@ -19,6 +19,7 @@ import (
 // partialSnapshot is a snapshot in progress of which every worker writes a part in the background. It is complete when
 // all workers have told each other so, and the chief has then written the manifest.
 type partialSnapshot struct {
+	backup   *Backup
 	contents *checkpoint.Contents // without tensors
 	done     chan struct{}        // this worker's part is written
 	result   writtenPart
@@ -103,8 +104,14 @@ func (b *Backup) writes(variable int) bool {
 	return local >= 0
 }
 
-// startParts waits for the snapshot in progress, and then starts to write a part of a new one on every worker.
+// startParts waits for the snapshot in progress, perhaps of another Backup, and then starts to write a part of a new one
+// on every worker.
 func (b *Backup) startParts(ctx context.Context) error {
+	if p := b.t.partial; p != nil && p.backup != b {
+		if err := p.backup.finishParts(ctx); err != nil {
+			return err
+		}
+	}
 	if err := b.finishParts(ctx); err != nil {
 		return err
 	}
@@ -148,7 +155,7 @@ func (b *Backup) startParts(ctx context.Context) error {
 		return err
 	}
 	first, _ := b.t.strategy.LocalReplicas()
-	p := &partialSnapshot{contents: &checkpoint.Contents{Step: c.Step, State: c.State}, done: make(chan struct{})}
+	p := &partialSnapshot{backup: b, contents: &checkpoint.Contents{Step: c.Step, State: c.State}, done: make(chan struct{})}
 	b.t.partial = p
 	folder, number := filepath.Join(b.cfg.Dir, filepath.Base(its.Folder)), slices.Index(b.writers, first)
 	go func() {
@@ -160,11 +167,11 @@ func (b *Backup) startParts(ctx context.Context) error {
 	return nil
 }
 
-// finishParts waits until all workers have written their parts of the snapshot in progress, if there is one. Then the
+// finishParts waits until all workers have written their parts of b's snapshot in progress, if there is one. Then the
 // chief completes it in the background. Every worker gets an error if any worker's part could not be written.
 func (b *Backup) finishParts(ctx context.Context) error {
 	p := b.t.partial
-	if p == nil || b.writers == nil {
+	if p == nil || p.backup != b {
 		return b.failed()
 	}
 	<-p.done
@@ -193,7 +200,7 @@ func (b *Backup) finishParts(ctx context.Context) error {
 
 // dropParts abandons the snapshot in progress.
 func (b *Backup) dropParts() {
-	if p := b.t.partial; p != nil && b.writers != nil {
+	if p := b.t.partial; p != nil && p.backup == b {
 		<-p.done
 		b.t.partial = nil
 		b.abandon()

@@ -133,3 +133,30 @@ func TestPartCannotBeWritten(t *testing.T) {
 		t.Errorf("%v is left", left)
 	}
 }
+
+// TestTwoBackups checks that two Backups of a trainer with a sharded optimizer write to their own folders.
+func TestTwoBackups(t *testing.T) {
+	sharded(t, ShardOn)
+	dirs := []string{t.TempDir(), t.TempDir()}
+	errs := overWorkers(t, []int{1, 1}, func(w int, s *distribute.Strategy) error {
+		trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64}, fakeConfig(7))
+		if err != nil {
+			return err
+		}
+		defer trainer.Close()
+		cfg := FitConfig{Epochs: 4}
+		for i, dir := range dirs {
+			cfg.Callbacks = append(cfg.Callbacks, backup(t, trainer, BackupConfig{Dir: dir, EverySteps: i + 1}).Callback())
+		}
+		_, err = trainer.Fit(t.Context(), sizes(lineExamples(16), 7, 7, 2), cfg)
+		return err
+	})
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range dirs {
+		if s, refused, err := checkpoint.Latest(dir); err != nil || refused != nil || s == nil || s.Step != 12 {
+			t.Errorf("the newest snapshot is %+v, refused %v, %v", s, refused, err)
+		}
+	}
+}
