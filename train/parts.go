@@ -155,7 +155,9 @@ func (b *Backup) startParts(ctx context.Context) error {
 		return err
 	}
 	first, _ := b.t.strategy.LocalReplicas()
-	p := &partialSnapshot{backup: b, contents: &checkpoint.Contents{Step: c.Step, State: c.State}, done: make(chan struct{})}
+	p := &partialSnapshot{
+		backup: b, contents: &checkpoint.Contents{Step: c.Step, State: c.State}, done: make(chan struct{}),
+	}
 	b.t.partial = p
 	folder, number := filepath.Join(b.cfg.Dir, filepath.Base(its.Folder)), slices.Index(b.writers, first)
 	go func() {
