@@ -104,8 +104,8 @@ func (b *Backup) writes(variable int) bool {
 	return local >= 0
 }
 
-// startParts waits for the snapshot in progress, perhaps of another Backup, and then starts to write a part of a new one
-// on every worker.
+// startParts waits for the snapshot in progress, which may be another Backup's, and then starts to write a part of a
+// new one on every worker.
 func (b *Backup) startParts(ctx context.Context) error {
 	if p := b.t.partial; p != nil && p.backup != b {
 		if err := p.backup.finishParts(ctx); err != nil {
