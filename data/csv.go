@@ -405,6 +405,20 @@ func (f *Frame) Mean(name string) (mean, deviation float64, err error) {
 	return mean, math.Sqrt(squares / n), nil
 }
 
+// Select returns a new frame of the rows with the given numbers, in this order. It returns an error for a number that is
+// not from 0 to Rows()-1.
+func (f *Frame) Select(rows []int) (*Frame, error) {
+	values, width := tensor.Data[float64](f.Values), len(f.Names)
+	out := make([]float64, 0, len(rows)*width)
+	for _, row := range rows {
+		if row < 0 || row >= f.Rows() {
+			return nil, fmt.Errorf("data: row %d of a frame of %d rows", row, f.Rows())
+		}
+		out = append(out, values[row*width:(row+1)*width]...)
+	}
+	return &Frame{f.Names, tensor.Of(out, len(rows), width), f.Categories}, nil
+}
+
 // DropMissing returns a new frame of the rows in which no value of the named columns is missing. Without names, it
 // looks at all columns. It returns an error for an unknown name.
 func (f *Frame) DropMissing(names ...string) (*Frame, error) {

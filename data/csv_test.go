@@ -184,6 +184,14 @@ func TestFrameOfCategories(t *testing.T) {
 	if err != nil || !got.Equal(tensor.From([]float32{41, 40}, 1, 2)) {
 		t.Errorf("got %v, %v", got, err)
 	}
+	two, err := f.Select([]int{2, 0})
+	if err != nil || two.Rows() != 2 || !first(two.Ints("education")).Equal(tensor.From([]int32{0, 0})) ||
+		!first(two.Floats("fnlwgt")).Equal(tensor.From([]float32{100000, 120000}, 2, 1)) {
+		t.Errorf("selected: got %v, %v", two, err)
+	}
+	if _, err := f.Select([]int{3}); err == nil {
+		t.Error("row 3 of 3 was selected")
+	}
 	if err := f.Fill("age", 34.5); err != nil {
 		t.Error(err)
 	}
@@ -217,6 +225,8 @@ func TestFrameOfCategories(t *testing.T) {
 		}
 	}
 }
+
+func first[T any](x T, _ error) T { return x }
 
 func second[T any](_ T, err error) error { return err }
 

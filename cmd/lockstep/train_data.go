@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -273,7 +274,7 @@ func (o *dataFlags) checkSplit(unit string, train, test data.Pipeline) error {
 	return nil
 }
 
-// loadCSV reads a table. Numbers are standardised by the mean and deviation of the file, and texts become one-hot
+// loadCSV reads a table. Numbers are standardised by the mean and deviation of the training rows, and texts become one-hot
 // vectors; missing numbers become the mean, missing texts zeros. Rows without a label are left out.
 func (o *dataFlags) loadCSV(int) (*examples, error) {
 	format := data.CSV{
@@ -309,8 +310,13 @@ func (o *dataFlags) loadCSV(int) (*examples, error) {
 				o.files[0], strings.Join(want, ", "))
 		}
 	}
+	if held == nil {
+		if table, held, err = splitRows(table, o.testSplit); err != nil {
+			return nil, err
+		}
+	}
 	x := &examples{unit: "rows", names: table.Categories[label]}
-	means := map[string][2]float64{} // and deviations, of --data-file
+	means := map[string][2]float64{} // and deviations, of the training rows
 	rows := func(f *data.Frame) (data.Pipeline, error) {
 		batch, err := standardised(f, label, means)
 		if err != nil {
@@ -329,9 +335,7 @@ func (o *dataFlags) loadCSV(int) (*examples, error) {
 	if x.train, err = rows(table); err != nil {
 		return nil, err
 	}
-	if held == nil {
-		x.train, x.test = x.train.Split(o.testSplit, splitSeed)
-	} else if x.test, err = rows(held); err != nil {
+	if x.test, err = rows(held); err != nil {
 		return nil, err
 	}
 	x.what = fmt.Sprintf("rows of %s, %s to predict %s", count(len(table.Names)-1, "column"), count(x.shape[0], "number"),
@@ -340,6 +344,26 @@ func (o *dataFlags) loadCSV(int) (*examples, error) {
 		x.what += fmt.Sprintf("; %s with missing values", count(incomplete, "row"))
 	}
 	return x, o.checkSplit("rows", x.train, x.test)
+}
+
+// splitRows divides a table in training and test rows, by chance.
+func splitRows(table *data.Frame, fraction float64) (kept, held *data.Frame, err error) {
+	numbers := data.FromFunc(table.Rows(), func(_ context.Context, i int) (data.Element, error) { return i, nil })
+	pick := func(p data.Pipeline) (f *data.Frame, err error) {
+		var rows []int
+		for e, err := range p.Iter(context.Background()) {
+			if err != nil {
+				return nil, err
+			}
+			rows = append(rows, e.(int))
+		}
+		return table.Select(rows)
+	}
+	train, test := numbers.Split(fraction, splitSeed)
+	if kept, err = pick(train); err == nil {
+		held, err = pick(test)
+	}
+	return kept, held, err
 }
 
 // loadTestCSV reads the table of test data. If its labels are not used, a column without values replaces them.
