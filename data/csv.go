@@ -405,8 +405,8 @@ func (f *Frame) Mean(name string) (mean, deviation float64, err error) {
 	return mean, math.Sqrt(squares / n), nil
 }
 
-// Select returns a new frame of the rows with the given numbers, in this order. It returns an error for a number that is
-// not from 0 to Rows()-1.
+// Select returns a new frame of the rows with the given numbers, in this order. It returns an error for a number that
+// is not from 0 to Rows()-1.
 func (f *Frame) Select(rows []int) (*Frame, error) {
 	values, width := tensor.Data[float64](f.Values), len(f.Names)
 	out := make([]float64, 0, len(rows)*width)

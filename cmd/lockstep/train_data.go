@@ -274,8 +274,8 @@ func (o *dataFlags) checkSplit(unit string, train, test data.Pipeline) error {
 	return nil
 }
 
-// loadCSV reads a table. Numbers are standardised by the mean and deviation of the training rows, and texts become one-hot
-// vectors; missing numbers become the mean, missing texts zeros. Rows without a label are left out.
+// loadCSV reads a table. Numbers are standardised by the mean and deviation of the training rows, and texts become
+// one-hot vectors; missing numbers become the mean, missing texts zeros. Rows without a label are left out.
 func (o *dataFlags) loadCSV(int) (*examples, error) {
 	format := data.CSV{
 		NoHeader: o.noHeader, Missing: append([]string{""}, o.missing...), Categories: map[string][]string{},
