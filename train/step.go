@@ -579,7 +579,9 @@ func (t *Trainer) ApplyGradients(ctx context.Context, gradients []*tensor.Tensor
 		if !update && t.shards == nil {
 			return nil
 		}
-		copy(d.left, d.buckets)
+		if update {
+			copy(d.left, d.buckets)
+		}
 		gathered := 0
 		for k, bucket := range t.buckets {
 			if err := t.memory(local, k); err != nil {

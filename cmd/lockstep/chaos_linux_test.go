@@ -441,8 +441,9 @@ func (r *chaosRun) checkSnapshots() {
 		}
 	}
 	entries, err := os.ReadDir(dir)
-	// if it was not noticed
-	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool { return e.Name() == filepath.Base(r.plan.ballast()) })
+	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool { // the second, if it was not noticed
+		return e.Name() == configFile || e.Name() == filepath.Base(r.plan.ballast())
+	})
 	if err != nil || len(entries) != len(all) {
 		t.Errorf("files other than snapshots: %v, %v", entries, err)
 	}
