@@ -404,7 +404,7 @@ func TestRandomCrop(t *testing.T) {
 				}
 			}
 		}
-		t.Errorf("%v is no crop of the padded image", got)
+		t.Errorf("the padded image contains no crop %v", got)
 	})
 	if _, err := data.RandomCrop(4, 4, 0)(t.Context(), rand.New(rand.NewPCG(1, 1)),
 		tensor.New(tensor.Float32, 3, 8, 1)); err == nil || !strings.Contains(err.Error(), "an image of 8 by 3 pixels") {

@@ -17,7 +17,7 @@ import (
 )
 
 // partialSnapshot is a snapshot in progress of which every worker writes a part in the background. It is complete when
-// all workers have told each other so, and the chief has then written the manifest.
+// the chief has written the manifest, after all workers have reported their parts.
 type partialSnapshot struct {
 	backup   *Backup
 	contents *checkpoint.Contents // without tensors

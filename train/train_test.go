@@ -138,9 +138,13 @@ func close64(a, b float64) bool {
 // checks that no variable of any replica changes.
 func TestFailedStepChangesNothing(t *testing.T) {
 	const replicas = 3
+	_, parts := newFake(t, replicas, 6, fakeModel{})
 	for _, phase := range []string{"gradients", "update 0", "update 1"} {
 		for _, how := range []string{"error", "panic", "exit"} {
 			for bad := range replicas {
+				if part := strings.TrimPrefix(phase, "update "); part != phase && fmt.Sprint(len(parts.Parts(bad))) <= part {
+					continue // a replica's shard may have fewer parts
+				}
 				t.Run(fmt.Sprintf("%s/%s/replica %d", phase, how, bad), func(t *testing.T) {
 					armed := false
 					cause := errors.New("out of luck")
@@ -156,9 +160,6 @@ func TestFailedStepChangesNothing(t *testing.T) {
 						}
 						return cause
 					}})
-					if part := strings.TrimPrefix(phase, "update "); part != phase && fmt.Sprint(len(p.Parts(bad))) <= part {
-						t.Skip("the replica's shard has no such part")
-					}
 					all := lineExamples(6)
 					if _, err := trainer.Fit(t.Context(), batches(all), FitConfig{Epochs: 2}); err != nil {
 						t.Fatal(err)

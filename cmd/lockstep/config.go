@@ -149,7 +149,7 @@ func readConfig(file string) ([]configValue, error) {
 		}
 		for _, n := range nodes {
 			if n.Kind != yaml.ScalarNode {
-				return nil, usagef("line %d: the value of %s is no text, number or list of them", v.line, v.name)
+				return nil, usagef("line %d: the value of %s must be a text, a number or a list of these", v.line, v.name)
 			}
 			v.texts = append(v.texts, n.Value)
 		}

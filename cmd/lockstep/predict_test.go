@@ -49,7 +49,7 @@ func TestPredictImages(t *testing.T) {
 	}
 	for _, err := range imageInputs([]string{filepath.Join(out, configFile)}, []int{8, 8, 3}) {
 		if err == nil || !strings.Contains(err.Error(), configFile) {
-			t.Errorf("a file that is no image: %v", err)
+			t.Errorf("a file in another format: %v", err)
 		}
 	}
 }

@@ -31,7 +31,7 @@ type Params struct {
 }
 
 // Call is a call as other ranks identify it: its header without the number of a frame, and its description.
-// The zero value means that there is no call.
+// The zero value describes no call.
 type Call struct {
 	Header transport.Header
 
@@ -110,7 +110,7 @@ func (p *Params) namesHash(must Fields) uint64 {
 }
 
 // Numbered is a call that a rank has made: what it has in common with calls like it, and what differs between them.
-// The zero value means that there is no call.
+// The zero value describes no call.
 type Numbered struct {
 	Like *Call // as call 0 and without Back; it is shared, so it must not be changed
 	Seq  uint64
