@@ -41,9 +41,9 @@ type FitConfig struct {
 	// training data.
 	Validation data.Dataset
 	// ValidateEvery is the number of steps, counted over all epochs, after which Validation is evaluated too (with
-	// DiLoCo, at the next outer step). The
-	// results are Step.Validation and History.Validations. [NewEarlyStopping], [NewReduceLROnPlateau] and
-	// [NewModelCheckpoint] then act after these, and not after epochs. Default: only after every epoch.
+	// DiLoCo, at the next outer step). The results are Step.Validation and History.Validations. [NewEarlyStopping],
+	// [NewReduceLROnPlateau] and [NewModelCheckpoint] then act after these, and not after epochs. Default: only after
+	// every epoch.
 	ValidateEvery int
 	// EMA validates by the exponential moving averages of the parameters, which an optimizer wrapped by
 	// optimizer.EMA of engine/gomlx/optimizer keeps. [NewModelCheckpoint] then writes the averages. (Keras'
