@@ -38,6 +38,8 @@ type Fact struct {
 	Value string `json:"value"`
 	// Alike reports that workers which differ in it cannot train together, or not to the same bits.
 	Alike bool `json:"alike,omitempty"`
+	// Number reports that Value is a number, which JSON output has as a number.
+	Number bool `json:"number,omitempty"`
 }
 
 const (

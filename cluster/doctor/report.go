@@ -2,8 +2,10 @@ package doctor
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -25,10 +27,28 @@ type Report struct {
 
 // Worker is an examined worker.
 type Worker struct {
-	Worker int    `json:"worker"`
-	Host   string `json:"host"`
-	PID    int    `json:"pid"`
-	Facts  []Fact `json:"facts"`
+	Worker int
+	Host   string
+	PID    int
+	Facts  []Fact
+}
+
+// MarshalJSON implements [json.Marshaler]. The facts are an object: {"version": "v1.2.3", "processors": 2}.
+func (w Worker) MarshalJSON() ([]byte, error) {
+	facts := map[string]any{}
+	for _, f := range w.Facts {
+		name := strings.ReplaceAll(f.Name, " ", "_")
+		facts[name] = f.Value
+		if n, err := strconv.ParseFloat(f.Value, 64); f.Number && err == nil {
+			facts[name] = n
+		}
+	}
+	return json.Marshal(struct {
+		Worker int            `json:"worker"`
+		Host   string         `json:"host"`
+		PID    int            `json:"pid"`
+		Facts  map[string]any `json:"facts"`
+	}{w.Worker, w.Host, w.PID, facts})
 }
 
 func (w *Worker) fact(name string) string {
@@ -46,11 +66,11 @@ type Pair struct {
 	B int `json:"b"`
 	// Reach is the transport between them: "shm", "unix", "tcp", "tcp+tls".
 	Reach     string        `json:"reach"`
-	RoundTrip time.Duration `json:"round_trip_ns"`     // median for a message of 16 bytes and its answer
-	There     float64       `json:"there"`             // bytes a second from A to B
-	Back      float64       `json:"back"`              // bytes a second from B to A
-	Ahead     time.Duration `json:"ahead_ns"`          // how far B's clock is ahead of A's
-	Problem   string        `json:"problem,omitempty"` // why the measurements are incomplete: no answer, for example
+	RoundTrip time.Duration `json:"round_trip_ns"`          // median for a message of 16 bytes and its answer
+	There     float64       `json:"there_bytes_per_second"` // bytes a second from A to B
+	Back      float64       `json:"back_bytes_per_second"`  // bytes a second from B to A
+	Ahead     time.Duration `json:"ahead_ns"`               // how far B's clock is ahead of A's
+	Problem   string        `json:"problem,omitempty"`      // why the measurements are incomplete: no answer, for example
 }
 
 // Healthy reports whether there are no problems.

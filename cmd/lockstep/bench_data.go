@@ -30,6 +30,7 @@ type benchDataFlags struct {
 	images, side, batch int
 	workers, rounds     int
 	dir, python         string
+	format              string
 	worker, of          int // of a process of the measurement
 }
 
@@ -71,6 +72,9 @@ and pillow.`,
 					return usagef("--%s %d: want 1 to %d", x.flag, x.value, x.to)
 				}
 			}
+			if o.format != "plain" && o.format != "json" {
+				return usagef("--format %s: want plain or json", o.format)
+			}
 			if cmd.Flags().Changed(benchDataWorker) {
 				return o.read(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
 			}
@@ -86,6 +90,7 @@ and pillow.`,
 	f.IntVar(&o.rounds, "rounds", 5, "rounds to measure, after one to warm up")
 	f.StringVar(&o.dir, "dir", "", "`folder` for the images, which is kept (default a temporary one)")
 	f.StringVar(&o.python, "pytorch", "", "also measure PyTorch's DataLoader with this `program`")
+	f.StringVar(&o.format, "format", "plain", "plain or json")
 	f.IntVar(&o.worker, benchDataWorker, 0, "")
 	f.IntVar(&o.of, "of", 1, "")
 	for _, name := range []string{benchDataWorker, "of"} {
@@ -117,8 +122,8 @@ func (o *benchDataFlags) measure(ctx context.Context, out, progress io.Writer) (
 			g.stop()
 		}
 	}()
-	start := func(name string, commands ...*exec.Cmd) error {
-		g := &benchGroup{name: name}
+	start := func(program, name string, workers int, commands ...*exec.Cmd) error {
+		g := &benchGroup{name: name, program: program, workers: workers}
 		groups = append(groups, g)
 		for _, c := range commands {
 			if err := g.start(c); err != nil {
@@ -136,13 +141,13 @@ func (o *benchDataFlags) measure(ctx context.Context, out, progress io.Writer) (
 			c.Env = append(os.Environ(), "GOMAXPROCS=1")
 			commands = append(commands, c)
 		}
-		if err := start(fmt.Sprintf("%d worker%s", n, plural(n)), commands...); err != nil {
+		if err := start("lockstep", fmt.Sprintf("%d worker%s", n, plural(n)), n, commands...); err != nil {
 			return err
 		}
 	}
 	if o.python != "" {
-		if err := start(fmt.Sprintf("PyTorch, %d workers", o.workers), exec.CommandContext(ctx, o.python, "-c",
-			benchDataScript, o.dir, fmt.Sprint(o.batch), fmt.Sprint(o.workers))); err != nil {
+		if err := start("pytorch", fmt.Sprintf("PyTorch, %d workers", o.workers), o.workers, exec.CommandContext(ctx,
+			o.python, "-c", benchDataScript, o.dir, fmt.Sprint(o.batch), fmt.Sprint(o.workers))); err != nil {
 			return err
 		}
 	}
@@ -160,12 +165,43 @@ func (o *benchDataFlags) measure(ctx context.Context, out, progress io.Writer) (
 	for _, g := range groups {
 		slices.Sort(g.speeds)
 		median := g.speeds[len(g.speeds)/2]
+		if o.format == "json" {
+			if err := writeJSON(out, g.json(groups[0], o)); err != nil {
+				return err
+			}
+			continue
+		}
 		if _, err := fmt.Fprintf(out, "%-20s %8.0f images/s  %.2f x (%.0f to %.0f)\n", g.name, median,
 			median/groups[0].speeds[len(g.speeds)/2], g.speeds[0], g.speeds[len(g.speeds)-1]); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// benchData is the measurement of a group as JSON.
+type benchData struct {
+	Program   string   `json:"program"` // lockstep or pytorch
+	Workers   int      `json:"workers"`
+	Images    int      `json:"images"`
+	Side      int      `json:"side_pixels"`
+	Batch     int      `json:"global_batch"`
+	PerSecond number   `json:"images_per_second"` // the median of the rounds
+	Rounds    []number `json:"rounds"`            // images per second of each, the slowest first
+	Speedup   number   `json:"speedup"`           // over one worker
+}
+
+// json returns the measurement, whose speeds are sorted.
+func (g *benchGroup) json(one *benchGroup, o *benchDataFlags) benchData {
+	middle := len(g.speeds) / 2
+	d := benchData{
+		Program: g.program, Workers: g.workers, Images: o.images, Side: o.side, Batch: o.batch,
+		PerSecond: number(g.speeds[middle]), Speedup: number(g.speeds[middle] / one.speeds[middle]),
+	}
+	for _, x := range g.speeds {
+		d.Rounds = append(d.Rounds, number(x))
+	}
+	return d
 }
 
 func plural(n int) string {
@@ -178,6 +214,8 @@ func plural(n int) string {
 // benchGroup are processes that read the images together.
 type benchGroup struct {
 	name      string
+	program   string
+	workers   int
 	processes []*benchProcess
 	speeds    []float64 // by round
 }

@@ -113,7 +113,7 @@ the workers of that job.`, benchSteps, benchRounds, benchSteps, benchSteps),
 	f.BoolVar(&o.alone, "alone", false, "also measure how much longer a step takes than its computation alone")
 	f.IntVar(&o.rounds, "rounds", benchRounds, "rounds to measure, after one to warm up")
 	f.IntVar(&o.steps, "steps", benchSteps, "steps of a round")
-	f.StringVar(&o.format, "format", "plain", "plain (one line, for other programs) or table")
+	f.StringVar(&o.format, "format", "plain", "plain (one line, for other programs), table or json")
 	o.gptFlags.add(f, true)
 	o.workerFlags.add(f)
 	groupFlags(cmd, flagGroup{"Flags of --model gpt", o.gptSet}, flagGroup{"Flags of several workers", o.set})
@@ -150,8 +150,8 @@ func (o *benchTrainFlags) check() error {
 		return usagef("--rounds %d: want at least 1", o.rounds)
 	case o.steps < 1 || o.alone && o.steps < 2:
 		return usagef("--steps %d: want at least 1, and at least 2 with --alone", o.steps)
-	case o.format != "plain" && o.format != "table":
-		return usagef("--format %s: want plain or table", o.format)
+	case o.format != "plain" && o.format != "table" && o.format != "json":
+		return usagef("--format %s: want plain, table or json", o.format)
 	}
 	if err := o.step.check(); err != nil {
 		return err
@@ -229,7 +229,7 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 		return errInterrupted
 	}
 	parts, memory := phases.perStep(rounds*o.steps), peakMemory()
-	if o.format == "table" {
+	if o.format != "plain" {
 		if parts.communication, err = s.trainer.CommunicationTime(in, benchSteps); err != nil {
 			return err
 		}
@@ -238,55 +238,26 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 		return nil
 	}
 	slices.Sort(rates)
-	rate := rates[len(rates)/2]
-	if o.format == "plain" {
-		more := ""
-		if w.tokens > 0 {
-			more = fmt.Sprintf(" tokens/s=%.0f", rate*float64(w.tokens))
-		}
-		more += o.step.plain()
-		if s.trainer.Sharded() {
-			more += " shard-optimizer=on"
-		}
-		if o.alone {
-			more += a.overhead().plain()
-		}
-		_, err = fmt.Fprintf(out, "lockstep model=%s replicas=%d global_batch=%d images/s=%.0f%s\n", o.model, o.replicas,
-			o.globalBatch, rate, more)
-		return err
+	m := benchTrained{
+		Model: o.model, Optimizer: o.optimizer, Strategy: fmt.Sprint(s.strategy), Replicas: o.replicas,
+		Workers: job.Workers, GlobalBatch: o.globalBatch, Accumulate: o.step.accumulate,
+		BucketBytes: o.step.bucketBytes.n, Compression: o.step.compress.String(), Precision: o.step.precision,
+		ShardOptimizer: s.trainer.Sharded(), Engine: s.engine.Name(), Unit: w.unit,
+		PerSecond: number(rates[len(rates)/2]), ReduceShare: number(history.Speed.ReduceShare),
+		WaitShare: number(history.Speed.WaitShare), PeakMemory: memory, ParameterBytes: parameterBytes(s),
+		OptimizerBytes: s.trainer.OptimizerBytes(),
+		engine:         s.engine.Description(), worker: s.ofThisWorker(), step: parts,
 	}
-	accumulated := ""
-	if n := o.step.accumulate; n > 1 {
-		accumulated = fmt.Sprintf("\naccumulation  %d batches a step", n)
+	m.host()
+	m.Tokens = m.PerSecond * number(w.tokens)
+	for _, x := range rates {
+		m.Rounds = append(m.Rounds, number(x))
 	}
-	_, err = fmt.Fprintf(out, `model         %s
-strategy      %v
-global batch  %d
-engine        %s
-compression   %v
-precision     %s%s
-machine       %s, %s/%s, %s
-%-13s %.0f (%.0f to %.0f)
-all-reduce    %.1f %% of a step
-wait          %.1f %% of a step, for other replicas%s
-`, o.model, s.strategy, o.globalBatch, s.engine.Description(), o.step.compress, o.step.precision, accumulated,
-		count(runtime.GOMAXPROCS(0), "core"), runtime.GOOS, runtime.GOARCH, vectors(), w.unit+"/s", rate, rates[0],
-		rates[len(rates)-1],
-		100*history.Speed.ReduceShare, 100*history.Speed.WaitShare, s.ofThisWorker())
-	if err == nil && w.tokens > 0 {
-		_, err = fmt.Fprintf(out, "tokens/s      %.0f\n", rate*float64(w.tokens))
+	if o.alone {
+		cost := a.overhead()
+		m.overhead = &cost
 	}
-	if err == nil {
-		err = parts.table(out)
-	}
-	if err == nil && memory > 0 {
-		_, err = fmt.Fprintf(out, "memory        at most %s resident in a worker: %s of parameters, %s of optimizer state\n",
-			formatBytes(memory), formatBytes(parameterBytes(s)), formatBytes(s.trainer.OptimizerBytes()))
-	}
-	if err == nil && o.alone {
-		err = a.overhead().table(out)
-	}
-	return err
+	return m.print(out, &o)
 }
 
 // randomImages returns n images of noise with random labels.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,10 +21,11 @@ import (
 
 // finding is one feature that this build or machine has or lacks.
 type finding struct {
-	Topic  string `json:"topic"`
-	Name   string `json:"name"`
-	Usable bool   `json:"usable"`
-	Text   string `json:"text"`
+	Topic  string         `json:"topic"`
+	Name   string         `json:"name"`
+	Usable bool           `json:"usable"`
+	Text   string         `json:"text"`             // for people
+	Values map[string]any `json:"values,omitempty"` // the numbers and names in Text, for programs
 }
 
 func newCheck() *cobra.Command {
@@ -79,11 +79,7 @@ it took this from, and each value that it read: run it instead of the program.
 func printFindings(w io.Writer, format string, all []finding) error {
 	if format == "json" {
 		for _, f := range all {
-			text, err := json.Marshal(f)
-			if err != nil {
-				return err
-			}
-			if _, err := fmt.Fprintf(w, "%s\n", text); err != nil {
+			if err := writeJSON(w, f); err != nil {
 				return err
 			}
 		}
@@ -108,36 +104,42 @@ func printFindings(w io.Writer, format string, all []finding) error {
 // findings checks all features.
 func findings(ctx context.Context) []finding {
 	var out []finding
-	add := func(topic, name string, usable bool, format string, args ...any) {
-		out = append(out, finding{topic, name, usable, fmt.Sprintf(format, args...)})
+	add := func(values map[string]any, topic, name string, usable bool, format string, args ...any) {
+		out = append(out, finding{topic, name, usable, fmt.Sprintf(format, args...), values})
 	}
-	add("build", "version", true, "%s, %s, %s/%s", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	add(map[string]any{
+		"version": version(), "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH,
+	}, "build", "version", true, "%s, %s, %s/%s", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 	simd := "the Go engine uses no vector instructions; to use them, build with GOEXPERIMENT=simd"
 	if withSIMD {
 		simd = "the Go engine uses vector instructions"
 	}
-	add("build", "simd", withSIMD, "%s", simd)
+	add(nil, "build", "simd", withSIMD, "%s", simd)
 	level := kernel.Level()
-	add("build", "reductions", level != "none", "vector instructions: %s (the processor has %s)", level, vectors())
+	add(map[string]any{"instructions": level, "processor": vectors()}, "build", "reductions", level != "none",
+		"vector instructions: %s (the processor has %s)", level, vectors())
 	out = append(out, transportFindings()...)
 	for _, name := range foreign.Names() {
 		l, err := probeLibrary(ctx, name)
 		if err != nil {
-			add("libraries", name, false, "%v", err)
+			add(nil, "libraries", name, false, "%v", err)
 		} else {
-			add("libraries", name, true, "%s (%s)", l.Version, l.Path)
+			add(map[string]any{"version": l.Version, "path": l.Path}, "libraries", name, true, "%s (%s)", l.Version, l.Path)
 		}
 	}
-	add("machine", "processors", true, "%d, of which this process can use %d", runtime.NumCPU(), runtime.GOMAXPROCS(0))
+	add(map[string]any{"count": runtime.NumCPU(), "usable": runtime.GOMAXPROCS(0)}, "machine", "processors", true,
+		"%d, of which this process can use %d", runtime.NumCPU(), runtime.GOMAXPROCS(0))
 	if n := memoryBytes(); n > 0 {
-		add("machine", "memory", true, "%s", formatBytes(int(n)))
+		add(map[string]any{"bytes": n}, "machine", "memory", true, "%s", formatBytes(int(n)))
 	}
 	return append(out, limitFindings()...)
 }
 
 // transportFindings tries every transport.
 func transportFindings() []finding {
-	out := []finding{{"transports", "mem", true, "goroutines of one process, through its memory"}}
+	out := []finding{{
+		Topic: "transports", Name: "mem", Usable: true, Text: "goroutines of one process, through its memory",
+	}}
 	shared := finding{
 		Topic: "transports", Name: "shm", Usable: true,
 		Text: "processes of this host, through shared memory",

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"encoding/json"
-	"fmt"
 	"io"
 
 	"github.com/lockstep-ml/lockstep/cluster"
@@ -48,10 +46,5 @@ func printJob(w io.Writer, format string) error {
 	for _, c := range job.Beside {
 		out.Beside = append(out.Beside, c.String())
 	}
-	text, err := json.Marshal(out)
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(w, "%s\n", text)
-	return err
+	return writeJSON(w, out)
 }

@@ -14,6 +14,7 @@ import (
 func flagValues() map[string]map[string][]string {
 	training := map[string][]string{
 		"data": sorted(dataSets), "model": modelNames, "optimizer": sorted(optimizers), "engine": gomlx.Names,
+		"format":    {"plain", "table", "json"},
 		"precision": precisions(),
 		"strategy":  {"mirrored", multiWorker, "one-device"}, "implementation": {"auto", "ring", "nccl", "mpi"},
 		"schedule": schedules, "progress": progressModes,
@@ -32,6 +33,7 @@ func flagValues() map[string]map[string][]string {
 			"format": {"plain", "table", "json"}, "transport": {"mem", "shm", "tcp"},
 			"transports": {"mem", "shm", "tcp"},
 		},
+		"lockstep bench data": {"format": {"plain", "json"}},
 		"lockstep simulate": {
 			"op": sorted(simulateOps), "format": {"table", "json"},
 			"memory": {"inplace", "private", "none"},
@@ -42,6 +44,7 @@ func flagValues() map[string]map[string][]string {
 		},
 		"lockstep check":      {"format": {"table", "json"}},
 		"lockstep doctor":     {"format": {"plain", "table", "json"}},
+		"lockstep version":    {"format": {"plain", "json"}},
 		"lockstep render mpi": {"launcher": {"openmpi", "mpich"}},
 	}
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"io"
 	"os"
 	"runtime"
@@ -146,7 +145,7 @@ func (o *doctorFlags) examine(ctx context.Context, out io.Writer) error {
 func (o *doctorFlags) print(out io.Writer, r *doctor.Report) error {
 	switch o.format {
 	case "json":
-		return json.NewEncoder(out).Encode(r)
+		return writeJSON(out, r)
 	case "plain":
 		return r.PrintPlain(out)
 	}
@@ -166,7 +165,7 @@ func facts() []doctor.Fact {
 		{Name: "instruction set", Value: kernel.Level(), Alike: true},
 		{Name: "simd", Value: simd, Alike: true},
 		{Name: "build", Value: buildHash(), Alike: true},
-		{Name: "processors", Value: strconv.Itoa(runtime.GOMAXPROCS(0))},
+		{Name: "processors", Value: strconv.Itoa(runtime.GOMAXPROCS(0)), Number: true},
 	}
 }
 

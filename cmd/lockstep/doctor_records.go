@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -65,7 +64,7 @@ func explainRecords(out io.Writer, folder, format string, epoch int) error {
 		}
 	}
 	if format == "json" {
-		return json.NewEncoder(out).Encode(d)
+		return writeJSON(out, d)
 	}
 	return d.print(out, len(epochs))
 }

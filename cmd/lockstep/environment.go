@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 
@@ -55,7 +54,7 @@ func printEnvironment(out io.Writer, format string, lookup func(string) (string,
 		}
 		switch format {
 		case "json":
-			if err := json.NewEncoder(out).Encode(v); err != nil {
+			if err := writeJSON(out, v); err != nil {
 				return err
 			}
 		case "plain":

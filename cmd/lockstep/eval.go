@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -119,9 +118,7 @@ func (o *evalFlags) run(ctx context.Context, out io.Writer) (err error) {
 		e.Perplexity = number(math.Exp(result.Loss))
 	}
 	if o.format == "json" {
-		encoder := json.NewEncoder(out)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(e)
+		return writeJSON(out, e)
 	}
 	var t table
 	t.row("model", "%s, weights of %s", e.Model, e.Weights)

@@ -12,29 +12,41 @@ import (
 func limitFindings() []finding {
 	var out []finding
 	for _, l := range []struct {
-		name, about string
-		which       int
-		enough      uint64
-		text        func(int) string
+		name, unit, about string
+		which             int
+		enough            uint64
+		text              func(int) string
 	}{
-		{"open files", "a rank opens some for each peer", unix.RLIMIT_NOFILE, 1024, grouped},
-		{"stack", "of the main thread", unix.RLIMIT_STACK, 1 << 20, formatBytes},
+		{"open files", "count", "a rank opens some for each peer", unix.RLIMIT_NOFILE, 1024, grouped},
+		{"stack", "bytes", "of the main thread", unix.RLIMIT_STACK, 1 << 20, formatBytes},
 	} {
 		var r unix.Rlimit
 		if err := unix.Getrlimit(l.which, &r); err != nil {
-			out = append(out, finding{"limits", l.name, false, err.Error()})
+			out = append(out, finding{Topic: "limits", Name: l.name, Text: err.Error()})
 			continue
 		}
 		soft, hard := uint64(r.Cur), uint64(r.Max)
 		text := fmt.Sprintf("%s, at most %s; %s", limitText(soft, l.text), limitText(hard, l.text), l.about)
-		out = append(out, finding{"limits", l.name, soft >= l.enough, text})
+		values := map[string]any{l.unit: limitNumber(soft), "most_" + l.unit: limitNumber(hard)}
+		out = append(out, finding{"limits", l.name, soft >= l.enough, text, values})
 	}
 	return out
 }
 
 func limitText(n uint64, text func(int) string) string {
-	if n >= 1<<62 {
+	if n >= noLimit {
 		return "no limit"
 	}
 	return text(int(n))
 }
+
+// limitNumber returns nil for no limit.
+func limitNumber(n uint64) any {
+	if n >= noLimit {
+		return nil
+	}
+	return n
+}
+
+// noLimit is a number from which on a limit of the system is none.
+const noLimit = 1 << 62

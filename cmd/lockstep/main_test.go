@@ -54,6 +54,7 @@ func TestScripts(t *testing.T) {
 			"fails":     exits(exitError),
 			"samefield": sameField,
 			"sorted":    sortedField,
+			"jsonlines": jsonLines,
 			"exits":     exitsWith,
 			"freeports": freePorts,
 		},

@@ -33,7 +33,7 @@ type planPrinter struct {
 	format    string
 }
 
-var planFormats = []string{"text", "dot", "svg"}
+var planFormats = []string{"text", "dot", "svg", "json"}
 
 // planOps returns the operations of lockstep plan: those of lockstep simulate, and a send.
 func planOps() map[string]plan.Op {
@@ -101,7 +101,7 @@ docs/algorithms.md explains the algorithms.`,
 	flags.StringVar(&f.memory, "memory", "inplace",
 		"what ranks of one host share: inplace (each other's buffers), private (a staging buffer), none (they exchange "+
 			"messages)")
-	flags.StringVar(&f.format, "format", "text", "text, dot (Graphviz) or svg")
+	flags.StringVar(&f.format, "format", "text", "text, dot (Graphviz), svg or json")
 	return cmd
 }
 
@@ -170,6 +170,8 @@ func (f *planPrinter) print(w io.Writer, p plan.Problem) error {
 		_, err = io.WriteString(w, d.DOT())
 	case "svg":
 		_, err = io.WriteString(w, d.SVG())
+	case "json":
+		err = writeJSON(w, d)
 	default:
 		_, err = fmt.Fprintf(w, "%v\nproven: right result on every rank, no deadlock, no data race (%d symbolic "+
 			"executions)\n", d, d.Proofs)

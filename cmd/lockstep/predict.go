@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -155,7 +154,7 @@ func (o *predictFlags) print(w io.Writer, line prediction) error {
 		if math.IsNaN(line.Probability) {
 			return errNotFinite
 		}
-		return json.NewEncoder(w).Encode(line)
+		return writeJSON(w, line)
 	}
 	name := line.File
 	if name == "" {

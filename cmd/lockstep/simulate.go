@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -301,11 +300,7 @@ func (s *simulation) run(in context.Context, w, progress io.Writer, p plan.Probl
 func (s *simulation) print(w io.Writer, p plan.Problem, results []simulated) error {
 	if s.format == "json" {
 		for _, r := range results {
-			text, err := json.Marshal(r)
-			if err != nil {
-				return err
-			}
-			if _, err := fmt.Fprintf(w, "%s\n", text); err != nil {
+			if err := writeJSON(w, r); err != nil {
 				return err
 			}
 		}
