@@ -359,7 +359,7 @@ func TestProgramsNotCompared(t *testing.T) {
 }
 
 // TestStartEqual checks that all workers begin with the chief's values, whatever their own initial values are; that
-// different models are an error on all workers; and that a worker that cannot compile its model is reported to the
+// values are sent only if they differ; that different models are an error on all workers; and that a worker that cannot compile its model is reported to the
 // others.
 func TestStartEqual(t *testing.T) {
 	refuse := errors.New("no such operation")
@@ -368,6 +368,7 @@ func TestStartEqual(t *testing.T) {
 		change func(*Config, *fakeModel) // on worker 1
 		want   string                    // there; "": it works
 	}{
+		{"the same values", func(*Config, *fakeModel) {}, ""},
 		{"other values", func(_ *Config, m *fakeModel) { m.start = 7 }, ""},
 		{
 			"other seed", func(c *Config, _ *fakeModel) { c.Seed = 9 },
@@ -394,6 +395,7 @@ func TestStartEqual(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			values := make([]string, 3)
 			prints := make([]Fact, 3)
+			written := make([]string, 3)
 			errs := overWorkers(t, []int{1, 2, 1}, func(w int, s *distribute.Strategy) error {
 				cfg, m := fakeConfig(7), fakeModel{}
 				if w == 1 {
@@ -404,6 +406,7 @@ func TestStartEqual(t *testing.T) {
 					return err
 				}
 				values[w] = fmt.Sprint(trainer.program.(*fakeProgram).replicas[0].now)
+				written[w] = fmt.Sprint(trainer.program.(*fakeProgram).written)
 				facts, err := trainer.Facts()
 				prints[w] = facts[slices.IndexFunc(facts, func(f Fact) bool { return f.Name == InitialFact })]
 				return errors.Join(err, trainer.Close())
@@ -416,8 +419,18 @@ func TestStartEqual(t *testing.T) {
 					t.Errorf("worker %d ends with %v, want %q", w, err, c.want)
 				}
 			}
-			if c.want == "" && (prints[1] == prints[0] || prints[2] != prints[0]) {
+			if c.want != "" {
+				return
+			}
+			equal, want := c.name == "the same values", []string{"[weights]", "[weights weights]", "[weights]"}
+			if equal {
+				want = []string{"[]", "[]", "[]"}
+			}
+			if (prints[1] == prints[0]) != equal || prints[2] != prints[0] {
 				t.Errorf("the workers' own initial values: %v", prints)
+			}
+			if !slices.Equal(written, want) {
+				t.Errorf("the workers received %v, want %v", written, want)
 			}
 		})
 	}

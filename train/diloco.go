@@ -93,6 +93,7 @@ type diloco struct {
 
 	// Of the round in progress:
 	steps   int              // taken, of InnerSteps
+	begun   int64            // Trainer.committed at its beginning
 	weights []*tensor.Tensor // at its beginning, by parameter
 	mean    *mean            // of this worker's loss and metrics; its examples are those of all workers
 	states  []stepState      // of its batches, for the workers to compare
@@ -127,7 +128,10 @@ func (t *Trainer) openDiLoCo() error {
 		d.scalars = append(d.scalars, make([]float64, 2+len(d.mean.sums)+agreed))
 		d.rows = append(d.rows, make([]float64, agreed))
 	}
-	if t.others() {
+	if !t.others() {
+		t.config.Logger.Warn(fmt.Sprintf("train: Config.DiLoCo on a single worker exchanges nothing: an outer step every %s "+
+			"only changes how it trains; leave DiLoCo out, or start more workers", plural(d.InnerSteps, "step")))
+	} else {
 		var devices []string
 		for _, x := range t.strategy.EngineDevices() {
 			devices = append(devices, fmt.Sprintf("%s:%d", x.Kind, x.Index))
@@ -220,6 +224,7 @@ func (t *Trainer) beginRound(ctx context.Context, b *stepBatches) (stop bool, er
 	if err != nil || stop {
 		return stop, err
 	}
+	d.begun = t.committed
 	if d.weights, err = t.readParameters(0); err != nil {
 		t.failOthers(ctx, err)
 	}
@@ -328,6 +333,26 @@ func (t *Trainer) newRound() {
 	}
 }
 
+// dropRound drops the round in progress, if there is one, after it has failed: the parameters get the values that they
+// had at its beginning on all workers, and its steps do not count.
+func (t *Trainer) dropRound() error {
+	if !t.inRound() {
+		return nil
+	}
+	d := t.diloco
+	for i, value := range d.weights {
+		for replica := range t.parts {
+			if err := t.program.Write(replica, i, value); err != nil {
+				return fmt.Errorf("dropping the inner steps since the last outer step: setting %s on replica %d: %w",
+					t.Parameters()[i].Name, replica, err)
+			}
+		}
+	}
+	t.committed, t.passes = d.begun, 0
+	t.newRound()
+	return nil
+}
+
 // exchangeChanges sums what the round's inner steps have subtracted from the parameters over all replicas, in the
 // memory of the gradients.
 func (t *Trainer) exchangeChanges(ctx context.Context, r *distribute.Replica) error {
@@ -424,10 +449,27 @@ func (t *Trainer) saveDiLoCo(s *Snapshot) {
 		return
 	}
 	cfg := d.DiLoCo
-	s.DiLoCo, s.Workers, s.outer = &cfg, t.workers, d.outer
+	s.DiLoCo, s.Workers, s.division, s.outer = &cfg, t.workers, t.division(), d.outer
 	for i, v := range t.Parameters() {
 		s.OuterMomentum = append(s.OuterMomentum, Weight{momentumName(v.Name), d.momentum[i].Clone()})
 	}
+}
+
+// division returns the number of replicas of each worker.
+func (t *Trainer) division() []int {
+	n := t.strategy.NumReplicasInSync()
+	if t.firsts == nil {
+		return []int{n}
+	}
+	list := make([]int, len(t.firsts))
+	for w, first := range t.firsts {
+		next := n
+		if w+1 < len(t.firsts) {
+			next = t.firsts[w+1]
+		}
+		list[w] = next - first
+	}
+	return list
 }
 
 // restoreDiLoCo sets the state of DiLoCo to that of a snapshot. It returns a reason why bits differ from here on, or
@@ -461,6 +503,9 @@ func (t *Trainer) restoreDiLoCo(s *Snapshot) string {
 	case s.DiLoCo != nil && s.Workers != t.workers:
 		return fmt.Sprintf("the snapshot was made by %s with an optimizer state each, this training has %s: every worker "+
 			"starts with the mean", plural(s.Workers, "worker"), plural(t.workers, "worker"))
+	case s.DiLoCo != nil && s.division != nil && !slices.Equal(s.division, t.division()):
+		return fmt.Sprintf("the snapshot was made by workers of %v replicas, this training has workers of %v: each trains on "+
+			"another share of a batch, and has another weight in the outer step", s.division, t.division())
 	}
 	return ""
 }

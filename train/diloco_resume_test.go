@@ -153,29 +153,33 @@ func TestDiLoCoResumes(t *testing.T) {
 }
 
 // TestDiLoCoRestoresElsewhere: with another number of workers every worker gets the mean of the slots; snapshots with
-// and without DiLoCo can be exchanged. The differences are reported, and the parameters are those of the snapshot.
+// and without DiLoCo, and of the same replicas divided otherwise, can be exchanged. The differences are reported, and the parameters are those of the snapshot.
 func TestDiLoCoRestoresElsewhere(t *testing.T) {
 	three := &DiLoCo{InnerSteps: 3}
 	before := &local{layout: []int{1, 1}, codec: "none", diloco: three, steps: 3}
 	before.train(t)
 	plain := &local{layout: []int{1, 1}, codec: "none", steps: 3}
 	plain.train(t)
+	uneven := &local{layout: []int{1, 2}, codec: "none", diloco: three, steps: 3}
+	uneven.train(t)
 	snapshot := before.snapshots[0]
 	for _, c := range []struct {
+		from   *local
 		layout []int
 		diloco *DiLoCo
 		differ string
 	}{
-		{[]int{1, 1, 1}, three, "made by 2 workers with an optimizer state each, this training has 3 workers"},
-		{[]int{1, 1}, nil, "this training has no DiLoCo"},
-		{[]int{1, 1}, &DiLoCo{InnerSteps: 5}, "3 inner steps, outer learning rate 0.7 and outer momentum 0.9, this"},
+		{uneven, []int{2, 1}, three, "made by workers of [1 2] replicas, this training has workers of [2 1]"},
+		{before, []int{1, 1, 1}, three, "made by 2 workers with an optimizer state each, this training has 3 workers"},
+		{before, []int{1, 1}, nil, "this training has no DiLoCo"},
+		{before, []int{1, 1}, &DiLoCo{InnerSteps: 5}, "3 inner steps, outer learning rate 0.7 and outer momentum 0.9, this"},
 	} {
-		after := &local{layout: c.layout, codec: "none", diloco: c.diloco, from: snapshot}
+		after := &local{layout: c.layout, codec: "none", diloco: c.diloco, from: c.from.snapshots[0]}
 		after.train(t)
-		if after.hash != before.hash || len(after.restored.Differ) == 0 ||
+		if after.hash != c.from.hash || len(after.restored.Differ) == 0 ||
 			!strings.Contains(after.restored.Differ[0], c.differ) {
 			t.Errorf("over %v with %v: %q, weights %s, want %s", c.layout, c.diloco, after.restored.Differ, after.hash,
-				before.hash)
+				c.from.hash)
 		}
 	}
 	elsewhere := &local{layout: []int{1, 1, 1}, codec: "none", diloco: three, from: snapshot}

@@ -1,9 +1,11 @@
 package train
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"slices"
 	"strings"
@@ -114,7 +116,7 @@ func TestDiLoCoIsThePapers(t *testing.T) {
 				replicas += n
 			}
 			train := func(worker int, s *distribute.Strategy) error {
-				c := fakeConfig(8)
+				c := dilocoConfig()
 				given := cfg
 				c.DiLoCo = &given
 				trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64}, c)
@@ -201,7 +203,7 @@ func dilocoFit(t *testing.T, layout []int, cfg DiLoCo, ds func(worker int) data.
 	t.Helper()
 	histories, hashes = make([]*History, len(layout)), make([]string, len(layout))
 	errs = overWorkers(t, layout, func(w int, s *distribute.Strategy) error {
-		c := fakeConfig(8)
+		c := dilocoConfig()
 		c.DiLoCo = &cfg
 		trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64, shift: 1.0 / 16}, c)
 		if err != nil {
@@ -217,6 +219,13 @@ func dilocoFit(t *testing.T, layout []int, cfg DiLoCo, ds func(worker int) data.
 		return err
 	})
 	return histories, hashes, errs
+}
+
+// dilocoConfig is fakeConfig without the warning of a single worker.
+func dilocoConfig() Config {
+	c := fakeConfig(8)
+	c.Logger = slog.New(slog.DiscardHandler)
+	return c
 }
 
 func dilocoData(int) data.Dataset { return sizes(lineExamples(47), 8, 8, 8, 2, 8, 8, 5) }
@@ -264,7 +273,7 @@ func TestDiLoCoStops(t *testing.T) {
 					t.Fatal(errors.Join(errs...))
 				}
 			} else {
-				cfg := fakeConfig(8)
+				cfg := dilocoConfig()
 				cfg.DiLoCo = &DiLoCo{InnerSteps: 3}
 				trainer, _ := newFakeWith(t, layout[0], cfg, fakeModel{})
 				h, err := trainer.Fit(t.Context(), dilocoData(0), fit(0, trainer))
@@ -299,33 +308,58 @@ func TestDiLoCoComparesWorkers(t *testing.T) {
 	}
 }
 
-// TestDiLoCoFails: a failure in an inner step of one worker ends the training of all, and names the cause.
+// TestDiLoCoFails: a failure in an inner step of one worker ends the training of all, and names the cause. All workers
+// then have the parameters of the last outer step, and the next Fit continues from there.
 func TestDiLoCoFails(t *testing.T) {
+	failed := make([]error, 2)
+	weights := make([]string, 2)
 	errs := overWorkers(t, []int{1, 1}, func(w int, s *distribute.Strategy) error {
 		calls := 0
 		m := fakeModel{rate: 1.0 / 64, fail: func(phase string, _ int) error {
-			if phase == "gradients" {
-				calls++
+			if phase != "gradients" {
+				return nil
 			}
-			if w == 1 && calls == 3 {
+			if calls++; w == 1 && calls == 6 {
 				return errors.New("worker 1 has no power")
 			}
 			return nil
 		}}
-		c := fakeConfig(8)
-		c.DiLoCo = &DiLoCo{InnerSteps: 5}
+		c := dilocoConfig()
+		c.DiLoCo = &DiLoCo{InnerSteps: 4}
 		trainer, err := New(t.Context(), s, m, c)
 		if err != nil {
 			return err
 		}
 		defer trainer.Close()
-		_, err = trainer.Fit(t.Context(), dilocoData(0), FitConfig{})
-		return err
+		var outer fakeValues
+		remember := Callback{OnStepEnd: func(_ context.Context, step Step) error {
+			if step.Outer {
+				outer = trainer.program.(*fakeProgram).snapshot()[0]
+			}
+			return nil
+		}}
+		_, failed[w] = trainer.Fit(t.Context(), dilocoData(0), FitConfig{Callbacks: []Callback{remember}})
+		now := trainer.program.(*fakeProgram).snapshot()[0]
+		if got, want := fmt.Sprint(now[:2]), fmt.Sprint(outer[:2]); got != want || trainer.Steps() != 4 {
+			return fmt.Errorf("after %d steps the parameters are %s, want those of the outer step after 4: %s",
+				trainer.Steps(), got, want)
+		}
+		if _, err := trainer.Fit(t.Context(), dilocoData(0), FitConfig{}); err != nil {
+			return err
+		}
+		weights[w] = fmt.Sprint(trainer.program.(*fakeProgram).snapshot()[0][:2])
+		return nil
 	})
-	for w, err := range errs {
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+	for w, err := range failed {
 		if err == nil || !strings.Contains(err.Error(), "worker 1 has no power") {
 			t.Errorf("worker %d: %v", w, err)
 		}
+	}
+	if weights[0] != weights[1] {
+		t.Errorf("after the second Fit the workers have the weights %v", weights)
 	}
 }
 
@@ -344,7 +378,7 @@ func TestDiLoCoNotFinite(t *testing.T) {
 	if errs[0] == nil {
 		t.Error("the other worker has not failed")
 	}
-	cfg := fakeConfig(8)
+	cfg := dilocoConfig()
 	cfg.DiLoCo = &DiLoCo{InnerSteps: 2}
 	trainer, p := newFakeWith(t, 2, cfg, fakeModel{})
 	_, err := trainer.Fit(t.Context(), dilocoData(0), FitConfig{Callbacks: []Callback{{
@@ -362,7 +396,7 @@ func TestDiLoCoNotFinite(t *testing.T) {
 
 // TestDiLoCoBetweenRounds: what needs equal parameters is an error in a round, and a custom loop always.
 func TestDiLoCoBetweenRounds(t *testing.T) {
-	cfg := fakeConfig(8)
+	cfg := dilocoConfig()
 	cfg.DiLoCo = &DiLoCo{InnerSteps: 2}
 	trainer, _ := newFakeWith(t, 2, cfg, fakeModel{})
 	_, err := trainer.Fit(t.Context(), dilocoData(0), FitConfig{Callbacks: []Callback{{
@@ -391,6 +425,17 @@ func TestDiLoCoBetweenRounds(t *testing.T) {
 	}
 }
 
+// TestDiLoCoAlone: a single worker gets a warning that it exchanges nothing.
+func TestDiLoCoAlone(t *testing.T) {
+	var log bytes.Buffer
+	c := dilocoConfig()
+	c.DiLoCo, c.Logger = &DiLoCo{InnerSteps: 3}, slog.New(slog.NewTextHandler(&log, nil))
+	newFakeWith(t, 2, c, fakeModel{})
+	if !strings.Contains(log.String(), "Config.DiLoCo on a single worker exchanges nothing") {
+		t.Errorf("logged %q", log.String())
+	}
+}
+
 func TestDiLoCoConfig(t *testing.T) {
 	for text, change := range map[string]func(*Config, *fakeModel){
 		"InnerSteps is 0":         func(c *Config, _ *fakeModel) { c.DiLoCo.InnerSteps = 0 },
@@ -400,7 +445,7 @@ func TestDiLoCoConfig(t *testing.T) {
 		`Config.NotFinite "skip"`: func(c *Config, _ *fakeModel) { c.NotFinite = SkipNotFinite },
 		"compute in bfloat16":     func(_ *Config, m *fakeModel) { m.limit = 100 },
 	} {
-		cfg, m := fakeConfig(8), fakeModel{rate: 1}
+		cfg, m := dilocoConfig(), fakeModel{rate: 1}
 		cfg.DiLoCo = &DiLoCo{InnerSteps: 2}
 		change(&cfg, &m)
 		s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: fakeEngine{2}})

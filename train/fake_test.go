@@ -136,6 +136,7 @@ type fakeProgram struct {
 	buckets  []engine.Bucket
 	replicas []*fakeReplica
 	devices  []*fakeDevice
+	written  []string // the variables of the calls of Write
 
 	mu     sync.Mutex
 	states map[[3]uint64]string // random states that were used, and their users
@@ -346,6 +347,7 @@ func (p *fakeProgram) Read(replica, variable int) (*tensor.Tensor, error) {
 }
 
 func (p *fakeProgram) Write(replica, variable int, value *tensor.Tensor) error {
+	p.written = append(p.written, fakeVariables[variable].Name)
 	if !p.Owned(p.spec.DeviceOf(replica), variable) {
 		return nil
 	}

@@ -59,7 +59,7 @@ type FitConfig struct {
 // returns an error if another Fit of this trainer is running, so a callback cannot call it.
 //
 // On an error, or if ctx ends, the history holds the epochs and steps until then, and all variables have the
-// values of the last complete step. Error texts count epochs and steps from 1, as the progress line does. Fit
+// values of the last complete step; with DiLoCo the parameters have those of the last outer step. Error texts count epochs and steps from 1, as the progress line does. Fit
 // ends with [Trainer.CheckMirrored] over all workers.
 //
 // With several workers, every worker calls Fit with the same data and configuration; the callbacks may
@@ -117,6 +117,9 @@ func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*His
 		t.stopping.Store(false)
 	}
 	t.stopRequested = false
+	if err != nil {
+		err = errors.Join(err, t.dropRound())
+	}
 	f.history.Speed = f.speed.result(len(t.parts))
 	if err == nil {
 		err = t.checkAll(ctx)

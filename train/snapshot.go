@@ -43,7 +43,9 @@ type Snapshot struct {
 	compute string     // Trainer.computeName
 	scale   *lossScale // nil: none
 	outer   int64      // outer steps of DiLoCo taken
-	fit     *fitState  // nil: taken outside Fit
+	// division has the number of replicas of each worker of a training with DiLoCo; nil: unknown.
+	division []int
+	fit      *fitState // nil: taken outside Fit
 }
 
 // Epoch returns Fit's position: the epoch, from 0, and the steps of it that were taken. It returns 0, 0 for a
@@ -78,6 +80,7 @@ type snapshotState struct {
 type outerState struct {
 	DiLoCo
 	Workers  int      `json:"workers"`
+	Replicas []int    `json:"replicas,omitempty"` // of each worker; nil: an older version wrote the snapshot
 	Outer    int64    `json:"outer_steps"`
 	Momentum []string `json:"momentum_tensors"` // the names of the tensors that are the outer momentum
 }
@@ -92,6 +95,9 @@ func (s *outerState) check() error {
 	}
 	if s.Workers < 1 || s.Outer < 0 {
 		return fmt.Errorf("DiLoCo: %d workers after %d outer steps", s.Workers, s.Outer)
+	}
+	if s.Replicas != nil && (len(s.Replicas) != s.Workers || slices.Min(s.Replicas) < 1) {
+		return fmt.Errorf("DiLoCo: %d workers of %v replicas", s.Workers, s.Replicas)
 	}
 	return nil
 }
@@ -111,7 +117,7 @@ func (s *Snapshot) Contents() (*checkpoint.Contents, error) {
 		saved.Compression = append(saved.Compression, v.Name)
 	}
 	if s.DiLoCo != nil {
-		saved.DiLoCo = &outerState{DiLoCo: *s.DiLoCo, Workers: s.Workers, Outer: s.outer}
+		saved.DiLoCo = &outerState{DiLoCo: *s.DiLoCo, Workers: s.Workers, Replicas: s.division, Outer: s.outer}
 		for _, v := range s.OuterMomentum {
 			saved.DiLoCo.Momentum = append(saved.DiLoCo.Momentum, v.Name)
 		}
@@ -162,7 +168,7 @@ func SnapshotOf(c *checkpoint.Contents) (*Snapshot, error) {
 		if err := d.check(); err != nil {
 			return nil, fmt.Errorf("train: snapshot: its state: %w", err)
 		}
-		s.DiLoCo, s.Workers, s.outer, momentum = &d.DiLoCo, d.Workers, d.Outer, d.Momentum
+		s.DiLoCo, s.Workers, s.division, s.outer, momentum = &d.DiLoCo, d.Workers, d.Replicas, d.Outer, d.Momentum
 	}
 	for _, t := range c.Tensors {
 		switch {
@@ -348,7 +354,8 @@ type Restored struct {
 // the snapshot's it is dropped, which Restored reports too. With DiLoCo and another number of workers, every worker
 // gets the mean of the workers' slots, or the first worker's if they are no floating-point numbers. A snapshot with
 // DiLoCo can be restored without it, and the reverse: the slots are then combined in the same way, or the outer
-// momentum starts at 0; Restored reports all of it. On error nothing has changed, unless the engine itself failed.
+// momentum starts at 0. Restored reports all of it, and with DiLoCo also the same replicas divided otherwise among as
+// many workers. On error nothing has changed, unless the engine itself failed.
 func (t *Trainer) Restore(ctx context.Context, s *Snapshot) (Restored, error) {
 	s, _, err := t.share(ctx, s, shared{}, nil)
 	if s == nil || err != nil {

@@ -2,8 +2,6 @@ package train
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,16 +13,17 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// startEqual sends the chief's initial values to all workers, as TensorFlow's multi-worker strategy does when
+// startEqual gives all workers the chief's initial values, as TensorFlow's multi-worker strategy does when
 // it creates variables, because a model may draw random ones. First it checks that all workers have the same
-// model.
+// model. It sends only the values that differ between workers.
 func (t *Trainer) startEqual(ctx context.Context) (err error) {
 	defer func() {
 		if err != nil {
 			t.failOthers(ctx, err)
 		}
 	}()
-	if t.initial, err = t.initialPrint(); err != nil {
+	prints, err := t.initialPrints()
+	if err != nil {
 		return err
 	}
 	chief := t.strategy.Properties().ShouldCheckpoint
@@ -46,7 +45,12 @@ func (t *Trainer) startEqual(ctx context.Context) (err error) {
 	if err := t.comparePrograms(ctx); err != nil {
 		return err
 	}
-	for i, v := range t.variables {
+	differ, err := t.differentValues(ctx, prints)
+	if err != nil {
+		return err
+	}
+	for _, i := range differ {
+		v := t.variables[i]
 		value, err := t.fromKeeper(ctx, i)
 		if err != nil {
 			return fmt.Errorf("train: receiving the initial value of %s from the chief: %w", v.Name, err)
@@ -58,6 +62,61 @@ func (t *Trainer) startEqual(ctx context.Context) (err error) {
 		}
 	}
 	return nil
+}
+
+// initialPrints returns, by local replica and variable, a 128-bit hash of the initial value: two numbers. Both are 0
+// where the replica's device does not have the variable, or another replica of this device represents it. It sets
+// t.initial.
+func (t *Trainer) initialPrints() ([][]int64, error) {
+	prints := make([][]int64, len(t.parts))
+	own := xxh3.New()
+	for replica := range prints {
+		prints[replica] = make([]int64, 2*len(t.variables))
+		first := t.devices[t.deviceOf[replica]].replicas[0] == replica
+		for i, v := range t.variables {
+			if !t.owned(replica, i) || !first && v.Role != engine.Average {
+				continue
+			}
+			value, err := t.program.Read(replica, i)
+			if err != nil {
+				return nil, fmt.Errorf("train: reading %s: %w", v.Name, err)
+			}
+			h := xxh3.Hash128(value.Memory().HostBytes())
+			prints[replica][2*i], prints[replica][2*i+1] = int64(h.Hi), int64(h.Lo)
+			if replica == 0 && !t.divided(i) {
+				b := h.Bytes()
+				own.Write(b[:])
+			}
+		}
+	}
+	t.initial = own.Sum64()
+	return prints, nil
+}
+
+// differentValues returns the variables whose initial values differ between replicas, from the prints of this worker's.
+// All workers get the same result.
+func (t *Trainer) differentValues(ctx context.Context, prints [][]int64) (differ []int, err error) {
+	rows := make([]distribute.Value, len(prints))
+	for replica, p := range prints {
+		rows[replica] = tensor.Of(p, 1, len(p))
+	}
+	all, err := t.gather(ctx, rows)
+	if err != nil {
+		return nil, fmt.Errorf("train: comparing the workers' initial values: %w", err)
+	}
+	list, n := tensor.Data[int64](all), 2*len(t.variables)
+	for i := range t.variables {
+		keeper, _ := t.keeper(i)
+		want := list[keeper*n+2*i:][:2]
+		for replica := range len(list) / n {
+			got := list[replica*n+2*i:][:2]
+			if !slices.Equal(got, want) && (got[0] != 0 || got[1] != 0) {
+				differ = append(differ, i)
+				break
+			}
+		}
+	}
+	return differ, nil
 }
 
 // comparePrograms returns an error unless all workers compute the same, including constants, because rates
@@ -159,20 +218,6 @@ func (t *Trainer) describe() []string {
 		out = append(out, fmt.Sprintf("the %v %q of %v%s", v.Role, v.Name, v.DType, tensor.FormatShape(v.Shape)))
 	}
 	return out
-}
-
-// initialPrint returns a 64-bit prefix of the hash of all initial values on this worker.
-func (t *Trainer) initialPrint() (uint64, error) {
-	prints, err := t.fingerprints()
-	if err != nil {
-		return 0, err
-	}
-	var b []byte
-	for _, p := range prints {
-		b = binary.LittleEndian.AppendUint64(b, uint64(p))
-	}
-	sum := sha256.Sum256(b)
-	return binary.LittleEndian.Uint64(sum[:]), nil
 }
 
 // chiefError is a failure on the chief, as the other workers receive it.

@@ -53,7 +53,7 @@ type Trainer struct {
 	workers  int         // in the job
 	firsts   []int       // of each worker, the first replica; nil: there is one worker
 	worker   int         // this one's number, in the order of the replicas
-	initial  uint64      // with several workers: hash prefix of this worker's own initial values
+	initial  uint64      // with several workers: hash of this worker's own initial values
 	stopping atomic.Bool // Stop was called
 	// a callback of the current Fit requested a stop, which the other workers have not received yet
 	stopRequested bool
@@ -66,7 +66,7 @@ type Trainer struct {
 
 // New compiles m for the replicas of s. The strategy must have an engine and must outlive the trainer. With
 // several workers, every worker calls New with the same model and configuration, and starts from the chief's
-// initial values. New returns an error if the configuration is invalid, the model does not compile, or the
+// initial values; only those that differ between workers are sent. New returns an error if the configuration is invalid, the model does not compile, or the
 // workers' models differ.
 func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config) (*Trainer, error) {
 	if s.Engine() == nil {
