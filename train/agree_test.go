@@ -359,8 +359,8 @@ func TestProgramsNotCompared(t *testing.T) {
 }
 
 // TestStartEqual checks that all workers begin with the chief's values, whatever their own initial values are; that
-// values are sent only if they differ; that different models are an error on all workers; and that a worker that cannot compile its model is reported to the
-// others.
+// values are sent only if they differ; that different models are an error on all workers; and that a worker that cannot
+// compile its model is reported to the others.
 func TestStartEqual(t *testing.T) {
 	refuse := errors.New("no such operation")
 	for _, c := range []struct {

@@ -504,8 +504,8 @@ func (t *Trainer) restoreDiLoCo(s *Snapshot) string {
 		return fmt.Sprintf("the snapshot was made by %s with an optimizer state each, this training has %s: every worker "+
 			"starts with the mean", plural(s.Workers, "worker"), plural(t.workers, "worker"))
 	case s.DiLoCo != nil && s.division != nil && !slices.Equal(s.division, t.division()):
-		return fmt.Sprintf("the snapshot was made by workers of %v replicas, this training has workers of %v: each trains on "+
-			"another share of a batch, and has another weight in the outer step", s.division, t.division())
+		return fmt.Sprintf("the snapshot was made by workers of %v replicas, this training has workers of %v: each "+
+			"trains on another share of a batch, and has another weight in the outer step", s.division, t.division())
 	}
 	return ""
 }

@@ -153,7 +153,8 @@ func TestDiLoCoResumes(t *testing.T) {
 }
 
 // TestDiLoCoRestoresElsewhere: with another number of workers every worker gets the mean of the slots; snapshots with
-// and without DiLoCo, and of the same replicas divided otherwise, can be exchanged. The differences are reported, and the parameters are those of the snapshot.
+// and without DiLoCo, and of the same replicas divided otherwise, can be exchanged. The differences are reported, and
+// the parameters are those of the snapshot.
 func TestDiLoCoRestoresElsewhere(t *testing.T) {
 	three := &DiLoCo{InnerSteps: 3}
 	before := &local{layout: []int{1, 1}, codec: "none", diloco: three, steps: 3}

@@ -58,9 +58,9 @@ type FitConfig struct {
 // Epoch e reads ds with data.WithEpoch(ctx, e), so a shuffled pipeline has a new order in every epoch. Fit
 // returns an error if another Fit of this trainer is running, so a callback cannot call it.
 //
-// On an error, or if ctx ends, the history holds the epochs and steps until then, and all variables have the
-// values of the last complete step; with DiLoCo the parameters have those of the last outer step. Error texts count epochs and steps from 1, as the progress line does. Fit
-// ends with [Trainer.CheckMirrored] over all workers.
+// On an error, or if ctx ends, the history holds the epochs and steps until then, and all variables have the values of
+// the last complete step; with DiLoCo the parameters have those of the last outer step. Error texts count epochs and
+// steps from 1, as the progress line does. Fit ends with [Trainer.CheckMirrored] over all workers.
 //
 // With several workers, every worker calls Fit with the same data and configuration; the callbacks may
 // differ. If a callback on any worker requests a stop, training ends on all workers after the same step: the

@@ -64,10 +64,10 @@ type Trainer struct {
 	notFinite int // non-finite batches that did not end Fit or Evaluate
 }
 
-// New compiles m for the replicas of s. The strategy must have an engine and must outlive the trainer. With
-// several workers, every worker calls New with the same model and configuration, and starts from the chief's
-// initial values; only those that differ between workers are sent. New returns an error if the configuration is invalid, the model does not compile, or the
-// workers' models differ.
+// New compiles m for the replicas of s. The strategy must have an engine and must outlive the trainer. With several
+// workers, every worker calls New with the same model and configuration, and starts from the chief's initial values;
+// only those that differ between workers are sent. New returns an error if the configuration is invalid, the model does
+// not compile, or the workers' models differ.
 func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config) (*Trainer, error) {
 	if s.Engine() == nil {
 		return nil, errors.New("train: the strategy has no engine: set Engine in its configuration")
