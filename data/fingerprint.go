@@ -1,6 +1,7 @@
 package data
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"slices"
@@ -99,4 +100,15 @@ func hashColumn(c *column, seed uint64) uint64 {
 		}
 	}
 	return describe(h, fmt.Sprint(c.dtype, c.shape, c.rows.Shape()))
+}
+
+// FingerprintFiles returns a hash of the contents of files, for a [Fingerprinted] source of another package. It reads
+// the files once, in parallel, and keeps the hashes in an index beside each file; see [IndexOptions]. format names the
+// files in errors.
+func FingerprintFiles(ctx context.Context, format string, names []string, o IndexOptions) (uint64, error) {
+	files, err := indexFiles(ctx, "array", format, names, o, nil)
+	if err != nil {
+		return 0, err
+	}
+	return fingerprint(format, files), nil
 }
