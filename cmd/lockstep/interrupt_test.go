@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -50,8 +51,9 @@ func TestInterrupt(t *testing.T) {
 	for _, sig := range signals {
 		t.Run(sig.String(), func(t *testing.T) {
 			dir := t.TempDir()
-			cmd := lockstepProcess(t, "train", "--model", "mlp", "--global-batch", "128", "--epochs", "1000000", "--progress",
-				"plain", "--out", dir)
+			cmd := lockstepProcess(t, slices.Concat([]string{"train"}, tinyTable(t), []string{
+				"--global-batch", "20", "--epochs", "1000000", "--progress", "plain", "--out", dir,
+			})...)
 			var stderr bytes.Buffer
 			cmd.Stderr = &stderr
 			stdout, err := cmd.StdoutPipe()

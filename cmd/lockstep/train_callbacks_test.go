@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,9 +14,8 @@ import (
 func TestCallbackFlags(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
-	small := []string{
-		"--model", "mlp", "--replicas", "2", "--validation-split", "0.3", "--epochs", "3", "--global-batch", "1024",
-	}
+	data := append(tinyTable(t), "--replicas", "2")
+	small := slices.Concat(data, []string{"--validation-split", "0.3", "--epochs", "3", "--global-batch", "20"})
 	s, _ := trainOnce(t, append(small, "--schedule", "warmup-cosine", "--warmup-steps", "3", "--ema", "0.5",
 		"--validate-every", "2", "--best", at("best"), "--csv-log", at("log.csv"), "--json-log", at("log.jsonl"),
 		"--log-every", "1", "--tensorboard", at("board"))...)
@@ -26,7 +26,7 @@ func TestCallbackFlags(t *testing.T) {
 	averages := append(small, "--ema", "0.9", "--best", at("averages"), "--monitor", "loss")
 	without, _ := trainOnce(t, append(small, "--ema", "0.9")...)
 	with, _ := trainOnce(t, append(averages, "--early-stopping", "5")...) // every epoch is better
-	tested, _ := trainOnce(t, "--model", "mlp", "--replicas", "2", "--epochs", "0", "--weights", at("averages"))
+	tested, _ := trainOnce(t, append(data, "--epochs", "0", "--weights", at("averages"))...)
 	for name, s := range map[string]map[string]any{"--ema": without, "--early-stopping": with} {
 		if s["weights_hash"] != tested["weights_hash"] {
 			t.Errorf("%s ends with weights %v, want those of --best, %v", name, s["weights_hash"], tested["weights_hash"])
@@ -43,7 +43,7 @@ func TestCallbackFlags(t *testing.T) {
 	}
 	// Nothing improves if the rate is tiny and reduced at once: the first epoch without improvement stops.
 	s, _ = trainOnce(t, append(small, "--schedule", "constant", "--monitor", "accuracy", "--learning-rate", "1e-30",
-		"--shift", "0", "--reduce-lr", "1", "--early-stopping", "1")...)
+		"--reduce-lr", "1", "--early-stopping", "1")...)
 	if perEpoch := 3.0; s["steps"].(float64) > 2*perEpoch {
 		t.Errorf("%v steps: want at most two epochs of %v", s["steps"], perEpoch)
 	}

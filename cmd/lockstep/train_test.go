@@ -2,9 +2,12 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -39,6 +42,24 @@ func trainInto(t *testing.T, dir string, args ...string) (summary map[string]any
 		t.Fatal(err)
 	}
 	return summary, weights
+}
+
+// tinyTable returns flags that train a perceptron on a table of 90 rows. With the digits, most of the time of a short
+// training is the evaluation of their 1,797 test images.
+func tinyTable(t *testing.T) []string {
+	t.Helper()
+	rows := []string{"a,b,c,d,label"}
+	random := rand.New(rand.NewPCG(1, 2))
+	for row := range 90 {
+		class := row % 3
+		rows = append(rows, fmt.Sprintf("%.2f,%.2f,%.2f,%.2f,%d", float64(class)+random.NormFloat64(),
+			random.NormFloat64()-float64(class), random.NormFloat64(), random.NormFloat64(), class))
+	}
+	file := filepath.Join(t.TempDir(), "table.csv")
+	if err := os.WriteFile(file, []byte(strings.Join(rows, "\n")+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return []string{"--data", "csv", "--data-file", file, "--label", "label", "--model", "mlp"}
 }
 
 func TestSummary(t *testing.T) {
@@ -91,9 +112,10 @@ func TestSeedDecides(t *testing.T) {
 // TestBucketsGiveTheSameBits: the number of buckets does not change the bits of the Go engine.
 func TestBucketsGiveTheSameBits(t *testing.T) {
 	skipShort(t, "several trainings")
+	small := append(tinyTable(t), "--replicas", "2", "--steps", "4", "--global-batch", "20")
 	var first any
 	for _, bytes := range []string{"1GiB", "64KiB", "1"} {
-		s, _ := trainOnce(t, "--model", "mlp", "--replicas", "2", "--steps", "4", "--bucket-bytes", bytes)
+		s, _ := trainOnce(t, append(small, "--bucket-bytes", bytes)...)
 		if first == nil {
 			first = s["weights_hash"]
 		}
@@ -105,13 +127,10 @@ func TestBucketsGiveTheSameBits(t *testing.T) {
 
 // TestCompress: training with every codec works, and each gives other bits.
 func TestCompress(t *testing.T) {
+	small := append(tinyTable(t), "--replicas", "2", "--steps", "4", "--global-batch", "20")
 	hashes := map[any]string{}
-	codecs := []string{"none", "int8", "powersgd:4", "bfloat16", "float16"}
-	if testing.Short() {
-		codecs = codecs[:3] // package train tests each codec
-	}
-	for _, codec := range codecs {
-		s, _ := trainOnce(t, "--model", "mlp", "--replicas", "2", "--steps", "4", "--compress", codec)
+	for _, codec := range []string{"none", "int8", "powersgd:4", "bfloat16", "float16"} {
+		s, _ := trainOnce(t, append(small, "--compress", codec)...)
 		if other, ok := hashes[s["weights_hash"]]; ok {
 			t.Errorf("%s and %s gave the same bits", codec, other)
 		}
@@ -121,6 +140,7 @@ func TestCompress(t *testing.T) {
 
 // TestDiLoCo: each part of DiLoCo's configuration has an effect.
 func TestDiLoCo(t *testing.T) {
+	small := append(tinyTable(t), "--replicas", "2", "--steps", "6", "--global-batch", "20")
 	hashes := map[any][]string{}
 	for _, flags := range [][]string{
 		nil,
@@ -129,7 +149,7 @@ func TestDiLoCo(t *testing.T) {
 		{"--diloco", "2", "--outer-learning-rate", "1"},
 		{"--diloco", "2", "--outer-momentum", "0"},
 	} {
-		s, _ := trainOnce(t, append([]string{"--model", "mlp", "--replicas", "2", "--steps", "6"}, flags...)...)
+		s, _ := trainOnce(t, append(small, flags...)...)
 		if other, ok := hashes[s["weights_hash"]]; ok {
 			t.Errorf("%v and %v gave the same bits", flags, other)
 		}
@@ -140,14 +160,9 @@ func TestDiLoCo(t *testing.T) {
 // TestAccumulateAndClip checks that steps that accumulate batches, clipped or not, have the results of larger batches
 // except for rounding.
 func TestAccumulateAndClip(t *testing.T) {
-	clips := [][]string{{"--clip-norm", "0.5"}, nil, {"--clip-value", "0.01"}}
-	if testing.Short() {
-		clips = clips[:1] // package train tests each combination
-	}
-	for _, clip := range clips {
-		args := append([]string{
-			"--model", "mlp", "--replicas", "2", "--steps", "4", "--shift", "0",
-		}, clip...)
+	small := append(tinyTable(t), "--replicas", "2", "--steps", "4")
+	for _, clip := range [][]string{{"--clip-norm", "0.5"}, nil, {"--clip-value", "0.01"}} {
+		args := slices.Concat(small, clip)
 		large, _ := trainOnce(t, append(args, "--global-batch", "60")...)
 		parts, _ := trainOnce(t, append(args, "--global-batch", "20", "--accumulate", "3")...)
 		if parts["steps"] != large["steps"] {
@@ -159,16 +174,12 @@ func TestAccumulateAndClip(t *testing.T) {
 	}
 }
 
-// TestReplicasGiveTheSameWeights: 30 steps of 100 examples on 1, 3 and 2 replicas differ in rounding only.
+// TestReplicasGiveTheSameWeights: 30 steps of 50 examples on 1, 3 and 2 replicas differ in rounding only.
 func TestReplicasGiveTheSameWeights(t *testing.T) {
-	steps, counts := "30", []string{"1", "3", "2"}
-	if testing.Short() {
-		steps, counts = "5", counts[:2]
-	}
+	small := append(tinyTable(t), "--global-batch", "50", "--optimizer", "sgd", "--steps", "30")
 	var first []checkpoint.Tensor
-	for _, replicas := range counts {
-		_, weights := trainOnce(t, "--model", "mlp", "--replicas", replicas, "--global-batch", "100", "--optimizer", "sgd",
-			"--steps", steps)
+	for _, replicas := range []string{"1", "3", "2"} {
+		_, weights := trainOnce(t, append(small, "--replicas", replicas)...)
 		if first == nil {
 			first = weights
 		}

@@ -296,10 +296,9 @@ func TestInterruptOneWorker(t *testing.T) {
 				}
 			}()
 			all := job{
-				flags: []string{
-					"--replicas", "1", "--model", "cnn", "--global-batch", "512", "--epochs", "1000000", "--progress",
-					"plain", "--out", dir,
-				}, env: tfConfig(t, 2),
+				flags: append(tinyTable(t), "--replicas", "1", "--global-batch", "20", "--epochs", "1000000", "--progress", "plain",
+					"--out", dir),
+				env: tfConfig(t, 2),
 				watch: func(w int, line string, p *workerProcess) {
 					if strings.HasPrefix(line, "worker ") && processes[w] == nil {
 						processes[w] = p.cmd.Process
