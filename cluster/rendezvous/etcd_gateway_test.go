@@ -90,6 +90,7 @@ const unavailable = `{"code":14,"message":"etcdserver: no leader"}`
 // TestEtcdRetries: calls retry after unreachable endpoints, missing answers and expired tokens, but never repeat a
 // change that may have been made.
 func TestEtcdRetries(t *testing.T) {
+	t.Parallel() // it mostly waits to retry
 	p := &played{user: true}
 	s := openPlayed(t, p, Config{Etcd: &EtcdConfig{User: "me", Password: "pw"}})
 	get := func(name string) {
@@ -132,6 +133,7 @@ func TestEtcdLost(t *testing.T) {
 }
 
 func TestEtcdErrors(t *testing.T) {
+	t.Parallel() // it mostly waits to retry
 	for _, bad := range []string{"", "host", "h:1,,h:2", ":1"} {
 		if _, err := Open(t.Context(), "etcd://"+bad, Config{Etcd: &EtcdConfig{}}); err == nil ||
 			!strings.Contains(err.Error(), "want host:port") {

@@ -38,14 +38,17 @@ func act(what string) {
 
 var spins int
 
-// endless is a loop without end. It makes no call, or leaves the processors to others.
+// endless is a loop without end. If busy, it makes no call for a second, in which nothing can preempt it but a signal;
+// afterwards, and if not busy, it leaves the processors to others.
 //
 //go:noinline
 func endless(busy bool) {
-	for {
-		spins++
-		if !busy {
-			time.Sleep(time.Second)
+	for until := time.Now().Add(time.Second); busy && time.Now().Before(until); {
+		for range 1 << 24 {
+			spins++
 		}
+	}
+	for {
+		time.Sleep(time.Second)
 	}
 }

@@ -2,6 +2,7 @@ package mpi_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"strconv"
@@ -22,6 +23,10 @@ const asRank = "LOCKSTEP_TEST_MPI"
 func TestMain(m *testing.M) {
 	what := os.Getenv(asRank)
 	if what == "" {
+		flag.Parse()
+		if err := flag.Set("test.parallel", "8"); err != nil { // the processes mostly wait
+			panic(err)
+		}
 		os.Exit(m.Run())
 	}
 	do, ok := rankDoes[what]

@@ -74,7 +74,7 @@ func (g *group) around(c context.Context, e transport.Endpoint) error {
 
 func cancelledAnyTime(g *group) {
 	random, seed := seeded(g.T)
-	for range 15 {
+	for range attempts(15) {
 		g := g.again()
 		g.acceptAll()
 		all, cancel := context.WithCancel(ctx)
@@ -171,7 +171,7 @@ func closesAfterSending(g *group) {
 // errors.
 func closingAnyTime(g *group) {
 	random, seed := seeded(g.T)
-	for range 10 {
+	for range attempts(10) {
 		g := g.again()
 		g.acceptAll()
 		rounds := random.IntN(20)
@@ -239,7 +239,7 @@ func peerFails(g *group) {
 // failsAnyTime: at any moment, a failure ends the exchanges of all that need the rank, with its reason.
 func failsAnyTime(g *group) {
 	random, seed := seeded(g.T)
-	for range 10 {
+	for range attempts(10) {
 		g := g.again()
 		g.acceptAll()
 		n := len(g.ends)

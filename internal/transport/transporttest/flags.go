@@ -431,7 +431,7 @@ func agreement(g *group, domain []transport.Endpoint, patience func(rank int) ti
 // withdrawRace: if a rank tries to leave while the last ones arrive, all ranks agree which calls have started.
 func withdrawRace(g *group) {
 	random, seed := seeded(g.T)
-	for range 40 {
+	for range attempts(40) {
 		g := g.again()
 		domain := g.shared()
 		patience := map[int]time.Duration{}
@@ -521,7 +521,7 @@ func interrupt(g *group) {
 // interruptRace: an interrupt at any moment; all ranks agree which calls have started.
 func interruptRace(g *group) {
 	random, seed := seeded(g.T)
-	for range 40 {
+	for range attempts(40) {
 		g := g.again()
 		domain := g.shared()
 		var interrupted atomic.Int32

@@ -264,6 +264,14 @@ func pattern(b []byte, from, to, round int) []byte {
 	return b
 }
 
+// attempts returns how often a test opens a group to hit a race at a random time: n times, with -short a quarter of it.
+func attempts(n int) int {
+	if testing.Short() {
+		return (n + 3) / 4
+	}
+	return n
+}
+
 // seeded returns random numbers and their seed, which it prints if the test fails.
 func seeded(t *testing.T) (*rand.Rand, uint64) {
 	seed := rand.Uint64()
