@@ -13,8 +13,8 @@ import (
 // the command line wins.
 func TestConfigRepeats(t *testing.T) {
 	dir := t.TempDir()
-	first, _ := trainInto(t, dir, "--model", "mlp", "--replicas", "2", "--steps", "2", "--optimizer", "sgd",
-		"--clip-value", "0.01", "--batch-per-replica", "7", "--compress", "int8")
+	first, _ := trainInto(t, dir, append(tinyTable(t), "--replicas", "2", "--steps", "2", "--optimizer", "sgd",
+		"--clip-value", "0.01", "--batch-per-replica", "7", "--compress", "int8")...)
 	file := filepath.Join(dir, configFile)
 	again, _ := trainOnce(t, "--config", file)
 	if first["weights_hash"] != again["weights_hash"] || again["steps"] != 2.0 || again["global_batch"] != 14.0 {
