@@ -196,7 +196,7 @@ func anyCall(random *rand.Rand, op collective.Op, n int) []*collective.Call {
 func TestFault(t *testing.T) {
 	scenes := 24
 	if testing.Short() {
-		scenes = 10 // for time: each draws another plan
+		scenes = 6 // each draws another plan
 	}
 	for _, p := range append(slices.Clone(placements), alonePlacement) {
 		t.Run(p.name, func(t *testing.T) {
