@@ -78,7 +78,7 @@ func TestMain(m *testing.M) {
 		signal.Notify(make(chan os.Signal, 1), os.Interrupt)
 	}
 	flag.Parse()
-	if err := flag.Set("test.parallel", "16"); err != nil { // the processes mostly wait
+	if err := flag.Set("test.parallel", "8"); err != nil { // the processes mostly wait
 		panic(err)
 	}
 	goleak.VerifyTestMain(m)
