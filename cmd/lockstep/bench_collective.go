@@ -29,6 +29,8 @@ type benchFlags struct {
 	reduce  string
 	table   string
 	explain bool
+	plot    string
+	peers   []string
 }
 
 // benchAbout describes what each command measures.
@@ -63,11 +65,15 @@ rank must at least send or receive, such as 2(n-1)/n for an all-reduce of n
 ranks. It can be compared between numbers of ranks, and with the bandwidth of
 the hardware. With --limit the command also prints a lower bound, measured in
 the same run: the ranks do the same reads and writes without synchronizing or
-adding (or exchange the same bytes over bare sockets).`, strings.Join(wrapWords(
+adding (or exchange the same bytes over bare sockets).
+
+With --plot it draws time and bus bandwidth over the sizes, with --peer beside
+those that another program has printed.`, strings.Join(wrapWords(
 			strings.ToUpper(name[:1])+name[1:]+" measures "+benchAbout[name]+".", helpColumns), "\n")),
 		Example: fmt.Sprintf(`  lockstep bench %s --ranks 2
   lockstep bench %s --transport shm --ranks 4 --sizes 64KiB,1MiB --format table --limit
-  lockstep bench %s --ranks 4 --explain`, name, name, name),
+  lockstep bench %s --limit --plot out.svg --peer nccl-tests.txt
+  lockstep bench %s --ranks 4 --explain`, name, name, name, name),
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := b.check(cmd); err != nil {
@@ -80,11 +86,18 @@ adding (or exchange the same bytes over bare sockets).`, strings.Join(wrapWords(
 			defer in.close()
 			out := &lineCounter{w: cmd.OutOrStdout()}
 			defer reassure(cmd.ErrOrStderr(), func() string { return b.soFar(int(out.lines.Load())) })()
-			err := bench.Run(in, out, b.opts)
-			if in.interrupted.Load() {
-				return errInterrupted
+			peers, err := readPeers(b.peers)
+			if err != nil {
+				return err
 			}
-			return err
+			results, err := bench.Run(in, out, b.opts)
+			switch {
+			case in.interrupted.Load():
+				return errInterrupted
+			case err != nil || b.plot == "":
+				return err
+			}
+			return plotSizes(b.plot, b.opts.Op.String(), results, peers)
 		},
 	}
 	if full := op.String(); strings.Contains(full, "_") {
@@ -111,6 +124,9 @@ adding (or exchange the same bytes over bare sockets).`, strings.Join(wrapWords(
 	f.StringVar(&o.Buffers, "buffers", "", "shared (the communicator's memory, which peers access in place) or ordinary "+
 		"(default shared for mem and shm, else ordinary)")
 	f.BoolVar(&o.Limit, "limit", false, "also measure the lower bound on this machine")
+	f.StringVar(&b.plot, "plot", "", "draw time and bus bandwidth over the sizes into this SVG `file`")
+	f.StringArrayVar(&b.peers, "peer", nil, "with --plot, also draw the measurements in this `file`, or NAME=FILE: "+
+		"output of nccl-tests, of the OSU micro-benchmarks or of lockstep bench")
 	if op.Reduces() {
 		f.StringVar(&b.reduce, "reduce", "sum", "reduction: sum, mean, min, max or prod")
 	}
@@ -170,6 +186,12 @@ func (b *benchFlags) check(cmd *cobra.Command) error {
 		return usagef("--processes %d: the transport %s connects goroutines of one process only", o.Processes, o.Transport)
 	case o.Format != "plain" && o.Format != "table" && o.Format != "json":
 		return usagef("--format %s: want plain, table or json", o.Format)
+	case b.plot != "" && !strings.HasSuffix(b.plot, ".svg"):
+		return usagef("--plot %s: want a file whose name ends with .svg", b.plot)
+	case b.plot != "" && b.explain:
+		return usagef("--plot draws measurements, --explain measures nothing: leave out one of them")
+	case len(b.peers) > 0 && b.plot == "":
+		return usagef("--peer %s: is for --plot FILE.svg", b.peers[0])
 	case o.Buffers != "" && o.Buffers != "shared" && o.Buffers != "ordinary":
 		return usagef("--buffers %s: want shared or ordinary", o.Buffers)
 	case o.Root < 0 || o.Root >= o.Ranks:

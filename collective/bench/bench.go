@@ -115,27 +115,23 @@ func (r Result) Share() float64 {
 // another column shows the share of the limit that was reached: the time in which the ranks do the same reads and
 // writes without synchronising or adding ("mem", "shm"), or exchange the same bytes over plain sockets
 // ("tcp").
-func Run(ctx context.Context, w io.Writer, opts Options) error {
-	opts, err := opts.filled()
-	if err != nil {
-		return err
-	}
-	return measureAll(ctx, opts, newPrinter(w, opts).print)
-}
-
-// Measure is Run without printing: it returns the results.
-func Measure(ctx context.Context, opts Options) ([]Result, error) {
-	opts, err := opts.filled()
+//
+// Run returns the results, those before an error included.
+func Run(ctx context.Context, w io.Writer, opts Options) (results []Result, err error) {
+	opts, err = opts.filled()
 	if err != nil {
 		return nil, err
 	}
-	var out []Result
+	p := newPrinter(w, opts)
 	err = measureAll(ctx, opts, func(r Result) error {
-		out = append(out, r)
-		return nil
+		results = append(results, r)
+		return p.print(r)
 	})
-	return out, err
+	return results, err
 }
+
+// Measure is Run without printing.
+func Measure(ctx context.Context, opts Options) ([]Result, error) { return Run(ctx, io.Discard, opts) }
 
 // measureAll measures every size and reports each. It measures the limit of a size just before and just after
 // the size, so that a temporary slowdown of the machine affects both.

@@ -42,7 +42,7 @@ func worker(ctx context.Context, job string) *exec.Cmd {
 func TestPlain(t *testing.T) {
 	for _, transport := range []string{"mem", "pipe"} {
 		var out bytes.Buffer
-		err := bench.Run(t.Context(), &out, bench.Options{Transport: transport, Ranks: 3, Sizes: []int{4, 4096}, Calls: 5})
+		_, err := bench.Run(t.Context(), &out, bench.Options{Transport: transport, Ranks: 3, Sizes: []int{4, 4096}, Calls: 5})
 		want := regexp.MustCompile(`^lockstep-` + transport + ` ranks=3 bytes=4 us=[0-9]+\.[0-9]\nlockstep-` + transport +
 			` ranks=3 bytes=4096 us=[0-9]+\.[0-9]\n$`)
 		if err != nil || !want.MatchString(out.String()) {
@@ -112,7 +112,7 @@ func TestSeveralRanksInAProcess(t *testing.T) {
 func TestTableAndJSON(t *testing.T) {
 	var out bytes.Buffer
 	o := bench.Options{Op: collective.AllGather, Sizes: []int{1 << 20}, Format: "table", Limit: true, Calls: 5}
-	err := bench.Run(t.Context(), &out, o)
+	_, err := bench.Run(t.Context(), &out, o)
 	lines := strings.Split(out.String(), "\n")
 	if err != nil || len(lines) != 5 || !strings.Contains(lines[0],
 		"all_gather of float32, 2 ranks in 1 process over mem") ||
@@ -122,7 +122,7 @@ func TestTableAndJSON(t *testing.T) {
 	}
 	out.Reset()
 	o.Format = "json"
-	err = bench.Run(t.Context(), &out, o)
+	_, err = bench.Run(t.Context(), &out, o)
 	var r bench.Result
 	if e := json.Unmarshal(out.Bytes(), &r); err != nil || e != nil || r.Op != "all_gather" || r.Bytes != 1<<20 ||
 		r.Limit <= 0 || r.Share() <= 0 {

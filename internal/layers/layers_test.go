@@ -22,6 +22,7 @@ var mayImport = []struct {
 	{"internal/stacks", nil},
 	{"internal/ranges", nil},
 	{"internal/race", nil},
+	{"internal/chart", nil},
 	{"internal/freeport", nil},
 	{"internal/testnet", nil},
 	{"internal/foreign", nil},
