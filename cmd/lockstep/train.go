@@ -128,7 +128,8 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	f.StringVar(&o.progress, "progress", "auto",
 		"progress display: "+strings.Join(progressModes, ", ")+" (auto: bar on a terminal, else plain)")
 	f.StringVar(&o.summary, "summary", "", "write the results to this `file`, as JSON (worker 0)")
-	f.StringVar(&o.out, "out", "", "write weights, history, summary and "+configFile+" into this `folder` (worker 0)")
+	f.StringVar(&o.out, "out", "", "write weights, history, summary, "+configFile+" and "+reportFile+
+		" into this `folder` (worker 0)")
 	o.config.add(f)
 	o.checkpoint.add(f)
 	o.callbacks.add(f)

@@ -42,6 +42,7 @@ type trainRun struct {
 	history      *train.History
 	test         *train.Result // nil: not evaluated
 	weights      []train.Weight
+	record       runRecord   // for the report
 	written      [][2]string // what, and where
 }
 
@@ -90,7 +91,8 @@ func (r *trainRun) train(ctx context.Context) (err error) {
 	if r.weights, err = r.trainer.Weights(ctx); err != nil {
 		return err
 	}
-	return errors.Join(r.write(), r.report()) // the report is printed even if a file cannot be written
+	// The table is printed even if a file cannot be written.
+	return errors.Join(r.write(), r.writeReport(ctx), r.report())
 }
 
 // unlessInterrupted returns err, or errInterrupted if this or another worker was interrupted.
@@ -111,7 +113,7 @@ func (r *trainRun) join() (err error) {
 		bucketBytes: r.flags.step.bucketBytes.n, compress: r.flags.step.compress.Codec,
 		diloco:   r.flags.diloco.config(),
 		shard:    r.flags.step.shard.Sharding,
-		clipNorm: r.flags.clipNorm, clipValue: r.flags.clipValue,
+		clipNorm: r.flags.clipNorm, clipValue: r.flags.clipValue, progress: r.record.phases.at,
 	}
 	if r.flags.strategy == multiWorker {
 		if cfg.job, err = r.flags.workers.discover(); err != nil {
@@ -184,7 +186,7 @@ func (r *trainRun) checkOutputs() error {
 		if err := os.MkdirAll(dir, 0o777); err != nil {
 			return fmt.Errorf("--out: %w", err)
 		}
-		for _, name := range []string{weightsFile, historyFile, summaryFile, configFile} {
+		for _, name := range []string{weightsFile, historyFile, summaryFile, configFile, reportFile} {
 			if err := checkpoint.CheckWritable(filepath.Join(dir, name)); err != nil {
 				return fmt.Errorf("--out %s: %w", dir, err)
 			}
@@ -319,6 +321,7 @@ func (r *trainRun) fit(ctx context.Context) error {
 	if r.flags.data.validationSplit > 0 {
 		cfg.Validation = r.batched(r.held)
 	}
+	cfg.Callbacks = append(cfg.Callbacks, r.record.callback(r.trainer.LearningRate))
 	cfg.Callbacks = append(cfg.Callbacks, r.backups()...)
 	batches := r.batches()
 	cfg.Epochs = r.epochs()

@@ -1,0 +1,469 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"html/template"
+	"maps"
+	"math"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/lockstep-ml/lockstep/cluster/worker"
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/collective/bench"
+	"github.com/lockstep-ml/lockstep/internal/chart"
+	"github.com/lockstep-ml/lockstep/train"
+)
+
+// reportFile is the page that --out gets.
+const reportFile = "report.html"
+
+// curve is a number over the steps, in at most curvePoints means of consecutive steps.
+type curve struct {
+	every int // steps of a point
+	sum   float64
+	n     int // steps in sum
+	step  int
+	x, y  []float64
+}
+
+const curvePoints = 512
+
+// add adds the value of a step. Values that are not finite are left out.
+func (c *curve) add(step int, value float64) {
+	if math.IsNaN(value) || math.IsInf(value, 0) {
+		return
+	}
+	c.every = max(c.every, 1)
+	c.sum, c.n, c.step = c.sum+value, c.n+1, step
+	if c.n == c.every {
+		c.flush()
+	}
+	if len(c.x) < curvePoints {
+		return
+	}
+	for i := range curvePoints / 2 {
+		c.x[i], c.y[i] = c.x[2*i+1], (c.y[2*i]+c.y[2*i+1])/2
+	}
+	c.x, c.y, c.every = c.x[:curvePoints/2], c.y[:curvePoints/2], 2*c.every
+}
+
+// flush adds the mean of the steps that are left.
+func (c *curve) flush() {
+	if c.n > 0 {
+		c.x, c.y = append(c.x, float64(c.step)), append(c.y, c.sum/float64(c.n))
+		c.sum, c.n = 0, 0
+	}
+}
+
+func (c *curve) line(name string) chart.Line {
+	c.flush()
+	return chart.Line{Name: name, X: c.x, Y: c.y}
+}
+
+// runRecord is what a run keeps for its report.
+type runRecord struct {
+	loss, rate curve
+	step       int   // of all epochs
+	ends       []int // by epoch, its last step
+	phases     phaseClock
+	counted    int // steps since the phases were reset
+}
+
+// callback records the steps. The first one is not counted among the parts of a step: it fills caches.
+func (r *runRecord) callback(rate func() (float64, bool)) train.Callback {
+	return train.Callback{
+		OnStepEnd: func(_ context.Context, s train.Step) error {
+			if r.step++; r.step == 1 {
+				r.phases.reset()
+			} else {
+				r.counted++
+			}
+			if !s.Skipped {
+				r.loss.add(r.step, s.Loss)
+			}
+			if x, ok := rate(); ok {
+				r.rate.add(r.step, x)
+			}
+			return nil
+		},
+		OnEpochEnd: func(context.Context, train.Epoch) error {
+			r.ends = append(r.ends, r.step)
+			return nil
+		},
+	}
+}
+
+// reportPage is the content of pages/train.html.
+type reportPage struct {
+	Style                 template.CSS
+	Title, Lead           string
+	Tiles                 [][2]string
+	Charts                []pageChart
+	Step                  *reportStep
+	Reduce                reportReduce
+	Machine, Given, Flags pagePairs
+	Data                  reportData // as JSON, for programs
+}
+
+type reportStep struct {
+	Text   string
+	Parts  []reportPart
+	Hidden string
+}
+
+type reportPart struct{ Class, Name, Time, Percent, About string }
+
+type reportReduce struct {
+	pagePairs
+	Text    string
+	Reached string // percent of the bound; empty: not known
+}
+
+// reportData has the numbers of a report.
+type reportData struct {
+	Summary summary             `json:"summary"`
+	History map[string][]number `json:"history"`
+	Loss    [][2]float64        `json:"loss"` // step, mean since the point before
+	Rate    [][2]float64        `json:"learning_rate"`
+	Step    *reportTimes        `json:"step"`       // null: not measured
+	Reduce  *reportBound        `json:"all_reduce"` // null: one replica
+	Flags   map[string]string   `json:"flags"`
+}
+
+type reportTimes struct {
+	Input         time.Duration `json:"input_ns"`
+	Computation   time.Duration `json:"computation_ns"`
+	Exposed       time.Duration `json:"exposed_ns"`
+	Update        time.Duration `json:"update_ns"`
+	Communication time.Duration `json:"communication_ns"` // of the same calls alone; 0: not measured
+}
+
+type reportBound struct {
+	Bytes int           `json:"bytes"`
+	Time  time.Duration `json:"time_ns"`  // 0: not measured
+	BusBW float64       `json:"busbw"`    // GB/s
+	Limit time.Duration `json:"limit_ns"` // 0: not known
+}
+
+// communicationCalls is how often the communication of a step is measured for the report.
+const communicationCalls = 5
+
+// writeReport writes the page. Every worker calls it, because they measure the communication together; the chief
+// writes. A failure of the measurement leaves it out.
+func (r *trainRun) writeReport(ctx context.Context) error {
+	var alone time.Duration
+	if r.communicates() {
+		var err error
+		if alone, err = r.trainer.CommunicationTime(ctx, communicationCalls); err != nil {
+			alone = 0
+		}
+	}
+	if !r.chief || r.flags.out == "" {
+		return nil
+	}
+	page, err := r.page(r.data(alone))
+	if err == nil {
+		err = writePage(filepath.Join(r.flags.out, reportFile), "train.html", page)
+	}
+	if err != nil {
+		return fmt.Errorf("writing the report: %w", err)
+	}
+	r.written = append(r.written, [2]string{"report", filepath.Join(r.flags.out, reportFile)})
+	return nil
+}
+
+// communicates reports whether the communication of a step can be measured: all workers trained to the end, and step
+// by step together.
+func (r *trainRun) communicates() bool {
+	return r.history.Steps > 0 && !r.stopped && r.strategy.NumReplicasInSync() > 1 && r.flags.diloco.config() == nil &&
+		(r.worker != nil || r.flags.out != "")
+}
+
+// data collects the numbers of the report. alone is the time of a step's communication with nothing else running.
+func (r *trainRun) data(alone time.Duration) reportData {
+	d := reportData{
+		Summary: r.summarise(), History: historyTable(r.history), Flags: map[string]string{},
+		Loss: pointsOf(r.record.loss.line("")), Rate: pointsOf(r.record.rate.line("")),
+	}
+	if r.record.counted > 0 {
+		t := r.record.phases.perStep(r.record.counted)
+		d.Step = &reportTimes{t.input, t.compute, t.exposed, t.update, alone}
+	}
+	if n := r.strategy.NumReplicasInSync(); n > 1 {
+		b := &reportBound{Bytes: parameterBytes(r.session), Time: alone}
+		if alone > 0 {
+			b.BusBW = 2 * float64(n-1) / float64(n) * float64(b.Bytes) / float64(alone)
+		}
+		if r.oneHost() && r.flags.step.compress.String() == "none" && !r.trainer.Sharded() {
+			b.Limit = memoryLimitOf(n, b.Bytes)
+		}
+		d.Reduce = b
+	}
+	r.flags.config.flags.VisitAll(func(f *pflag.Flag) { d.Flags[f.Name] = f.Value.String() })
+	return d
+}
+
+// oneHost reports whether all workers are on this host, so that its memory bounds an all-reduce.
+func (r *trainRun) oneHost() bool {
+	if r.worker == nil {
+		return true
+	}
+	members := r.worker.Members()
+	return !slices.ContainsFunc(members, func(m worker.Member) bool { return m.Host != members[0].Host })
+}
+
+// memoryLimitOf returns the lower bound of an all-reduce of this many bytes in memory. Large ones are extrapolated from
+// a part, which does not fit into the caches either.
+func memoryLimitOf(ranks, bytes int) time.Duration {
+	const most = 64 << 20
+	part := min(bytes, most)
+	return time.Duration(float64(bench.MemoryLimit(collective.AllReduce, ranks, part)) * float64(bytes) / float64(part))
+}
+
+func pointsOf(l chart.Line) (points [][2]float64) {
+	for i := range l.X {
+		points = append(points, [2]float64{l.X[i], l.Y[i]})
+	}
+	return points
+}
+
+// page returns the content of the page.
+func (r *trainRun) page(d reportData) (p reportPage, err error) {
+	s := d.Summary
+	p = reportPage{
+		Style: pageStyle(), Data: d,
+		Title: fmt.Sprintf("Training of %s on %s", s.Model, s.Data),
+		Lead: fmt.Sprintf("%s on %s of %s, %s in %s.", upperFirst(count(s.Steps, "step")), count(s.Replicas, "replica"),
+			count(s.Workers, "worker"), grouped(s.Steps*s.GlobalBatch)+" "+s.Unit,
+			time.Duration(float64(s.Seconds)*float64(time.Second)).Round(10*time.Millisecond)),
+		Given: pagePairs{"Flags that were given", nil}, Flags: pagePairs{"All flags", nil},
+	}
+	tile := func(name string, x number, format string, scale float64) {
+		if v := float64(x) * scale; !math.IsNaN(v) {
+			p.Tiles = append(p.Tiles, [2]string{name, fmt.Sprintf(format, v)})
+		}
+	}
+	tile("test accuracy", s.TestAccuracy, "%.2f %%", 100)
+	tile("test loss", s.TestLoss, "%.4g", 1)
+	tile("training loss", s.TrainLoss, "%.4g", 1)
+	if s.PerSecond > 0 {
+		p.Tiles = append(p.Tiles, [2]string{s.Unit + " per second", grouped(int(math.Round(float64(s.PerSecond))))})
+		tile("all-reduce, of a step", s.ReduceShare, "%.1f %%", 100)
+		tile("wait, of a step", s.WaitShare, "%.1f %%", 100)
+	}
+	if s.Interrupted {
+		p.Lead += " The run was interrupted."
+	}
+	if p.Charts, err = r.curves(d); err != nil {
+		return p, err
+	}
+	p.Step, p.Reduce, p.Machine = stepOf(d), reduceOf(d), r.machineTable(s)
+	for _, name := range slices.Sorted(maps.Keys(d.Flags)) {
+		row := [2]string{"--" + name, d.Flags[name]}
+		p.Flags.Rows = append(p.Flags.Rows, row)
+		if f := r.flags.config.flags.Lookup(name); f != nil && f.Changed {
+			p.Given.Rows = append(p.Given.Rows, row)
+		}
+	}
+	if len(p.Given.Rows) == 0 {
+		p.Given.Rows = [][2]string{{"none", "the defaults below"}}
+	}
+	return p, nil
+}
+
+func upperFirst(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
+
+// curves draws loss, metrics, learning rate and speed.
+func (r *trainRun) curves(d reportData) (charts []pageChart, err error) {
+	add := func(title, y string, zero bool, format func(float64) string, lines ...chart.Line) {
+		c := chart.Chart{Title: title, X: "step", Y: y, FromZero: zero, FormatY: format}
+		for _, l := range lines {
+			if len(l.X) > 0 {
+				c.Lines = append(c.Lines, l)
+			}
+		}
+		if len(c.Lines) == 0 || err != nil {
+			return
+		}
+		var one pageChart
+		if one, err = newPageChart(title+" over the steps", 440, 260, c); err == nil {
+			charts = append(charts, one)
+		}
+	}
+	loss := chart.Line{Name: "training"}
+	for _, p := range d.Loss {
+		loss.X, loss.Y = append(loss.X, p[0]), append(loss.Y, p[1])
+	}
+	add("Loss", "loss", false, nil, loss, r.byEpoch("validation", "val_loss", d))
+	for _, name := range slices.Sorted(maps.Keys(d.History)) {
+		known := []string{"epoch", "seconds", "loss"}
+		if slices.Contains(known, name) || strings.HasPrefix(name, "val_") {
+			continue
+		}
+		add(upperFirst(name), name, false, nil, r.byEpoch("training", name, d), r.byEpoch("validation", "val_"+name, d))
+	}
+	rate := chart.Line{Name: "learning rate"}
+	for _, p := range d.Rate {
+		rate.X, rate.Y = append(rate.X, p[0]), append(rate.Y, p[1])
+	}
+	add("Learning rate", "learning rate", true, nil, rate)
+	speed := chart.Line{Name: "training"}
+	for i, e := range r.history.Epochs {
+		if i < len(r.record.ends) && e.Duration > 0 {
+			speed.X = append(speed.X, float64(r.record.ends[i]))
+			speed.Y = append(speed.Y, float64(e.Examples)/e.Duration.Seconds())
+		}
+	}
+	add("Speed", d.Summary.Unit+" per second", true, func(x float64) string { return grouped(int(math.Round(x))) }, speed)
+	return charts, err
+}
+
+// byEpoch returns a number of the history over the last steps of the epochs.
+func (r *trainRun) byEpoch(line, name string, d reportData) chart.Line {
+	l := chart.Line{Name: line}
+	for i, x := range d.History[name] {
+		if i < len(r.record.ends) {
+			l.X, l.Y = append(l.X, float64(r.record.ends[i])), append(l.Y, float64(x))
+		}
+	}
+	return l
+}
+
+// tableOf lists the points of a chart, at most tableRows of them.
+func tableOf(c chart.Chart) pageTable {
+	const tableRows = 64
+	t := pageTable{Caption: c.Title, Head: []string{c.X}}
+	values := map[float64][]string{}
+	for i, l := range c.Lines {
+		t.Head = append(t.Head, l.Name)
+		for k, x := range l.X {
+			if values[x] == nil {
+				values[x] = make([]string, len(c.Lines))
+			}
+			values[x][i] = fmt.Sprintf("%.5g", l.Y[k])
+		}
+	}
+	all := slices.Sorted(maps.Keys(values))
+	every := (len(all) + tableRows - 1) / tableRows
+	for i, x := range all {
+		complete := len(c.Lines) > 1 && !slices.Contains(values[x], "") // such as the end of an epoch
+		if i%max(every, 1) == 0 || i == len(all)-1 || complete {
+			t.Rows = append(t.Rows, append([]string{fmt.Sprintf("%.6g", x)}, values[x]...))
+		}
+	}
+	if every > 1 {
+		t.Caption += fmt.Sprintf(", every %s point", ordinal(every))
+	}
+	return t
+}
+
+func ordinal(n int) string {
+	suffix := "th"
+	if n%100 < 11 || n%100 > 13 {
+		suffix = cmp.Or(map[int]string{1: "st", 2: "nd", 3: "rd"}[n%10], suffix)
+	}
+	return fmt.Sprint(n) + suffix
+}
+
+// stepOf describes the parts of a step; nil: they were not measured.
+func stepOf(d reportData) *reportStep {
+	if d.Step == nil {
+		return nil
+	}
+	t := d.Step
+	total := t.Input + t.Computation + t.Exposed + t.Update
+	if total <= 0 {
+		return nil
+	}
+	of := ""
+	if d.Summary.Workers > 1 {
+		of = " of worker 0"
+	}
+	s := &reportStep{Text: fmt.Sprintf("A mean step takes %v on the first replica%s.", round(total), of)}
+	for _, part := range []struct {
+		class, name string
+		time        time.Duration
+		about       string
+	}{
+		{"c1", "input", t.Input, "waits for the batch"},
+		{"c3", "computation", t.Computation, "forward and backward pass, with the communication that is hidden behind it"},
+		{"c2 hatch", "exposed communication", t.Exposed, "waits for all-reduces, which includes waiting for slower replicas"},
+		{"c6", "update", t.Update, "the optimizer computes new values"},
+	} {
+		s.Parts = append(s.Parts, reportPart{
+			part.class, part.name, round(part.time).String(), fmt.Sprintf("%.1f", 100*float64(part.time)/float64(total)),
+			part.about,
+		})
+	}
+	switch alone := t.Communication; {
+	case alone == 0:
+	case alone > t.Exposed:
+		s.Hidden = fmt.Sprintf("Alone, the same collective calls take %v: %v of it is hidden behind the computation.",
+			round(alone), round(alone-t.Exposed))
+	default:
+		s.Hidden = fmt.Sprintf("Alone, the same collective calls take %v. The rest of the exposed time is waiting for "+
+			"slower replicas.", round(alone))
+	}
+	return s
+}
+
+// reduceOf compares the all-reduce of the gradients with its lower bound.
+func reduceOf(d reportData) (out reportReduce) {
+	b := d.Reduce
+	if b == nil {
+		out.Text = "One replica: nothing is reduced."
+		return out
+	}
+	n := d.Summary.Replicas
+	if b.Time == 0 {
+		out.Text = fmt.Sprintf("The time of the all-reduce of %s between %s was not measured.", formatBytes(b.Bytes),
+			count(n, "replica"))
+		return out
+	}
+	out.Text = fmt.Sprintf("The communication of a step with nothing else running: %s of gradients, %s.",
+		formatBytes(b.Bytes), count(n, "replica"))
+	out.Caption = "All-reduce against its bound"
+	out.Rows = [][2]string{{"time", round(b.Time).String()}, {"bus bandwidth", fmt.Sprintf("%.3g GB/s", b.BusBW)}}
+	if b.Limit == 0 {
+		out.Rows = append(out.Rows, [2]string{
+			"lower bound", "not known for these links and settings; lockstep doctor measures the links",
+		})
+		return out
+	}
+	share := float64(b.Limit) / float64(b.Time)
+	out.Rows = append(out.Rows, [2]string{
+		"lower bound", fmt.Sprintf("%v: the replicas read and write the gradients in memory once", round(b.Limit)),
+	})
+	out.Reached = fmt.Sprintf("%.0f", 100*min(share, 1))
+	return out
+}
+
+// machineTable describes hardware and program.
+func (r *trainRun) machineTable(s summary) pagePairs {
+	rows := [][2]string{
+		{"machine", fmt.Sprintf("%s, %s/%s, %s", count(runtime.GOMAXPROCS(0), "core"), runtime.GOOS, runtime.GOARCH,
+			vectors())},
+	}
+	if n := memoryBytes(); n > 0 {
+		rows = append(rows, [2]string{"memory", formatBytes(int(n))})
+	}
+	if n := peakMemory(); n > 0 {
+		rows = append(rows, [2]string{"peak memory of this process", formatBytes(n)})
+	}
+	return pagePairs{"", append(rows, [][2]string{
+		{"engine", r.engine.Description()},
+		{"kernels", s.Kernels},
+		{"strategy", r.strategy.String()},
+		{"program", versionLine()},
+		{"weights hash", s.WeightsHash},
+		{"written", time.Now().UTC().Format(time.RFC3339)},
+	}...)}
+}
