@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"runtime"
@@ -20,6 +21,7 @@ import (
 // doctorFlags are the flags of lockstep doctor.
 type doctorFlags struct {
 	format      string
+	html        string
 	environment bool
 	epoch       int
 	workers     int
@@ -58,7 +60,8 @@ With --env it lists the environment variables that Lockstep reads.`,
 		Example: `  lockstep doctor
   lockstep run --nproc-per-node 4 -- lockstep doctor
   srun lockstep doctor --bytes 64MiB --format json
-  lockstep doctor /tmp/lockstep-records-1234`,
+  lockstep doctor /tmp/lockstep-records-1234
+  lockstep doctor /tmp/lockstep-records-1234 --html records.html`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := o.check(cmd, args); err != nil {
@@ -68,7 +71,7 @@ With --env it lists the environment variables that Lockstep reads.`,
 			case o.environment:
 				return printEnvironment(cmd.OutOrStdout(), o.format, os.LookupEnv)
 			case len(args) == 1:
-				return explainRecords(cmd.OutOrStdout(), args[0], o.format, o.epoch)
+				return explainRecords(cmd.OutOrStdout(), args[0], o.format, o.html, o.epoch)
 			}
 			return o.examine(cmd.Context(), cmd.OutOrStdout())
 		},
@@ -77,6 +80,8 @@ With --env it lists the environment variables that Lockstep reads.`,
 	f.SortFlags = false
 	o.bytes = 4 << 20
 	f.StringVar(&o.format, "format", "table", "plain (lines for other programs), table or json")
+	f.StringVar(&o.html, "html", "", "also write a page into this `file`: a lane per rank with a folder, else heat maps "+
+		"of the pairs")
 	f.Var(&o.bytes, "bytes", "size of the messages that measure bandwidth")
 	f.DurationVar(&o.time, "time", 200*time.Millisecond, "approximate time of the measurement of each direction of a pair")
 	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "how long to wait for the answer of a pair")
@@ -93,6 +98,8 @@ func (o *doctorFlags) check(cmd *cobra.Command, args []string) error {
 	switch {
 	case o.format != "plain" && o.format != "table" && o.format != "json":
 		return usagef("--format %s: want plain, table or json", o.format)
+	case o.environment && o.html != "":
+		return usagef("--env lists variables: leave out --html")
 	case o.environment && len(args) > 0:
 		return usagef("--env lists variables: leave out the folder %s", args[0])
 	case cmd.Flags().Changed("epoch") && (o.epoch < 0 || len(args) == 0):
@@ -132,6 +139,11 @@ func (o *doctorFlags) examine(ctx context.Context, out io.Writer) error {
 	case report == nil:
 		return err
 	case report.Chief:
+		if o.html != "" {
+			if e := writePairsPage(o.html, report); e != nil {
+				return fmt.Errorf("--html: %w", e)
+			}
+		}
 		if e := o.print(out, report); e != nil {
 			return e
 		}
@@ -182,7 +194,7 @@ func buildHash() string {
 func (o *doctorFlags) start(ctx context.Context, out io.Writer) error {
 	command, err := ownCommand("doctor", "--format", o.format, "--bytes", strconv.Itoa(int(o.bytes)), "--time",
 		o.time.String(),
-		"--timeout", o.timeout.String(), "--rdzv-timeout", o.wait.String())
+		"--timeout", o.timeout.String(), "--rdzv-timeout", o.wait.String(), "--html", o.html)
 	if err != nil {
 		return err
 	}

@@ -18,8 +18,9 @@ type diagnosis struct {
 	*flight.Report
 }
 
-// explainRecords reads the records in a folder and prints the diagnosis. epoch -1 is the last epoch.
-func explainRecords(out io.Writer, folder, format string, epoch int) error {
+// explainRecords reads the records in a folder, prints the diagnosis, and writes it as a page into the file html unless
+// that is empty. epoch -1 is the last epoch.
+func explainRecords(out io.Writer, folder, format, html string, epoch int) error {
 	files, err := flight.Read(folder)
 	if err != nil && len(files) == 0 {
 		return err
@@ -61,6 +62,11 @@ func explainRecords(out io.Writer, folder, format string, epoch int) error {
 			if m.Worker == d.Root.Worker && d.Root.Host == "" { // the worker left no record of its host
 				d.Root.Host, d.Root.PID = m.Host, m.PID
 			}
+		}
+	}
+	if html != "" {
+		if err := writeRecordsPage(html, &d, chosen); err != nil {
+			return fmt.Errorf("--html: %w", err)
 		}
 	}
 	if format == "json" {
