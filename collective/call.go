@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -132,6 +133,14 @@ type Call struct {
 	Peer     int       // Send: the receiver; Recv: the sender
 	Manifest *Manifest // nil: the tensor is not described
 	Options  *Options  // nil: everything inherited
+
+	// Before, unless it is nil, is called when it is the call's turn, on the goroutine that executes the call. It may
+	// wait for a call of another communicator that all ranks have entered, and computes what is in Src. An error of it
+	// fails the communicator. It must return when ctx ends.
+	Before func(ctx context.Context) error
+	// After, unless it is nil, is called on that goroutine when the call has ended without an error, before Wait or Do
+	// returns. It must not block.
+	After func()
 }
 
 // name returns the name of the call's tensor, or "".
@@ -140,6 +149,14 @@ func (c *Call) name() string {
 		return ""
 	}
 	return c.Manifest.Name
+}
+
+// before calls Before.
+func (c *Call) before(ctx context.Context) error {
+	if c.Before == nil {
+		return nil
+	}
+	return c.Before(ctx)
 }
 
 // pairwise reports whether the call involves two ranks, not all.

@@ -180,11 +180,15 @@ func (c *communicator) execute(ctx context.Context, call *Call, t ticket, user b
 		err = c.callError(call, t, ErrInvalid, err)
 	} else if ctx.Err() != nil {
 		err = c.contextError(ctx, call, t, "before the call began")
+	} else if err = call.before(ctx); err != nil {
+		err = c.callError(call, t, ErrAborted, err)
 	} else {
 		err = c.backend.Run(r)
 	}
 	if err != nil {
 		err = g.fail(err, c.rank)
+	} else if call.After != nil {
+		call.After()
 	}
 	c.log.ended(r, err)
 	return err

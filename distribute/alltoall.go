@@ -18,7 +18,7 @@ import (
 func (r *Replica) StartAllToAll(
 	ctx context.Context, dst, src *tensor.Tensor, name string, opts ...Options,
 ) (Handle, error) {
-	return r.startMove(ctx, "StartAllToAll", collective.Call{Op: collective.AllToAll}, dst, src, name, opts)
+	return r.startMove(ctx, "StartAllToAll", collective.Call{Op: collective.AllToAll}, dst, src, name, opts, nil)
 }
 
 // StartAllGather starts to gather the replicas' src in every dst, in the order of the replicas, and returns at once;
@@ -27,7 +27,7 @@ func (r *Replica) StartAllToAll(
 func (r *Replica) StartAllGather(
 	ctx context.Context, dst, src *tensor.Tensor, name string, opts ...Options,
 ) (Handle, error) {
-	return r.startMove(ctx, "StartAllGather", collective.Call{Op: collective.AllGather}, dst, src, name, opts)
+	return r.startMove(ctx, "StartAllGather", collective.Call{Op: collective.AllGather}, dst, src, name, opts, nil)
 }
 
 // StartGather starts to gather the replicas' src in the dst of one replica, the root, in the order of the replicas, and
@@ -42,12 +42,13 @@ func (r *Replica) StartGather(
 		return Handle{}, located(errorf(what, ErrInvalid, "%s: root %d and %d counts given for %d replicas", name, root,
 			len(counts), size))
 	}
-	return r.startMove(ctx, what, collective.Call{Op: collective.Gather, Root: root, Counts: counts}, dst, src, name, opts)
+	return r.startMove(ctx, what, collective.Call{Op: collective.Gather, Root: root, Counts: counts}, dst, src, name, opts, nil)
 }
 
-// startMove starts a call that moves elements and combines none.
+// startMove starts a call that moves elements and combines none. follows is nil unless it follows another call.
 func (r *Replica) startMove(
 	ctx context.Context, what string, call collective.Call, dst, src *tensor.Tensor, name string, opts []Options,
+	follows *Follower,
 ) (Handle, error) {
 	run, o, err := r.enter(ctx, what, Sum, opts)
 	if err != nil {
@@ -78,12 +79,17 @@ func (r *Replica) startMove(
 		return Handle{}, located(errorf(what, ErrUnsupported, "%v has no such operation: use a strategy without "+
 			"CrossDeviceOps", r.strategy.ops))
 	}
-	c := r.newCall(run)
+	c, on := r.newCall(run), o.lane()
+	if follows != nil {
+		on = laneFollowing
+		follows.set(c)
+	}
 	if err := run.Acquire(r.local); err != nil {
 		return Handle{}, err
 	}
 	defer run.Release(r.local)
 	if size == 1 {
+		c.computeAlone()
 		dense.CopyMemory(dst.Memory(), src.Memory())
 	} else if count > 0 {
 		c.manifest, c.options = collective.Manifest{Name: name}, o.collective()
@@ -91,14 +97,20 @@ func (r *Replica) startMove(
 		if gets {
 			call.Dst = dst.Memory()
 		}
+		call.After = c.signal
+		if c.compute != nil {
+			call.Before = c.before
+		}
 		c.call = call
-		comm, err := r.home.group.comm(ctx, r.local, o)
+		comm, err := r.home.group.comm(ctx, r.local, on)
 		if err == nil {
 			c.started, err = comm.Start(ctx, &c.call)
 		}
 		if err != nil {
 			return Handle{}, run.Fail(err)
 		}
+	} else {
+		c.signal()
 	}
 	return r.handle(c), nil
 }

@@ -24,11 +24,14 @@ import (
 // its failure. In no case is memory written after the Run has returned. With custom [CrossDeviceOps] Wait makes the
 // whole call.
 func (r *Replica) StartAllReduce(ctx context.Context, op ReduceOp, b Bucket, opts ...Options) (Handle, error) {
-	return r.start(ctx, "StartAllReduce", reduction{Bucket: b, op: op}, opts)
+	return r.start(ctx, "StartAllReduce", reduction{Bucket: b, op: op}, opts, nil)
 }
 
-// start starts the call of a bucket, under the name of the public method.
-func (r *Replica) start(ctx context.Context, name string, x reduction, opts []Options) (Handle, error) {
+// start starts the call of a bucket, under the name of the public method. follows is nil unless it follows another
+// call.
+func (r *Replica) start(
+	ctx context.Context, name string, x reduction, opts []Options, follows *Follower,
+) (Handle, error) {
 	run, o, err := r.enter(ctx, name, x.op, opts)
 	switch {
 	case err != nil:
@@ -42,18 +45,30 @@ func (r *Replica) start(ctx context.Context, name string, x reduction, opts []Op
 	}
 	x.options = o
 	c := r.newCall(run)
+	if x.lane = o.lane(); follows != nil {
+		x.lane = laneFollowing
+		follows.set(c)
+	}
 	switch {
 	case r.strategy.size == 1:
+		c.computeAlone()
 		if err := copyAll(run, r.local, x.Dst, x.Src); err != nil {
 			return Handle{}, err
 		}
 	case r.strategy.ops != nil:
 		op, b := x.op, x.Bucket // not x, which would be allocated in every call
-		c.later = func(ctx context.Context) error { return r.allReduceBucketByOps(ctx, op, b, o) }
+		c.later = func(ctx context.Context) error {
+			if err := c.followByOps(ctx); err != nil {
+				return err
+			}
+			return r.allReduceBucketByOps(ctx, op, b, o)
+		}
 	case len(x.Src)+len(x.Scalars) > 0:
 		if err := r.startReduction(ctx, c, &x); err != nil {
 			return Handle{}, err
 		}
+	default:
+		c.signal()
 	}
 	return r.handle(c), nil
 }
@@ -70,7 +85,7 @@ func (r *Replica) startReduction(ctx context.Context, c *startedCall, x *reducti
 		if c.scalars, c.sums = p.scalars, x.Scalars; p.scalars != nil {
 			p.scalars.put(x.Scalars)
 		}
-		err = p.start(ctx)
+		err = p.start(ctx, c)
 	}
 	if err != nil {
 		return c.run.Fail(err)
@@ -86,7 +101,7 @@ func (r *Replica) startReduction(ctx context.Context, c *startedCall, x *reducti
 //
 // Custom [CrossDeviceOps] have no such operation: it returns an error.
 func (r *Replica) StartReduceToOwners(ctx context.Context, op ReduceOp, b Bucket, opts ...Options) (Handle, error) {
-	return r.start(ctx, "StartReduceToOwners", reduction{Bucket: b, op: op, call: collective.ReduceScatter}, opts)
+	return r.start(ctx, "StartReduceToOwners", reduction{Bucket: b, op: op, call: collective.ReduceScatter}, opts, nil)
 }
 
 // StartGatherFromOwners starts to copy each tensor from the replica that owns it to all replicas, such as the values of
@@ -94,7 +109,7 @@ func (r *Replica) StartReduceToOwners(ctx context.Context, op ReduceOp, b Bucket
 // memory or does not overlap it. Scalars are summed over all replicas, by a separate call. Apart from that it is as
 // [Replica.StartReduceToOwners].
 func (r *Replica) StartGatherFromOwners(ctx context.Context, b Bucket, opts ...Options) (Handle, error) {
-	return r.start(ctx, "StartGatherFromOwners", reduction{Bucket: b, op: Sum, call: collective.AllGather}, opts)
+	return r.start(ctx, "StartGatherFromOwners", reduction{Bucket: b, op: Sum, call: collective.AllGather}, opts, nil)
 }
 
 // checkOwned validates a bucket whose tensors have owners.

@@ -21,7 +21,7 @@ func (r *Replica) do(
 	r.options = o.collective()
 	r.call.Op, r.call.Reduce, r.call.Type = collective.AllReduce, op, src.DType()
 	r.call.Src, r.call.Dst = src.Memory(), dst.Memory()
-	comm, err := r.home.group.comm(ctx, r.local, o)
+	comm, err := r.home.group.comm(ctx, r.local, o.lane())
 	if err == nil {
 		err = comm.Do(ctx, &r.call)
 	}

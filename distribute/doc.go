@@ -46,6 +46,7 @@
 //
 // The tensors of one call are reduced in packs (DDP's buckets; [Options].BytesPerPack), each where the tensors are.
 // [Replica.StartAllReduce] starts the reduction of a [Bucket] of tensors, while the replica computes the next one.
+// [Handle.Then] starts a call that follows another one, with a computation in between.
 // [Replica.StartReduceToOwners] and [Replica.StartGatherFromOwners] are the two halves of an all-reduce, for optimizers
 // whose state is divided among the replicas (ZeRO-1). [CrossDeviceOps] implement reductions across replicas. All
 // implementations, all sizes of packs and [Replica.AllReduce] give the same bits: those of the canonical tree, a

@@ -15,9 +15,20 @@ type replicaGroup struct {
 	owner   groupOwner // closes the group; nil: the caller does
 	group   collective.Group
 	comms   []collective.Communicator // of this worker's replicas
-	second  []collective.Communicator // of the calls with Options.Concurrent; nil before a replica's first one
+	more    [lanes][]collective.Communicator // by lane and replica; nil before a replica's first call of the lane
 	monitor *deadlock.Monitor
 }
+
+// lane is one of a replica's sequences of calls, each on a communicator of its own. The calls of one proceed one after
+// the other, in the order in which all replicas start them, and do not wait for those of another.
+type lane int
+
+const (
+	laneMain       lane = iota // the first communicators, not those in replicaGroup.more
+	laneConcurrent             // calls with Options.Concurrent
+	laneFollowing              // calls of a Follower
+	lanes
+)
 
 // groupOwner is the strategy whose replicas a group connects.
 type groupOwner interface {
@@ -63,34 +74,46 @@ func (g *replicaGroup) share(d *deadlock.Detector) { d.Monitor("", nil, g.abort)
 
 func (g *replicaGroup) set(group collective.Group) {
 	g.group, g.comms = group, group.Local()
-	g.second = make([]collective.Communicator, len(g.comms))
+	for l := range g.more {
+		g.more[l] = make([]collective.Communicator, len(g.comms))
+	}
 }
 
-// comm returns the communicator for a replica's calls with these options. The first call with Options.Concurrent makes
-// the second communicator: that is a call of all replicas on the first one. The detector monitors both, so it finds
-// replicas that wait for each other in calls of different communicators.
-func (g *replicaGroup) comm(ctx context.Context, local int, o Options) (collective.Communicator, error) {
+// lane returns the lane of a call with these options.
+func (o Options) lane() lane {
+	if o.Concurrent {
+		return laneConcurrent
+	}
+	return laneMain
+}
+
+// comm returns the communicator for a replica's calls of a lane. The first call of another lane than the main one makes
+// the communicator: that is a call of all replicas on the first one. The detector monitors all, so it finds replicas
+// that wait for each other in calls of different communicators.
+func (g *replicaGroup) comm(ctx context.Context, local int, l lane) (collective.Communicator, error) {
 	c := g.comms[local]
-	if !o.Concurrent {
+	if l == laneMain {
 		return c, nil
 	}
-	if g.second[local] == nil {
+	if g.more[l][local] == nil {
 		made, err := c.Split(ctx, 0, c.Rank())
 		if err != nil {
 			return nil, err
 		}
-		g.second[local] = made
+		g.more[l][local] = made
 	}
-	return g.second[local], nil
+	return g.more[l][local], nil
 }
 
-// closeSecond closes the second communicators.
-func (g *replicaGroup) closeSecond() (err error) {
-	for i, c := range g.second {
-		if c != nil {
-			err = errors.Join(err, c.Close())
+// closeMore closes the communicators of all lanes but the main one.
+func (g *replicaGroup) closeMore() (err error) {
+	for _, list := range g.more {
+		for i, c := range list {
+			if c != nil {
+				err = errors.Join(err, c.Close())
+			}
+			list[i] = nil
 		}
-		g.second[i] = nil
 	}
 	return err
 }
@@ -108,7 +131,7 @@ func (g *replicaGroup) rebuild(ctx context.Context) error {
 	if g.comms[0].Err() == nil {
 		return nil
 	}
-	_ = g.closeSecond() // they failed with the first ones
+	_ = g.closeMore() // they failed with the first ones
 	group, err := g.group.Rebuild(ctx)
 	if err != nil {
 		return err
@@ -130,4 +153,4 @@ func (g *replicaGroup) ready(ctx context.Context) error {
 	return g.rebuild(context.WithoutCancel(ctx))
 }
 
-func (g *replicaGroup) close() error { return errors.Join(g.closeSecond(), g.group.Close()) }
+func (g *replicaGroup) close() error { return errors.Join(g.closeMore(), g.group.Close()) }

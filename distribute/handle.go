@@ -26,6 +26,14 @@ type startedCall struct {
 	reducer *cachedReducer // nil: it is another call, there are no peers, or later is set
 	scalars *scalarSum     // nil: none
 	sums    []float64      // where the sums of the scalars are stored
+	// Of a call that another one follows, or that follows one; see Follower.
+	over     chan struct{} // has a token once the call has ended
+	signal   func()        // puts it there
+	follows  *startedCall  // nil: none, or it has been awaited
+	followed atomic.Bool   // it is another call's follows
+	compute  func()        // nil: the call follows none
+	before   func(ctx context.Context) error
+
 	// later makes the call in Wait: custom CrossDeviceOps need a merge call. Nil: it was started.
 	later func(ctx context.Context) error
 
@@ -38,13 +46,21 @@ type startedCall struct {
 
 // newCall returns an awaited call for reuse, or a new one.
 func (r *Replica) newCall(run *deadlock.Run) *startedCall {
-	i := slices.IndexFunc(r.started, func(c *startedCall) bool { return c.number.Load() == 0 })
+	i := slices.IndexFunc(r.started, func(c *startedCall) bool { return c.number.Load() == 0 && !c.followed.Load() })
 	if i < 0 {
 		i = len(r.started)
-		r.started = append(r.started, &startedCall{})
+		c := &startedCall{over: make(chan struct{}, 1)}
+		c.signal = func() { c.over <- struct{}{} } // the only token: it does not block
+		c.before = c.follow
+		r.started = append(r.started, c)
 	}
 	c := r.started[i]
 	c.replica, c.run, c.reducer, c.scalars, c.sums, c.later, c.started = r, run, nil, nil, nil, nil, nil
+	c.follows, c.compute = nil, nil
+	select {
+	case <-c.over:
+	default:
+	}
 	return c
 }
 
@@ -57,7 +73,7 @@ func (r *Replica) handle(c *startedCall) Handle {
 
 // packed returns the reducer of a reduction, and sets the memories of its call.
 func (r *Replica) packed(ctx context.Context, x *reduction) (*cachedReducer, error) {
-	comm, err := r.home.group.comm(ctx, r.local, x.options)
+	comm, err := r.home.group.comm(ctx, r.local, x.lane)
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +103,12 @@ func (c *startedCall) wait(ctx context.Context) error {
 		return c.later(ctx)
 	}
 	if !c.waits() {
-		return nil
+		if c.compute == nil {
+			return nil
+		}
+		err := c.follow(ctx)
+		c.unfollow()
+		return err
 	}
 	r, run := c.replica, c.run
 	err := run.Acquire(r.local)
@@ -112,6 +133,7 @@ func (c *startedCall) waits() bool { return c.reducer != nil || c.started != nil
 
 // finish waits for the call.
 func (c *startedCall) finish(ctx context.Context) error {
+	defer c.unfollow()
 	if c.started != nil {
 		return c.started.Wait(ctx)
 	}
@@ -141,6 +163,7 @@ func (r *Replica) awaitStarted() error {
 // finishStarted waits until no started call uses memory any more, after the Run has failed.
 func (s *replicaState) finishStarted() {
 	for _, c := range s.started {
+		c.followed.Store(false)
 		if c.number.Swap(0) > 0 && c.waits() {
 			_ = c.finish(context.Background()) // the failure of the Run
 		}

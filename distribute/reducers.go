@@ -53,6 +53,7 @@ type reduction struct {
 	op      ReduceOp
 	call    collective.Op // for the tensors with owners; 0: there are none
 	options Options
+	lane    lane
 }
 
 // described returns the tensors that every replica has.
@@ -124,8 +125,13 @@ func memoryOf(t *tensor.Tensor) tensor.Memory {
 // do reduces and waits.
 func (c *cachedReducer) do(ctx context.Context) error { return c.Do(ctx, c.dst, c.src) }
 
-// start starts the reduction.
-func (c *cachedReducer) start(ctx context.Context) error { return c.Start(ctx, c.dst, c.src) }
+// start starts the reduction, with the functions of a started call.
+func (c *cachedReducer) start(ctx context.Context, of *startedCall) error {
+	if of.compute == nil {
+		return c.StartBetween(ctx, c.dst, c.src, nil, of.signal)
+	}
+	return c.StartBetween(ctx, c.dst, c.src, of.before, of.signal)
+}
 
 // keep puts a reducer first in the cache and evicts the least recently used one.
 func (r *reducers) keep(c *cachedReducer) {

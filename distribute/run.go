@@ -195,7 +195,11 @@ func (s *Strategy) countCalls(end bool) {
 	}
 	for i := range s.group.comms {
 		begun := uint64(0)
-		for _, comm := range [...]collective.Communicator{s.group.comms[i], s.group.second[i]} {
+		for l := range s.group.more {
+			comm := s.group.comms[i]
+			if lane(l) != laneMain {
+				comm = s.group.more[l][i]
+			}
 			if o, ok := comm.(collective.Observable); ok {
 				n, _, _ := o.Progress()
 				begun += n

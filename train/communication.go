@@ -78,7 +78,7 @@ func (t *Trainer) exchangeAll(ctx context.Context, r *distribute.Replica, p *par
 			return err
 		}
 	}
-	if err := t.finishAll(ctx, r, p.reducing, func(int) error { return nil }); err != nil {
+	if err := finishAll(ctx, p.reducing, nil); err != nil {
 		return err
 	}
 	if p.owners {

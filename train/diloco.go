@@ -384,7 +384,7 @@ func (t *Trainer) exchangeChanges(ctx context.Context, r *distribute.Replica) er
 	if r.NumReplicas() == 1 {
 		return nil
 	}
-	if err := t.finishAll(ctx, r, p.exchanging, nil); err != nil {
+	if err := finishAll(ctx, p.exchanging, nil); err != nil {
 		return err
 	}
 	if !t.others() {

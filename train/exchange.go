@@ -14,8 +14,9 @@ import (
 // reduction is a replica's exchange of the gradients of one bucket.
 type reduction struct {
 	codec   compress.Exchange   // nil: the gradients are all-reduced as they are
+	next    func()              // codec.Next
 	started []distribute.Handle // the calls in progress
-	more    bool                // codec describes what follows them
+	follows distribute.Follower // the one that started the last call of a second round
 }
 
 // exchanges returns the compressed exchange of each bucket for a replica, or nothing if there is none.
@@ -35,96 +36,92 @@ func (t *Trainer) exchanges(replica int) (list []compress.Exchange) {
 	return list
 }
 
-// start starts the exchange of a bucket's gradients, and of scalars.
+// starter starts calls: a replica, or what starts a call that follows another one.
+type starter interface {
+	StartAllReduce(context.Context, distribute.ReduceOp, distribute.Bucket, ...distribute.Options) (
+		distribute.Handle, error)
+	StartAllGather(ctx context.Context, dst, src *tensor.Tensor, name string, opts ...distribute.Options) (
+		distribute.Handle, error)
+}
+
+// start starts the exchange of a bucket's gradients, and of scalars. The second round of a codec begins as soon as the
+// first has ended, while the replica computes other gradients.
 func (r *reduction) start(ctx context.Context, replica *distribute.Replica, step int64, b distribute.Bucket) error {
 	r.started = r.started[:0]
 	if r.codec == nil {
 		return r.reduce(ctx, replica, b)
 	}
-	r.more = true
-	return r.make(ctx, replica, r.codec.Start(b.Dst, step), b.Scalars)
-}
-
-// make starts calls of the codec. The scalars are reduced by the first reduction of them, or by a separate one.
-func (r *reduction) make(ctx context.Context, replica *distribute.Replica, calls []compress.Call,
-	scalars []float64,
-) error {
-	for _, c := range calls {
-		var h distribute.Handle
-		var err error
-		switch c.Op {
-		case compress.AllToAll:
-			h, err = replica.StartAllToAll(ctx, c.Dst[0], c.Src[0], c.Names[0])
-		case compress.AllGather:
-			h, err = replica.StartAllGather(ctx, c.Dst[0], c.Src[0], c.Names[0])
-		default:
-			err = r.reduce(ctx, replica, distribute.Bucket{Dst: c.Dst, Src: c.Src, Names: c.Names, Scalars: scalars})
-			scalars = nil
-			if err == nil {
-				continue
+	var last distribute.Handle // of the round before
+	for round, calls := range r.codec.Start(b.Dst, step) {
+		for _, c := range calls {
+			if err := r.make(ctx, replica, last, &c, &b.Scalars, round > 0); err != nil {
+				return err
 			}
 		}
-		if err != nil {
-			return err
-		}
-		r.started = append(r.started, h)
+		last = r.started[len(r.started)-1]
 	}
-	if len(scalars) == 0 {
+	if len(b.Scalars) == 0 {
 		return nil
 	}
-	return r.reduce(ctx, replica, distribute.Bucket{Scalars: scalars})
+	return r.reduce(ctx, replica, distribute.Bucket{Scalars: b.Scalars})
 }
 
-// reduce starts an all-reduce.
-func (r *reduction) reduce(ctx context.Context, replica *distribute.Replica, b distribute.Bucket) error {
-	h, err := replica.StartAllReduce(ctx, distribute.Sum, b)
+// make starts a call of the codec. If follows is set, it follows the last call of the round before. The scalars are
+// reduced by the first reduction.
+func (r *reduction) make(ctx context.Context, replica *distribute.Replica, last distribute.Handle, c *compress.Call,
+	scalars *[]float64, follows bool,
+) error {
+	on := starter(replica)
+	if follows {
+		r.follows = last.Then(r.next)
+		on = &r.follows
+	}
+	var h distribute.Handle
+	var err error
+	switch c.Op {
+	case compress.AllToAll:
+		h, err = replica.StartAllToAll(ctx, c.Dst[0], c.Src[0], c.Names[0])
+	case compress.AllGather:
+		h, err = on.StartAllGather(ctx, c.Dst[0], c.Src[0], c.Names[0])
+	default:
+		err = r.reduce(ctx, on, distribute.Bucket{Dst: c.Dst, Src: c.Src, Names: c.Names, Scalars: *scalars})
+		*scalars = nil
+		return err
+	}
 	if err == nil {
 		r.started = append(r.started, h)
 	}
 	return err
 }
 
-// advance waits for the calls in progress and starts those that follow. It reports whether there were none: then the
-// gradients are summed.
-func (r *reduction) advance(ctx context.Context, replica *distribute.Replica) (done bool, err error) {
-	for _, h := range r.started {
-		if err := h.Wait(ctx); err != nil {
-			return false, err
-		}
+// reduce starts an all-reduce.
+func (r *reduction) reduce(ctx context.Context, on starter, b distribute.Bucket) error {
+	h, err := on.StartAllReduce(ctx, distribute.Sum, b)
+	if err == nil {
+		r.started = append(r.started, h)
 	}
-	r.started = r.started[:0]
-	if !r.more {
-		return true, nil
-	}
-	calls := r.codec.Next()
-	r.more = len(calls) > 0
-	return !r.more, r.make(ctx, replica, calls, nil)
+	return err
 }
 
 // finish waits until the gradients are summed.
-func (r *reduction) finish(ctx context.Context, replica *distribute.Replica) error {
-	for {
-		if done, err := r.advance(ctx, replica); done || err != nil {
+func (r *reduction) finish(ctx context.Context) error {
+	for _, h := range r.started {
+		if err := h.Wait(ctx); err != nil {
 			return err
 		}
 	}
+	r.started = r.started[:0]
+	if r.codec != nil {
+		r.codec.Next()
+	}
+	return nil
 }
 
 // finishAll waits until the gradients of all buckets are summed, in their order, and calls each, if it is not nil,
 // after each.
-func (t *Trainer) finishAll(ctx context.Context, r *distribute.Replica, list []reduction,
-	each func(k int) error,
-) error {
-	if list[0].codec != nil && t.config.Compress.Rounds() > 1 {
-		// All buckets start their second round before any is awaited, so that no transfer waits for an update.
-		for k := range list {
-			if _, err := list[k].advance(ctx, r); err != nil {
-				return err
-			}
-		}
-	}
+func finishAll(ctx context.Context, list []reduction, each func(k int) error) error {
 	for k := range list {
-		if err := list[k].finish(ctx, r); err != nil {
+		if err := list[k].finish(ctx); err != nil {
 			return err
 		}
 		if each != nil {

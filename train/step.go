@@ -223,7 +223,7 @@ func (t *Trainer) plan() {
 			p.exchanging = make([]reduction, len(t.buckets))
 		}
 		for k, codec := range t.exchanges(first + replica) {
-			p.exchanging[k].codec = codec
+			p.exchanging[k].codec, p.exchanging[k].next = codec, codec.Next
 		}
 		for _, b := range t.buckets {
 			p.gradients = append(p.gradients, make([]*tensor.Tensor, len(b.parameters)))
@@ -327,7 +327,7 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 		}
 		return err
 	}
-	err = t.finishAll(ctx, r, p.reducing, func(k int) error {
+	err = finishAll(ctx, p.reducing, func(k int) error {
 		t.checkSums(local, k)
 		if !early {
 			return nil

@@ -235,8 +235,19 @@ func (r *Reducer) Busy() bool { return r.waited < r.started }
 // lists, belongs to the library until [Reducer.Wait] of its pack has returned. Every Start must be followed by the Wait
 // of each pack, or by [Reducer.Finish].
 func (r *Reducer) Start(ctx context.Context, dst, src []tensor.Memory) error {
+	return r.StartBetween(ctx, dst, src, nil, nil)
+}
+
+// StartBetween is Start with a function that is called before the first pack is reduced, and one that is called after
+// the last one, as Before and After of [collective.Call]. Either may be nil.
+func (r *Reducer) StartBetween(
+	ctx context.Context, dst, src []tensor.Memory, before func(context.Context) error, after func(),
+) error {
 	if err := r.begin(dst, src); err != nil {
 		return err
+	}
+	if n := len(r.runs); n > 0 {
+		r.runs[0].call.Before, r.runs[n-1].call.After = before, after
 	}
 	for k := range r.runs {
 		h, err := r.comm.Start(ctx, &r.runs[k].call)
@@ -260,6 +271,7 @@ func (r *Reducer) begin(dst, src []tensor.Memory) error {
 	}
 	for k := range r.runs {
 		call := &r.runs[k].call
+		call.Before, call.After = nil, nil
 		own := 0
 		for j, i := range r.packs[k].Tensors {
 			from, to, gives, gets := j, j, true, true

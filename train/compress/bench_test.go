@@ -28,8 +28,8 @@ func BenchmarkExchange(b *testing.B) {
 				x := c.New(parameters, 0, replicas, 1)
 				b.SetBytes(4 * rows * columns)
 				for b.Loop() {
-					for calls := x.Start(gradients, 9); len(calls) > 0; {
-						calls = x.Next()
+					for range x.Start(gradients, 9) {
+						x.Next()
 					}
 					x.Commit()
 				}

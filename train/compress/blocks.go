@@ -30,6 +30,7 @@ type blocks struct {
 	others            Call  // gradients of other types
 	otherParameters   []int // their indices
 	calls             [2]Call
+	rounds            [2][]Call
 	gathering         bool
 
 	gradients []*tensor.Tensor
@@ -72,6 +73,7 @@ func newBlocks(parameters []Parameter, replica, replicas int) *blocks {
 		Op: AllToAll, Dst: []*tensor.Tensor{b.received}, Src: []*tensor.Tensor{b.encoded}, Names: names,
 	}
 	b.gather = Call{Op: AllGather, Dst: []*tensor.Tensor{b.encoded}, Src: []*tensor.Tensor{own}, Names: names}
+	b.rounds[1] = []Call{b.gather}
 	return b
 }
 
@@ -84,7 +86,7 @@ func (b *blocks) places(i int) (scale, integers int) {
 	return start + k*scaleBytes, start + b.perChunk*scaleBytes + k*blockElements
 }
 
-func (b *blocks) Start(gradients []*tensor.Tensor, _ int64) []Call {
+func (b *blocks) Start(gradients []*tensor.Tensor, _ int64) [][]Call {
 	b.gradients, b.gathering, b.residual.whole = gradients, false, false
 	encoded := tensor.Data[uint8](b.encoded)
 	for i, x := range b.list {
@@ -103,7 +105,11 @@ func (b *blocks) Start(gradients []*tensor.Tensor, _ int64) []Call {
 		}
 		calls = append(calls, b.others)
 	}
-	return calls
+	b.rounds[0] = calls
+	if len(b.list) == 0 {
+		return b.rounds[:1]
+	}
+	return b.rounds[:]
 }
 
 // tiny is the magnitude below which a block is encoded as zeros: its scale would lose bits, or its inverse overflow.
@@ -136,12 +142,11 @@ const (
 	quietNaN = 0x7fc00000
 )
 
-func (b *blocks) Next() []Call {
+func (b *blocks) Next() {
 	if !b.gathering && len(b.list) > 0 {
 		b.gathering = true
 		b.reduce()
-		b.calls[0] = b.gather
-		return b.calls[:1]
+		return
 	}
 	encoded := tensor.Data[uint8](b.encoded)
 	for i, x := range b.list {
@@ -149,7 +154,6 @@ func (b *blocks) Next() []Call {
 		kernel.Dequantize(unsafe.Add(b.gradients[x.parameter].Memory().Ptr, 4*x.from), q, x.n, scale)
 	}
 	b.gradients, b.residual.whole = nil, true
-	return nil
 }
 
 // reduce decodes and adds the blocks of this replica's chunk that all replicas have sent, encodes the sums, and adds

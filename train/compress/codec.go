@@ -107,18 +107,6 @@ func (c Codec) Check() error {
 	return nil
 }
 
-// Rounds returns the number of rounds of calls of an exchange. Before the last round of several, most of the work is
-// still to be done, so a caller with several exchanges starts a round of all of them before it waits for one.
-func (c Codec) Rounds() int {
-	switch c.Method {
-	case None:
-		return 0
-	case Int8, PowerSGD:
-		return 2
-	}
-	return 1
-}
-
 // String returns the codec in the form of [Parse].
 func (c Codec) String() string {
 	if c.Method != PowerSGD {
@@ -174,13 +162,14 @@ type Call struct {
 // Exchange exchanges one replica's gradients of one bucket. Its methods do not block and must not run at once. After
 // the first step they do not allocate.
 type Exchange interface {
-	// Start encodes the gradients: one tensor per parameter, which belong to the exchange until Next has returned no
-	// call. step counts the steps taken before this one. It returns the first calls. A Start without the Commit or
-	// Discard of the one before discards that one.
-	Start(gradients []*tensor.Tensor, step int64) []Call
-	// Next goes on when the calls that Start or Next returned have ended. It returns the next calls, or none if the
-	// gradients now hold the sums over all replicas.
-	Next() []Call
+	// Start encodes the gradients: one tensor per parameter, which belong to the exchange until the last Next has
+	// returned. step counts the steps taken before this one. It returns the calls of each round: one round, or two. They
+	// are valid until the next Start. A Start without the Commit or Discard of the one before discards that one.
+	Start(gradients []*tensor.Tensor, step int64) (rounds [][]Call)
+	// Next is called once for each round, on any goroutine: when the calls of the round have ended on this replica, and
+	// before those of the next round begin, whose data it computes. After the last round it stores the sums over all
+	// replicas in the gradients.
+	Next()
 	// Commit makes the residual of the last exchange that of the next one. Without a completed exchange it does nothing.
 	Commit()
 	// Discard keeps the residual that was there before Start.

@@ -368,8 +368,8 @@ func TestNoAllocation(t *testing.T) {
 		x := c.New(model, 0, 2, 1)
 		gradients := draw(rand.New(rand.NewPCG(1, 1)), 1, model)[0]
 		if n := testing.AllocsPerRun(5, func() {
-			for calls := x.Start(gradients, 9); len(calls) > 0; {
-				calls = x.Next()
+			for range x.Start(gradients, 9) {
+				x.Next()
 			}
 			x.Commit()
 		}); n != 0 {

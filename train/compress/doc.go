@@ -4,10 +4,9 @@
 // the replica's gradients, describes the collective calls that transfer them, and decodes what arrives to the sum over
 // all replicas. It makes no call itself: package train does, and so encoding and transfers overlap.
 //
-//	calls := x.Start(gradients, step)
-//	for len(calls) > 0 {
+//	for _, calls := range x.Start(gradients, step) {
 //		… // make the calls and wait for them
-//		calls = x.Next()
+//		x.Next()
 //	}
 //	… // gradients now hold the sums of all replicas
 //	x.Commit() // or x.Discard(), if the step is not taken

@@ -16,6 +16,7 @@ type half struct {
 	others    []int
 	gradients []*tensor.Tensor
 	calls     [1]Call
+	rounds    [1][]Call
 }
 
 func newHalf(dtype tensor.DType, parameters []Parameter) *half {
@@ -39,20 +40,20 @@ func newHalf(dtype tensor.DType, parameters []Parameter) *half {
 	return h
 }
 
-func (h *half) Start(gradients []*tensor.Tensor, _ int64) []Call {
+func (h *half) Start(gradients []*tensor.Tensor, _ int64) [][]Call {
 	h.gradients = gradients
 	h.each(func(half, wide unsafe.Pointer, n int) { kernel.Convert(h.dtype, tensor.Float32, half, wide, n) })
 	for k, i := range h.others {
 		h.list[len(h.list)-len(h.others)+k] = gradients[i]
 	}
 	h.calls[0] = Call{Op: AllReduce, Dst: h.list, Src: h.list, Names: h.names}
-	return h.calls[:]
+	h.rounds[0] = h.calls[:]
+	return h.rounds[:]
 }
 
-func (h *half) Next() []Call {
+func (h *half) Next() {
 	h.each(func(half, wide unsafe.Pointer, n int) { kernel.Convert(tensor.Float32, h.dtype, wide, half, n) })
 	h.gradients = nil
-	return nil
 }
 
 // each calls f with each gradient of float32 and its place in the encoded ones.

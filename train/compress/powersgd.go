@@ -29,7 +29,8 @@ type powerSGD struct {
 	firstParameters      []int // of the other gradients in first
 	gradients            []*tensor.Tensor
 	stage                stage
-	calls                [1]Call
+	calls                [2]Call
+	rounds               [2][]Call // each one of calls
 }
 
 type stage uint8
@@ -85,15 +86,17 @@ func newPowerSGD(parameters []Parameter, rank int, after int64, replicas int, se
 		p.first.Src, p.first.Names = append(p.first.Src, nil), append(p.first.Names, parameters[i].Name)
 	}
 	p.plain.Dst, p.first.Dst, p.second.Dst = p.plain.Src, p.first.Src, p.second.Src
+	p.calls[1] = p.second
+	p.rounds = [2][]Call{p.calls[:1], p.calls[1:]}
 	return p
 }
 
-func (p *powerSGD) Start(gradients []*tensor.Tensor, step int64) []Call {
+func (p *powerSGD) Start(gradients []*tensor.Tensor, step int64) [][]Call {
 	p.gradients, p.residual.whole = gradients, false
 	if step < p.after || len(p.matrices) == 0 {
 		copy(p.plain.Src, gradients)
 		p.stage, p.calls[0] = plain, p.plain
-		return p.calls[:]
+		return p.rounds[:1]
 	}
 	for k, i := range p.firstParameters {
 		p.first.Src[1+k] = gradients[i]
@@ -107,7 +110,7 @@ func (p *powerSGD) Start(gradients []*tensor.Tensor, step int64) []Call {
 		p.multiply(x, q)
 	}
 	p.stage, p.calls[0] = lefts, p.first
-	return p.calls[:]
+	return p.rounds[:]
 }
 
 // multiply adds the residual to a replica's matrix, in place, and sets P = M Q.
@@ -128,7 +131,7 @@ func (p *powerSGD) rowOf(x *matrix, i int) unsafe.Pointer {
 	return unsafe.Add(p.gradients[x.parameter].Memory().Ptr, 4*i*x.columns)
 }
 
-func (p *powerSGD) Next() []Call {
+func (p *powerSGD) Next() {
 	switch p.stage {
 	case lefts:
 		clear(p.right)
@@ -138,8 +141,8 @@ func (p *powerSGD) Next() []Call {
 			orthogonalize(left, x.rows, x.rank)
 			p.multiplyTransposed(x, left)
 		}
-		p.stage, p.calls[0] = rights, p.second
-		return p.calls[:]
+		p.stage = rights
+		return
 	case rights:
 		for i := range p.matrices {
 			p.decode(&p.matrices[i])
@@ -147,7 +150,6 @@ func (p *powerSGD) Next() []Call {
 		p.residual.whole = true
 	}
 	p.gradients = nil
-	return nil
 }
 
 // multiplyTransposed sets Q = Mᵀ P, where Q was 0.
