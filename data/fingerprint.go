@@ -51,6 +51,10 @@ func Fingerprint(ds Dataset) uint64 {
 		return describe(Fingerprint(d.src), fmt.Sprint("Map ", d.seed))
 	case *batches:
 		return describe(Fingerprint(d.src), fmt.Sprint("Batch ", d.n, d.full))
+	case *longest:
+		return describe(Fingerprint(d.src), fmt.Sprint("PaddedBatch ", d.n, d.pad.text()))
+	case *bucketed:
+		return describe(Fingerprint(d.src), fmt.Sprint("BucketByLength ", d.b.Boundaries, d.b.Rows, d.b.Full, d.b.text()))
 	case *repeated:
 		return describe(Fingerprint(d.src), fmt.Sprint("Repeat ", d.n))
 	case *taken:

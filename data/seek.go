@@ -262,6 +262,17 @@ func (r *relocatedRows) Rows(p int) int { return r.rows.Rows(r.at(p)) }
 // RowID implements [RowReader].
 func (r *relocatedRows) RowID(p, row int) uint64 { return r.rows.RowID(r.at(p), row) }
 
+// Size implements [SizedReader].
+func (r *relocatedRows) Size(p int) int { return sizeOfRows(r.rows, r.at(p)) }
+
+// sizeOfRows returns the largest number of rows of batches like that at position p, as far as it is known.
+func sizeOfRows(r RowReader, p int) int {
+	if s, ok := r.(SizedReader); ok {
+		return s.Size(p)
+	}
+	return r.Rows(p)
+}
+
 // ReadRows implements [RowReader].
 func (r *relocatedRows) ReadRows(ctx context.Context, p int, rows []int) (Element, []uint64, error) {
 	return r.rows.ReadRows(ctx, r.at(p), rows)
@@ -345,6 +356,14 @@ type repeatedRows struct{ *repeatedReader }
 func (r repeatedRows) Rows(p int) int {
 	if pass, err := r.pass(p / r.each); err == nil {
 		return pass.(RowReader).Rows(p % r.each)
+	}
+	return 0
+}
+
+// Size implements [SizedReader].
+func (r repeatedRows) Size(p int) int {
+	if pass, err := r.pass(p / r.each); err == nil {
+		return sizeOfRows(pass.(RowReader), p%r.each)
 	}
 	return 0
 }

@@ -32,6 +32,10 @@ func BatchSize(ds Dataset) (rows int, full, known bool) {
 			return d.n, d.full, true
 		case *view:
 			return d.table().rowsOfRows(), true, true
+		case *longest:
+			return d.n, false, true
+		case *bucketed:
+			return 0, false, true
 		case *files:
 			return 0, true, true
 		case *passed:
@@ -155,6 +159,12 @@ func upstream(ds Dataset) (src Dataset, with func(Dataset) Dataset, ok bool) {
 		return d.ds, func(src Dataset) Dataset { return Of(src) }, d.ds != nil
 	case *batches:
 		return d.src, func(src Dataset) Dataset { return &batches{Of(src), d.n, d.full} }, true
+	case *longest:
+		return d.src, func(src Dataset) Dataset { return &longest{Of(src), d.n, d.pad} }, true
+	case *bucketed:
+		return d.src, func(src Dataset) Dataset {
+			return &bucketed{src: Of(src), b: d.b, lengths: &bucketLengths{list: d.b.Lengths}}
+		}, true
 	case *mapped:
 		return d.src, func(src Dataset) Dataset { return &mapped{src, d.f, d.seed} }, true
 	case *buffered:

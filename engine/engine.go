@@ -293,6 +293,24 @@ type WholeStep interface {
 	Step(ctx context.Context, m Micro) (s Scalars, finite bool, err error)
 }
 
+// Shape is the shape of the batches of a replica.
+type Shape struct {
+	Rows           int       // including padding
+	Inputs, Labels []Feature // one row of each input and label
+	// Training also compiles Gradients, and Step of a [WholeStep]. Without it, the shape is for Evaluate and Predict.
+	Training bool
+}
+
+// Shaped is a [Program] that computes on batches of several shapes, such as sequences of several lengths.
+type Shaped interface {
+	Program
+	// AddShape compiles the programs for batches of another shape than that of the Spec. From then on all methods that
+	// take batches or inputs take those of this shape too, which may be in any memory; NewBatch returns batches of the
+	// Spec's shape only. Variables, buckets and parts stay as they are. AddShape returns an error, and changes nothing,
+	// if the model has other variables, or variables of other shapes, for these batches. No other method may run.
+	AddShape(ctx context.Context, s Shape) error
+}
+
 // Role is the purpose of a variable. It determines how its values on the replicas relate.
 type Role uint8
 

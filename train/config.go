@@ -25,6 +25,15 @@ type Config struct {
 	// GlobalBatch is the maximum number of examples of one step, over all replicas. Default: the size of the
 	// first batch of Data.
 	GlobalBatch int
+	// Shapes lists further shapes of batches, in which only the sizes of dimensions differ, such as sequences padded to
+	// other lengths. The engine compiles a program for each when its first batch is used; at most [MaxShapes] with that
+	// of Inputs and Labels. All replicas of a global batch have the same shape. If Data has
+	// [data.Pipeline.BucketByLength], they are those of its buckets. It must be the same on all workers.
+	Shapes []Shape
+	// EvaluationBatch is the maximum number of examples of a global batch of [Trainer.Evaluate], [Trainer.Predict] and
+	// FitConfig.Validation. Without a backward pass they need less memory, and larger ones are faster. If it is larger
+	// than GlobalBatch, another program is compiled for them. Default: GlobalBatch.
+	EvaluationBatch int
 	// Seed seeds the initial values and the replicas' random numbers.
 	Seed int64
 	// BucketBytes is the desired number of bytes of gradients per bucket. The buckets are all-reduced one after
@@ -129,7 +138,7 @@ func (c *Config) complete(ctx context.Context, timeout time.Duration) error {
 	case c.GlobalBatch < 1:
 		return fmt.Errorf("train: Config.GlobalBatch is %d: want at least 1", c.GlobalBatch)
 	}
-	if err := errors.Join(c.checkClipping(), c.checkSharding()); err != nil {
+	if err := errors.Join(c.checkClipping(), c.checkSharding(), c.completeShapes()); err != nil {
 		return err
 	}
 	if err := c.LossScaling.complete(); err != nil {
@@ -138,7 +147,11 @@ func (c *Config) complete(ctx context.Context, timeout time.Duration) error {
 	if err := c.completeDiLoCo(); err != nil {
 		return err
 	}
-	for _, f := range slices.Concat(c.Inputs, c.Labels) {
+	all := slices.Concat(c.Inputs, c.Labels)
+	for _, s := range c.Shapes {
+		all = slices.Concat(all, s.Inputs, s.Labels)
+	}
+	for _, f := range all {
 		if !f.DType.Valid() || f.DType == tensor.String || slices.ContainsFunc(f.Shape, func(d int) bool { return d < 0 }) {
 			return fmt.Errorf("train: Config has a feature of type %v and shape %s: want numbers and no negative dimension",
 				f.DType, tensor.FormatShape(f.Shape))
@@ -177,6 +190,9 @@ func (c *Config) infer(ctx context.Context) error {
 		if c.GlobalBatch = b.Rows(); c.GlobalBatch == 0 {
 			return errors.New("it has no examples: set GlobalBatch")
 		}
+	}
+	if c.Shapes == nil {
+		return c.inferShapes(ctx)
 	}
 	return nil
 }

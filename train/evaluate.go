@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/distribute"
@@ -119,6 +120,13 @@ func (t *Trainer) Predict(ctx context.Context, ds data.Dataset) ([]*tensor.Tenso
 	}
 	out := make([]*tensor.Tensor, len(pieces[0]))
 	for i := range out {
+		for _, p := range pieces {
+			if a, b := p[i].Shape()[1:], pieces[0][i].Shape()[1:]; !slices.Equal(a, b) {
+				return nil, fmt.Errorf("train: predict: output %d has shape %s for some examples and %s for others, so it does "+
+					"not fit in one tensor: predict batches of one length at a time", i, tensor.FormatShape(b),
+					tensor.FormatShape(a))
+			}
+		}
 		out[i] = join(pieces, i)
 	}
 	return out, nil
@@ -157,7 +165,7 @@ func (t *Trainer) gatherOutputs(
 
 // each calls f for every global batch of ds, while averages are combined over the replicas.
 func (t *Trainer) each(ctx context.Context, ds data.Dataset, labels bool, f func(*globalBatch) error) (err error) {
-	feed, err := t.feed(ctx, ds, feedConfig{limit: -1, labels: labels})
+	feed, err := t.feed(ctx, ds, feedConfig{limit: -1, labels: labels, evaluation: true})
 	if err != nil {
 		t.failOthers(ctx, err)
 		return err

@@ -139,6 +139,7 @@ type fakeProgram struct {
 	written  []string // the variables of the calls of Write
 
 	mu     sync.Mutex
+	added  []int                // rows of the shapes of AddShape
 	states map[[3]uint64]string // random states that were used, and their users
 	closed bool
 }
@@ -182,6 +183,15 @@ func (p *fakeProgram) Owned(device, variable int) bool {
 		p.owners[variable-2] == p.spec.DeviceShards[device]
 }
 
+// AddShape implements engine.Shaped.
+func (p *fakeProgram) AddShape(_ context.Context, s engine.Shape) error {
+	if err := p.model.failed("shape", 0); err != nil {
+		return err
+	}
+	p.added = append(p.added, s.Rows)
+	return nil
+}
+
 func (p *fakeProgram) NewBatch(int) (engine.Batch, error) {
 	rows := func(features []engine.Feature) (out []*tensor.Tensor) {
 		for _, f := range features {
@@ -198,7 +208,9 @@ func (p *fakeProgram) NewBatch(int) (engine.Batch, error) {
 func (p *fakeProgram) forward(r *fakeReplica, b engine.Batch, weightSum float64,
 	row func(x []float64, w, d float64),
 ) (loss float64, near float64) {
-	if len(b.Weights) != p.spec.Rows || b.Inputs[0].Shape()[0] != p.spec.Rows || b.Labels[0].Shape()[0] != p.spec.Rows {
+	rows := len(b.Weights)
+	if rows != p.spec.Rows && !slices.Contains(p.added, rows) || b.Inputs[0].Shape()[0] != rows ||
+		b.Labels[0].Shape()[0] != rows {
 		panic("a share has another number of rows than the program was compiled for")
 	}
 	x, y := tensor.Data[float64](b.Inputs[0]), tensor.Data[float64](b.Labels[0])
@@ -328,11 +340,15 @@ func (p *fakeProgram) Predict(_ context.Context, replica int, inputs []*tensor.T
 	}
 	p.infer(replica)
 	x := tensor.Data[float64](inputs[0])
-	out := make([]float64, p.spec.Rows)
+	rows := inputs[0].Shape()[0]
+	if rows != p.spec.Rows && !slices.Contains(p.added, rows) {
+		panic("inputs have another number of rows than the program was compiled for")
+	}
+	out := make([]float64, rows)
 	for i := range out {
 		out[i] = predict(p.replicas[replica], x[2*i:2*i+2])
 	}
-	return []*tensor.Tensor{tensor.Of(out, p.spec.Rows, 1), tensor.From(x, p.spec.Rows, 2)}, nil
+	return []*tensor.Tensor{tensor.Of(out, rows, 1), tensor.From(x, rows, 2)}, nil
 }
 
 func (p *fakeProgram) Read(replica, variable int) (*tensor.Tensor, error) {

@@ -24,6 +24,8 @@ type feeder struct {
 	reader *reader
 	stuck  bool // next timed out
 
+	labels, evaluation bool // of feedConfig
+
 	t   *Trainer
 	all []*globalBatch
 
@@ -38,6 +40,8 @@ type feedConfig struct {
 	repeat bool // start another pass when the dataset ends
 	limit  int  // batches at most; negative: no limit
 	labels bool // false: ignore the batches' labels
+	// evaluation allows the shapes that are not for training.
+	evaluation bool
 	// together is the number of batches that are in use at the same time. As many are read ahead, and one is being
 	// filled. 0: 1.
 	together int
@@ -56,7 +60,7 @@ func (t *Trainer) feed(ctx context.Context, ds data.Dataset, cfg feedConfig) (*f
 	depth := 2*max(cfg.together, 1) + 1
 	f := &feeder{ready: make(chan *globalBatch, max(cfg.together, 1)-1), free: make(chan *globalBatch, depth), t: t}
 	for range depth {
-		g, err := t.borrow(cfg.labels)
+		g, err := t.borrow(cfg.labels, cfg.evaluation)
 		if err != nil {
 			t.giveBack(f.all...)
 			return nil, err
@@ -64,6 +68,7 @@ func (t *Trainer) feed(ctx context.Context, ds data.Dataset, cfg feedConfig) (*f
 		f.all = append(f.all, g)
 		f.free <- g
 	}
+	f.labels, f.evaluation = cfg.labels, cfg.evaluation
 	ctx, f.cancel = context.WithCancel(ctx)
 	f.reader = read(func() error { return f.read(ctx, ds, cfg) }, func(err error) {
 		f.err = err
@@ -91,20 +96,20 @@ func (f *feeder) next(ctx context.Context) (*globalBatch, error) {
 	}
 	select {
 	case g, ok := <-f.ready:
-		return f.got(g, ok)
+		return f.got(ctx, g, ok)
 	default:
 	}
 	deadline, stop := after(f.t.config.DataTimeout)
 	defer stop()
 	select {
 	case g, ok := <-f.ready:
-		return f.got(g, ok)
+		return f.got(ctx, g, ok)
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	case <-deadline:
 		select { // both may be ready after the process was paused
 		case g, ok := <-f.ready:
-			return f.got(g, ok)
+			return f.got(ctx, g, ok)
 		default:
 		}
 		f.stuck = true
@@ -112,11 +117,11 @@ func (f *feeder) next(ctx context.Context) (*globalBatch, error) {
 	}
 }
 
-func (f *feeder) got(g *globalBatch, ok bool) (*globalBatch, error) {
+func (f *feeder) got(ctx context.Context, g *globalBatch, ok bool) (*globalBatch, error) {
 	if !ok {
 		return nil, f.err
 	}
-	return g, nil
+	return g, f.t.compileShape(ctx, g.batchShape)
 }
 
 func (f *feeder) release(list ...*globalBatch) {
@@ -233,7 +238,7 @@ func (f *feeder) pass(ctx context.Context, ds data.Dataset, skip int) (seq iter.
 		return nil, false, skippedTooFarError(r.Len(), skip)
 	}
 	if rows, ok := r.(data.RowReader); ok && f.t.others() {
-		return f.t.rowsOf(ctx, ds, rows, skip), true, nil
+		return f.t.rowsOf(ctx, ds, rows, skip, f.labels, f.evaluation), true, nil
 	}
 	return data.IterReader(ctx, ds, r, skip), true, nil
 }
@@ -284,9 +289,13 @@ func batchOf(element data.Element) (data.Batch, error) {
 
 // globalBatch is one global batch, split into a padded share for each replica.
 type globalBatch struct {
-	config    *Config
-	labels    bool
-	per       int            // rows of a share
+	*batchShape // of the batch
+
+	t          *Trainer
+	memory     map[*batchShape][]engine.Batch // of shares
+	labels     bool
+	evaluation bool // shapes that are not for training are allowed
+
 	shares    []engine.Batch // of this worker's replicas
 	first     int            // id of the first local replica
 	rows      []int          // examples by replica, of all workers; the rest of a share is padding
@@ -300,17 +309,18 @@ type globalBatch struct {
 
 // borrow returns a global batch to fill. Batches are reused from pass to pass, because their memory may
 // belong to the engine, which reads them in place.
-func (t *Trainer) borrow(labels bool) (*globalBatch, error) {
+func (t *Trainer) borrow(labels, evaluation bool) (*globalBatch, error) {
 	if n := len(t.spare); n > 0 {
 		g := t.spare[n-1]
 		t.spare = t.spare[:n-1]
 		// Leftovers of batches that were read ahead differ between workers.
-		g.labels, g.position = labels, batchPosition{}
+		g.labels, g.evaluation, g.position = labels, evaluation, batchPosition{}
 		return g, nil
 	}
 	n := t.strategy.NumReplicasInSync()
 	g := &globalBatch{
-		config: &t.config, labels: labels, per: ceilDiv(t.config.GlobalBatch, n), rows: make([]int, n), hashed: t.others(),
+		batchShape: t.shapes[0], t: t, memory: map[*batchShape][]engine.Batch{}, labels: labels, evaluation: evaluation,
+		rows: make([]int, n), hashed: t.others(),
 	}
 	g.first, _ = t.strategy.LocalReplicas()
 	for replica := range t.parts {
@@ -320,6 +330,7 @@ func (t *Trainer) borrow(labels bool) (*globalBatch, error) {
 		}
 		g.shares = append(g.shares, share)
 	}
+	g.memory[g.batchShape] = g.shares
 	return g, nil
 }
 
@@ -329,9 +340,13 @@ func (t *Trainer) giveBack(list ...*globalBatch) { t.spare = append(t.spare, lis
 // fill copies b into the shares. Padding is a copy of the batch's first example, with weight 0. Zeros would
 // turn into NaN in a model that divides by a norm, for example, and a weight of 0 does not remove a NaN.
 func (g *globalBatch) fill(b *readRows) error {
-	if err := g.check(b.batch, b.size); err != nil {
-		return err
+	if g.batchShape = b.shape; g.batchShape == nil {
+		g.batchShape = g.t.shapeOf(b.batch, b.size, g.labels, g.evaluation)
 	}
+	if err := g.check(b.batch, b.size); err != nil {
+		return g.t.noShapeError(err)
+	}
+	g.shares = g.sharesFor(g.batchShape)
 	g.examples = b.size
 	g.weightSum = 0
 	weight := func(i int) float32 {
@@ -400,32 +415,36 @@ func copyRows(dst, src *tensor.Tensor, lo, hi, padding int) {
 
 // check returns an error unless b fits, which has all rows or some of a batch of so many examples.
 func (g *globalBatch) check(b data.Batch, examples int) error {
-	if len(b.Inputs) != len(g.config.Inputs) {
-		return fmt.Errorf("it has %d inputs: want %d", len(b.Inputs), len(g.config.Inputs))
+	if len(b.Inputs) != len(g.Inputs) {
+		return fmt.Errorf("it has %d inputs: want %d", len(b.Inputs), len(g.Inputs))
 	}
 	if b.Inputs[0] == nil || b.Inputs[0].Rank() == 0 {
 		return errors.New("input 0 is missing or a scalar: want a first dimension that counts examples, as " +
 			"data.Pipeline.Batch makes it")
 	}
-	if err := checkBatched("input", b.Inputs, g.config.Inputs); err != nil {
+	if err := checkBatched("input", b.Inputs, g.Inputs); err != nil {
 		return err
 	}
 	rows := b.Rows()
-	if examples > g.config.GlobalBatch {
-		return fmt.Errorf("it has %d examples: want at most the global batch of %d that the model was compiled for", examples,
-			g.config.GlobalBatch)
+	if examples > g.GlobalBatch {
+		hint := ""
+		if g.evaluation {
+			hint = ", or a larger Config.EvaluationBatch"
+		}
+		return fmt.Errorf("it has %d examples: want at most the global batch of %d that the model was compiled for%s",
+			examples, g.GlobalBatch, hint)
 	}
-	if err := checkFeatures("input", b.Inputs, g.config.Inputs, rows); err != nil {
+	if err := checkFeatures("input", b.Inputs, g.Inputs, rows); err != nil {
 		return err
 	}
 	if g.labels {
-		if len(b.Labels) != len(g.config.Labels) {
-			return fmt.Errorf("it has %d labels: want %d", len(b.Labels), len(g.config.Labels))
+		if len(b.Labels) != len(g.Labels) {
+			return fmt.Errorf("it has %d labels: want %d", len(b.Labels), len(g.Labels))
 		}
-		if err := checkBatched("label", b.Labels, g.config.Labels); err != nil {
+		if err := checkBatched("label", b.Labels, g.Labels); err != nil {
 			return err
 		}
-		if err := checkFeatures("label", b.Labels, g.config.Labels, rows); err != nil {
+		if err := checkFeatures("label", b.Labels, g.Labels, rows); err != nil {
 			return err
 		}
 	}

@@ -251,7 +251,7 @@ func TestDataTimeoutOverWorkers(t *testing.T) {
 // batch afterwards, and fills no other.
 func TestLateReader(t *testing.T) {
 	trainer, _ := newFake(t, 1, 4, fakeModel{})
-	g, err := trainer.borrow(true)
+	g, err := trainer.borrow(true, false)
 	if err != nil {
 		t.Fatal(err)
 	}

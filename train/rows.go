@@ -23,6 +23,7 @@ type readRows struct {
 	from     int // the row of the global batch that is the first of batch
 	padding  int // the row of batch that is the first of the global batch, if a share of this worker has padding
 	identity rowIdentity
+	shape    *batchShape // nil: it follows from batch
 }
 
 func wholeBatch(b data.Batch) *readRows {
@@ -175,9 +176,9 @@ func (t *Trainer) compareRows(ctx context.Context, r *distribute.Replica, b *ste
 
 // rowsOf reads the batches of a pass from position skip on: the rows of this worker's replicas, and what they are
 // compared with. If a batch has weights, it reads all rows: a step needs the sum of all weights before it begins.
-func (t *Trainer) rowsOf(ctx context.Context, ds data.Dataset, r data.RowReader, skip int,
+func (t *Trainer) rowsOf(ctx context.Context, ds data.Dataset, r data.RowReader, skip int, labels, evaluation bool,
 ) iter.Seq2[data.Element, error] {
-	s := rowSelection{per: ceilDiv(t.config.GlobalBatch, t.strategy.NumReplicasInSync()), pass: data.Epoch(ctx)}
+	s := rowSelection{t: t, labels: labels, evaluation: evaluation, pass: data.Epoch(ctx)}
 	s.replicas = t.strategy.NumReplicasInSync()
 	s.first, s.local = t.strategy.LocalReplicas()
 	s.data = data.Fingerprint(ds)
@@ -200,7 +201,10 @@ func (t *Trainer) rowsOf(ctx context.Context, ds data.Dataset, r data.RowReader,
 
 // rowSelection selects the rows that a worker reads.
 type rowSelection struct {
-	per          int // rows of a share
+	t            *Trainer
+	labels       bool
+	evaluation   bool
+	per          int // rows of a share of the current batch
 	replicas     int // of all workers
 	first, local int // of this worker's replicas
 	pass         int
@@ -208,9 +212,35 @@ type rowSelection struct {
 	rows         []int  // scratch
 }
 
-// read reads this worker's rows of a batch. weighted is set once a batch has weights.
+// read reads this worker's rows of a batch. weighted is set once a batch has weights. The rows depend on the batch's
+// shape, which depends on its rows: if the shape is not the expected one, other rows are read.
 func (s *rowSelection) read(ctx context.Context, r data.RowReader, batch int, weighted *bool) (*readRows, error) {
 	size := r.Rows(batch)
+	any := func(*batchShape) bool { return true }
+	if capacity, ok := r.(data.SizedReader); ok {
+		size = max(size, min(capacity.Size(batch), s.t.largest(s.evaluation)))
+	}
+	expected := s.t.smallest(size, s.evaluation, any)
+	for {
+		part, err := s.readAs(ctx, r, batch, expected, weighted)
+		if err != nil || !s.t.several() {
+			return part, err
+		}
+		shape := s.t.shapeOf(part.batch, part.size, s.labels, s.evaluation)
+		if shape.per == expected.per {
+			part.shape = shape
+			return part, nil
+		}
+		expected = shape
+	}
+}
+
+// readAs reads this worker's rows of a batch that is expected to have a shape.
+func (s *rowSelection) readAs(ctx context.Context, r data.RowReader, batch int, shape *batchShape, weighted *bool) (
+	*readRows, error,
+) {
+	size := r.Rows(batch)
+	s.per = shape.per
 	share := func(replica int) (lo, hi int) {
 		lo = min(replica*s.per, size)
 		return lo, min(lo+s.per, size)

@@ -494,11 +494,14 @@ func (t *Trainer) Gradients(ctx context.Context, batches ...data.Batch) ([]*tens
 	var step stepBatches
 	defer func() { t.giveBack(step.list...) }()
 	for i, b := range batches {
-		g, err := t.borrow(true)
+		g, err := t.borrow(true, false)
 		if err != nil {
 			return nil, Result{}, fmt.Errorf("train: gradients: %w", err)
 		}
 		if err = g.fill(wholeBatch(b)); err == nil {
+			err = t.compileShape(ctx, g.batchShape)
+		}
+		if err == nil {
 			step.add(g)
 			continue
 		}

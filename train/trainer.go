@@ -25,6 +25,7 @@ type Trainer struct {
 	config   Config
 	parts    []part // by replica
 	spare    []*globalBatch
+	shapes   []*batchShape // of global batches; that of the program is first
 	buckets  []bucket
 	devices  []*device // in the order of engine.Spec.Devices
 	deviceOf []int     // by replica
@@ -79,6 +80,7 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 	}
 	n := s.NumReplicasInSync()
 	t.config = cfg
+	t.setShapes()
 	if err := t.rejectShard(cfg.Data); cfg.Data != nil && err != nil {
 		err = fmt.Errorf("train: Config.Data: %w", err)
 		t.failOthers(ctx, err)

@@ -35,6 +35,7 @@ type sessionConfig struct {
 	logicalCPUs     int
 	globalBatch     int // or
 	batchPerReplica int
+	evalBatch       int // 0: as for training
 	seed            int64
 	bucketBytes     int // 0: the engine's default
 	compress        compress.Codec
@@ -102,6 +103,7 @@ func (s *session) compile(ctx context.Context, m engine.Model, inputs, labels []
 	if s.cfg.batchPerReplica > 0 {
 		cfg.GlobalBatch = s.cfg.batchPerReplica * s.strategy.NumReplicasInSync()
 	}
+	cfg.EvaluationBatch = max(cfg.GlobalBatch, s.cfg.evalBatch)
 	cfg.Inputs, cfg.Labels = inputs, labels
 	s.trainer, err = train.New(ctx, s.strategy, m, cfg)
 	return err

@@ -22,6 +22,7 @@ type trainFlags struct {
 	replicas                     int
 	devices                      []string
 	globalBatch, batchPerReplica int
+	evalBatch                    int // 0: as for training
 	epochs, steps                int
 	clipNorm, clipValue          float64
 	step                         stepFlags
@@ -109,6 +110,8 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	f.IntVar(&o.globalBatch, "global-batch", 0, "examples per step, over all replicas of all workers (default 128 for "+
 		"mnist, 32 for text, 64 for others)")
 	f.IntVar(&o.batchPerReplica, "batch-per-replica", 0, "examples per step on each replica, instead of --global-batch")
+	f.IntVar(&o.evalBatch, "eval-batch", 0, "examples that validation and test compute at once, over all replicas: more "+
+		"than for training are often faster (default as for training)")
 	f.IntVar(&o.epochs, "epochs", 0, "passes over the training data (default 25 for digits, 3 for mnist, 5 for text, "+
 		"10 for others, or as many as --steps needs)")
 	f.IntVar(&o.steps, "steps", 0, "stop after this many steps (default no limit)")
@@ -196,6 +199,7 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 		{"replicas", o.replicas, 1},
 		{"global-batch", o.globalBatch, 1},
 		{"batch-per-replica", o.batchPerReplica, 1},
+		{"eval-batch", o.evalBatch, 1},
 		{"epochs", o.epochs, 0},
 		{"steps", o.steps, 1},
 	} {

@@ -109,7 +109,8 @@ func (r *trainRun) join() (err error) {
 		engine: r.flags.engine, plugin: r.flags.plugin,
 		oneDevice: r.flags.strategy == "one-device", replicas: r.flags.replicas, devices: r.flags.devices,
 		logicalCPUs: r.flags.logicalCPUs(),
-		globalBatch: r.flags.globalBatch, batchPerReplica: r.flags.batchPerReplica, seed: r.flags.seed,
+		globalBatch: r.flags.globalBatch, batchPerReplica: r.flags.batchPerReplica,
+		evalBatch: r.flags.evalBatch, seed: r.flags.seed,
 		bucketBytes: r.flags.step.bucketBytes.n, compress: r.flags.step.compress.Codec,
 		diloco:   r.flags.diloco.config(),
 		shard:    r.flags.step.shard.Sharding,
@@ -319,7 +320,7 @@ func (r *trainRun) fit(ctx context.Context) error {
 		Callbacks: []train.Callback{r.in.callback()},
 	}
 	if r.flags.data.validationSplit > 0 {
-		cfg.Validation = r.batched(r.held)
+		cfg.Validation = r.evaluated(r.held)
 	}
 	cfg.Callbacks = append(cfg.Callbacks, r.record.callback(r.trainer.LearningRate))
 	cfg.Callbacks = append(cfg.Callbacks, r.backups()...)
@@ -360,16 +361,24 @@ func (r *trainRun) batches() data.Pipeline {
 	if r.flags.data.flip {
 		examples = examples.MapRandom(r.flags.seed+1, data.RandomFlip())
 	}
-	return r.batched(examples)
+	return r.batched(examples, r.batch)
 }
 
 // batched returns batches of examples. Images in files are decoded by all cores, and ahead.
-func (r *trainRun) batched(examples data.Pipeline) data.Pipeline {
-	batches := examples.Batch(r.batch)
+func (r *trainRun) batched(examples data.Pipeline, n int) data.Pipeline {
+	batches := examples.Batch(n)
 	if r.flags.data.name == "images" {
 		batches = batches.Workers(runtime.GOMAXPROCS(0)).Prefetch(2)
 	}
 	return batches
+}
+
+// evaluated returns batches of examples for validation and test.
+func (r *trainRun) evaluated(examples data.Pipeline) data.Pipeline {
+	if n := r.flags.evalBatch; n > 0 {
+		return r.batched(examples, n)
+	}
+	return r.batched(examples, r.batch)
 }
 
 // epochs returns the number of epochs: as many as the steps need if only --steps was given.
@@ -417,7 +426,7 @@ func (r *trainRun) evaluate(ctx context.Context) error {
 	if r.stopped {
 		return nil
 	}
-	result, err := r.trainer.Evaluate(ctx, r.batched(r.set.test))
+	result, err := r.trainer.Evaluate(ctx, r.evaluated(r.set.test))
 	switch {
 	case err == nil:
 		r.test = &result

@@ -110,6 +110,7 @@ func (r *trainRun) compareOptions() error {
 		{"positions", o.positions},
 		{"global-batch", o.globalBatch},
 		{"batch-per-replica", o.batchPerReplica},
+		{"eval-batch", o.evalBatch},
 		{"epochs", o.epochs},
 		{"steps", o.steps},
 		{"accumulate", o.step.accumulate},

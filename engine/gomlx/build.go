@@ -110,13 +110,7 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 		positions = nil
 	}
 	buckets := bl.buckets(positions)
-	for _, b := range buckets {
-		var results []int
-		for _, i := range b.Parameters {
-			results = append(results, firstGradient+i)
-		}
-		gradients.buckets = append(gradients.buckets, results)
-	}
+	gradients.buckets = resultsOf(buckets)
 	updates, err := bl.updating(buckets)
 	if err != nil {
 		return nil, err
@@ -139,10 +133,12 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 	p := &program{
 		advice:  bl.slow.list(),
 		backend: bl.b, spec: bl.spec, lossType: bl.lossType, width: bl.width,
-		parameters: len(bl.trained), buckets: buckets, updates: updates,
-		gradients: gradients, step: step, wholeUpdate: bl.wholeUpdate, evaluate: evaluate, predict: predict,
-		classes: bl.classes,
+		parameters: len(bl.trained), buckets: buckets, updates: updates, wholeUpdate: bl.wholeUpdate,
+		classes: bl.classes, model: bl.m,
 	}
+	p.shape = bl.shape(true)
+	p.gradients, p.step, p.evaluate, p.predict = gradients, step, evaluate, predict
+	p.shapes = []*shape{p.shape}
 	for i, x := range bl.m.Metrics {
 		p.metrics = append(p.metrics, x.Name)
 		p.summaries = append(p.summaries, engine.Summary{Sums: bl.sums[i], Value: x.Value})
@@ -178,7 +174,7 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 			return nil, err
 		}
 	}
-	err = p.open(bl.inputs, bl.labels)
+	err = p.open()
 	if err == nil {
 		err = initialValues(bl.store, p.variables, p.writeInitial)
 	}
@@ -187,6 +183,18 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 		return nil, err
 	}
 	return p, nil
+}
+
+// resultsOf lists the outputs of the gradients program that are handed over together.
+func resultsOf(buckets []engine.Bucket) (list [][]int) {
+	for _, b := range buckets {
+		var results []int
+		for _, i := range b.Parameters {
+			results = append(results, firstGradient+i)
+		}
+		list = append(list, results)
+	}
+	return list
 }
 
 // firstGradient is the index of the first gradient among the outputs of the gradients program. Loss and metrics,

@@ -176,28 +176,31 @@ func (s *sum) view(b compute.Buffer, device compute.DeviceNum) (*tensor.Tensor, 
 
 // runStages runs a program with all-reduces or buckets on r.args.
 func (r *replica) runStages(ctx context.Context, p *stages.Program, take stages.Take) ([]compute.Buffer, error) {
-	for _, s := range p.Sums()[len(r.sums):] {
+	for _, s := range p.Sums()[len(r.sums[p]):] {
 		x, err := newSum(r.p.backend, r.device.num, s)
 		if err != nil {
 			return nil, fmt.Errorf("buffers of %s: %w", s.Name, err)
 		}
-		r.sums = append(r.sums, x)
+		r.sums[p] = append(r.sums[p], x)
 	}
+	sums := r.sums[p]
 	return p.Run(r.args, r.device.num, r.p.backend.recycles,
 		func(which []int, buffers []compute.Buffer) ([]compute.Buffer, error) {
-			return r.exchange(ctx, which, buffers)
+			return r.exchange(ctx, sums, which, buffers)
 		}, take)
 }
 
 // exchange all-reduces operands over the replicas.
-func (r *replica) exchange(ctx context.Context, which []int, operands []compute.Buffer) ([]compute.Buffer, error) {
+func (r *replica) exchange(ctx context.Context, all []*sum, which []int, operands []compute.Buffer) ([]compute.Buffer,
+	error,
+) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
 	var dst, src []*tensor.Tensor
 	var names []string
 	for i, k := range which {
-		s := r.sums[k]
+		s := all[k]
 		x, err := s.view(operands[i], r.device.num)
 		if err != nil {
 			return nil, fmt.Errorf("view the operand of %s: %w", s.name, err)
@@ -210,8 +213,8 @@ func (r *replica) exchange(ctx context.Context, which []int, operands []compute.
 	sums := make([]compute.Buffer, len(which))
 	for i, k := range which {
 		var err error
-		if sums[i], err = r.sums[k].result.load(); err != nil {
-			return nil, fmt.Errorf("load the sum of %s: %w", r.sums[k].name, err)
+		if sums[i], err = all[k].result.load(); err != nil {
+			return nil, fmt.Errorf("load the sum of %s: %w", all[k].name, err)
 		}
 	}
 	return sums, nil

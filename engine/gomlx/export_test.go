@@ -1,6 +1,8 @@
 package gomlx
 
 import (
+	"slices"
+
 	"github.com/gomlx/compute"
 
 	"github.com/lockstep-ml/lockstep/engine"
@@ -56,10 +58,12 @@ func LiveBytes(p engine.Program) (values, pending, slots, gradients, others int)
 		gradients += bytes(r.gradients, parameter)
 		all := func(int) bool { return true }
 		others += bytes(r.averages, all) + bytes(r.pendingAverages, all) + bytes([]compute.Buffer{r.losses}, all)
-		for _, list := range [][]*hostBuffer{r.inputs, r.labels, {r.weights, r.weightSum, r.rng, r.examples, r.lossScale}} {
-			for _, b := range list {
-				others += b.mem.Bytes
-			}
+		list := []*hostBuffer{r.weightSum, r.rng, r.examples, r.lossScale}
+		for _, f := range r.shapes {
+			list = slices.Concat(list, f.inputs, f.labels, []*hostBuffer{f.weights})
+		}
+		for _, b := range list {
+			others += b.mem.Bytes
 		}
 		for _, list := range [][]*tensor.Tensor{r.staged, r.fetched} {
 			for _, t := range list {

@@ -35,11 +35,12 @@ type program struct {
 	buckets    []engine.Bucket
 	classes    []int // by label; 0: not a class
 
-	gradients, evaluate, predict *executable
-	step                         *executable      // nil unless the job has one replica
-	updates                      map[int]*updates // by local shard
-	ofUpdates                    []bool           // by variable: an update of all parameters uses it
-	wholeUpdate                  []string         // description of that update, if updates are sharded
+	*shape               // of the Spec, with its programs
+	shapes      []*shape // all, that of the Spec first
+	model       *Model
+	updates     map[int]*updates // by local shard
+	ofUpdates   []bool           // by variable: an update of all parameters uses it
+	wholeUpdate []string         // description of that update, if updates are sharded
 
 	devices      []*device
 	replicas     []*replica
@@ -56,10 +57,11 @@ var (
 	_ engine.Inspector = (*program)(nil)
 	_ engine.Optimized = (*program)(nil)
 	_ engine.Summed    = (*program)(nil)
+	_ engine.Shaped    = (*program)(nil)
 )
 
 // open creates the devices and replicas, without values of the variables.
-func (p *program) open(inputs, labels []shapes.Shape) error {
+func (p *program) open() error {
 	for _, b := range p.buckets {
 		var gradients []shapes.Shape
 		for _, i := range b.Parameters {
@@ -86,7 +88,7 @@ func (p *program) open(inputs, labels []shapes.Shape) error {
 		return err
 	}
 	for i := range p.spec.LocalReplicas() {
-		r, err := newReplica(p, i, p.devices[p.spec.DeviceOf(i)], inputs, labels)
+		r, err := newReplica(p, i, p.devices[p.spec.DeviceOf(i)])
 		p.replicas = append(p.replicas, r)
 		if err != nil {
 			return err
@@ -120,13 +122,9 @@ func (p *program) mirrored(v int) bool {
 	return p.variables[v].Role != engine.Average || p.spec.Central != nil
 }
 
-// programs lists all executables.
+// programs lists the executables for the Spec's shape, and the updates.
 func (p *program) programs() []*executable {
-	list := append([]*executable{p.gradients, p.evaluate, p.predict}, p.allUpdates()...)
-	if p.step != nil {
-		list = append(list, p.step)
-	}
-	return list
+	return append(p.shape.programs(), p.allUpdates()...)
 }
 
 // allUpdates lists the update programs of all local shards.
@@ -306,7 +304,7 @@ func (p *program) Evaluate(ctx context.Context, replica int, b engine.Batch, wei
 		return 0, nil, err
 	}
 	r.fixedRandom()
-	out, err := r.run(ctx, p.evaluate, nil)
+	out, err := r.run(ctx, r.current.evaluate, nil)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -341,11 +339,12 @@ func (p *program) Predict(ctx context.Context, replica int, inputs []*tensor.Ten
 	if err != nil {
 		return nil, err
 	}
-	if err := r.take("input", r.feedInputs, r.inputs, p.spec.Inputs, inputs); err != nil {
+	r.choose(inputs, nil, true)
+	if err := r.take("input", r.feedInputs, r.current.inputs, r.current.Inputs, inputs); err != nil {
 		return nil, err
 	}
 	r.fixedRandom()
-	out, err := r.run(ctx, p.predict, nil)
+	out, err := r.run(ctx, r.current.predict, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -411,8 +410,11 @@ func (p *program) Close() error {
 		d.close()
 	}
 	p.replicas, p.devices = nil, nil
-	for _, x := range p.programs() {
+	for _, x := range p.allUpdates() {
 		x.close()
+	}
+	for _, s := range p.shapes {
+		s.close()
 	}
 	for _, old := range p.oldGradients {
 		old.close()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"unsafe"
 
 	"github.com/gomlx/compute"
@@ -24,16 +25,17 @@ type replica struct {
 	device *device
 	first  bool // of its device
 
-	inputs, labels          []*hostBuffer // to which batches are copied
-	weights, weightSum, rng *hostBuffer
-	lossScale               *hostBuffer
-	borrowed                map[unsafe.Pointer]*hostBuffer // buffers of the batches of NewBatch, by their memory
-	feedInputs, feedLabels  []*hostBuffer                  // of the current batch, copied or borrowed
-	feedWeights             *hostBuffer
-	rngTensor               *tensor.Tensor // a view of the memory of rng
-	weightSumTensor         *tensor.Tensor
-	lossScaleTensor         *tensor.Tensor
-	examples                *hostBuffer // the number of rows of the current batch that are examples
+	shapes                 []*feed // of the batches; that of the Spec is first
+	current                *feed   // of the current batch
+	weightSum, rng         *hostBuffer
+	lossScale              *hostBuffer
+	borrowed               map[unsafe.Pointer]*hostBuffer // buffers of the batches of NewBatch, by their memory
+	feedInputs, feedLabels []*hostBuffer                  // of the current batch, copied or borrowed
+	feedWeights            *hostBuffer
+	rngTensor              *tensor.Tensor // a view of the memory of rng
+	weightSumTensor        *tensor.Tensor
+	lossScaleTensor        *tensor.Tensor
+	examples               *hostBuffer // the number of rows of the current batch that are examples
 
 	averages        []compute.Buffer // by variable: the committed values of averages
 	pendingAverages []compute.Buffer // by variable: uncommitted values of the gradients program; nil if none
@@ -50,15 +52,78 @@ type replica struct {
 	fetched   []*tensor.Tensor // the same of one micro-batch that is added; nil: none yet
 	uploads   []compute.Buffer // staged gradients that an update reads
 
-	sums    []*sum                 // by all-reduce of the gradients program
-	stats   *tensor.Tensor         // loss and metrics
-	results []float64              // the same
-	doing   map[*executable]string // what runs, for errors
-	args    []compute.Buffer       // scratch
-	old     []compute.Buffer       // scratch
+	sums    map[*stages.Program][]*sum // by gradients program, and its all-reduces
+	stats   *tensor.Tensor             // loss and metrics
+	results []float64                  // the same
+	doing   map[*executable]string     // what runs, for errors
+	args    []compute.Buffer           // scratch
+	old     []compute.Buffer           // scratch
 }
 
-func newReplica(p *program, index int, d *device, inputs, labels []shapes.Shape) (*replica, error) {
+// feed are the buffers for batches of one shape.
+type feed struct {
+	*shape
+	inputs, labels []*hostBuffer // to which batches are copied
+	weights        *hostBuffer
+}
+
+// newFeed returns buffers for batches of a shape.
+func (r *replica) newFeed(s *shape) (f *feed, err error) {
+	f = &feed{shape: s}
+	one := func(of shapes.Shape) *hostBuffer {
+		if err != nil {
+			return nil
+		}
+		var c *hostBuffer
+		c, err = newHostBuffer(r.p.backend, r.device.num, of)
+		return c
+	}
+	for _, of := range s.inputShapes {
+		f.inputs = append(f.inputs, one(of))
+	}
+	for _, of := range s.labelShapes {
+		f.labels = append(f.labels, one(of))
+	}
+	f.weights = one(shapes.Make(dtypes.Float32, s.Rows))
+	if err != nil {
+		f.close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func (f *feed) close() {
+	for _, c := range slices.Concat(f.inputs, f.labels, []*hostBuffer{f.weights}) {
+		c.close()
+	}
+}
+
+// fits reports whether the rows of tensors have a shape.
+func fits(rows int, features []engine.Feature, list []*tensor.Tensor) bool {
+	if len(features) != len(list) {
+		return false
+	}
+	for i, f := range features {
+		if sameRows(list[i], f.DType, rows, f.Shape) != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// choose sets the shape of the current batch: that of the Spec if it has none of the shapes, for the error. Predictions
+// have no labels.
+func (r *replica) choose(inputs, labels []*tensor.Tensor, predict bool) {
+	r.current = r.shapes[0]
+	for _, f := range r.shapes {
+		if fits(f.Rows, f.Inputs, inputs) && (predict || fits(f.Rows, f.Labels, labels)) {
+			r.current = f
+			return
+		}
+	}
+}
+
+func newReplica(p *program, index int, d *device) (*replica, error) {
 	n := len(p.variables)
 	r := &replica{
 		p:               p,
@@ -71,8 +136,9 @@ func newReplica(p *program, index int, d *device, inputs, labels []shapes.Shape)
 		memory:          make([]*tensor.Tensor, p.parameters),
 		borrowed:        map[unsafe.Pointer]*hostBuffer{},
 		doing:           map[*executable]string{},
-		feedInputs:      make([]*hostBuffer, len(inputs)),
-		feedLabels:      make([]*hostBuffer, len(labels)),
+		sums:            map[*stages.Program][]*sum{},
+		feedInputs:      make([]*hostBuffer, len(p.spec.Inputs)),
+		feedLabels:      make([]*hostBuffer, len(p.spec.Labels)),
 	}
 	for _, other := range p.replicas {
 		r.first = r.first && other.device != d
@@ -89,10 +155,15 @@ func newReplica(p *program, index int, d *device, inputs, labels []shapes.Shape)
 		}
 		return buffers
 	}
-	r.inputs, r.labels = newHostBuffers(inputs), newHostBuffers(labels)
+	for _, s := range p.shapes {
+		f, err := r.newFeed(s)
+		if err != nil {
+			return r, err
+		}
+		r.shapes = append(r.shapes, f)
+	}
 	others := newHostBuffers([]shapes.Shape{
-		shapes.Make(dtypes.Float32, p.spec.Rows), shapes.Make(p.lossType), graph.RNGStateShape, shapes.Make(dtypes.Int32),
-		shapes.Make(p.lossType),
+		shapes.Make(p.lossType), graph.RNGStateShape, shapes.Make(dtypes.Int32), shapes.Make(p.lossType),
 	})
 	if err != nil {
 		for _, c := range others {
@@ -100,7 +171,7 @@ func newReplica(p *program, index int, d *device, inputs, labels []shapes.Shape)
 		}
 		return r, err
 	}
-	r.weights, r.weightSum, r.rng, r.examples, r.lossScale = others[0], others[1], others[2], others[3], others[4]
+	r.weightSum, r.rng, r.examples, r.lossScale = others[0], others[1], others[2], others[3]
 	r.rngTensor = tensor.Wrap(r.rng.mem, tensor.Uint64, 3)
 	t, err := fromGoMLX(p.lossType)
 	if err != nil {
@@ -137,13 +208,14 @@ func (r *replica) newBatch() (b engine.Batch, err error) {
 		d, err = fromGoMLX(like.shape.DType)
 		return tensor.Wrap(c.mem, d, rows...)
 	}
-	for _, c := range r.inputs {
+	of := r.shapes[0]
+	for _, c := range of.inputs {
 		b.Inputs = append(b.Inputs, one(c, c.shape.Dimensions))
 	}
-	for _, c := range r.labels {
+	for _, c := range of.labels {
 		b.Labels = append(b.Labels, one(c, c.shape.Dimensions))
 	}
-	weights := one(r.weights, r.weights.shape.Dimensions)
+	weights := one(of.weights, of.weights.shape.Dimensions)
 	if err != nil {
 		for _, c := range made {
 			c.close()
@@ -173,25 +245,27 @@ func (r *replica) hostBufferOf(m tensor.Memory, b *hostBuffer) *hostBuffer {
 
 // feed sets the batch that the next program reads.
 func (r *replica) feed(b engine.Batch, weightSum float64) error {
-	if err := r.take("input", r.feedInputs, r.inputs, r.p.spec.Inputs, b.Inputs); err != nil {
+	r.choose(b.Inputs, b.Labels, false)
+	of := r.current
+	if err := r.take("input", r.feedInputs, of.inputs, of.Inputs, b.Inputs); err != nil {
 		return err
 	}
-	if err := r.take("label", r.feedLabels, r.labels, r.p.spec.Labels, b.Labels); err != nil {
+	if err := r.take("label", r.feedLabels, of.labels, of.Labels, b.Labels); err != nil {
 		return err
 	}
-	if len(b.Weights) != r.p.spec.Rows {
-		return fmt.Errorf("gomlx: %d weights for replica %d: want one per row, %d", len(b.Weights), r.index, r.p.spec.Rows)
+	if len(b.Weights) != of.Rows {
+		return fmt.Errorf("gomlx: %d weights for replica %d: want one per row, %d", len(b.Weights), r.index, of.Rows)
 	}
-	if b.Padding < 0 || b.Padding > r.p.spec.Rows {
-		return fmt.Errorf("gomlx: padding of %d rows for replica %d: want 0 to %d", b.Padding, r.index, r.p.spec.Rows)
+	if b.Padding < 0 || b.Padding > of.Rows {
+		return fmt.Errorf("gomlx: padding of %d rows for replica %d: want 0 to %d", b.Padding, r.index, of.Rows)
 	}
 	if !(weightSum > 0) {
 		return fmt.Errorf("gomlx: weight sum %v of the global batch: want a positive number; a batch of weight 0 has no "+
 			"mean: skip it", weightSum)
 	}
-	r.feedWeights = r.hostBufferOf(tensor.HostMemory(b.Weights), r.weights)
+	r.feedWeights = r.hostBufferOf(tensor.HostMemory(b.Weights), of.weights)
 	setScalar(r.weightSumTensor, weightSum)
-	tensor.Data[int32](tensor.Wrap(r.examples.mem, tensor.Int32))[0] = int32(r.p.spec.Rows - b.Padding)
+	tensor.Data[int32](tensor.Wrap(r.examples.mem, tensor.Int32))[0] = int32(of.Rows - b.Padding)
 	return nil
 }
 
@@ -205,7 +279,7 @@ func (r *replica) take(
 	}
 	for i, t := range list {
 		f := features[i]
-		if err := sameRows(t, f.DType, r.p.spec.Rows, f.Shape); err != nil {
+		if err := sameRows(t, f.DType, r.current.Rows, f.Shape); err != nil {
 			return fmt.Errorf("gomlx: %s %d of replica %d: %w", what, i, r.index, err)
 		}
 		read[i] = r.hostBufferOf(t.Memory(), buffers[i])
@@ -347,7 +421,10 @@ func (r *replica) computeGradients(ctx context.Context, m engine.Micro, ready fu
 	}
 	setScalar(r.lossScaleTensor, scale)
 	copy(tensor.Data[uint64](r.rngTensor), m.RNG[:])
-	x := r.p.gradients
+	x := r.current.gradients
+	if x == nil {
+		return engine.Scalars{}, errNotTraining
+	}
 	out, err := r.run(ctx, x, func(k int, gradients []compute.Buffer) error {
 		if err := r.addGradients(k, gradients, added, scale); err != nil || !m.Last {
 			return err
@@ -379,7 +456,10 @@ func (r *replica) step(ctx context.Context, m engine.Micro) (engine.Scalars, boo
 		return engine.Scalars{}, false, err
 	}
 	copy(tensor.Data[uint64](r.rngTensor), m.RNG[:])
-	x := r.p.step
+	x := r.current.step
+	if x == nil {
+		return engine.Scalars{}, false, errNotTraining
+	}
 	out, err := r.run(ctx, x, nil)
 	if err != nil {
 		return engine.Scalars{}, false, err
@@ -599,15 +679,16 @@ func (r *replica) close() {
 	for _, b := range r.averages {
 		release(b)
 	}
-	for _, s := range r.sums {
-		s.close()
-	}
-	for _, list := range [][]*hostBuffer{
-		r.inputs, r.labels, {r.weights, r.weightSum, r.rng, r.examples, r.lossScale},
-	} {
-		for _, c := range list {
-			c.close()
+	for _, list := range r.sums {
+		for _, s := range list {
+			s.close()
 		}
+	}
+	for _, f := range r.shapes {
+		f.close()
+	}
+	for _, c := range []*hostBuffer{r.weightSum, r.rng, r.examples, r.lossScale} {
+		c.close()
 	}
 	for _, c := range r.borrowed {
 		c.close()
