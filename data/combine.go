@@ -42,11 +42,11 @@ func seekableParts(method string, parts []Pipeline) {
 func randomAccess(ds Dataset) bool {
 	for {
 		switch d := ds.(type) {
-		case *view, Indexed, *joined, *mixed, *zipped:
+		case *view, Indexed, *joined, *mixed, *zipped, *interleaved:
 			return true
-		case *buffered, *passed, *sequence, *files:
+		case *buffered, *passed, *sequence, *files, *interleavedStream:
 			return false
-		case *cached:
+		case *cached, *cachedIn:
 			return true
 		default:
 			src, _, ok := upstream(ds)

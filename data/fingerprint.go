@@ -51,6 +51,8 @@ func Fingerprint(ds Dataset) uint64 {
 		return describe(Fingerprint(d.src), fmt.Sprint("Map ", d.seed))
 	case *batches:
 		return describe(Fingerprint(d.src), fmt.Sprint("Batch ", d.n, d.full))
+	case *interleavedStream: // streams have none
+		return 0
 	case *longest:
 		return describe(Fingerprint(d.src), fmt.Sprint("PaddedBatch ", d.n, d.pad.text()))
 	case *bucketed:

@@ -83,7 +83,7 @@ func (v *view) Iter(ctx context.Context) iter.Seq2[Element, error] {
 	return iterate(ctx, v)
 }
 
-// parts returns the pipelines that Concat, Mix, Zip or Cache of v read.
+// parts returns the pipelines that Concat, Mix, Zip, Interleave, Cache or CacheDir of v read.
 func (v *view) parts() []Pipeline {
 	base := v.base
 	for {
@@ -94,7 +94,11 @@ func (v *view) parts() []Pipeline {
 			return b.parts
 		case *zipped:
 			return b.parts
+		case *interleaved:
+			return b.parts
 		case *cached:
+			return []Pipeline{b.src}
+		case *cachedIn:
 			return []Pipeline{b.src}
 		case *mappedRows:
 			base = b.Seekable

@@ -87,6 +87,12 @@ func Sharded(ds Dataset) (index, count int, ok bool) {
 					return index, count, true
 				}
 			}
+		case *interleavedStream:
+			for _, p := range d.parts {
+				if index, count, ok := Sharded(p); ok {
+					return index, count, true
+				}
+			}
 		case *files:
 			s = d.shard
 		}

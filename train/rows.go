@@ -251,7 +251,7 @@ func (s *rowSelection) readAs(ctx context.Context, r data.RowReader, batch int, 
 	d := &part.identity
 	s.predict(d, r, batch, size)
 	d.owner = min(d.row/s.per, s.replicas-1)
-	d.second = (d.owner + max(1, s.replicas/2)) % s.replicas
+	d.second = s.t.secondReader(d.owner)
 	mine := func(replica int) bool { return replica >= s.first && replica < s.first+s.local }
 	d.own, d.other = -1, -1
 	if mine(d.owner) {
@@ -285,6 +285,15 @@ func (s *rowSelection) readAs(ctx context.Context, r data.RowReader, batch int, 
 	}
 	d.setRead(s, size, func(row int) uint64 { return ids[row-lo] })
 	return part, nil
+}
+
+// secondReader returns a replica of another worker than that of the replica owner.
+func (t *Trainer) secondReader(owner int) int {
+	w := 0
+	for w+1 < len(t.firsts) && t.firsts[w+1] <= owner {
+		w++
+	}
+	return t.firsts[(w+max(1, len(t.firsts)/2))%len(t.firsts)]
 }
 
 // readAll reads all rows of a batch.

@@ -100,6 +100,23 @@ func TestRowsEqualBatches(t *testing.T) {
 	}
 }
 
+// TestSecondReader checks that the row that is read twice is read by two workers, also if they have different numbers
+// of replicas.
+func TestSecondReader(t *testing.T) {
+	for _, layout := range [][]int{{1, 1}, {3, 1}, {1, 3}, {1, 5, 1}, {4, 1, 1, 2}} {
+		trainer, workers := &Trainer{}, []int{}
+		for w, n := range layout {
+			trainer.firsts = append(trainer.firsts, len(workers))
+			workers = append(workers, slices.Repeat([]int{w}, n)...)
+		}
+		for owner, w := range workers {
+			if second := trainer.secondReader(owner); second < 0 || second >= len(workers) || workers[second] == w {
+				t.Errorf("%v: a row of replica %d is also read by replica %d", layout, owner, second)
+			}
+		}
+	}
+}
+
 // wrongRows is a dataset whose reader reads other rows than it should.
 type wrongRows struct{ data.Pipeline }
 
