@@ -89,6 +89,23 @@ func TestEvaluationBatch(t *testing.T) {
 	}
 }
 
+// TestOtherShapes checks that workers with different shapes of batches fail before the first step.
+func TestOtherShapes(t *testing.T) {
+	for w, err := range overWorkers(t, []int{1, 1}, func(w int, s *distribute.Strategy) error {
+		cfg := fakeConfig(4)
+		cfg.EvaluationBatch = 8 * (w + 1)
+		trainer, err := New(t.Context(), s, fakeModel{rate: 1}, cfg)
+		if err == nil {
+			err = trainer.Close()
+		}
+		return err
+	}) {
+		if err == nil || !strings.Contains(err.Error(), "batches of at most 16 examples") {
+			t.Errorf("worker %d: %v", w, err)
+		}
+	}
+}
+
 // sentences are sequences of tokens from 1 to 9 of different lengths; the label is whether there are more odd tokens.
 func sentences(n, longest int) data.Pipeline {
 	r := rand.New(rand.NewPCG(4, 4))

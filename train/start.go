@@ -204,6 +204,14 @@ func (t *Trainer) describe() []string {
 		fmt.Sprintf("gradients clipped by norm %v, by variable norm %v, by value %v",
 			t.config.ClipNorm, t.config.ClipVariableNorm, t.config.ClipValue),
 	}
+	for _, s := range t.shapes[1:] {
+		purpose := "training"
+		if s.evaluation {
+			purpose = "evaluation only"
+		}
+		out = append(out, fmt.Sprintf("batches of at most %d examples of %s with labels %s, for %s", s.GlobalBatch,
+			formatFeatures(s.Inputs), formatFeatures(s.Labels), purpose))
+	}
 	if d := t.config.DiLoCo; d != nil {
 		out = append(out, d.String())
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"runtime"
+	"strings"
 
 	"github.com/spf13/pflag"
 
@@ -88,7 +89,12 @@ func (r *trainRun) resume(ctx context.Context) (err error) {
 	case err != nil && !errors.As(err, new(*train.SnapshotError)):
 		return fmt.Errorf("--checkpoint-dir %s: %w", o.dir, err)
 	case err != nil:
-		return fmt.Errorf("%w\nto start over, give --resume never; to load only the weights, give --weights", err)
+		hint := ""
+		if strings.Contains(err.Error(), "its data is ") {
+			hint = "\nthe hash of the data covers the contents of the files and how they are read; another version of " +
+				"lockstep may compute another one of the same data (its CHANGELOG says so)"
+		}
+		return fmt.Errorf("%w%s\nto start over, give --resume never; to load only the weights, give --weights", err, hint)
 	}
 	return nil
 }
