@@ -14,12 +14,12 @@ import (
 type replicaGroup struct {
 	owner   groupOwner // closes the group; nil: the caller does
 	group   collective.Group
-	comms   []collective.Communicator // of this worker's replicas
+	comms   []collective.Communicator        // of this worker's replicas
 	more    [lanes][]collective.Communicator // by lane and replica; nil before a replica's first call of the lane
 	monitor *deadlock.Monitor
 }
 
-// lane is one of a replica's sequences of calls, each on a communicator of its own. The calls of one proceed one after
+// lane is one of a replica's sequences of calls, each on a separate communicator. The calls of one proceed one after
 // the other, in the order in which all replicas start them, and do not wait for those of another.
 type lane int
 
