@@ -42,7 +42,8 @@ func (r *Replica) StartGather(
 		return Handle{}, located(errorf(what, ErrInvalid, "%s: root %d and %d counts given for %d replicas", name, root,
 			len(counts), size))
 	}
-	return r.startMove(ctx, what, collective.Call{Op: collective.Gather, Root: root, Counts: counts}, dst, src, name, opts, nil)
+	call := collective.Call{Op: collective.Gather, Root: root, Counts: counts}
+	return r.startMove(ctx, what, call, dst, src, name, opts, nil)
 }
 
 // startMove starts a call that moves elements and combines none. follows is nil unless it follows another call.
@@ -113,4 +114,15 @@ func (r *Replica) startMove(
 		c.signal()
 	}
 	return r.handle(c), nil
+}
+
+// StartAllGather is [Replica.StartAllGather] for a call that follows another one.
+func (f Follower) StartAllGather(
+	ctx context.Context, dst, src *tensor.Tensor, name string, opts ...Options,
+) (Handle, error) {
+	r, err := f.replica("Follower.StartAllGather")
+	if err != nil {
+		return Handle{}, err
+	}
+	return r.startMove(ctx, "Follower.StartAllGather", collective.Call{Op: collective.AllGather}, dst, src, name, opts, &f)
 }

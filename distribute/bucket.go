@@ -85,7 +85,7 @@ func (r *Replica) startReduction(ctx context.Context, c *startedCall, x *reducti
 		if c.scalars, c.sums = p.scalars, x.Scalars; p.scalars != nil {
 			p.scalars.put(x.Scalars)
 		}
-		err = p.start(ctx, c)
+		err = p.start(ctx, c.preparation(), c.signal)
 	}
 	if err != nil {
 		return c.run.Fail(err)
@@ -153,4 +153,13 @@ func (r *Replica) allReduceBucketByOps(ctx context.Context, op ReduceOp, b Bucke
 	}
 	t := []*tensor.Tensor{tensor.Of(b.Scalars)}
 	return r.allReduceIntoByOps(ctx, op, t, t, o)
+}
+
+// StartAllReduce is [Replica.StartAllReduce] for a call that follows another one.
+func (f Follower) StartAllReduce(ctx context.Context, op ReduceOp, b Bucket, opts ...Options) (Handle, error) {
+	r, err := f.replica("Follower.StartAllReduce")
+	if err != nil {
+		return Handle{}, err
+	}
+	return r.start(ctx, "Follower.StartAllReduce", reduction{Bucket: b, op: op}, opts, &f)
 }

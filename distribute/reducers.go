@@ -125,12 +125,9 @@ func memoryOf(t *tensor.Tensor) tensor.Memory {
 // do reduces and waits.
 func (c *cachedReducer) do(ctx context.Context) error { return c.Do(ctx, c.dst, c.src) }
 
-// start starts the reduction, with the functions of a started call.
-func (c *cachedReducer) start(ctx context.Context, of *startedCall) error {
-	if of.compute == nil {
-		return c.StartBetween(ctx, c.dst, c.src, nil, of.signal)
-	}
-	return c.StartBetween(ctx, c.dst, c.src, of.before, of.signal)
+// start starts the reduction. Before it begins, before is called, and after its end after.
+func (c *cachedReducer) start(ctx context.Context, before func(context.Context) error, after func()) error {
+	return c.StartBetween(ctx, c.dst, c.src, before, after)
 }
 
 // keep puts a reducer first in the cache and evicts the least recently used one.
