@@ -15,6 +15,7 @@ import (
 // gptFlags are the sizes of the model gpt.
 type gptFlags struct {
 	layers, width, heads, positions, vocabulary int
+	dropout                                     float64
 	gptSet                                      *pflag.FlagSet
 }
 
@@ -28,6 +29,9 @@ func (g *gptFlags) add(f *pflag.FlagSet, random bool) {
 	g.gptSet.IntVar(&g.positions, "positions", 64, "tokens of a sequence")
 	if random {
 		g.gptSet.IntVar(&g.vocabulary, "vocabulary", 256, "number of different tokens")
+	} else {
+		g.gptSet.Float64Var(&g.dropout, "dropout", 0, "share of the values that training sets to 0 at random: of the "+
+			"embedding, of the attention's weights, and of the output of each branch")
 	}
 	f.AddFlagSet(g.gptSet)
 }
@@ -40,6 +44,9 @@ func (g *gptFlags) check(model string) error {
 		case err != nil:
 		case f.Changed && model != "gpt":
 			err = usagef("--%s is for --model gpt, not %s", f.Name, model)
+		case f.Name == "dropout" && !(g.dropout >= 0 && g.dropout < 1):
+			err = usagef("--dropout %v: want at least 0 and less than 1", g.dropout)
+		case f.Name == "dropout":
 		case bad != nil || n < 1:
 			err = usagef("--%s %s: want at least 1", f.Name, f.Value)
 		}
@@ -61,7 +68,7 @@ type benchWorkload struct {
 }
 
 func (o *benchTrainFlags) workload() benchWorkload {
-	optimizer := optimizers[o.optimizer].make(benchLearningRate)
+	optimizer := optimizers[o.optimizer].make(benchLearningRate, defaultOptimizer)
 	if o.model != "gpt" {
 		const classes = 10
 		w := benchWorkload{
@@ -73,7 +80,7 @@ func (o *benchTrainFlags) workload() benchWorkload {
 		return w
 	}
 	sequence := []engine.Feature{{DType: tensor.Int32, Shape: []int{o.positions}}}
-	gpt := newGPT(&o.gptFlags, o.vocabulary, optimizer)
+	gpt := languageModel(&o.gptFlags, o.vocabulary, optimizer)
 	gpt.Metrics, gpt.Precision = nil, gomlx.Precision(o.step.precision)
 	return benchWorkload{
 		model:  gpt,

@@ -12,7 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/lockstep-ml/lockstep/data"
-	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	"github.com/lockstep-ml/lockstep/engine/gomlx/models"
 	"github.com/lockstep-ml/lockstep/train"
 )
 
@@ -32,7 +33,9 @@ func newGenerate() *cobra.Command {
 		Short: "Continue a text with a trained GPT",
 		Long: `Generate continues a prompt, token by token, with the GPT of a run of
 lockstep train --data text. It prints prompt and continuation as they come. The
-model sees as many of the last tokens as it was trained on (--positions).
+model sees the last tokens, at most as many as it was trained on (--positions):
+when these are full, it goes on with the last half of them. Keys and values of
+earlier tokens are kept, so that a token costs one position.
 
 The same command and seed give the same text on CPUs of one type. Other seeds
 give other texts, unless the temperature is 0, which always takes the likeliest
@@ -102,18 +105,25 @@ func (o *generateFlags) run(ctx context.Context, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
-	p, err := r.predictor(ctx, e, &examples{text: true, shape: []int{r.flags.positions}, classes: tokenizer.Size()}, 1)
-	if err != nil {
-		return err
+	gpt := newGPT(&r.flags.gptFlags, tokenizer.Size())
+	shape := gpt.Cache(r.flags.positions)
+	half := (shape.Positions + 1) / 2
+	var predictors []*train.Predictor
+	for _, n := range []int{1, half} {
+		m := &gomlx.Model{Forward: gpt.Continue, Precision: gomlx.Precision(r.flags.step.precision)}
+		p, err := r.predictorOf(ctx, e, m, shape.Inputs(n), 1)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, p.Close()) }()
+		predictors = append(predictors, p)
 	}
-	defer func() { err = errors.Join(err, p.Close()) }()
 	o.sampler.random = rand.New(rand.NewPCG(uint64(o.seed), 0))
-	return o.generate(ctx, out, p, tokenizer, r.flags.positions)
+	return o.generate(ctx, out, models.NewDecoder(shape, predictors[0], predictors[1], half), tokenizer, shape.Positions)
 }
 
-// generate prints the prompt and its continuation. The model's input always has the same length: the last tokens, and
-// any tokens after them, which causal attention ignores.
-func (o *generateFlags) generate(ctx context.Context, out io.Writer, p *train.Predictor, tokenizer data.Tokenizer,
+// generate prints the prompt and its continuation.
+func (o *generateFlags) generate(ctx context.Context, out io.Writer, d *models.Decoder, tokenizer data.Tokenizer,
 	positions int,
 ) error {
 	tokens := tokenizer.Encode(o.prompt)
@@ -124,24 +134,25 @@ func (o *generateFlags) generate(ctx context.Context, out io.Writer, p *train.Pr
 		return err
 	}
 	text := textStream{tokenizer: tokenizer, printed: len(tokens), from: max(0, len(tokens)-contextTokens)}
-	input := tensor.New(tensor.Int32, 1, positions)
+	unread := tokens[max(0, len(tokens)-positions):]
 	for range o.tokens {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		window := tokens[max(0, len(tokens)-positions):]
-		copy(tensor.Data[int32](input), window)
-		results, err := p.Predict(ctx, input)
+		if d.Len()+len(unread) > positions {
+			d.Reset()
+			unread = tokens[len(tokens)-(positions+1)/2:]
+		}
+		logits, err := d.Append(ctx, unread...)
 		if err != nil {
 			return err
 		}
-		logits := tensor.Data[float32](results[0])
-		vocabulary := len(logits) / positions
-		token, err := o.sampler.next(logits[(len(window)-1)*vocabulary:][:vocabulary])
+		token, err := o.sampler.next(logits)
 		if err != nil {
 			return err
 		}
 		tokens = append(tokens, token)
+		unread = tokens[len(tokens)-1:]
 		if _, err := io.WriteString(out, text.next(tokens, false)); err != nil {
 			return err
 		}

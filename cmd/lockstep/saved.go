@@ -108,7 +108,13 @@ func (r *savedRun) loadExamples() (*examples, error) {
 // predictor compiles the predictions of the run's model for one row of each input.
 func (r *savedRun) predictor(ctx context.Context, e engine.Engine, x *examples, batch int) (*train.Predictor, error) {
 	inputs, _ := x.features()
-	p, err := train.NewPredictor(ctx, r.flags.newModel(x, nil), train.PredictorConfig{
+	return r.predictorOf(ctx, e, r.flags.newModel(x, nil), inputs, batch)
+}
+
+// predictorOf compiles the predictions of a model with the run's weights.
+func (r *savedRun) predictorOf(ctx context.Context, e engine.Engine, m *gomlx.Model, inputs []engine.Feature, batch int,
+) (*train.Predictor, error) {
+	p, err := train.NewPredictor(ctx, m, train.PredictorConfig{
 		Engine: e, Inputs: inputs, Batch: batch, Weights: r.weights, Load: train.LoadOptions{Partial: true},
 	})
 	if err != nil {

@@ -68,26 +68,15 @@ func openSession(ctx context.Context, cfg sessionConfig) (s *session, err error)
 	return s, err
 }
 
-// compile creates the strategy, and compiles the model for it and for rows of these features.
-func (s *session) compile(ctx context.Context, m engine.Model, inputs, labels []engine.Feature) (err error) {
-	cfg := train.Config{
-		GlobalBatch: s.cfg.globalBatch, Seed: s.cfg.seed, BucketBytes: s.cfg.bucketBytes, Compress: s.cfg.compress,
-		DiLoCo: s.cfg.diloco, ShardOptimizer: s.cfg.shard,
-		ClipNorm: s.cfg.clipNorm, ClipValue: s.cfg.clipValue, Progress: s.cfg.progress,
-	}
+// openStrategy creates the strategy, if there is none.
+func (s *session) openStrategy() (err error) {
 	switch {
+	case s.strategy != nil:
 	case s.worker != nil:
 		s.strategy, err = distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{
 			Engine: s.engine, Devices: s.devices, Worker: s.worker,
 			Options: distribute.Options{Timeout: s.cfg.workers.collectiveTimeout, Implementation: s.cfg.workers.reducer()},
 		})
-		report := s.worker.Progress
-		cfg.Progress = func(step int64, phase train.Phase) {
-			report(step, phase)
-			if s.cfg.progress != nil {
-				s.cfg.progress(step, phase)
-			}
-		}
 	case s.cfg.oneDevice:
 		one := distribute.OneDeviceConfig{Engine: s.engine}
 		if len(s.devices) > 0 {
@@ -97,7 +86,26 @@ func (s *session) compile(ctx context.Context, m engine.Model, inputs, labels []
 	default:
 		s.strategy, err = distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: s.engine, Devices: s.devices})
 	}
-	if err != nil {
+	return err
+}
+
+// compile compiles the model for the strategy and for rows of these features.
+func (s *session) compile(ctx context.Context, m engine.Model, inputs, labels []engine.Feature) (err error) {
+	cfg := train.Config{
+		GlobalBatch: s.cfg.globalBatch, Seed: s.cfg.seed, BucketBytes: s.cfg.bucketBytes, Compress: s.cfg.compress,
+		DiLoCo: s.cfg.diloco, ShardOptimizer: s.cfg.shard,
+		ClipNorm: s.cfg.clipNorm, ClipValue: s.cfg.clipValue, Progress: s.cfg.progress,
+	}
+	if s.worker != nil {
+		report := s.worker.Progress
+		cfg.Progress = func(step int64, phase train.Phase) {
+			report(step, phase)
+			if s.cfg.progress != nil {
+				s.cfg.progress(step, phase)
+			}
+		}
+	}
+	if err := s.openStrategy(); err != nil {
 		return err
 	}
 	if s.cfg.batchPerReplica > 0 {

@@ -28,6 +28,7 @@ type trainFlags struct {
 	step                         stepFlags
 	diloco                       dilocoFlags
 	optimizer                    string
+	adam                         optimizerFlags
 	learningRate                 float64
 	schedule                     string
 	seed                         int64
@@ -121,10 +122,12 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	f.Float64Var(&o.clipValue, "clip-value", 0, "limit for the magnitude of each element of the gradients (default no "+
 		"limit)")
 	f.StringVar(&o.optimizer, "optimizer", "adam", "optimizer: "+names(optimizers))
+	o.adam.add(f)
 	f.Float64Var(&o.learningRate, "learning-rate", 0, "learning rate (default by optimizer: "+learningRates()+
 		"; for text at most 0.001, except for sgd)")
-	f.StringVar(&o.schedule, "schedule", "cosine", "learning-rate schedule: by epoch cosine (falls to 0), "+
-		"constant; by step warmup-cosine, one-cycle, linear (to 0), exponential (to 1 %), step (a tenth after each third)")
+	f.StringVar(&o.schedule, "schedule", "cosine", "learning-rate schedule over all steps: cosine (falls to "+
+		"--min-learning-rate), constant, one-cycle, linear (to --min-learning-rate), exponential (to 1 %), step (a tenth "+
+		"after each third)")
 	f.Int64Var(&o.seed, "seed", 1, "seed of the initial weights, of shuffling and of shifts")
 	f.StringVar(&o.engine, "engine", "go", "compute engine: "+strings.Join(gomlx.Names, ", "))
 	f.StringVar(&o.plugin, "xla-plugin", "", "PJRT plugin `file` for --engine xla (default $"+gomlx.PluginEnv+")")
@@ -227,6 +230,9 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 		return usagef("--replicas %d: want at most %d", o.replicas, replicasMax)
 	}
 	if err := o.step.check(); err != nil {
+		return err
+	}
+	if err := o.adam.check(given, o.optimizer); err != nil {
 		return err
 	}
 	if err := o.diloco.check(given); err != nil {

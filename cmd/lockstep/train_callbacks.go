@@ -18,6 +18,7 @@ import (
 // callbackFlags are the flags of the callbacks of a training, and of what they need from the optimizer.
 type callbackFlags struct {
 	warmup                  int
+	minRate                 float64
 	ema                     float64
 	validateEvery           int
 	monitor                 string
@@ -29,31 +30,37 @@ type callbackFlags struct {
 	set                     *pflag.FlagSet
 }
 
-// stepSchedules are the schedules by step, of a rate over a number of steps.
-var stepSchedules = map[string]func(rate float64, steps int) optimizer.Schedule{
-	"warmup-cosine": func(rate float64, steps int) optimizer.Schedule { return optimizer.CosineDecay(rate, steps, 0) },
-	"one-cycle": func(rate float64, steps int) optimizer.Schedule {
+// constantSchedule is the value of --schedule that keeps the learning rate.
+const constantSchedule = "constant"
+
+// stepSchedules are the schedules of a learning rate over a number of steps. Those that end at a given rate take last.
+var stepSchedules = map[string]func(rate, last float64, steps int) optimizer.Schedule{
+	"cosine": func(rate, last float64, steps int) optimizer.Schedule {
+		return optimizer.CosineDecay(rate, steps, last/rate)
+	},
+	"one-cycle": func(rate, _ float64, steps int) optimizer.Schedule {
 		return optimizer.OneCycle(optimizer.OneCycleConfig{Max: rate, Steps: steps})
 	},
-	"linear": func(rate float64, steps int) optimizer.Schedule {
-		return optimizer.PolynomialDecay(rate, steps, 0, 1, false)
+	"linear": func(rate, last float64, steps int) optimizer.Schedule {
+		return optimizer.PolynomialDecay(rate, steps, last, 1, false)
 	},
-	"exponential": func(rate float64, steps int) optimizer.Schedule {
+	"exponential": func(rate, _ float64, steps int) optimizer.Schedule {
 		return optimizer.ExponentialDecay(rate, steps, 0.01, false)
 	},
-	"step": func(rate float64, steps int) optimizer.Schedule {
+	"step": func(rate, _ float64, steps int) optimizer.Schedule {
 		return optimizer.StepDecay(rate, max((steps+2)/3, 1), 0.1)
 	},
 }
 
 // schedules lists the values of --schedule.
-var schedules = append([]string{"cosine", "constant"}, sorted(stepSchedules)...)
+var schedules = append([]string{constantSchedule}, sorted(stepSchedules)...)
 
 func (o *callbackFlags) add(f *pflag.FlagSet) {
 	s := pflag.NewFlagSet("", pflag.ContinueOnError)
 	s.SortFlags = false
 	s.IntVar(&o.warmup, "warmup-steps", 0, "`steps` in which the learning rate rises from 0, before those of "+
-		"--schedule warmup-cosine, linear, exponential or step")
+		"--schedule cosine, linear, exponential or step")
+	s.Float64Var(&o.minRate, "min-learning-rate", 0, "learning `rate` at the end of --schedule cosine or linear")
 	s.Float64Var(&o.ema, "ema", 0, "validate, test and write weights by exponential moving averages of the weights; the "+
 		"`share` of an average that a step keeps, such as 0.99")
 	s.IntVar(&o.validateEvery, "validate-every", 0, "validate after so many `steps` too, by which the flags below then "+
@@ -90,20 +97,20 @@ func (o *callbackFlags) check(given func(flag string) bool, t *trainFlags) error
 			return usagef("--%s %d: want at least 1", c.flag, c.value)
 		}
 	}
-	byStep := stepSchedules[t.schedule] != nil
 	decides := o.earlyStopping > 0 || o.reduceLR > 0 || o.best != ""
 	switch {
 	case given("ema") && !(o.ema > 0 && o.ema < 1):
 		return usagef("--ema %v: want a number between 0 and 1, such as 0.99", o.ema)
 	case !(o.reduceFactor > 0 && o.reduceFactor < 1):
 		return usagef("--reduce-lr-factor %v: want a number between 0 and 1", o.reduceFactor)
-	case o.warmup > 0 && (!byStep || t.schedule == "one-cycle"):
-		return usagef("--warmup-steps is for --schedule warmup-cosine, linear, exponential or step, not %s", t.schedule)
-	case o.reduceLR > 0 && t.schedule != "constant":
+	case o.warmup > 0 && (t.schedule == constantSchedule || t.schedule == "one-cycle"):
+		return usagef("--warmup-steps is for --schedule cosine, linear, exponential or step, not %s", t.schedule)
+	case given("min-learning-rate") && t.schedule != "cosine" && t.schedule != "linear":
+		return usagef("--min-learning-rate is for --schedule cosine or linear, not %s", t.schedule)
+	case !(o.minRate >= 0 && o.minRate <= math.MaxFloat32):
+		return usagef("--min-learning-rate %v: want at least 0", o.minRate)
+	case o.reduceLR > 0 && t.schedule != constantSchedule:
 		return usagef("--reduce-lr needs --schedule constant: --schedule %s sets the learning rate", t.schedule)
-	case byStep && t.batchPerReplica > 0 && t.steps == 0:
-		return usagef("--schedule %s with --batch-per-replica needs --steps: the number of steps is not known before "+
-			"the replicas are", t.schedule)
 	case o.validateEvery > 0 && t.data.validationSplit == 0:
 		return usagef("--validate-every needs --validation-split, the share of the training data to validate by")
 	case decides && strings.HasPrefix(o.monitor, "val_") && t.data.validationSplit == 0:
@@ -121,16 +128,16 @@ func (o *callbackFlags) check(given func(flag string) bool, t *trainFlags) error
 
 // String returns the flags that must be the same on all workers.
 func (o *callbackFlags) String() string {
-	return fmt.Sprint(o.warmup, o.ema, o.validateEvery, o.monitor, o.earlyStopping, o.reduceLR, o.reduceFactor,
+	return fmt.Sprint(o.warmup, o.minRate, o.ema, o.validateEvery, o.monitor, o.earlyStopping, o.reduceLR, o.reduceFactor,
 		o.best != "", o.tensorboard != "")
 }
 
-// optimizer returns the run's optimizer.
+// optimizer returns the run's optimizer. It needs r.batch.
 func (r *trainRun) optimizer() gomlxoptimizer.Interface {
 	o, rate := &r.flags.callbacks, r.flags.learningRate
-	opt := optimizers[r.flags.optimizer].make(rate)
+	opt := optimizers[r.flags.optimizer].make(rate, r.flags.adam)
 	if schedule := stepSchedules[r.flags.schedule]; schedule != nil {
-		s := schedule(rate, max(r.plannedSteps()-o.warmup, 1))
+		s := schedule(rate, o.minRate, max(r.plannedSteps()-o.warmup, 1))
 		if o.warmup > 0 {
 			s = optimizer.LinearWarmup(0, rate, o.warmup, s)
 		}
@@ -142,12 +149,12 @@ func (r *trainRun) optimizer() gomlxoptimizer.Interface {
 	return opt
 }
 
-// plannedSteps returns the number of steps of the training, before the batch per replica is known.
+// plannedSteps returns the number of steps of the training.
 func (r *trainRun) plannedSteps() int {
 	steps := math.MaxInt32
-	if r.flags.epochs >= 0 && r.flags.globalBatch > 0 {
-		n := r.flags.globalBatch * r.flags.step.accumulate
-		steps = r.flags.epochs * ((r.kept.Len() + n - 1) / n)
+	if r.flags.epochs >= 0 {
+		n := r.batch * r.flags.step.accumulate
+		steps = min(steps, r.flags.epochs*((r.kept.Len()+n-1)/n))
 	}
 	if r.flags.steps > 0 {
 		steps = min(steps, r.flags.steps)

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -16,7 +18,7 @@ func TestCallbackFlags(t *testing.T) {
 	at := func(name string) string { return filepath.Join(dir, name) }
 	data := append(tinyTable(t), "--replicas", "2")
 	small := slices.Concat(data, []string{"--validation-split", "0.3", "--epochs", "3", "--global-batch", "20"})
-	s, _ := trainOnce(t, append(small, "--schedule", "warmup-cosine", "--warmup-steps", "3", "--ema", "0.5",
+	s, _ := trainOnce(t, append(small, "--schedule", "cosine", "--warmup-steps", "3", "--ema", "0.5",
 		"--validate-every", "2", "--best", at("best"), "--csv-log", at("log.csv"), "--json-log", at("log.jsonl"),
 		"--log-every", "1", "--tensorboard", at("board"))...)
 	if _, _, err := checkpoint.Load(at("best")); err != nil || s["steps"].(float64) < 4 {
@@ -49,21 +51,64 @@ func TestCallbackFlags(t *testing.T) {
 	}
 }
 
+// TestScheduleFollowsSteps reads the learning rate of each step of two trainings of as many steps: with the global batch,
+// and with that of a replica.
+func TestScheduleFollowsSteps(t *testing.T) {
+	for _, batch := range [][]string{{"--global-batch", "1024"}, {"--batch-per-replica", "512"}} {
+		log := filepath.Join(t.TempDir(), "log.csv")
+		trainOnce(t, append(batch, "--model", "mlp", "--replicas", "2", "--epochs", "2", "--optimizer", "adamw",
+			"--beta1", "0.8", "--beta2", "0.9", "--weight-decay", "0.1", "--warmup-steps", "2", "--min-learning-rate", "0.002",
+			"--learning-rate", "0.004", "--csv-log", log, "--log-every", "1")...)
+		text, err := os.ReadFile(log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var rates []float64
+		for _, line := range strings.Split(string(text), "\n")[1:] {
+			if fields := strings.Split(line, ","); fields[0] == "step" {
+				rate, err := strconv.ParseFloat(fields[3], 64)
+				if err != nil {
+					t.Fatal(err)
+				}
+				rates = append(rates, rate)
+			}
+		}
+		if len(rates) != 8 { // 3,823 images: four batches an epoch
+			t.Fatalf("%v: %d steps, want 8\n%s", batch, len(rates), text)
+		}
+		for i, rate := range rates {
+			want := 0.004 * float64(i) / 2
+			if i >= 2 {
+				want = 0.002 + 0.002*(1+math.Cos(math.Pi*float64(i-2)/6))/2
+			}
+			if math.Abs(rate-want) > 1e-8 {
+				t.Errorf("%v: step %d has learning rate %v, want %v", batch, i+1, rate, want)
+			}
+		}
+	}
+}
+
 // TestCallbackFlagMistakes checks the errors of flags that do not go together.
 func TestCallbackFlagMistakes(t *testing.T) {
 	for args, want := range map[string]string{
-		"--ema 1":                                 "--ema 1: want a number between 0 and 1",
-		"--early-stopping 0":                      "--early-stopping 0: want at least 1",
-		"--early-stopping 3":                      "need --validation-split",
-		"--reduce-lr 3":                           "--reduce-lr needs --schedule constant",
-		"--warmup-steps 3":                        "--warmup-steps is for --schedule warmup-cosine",
-		"--validate-every 3":                      "--validate-every needs --validation-split",
-		"--monitor loss":                          "--monitor is for --early-stopping",
-		"--schedule slow":                         "--schedule slow: want cosine, constant, exponential",
-		"--reduce-lr-factor 2":                    "--reduce-lr-factor 2",
-		"--reduce-lr-factor 0.5":                  "--reduce-lr-factor is for --reduce-lr",
-		"--log-every 2":                           "--log-every is for --csv-log",
-		"--schedule linear --batch-per-replica 8": "--schedule linear with --batch-per-replica needs --steps",
+		"--ema 1":                               "--ema 1: want a number between 0 and 1",
+		"--early-stopping 0":                    "--early-stopping 0: want at least 1",
+		"--early-stopping 3":                    "need --validation-split",
+		"--reduce-lr 3":                         "--reduce-lr needs --schedule constant",
+		"--warmup-steps 3 --schedule one-cycle": "--warmup-steps is for --schedule cosine",
+		"--schedule step --min-learning-rate 1": "--min-learning-rate is for --schedule cosine or linear, not step",
+		"--min-learning-rate -1":                "--min-learning-rate -1: want at least 0",
+		"--optimizer sgd --beta1 0.8":           "--beta1 is for --optimizer adam, adamw or adamax, not sgd",
+		"--beta2 1":                             "--beta2 1: want at least 0 and less than 1",
+		"--weight-decay 0.1":                    "--weight-decay is for --optimizer adamw, not adam",
+		"--data text --dropout 1":               "--dropout 1: want at least 0 and less than 1",
+		"--dropout 0.1":                         "--dropout is for --model gpt, not cnn",
+		"--validate-every 3":                    "--validate-every needs --validation-split",
+		"--monitor loss":                        "--monitor is for --early-stopping",
+		"--schedule slow":                       "--schedule slow: want constant, cosine, exponential",
+		"--reduce-lr-factor 2":                  "--reduce-lr-factor 2",
+		"--reduce-lr-factor 0.5":                "--reduce-lr-factor is for --reduce-lr",
+		"--log-every 2":                         "--log-every is for --csv-log",
 	} {
 		root := newRoot()
 		root.SetArgs(append([]string{"train"}, strings.Fields(args)...))

@@ -146,6 +146,13 @@ func (r *trainRun) open() (err error) {
 	if err := r.openData(); err != nil {
 		return err
 	}
+	if err := r.openStrategy(); err != nil {
+		return err
+	}
+	r.batch = r.flags.globalBatch
+	if r.flags.batchPerReplica > 0 {
+		r.batch = r.flags.batchPerReplica * r.strategy.NumReplicasInSync()
+	}
 	m := r.flags.newModel(r.set, r.optimizer())
 	stop := r.reassure("compiling the model")
 	inputs, labels := r.set.features()
@@ -153,10 +160,6 @@ func (r *trainRun) open() (err error) {
 	stop()
 	if err != nil {
 		return err
-	}
-	r.batch = r.flags.globalBatch
-	if r.flags.batchPerReplica > 0 {
-		r.batch = r.flags.batchPerReplica * r.strategy.NumReplicasInSync()
 	}
 	if err := r.loadWeights(); err != nil {
 		return err
@@ -326,9 +329,6 @@ func (r *trainRun) fit(ctx context.Context) error {
 	cfg.Callbacks = append(cfg.Callbacks, r.backups()...)
 	batches := r.batches()
 	cfg.Epochs = r.epochs()
-	if r.flags.schedule == "cosine" {
-		cfg.Callbacks = append(cfg.Callbacks, r.cosine(cfg.Epochs))
-	}
 	if err := r.callbacks(&cfg); err != nil {
 		return err
 	}
@@ -389,18 +389,6 @@ func (r *trainRun) epochs() int {
 	n := r.batch * r.flags.step.accumulate
 	steps := max((r.kept.Len()+n-1)/n, 1)
 	return (r.flags.steps + steps - 1) / steps
-}
-
-// learningRateVariable is the variable that holds the learning rate of GoMLX's optimizers.
-const learningRateVariable = "/optimizers/learning_rate"
-
-// cosine decreases the learning rate along half a cosine, from its initial value in the first epoch towards 0
-// after the last (Loshchilov and Hutter, SGDR, 2016, without restarts).
-func (r *trainRun) cosine(epochs int) train.Callback {
-	return train.Callback{OnEpochBegin: func(_ context.Context, e train.EpochBegin) error {
-		rate := r.flags.learningRate * (1 + math.Cos(math.Pi*float64(e.Epoch)/float64(epochs))) / 2
-		return r.trainer.SetVariable(learningRateVariable, tensor.Scalar(float32(rate)))
-	}}
 }
 
 func (r *trainRun) showProgress() (train.ProgressConfig, bool) {

@@ -25,6 +25,9 @@ type AttentionOptions struct {
 
 	// Output initialises the weights of the output's dense layer; nil: the scope's initialiser.
 	Output model.VariableInitializer
+
+	// Dropout is the rate of dropout of the weights of the attention, as in [Dropout].
+	Dropout float64
 }
 
 // SelfAttention is multi-head attention of x to itself, of shape (rows, positions, width), with biases, and an
@@ -42,23 +45,17 @@ func SelfAttention(s *model.Scope, x *graph.Node, o AttentionOptions) *graph.Nod
 			"not %s and %d", x.Shape(), heads))
 	}
 	s = s.In("MultiHeadAttention")
-	qkv := s.In("qkv")
-	g, dims, dtype := x.Graph(), x.Shape().Dimensions, x.DType()
+	dims, dtype := x.Shape().Dimensions, x.DType()
 	width := dims[2]
-	weights := qkv.VariableWithShape("weights_qkv", shapes.Make(dtype, width, 3*width))
-	if r := regularizer.FromScope(qkv); r != nil {
-		r(g, weights)
-	}
-	in := []*graph.Node{graph.Reshape(x, -1, width), weights.NodeValue(g)}
-	for _, name := range []string{"biases_q", "biases_k", "biases_v"} {
-		in = append(in, qkv.VariableWithShape(name, shapes.Make(dtype, width)).NodeValue(g))
-	}
+	in := attentionInputs(s, x)
 	a := attentionShape{rows: dims[0], positions: dims[1], heads: heads, width: width / heads, causal: o.Causal}
+	weightShape := shapes.Make(dtype, a.rows, a.heads, a.positions, a.positions)
+	mask := dropoutMask(s, x, weightShape, o.Dropout)
 	var y *graph.Node
 	if kernels(x) {
-		y = a.byKernels(in)
+		y = a.byKernels(in, mask)
 	} else {
-		y = a.plain(in)
+		y = a.plain(in, mask)
 	}
 	output := s.In("output")
 	if o.Output != nil {
@@ -67,30 +64,54 @@ func SelfAttention(s *model.Scope, x *graph.Node, o AttentionOptions) *graph.Nod
 	return graph.Reshape(Dense(output, y, width), dims...)
 }
 
+// attentionInputs returns x as a matrix, and the variables that compute queries, keys and values from it.
+func attentionInputs(s *model.Scope, x *graph.Node) []*graph.Node {
+	qkv := s.In("qkv")
+	g, dtype, width := x.Graph(), x.DType(), x.Shape().Dim(2)
+	weights := qkv.VariableWithShape("weights_qkv", shapes.Make(dtype, width, 3*width))
+	if r := regularizer.FromScope(qkv); r != nil {
+		r(g, weights)
+	}
+	in := []*graph.Node{graph.Reshape(x, -1, width), weights.NodeValue(g)}
+	for _, name := range []string{"biases_q", "biases_k", "biases_v"} {
+		in = append(in, qkv.VariableWithShape(name, shapes.Make(dtype, width)).NodeValue(g))
+	}
+	return in
+}
+
 // attentionShape holds the sizes of an attention; width is that of a head.
 type attentionShape struct {
 	rows, positions, heads, width int
 	causal                        bool
 }
 
-// plain builds the attention from GoMLX's operations.
-func (a attentionShape) plain(in []*graph.Node) *graph.Node {
-	all := a.heads * a.width
-	bias := graph.Concatenate(in[2:5], 0)
-	qkv := graph.Add(graph.Dot(in[0], in[1]).MatMul(), graph.ExpandLeftToRank(bias, 2))
-	var parts [3]*graph.Node
-	for i := range parts {
-		part := graph.Slice(qkv, graph.AxisRange(), graph.AxisRange(i*all, (i+1)*all))
-		parts[i] = graph.TransposeAllAxes(graph.Reshape(part, a.rows, a.positions, a.heads, a.width), 0, 2, 1, 3)
-	}
+// plain builds the attention from GoMLX's operations. The dropout of the weights is nil or of their shape, (rows, heads,
+// positions, positions).
+func (a attentionShape) plain(in []*graph.Node, dropout *graph.Node) *graph.Node {
+	parts := a.project(in)
 	batch := []int{0, 1}
 	scores := graph.DotGeneral(graph.MulScalar(parts[0], a.scale()), []int{3}, batch, parts[1], []int{3}, batch)
 	if a.causal {
 		scores = graph.Add(scores, graph.ExpandLeftToRank(a.mask(scores), 4))
 	}
 	p := graph.ConvertDType(graph.Softmax(gomlx.AtLeastFloat32(scores), -1), scores.DType())
+	if dropout != nil {
+		p = graph.Mul(p, dropout)
+	}
 	y := graph.DotGeneral(p, []int{3}, batch, parts[2], []int{2}, batch)
-	return graph.Reshape(graph.TransposeAllAxes(y, 0, 2, 1, 3), a.rows*a.positions, all)
+	return graph.Reshape(graph.TransposeAllAxes(y, 0, 2, 1, 3), a.rows*a.positions, a.heads*a.width)
+}
+
+// project returns queries, keys and values, of shape (rows, heads, positions, width).
+func (a attentionShape) project(in []*graph.Node) (parts [3]*graph.Node) {
+	all := a.heads * a.width
+	bias := graph.Concatenate(in[2:5], 0)
+	qkv := graph.Add(graph.Dot(in[0], in[1]).MatMul(), graph.ExpandLeftToRank(bias, 2))
+	for i := range parts {
+		part := graph.Slice(qkv, graph.AxisRange(), graph.AxisRange(i*all, (i+1)*all))
+		parts[i] = graph.TransposeAllAxes(graph.Reshape(part, a.rows, a.positions, a.heads, a.width), 0, 2, 1, 3)
+	}
+	return parts
 }
 
 func (a attentionShape) scale() float64 { return 1 / math.Sqrt(float64(a.width)) }
@@ -107,22 +128,27 @@ func (a attentionShape) mask(scores *graph.Node) *graph.Node {
 }
 
 // byKernels builds the attention for the Go engine, with kernels for all except matrix products.
-func (a attentionShape) byKernels(in []*graph.Node) *graph.Node {
+func (a attentionShape) byKernels(in []*graph.Node, dropout *graph.Node) *graph.Node {
 	all, dtype, batch := a.heads*a.width, in[0].DType(), a.heads*a.rows
 	var parts []*graph.Node // queries, keys and values, of shape (rows·heads, positions, width)
 	var p *graph.Node
 	square := []shapes.Shape{shapes.Make(dtype, batch, a.positions, a.positions)}
 	attributes := []any{a.positions, a.scale(), a.causal}
+	drop := func(x *graph.Node) *graph.Node { return x }
+	if dropout != nil {
+		dropout = graph.Reshape(dropout, batch, a.positions, a.positions)
+		drop = func(x *graph.Node) *graph.Node { return graph.Mul(x, dropout) }
+	}
 	return gradient.With(in, func(in []*graph.Node) *graph.Node {
 		bias := graph.Concatenate(in[2:5], 0)
 		parts = a.split(nn.Dense(in[0], in[1], bias, compute.DenseLayoutInputOutputs), 3)
 		scores := batchDot(parts[0], parts[1], 2)
 		p = kernel("softmax", attributes, softmax[float32](a), softmax[float64](a), square, scores)[0]
-		return a.merge(batchDot(p, parts[2], 1))
+		return a.merge(batchDot(drop(p), parts[2], 1))
 	}, func(in []*graph.Node, _, v *graph.Node) []*graph.Node {
 		do := a.split(v, 1)[0]
-		dv := batchDot(transpose(p), do, 1)
-		dp := batchDot(do, parts[2], 2)
+		dv := batchDot(transpose(drop(p)), do, 1)
+		dp := drop(batchDot(do, parts[2], 2))
 		ds := kernel("gradient of softmax", attributes, softmaxGradient[float32](a), softmaxGradient[float64](a),
 			append(square, square...), p, dp) // and its transpose
 		d := a.merge(batchDot(ds[0], parts[1], 1), batchDot(ds[1], parts[0], 1), dv)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -234,16 +235,64 @@ func TestLikeGoMLX(t *testing.T) {
 					t.Errorf("no %s", name)
 					continue
 				}
-				limit := 5e-6
-				if strings.HasSuffix(name, "biases_k") {
-					limit = 1e-3 // it changes no score relative to the others: its gradient is 0 but for rounding
-				}
-				if d := distance(g, w); !(d < limit) {
+				if d := distance(g, w); !(d < limitOf(name)) {
 					t.Errorf("%s differs by %g: %v, want %v", name, d, g, w)
 				}
 			}
 		})
 	}
+}
+
+// TestDropout checks the share of zeros, the others' factor, and the gradient, which has the same.
+func TestDropout(t *testing.T) {
+	const n, rate = 20000, 0.3
+	x := tensors.FromFlatDataAndDimensions(slices.Repeat([]float32{2}, n), 1, n)
+	got := run(t, map[string]*tensors.Tensor{}, x, func(s *model.Scope, x *graph.Node) *graph.Node {
+		return layer.Dropout(s, x, rate)
+	})
+	y, dx := tensors.MustCopyFlatData[float32](got["output"]), tensors.MustCopyFlatData[float32](got["gradient of input"])
+	weights := tensors.MustCopyFlatData[float32](random(2, 1, n))
+	zeros := 0
+	for i := range y {
+		factor := float32(1 / (1 - rate))
+		if y[i] == 0 {
+			zeros, factor = zeros+1, 0
+		}
+		if math.Abs(float64(y[i]-2*factor)) > 1e-6 || math.Abs(float64(dx[i]-weights[i]*factor)) > 1e-6 {
+			t.Fatalf("element %d is %v with gradient %v of %v", i, y[i], dx[i], weights[i])
+		}
+	}
+	if share := float64(zeros) / n; math.Abs(share-rate) > 0.02 { // six standard deviations
+		t.Errorf("%v of the elements are 0, want %v", share, rate)
+	}
+}
+
+// TestAttentionDropout compares attention with dropout by kernels with that by GoMLX's operations, from the same random
+// numbers: outputs and all gradients.
+func TestAttentionDropout(t *testing.T) {
+	values, x := map[string]*tensors.Tensor{}, random(1, 3, 5, 12)
+	attend := func(rate float64) func(s *model.Scope, x *graph.Node) *graph.Node {
+		return func(s *model.Scope, x *graph.Node) *graph.Node {
+			return layer.SelfAttention(s, x, layer.AttentionOptions{Heads: 3, Causal: true, Dropout: rate})
+		}
+	}
+	want, got := runWith(t, values, x, attend(0.4), false), runWith(t, values, x, attend(0.4), true)
+	for name, w := range want {
+		if d := distance(got[name], w); !(d < limitOf(name)) {
+			t.Errorf("%s differs by %g: %v, want %v", name, d, got[name], w)
+		}
+	}
+	if without := run(t, values, x, attend(0)); distance(without["output"], want["output"]) < 0.01 {
+		t.Error("the output is the same without dropout")
+	}
+}
+
+// limitOf is the largest distance of a result.
+func limitOf(name string) float64 {
+	if strings.HasSuffix(name, "biases_k") {
+		return 1e-3 // it changes no score relative to the others: its gradient is 0 but for rounding
+	}
+	return 5e-6
 }
 
 // integers maps numbers to 0 to 6.
@@ -307,30 +356,50 @@ func run(t *testing.T, values map[string]*tensors.Tensor, x *tensors.Tensor,
 	f func(s *model.Scope, x *graph.Node) *graph.Node,
 ) map[string]*tensors.Tensor {
 	t.Helper()
+	return runWith(t, values, x, f, true)
+}
+
+// runWith is run, as the Go engine does if kernels is set, or with GoMLX's backend alone. The graph is one of training,
+// whose random numbers are the same in each call.
+func runWith(t *testing.T, values map[string]*tensors.Tensor, x *tensors.Tensor,
+	f func(s *model.Scope, x *graph.Node) *graph.Node, kernels bool,
+) map[string]*tensors.Tensor {
+	t.Helper()
 	b, err := gobackend.New("ops_sequential")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer b.Finalize()
 	store := model.NewStore()
-	recorder := stages.New(b) // as in the Go engine: for kernels
-	g := graph.NewGraph(recorder, t.Name())
-	recorder.Attach(g)
+	store.SetRNGStateFromSeed(1)
+	g := graph.NewGraph(b, t.Name())
+	if kernels {
+		recorder := stages.New(b)
+		g = graph.NewGraph(recorder, t.Name())
+		recorder.Attach(g)
+	}
 	model.SetStore(g, store)
+	store.SetTraining(g, true)
 	in := graph.Parameter(g, "x", x.Shape())
 	y := f(store.RootScope(), in)
 	weights := graph.Const(g, random(2, y.Shape().Dimensions...))
 	names, nodes := []string{"input"}, []*graph.Node{in}
 	args := []any{x}
 	for v := range store.IterVariables() {
-		if values[v.Path()] == nil {
+		if values[v.Path()] == nil && v.Trainable {
 			values[v.Path()] = random(uint64(len(values)), v.Shape().Dimensions...)
 		}
 	}
 	for h := 1; h < g.NumParameters(); h++ {
 		path := g.GetParameterByHandle(graph.ParameterHandle(h)).GetParameterName()
-		names, nodes = append(names, path), append(nodes, store.GetVariable(path).NodeValue(g))
-		v, err := values[path].LocalClone()
+		variable := store.GetVariable(path)
+		value := values[path]
+		if variable.Trainable {
+			names, nodes = append(names, path), append(nodes, variable.NodeValue(g))
+		} else {
+			value = variable.MustValue()
+		}
+		v, err := value.LocalClone()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -449,6 +518,7 @@ func TestMisusePanics(t *testing.T) {
 		"negative epsilon":    func(s *model.Scope, x *graph.Node) { layer.LayerNorm(s, x, -1) },
 		"embedding of floats": func(s *model.Scope, x *graph.Node) { layer.Embedding(s, x, x.DType(), 5, 2) },
 		"positions of images": func(s *model.Scope, x *graph.Node) { layer.Positions(s, x) },
+		"dropout of all":      func(s *model.Scope, x *graph.Node) { layer.Dropout(s, x, 1) },
 		"pool of odd images":  func(_ *model.Scope, x *graph.Node) { layer.MaxPool2D(x) },
 	} {
 		t.Run(name, func(t *testing.T) {

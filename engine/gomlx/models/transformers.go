@@ -175,13 +175,44 @@ func (m *CausalLM) Forward(s *model.Scope, inputs []*graph.Node) []*graph.Node {
 		panic(fmt.Errorf("models.CausalLM takes integers of shape (rows, positions) with at most %d positions, not %s",
 			m.Positions, tokens.Shape()))
 	}
+	return []*graph.Node{m.builder(s, tokens).logits(tokens)}
+}
+
+// Cache returns the sizes of the keys and values for [CausalLM.Continue], of a sequence of at most the given number of
+// positions; 0 means those of the model.
+func (m *CausalLM) Cache(positions int) CacheShape {
+	return CacheShape{
+		Blocks: m.Blocks, Heads: m.KVHeads, HeadWidth: m.HeadWidth, Positions: orDefault(positions, m.Positions),
+		Vocabulary: m.Vocabulary,
+	}
+}
+
+// Continue is the model function for new tokens of a sequence whose earlier keys and values are kept ([CacheShape]). It
+// has the variables of Forward.
+func (m *CausalLM) Continue(s *model.Scope, inputs []*graph.Node) []*graph.Node {
+	in := continued(inputs)
+	if in.capacity() > m.Positions {
+		panic(fmt.Errorf("models.CausalLM has at most %d positions, not %d", m.Positions, in.capacity()))
+	}
+	b := m.builder(s, in.tokens)
+	b.continued = in
+	logits := b.logits(in.tokens)
+	return in.outputs(logits, b.kept)
+}
+
+func (m *CausalLM) builder(s *model.Scope, tokens *graph.Node) *causalBuilder {
 	if err := m.check(); err != nil {
 		panic(fmt.Errorf("models.CausalLM: %w", err))
 	}
-	b := &causalBuilder{
+	return &causalBuilder{
 		CausalLM: m, s: s, g: tokens.Graph(), dtype: gomlx.ComputeDType(tokens.Graph()),
 		rows: tokens.Shape().Dim(0), positions: tokens.Shape().Dim(1),
 	}
+}
+
+// logits returns the logits of the tokens, of shape (rows, positions, vocabulary).
+func (b *causalBuilder) logits(tokens *graph.Node) *graph.Node {
+	m := b.CausalLM
 	var x, table *graph.Node
 	if m.Type == "gpt2" {
 		x, table = b.gpt2(tokens)
@@ -191,7 +222,7 @@ func (m *CausalLM) Forward(s *model.Scope, inputs []*graph.Node) []*graph.Node {
 	if !m.TiedHead {
 		table = b.matrix("lm_head.weight", m.Vocabulary, m.Width)
 	}
-	return []*graph.Node{graph.Reshape(times(x, table, 1), b.rows, b.positions, m.Vocabulary)}
+	return graph.Reshape(times(x, table, 1), b.rows, b.positions, m.Vocabulary)
 }
 
 // causalBuilder builds the graph of a model. Values between layers have the shape (rows·positions, width).
@@ -201,6 +232,9 @@ type causalBuilder struct {
 	g               *graph.Graph
 	dtype           dtypes.DType
 	rows, positions int
+
+	continued *continuedInputs // of Continue; nil: none
+	kept      []*graph.Node    // the new keys and values of each block, with continued
 }
 
 // gpt2 returns the last hidden values, and the embedding.
@@ -209,9 +243,12 @@ func (b *causalBuilder) gpt2(tokens *graph.Node) (x, table *graph.Node) {
 	table = b.matrix("transformer.wte.weight", b.Vocabulary, b.Width)
 	places := b.matrix("transformer.wpe.weight", b.Positions, b.Width)
 	x = b.embed(table, tokens)
-	places = graph.Slice(places, graph.AxisRange(0, b.positions), graph.AxisRange())
-	x = graph.Reshape(graph.Add(graph.Reshape(x, b.rows, b.positions, b.Width), graph.ExpandLeftToRank(places, 3)),
-		-1, b.Width)
+	if b.continued != nil {
+		places = b.continued.places(places)
+	} else {
+		places = graph.ExpandLeftToRank(graph.Slice(places, graph.AxisRange(0, b.positions), graph.AxisRange()), 3)
+	}
+	x = graph.Reshape(graph.Add(graph.Reshape(x, b.rows, b.positions, b.Width), places), -1, b.Width)
 	for i := range b.Blocks {
 		h := fmt.Sprintf("transformer.h.%d.", i)
 		qkv := b.linear(b.norm(x, h+"ln_1"), h+"attn.c_attn", 3*b.Width, true)
@@ -318,6 +355,11 @@ func (b *causalBuilder) heads(x *graph.Node, heads int) *graph.Node {
 // attention is causal attention of values in the shape of heads. Several query heads share one of keys and
 // values.
 func (b *causalBuilder) attention(q, k, v *graph.Node) *graph.Node {
+	if b.continued != nil {
+		y := layer.CachedAttention(q, k, v, b.continued.cache(len(b.kept)/2))
+		b.kept = append(b.kept, k, v)
+		return graph.Reshape(graph.TransposeAllAxes(y, 0, 2, 1, 3), b.rows*b.positions, b.Heads*b.HeadWidth)
+	}
 	shared := b.Heads / b.KVHeads
 	// The query heads of one head of keys are rows of one product.
 	q = graph.Reshape(q, b.rows, b.KVHeads, shared*b.positions, b.HeadWidth)
@@ -334,11 +376,16 @@ func (b *causalBuilder) attention(q, k, v *graph.Node) *graph.Node {
 	return graph.Reshape(graph.TransposeAllAxes(y, 0, 2, 1, 3), b.rows*b.positions, b.Heads*b.HeadWidth)
 }
 
-// rotary returns cosine and sine of the rotary embedding's angles, of the shape (positions, half a head's width).
+// rotary returns cosine and sine of the rotary embedding's angles, of the shape (1, 1, positions, half a head's width)
+// or, if earlier positions are kept, (rows, 1, positions, half a head's width).
 func (b *causalBuilder) rotary() (cos, sin *graph.Node) {
 	half := b.HeadWidth / 2
-	c, s := make([][]float32, b.positions), make([][]float32, b.positions)
-	for p := range b.positions {
+	positions := b.positions
+	if b.continued != nil {
+		positions = b.continued.capacity()
+	}
+	c, s := make([][]float32, positions), make([][]float32, positions)
+	for p := range positions {
 		for i := range half {
 			// In float32, as in the library.
 			frequency := float32(1 / math.Pow(b.RopeBase, float64(2*i)/float64(b.HeadWidth)))
@@ -346,7 +393,11 @@ func (b *causalBuilder) rotary() (cos, sin *graph.Node) {
 			c[p], s[p] = append(c[p], float32(math.Cos(angle))), append(s[p], float32(math.Sin(angle)))
 		}
 	}
-	return graph.Const(b.g, c), graph.Const(b.g, s)
+	cos, sin = graph.Const(b.g, c), graph.Const(b.g, s)
+	if b.continued != nil {
+		return graph.InsertAxes(b.continued.places(cos), 1), graph.InsertAxes(b.continued.places(sin), 1)
+	}
+	return graph.ExpandLeftToRank(cos, 4), graph.ExpandLeftToRank(sin, 4)
 }
 
 // rotate applies the rotary embedding: it rotates the first half of a head's features against the second.
@@ -357,8 +408,7 @@ func rotate(x, cos, sin *graph.Node) *graph.Node {
 		return graph.Slice(wide, graph.AxisRange(), graph.AxisRange(), graph.AxisRange(), graph.AxisRange(from, from+half))
 	}
 	a, b := part(0), part(half)
-	cos = graph.ConvertDType(graph.ExpandLeftToRank(cos, 4), wide.DType())
-	sin = graph.ConvertDType(graph.ExpandLeftToRank(sin, 4), wide.DType())
+	cos, sin = graph.ConvertDType(cos, wide.DType()), graph.ConvertDType(sin, wide.DType())
 	y := graph.Concatenate([]*graph.Node{
 		graph.Sub(graph.Mul(a, cos), graph.Mul(b, sin)), graph.Add(graph.Mul(b, cos), graph.Mul(a, sin)),
 	}, 3)
