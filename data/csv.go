@@ -315,6 +315,24 @@ func missingValue(name string, row int) error {
 	return fmt.Errorf("data: column %q, row %d: the value is missing: use Fill, or DropMissing", name, row)
 }
 
+// Column returns a copy of the values of a column of numbers, of which missing ones are NaN. It returns an error for an
+// unknown name, and a column of text.
+func (f *Frame) Column(name string) ([]float64, error) {
+	columns, err := f.columns([]string{name})
+	if err != nil {
+		return nil, err
+	}
+	if f.Categories[name] != nil {
+		return nil, fmt.Errorf("data: column %q is text: use Ints or OneHot", name)
+	}
+	values, width := tensor.Data[float64](f.Values), len(f.Names)
+	out := make([]float64, f.Rows())
+	for row := range out {
+		out[row] = values[row*width+columns[0]]
+	}
+	return out, nil
+}
+
 // Ints returns a column of integers or categories, such as labels, as a new int32 tensor [rows]. It returns an error
 // for an unknown name, a missing value, and a value that is not an int32.
 func (f *Frame) Ints(name string) (*tensor.Tensor, error) {

@@ -27,7 +27,7 @@ func newEval() *cobra.Command {
 		Use:   "eval",
 		Short: "Evaluate the weights of a run on test data",
 		Long: `Eval computes loss and accuracy of the weights that lockstep train has written,
-and the perplexity of a text. The data are the test data of the training or,
+the perplexity of a text, and the errors of a regression. The data are the test data of the training or,
 with --data-file or --data-dir, other data, all of them. The data of the
 training must still be where they were: the classes and the scale of the inputs
 follow from them (except for text).`,
@@ -83,14 +83,15 @@ func (o savedFlags) loadOther(file, dir string) (*savedRun, *examples, error) {
 
 // evaluation is the result of lockstep eval.
 type evaluation struct {
-	Data       string `json:"data"`
-	Model      string `json:"model"`
-	Weights    string `json:"weights"` // the file or snapshot
-	Unit       string `json:"unit"`    // of an example
-	Examples   int    `json:"examples"`
-	Loss       number `json:"loss"`
-	Accuracy   number `json:"accuracy"`
-	Perplexity number `json:"perplexity,omitempty"` // of a text
+	Data       string            `json:"data"`
+	Model      string            `json:"model"`
+	Weights    string            `json:"weights"` // the file or snapshot
+	Unit       string            `json:"unit"`    // of an example
+	Examples   int               `json:"examples"`
+	Loss       number            `json:"loss"`
+	Accuracy   number            `json:"accuracy"`             // null: a regression has none
+	Metrics    map[string]number `json:"metrics"`              // all
+	Perplexity number            `json:"perplexity,omitempty"` // of a text
 }
 
 func (o *evalFlags) run(ctx context.Context, out io.Writer) (err error) {
@@ -112,7 +113,7 @@ func (o *evalFlags) run(ctx context.Context, out io.Writer) (err error) {
 	}
 	e := evaluation{
 		Data: r.flags.data.name, Model: r.flags.model, Weights: r.source, Unit: x.unit, Examples: x.test.Len(),
-		Loss: number(result.Loss), Accuracy: number(result.Metrics["accuracy"]),
+		Loss: number(result.Loss), Accuracy: accuracy(result), Metrics: numbersOf(result),
 	}
 	if x.text {
 		e.Perplexity = number(math.Exp(result.Loss))
@@ -122,12 +123,8 @@ func (o *evalFlags) run(ctx context.Context, out io.Writer) (err error) {
 	}
 	var t table
 	t.row("model", "%s, weights of %s", e.Model, e.Weights)
-	t.row("data", "%s: %s %s", e.Data, grouped(e.Examples), x.what)
-	t.row("loss", "%.4g", float64(e.Loss))
-	t.row("accuracy", "%.2f %%", 100*float64(e.Accuracy))
-	if x.text {
-		t.row("perplexity", "%.4g", float64(e.Perplexity))
-	}
+	t.row("data", "%s: %s %s", e.Data, grouped(e.Examples), x.described(e.Examples))
+	x.rows(&t, "", result)
 	return t.print(out)
 }
 

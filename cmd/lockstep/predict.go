@@ -36,10 +36,11 @@ func newPredict() *cobra.Command {
 	var o predictFlags
 	cmd := &cobra.Command{
 		Use:   "predict",
-		Short: "Classify images or rows of a table with a trained model",
+		Short: "Classify images or rows of a table with a trained model, or predict numbers",
 		Long: `Predict prints a line for each image or row: its file or number (from 0), the
 likeliest class by the weights that lockstep train has written, and the
-probability of that class. Without --data-file and --data-dir it classifies the
+probability of that class. After a regression (--loss) it prints the predicted
+number instead of both. Without --data-file and --data-dir it classifies the
 test data of the training. A table needs no column of labels. The data of the
 training must still be where they were: the classes and the scale of the inputs
 follow from them.`,
@@ -71,6 +72,12 @@ type prediction struct {
 	File        string  `json:"file,omitempty"` // of an image
 	Class       string  `json:"class"`
 	Probability float64 `json:"probability"`
+}
+
+// predictedNumber is a line of lockstep predict after a regression.
+type predictedNumber struct {
+	Row   int     `json:"row"`
+	Value float64 `json:"value"`
 }
 
 func (o *predictFlags) run(ctx context.Context, out io.Writer) (err error) {
@@ -131,6 +138,15 @@ func (o *predictFlags) predict(ctx context.Context, out io.Writer, p *train.Pred
 		if err != nil {
 			return errors.Join(err, w.Flush())
 		}
+		if x.regression != nil {
+			for _, predicted := range tensor.Data[float32](results[0]) {
+				if err := o.printNumber(w, predictedNumber{row, x.regression.value(predicted)}); err != nil {
+					return err
+				}
+				row++
+			}
+			continue
+		}
 		for logits := range slices.Chunk(tensor.Data[float32](results[0]), x.classes) {
 			class, probability := likeliest(logits)
 			line := prediction{Row: row, Class: strconv.Itoa(class), Probability: probability}
@@ -161,6 +177,18 @@ func (o *predictFlags) print(w io.Writer, line prediction) error {
 		name = strconv.Itoa(line.Row)
 	}
 	_, err := fmt.Fprintf(w, "%s\t%s\t%.4f\n", name, line.Class, line.Probability)
+	return err
+}
+
+// printNumber prints the prediction of a regression.
+func (o *predictFlags) printNumber(w io.Writer, line predictedNumber) error {
+	if o.format == "json" {
+		if math.IsNaN(line.Value) || math.IsInf(line.Value, 0) {
+			return errNotFinite
+		}
+		return writeJSON(w, line)
+	}
+	_, err := fmt.Fprintf(w, "%d\t%.6g\n", line.Row, line.Value)
 	return err
 }
 

@@ -66,8 +66,13 @@ func (o savedFlags) load() (*savedRun, error) {
 	if err == nil {
 		err = r.flags.complete(cmd.Flags().Changed)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("--from %s: %w", o.dir, err)
+	if err != nil { // of the file, not of this command's flags
+		text := strings.TrimPrefix(err.Error(), "--config ")
+		if !strings.HasPrefix(text, file) {
+			text = file + ": " + text
+		}
+		return nil, fmt.Errorf("--from %s: %s\nthe file has the flags of lockstep train: restore the one that it wrote, or "+
+			"train again", o.dir, text)
 	}
 	return r, r.loadWeights()
 }

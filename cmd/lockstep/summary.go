@@ -15,36 +15,37 @@ import (
 
 // summary is the content of --summary's file. Fields may be added.
 type summary struct {
-	Version        string   `json:"version"`
-	Data           string   `json:"data"`
-	Model          string   `json:"model"`
-	Engine         string   `json:"engine"`
-	SIMD           bool     `json:"simd"`
-	Strategy       string   `json:"strategy"`
-	Devices        []string `json:"devices"`
-	Replicas       int      `json:"replicas"`
-	Workers        int      `json:"workers"`
-	GlobalBatch    int      `json:"global_batch"`
-	Optimizer      string   `json:"optimizer"`
-	ShardOptimizer bool     `json:"shard_optimizer"`
-	OptimizerBytes int      `json:"optimizer_bytes"` // of the slots that this worker keeps
-	LearningRate   float64  `json:"learning_rate"`
-	Schedule       string   `json:"schedule"`
-	Seed           int64    `json:"seed"`
-	Epochs         int      `json:"epochs"` // started
-	Steps          int      `json:"steps"`
-	Interrupted    bool     `json:"interrupted"`
-	TrainLoss      number   `json:"train_loss"` // of the last epoch
-	TrainAccuracy  number   `json:"train_accuracy"`
-	TestAccuracy   number   `json:"test_accuracy"` // null: interrupted
-	TestLoss       number   `json:"test_loss"`
-	Unit           string   `json:"unit"` // what an example is: images, rows or sequences
-	PerSecond      number   `json:"examples_per_second"`
-	ReduceShare    number   `json:"reduce_share"`
-	WaitShare      number   `json:"wait_share"`
-	Seconds        number   `json:"seconds"` // of training, without validation and evaluation
-	WeightsHash    string   `json:"weights_hash"`
-	Kernels        string   `json:"kernels"` // by which the hash can be compared
+	Version        string            `json:"version"`
+	Data           string            `json:"data"`
+	Model          string            `json:"model"`
+	Engine         string            `json:"engine"`
+	SIMD           bool              `json:"simd"`
+	Strategy       string            `json:"strategy"`
+	Devices        []string          `json:"devices"`
+	Replicas       int               `json:"replicas"`
+	Workers        int               `json:"workers"`
+	GlobalBatch    int               `json:"global_batch"`
+	Optimizer      string            `json:"optimizer"`
+	ShardOptimizer bool              `json:"shard_optimizer"`
+	OptimizerBytes int               `json:"optimizer_bytes"` // of the slots that this worker keeps
+	LearningRate   float64           `json:"learning_rate"`
+	Schedule       string            `json:"schedule"`
+	Seed           int64             `json:"seed"`
+	Epochs         int               `json:"epochs"` // started
+	Steps          int               `json:"steps"`
+	Interrupted    bool              `json:"interrupted"`
+	TrainLoss      number            `json:"train_loss"` // of the last epoch
+	TrainAccuracy  number            `json:"train_accuracy"`
+	TestAccuracy   number            `json:"test_accuracy"` // null: interrupted, or the model has none
+	TestLoss       number            `json:"test_loss"`
+	TestMetrics    map[string]number `json:"test_metrics"` // all, by name; null: interrupted
+	Unit           string            `json:"unit"`         // what an example is: images, rows or sequences
+	PerSecond      number            `json:"examples_per_second"`
+	ReduceShare    number            `json:"reduce_share"`
+	WaitShare      number            `json:"wait_share"`
+	Seconds        number            `json:"seconds"` // of training, without validation and evaluation
+	WeightsHash    string            `json:"weights_hash"`
+	Kernels        string            `json:"kernels"` // by which the hash can be compared
 }
 
 // number is a float64 in JSON: null if it is not finite.
@@ -76,10 +77,10 @@ func (r *trainRun) summarise() summary {
 	}
 	if n := len(r.history.Epochs); n > 0 {
 		last := r.history.Epochs[n-1]
-		s.TrainLoss, s.TrainAccuracy = number(last.Loss), number(last.Metrics["accuracy"])
+		s.TrainLoss, s.TrainAccuracy = number(last.Loss), accuracy(last.Result)
 	}
 	if r.test != nil {
-		s.TestLoss, s.TestAccuracy = number(r.test.Loss), number(r.test.Metrics["accuracy"])
+		s.TestLoss, s.TestAccuracy, s.TestMetrics = number(r.test.Loss), accuracy(*r.test), numbersOf(*r.test)
 	}
 	return s
 }

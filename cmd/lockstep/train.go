@@ -23,6 +23,7 @@ type trainFlags struct {
 	devices                      []string
 	globalBatch, batchPerReplica int
 	evalBatch                    int // 0: as for training
+	batchByDefault               bool // globalBatch is the default
 	epochs, steps                int
 	clipNorm, clipValue          float64
 	step                         stepFlags
@@ -173,7 +174,7 @@ func (o *trainFlags) complete(given func(flag string) bool) error {
 		o.epochs = set.epochs
 	}
 	if o.batchPerReplica == 0 && o.globalBatch == 0 {
-		o.globalBatch = set.batch
+		o.globalBatch, o.batchByDefault = set.batch, true
 	}
 	return nil
 }

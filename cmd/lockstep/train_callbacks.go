@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	gomlxoptimizer "github.com/gomlx/gomlx/ml/train/optimizer"
 	"github.com/spf13/pflag"
 
+	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/optimizer"
 	"github.com/lockstep-ml/lockstep/train"
 	"github.com/lockstep-ml/lockstep/train/tensorboard"
@@ -66,7 +68,7 @@ func (o *callbackFlags) add(f *pflag.FlagSet) {
 	s.IntVar(&o.validateEvery, "validate-every", 0, "validate after so many `steps` too, by which the flags below then "+
 		"decide")
 	s.StringVar(&o.monitor, "monitor", "val_loss", "`name` of the number by which the flags below decide: loss, "+
-		"accuracy, val_loss, val_accuracy")
+		"accuracy or another metric, each also with val_ before it")
 	s.IntVar(&o.earlyStopping, "early-stopping", 0, "stop after so many `epochs` without improvement, with the weights "+
 		"of the best one")
 	s.IntVar(&o.reduceLR, "reduce-lr", 0, "multiply the learning rate by --reduce-lr-factor after so many `epochs` "+
@@ -122,6 +124,27 @@ func (o *callbackFlags) check(given func(flag string) bool, t *trainFlags) error
 		return usagef("--reduce-lr-factor is for --reduce-lr: give both")
 	case o.logEvery > 0 && o.csv == "" && o.json == "" && o.tensorboard == "":
 		return usagef("--log-every is for --csv-log, --json-log and --tensorboard: give one of them")
+	}
+	return nil
+}
+
+// checkMonitor returns an error if a training of the model has no number of the name of --monitor.
+func (o *callbackFlags) checkMonitor(m *gomlx.Model, clipped bool) error {
+	if o.earlyStopping == 0 && o.reduceLR == 0 && o.best == "" {
+		return nil
+	}
+	known := []string{"loss", "val_loss"}
+	for _, metric := range m.Metrics {
+		if metric.Sums <= 1 || metric.Value != nil {
+			known = append(known, metric.Name, "val_"+metric.Name)
+		}
+	}
+	if clipped {
+		known = append(known, "gradient_norm")
+	}
+	slices.Sort(known)
+	if !slices.Contains(known, o.monitor) {
+		return usagef("--monitor %s: want %s", o.monitor, oneOf(known))
 	}
 	return nil
 }

@@ -104,11 +104,12 @@ func TestCallbackFlagMistakes(t *testing.T) {
 		"--data text --dropout 1":               "--dropout 1: want at least 0 and less than 1",
 		"--dropout 0.1":                         "--dropout is for --model gpt, not cnn",
 		"--validate-every 3":                    "--validate-every needs --validation-split",
-		"--monitor loss":                        "--monitor is for --early-stopping",
-		"--schedule slow":                       "--schedule slow: want constant, cosine, exponential",
-		"--reduce-lr-factor 2":                  "--reduce-lr-factor 2",
-		"--reduce-lr-factor 0.5":                "--reduce-lr-factor is for --reduce-lr",
-		"--log-every 2":                         "--log-every is for --csv-log",
+		"--model mlp --steps 1 --validation-split 0.1 --best x --monitor los": "--monitor los: want accuracy, loss, val_accuracy or val_loss",
+		"--monitor loss":         "--monitor is for --early-stopping",
+		"--schedule slow":        "--schedule slow: want constant, cosine, exponential",
+		"--reduce-lr-factor 2":   "--reduce-lr-factor 2",
+		"--reduce-lr-factor 0.5": "--reduce-lr-factor is for --reduce-lr",
+		"--log-every 2":          "--log-every is for --csv-log",
 	} {
 		root := newRoot()
 		root.SetArgs(append([]string{"train"}, strings.Fields(args)...))

@@ -31,6 +31,7 @@ type dataFlags struct {
 	height, width   int // imageSize as numbers; 0: not given
 	channels        int
 	label           string
+	loss            string // of a column of numbers; "": the column has classes
 	textColumns     []string
 	missing         []string
 	noHeader        bool
@@ -67,7 +68,9 @@ func (o *dataFlags) add(f *pflag.FlagSet) {
 	o.set.BoolVar(&o.flip, "flip", false, "mirror half of the training images, left to right")
 	o.set.StringVar(&o.testFile, "test-file", "", "`file` of csv with the test data")
 	o.set.StringVar(&o.label, "label", "", "column of csv to predict, which has classes: texts, or numbers from 0 "+
-		"(default the last)")
+		"(default the last); with --loss, any numbers")
+	o.set.StringVar(&o.loss, "loss", "", "regression: the column of csv to predict is a number, by the mean squared error "+
+		"(mse), the mean absolute error (mae) or the Huber loss (huber)")
 	o.set.StringSliceVar(&o.textColumns, "text-columns", nil, "columns of csv that are text, one category per value; "+
 		"others are numbers")
 	o.set.StringSliceVar(&o.missing, "missing", nil, "fields of csv that mean a missing value, such as ? or NA, "+
@@ -112,7 +115,7 @@ var dataSets = map[string]dataSet{
 	},
 	"csv": {
 		load:  (*dataFlags).loadCSV,
-		flags: []string{"data-file", "test-split", "test-file", "label", "text-columns", "missing", "no-header"},
+		flags: []string{"data-file", "test-split", "test-file", "label", "loss", "text-columns", "missing", "no-header"},
 		needs: "data-file", epochs: 10, batch: 64, model: "mlp",
 	},
 	"text": {
@@ -160,6 +163,8 @@ func (o *dataFlags) check(given func(flag string) bool) error {
 		return usagef("--shift %d: want at least 0", o.shift)
 	case o.shift > 0 && set.model != "cnn":
 		return usagef("--shift is for images, not --data %s", o.name)
+	case o.loss != "" && regressionLosses[o.loss] == nil:
+		return usagef("--loss %s: want %s", o.loss, oneOf(sorted(regressionLosses)))
 	case o.name == "csv" && len(o.files) != 1:
 		return usagef("--data-file: %d files for --data csv: want one, and --test-file for the test data", len(o.files))
 	}
@@ -198,12 +203,21 @@ const imageSideMax = 4096
 // examples are the data of a training.
 type examples struct {
 	train, test data.Pipeline
-	unit        string   // what an example is, in the plural: images
-	what        string   // "images of 28x28x1"
-	shape       []int    // of an input
-	classes     int      // of the labels; the size of the vocabulary of a text
-	names       []string // of the classes; nil: numbers
-	text        bool     // inputs and labels are sequences of tokens
+	unit        string      // what an example is, in the plural: images
+	what        string      // "images of 28x28x1"
+	shape       []int       // of an input
+	classes     int         // of the labels; the size of the vocabulary of a text
+	names       []string    // of the classes; nil: numbers
+	text        bool        // inputs and labels are sequences of tokens
+	regression  *regression // nil: the labels are classes
+}
+
+// described describes n examples. They are in the plural in x.what.
+func (x *examples) described(n int) string {
+	if n != 1 {
+		return x.what
+	}
+	return strings.TrimSuffix(x.unit, "s") + strings.TrimPrefix(x.what, x.unit)
 }
 
 // features returns one row of the inputs and labels.
@@ -212,7 +226,11 @@ func (x *examples) features() (inputs, labels []engine.Feature) {
 		sequence := []engine.Feature{{DType: tensor.Int32, Shape: x.shape}}
 		return sequence, sequence
 	}
-	return []engine.Feature{{DType: tensor.Float32, Shape: x.shape}}, []engine.Feature{{DType: tensor.Int32}}
+	labels = []engine.Feature{{DType: tensor.Int32}}
+	if x.regression != nil {
+		labels[0].DType = tensor.Float32
+	}
+	return []engine.Feature{{DType: tensor.Float32, Shape: x.shape}}, labels
 }
 
 // imageExamples returns the examples of a data set of images.
@@ -317,16 +335,31 @@ func (o *dataFlags) loadCSV(int) (*examples, error) {
 	}
 	x := &examples{unit: "rows", names: table.Categories[label]}
 	means := map[string][2]float64{} // and deviations, of the training rows
+	if o.loss != "" {
+		if x.regression, err = newRegression(o.loss, table, label); err != nil {
+			return nil, err
+		}
+	}
 	rows := func(f *data.Frame) (data.Pipeline, error) {
 		batch, err := standardised(f, label, means)
 		if err != nil {
 			return data.Pipeline{}, err
 		}
 		x.shape = batch.Inputs[0].Shape()[1:]
+		if x.regression != nil {
+			batch.Labels[0], err = x.regression.labels(f, label)
+			return data.FromTensors(batch), err
+		}
+		labels, err := f.Ints(label)
+		if err != nil {
+			return data.Pipeline{}, fmt.Errorf("--label %s: %w\nto predict numbers that are no classes, give --loss mse", label,
+				err)
+		}
+		batch.Labels[0] = labels
 		for i, class := range tensor.Data[int32](batch.Labels[0]) {
 			if class < 0 || class >= classesMax {
 				return data.Pipeline{}, fmt.Errorf("--label %s: row %d has the class %d: want 0 to %d, or list the column in "+
-					"--text-columns", label, i, class, classesMax-1)
+					"--text-columns, or give --loss mse to predict numbers", label, i, class, classesMax-1)
 			}
 			x.classes = max(x.classes, int(class)+1)
 		}
@@ -408,13 +441,9 @@ func withColumn(table *data.Frame, name string) *data.Frame {
 // classesMax is the largest number of classes of a column, so that a typing error is not taken for a class.
 const classesMax = 1 << 16
 
-// standardised returns the rows of a table: the inputs are all columns but the label. It computes means and
-// deviations that are not in means yet.
-func standardised(f *data.Frame, label string, means map[string][2]float64) (data.Batch, error) {
-	labels, err := f.Ints(label)
-	if err != nil {
-		return data.Batch{}, fmt.Errorf("--label %s: %w", label, err)
-	}
+// standardised returns the rows of a table without labels: the inputs are all columns but the label. It computes means
+// and deviations that are not in means yet.
+func standardised(f *data.Frame, label string, means map[string][2]float64) (batch data.Batch, err error) {
 	var columns [][]float32 // one after the other
 	for _, name := range f.Without(label) {
 		if f.Categories[name] != nil {
@@ -468,7 +497,7 @@ func standardised(f *data.Frame, label string, means map[string][2]float64) (dat
 		}
 	}
 	return data.Batch{
-		Inputs: []*tensor.Tensor{tensor.Of(inputs, f.Rows(), len(columns))}, Labels: []*tensor.Tensor{labels},
+		Inputs: []*tensor.Tensor{tensor.Of(inputs, f.Rows(), len(columns))}, Labels: []*tensor.Tensor{nil},
 	}, nil
 }
 

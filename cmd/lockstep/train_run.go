@@ -154,6 +154,9 @@ func (r *trainRun) open() (err error) {
 		r.batch = r.flags.batchPerReplica * r.strategy.NumReplicasInSync()
 	}
 	m := r.flags.newModel(r.set, r.optimizer())
+	if err := r.flags.callbacks.checkMonitor(m, r.flags.clipNorm > 0); err != nil {
+		return err
+	}
 	stop := r.reassure("compiling the model")
 	inputs, labels := r.set.features()
 	err = r.compile(r.in, m, inputs, labels)
@@ -224,6 +227,9 @@ func (r *trainRun) openData() (err error) {
 				split, grouped(n), r.set.unit, grouped(r.kept.Len()), grouped(r.held.Len()))
 		}
 	}
+	if r.flags.batchByDefault && r.flags.globalBatch > n { // all of a small data set
+		r.flags.globalBatch, r.session.cfg.globalBatch = n, n
+	}
 	for flag, batch := range map[string]int{
 		"global-batch":      r.flags.globalBatch,
 		"batch-per-replica": r.flags.batchPerReplica,
@@ -251,7 +257,7 @@ func (r *trainRun) announce() error {
 	}
 	var t table
 	t.row("data", "%s: %s training and %s test %s", r.flags.data.name, grouped(r.set.train.Len()),
-		grouped(r.set.test.Len()), r.set.what)
+		grouped(r.set.test.Len()), r.set.described(r.set.test.Len()))
 	if text := r.preparation(); text != "" {
 		t.row("training", "%s", text)
 	}
@@ -435,13 +441,9 @@ func (r *trainRun) report() error {
 	fmt.Fprintln(r.out)
 	var t table
 	if r.test != nil {
-		t.row("test accuracy", "%.2f %%", 100*r.test.Metrics["accuracy"])
-		t.row("test loss", "%.4g", r.test.Loss)
-		if r.set.text {
-			t.row("test perplexity", "%.4g", math.Exp(r.test.Loss))
-		}
+		r.set.rows(&t, "test ", *r.test)
 	} else {
-		t.row("test accuracy", "not measured: interrupted")
+		t.row("test", "not measured: interrupted")
 	}
 	if speed := r.history.Speed; speed.Steps > 0 {
 		t.row(r.set.unit+"/s", "%s", grouped(int(math.Round(speed.ExamplesPerSecond))))

@@ -98,6 +98,7 @@ func (r *trainRun) compareOptions() error {
 		{"image-size", o.data.imageSize},
 		{"channels", o.data.channels},
 		{"label", o.data.label},
+		{"loss", o.data.loss},
 		{"text-columns", o.data.textColumns},
 		{"missing", o.data.missing},
 		{"no-header", o.data.noHeader},

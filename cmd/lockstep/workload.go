@@ -133,8 +133,13 @@ func languageModel(g *gptFlags, vocabulary int, opt optimizer.Interface) *gomlx.
 
 // newModel returns the model of the flags for the examples.
 func (o *trainFlags) newModel(x *examples, opt optimizer.Interface) *gomlx.Model {
-	m := languageModel(&o.gptFlags, x.classes, opt)
-	if !x.text {
+	var m *gomlx.Model
+	switch {
+	case x.text:
+		m = languageModel(&o.gptFlags, x.classes, opt)
+	case x.regression != nil:
+		m = x.regression.model(opt)
+	default:
 		m = newClassifier(o.model, x.shape, x.classes, opt)
 	}
 	m.Precision = gomlx.Precision(o.step.precision)

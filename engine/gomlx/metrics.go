@@ -21,6 +21,26 @@ func RootMeanSquaredError() Metric {
 	}
 }
 
+// RSquared is the coefficient of determination: 1 less the mean squared difference between predictions and labels, as a
+// share of the labels' variance (Keras' R2Score of all elements together). It is 0 for a model that always predicts the
+// mean, and NaN if all labels are equal. Its name is "r_squared".
+func RSquared() Metric {
+	return Metric{
+		Name: "r_squared", Sums: 3, PerExample: func(labels, predictions []*graph.Node) *graph.Node {
+			label, prediction := pair("RSquared", labels, predictions)
+			label = matched("RSquared", label, prediction)
+			rows := prediction.Shape().Dim(0)
+			flat := func(x *graph.Node) *graph.Node { return perExample(graph.Reshape(x, rows, -1)) }
+			return graph.Stack([]*graph.Node{
+				flat(graph.Square(graph.Sub(label, prediction))), flat(label), flat(graph.Square(label)),
+			}, 1)
+		},
+		Value: func(sums []float64, weight float64) float64 {
+			return 1 - sums[0]/(sums[2]-sums[1]*sums[1]/weight)
+		},
+	}
+}
+
 // Perplexity is the exponential of the mean cross entropy of integer labels and logits, as for
 // [SparseCategoricalCrossEntropyLogits]. Its name is "perplexity".
 func Perplexity() Metric {
