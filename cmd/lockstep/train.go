@@ -22,7 +22,7 @@ type trainFlags struct {
 	replicas                     int
 	devices                      []string
 	globalBatch, batchPerReplica int
-	evalBatch                    int // 0: as for training
+	evalBatch                    int  // 0: as for training
 	batchByDefault               bool // globalBatch is the default
 	epochs, steps                int
 	clipNorm, clipValue          float64
