@@ -184,8 +184,8 @@ func (c CSV) value(column *csvColumn, name string, field []byte) (float64, error
 	return float64(k), nil
 }
 
-// setCategories sets the names of the categories of column i. If they are those in the file, it numbers them in sorted
-// order.
+// setCategories sets the names of the categories of column i. If they are those in the file, it numbers them in
+// sorted order.
 func (f *Frame) setCategories(i int, column *csvColumn) {
 	if f.Categories == nil {
 		f.Categories = make(map[string][]string)
@@ -315,8 +315,8 @@ func missingValue(name string, row int) error {
 	return fmt.Errorf("data: column %q, row %d: the value is missing: use Fill, or DropMissing", name, row)
 }
 
-// Column returns a copy of the values of a column of numbers, of which missing ones are NaN. It returns an error for an
-// unknown name, and a column of text.
+// Column returns a copy of the values of a column of numbers, of which missing ones are NaN. It returns an
+// error for an unknown name, and a column of text.
 func (f *Frame) Column(name string) ([]float64, error) {
 	columns, err := f.columns([]string{name})
 	if err != nil {
@@ -355,8 +355,9 @@ func (f *Frame) Ints(name string) (*tensor.Tensor, error) {
 	return tensor.Of(out), nil
 }
 
-// OneHot returns a column of text as a new float32 tensor [rows, categories]: 1 at the category of a row, 0 elsewhere.
-// A row whose value is missing has zeros only. It returns an error for an unknown name, and a column of numbers.
+// OneHot returns a column of text as a new float32 tensor [rows, categories]: 1 at the category of a row, 0
+// elsewhere. A row whose value is missing has zeros only. It returns an error for an unknown name, and a column
+// of numbers.
 func (f *Frame) OneHot(name string) (*tensor.Tensor, error) {
 	columns, err := f.columns([]string{name})
 	if err != nil {
@@ -397,8 +398,8 @@ func (f *Frame) Fill(name string, x float64) error {
 }
 
 // Mean returns the mean and the standard deviation of the values of a column that are not missing, for [Frame.Fill]
-// and to standardise inputs. Both are NaN without such values. It returns an error for an unknown name, and a column of
-// text.
+// and to standardise inputs. Both are NaN without such values. It returns an error for an unknown name, and a
+// column of text.
 func (f *Frame) Mean(name string) (mean, deviation float64, err error) {
 	columns, err := f.columns([]string{name})
 	if err != nil {

@@ -146,7 +146,8 @@ func (o *evalFlags) evaluate(ctx context.Context, r *savedRun, x *examples) (res
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
 	inputs, labels := x.features()
-	if err := s.compile(ctx, r.flags.newModel(x, optimizers["sgd"].make(1, defaultOptimizer)), inputs, labels); err != nil {
+	m := r.flags.newModel(x, optimizers["sgd"].make(1, defaultOptimizer))
+	if err := s.compile(ctx, m, inputs, labels); err != nil {
 		return result, err
 	}
 	loaded, err := s.trainer.LoadWeights(r.weights, train.LoadOptions{Partial: true})

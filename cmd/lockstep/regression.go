@@ -18,8 +18,8 @@ var regressionLosses = map[string]gomlx.Loss{
 	"mse": gomlx.MeanSquaredError, "mae": gomlx.MeanAbsoluteError, "huber": gomlx.Huber(1),
 }
 
-// regression describes a column of numbers to predict. The model predicts them standardised, by the mean and deviation of
-// the training rows.
+// regression describes a column of numbers to predict. The model predicts them standardised, by the mean and
+// deviation of the training rows.
 type regression struct {
 	loss            string
 	mean, deviation float64

@@ -131,8 +131,8 @@ func (r *savedRun) predictorOf(ctx context.Context, e engine.Engine, m *gomlx.Mo
 	return p, nil
 }
 
-// complete returns an error if a variable of the model has no weight. Weights that the model does not use, such as the
-// optimizer's state in a snapshot, are none.
+// complete returns an error if a variable of the model has no weight. Weights that the model does not use, such
+// as the optimizer's state in a snapshot, are none.
 func (r *savedRun) complete(l train.Loaded) error {
 	if len(l.Missing) == 0 {
 		return nil

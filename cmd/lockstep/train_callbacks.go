@@ -35,7 +35,8 @@ type callbackFlags struct {
 // constantSchedule is the value of --schedule that keeps the learning rate.
 const constantSchedule = "constant"
 
-// stepSchedules are the schedules of a learning rate over a number of steps. Those that end at a given rate take last.
+// stepSchedules are the schedules of a learning rate over a number of steps. Those that end at a given rate
+// take last.
 var stepSchedules = map[string]func(rate, last float64, steps int) optimizer.Schedule{
 	"cosine": func(rate, last float64, steps int) optimizer.Schedule {
 		return optimizer.CosineDecay(rate, steps, last/rate)

@@ -51,8 +51,8 @@ func TestCallbackFlags(t *testing.T) {
 	}
 }
 
-// TestScheduleFollowsSteps reads the learning rate of each step of two trainings of as many steps: with the global batch,
-// and with that of a replica.
+// TestScheduleFollowsSteps reads the learning rate of each step of two trainings of as many steps: with the
+// global batch, and with that of a replica.
 func TestScheduleFollowsSteps(t *testing.T) {
 	for _, batch := range [][]string{{"--global-batch", "1024"}, {"--batch-per-replica", "512"}} {
 		log := filepath.Join(t.TempDir(), "log.csv")
@@ -104,7 +104,8 @@ func TestCallbackFlagMistakes(t *testing.T) {
 		"--data text --dropout 1":               "--dropout 1: want at least 0 and less than 1",
 		"--dropout 0.1":                         "--dropout is for --model gpt, not cnn",
 		"--validate-every 3":                    "--validate-every needs --validation-split",
-		"--model mlp --steps 1 --validation-split 0.1 --best x --monitor los": "--monitor los: want accuracy, loss, val_accuracy or val_loss",
+		"--model mlp --steps 1 --validation-split 0.1 --best x --monitor los": "--monitor los: want accuracy, " +
+			"loss, val_accuracy or val_loss",
 		"--monitor loss":         "--monitor is for --early-stopping",
 		"--schedule slow":        "--schedule slow: want constant, cosine, exponential",
 		"--reduce-lr-factor 2":   "--reduce-lr-factor 2",

@@ -69,8 +69,8 @@ func (o *dataFlags) add(f *pflag.FlagSet) {
 	o.set.StringVar(&o.testFile, "test-file", "", "`file` of csv with the test data")
 	o.set.StringVar(&o.label, "label", "", "column of csv to predict, which has classes: texts, or numbers from 0 "+
 		"(default the last); with --loss, any numbers")
-	o.set.StringVar(&o.loss, "loss", "", "regression: the column of csv to predict is a number, by the mean squared error "+
-		"(mse), the mean absolute error (mae) or the Huber loss (huber)")
+	o.set.StringVar(&o.loss, "loss", "", "regression: the column of csv to predict is a number, by the mean squared "+
+		"error (mse), the mean absolute error (mae) or the Huber loss (huber)")
 	o.set.StringSliceVar(&o.textColumns, "text-columns", nil, "columns of csv that are text, one category per value; "+
 		"others are numbers")
 	o.set.StringSliceVar(&o.missing, "missing", nil, "fields of csv that mean a missing value, such as ? or NA, "+
@@ -441,8 +441,8 @@ func withColumn(table *data.Frame, name string) *data.Frame {
 // classesMax is the largest number of classes of a column, so that a typing error is not taken for a class.
 const classesMax = 1 << 16
 
-// standardised returns the rows of a table without labels: the inputs are all columns but the label. It computes means
-// and deviations that are not in means yet.
+// standardised returns the rows of a table without labels: the inputs are all columns but the label. It
+// computes means and deviations that are not in means yet.
 func standardised(f *data.Frame, label string, means map[string][2]float64) (batch data.Batch, err error) {
 	var columns [][]float32 // one after the other
 	for _, name := range f.Without(label) {

@@ -21,9 +21,9 @@ func RootMeanSquaredError() Metric {
 	}
 }
 
-// RSquared is the coefficient of determination: 1 less the mean squared difference between predictions and labels, as a
-// share of the labels' variance (Keras' R2Score of all elements together). It is 0 for a model that always predicts the
-// mean, and NaN if all labels are equal. Its name is "r_squared".
+// RSquared is the coefficient of determination: 1 less the mean squared difference between predictions and
+// labels, as a share of the labels' variance (Keras' R2Score of all elements together). It is 0 for a model
+// that always predicts the mean, and NaN if all labels are equal. Its name is "r_squared".
 func RSquared() Metric {
 	return Metric{
 		Name: "r_squared", Sums: 3, PerExample: func(labels, predictions []*graph.Node) *graph.Node {
@@ -146,8 +146,8 @@ func columns(list ...*graph.Node) *graph.Node {
 	return graph.Concatenate(out, 1)
 }
 
-// AUC is the area under the curve, approximated as Keras' AUC does by the trapezoids (for PR: by interpolation) between
-// thresholds from 0 to 1. Its name is "auc".
+// AUC is the area under the curve, approximated as Keras' AUC does by the trapezoids (for PR: by interpolation)
+// between thresholds from 0 to 1. Its name is "auc".
 func (b Binary) AUC() Metric {
 	if b.Thresholds == 0 {
 		b.Thresholds = 200

@@ -85,8 +85,8 @@ type attentionShape struct {
 	causal                        bool
 }
 
-// plain builds the attention from GoMLX's operations. The dropout of the weights is nil or of their shape, (rows, heads,
-// positions, positions).
+// plain builds the attention from GoMLX's operations. The dropout of the weights is nil or of their shape,
+// (rows, heads, positions, positions).
 func (a attentionShape) plain(in []*graph.Node, dropout *graph.Node) *graph.Node {
 	parts := a.project(in)
 	batch := []int{0, 1}

@@ -19,17 +19,17 @@ type Cache struct {
 }
 
 // CachedAttention is causal attention of n new positions to themselves and to those of the cache, for inference. The
-// queries have shape (rows, query heads, n, head width), keys and values (rows, heads, n, head width); each head of keys
-// and values serves as many consecutive query heads. Scores are divided by the root of a head's width. The result has
-// the shape of the queries. What it computes for a position is what causal attention over all positions computes, but
-// for rounding.
+// queries have shape (rows, query heads, n, head width), keys and values (rows, heads, n, head width); each
+// head of keys and values serves as many consecutive query heads. Scores are divided by the root of a head's
+// width. The result has the shape of the queries. What it computes for a position is what causal attention over
+// all positions computes, but for rounding.
 func CachedAttention(q, k, v *graph.Node, c Cache) *graph.Node {
 	dims, g := q.Shape().Dimensions, q.Graph()
 	rows, heads, n, width := dims[0], k.Shape().Dim(1), dims[2], dims[3]
 	capacity := c.Keys.Shape().Dim(2)
 	if dims[1]%heads != 0 || c.Keys.Shape().Dim(1) != heads || c.Keys.Shape().Dim(3) != width {
-		panic(fmt.Errorf("attention with queries of shape %s, keys of %s and cached keys of %s: want heads that divide those "+
-			"of the queries, and one width", q.Shape(), k.Shape(), c.Keys.Shape()))
+		panic(fmt.Errorf("attention with queries of shape %s, keys of %s and cached keys of %s: want heads that divide "+
+			"those of the queries, and one width", q.Shape(), k.Shape(), c.Keys.Shape()))
 	}
 	shared := dims[1] / heads
 	batch := []int{0, 1}

@@ -267,8 +267,8 @@ func TestDropout(t *testing.T) {
 	}
 }
 
-// TestAttentionDropout compares attention with dropout by kernels with that by GoMLX's operations, from the same random
-// numbers: outputs and all gradients.
+// TestAttentionDropout compares attention with dropout by kernels with that by GoMLX's operations, from the
+// same random numbers: outputs and all gradients.
 func TestAttentionDropout(t *testing.T) {
 	values, x := map[string]*tensors.Tensor{}, random(1, 3, 5, 12)
 	attend := func(rate float64) func(s *model.Scope, x *graph.Node) *graph.Node {
@@ -359,8 +359,8 @@ func run(t *testing.T, values map[string]*tensors.Tensor, x *tensors.Tensor,
 	return runWith(t, values, x, f, true)
 }
 
-// runWith is run, as the Go engine does if kernels is set, or with GoMLX's backend alone. The graph is one of training,
-// whose random numbers are the same in each call.
+// runWith is run, as the Go engine does if kernels is set, or with GoMLX's backend alone. The graph is one of
+// training, whose random numbers are the same in each call.
 func runWith(t *testing.T, values map[string]*tensors.Tensor, x *tensors.Tensor,
 	f func(s *model.Scope, x *graph.Node) *graph.Node, kernels bool,
 ) map[string]*tensors.Tensor {

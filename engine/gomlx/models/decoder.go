@@ -15,8 +15,8 @@ import (
 )
 
 // CacheShape has the sizes of the keys and values that a language model computes for each position and needs for all
-// later ones. The model functions [GPT.Continue] and [CausalLM.Continue] take those of earlier positions as inputs, and
-// compute new positions only. [Decoder] keeps them.
+// later ones. The model functions [GPT.Continue] and [CausalLM.Continue] take those of earlier positions as
+// inputs, and compute new positions only. [Decoder] keeps them.
 //
 // The inputs are the new tokens, int32 (n); the number of earlier positions, int32 (); and for each block, keys and
 // values of the earlier positions, float32 (Heads, Positions, HeadWidth), of which the later ones are ignored. The
@@ -57,8 +57,9 @@ type Decoder struct {
 	length  int
 }
 
-// NewDecoder returns a decoder of an empty sequence. step computes Continue for [CacheShape.Inputs] of one token. block
-// computes it for inBlock tokens, which is faster for long prompts; nil means that tokens are computed one by one.
+// NewDecoder returns a decoder of an empty sequence. step computes Continue for [CacheShape.Inputs] of one
+// token. block computes it for inBlock tokens, which is faster for long prompts; nil means that tokens are
+// computed one by one.
 func NewDecoder(shape CacheShape, step, block Predictor, inBlock int) *Decoder {
 	d := &Decoder{shape: shape, step: step, block: block, inBlock: inBlock}
 	for range 2 * shape.Blocks {

@@ -25,8 +25,8 @@ type languageModel interface {
 	Cache(positions int) models.CacheShape
 }
 
-// TestDecoder compares the logits of a sequence whose tokens come one by one, in blocks, and after a reset, with those
-// of the whole sequence at once. The weights are the initial ones, or Hugging Face's.
+// TestDecoder compares the logits of a sequence whose tokens come one by one, in blocks, and after a reset,
+// with those of the whole sequence at once. The weights are the initial ones, or Hugging Face's.
 func TestDecoder(t *testing.T) {
 	const positions = 11
 	e, err := gomlx.OpenGo(gomlx.GoOptions{LogicalCPUs: 1})

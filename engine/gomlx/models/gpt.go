@@ -71,8 +71,8 @@ func (m GPT) Forward(s *model.Scope, inputs []*graph.Node) []*graph.Node {
 	return []*graph.Node{graph.Reshape(x, rows, positions, vocabulary)}
 }
 
-// Cache returns the sizes of the keys and values for [GPT.Continue]. positions is the length of the sequences that the
-// model was trained on.
+// Cache returns the sizes of the keys and values for [GPT.Continue]. positions is the length of the sequences
+// that the model was trained on.
 func (m GPT) Cache(positions int) CacheShape {
 	heads := orDefault(m.Heads, 4)
 	return CacheShape{
@@ -81,8 +81,8 @@ func (m GPT) Cache(positions int) CacheShape {
 	}
 }
 
-// Continue is the model function for new tokens of a sequence whose earlier keys and values are kept ([CacheShape]). It
-// has the variables of Forward.
+// Continue is the model function for new tokens of a sequence whose earlier keys and values are kept
+// ([CacheShape]). It has the variables of Forward.
 func (m GPT) Continue(s *model.Scope, inputs []*graph.Node) []*graph.Node {
 	in := continued(inputs)
 	width, dtype := orDefault(m.Width, 128), m.DType

@@ -178,8 +178,8 @@ func (m *CausalLM) Forward(s *model.Scope, inputs []*graph.Node) []*graph.Node {
 	return []*graph.Node{m.builder(s, tokens).logits(tokens)}
 }
 
-// Cache returns the sizes of the keys and values for [CausalLM.Continue], of a sequence of at most the given number of
-// positions; 0 means those of the model.
+// Cache returns the sizes of the keys and values for [CausalLM.Continue], of a sequence of at most the given
+// number of positions; 0 means those of the model.
 func (m *CausalLM) Cache(positions int) CacheShape {
 	return CacheShape{
 		Blocks: m.Blocks, Heads: m.KVHeads, HeadWidth: m.HeadWidth, Positions: orDefault(positions, m.Positions),
@@ -187,8 +187,8 @@ func (m *CausalLM) Cache(positions int) CacheShape {
 	}
 }
 
-// Continue is the model function for new tokens of a sequence whose earlier keys and values are kept ([CacheShape]). It
-// has the variables of Forward.
+// Continue is the model function for new tokens of a sequence whose earlier keys and values are kept
+// ([CacheShape]). It has the variables of Forward.
 func (m *CausalLM) Continue(s *model.Scope, inputs []*graph.Node) []*graph.Node {
 	in := continued(inputs)
 	if in.capacity() > m.Positions {
@@ -376,8 +376,8 @@ func (b *causalBuilder) attention(q, k, v *graph.Node) *graph.Node {
 	return graph.Reshape(graph.TransposeAllAxes(y, 0, 2, 1, 3), b.rows*b.positions, b.Heads*b.HeadWidth)
 }
 
-// rotary returns cosine and sine of the rotary embedding's angles, of the shape (1, 1, positions, half a head's width)
-// or, if earlier positions are kept, (rows, 1, positions, half a head's width).
+// rotary returns cosine and sine of the rotary embedding's angles, of the shape (1, 1, positions, half a head's
+// width) or, if earlier positions are kept, (rows, 1, positions, half a head's width).
 func (b *causalBuilder) rotary() (cos, sin *graph.Node) {
 	half := b.HeadWidth / 2
 	positions := b.positions
