@@ -8187,27 +8187,27 @@ TEXT ·fence(SB), NOSPLIT, $0
 	SFENCE
 	RET
 
-// func mulF32(dst *byte, src *byte, bytes int, by float32)
-// Requires: AVX, AVX2, SSE
-TEXT ·mulF32(SB), NOSPLIT, $0-28
+// func sumF32Left(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·sumF32Left(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
-	MOVQ         src+8(FP), CX
-	MOVQ         bytes+16(FP), DX
-	MOVSS        by+24(FP), X0
-	VBROADCASTSS X0, Y0
+	MOVQ         b+16(FP), CX
+	MOVQ         a+8(FP), DX
+	VBROADCASTSS (DX), Y0
+	MOVQ         bytes+24(FP), DX
 	XORQ         BX, BX
 
 wide:
 	CMPQ    DX, $0x00000080
 	JLT     narrow
-	VMULPS  (CX)(BX*1), Y0, Y1
+	VADDPS  (CX)(BX*1), Y0, Y1
+	VADDPS  32(CX)(BX*1), Y0, Y2
+	VADDPS  64(CX)(BX*1), Y0, Y3
+	VADDPS  96(CX)(BX*1), Y0, Y4
 	VMOVUPS Y1, (AX)(BX*1)
-	VMULPS  32(CX)(BX*1), Y0, Y1
-	VMOVUPS Y1, 32(AX)(BX*1)
-	VMULPS  64(CX)(BX*1), Y0, Y1
-	VMOVUPS Y1, 64(AX)(BX*1)
-	VMULPS  96(CX)(BX*1), Y0, Y1
-	VMOVUPS Y1, 96(AX)(BX*1)
+	VMOVUPS Y2, 32(AX)(BX*1)
+	VMOVUPS Y3, 64(AX)(BX*1)
+	VMOVUPS Y4, 96(AX)(BX*1)
 	ADDQ    $0x00000080, BX
 	SUBQ    $0x00000080, DX
 	JMP     wide
@@ -8215,7 +8215,7 @@ wide:
 narrow:
 	CMPQ    DX, $0x00000020
 	JLT     done
-	VMULPS  (CX)(BX*1), Y0, Y1
+	VADDPS  (CX)(BX*1), Y0, Y1
 	VMOVUPS Y1, (AX)(BX*1)
 	ADDQ    $0x00000020, BX
 	SUBQ    $0x00000020, DX
@@ -8225,69 +8225,31 @@ done:
 	VZEROUPPER
 	RET
 
-// func mulF64(dst *byte, src *byte, bytes int, by float64)
-// Requires: AVX, AVX2, SSE2
-TEXT ·mulF64(SB), NOSPLIT, $0-32
+// func sumF32Right(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·sumF32Right(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
-	MOVQ         src+8(FP), CX
-	MOVQ         bytes+16(FP), DX
-	MOVSD        by+24(FP), X0
-	VBROADCASTSD X0, Y0
-	XORQ         BX, BX
-
-wide:
-	CMPQ    DX, $0x00000080
-	JLT     narrow
-	VMULPD  (CX)(BX*1), Y0, Y1
-	VMOVUPS Y1, (AX)(BX*1)
-	VMULPD  32(CX)(BX*1), Y0, Y1
-	VMOVUPS Y1, 32(AX)(BX*1)
-	VMULPD  64(CX)(BX*1), Y0, Y1
-	VMOVUPS Y1, 64(AX)(BX*1)
-	VMULPD  96(CX)(BX*1), Y0, Y1
-	VMOVUPS Y1, 96(AX)(BX*1)
-	ADDQ    $0x00000080, BX
-	SUBQ    $0x00000080, DX
-	JMP     wide
-
-narrow:
-	CMPQ    DX, $0x00000020
-	JLT     done
-	VMULPD  (CX)(BX*1), Y0, Y1
-	VMOVUPS Y1, (AX)(BX*1)
-	ADDQ    $0x00000020, BX
-	SUBQ    $0x00000020, DX
-	JMP     narrow
-
-done:
-	VZEROUPPER
-	RET
-
-// func divF32(dst *byte, src *byte, bytes int, by float32)
-// Requires: AVX, AVX2, SSE
-TEXT ·divF32(SB), NOSPLIT, $0-28
-	MOVQ         dst+0(FP), AX
-	MOVQ         src+8(FP), CX
-	MOVQ         bytes+16(FP), DX
-	MOVSS        by+24(FP), X0
-	VBROADCASTSS X0, Y0
+	MOVQ         a+8(FP), CX
+	MOVQ         b+16(FP), DX
+	VBROADCASTSS (DX), Y0
+	MOVQ         bytes+24(FP), DX
 	XORQ         BX, BX
 
 wide:
 	CMPQ    DX, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(BX*1), Y1
-	VDIVPS  Y0, Y1, Y1
+	VADDPS  Y0, Y1, Y1
+	VMOVUPS 32(CX)(BX*1), Y2
+	VADDPS  Y0, Y2, Y2
+	VMOVUPS 64(CX)(BX*1), Y3
+	VADDPS  Y0, Y3, Y3
+	VMOVUPS 96(CX)(BX*1), Y4
+	VADDPS  Y0, Y4, Y4
 	VMOVUPS Y1, (AX)(BX*1)
-	VMOVUPS 32(CX)(BX*1), Y1
-	VDIVPS  Y0, Y1, Y1
-	VMOVUPS Y1, 32(AX)(BX*1)
-	VMOVUPS 64(CX)(BX*1), Y1
-	VDIVPS  Y0, Y1, Y1
-	VMOVUPS Y1, 64(AX)(BX*1)
-	VMOVUPS 96(CX)(BX*1), Y1
-	VDIVPS  Y0, Y1, Y1
-	VMOVUPS Y1, 96(AX)(BX*1)
+	VMOVUPS Y2, 32(AX)(BX*1)
+	VMOVUPS Y3, 64(AX)(BX*1)
+	VMOVUPS Y4, 96(AX)(BX*1)
 	ADDQ    $0x00000080, BX
 	SUBQ    $0x00000080, DX
 	JMP     wide
@@ -8296,6 +8258,618 @@ narrow:
 	CMPQ    DX, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(BX*1), Y1
+	VADDPS  Y0, Y1, Y1
+	VMOVUPS Y1, (AX)(BX*1)
+	ADDQ    $0x00000020, BX
+	SUBQ    $0x00000020, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func sumF64Left(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·sumF64Left(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         b+16(FP), CX
+	MOVQ         a+8(FP), DX
+	VBROADCASTSD (DX), Y0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000080
+	JLT     narrow
+	VADDPD  (CX)(BX*1), Y0, Y1
+	VADDPD  32(CX)(BX*1), Y0, Y2
+	VADDPD  64(CX)(BX*1), Y0, Y3
+	VADDPD  96(CX)(BX*1), Y0, Y4
+	VMOVUPS Y1, (AX)(BX*1)
+	VMOVUPS Y2, 32(AX)(BX*1)
+	VMOVUPS Y3, 64(AX)(BX*1)
+	VMOVUPS Y4, 96(AX)(BX*1)
+	ADDQ    $0x00000080, BX
+	SUBQ    $0x00000080, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000020
+	JLT     done
+	VADDPD  (CX)(BX*1), Y0, Y1
+	VMOVUPS Y1, (AX)(BX*1)
+	ADDQ    $0x00000020, BX
+	SUBQ    $0x00000020, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func sumF64Right(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·sumF64Right(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         b+16(FP), DX
+	VBROADCASTSD (DX), Y0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(BX*1), Y1
+	VADDPD  Y0, Y1, Y1
+	VMOVUPS 32(CX)(BX*1), Y2
+	VADDPD  Y0, Y2, Y2
+	VMOVUPS 64(CX)(BX*1), Y3
+	VADDPD  Y0, Y3, Y3
+	VMOVUPS 96(CX)(BX*1), Y4
+	VADDPD  Y0, Y4, Y4
+	VMOVUPS Y1, (AX)(BX*1)
+	VMOVUPS Y2, 32(AX)(BX*1)
+	VMOVUPS Y3, 64(AX)(BX*1)
+	VMOVUPS Y4, 96(AX)(BX*1)
+	ADDQ    $0x00000080, BX
+	SUBQ    $0x00000080, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(BX*1), Y1
+	VADDPD  Y0, Y1, Y1
+	VMOVUPS Y1, (AX)(BX*1)
+	ADDQ    $0x00000020, BX
+	SUBQ    $0x00000020, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func diffF32x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·diffF32x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ    BX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Y0
+	VMOVUPS 32(CX)(SI*1), Y1
+	VMOVUPS 64(CX)(SI*1), Y2
+	VMOVUPS 96(CX)(SI*1), Y3
+	VSUBPS  (DX)(SI*1), Y0, Y0
+	VSUBPS  32(DX)(SI*1), Y1, Y1
+	VSUBPS  64(DX)(SI*1), Y2, Y2
+	VSUBPS  96(DX)(SI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(SI*1)
+	VMOVUPS Y1, 32(AX)(SI*1)
+	VMOVUPS Y2, 64(AX)(SI*1)
+	VMOVUPS Y3, 96(AX)(SI*1)
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(SI*1), Y0
+	VSUBPS  (DX)(SI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(SI*1)
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func diffF32Left(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·diffF32Left(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         b+16(FP), CX
+	MOVQ         a+8(FP), DX
+	VBROADCASTSS (DX), Y0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000080
+	JLT     narrow
+	VSUBPS  (CX)(BX*1), Y0, Y1
+	VSUBPS  32(CX)(BX*1), Y0, Y2
+	VSUBPS  64(CX)(BX*1), Y0, Y3
+	VSUBPS  96(CX)(BX*1), Y0, Y4
+	VMOVUPS Y1, (AX)(BX*1)
+	VMOVUPS Y2, 32(AX)(BX*1)
+	VMOVUPS Y3, 64(AX)(BX*1)
+	VMOVUPS Y4, 96(AX)(BX*1)
+	ADDQ    $0x00000080, BX
+	SUBQ    $0x00000080, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000020
+	JLT     done
+	VSUBPS  (CX)(BX*1), Y0, Y1
+	VMOVUPS Y1, (AX)(BX*1)
+	ADDQ    $0x00000020, BX
+	SUBQ    $0x00000020, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func diffF32Right(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·diffF32Right(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         b+16(FP), DX
+	VBROADCASTSS (DX), Y0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(BX*1), Y1
+	VSUBPS  Y0, Y1, Y1
+	VMOVUPS 32(CX)(BX*1), Y2
+	VSUBPS  Y0, Y2, Y2
+	VMOVUPS 64(CX)(BX*1), Y3
+	VSUBPS  Y0, Y3, Y3
+	VMOVUPS 96(CX)(BX*1), Y4
+	VSUBPS  Y0, Y4, Y4
+	VMOVUPS Y1, (AX)(BX*1)
+	VMOVUPS Y2, 32(AX)(BX*1)
+	VMOVUPS Y3, 64(AX)(BX*1)
+	VMOVUPS Y4, 96(AX)(BX*1)
+	ADDQ    $0x00000080, BX
+	SUBQ    $0x00000080, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(BX*1), Y1
+	VSUBPS  Y0, Y1, Y1
+	VMOVUPS Y1, (AX)(BX*1)
+	ADDQ    $0x00000020, BX
+	SUBQ    $0x00000020, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func diffF64x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·diffF64x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ    BX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Y0
+	VMOVUPS 32(CX)(SI*1), Y1
+	VMOVUPS 64(CX)(SI*1), Y2
+	VMOVUPS 96(CX)(SI*1), Y3
+	VSUBPD  (DX)(SI*1), Y0, Y0
+	VSUBPD  32(DX)(SI*1), Y1, Y1
+	VSUBPD  64(DX)(SI*1), Y2, Y2
+	VSUBPD  96(DX)(SI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(SI*1)
+	VMOVUPS Y1, 32(AX)(SI*1)
+	VMOVUPS Y2, 64(AX)(SI*1)
+	VMOVUPS Y3, 96(AX)(SI*1)
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(SI*1), Y0
+	VSUBPD  (DX)(SI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(SI*1)
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func diffF64Left(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·diffF64Left(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         b+16(FP), CX
+	MOVQ         a+8(FP), DX
+	VBROADCASTSD (DX), Y0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000080
+	JLT     narrow
+	VSUBPD  (CX)(BX*1), Y0, Y1
+	VSUBPD  32(CX)(BX*1), Y0, Y2
+	VSUBPD  64(CX)(BX*1), Y0, Y3
+	VSUBPD  96(CX)(BX*1), Y0, Y4
+	VMOVUPS Y1, (AX)(BX*1)
+	VMOVUPS Y2, 32(AX)(BX*1)
+	VMOVUPS Y3, 64(AX)(BX*1)
+	VMOVUPS Y4, 96(AX)(BX*1)
+	ADDQ    $0x00000080, BX
+	SUBQ    $0x00000080, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000020
+	JLT     done
+	VSUBPD  (CX)(BX*1), Y0, Y1
+	VMOVUPS Y1, (AX)(BX*1)
+	ADDQ    $0x00000020, BX
+	SUBQ    $0x00000020, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func diffF64Right(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·diffF64Right(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         b+16(FP), DX
+	VBROADCASTSD (DX), Y0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(BX*1), Y1
+	VSUBPD  Y0, Y1, Y1
+	VMOVUPS 32(CX)(BX*1), Y2
+	VSUBPD  Y0, Y2, Y2
+	VMOVUPS 64(CX)(BX*1), Y3
+	VSUBPD  Y0, Y3, Y3
+	VMOVUPS 96(CX)(BX*1), Y4
+	VSUBPD  Y0, Y4, Y4
+	VMOVUPS Y1, (AX)(BX*1)
+	VMOVUPS Y2, 32(AX)(BX*1)
+	VMOVUPS Y3, 64(AX)(BX*1)
+	VMOVUPS Y4, 96(AX)(BX*1)
+	ADDQ    $0x00000080, BX
+	SUBQ    $0x00000080, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(BX*1), Y1
+	VSUBPD  Y0, Y1, Y1
+	VMOVUPS Y1, (AX)(BX*1)
+	ADDQ    $0x00000020, BX
+	SUBQ    $0x00000020, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodF32Left(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·prodF32Left(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         b+16(FP), CX
+	MOVQ         a+8(FP), DX
+	VBROADCASTSS (DX), Y0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000080
+	JLT     narrow
+	VMULPS  (CX)(BX*1), Y0, Y1
+	VMULPS  32(CX)(BX*1), Y0, Y2
+	VMULPS  64(CX)(BX*1), Y0, Y3
+	VMULPS  96(CX)(BX*1), Y0, Y4
+	VMOVUPS Y1, (AX)(BX*1)
+	VMOVUPS Y2, 32(AX)(BX*1)
+	VMOVUPS Y3, 64(AX)(BX*1)
+	VMOVUPS Y4, 96(AX)(BX*1)
+	ADDQ    $0x00000080, BX
+	SUBQ    $0x00000080, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000020
+	JLT     done
+	VMULPS  (CX)(BX*1), Y0, Y1
+	VMOVUPS Y1, (AX)(BX*1)
+	ADDQ    $0x00000020, BX
+	SUBQ    $0x00000020, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodF32Right(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·prodF32Right(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         b+16(FP), DX
+	VBROADCASTSS (DX), Y0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(BX*1), Y1
+	VMULPS  Y0, Y1, Y1
+	VMOVUPS 32(CX)(BX*1), Y2
+	VMULPS  Y0, Y2, Y2
+	VMOVUPS 64(CX)(BX*1), Y3
+	VMULPS  Y0, Y3, Y3
+	VMOVUPS 96(CX)(BX*1), Y4
+	VMULPS  Y0, Y4, Y4
+	VMOVUPS Y1, (AX)(BX*1)
+	VMOVUPS Y2, 32(AX)(BX*1)
+	VMOVUPS Y3, 64(AX)(BX*1)
+	VMOVUPS Y4, 96(AX)(BX*1)
+	ADDQ    $0x00000080, BX
+	SUBQ    $0x00000080, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(BX*1), Y1
+	VMULPS  Y0, Y1, Y1
+	VMOVUPS Y1, (AX)(BX*1)
+	ADDQ    $0x00000020, BX
+	SUBQ    $0x00000020, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodF64Left(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·prodF64Left(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         b+16(FP), CX
+	MOVQ         a+8(FP), DX
+	VBROADCASTSD (DX), Y0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000080
+	JLT     narrow
+	VMULPD  (CX)(BX*1), Y0, Y1
+	VMULPD  32(CX)(BX*1), Y0, Y2
+	VMULPD  64(CX)(BX*1), Y0, Y3
+	VMULPD  96(CX)(BX*1), Y0, Y4
+	VMOVUPS Y1, (AX)(BX*1)
+	VMOVUPS Y2, 32(AX)(BX*1)
+	VMOVUPS Y3, 64(AX)(BX*1)
+	VMOVUPS Y4, 96(AX)(BX*1)
+	ADDQ    $0x00000080, BX
+	SUBQ    $0x00000080, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000020
+	JLT     done
+	VMULPD  (CX)(BX*1), Y0, Y1
+	VMOVUPS Y1, (AX)(BX*1)
+	ADDQ    $0x00000020, BX
+	SUBQ    $0x00000020, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodF64Right(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·prodF64Right(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         b+16(FP), DX
+	VBROADCASTSD (DX), Y0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(BX*1), Y1
+	VMULPD  Y0, Y1, Y1
+	VMOVUPS 32(CX)(BX*1), Y2
+	VMULPD  Y0, Y2, Y2
+	VMOVUPS 64(CX)(BX*1), Y3
+	VMULPD  Y0, Y3, Y3
+	VMOVUPS 96(CX)(BX*1), Y4
+	VMULPD  Y0, Y4, Y4
+	VMOVUPS Y1, (AX)(BX*1)
+	VMOVUPS Y2, 32(AX)(BX*1)
+	VMOVUPS Y3, 64(AX)(BX*1)
+	VMOVUPS Y4, 96(AX)(BX*1)
+	ADDQ    $0x00000080, BX
+	SUBQ    $0x00000080, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(BX*1), Y1
+	VMULPD  Y0, Y1, Y1
+	VMOVUPS Y1, (AX)(BX*1)
+	ADDQ    $0x00000020, BX
+	SUBQ    $0x00000020, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func quotF32x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·quotF32x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ    BX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Y0
+	VMOVUPS 32(CX)(SI*1), Y1
+	VMOVUPS 64(CX)(SI*1), Y2
+	VMOVUPS 96(CX)(SI*1), Y3
+	VDIVPS  (DX)(SI*1), Y0, Y0
+	VDIVPS  32(DX)(SI*1), Y1, Y1
+	VDIVPS  64(DX)(SI*1), Y2, Y2
+	VDIVPS  96(DX)(SI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(SI*1)
+	VMOVUPS Y1, 32(AX)(SI*1)
+	VMOVUPS Y2, 64(AX)(SI*1)
+	VMOVUPS Y3, 96(AX)(SI*1)
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(SI*1), Y0
+	VDIVPS  (DX)(SI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(SI*1)
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func quotF32Left(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·quotF32Left(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         b+16(FP), CX
+	MOVQ         a+8(FP), DX
+	VBROADCASTSS (DX), Y0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000080
+	JLT     narrow
+	VDIVPS  (CX)(BX*1), Y0, Y1
+	VDIVPS  32(CX)(BX*1), Y0, Y2
+	VDIVPS  64(CX)(BX*1), Y0, Y3
+	VDIVPS  96(CX)(BX*1), Y0, Y4
+	VMOVUPS Y1, (AX)(BX*1)
+	VMOVUPS Y2, 32(AX)(BX*1)
+	VMOVUPS Y3, 64(AX)(BX*1)
+	VMOVUPS Y4, 96(AX)(BX*1)
+	ADDQ    $0x00000080, BX
+	SUBQ    $0x00000080, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000020
+	JLT     done
+	VDIVPS  (CX)(BX*1), Y0, Y1
+	VMOVUPS Y1, (AX)(BX*1)
+	ADDQ    $0x00000020, BX
+	SUBQ    $0x00000020, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func quotF32Right(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·quotF32Right(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         b+16(FP), DX
+	VBROADCASTSS (DX), Y0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(BX*1), Y1
+	VDIVPS  Y0, Y1, Y1
+	VMOVUPS 32(CX)(BX*1), Y2
+	VDIVPS  Y0, Y2, Y2
+	VMOVUPS 64(CX)(BX*1), Y3
+	VDIVPS  Y0, Y3, Y3
+	VMOVUPS 96(CX)(BX*1), Y4
+	VDIVPS  Y0, Y4, Y4
+	VMOVUPS Y1, (AX)(BX*1)
+	VMOVUPS Y2, 32(AX)(BX*1)
+	VMOVUPS Y3, 64(AX)(BX*1)
+	VMOVUPS Y4, 96(AX)(BX*1)
+	ADDQ    $0x00000080, BX
+	SUBQ    $0x00000080, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(BX*1), Y1
 	VDIVPS  Y0, Y1, Y1
 	VMOVUPS Y1, (AX)(BX*1)
 	ADDQ    $0x00000020, BX
@@ -8306,31 +8880,69 @@ done:
 	VZEROUPPER
 	RET
 
-// func divF64(dst *byte, src *byte, bytes int, by float64)
-// Requires: AVX, AVX2, SSE2
-TEXT ·divF64(SB), NOSPLIT, $0-32
+// func quotF64x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·quotF64x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ    BX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Y0
+	VMOVUPS 32(CX)(SI*1), Y1
+	VMOVUPS 64(CX)(SI*1), Y2
+	VMOVUPS 96(CX)(SI*1), Y3
+	VDIVPD  (DX)(SI*1), Y0, Y0
+	VDIVPD  32(DX)(SI*1), Y1, Y1
+	VDIVPD  64(DX)(SI*1), Y2, Y2
+	VDIVPD  96(DX)(SI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(SI*1)
+	VMOVUPS Y1, 32(AX)(SI*1)
+	VMOVUPS Y2, 64(AX)(SI*1)
+	VMOVUPS Y3, 96(AX)(SI*1)
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(SI*1), Y0
+	VDIVPD  (DX)(SI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(SI*1)
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func quotF64Left(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·quotF64Left(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
-	MOVQ         src+8(FP), CX
-	MOVQ         bytes+16(FP), DX
-	MOVSD        by+24(FP), X0
-	VBROADCASTSD X0, Y0
+	MOVQ         b+16(FP), CX
+	MOVQ         a+8(FP), DX
+	VBROADCASTSD (DX), Y0
+	MOVQ         bytes+24(FP), DX
 	XORQ         BX, BX
 
 wide:
 	CMPQ    DX, $0x00000080
 	JLT     narrow
-	VMOVUPD (CX)(BX*1), Y1
-	VDIVPD  Y0, Y1, Y1
+	VDIVPD  (CX)(BX*1), Y0, Y1
+	VDIVPD  32(CX)(BX*1), Y0, Y2
+	VDIVPD  64(CX)(BX*1), Y0, Y3
+	VDIVPD  96(CX)(BX*1), Y0, Y4
 	VMOVUPS Y1, (AX)(BX*1)
-	VMOVUPD 32(CX)(BX*1), Y1
-	VDIVPD  Y0, Y1, Y1
-	VMOVUPS Y1, 32(AX)(BX*1)
-	VMOVUPD 64(CX)(BX*1), Y1
-	VDIVPD  Y0, Y1, Y1
-	VMOVUPS Y1, 64(AX)(BX*1)
-	VMOVUPD 96(CX)(BX*1), Y1
-	VDIVPD  Y0, Y1, Y1
-	VMOVUPS Y1, 96(AX)(BX*1)
+	VMOVUPS Y2, 32(AX)(BX*1)
+	VMOVUPS Y3, 64(AX)(BX*1)
+	VMOVUPS Y4, 96(AX)(BX*1)
 	ADDQ    $0x00000080, BX
 	SUBQ    $0x00000080, DX
 	JMP     wide
@@ -8338,9 +8950,123 @@ wide:
 narrow:
 	CMPQ    DX, $0x00000020
 	JLT     done
-	VMOVUPD (CX)(BX*1), Y1
+	VDIVPD  (CX)(BX*1), Y0, Y1
+	VMOVUPS Y1, (AX)(BX*1)
+	ADDQ    $0x00000020, BX
+	SUBQ    $0x00000020, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func quotF64Right(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·quotF64Right(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         b+16(FP), DX
+	VBROADCASTSD (DX), Y0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(BX*1), Y1
+	VDIVPD  Y0, Y1, Y1
+	VMOVUPS 32(CX)(BX*1), Y2
+	VDIVPD  Y0, Y2, Y2
+	VMOVUPS 64(CX)(BX*1), Y3
+	VDIVPD  Y0, Y3, Y3
+	VMOVUPS 96(CX)(BX*1), Y4
+	VDIVPD  Y0, Y4, Y4
+	VMOVUPS Y1, (AX)(BX*1)
+	VMOVUPS Y2, 32(AX)(BX*1)
+	VMOVUPS Y3, 64(AX)(BX*1)
+	VMOVUPS Y4, 96(AX)(BX*1)
+	ADDQ    $0x00000080, BX
+	SUBQ    $0x00000080, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(BX*1), Y1
 	VDIVPD  Y0, Y1, Y1
 	VMOVUPS Y1, (AX)(BX*1)
+	ADDQ    $0x00000020, BX
+	SUBQ    $0x00000020, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func sqrtF32(dst *byte, src *byte, bytes int)
+// Requires: AVX
+TEXT ·sqrtF32(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ bytes+16(FP), DX
+	XORQ BX, BX
+
+wide:
+	CMPQ    DX, $0x00000080
+	JLT     narrow
+	VSQRTPS (CX)(BX*1), Y0
+	VMOVUPS Y0, (AX)(BX*1)
+	VSQRTPS 32(CX)(BX*1), Y0
+	VMOVUPS Y0, 32(AX)(BX*1)
+	VSQRTPS 64(CX)(BX*1), Y0
+	VMOVUPS Y0, 64(AX)(BX*1)
+	VSQRTPS 96(CX)(BX*1), Y0
+	VMOVUPS Y0, 96(AX)(BX*1)
+	ADDQ    $0x00000080, BX
+	SUBQ    $0x00000080, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000020
+	JLT     done
+	VSQRTPS (CX)(BX*1), Y0
+	VMOVUPS Y0, (AX)(BX*1)
+	ADDQ    $0x00000020, BX
+	SUBQ    $0x00000020, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func sqrtF64(dst *byte, src *byte, bytes int)
+// Requires: AVX
+TEXT ·sqrtF64(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ bytes+16(FP), DX
+	XORQ BX, BX
+
+wide:
+	CMPQ    DX, $0x00000080
+	JLT     narrow
+	VSQRTPD (CX)(BX*1), Y0
+	VMOVUPS Y0, (AX)(BX*1)
+	VSQRTPD 32(CX)(BX*1), Y0
+	VMOVUPS Y0, 32(AX)(BX*1)
+	VSQRTPD 64(CX)(BX*1), Y0
+	VMOVUPS Y0, 64(AX)(BX*1)
+	VSQRTPD 96(CX)(BX*1), Y0
+	VMOVUPS Y0, 96(AX)(BX*1)
+	ADDQ    $0x00000080, BX
+	SUBQ    $0x00000080, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000020
+	JLT     done
+	VSQRTPD (CX)(BX*1), Y0
+	VMOVUPS Y0, (AX)(BX*1)
 	ADDQ    $0x00000020, BX
 	SUBQ    $0x00000020, DX
 	JMP     narrow

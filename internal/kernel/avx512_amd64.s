@@ -7485,27 +7485,27 @@ done:
 	VZEROUPPER
 	RET
 
-// func mulF32AVX512(dst *byte, src *byte, bytes int, by float32)
-// Requires: AVX, AVX512F, SSE
-TEXT ·mulF32AVX512(SB), NOSPLIT, $0-28
+// func sumF32LeftAVX512(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·sumF32LeftAVX512(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
-	MOVQ         src+8(FP), CX
-	MOVQ         bytes+16(FP), DX
-	MOVSS        by+24(FP), X0
-	VBROADCASTSS X0, Z0
+	MOVQ         b+16(FP), CX
+	MOVQ         a+8(FP), DX
+	VBROADCASTSS (DX), Z0
+	MOVQ         bytes+24(FP), DX
 	XORQ         BX, BX
 
 wide:
 	CMPQ    DX, $0x00000100
 	JLT     narrow
-	VMULPS  (CX)(BX*1), Z0, Z1
+	VADDPS  (CX)(BX*1), Z0, Z1
+	VADDPS  64(CX)(BX*1), Z0, Z2
+	VADDPS  128(CX)(BX*1), Z0, Z3
+	VADDPS  192(CX)(BX*1), Z0, Z4
 	VMOVUPS Z1, (AX)(BX*1)
-	VMULPS  64(CX)(BX*1), Z0, Z1
-	VMOVUPS Z1, 64(AX)(BX*1)
-	VMULPS  128(CX)(BX*1), Z0, Z1
-	VMOVUPS Z1, 128(AX)(BX*1)
-	VMULPS  192(CX)(BX*1), Z0, Z1
-	VMOVUPS Z1, 192(AX)(BX*1)
+	VMOVUPS Z2, 64(AX)(BX*1)
+	VMOVUPS Z3, 128(AX)(BX*1)
+	VMOVUPS Z4, 192(AX)(BX*1)
 	ADDQ    $0x00000100, BX
 	SUBQ    $0x00000100, DX
 	JMP     wide
@@ -7513,7 +7513,7 @@ wide:
 narrow:
 	CMPQ    DX, $0x00000040
 	JLT     done
-	VMULPS  (CX)(BX*1), Z0, Z1
+	VADDPS  (CX)(BX*1), Z0, Z1
 	VMOVUPS Z1, (AX)(BX*1)
 	ADDQ    $0x00000040, BX
 	SUBQ    $0x00000040, DX
@@ -7523,69 +7523,31 @@ done:
 	VZEROUPPER
 	RET
 
-// func mulF64AVX512(dst *byte, src *byte, bytes int, by float64)
-// Requires: AVX, AVX512F, SSE2
-TEXT ·mulF64AVX512(SB), NOSPLIT, $0-32
+// func sumF32RightAVX512(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·sumF32RightAVX512(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
-	MOVQ         src+8(FP), CX
-	MOVQ         bytes+16(FP), DX
-	MOVSD        by+24(FP), X0
-	VBROADCASTSD X0, Z0
-	XORQ         BX, BX
-
-wide:
-	CMPQ    DX, $0x00000100
-	JLT     narrow
-	VMULPD  (CX)(BX*1), Z0, Z1
-	VMOVUPS Z1, (AX)(BX*1)
-	VMULPD  64(CX)(BX*1), Z0, Z1
-	VMOVUPS Z1, 64(AX)(BX*1)
-	VMULPD  128(CX)(BX*1), Z0, Z1
-	VMOVUPS Z1, 128(AX)(BX*1)
-	VMULPD  192(CX)(BX*1), Z0, Z1
-	VMOVUPS Z1, 192(AX)(BX*1)
-	ADDQ    $0x00000100, BX
-	SUBQ    $0x00000100, DX
-	JMP     wide
-
-narrow:
-	CMPQ    DX, $0x00000040
-	JLT     done
-	VMULPD  (CX)(BX*1), Z0, Z1
-	VMOVUPS Z1, (AX)(BX*1)
-	ADDQ    $0x00000040, BX
-	SUBQ    $0x00000040, DX
-	JMP     narrow
-
-done:
-	VZEROUPPER
-	RET
-
-// func divF32AVX512(dst *byte, src *byte, bytes int, by float32)
-// Requires: AVX, AVX512F, SSE
-TEXT ·divF32AVX512(SB), NOSPLIT, $0-28
-	MOVQ         dst+0(FP), AX
-	MOVQ         src+8(FP), CX
-	MOVQ         bytes+16(FP), DX
-	MOVSS        by+24(FP), X0
-	VBROADCASTSS X0, Z0
+	MOVQ         a+8(FP), CX
+	MOVQ         b+16(FP), DX
+	VBROADCASTSS (DX), Z0
+	MOVQ         bytes+24(FP), DX
 	XORQ         BX, BX
 
 wide:
 	CMPQ    DX, $0x00000100
 	JLT     narrow
 	VMOVUPS (CX)(BX*1), Z1
-	VDIVPS  Z0, Z1, Z1
+	VADDPS  Z0, Z1, Z1
+	VMOVUPS 64(CX)(BX*1), Z2
+	VADDPS  Z0, Z2, Z2
+	VMOVUPS 128(CX)(BX*1), Z3
+	VADDPS  Z0, Z3, Z3
+	VMOVUPS 192(CX)(BX*1), Z4
+	VADDPS  Z0, Z4, Z4
 	VMOVUPS Z1, (AX)(BX*1)
-	VMOVUPS 64(CX)(BX*1), Z1
-	VDIVPS  Z0, Z1, Z1
-	VMOVUPS Z1, 64(AX)(BX*1)
-	VMOVUPS 128(CX)(BX*1), Z1
-	VDIVPS  Z0, Z1, Z1
-	VMOVUPS Z1, 128(AX)(BX*1)
-	VMOVUPS 192(CX)(BX*1), Z1
-	VDIVPS  Z0, Z1, Z1
-	VMOVUPS Z1, 192(AX)(BX*1)
+	VMOVUPS Z2, 64(AX)(BX*1)
+	VMOVUPS Z3, 128(AX)(BX*1)
+	VMOVUPS Z4, 192(AX)(BX*1)
 	ADDQ    $0x00000100, BX
 	SUBQ    $0x00000100, DX
 	JMP     wide
@@ -7594,6 +7556,618 @@ narrow:
 	CMPQ    DX, $0x00000040
 	JLT     done
 	VMOVUPS (CX)(BX*1), Z1
+	VADDPS  Z0, Z1, Z1
+	VMOVUPS Z1, (AX)(BX*1)
+	ADDQ    $0x00000040, BX
+	SUBQ    $0x00000040, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func sumF64LeftAVX512(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·sumF64LeftAVX512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         b+16(FP), CX
+	MOVQ         a+8(FP), DX
+	VBROADCASTSD (DX), Z0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000100
+	JLT     narrow
+	VADDPD  (CX)(BX*1), Z0, Z1
+	VADDPD  64(CX)(BX*1), Z0, Z2
+	VADDPD  128(CX)(BX*1), Z0, Z3
+	VADDPD  192(CX)(BX*1), Z0, Z4
+	VMOVUPS Z1, (AX)(BX*1)
+	VMOVUPS Z2, 64(AX)(BX*1)
+	VMOVUPS Z3, 128(AX)(BX*1)
+	VMOVUPS Z4, 192(AX)(BX*1)
+	ADDQ    $0x00000100, BX
+	SUBQ    $0x00000100, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000040
+	JLT     done
+	VADDPD  (CX)(BX*1), Z0, Z1
+	VMOVUPS Z1, (AX)(BX*1)
+	ADDQ    $0x00000040, BX
+	SUBQ    $0x00000040, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func sumF64RightAVX512(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·sumF64RightAVX512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         b+16(FP), DX
+	VBROADCASTSD (DX), Z0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000100
+	JLT     narrow
+	VMOVUPS (CX)(BX*1), Z1
+	VADDPD  Z0, Z1, Z1
+	VMOVUPS 64(CX)(BX*1), Z2
+	VADDPD  Z0, Z2, Z2
+	VMOVUPS 128(CX)(BX*1), Z3
+	VADDPD  Z0, Z3, Z3
+	VMOVUPS 192(CX)(BX*1), Z4
+	VADDPD  Z0, Z4, Z4
+	VMOVUPS Z1, (AX)(BX*1)
+	VMOVUPS Z2, 64(AX)(BX*1)
+	VMOVUPS Z3, 128(AX)(BX*1)
+	VMOVUPS Z4, 192(AX)(BX*1)
+	ADDQ    $0x00000100, BX
+	SUBQ    $0x00000100, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000040
+	JLT     done
+	VMOVUPS (CX)(BX*1), Z1
+	VADDPD  Z0, Z1, Z1
+	VMOVUPS Z1, (AX)(BX*1)
+	ADDQ    $0x00000040, BX
+	SUBQ    $0x00000040, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func diffF32x2AVX512(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·diffF32x2AVX512(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ    BX, $0x00000100
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Z0
+	VMOVUPS 64(CX)(SI*1), Z1
+	VMOVUPS 128(CX)(SI*1), Z2
+	VMOVUPS 192(CX)(SI*1), Z3
+	VSUBPS  (DX)(SI*1), Z0, Z0
+	VSUBPS  64(DX)(SI*1), Z1, Z1
+	VSUBPS  128(DX)(SI*1), Z2, Z2
+	VSUBPS  192(DX)(SI*1), Z3, Z3
+	VMOVUPS Z0, (AX)(SI*1)
+	VMOVUPS Z1, 64(AX)(SI*1)
+	VMOVUPS Z2, 128(AX)(SI*1)
+	VMOVUPS Z3, 192(AX)(SI*1)
+	ADDQ    $0x00000100, SI
+	SUBQ    $0x00000100, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000040
+	JLT     done
+	VMOVUPS (CX)(SI*1), Z0
+	VSUBPS  (DX)(SI*1), Z0, Z0
+	VMOVUPS Z0, (AX)(SI*1)
+	ADDQ    $0x00000040, SI
+	SUBQ    $0x00000040, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func diffF32LeftAVX512(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·diffF32LeftAVX512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         b+16(FP), CX
+	MOVQ         a+8(FP), DX
+	VBROADCASTSS (DX), Z0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000100
+	JLT     narrow
+	VSUBPS  (CX)(BX*1), Z0, Z1
+	VSUBPS  64(CX)(BX*1), Z0, Z2
+	VSUBPS  128(CX)(BX*1), Z0, Z3
+	VSUBPS  192(CX)(BX*1), Z0, Z4
+	VMOVUPS Z1, (AX)(BX*1)
+	VMOVUPS Z2, 64(AX)(BX*1)
+	VMOVUPS Z3, 128(AX)(BX*1)
+	VMOVUPS Z4, 192(AX)(BX*1)
+	ADDQ    $0x00000100, BX
+	SUBQ    $0x00000100, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000040
+	JLT     done
+	VSUBPS  (CX)(BX*1), Z0, Z1
+	VMOVUPS Z1, (AX)(BX*1)
+	ADDQ    $0x00000040, BX
+	SUBQ    $0x00000040, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func diffF32RightAVX512(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·diffF32RightAVX512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         b+16(FP), DX
+	VBROADCASTSS (DX), Z0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000100
+	JLT     narrow
+	VMOVUPS (CX)(BX*1), Z1
+	VSUBPS  Z0, Z1, Z1
+	VMOVUPS 64(CX)(BX*1), Z2
+	VSUBPS  Z0, Z2, Z2
+	VMOVUPS 128(CX)(BX*1), Z3
+	VSUBPS  Z0, Z3, Z3
+	VMOVUPS 192(CX)(BX*1), Z4
+	VSUBPS  Z0, Z4, Z4
+	VMOVUPS Z1, (AX)(BX*1)
+	VMOVUPS Z2, 64(AX)(BX*1)
+	VMOVUPS Z3, 128(AX)(BX*1)
+	VMOVUPS Z4, 192(AX)(BX*1)
+	ADDQ    $0x00000100, BX
+	SUBQ    $0x00000100, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000040
+	JLT     done
+	VMOVUPS (CX)(BX*1), Z1
+	VSUBPS  Z0, Z1, Z1
+	VMOVUPS Z1, (AX)(BX*1)
+	ADDQ    $0x00000040, BX
+	SUBQ    $0x00000040, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func diffF64x2AVX512(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·diffF64x2AVX512(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ    BX, $0x00000100
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Z0
+	VMOVUPS 64(CX)(SI*1), Z1
+	VMOVUPS 128(CX)(SI*1), Z2
+	VMOVUPS 192(CX)(SI*1), Z3
+	VSUBPD  (DX)(SI*1), Z0, Z0
+	VSUBPD  64(DX)(SI*1), Z1, Z1
+	VSUBPD  128(DX)(SI*1), Z2, Z2
+	VSUBPD  192(DX)(SI*1), Z3, Z3
+	VMOVUPS Z0, (AX)(SI*1)
+	VMOVUPS Z1, 64(AX)(SI*1)
+	VMOVUPS Z2, 128(AX)(SI*1)
+	VMOVUPS Z3, 192(AX)(SI*1)
+	ADDQ    $0x00000100, SI
+	SUBQ    $0x00000100, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000040
+	JLT     done
+	VMOVUPS (CX)(SI*1), Z0
+	VSUBPD  (DX)(SI*1), Z0, Z0
+	VMOVUPS Z0, (AX)(SI*1)
+	ADDQ    $0x00000040, SI
+	SUBQ    $0x00000040, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func diffF64LeftAVX512(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·diffF64LeftAVX512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         b+16(FP), CX
+	MOVQ         a+8(FP), DX
+	VBROADCASTSD (DX), Z0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000100
+	JLT     narrow
+	VSUBPD  (CX)(BX*1), Z0, Z1
+	VSUBPD  64(CX)(BX*1), Z0, Z2
+	VSUBPD  128(CX)(BX*1), Z0, Z3
+	VSUBPD  192(CX)(BX*1), Z0, Z4
+	VMOVUPS Z1, (AX)(BX*1)
+	VMOVUPS Z2, 64(AX)(BX*1)
+	VMOVUPS Z3, 128(AX)(BX*1)
+	VMOVUPS Z4, 192(AX)(BX*1)
+	ADDQ    $0x00000100, BX
+	SUBQ    $0x00000100, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000040
+	JLT     done
+	VSUBPD  (CX)(BX*1), Z0, Z1
+	VMOVUPS Z1, (AX)(BX*1)
+	ADDQ    $0x00000040, BX
+	SUBQ    $0x00000040, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func diffF64RightAVX512(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·diffF64RightAVX512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         b+16(FP), DX
+	VBROADCASTSD (DX), Z0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000100
+	JLT     narrow
+	VMOVUPS (CX)(BX*1), Z1
+	VSUBPD  Z0, Z1, Z1
+	VMOVUPS 64(CX)(BX*1), Z2
+	VSUBPD  Z0, Z2, Z2
+	VMOVUPS 128(CX)(BX*1), Z3
+	VSUBPD  Z0, Z3, Z3
+	VMOVUPS 192(CX)(BX*1), Z4
+	VSUBPD  Z0, Z4, Z4
+	VMOVUPS Z1, (AX)(BX*1)
+	VMOVUPS Z2, 64(AX)(BX*1)
+	VMOVUPS Z3, 128(AX)(BX*1)
+	VMOVUPS Z4, 192(AX)(BX*1)
+	ADDQ    $0x00000100, BX
+	SUBQ    $0x00000100, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000040
+	JLT     done
+	VMOVUPS (CX)(BX*1), Z1
+	VSUBPD  Z0, Z1, Z1
+	VMOVUPS Z1, (AX)(BX*1)
+	ADDQ    $0x00000040, BX
+	SUBQ    $0x00000040, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodF32LeftAVX512(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·prodF32LeftAVX512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         b+16(FP), CX
+	MOVQ         a+8(FP), DX
+	VBROADCASTSS (DX), Z0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000100
+	JLT     narrow
+	VMULPS  (CX)(BX*1), Z0, Z1
+	VMULPS  64(CX)(BX*1), Z0, Z2
+	VMULPS  128(CX)(BX*1), Z0, Z3
+	VMULPS  192(CX)(BX*1), Z0, Z4
+	VMOVUPS Z1, (AX)(BX*1)
+	VMOVUPS Z2, 64(AX)(BX*1)
+	VMOVUPS Z3, 128(AX)(BX*1)
+	VMOVUPS Z4, 192(AX)(BX*1)
+	ADDQ    $0x00000100, BX
+	SUBQ    $0x00000100, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000040
+	JLT     done
+	VMULPS  (CX)(BX*1), Z0, Z1
+	VMOVUPS Z1, (AX)(BX*1)
+	ADDQ    $0x00000040, BX
+	SUBQ    $0x00000040, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodF32RightAVX512(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·prodF32RightAVX512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         b+16(FP), DX
+	VBROADCASTSS (DX), Z0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000100
+	JLT     narrow
+	VMOVUPS (CX)(BX*1), Z1
+	VMULPS  Z0, Z1, Z1
+	VMOVUPS 64(CX)(BX*1), Z2
+	VMULPS  Z0, Z2, Z2
+	VMOVUPS 128(CX)(BX*1), Z3
+	VMULPS  Z0, Z3, Z3
+	VMOVUPS 192(CX)(BX*1), Z4
+	VMULPS  Z0, Z4, Z4
+	VMOVUPS Z1, (AX)(BX*1)
+	VMOVUPS Z2, 64(AX)(BX*1)
+	VMOVUPS Z3, 128(AX)(BX*1)
+	VMOVUPS Z4, 192(AX)(BX*1)
+	ADDQ    $0x00000100, BX
+	SUBQ    $0x00000100, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000040
+	JLT     done
+	VMOVUPS (CX)(BX*1), Z1
+	VMULPS  Z0, Z1, Z1
+	VMOVUPS Z1, (AX)(BX*1)
+	ADDQ    $0x00000040, BX
+	SUBQ    $0x00000040, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodF64LeftAVX512(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·prodF64LeftAVX512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         b+16(FP), CX
+	MOVQ         a+8(FP), DX
+	VBROADCASTSD (DX), Z0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000100
+	JLT     narrow
+	VMULPD  (CX)(BX*1), Z0, Z1
+	VMULPD  64(CX)(BX*1), Z0, Z2
+	VMULPD  128(CX)(BX*1), Z0, Z3
+	VMULPD  192(CX)(BX*1), Z0, Z4
+	VMOVUPS Z1, (AX)(BX*1)
+	VMOVUPS Z2, 64(AX)(BX*1)
+	VMOVUPS Z3, 128(AX)(BX*1)
+	VMOVUPS Z4, 192(AX)(BX*1)
+	ADDQ    $0x00000100, BX
+	SUBQ    $0x00000100, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000040
+	JLT     done
+	VMULPD  (CX)(BX*1), Z0, Z1
+	VMOVUPS Z1, (AX)(BX*1)
+	ADDQ    $0x00000040, BX
+	SUBQ    $0x00000040, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodF64RightAVX512(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·prodF64RightAVX512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         b+16(FP), DX
+	VBROADCASTSD (DX), Z0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000100
+	JLT     narrow
+	VMOVUPS (CX)(BX*1), Z1
+	VMULPD  Z0, Z1, Z1
+	VMOVUPS 64(CX)(BX*1), Z2
+	VMULPD  Z0, Z2, Z2
+	VMOVUPS 128(CX)(BX*1), Z3
+	VMULPD  Z0, Z3, Z3
+	VMOVUPS 192(CX)(BX*1), Z4
+	VMULPD  Z0, Z4, Z4
+	VMOVUPS Z1, (AX)(BX*1)
+	VMOVUPS Z2, 64(AX)(BX*1)
+	VMOVUPS Z3, 128(AX)(BX*1)
+	VMOVUPS Z4, 192(AX)(BX*1)
+	ADDQ    $0x00000100, BX
+	SUBQ    $0x00000100, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000040
+	JLT     done
+	VMOVUPS (CX)(BX*1), Z1
+	VMULPD  Z0, Z1, Z1
+	VMOVUPS Z1, (AX)(BX*1)
+	ADDQ    $0x00000040, BX
+	SUBQ    $0x00000040, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func quotF32x2AVX512(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·quotF32x2AVX512(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ    BX, $0x00000100
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Z0
+	VMOVUPS 64(CX)(SI*1), Z1
+	VMOVUPS 128(CX)(SI*1), Z2
+	VMOVUPS 192(CX)(SI*1), Z3
+	VDIVPS  (DX)(SI*1), Z0, Z0
+	VDIVPS  64(DX)(SI*1), Z1, Z1
+	VDIVPS  128(DX)(SI*1), Z2, Z2
+	VDIVPS  192(DX)(SI*1), Z3, Z3
+	VMOVUPS Z0, (AX)(SI*1)
+	VMOVUPS Z1, 64(AX)(SI*1)
+	VMOVUPS Z2, 128(AX)(SI*1)
+	VMOVUPS Z3, 192(AX)(SI*1)
+	ADDQ    $0x00000100, SI
+	SUBQ    $0x00000100, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000040
+	JLT     done
+	VMOVUPS (CX)(SI*1), Z0
+	VDIVPS  (DX)(SI*1), Z0, Z0
+	VMOVUPS Z0, (AX)(SI*1)
+	ADDQ    $0x00000040, SI
+	SUBQ    $0x00000040, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func quotF32LeftAVX512(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·quotF32LeftAVX512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         b+16(FP), CX
+	MOVQ         a+8(FP), DX
+	VBROADCASTSS (DX), Z0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000100
+	JLT     narrow
+	VDIVPS  (CX)(BX*1), Z0, Z1
+	VDIVPS  64(CX)(BX*1), Z0, Z2
+	VDIVPS  128(CX)(BX*1), Z0, Z3
+	VDIVPS  192(CX)(BX*1), Z0, Z4
+	VMOVUPS Z1, (AX)(BX*1)
+	VMOVUPS Z2, 64(AX)(BX*1)
+	VMOVUPS Z3, 128(AX)(BX*1)
+	VMOVUPS Z4, 192(AX)(BX*1)
+	ADDQ    $0x00000100, BX
+	SUBQ    $0x00000100, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000040
+	JLT     done
+	VDIVPS  (CX)(BX*1), Z0, Z1
+	VMOVUPS Z1, (AX)(BX*1)
+	ADDQ    $0x00000040, BX
+	SUBQ    $0x00000040, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func quotF32RightAVX512(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·quotF32RightAVX512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         b+16(FP), DX
+	VBROADCASTSS (DX), Z0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000100
+	JLT     narrow
+	VMOVUPS (CX)(BX*1), Z1
+	VDIVPS  Z0, Z1, Z1
+	VMOVUPS 64(CX)(BX*1), Z2
+	VDIVPS  Z0, Z2, Z2
+	VMOVUPS 128(CX)(BX*1), Z3
+	VDIVPS  Z0, Z3, Z3
+	VMOVUPS 192(CX)(BX*1), Z4
+	VDIVPS  Z0, Z4, Z4
+	VMOVUPS Z1, (AX)(BX*1)
+	VMOVUPS Z2, 64(AX)(BX*1)
+	VMOVUPS Z3, 128(AX)(BX*1)
+	VMOVUPS Z4, 192(AX)(BX*1)
+	ADDQ    $0x00000100, BX
+	SUBQ    $0x00000100, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000040
+	JLT     done
+	VMOVUPS (CX)(BX*1), Z1
 	VDIVPS  Z0, Z1, Z1
 	VMOVUPS Z1, (AX)(BX*1)
 	ADDQ    $0x00000040, BX
@@ -7604,31 +8178,69 @@ done:
 	VZEROUPPER
 	RET
 
-// func divF64AVX512(dst *byte, src *byte, bytes int, by float64)
-// Requires: AVX, AVX512F, SSE2
-TEXT ·divF64AVX512(SB), NOSPLIT, $0-32
+// func quotF64x2AVX512(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·quotF64x2AVX512(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ    BX, $0x00000100
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Z0
+	VMOVUPS 64(CX)(SI*1), Z1
+	VMOVUPS 128(CX)(SI*1), Z2
+	VMOVUPS 192(CX)(SI*1), Z3
+	VDIVPD  (DX)(SI*1), Z0, Z0
+	VDIVPD  64(DX)(SI*1), Z1, Z1
+	VDIVPD  128(DX)(SI*1), Z2, Z2
+	VDIVPD  192(DX)(SI*1), Z3, Z3
+	VMOVUPS Z0, (AX)(SI*1)
+	VMOVUPS Z1, 64(AX)(SI*1)
+	VMOVUPS Z2, 128(AX)(SI*1)
+	VMOVUPS Z3, 192(AX)(SI*1)
+	ADDQ    $0x00000100, SI
+	SUBQ    $0x00000100, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000040
+	JLT     done
+	VMOVUPS (CX)(SI*1), Z0
+	VDIVPD  (DX)(SI*1), Z0, Z0
+	VMOVUPS Z0, (AX)(SI*1)
+	ADDQ    $0x00000040, SI
+	SUBQ    $0x00000040, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func quotF64LeftAVX512(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·quotF64LeftAVX512(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
-	MOVQ         src+8(FP), CX
-	MOVQ         bytes+16(FP), DX
-	MOVSD        by+24(FP), X0
-	VBROADCASTSD X0, Z0
+	MOVQ         b+16(FP), CX
+	MOVQ         a+8(FP), DX
+	VBROADCASTSD (DX), Z0
+	MOVQ         bytes+24(FP), DX
 	XORQ         BX, BX
 
 wide:
 	CMPQ    DX, $0x00000100
 	JLT     narrow
-	VMOVUPD (CX)(BX*1), Z1
-	VDIVPD  Z0, Z1, Z1
+	VDIVPD  (CX)(BX*1), Z0, Z1
+	VDIVPD  64(CX)(BX*1), Z0, Z2
+	VDIVPD  128(CX)(BX*1), Z0, Z3
+	VDIVPD  192(CX)(BX*1), Z0, Z4
 	VMOVUPS Z1, (AX)(BX*1)
-	VMOVUPD 64(CX)(BX*1), Z1
-	VDIVPD  Z0, Z1, Z1
-	VMOVUPS Z1, 64(AX)(BX*1)
-	VMOVUPD 128(CX)(BX*1), Z1
-	VDIVPD  Z0, Z1, Z1
-	VMOVUPS Z1, 128(AX)(BX*1)
-	VMOVUPD 192(CX)(BX*1), Z1
-	VDIVPD  Z0, Z1, Z1
-	VMOVUPS Z1, 192(AX)(BX*1)
+	VMOVUPS Z2, 64(AX)(BX*1)
+	VMOVUPS Z3, 128(AX)(BX*1)
+	VMOVUPS Z4, 192(AX)(BX*1)
 	ADDQ    $0x00000100, BX
 	SUBQ    $0x00000100, DX
 	JMP     wide
@@ -7636,9 +8248,123 @@ wide:
 narrow:
 	CMPQ    DX, $0x00000040
 	JLT     done
-	VMOVUPD (CX)(BX*1), Z1
+	VDIVPD  (CX)(BX*1), Z0, Z1
+	VMOVUPS Z1, (AX)(BX*1)
+	ADDQ    $0x00000040, BX
+	SUBQ    $0x00000040, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func quotF64RightAVX512(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·quotF64RightAVX512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         b+16(FP), DX
+	VBROADCASTSD (DX), Z0
+	MOVQ         bytes+24(FP), DX
+	XORQ         BX, BX
+
+wide:
+	CMPQ    DX, $0x00000100
+	JLT     narrow
+	VMOVUPS (CX)(BX*1), Z1
+	VDIVPD  Z0, Z1, Z1
+	VMOVUPS 64(CX)(BX*1), Z2
+	VDIVPD  Z0, Z2, Z2
+	VMOVUPS 128(CX)(BX*1), Z3
+	VDIVPD  Z0, Z3, Z3
+	VMOVUPS 192(CX)(BX*1), Z4
+	VDIVPD  Z0, Z4, Z4
+	VMOVUPS Z1, (AX)(BX*1)
+	VMOVUPS Z2, 64(AX)(BX*1)
+	VMOVUPS Z3, 128(AX)(BX*1)
+	VMOVUPS Z4, 192(AX)(BX*1)
+	ADDQ    $0x00000100, BX
+	SUBQ    $0x00000100, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000040
+	JLT     done
+	VMOVUPS (CX)(BX*1), Z1
 	VDIVPD  Z0, Z1, Z1
 	VMOVUPS Z1, (AX)(BX*1)
+	ADDQ    $0x00000040, BX
+	SUBQ    $0x00000040, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func sqrtF32AVX512(dst *byte, src *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·sqrtF32AVX512(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ bytes+16(FP), DX
+	XORQ BX, BX
+
+wide:
+	CMPQ    DX, $0x00000100
+	JLT     narrow
+	VSQRTPS (CX)(BX*1), Z0
+	VMOVUPS Z0, (AX)(BX*1)
+	VSQRTPS 64(CX)(BX*1), Z0
+	VMOVUPS Z0, 64(AX)(BX*1)
+	VSQRTPS 128(CX)(BX*1), Z0
+	VMOVUPS Z0, 128(AX)(BX*1)
+	VSQRTPS 192(CX)(BX*1), Z0
+	VMOVUPS Z0, 192(AX)(BX*1)
+	ADDQ    $0x00000100, BX
+	SUBQ    $0x00000100, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000040
+	JLT     done
+	VSQRTPS (CX)(BX*1), Z0
+	VMOVUPS Z0, (AX)(BX*1)
+	ADDQ    $0x00000040, BX
+	SUBQ    $0x00000040, DX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func sqrtF64AVX512(dst *byte, src *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·sqrtF64AVX512(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ bytes+16(FP), DX
+	XORQ BX, BX
+
+wide:
+	CMPQ    DX, $0x00000100
+	JLT     narrow
+	VSQRTPD (CX)(BX*1), Z0
+	VMOVUPS Z0, (AX)(BX*1)
+	VSQRTPD 64(CX)(BX*1), Z0
+	VMOVUPS Z0, 64(AX)(BX*1)
+	VSQRTPD 128(CX)(BX*1), Z0
+	VMOVUPS Z0, 128(AX)(BX*1)
+	VSQRTPD 192(CX)(BX*1), Z0
+	VMOVUPS Z0, 192(AX)(BX*1)
+	ADDQ    $0x00000100, BX
+	SUBQ    $0x00000100, DX
+	JMP     wide
+
+narrow:
+	CMPQ    DX, $0x00000040
+	JLT     done
+	VSQRTPD (CX)(BX*1), Z0
+	VMOVUPS Z0, (AX)(BX*1)
 	ADDQ    $0x00000040, BX
 	SUBQ    $0x00000040, DX
 	JMP     narrow

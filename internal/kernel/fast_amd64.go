@@ -97,43 +97,39 @@ func replaced(t loopTable, by []vectorLoops, vectorBytes int) loopTable {
 	return t
 }
 
-// scaling divides whole vectors of float32 or float64, by size, and returns how many bytes those are.
-func scaling(size int, dst, src *byte, bytes int, divisor int) int {
-	exact := powerOfTwo(divisor)
-	m := bytes &^ (avx512Bytes - 1)
-	if hasAVX512 {
-		switch {
-		case size == 4 && exact:
-			mulF32AVX512(dst, src, m, 1/float32(divisor))
-		case size == 4:
-			divF32AVX512(dst, src, m, float32(divisor))
-		case exact:
-			mulF64AVX512(dst, src, m, 1/float64(divisor))
-		default:
-			divF64AVX512(dst, src, m, float64(divisor))
-		}
-		return m
-	}
-	m = bytes &^ (avx2Bytes - 1)
+// combineFast combines the first elements of float32 or float64, by size, and returns how many.
+func combineFast(op Arithmetic, size int, dst, a, b unsafe.Pointer, n int, single Single) int {
+	m := n * size &^ (avx2Bytes - 1)
 	switch {
-	case size == 4 && exact:
-		mulF32(dst, src, m, 1/float32(divisor))
-	case size == 4:
-		divF32(dst, src, m, float32(divisor))
-	case exact:
-		mulF64(dst, src, m, 1/float64(divisor))
+	case hasAVX512:
+		m &^= avx512Bytes - 1
+		combineAVX512(op, size, single, (*byte)(dst), (*byte)(a), (*byte)(b), m)
+	case hasAVX2:
+		combineAVX2(op, size, single, (*byte)(dst), (*byte)(a), (*byte)(b), m)
 	default:
-		divF64(dst, src, m, float64(divisor))
-	}
-	return m
-}
-
-// divideFast divides the first elements of float32 or float64, by size, and returns how many.
-func divideFast(size int, dst, src unsafe.Pointer, n, divisor int) int {
-	if !hasAVX2 {
 		return 0
 	}
-	return scaling(size, (*byte)(dst), (*byte)(src), n*size, divisor) / size
+	return m / size
+}
+
+// rootsFast takes the square roots of the first elements of float32 or float64, by size, and returns how many.
+func rootsFast(size int, dst, src unsafe.Pointer, n int) int {
+	d, s, m := (*byte)(dst), (*byte)(src), n*size&^(avx2Bytes-1)
+	switch {
+	case hasAVX512 && size == 4:
+		m &^= avx512Bytes - 1
+		sqrtF32AVX512(d, s, m)
+	case hasAVX512:
+		m &^= avx512Bytes - 1
+		sqrtF64AVX512(d, s, m)
+	case hasAVX2 && size == 4:
+		sqrtF32(d, s, m)
+	case hasAVX2:
+		sqrtF64(d, s, m)
+	default:
+		return 0
+	}
+	return m / size
 }
 
 // widenFast converts the first elements of a half-width type to float32 and returns how many.

@@ -32,6 +32,8 @@ func TestWithoutAVX512(t *testing.T) {
 	t.Run("stream", TestStream)
 	t.Run("vector loops", TestVectorLoops)
 	t.Run("squares", TestSquares)
+	t.Run("arithmetic", TestArithmetic)
+	t.Run("multiply", TestMultiply)
 	if !testing.Short() {
 		t.Run("tree", TestTree)
 	}

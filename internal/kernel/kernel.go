@@ -74,29 +74,23 @@ func Scale(t tensor.DType, dst, src unsafe.Pointer, n, divisor int) {
 // Multiply sets x[i] = x[i] * factor for the n elements of x. The factor is rounded to their type first; half-width
 // numbers are multiplied in float32. It panics if t is not a floating-point type.
 func Multiply(t tensor.DType, x unsafe.Pointer, n int, factor float64) {
+	narrowFactor := float32(factor)
 	switch t {
 	case tensor.Float32:
-		multiplyPlain(x, n, float32(factor))
+		combine[float32](Products, x, x, unsafe.Pointer(&narrowFactor), n, Right)
 	case tensor.Float64:
-		multiplyPlain(x, n, factor)
+		combine[float64](Products, x, x, unsafe.Pointer(&factor), n, Right)
 	case tensor.Float16, tensor.BFloat16:
 		var wide [chunk]float32
 		for at := unsafe.Pointer(&wide); n > 0; n -= chunk {
 			m := min(n, chunk)
 			widen(t, at, x, m)
-			multiplyPlain(at, m, float32(factor))
+			combine[float32](Products, at, at, unsafe.Pointer(&narrowFactor), m, Right)
 			narrow(t, x, at, m)
 			x = skip(x, n)
 		}
 	default:
 		panic(fmt.Sprintf("kernel: Multiply of %v", t))
-	}
-}
-
-func multiplyPlain[T float32 | float64](x unsafe.Pointer, n int, factor T) {
-	list := unsafe.Slice((*T)(x), n)
-	for i := range list {
-		list[i] *= factor
 	}
 }
 

@@ -282,10 +282,11 @@ func max4[T number](dst, a, b, c, d unsafe.Pointer, n int) {
 // divide sets dst[i] = src[i] / divisor. Where divisor is a power of two, multiplying by its inverse is exact in the
 // same way and gives the same bits, many times faster.
 func divide[T float32 | float64](dst, src unsafe.Pointer, n, divisor int) {
-	d := T(divisor)
-	for i := divideFast(int(unsafe.Sizeof(d)), dst, src, n, divisor); i < n; i++ {
-		*one[T](dst, i) = div(*one[T](src, i), d)
+	op, by := Quotients, T(divisor)
+	if powerOfTwo(divisor) {
+		op, by = Products, 1/by
 	}
+	combine[T](op, dst, src, unsafe.Pointer(&by), n, Right)
 }
 
 // powerOfTwo reports whether n, positive, is one.

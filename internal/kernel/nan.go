@@ -1,6 +1,9 @@
 package kernel
 
-import "unsafe"
+import (
+	"math"
+	"unsafe"
+)
 
 // Processors agree on every bit of a sum but those of a NaN, and compilers may exchange the operands. So the generic
 // loops decide for themselves which NaN it is, as amd64's instructions do; they look only where the result is a NaN.
@@ -37,17 +40,33 @@ func maxOf[T number](a, b T) T {
 	return r
 }
 
-// div returns x / d, where d is a number other than 0.
-func div[T number](x, d T) T {
-	r := x / d
+func sub[T number](a, b T) T {
+	r := a - b
 	if r != r {
-		return nan(x, d)
+		return nan(a, b)
+	}
+	return r
+}
+
+// div is for floating-point numbers: integers panic if b is 0.
+func div[T number](a, b T) T {
+	r := a / b
+	if r != r {
+		return nan(a, b)
+	}
+	return r
+}
+
+func sqrt[T float32 | float64](x T) T {
+	r := T(math.Sqrt(float64(x)))
+	if r != r {
+		return nan(x, x)
 	}
 	return r
 }
 
 // nan returns the NaN that a ⊕ b is: the left operand if that is one, else the right one, made quiet; if neither is,
-// the operation was invalid (∞ - ∞, 0 · ∞), and it is the quiet one of negative sign without a payload.
+// the operation was invalid (∞ - ∞, 0 · ∞, √-1), and it is the quiet one of negative sign without a payload.
 //
 //go:noinline
 func nan[T number](a, b T) T {

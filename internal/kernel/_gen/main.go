@@ -42,10 +42,15 @@ func main() {
 	if !wide() {
 		fence()
 	}
-	scale("mulF32", "*", func(src Op, by, dst reg.VecVirtual) { VMULPS(src, by, dst) }, 4)
-	scale("mulF64", "*", func(src Op, by, dst reg.VecVirtual) { VMULPD(src, by, dst) }, 8)
-	scale("divF32", "/", func(src Op, by, dst reg.VecVirtual) { VMOVUPS(src, dst); VDIVPS(by, dst, dst) }, 4)
-	scale("divF64", "/", func(src Op, by, dst reg.VecVirtual) { VMOVUPD(src, dst); VDIVPD(by, dst, dst) }, 8)
+	for _, k := range arithmetic {
+		if k.op == "diff" || k.op == "quot" {
+			reduce(k, 2)
+		}
+		withNumber(k, true)
+		withNumber(k, false)
+	}
+	squareRoots("F32", VSQRTPS)
+	squareRoots("F64", VSQRTPD)
 	addLargest()
 	quantize()
 	dequantize("dequantize", false)
@@ -156,6 +161,18 @@ func writeTable(path string) {
 				strings.Join(types, ", "), name, t.suffix, name, t.suffix, name, t.suffix)
 		}
 		b.WriteString("}\n")
+	}
+	for _, t := range []struct{ name, suffix string }{{"combineAVX2", ""}, {"combineAVX512", "AVX512"}} {
+		// The calls are direct: by a table of functions, the operands would escape.
+		fmt.Fprintf(&b, "\n// %s runs a loop of Combine, on float32 or float64 by size, for so many bytes.\n", t.name)
+		fmt.Fprintf(&b, "func %s(op Arithmetic, size int, single Single, dst, a, b *byte, bytes int) {\n", t.name)
+		b.WriteString("switch 6*int(op) + 3*(size/8) + int(single) {\n")
+		for i, k := range arithmetic {
+			for j, form := range []string{"x2", "Left", "Right"} {
+				fmt.Fprintf(&b, "case %d:\n%s%s%s%s(dst, a, b, bytes)\n", 3*i+j, k.op, k.lane, form, t.suffix)
+			}
+		}
+		b.WriteString("}\n}\n")
 	}
 	text, err := format.Source(b.Bytes())
 	if err == nil {
@@ -621,27 +638,68 @@ func conversion(name, doc string) (dst, src, bytes, at reg.Register) {
 	return dst, src, bytes, at
 }
 
-// scale writes the loop that multiplies or divides every element by one number.
-func scale(name, operator string, apply func(src Op, by, dst reg.VecVirtual), size int) {
-	name += suffix
-	TEXT(name, NOSPLIT, fmt.Sprintf("func(dst, src *byte, bytes int, by float%d)", 8*size))
-	Doc(fmt.Sprintf("%s sets dst[i] = src[i] %s by for so many bytes, a multiple of %d.", name, operator, vectorBytes))
-	Pragma("noescape")
-	dst := Load(Param("dst"), GP64())
-	src := Load(Param("src"), GP64())
-	bytes := Load(Param("bytes"), GP64())
-	one, by := Load(Param("by"), XMM()).(reg.VecVirtual), vec()
-	if size == 4 {
-		VBROADCASTSS(one, by)
-	} else {
-		VBROADCASTSD(one, by)
+// arithmetic are the operations of Combine, in the order of its constants, of float32 and float64.
+var arithmetic = []kind{
+	{"sum", "F32", "Float32", "%s + %s", addPS, nil},
+	{"sum", "F64", "Float64", "%s + %s", addPD, nil},
+	{"diff", "F32", "Float32", "%s - %s", func(b, a, dst Op) { VSUBPS(b, a, dst) }, nil},
+	{"diff", "F64", "Float64", "%s - %s", func(b, a, dst Op) { VSUBPD(b, a, dst) }, nil},
+	{"prod", "F32", "Float32", "%s * %s", mulPS, nil},
+	{"prod", "F64", "Float64", "%s * %s", mulPD, nil},
+	{"quot", "F32", "Float32", "%s / %s", func(b, a, dst Op) { VDIVPS(b, a, dst) }, nil},
+	{"quot", "F64", "Float64", "%s / %s", func(b, a, dst Op) { VDIVPD(b, a, dst) }, nil},
+}
+
+// withNumber writes the loop over a vector and one number, which is the left or the right operand.
+func withNumber(k kind, left bool) {
+	name, a, b, vector, number := k.op+k.lane+"Right"+suffix, "a[i]", "*b", "a", "b"
+	if left {
+		name, a, b, vector, number = k.op+k.lane+"Left"+suffix, "*a", "b[i]", "b", "a"
 	}
-	at := GP64()
+	TEXT(name, NOSPLIT, "func(dst, a, b *byte, bytes int)")
+	Doc(fmt.Sprintf("%s sets dst[i] = %s for so many bytes, a multiple of %d.", name, fmt.Sprintf(k.doc, a, b),
+		vectorBytes))
+	Pragma("noescape")
+	dst, src := Load(Param("dst"), GP64()), Load(Param(vector), GP64())
+	one, by := Load(Param(number), GP64()), vec()
+	if k.lane == "F32" {
+		VBROADCASTSS(Mem{Base: one}, by)
+	} else {
+		VBROADCASTSD(Mem{Base: one}, by)
+	}
+	bytes, at := Load(Param("bytes"), GP64()), GP64()
+	XORQ(at, at)
+	turns(at, bytes, 4, func(vectors int) {
+		v := make([]reg.VecVirtual, vectors)
+		for i := range v {
+			v[i] = vec()
+			mem := Mem{Base: src, Index: at, Scale: 1, Disp: i * vectorBytes}
+			if left {
+				k.apply(mem, by, v[i])
+				continue
+			}
+			VMOVUPS(mem, v[i])
+			k.apply(by, v[i], v[i])
+		}
+		for i := range v {
+			VMOVUPS(v[i], Mem{Base: dst, Index: at, Scale: 1, Disp: i * vectorBytes})
+		}
+	})
+}
+
+// squareRoots writes the loop that takes the square root of every element.
+func squareRoots(lane string, root func(...Op)) {
+	name := "sqrt" + lane + suffix
+	TEXT(name, NOSPLIT, "func(dst, src *byte, bytes int)")
+	Doc(fmt.Sprintf("%s sets dst[i] = math.Sqrt(src[i]) for so many bytes, a multiple of %d.", name, vectorBytes))
+	Pragma("noescape")
+	dst, src := Load(Param("dst"), GP64()), Load(Param("src"), GP64())
+	bytes, at := Load(Param("bytes"), GP64()), GP64()
 	XORQ(at, at)
 	turns(at, bytes, 4, func(vectors int) {
 		for i := range vectors {
 			v := vec()
-			apply(Mem{Base: src, Index: at, Scale: 1, Disp: i * vectorBytes}, by, v)
+			root(Mem{Base: src, Index: at, Scale: 1, Disp: i * vectorBytes}, v)
 			VMOVUPS(v, Mem{Base: dst, Index: at, Scale: 1, Disp: i * vectorBytes})
 		}
 	})
