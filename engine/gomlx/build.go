@@ -165,6 +165,9 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 	if err := p.averagesNeedDevices(); err != nil {
 		return nil, err
 	}
+	if bl.b.fused != nil {
+		p.fuseUpdates()
+	}
 	// XLA compiles slowly: programs that every step needs are compiled now, the others on first use.
 	for _, x := range append([]*executable{gradients}, p.allUpdates()...) {
 		if err := ctx.Err(); err != nil {
@@ -843,10 +846,14 @@ type executable struct {
 	positions   []int            // of the outputs in the order of recording, if they are recorded
 	buckets     [][]int          // outputs that are handed over when they are computed, if they are recorded
 	inference   bool             // an evaluate or predict program
+	fuses       []bool           // by change: it may be computed in one pass over memory; nil: none
+	scales      []bool           // by argument: a gradient, which the pass can multiply by a factor; nil: none
 
-	mu      sync.Mutex
-	outputs []*graph.Node
-	exe     compute.Executable // nil: not compiled yet
+	mu       sync.Mutex
+	outputs  []*graph.Node
+	compiled bool
+	exe      compute.Executable // nil: not compiled yet, or nothing is left for it
+	fusion   *stages.Fusion     // what exe leaves to passes over memory; nil: nothing
 }
 
 // bind maps each parameter of the graph to its argument.
@@ -902,18 +909,23 @@ func (x *executable) finish() error {
 func (x *executable) compile() error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.exe != nil {
+	if x.compiled {
 		return nil
 	}
 	if err := x.finish(); err != nil {
 		return err
 	}
 	return catch("compile the "+x.name+" program", func() (err error) {
+		defer func() { x.compiled = err == nil }()
 		if err := collectivesOf(x.g).misused(); err != nil {
 			return err
 		}
 		if x.recorder != nil {
-			x.exe, err = x.g.Executable().(*stages.Deferred).Compile(x.buckets)
+			d := x.g.Executable().(*stages.Deferred)
+			if x.fuses != nil {
+				x.fuse(d)
+			}
+			x.exe, err = d.Compile(x.buckets)
 			return err
 		}
 		if err = x.g.Compile(x.outputs...); err == nil {

@@ -30,8 +30,9 @@ type device struct {
 	values   []compute.Buffer // by variable: the committed values
 	pending  []compute.Buffer // by variable: uncommitted values of the updates; nil if none
 	replaced []int            // the variables that the updates set
-	spare    []compute.Buffer // by parameter that another shard owns: memory for its next value; nil if none
-	own      []bool           // by parameter that another shard owns: the committed value can become a spare
+	kept     []int            // the variables whose old values become memory for new ones: the foreign and the fused
+	spare    []compute.Buffer // by variable that is kept: memory for its next value; nil if none
+	own      []bool           // by variable that is kept: the committed value can become a spare
 	old      []compute.Buffer // scratch, for oldValues
 	// oldValues takes the values that a step replaces.
 	oldValues *recycler
@@ -54,16 +55,20 @@ func newDevice(p *program, index int, d engine.Device, u *updates) (*device, err
 		values: make([]compute.Buffer, n), pending: make([]compute.Buffer, n),
 		lent: make([]*tensor.Tensor, p.parameters), dirty: make([]bool, p.parameters), behind: make([]bool, p.parameters),
 		versions: make([]uint64, n), copied: make([]uint64, n),
-		spare: make([]compute.Buffer, p.parameters), own: make([]bool, p.parameters),
+		spare: make([]compute.Buffer, n), own: make([]bool, n),
 	}
 	var err error
 	if x.num, err = p.backend.deviceNum(d); err != nil {
 		return nil, err
 	}
 	seen, used := make([]bool, n), make([]bool, n)
+	fused := make([]bool, n)
 	for _, x := range u.programs {
 		for _, v := range x.changed {
 			seen[v], used[v] = true, true
+		}
+		for _, v := range x.fusedChanges() {
+			fused[v] = true
 		}
 	}
 	for _, x := range append([]*executable{p.gradients, p.evaluate, p.predict}, u.programs...) {
@@ -78,10 +83,13 @@ func newDevice(p *program, index int, d engine.Device, u *updates) (*device, err
 		if v < p.parameters && !seen[v] {
 			x.foreign = append(x.foreign, v)
 		}
+		if fused[v] || v < p.parameters && !seen[v] {
+			x.kept = append(x.kept, v)
+		}
 	}
 	var list []shapes.Shape
 	for v, yes := range seen {
-		if yes && p.mirrored(v) {
+		if yes && !fused[v] && p.mirrored(v) {
 			x.replaced, list = append(x.replaced, v), append(list, p.variables[v].shape)
 		}
 	}
@@ -101,7 +109,9 @@ func (d *device) update(ctx context.Context, r *replica, part int, factor float6
 	}
 	if factor != 1 {
 		for _, i := range parameters {
-			multiply(r.memory[i], factor)
+			if x.multipliesInMemory(i) {
+				multiply(r.memory[i], factor)
+			}
 		}
 	}
 	out, err := r.run(ctx, x, nil)
@@ -109,7 +119,14 @@ func (d *device) update(ctx context.Context, r *replica, part int, factor float6
 	if err != nil {
 		return err
 	}
-	for i, v := range x.changed {
+	changed := x.changed
+	if x.fusion != nil {
+		if err := d.runFused(r, x, out, factor); err != nil {
+			return err
+		}
+		changed = x.restChanges()
+	}
+	for i, v := range changed {
 		release(d.pending[v]) // not nil for a step counter, or after a second update
 		d.pending[v] = out[i]
 	}
@@ -160,16 +177,25 @@ func (d *device) foreignMemory(i int) (*tensor.Tensor, error) {
 		d.dirty[i] = true
 		return d.lent[i], nil
 	}
-	if d.pending[i] == nil {
-		if d.pending[i], d.spare[i] = d.spare[i], nil; d.pending[i] == nil {
-			c, err := newHostBuffer(d.p.backend, d.num, v.shape)
-			if err != nil {
-				return nil, err
-			}
-			d.pending[i] = c.buffer
-		}
+	if err := d.keptMemory(i); err != nil {
+		return nil, err
 	}
 	return viewOf(d.pending[i], v.Variable, v.shape, d.num)
+}
+
+// keptMemory provides memory that the host can write for the new value of a variable that is kept.
+func (d *device) keptMemory(i int) error {
+	if d.pending[i] != nil {
+		return nil
+	}
+	if d.pending[i], d.spare[i] = d.spare[i], nil; d.pending[i] == nil {
+		c, err := newHostBuffer(d.p.backend, d.num, d.p.variables[i].shape)
+		if err != nil {
+			return err
+		}
+		d.pending[i] = c.buffer
+	}
+	return nil
 }
 
 // value returns the committed value of a variable on the device.
@@ -229,8 +255,9 @@ func (d *device) set(v int, b compute.Buffer) {
 	release(d.values[v])
 	d.values[v] = b
 	d.versions[v]++
+	d.own[v] = false
 	if v < len(d.behind) {
-		d.behind[v], d.own[v] = false, false
+		d.behind[v] = false
 	}
 }
 
@@ -245,7 +272,7 @@ func (d *device) commit() {
 			d.set(v, next)
 		}
 	}
-	for _, i := range d.foreign {
+	for _, i := range d.kept {
 		next := d.pending[i]
 		if next == nil {
 			continue
@@ -267,7 +294,7 @@ func (d *device) commit() {
 
 // discard frees uncommitted results.
 func (d *device) discard() {
-	for _, i := range d.foreign {
+	for _, i := range d.kept {
 		if d.pending[i] != nil {
 			d.spare[i], d.pending[i] = d.pending[i], nil
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/gomlx/compute/gobackend"
 
 	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/elementwise"
 )
 
 // Versions of the GoMLX modules pinned in go.mod.
@@ -69,6 +70,7 @@ func OpenGo(o GoOptions) (engine.Engine, error) {
 		devices:  n,
 		recycles: true,
 		kernels:  true,
+		fused:    elementwise.NewPool(runtime.GOMAXPROCS(0) - 1),
 	}, nil
 }
 
@@ -100,10 +102,11 @@ type backend struct {
 	description string
 	kind        string // of its devices
 	devices     int
-	physical    bool // device i is the backend's device i; otherwise all devices are its device 0
-	recycles    bool // donated buffers return to the pool from which outputs are allocated
-	whole       bool // a step in one program is faster than in two
-	kernels     bool // loops on the host may replace operations
+	physical    bool              // device i is the backend's device i; otherwise all devices are its device 0
+	recycles    bool              // donated buffers return to the pool from which outputs are allocated
+	whole       bool              // a step in one program is faster than in two
+	kernels     bool              // loops on the host may replace operations
+	fused       *elementwise.Pool // of the goroutines for updates
 }
 
 // builder returns the backend for which graphs are built: the backend itself, or a wrapper that also notes the

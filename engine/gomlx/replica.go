@@ -320,6 +320,9 @@ func (r *replica) run(ctx context.Context, x *executable, take stages.Take) (out
 		doing = "run " + r.nameOf(x)
 		r.doing[x] = doing
 	}
+	if x.exe == nil {
+		return nil, nil
+	}
 	err = catch(doing, func() error {
 		if p, ok := x.exe.(*stages.Program); ok {
 			out, err = r.runStages(ctx, p, take)

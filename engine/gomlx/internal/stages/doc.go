@@ -12,6 +12,9 @@
 // one, such as an activation for the backward pass, is an output of the earlier stage and an argument of the later
 // one. So nothing is computed twice, except constants and broadcasts: recomputing them is cheaper than passing them on.
 //
+// Results that depend element by element on the graph's parameters, such as an optimizer's new values, can be taken out
+// of the graph: [Deferred.Fuse] makes programs of package elementwise of them.
+//
 // Stages, and the order of all-reduces and buckets, depend only on the graph and the buckets. So every replica, in
 // every process, executes the same all-reduces in the same order.
 package stages

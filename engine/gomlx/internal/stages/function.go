@@ -105,10 +105,14 @@ func (f *function) Parameter(name string, shape shapes.Shape, sharding *compute.
 
 func (f *function) Constant(flat any, dims ...int) (compute.Value, error) {
 	dims = slices.Clone(dims)
-	return first1(f.add("Constant", []any{constant(flat, dims)},
+	v, err := first1(f.add("Constant", []any{constant(flat, dims)},
 		func(to compute.Function, _ []compute.Value) ([]compute.Value, error) {
 			return list1(to.Constant(flat, dims...))
 		}))
+	if err == nil {
+		v.(*value).op.literal = flat
+	}
+	return v, err
 }
 
 // Identity adds an identity, or an all-reduce within Recorder.AllReduce.

@@ -55,6 +55,7 @@ type builder struct {
 	parameters []*value
 	sums       []*value // outputs of the all-reduces
 	hosts      int      // kernels
+	fused      bool     // Fuse has taken results out: the backend does not accept unused parameters after the others
 	ops        int
 }
 
@@ -91,7 +92,7 @@ func (b *builder) Compile() (compute.Executable, error) {
 }
 
 func (b *builder) compile(buckets [][]int) (compute.Executable, error) {
-	if len(b.sums) == 0 && b.hosts == 0 && len(buckets) < 2 {
+	if len(b.sums) == 0 && b.hosts == 0 && len(buckets) < 2 && !b.fused {
 		return b.Builder.Compile()
 	}
 	p, err := newProgram(b, buckets)
@@ -147,6 +148,7 @@ type op struct {
 	parameter  int // its index if kind is parameterOp or sumOp
 	kind       opKind
 	run        func(out, in []any) // if kind is hostOp
+	literal    any                 // the elements of a constant
 	plan                           // of operations of the main function
 }
 
