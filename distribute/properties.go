@@ -45,7 +45,15 @@ func (s *Strategy) ClusterResolver() cluster.Resolver { return s.resolver }
 
 // Stats returns the times so far. Those of a Run in progress may be counted in part.
 func (s *Strategy) Stats() Stats {
-	out := Stats{Runs: int(s.stats.runs.Load()), Elapsed: time.Duration(s.stats.elapsed.Load())}
+	var out Stats
+	s.ReadStats(&out)
+	return out
+}
+
+// ReadStats sets out to the times so far, as [Strategy.Stats] returns them. It uses the memory of out.Replicas again.
+func (s *Strategy) ReadStats(out *Stats) {
+	out.Runs, out.Elapsed = int(s.stats.runs.Load()), time.Duration(s.stats.elapsed.Load())
+	out.Replicas = out.Replicas[:0]
 	for i := range s.stats.replicas {
 		r := &s.stats.replicas[i]
 		out.Replicas = append(out.Replicas, ReplicaStats{
@@ -53,5 +61,4 @@ func (s *Strategy) Stats() Stats {
 			Wait: time.Duration(r.waitTime.Load()), Calls: r.calls.Load(),
 		})
 	}
-	return out
 }

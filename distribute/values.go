@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -98,6 +99,9 @@ func Regroup(perReplica []Value) (Value, error) { return regroup("Regroup", perR
 func regroup(op string, perReplica []Value, alwaysWrap bool) (Value, error) {
 	if len(perReplica) == 1 && !alwaysWrap {
 		return perReplica[0], nil
+	}
+	if !alwaysWrap && !slices.ContainsFunc(perReplica, func(v Value) bool { return v != nil }) {
+		return nil, nil // the result of a step function without one
 	}
 	return regroupAs(op, perReplica, func(leaves []any) Value {
 		if v := wholeOf(leaves); v != nil {

@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/engine"
@@ -22,7 +23,8 @@ type feeder struct {
 	err    error // why ready was closed; nil: the dataset ended
 	cancel context.CancelFunc
 	reader *reader
-	stuck  bool // next timed out
+	stuck  bool        // next timed out
+	timer  *time.Timer // of next; nil: it has not waited yet
 
 	labels, evaluation bool // of feedConfig
 
@@ -99,8 +101,16 @@ func (f *feeder) next(ctx context.Context) (*globalBatch, error) {
 		return f.got(ctx, g, ok)
 	default:
 	}
-	deadline, stop := after(f.t.config.DataTimeout)
-	defer stop()
+	var deadline <-chan time.Time
+	if d := f.t.config.DataTimeout; d > 0 {
+		if f.timer == nil {
+			f.timer = time.NewTimer(d)
+		} else {
+			f.timer.Reset(d)
+		}
+		defer f.timer.Stop()
+		deadline = f.timer.C
+	}
 	select {
 	case g, ok := <-f.ready:
 		return f.got(ctx, g, ok)
@@ -474,7 +484,12 @@ func checkBatched(kind string, tensors []*tensor.Tensor, features []engine.Featu
 
 func checkFeatures(kind string, tensors []*tensor.Tensor, features []engine.Feature, rows int) error {
 	for i, f := range features {
-		if err := fits(tensors[i], f.DType, append([]int{rows}, f.Shape...)); err != nil {
+		t := tensors[i]
+		if t != nil && t.DType() == f.DType && len(t.Shape()) == 1+len(f.Shape) && t.Shape()[0] == rows &&
+			slices.Equal(t.Shape()[1:], f.Shape) {
+			continue
+		}
+		if err := fits(t, f.DType, append([]int{rows}, f.Shape...)); err != nil {
 			return fmt.Errorf("%s %d: %w", kind, i, err)
 		}
 	}

@@ -370,7 +370,7 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 	mean := f.position.mean
 	var b stepBatches
 	for step := begin.Done + 1; f.cfg.StepsPerEpoch == 0 || step <= f.cfg.StepsPerEpoch; step++ {
-		before := f.t.strategy.Stats()
+		f.t.strategy.ReadStats(&f.speed.before)
 		start := time.Now()
 		f.t.at(PhaseData)
 		err := stream.step(ctx, &b, f.cfg.Accumulate)
@@ -419,7 +419,8 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 		last := b.list[len(b.list)-1].position
 		f.position.step, f.position.next = step, batchPosition{last.pass, last.batch + 1}
 		stream.release(b.list...)
-		f.speed.add(info, before, f.t.strategy.Stats())
+		f.t.strategy.ReadStats(&f.speed.after)
+		f.speed.add(info)
 		f.history.Steps++
 		epoch.Steps = step
 		epoch.Duration += info.Duration

@@ -521,12 +521,16 @@ func TestSpeed(t *testing.T) {
 	stats := func(n time.Duration) distribute.Stats {
 		return distribute.Stats{Replicas: []distribute.ReplicaStats{{Reduce: n, Wait: 3 * n}, {Reduce: 3 * n, Wait: n}}}
 	}
-	w.add(Step{Examples: 10, Duration: time.Hour}, stats(0), stats(time.Minute))
+	add := func(s Step, reduce time.Duration) {
+		w.before, w.after = stats(0), stats(reduce)
+		w.add(s)
+	}
+	add(Step{Examples: 10, Duration: time.Hour}, time.Minute)
 	if got := w.result(2); got.Steps != 1 || got.Duration != time.Hour {
 		t.Errorf("the only step was not counted: %+v", got)
 	}
-	w.add(Step{Examples: 10, Duration: time.Second}, stats(0), stats(100*time.Millisecond))
-	w.add(Step{Examples: 6, Duration: time.Second}, stats(0), stats(0))
+	add(Step{Examples: 10, Duration: time.Second}, 100*time.Millisecond)
+	add(Step{Examples: 6, Duration: time.Second}, 0)
 	want := Speed{
 		Steps: 2, Examples: 16, Duration: 2 * time.Second, ExamplesPerSecond: 8, ReduceShare: 0.1,
 		WaitShare: 0.1,

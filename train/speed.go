@@ -19,7 +19,8 @@ type Speed struct {
 
 // stopwatch accumulates steps for a Speed.
 type stopwatch struct {
-	first, rest lap
+	first, rest   lap
+	before, after distribute.Stats // of the last step
 }
 
 type lap struct {
@@ -29,7 +30,7 @@ type lap struct {
 	reduce, wait time.Duration // of all replicas
 }
 
-func (w *stopwatch) add(s Step, before, after distribute.Stats) {
+func (w *stopwatch) add(s Step) {
 	l := &w.rest
 	if w.first.steps == 0 {
 		l = &w.first
@@ -37,9 +38,9 @@ func (w *stopwatch) add(s Step, before, after distribute.Stats) {
 	l.steps++
 	l.examples += int64(s.Examples)
 	l.duration += s.Duration
-	for i := range after.Replicas {
-		l.reduce += after.Replicas[i].Reduce - before.Replicas[i].Reduce
-		l.wait += after.Replicas[i].Wait - before.Replicas[i].Wait
+	for i := range w.after.Replicas {
+		l.reduce += w.after.Replicas[i].Reduce - w.before.Replicas[i].Reduce
+		l.wait += w.after.Replicas[i].Wait - w.before.Replicas[i].Wait
 	}
 }
 

@@ -44,9 +44,8 @@ func (b *stepBatches) add(g *globalBatch) {
 func (t *Trainer) step(ctx context.Context, b *stepBatches) (made, stop bool, problem *NotFiniteError, err error) {
 	b.stop = t.diloco == nil && t.wantsStop() // with DiLoCo the workers agree on it before a round
 	once := func() (stop bool, err error) {
-		return t.transact(ctx, b, func(ctx context.Context, r *distribute.Replica) error {
-			return t.reduceGradients(ctx, r, b, true)
-		})
+		t.stepping = b
+		return t.transact(ctx, b, t.takeStep)
 	}
 	b.tolerated = t.tolerates(false)
 	if stop, err = once(); errors.Is(err, errNotFinite) && t.overflowed() {
@@ -115,11 +114,8 @@ func (t *Trainer) runOn(ctx context.Context, s *distribute.Strategy,
 		d.computed.reset()
 	}
 	t.summed.reset()
-	_, err := distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica,
-		_ ...distribute.Value,
-	) (distribute.Value, error) {
-		return nil, f(ctx, r)
-	})
+	t.running = f
+	_, err := distribute.Run(ctx, s, t.onReplica)
 	if failure, ok := err.(*distribute.StepError); ok { // not wrapped, so of this Run and not of an outer one
 		failure.Wait()
 	}
@@ -169,6 +165,16 @@ type device struct {
 	buckets  []int   // by part: the number of its buckets
 	left     []int   // by part: the number of those that are not reduced yet
 	computed barrier // all replicas have computed their gradients
+}
+
+// makeSteps makes the functions that replicas run: once, because a closure in every step would be allocated.
+func (t *Trainer) makeSteps() {
+	t.takeStep = func(ctx context.Context, r *distribute.Replica) error {
+		return t.reduceGradients(ctx, r, t.stepping, true)
+	}
+	t.onReplica = func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+		return nil, t.running(ctx, r)
+	}
 }
 
 // plan derives from the program how gradients are reduced and variables updated.

@@ -37,6 +37,11 @@ type Trainer struct {
 	norm    float64          // of the last step's gradients, with Config.ClipNorm
 	summed  barrier          // all replicas have added their squares
 
+	stepping  *stepBatches                                     // of the step in progress
+	takeStep  func(context.Context, *distribute.Replica) error // computes and updates by them
+	running   func(context.Context, *distribute.Replica) error // what onReplica calls
+	onReplica func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error)
+
 	metrics   []metric
 	sums      int // of all metrics
 	variables []engine.Variable
@@ -74,6 +79,7 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 		return nil, errors.New("train: the strategy has no engine: set Engine in its configuration")
 	}
 	t := &Trainer{strategy: s, inner: s, workers: 1, assigned: assigned{variable: -1}}
+	t.makeSteps()
 	if err := cfg.complete(ctx, s.Options().Timeout); err != nil {
 		t.failOthers(ctx, err)
 		return nil, err
