@@ -229,7 +229,7 @@ func (f *fusion) check(v *value) bool {
 	return elementwise.Supports(v.op.name, t, types...)
 }
 
-// root returns the value that stands for the part of v.
+// root returns the value that identifies the part of v.
 func (f *fusion) root(v *value) *value {
 	for f.group[v] != nil {
 		v = f.group[v]
