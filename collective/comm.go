@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/timeline"
 )
 
 // Communicator is one rank's view of a set of ranks that execute collectives together (MPI's communicator,
@@ -77,6 +78,15 @@ type Group interface {
 	Rebuild(ctx context.Context) (Group, error)
 	// Close closes the communicators of all local ranks.
 	Close() error
+}
+
+// Timed is a [Group] whose calls a recorder can record, as [Config].Timeline does. The groups of [Open] and
+// [OpenBackends] implement it.
+type Timed interface {
+	Group
+	// SetTimeline sets the recorder of the group and of the groups that Rebuild and Split make of it later. No call may
+	// be running.
+	SetTimeline(r *timeline.Recorder)
 }
 
 // Watchable is a [Group] to which a [Monitor] can be attached after it was made. The groups of [Open]

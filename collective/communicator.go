@@ -13,6 +13,7 @@ import (
 	"github.com/lockstep-ml/lockstep/collective/flight"
 	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/timeline"
 )
 
 // communicator is the front end of one rank's communicator.
@@ -183,7 +184,9 @@ func (c *communicator) execute(ctx context.Context, call *Call, t ticket, user b
 	} else if err = call.before(ctx); err != nil {
 		err = c.callError(call, t, ErrAborted, err)
 	} else {
+		entered := g.cfg.Timeline.Now()
 		err = c.backend.Run(r)
+		c.record(r, entered)
 	}
 	if err != nil {
 		err = g.fail(err, c.rank)
@@ -192,6 +195,28 @@ func (c *communicator) execute(ctx context.Context, call *Call, t ticket, user b
 	}
 	c.log.ended(r, err)
 	return err
+}
+
+// record adds the call that has just ended to the timeline, if there is one.
+func (c *communicator) record(r *Running, entered time.Duration) {
+	to := c.group.cfg.Timeline
+	if to == nil || c.log.used != r.turn+1 {
+		return // the call failed before it began
+	}
+	k := &c.log.calls[r.turn%keptCalls] // only this goroutine changes it
+	to.Add(timeline.Event{
+		Kind: timeline.Collective, Replica: c.worldRank(), Start: entered, End: to.Now(), Op: k.call.Op,
+		Algorithm: k.call.Algorithm, Comm: c.group.cfg.Name,
+		Seq: uint64(c.group.cfg.Epoch)<<40 | r.seq, Bytes: int64(r.Count * r.Call.Type.Bytes()),
+	})
+}
+
+// worldRank returns the rank in the group that Open made.
+func (c *communicator) worldRank() int {
+	if c.group.world == nil {
+		return c.rank
+	}
+	return c.group.world[c.rank]
 }
 
 // manner is how a call is made.

@@ -9,10 +9,11 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective/chooser"
 	"github.com/lockstep-ml/lockstep/collective/plan"
+	"github.com/lockstep-ml/lockstep/timeline"
 )
 
-// Config configures a communicator. The zero value works. All fields but Timeout, Stall, Monitor, Describe
-// and Logger must be equal on all ranks; if ranks choose different algorithms, the call is a mismatch.
+// Config configures a communicator. The zero value works. All fields but Timeout, Stall, Monitor, Describe,
+// Timeline and Logger must be equal on all ranks; if ranks choose different algorithms, the call is a mismatch.
 type Config struct {
 	// Name of the communicator in errors and logs. Default "world".
 	Name string
@@ -45,6 +46,9 @@ type Config struct {
 	// ranks: the failed ranks are its Peers or, if another process reported the failure, its Rank. Default
 	// none.
 	Describe func(*Error) string
+	// Timeline records every call of the local ranks, from its entry to its end. Default none. Reading the clock twice
+	// costs about 0.1 µs a call.
+	Timeline *timeline.Recorder
 	// Logger receives the warnings. Default slog.Default().
 	Logger *slog.Logger
 }

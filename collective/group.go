@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective/flight"
+	"github.com/lockstep-ml/lockstep/timeline"
 )
 
 // group is the local ranks of one communicator, and what they share: the configuration, and the failure. The
@@ -56,6 +57,7 @@ const (
 var (
 	_ Watchable = (*group)(nil)
 	_ Recorded  = (*group)(nil)
+	_ Timed     = (*group)(nil)
 )
 
 // openGroup makes the communicators of the local ranks of a group. The configuration is complete.
@@ -92,6 +94,8 @@ func (g *group) Local() []Communicator { return g.locals }
 func (g *group) Watch(m Monitor) {
 	g.watcher, g.cfg.Monitor = newWatcher(m), m
 }
+
+func (g *group) SetTimeline(r *timeline.Recorder) { g.cfg.Timeline = r }
 
 func (g *group) Flights() []flight.Rank { return g.book.All() }
 

@@ -119,7 +119,7 @@ func (cfg *MultiWorkerConfig) join(op string, job *cluster.Job, replicas int) (*
 	if c.Opener == nil {
 		c.Opener = cfg.Options.Implementation.Opener()
 	}
-	c.Collective = cfg.Options.group(cfg.Stall, cfg.Logger)
+	c.Collective = cfg.Options.group(cfg.Stall, cfg.Logger, nil)
 	w, err := clusterworker.Join(context.Background(), c)
 	if err != nil {
 		return nil, errorf(op, nil, "%w", err)

@@ -3,8 +3,10 @@ package distribute
 import (
 	"log/slog"
 
+	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/timeline"
 )
 
 // open sets the defaults and starts the strategy's goroutines and communicators.
@@ -20,6 +22,14 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 	}
 	if s.self == nil {
 		s.self = s
+	}
+	switch {
+	case s.member != nil:
+		s.timeline = s.member.Timeline()
+	case s.self != s:
+		s.timeline = s.self.timeline
+	default:
+		s.timeline = timeline.NewRecorder()
 	}
 	for _, d := range s.devices {
 		s.engineDevices = append(s.engineDevices, engine.Device{Kind: d.Kind, Index: d.Index})
@@ -40,8 +50,11 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 		s.group.share(s.detector)
 	case s.userGroup != nil:
 		s.group = adoptReplicaGroup(s, s.detector, s.userGroup, s.size)
+		if g, ok := s.userGroup.(collective.Timed); ok {
+			g.SetTimeline(s.timeline)
+		}
 	case s.size > 1:
-		group, err := openReplicaGroup(s, s.detector, len(s.devices), s.options.group(s.stall, s.logger))
+		group, err := openReplicaGroup(s, s.detector, len(s.devices), s.options.group(s.stall, s.logger, s.timeline))
 		if err != nil {
 			return nil, errorf(op, nil, "%w", err)
 		}

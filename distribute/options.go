@@ -8,6 +8,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/collective/packing"
+	"github.com/lockstep-ml/lockstep/timeline"
 )
 
 // ReduceOp says how the replicas' values are combined (TensorFlow's ReduceOp): [Sum] or [Mean].
@@ -154,9 +155,10 @@ func (o Options) over(call []Options) (Options, error) {
 }
 
 // group returns the configuration of communicators between replicas.
-func (o Options) group(stall time.Duration, logger *slog.Logger) collective.Config {
+func (o Options) group(stall time.Duration, logger *slog.Logger, r *timeline.Recorder) collective.Config {
 	return collective.Config{
 		Name: "replicas", Timeout: o.Timeout, Stall: stall, Order: o.Order, Accumulate: o.Accumulate, Logger: logger,
+		Timeline: r,
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/distribute/internal/undo"
 	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/timeline"
 )
 
 // Strategy distributes training over devices (TensorFlow's tf.distribute.Strategy). Its methods may be called
@@ -53,6 +54,8 @@ type Strategy struct {
 	workers []*worker
 	undo    undo.Log[*deadlock.Run]
 	stats   runStats
+	// timeline records the calls between replicas. It belongs to the worker, if the strategy is one of a job.
+	timeline *timeline.Recorder
 
 	warnedImplementation sync.Once
 
@@ -104,6 +107,10 @@ func (s *Strategy) EngineParameterDevice() (d engine.Device, ok bool) {
 
 // Engine returns the engine that the strategy was made with, or nil.
 func (s *Strategy) Engine() engine.Engine { return s.engine }
+
+// Timeline returns the recorder of this process: of the calls between replicas and, while a train.Trainer uses the
+// strategy, of its steps.
+func (s *Strategy) Timeline() *timeline.Recorder { return s.timeline }
 
 // Options returns the default options of all reductions.
 func (s *Strategy) Options() Options { return s.options }

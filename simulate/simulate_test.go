@@ -3,7 +3,6 @@ package simulate_test
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"iter"
 	"strings"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective/plan"
 	"github.com/lockstep-ml/lockstep/simulate"
+	"github.com/lockstep-ml/lockstep/timeline/timelinetest"
 )
 
 // cluster returns a cluster with round rates, in bytes per nanosecond: 1 between hosts, 10 inside, 100 while combining.
@@ -177,27 +177,23 @@ func TestTrace(t *testing.T) {
 	if err := errors.Join(err, trace.Close()); err != nil {
 		t.Fatal(err)
 	}
-	var read struct {
-		TraceEvents []struct {
-			Name    string
-			Ph      string
-			TS, Dur float64
-			PID     int
-			TID     int
+	read, err := timelinetest.Read(&out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end, spans := 0.0, 0
+	for _, e := range read.Events {
+		if e.Phase != "X" {
+			continue
 		}
-	}
-	if err := json.Unmarshal(out.Bytes(), &read); err != nil {
-		t.Fatalf("%v in\n%s", err, out.String())
-	}
-	if len(read.TraceEvents) != r.Steps {
-		t.Errorf("%d events for %d steps", len(read.TraceEvents), r.Steps)
-	}
-	end := 0.0
-	for _, e := range read.TraceEvents {
-		if e.Ph != "X" || e.Name == "" || e.PID != e.TID || e.Dur < 0 {
+		spans++
+		if *e.Process != *e.Thread {
 			t.Errorf("event %+v", e)
 		}
-		end = max(end, e.TS+e.Dur)
+		end = max(end, e.End())
+	}
+	if spans != r.Steps {
+		t.Errorf("%d events for %d steps", spans, r.Steps)
 	}
 	if got := time.Duration(end * 1e3); got < r.Time-time.Nanosecond || got > r.Time+time.Nanosecond {
 		t.Errorf("the last event ends at %v, the collective at %v", got, r.Time)

@@ -59,6 +59,9 @@ type Config struct {
 	// one). Calls do not overlap. It must not block: a worker of a job reports through it that it is making
 	// progress.
 	Progress func(step int64, phase Phase)
+	// Trace makes Fit write a timeline of its last steps. It must be set on all workers or on none; Path counts on the
+	// chief only. Nil: none.
+	Trace *Trace
 	// NotFinite is the policy for a loss or a gradient that is an infinity or NaN. The default is to fail
 	// with a [NotFiniteError]. It must be the same on all workers.
 	NotFinite NotFinitePolicy
@@ -144,7 +147,7 @@ func (c *Config) complete(ctx context.Context, timeout time.Duration) error {
 	if err := c.LossScaling.complete(); err != nil {
 		return err
 	}
-	if err := c.completeDiLoCo(); err != nil {
+	if err := errors.Join(c.completeDiLoCo(), c.completeTrace()); err != nil {
 		return err
 	}
 	all := slices.Concat(c.Inputs, c.Labels)

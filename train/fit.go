@@ -100,6 +100,7 @@ func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*His
 			"call one after the other, and none in a callback")
 	}
 	defer t.fitting.Store(nil)
+	var tr *tracing
 	err := cfg.validate()
 	if cfg.EMA && err == nil {
 		if _, err = t.ema(); err != nil {
@@ -110,7 +111,9 @@ func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*His
 	case err == nil && ds == nil:
 		err = f.dataFailed(ctx, errNoDataset)
 	case err == nil:
-		err = f.run(ctx)
+		if tr, err = t.startTrace(ctx, cfg.Accumulate); err == nil {
+			err = f.run(ctx)
+		}
 	}
 	if errors.Is(err, ErrStop) {
 		f.history.Stopped, err = true, nil
@@ -124,6 +127,7 @@ func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*His
 	if err == nil {
 		err = t.checkAll(ctx)
 	}
+	err = moreSevere(err, t.endTrace(ctx, tr, err))
 	if err == nil {
 		err = f.done(ctx)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/timeline"
 	"github.com/lockstep-ml/lockstep/train/compress"
 )
 
@@ -90,9 +91,12 @@ func (t *Trainer) transact(ctx context.Context, b *stepBatches,
 		t.discard()
 		return stop, err
 	}
+	t.begins(0, timeline.Commit)
 	t.commit()
+	t.begins(0, timeline.Callbacks)
 	t.committed++
 	t.passes = 0
+	t.stepEnded(b)
 	return false, nil
 }
 
@@ -239,6 +243,7 @@ func (t *Trainer) plan() {
 			}
 		}
 		p.ready = func(k int) {
+			t.reached(replica, k)
 			// the scalars, which the last bucket's call also reduces, are complete after Gradients only
 			if p.failure == nil && k < len(t.buckets)-1 {
 				p.failure = t.startReduction(p, k, nil)
@@ -257,6 +262,9 @@ func (t *Trainer) compute(ctx context.Context, r *distribute.Replica, b *stepBat
 	for i := range b.list {
 		if b.list[i].weightSum == 0 {
 			continue
+		}
+		if i > 0 {
+			t.ends(local, 0)
 		}
 		s, err := t.program.Gradients(ctx, local, t.micro(r, b, i), ready)
 		if err != nil {
@@ -293,6 +301,7 @@ func (p *part) add(s engine.Scalars) {
 // reduceGradients computes the replica's gradients and all-reduces them with loss and metrics. A bucket's
 // reduction starts as soon as its gradients are computed. If update is set, the replica's device is updated.
 func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b *stepBatches, update bool) error {
+	defer t.finished(r)
 	if update && t.stepsWhole(b) {
 		return t.wholeStep(ctx, r, b)
 	}
@@ -449,6 +458,9 @@ func (t *Trainer) update(ctx context.Context, r *distribute.Replica, k int) erro
 
 // sum implements the all-reduces inside a model, which run during the gradients program.
 func (t *Trainer) sum(ctx context.Context, replica int, dst, src []*tensor.Tensor, names []string) error {
+	kind := t.clocks[replica].kind
+	t.begins(replica, timeline.Wait)
+	defer t.begins(replica, kind)
 	return t.parts[replica].replica.AllReduceInto(ctx, distribute.Sum, dst, src, names,
 		distribute.Options{Concurrent: true}) // it does not wait for the buckets whose reduction has started
 }

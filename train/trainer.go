@@ -8,10 +8,12 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/timeline"
 )
 
 // Trainer trains one model over one strategy. Only one goroutine at a time may use it, except for
@@ -68,6 +70,9 @@ type Trainer struct {
 	scale        lossScale
 
 	notFinite int // non-finite batches that did not end Fit or Evaluate
+
+	clocks []clock                           // by replica
+	took   [timeline.KindCount]time.Duration // by the first replica since the last step was committed
 }
 
 // New compiles m for the replicas of s. The strategy must have an engine and must outlive the trainer. With several
@@ -102,6 +107,7 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 		if i < 0 {
 			i, devices, t.devices = len(devices), append(devices, d), append(t.devices, &device{})
 		}
+		t.clocks = append(t.clocks, clock{idle: true})
 		t.devices[i].replicas, t.deviceOf = append(t.devices[i].replicas, replica), append(t.deviceOf, i)
 	}
 	t.at(PhaseCompile)
@@ -189,17 +195,20 @@ func keepsCentral(s *distribute.Strategy, program engine.Program) error {
 		s.Engine().Name(), s, strings.Join(s.ParameterDevices(), ", ")), program.Close())
 }
 
-// at reports to Config.Progress the phase that begins.
+// at records the phase that begins, and reports it to Config.Progress.
 func (t *Trainer) at(phase Phase) {
+	t.begins(0, kindOf(phase))
 	if t.config.Progress != nil {
 		t.config.Progress(t.committed+1, phase)
 	}
 }
 
-// replicaAt reports the phase that a replica begins. Only the worker's first replica reports.
+// replicaAt records the phase that a replica begins. Only the worker's first replica reports it.
 func (t *Trainer) replicaAt(r *distribute.Replica, phase Phase) {
 	if r.LocalID() == 0 {
 		t.at(phase)
+	} else {
+		t.begins(r.LocalID(), kindOf(phase))
 	}
 }
 

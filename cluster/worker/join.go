@@ -18,6 +18,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/internal/listener"
+	"github.com/lockstep-ml/lockstep/timeline"
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/mem"
 	"github.com/lockstep-ml/lockstep/transport/mixed"
@@ -33,7 +34,7 @@ func Join(ctx context.Context, cfg Config) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Worker{cfg: cfg, job: cfg.Job, secret: cfg.Secret}
+	w := &Worker{cfg: cfg, job: cfg.Job, secret: cfg.Secret, timeline: timeline.NewRecorder()}
 	w.progress.step.Store(-1)
 	w.progress.phaseBegun = make(chan struct{}, 1)
 	w.life, w.endLife = context.WithCancelCause(context.Background())
@@ -93,7 +94,7 @@ func (w *Worker) open(ends []transport.Endpoint) error {
 // collective returns the configuration of the communicator.
 func (w *Worker) collective() collective.Config {
 	c := w.cfg.Collective
-	c.Epoch = w.job.Epoch
+	c.Epoch, c.Timeline = w.job.Epoch, w.timeline
 	if w.store != nil {
 		c.Describe = w.describe
 	}

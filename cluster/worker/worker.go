@@ -15,6 +15,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/internal/listener"
+	"github.com/lockstep-ml/lockstep/timeline"
 )
 
 // Worker is this process as a worker of its job. [Join] creates it, Close ends it. Its methods are safe for
@@ -30,6 +31,7 @@ type Worker struct {
 	current       current
 	group         *group
 	progress      progress
+	timeline      *timeline.Recorder
 	watch         *rendezvous.Watch  // nil: a job of one worker
 	store         rendezvous.Store   // nil: a job of one worker
 	server        *rendezvous.Server // nil: another process serves it
@@ -56,6 +58,9 @@ func (w *Worker) Job() *cluster.Job { return w.job }
 
 // Opener returns the third-party backend from the configuration, or nil for the library's own transports.
 func (w *Worker) Opener() *Opener { return w.cfg.Opener }
+
+// Timeline returns the recorder of this worker's calls and steps.
+func (w *Worker) Timeline() *timeline.Recorder { return w.timeline }
 
 // Members returns all workers, by number.
 func (w *Worker) Members() []Member { return append([]Member(nil), w.members...) }

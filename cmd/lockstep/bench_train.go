@@ -32,6 +32,7 @@ type benchTrainFlags struct {
 	rounds, steps          int
 	alone                  bool
 	step                   stepFlags
+	trace                  traceFlags
 	gptFlags
 	workerFlags
 }
@@ -84,7 +85,7 @@ the workers of that job.`, benchSteps, benchRounds, benchSteps, benchSteps),
 			if !cmd.Flags().Changed("replicas") {
 				o.replicas = max(runtime.GOMAXPROCS(0), o.workers)
 			}
-			if err := o.check(); err != nil {
+			if err := errors.Join(o.check(), o.trace.check(cmd.Flags().Changed), o.trace.checkWritable()); err != nil {
 				return err
 			}
 			if err := o.checkMemory(); err != nil {
@@ -110,6 +111,7 @@ the workers of that job.`, benchSteps, benchRounds, benchSteps, benchSteps),
 	f.StringVar(&o.engine, "engine", "go", "compute engine: "+oneOf(gomlx.Names))
 	f.StringVar(&o.plugin, "xla-plugin", "", "PJRT plugin `file` for --engine xla (default $"+gomlx.PluginEnv+")")
 	o.step.add(f)
+	o.trace.add(f)
 	f.BoolVar(&o.alone, "alone", false, "also measure how much longer a step takes than its computation alone")
 	f.IntVar(&o.rounds, "rounds", benchRounds, "rounds to measure, after one to warm up")
 	f.IntVar(&o.steps, "steps", benchSteps, "steps of a round")
@@ -166,10 +168,10 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 	tuneGC(job)
 	in := catchInterrupts(ctx)
 	defer in.close()
-	w, phases := o.workload(), &phaseClock{}
+	w := o.workload()
 	cfg := sessionConfig{
 		engine: o.engine, plugin: o.plugin, replicas: o.replicas, logicalCPUs: o.replicas,
-		globalBatch: o.globalBatch, seed: 1, progress: phases.at,
+		globalBatch: o.globalBatch, seed: 1, trace: o.trace.config(),
 		bucketBytes: o.step.bucketBytes.n, compress: o.step.compress.Codec, shard: o.step.shard.Sharding,
 	}
 	if job.Workers > 1 {
@@ -205,16 +207,17 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 			rounds = aloneRounds
 		}
 	}
+	times := &stepClock{recorder: s.trainer.Timeline()}
 	var rates []float64
 	var start time.Time
 	history, err := s.trainer.Fit(ctx, data.FromTensors(batch).Batch(o.globalBatch), train.FitConfig{
 		Epochs: 1 + rounds, StepsPerEpoch: o.steps, Accumulate: o.step.accumulate,
 		Callbacks: []train.Callback{in.callback(), {
 			OnEpochBegin: func(context.Context, train.EpochBegin) error { start = time.Now(); return nil },
-			OnStepEnd:    func(context.Context, train.Step) error { steps.Add(1); return nil },
+			OnStepEnd:    func(context.Context, train.Step) error { steps.Add(1); times.add(); return nil },
 			OnEpochEnd: func(_ context.Context, e train.Epoch) error {
 				if e.Epoch == 0 {
-					phases.reset()
+					times.reset()
 				} else {
 					rates = append(rates, float64(e.Examples)/time.Since(start).Seconds())
 				}
@@ -228,7 +231,7 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 	case history.Stopped:
 		return errInterrupted
 	}
-	parts, memory := phases.perStep(rounds*o.steps), peakMemory()
+	parts, memory := times.perStep(), peakMemory()
 	if o.format != "plain" {
 		if parts.communication, err = s.trainer.CommunicationTime(in, benchSteps); err != nil {
 			return err

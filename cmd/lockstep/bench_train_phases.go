@@ -5,36 +5,36 @@ import (
 	"io"
 	"os"
 	"strings"
-	"sync"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/train"
+	"github.com/lockstep-ml/lockstep/timeline"
 )
 
-// phaseClock measures how long the first replica of this process is in each phase of training.
-type phaseClock struct {
-	mu    sync.Mutex
-	phase train.Phase
-	since time.Time
-	times map[train.Phase]time.Duration
+// stepClock adds up where the steps of this process spend their time, on its first replica.
+type stepClock struct {
+	recorder *timeline.Recorder
+	read     uint64 // records
+	steps    int
+	sum      stepTimes
 }
 
-// at ends the current phase and begins another. It has the signature of train.Config.Progress.
-func (c *phaseClock) at(_ int64, phase train.Phase) {
-	now := time.Now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.times != nil {
-		c.times[c.phase] += now.Sub(c.since)
+// add adds the steps that were recorded since the last call.
+func (c *stepClock) add() {
+	list, read := c.recorder.Steps(c.read)
+	c.read = read
+	c.steps += len(list)
+	for _, s := range list {
+		c.sum.input += s.Input
+		c.sum.compute += s.Compute
+		c.sum.exposed += s.Wait
+		c.sum.update += s.Update
 	}
-	c.phase, c.since = phase, now
 }
 
 // reset drops the times measured so far.
-func (c *phaseClock) reset() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.times, c.since = map[train.Phase]time.Duration{}, time.Now()
+func (c *stepClock) reset() {
+	c.add()
+	c.steps, c.sum = 0, stepTimes{}
 }
 
 // stepTimes are the parts of a mean step.
@@ -43,14 +43,11 @@ type stepTimes struct {
 	communication                   time.Duration // of a step's gradients, with nothing else to do
 }
 
-// perStep returns the mean times of n steps.
-func (c *phaseClock) perStep(n int) stepTimes {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	mean := func(p train.Phase) time.Duration { return c.times[p] / time.Duration(max(n, 1)) }
+// perStep returns the mean times of the steps.
+func (c *stepClock) perStep() stepTimes {
+	mean := func(d time.Duration) time.Duration { return d / time.Duration(max(c.steps, 1)) }
 	return stepTimes{
-		input: mean(train.PhaseData), compute: mean(train.PhaseCompute), exposed: mean(train.PhaseReduce),
-		update: mean(train.PhaseUpdate),
+		input: mean(c.sum.input), compute: mean(c.sum.compute), exposed: mean(c.sum.exposed), update: mean(c.sum.update),
 	}
 }
 

@@ -43,7 +43,7 @@ type sessionConfig struct {
 	shard           train.Sharding
 	clipNorm        float64
 	clipValue       float64
-	progress        func(step int64, phase train.Phase) // nil: none
+	trace           *train.Trace // nil: none
 }
 
 // openSession opens the engine and, if there is a job, joins the other workers.
@@ -94,16 +94,10 @@ func (s *session) compile(ctx context.Context, m engine.Model, inputs, labels []
 	cfg := train.Config{
 		GlobalBatch: s.cfg.globalBatch, Seed: s.cfg.seed, BucketBytes: s.cfg.bucketBytes, Compress: s.cfg.compress,
 		DiLoCo: s.cfg.diloco, ShardOptimizer: s.cfg.shard,
-		ClipNorm: s.cfg.clipNorm, ClipValue: s.cfg.clipValue, Progress: s.cfg.progress,
+		ClipNorm: s.cfg.clipNorm, ClipValue: s.cfg.clipValue, Trace: s.cfg.trace,
 	}
 	if s.worker != nil {
-		report := s.worker.Progress
-		cfg.Progress = func(step int64, phase train.Phase) {
-			report(step, phase)
-			if s.cfg.progress != nil {
-				s.cfg.progress(step, phase)
-			}
-		}
+		cfg.Progress = s.worker.Progress
 	}
 	if err := s.openStrategy(); err != nil {
 		return err

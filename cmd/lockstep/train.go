@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"math"
 	"runtime"
 	"slices"
@@ -39,6 +40,7 @@ type trainFlags struct {
 	config                       configFlag
 	checkpoint                   checkpointFlags
 	callbacks                    callbackFlags
+	trace                        traceFlags
 }
 
 // replicasMax bounds the number of logical CPUs that a typing error can create, and so their memory: every replica
@@ -137,6 +139,7 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	f.StringVar(&o.summary, "summary", "", "write the results to this `file`, as JSON (worker 0)")
 	f.StringVar(&o.out, "out", "", "write weights, history, summary, "+configFile+" and "+reportFile+
 		" into this `folder` (worker 0)")
+	o.trace.add(f)
 	o.config.add(f)
 	o.checkpoint.add(f)
 	o.callbacks.add(f)
@@ -267,7 +270,7 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 	if err := o.weights.check(given); err != nil {
 		return err
 	}
-	if err := o.callbacks.check(given, o); err != nil {
+	if err := errors.Join(o.callbacks.check(given, o), o.trace.check(given)); err != nil {
 		return err
 	}
 	return o.checkDevices(given)

@@ -114,7 +114,11 @@ func (r *trainRun) join() (err error) {
 		bucketBytes: r.flags.step.bucketBytes.n, compress: r.flags.step.compress.Codec,
 		diloco:   r.flags.diloco.config(),
 		shard:    r.flags.step.shard.Sharding,
+<<<<<<< HEAD
 		clipNorm: r.flags.clipNorm, clipValue: r.flags.clipValue, progress: r.record.phases.at,
+=======
+		clipNorm: r.flags.clipNorm, clipValue: r.flags.clipValue, trace: r.flags.trace.config(),
+>>>>>>> 683495e (timeline: record steps and collective calls, and write a timeline of all workers)
 	}
 	if r.flags.strategy == multiWorker {
 		if cfg.job, err = r.flags.workers.discover(); err != nil {
@@ -207,7 +211,7 @@ func (r *trainRun) checkOutputs() error {
 			return fmt.Errorf("--summary %s: %w", file, err)
 		}
 	}
-	return nil
+	return r.flags.trace.checkWritable()
 }
 
 // openData loads the data set, and validates the flags against its size.
@@ -354,6 +358,9 @@ func (r *trainRun) fit(ctx context.Context) error {
 	}})
 	var err error
 	r.history, err = r.trainer.Fit(ctx, batches, cfg)
+	if file := r.flags.trace.file; file != "" && err == nil {
+		r.written = append(r.written, [2]string{"trace", file})
+	}
 	r.stopped = r.history.Stopped && !r.stoppedEarly
 	return err
 }

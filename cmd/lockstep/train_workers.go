@@ -130,6 +130,7 @@ func (r *trainRun) compareOptions() error {
 		{"learning-rate", o.learningRate},
 		{"schedule", o.schedule},
 		{"ema, --early-stopping, --reduce-lr, --best, --tensorboard", &o.callbacks},
+		{"trace, --trace-steps", &o.trace},
 		{"seed", o.seed},
 		{"implementation", o.workers.implementation},
 		{"weights-partial", o.weights.partial},

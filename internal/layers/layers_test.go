@@ -19,6 +19,8 @@ var mayImport = []struct {
 	{"", nil}, // the root: a page of documentation
 	{"tensor", nil},
 	{"internal/kernel/...", []string{"tensor"}},
+	{"timeline", nil},
+	{"timeline/timelinetest", nil},
 	{"internal/stacks", nil},
 	{"internal/ranges", nil},
 	{"internal/race", nil},
@@ -46,13 +48,13 @@ var mayImport = []struct {
 	{"collective/nccl", []string{"tensor", "internal/foreign", "collective", "collective/library/..."}},
 	{"collective/...", []string{
 		"tensor", "internal/kernel", "internal/memlimit", "internal/ranges", "transport/...",
-		"collective/...",
+		"collective/...", "timeline",
 	}},
-	{"simulate", []string{"tensor", "collective/plan", "collective/chooser", "internal/memlimit"}},
+	{"simulate", []string{"tensor", "collective/plan", "collective/chooser", "internal/memlimit", "timeline"}},
 	{"cluster/doctor", []string{"cluster/rendezvous", "cluster/worker", "collective", "tensor", "internal/ranges"}},
 	{"cluster/worker", []string{
 		"cluster/...", "collective/...", "transport/...", "tensor", "internal/listener",
-		"internal/ranges", "internal/stacks",
+		"internal/ranges", "internal/stacks", "timeline",
 	}},
 	{"cluster/rendezvous/...", []string{"cluster/...", "internal/listener"}},
 	{"cluster/...", []string{"cluster/..."}},
@@ -68,12 +70,12 @@ var mayImport = []struct {
 	{"distribute", []string{
 		"tensor", "collective", "collective/packing", "collective/mpi", "collective/nccl",
 		"transport/mem", "distribute/internal/...", "internal/stacks", "internal/kernel", "engine", "data",
-		"cluster/...",
+		"cluster/...", "timeline",
 	}},
 	{"train/compress", []string{"tensor", "internal/kernel"}},
 	{"train/...", []string{
 		"tensor", "internal/kernel", "internal/ranges", "internal/stacks", "engine", "data/...", "distribute",
-		"train/...", "cluster/...",
+		"train/...", "cluster/...", "timeline",
 	}},
 	{"cmd/...", []string{"..."}},
 	{"examples/...", []string{"..."}},

@@ -1,0 +1,284 @@
+package timeline
+
+import (
+	"maps"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Kind says what happened in an [Event].
+type Kind uint8
+
+// The kinds. All but Collective are parts of the work of a replica, one after the other; collectives overlap them.
+const (
+	Other      Kind = iota
+	Compile         // building the model's programs
+	Start           // sending the chief's initial values to all workers
+	Input           // waiting for the next batch of the dataset
+	Forward         // the forward pass, and the backward pass up to the first bucket of gradients
+	Backward        // the backward pass of a further bucket
+	Wait            // waiting for collective calls: communication that computation does not hide
+	Update          // computing new values of the parameters
+	Commit          // making them visible
+	Callbacks       // between two steps
+	Evaluate        // evaluating one batch
+	Predict         // predicting one batch
+	Snapshot        // copying the training state
+	Restore         // reading a snapshot
+	Outer           // an outer step of DiLoCo
+	Collective      // a collective call, from its entry to its end
+
+	KindCount int = iota // number of kinds
+)
+
+var kindNames = [KindCount]string{
+	"other", "compile", "start", "input", "forward", "backward", "wait", "update", "commit", "callbacks", "evaluate",
+	"predict", "snapshot", "restore", "outer step", "collective",
+}
+
+// String returns the kind's name, such as "input".
+func (k Kind) String() string {
+	if int(k) < KindCount {
+		return kindNames[k]
+	}
+	return "unknown"
+}
+
+// Event is something that a replica did for a time. Times are since [Recorder.Epoch].
+type Event struct {
+	Kind       Kind
+	Replica    int           // in the job
+	Step       int64         // of the training, from 1; 0: before the first one
+	Start, End time.Duration // since Recorder.Epoch
+	// Bucket is the number of the bucket of a Backward event, from 1; 0: none.
+	Bucket int `json:",omitempty"`
+
+	// Of a Collective:
+	Op        string `json:",omitempty"` // "all_reduce", …
+	Algorithm string `json:",omitempty"` // or the library that executed it
+	Comm      string `json:",omitempty"` // name of the communicator
+	// Seq is the number of the call, the same on all ranks of the communicator: its epoch in the upper 24 bits.
+	Seq   uint64 `json:",omitempty"`
+	Bytes int64  `json:",omitempty"` // of the whole vector
+}
+
+// eventWords is the number of words of an event in a ring.
+const eventWords = 6
+
+const (
+	eventsKept = 1 << 12 // by default: 224 KiB
+	stepsKept  = 1 << 10 // 104 KiB
+	eventsMost = 1 << 20 // 56 MiB
+)
+
+// Recorder keeps the last events and steps of one worker. Its methods can be called by any goroutine at any time. A
+// nil *Recorder records nothing.
+type Recorder struct {
+	epoch  time.Time
+	step   atomic.Int64
+	events atomic.Pointer[ring]
+	steps  *ring
+	ended  atomic.Int64 // when the last step ended
+
+	training atomic.Pointer[Training]
+
+	names atomic.Pointer[nameTable]
+	mu    sync.Mutex // serializes changes of names
+}
+
+// nameTable numbers strings. It is replaced, never changed.
+type nameTable struct {
+	number map[string]uint64
+	name   []string
+}
+
+// NewRecorder returns an empty recorder.
+func NewRecorder() *Recorder {
+	r := &Recorder{epoch: time.Now(), steps: newRing(stepsKept, stepWords)}
+	r.events.Store(newRing(eventsKept, eventWords))
+	r.names.Store(&nameTable{number: map[string]uint64{"": 0}, name: []string{""}})
+	return r
+}
+
+// Epoch returns the moment from which the recorder's times count.
+func (r *Recorder) Epoch() time.Time { return r.epoch }
+
+// Now returns the time since the epoch, on the monotonic clock.
+func (r *Recorder) Now() time.Duration {
+	if r == nil {
+		return 0
+	}
+	return time.Since(r.epoch)
+}
+
+// Keep makes room for at least n events, of at most 2^20. It drops those recorded so far if there was less room.
+func (r *Recorder) Keep(n int) {
+	n = min(n, eventsMost)
+	if old := r.events.Load(); uint64(n) > old.mask+1 {
+		r.events.Store(newRing(n, eventWords))
+	}
+}
+
+// Room returns the number of events that the recorder keeps.
+func (r *Recorder) Room() int { return int(r.events.Load().mask + 1) }
+
+// SetStep sets the step of the events that are added without one.
+func (r *Recorder) SetStep(step int64) {
+	if r != nil {
+		r.step.Store(step)
+	}
+}
+
+// Add records an event. An event without a step gets that of SetStep.
+func (r *Recorder) Add(e Event) {
+	if r == nil {
+		return
+	}
+	if e.Step == 0 {
+		e.Step = r.step.Load()
+	}
+	record := [eventWords]uint64{
+		uint64(e.Start), uint64(e.End), uint64(e.Step)<<8 | uint64(e.Kind),
+		uint64(e.Replica)<<36 | uint64(uint32(e.Bucket)), uint64(e.Bytes), e.Seq,
+	}
+	if e.Kind == Collective { // it has no bucket
+		record[3] = uint64(e.Replica)<<36 | r.number(e.Op)<<24 | r.number(e.Comm)<<12 | r.number(e.Algorithm)
+	}
+	r.events.Load().add(record[:])
+}
+
+// namesMost bounds the number of different names, for which an event has 12 bits.
+const namesMost = 1 << 12
+
+// number returns the number of a name. More names than there is room for are empty.
+func (r *Recorder) number(name string) uint64 {
+	if n, ok := r.names.Load().number[name]; ok {
+		return n
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	old := r.names.Load()
+	if n, ok := old.number[name]; ok {
+		return n
+	}
+	if len(old.name) == namesMost {
+		return 0
+	}
+	table := &nameTable{number: maps.Clone(old.number), name: append(old.name[:len(old.name):len(old.name)], name)}
+	table.number[name] = uint64(len(old.name))
+	r.names.Store(table)
+	return uint64(len(old.name))
+}
+
+// Events returns the events that are kept, in the order in which they ended, about.
+func (r *Recorder) Events() (list []Event) {
+	if r == nil {
+		return nil
+	}
+	r.events.Load().last(0, func(w []uint64) {
+		e := Event{
+			Start: time.Duration(w[0]), End: time.Duration(w[1]), Step: int64(w[2] >> 8), Kind: Kind(w[2] & 255),
+			Replica: int(w[3] >> 36), Bytes: int64(w[4]), Seq: w[5],
+		}
+		if e.Kind != Collective {
+			e.Bucket = int(uint32(w[3]))
+		} else {
+			names := r.names.Load().name
+			e.Op, e.Comm, e.Algorithm = names[w[3]>>24%namesMost], names[w[3]>>12%namesMost], names[w[3]%namesMost]
+		}
+		list = append(list, e)
+	})
+	return list
+}
+
+// Dropped returns how many events were lost because too many were added at the same time.
+func (r *Recorder) Dropped() int { return int(r.events.Load().dropped.Load()) }
+
+// Training is where the training of a worker stands.
+type Training struct {
+	Epoch  int `json:"epoch"`  // from 1
+	Epochs int `json:"epochs"` // planned; 0: unknown
+	// Step counts the steps of the epoch, of Steps; -1: unknown.
+	Step    int                `json:"step"`
+	Steps   int                `json:"steps"`
+	Loss    float64            `json:"loss"`    // mean over the epoch so far
+	Metrics map[string]float64 `json:"metrics"` // means over the epoch so far
+	// Validation has the latest validation, with the loss as "loss"; nil: none yet.
+	Validation map[string]float64 `json:"validation,omitempty"`
+	// Unit names what a step's examples are, such as "images".
+	Unit string `json:"unit,omitempty"`
+}
+
+// SetTraining sets where the training stands. The recorder takes ownership.
+func (r *Recorder) SetTraining(t *Training) {
+	if r != nil {
+		r.training.Store(t)
+	}
+}
+
+// Training returns where the training stands; nil: unknown. It must not be changed.
+func (r *Recorder) Training() *Training {
+	if r == nil {
+		return nil
+	}
+	return r.training.Load()
+}
+
+// Step says where the time of one training step went, on the first replica of a worker. A step begins when the
+// previous one was committed, so that callbacks between steps belong to the next one.
+type Step struct {
+	Step       int64         // from 1
+	Start, End time.Duration // since Recorder.Epoch
+	// The parts of End-Start. What none of them covers is other work of the worker.
+	Input     time.Duration // waiting for the batch
+	Compute   time.Duration // forward and backward
+	Wait      time.Duration // waiting for collective calls: communication that is not hidden, and other workers
+	Update    time.Duration // new values, and making them visible
+	Callbacks time.Duration // between steps
+	Evaluate  time.Duration // validation
+	Snapshot  time.Duration // taking snapshots
+
+	Examples int     // of the global batch
+	Loss     float64 // of the global batch; NaN: unknown
+}
+
+// Own returns the time that the worker spent on its own work, not waiting for collective calls: the time from the end
+// of one to the entry into the next.
+func (s Step) Own() time.Duration { return s.End - s.Start - s.Wait }
+
+const stepWords = 12
+
+// AddStep records a step. Its Start is set to the end of the previous step if it is 0.
+func (r *Recorder) AddStep(s Step) {
+	if r == nil {
+		return
+	}
+	if before := r.ended.Swap(int64(s.End)); s.Start == 0 {
+		s.Start = time.Duration(before)
+	}
+	record := [stepWords]uint64{
+		uint64(s.Step), uint64(s.Start), uint64(s.End), uint64(s.Input), uint64(s.Compute), uint64(s.Wait),
+		uint64(s.Update), uint64(s.Callbacks), uint64(s.Evaluate), uint64(s.Snapshot), uint64(s.Examples),
+		math.Float64bits(s.Loss),
+	}
+	r.steps.add(record[:])
+}
+
+// Steps returns the steps recorded after number n, of those that are kept, oldest first, and the number to pass next
+// time. Number 0 is before all.
+func (r *Recorder) Steps(n uint64) (list []Step, last uint64) {
+	if r == nil {
+		return nil, 0
+	}
+	last = r.steps.last(n, func(w []uint64) {
+		list = append(list, Step{
+			Step: int64(w[0]), Start: time.Duration(w[1]), End: time.Duration(w[2]), Input: time.Duration(w[3]),
+			Compute: time.Duration(w[4]), Wait: time.Duration(w[5]), Update: time.Duration(w[6]),
+			Callbacks: time.Duration(w[7]), Evaluate: time.Duration(w[8]), Snapshot: time.Duration(w[9]),
+			Examples: int(w[10]), Loss: math.Float64frombits(w[11]),
+		})
+	})
+	return list, last
+}
