@@ -112,6 +112,14 @@ func (s *Strategy) Engine() engine.Engine { return s.engine }
 // strategy, of its steps.
 func (s *Strategy) Timeline() *timeline.Recorder { return s.timeline }
 
+// Straggler returns the worker of the job that slows the others down, or nil. Only worker 0 knows it.
+func (s *Strategy) Straggler() *timeline.Straggler {
+	if s.member == nil {
+		return nil
+	}
+	return s.member.Straggler()
+}
+
 // Options returns the default options of all reductions.
 func (s *Strategy) Options() Options { return s.options }
 

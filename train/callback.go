@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/timeline"
 )
 
 // ErrStop is returned by a callback to end training after the current step. It is not a failure: Fit returns
@@ -72,6 +74,10 @@ type Step struct {
 
 	// Outer reports that an outer step of [DiLoCo] followed, so that all workers have the same parameters.
 	Outer bool
+
+	// Straggler is the worker that slows the others down, on the chief of a job of several workers. Nil: none, or
+	// another worker.
+	Straggler *timeline.Straggler
 
 	mean, round *mean
 }

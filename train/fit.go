@@ -175,12 +175,13 @@ func (c *FitConfig) validate() error {
 
 // fit is one call of Fit.
 type fit struct {
-	t        *Trainer
-	ds       data.Dataset
-	cfg      FitConfig
-	history  *History
-	speed    stopwatch
-	position fitPosition
+	t         *Trainer
+	ds        data.Dataset
+	cfg       FitConfig
+	history   *History
+	speed     stopwatch
+	published time.Duration // when the recorder's Training was set, by its clock
+	position  fitPosition
 	// validationDue: FitConfig.ValidateEvery asks for a validation, with DiLoCo after the next outer step.
 	validationDue bool
 }
@@ -406,7 +407,8 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 		info := Step{
 			EpochBegin: begin, Step: step, Examples: b.examples, Skipped: !made, NotFinite: problem,
 			Duration: time.Since(start), mean: mean, round: f.t.roundMean(), Outer: outer,
-			Overflow: !made && problem == nil && b.weightSum > 0,
+			Overflow:  !made && problem == nil && b.weightSum > 0,
+			Straggler: f.t.strategy.Straggler(),
 		}
 		if !made {
 			f.history.Skipped++
@@ -432,6 +434,7 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 		if stopped != nil && !errors.Is(stopped, ErrStop) {
 			return stopped
 		}
+		f.publish(&info)
 		err = f.fire(ctx, func(c Callback) error {
 			if c.OnStepEnd == nil {
 				return nil

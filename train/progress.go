@@ -87,19 +87,27 @@ func (p *progress) show(s Step) {
 	p.pending = nil
 	r := s.Mean()
 	if p.cfg.Mode == ProgressPlain {
-		fmt.Fprintf(p.cfg.Out, "epoch %d/%d, step %s: %s, %s\n", s.Epoch+1, s.Epochs, count(s.Step, s.Steps),
-			p.rate(s.Step, r), numbers(r, "", " ", ", "))
+		fmt.Fprintf(p.cfg.Out, "epoch %d/%d, step %s: %s, %s%s\n", s.Epoch+1, s.Epochs, count(s.Step, s.Steps),
+			p.rate(s.Step, r), numbers(r, "", " ", ", "), slow(s, ", "))
 		return
 	}
 	perStep, left := short(p.duration/time.Duration(s.Step))+"/step", ""
 	if s.Steps > 0 {
 		left = ", " + short((p.duration / time.Duration(s.Step) * time.Duration(s.Steps-s.Step)).Round(time.Second)) + " left"
 	}
-	nums := numbers(r, "", ": ", " - ")
+	nums := numbers(r, "", ": ", " - ") + slow(s, " - ")
 	line := p.line(s.Step, s.Steps, p.rate(s.Step, r)+left+" - "+nums, p.rate(s.Step, r)+" - "+nums, perStep+" - "+nums,
 		nums)
 	fmt.Fprintf(p.cfg.Out, "\r%s\x1b[K", clip(line, p.cfg.Width()-1)) // a line that wraps cannot be drawn again
 	p.open = true
+}
+
+// slow names the straggler after a separator, or returns "".
+func slow(s Step, sep string) string {
+	if s.Straggler == nil {
+		return ""
+	}
+	return fmt.Sprintf("%sworker %d slow: %s", sep, s.Straggler.Worker, s.Straggler.Cause)
 }
 
 func (p *progress) end(e Epoch) {

@@ -111,3 +111,45 @@ func (t *Trainer) stepEnded(b *stepBatches) {
 	t.Timeline().SetStep(t.committed + 1)
 	clear(t.took[:])
 }
+
+// publishEvery is the shortest interval between two updates of the recorder's Training.
+const publishEvery = 100 * time.Millisecond
+
+// publish sets where the training stands, for those who watch it.
+func (f *fit) publish(s *Step) {
+	now := f.t.clocks[0].since
+	if now < f.published+publishEvery && s.Step != s.Steps && s.Validation == nil {
+		return
+	}
+	f.published = now
+	mean := s.Mean()
+	to := &timeline.Training{
+		Epoch: s.Epoch + 1, Epochs: s.Epochs, Step: s.Step, Steps: s.Steps, Loss: orZero(mean.Loss),
+		Metrics: map[string]float64{},
+	}
+	for _, name := range mean.names() {
+		to.Metrics[name] = orZero(mean.Metrics[name])
+	}
+	latest := s.Validation
+	if n := len(f.history.Validations); latest == nil && n > 0 {
+		latest = &f.history.Validations[n-1].Result
+	}
+	for i := len(f.history.Epochs) - 1; i >= 0 && latest == nil; i-- {
+		latest = f.history.Epochs[i].Validation
+	}
+	if latest != nil {
+		to.Validation = map[string]float64{"loss": orZero(latest.Loss)}
+		for _, name := range latest.names() {
+			to.Validation[name] = orZero(latest.Metrics[name])
+		}
+	}
+	f.t.Timeline().SetTraining(to)
+}
+
+// orZero returns x, or 0 for what JSON cannot encode.
+func orZero(x float64) float64 {
+	if math.IsNaN(x) || math.IsInf(x, 0) {
+		return 0
+	}
+	return x
+}

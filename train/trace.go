@@ -27,6 +27,7 @@ type Trace struct {
 const (
 	traceSteps     = 100
 	traceEventsMax = 1 << 20 // of all workers
+	perBucket      = 7       // events: the backward pass, at most four calls, a wait, an update
 	clockVisits    = 32      // calls by which the clocks are compared, at each end
 )
 
@@ -58,7 +59,7 @@ func (t *Trainer) startTrace(ctx context.Context, accumulate int) (*tracing, err
 	if c == nil {
 		return nil, nil
 	}
-	perReplica := 10 + accumulate + (3+2*t.config.Compress.Rounds())*len(t.buckets)
+	perReplica := 10 + accumulate + perBucket*len(t.buckets)
 	share := traceEventsMax / t.workers
 	t.Timeline().Keep(min(c.Steps*perReplica*len(t.parts)*3/2, share))
 	first, err := t.visit(ctx)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/cluster/status"
 	"github.com/lockstep-ml/lockstep/collective"
 )
 
@@ -16,14 +17,19 @@ import (
 func (w *Worker) startMonitoring(ctx context.Context) {
 	beats := w.cfg.heartbeats(w.job.Worker, len(w.members))
 	beats.Wake = w.progress.phaseBegun
-	w.watch = rendezvous.NewWatch(w.store, w.key("alive"), len(w.members))
+	w.watch = rendezvous.NewWatch(w.store, w.key(status.Heartbeats), len(w.members))
 	w.work.Go(func() {
 		w.retry(ctx, func() error {
-			return rendezvous.Publish(ctx, w.store, w.key("alive"), w.job.Worker, beats, w.heartbeat)
+			return rendezvous.Publish(ctx, w.store, w.key(status.Heartbeats), w.job.Worker, beats, w.heartbeat)
 		})
 	})
 	w.work.Go(func() { w.retry(ctx, func() error { return w.watch.Follow(ctx, min(beats.Min, beats.Every/2)) }) })
 	w.work.Go(func() { w.retry(ctx, func() error { return w.answer(ctx) }) })
+	w.work.Go(func() { w.retry(ctx, func() error { return w.publishReports(ctx) }) })
+	if w.job.Worker == 0 {
+		w.track()
+		w.work.Go(func() { w.retry(ctx, func() error { return w.followStatus(ctx) }) })
+	}
 	if w.recordsFolder() != "" {
 		w.work.Go(func() { w.retry(ctx, func() error { return w.serveFlightRequests(ctx) }) })
 		signals, stop := requests()
@@ -176,7 +182,7 @@ func lastSeen(v *rendezvous.WorkerState) string {
 // store's.
 func (w *Worker) latest(ctx context.Context, worker int) (rendezvous.WorkerState, error) {
 	v := w.watch.States()[worker]
-	text, _, err := w.store.Get(ctx, w.key("alive", worker))
+	text, _, err := w.store.Get(ctx, w.key(status.Heartbeats, worker))
 	var p rendezvous.Heartbeat
 	if err == nil && json.Unmarshal(text, &p) == nil && (!v.Seen || p.Count != v.Heartbeat.Count) {
 		v.Heartbeat, v.Seen, v.Silent = p, true, 0

@@ -13,6 +13,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
+	"github.com/lockstep-ml/lockstep/cluster/status"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/internal/listener"
 	"github.com/lockstep-ml/lockstep/timeline"
@@ -32,6 +33,8 @@ type Worker struct {
 	group         *group
 	progress      progress
 	timeline      *timeline.Recorder
+	tracker       *status.Tracker // of worker 0 in a job of several
+	straggler     atomic.Pointer[timeline.Straggler]
 	watch         *rendezvous.Watch  // nil: a job of one worker
 	store         rendezvous.Store   // nil: a job of one worker
 	server        *rendezvous.Server // nil: another process serves it

@@ -66,7 +66,8 @@ func TestConfigHasAllFlags(t *testing.T) {
 			t.Errorf("--%s is given: %v, want %v", f.Name, b.Changed, f.Changed)
 		}
 		if want := "\n" + f.Name + ":"; strings.Contains(string(text), want) == (f.Name == "config" || f.Name == "help" ||
-			f.Name == "worker" || f.Name == "workers" || f.Name == "rdzv-endpoint" || f.Name == "rdzv-id") {
+			f.Name == "worker" || f.Name == "workers" || f.Name == "rdzv-endpoint" || f.Name == "rdzv-id" ||
+			f.Name == "dashboard") {
 			t.Errorf("is there a key %s? Want the opposite:\n%s", f.Name, text)
 		}
 	})

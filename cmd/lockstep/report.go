@@ -73,8 +73,7 @@ type runRecord struct {
 	loss, rate curve
 	step       int   // of all epochs
 	ends       []int // by epoch, its last step
-	phases     phaseClock
-	counted    int // steps since the phases were reset
+	times      stepClock
 }
 
 // callback records the steps. The first one is not counted among the parts of a step: it fills caches.
@@ -82,9 +81,9 @@ func (r *runRecord) callback(rate func() (float64, bool)) train.Callback {
 	return train.Callback{
 		OnStepEnd: func(_ context.Context, s train.Step) error {
 			if r.step++; r.step == 1 {
-				r.phases.reset()
+				r.times.reset()
 			} else {
-				r.counted++
+				r.times.add()
 			}
 			if !s.Skipped {
 				r.loss.add(r.step, s.Loss)
@@ -193,8 +192,8 @@ func (r *trainRun) data(alone time.Duration) reportData {
 		Summary: r.summarise(), History: historyTable(r.history), Flags: map[string]string{},
 		Loss: pointsOf(r.record.loss.line("")), Rate: pointsOf(r.record.rate.line("")),
 	}
-	if r.record.counted > 0 {
-		t := r.record.phases.perStep(r.record.counted)
+	if r.record.times.steps > 0 {
+		t := r.record.times.perStep()
 		d.Step = &reportTimes{t.input, t.compute, t.exposed, t.update, alone}
 	}
 	if n := r.strategy.NumReplicasInSync(); n > 1 {

@@ -90,7 +90,8 @@ Ctrl-C or SIGTERM. lockstep run exits with the code of the worker that failed fi
 		fmt.Sprintf("Flags.FlagUsagesWrapped %d ", helpColumns)))
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(newTrain(), newEval(), newPredict(), newGenerate(), newRun(), newAgent(), newGuard(), newBench(),
-		newSimulate(), newPlan(), newCheck(), newDoctor(), newRender(), newVersion())
+		newSimulate(), newPlan(), newCheck(), newDoctor(), newTop(), newRender(),
+		newVersion())
 	root.InitDefaultHelpCmd()
 	strictHelp(root)
 	completeValues(root, nil, flagValues())

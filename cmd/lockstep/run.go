@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/lockstep-ml/lockstep/cluster/launch"
+	"github.com/lockstep-ml/lockstep/cluster/status"
 )
 
 // runFlags are the flags of lockstep run.
@@ -38,6 +39,7 @@ type runFlags struct {
 	grace                 time.Duration
 	logDir, tee, ranks    string
 	affinity              string
+	dashboard             dashboardFlags
 
 	command []string
 	given   func(flag string) bool
@@ -130,6 +132,7 @@ not given. Flags may be written with underscores, such as --nproc_per_node.`,
 	f.StringVar(&o.tee, "tee", "both", "streams to show: both, stdout, stderr, none (torchrun's 3, 1, 2, 0)")
 	f.StringVar(&o.ranks, "ranks", "", "show only the output of the workers with these numbers, such as 0,2-3; "+
 		"log files contain all")
+	o.dashboard.add(f, "; on one node")
 	f.StringVar(&o.affinity, "cpu-affinity", "auto",
 		"pin each worker to its own CPUs: on, off, auto (on machines with several NUMA nodes)")
 	f.StringArrayVar(&o.env, "env", nil, "environment variable for the workers on all hosts: `NAME=VALUE`, or NAME to "+
@@ -175,6 +178,14 @@ func (o *runFlags) launch(ctx context.Context, cfg launch.Config) error {
 	agent, err := launch.New(cfg)
 	if err != nil {
 		return err
+	}
+	if address := o.dashboard.address; address != "" {
+		t := status.NewTracker(cfg.ID, nil)
+		page, err := openLive(address, t, followStore(place.Store, cfg.ID, t))
+		if err != nil {
+			return err
+		}
+		defer page.close()
 	}
 	user.forward(agent.Interrupt)
 	outcome, err := agent.Run(ctx)
@@ -288,6 +299,13 @@ func (o *runFlags) config() (launch.Config, error) {
 	}
 	if cfg.Env, err = o.environment(); err != nil {
 		return cfg, err
+	}
+	if err := o.dashboard.check(o.given); err != nil {
+		return cfg, err
+	}
+	if o.hosts != "" && o.dashboard.address != "" {
+		return cfg, usagef("--dashboard is not for -H: give it to the program (lockstep train --dashboard), or to lockstep " +
+			"run on one of the nodes")
 	}
 	if o.hosts != "" { // the program is searched on those hosts
 		return cfg, nil

@@ -41,6 +41,7 @@ type trainFlags struct {
 	checkpoint                   checkpointFlags
 	callbacks                    callbackFlags
 	trace                        traceFlags
+	dashboard                    dashboardFlags
 }
 
 // replicasMax bounds the number of logical CPUs that a typing error can create, and so their memory: every replica
@@ -140,6 +141,7 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	f.StringVar(&o.out, "out", "", "write weights, history, summary, "+configFile+" and "+reportFile+
 		" into this `folder` (worker 0)")
 	o.trace.add(f)
+	o.dashboard.add(f, " (worker 0)")
 	o.config.add(f)
 	o.checkpoint.add(f)
 	o.callbacks.add(f)
@@ -270,7 +272,7 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 	if err := o.weights.check(given); err != nil {
 		return err
 	}
-	if err := errors.Join(o.callbacks.check(given, o), o.trace.check(given)); err != nil {
+	if err := errors.Join(o.callbacks.check(given, o), o.trace.check(given), o.dashboard.check(given)); err != nil {
 		return err
 	}
 	return o.checkDevices(given)

@@ -74,6 +74,11 @@ func (r *trainRun) train(ctx context.Context) (err error) {
 		return err
 	}
 	defer r.in.stopOn(r.trainer)()
+	page, err := r.serveDashboard()
+	if err != nil {
+		return err
+	}
+	defer page.close()
 	if err := r.announce(); err != nil {
 		return err
 	}
@@ -114,11 +119,7 @@ func (r *trainRun) join() (err error) {
 		bucketBytes: r.flags.step.bucketBytes.n, compress: r.flags.step.compress.Codec,
 		diloco:   r.flags.diloco.config(),
 		shard:    r.flags.step.shard.Sharding,
-<<<<<<< HEAD
-		clipNorm: r.flags.clipNorm, clipValue: r.flags.clipValue, progress: r.record.phases.at,
-=======
 		clipNorm: r.flags.clipNorm, clipValue: r.flags.clipValue, trace: r.flags.trace.config(),
->>>>>>> 683495e (timeline: record steps and collective calls, and write a timeline of all workers)
 	}
 	if r.flags.strategy == multiWorker {
 		if cfg.job, err = r.flags.workers.discover(); err != nil {
@@ -357,6 +358,7 @@ func (r *trainRun) fit(ctx context.Context) error {
 		return nil
 	}})
 	var err error
+	r.record.times.recorder = r.trainer.Timeline()
 	r.history, err = r.trainer.Fit(ctx, batches, cfg)
 	if file := r.flags.trace.file; file != "" && err == nil {
 		r.written = append(r.written, [2]string{"trace", file})

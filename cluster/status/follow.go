@@ -1,0 +1,91 @@
+package status
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/timeline"
+)
+
+// The names of the keys that are followed, in an epoch of the job: see [rendezvous.Key].
+const (
+	// Heartbeats is the name under which workers publish heartbeats, and Reports the one of their reports.
+	Heartbeats = "alive"
+	Reports    = "report"
+)
+
+// Follow keeps the tracker up to date with what the workers of a job publish in its store, until ctx ends. It reads
+// at most once per every. The error is the store's.
+func Follow(ctx context.Context, s rendezvous.Store, job string, t *Tracker, every time.Duration) error {
+	prefix := url.QueryEscape(job) + "/"
+	for {
+		entries, revision, err := s.List(ctx, prefix)
+		for err == nil {
+			for _, e := range entries {
+				t.add(strings.TrimPrefix(e.Key, prefix), e)
+			}
+			select {
+			case <-time.After(every):
+			case <-ctx.Done():
+				return nil
+			}
+			entries, revision, err = s.Changes(ctx, prefix, revision)
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		if !errors.Is(err, rendezvous.ErrCompacted) {
+			return err
+		}
+	}
+}
+
+// add adds an entry of the store whose key is "<epoch>/<name>/<worker>". Others, and invalid ones, are ignored.
+func (t *Tracker) add(key string, e rendezvous.Entry) {
+	parts := strings.Split(key, "/")
+	if len(parts) != 3 || e.Deleted {
+		return
+	}
+	epoch, err := strconv.ParseUint(parts[0], 10, 32)
+	worker, also := strconv.Atoi(parts[2])
+	if err != nil || also != nil {
+		return
+	}
+	switch parts[1] {
+	case Heartbeats:
+		var h rendezvous.Heartbeat
+		if json.Unmarshal(e.Value, &h) == nil {
+			t.Heartbeat(uint32(epoch), worker, h)
+		}
+	case Reports:
+		var r timeline.Report
+		if json.Unmarshal(e.Value, &r) == nil && r.Worker == worker {
+			t.Report(uint32(epoch), r)
+		}
+	}
+}
+
+// FollowLocal keeps the tracker up to date with the only worker of a job, whose recorder it reads, until ctx ends.
+func FollowLocal(ctx context.Context, r *timeline.Recorder, t *Tracker, every time.Duration) {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	for {
+		report := r.Report()
+		report.Host, report.PID = host, os.Getpid()
+		t.Report(0, report)
+		select {
+		case <-time.After(every):
+		case <-ctx.Done():
+			return
+		}
+	}
+}

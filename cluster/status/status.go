@@ -1,0 +1,368 @@
+// Package status keeps the live state of a job for people who watch it: what each worker does, how fast the job trains,
+// which worker slows it down, and what happened. A [Tracker] joins the heartbeats and reports of the workers; [Follow]
+// reads them from the job's rendezvous store. It changes nothing in the job.
+package status
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/timeline"
+)
+
+// Job is the state of a job at one moment, as the dashboard's JSON has it.
+type Job struct {
+	Version  int       `json:"version"` // 1
+	Job      string    `json:"job"`
+	Restarts int       `json:"restarts"` // of all workers
+	Began    time.Time `json:"began"`    // when the tracker was made
+	At       time.Time `json:"at"`
+	Workers  []Worker  `json:"workers"`
+	// Training is where the training stands; nil: unknown.
+	Training *timeline.Training `json:"training"`
+	Step     int64              `json:"step"` // the last one known; 0: none
+	// ExamplesPerSecond is that of all replicas over the last steps, and StepSeconds the time of a step.
+	ExamplesPerSecond float64 `json:"examples_per_second"`
+	StepSeconds       float64 `json:"step_seconds"`
+	// Straggler is the worker that slows the job down; nil: none.
+	Straggler *timeline.Straggler `json:"straggler"`
+	Events    []Event             `json:"events"` // the last 50, oldest first
+}
+
+// Worker is the state of one worker. Shares are parts of the time of its last steps, from 0 to 1.
+type Worker struct {
+	Worker int    `json:"worker"`
+	Host   string `json:"host"`
+	PID    int    `json:"pid"`
+	State  string `json:"state"` // "running", "silent" (no heartbeat for 5 seconds), "left", "joining"
+	Phase  string `json:"phase"`
+	Step   int64  `json:"step"`
+	// HeartbeatAge is the time since its last heartbeat.
+	HeartbeatAge float64 `json:"heartbeat_age_seconds"`
+	Memory       int64   `json:"memory_bytes"` // resident; 0: unknown
+	CPUs         float64 `json:"cpus"`         // processors that it keeps busy; 0: unknown
+	Input        float64 `json:"input_share"`
+	Compute      float64 `json:"compute_share"`
+	Wait         float64 `json:"wait_share"` // waiting for collective calls and other workers
+	Update       float64 `json:"update_share"`
+	Other        float64 `json:"other_share"`
+	// OwnSeconds is the time of its own work in a step.
+	OwnSeconds float64 `json:"own_seconds"`
+}
+
+// Event is something that happened.
+type Event struct {
+	At      time.Time `json:"at"`
+	Text    string    `json:"text"`
+	Warning bool      `json:"warning"`
+}
+
+// Point is a step in a chart.
+type Point struct {
+	Step              int64    `json:"step"`
+	Loss              *float64 `json:"loss"` // nil: unknown
+	ExamplesPerSecond float64  `json:"examples_per_second"`
+	Input             float64  `json:"input_share"`
+	Compute           float64  `json:"compute_share"`
+	Wait              float64  `json:"wait_share"`
+	// Metrics are those of the epoch so far, and Validation the latest validation's, when the point was made.
+	Metrics    map[string]float64 `json:"metrics,omitempty"`
+	Validation map[string]float64 `json:"validation,omitempty"`
+}
+
+const (
+	eventsKept = 50
+	pointsKept = 2000 // more are thinned out: every second one goes
+	silentTime = 5 * time.Second
+)
+
+// Tracker keeps the state of a job. Its methods can be called by any goroutine at any time.
+type Tracker struct {
+	mu        sync.Mutex
+	job       Job
+	workers   []tracked
+	detector  *timeline.Detector
+	points    []Point
+	stride    int64 // steps between two points
+	epoch     uint32
+	straggler func(s timeline.Straggler, named bool)
+}
+
+type tracked struct {
+	Worker
+
+	heard   time.Time // of the last heartbeat
+	count   uint64
+	final   bool
+	last    int64   // step of the last report
+	cpu     float64 // of the last report
+	cpuAt   time.Duration
+	silence bool // reported
+}
+
+// NewTracker returns a tracker of a job. onStraggler, unless it is nil, is called when a worker is named as the
+// straggler, and when it is none any more; it must not call the tracker.
+func NewTracker(job string, onStraggler func(s timeline.Straggler, named bool)) *Tracker {
+	return &Tracker{job: Job{Version: 1, Job: job, Began: time.Now()}, stride: 1, straggler: onStraggler}
+}
+
+// event records an event. The caller holds the lock.
+func (t *Tracker) event(warning bool, format string, args ...any) {
+	t.job.Events = append(t.job.Events, Event{At: time.Now(), Text: fmt.Sprintf(format, args...), Warning: warning})
+	if len(t.job.Events) > eventsKept {
+		t.job.Events = slices.Delete(t.job.Events, 0, 1)
+	}
+}
+
+// enter begins a new epoch of the job, in which all workers are new, or returns false for an old one. The caller holds
+// the lock.
+func (t *Tracker) enter(epoch uint32) bool {
+	if epoch > t.epoch {
+		t.epoch, t.workers, t.detector = epoch, nil, nil
+		t.job.Restarts, t.job.Straggler = int(epoch), nil
+		t.event(true, "all workers were restarted: restart %d", epoch)
+	}
+	return epoch == t.epoch
+}
+
+// workersMax bounds the workers of a job.
+const workersMax = 1 << 16
+
+// worker returns a worker, or nil for a number that none can have. The caller holds the lock.
+func (t *Tracker) worker(n int) *tracked {
+	if n < 0 || n >= workersMax {
+		return nil
+	}
+	for len(t.workers) <= n {
+		t.workers = append(t.workers, tracked{Worker: Worker{Worker: len(t.workers), State: "joining"}})
+		t.detector = nil
+	}
+	return &t.workers[n]
+}
+
+// Heartbeat adds the latest heartbeat of a worker in an epoch of the job.
+func (t *Tracker) Heartbeat(epoch uint32, worker int, h rendezvous.Heartbeat) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.enter(epoch) {
+		return
+	}
+	w := t.worker(worker)
+	if w == nil || w.count == h.Count && !h.Final {
+		return
+	}
+	if w.count == 0 {
+		t.event(false, "worker %d joined", worker)
+	}
+	if h.Final && !w.final {
+		t.event(false, "worker %d left at step %d", worker, h.Step)
+	}
+	if w.silence {
+		t.event(false, "worker %d sends heartbeats again", worker)
+	}
+	w.count, w.heard, w.final, w.silence = h.Count, time.Now(), h.Final, false
+	w.Phase = h.Phase
+	w.Step = max(w.Step, h.Step)
+}
+
+// Report adds the latest report of a worker in an epoch of the job.
+func (t *Tracker) Report(epoch uint32, r timeline.Report) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.enter(epoch) {
+		return
+	}
+	w := t.worker(r.Worker)
+	if w == nil {
+		return
+	}
+	w.Host, w.PID, w.Memory = r.Host, r.PID, r.Memory
+	if w.count == 0 { // a job of one worker has no heartbeats
+		w.heard = time.Now()
+	}
+	if r.Training != nil && r.Worker == 0 {
+		t.job.Training = r.Training
+	}
+	fresh := r.Steps
+	for len(fresh) > 0 && fresh[0].Step <= w.last {
+		fresh = fresh[1:]
+	}
+	if len(fresh) == 0 {
+		return
+	}
+	t.shares(w, r)
+	w.last = fresh[len(fresh)-1].Step
+	w.Step = max(w.Step, w.last)
+	if r.Worker == 0 {
+		t.chart(fresh, r)
+	}
+	t.detect(r.Worker, fresh)
+}
+
+// shares computes where the last steps of a worker went.
+func (t *Tracker) shares(w *tracked, r timeline.Report) {
+	last := r.Steps[max(len(r.Steps)-20, 0):]
+	var sum timeline.Step
+	var elapsed time.Duration
+	for _, s := range last {
+		elapsed += s.End - s.Start
+		sum.Input += s.Input
+		sum.Compute += s.Compute
+		sum.Wait += s.Wait
+		sum.Update += s.Update
+	}
+	if elapsed <= 0 {
+		return
+	}
+	share := func(d time.Duration) float64 { return float64(d) / float64(elapsed) }
+	w.Input, w.Compute, w.Wait, w.Update = share(sum.Input), share(sum.Compute), share(sum.Wait), share(sum.Update)
+	w.Other = max(0, 1-w.Input-w.Compute-w.Wait-w.Update)
+	w.OwnSeconds = (elapsed - sum.Wait).Seconds() / float64(len(last))
+	at := last[len(last)-1].End
+	if w.cpu > 0 && at > w.cpuAt {
+		w.CPUs = max(0, (r.CPU-w.cpu)/(at-w.cpuAt).Seconds())
+	}
+	w.cpu, w.cpuAt = r.CPU, at
+	if r.Worker == 0 {
+		t.job.StepSeconds = elapsed.Seconds() / float64(len(last))
+		examples := 0
+		for _, s := range last {
+			examples += s.Examples
+		}
+		t.job.ExamplesPerSecond = float64(examples) / elapsed.Seconds()
+	}
+}
+
+// chart adds points for new steps of worker 0.
+func (t *Tracker) chart(steps []timeline.Step, r timeline.Report) {
+	for _, s := range steps {
+		took := (s.End - s.Start).Seconds()
+		if len(t.points) > 0 && s.Step < t.points[len(t.points)-1].Step+t.stride || took <= 0 {
+			continue
+		}
+		p := Point{
+			Step: s.Step, ExamplesPerSecond: float64(s.Examples) / took, Input: s.Input.Seconds() / took,
+			Compute: s.Compute.Seconds() / took, Wait: s.Wait.Seconds() / took,
+		}
+		if !math.IsNaN(s.Loss) && !math.IsInf(s.Loss, 0) {
+			p.Loss = &s.Loss
+		}
+		if r.Training != nil {
+			p.Metrics, p.Validation = r.Training.Metrics, r.Training.Validation
+		}
+		t.points = append(t.points, p)
+	}
+	if len(t.points) > pointsKept {
+		t.stride *= 2
+		kept := t.points[:0]
+		for i, p := range t.points {
+			if i%2 == 0 {
+				kept = append(kept, p)
+			}
+		}
+		t.points = kept
+	}
+}
+
+// detect looks for a straggler.
+func (t *Tracker) detect(worker int, steps []timeline.Step) {
+	if t.detector == nil {
+		t.detector = timeline.NewDetector(len(t.workers))
+	}
+	before := t.job.Straggler
+	t.detector.Add(worker, steps)
+	s, ok := t.detector.Straggler()
+	switch {
+	case !ok && before != nil:
+		t.event(false, "worker %d is no longer slow", before.Worker)
+		t.job.Straggler = nil
+		t.notify(*before, false)
+	case ok:
+		s.Cause += t.processor(s)
+		t.job.Straggler = &s
+		if before == nil || before.Worker != s.Worker {
+			t.event(true, "%v", s)
+			t.notify(s, true)
+		}
+	}
+}
+
+// processor explains a slow computation by the processor time that the worker gets.
+func (t *Tracker) processor(s timeline.Straggler) string {
+	if s.Cause != "computation" {
+		return ""
+	}
+	var others []float64
+	for i := range t.workers {
+		if w := &t.workers[i]; i != s.Worker && w.CPUs > 0 && w.OwnSeconds > 0 {
+			others = append(others, w.CPUs*t.job.StepSeconds)
+		}
+	}
+	slices.Sort(others)
+	own := t.workers[s.Worker].CPUs * t.job.StepSeconds
+	if len(others) > 0 && own > 0 && own < 1.05*others[len(others)/2] {
+		return " (without more processor time than the others: its cores are busy)"
+	}
+	return ""
+}
+
+func (t *Tracker) notify(s timeline.Straggler, named bool) {
+	if t.straggler != nil {
+		t.straggler(s, named)
+	}
+}
+
+// Job returns the state now. It is the caller's.
+func (t *Tracker) Job() Job {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := time.Now()
+	t.job.Step = 0
+	for i := range t.workers {
+		w := &t.workers[i]
+		t.job.Step = max(t.job.Step, w.Step)
+		if w.heard.IsZero() {
+			continue
+		}
+		age := now.Sub(w.heard)
+		w.HeartbeatAge = age.Seconds()
+		switch {
+		case w.final:
+			w.State = "left"
+		case age > silentTime && w.count > 0:
+			w.State = "silent"
+			if !w.silence {
+				w.silence = true
+				t.event(true, "worker %d (host %s, pid %d) has sent no heartbeat for %v", i, w.Host, w.PID, silentTime)
+			}
+		default:
+			w.State = "running"
+		}
+	}
+	out := t.job
+	out.At = now
+	out.Workers = make([]Worker, len(t.workers))
+	for i := range t.workers {
+		out.Workers[i] = t.workers[i].Worker
+	}
+	out.Events = slices.Clone(t.job.Events)
+	return out
+}
+
+// Points returns the points of the charts after a step, and the number of steps between two points. If that is not
+// stride, earlier points were dropped: then the list has all points, and replaces those of the caller.
+func (t *Tracker) Points(after, stride int64) (list []Point, now int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i := 0
+	if stride == t.stride {
+		for i < len(t.points) && t.points[i].Step <= after {
+			i++
+		}
+	}
+	return slices.Clone(t.points[i:]), t.stride
+}

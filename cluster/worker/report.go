@@ -1,0 +1,71 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/status"
+	"github.com/lockstep-ml/lockstep/timeline"
+)
+
+// Every worker publishes a report of its last steps, apart from its heartbeat: heartbeats are small and read by all
+// workers, reports only by worker 0, which looks for the straggler, and by those who watch the job.
+
+// reportEvery is the shortest interval between two reports of a worker in a small job.
+const reportEvery = 200 * time.Millisecond
+
+// Straggler returns the worker that slows the job down, or nil. Only worker 0 looks for it.
+func (w *Worker) Straggler() *timeline.Straggler { return w.straggler.Load() }
+
+// Status returns the tracker of the job's state; nil on all workers but worker 0.
+func (w *Worker) Status() *status.Tracker { return w.tracker }
+
+// report returns the state of this worker with its last steps.
+func (w *Worker) report() timeline.Report {
+	r := w.timeline.Report()
+	me := &w.members[w.job.Worker]
+	r.Worker, r.Host, r.PID, r.Replicas = w.job.Worker, me.Host, me.PID, me.Replicas
+	return r
+}
+
+// publishReports publishes this worker's report whenever it has taken steps, until ctx ends.
+func (w *Worker) publishReports(ctx context.Context) error {
+	every := max(reportEvery, intervalMin(len(w.members)))
+	for last := int64(-1); ; {
+		if r := w.report(); len(r.Steps) == 0 && last < 0 || len(r.Steps) > 0 && r.Steps[len(r.Steps)-1].Step != last {
+			last = 0
+			if len(r.Steps) > 0 {
+				last = r.Steps[len(r.Steps)-1].Step
+			}
+			text, err := json.Marshal(r)
+			if err == nil {
+				err = w.store.Set(ctx, w.key(status.Reports, w.job.Worker), text)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		if pause(ctx, every); ctx.Err() != nil {
+			return nil
+		}
+	}
+}
+
+// followStatus keeps the tracker up to date.
+func (w *Worker) followStatus(ctx context.Context) error {
+	return status.Follow(ctx, w.store, w.job.ID, w.tracker, reportEvery)
+}
+
+// track makes the tracker of the job, on worker 0.
+func (w *Worker) track() {
+	w.tracker = status.NewTracker(w.job.ID, func(s timeline.Straggler, named bool) {
+		if !named {
+			w.straggler.Store(nil)
+			w.cfg.Logger.Info("worker: a worker is no longer slow", "worker", s.Worker)
+			return
+		}
+		w.straggler.Store(&s)
+		w.cfg.Logger.Warn("worker: "+s.String(), "who", w.name(s.Worker), "cause", s.Cause)
+	})
+}

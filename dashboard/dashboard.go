@@ -1,0 +1,225 @@
+// Package dashboard serves the live page of a job: one page without outside requests, its JSON, and server-sent events
+// with the same data. The state comes from a [status.Tracker].
+//
+// The page has no write access: it shows, and changes nothing. It is served on a loopback address without
+// authentication, and on any other address only with a token, which the page's address has once and a cookie keeps.
+package dashboard
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/status"
+)
+
+//go:embed page
+var page embed.FS
+
+// Source has the state that the page shows. A [status.Tracker] is one.
+type Source interface {
+	// Job returns the state now.
+	Job() status.Job
+	// Points returns the points of the charts after a step: see [status.Tracker.Points].
+	Points(after, stride int64) (list []status.Point, now int64)
+}
+
+// Message is what the server sends: as an event, and as the JSON document at /api/job.
+type Message struct {
+	Job    status.Job     `json:"job"`
+	Points []status.Point `json:"points"`
+	// Stride is the number of steps between two points. If it is not that of the message before, Points replaces all
+	// earlier ones.
+	Stride int64 `json:"stride"`
+}
+
+const (
+	sendEvery     = 500 * time.Millisecond
+	streamsMax    = 64
+	headerTimeout = 10 * time.Second
+	cookieName    = "lockstep-token"
+)
+
+// Server serves the page of one job.
+type Server struct {
+	source   Source
+	listener net.Listener
+	token    string // "": none
+	http     http.Server
+	streams  chan struct{} // one token for each event stream
+	done     chan struct{}
+}
+
+// Listen serves the page at an address: host:port, or :port for loopback. If the host is not a loopback address, a
+// token is needed; an empty one is replaced by a random one. The caller must close the server.
+func Listen(address string, source Source, token string) (*Server, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("dashboard: the address %q: want host:port, such as localhost:8080 or :8080: %w", address, err)
+	}
+	if host == "" {
+		host = "localhost"
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(host, port))
+	if err != nil {
+		return nil, fmt.Errorf("dashboard: %w", err)
+	}
+	if !l.Addr().(*net.TCPAddr).IP.IsLoopback() && token == "" {
+		token = rand.Text()
+	}
+	s := &Server{
+		source: source, listener: l, token: token, streams: make(chan struct{}, streamsMax), done: make(chan struct{}),
+	}
+	s.http = http.Server{Handler: s.handler(), ReadHeaderTimeout: headerTimeout, IdleTimeout: time.Minute}
+	go func() { _ = s.http.Serve(l) }() // until Close
+	return s, nil
+}
+
+// URL returns the address of the page, with its token.
+func (s *Server) URL() string {
+	url := "http://" + s.listener.Addr().String() + "/"
+	if s.token != "" {
+		url += "?token=" + s.token
+	}
+	return url
+}
+
+// Close ends all connections.
+func (s *Server) Close() error {
+	close(s.done)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if err := s.http.Shutdown(ctx); err != nil {
+		return errors.Join(s.http.Close())
+	}
+	return nil
+}
+
+func (s *Server) handler() http.Handler {
+	files, err := fs.Sub(page, "page")
+	if err != nil {
+		panic(err) // the folder is embedded
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /", http.FileServerFS(files))
+	mux.HandleFunc("GET /api/job", s.job)
+	mux.HandleFunc("GET /api/events", s.events)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "+
+			"img-src 'self' data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'")
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Referrer-Policy", "no-referrer")
+		h.Set("Cache-Control", "no-store")
+		if !s.sameHost(r) {
+			http.Error(w, "this name is not the dashboard's: use its address", http.StatusForbidden)
+			return
+		}
+		if !s.authorized(w, r) {
+			http.Error(w, "the dashboard needs its token: open the address that lockstep has printed, with ?token=…, or send "+
+				"the header Authorization: Bearer TOKEN", http.StatusUnauthorized)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// sameHost reports whether a request without a token names a loopback host. A page of another site whose name leads to
+// this address (DNS rebinding) names its own.
+func (s *Server) sameHost(r *http.Request) bool {
+	if s.token != "" {
+		return true
+	}
+	host, _, err := net.SplitHostPort(r.Host)
+	if err != nil {
+		host = r.Host
+	}
+	ip := net.ParseIP(strings.Trim(host, "[]"))
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// authorized reports whether the request has the token, and keeps one of the address in a cookie.
+func (s *Server) authorized(w http.ResponseWriter, r *http.Request) bool {
+	if s.token == "" {
+		return true
+	}
+	same := func(token string) bool { return subtle.ConstantTimeCompare([]byte(token), []byte(s.token)) == 1 }
+	if same(r.URL.Query().Get("token")) {
+		http.SetCookie(w, &http.Cookie{
+			Name: cookieName, Value: s.token, Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode,
+		})
+		return true
+	}
+	if c, err := r.Cookie(cookieName); err == nil && same(c.Value) {
+		return true
+	}
+	bearer, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	return ok && same(bearer)
+}
+
+func (s *Server) message(after, stride int64) Message {
+	points, now := s.source.Points(after, stride)
+	if points == nil {
+		points = []status.Point{}
+	}
+	return Message{Job: s.source.Job(), Points: points, Stride: now}
+}
+
+// job answers with the state now and all points, or with those after the step of ?after=, if ?stride= is current.
+func (s *Server) job(w http.ResponseWriter, r *http.Request) {
+	number := func(name string) int64 {
+		n, _ := strconv.ParseInt(r.URL.Query().Get(name), 10, 64) // 0: all
+		return n
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(s.message(number("after"), number("stride"))) // else the client has gone
+}
+
+// events sends a message twice a second, until the client or the server ends.
+func (s *Server) events(w http.ResponseWriter, r *http.Request) {
+	select {
+	case s.streams <- struct{}{}:
+		defer func() { <-s.streams }()
+	default:
+		http.Error(w, "too many pages are open", http.StatusServiceUnavailable)
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	out := http.NewResponseController(w)
+	var after, stride int64
+	ticker := time.NewTicker(sendEvery)
+	defer ticker.Stop()
+	for {
+		m := s.message(after, stride)
+		text, err := json.Marshal(m)
+		if err == nil {
+			err = out.SetWriteDeadline(time.Now().Add(10 * sendEvery))
+		}
+		if err == nil {
+			_, err = fmt.Fprintf(w, "data: %s\n\n", text)
+		}
+		if err = errors.Join(err, out.Flush()); err != nil {
+			return
+		}
+		if stride = m.Stride; len(m.Points) > 0 {
+			after = m.Points[len(m.Points)-1].Step
+		}
+		select {
+		case <-ticker.C:
+		case <-r.Context().Done():
+			return
+		case <-s.done:
+			return
+		}
+	}
+}
