@@ -12,7 +12,7 @@ type Straggler struct {
 	Cause  string `json:"cause"` // the part of a step that takes longer: "computation", "input", …
 	// Excess is how much longer its own work takes than the median of the others, as a share of that: 0.2 is 20 %.
 	Excess float64 `json:"excess"`
-	// Own and Others are the time of its own work per step, and the median of the others'.
+	// Own and Others are the time per step without waits for collective calls, and the median of the others'.
 	Own    time.Duration `json:"own_ns"`
 	Others time.Duration `json:"others_ns"`
 	Step   int64         `json:"step"` // at which it was named
@@ -31,7 +31,7 @@ func (s Straggler) String() string {
 //
 // It accumulates the differences (Page's CUSUM test): a worker is named when the sum of its excess above an allowance
 // of 10 % exceeds the work of one step. A worker that takes 20 % longer is named after 10 steps, one that takes 5 %
-// longer never. Each step counts for at most 30 %, so single long steps (garbage collection, a snapshot) name nobody.
+// longer never. Each step counts for at most 30 %, so single long steps (garbage collection, a snapshot) name no worker.
 // A Detector is not safe for concurrent use.
 type Detector struct {
 	workers  int

@@ -51,7 +51,7 @@ func (j *job) next(slow func(worker int, input, compute *float64)) []timeline.St
 	return steps
 }
 
-// TestNoStraggler simulates an hour of steps of equal workers, with noise and single long steps: nobody is named.
+// TestNoStraggler simulates an hour of steps of equal workers, with noise and single long steps: no worker is named.
 func TestNoStraggler(t *testing.T) {
 	for _, c := range []struct {
 		workers       int
@@ -71,7 +71,7 @@ func TestNoStraggler(t *testing.T) {
 }
 
 // TestStraggler slows one worker by 20 % of a step, in its input or its computation: it is named with the cause within
-// 20 steps, nobody else ever, and it is cleared when it is fast again.
+// 20 steps, no other worker ever, and it is cleared when it is fast again.
 func TestStraggler(t *testing.T) {
 	for seed := range uint64(50) {
 		rng := rand.New(rand.NewPCG(seed, 2))

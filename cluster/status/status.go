@@ -50,7 +50,7 @@ type Worker struct {
 	Wait         float64 `json:"wait_share"` // waiting for collective calls and other workers
 	Update       float64 `json:"update_share"`
 	Other        float64 `json:"other_share"`
-	// OwnSeconds is the time of its own work in a step.
+	// OwnSeconds is the time in a step that it does not wait for collective calls.
 	OwnSeconds float64 `json:"own_seconds"`
 }
 
