@@ -31,8 +31,8 @@ func (s Straggler) String() string {
 //
 // It accumulates the differences (Page's CUSUM test): a worker is named when the sum of its excess above an allowance
 // of 10 % exceeds the work of one step. A worker that takes 20 % longer is named after 10 steps, one that takes 5 %
-// longer never. Each step counts for at most 30 %, so single long steps (garbage collection, a snapshot) name no worker.
-// A Detector is not safe for concurrent use.
+// longer never. Each step counts for at most 30 %, so single long steps (garbage collection, a snapshot) name no
+// worker. A Detector is not safe for concurrent use.
 type Detector struct {
 	workers  int
 	pending  map[int64][]Step // by step number, by worker
