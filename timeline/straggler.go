@@ -30,7 +30,8 @@ func (s Straggler) String() string {
 // waits is never named.
 //
 // It accumulates the differences (Page's CUSUM test): a worker is named when the sum of its excess above an allowance
-// of 10 % exceeds the work of one step. A worker that takes 20 % longer is named after 10 steps, one that takes 5 %
+// of 10 % exceeds the work of one step, or of more steps if they vary much, as on a machine with more processes than
+// cores. The noise is measured, so nothing is named in the first 35 steps. A worker that takes 20 % longer is named after 10 steps, one that takes 5 %
 // longer never. Each step counts for at most 30 %, so single long steps (garbage collection, a snapshot) name no
 // worker. A Detector is not safe for concurrent use.
 type Detector struct {
@@ -41,6 +42,10 @@ type Detector struct {
 	compared int              // steps
 	sums     []float64        // by worker
 	last     [][]Step         // the last steps that were compared, at most detectorKept
+	batch    []float64        // by worker: the sum of its excess in the current batch of steps
+	before   []float64        // by worker: the mean of the batch before
+	batches  int              // that have ended
+	noise    float64          // variance of the excess of a step, as sums of consecutive steps show it
 	named    int              // worker; -1: none
 	step     int64            // at which it was named
 }
@@ -49,11 +54,16 @@ const (
 	detectorWarmup    = 3   // steps after the first one that are not compared: caches, connections
 	detectorAllowance = 0.1 // of the others' work
 	detectorLimit     = 1.0 // of the others' work
-	detectorCeiling   = 1.5 // so that a worker that is fast again is cleared soon
+	detectorCeiling   = 1.5 // times the limit, so that a worker that is fast again is cleared soon
 	detectorClip      = 0.3
-	detectorScaleMin  = 0.2 // of a step: own work that takes less of it is compared with this
-	detectorKept      = 16  // steps, whose medians describe the straggler
-	detectorPending   = 512 // steps
+	detectorBatch     = 8   // steps: long enough to contain what slows several consecutive steps
+	detectorBatches   = 4   // before a worker is named
+	detectorNoise     = 0.1 // weight of a batch in the moving mean
+	// detectorOdds is the logarithm of the number of steps of one worker between two false names: about ten million.
+	detectorOdds     = 16
+	detectorScaleMin = 0.2 // of a step: own work that takes less of it is compared with this
+	detectorKept     = 16  // steps, whose medians describe the straggler
+	detectorPending  = 512 // steps
 )
 
 // The parts of a worker's own work.
@@ -86,7 +96,7 @@ func parts(s Step) (p [partCount]time.Duration) {
 func NewDetector(workers int) *Detector {
 	return &Detector{
 		workers: workers, pending: map[int64][]Step{}, arrived: map[int64]int{}, sums: make([]float64, workers),
-		named: -1,
+		batch: make([]float64, workers), before: make([]float64, workers), named: -1,
 	}
 }
 
@@ -150,17 +160,45 @@ func (d *Detector) compare(all []Step) {
 		others := without(own, i)
 		scale := max(others, detectorScaleMin*median(elapsed))
 		excess := min(max((own[i]-others)/scale, -detectorClip), detectorClip)
-		d.sums[i] = min(max(d.sums[i]+excess-detectorAllowance, 0), detectorCeiling)
+		d.batch[i] += excess / detectorBatch
+		d.sums[i] = min(max(d.sums[i]+excess-detectorAllowance, 0), detectorCeiling*d.limit())
+	}
+	if (d.compared-1-detectorWarmup)%detectorBatch == 0 {
+		d.endBatch()
+	}
+	if d.batches < detectorBatches {
+		clear(d.sums)
 	}
 	if d.named >= 0 && d.sums[d.named] > 0 {
 		return // it stays the straggler until its excess is used up
 	}
 	d.named = -1
 	for i, sum := range d.sums {
-		if sum >= detectorLimit && (d.named < 0 || sum > d.sums[d.named]) {
+		if sum >= d.limit() && (d.named < 0 || sum > d.sums[d.named]) {
 			d.named, d.step = i, all[i].Step
 		}
 	}
+}
+
+// endBatch measures the noise by the differences between the means of consecutive batches: a worker that becomes slow
+// changes one of them only.
+func (d *Detector) endBatch() {
+	variance := 0.0
+	for i, mean := range d.batch {
+		change := mean - d.before[i]
+		variance += detectorBatch * change * change / 2 / float64(d.workers)
+		d.before[i], d.batch[i] = mean, 0
+	}
+	d.batches++
+	if d.batches > 1 {
+		d.noise += max(detectorNoise, 1/float64(d.batches-1)) * (variance - d.noise)
+	}
+}
+
+// limit returns the sum at which a worker is named. A sum of independent steps without a straggler reaches it about once
+// in exp(2*limit*allowance/variance) steps.
+func (d *Detector) limit() float64 {
+	return max(detectorLimit, detectorOdds*d.noise/(2*detectorAllowance))
 }
 
 // without returns the median of the values but that of index i.

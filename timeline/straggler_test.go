@@ -14,10 +14,12 @@ import (
 type job struct {
 	workers int
 	noise   float64 // standard deviation of the logarithm of each part's time
+	lasting float64 // share of a worker's noise that the next step keeps
 	spikes  float64 // probability that a step of a worker takes five times as long
 	rng     *rand.Rand
 	now     time.Duration
 	step    int64
+	state   []float64 // by worker: of the lasting noise
 }
 
 // next returns the next step of all workers. slow changes a worker's parts, in milliseconds, before the noise.
@@ -32,6 +34,13 @@ func (j *job) next(slow func(worker int, input, compute *float64)) []timeline.St
 		}
 		noisy := func(ms float64) time.Duration {
 			return time.Duration(ms * math.Exp(j.noise*j.rng.NormFloat64()) * 1e6)
+		}
+		if j.state == nil {
+			j.state = make([]float64, j.workers)
+		}
+		j.state[w] = j.lasting*j.state[w] + math.Sqrt(1-j.lasting*j.lasting)*j.noise*j.rng.NormFloat64()
+		if j.lasting > 0 {
+			compute *= math.Exp(j.state[w])
 		}
 		s := &steps[w]
 		*s = timeline.Step{
@@ -54,10 +63,20 @@ func (j *job) next(slow func(worker int, input, compute *float64)) []timeline.St
 // TestNoStraggler simulates an hour of steps of equal workers, with noise and single long steps: no worker is named.
 func TestNoStraggler(t *testing.T) {
 	for _, c := range []struct {
-		workers       int
-		noise, spikes float64
-	}{{2, 0.05, 0.01}, {4, 0.02, 0.02}, {4, 0.08, 0.01}, {16, 0.05, 0.01}} {
-		j := &job{workers: c.workers, noise: c.noise, spikes: c.spikes, rng: rand.New(rand.NewPCG(1, uint64(c.workers)))}
+		workers                int
+		noise, lasting, spikes float64
+	}{
+		{2, 0.05, 0, 0.01},
+		{4, 0.02, 0, 0.02},
+		{4, 0.08, 0, 0.01},
+		{16, 0.05, 0, 0.01},
+		{4, 0.4, 0, 0.01}, // more processes than cores
+		{4, 0.25, 0.5, 0.02},
+	} {
+		j := &job{
+			workers: c.workers, noise: c.noise, lasting: c.lasting, spikes: c.spikes,
+			rng: rand.New(rand.NewPCG(1, uint64(c.workers))),
+		}
 		d := timeline.NewDetector(c.workers)
 		for j.now < time.Hour {
 			for w, s := range j.next(nil) {
