@@ -31,9 +31,9 @@ func (s Straggler) String() string {
 //
 // It accumulates the differences (Page's CUSUM test): a worker is named when the sum of its excess above an allowance
 // of 10 % exceeds the work of one step, or of more steps if they vary much, as on a machine with more processes than
-// cores. The noise is measured, so nothing is named in the first 35 steps. A worker that takes 20 % longer is named after 10 steps, one that takes 5 %
-// longer never. Each step counts for at most 30 %, so single long steps (garbage collection, a snapshot) name no
-// worker. A Detector is not safe for concurrent use.
+// cores. The noise is measured, so nothing is named in the first 35 steps. A worker that takes 20 % longer is named
+// after 10 steps, one that takes 5 % longer never. Each step counts for at most 30 %, so single long steps (garbage
+// collection, a snapshot) name no worker. A Detector is not safe for concurrent use.
 type Detector struct {
 	workers  int
 	pending  map[int64][]Step // by step number, by worker
@@ -195,8 +195,8 @@ func (d *Detector) endBatch() {
 	}
 }
 
-// limit returns the sum at which a worker is named. A sum of independent steps without a straggler reaches it about once
-// in exp(2*limit*allowance/variance) steps.
+// limit returns the sum at which a worker is named. A sum of independent steps without a straggler reaches it about
+// once in exp(2*limit*allowance/variance) steps.
 func (d *Detector) limit() float64 {
 	return max(detectorLimit, detectorOdds*d.noise/(2*detectorAllowance))
 }
