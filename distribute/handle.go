@@ -216,7 +216,7 @@ func (f *Follower) set(c *startedCall) {
 	}
 }
 
-// preparation returns what is to be done before the call begins; nil: nothing.
+// preparation returns what happens before the call begins; nil: nothing.
 func (c *startedCall) preparation() func(context.Context) error {
 	if c.compute == nil {
 		return nil
