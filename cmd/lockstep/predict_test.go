@@ -23,7 +23,7 @@ func TestPredictImages(t *testing.T) {
 	out := filepath.Join(dir, "out")
 	cmd := newRoot()
 	cmd.SetArgs([]string{
-		"train", "--data", "images", "--data-dir", filepath.Join(dir, "train"), "--model", "mlp", "--epochs", "10",
+		"train", "--data", "images", "--data-dir", filepath.Join(dir, "train"), "--model", "mlp", "--epochs", "20",
 		"--global-batch", "4", "--replicas", "1", "--progress", "none", "--out", out,
 	})
 	cmd.SetOut(&strings.Builder{})
