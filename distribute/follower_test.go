@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -215,6 +216,31 @@ func TestFollowerFails(t *testing.T) {
 		}
 		h, err = h.Then(func() {}).StartAllReduce(ctx, distribute.Sum, onesBucket(1, 5))
 		return errors.Join(err, h.Wait(ctx))
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// TestFollowersInTurn: when a call that follows another one was awaited, a second one may follow the same call.
+func TestFollowersInTurn(t *testing.T) {
+	s := mirrored(t, 2)
+	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		computed := 0
+		first, err := r.StartAllReduce(ctx, distribute.Sum, onesBucket(0, 5))
+		for k := 1; err == nil && k <= 3; k++ {
+			var next distribute.Handle
+			next, err = first.Then(func() { computed++ }).StartAllReduce(ctx, distribute.Sum, onesBucket(k, 5))
+			if err == nil {
+				err = next.Wait(ctx)
+			}
+		}
+		if err == nil && computed != 3 {
+			err = fmt.Errorf("computed %d times, want 3", computed)
+		}
+		return errors.Join(err, first.Wait(ctx))
 	})
 	if err != nil {
 		t.Error(err)

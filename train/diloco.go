@@ -334,21 +334,20 @@ func (t *Trainer) newRound() {
 }
 
 // dropRound drops the round in progress, if there is one, after it has failed: the parameters get the values that they
-// had at its beginning on all workers, and its steps do not count.
+// had at its beginning on all workers, and its steps do not count. A round may have failed in its first step.
 func (t *Trainer) dropRound() error {
-	if !t.inRound() {
-		return nil
-	}
-	d := t.diloco
-	for i, value := range d.weights {
-		for replica := range t.parts {
-			if err := t.program.Write(replica, i, value); err != nil {
-				return fmt.Errorf("dropping the inner steps since the last outer step: setting %s on replica %d: %w",
-					t.Parameters()[i].Name, replica, err)
+	if t.inRound() {
+		d := t.diloco
+		for i, value := range d.weights {
+			for replica := range t.parts {
+				if err := t.program.Write(replica, i, value); err != nil {
+					return fmt.Errorf("dropping the inner steps since the last outer step: setting %s on replica %d: %w",
+						t.Parameters()[i].Name, replica, err)
+				}
 			}
 		}
+		t.committed, t.passes = d.begun, 0
 	}
-	t.committed, t.passes = d.begun, 0
 	t.newRound()
 	return nil
 }

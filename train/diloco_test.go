@@ -311,6 +311,12 @@ func TestDiLoCoComparesWorkers(t *testing.T) {
 // TestDiLoCoFails: a failure in an inner step of one worker ends the training of all, and names the cause. All workers
 // then have the parameters of the last outer step, and the next Fit continues from there.
 func TestDiLoCoFails(t *testing.T) {
+	for name, call := range map[string]int{"the first step of a round": 4, "a later step": 6} {
+		t.Run(name, func(t *testing.T) { testDiLoCoFails(t, call) })
+	}
+}
+
+func testDiLoCoFails(t *testing.T, call int) {
 	failed := make([]error, 2)
 	weights := make([]string, 2)
 	errs := overWorkers(t, []int{1, 1}, func(w int, s *distribute.Strategy) error {
@@ -319,7 +325,7 @@ func TestDiLoCoFails(t *testing.T) {
 			if phase != "gradients" {
 				return nil
 			}
-			if calls++; w == 1 && calls == 6 {
+			if calls++; w == 1 && calls == call {
 				return errors.New("worker 1 has no power")
 			}
 			return nil
