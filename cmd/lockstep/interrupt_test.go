@@ -19,18 +19,6 @@ import (
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
-// lockstepProcess returns the command as a separate process, which is killed at the end of the test.
-func lockstepProcess(t *testing.T, args ...string) *exec.Cmd {
-	t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), exe, args...)
-	cmd.Env = append(os.Environ(), asCommand+"=1")
-	return cmd
-}
-
 func exitCode(err error) int {
 	var exit *exec.ExitError
 	switch {

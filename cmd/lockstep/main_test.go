@@ -28,6 +28,18 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"lockstep": main})
 }
 
+// lockstepProcess returns the command as a separate process, which is killed at the end of the test.
+func lockstepProcess(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), exe, args...)
+	cmd.Env = append(os.Environ(), asCommand+"=1")
+	return cmd
+}
+
 // skipShort skips a test with -short, and prints why.
 func skipShort(t *testing.T, why string) {
 	t.Helper()
