@@ -207,6 +207,20 @@ func TestPage(t *testing.T) {
 	add(source, 61, 75)
 	b.await(`document.querySelectorAll('[aria-label="Loss, numbers"] tbody tr').length === 75 &&
 		document.querySelector('#now').innerText.includes('75')`)
+	// A page whose connection was lost shows every point once.
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.await(`document.querySelector('#state').textContent.includes('lost')`)
+	again, err := Listen(s.listener.Addr().String(), source, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	b.await(`document.querySelector('#state').textContent.startsWith('Live')`)
+	if n := b.eval(`document.querySelectorAll('[aria-label="Loss, numbers"] tbody tr').length`); n != 75.0 {
+		t.Errorf("after the connection was lost, the page shows %v steps: want 75", n)
+	}
 	b.click("#b-loss")
 	b.await(`document.querySelector('[aria-label="Loss, numbers"]').hidden`)
 	if file := os.Getenv("LOCKSTEP_AXE"); file != "" {

@@ -8,6 +8,7 @@ package dashboard
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/subtle"
 	"embed"
 	"encoding/json"
@@ -18,6 +19,8 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/status"
@@ -44,10 +47,10 @@ type Message struct {
 }
 
 const (
-	sendEvery     = 500 * time.Millisecond
-	streamsMax    = 64
-	headerTimeout = 10 * time.Second
-	cookieName    = "lockstep-token"
+	sendEvery      = 500 * time.Millisecond
+	streamsMax     = 64
+	connectionsMax = 256 // so that strangers cannot take all file descriptors of the process
+	requestTimeout = 10 * time.Second
 )
 
 // Server serves the page of one job.
@@ -55,9 +58,13 @@ type Server struct {
 	source   Source
 	listener net.Listener
 	token    string // "": none
+	cookie   string // its name: other dashboards on this host have others
 	http     http.Server
 	streams  chan struct{} // one token for each event stream
 	done     chan struct{}
+	close    sync.Once
+
+	connections atomic.Int64
 }
 
 // Listen serves the page at an address: host:port, or :port for loopback. If the host is not a loopback address, a
@@ -80,7 +87,12 @@ func Listen(address string, source Source, token string) (*Server, error) {
 	s := &Server{
 		source: source, listener: l, token: token, streams: make(chan struct{}, streamsMax), done: make(chan struct{}),
 	}
-	s.http = http.Server{Handler: s.handler(), ReadHeaderTimeout: headerTimeout, IdleTimeout: time.Minute}
+	name := sha256.Sum256([]byte(token))
+	s.cookie = fmt.Sprintf("lockstep-%x", name[:6])
+	s.http = http.Server{
+		Handler: s.handler(), ReadTimeout: requestTimeout, WriteTimeout: requestTimeout, IdleTimeout: time.Minute,
+		ConnState: s.count,
+	}
 	go func() { _ = s.http.Serve(l) }() // until Close
 	return s, nil
 }
@@ -94,13 +106,25 @@ func (s *Server) URL() string {
 	return url
 }
 
-// Close ends all connections.
+// count closes new connections beyond connectionsMax.
+func (s *Server) count(c net.Conn, state http.ConnState) {
+	switch state {
+	case http.StateNew:
+		if s.connections.Add(1) > connectionsMax {
+			c.Close()
+		}
+	case http.StateClosed:
+		s.connections.Add(-1)
+	}
+}
+
+// Close ends all connections. Closing again does nothing.
 func (s *Server) Close() error {
-	close(s.done)
+	s.close.Do(func() { close(s.done) })
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	if err := s.http.Shutdown(ctx); err != nil {
-		return errors.Join(s.http.Close())
+		return s.http.Close()
 	}
 	return nil
 }
@@ -156,11 +180,11 @@ func (s *Server) authorized(w http.ResponseWriter, r *http.Request) bool {
 	same := func(token string) bool { return subtle.ConstantTimeCompare([]byte(token), []byte(s.token)) == 1 }
 	if same(r.URL.Query().Get("token")) {
 		http.SetCookie(w, &http.Cookie{
-			Name: cookieName, Value: s.token, Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode,
+			Name: s.cookie, Value: s.token, Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode,
 		})
 		return true
 	}
-	if c, err := r.Cookie(cookieName); err == nil && same(c.Value) {
+	if c, err := r.Cookie(s.cookie); err == nil && same(c.Value) {
 		return true
 	}
 	bearer, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
@@ -196,7 +220,11 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	out := http.NewResponseController(w)
+	if err := out.SetReadDeadline(time.Time{}); err != nil { // the stream lasts longer than a request
+		return
+	}
 	var after, stride int64
+	fmt.Fprintf(w, "retry: 1000\n\n") // milliseconds, after a lost connection; Flush returns the error
 	ticker := time.NewTicker(sendEvery)
 	defer ticker.Stop()
 	for {

@@ -3,9 +3,12 @@ package dashboard
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"io"
 	"io/fs"
+	"net"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -181,7 +184,7 @@ func TestAccess(t *testing.T) {
 		{"api/job", bearer("x" + token), http.StatusUnauthorized},
 		{"?token=" + token, nil, http.StatusOK},
 		{"api/job", bearer(token), http.StatusOK},
-		{"api/job", func(r *http.Request) { r.AddCookie(&http.Cookie{Name: cookieName, Value: token}) }, http.StatusOK},
+		{"api/job", func(r *http.Request) { r.AddCookie(&http.Cookie{Name: all.cookie, Value: token}) }, http.StatusOK},
 	} {
 		if code, _ := get(t, bare+c.path, c.change); code != c.want {
 			t.Errorf("%s: %d, want %d", c.path, code, c.want)
@@ -191,8 +194,38 @@ func TestAccess(t *testing.T) {
 	if code, _ := get(t, strings.TrimSuffix(given.URL(), "?token=mine"), nil); code != http.StatusUnauthorized {
 		t.Errorf("a given token on loopback: %d without it", code)
 	}
+	if given.cookie == all.cookie {
+		t.Error("two dashboards on one host have the same cookie, so one would replace the other's")
+	}
 	if _, err := Listen("nonsense", nil, ""); err == nil || !strings.Contains(err.Error(), "want host:port") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// TestConnections checks that open connections of strangers are bounded, and that the page can be read once they end.
+func TestConnections(t *testing.T) {
+	s, _ := open(t, "127.0.0.1:0", "")
+	var list []net.Conn
+	for range connectionsMax + 1 {
+		c, err := net.Dial("tcp", s.listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, c)
+	}
+	last := list[connectionsMax]
+	last.SetReadDeadline(time.Now().Add(requestTimeout / 2))
+	if _, err := last.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("connection %d: %v, want that it is closed", len(list), err)
+	}
+	for _, c := range list {
+		c.Close()
+	}
+	for s.connections.Load() > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if code, _ := get(t, s.URL(), nil); code != http.StatusOK {
+		t.Errorf("afterwards: %d", code)
 	}
 }
 

@@ -130,14 +130,21 @@ function show(job) {
   }
 }
 
-const source = new EventSource('api/events');
-source.onmessage = (event) => {
-  const m = JSON.parse(event.data);
-  points = m.stride === stride ? points.concat(m.points) : m.points;
-  stride = m.stride;
-  $('state').textContent = 'Live: ' + m.job.workers.length + (m.job.workers.length === 1 ? ' worker' : ' workers');
-  show(m.job);
-  drawAll();
-};
-source.onerror = () => { $('state').textContent = 'The connection is lost: the job has ended, or cannot be reached. Trying again …'; };
+function connect() {
+  const source = new EventSource('api/events');
+  source.onopen = () => { stride = 0; }; // a stream begins with all points, which replace those of the one before
+  source.onmessage = (event) => {
+    const m = JSON.parse(event.data);
+    points = m.stride === stride ? points.concat(m.points) : m.points;
+    stride = m.stride;
+    $('state').textContent = 'Live: ' + m.job.workers.length + (m.job.workers.length === 1 ? ' worker' : ' workers');
+    show(m.job);
+    drawAll();
+  };
+  source.onerror = () => {
+    $('state').textContent = 'The connection is lost: the job has ended, or cannot be reached. Trying again …';
+    if (source.readyState === EventSource.CLOSED) setTimeout(connect, 3000); // after an error code, browsers give up
+  };
+}
+connect();
 addEventListener('resize', () => { for (const c of Object.values(charts)) if (c.plot) c.plot.setSize({ width: c.box.clientWidth, height: 220 }); });
