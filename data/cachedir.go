@@ -24,6 +24,9 @@ type cachedIn struct {
 	dir   string
 	limit int64
 
+	once sync.Once
+	key  uint64 // of the subfolder; 0: the contents of the source are unknown
+
 	mu       sync.Mutex
 	where    map[uint64]cachePlace // by identity
 	segments []*cacheSegment
@@ -61,7 +64,9 @@ const (
 // after an expensive Map, and before MapRandom. Elements must be tensors, of type [Batch], or maps of tensors.
 //
 // The elements are in a subfolder named by the [Fingerprint] of what is cached: other data, or other stages, have
-// another one. The fingerprint does not cover the code of functions: remove the folder when a function has changed.
+// another one. The times of image files and the weights of examples in memory count too. The fingerprint does not cover
+// the code of functions: remove the folder when a function has changed. Reading returns an error if a source has no
+// fingerprint, as [FromFunc] has none.
 // If a file cannot be written, because the disk is full for example, elements are read from their source as without
 // CacheDir.
 func (p Pipeline) CacheDir(dir string, limit int64) Pipeline {
@@ -92,12 +97,70 @@ func (c *cachedIn) Open(ctx context.Context) (Reader, error) {
 
 // folder returns the folder of the segments.
 func (c *cachedIn) folder() (string, error) {
-	f := Fingerprint(c.src)
-	if f == 0 {
+	c.once.Do(func() { c.key = contents(c.src) })
+	if c.key == 0 {
 		return "", errors.New("data: CacheDir: the contents of the source are unknown, so a cache could belong to others: " +
 			"want a source with a Fingerprint (data.Fingerprinted)")
 	}
-	return filepath.Join(c.dir, fmt.Sprintf("%016x", f)), nil
+	return filepath.Join(c.dir, fmt.Sprintf("%016x", c.key)), nil
+}
+
+// contents returns the fingerprint of ds with what only one host knows, or 0 if a source of ds has none. (That of a
+// stage is not 0 then.)
+func contents(ds Dataset) uint64 {
+	switch d := ds.(type) {
+	case *view:
+		return also(contents(d.base), Fingerprint(d))
+	case *mappedRows:
+		return also(contents(d.Seekable), Fingerprint(d))
+	case *joined:
+		return contentsOf(d, d.parts)
+	case *mixed:
+		return contentsOf(d, d.parts)
+	case *zipped:
+		return contentsOf(d, d.parts)
+	case *interleaved:
+		return contentsOf(d, d.parts)
+	case *cached:
+		return contents(d.src)
+	case *cachedIn:
+		return contents(d.src)
+	case indexed:
+		return contents(d.Indexed)
+	case *imageFiles:
+		return d.version()
+	case *table:
+		if b, _ := d.like.(Batch); b.Weights != nil {
+			for _, c := range d.columns {
+				if c.rows == b.Weights {
+					return hashColumn(&c, d.Fingerprint())
+				}
+			}
+		}
+	}
+	if src, _, ok := upstream(ds); ok {
+		return also(contents(src), Fingerprint(ds))
+	}
+	if f, ok := ds.(Fingerprinted); ok {
+		return f.Fingerprint()
+	}
+	return 0
+}
+
+func contentsOf(ds Dataset, parts []Pipeline) uint64 {
+	h := Fingerprint(ds)
+	for _, p := range parts {
+		h = also(contents(p), h)
+	}
+	return h
+}
+
+// also combines two hashes, of which each is 0 if unknown.
+func also(a, b uint64) uint64 {
+	if a == 0 || b == 0 {
+		return 0
+	}
+	return describe(a, fmt.Sprint(b))
 }
 
 // scan finds the elements that were written since the last scan.

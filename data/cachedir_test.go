@@ -3,7 +3,10 @@ package data_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"image"
+	"image/png"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -11,6 +14,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -105,6 +109,64 @@ func TestCacheDir(t *testing.T) {
 	}
 	if _, err := data.Hash(t.Context(), kinds(n, &reads).CacheDir(file, 1)); err == nil {
 		t.Error("a file was accepted as the folder")
+	}
+}
+
+// TestCacheDirOfOtherData checks that data that differ where their fingerprints do not have other elements in a cache,
+// and that a source without a fingerprint is refused, below any stage.
+func TestCacheDirOfOtherData(t *testing.T) {
+	dir := t.TempDir()
+	same := func(e data.Element) data.Pipeline {
+		return data.FromTensors(e).Map(func(_ context.Context, e data.Element) (data.Element, error) { return e, nil })
+	}
+	weighted := func(w float32) data.Pipeline {
+		return same(data.Batch{Inputs: []*tensor.Tensor{tensor.Of([]int32{1})}, Weights: tensor.Of([]float32{w})})
+	}
+	one, two := weighted(1), weighted(2)
+	if data.Fingerprint(one) != data.Fingerprint(two) {
+		t.Fatal("weights have got into the fingerprint")
+	}
+	for _, p := range []data.Pipeline{one, two} {
+		if got, want := digest(t, p.CacheDir(dir, 1<<20)), digest(t, p); got != want {
+			t.Error("the cache has the weights of other data")
+		}
+	}
+	images, name := t.TempDir(), filepath.Join("class", "1.png")
+	for i, colour := range []uint8{10, 20} {
+		file := filepath.Join(images, name)
+		writeImage(t, file, colour)
+		if err := os.Chtimes(file, time.Time{}, time.Unix(int64(i), 0)); err != nil {
+			t.Fatal(err)
+		}
+		p, err := data.ImageFolder(images, data.ImageOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := digest(t, p.Images.CacheDir(dir, 1<<20)), digest(t, p.Images); got != want {
+			t.Error("the cache has an image that was written again")
+		}
+	}
+	unknown := data.FromFunc(1, func(context.Context, int) (data.Element, error) { return tensor.Scalar[int32](1), nil })
+	for _, p := range []data.Pipeline{
+		unknown, unknown.Shuffle(1), unknown.Batch(1), data.Concat(one, unknown), data.Zip([]data.Pipeline{unknown}, nil),
+		unknown.Cache(1).Map(func(_ context.Context, e data.Element) (data.Element, error) { return e, nil }),
+	} {
+		if _, err := data.Hash(t.Context(), p.CacheDir(dir, 1<<20)); err == nil ||
+			!strings.Contains(err.Error(), "contents of the source are unknown") {
+			t.Errorf("a source without a fingerprint: %v", err)
+		}
+	}
+}
+
+// writeImage writes an image of one pixel, of the same size for every colour.
+func writeImage(t *testing.T, file string, colour uint8) {
+	t.Helper()
+	var b bytes.Buffer
+	if err := png.Encode(&b, &image.Gray{Pix: []uint8{colour}, Stride: 1, Rect: image.Rect(0, 0, 1, 1)}); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o777), os.WriteFile(file, b.Bytes(), 0o666)); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -165,6 +165,18 @@ func (f *imageFiles) Fingerprint() uint64 {
 	return f.hash
 }
 
+// version returns a hash that changes when a file is written again with the same size. Copies of a folder may have
+// different ones.
+func (f *imageFiles) version() uint64 {
+	h := f.Fingerprint()
+	for _, file := range f.files {
+		if info, err := os.Stat(file); err == nil {
+			h = describe(h, fmt.Sprint(info.ModTime().UnixNano()))
+		}
+	}
+	return h
+}
+
 // subfolders returns the names of the folders in dir, sorted, without those that start with a dot.
 func subfolders(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)

@@ -67,6 +67,26 @@ func TestPaddedBatch(t *testing.T) {
 	}
 }
 
+// TestRepeatOfOtherLengths checks that reading by position refuses passes of other numbers of batches than the first.
+func TestRepeatOfOtherLengths(t *testing.T) {
+	lengths := []int{1, 1, 1, 9, 9, 9}
+	p := ragged(lengths).Shuffle(1).Take(3).BucketByLength(data.Buckets{
+		Boundaries: []int{1, 9}, Rows: []int{3}, Lengths: lengths,
+	})
+	for _, ds := range []data.Pipeline{p.Repeat(9), p.Repeat(-1).Take(20), data.Mix(20, 1, []float64{1}, p)} {
+		r, err := data.Open(t.Context(), ds)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for at := 0; err == nil && at < r.Len(); at++ {
+			_, err = r.At(t.Context(), at)
+		}
+		if err == nil || !strings.Contains(err.Error(), "want passes of one length") {
+			t.Errorf("got %v", err)
+		}
+	}
+}
+
 // plainTexts returns the tensors of each element.
 func plainTexts(t *testing.T, p data.Pipeline) (list []string) {
 	t.Helper()

@@ -149,7 +149,8 @@ func (p Pipeline) batch(n int, full bool) Pipeline {
 }
 
 // Repeat reads the dataset n times, or endlessly if n is negative. Pass k of epoch e is read as epoch e·n+k
-// (e·(2³¹-1)+k if endless), so that no order repeats.
+// (e·(2³¹-1)+k if endless), so that no order repeats. With random access, all passes must have as many elements as the
+// first; otherwise reading returns an error.
 func (p Pipeline) Repeat(n int) Pipeline { return Pipeline{&repeated{p, n}} }
 
 // Take keeps only the first n elements.
