@@ -319,8 +319,8 @@ func (r *repeatedReader) pass(k int) (Reader, error) {
 		return nil, err
 	}
 	if p.Len() != r.each { // Shuffle, Take and BucketByLength
-		return nil, fmt.Errorf("data: Repeat or Mix: pass %d has %d elements, the first one %d: want passes of one length, so put "+
-			"Repeat before BucketByLength, or leave it out (FitConfig.Epochs repeats the data)", k, p.Len(), r.each)
+		return nil, fmt.Errorf("data: Repeat or Mix: pass %d has %d elements, the first one %d: want passes of one length, "+
+			"so put Repeat before BucketByLength, or leave it out (FitConfig.Epochs repeats the data)", k, p.Len(), r.each)
 	}
 	if len(r.passes) >= passesOpen {
 		oldest := k

@@ -27,10 +27,10 @@ func newEval() *cobra.Command {
 		Use:   "eval",
 		Short: "Evaluate the weights of a run on test data",
 		Long: `Eval computes loss and accuracy of the weights that lockstep train has written,
-the perplexity of a text, and the errors of a regression. The data are the test data of the training or,
-with --data-file or --data-dir, other data, all of them. The data of the
-training must still be where they were: the classes and the scale of the inputs
-follow from them (except for text).`,
+the perplexity of a text, and the errors of a regression. The data are the test
+data of the training or, with --data-file or --data-dir, other data, all of
+them. The data of the training must still be where they were: the classes and
+the scale of the inputs follow from them (except for text).`,
 		Example: `  lockstep eval --from run1
   lockstep eval --from run1 --data-file other.txt
   lockstep eval --from run2 --data-dir photos --format json`,

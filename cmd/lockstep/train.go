@@ -171,6 +171,10 @@ func (o *trainFlags) complete(given func(flag string) bool) error {
 			o.learningRate = min(o.learningRate, set.rate)
 		}
 	}
+	if o.callbacks.minRate > o.learningRate {
+		return usagef("--min-learning-rate %v: want at most --learning-rate, which is %v", o.callbacks.minRate,
+			o.learningRate)
+	}
 	switch {
 	case given("epochs"):
 	case o.steps > 0:

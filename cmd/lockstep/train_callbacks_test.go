@@ -97,6 +97,7 @@ func TestCallbackFlagMistakes(t *testing.T) {
 		"--reduce-lr 3":                         "--reduce-lr needs --schedule constant",
 		"--warmup-steps 3 --schedule one-cycle": "--warmup-steps is for --schedule cosine",
 		"--schedule step --min-learning-rate 1": "--min-learning-rate is for --schedule cosine or linear, not step",
+		"--min-learning-rate 0.01":              "--min-learning-rate 0.01: want at most --learning-rate, which is 0.003",
 		"--min-learning-rate -1":                "--min-learning-rate -1: want at least 0",
 		"--optimizer sgd --beta1 0.8":           "--beta1 is for --optimizer adam, adamw or adamax, not sgd",
 		"--beta2 1":                             "--beta2 1: want at least 0 and less than 1",

@@ -26,7 +26,8 @@ type languageModel interface {
 }
 
 // TestDecoder compares the logits of a sequence whose tokens come one by one, in blocks, and after a reset,
-// with those of the whole sequence at once. The weights are the initial ones, or Hugging Face's.
+// with those of the whole sequence at once, which has no dropout outside training. The weights are arbitrary, or
+// Hugging Face's.
 func TestDecoder(t *testing.T) {
 	const positions = 11
 	e, err := gomlx.OpenGo(gomlx.GoOptions{LogicalCPUs: 1})
@@ -36,7 +37,7 @@ func TestDecoder(t *testing.T) {
 	defer e.Close()
 	for _, name := range []string{"gpt", "gpt2", "llama", "llama-tied"} {
 		t.Run(name, func(t *testing.T) {
-			var m languageModel = models.GPT{Vocabulary: 53, Width: 12, Heads: 3, Blocks: 2}
+			var m languageModel = models.GPT{Vocabulary: 53, Width: 12, Heads: 3, Blocks: 2, Dropout: 0.5}
 			var weights []train.Weight
 			if name == "gpt" {
 				weights = arbitrary(t, e, m.Forward, positions)
