@@ -17,7 +17,7 @@ type FormatError struct {
 	File   string // the name with which it was opened; empty for a reader
 	Format string // "IDX", "CSV", …
 	Line   int    // of a text file, from 1; 0 for other formats
-	Offset int64  // in bytes, of the invalid or truncated part, in the uncompressed contents
+	Offset int64  // in bytes, of the invalid or truncated part, in the uncompressed contents; negative: unknown
 	Packed bool   // the file is compressed
 	Err    error  // what was found, and what was expected
 }
@@ -31,6 +31,9 @@ func (e *FormatError) Error() string {
 	s += e.Format + ": "
 	if e.Line > 0 {
 		s += fmt.Sprintf("line %d, ", e.Line)
+	}
+	if e.Offset < 0 {
+		return s + e.Err.Error()
 	}
 	s += fmt.Sprintf("offset %d", e.Offset)
 	if e.Packed {

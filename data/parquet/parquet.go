@@ -196,7 +196,7 @@ type table struct {
 // column is a column with its place in the files.
 type column struct {
 	Column
-	index    int // among the leaves of the schema
+	index    int // among the leaves of its file's schema
 	present  int // definition level of a value that is not null
 	repeated int // definition level of a list that is not empty
 }
@@ -206,7 +206,7 @@ type group struct {
 	file   string
 	first  int // row of the file
 	rows   int
-	chunks []parquet.ColumnChunk
+	chunks []parquet.ColumnChunk // of table.columns
 
 	mu      sync.Mutex // held while it is decoded
 	decoded []*tensor.Tensor
@@ -262,7 +262,7 @@ func (t *table) add(name string) error {
 	}
 	for i, c := range columns {
 		want := t.columns[i]
-		want.Nullable, want.present, want.repeated = c.Nullable, c.present, c.repeated
+		want.Nullable, want.present, want.repeated, want.index = c.Nullable, c.present, c.repeated, c.index
 		if len(columns) != len(t.columns) || c != want {
 			return wrong(name, fmt.Errorf("it has the columns %s, the first file %s: want the same columns in all files, "+
 				"in the same order", describe(columns), describe(t.columns)))
@@ -274,7 +274,15 @@ func (t *table) add(name string) error {
 	}
 	first := 0
 	for _, g := range f.RowGroups() {
-		t.groups = append(t.groups, &group{file: name, first: first, rows: int(g.NumRows()), chunks: g.ColumnChunks()})
+		chunks := make([]parquet.ColumnChunk, len(columns))
+		for i, c := range columns {
+			all := g.ColumnChunks()
+			if c.index >= len(all) {
+				return wrong(name, fmt.Errorf("a row group has %d columns, and column %q has number %d", len(all), c.Name, c.index))
+			}
+			chunks[i] = all[c.index]
+		}
+		t.groups = append(t.groups, &group{file: name, first: first, rows: int(g.NumRows()), chunks: chunks})
 		if n := g.NumRows(); n < 0 || n > math.MaxInt32 {
 			return wrong(name, fmt.Errorf("a row group of %d rows", n))
 		}
@@ -507,7 +515,7 @@ func (t *table) setLengths() error {
 		}
 		g := t.groups[i]
 		n := 0
-		err := eachValue(g.chunks[c.index], func(v parquet.Value) bool {
+		err := eachValue(g.chunks[k], func(v parquet.Value) bool {
 			if v.RepetitionLevel() == 0 && n > 0 || v.DefinitionLevel() < c.repeated {
 				return false
 			}
@@ -585,7 +593,7 @@ func (t *table) setCategories(ctx context.Context) error {
 				if err := context.Cause(ctx); err != nil {
 					return err
 				}
-				err := eachValue(g.chunks[c.index], func(v parquet.Value) bool {
+				err := eachValue(g.chunks[k], func(v parquet.Value) bool {
 					if !v.IsNull() && !texts[string(v.ByteArray())] {
 						texts[string(v.ByteArray())] = true
 					}
@@ -618,7 +626,7 @@ func (t *table) setCategories(ctx context.Context) error {
 func (t *table) wrong(g *group, err error) error { return wrong(g.file, err) }
 
 func wrong(file string, err error) error {
-	return &data.FormatError{File: file, Format: "Parquet", Err: err}
+	return &data.FormatError{File: file, Format: "Parquet", Offset: -1, Err: err}
 }
 
 // decodedColumn is a column of a row group.
@@ -634,8 +642,8 @@ func (t *table) decode(g *group, k int, keep bool) (d decodedColumn, err error) 
 	if c.List {
 		n *= c.Length
 	}
-	if n > 0 && g.chunks[c.index].NumValues() < int64(g.rows) { // before memory is allocated
-		return d, t.wrong(g, fmt.Errorf("column %q has %d values for %d rows", c.Name, g.chunks[c.index].NumValues(),
+	if n > 0 && g.chunks[k].NumValues() < int64(g.rows) { // before memory is allocated
+		return d, t.wrong(g, fmt.Errorf("column %q has %d values for %d rows", c.Name, g.chunks[k].NumValues(),
 			g.rows))
 	}
 	set := setter(c, n, t.numbers[k])
@@ -652,7 +660,7 @@ func (t *table) decode(g *group, k int, keep bool) (d decodedColumn, err error) 
 		}
 		return true
 	}
-	failure := eachValue(g.chunks[c.index], func(v parquet.Value) bool {
+	failure := eachValue(g.chunks[k], func(v parquet.Value) bool {
 		if v.RepetitionLevel() == 0 {
 			if !length() {
 				return false

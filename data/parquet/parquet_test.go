@@ -205,6 +205,28 @@ func TestChoice(t *testing.T) {
 	}
 }
 
+// TestOtherPlaces reads columns that have other places in the second file.
+func TestOtherPlaces(t *testing.T) {
+	type first struct {
+		A int32   `parquet:"a"`
+		B float64 `parquet:"b"`
+	}
+	type second struct {
+		A  int32   `parquet:"a"`
+		AA string  `parquet:"aa"`
+		B  float64 `parquet:"b"`
+	}
+	dir := t.TempDir()
+	names := []string{write(t, dir, "1", 9, []first{{1, 2}}), write(t, dir, "2", 9, []second{{3, "x", 4}})}
+	frame, err := parquet.Load(t.Context(), names, parquet.Options{Columns: []string{"b", "a"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := tensor.Data[float64](frame.Values); !slices.Equal(got, []float64{2, 1, 4, 3}) {
+		t.Errorf("got %v", got)
+	}
+}
+
 // TestLoad reads a table into memory.
 func TestLoad(t *testing.T) {
 	names := []string{write(t, t.TempDir(), "a.parquet", 9, rowsOf(0, 20))}
@@ -274,7 +296,7 @@ func TestMisuse(t *testing.T) {
 	}{
 		{read(parquet.Options{}), "no files"},
 		{read(parquet.Options{}, filepath.Join(dir, "none")), "no such file"},
-		{read(parquet.Options{}, text), "data: " + text + ": Parquet: offset 0: "},
+		{read(parquet.Options{}, text), "data: " + text + ": Parquet: "},
 		{read(parquet.Options{}, good), `column "f64", row 0: the value is null: give the column a value in Options.Fill`},
 		{read(parquet.Options{Columns: []string{"x"}}, good), `no column "x": there are b, i8, u16`},
 		{read(parquet.Options{Columns: []string{"b", "b"}}, good), `has "b" twice`},
