@@ -53,6 +53,10 @@ func TestUnderLaunchers(t *testing.T) {
 				!strings.Contains(string(summary), `"weights_hash": "`+want) {
 				t.Errorf("%v\n%s\nwant %q and the weights hash %s, the chief wrote %s", err, out, c.source, want, summary)
 			}
+			report, err := os.ReadFile(filepath.Join(dir, reportFile))
+			if err != nil || !strings.Contains(string(report), "bus bandwidth") {
+				t.Errorf("%v: the report has no time of the all-reduce", err)
+			}
 		})
 	}
 }

@@ -159,7 +159,7 @@ const communicationCalls = 5
 // writes. A failure of the measurement leaves it out.
 func (r *trainRun) writeReport(ctx context.Context) error {
 	var alone time.Duration
-	if r.communicates() {
+	if r.communicates(ctx) {
 		var err error
 		if alone, err = r.trainer.CommunicationTime(ctx, communicationCalls); err != nil {
 			alone = 0
@@ -179,11 +179,21 @@ func (r *trainRun) writeReport(ctx context.Context) error {
 	return nil
 }
 
-// communicates reports whether the communication of a step can be measured: all workers trained to the end, and step
-// by step together.
-func (r *trainRun) communicates() bool {
-	return r.history.Steps > 0 && !r.stopped && r.strategy.NumReplicasInSync() > 1 && r.flags.diloco.config() == nil &&
-		(r.worker != nil || r.flags.out != "")
+// communicates reports whether the communication of a step is measured: the chief writes a report, and all workers
+// trained to the end, and step by step together. Only the chief's --out counts, so the workers exchange it.
+func (r *trainRun) communicates(ctx context.Context) bool {
+	if r.history.Steps == 0 || r.stopped || r.strategy.NumReplicasInSync() == 1 || r.flags.diloco.config() != nil {
+		return false
+	}
+	folder := ""
+	if r.chief {
+		folder = r.flags.out
+	}
+	if r.worker == nil {
+		return folder != ""
+	}
+	folders, err := r.worker.Exchange(ctx, "report", []byte(folder))
+	return err == nil && slices.ContainsFunc(folders, func(f []byte) bool { return len(f) > 0 })
 }
 
 // data collects the numbers of the report. alone is the time of a step's communication with nothing else running.
