@@ -77,6 +77,7 @@ type Point struct {
 const (
 	eventsKept = 50
 	pointsKept = 2000 // more are thinned out: every second one goes
+	stepsKept  = 20   // of each worker, whose time the shares divide
 	silentTime = 5 * time.Second
 )
 
@@ -98,7 +99,8 @@ type tracked struct {
 	heard   time.Time // of the last heartbeat
 	count   uint64
 	final   bool
-	last    int64   // step of the last report
+	last    int64 // step of the last report
+	recent  []timeline.Step
 	cpu     float64 // of the last report
 	cpuAt   time.Duration
 	silence bool // reported
@@ -194,6 +196,8 @@ func (t *Tracker) Report(epoch uint32, r timeline.Report) {
 	if len(fresh) == 0 {
 		return
 	}
+	w.recent = append(w.recent, fresh...)
+	w.recent = slices.Delete(w.recent, 0, max(len(w.recent)-stepsKept, 0))
 	t.shares(w, r)
 	w.last = fresh[len(fresh)-1].Step
 	w.Step = max(w.Step, w.last)
@@ -205,7 +209,7 @@ func (t *Tracker) Report(epoch uint32, r timeline.Report) {
 
 // shares computes where the last steps of a worker went.
 func (t *Tracker) shares(w *tracked, r timeline.Report) {
-	last := r.Steps[max(len(r.Steps)-20, 0):]
+	last := w.recent
 	var sum timeline.Step
 	var elapsed time.Duration
 	for _, s := range last {

@@ -29,15 +29,25 @@ func (w *Worker) report() timeline.Report {
 	return r
 }
 
+// reportOverlap is how many earlier reports of a worker its report repeats, because readers see only the latest one at
+// the time they read. More would only cost bytes, which a store such as etcd keeps in its history.
+const reportOverlap = 3
+
 // publishReports publishes this worker's report whenever it has taken steps, until ctx ends.
 func (w *Worker) publishReports(ctx context.Context) error {
 	every := max(reportEvery, intervalMin(len(w.members)))
+	var before [reportOverlap + 1]int64 // the last steps of the reports before, oldest first
 	for last := int64(-1); ; {
 		if r := w.report(); len(r.Steps) == 0 && last < 0 || len(r.Steps) > 0 && r.Steps[len(r.Steps)-1].Step != last {
 			last = 0
 			if len(r.Steps) > 0 {
 				last = r.Steps[len(r.Steps)-1].Step
 			}
+			for len(r.Steps) > 1 && r.Steps[0].Step <= before[0] {
+				r.Steps = r.Steps[1:]
+			}
+			copy(before[:], before[1:])
+			before[reportOverlap] = last
 			text, err := json.Marshal(r)
 			if err == nil {
 				err = w.store.Set(ctx, w.key(status.Reports, w.job.Worker), text)
