@@ -38,8 +38,8 @@ func add(t *status.Tracker, from, to int) {
 		r := timeline.Report{Worker: w, Host: "node" + string(rune('a'+w)), PID: 100 + w, Memory: 300 << 20, CPU: float64(to)}
 		if w == 0 {
 			r.Training = &timeline.Training{
-				Epoch: 2, Epochs: 5, Step: to, Steps: 100, Loss: 30 / float64(to+10), Metrics: map[string]float64{"accuracy": 0.9},
-				Validation: map[string]float64{"loss": 0.4, "accuracy": 0.88},
+				Epoch: 2, Epochs: 5, Step: to, Steps: 100, Loss: new(30 / float64(to+10)),
+				Metrics: map[string]float64{"accuracy": 0.9}, Validation: map[string]float64{"loss": 0.4, "accuracy": 0.88},
 			}
 		}
 		for i := from; i <= to; i++ {

@@ -201,11 +201,13 @@ type Training struct {
 	Epoch  int `json:"epoch"`  // from 1
 	Epochs int `json:"epochs"` // planned; 0: unknown
 	// Step counts the steps of the epoch, of Steps; -1: unknown.
-	Step    int                `json:"step"`
-	Steps   int                `json:"steps"`
-	Loss    float64            `json:"loss"`    // mean over the epoch so far
-	Metrics map[string]float64 `json:"metrics"` // means over the epoch so far
-	// Validation has the latest validation, with the loss as "loss"; nil: none yet.
+	Step  int `json:"step"`
+	Steps int `json:"steps"`
+	// Loss is the mean over the epoch so far; nil: it is not finite.
+	Loss *float64 `json:"loss"`
+	// Metrics are means over the epoch so far. Those that are not finite are left out.
+	Metrics map[string]float64 `json:"metrics"`
+	// Validation has the finite numbers of the latest validation, with the loss as "loss"; nil: none yet.
 	Validation map[string]float64 `json:"validation,omitempty"`
 	// Unit names what a step's examples are, such as "images".
 	Unit string `json:"unit,omitempty"`

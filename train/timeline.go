@@ -124,12 +124,12 @@ func (f *fit) publish(s *Step) {
 	f.published = now
 	mean := s.Mean()
 	to := &timeline.Training{
-		Epoch: s.Epoch + 1, Epochs: s.Epochs, Step: s.Step, Steps: s.Steps, Loss: orZero(mean.Loss),
-		Metrics: map[string]float64{},
+		Epoch: s.Epoch + 1, Epochs: s.Epochs, Step: s.Step, Steps: s.Steps, Metrics: map[string]float64{},
 	}
-	for _, name := range mean.names() {
-		to.Metrics[name] = orZero(mean.Metrics[name])
+	if isFinite(mean.Loss) {
+		to.Loss = &mean.Loss
 	}
+	addFinite(to.Metrics, mean.Metrics)
 	latest := s.Validation
 	if n := len(f.history.Validations); latest == nil && n > 0 {
 		latest = &f.history.Validations[n-1].Result
@@ -138,18 +138,20 @@ func (f *fit) publish(s *Step) {
 		latest = f.history.Epochs[i].Validation
 	}
 	if latest != nil {
-		to.Validation = map[string]float64{"loss": orZero(latest.Loss)}
-		for _, name := range latest.names() {
-			to.Validation[name] = orZero(latest.Metrics[name])
-		}
+		to.Validation = map[string]float64{}
+		addFinite(to.Validation, latest.Metrics)
+		addFinite(to.Validation, map[string]float64{"loss": latest.Loss})
 	}
 	f.t.Timeline().SetTraining(to)
 }
 
-// orZero returns x, or 0 for what JSON cannot encode.
-func orZero(x float64) float64 {
-	if math.IsNaN(x) || math.IsInf(x, 0) {
-		return 0
+func isFinite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
+
+// addFinite adds the numbers that JSON can encode.
+func addFinite(to, from map[string]float64) {
+	for name, x := range from {
+		if isFinite(x) {
+			to[name] = x
+		}
 	}
-	return x
 }

@@ -2,8 +2,10 @@ package train
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -182,6 +184,31 @@ func TestTimes(t *testing.T) {
 		}
 		if want := []int{7, 7, 2}[i%3]; step.Examples != want || step.Loss <= 0 {
 			t.Errorf("step %d has %d examples, loss %v", i+1, step.Examples, step.Loss)
+		}
+	}
+}
+
+// TestTrainingNotFinite checks that a loss which is not finite is published as unknown, not as a number.
+func TestTrainingNotFinite(t *testing.T) {
+	for _, start := range []float64{0, math.NaN()} {
+		s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: fakeEngine{2}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		cfg := fakeConfig(7)
+		cfg.NotFinite = WarnNotFinite
+		trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64, start: start}, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer trainer.Close()
+		if _, err := trainer.Fit(t.Context(), sizes(lineExamples(16), 7, 7, 2), FitConfig{Epochs: 1}); err != nil {
+			t.Fatal(err)
+		}
+		got := trainer.Timeline().Training()
+		if text, err := json.Marshal(got); err != nil || (got.Loss == nil) != math.IsNaN(start) {
+			t.Errorf("initial values plus %v: %s, %v", start, text, err)
 		}
 	}
 }

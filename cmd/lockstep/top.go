@@ -167,7 +167,11 @@ func jobTable(j *status.Job, width int) string {
 		if t.Epochs > 0 {
 			head += fmt.Sprintf("/%d", t.Epochs)
 		}
-		head += fmt.Sprintf(", loss %.4g", t.Loss)
+		if t.Loss != nil {
+			head += fmt.Sprintf(", loss %.4g", *t.Loss)
+		} else {
+			head += ", loss not finite"
+		}
 	}
 	if j.Restarts > 0 {
 		head += ", " + count(j.Restarts, "restart")
