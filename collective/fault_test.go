@@ -200,6 +200,7 @@ func TestFault(t *testing.T) {
 	}
 	for _, p := range append(slices.Clone(placements), alonePlacement) {
 		t.Run(p.name, func(t *testing.T) {
+			t.Parallel()
 			random := seeded(t)
 			for range scenes {
 				n := 2 + random.IntN(8)
@@ -245,6 +246,7 @@ func TestFault(t *testing.T) {
 func TestFaultOfChain(t *testing.T) {
 	for _, p := range append(slices.Clone(placements), alonePlacement) {
 		t.Run(p.name, func(t *testing.T) {
+			t.Parallel()
 			random := seeded(t)
 			for range 4 {
 				n := 3 + random.IntN(7)

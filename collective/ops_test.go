@@ -195,6 +195,7 @@ func rowsFor(random *rand.Rand, w *world, op collective.Op) []string {
 func TestEveryOperation(t *testing.T) {
 	for _, p := range placements {
 		t.Run(p.name, func(t *testing.T) {
+			t.Parallel()
 			random := seeded(t)
 			done := map[string]int{}
 			for _, n := range []int{1, 2, 3, 4, 5, 6, 7, 8, 9} {

@@ -36,7 +36,8 @@ var tfNames = []string{
 
 // oursAlone are the exported types and functions that the page omits, because TensorFlow has no counterpart.
 var oursAlone = []string{
-	"Bucket", "CentralStorageConfig", "CollectiveConfig", "Context", "DeviceGroups", "DeviceOf", "Error", "Handle",
+	"Bucket", "CentralStorageConfig", "CollectiveConfig", "Context", "DeviceGroups", "DeviceOf", "Error", "Follower",
+	"Handle",
 	"Machine", "MergeFunc", "NewMirrored", "NewPerReplica",
 	"OneDeviceConfig", "PackSizes", "ParseDevice", "PerWorker", "ReplicaStats", "Selection", "Stats", "UpdateFunc",
 	"Value", "VariableKind",

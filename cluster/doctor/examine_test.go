@@ -18,6 +18,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 	"github.com/lockstep-ml/lockstep/cluster/worker"
 	"github.com/lockstep-ml/lockstep/internal/freeport"
+	"github.com/lockstep-ml/lockstep/internal/race"
 )
 
 func TestMain(m *testing.M) {
@@ -106,6 +107,7 @@ func TestExamine(t *testing.T) {
 // TestSilentPair: a pair that does not answer is named after its timeout; the other pairs are measured.
 func TestSilentPair(t *testing.T) {
 	t.Parallel()
+	race.SkipShort(t, "it waits 7 s")
 	const n = 3
 	joins := join(t, n, secret.Secret{})
 	cfg := func(i int) Config {
@@ -177,10 +179,8 @@ func TestSilentWorker(t *testing.T) {
 		"worker 1 first": {later, soon, soon},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if testing.Short() && name != "at once" {
-				t.Skip("-short: waits 16 s, where the other case waits 12 s")
-			}
 			t.Parallel()
+			race.SkipShort(t, "it waits 12 to 16 s")
 			silentWorker(t, timeouts)
 		})
 	}

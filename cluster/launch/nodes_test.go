@@ -20,6 +20,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
+	"github.com/lockstep-ml/lockstep/internal/race"
 )
 
 // launchNodes starts an agent for each number of workers, as the nodes of one job.
@@ -531,7 +532,8 @@ func TestForgetfulStore(t *testing.T) {
 
 // TestNotReplaced: the others wait for a lost agent, and the error names it if no agent replaces it.
 func TestNotReplaced(t *testing.T) {
-	t.Parallel() // it waits for seconds
+	t.Parallel()
+	race.SkipShort(t, "it waits 8 s for a node")
 	memory := rendezvous.NewMemory()
 	ghost(t, memory, registration{RestartsMax: 1})
 	out := &output{}
@@ -859,7 +861,8 @@ func TestCutOffAgentComesBack(t *testing.T) {
 // TestStoreIsAwaitedOnce: an agent whose workers have exited normally waits for a lost store, for the end of the other
 // nodes' workers, up to the rendezvous timeout, and not a second time for the next epoch.
 func TestStoreIsAwaitedOnce(t *testing.T) {
-	t.Parallel() // it waits for seconds
+	t.Parallel()
+	race.SkipShort(t, "it waits 10 s for a store")
 	memory := rendezvous.NewMemory()
 	link, out := &cuttable{Store: memory.Open()}, &output{}
 	cfg := Config{
@@ -1268,7 +1271,8 @@ func TestHostsInterruptedEarly(t *testing.T) {
 
 // TestLauncherKilled: the agents on the hosts end their workers when the launcher has exited.
 func TestLauncherKilled(t *testing.T) {
-	t.Parallel() // it waits for seconds
+	t.Parallel()
+	race.SkipShort(t, "it waits 7 s until agents have noticed")
 	ssh, _ := fakeSSH(t)
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	temp := t.TempDir()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cluster/failure"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/internal/race"
 )
 
 // Whatever happens to one of three workers, the others' errors name it, its host, and its last known position.
@@ -113,6 +114,7 @@ func TestFailures(t *testing.T) {
 // A slow worker does not fail the job: the workers that wait for it log that.
 func TestSlow(t *testing.T) {
 	t.Parallel()
+	race.SkipShort(t, "a worker waits 5 s before it reports another one as slow")
 	failures := readFailures(t)
 	store := freeStore(t)
 	var all []*process
@@ -263,6 +265,9 @@ func TestMisfits(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
+			if test.start != nil && len(test.start) < 3 || test.name == "another number of workers" {
+				race.SkipShort(t, "it waits 8 s for a worker")
+			}
 			store := freeStore(t)
 			started := test.start
 			if started == nil {
@@ -332,6 +337,7 @@ func TestSecrets(t *testing.T) {
 	for name, other := range map[string]string{"another secret": strings.Repeat("geheim", 6), "none": ""} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			race.SkipShort(t, "it waits 8 s for a worker")
 			store := freeStore(t)
 			var all []*process
 			for i, s := range []string{secret, secret, other} {

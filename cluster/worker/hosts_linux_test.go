@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/internal/race"
 	"github.com/lockstep-ml/lockstep/internal/testnet"
 )
 
@@ -49,6 +50,7 @@ func TestHosts(t *testing.T) {
 	})
 	t.Run("cut off from one other", func(t *testing.T) {
 		t.Parallel()
+		race.SkipShort(t, "it waits 5 s for a heartbeat")
 		network, all := onHosts(t, 3, func(c *child) {
 			c.Secret, c.Heartbeat = strings.Repeat("secret", 6), 5*time.Second
 			if c.Worker == 2 {

@@ -173,17 +173,14 @@ func (r *trainRun) optimizer() gomlxoptimizer.Interface {
 	return opt
 }
 
-// plannedSteps returns the number of steps of the training.
+// plannedSteps returns the number of steps over which the schedule runs: those of --epochs, which --steps may end
+// earlier, or those of --steps alone.
 func (r *trainRun) plannedSteps() int {
-	steps := math.MaxInt32
-	if r.flags.epochs >= 0 {
-		n := r.batch * r.flags.step.accumulate
-		steps = min(steps, r.flags.epochs*((r.kept.Len()+n-1)/n))
+	if r.flags.epochs < 0 {
+		return min(r.flags.steps, math.MaxInt32)
 	}
-	if r.flags.steps > 0 {
-		steps = min(steps, r.flags.steps)
-	}
-	return steps
+	n, examples := r.batch*r.flags.step.accumulate, max(r.kept.Len(), 1)
+	return min(r.flags.epochs, math.MaxInt32/examples) * ((examples + n - 1) / n)
 }
 
 // callbacks adds the callbacks to the configuration of Fit.

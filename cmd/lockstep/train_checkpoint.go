@@ -125,7 +125,11 @@ func (r *trainRun) build() []train.Fact {
 		{Name: "processor", Value: runtime.GOARCH + " with " + vectors()},
 	}
 	if r.flags.schedule != "constant" {
-		out = append(out, train.Fact{Name: "length of the learning-rate schedule", Value: count(r.epochs(), "epoch")})
+		length := count(r.flags.epochs, "epoch")
+		if r.flags.epochs < 0 {
+			length = count(r.flags.steps, "step")
+		}
+		out = append(out, train.Fact{Name: "length of the learning-rate schedule", Value: length})
 	}
 	return out
 }

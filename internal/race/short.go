@@ -1,0 +1,12 @@
+package race
+
+import "testing"
+
+// SkipShort skips a test with -short, and prints why, unless it is built with -race. It is for tests that wait for
+// seconds: .ci/run executes them without -short, and with -race.
+func SkipShort(t testing.TB, why string) {
+	t.Helper()
+	if testing.Short() && !Enabled {
+		t.Skip("-short: " + why)
+	}
+}
