@@ -63,8 +63,10 @@ func (a allocations) outside(before allocations) (byPackage map[string]int64, si
 		}
 		text := strings.Join(functions, " < ")
 		i := slices.IndexFunc(functions, func(f string) bool { return strings.Contains(f, module) })
-		if i < 0 || strings.Contains(text, "gomlx") || strings.Contains(text, module+"data.") ||
-			strings.Contains(text, "countAllocations") || strings.Contains(text, "(*fit).publish:") || strings.Contains(text, "runtime.acquireSudog") {
+		left := func(part string) bool { return strings.Contains(text, part) }
+		if i < 0 || slices.ContainsFunc([]string{
+			"gomlx", module + "data.", "countAllocations", "(*fit).publish:", "runtime.acquireSudog",
+		}, left) {
 			continue
 		}
 		name := strings.TrimPrefix(functions[i], module)
