@@ -130,8 +130,8 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	f.Float64Var(&o.learningRate, "learning-rate", 0, "learning rate (default by optimizer: "+learningRates()+
 		"; for text at most 0.001, except for sgd)")
 	f.StringVar(&o.schedule, "schedule", "cosine", "learning-rate schedule over --epochs, or over --steps alone: cosine "+
-		"(falls to --min-learning-rate), constant, one-cycle, linear (to --min-learning-rate), exponential (to 1 %), step (a tenth "+
-		"after each third)")
+		"(falls to --min-learning-rate), constant, one-cycle, linear (to --min-learning-rate), exponential (to 1 %), "+
+		"step (a tenth after each third)")
 	f.Int64Var(&o.seed, "seed", 1, "seed of the initial weights, of shuffling and of shifts")
 	f.StringVar(&o.engine, "engine", "go", "compute engine: "+strings.Join(gomlx.Names, ", "))
 	f.StringVar(&o.plugin, "xla-plugin", "", "PJRT plugin `file` for --engine xla (default $"+gomlx.PluginEnv+")")
