@@ -221,7 +221,7 @@ func (s *rowSelection) read(ctx context.Context, r data.RowReader, batch int, we
 		size = max(size, min(capacity.Size(batch), s.t.largest(s.evaluation)))
 	}
 	expected := s.t.smallest(size, s.evaluation, any)
-	for {
+	for range len(s.t.shapes) + 1 {
 		part, err := s.readAs(ctx, r, batch, expected, weighted)
 		if err != nil || !s.t.several() {
 			return part, err
@@ -233,6 +233,8 @@ func (s *rowSelection) read(ctx context.Context, r data.RowReader, batch int, we
 		}
 		expected = shape
 	}
+	return nil, fmt.Errorf("train: batch %d has rows of different shapes: want batches of one shape each, as "+
+		"data.Pipeline.BucketByLength and PaddedBatch make them", batch)
 }
 
 // readAs reads this worker's rows of a batch that is expected to have a shape.

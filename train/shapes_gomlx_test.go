@@ -209,6 +209,31 @@ func TestBuckets(t *testing.T) {
 	}
 }
 
+// TestRowsOfDifferentShapes checks that reading ends if the rows of a batch have different shapes: which rows a worker
+// reads depends on their shape.
+func TestRowsOfDifferentShapes(t *testing.T) {
+	features := func(n int) []engine.Feature { return []engine.Feature{{DType: tensor.Float32, Shape: []int{n}}} }
+	rows := data.FromFunc(60, func(_ context.Context, i int) (data.Element, error) {
+		return data.Batch{Inputs: []*tensor.Tensor{tensor.New(tensor.Float32, 1+i%3/2)}}, nil // 1, 1, 2
+	})
+	x := &Trainer{shapes: []*batchShape{
+		{Shape: Shape{GlobalBatch: 3, Inputs: features(1)}, per: 1},
+		{Shape: Shape{GlobalBatch: 6, Inputs: features(2)}, per: 2},
+	}, firsts: []int{0, 1, 2}}
+	r, err := data.Open(t.Context(), rows.Batch(3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, found, weighted := rowSelection{t: x, replicas: 3, first: 2, local: 1}, false, false
+	for batch := range r.Len() {
+		_, err := s.read(t.Context(), r.(data.RowReader), batch, &weighted)
+		found = found || err != nil && strings.Contains(err.Error(), "rows of different shapes")
+	}
+	if !found {
+		t.Error("no batch had an error")
+	}
+}
+
 // TestShapesMisuse checks the errors for batches and configurations that have no shape in common.
 func TestShapesMisuse(t *testing.T) {
 	e, err := gomlx.Open("go", gomlx.Options{Devices: 1})
