@@ -198,12 +198,12 @@ type longest struct {
 // Len implements [Dataset].
 func (l *longest) Len() int { return (&batches{l.src, l.n, false}).Len() }
 
-// joinPadded makes a batch of elements, the first of which is number first of the dataset.
-func (pad Padding) joinPadded(list []Element, first, length int) (Element, error) {
+// joinPadded makes a batch of elements, of which number returns the number in the dataset.
+func (pad Padding) joinPadded(list []Element, number func(i int) int, length int) (Element, error) {
 	for i, e := range list {
 		n, err := lengthOf(e)
 		if err != nil {
-			return nil, fmt.Errorf("data: element %d: %w", first+i, err)
+			return nil, fmt.Errorf("data: element %d: %w", number(i), err)
 		}
 		length = max(length, n)
 	}
@@ -211,9 +211,9 @@ func (pad Padding) joinPadded(list []Element, first, length int) (Element, error
 	for i, e := range list {
 		e, err := pad.pad(e, length)
 		if err != nil {
-			return nil, fmt.Errorf("data: element %d: %w", first+i, err)
+			return nil, fmt.Errorf("data: element %d: %w", number(i), err)
 		}
-		if err := s.add(e, first+i, len(list)); err != nil {
+		if err := s.add(e, number(i), len(list)); err != nil {
 			return nil, err
 		}
 	}
@@ -233,14 +233,14 @@ func (l *longest) Iter(ctx context.Context) iter.Seq2[Element, error] {
 			if list = append(list, e); len(list) < l.n {
 				continue
 			}
-			b, err := l.pad.joinPadded(list, at, 0)
+			b, err := l.pad.joinPadded(list, func(i int) int { return at + i }, 0)
 			if !yield(b, err) || err != nil {
 				return
 			}
 			at, list = at+len(list), nil
 		}
 		if len(list) > 0 {
-			yield(l.pad.joinPadded(list, at, 0))
+			yield(l.pad.joinPadded(list, func(i int) int { return at + i }, 0))
 		}
 	}
 }
@@ -276,7 +276,7 @@ func (l *longestReader) At(ctx context.Context, p int) (Element, error) {
 	}); err != nil {
 		return nil, err
 	}
-	return l.pad.joinPadded(list, p*l.rows.n, 0)
+	return l.pad.joinPadded(list, func(i int) int { return p*l.rows.n + i }, 0)
 }
 
 // Buckets configure [Pipeline.BucketByLength].
@@ -375,10 +375,10 @@ func (b *bucketed) Iter(ctx context.Context) iter.Seq2[Element, error] {
 		return iterate(ctx, b)
 	}
 	return func(yield func(Element, error) bool) {
-		lists := make([][]Element, len(b.b.Boundaries))
+		lists, numbers := make([][]Element, len(b.b.Boundaries)), make([][]int, len(b.b.Boundaries))
 		batch := func(k int) bool {
-			e, err := b.b.joinPadded(lists[k], 0, b.b.Boundaries[k])
-			lists[k] = nil
+			e, err := b.b.joinPadded(lists[k], func(i int) int { return numbers[k][i] }, b.b.Boundaries[k])
+			lists[k], numbers[k] = nil, nil
 			return yield(e, err) && err == nil
 		}
 		at := 0
@@ -396,6 +396,7 @@ func (b *bucketed) Iter(ctx context.Context) iter.Seq2[Element, error] {
 				yield(nil, err)
 				return
 			}
+			numbers[k] = append(numbers[k], at)
 			at++
 			if lists[k] = append(lists[k], e); len(lists[k]) == b.b.rows(k) && !batch(k) {
 				return

@@ -59,6 +59,9 @@ func TestPaddedBatch(t *testing.T) {
 		"element 1: its length is 3: want at most the last boundary, 2": p.BucketByLength(data.Buckets{
 			Boundaries: []int{1, 2}, Rows: []int{2},
 		}),
+		"element 2": asStream(p).BucketByLength(data.Buckets{ // the first one that is padded
+			Boundaries: []int{1, 3}, Rows: []int{2}, Padding: data.Padding{Value: 1.5},
+		}),
 		"has no length": p.BucketByLength(data.Buckets{Boundaries: []int{3}, Rows: []int{2}, Lengths: []int{1, 3}}),
 	} {
 		if _, err := data.Hash(t.Context(), ds); err == nil || !strings.Contains(err.Error(), text) {
