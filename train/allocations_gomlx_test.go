@@ -105,6 +105,8 @@ func TestStepsAllocateNothing(t *testing.T) {
 		{"sharded", 2, train.Config{ShardOptimizer: train.ShardOn, ClipNorm: 1}, train.FitConfig{}},
 		{"accumulated", 2, train.Config{}, train.FitConfig{Accumulate: 2}},
 		{"compressed", 2, train.Config{Compress: compress.Codec{Method: compress.BFloat16}}, train.FitConfig{}},
+		{"int8", 2, train.Config{Compress: compress.Codec{Method: compress.Int8}}, train.FitConfig{}},
+		{"PowerSGD", 2, train.Config{Compress: compress.Codec{Method: compress.PowerSGD, Rank: 2}}, train.FitConfig{}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if testing.Short() && test.name != "sharded" {
