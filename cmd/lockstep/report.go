@@ -71,8 +71,7 @@ func (c *curve) line(name string) chart.Line {
 // runRecord is what a run keeps for its report.
 type runRecord struct {
 	loss, rate curve
-	step       int   // of all epochs
-	ends       []int // by epoch, its last step
+	step       int // of all epochs of this run, which may have resumed an earlier one
 	times      stepClock
 }
 
@@ -91,10 +90,6 @@ func (r *runRecord) callback(rate func() (float64, bool)) train.Callback {
 			if x, ok := rate(); ok {
 				r.rate.add(r.step, x)
 			}
-			return nil
-		},
-		OnEpochEnd: func(context.Context, train.Epoch) error {
-			r.ends = append(r.ends, r.step)
 			return nil
 		},
 	}
@@ -200,8 +195,9 @@ func (r *trainRun) communicates(ctx context.Context) bool {
 func (r *trainRun) data(alone time.Duration) reportData {
 	d := reportData{
 		Summary: r.summarise(), History: historyTable(r.history), Flags: map[string]string{},
-		Loss: pointsOf(r.record.loss.line("")), Rate: pointsOf(r.record.rate.line("")),
 	}
+	resumed := r.history.Steps - r.record.step
+	d.Loss, d.Rate = pointsOf(r.record.loss.line(""), resumed), pointsOf(r.record.rate.line(""), resumed)
 	if r.record.times.steps > 0 {
 		t := r.record.times.perStep()
 		d.Step = &reportTimes{t.input, t.compute, t.exposed, t.update, alone}
@@ -237,9 +233,10 @@ func memoryLimitOf(ranks, bytes int) time.Duration {
 	return time.Duration(float64(bench.MemoryLimit(collective.AllReduce, ranks, part)) * float64(bytes) / float64(part))
 }
 
-func pointsOf(l chart.Line) (points [][2]float64) {
+// pointsOf returns the points of a line, after so many earlier steps.
+func pointsOf(l chart.Line, earlier int) (points [][2]float64) {
 	for i := range l.X {
-		points = append(points, [2]float64{l.X[i], l.Y[i]})
+		points = append(points, [2]float64{l.X[i] + float64(earlier), l.Y[i]})
 	}
 	return points
 }
@@ -325,9 +322,9 @@ func (r *trainRun) curves(d reportData) (charts []pageChart, err error) {
 	}
 	add("Learning rate", "learning rate", true, nil, rate)
 	speed := chart.Line{Name: "training"}
-	for i, e := range r.history.Epochs {
-		if i < len(r.record.ends) && e.Duration > 0 {
-			speed.X = append(speed.X, float64(r.record.ends[i]))
+	for i, end := range r.epochEnds() {
+		if e := &r.history.Epochs[i]; e.Duration > 0 {
+			speed.X = append(speed.X, end)
 			speed.Y = append(speed.Y, float64(e.Examples)/e.Duration.Seconds())
 		}
 	}
@@ -338,12 +335,21 @@ func (r *trainRun) curves(d reportData) (charts []pageChart, err error) {
 // byEpoch returns a number of the history over the last steps of the epochs.
 func (r *trainRun) byEpoch(line, name string, d reportData) chart.Line {
 	l := chart.Line{Name: line}
+	ends := r.epochEnds()
 	for i, x := range d.History[name] {
-		if i < len(r.record.ends) {
-			l.X, l.Y = append(l.X, float64(r.record.ends[i])), append(l.Y, float64(x))
-		}
+		l.X, l.Y = append(l.X, ends[i]), append(l.Y, float64(x))
 	}
 	return l
+}
+
+// epochEnds returns the last step of each epoch.
+func (r *trainRun) epochEnds() (ends []float64) {
+	steps := 0
+	for i := range r.history.Epochs {
+		steps += r.history.Epochs[i].Steps
+		ends = append(ends, float64(steps))
+	}
+	return ends
 }
 
 // tableOf lists the points of a chart, at most tableRows of them.

@@ -4,11 +4,13 @@ import (
 	"encoding/json"
 	"encoding/xml"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -168,5 +170,34 @@ func TestReportTexts(t *testing.T) {
 	d.Reduce = nil
 	if r := reduceOf(d); r.Text != "One replica: nothing is reduced." {
 		t.Errorf("%+v", r)
+	}
+}
+
+// TestReportOfResumed checks that the curves of a run that resumed have the steps of the whole training.
+func TestReportOfResumed(t *testing.T) {
+	skipShort(t, "two trainings")
+	dir := t.TempDir()
+	out := filepath.Join(dir, "run")
+	for epochs := 1; epochs <= 2; epochs++ {
+		cmd := lockstepProcess(t, "train", "--model", "mlp", "--epochs", strconv.Itoa(epochs), "--global-batch", "400",
+			"--checkpoint-dir", filepath.Join(dir, "checkpoints"), "--out", out, "--progress", "none")
+		if text, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, text)
+		}
+	}
+	texts, text := readPage(t, filepath.Join(out, reportFile))
+	var data struct {
+		Summary struct{ Steps int }
+		Loss    [][2]float64
+	}
+	if err := json.Unmarshal([]byte(text), &data); err != nil {
+		t.Fatal(err)
+	}
+	steps, n := data.Summary.Steps, len(data.Loss)
+	if steps < 2 || n != steps/2 || data.Loss[0][0] != float64(steps/2+1) || data.Loss[n-1][0] != float64(steps) {
+		t.Errorf("%d points of the loss, %v, want those of the second half of %d steps", n, data.Loss, steps)
+	}
+	if want := fmt.Sprintf("Speed|step|training|%d|", steps/2); !strings.Contains(texts, want) {
+		t.Errorf("no %q in %s", want, texts)
 	}
 }
