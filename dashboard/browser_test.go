@@ -158,7 +158,7 @@ func (b *browser) await(expression string) {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	b.t.Fatalf("%s does not become true; the page says %v", expression, b.eval("document.body.innerText"))
+	b.t.Fatalf("%s does not become true; the page shows %v", expression, b.eval("document.body.innerText"))
 }
 
 // click clicks the middle of an element with the mouse.

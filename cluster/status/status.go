@@ -96,7 +96,7 @@ type Tracker struct {
 type tracked struct {
 	Worker
 
-	heard   time.Time // of the last heartbeat
+	seen    time.Time // of the last heartbeat
 	count   uint64
 	final   bool
 	last    int64 // step of the last report
@@ -107,7 +107,7 @@ type tracked struct {
 }
 
 // NewTracker returns a tracker of a job. onStraggler, unless it is nil, is called when a worker is named as the
-// straggler, and when it is none any more; it must not call the tracker.
+// straggler, and when it no longer is; it must not call the tracker.
 func NewTracker(job string, onStraggler func(s timeline.Straggler, named bool)) *Tracker {
 	return &Tracker{job: Job{Version: 1, Job: job, Began: time.Now()}, stride: 1, straggler: onStraggler}
 }
@@ -166,7 +166,7 @@ func (t *Tracker) Heartbeat(epoch uint32, worker int, h rendezvous.Heartbeat) {
 	if w.silence {
 		t.event(false, "worker %d sends heartbeats again", worker)
 	}
-	w.count, w.heard, w.final, w.silence = h.Count, time.Now(), h.Final, false
+	w.count, w.seen, w.final, w.silence = h.Count, time.Now(), h.Final, false
 	w.Phase = h.Phase
 	w.Step = max(w.Step, h.Step)
 }
@@ -184,7 +184,7 @@ func (t *Tracker) Report(epoch uint32, r timeline.Report) {
 	}
 	w.Host, w.PID, w.Memory = r.Host, r.PID, r.Memory
 	if w.count == 0 { // a job of one worker has no heartbeats
-		w.heard = time.Now()
+		w.seen = time.Now()
 	}
 	if r.Training != nil && r.Worker == 0 {
 		t.job.Training = r.Training
@@ -329,10 +329,10 @@ func (t *Tracker) Job() Job {
 	for i := range t.workers {
 		w := &t.workers[i]
 		t.job.Step = max(t.job.Step, w.Step)
-		if w.heard.IsZero() {
+		if w.seen.IsZero() {
 			continue
 		}
-		age := now.Sub(w.heard)
+		age := now.Sub(w.seen)
 		w.HeartbeatAge = age.Seconds()
 		switch {
 		case w.final:
