@@ -451,7 +451,7 @@ func (d *decoder) tensor() *tensor.Tensor {
 		d.failed = true
 		return nil
 	}
-	shape, n := make([]int, rank), 1
+	shape, n, empty := make([]int, rank), 1, false
 	for i := range shape {
 		size := d.uvarint()
 		if size > cacheElementMax {
@@ -459,10 +459,16 @@ func (d *decoder) tensor() *tensor.Tensor {
 			return nil
 		}
 		shape[i] = int(size)
-		if n *= shape[i]; n > cacheElementMax {
+		if empty = empty || size == 0; size > 0 {
+			n *= shape[i] // also of an empty tensor: its other dimensions must not overflow
+		}
+		if n > cacheElementMax {
 			d.failed = true
 			return nil
 		}
+	}
+	if empty {
+		n = 0
 	}
 	if dtype == tensor.String {
 		if n > len(d.b) { // a string takes a byte at least

@@ -268,6 +268,7 @@ func FuzzCachedElement(f *testing.F) {
 		}
 		f.Add(b)
 	}
+	f.Add([]byte("\x010\f\x0e\x000000000000000")) // an empty tensor with dimensions whose product overflows
 	f.Fuzz(func(t *testing.T, b []byte) {
 		e, err := data.DecodeElement(b)
 		if err != nil {

@@ -128,7 +128,9 @@ func TestGarbageInPipes(t *testing.T) {
 // FuzzMessage checks the messages of the handshake: an accepted hello or join reply is valid.
 func FuzzMessage(f *testing.F) {
 	own := Config{Job: "job", Size: 4, Ranks: []int{0}}
-	for _, m := range []any{own.hello(), helloReply{"no"}, joinReply{
+	foreign := own.hello()
+	foreign.Ranks = []int{7} // not of 4
+	for _, m := range []any{own.hello(), foreign, helloReply{"no"}, joinReply{
 		Processes: []member{{1, []int{0}}, {2, []int{1, 2, 3}}},
 		You:       1,
 	}} {

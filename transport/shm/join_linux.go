@@ -159,8 +159,8 @@ func (h *hello) differ(from *hello) string {
 	if h.Proof != from.Proof {
 		return "one of the two processes has a secret, the other has none"
 	}
-	if len(h.Ranks) == 0 || checkRanks(h.Ranks, from.Size) != nil {
-		return fmt.Sprintf("it claims the ranks %v of %d", h.Ranks, from.Size)
+	if len(from.Ranks) == 0 || checkRanks(from.Ranks, h.Size) != nil {
+		return fmt.Sprintf("it claims the ranks %v of %d", from.Ranks, h.Size)
 	}
 	return ""
 }
