@@ -104,7 +104,7 @@ func (x *interleaved) Open(ctx context.Context) (Reader, error) {
 // interleavedStream is an interleaved with a part that is a stream.
 type interleavedStream struct{ *interleaved }
 
-// Open hides that of interleaved: there is no random access.
+// Open replaces the method of interleaved, which needs random access.
 func (x *interleavedStream) Open(context.Context) (Reader, error) { return nil, nil }
 
 // Iter implements [Dataset].

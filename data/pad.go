@@ -254,7 +254,8 @@ func (l *longest) Open(ctx context.Context) (Reader, error) {
 	return &longestReader{src, &batchReader{src: src, n: l.n}, l.pad}, nil
 }
 
-// longestReader is a Reader of padded batches. It is no RowReader: the length of a batch is that of its longest row.
+// longestReader is a Reader of padded batches. It does not implement RowReader: the length of a batch is that of its
+// longest row.
 type longestReader struct {
 	src  Reader
 	rows *batchReader

@@ -237,7 +237,7 @@ func (c *startedCall) follow(ctx context.Context) (err error) {
 	if first := c.follows; first != nil {
 		select {
 		case <-first.over:
-			first.over <- struct{}{} // for another call that follows it later; there is no other token
+			first.over <- struct{}{} // for another call that follows it later; the channel is empty
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-c.run.Context().Done():

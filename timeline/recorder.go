@@ -196,7 +196,7 @@ func (r *Recorder) Events() (list []Event) {
 // Dropped returns how many events were lost because too many were added at the same time.
 func (r *Recorder) Dropped() int { return int(r.events.Load().dropped.Load()) }
 
-// Training is where the training of a worker stands.
+// Training is the progress of the training of a worker.
 type Training struct {
 	Epoch  int `json:"epoch"`  // from 1
 	Epochs int `json:"epochs"` // planned; 0: unknown
@@ -213,14 +213,14 @@ type Training struct {
 	Unit string `json:"unit,omitempty"`
 }
 
-// SetTraining sets where the training stands. The recorder takes ownership.
+// SetTraining sets the progress of the training. The recorder takes ownership.
 func (r *Recorder) SetTraining(t *Training) {
 	if r != nil {
 		r.training.Store(t)
 	}
 }
 
-// Training returns where the training stands; nil: unknown. It must not be changed.
+// Training returns the progress of the training; nil: unknown. It must not be changed.
 func (r *Recorder) Training() *Training {
 	if r == nil {
 		return nil

@@ -115,7 +115,7 @@ func (t *Trainer) stepEnded(b *stepBatches) {
 // publishEvery is the shortest interval between two updates of the recorder's Training.
 const publishEvery = 100 * time.Millisecond
 
-// publish sets where the training stands, for those who watch it.
+// publish sets the progress of the training, for the live page and other readers.
 func (f *fit) publish(s *Step) {
 	now := f.t.clocks[0].since
 	if now < f.published+publishEvery && s.Step != s.Steps && s.Validation == nil {

@@ -22,7 +22,7 @@ type Job struct {
 	Began    time.Time `json:"began"`    // when the tracker was made
 	At       time.Time `json:"at"`
 	Workers  []Worker  `json:"workers"`
-	// Training is where the training stands; nil: unknown.
+	// Training is the progress of the training; nil: unknown.
 	Training *timeline.Training `json:"training"`
 	Step     int64              `json:"step"` // the last one known; 0: none
 	// ExamplesPerSecond is that of all replicas over the last steps, and StepSeconds the time of a step.

@@ -779,7 +779,7 @@ func integers[T interface {
 	return func(i int, v parquet.Value) { x[i] = T(get(v)) }
 }
 
-// value stores a value that is not null. It returns a text that is no category.
+// value stores a value that is not null. It returns a text that is not among the categories.
 func (s *sink) value(i int, v parquet.Value) *string {
 	if s.of != nil {
 		if _, ok := s.of[string(v.ByteArray())]; !ok {

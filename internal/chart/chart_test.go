@@ -13,7 +13,7 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/chart"
 )
 
-// texts returns the texts of a picture, and fails if it is no well-formed XML or refers to something outside.
+// texts returns the texts of a picture, and fails if it is not well-formed XML or refers to something outside.
 func texts(t interface{ Fatal(...any) }, svg []byte) (out []string) {
 	d := xml.NewDecoder(strings.NewReader(string(svg)))
 	for {
