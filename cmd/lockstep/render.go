@@ -34,10 +34,10 @@ type rendering struct {
 
 	// Kubernetes
 	Image, Namespace, SecretName, Secret string
-	JobSet                               bool
+	JobSet, TrainJob                     bool
+	Runtime                              string // of a TrainJob
 	claims                               []string
 	Claims                               []claim
-	Pod                                  string
 
 	// Slurm
 	Time, Partition, Account string
@@ -82,11 +82,12 @@ another, sets the rendezvous address, and restarts the job after a failure.`,
 
 func newRenderKubernetes() *cobra.Command {
 	r := &rendering{}
-	cmd := r.command("kubernetes", "Print a manifest for an Indexed Job, or a JobSet",
+	cmd := r.command("kubernetes", "Print a manifest for an Indexed Job, a JobSet or a TrainJob",
 		`Kubernetes prints a manifest: a Secret, a headless Service that gives the pods
 DNS names, and an Indexed Job with one pod per node. With --jobset it prints a
 JobSet, whose controller restarts all pods at once after a failure; a plain Job
-restarts them one by one.
+restarts them one by one. With --trainjob it prints a TrainJob for Kubeflow's
+Trainer (2.2 or later), with one of its runtimes for torchrun or JAX.
 
 The image must contain the program, and also lockstep if --nproc-per-node is
 more than 1. The manifest holds a new secret, so keep it out of version control.
@@ -94,7 +95,8 @@ Or create a Secret with the key "secret" and name it with --secret.`,
 		`  lockstep render kubernetes --image registry/train:7 --nnodes 4 -- /train --epochs 3
   lockstep render kubernetes --image registry/train:7 --nnodes 4 --jobset \
     --max-restarts 3 --claim checkpoints:/checkpoints -- \
-    lockstep train --strategy multi-worker --checkpoint-dir /checkpoints`,
+    lockstep train --strategy multi-worker --checkpoint-dir /checkpoints
+  lockstep render kubernetes --image registry/train:7 --nnodes 4 --trainjob`,
 		func(w io.Writer) error { return r.kubernetes(w, secret.New().Text()) })
 	f := cmd.Flags()
 	f.StringVar(&r.Image, "image", "", "the container image")
@@ -104,6 +106,9 @@ Or create a Secret with the key "secret" and name it with --secret.`,
 	r.portFlag(f, "the first pod")
 	f.StringVar(&r.Namespace, "namespace", "", "namespace (default: that of kubectl)")
 	f.BoolVar(&r.JobSet, "jobset", false, "print a JobSet, which needs its controller in the cluster")
+	f.BoolVar(&r.TrainJob, "trainjob", false, "print a TrainJob, which needs Kubeflow's Trainer in the cluster")
+	f.StringVar(&r.Runtime, "runtime", "", "ClusterTrainingRuntime of the TrainJob: jax-distributed, or one like "+
+		"it (default torch-distributed)")
 	f.StringVar(&r.SecretName, "secret", "", "an existing Secret with the key \"secret\" (default: a new one in the "+
 		"manifest)")
 	f.IntVar(&r.CPUs, "cpus", 0, "CPUs of each pod")
@@ -249,14 +254,19 @@ func (r *rendering) Total() int { return r.Nodes * r.Each }
 // BackoffLimit returns how many pods of a plain Job may fail.
 func (r *rendering) BackoffLimit() int { return r.MaxRestarts * r.Nodes }
 
-// ReplicatedJob returns the name of the only Job of a JobSet.
-func (r *rendering) ReplicatedJob() string { return "workers" }
+// ReplicatedJob returns the name of the only Job of a JobSet. Kubeflow's runtimes name theirs node.
+func (r *rendering) ReplicatedJob() string {
+	if r.TrainJob {
+		return "node"
+	}
+	return "workers"
+}
 
 // FirstPod returns the name of worker 0's pod.
 func (r *rendering) FirstPod() string { return r.pod(0) }
 
 func (r *rendering) pod(i int) string {
-	if r.JobSet {
+	if r.JobSet || r.TrainJob {
 		return fmt.Sprintf("%s-%s-0-%d", r.Name, r.ReplicatedJob(), i)
 	}
 	return fmt.Sprintf("%s-%d", r.Name, i)
@@ -304,11 +314,6 @@ func (r *rendering) kubernetes(w io.Writer, newSecret string) error {
 	if r.SecretName == "" {
 		r.SecretName, r.Secret = r.Name, newSecret
 	}
-	var pod bytes.Buffer
-	if err := execute(&pod, "pod.tmpl", r); err != nil {
-		return err
-	}
-	r.Pod = strings.TrimSpace(pod.String())
 	return execute(w, "kubernetes.tmpl", r)
 }
 
@@ -322,8 +327,20 @@ func (r *rendering) checkKubernetes() error {
 	if err := r.checkPort(); err != nil {
 		return err
 	}
+	if r.TrainJob && r.Runtime == "" {
+		r.Runtime = "torch-distributed"
+	}
 	last := r.pod(r.Nodes - 1)
 	switch {
+	case r.JobSet && r.TrainJob:
+		return usagef("--jobset and --trainjob are two kinds of manifest: give one")
+	case r.TrainJob && r.MaxRestarts > 0:
+		return usagef("--max-restarts does not apply to a TrainJob: set spec.template.spec.failurePolicy in its runtime %s",
+			r.Runtime)
+	case r.Runtime != "" && !r.TrainJob:
+		return usagef("--runtime %s applies to a TrainJob only: add --trainjob", r.Runtime)
+	case r.TrainJob && !subdomain.MatchString(r.Runtime):
+		return usagef("--runtime %s: want the name of a ClusterTrainingRuntime", r.Runtime)
 	case !labelText.MatchString(r.Name):
 		return usagef("--name %s: want lower-case letters, digits and hyphens, starting with a letter", r.Name)
 	case len(last) > labelMax:
@@ -477,12 +494,18 @@ func shellQuote(s string) string {
 
 // execute fills in a template.
 func execute(w io.Writer, name string, data any) error {
-	t, err := template.New(name).Option("missingkey=error").Funcs(template.FuncMap{
+	t := template.New(name).Option("missingkey=error")
+	t, err := t.Funcs(template.FuncMap{
 		"yaml":  strconv.Quote, // for valid UTF-8 its escapes are those of YAML
 		"quote": shellQuote,
 		"indent": func(n int, text string) string {
 			space := strings.Repeat(" ", n)
 			return space + strings.ReplaceAll(text, "\n", "\n"+space)
+		},
+		"include": func(name string, data any) (string, error) {
+			var b strings.Builder
+			err := t.ExecuteTemplate(&b, name, data)
+			return strings.TrimSpace(b.String()), err
 		},
 	}).ParseFS(templateFiles, "templates/*.tmpl")
 	if err != nil {

@@ -208,6 +208,67 @@ func TestKubernetesManifestIsAJob(t *testing.T) {
 	}
 }
 
+// TestTrainJobIsAJob simulates Kubeflow's Trainer: every pod gets the environment that the runtimes for torchrun and
+// JAX give it, and must detect the requested job.
+func TestTrainJobIsAJob(t *testing.T) {
+	for _, runtime := range []string{"torch-distributed", "jax-distributed"} {
+		r := &rendering{
+			Name: "train", Image: "i", Nodes: 3, Each: 1, TrainJob: true, Runtime: runtime, port: cluster.StorePort,
+			SecretName: "s", program: []string{"p"},
+		}
+		var b bytes.Buffer
+		if err := r.kubernetes(&b, ""); err != nil {
+			t.Fatal(err)
+		}
+		var job struct {
+			Kind     string
+			Metadata struct{ Name string }
+			Spec     struct {
+				Ref     struct{ Name string } `yaml:"runtimeRef"`
+				Trainer struct {
+					Command []string
+					Nodes   int `yaml:"numNodes"`
+					Each    int `yaml:"numProcPerNode"`
+					Env     []struct{ Name, Value string }
+				}
+			}
+		}
+		if err := yaml.Unmarshal(b.Bytes(), &job); err != nil {
+			t.Fatal(err)
+		}
+		trainer := job.Spec.Trainer
+		if job.Kind != "TrainJob" || job.Spec.Ref.Name != runtime || !slices.Equal(trainer.Command, []string{"p"}) {
+			t.Errorf("%+v", job)
+		}
+		first := job.Metadata.Name + "-node-0-0." + job.Metadata.Name
+		for index := range 3 {
+			i, n := strconv.Itoa(index), strconv.Itoa(trainer.Nodes)
+			e := map[string]string{"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": i}
+			if runtime == "torch-distributed" {
+				e["PET_NNODES"], e["PET_NODE_RANK"], e["PET_NPROC_PER_NODE"] = n, i, strconv.Itoa(trainer.Each)
+				e["PET_MASTER_ADDR"], e["PET_MASTER_PORT"] = first, "29500"
+			} else {
+				e["JAX_NUM_PROCESSES"], e["JAX_PROCESS_ID"], e["JAX_COORDINATOR_ADDRESS"] = n, i, first+":29500"
+			}
+			for _, v := range trainer.Env {
+				e[v.Name] = v.Value
+			}
+			found, err := cluster.Discover(cluster.Discovery{
+				Getenv:   func(k string) (string, bool) { v, ok := e[k]; return v, ok },
+				Hostname: func() (string, error) { return "train-node-0-" + i, nil },
+				ReadFile: func(string) ([]byte, error) { return nil, fs.ErrNotExist },
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if found.Worker != index || found.Workers != 3 || found.Store != "tcp://"+first+":29500" ||
+				e["LOCKSTEP_SECRET_FILE"] != "/etc/lockstep/secret" {
+				t.Errorf("pod %d: %v\n%s", index, e, found.Describe())
+			}
+		}
+	}
+}
+
 // TestKubernetesRunsSeveralWorkersInAPod: a pod runs them by lockstep run, with the rendezvous at the first pod.
 func TestKubernetesRunsSeveralWorkersInAPod(t *testing.T) {
 	all := rendered(t, &rendering{Image: "i", Nodes: 2, Each: 4, SecretName: "mine", program: []string{"p", "-x"}})
