@@ -242,6 +242,22 @@ type Summary struct {
 	// Value computes the metric from its sums over all examples, each multiplied by the example's weight, and the sum
 	// of the weights. If it is nil, the metric is the mean of one sum, or a table of several.
 	Value func(sums []float64, weight float64) float64
+	// Stream makes an empty Stream, which gives the metric's value instead. Nil: the value does not depend on how the
+	// examples are divided into batches.
+	Stream func() Stream
+}
+
+// Stream computes a metric from the values of global batches in their order, such as a moving average. Every worker has
+// one and adds the same numbers. Methods are not called concurrently.
+type Stream interface {
+	// Add adds a batch: the metric's sums over its examples, and the sum of their weights, which is positive.
+	Add(sums []float64, weight float64)
+	// Value returns the metric, NaN before the first Add.
+	Value() float64
+	// State returns a copy of the state, for snapshots.
+	State() []float64
+	// SetState sets the state from a State of a Stream of the same metric. It returns an error if it cannot be one.
+	SetState(state []float64) error
 }
 
 // Advised is a program that has advice on the model, for example to replace a layer that is slow on the engine.

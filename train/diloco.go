@@ -117,6 +117,12 @@ func (t *Trainer) openDiLoCo() error {
 		return errors.New("the optimizer keeps moving averages of the weights, which would differ between workers: leave " +
 			"out optimizer.EMA")
 	}
+	for _, m := range t.metrics {
+		if m.Stream != nil {
+			return fmt.Errorf("the metric %q follows the order of the global batches, and each worker takes its own steps: "+
+				"want a mean over all examples", m.name)
+		}
+	}
 	d := &diloco{DiLoCo: *t.config.DiLoCo, mean: t.newMean()}
 	for _, v := range t.Parameters() {
 		if v.DType != tensor.Float32 && v.DType != tensor.Float64 {

@@ -24,7 +24,8 @@ func (r Result) names() []string { return slices.Sorted(maps.Keys(r.Metrics)) }
 type mean struct {
 	metrics  []metric
 	loss     float64
-	sums     []float64 // of all metrics, one after the other
+	sums     []float64       // of all metrics, one after the other
+	streams  []engine.Stream // by metric; nil: it follows from the sums
 	weight   float64
 	examples int64
 }
@@ -36,11 +37,14 @@ type metric struct {
 }
 
 func newMean(metrics []metric) *mean {
-	n := 0
-	for _, m := range metrics {
+	n, streams := 0, make([]engine.Stream, len(metrics))
+	for i, m := range metrics {
 		n += m.Sums
+		if m.Stream != nil {
+			streams[i] = m.Stream()
+		}
 	}
-	return &mean{metrics: metrics, sums: make([]float64, n)}
+	return &mean{metrics: metrics, sums: make([]float64, n), streams: streams}
 }
 
 // newMean returns the mean over batches of a training, which may include the gradients' norm.
@@ -79,13 +83,20 @@ func (m *mean) add(b *stepBatches, t *Trainer) {
 	for i, s := range sums {
 		m.sums[i] += s
 	}
+	own := sums
+	for i, s := range m.streams {
+		if n := m.metrics[i].Sums; s != nil {
+			s.Add(own[:n], b.weightSum)
+		}
+		own = own[min(m.metrics[i].Sums, len(own)):]
+	}
 	if len(m.sums) > len(sums) {
 		m.sums[len(sums)] += t.norm * b.weightSum
 	}
 	m.weight += b.weightSum
 }
 
-// merge adds the batches of another mean.
+// merge adds the batches of another mean. Neither has streams.
 func (m *mean) merge(other *mean) {
 	m.loss, m.weight, m.examples = m.loss+other.loss, m.weight+other.weight, m.examples+other.examples
 	for i, s := range other.sums {
@@ -96,10 +107,12 @@ func (m *mean) merge(other *mean) {
 func (m *mean) result() Result {
 	r := Result{Loss: m.loss / m.weight, Metrics: make(map[string]float64, len(m.metrics)), Examples: m.examples}
 	sums := m.sums
-	for _, x := range m.metrics {
+	for i, x := range m.metrics {
 		own := sums[:x.Sums]
 		sums = sums[x.Sums:]
 		switch {
+		case m.streams[i] != nil:
+			r.Metrics[x.name] = m.streams[i].Value()
 		case x.Value != nil:
 			r.Metrics[x.name] = x.Value(slices.Clone(own), m.weight)
 		case x.Sums == 1:

@@ -89,6 +89,8 @@ type meanState struct {
 	Sums     []exact `json:"sums"`
 	Weight   exact   `json:"weight"`
 	Examples int64   `json:"examples"`
+
+	Streams map[string][]exact `json:"streams,omitempty"` // by metric
 }
 
 type epochState struct {
@@ -146,6 +148,17 @@ func (f *fit) state() *fitState {
 		s.Mean = &meanState{Loss: exact(m.loss), Weight: exact(m.weight), Examples: m.examples}
 		for _, sum := range m.sums {
 			s.Mean.Sums = append(s.Mean.Sums, exact(sum))
+		}
+		for i, stream := range m.streams {
+			if stream == nil {
+				continue
+			}
+			if s.Mean.Streams == nil {
+				s.Mean.Streams = map[string][]exact{}
+			}
+			for _, x := range stream.State() {
+				s.Mean.Streams[m.metrics[i].name] = append(s.Mean.Streams[m.metrics[i].name], exact(x))
+			}
 		}
 	}
 	for i, e := range f.history.Epochs {
@@ -294,6 +307,19 @@ func (f *fit) resumePosition() error {
 		m.loss, m.weight, m.examples = float64(s.Mean.Loss), float64(s.Mean.Weight), s.Mean.Examples
 		for i, sum := range s.Mean.Sums {
 			m.sums[i] = float64(sum)
+		}
+		for i, stream := range m.streams {
+			if stream == nil {
+				continue
+			}
+			name := m.metrics[i].name
+			var state []float64
+			for _, x := range s.Mean.Streams[name] {
+				state = append(state, float64(x))
+			}
+			if err := stream.SetState(state); err != nil {
+				return fmt.Errorf("train: resuming: the metric %q: %w", name, err)
+			}
 		}
 		f.position.mean = m
 	}

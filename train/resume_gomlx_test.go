@@ -9,9 +9,12 @@ import (
 	"github.com/gomlx/gomlx/core/graph"
 	"github.com/gomlx/gomlx/ml/layers"
 	"github.com/gomlx/gomlx/ml/model"
+	"github.com/gomlx/gomlx/ml/train/metric"
 	"github.com/gomlx/gomlx/ml/train/optimizer"
 
 	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/layer"
 	"github.com/lockstep-ml/lockstep/train"
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
@@ -43,6 +46,20 @@ func left(t *testing.T, trainer *train.Trainer, h *train.History) string {
 	return text
 }
 
+// withStreams adds metrics that depend on the order of the batches.
+func withStreams(m *gomlx.Model) engine.Model {
+	mean := func(_ *model.Scope, _, p []*graph.Node) *graph.Node { return graph.ReduceAllMean(p[0]) }
+	for _, x := range []metric.Interface{
+		metric.NewExponentialMovingAverageMetric("moving", "", "", mean, nil, 0.4),
+		metric.NewMedianMetric("median", "", "", mean, nil).WithSampleSize(2),
+		metric.NewBaseMetric("last", "", "", mean, nil),
+		metric.NewMeanMetric("batches", "", "", mean, nil).WithDynamicBatch(false),
+	} {
+		m.Metrics = append(m.Metrics, gomlx.MetricFrom(x))
+	}
+	return m
+}
+
 // TestResumeModel checks that a real model, with dropout, averages, Adam, shuffled and shifted images and partial
 // batches, resumes from the snapshot of any step to the bits and the history of an uninterrupted training.
 func TestResumeModel(t *testing.T) {
@@ -52,7 +69,7 @@ func TestResumeModel(t *testing.T) {
 	eachEngine(t, func(t *testing.T, engine string) {
 		for replicas := 1; replicas <= 4; replicas++ {
 			open := func() *train.Trainer {
-				return newTrainer(t, engine, replicas, 20, 1, optimizer.Adam().LearningRate(0.01).Done(), forgetful)
+				return newTrainerOf(t, engine, replicas, 20, 1, withStreams, optimizer.Adam().LearningRate(0.01).Done(), forgetful)
 			}
 			var taken []*checkpoint.Contents
 			trainer := open()

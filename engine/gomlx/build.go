@@ -141,7 +141,7 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 	p.shapes = []*shape{p.shape}
 	for i, x := range bl.m.Metrics {
 		p.metrics = append(p.metrics, x.Name)
-		p.summaries = append(p.summaries, engine.Summary{Sums: bl.sums[i], Value: x.Value})
+		p.summaries = append(p.summaries, engine.Summary{Sums: bl.sums[i], Value: x.Value, Stream: x.stream})
 		p.sums += bl.sums[i]
 	}
 	if p.variables, err = bl.variables(); err != nil {
@@ -636,7 +636,7 @@ func (bl *builder) objective(g *graph.Graph, batch batchNodes) (stats, losses, o
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	each := bl.m.Loss(batch.labels, predictions)
+	each := lossPerExample(bl.m.Loss(batch.labels, predictions), bl.spec.Rows)
 	if err := bl.perExample("Model.Loss", each); err != nil {
 		return nil, nil, nil, err
 	}
@@ -707,7 +707,8 @@ func (bl *builder) perExample(what string, x *graph.Node) error {
 	if x == nil || x.Rank() != 1 || x.Shape().Dim(0) != bl.spec.Rows {
 		hint := ""
 		if x != nil && x.IsScalar() {
-			hint = ": it must not add up or average over the examples, as GoMLX's own losses do; gomlx.BatchLoss takes them"
+			hint = ": its graph does not end in the mean of a value per example (graph.ReduceAllMean); gomlx.BatchLoss takes " +
+				"a loss that combines examples, and gomlx.MetricFrom a metric of GoMLX"
 		}
 		return fmt.Errorf("%s gives %s: want one number per example, shape (%d)%s", what, shapeOf(x), bl.spec.Rows, hint)
 	}

@@ -3,9 +3,6 @@ package gomlx
 import (
 	"fmt"
 	"math"
-	"reflect"
-	"runtime"
-	"strings"
 
 	"github.com/gomlx/compute/dtypes"
 	"github.com/gomlx/compute/shapes"
@@ -15,8 +12,16 @@ import (
 )
 
 // Loss builds the loss per example: a node of shape (rows), from labels and predictions of shape (rows, …).
-// It must not weight or average them, because Lockstep does so over the whole global batch. GoMLX's losses
-// return a mean and cannot be used directly: this package has counterparts, and [BatchLoss] takes any.
+// Lockstep weights and averages it over the whole global batch.
+//
+// A function for GoMLX's trainer works, too. Of several numbers per example, shape (rows, …), the mean is taken. A
+// scalar must be the mean of a node of shape (rows, …), as GoMLX's losses are: their graphs end in
+// graph.ReduceAllMean. Lockstep finds that node, and takes its values as the losses of the examples. Any other scalar
+// is an error of Compile; [BatchLoss] takes it. GoMLX's own functions do not notice a label that is no class, and those
+// of this package do.
+//
+// A loss per example that depends on other examples, such as a contrastive one, sees those of its replica only: the
+// rule of [BatchLoss] holds.
 //
 // Like all graph-building functions, a Loss reports an error by a panic, which Compile returns as an error.
 type Loss func(labels, predictions []*graph.Node) *graph.Node
@@ -53,29 +58,13 @@ var counterparts = map[string]string{
 	"MeanAbsoluteError":                   "MeanAbsoluteError",
 }
 
-// ownLoss returns an error if f is one of GoMLX's losses.
-func ownLoss(f Loss) error {
-	function := runtime.FuncForPC(reflect.ValueOf(f).Pointer())
-	if function == nil {
-		return nil
-	}
-	name, theirs := strings.CutPrefix(function.Name(), theirLosses)
-	if !theirs {
-		return nil
-	}
-	name, _, _ = strings.Cut(name, ".") // a closure's
-	return fmt.Errorf("gomlx: Model.Loss is GoMLX's loss.%s: %s", name, insteadOf(name))
-}
-
 // insteadOf describes what to use instead of one of GoMLX's losses.
 func insteadOf(name string) string {
 	ours, ok := counterparts[name]
 	if !ok {
-		return "use a function that returns one number per example, neither weighted nor averaged, like the losses " +
-			"of Lockstep's package gomlx do"
+		return "want a function that returns one number per example, or their mean"
 	}
-	return "want gomlx." + ours + " of Lockstep's package gomlx, which gives one number per example, neither " +
-		"weighted nor averaged"
+	return "want other labels or predictions, or gomlx." + ours + " of Lockstep's package gomlx"
 }
 
 // SparseCategoricalCrossEntropyLogits is the cross entropy between integer labels of shape (rows) or (rows,

@@ -3,6 +3,8 @@ package gomlx
 import (
 	"github.com/gomlx/compute/dtypes"
 	"github.com/gomlx/gomlx/core/graph"
+
+	"github.com/lockstep-ml/lockstep/engine"
 )
 
 // Metric computes a number per example, whose weighted mean over all examples is reported, or several numbers, from
@@ -18,6 +20,8 @@ type Metric struct {
 	// of the weights. Without it, the metric is the mean of the number; several numbers are reported as a table, their
 	// sums (train.Result.Tables).
 	Value func(sums []float64, weight float64) float64
+
+	stream func() engine.Stream // nil: the value follows from the sums over all batches
 }
 
 // SparseCategoricalAccuracy is 1 if the largest logit is that of the integer label, else 0. Its name is

@@ -22,7 +22,7 @@ type Model struct {
 	// evaluation, prediction), never during a step. Scope.IsTraining distinguishes them.
 	Forward func(s *model.Scope, inputs []*graph.Node) []*graph.Node
 
-	// Loss is the loss per example: one of this package or a custom one.
+	// Loss is the loss per example: one of this package, of GoMLX's ml/train/loss, or a custom one.
 	Loss Loss
 
 	// Optimizer is one of ml/train/optimizer, one of engine/gomlx/optimizer (momentum, and Keras' Adam and
@@ -31,7 +31,7 @@ type Model struct {
 	// WithDecay(false) is set.
 	Optimizer optimizer.Interface
 
-	// Metrics are computed per example, in training and evaluation.
+	// Metrics are computed per example, in training and evaluation. [MetricFrom] takes those of GoMLX.
 	Metrics []Metric
 
 	// Precision is the type in which the layers compute. The default, and Float32, is the type of the inputs. With
@@ -88,9 +88,6 @@ func (m *Model) validate(spec engine.Spec) error {
 		}
 	}
 	if err := placed(spec); err != nil {
-		return err
-	}
-	if err := ownLoss(m.Loss); err != nil {
 		return err
 	}
 	if _, ok := m.Optimizer.(train.OptimizeWithGradients); !ok {

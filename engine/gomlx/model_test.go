@@ -81,8 +81,8 @@ func TestCompileErrors(t *testing.T) {
 		{"nothing trained", func(m *gomlx.Model) {
 			m.Forward = func(_ *model.Scope, in []*graph.Node) []*graph.Node { return in }
 		}, "no trainable variable"},
-		{"loss with a mean", func(m *gomlx.Model) {
-			m.Loss = func(_, p []*graph.Node) *graph.Node { return graph.ReduceAllMean(p[0]) }
+		{"loss that is a sum", func(m *gomlx.Model) {
+			m.Loss = func(_, p []*graph.Node) *graph.Node { return graph.ReduceAllSum(p[0]) }
 		}, "one number per example"},
 		{"loss of two types", func(m *gomlx.Model) {
 			m.Forward = func(s *model.Scope, in []*graph.Node) []*graph.Node {
