@@ -70,6 +70,18 @@ type Server struct {
 // Listen serves the page at an address: host:port, or :port for loopback. If the host is not a loopback address, a
 // token is needed; an empty one is replaced by a random one. The caller must close the server.
 func Listen(address string, source Source, token string) (*Server, error) {
+	l, err := listenTCP(address)
+	if err != nil {
+		return nil, err
+	}
+	if !l.Addr().(*net.TCPAddr).IP.IsLoopback() && token == "" {
+		token = rand.Text()
+	}
+	return serve(l, source, token), nil
+}
+
+// listenTCP listens on host:port, or on :port of loopback.
+func listenTCP(address string) (net.Listener, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, fmt.Errorf("dashboard: the address %q: want host:port, such as localhost:8080 or :8080: %w", address, err)
@@ -81,9 +93,11 @@ func Listen(address string, source Source, token string) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("dashboard: %w", err)
 	}
-	if !l.Addr().(*net.TCPAddr).IP.IsLoopback() && token == "" {
-		token = rand.Text()
-	}
+	return l, nil
+}
+
+// serve serves the page at a listener until Close.
+func serve(l net.Listener, source Source, token string) *Server {
 	s := &Server{
 		source: source, listener: l, token: token, streams: make(chan struct{}, streamsMax), done: make(chan struct{}),
 	}
@@ -94,10 +108,10 @@ func Listen(address string, source Source, token string) (*Server, error) {
 		ConnState: s.count,
 	}
 	go func() { _ = s.http.Serve(l) }() // until Close
-	return s, nil
+	return s
 }
 
-// URL returns the address of the page, with its token.
+// URL returns the address of the page, with its token. A server of [ListenLocal] has none.
 func (s *Server) URL() string {
 	url := "http://" + s.listener.Addr().String() + "/"
 	if s.token != "" {
@@ -161,7 +175,7 @@ func (s *Server) handler() http.Handler {
 // sameHost reports whether a request without a token names a loopback host. A page of another site whose name leads to
 // this address (DNS rebinding) names its own.
 func (s *Server) sameHost(r *http.Request) bool {
-	if s.token != "" {
+	if _, socket := s.listener.(*net.UnixListener); s.token != "" || socket {
 		return true
 	}
 	host, _, err := net.SplitHostPort(r.Host)

@@ -40,6 +40,8 @@ type FitConfig struct {
 	// Validation, if not nil, is evaluated after every epoch. data.Pipeline.Split can hold out a part of the
 	// training data.
 	Validation data.Dataset
+	// Unit names what the examples are, such as "images", in live displays (timeline.Training). Default: examples.
+	Unit string
 	// ValidateEvery is the number of steps, counted over all epochs, after which Validation is evaluated too (with
 	// DiLoCo, at the next outer step). The results are Step.Validation and History.Validations. [NewEarlyStopping],
 	// [NewReduceLROnPlateau] and [NewModelCheckpoint] then act after these, and not after epochs. Default: only after

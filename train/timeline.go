@@ -124,7 +124,8 @@ func (f *fit) publish(s *Step) {
 	f.published = now
 	mean := s.Mean()
 	to := &timeline.Training{
-		Epoch: s.Epoch + 1, Epochs: s.Epochs, Step: s.Step, Steps: s.Steps, Metrics: map[string]float64{},
+		Epoch: s.Epoch + 1, Epochs: s.Epochs, Step: s.Step, Steps: s.Steps, Unit: f.cfg.Unit,
+		Metrics: map[string]float64{},
 	}
 	if isFinite(mean.Loss) {
 		to.Loss = &mean.Loss

@@ -74,6 +74,9 @@ type Remote struct {
 	Address string
 	Secret  secret.Secret
 	Logger  *slog.Logger
+	// Watch is called with the job's store on a goroutine, and must return soon after its context ends, before the store
+	// is closed; nil: nothing.
+	Watch func(context.Context, rendezvous.Store)
 
 	screen screen
 
@@ -143,6 +146,12 @@ func (r *Remote) Run(ctx context.Context) (int, error) {
 		return 1, err
 	}
 	defer opened.Close()
+	if r.Watch != nil {
+		var work sync.WaitGroup
+		watching, stop := context.WithCancel(ctx)
+		work.Go(func() { r.Watch(watching, opened.Store) })
+		defer func() { stop(); work.Wait() }()
+	}
 	ended := make(chan *link)
 	for node, h := range r.Hosts {
 		if err := r.start(node, h, strings.TrimPrefix(opened.URL, "tcp://"), ended); err != nil {

@@ -74,18 +74,23 @@ func (t *Tracker) add(key string, e rendezvous.Entry) {
 
 // FollowLocal keeps the tracker up to date with the only worker of a job, whose recorder it reads, until ctx ends.
 func FollowLocal(ctx context.Context, r *timeline.Recorder, t *Tracker, every time.Duration) {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown"
-	}
 	for {
-		report := r.Report()
-		report.Host, report.PID = host, os.Getpid()
-		t.Report(0, report)
+		t.Report(0, LocalReport(r))
 		select {
 		case <-time.After(every):
 		case <-ctx.Done():
 			return
 		}
 	}
+}
+
+// LocalReport returns the report of the only worker of a job, which is this process.
+func LocalReport(r *timeline.Recorder) timeline.Report {
+	report := r.Report()
+	report.PID = os.Getpid()
+	var err error
+	if report.Host, err = os.Hostname(); err != nil {
+		report.Host = "unknown"
+	}
+	return report
 }

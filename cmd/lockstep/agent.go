@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io"
 	"log/slog"
 	"os"
 
@@ -24,7 +25,7 @@ func newAgent() *cobra.Command {
 				return err
 			}
 			defer ignoreSignals()()
-			code, err := launch.Follow(cmd.Context(), os.Stdin, os.Stdout, os.Stderr, guard, runLogger())
+			code, err := launch.Follow(cmd.Context(), os.Stdin, os.Stdout, os.Stderr, guard, runLogger(os.Stderr))
 			if err != nil {
 				return err
 			}
@@ -34,6 +35,6 @@ func newAgent() *cobra.Command {
 }
 
 // runLogger returns a logger of the launcher's warnings.
-func runLogger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+func runLogger(out io.Writer) *slog.Logger {
+	return slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }

@@ -28,6 +28,7 @@ func flagValues() map[string]map[string][]string {
 		"lockstep run": {
 			"rdzv-backend": {"tcp", "file", "etcd"}, "tee": {"both", "stdout", "stderr", "none"},
 			"cpu-affinity": {"auto", "on", "off"}, "nproc-per-node": {"auto", "cpu", "gpu"},
+			"progress": runProgressModes,
 		},
 		"lockstep bench": {
 			"format": {"plain", "table", "json"}, "transport": {"mem", "shm", "tcp"},

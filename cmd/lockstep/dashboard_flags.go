@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/status"
 	"github.com/lockstep-ml/lockstep/dashboard"
@@ -40,66 +42,99 @@ func (o *dashboardFlags) check(given func(flag string) bool) error {
 	return nil
 }
 
-// live is the live page of a job, and what feeds it.
+// live serves the state of a job to those who watch it: the live page, and lockstep top.
 type live struct {
-	server *dashboard.Server
-	stop   context.CancelFunc
-	feed   sync.WaitGroup
+	servers []*dashboard.Server
+	stop    []context.CancelFunc
+	feeds   sync.WaitGroup
+	table   *liveTable // nil: none
 }
 
-// openLive serves the page of a tracker, which feed keeps up to date until its context ends; nil: nothing is needed.
-func openLive(address string, t *status.Tracker, feed func(context.Context)) (*live, error) {
-	server, err := dashboard.Listen(address, t, os.Getenv(dashboardTokenEnv))
+// open serves a job: to lockstep top, which finds it by its name, and at the addresses of the flags.
+func (o *dashboardFlags) open(job string, source dashboard.Source) (*live, error) {
+	l := &live{}
+	switch server, err := dashboard.ListenLocal(job, source); {
+	case err == nil:
+		l.servers = append(l.servers, server)
+	case !errors.Is(err, dashboard.ErrServed): // by lockstep run, for its workers
+		fmt.Fprintf(os.Stderr, "lockstep: lockstep top cannot find this job: %v\n", err)
+	}
+	if o.address == "" {
+		return l, nil
+	}
+	server, err := dashboard.Listen(o.address, source, os.Getenv(dashboardTokenEnv))
 	if err != nil {
-		return nil, fmt.Errorf("--dashboard %s: %w", address, err)
+		l.close()
+		return nil, fmt.Errorf("--dashboard %s: %w", o.address, err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	l := &live{server: server, stop: cancel}
-	if feed != nil {
-		l.feed.Go(func() { feed(ctx) })
-	}
+	l.servers = append(l.servers, server)
 	fmt.Fprintf(os.Stderr, "lockstep: dashboard at %s\n", server.URL())
 	return l, nil
 }
 
-// close ends the page. A nil live has nothing to end.
-func (l *live) close() {
-	if l == nil {
-		return
-	}
-	l.stop()
-	l.feed.Wait()
-	l.server.Close()
+// feed runs f, which keeps the state up to date, until close.
+func (l *live) feed(f func(context.Context)) {
+	ctx, cancel := context.WithCancel(context.Background())
+	l.stop = append(l.stop, cancel)
+	l.feeds.Go(func() { f(ctx) })
 }
 
-// followStore feeds a tracker from the store of a job. A lost store may come back.
-func followStore(s rendezvous.Store, job string, t *status.Tracker) func(context.Context) {
-	return func(ctx context.Context) {
-		for ctx.Err() == nil {
-			if err := status.Follow(ctx, s, job, t, dashboardEvery); err != nil {
-				select {
-				case <-time.After(time.Second):
-				case <-ctx.Done():
-				}
+// close ends the servers and feeds, and removes the table. Closing again does nothing.
+func (l *live) close() {
+	l.table.close()
+	for _, stop := range l.stop {
+		stop()
+	}
+	l.feeds.Wait()
+	for _, server := range l.servers {
+		server.Close()
+	}
+	l.stop, l.servers, l.table = nil, nil, nil
+}
+
+// followStore keeps a tracker up to date from the store of a job, until ctx ends. A lost store may come back.
+func followStore(ctx context.Context, s rendezvous.Store, job string, t *status.Tracker) {
+	for ctx.Err() == nil {
+		if err := status.Follow(ctx, s, job, t, dashboardEvery); err != nil {
+			select {
+			case <-time.After(time.Second):
+			case <-ctx.Done():
 			}
 		}
 	}
 }
 
-// followLocal feeds a tracker from the recorder of this process.
-func followLocal(r *timeline.Recorder, t *status.Tracker) func(context.Context) {
-	return func(ctx context.Context) { status.FollowLocal(ctx, r, t, dashboardEvery) }
+// localSource is the state of the only worker of a job, read when somebody asks for it.
+type localSource struct {
+	*status.Tracker
+
+	recorder *timeline.Recorder
 }
 
-// serveDashboard serves the live page of the training, on the chief.
+// Job returns the state now.
+func (s *localSource) Job() status.Job {
+	s.Tracker.Report(0, status.LocalReport(s.recorder))
+	return s.Tracker.Job()
+}
+
+// serveDashboard serves the state of the training, on the chief.
 func (r *trainRun) serveDashboard() (*live, error) {
-	address := r.flags.dashboard.address
-	if address == "" || !r.chief {
-		return nil, nil
+	flags := &r.flags.dashboard
+	if !r.chief {
+		return &live{}, nil
 	}
 	if r.worker != nil && r.worker.Status() != nil {
-		return openLive(address, r.worker.Status(), nil)
+		return flags.open(r.worker.Job().ID, r.worker.Status())
 	}
-	t := status.NewTracker("training of "+r.flags.model, nil)
-	return openLive(address, t, followLocal(r.strategy.Timeline(), t))
+	job := os.Getenv(cluster.EnvJob)
+	if job == "" {
+		job = newJobID("train", time.Now(), os.Getpid())
+	}
+	t := status.NewTracker(job, nil)
+	recorder := r.strategy.Timeline()
+	l, err := flags.open(job, &localSource{t, recorder})
+	if err == nil && flags.address != "" { // for the charts, also while no page is open
+		l.feed(func(ctx context.Context) { status.FollowLocal(ctx, recorder, t, dashboardEvery) })
+	}
+	return l, err
 }

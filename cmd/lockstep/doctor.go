@@ -123,7 +123,7 @@ func (o *doctorFlags) examine(ctx context.Context, out io.Writer) error {
 	if job.Source == "none" {
 		return o.start(ctx, out)
 	}
-	logger := runLogger()
+	logger := runLogger(os.Stderr)
 	in := catchInterrupts(ctx)
 	defer in.close()
 	report, err := doctor.Examine(in, doctor.Config{
@@ -200,7 +200,7 @@ func (o *doctorFlags) start(ctx context.Context, out io.Writer) error {
 	}
 	run := runFlags{
 		perNode: strconv.Itoa(o.workers), nodes: "1", backend: "tcp", timeout: o.wait, heartbeat: agentHeartbeat,
-		grace: o.timeout, tee: "both", affinity: "auto",
+		grace: o.timeout, tee: "both", affinity: "auto", progress: "none",
 		command: command, given: func(string) bool { return false },
 	}
 	cfg, err := run.config()
@@ -208,7 +208,7 @@ func (o *doctorFlags) start(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	cfg.Stdout, cfg.Quiet = withoutPrefix{run.readers.of(out)}, true
-	return run.launch(ctx, cfg)
+	return run.launch(ctx, cfg, &live{})
 }
 
 // withoutPrefix writes the lines of worker 0, the chief, without the prefix that the launcher puts before each. A write

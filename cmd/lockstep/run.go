@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -40,11 +41,17 @@ type runFlags struct {
 	logDir, tee, ranks    string
 	affinity              string
 	dashboard             dashboardFlags
+	progress              string
 
 	command []string
 	given   func(flag string) bool
 	readers readers
+	tracker *status.Tracker
+	table   *liveTable // nil: none
 }
+
+// runProgressModes are the values of --progress.
+var runProgressModes = []string{"auto", "table", "none"}
 
 func newRun() *cobra.Command {
 	var o runFlags
@@ -132,7 +139,9 @@ not given. Flags may be written with underscores, such as --nproc_per_node.`,
 	f.StringVar(&o.tee, "tee", "both", "streams to show: both, stdout, stderr, none (torchrun's 3, 1, 2, 0)")
 	f.StringVar(&o.ranks, "ranks", "", "show only the output of the workers with these numbers, such as 0,2-3; "+
 		"log files contain all")
-	o.dashboard.add(f, "; on one node")
+	f.StringVar(&o.progress, "progress", "auto", "live table of the workers below their output: "+
+		strings.Join(runProgressModes, ", ")+" (auto: on a terminal)")
+	o.dashboard.add(f, "; on node 0")
 	f.StringVar(&o.affinity, "cpu-affinity", "auto",
 		"pin each worker to its own CPUs: on, off, auto (on machines with several NUMA nodes)")
 	f.StringArrayVar(&o.env, "env", nil, "environment variable for the workers on all hosts: `NAME=VALUE`, or NAME to "+
@@ -148,14 +157,57 @@ func (o *runFlags) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if o.hosts != "" {
-		return o.runHosts(ctx, cfg)
+	watched, err := o.watch(&cfg)
+	if err != nil {
+		return err
 	}
-	return o.launch(ctx, cfg)
+	defer watched.close()
+	if o.hosts != "" {
+		return o.runHosts(ctx, cfg, watched)
+	}
+	return o.launch(ctx, cfg, watched)
+}
+
+// watch serves the state of the job, and shows it on the terminal. Its tracker has no news yet.
+func (o *runFlags) watch(cfg *launch.Config) (*live, error) {
+	o.tracker = status.NewTracker(cfg.ID, nil)
+	if cfg.Nodes == 1 && o.hosts == "" && cfg.Workers == 1 || cfg.Nodes > 1 && o.nodeRank > 0 {
+		return &live{}, nil // one worker shows itself, and node 0 shows the workers of all nodes
+	}
+	watched, err := o.dashboard.open(cfg.ID, o.tracker)
+	if err != nil || o.progress == "none" {
+		return watched, err
+	}
+	if o.table = openLiveTable(o.tracker); o.table != nil {
+		watched.table = o.table
+		cfg.Stderr = o.readers.of(o.table.display)
+		if sameFile(os.Stdout, os.Stderr) {
+			cfg.Stdout = o.readers.of(o.table.display)
+		}
+	}
+	return watched, nil
+}
+
+// messages returns where this process writes its messages.
+func (o *runFlags) messages() io.Writer {
+	if o.table != nil {
+		return o.table.display
+	}
+	return os.Stderr
+}
+
+// sameFile reports whether two files are one, such as a terminal.
+func sameFile(a, b *os.File) bool {
+	x, err := a.Stat()
+	if err != nil {
+		return false
+	}
+	y, err := b.Stat()
+	return err == nil && os.SameFile(x, y)
 }
 
 // launch starts this node's workers.
-func (o *runFlags) launch(ctx context.Context, cfg launch.Config) error {
+func (o *runFlags) launch(ctx context.Context, cfg launch.Config, watched *live) error {
 	m, err := o.rendezvous(&cfg)
 	if err != nil {
 		return err
@@ -179,14 +231,10 @@ func (o *runFlags) launch(ctx context.Context, cfg launch.Config) error {
 	if err != nil {
 		return err
 	}
-	if address := o.dashboard.address; address != "" {
-		t := status.NewTracker(cfg.ID, nil)
-		page, err := openLive(address, t, followStore(place.Store, cfg.ID, t))
-		if err != nil {
-			return err
-		}
-		defer page.close()
+	if len(watched.servers) > 0 || watched.table != nil {
+		watched.feed(func(ctx context.Context) { followStore(ctx, place.Store, cfg.ID, o.tracker) })
 	}
+	defer watched.close() // before the store
 	user.forward(agent.Interrupt)
 	outcome, err := agent.Run(ctx)
 	// only the report is left, and its reader may be gone: exit on the next signal
@@ -195,7 +243,7 @@ func (o *runFlags) launch(ctx context.Context, cfg launch.Config) error {
 		return err
 	}
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "lockstep: %v\n", err)
+		fmt.Fprintf(o.messages(), "lockstep: %v\n", err)
 	}
 	return endWith(outcome.Code)
 }
@@ -286,7 +334,7 @@ func (o *runFlags) config() (launch.Config, error) {
 	case cfg.Nodes > 1:
 		cfg.ID = "lockstep"
 	default:
-		cfg.ID = newJobID(time.Now(), os.Getpid())
+		cfg.ID = newJobID("run", time.Now(), os.Getpid())
 	}
 	if !validID(cfg.ID) {
 		return cfg, usagef("--rdzv-id %q: want up to 64 letters, digits, dots, dashes and underscores", cfg.ID)
@@ -303,9 +351,17 @@ func (o *runFlags) config() (launch.Config, error) {
 	if err := o.dashboard.check(o.given); err != nil {
 		return cfg, err
 	}
-	if o.hosts != "" && o.dashboard.address != "" {
-		return cfg, usagef("--dashboard is not for -H: give it to the program (lockstep train --dashboard), or to lockstep " +
-			"run on one of the nodes")
+	switch {
+	case o.hosts == "" && cfg.Nodes == 1 && cfg.Workers == 1 && o.dashboard.address != "":
+		return cfg, usagef("--dashboard of lockstep run shows the workers of a job of several: give it to the program of "+
+			"one worker, such as in 'lockstep train --dashboard %s'", o.dashboard.address)
+	case o.nodeRank > 0 && o.dashboard.address != "":
+		return cfg, usagef("--dashboard is for node 0, which shows the workers of all nodes, not for --node-rank %d",
+			o.nodeRank)
+	case !slices.Contains(runProgressModes, o.progress):
+		return cfg, usagef("--progress %s: want %s", o.progress, strings.Join(runProgressModes, ", "))
+	case o.progress == "table" && !isTerminal(os.Stderr):
+		return cfg, usagef("--progress table: standard error is not a terminal on which a table can be drawn")
 	}
 	if o.hosts != "" { // the program is searched on those hosts
 		return cfg, nil
@@ -314,8 +370,8 @@ func (o *runFlags) config() (launch.Config, error) {
 }
 
 // newJobID returns a name for a job without one.
-func newJobID(now time.Time, pid int) string {
-	return fmt.Sprintf("run-%s-%d", now.UTC().Format("20060102-150405"), pid)
+func newJobID(command string, now time.Time, pid int) string {
+	return fmt.Sprintf("%s-%s-%d", command, now.UTC().Format("20060102-150405"), pid)
 }
 
 func validID(id string) bool {

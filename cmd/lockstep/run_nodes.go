@@ -57,7 +57,7 @@ func (o *runFlags) countNodes() (int, error) {
 
 // rendezvous returns the rendezvous of the nodes and workers, and adds its part of the agent's configuration.
 func (o *runFlags) rendezvous(cfg *launch.Config) (launch.StoreConfig, error) {
-	m := launch.StoreConfig{Backend: o.backend, Endpoint: o.endpoint, ID: cfg.ID, Logger: runLogger()}
+	m := launch.StoreConfig{Backend: o.backend, Endpoint: o.endpoint, ID: cfg.ID, Logger: runLogger(o.messages())}
 	if slices.Contains([]string{"c10d", "static"}, m.Backend) { // torchrun's
 		m.Backend = "tcp"
 	}
@@ -207,7 +207,7 @@ func (o *runFlags) environment() ([]string, error) {
 var forwarded = []string{"LOCKSTEP_", "OMP_", "NCCL_", "GODEBUG", "GOGC", "GOMAXPROCS", "GOMEMLIMIT", "GOTRACEBACK"}
 
 // runHosts starts an agent on each host.
-func (o *runFlags) runHosts(ctx context.Context, cfg launch.Config) error {
+func (o *runFlags) runHosts(ctx context.Context, cfg launch.Config, watched *live) error {
 	for _, flag := range []string{
 		"nnodes", "node-rank", "standalone", "rdzv-backend", "local-addr", "data-plaintext",
 		"master-addr", "master-port",
@@ -236,7 +236,12 @@ func (o *runFlags) runHosts(ctx context.Context, cfg launch.Config) error {
 	if endpoint != "" && portless(endpoint) {
 		endpoint += ":0" // any free port: the agents receive the address
 	}
-	r := &launch.Remote{Config: cfg, Hosts: hosts, SSH: o.sshCommand(), Address: endpoint, Logger: runLogger()}
+	r := &launch.Remote{
+		Config: cfg, Hosts: hosts, SSH: o.sshCommand(), Address: endpoint,
+		Logger: runLogger(o.messages()),
+		Watch:  func(ctx context.Context, s rendezvous.Store) { followStore(ctx, s, cfg.ID, o.tracker) },
+	}
+	defer watched.close()
 	if r.Config.Dir, err = os.Getwd(); err != nil {
 		return err
 	}

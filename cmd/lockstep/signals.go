@@ -22,7 +22,7 @@ type readOutput struct {
 
 // Stat describes the file of the output, if it is a file.
 func (o readOutput) Stat() (fs.FileInfo, error) {
-	if f, ok := o.Writer.(*os.File); ok {
+	if f, ok := o.Writer.(interface{ Stat() (fs.FileInfo, error) }); ok {
 		return f.Stat()
 	}
 	return nil, errors.ErrUnsupported

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,17 +29,25 @@ type topFlags struct {
 func newTop() *cobra.Command {
 	var o topFlags
 	cmd := &cobra.Command{
-		Use:   "top [flags] ADDRESS",
+		Use:   "top [flags] [JOB | ADDRESS]",
 		Short: "Show a running job in the terminal",
 		Long: `Top shows the workers of a running job: what they do, where the time of a step
-goes, which one slows the others down. ADDRESS is that of the job's dashboard,
-as lockstep run --dashboard or lockstep train --dashboard prints it. If it needs
-a token, give the whole address, or set ` + dashboardTokenEnv + `.`,
-		Example: `  lockstep top localhost:8080
+goes, which one slows the others down.
+
+JOB is the name of a job of this user on this host, or its first letters:
+lockstep run shows its jobs on the host where it was started (node 0), lockstep
+train on the host of worker 0. Without a name the only job is shown, or the
+names of all. On another host, use 'ssh -t host lockstep top'.
+
+ADDRESS is that of the job's dashboard, as lockstep run --dashboard or lockstep
+train --dashboard prints it. If it needs a token, give the whole address, or set
+` + dashboardTokenEnv + `.`,
+		Example: `  lockstep top
+  lockstep top run-20260102-150405-4711
   lockstep top --once --format json localhost:8080`,
 		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return usagef("%s given: want the address of a dashboard, such as localhost:8080",
+			if len(args) > 1 {
+				return usagef("%s given: want the name of a job, or the address of a dashboard, such as localhost:8080",
 					count(len(args), "argument"))
 			}
 			return nil
@@ -52,11 +61,19 @@ a token, give the whole address, or set ` + dashboardTokenEnv + `.`,
 			}
 			in := catchInterrupts(cmd.Context())
 			defer in.close()
-			err := o.run(in, cmd.OutOrStdout(), args[0])
+			err := o.run(in, cmd.OutOrStdout(), args)
 			if in.interrupted.Load() {
 				return nil // this is how top ends
 			}
 			return err
+		},
+		ValidArgsFunction: func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+			var names []string
+			jobs, _ := dashboard.LocalJobs(cmd.Context()) // else there is nothing to complete
+			for _, j := range jobs {
+				names = append(names, j.Name)
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
 		},
 	}
 	f := cmd.Flags()
@@ -67,27 +84,33 @@ a token, give the whole address, or set ` + dashboardTokenEnv + `.`,
 	return cmd
 }
 
-func (o *topFlags) run(ctx context.Context, out io.Writer, address string) error {
-	query, token, err := jobAddress(address, os.Getenv(dashboardTokenEnv))
+func (o *topFlags) run(ctx context.Context, out io.Writer, args []string) error {
+	query, err := findJob(ctx, args)
 	if err != nil {
 		return err
 	}
-	width, terminal := terminalWidth(out)
+	var job status.Job
+	var screen *display
+	if file, ok := out.(*os.File); ok && isTerminal(file) && !o.once && o.format == "table" {
+		screen = newDisplay(file, func(columns, rows int) []string { return jobLines(&job, columns, rows-1) })
+		defer screen.close(true)
+	}
 	for first := true; ; first = false {
-		m, text, err := fetchJob(ctx, query, token)
+		m, text, err := query.fetch(ctx)
 		if err != nil && !first && ctx.Err() == nil {
 			return fmt.Errorf("the job has ended, or cannot be reached any more: %w", err)
 		}
 		if err != nil {
 			return err
 		}
+		job = m.Job
 		switch {
 		case o.format == "json":
 			_, err = fmt.Fprintf(out, "%s\n", strings.TrimSpace(string(text)))
-		case terminal && !o.once:
-			_, err = fmt.Fprintf(out, "\x1b[H\x1b[2J%s", jobTable(&m.Job, width()))
+		case screen != nil:
+			err = screen.redraw()
 		default:
-			_, err = io.WriteString(out, jobTable(&m.Job, 0))
+			_, err = fmt.Fprintln(out, strings.Join(jobLines(&job, 0, 0), "\n"))
 		}
 		if err != nil || o.once {
 			return err
@@ -98,6 +121,51 @@ func (o *topFlags) run(ctx context.Context, out io.Writer, address string) error
 			return ctx.Err()
 		}
 	}
+}
+
+// jobQuery asks a server for the state of a job.
+type jobQuery struct {
+	client     *http.Client
+	url, token string
+}
+
+// findJob returns the query for the job that the arguments name.
+func findJob(ctx context.Context, args []string) (*jobQuery, error) {
+	if len(args) == 1 && strings.ContainsAny(args[0], ":/") {
+		url, token, err := jobAddress(args[0], os.Getenv(dashboardTokenEnv))
+		return &jobQuery{http.DefaultClient, url, token}, err
+	}
+	jobs, err := dashboard.LocalJobs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, j := range jobs {
+		names = append(names, j.Name)
+	}
+	if len(args) == 1 {
+		exact := slices.ContainsFunc(jobs, func(j dashboard.LocalJob) bool { return j.Name == args[0] })
+		jobs = slices.DeleteFunc(jobs, func(j dashboard.LocalJob) bool {
+			return exact && j.Name != args[0] || !strings.HasPrefix(j.Name, args[0])
+		})
+	}
+	switch {
+	case len(names) == 0:
+		return nil, errors.New("no job of this user runs on this host: want the address of a job's dashboard, such as " +
+			"localhost:8080, or run lockstep top on the host where the job was started")
+	case len(jobs) == 0:
+		return nil, usagef("no job %s of this user runs on this host, but %s: want one of them, or the address of a "+
+			"dashboard, such as localhost:8080", args[0], strings.Join(names, ", "))
+	case len(jobs) > 1:
+		names = names[:0]
+		for _, j := range jobs {
+			names = append(names, j.Name)
+		}
+		return nil, usagef("%d jobs of this user run on this host: name one of %s", len(jobs), strings.Join(names, ", "))
+	}
+	q := &jobQuery{}
+	q.client, q.url = jobs[0].Client()
+	return q, nil
 }
 
 // jobAddress returns the URL of a dashboard's JSON, and the token.
@@ -122,79 +190,31 @@ func jobAddress(address, token string) (string, string, error) {
 // jobBytesMax bounds the answer of a dashboard.
 const jobBytesMax = 64 << 20
 
-func fetchJob(ctx context.Context, query, token string) (m dashboard.Message, text []byte, err error) {
+// fetch returns the state of the job, and its JSON.
+func (q *jobQuery) fetch(ctx context.Context) (m dashboard.Message, text []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, query, nil)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, q.url, nil)
 	if err != nil {
 		return m, nil, err
 	}
-	if token != "" {
-		r.Header.Set("Authorization", "Bearer "+token)
+	if q.token != "" {
+		r.Header.Set("Authorization", "Bearer "+q.token)
 	}
-	answer, err := http.DefaultClient.Do(r)
+	answer, err := q.client.Do(r)
 	if err != nil {
-		return m, nil, fmt.Errorf("reaching the dashboard: %w", err)
+		return m, nil, fmt.Errorf("reaching the job: %w", err)
 	}
 	defer answer.Body.Close()
 	if text, err = io.ReadAll(io.LimitReader(answer.Body, jobBytesMax)); err != nil {
-		return m, nil, fmt.Errorf("reading the dashboard's answer: %w", err)
+		return m, nil, fmt.Errorf("reading the job's answer: %w", err)
 	}
 	if answer.StatusCode != http.StatusOK {
-		return m, nil, fmt.Errorf("%s answers %s: %s", query, answer.Status,
+		return m, nil, fmt.Errorf("%s answers %s: %s", q.url, answer.Status,
 			strings.TrimSpace(string(text[:min(len(text), 300)])))
 	}
 	if err := json.Unmarshal(text, &m); err != nil || m.Job.Version != 1 {
-		return m, nil, errors.Join(fmt.Errorf("%s is not the dashboard of a job, or of another version", query), err)
+		return m, nil, errors.Join(fmt.Errorf("%s is not the dashboard of a job, or of another version", q.url), err)
 	}
 	return m, text, nil
-}
-
-// jobTable formats the state of a job. Lines are clipped to the width, unless that is 0.
-func jobTable(j *status.Job, width int) string {
-	var b strings.Builder
-	line := func(format string, args ...any) {
-		text := fmt.Sprintf(format, args...)
-		if runes := []rune(text); width > 0 && len(runes) > width {
-			text = string(runes[:width-1]) + "…"
-		}
-		b.WriteString(text + "\n")
-	}
-	head := fmt.Sprintf("%s: step %d, %.0f examples/s, %.1f ms a step", j.Job, j.Step, j.ExamplesPerSecond,
-		1e3*j.StepSeconds)
-	if t := j.Training; t != nil {
-		head += fmt.Sprintf(", epoch %d", t.Epoch)
-		if t.Epochs > 0 {
-			head += fmt.Sprintf("/%d", t.Epochs)
-		}
-		if t.Loss != nil {
-			head += fmt.Sprintf(", loss %.4g", *t.Loss)
-		} else {
-			head += ", loss not finite"
-		}
-	}
-	if j.Restarts > 0 {
-		head += ", " + count(j.Restarts, "restart")
-	}
-	line("%s", head)
-	hosts := len("host")
-	for i := range j.Workers {
-		hosts = max(hosts, min(len(j.Workers[i].Host), 24))
-	}
-	line("%6s  %-*s  %-8s  %-10s %8s %8s %6s %6s %7s %9s %9s", "worker", hosts, "host", "state", "phase", "step",
-		"own", "wait", "input", "CPUs", "memory", "heartbeat")
-	for i := range j.Workers {
-		w := &j.Workers[i]
-		mark := ""
-		if j.Straggler != nil && j.Straggler.Worker == w.Worker {
-			mark = "  slow: " + j.Straggler.Cause
-		}
-		host := w.Host
-		if len(host) > hosts {
-			host = host[:hosts]
-		}
-		line("%6d  %-*s  %-8s  %-10s %8d %6.1fms %5.0f%% %5.0f%% %7.1f %9s %8.1fs%s", w.Worker, hosts, host, w.State, w.Phase,
-			w.Step, 1e3*w.OwnSeconds, 100*w.Wait, 100*w.Input, w.CPUs, formatBytes(int(w.Memory)), w.HeartbeatAge, mark)
-	}
-	return b.String()
 }

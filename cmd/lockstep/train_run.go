@@ -330,6 +330,7 @@ func (r *trainRun) length() string {
 
 func (r *trainRun) fit(ctx context.Context) error {
 	cfg := train.FitConfig{
+		Unit:   r.set.unit,
 		Epochs: r.flags.epochs, Steps: r.flags.steps, Accumulate: r.flags.step.accumulate,
 		Callbacks: []train.Callback{r.in.callback()},
 	}

@@ -20,7 +20,7 @@ var mayImport = []struct {
 	{"tensor", nil},
 	{"internal/kernel/...", []string{"tensor"}},
 	{"timeline", nil},
-	{"dashboard", []string{"cluster/status", "cluster/rendezvous", "timeline"}},
+	{"dashboard", []string{"cluster/private", "cluster/status", "cluster/rendezvous", "timeline"}},
 	{"timeline/timelinetest", nil},
 	{"internal/stacks", nil},
 	{"internal/ranges", nil},

@@ -1,0 +1,143 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/lockstep-ml/lockstep/cluster/status"
+	"github.com/lockstep-ml/lockstep/timeline"
+)
+
+// emulator is a slow terminal of so many columns, without a limit of rows. When its size changes, it wraps lines again.
+type emulator struct {
+	t       *testing.T
+	columns int
+	lines   []string // without their wraps; the last one is that of the cursor
+}
+
+var escape = regexp.MustCompile(`^\x1b\[(\d+)A\r\x1b\[J`)
+
+func (e *emulator) rows(line string) int {
+	return max(1, (utf8.RuneCountInString(line)+e.columns-1)/e.columns)
+}
+
+func (e *emulator) Write(p []byte) (int, error) {
+	for text := string(p); text != ""; {
+		if m := escape.FindStringSubmatch(text); m != nil {
+			up, _ := strconv.Atoi(m[1])
+			e.lines = e.lines[:len(e.lines)-1] // the line of the cursor is empty
+			for ; up > 0 && len(e.lines) > 0; e.lines = e.lines[:len(e.lines)-1] {
+				up -= e.rows(e.lines[len(e.lines)-1])
+			}
+			if up != 0 {
+				e.t.Errorf("the cursor moved to %d rows from the first one of a line", up)
+			}
+			e.lines = append(e.lines, "")
+			text = text[len(m[0]):]
+			continue
+		}
+		r, n := utf8.DecodeRuneInString(text)
+		if text = text[n:]; r == '\n' {
+			e.lines = append(e.lines, "")
+		} else {
+			e.lines[len(e.lines)-1] += string(r)
+		}
+	}
+	return len(p), nil
+}
+
+// TestDisplay checks that the lines above a display are complete and in order, and that it is below them once, however
+// it, the lines and the terminal change.
+func TestDisplay(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 100 {
+		e := &emulator{t: t, columns: 20, lines: []string{""}}
+		var table, written []string
+		d := &display{out: e, size: func() (int, int) { return e.columns, 24 }, lines: func(columns, _ int) (out []string) {
+			for _, line := range table {
+				out = append(out, clipLine(line, columns))
+			}
+			return out
+		}}
+		for i := range 50 {
+			switch r.IntN(4) {
+			case 0:
+				e.columns = 10 + r.IntN(70)
+			case 1:
+				table = table[:0:0]
+				for range r.IntN(6) {
+					table = append(table, strings.Repeat("━", r.IntN(80)))
+				}
+			case 2:
+				line := strings.Repeat(fmt.Sprint(i%10), r.IntN(100))
+				written = append(written, line)
+				fmt.Fprintln(d, line)
+			}
+			if err := d.redraw(); err != nil {
+				t.Fatal(err)
+			}
+			want := append(slices.Clone(written), d.lines(e.columns, 24)...)
+			if got := e.lines[:len(e.lines)-1]; !slices.Equal(got, want) {
+				t.Fatalf("%d columns: got\n%s\nwant\n%s", e.columns, strings.Join(got, "\n"), strings.Join(want, "\n"))
+			}
+		}
+		d.close(false)
+		fmt.Fprintln(d, "end")
+		if want := append(written, "end", ""); !slices.Equal(e.lines, want) {
+			t.Fatalf("at the end: got\n%q\nwant\n%q", e.lines, want)
+		}
+	}
+}
+
+// TestJobLines checks the table of a job in terminals of every size.
+func TestJobLines(t *testing.T) {
+	loss := 0.25
+	j := &status.Job{
+		Job: "run-20260102-150405-4711", Step: 1234567, ExamplesPerSecond: 12345.6, StepSeconds: 0.0123,
+		Training:  &timeline.Training{Epoch: 2, Epochs: 5, Loss: &loss, Unit: "images"},
+		Straggler: &timeline.Straggler{Worker: 7, Cause: "input", Own: 93e6, Others: 63e6, Excess: 0.48},
+	}
+	for i := range 12 {
+		j.Workers = append(j.Workers, status.Worker{
+			Worker: i, Host: "a-host-with-a-long-name.example", State: "running", Phase: "compute", Step: 1234567,
+		})
+	}
+	j.Workers[9].State = "silent"
+	all := strings.Join(jobLines(j, 0, 0), "\n")
+	for _, want := range []string{
+		"step 1,234,567, epoch 2/5, loss 0.25, 12,346 images/s, 12.3 ms/step, 0 restarts\n", "own work", "  slow  ",
+		"  silent  ", "worker 7 is slow", "heartbeat",
+	} {
+		if !strings.Contains(all, want) {
+			t.Errorf("%q is missing in\n%s", want, all)
+		}
+	}
+	for width := 1; width <= 160; width++ {
+		for _, height := range []int{1, 4, 9, 12, 40} {
+			lines := jobLines(j, width, height)
+			if len(lines) > height {
+				t.Errorf("%d lines for %d", len(lines), height)
+			}
+			for _, line := range lines {
+				if n := utf8.RuneCountInString(line); n > width {
+					t.Errorf("%d columns for %d: %s", n, width, line)
+				}
+			}
+		}
+	}
+	narrow := strings.Join(jobLines(j, 60, 12), "\n")
+	for _, want := range []string{"wait", "heartbeat", "slow", "silent", "further workers"} {
+		if !strings.Contains(narrow, want) {
+			t.Errorf("%q is missing in 60 columns:\n%s", want, narrow)
+		}
+	}
+	if strings.Contains(narrow, "memory") {
+		t.Errorf("60 columns hold too much:\n%s", narrow)
+	}
+}

@@ -1,0 +1,125 @@
+package dashboard
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/private"
+)
+
+// ErrServed is the error of [ListenLocal] for a job that another process serves.
+var ErrServed = errors.New("dashboard: another process serves this job")
+
+const (
+	localFolder = "jobs" // in the user's private folder
+	localSuffix = ".sock"
+)
+
+// ListenLocal serves a job to other processes of this user on this host, which find it by its name: see [LocalJobs]. It
+// listens on a socket in the user's private folder (package private), which no other user can enter. The caller must
+// close the server. The error is [ErrServed] if another process serves a job of that name.
+func ListenLocal(job string, source Source) (*Server, error) {
+	folder, err := private.Folder()
+	if err != nil {
+		return nil, fmt.Errorf("dashboard: %w", err)
+	}
+	folder = filepath.Join(folder, localFolder)
+	if err := private.Make(folder); err != nil {
+		return nil, fmt.Errorf("dashboard: %w", err)
+	}
+	name := sha256.Sum256([]byte(job)) // the path of a socket has about 100 bytes
+	path := filepath.Join(folder, fmt.Sprintf("%x%s", name[:8], localSuffix))
+	l, err := net.Listen("unix", path)
+	if err != nil && removeStale(path) {
+		l, err = net.Listen("unix", path)
+	}
+	switch {
+	case err == nil:
+		return serve(l, source, ""), nil
+	case answers(path):
+		return nil, ErrServed
+	}
+	return nil, fmt.Errorf("dashboard: %w", err)
+}
+
+// answers reports whether a process listens on a socket.
+func answers(path string) bool {
+	c, err := net.DialTimeout("unix", path, time.Second)
+	if err == nil {
+		c.Close()
+	}
+	return err == nil
+}
+
+// removeStale removes the socket of a process that has ended without removing it, and reports whether it has.
+func removeStale(path string) bool {
+	info, err := os.Lstat(path)
+	return err == nil && info.Mode().Type() == os.ModeSocket && !answers(path) && os.Remove(path) == nil
+}
+
+// LocalJob is a job that a process of this user serves on this host.
+type LocalJob struct {
+	Name   string
+	client *http.Client
+}
+
+// localURL is the address of the JSON of a local job; its host is not looked up.
+const localURL = "http://localhost/api/job"
+
+// Client returns a client, and the address of the job's JSON for it.
+func (j *LocalJob) Client() (client *http.Client, url string) { return j.client, localURL }
+
+// LocalJobs returns the jobs that processes of this user serve on this host, by name.
+func LocalJobs(ctx context.Context) (list []LocalJob, err error) {
+	paths, err := filepath.Glob(filepath.Join(private.Path(), localFolder, "*"+localSuffix))
+	if err != nil {
+		return nil, fmt.Errorf("dashboard: %w", err)
+	}
+	for _, path := range paths {
+		if removeStale(path) {
+			continue
+		}
+		client := &http.Client{Transport: &http.Transport{
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return new(net.Dialer).DialContext(ctx, "unix", path)
+			},
+		}}
+		if name, ok := nameOf(ctx, client); ok {
+			list = append(list, LocalJob{name, client})
+		}
+	}
+	slices.SortFunc(list, func(a, b LocalJob) int { return strings.Compare(a.Name, b.Name) })
+	return list, ctx.Err()
+}
+
+// nameOf asks a server for the name of its job. A process that is suspended does not answer.
+func nameOf(ctx context.Context, client *http.Client) (name string, ok bool) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, localURL, nil)
+	if err != nil {
+		return "", false
+	}
+	answer, err := client.Do(r)
+	if err != nil {
+		return "", false
+	}
+	defer answer.Body.Close()
+	var m Message
+	err = json.NewDecoder(io.LimitReader(answer.Body, messageBytesMax)).Decode(&m)
+	return m.Job.Job, err == nil && answer.StatusCode == http.StatusOK
+}
+
+// messageBytesMax bounds an answer.
+const messageBytesMax = 64 << 20
