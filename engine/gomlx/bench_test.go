@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gomlx/gomlx/ml/train/optimizer"
-
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/engine/enginetest"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
@@ -107,19 +105,22 @@ func BenchmarkWholeStep(b *testing.B) {
 }
 
 // BenchmarkCuts measures what cutting the gradients program into buckets costs: programs of different cuts run in
-// turns. It reports the median time of the uncut program, and for each cut the median of the ratio to it.
+// turns. It reports the median time of the uncut program, and for each cut the median of the ratio to it, of elapsed
+// and of processor time.
 func BenchmarkCuts(b *testing.B) {
 	for _, name := range gomlx.Names {
 		for _, m := range []struct {
 			name    string
 			shape   []int
 			forward models.Forward
-			bytes   []int // of a bucket
+			rows    []int
+			bytes   []int // of a bucket; 0: the default
 		}{
-			{"mlp", []int{28, 28, 1}, models.MLP{}.Forward, []int{1 << 20, 1}},
-			{"cnn", []int{28, 28, 1}, models.CNN{}.Forward, []int{1 << 20, 1 << 16, 1}},
+			{"mlp", []int{28, 28, 1}, models.MLP{}.Forward, []int{64, 256}, []int{0, 1 << 20, 1 << 19, 1}},
+			{"cnn", []int{28, 28, 1}, models.CNN{}.Forward, []int{64, 256}, []int{0, 1 << 19, 1 << 16, 1}},
+			{"gpt", []int{64}, models.GPT{}.Forward, []int{4, 16}, []int{0, 2 << 20, 1 << 20, 1 << 19, 1 << 18, 1}},
 		} {
-			for _, rows := range []int{64, 256} {
+			for _, rows := range m.rows {
 				b.Run(fmt.Sprintf("%s/%s/rows=%d", name, m.name, rows), func(b *testing.B) {
 					if name == "xla" && os.Getenv(gomlx.PluginEnv) == "" {
 						b.Skip("no XLA: $" + gomlx.PluginEnv + " is not set")
@@ -129,62 +130,74 @@ func BenchmarkCuts(b *testing.B) {
 						b.Skip(err)
 					}
 					defer e.Close()
-					var programs []engine.Program
-					for _, bytes := range append([]int{1 << 40}, m.bytes...) {
-						s := features(e, rows, m.shape...)
-						s.Replicas, s.BucketBytes = 2, bytes
-						p, err := cutModel(m.forward).Compile(context.Background(), e, s)
-						if err != nil {
-							b.Fatal(err)
-						}
-						defer p.Close()
-						programs = append(programs, p)
-					}
-					x := randomBatch(1, rows, tensor.New(tensor.Float32, m.shape...).Len(), 10)
-					x.Inputs[0] = x.Inputs[0].Reshape(append([]int{rows}, m.shape...)...)
-					times := make([][]float64, len(programs))
-					round := func(record bool) {
-						for i, p := range programs {
-							start := time.Now()
-							if _, err := enginetest.Gradients(context.Background(), p, 0, x, 1, [3]uint64{}); err != nil {
-								b.Fatal(err)
-							}
-							if record {
-								times[i] = append(times[i], float64(time.Since(start).Microseconds()))
-							}
-							p.Discard()
-						}
-					}
-					for range 3 {
-						round(false)
-					}
-					for b.Loop() {
-						round(true)
-					}
-					middle := func(list []float64) float64 { slices.Sort(list); return list[len(list)/2] }
-					for i, list := range times[1:] {
-						ratios := make([]float64, len(list))
-						for j, t := range list {
-							ratios[j] = t / times[0][j]
-						}
-						b.ReportMetric(middle(ratios), fmt.Sprintf("x-%d-buckets", len(programs[1+i].Buckets())))
-					}
-					b.ReportMetric(middle(times[0]), "µs-uncut")
+					benchmarkCuts(b, e, m.forward, m.shape, rows, append([]int{1 << 40}, m.bytes...))
 				})
 			}
 		}
 	}
 }
 
-func benchmarkStep(b *testing.B, e engine.Engine, forward models.Forward, shape []int, rows int) {
+func benchmarkCuts(b *testing.B, e engine.Engine, forward models.Forward, shape []int, rows int, bytes []int) {
 	ctx := context.Background()
-	m := &gomlx.Model{
-		Forward: forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits,
-		Metrics:   []gomlx.Metric{gomlx.SparseCategoricalAccuracy()},
-		Optimizer: optimizer.StochasticGradientDescent().WithDecay(false).WithLearningRate(0.01),
+	m, spec, batches := benchmarked(forward, shape, rows, 1)
+	spec.Devices, spec.Replicas = e.Devices(), 2
+	var programs []engine.Program
+	for _, spec.BucketBytes = range bytes {
+		p, err := m.Compile(ctx, e, spec)
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer p.Close()
+		programs = append(programs, p)
 	}
+	elapsed, processor := make([][]float64, len(programs)), make([][]float64, len(programs))
+	round := func(record bool) {
+		for i, p := range programs {
+			start, before := time.Now(), cpuTime()
+			if _, err := enginetest.Gradients(ctx, p, 0, batches[0], 1, [3]uint64{}); err != nil {
+				b.Fatal(err)
+			}
+			if record {
+				elapsed[i] = append(elapsed[i], float64(time.Since(start).Microseconds()))
+				processor[i] = append(processor[i], float64((cpuTime() - before).Microseconds()))
+			}
+			p.Discard()
+		}
+	}
+	for range 3 {
+		round(false)
+	}
+	for b.Loop() {
+		round(true)
+	}
+	middle := func(list []float64) float64 {
+		list = slices.Clone(list)
+		slices.Sort(list)
+		return list[len(list)/2]
+	}
+	for i, p := range programs[1:] {
+		kind := ""
+		if bytes[1+i] == 0 {
+			kind = "-by-default"
+		}
+		for what, times := range map[string][][]float64{"elapsed": elapsed, "cpu": processor} {
+			ratios := make([]float64, len(times[1+i]))
+			for j, t := range times[1+i] {
+				ratios[j] = t / max(1, times[0][j])
+			}
+			b.ReportMetric(middle(ratios), fmt.Sprintf("%s-x-%d-buckets%s", what, len(p.Buckets()), kind))
+		}
+	}
+	b.ReportMetric(middle(elapsed[0]), "µs-uncut")
+	b.ReportMetric(middle(processor[0]), "cpu-µs-uncut")
+}
+
+// benchmarked returns a model, its spec without devices, and a batch of random examples for each of n replicas. Inputs
+// of one dimension are sequences of bytes.
+func benchmarked(forward models.Forward, shape []int, rows, n int) (*gomlx.Model, engine.Spec, []engine.Batch) {
+	m := cutModel(forward)
 	spec := engine.Spec{
-		Rows: rows, Devices: e.Devices(), Seed: 1,
+		Rows: rows, Seed: 1,
 		Inputs: []engine.Feature{{DType: tensor.Float32, Shape: shape}}, Labels: []engine.Feature{{DType: tensor.Int32}},
 	}
 	sequences := len(shape) == 1
@@ -192,12 +205,6 @@ func benchmarkStep(b *testing.B, e engine.Engine, forward models.Forward, shape 
 		spec.Inputs[0].DType, spec.Labels[0].Shape = tensor.Int32, shape
 		m.Metrics = nil
 	}
-	p, err := m.Compile(ctx, e, spec)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer p.Close()
-	n := len(e.Devices())
 	r := rand.New(rand.NewPCG(1, 2))
 	batches := make([]engine.Batch, n)
 	for i := range batches {
@@ -215,12 +222,21 @@ func benchmarkStep(b *testing.B, e engine.Engine, forward models.Forward, shape 
 		for j := range tensor.Data[int32](y) {
 			tensor.Data[int32](y)[j] = r.Int32N(10)
 		}
-		w := make([]float32, rows)
-		for j := range w {
-			w[j] = 1
-		}
-		batches[i] = engine.Batch{Inputs: []*tensor.Tensor{x}, Labels: []*tensor.Tensor{y}, Weights: w}
+		batches[i] = engine.Batch{Inputs: []*tensor.Tensor{x}, Labels: []*tensor.Tensor{y}, Weights: ones(rows)}
 	}
+	return m, spec, batches
+}
+
+func benchmarkStep(b *testing.B, e engine.Engine, forward models.Forward, shape []int, rows int) {
+	ctx := context.Background()
+	n := len(e.Devices())
+	m, spec, batches := benchmarked(forward, shape, rows, n)
+	spec.Devices = e.Devices()
+	p, err := m.Compile(ctx, e, spec)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer p.Close()
 	gradients := make([]enginetest.Result, n)
 	each := func(f func(i int) error) {
 		var wg sync.WaitGroup

@@ -105,11 +105,7 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 	if err != nil {
 		return nil, bl.explain(err)
 	}
-	positions := gradients.positions
-	if bl.replicas() == 1 {
-		positions = nil
-	}
-	buckets := bl.buckets(positions)
+	buckets := bl.buckets(gradients)
 	gradients.buckets = resultsOf(buckets)
 	updates, err := bl.updating(buckets)
 	if err != nil {
@@ -277,52 +273,6 @@ func (bl *builder) training() (*executable, error) {
 		err = x.finish()
 	}
 	return x, err
-}
-
-// By default there are at most mostBuckets buckets of at least leastBucket bytes. On XLA, a cut costs 15 % of the
-// gradients' time of a perceptron of 2.7 MB (BenchmarkCuts), more than a host hides in the reduction of a part of
-// it; on the Go engine it costs about 50 µs.
-const (
-	leastBucket = 4 << 20
-	mostBuckets = 16
-)
-
-// buckets groups the parameters in the order in which the backward pass computes their gradients. positions
-// are those of the gradients program's outputs; nil for a single replica, which has one bucket.
-func (bl *builder) buckets(positions []int) []engine.Bucket {
-	order := make([]int, len(bl.trained))
-	for i := range order {
-		order[i] = i
-	}
-	total := 0
-	for _, v := range bl.trained {
-		total += int(v.Shape().ByteSize())
-	}
-	full := max(total, 1)
-	if positions != nil {
-		slices.SortStableFunc(order, func(a, b int) int { return positions[firstGradient+a] - positions[firstGradient+b] })
-		if full = bl.spec.BucketBytes; full == 0 {
-			full = max(leastBucket, total/mostBuckets)
-		}
-	}
-	list := []engine.Bucket{{}}
-	for _, i := range order {
-		bytes := int(bl.trained[i].Shape().ByteSize())
-		if list[len(list)-1].Bytes >= full {
-			list = append(list, engine.Bucket{})
-		}
-		last := &list[len(list)-1]
-		last.Parameters, last.Bytes = append(last.Parameters, i), last.Bytes+bytes
-	}
-	if n := len(list); n > 1 && list[n-1].Bytes < full/2 { // too little for a cut
-		list[n-2].Parameters = append(list[n-2].Parameters, list[n-1].Parameters...)
-		list[n-2].Bytes += list[n-1].Bytes
-		list = list[:n-1]
-	}
-	for _, k := range list {
-		slices.Sort(k.Parameters)
-	}
-	return list
 }
 
 // updates are the update programs of a shard.

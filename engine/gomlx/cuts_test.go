@@ -95,3 +95,35 @@ func TestCutsKeepBits(t *testing.T) {
 		}
 	})
 }
+
+// TestBucketsOfModels checks that a program is cut by default if much computation can hide the exchange of its
+// gradients, and not if the exchange takes longer on any link where the cut pays off.
+func TestBucketsOfModels(t *testing.T) {
+	eachEngine(t, 1, func(t *testing.T, e engine.Engine) {
+		for _, m := range []struct {
+			name    string
+			shape   []int
+			forward models.Forward
+			rows    int
+			least   int // buckets
+			most    int
+		}{
+			{"perceptron of little work", []int{28, 28, 1}, models.MLP{}.Forward, 4, 1, 1},
+			{"gpt", []int{64}, models.GPT{Blocks: 1}.Forward, 32, 2, 6},
+		} {
+			mm, s, _ := benchmarked(m.forward, m.shape, m.rows, 1)
+			s.Devices, s.Replicas = e.Devices()[:1], 2
+			p := compile(t, mm, e, s)
+			list, total := p.Buckets(), 0
+			for _, b := range list {
+				total += b.Bytes
+			}
+			if t.Logf("%s: %v", m.name, list); len(list) < m.least || len(list) > m.most {
+				t.Errorf("%s has %d buckets, want %d to %d", m.name, len(list), m.least, m.most)
+			}
+			if last := list[len(list)-1].Bytes; len(list) > 1 && last > total/2 {
+				t.Errorf("%s: the last bucket, which nothing hides, has %d of %d bytes", m.name, last, total)
+			}
+		}
+	})
+}
