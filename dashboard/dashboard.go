@@ -1,5 +1,5 @@
-// Package dashboard serves the live page of a job: one page without outside requests, its JSON, and server-sent events
-// with the same data. The state comes from a [status.Tracker].
+// Package dashboard serves the live page of a job: one page without outside requests, its JSON, server-sent events with
+// the same data, and metrics for Prometheus. The state comes from a [status.Tracker].
 //
 // The page has no write access: it shows, and changes nothing. It is served on a loopback address without
 // authentication, and on any other address only with a token, which the page's address has once and a cookie keeps.
@@ -77,7 +77,7 @@ func Listen(address string, source Source, token string) (*Server, error) {
 	if !l.Addr().(*net.TCPAddr).IP.IsLoopback() && token == "" {
 		token = rand.Text()
 	}
-	return serve(l, source, token), nil
+	return serve(l, source, token, (*Server).pages), nil
 }
 
 // listenTCP listens on host:port, or on :port of loopback.
@@ -96,15 +96,15 @@ func listenTCP(address string) (net.Listener, error) {
 	return l, nil
 }
 
-// serve serves the page at a listener until Close.
-func serve(l net.Listener, source Source, token string) *Server {
+// serve serves content at a listener until Close.
+func serve(l net.Listener, source Source, token string, content func(*Server) http.Handler) *Server {
 	s := &Server{
 		source: source, listener: l, token: token, streams: make(chan struct{}, streamsMax), done: make(chan struct{}),
 	}
 	name := sha256.Sum256([]byte(token))
 	s.cookie = fmt.Sprintf("lockstep-%x", name[:6])
 	s.http = http.Server{
-		Handler: s.handler(), ReadTimeout: requestTimeout, WriteTimeout: requestTimeout, IdleTimeout: time.Minute,
+		Handler: s.guard(content(s)), ReadTimeout: requestTimeout, WriteTimeout: requestTimeout, IdleTimeout: time.Minute,
 		ConnState: s.count,
 	}
 	go func() { _ = s.http.Serve(l) }() // until Close
@@ -143,7 +143,8 @@ func (s *Server) Close() error {
 	return nil
 }
 
-func (s *Server) handler() http.Handler {
+// pages has the page and what it asks for.
+func (s *Server) pages() http.Handler {
 	files, err := fs.Sub(page, "page")
 	if err != nil {
 		panic(err) // the folder is embedded
@@ -152,6 +153,12 @@ func (s *Server) handler() http.Handler {
 	mux.Handle("GET /", http.FileServerFS(files))
 	mux.HandleFunc("GET /api/job", s.job)
 	mux.HandleFunc("GET /api/events", s.events)
+	mux.Handle("GET /metrics", s.metrics())
+	return mux
+}
+
+// guard answers requests that have the token, or else come from this host.
+func (s *Server) guard(content http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
 		h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "+
@@ -168,7 +175,7 @@ func (s *Server) handler() http.Handler {
 				"the header Authorization: Bearer TOKEN", http.StatusUnauthorized)
 			return
 		}
-		mux.ServeHTTP(w, r)
+		content.ServeHTTP(w, r)
 	})
 }
 

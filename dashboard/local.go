@@ -46,7 +46,7 @@ func ListenLocal(job string, source Source) (*Server, error) {
 	}
 	switch {
 	case err == nil:
-		return serve(l, source, ""), nil
+		return serve(l, source, "", (*Server).pages), nil
 	case answers(path):
 		return nil, ErrServed
 	}

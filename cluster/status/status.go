@@ -45,6 +45,7 @@ type Worker struct {
 	HeartbeatAge float64 `json:"heartbeat_age_seconds"`
 	Memory       int64   `json:"memory_bytes"` // resident; 0: unknown
 	CPUs         float64 `json:"cpus"`         // processors that it keeps busy; 0: unknown
+	CPUSeconds   float64 `json:"cpu_seconds"`  // processor time of the process; 0: unknown
 	Input        float64 `json:"input_share"`
 	Compute      float64 `json:"compute_share"`
 	Wait         float64 `json:"wait_share"` // waiting for collective calls and other workers
@@ -182,7 +183,7 @@ func (t *Tracker) Report(epoch uint32, r timeline.Report) {
 	if w == nil {
 		return
 	}
-	w.Host, w.PID, w.Memory = r.Host, r.PID, r.Memory
+	w.Host, w.PID, w.Memory, w.CPUSeconds = r.Host, r.PID, r.Memory, r.CPU
 	if w.count == 0 { // a job of one worker has no heartbeats
 		w.seen = time.Now()
 	}

@@ -28,7 +28,7 @@ const (
 )
 
 // ownFlags are flags that differ between the workers of a job, or between runs: a config file has no value for them.
-var ownFlags = []string{"config", "help", "worker", "workers", "rdzv-endpoint", "rdzv-id", "dashboard"}
+var ownFlags = []string{"config", "help", "worker", "workers", "rdzv-endpoint", "rdzv-id", "dashboard", "metrics"}
 
 // alternatives are flags of which only one can be given. One on the command line replaces the others of the file.
 var alternatives = [][]string{

@@ -67,7 +67,7 @@ func TestConfigHasAllFlags(t *testing.T) {
 		}
 		if want := "\n" + f.Name + ":"; strings.Contains(string(text), want) == (f.Name == "config" || f.Name == "help" ||
 			f.Name == "worker" || f.Name == "workers" || f.Name == "rdzv-endpoint" || f.Name == "rdzv-id" ||
-			f.Name == "dashboard") {
+			f.Name == "dashboard" || f.Name == "metrics") {
 			t.Errorf("is there a key %s? Want the opposite:\n%s", f.Name, text)
 		}
 	})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,22 +26,26 @@ const dashboardTokenEnv = "LOCKSTEP_DASHBOARD_TOKEN"
 const dashboardEvery = 200 * time.Millisecond
 
 // dashboardFlags are the flags of the live page.
-type dashboardFlags struct{ address string }
+type dashboardFlags struct{ address, metrics string }
 
 func (o *dashboardFlags) add(f *pflag.FlagSet, who string) {
 	f.StringVar(&o.address, "dashboard", "", "serve a live page about the job at this `address`, such as :8080 "+
 		"(loopback) or 0.0.0.0:8080 (with a token)"+who)
+	f.StringVar(&o.metrics, "metrics", "", "serve metrics of the job for Prometheus at /metrics of this `address`, as "+
+		"--dashboard does too"+who)
 }
 
 func (o *dashboardFlags) check(given func(flag string) bool) error {
-	if !given("dashboard") {
-		return nil
-	}
-	if _, port, err := net.SplitHostPort(o.address); err != nil || port == "" {
-		return usagef("--dashboard %q: want host:port, such as localhost:8080, or :8080 for loopback", o.address)
+	for flag, address := range map[string]string{"dashboard": o.address, "metrics": o.metrics} {
+		if _, port, err := net.SplitHostPort(address); given(flag) && (err != nil || port == "") {
+			return usagef("--%s %q: want host:port, such as localhost:8080, or :8080 for loopback", flag, address)
+		}
 	}
 	return nil
 }
+
+// given reports whether a server is wanted.
+func (o *dashboardFlags) given() bool { return o.address != "" || o.metrics != "" }
 
 // live serves the state of a job to those who watch it: the live page, and lockstep top.
 type live struct {
@@ -59,16 +64,28 @@ func (o *dashboardFlags) open(job string, source dashboard.Source) (*live, error
 	case !errors.Is(err, dashboard.ErrServed): // by lockstep run, for its workers
 		fmt.Fprintf(os.Stderr, "lockstep: lockstep top cannot find this job: %v\n", err)
 	}
-	if o.address == "" {
-		return l, nil
+	for _, s := range []struct {
+		flag, address, path string
+		listen              func(string, dashboard.Source, string) (*dashboard.Server, error)
+	}{
+		{"dashboard", o.address, "", dashboard.Listen},
+		{"metrics", o.metrics, "metrics", dashboard.ListenMetrics},
+	} {
+		if s.address == "" {
+			continue
+		}
+		server, err := s.listen(s.address, source, os.Getenv(dashboardTokenEnv))
+		if err != nil {
+			l.close()
+			return nil, fmt.Errorf("--%s %s: %w", s.flag, s.address, err)
+		}
+		l.servers = append(l.servers, server)
+		address, token, _ := strings.Cut(server.URL(), "?")
+		if token != "" {
+			token = "?" + token
+		}
+		fmt.Fprintf(os.Stderr, "lockstep: %s at %s%s%s\n", s.flag, address, s.path, token)
 	}
-	server, err := dashboard.Listen(o.address, source, os.Getenv(dashboardTokenEnv))
-	if err != nil {
-		l.close()
-		return nil, fmt.Errorf("--dashboard %s: %w", o.address, err)
-	}
-	l.servers = append(l.servers, server)
-	fmt.Fprintf(os.Stderr, "lockstep: dashboard at %s\n", server.URL())
 	return l, nil
 }
 
@@ -133,7 +150,7 @@ func (r *trainRun) serveDashboard() (*live, error) {
 	t := status.NewTracker(job, nil)
 	recorder := r.strategy.Timeline()
 	l, err := flags.open(job, &localSource{t, recorder})
-	if err == nil && flags.address != "" { // for the charts, also while no page is open
+	if err == nil && flags.given() { // for the charts, also while no page is open
 		l.feed(func(ctx context.Context) { status.FollowLocal(ctx, recorder, t, dashboardEvery) })
 	}
 	return l, err

@@ -352,12 +352,12 @@ func (o *runFlags) config() (launch.Config, error) {
 		return cfg, err
 	}
 	switch {
-	case o.hosts == "" && cfg.Nodes == 1 && cfg.Workers == 1 && o.dashboard.address != "":
-		return cfg, usagef("--dashboard of lockstep run shows the workers of a job of several: give it to the program of "+
-			"one worker, such as in 'lockstep train --dashboard %s'", o.dashboard.address)
-	case o.nodeRank > 0 && o.dashboard.address != "":
-		return cfg, usagef("--dashboard is for node 0, which shows the workers of all nodes, not for --node-rank %d",
-			o.nodeRank)
+	case o.hosts == "" && cfg.Nodes == 1 && cfg.Workers == 1 && o.dashboard.given():
+		return cfg, usagef("--dashboard and --metrics of lockstep run show the workers of a job of several: give them to " +
+			"the program of one worker, such as in 'lockstep train --dashboard :8080'")
+	case o.nodeRank > 0 && o.dashboard.given():
+		return cfg, usagef("--dashboard and --metrics are for node 0, which shows the workers of all nodes, not for "+
+			"--node-rank %d", o.nodeRank)
 	case !slices.Contains(runProgressModes, o.progress):
 		return cfg, usagef("--progress %s: want %s", o.progress, strings.Join(runProgressModes, ", "))
 	case o.progress == "table" && !isTerminal(os.Stderr):

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"strings"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/lockstep-ml/lockstep/engine/gomlx/optimizer"
 	"github.com/lockstep-ml/lockstep/train"
 	"github.com/lockstep-ml/lockstep/train/tensorboard"
+	"github.com/lockstep-ml/lockstep/train/trainjob"
 )
 
 // callbackFlags are the flags of the callbacks of a training, and of what they need from the optimizer.
@@ -185,6 +187,7 @@ func (r *trainRun) plannedSteps() int {
 
 // callbacks adds the callbacks to the configuration of Fit.
 func (r *trainRun) callbacks(cfg *train.FitConfig) error {
+	trainJob, inTrainJob := trainjob.FromEnvironment(os.LookupEnv)
 	o, t := &r.flags.callbacks, r.trainer
 	cfg.EMA, cfg.ValidateEvery = o.ema > 0, o.validateEvery
 	for _, c := range []struct {
@@ -214,6 +217,10 @@ func (r *trainRun) callbacks(cfg *train.FitConfig) error {
 					"schedule": r.flags.schedule, "batch": r.batch, "seed": r.flags.seed, "ema": o.ema,
 				},
 			})
+		}},
+		{inTrainJob && r.chief, func() (train.Callback, error) {
+			trainJob.Steps = cfg.Steps
+			return trainjob.New(t, trainJob)
 		}},
 		{o.earlyStopping > 0, func() (train.Callback, error) {
 			c, err := train.NewEarlyStopping(t, train.EarlyStoppingConfig{

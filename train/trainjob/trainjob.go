@@ -1,0 +1,254 @@
+// Package trainjob reports the progress of a training to Kubeflow's Trainer, which shows it in the status of the
+// TrainJob: 'kubectl get trainjob NAME -o jsonpath={.status.trainerStatus}'. Trainer offers this from version 2.2.0 on,
+// if its feature gate TrainJobStatus is on; it then sets three environment variables in the pods of the job (KEP-2779).
+package trainjob
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"math"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/train"
+)
+
+// The environment variables of Kubeflow's Trainer.
+const (
+	EnvURL   = "KUBEFLOW_TRAINER_SERVER_URL"     // where the status is posted
+	EnvCert  = "KUBEFLOW_TRAINER_SERVER_CA_CERT" // file with the certificate of the server's authority
+	EnvToken = "KUBEFLOW_TRAINER_SERVER_TOKEN"   // file with a token, which is replaced from time to time
+)
+
+const (
+	postEvery   = 5 * time.Second // Trainer asks for no more: it limits its requests to the Kubernetes API
+	postTimeout = 5 * time.Second
+	answerMax   = 64 << 10 // bytes
+)
+
+// Config configures [New].
+type Config struct {
+	// URL, CertFile and TokenFile are the values of the environment variables. Without a CertFile, the
+	// authorities of the system are trusted.
+	URL, CertFile, TokenFile string
+	// Steps is FitConfig.Steps.
+	Steps int
+	// Logger gets the first failure of a report. Default slog.Default().
+	Logger *slog.Logger
+}
+
+// FromEnvironment returns the configuration by the environment; ok is false if Trainer does not offer the service.
+func FromEnvironment(lookup func(string) (string, bool)) (cfg Config, ok bool) {
+	cfg.URL, ok = lookup(EnvURL)
+	cfg.CertFile, _ = lookup(EnvCert)
+	cfg.TokenFile, _ = lookup(EnvToken)
+	return cfg, ok && cfg.URL != ""
+}
+
+// New returns a callback of the chief that reports the progress of a Fit: percentage, estimated time that remains,
+// loss, metrics and those of the validation, at most every 5 seconds and at the end. It does not wait for an answer in
+// a step, and no failure of a report ends the training. The error says what is wrong with the configuration.
+func New(t *train.Trainer, cfg Config) (train.Callback, error) {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	client := &http.Client{Timeout: postTimeout}
+	if cfg.CertFile != "" {
+		text, err := os.ReadFile(cfg.CertFile)
+		if err != nil {
+			return train.Callback{}, fmt.Errorf("trainjob: the certificate of Kubeflow's Trainer (%s): %w", EnvCert, err)
+		}
+		pool := x509.NewCertPool()
+		if !pool.AppendCertsFromPEM(text) {
+			return train.Callback{}, fmt.Errorf("trainjob: %s (%s) holds no certificate in PEM", cfg.CertFile, EnvCert)
+		}
+		client.Transport = &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}}
+	}
+	r := &reporter{t: t, cfg: cfg, client: client}
+	return train.Callback{
+		OnTrainBegin: func(context.Context) error { r.begin(); return nil },
+		OnStepEnd:    func(_ context.Context, s train.Step) error { r.step(s); return nil },
+		OnEpochEnd:   func(_ context.Context, e train.Epoch) error { r.validation = e.Validation; return nil },
+		OnTrainEnd: func(_ context.Context, h *train.History, err error) {
+			r.end(err == nil && !h.Stopped)
+		},
+	}, nil
+}
+
+// reporter reports one Fit.
+type reporter struct {
+	t      *train.Trainer
+	cfg    Config
+	client *http.Client
+
+	began      time.Time
+	first      float64 // progress at the first step, from 0 to 1: a resumed training has some
+	sent       time.Time
+	last       train.Step
+	taken      bool // a step
+	validation *train.Result
+
+	posts  chan status // the latest one to send
+	work   sync.WaitGroup
+	warned bool // used by the goroutine that sends
+}
+
+// status is Trainer's TrainerStatus.
+type status struct {
+	Percentage *int     `json:"progressPercentage,omitempty"`
+	Remaining  *int     `json:"estimatedRemainingSeconds,omitempty"`
+	Metrics    []metric `json:"metrics,omitempty"`
+	Updated    string   `json:"lastUpdatedTime"` // RFC 3339
+}
+
+type metric struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
+
+func (r *reporter) begin() {
+	r.began, r.first, r.sent, r.taken = time.Now(), -1, time.Time{}, false
+	posts := make(chan status, 1)
+	r.posts = posts
+	r.work.Go(func() {
+		for s := range posts {
+			r.post(s)
+		}
+	})
+}
+
+func (r *reporter) step(s train.Step) {
+	r.last, r.taken = s, true
+	if s.Validation != nil {
+		r.validation = s.Validation
+	}
+	now := time.Now()
+	if now.Sub(r.sent) < postEvery {
+		return
+	}
+	r.sent = now
+	r.send(r.status(s, now))
+}
+
+// status describes the training after a step.
+func (r *reporter) status(s train.Step, now time.Time) status {
+	out := status{Updated: now.UTC().Format(time.RFC3339)}
+	if done, ok := r.progress(s); ok {
+		if r.first < 0 {
+			r.first = done
+		}
+		percentage := int(100 * done)
+		out.Percentage = &percentage
+		if done > r.first {
+			left := int(math.Ceil(now.Sub(r.began).Seconds() * (1 - done) / (done - r.first)))
+			out.Remaining = &left
+		}
+	}
+	add := func(prefix string, result train.Result) {
+		put := func(name string, x float64) {
+			if !math.IsNaN(x) && !math.IsInf(x, 0) {
+				out.Metrics = append(out.Metrics, metric{prefix + name, strconv.FormatFloat(x, 'g', 6, 64)})
+			}
+		}
+		put("loss", result.Loss)
+		for _, name := range slices.Sorted(maps.Keys(result.Metrics)) {
+			put(name, result.Metrics[name])
+		}
+	}
+	add("", s.Mean())
+	if r.validation != nil {
+		add("val_", *r.validation)
+	}
+	return out
+}
+
+// progress returns the part of the training that is done, from 0 to 1; ok is false if it is unknown.
+func (r *reporter) progress(s train.Step) (done float64, ok bool) {
+	if r.cfg.Steps > 0 {
+		done, ok = float64(r.t.Steps())/float64(r.cfg.Steps), true
+	}
+	if s.Steps > 0 && s.Epochs > 0 {
+		done, ok = max(done, (float64(s.Epoch)+float64(s.Step)/float64(s.Steps))/float64(s.Epochs)), true
+	}
+	return min(done, 1), ok
+}
+
+// send replaces what has not been sent yet.
+func (r *reporter) send(s status) {
+	select {
+	case <-r.posts:
+	default:
+	}
+	select {
+	case r.posts <- s:
+	default: // the goroutine is not waiting, and took the one before just now
+	}
+}
+
+// end sends the last state, and waits until it is sent.
+func (r *reporter) end(succeeded bool) {
+	if r.posts == nil {
+		return
+	}
+	if r.taken {
+		s := r.status(r.last, time.Now())
+		if succeeded {
+			all, none := 100, 0
+			s.Percentage, s.Remaining = &all, &none
+		}
+		r.send(s)
+	}
+	close(r.posts)
+	r.work.Wait()
+	r.posts = nil
+}
+
+// post sends a status.
+func (r *reporter) post(s status) {
+	if err := r.try(s); err != nil && !r.warned {
+		r.warned = true
+		r.cfg.Logger.Warn("trainjob: reporting the progress to Kubeflow's Trainer; training goes on", "err", err)
+	}
+}
+
+func (r *reporter) try(s status) error {
+	text, err := json.Marshal(map[string]status{"trainerStatus": s})
+	if err != nil {
+		return err
+	}
+	request, err := http.NewRequest(http.MethodPost, r.cfg.URL, bytes.NewReader(text))
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	if r.cfg.TokenFile != "" {
+		token, err := os.ReadFile(r.cfg.TokenFile)
+		if err != nil {
+			return fmt.Errorf("the token (%s): %w", EnvToken, err)
+		}
+		request.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
+	}
+	answer, err := r.client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(answer.Body, answerMax))
+	if answer.StatusCode != http.StatusOK {
+		return errors.Join(fmt.Errorf("%s answers %s: %s", r.cfg.URL, answer.Status, strings.TrimSpace(string(body))), err)
+	}
+	return err
+}
