@@ -2,13 +2,19 @@ package gomlx_test
 
 import (
 	"math"
+	"slices"
 	"testing"
 
+	"github.com/gomlx/compute/dtypes"
+	"github.com/gomlx/compute/shapes"
+	"github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/ml/model"
 	"github.com/gomlx/gomlx/ml/train/optimizer"
 
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/engine/enginetest"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	"github.com/lockstep-ml/lockstep/engine/gomlx/layer"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/models"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -87,6 +93,45 @@ func TestEnginesAgree(t *testing.T) {
 			t.Run("float64", func(t *testing.T) { compare(t, openEngine(t, "go", 1), tensor.Float64) })
 		})
 	}
+}
+
+// TestPoolTies checks, on every engine, that the first of several largest elements of a window gets the gradient. The
+// engines build the pool differently.
+func TestPoolTies(t *testing.T) {
+	eachEngine(t, 1, func(t *testing.T, e engine.Engine) {
+		m := &gomlx.Model{
+			Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node {
+				w := s.VariableWithShape("w", shapes.Make(dtypes.Float32, 1, 4, 6, 1)).NodeValue(in[0].Graph())
+				pooled := layer.MaxPool2D(graph.Add(w, graph.Reshape(in[0], 1, 4, 6, 1)))
+				return []*graph.Node{graph.Reshape(pooled, 1, -1)}
+			},
+			Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: optimizer.StochasticGradientDescent(),
+		}
+		p := compile(t, m, e, features(e, 1, 24))
+		if err := p.Write(0, 0, tensor.New(tensor.Float32, 1, 4, 6, 1)); err != nil {
+			t.Fatal(err)
+		}
+		g, err := enginetest.Gradients(t.Context(), p, 0, engine.Batch{
+			Inputs: []*tensor.Tensor{tensor.From([]float32{
+				1, 1, 1, 2, 2, 2,
+				1, 1, 2, 1, 1, 2,
+				1, 2, 1, 1, 1, 1,
+				1, 2, 2, 2, 1, 2,
+			}, 1, 24)}, Labels: []*tensor.Tensor{tensor.New(tensor.Int32, 1)}, Weights: ones(1),
+		}, 1, [3]uint64{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []int // the places of elements with a gradient
+		for i, x := range g.Tensors[0].Float64s() {
+			if x != 0 {
+				got = append(got, i)
+			}
+		}
+		if want := []int{0, 3, 4, 13, 20, 23}; !slices.Equal(got, want) {
+			t.Errorf("gradients at %v, want %v", got, want)
+		}
+	})
 }
 
 // fixed gives parameter i values that are exact in float32.

@@ -140,9 +140,44 @@ func MaxPool2D(x *graph.Node) *graph.Node {
 	}
 	dims := x.Shape().Dimensions
 	rows, height, width, channels := dims[0], dims[1], dims[2], dims[3]
+	if !onGoBackend(x.Graph()) {
+		return maxQuarters(x)
+	}
 	x = maxHalves(graph.Reshape(x, rows*height*width/2, 2*channels))
 	x = maxHalves(graph.Reshape(x, rows*height/2, width*channels))
 	return graph.Reshape(x, rows, height/2, width/2, channels)
+}
+
+// maxQuarters is MaxPool2D for XLA. Every operation, also of the gradient, has the axes (rows, height/2, width/2,
+// channels), so XLA's loops run along the channels with vector instructions. If the axes were merged, XLA would compute
+// the place of each element by divisions.
+func maxQuarters(x *graph.Node) *graph.Node {
+	dims := x.Shape().Dimensions
+	rows, height, width, channels := dims[0], dims[1]/2, dims[2]/2, dims[3]
+	quarter := func(x *graph.Node, i, j int) *graph.Node {
+		all := graph.AxisRange()
+		x = graph.Slice(x, all, all, graph.AxisElem(i), all, graph.AxisElem(j))
+		return graph.Reshape(x, rows, height, width, channels)
+	}
+	var first, upper, lower *graph.Node // conditions: the maximum is in the upper half, or in the left part of a half
+	return gradient.With([]*graph.Node{x}, func(in []*graph.Node) *graph.Node {
+		x := graph.Reshape(in[0], rows, height, 2, width, 2, channels)
+		a, b, c, d := quarter(x, 0, 0), quarter(x, 0, 1), quarter(x, 1, 0), quarter(x, 1, 1)
+		up, down := graph.Max(a, b), graph.Max(c, d)
+		first, upper, lower = graph.GreaterOrEqual(up, down), graph.GreaterOrEqual(a, b), graph.GreaterOrEqual(c, d)
+		return graph.Max(up, down)
+	}, func(_ []*graph.Node, _, v *graph.Node) []*graph.Node {
+		zero := graph.ZerosLike(v)
+		row := func(v, left *graph.Node) *graph.Node {
+			var halves []*graph.Node
+			for _, x := range []*graph.Node{graph.Where(left, v, zero), graph.Where(left, zero, v)} {
+				halves = append(halves, graph.Reshape(x, rows, height, width, 1, channels))
+			}
+			return graph.Reshape(graph.Concatenate(halves, 3), rows, height, 1, 2*width, channels)
+		}
+		both := []*graph.Node{row(graph.Where(first, v, zero), upper), row(graph.Where(first, zero, v), lower)}
+		return []*graph.Node{graph.Reshape(graph.Concatenate(both, 2), dims...)}
+	})
 }
 
 // maxHalves is the elementwise maximum of the left and the right half of every row.

@@ -30,6 +30,9 @@ func (m CNN) Forward(s *model.Scope, inputs []*graph.Node) []*graph.Node {
 	}
 	x := inputs[0]
 	for i, n := range filters {
+		if !m.Same {
+			x = cropTo(x, useful(x.Shape().Dim(1), kernel), useful(x.Shape().Dim(2), kernel))
+		}
 		// ReLU and maximum commute. After the pool, only a quarter of the elements remain to compare.
 		x = layer.Relu(layer.MaxPool2D(cropToEven(layer.Conv2D(s.In("stage_%d", i), x, n, kernel, m.Same))))
 	}
@@ -38,10 +41,23 @@ func (m CNN) Forward(s *model.Scope, inputs []*graph.Node) []*graph.Node {
 	return []*graph.Node{layer.Dense(s.In("readout"), x, classes)}
 }
 
+// useful returns how many of size pixels reach the pool through a convolution without padding. If the convolution's
+// output has an odd size, the last pixel only reaches an output that cropToEven removes.
+func useful(size, kernel int) int {
+	if n := size - kernel + 1; n > 1 && n%2 == 1 {
+		return size - 1
+	}
+	return size
+}
+
 // cropToEven crops the last row or column of pixels if the size is odd, because no window of the pool
 // contains it.
 func cropToEven(x *graph.Node) *graph.Node {
-	h, w := x.Shape().Dim(1)/2*2, x.Shape().Dim(2)/2*2
+	return cropTo(x, x.Shape().Dim(1)/2*2, x.Shape().Dim(2)/2*2)
+}
+
+// cropTo crops the last rows and columns of pixels to h and w.
+func cropTo(x *graph.Node, h, w int) *graph.Node {
 	if h == x.Shape().Dim(1) && w == x.Shape().Dim(2) {
 		return x
 	}
