@@ -21,6 +21,7 @@ import (
 // TestChaosOnProcesses runs random programs, as TestChaosOnSimnet does, with real processes that share memory or are
 // joined by TCP, and are killed and stopped by signals. With -programs 200 it runs as many.
 func TestChaosOnProcesses(t *testing.T) {
+	t.Parallel()
 	ended := map[string]int{}
 	chaosSeeds(t, 10, 4, chaosRanksMax, func() bool { return true }, func(p *chaosProgram) error {
 		err := p.fork(ended)

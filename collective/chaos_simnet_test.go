@@ -22,6 +22,7 @@ import (
 // with an error that names the fault and the ranks at fault. No rank hangs, and afterwards each rank may use its memory
 // again. -programs 10000 sets the number of programs.
 func TestChaosOnSimnet(t *testing.T) {
+	t.Parallel()
 	noticed := chaosTally{}
 	chaosSeeds(t, 600, 250, 12, noticed.complete, func(p *chaosProgram) error {
 		var err error

@@ -682,6 +682,7 @@ func TestCancelAfterTheStart(t *testing.T) {
 // that was returned to its owner (the race detector checks this). Time is virtual, so the result does not depend on the
 // machine.
 func TestFailuresAtAnyMoment(t *testing.T) {
+	t.Parallel()
 	eachMode(t, func(t *testing.T, m mode) {
 		random := seeded(t)
 		for range 60 {

@@ -194,9 +194,10 @@ func anyCall(random *rand.Rand, op collective.Op, n int) []*collective.Call {
 // TestFault checks, for every plan and transport, that whichever rank's deadline expires first, the error of every rank
 // names exactly those that have not entered the call.
 func TestFault(t *testing.T) {
+	t.Parallel()
 	scenes := 24
 	if testing.Short() {
-		scenes = 6 // each draws another plan
+		scenes = 3 // each draws another plan
 	}
 	for _, p := range append(slices.Clone(placements), alonePlacement) {
 		t.Run(p.name, func(t *testing.T) {
@@ -244,6 +245,7 @@ func TestFault(t *testing.T) {
 // TestFaultOfChain checks that if each rank receives from the next, and the last one never sends, the errors of all
 // ranks name the last one.
 func TestFaultOfChain(t *testing.T) {
+	t.Parallel()
 	for _, p := range append(slices.Clone(placements), alonePlacement) {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
@@ -268,6 +270,7 @@ func TestFaultOfChain(t *testing.T) {
 
 // TestFaultOfCycle checks that ranks that all wait for each other are all named, and that the error states the cycle.
 func TestFaultOfCycle(t *testing.T) {
+	t.Parallel()
 	for _, p := range append(slices.Clone(placements), alonePlacement) {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
@@ -290,6 +293,7 @@ func TestFaultOfCycle(t *testing.T) {
 // TestFaultAtTimeout checks that the error of the call's own deadline names the ranks at fault, with the chain of
 // waits.
 func TestFaultAtTimeout(t *testing.T) {
+	t.Parallel()
 	for _, p := range append(slices.Clone(placements), alonePlacement) {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()

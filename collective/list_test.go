@@ -39,6 +39,7 @@ func gathered(list []tensor.Memory) (b []byte) {
 // TestListsEqualOneMemory: a call whose memories are lists, cut differently on every rank, has the bits of the same
 // call with contiguous memory, for every operation, in every placement.
 func TestListsEqualOneMemory(t *testing.T) {
+	t.Parallel()
 	ops := []collective.Op{
 		collective.AllReduce, collective.Broadcast, collective.Reduce, collective.ReduceScatter, collective.AllGather,
 		collective.Gather, collective.Scatter, collective.AllToAll,

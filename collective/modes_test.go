@@ -2,8 +2,10 @@ package collective_test
 
 import (
 	"context"
+	"flag"
 	"math/rand/v2"
 	"os"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -22,6 +24,11 @@ func TestMain(m *testing.M) {
 		chaosChild(program)
 		return
 	}
+	flag.Parse()
+	if err := flag.Set("test.parallel", "4"); err != nil { // the tests of faults mostly wait
+		panic(err)
+	}
+	debug.SetGCPercent(400) // the tests use little memory, and a fifth of their time went into collecting it
 	goleak.VerifyTestMain(m)
 }
 

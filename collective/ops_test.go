@@ -193,14 +193,15 @@ func rowsFor(random *rand.Rand, w *world, op collective.Op) []string {
 // TestEveryOperation checks that every operation returns the bits of the oracle, in every placement, by rows that
 // implement it there and by the chooser's row, in place and not, with parts of any length.
 func TestEveryOperation(t *testing.T) {
+	t.Parallel()
 	for _, p := range placements {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
 			random := seeded(t)
 			done := map[string]int{}
 			for _, n := range []int{1, 2, 3, 4, 5, 6, 7, 8, 9} {
-				if testing.Short() && n > 5 {
-					t.Log("-short: only up to 5 ranks, more repeat what these show")
+				if testing.Short() && n > 4 {
+					t.Log("-short: only up to 4 ranks, more repeat what these show")
 					break
 				}
 				w := p.world(t, n, collective.Config{})

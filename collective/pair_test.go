@@ -26,6 +26,7 @@ func receive(from int, x []float32) *collective.Call {
 // TestPairs passes tokens around a ring between collectives. Ranks that take no part in a send need no notice of it:
 // the numbers of the collectives still agree.
 func TestPairs(t *testing.T) {
+	t.Parallel()
 	eachPlacement(t, 5, func(t *testing.T, w *world) {
 		errs := w.each(func(c collective.Communicator) error {
 			r := c.Rank()
@@ -69,6 +70,7 @@ func TestPairs(t *testing.T) {
 // TestPairsThatDiffer checks that a send must match its receive, and that two ranks that wait for each other are
 // detected.
 func TestPairsThatDiffer(t *testing.T) {
+	t.Parallel()
 	big := func() []float32 { return make([]float32, 4<<20) } // more than any transport buffers
 	for _, test := range []struct {
 		name string

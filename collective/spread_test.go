@@ -61,6 +61,7 @@ func thenBarriers(c collective.Communicator, call *collective.Call) error {
 // TestMismatchEverywhere checks that different calls are an error on every rank, in any placement, that names the field
 // and the deviating rank, with the texts of the hashes; also if no frame is sent, because all ranks wait to receive.
 func TestMismatchEverywhere(t *testing.T) {
+	t.Parallel()
 	vector := func(n int) tensor.Memory { return tensor.New(tensor.Float32, n).Memory() }
 	call := func(op collective.Op, name string) *collective.Call {
 		c := &collective.Call{
@@ -214,6 +215,7 @@ func TestCloseEverywhere(t *testing.T) {
 // TestStuckEverywhere checks that a rank that makes no call causes a timeout on all others, whose error names it and
 // its last call.
 func TestStuckEverywhere(t *testing.T) {
+	t.Parallel()
 	for _, p := range placements {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()

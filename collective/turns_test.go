@@ -15,6 +15,7 @@ import (
 // exchange everything, at lengths around those at which one slice has one segment more than the other, in place and
 // not.
 func TestInTurns(t *testing.T) {
+	t.Parallel()
 	const segment = 256 << 10
 	random := rand.NewChaCha8([32]byte{1})
 	for _, over := range placements {

@@ -8,6 +8,7 @@ import (
 	"math"
 	"reflect"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"testing"
 
@@ -19,7 +20,10 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(400) // the tests use little memory, and a fifth of their time went into collecting it
+	goleak.VerifyTestMain(m)
+}
 
 // batches returns a dataset of the batches.
 func batches(list ...data.Batch) data.Dataset {

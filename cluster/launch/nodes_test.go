@@ -321,6 +321,7 @@ func TestDuplicateStopped(t *testing.T) {
 // TestLostAgent: without restarts an agent without heartbeats ends the job on the others, which name it.
 func TestLostAgent(t *testing.T) {
 	t.Parallel() // it waits for seconds
+	race.SkipShort(t, "it waits 5 s for a heartbeat")
 	memory := rendezvous.NewMemory()
 	ghost(t, memory, registration{})
 	err := runNode(t, t.Context(),
@@ -416,13 +417,13 @@ func TestDoubtedStore(t *testing.T) {
 		for range 3 {
 			time.Sleep(5 * time.Minute)
 			store.now.Store(true)
-			time.Sleep((missedMax + 2) * time.Second)
+			time.Sleep((missedMax + 1) * time.Second) // the second check comes after 14 s
 			store.now.Store(false)
 		}
 		time.Sleep(5 * time.Minute)
 		select {
 		case ev := <-p.events:
-			t.Fatalf("got %+v, though the store was back each time", ev)
+			t.Fatalf("got %+v (%v), though the store was back each time", ev, ev.err)
 		default:
 		}
 		store.now.Store(true)
@@ -907,6 +908,7 @@ func TestStoreIsAwaitedOnce(t *testing.T) {
 // the others.
 func TestCutOffAgentIsStopped(t *testing.T) {
 	t.Parallel() // it waits for seconds
+	race.SkipShort(t, "it waits 5 s for a heartbeat")
 	memory := rendezvous.NewMemory()
 	link := &cuttable{Store: memory.Open()}
 	type result struct {

@@ -72,8 +72,8 @@ func (o *benchTrainFlags) workload() benchWorkload {
 	if o.model != "gpt" {
 		const classes = 10
 		w := benchWorkload{
-			model: newClassifier(o.model, benchShape, classes, optimizer), exampleBytes: exampleBytes[o.model], unit: "images",
-			batch: func() data.Batch { return randomImages(o.globalBatch, classes) },
+			model: newClassifier(o.model, benchShape, classes, nil, optimizer), unit: "images",
+			exampleBytes: exampleBytes[o.model], batch: func() data.Batch { return randomImages(o.globalBatch, classes) },
 		}
 		w.inputs, w.labels = classifierFeatures(benchShape)
 		w.model.Metrics, w.model.Precision = nil, gomlx.Precision(o.step.precision)

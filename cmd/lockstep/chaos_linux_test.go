@@ -42,8 +42,8 @@ const (
 
 // chaosTraining is the training: several buckets, and a snapshot after every second step.
 var chaosTraining = []string{
-	"train", "--model", "mlp", "--global-batch", "24", "--steps", fmt.Sprint(chaosSteps), "--bucket-bytes", "1",
-	"--progress", "none",
+	"train", "--model", "mlp", "--hidden", "64,64", "--global-batch", "24", "--steps", fmt.Sprint(chaosSteps),
+	"--bucket-bytes", "1", "--progress", "none",
 }
 
 // TestChaos injects any fault into one of three workers, in any phase of a step. lockstep run names the worker and

@@ -180,7 +180,11 @@ func (o *configFlag) write(file string, replicas int) error {
 		if list, ok := f.Value.(pflag.SliceValue); ok {
 			value = &yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle}
 			for _, text := range list.GetSlice() {
-				value.Content = append(value.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: text})
+				item := &yaml.Node{Kind: yaml.ScalarNode, Value: text}
+				if f.Value.Type() == "stringSlice" {
+					item.Tag = "!!str"
+				}
+				value.Content = append(value.Content, item)
 			}
 		}
 		top.Content = append(top.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: f.Name}, value)

@@ -3,9 +3,11 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,6 +26,12 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asCommand) != "" {
 		injectFaults()
 		main()
+	}
+	if strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe") != "lockstep" { // a script's command
+		flag.Parse()
+		if err := flag.Set("test.parallel", "4"); err != nil { // the processes mostly wait
+			panic(err)
+		}
 	}
 	testscript.Main(m, map[string]func(){"lockstep": main})
 }

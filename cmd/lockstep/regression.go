@@ -60,8 +60,8 @@ func (r *regression) labels(f *data.Frame, label string) (*tensor.Tensor, error)
 // value returns the number that a prediction of the model means.
 func (r *regression) value(predicted float32) float64 { return float64(predicted)*r.deviation + r.mean }
 
-// model returns a perceptron with one output. Its errors are in units of the label.
-func (r *regression) model(opt optimizer.Interface) *gomlx.Model {
+// model returns a perceptron with hidden layers of some widths and one output. Its errors are in units of the label.
+func (r *regression) model(hidden []int, opt optimizer.Interface) *gomlx.Model {
 	scaled := func(m gomlx.Metric) gomlx.Metric {
 		value := m.Value
 		if value == nil {
@@ -71,7 +71,7 @@ func (r *regression) model(opt optimizer.Interface) *gomlx.Model {
 		return m
 	}
 	return &gomlx.Model{
-		Forward: models.MLP{Classes: 1}.Forward, Loss: regressionLosses[r.loss], Optimizer: opt,
+		Forward: models.MLP{Hidden: hidden, Classes: 1}.Forward, Loss: regressionLosses[r.loss], Optimizer: opt,
 		Metrics: []gomlx.Metric{
 			scaled(gomlx.MeanOf("mean_absolute_error", gomlx.MeanAbsoluteError)), scaled(gomlx.RootMeanSquaredError()),
 			gomlx.RSquared(),

@@ -18,6 +18,7 @@ type trainFlags struct {
 	data dataFlags
 	gptFlags
 	model                        string
+	hidden                       []int
 	weights                      weightsFlags
 	strategy                     string
 	replicas                     int
@@ -106,6 +107,7 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	o.data.add(f)
 	f.StringVar(&o.model, "model", "", "model: "+strings.Join(modelNames, ", ")+" (default cnn for images, mlp for csv, "+
 		"gpt for text)")
+	f.IntSliceVar(&o.hidden, "hidden", nil, "`widths` of the hidden layers of --model mlp (default 512,512)")
 	o.weights.add(f)
 	f.StringVar(&o.strategy, "strategy", "mirrored",
 		"strategy: mirrored (several replicas), multi-worker (replicas of several processes), one-device")
@@ -232,6 +234,12 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 	}
 	if err := o.gptFlags.check(model); err != nil {
 		return err
+	}
+	if given("hidden") && model != "mlp" {
+		return usagef("--hidden is for --model mlp, not %s", model)
+	}
+	if given("hidden") && (len(o.hidden) == 0 || slices.Min(o.hidden) < 1) {
+		return usagef("--hidden %v: want widths of at least 1, such as 512,512", o.hidden)
 	}
 	if err := o.data.check(given); err != nil {
 		return err

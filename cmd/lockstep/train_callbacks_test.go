@@ -54,9 +54,10 @@ func TestCallbackFlags(t *testing.T) {
 // TestScheduleFollowsSteps reads the learning rate of each step of two trainings of as many steps: with the
 // global batch, and with that of a replica.
 func TestScheduleFollowsSteps(t *testing.T) {
-	for _, batch := range [][]string{{"--global-batch", "1024"}, {"--batch-per-replica", "512"}} {
+	table := tinyTable(t)
+	for _, batch := range [][]string{{"--global-batch", "24"}, {"--batch-per-replica", "12"}} {
 		log := filepath.Join(t.TempDir(), "log.csv")
-		trainOnce(t, append(batch, "--model", "mlp", "--replicas", "2", "--epochs", "2", "--optimizer", "adamw",
+		trainOnce(t, append(append(batch, table...), "--replicas", "2", "--epochs", "2", "--optimizer", "adamw",
 			"--beta1", "0.8", "--beta2", "0.9", "--weight-decay", "0.1", "--warmup-steps", "2", "--min-learning-rate", "0.002",
 			"--learning-rate", "0.004", "--csv-log", log, "--log-every", "1")...)
 		text, err := os.ReadFile(log)
@@ -73,7 +74,7 @@ func TestScheduleFollowsSteps(t *testing.T) {
 				rates = append(rates, rate)
 			}
 		}
-		if len(rates) != 8 { // 3,823 images: four batches an epoch
+		if len(rates) != 8 { // 81 rows: four batches an epoch
 			t.Fatalf("%v: %d steps, want 8\n%s", batch, len(rates), text)
 		}
 		for i, rate := range rates {

@@ -44,8 +44,8 @@ func trainInto(t *testing.T, dir string, args ...string) (summary map[string]any
 	return summary, weights
 }
 
-// tinyTable returns flags that train a perceptron on a table of 90 rows. With the digits, most of the time of a short
-// training is the evaluation of their 1,797 test images.
+// tinyTable returns flags that train a small perceptron on a table of 90 rows. With the digits, most of the time of a
+// short training is the evaluation of their 1,797 test images.
 func tinyTable(t *testing.T) []string {
 	t.Helper()
 	rows := []string{"a,b,c,d,label"}
@@ -59,7 +59,7 @@ func tinyTable(t *testing.T) []string {
 	if err := os.WriteFile(file, []byte(strings.Join(rows, "\n")+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return []string{"--data", "csv", "--data-file", file, "--label", "label", "--model", "mlp"}
+	return []string{"--data", "csv", "--data-file", file, "--label", "label", "--model", "mlp", "--hidden", "64,32"}
 }
 
 func TestSummary(t *testing.T) {

@@ -105,6 +105,7 @@ func (r *trainRun) compareOptions() error {
 		{"test-split", o.data.testSplit},
 		{"validation-split", o.data.validationSplit},
 		{"model", o.model},
+		{"hidden", o.hidden},
 		{"layers", o.layers},
 		{"width", o.width},
 		{"heads", o.heads},

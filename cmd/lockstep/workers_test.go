@@ -101,7 +101,7 @@ func tfConfig(t *testing.T, workers int) func(int) []string {
 }
 
 // small is a short training, whose batches do not divide evenly.
-var small = []string{"--model", "cnn", "--global-batch", "61", "--steps", "2"}
+var small = []string{"--model", "mlp", "--hidden", "64", "--global-batch", "61", "--steps", "2"}
 
 // hashOfOne trains in one process.
 func hashOfOne(t *testing.T, replicas int) string {

@@ -17,13 +17,15 @@ import (
 )
 
 // classifiers holds functions that return a model function for inputs of a shape.
-var classifiers = map[string]func(shape []int, classes int) models.Forward{
-	"mlp": func(_ []int, classes int) models.Forward { return models.MLP{Classes: classes}.Forward },
-	"cnn": func(shape []int, classes int) models.Forward {
+var classifiers = map[string]func(shape []int, classes int, hidden []int) models.Forward{
+	"mlp": func(_ []int, classes int, hidden []int) models.Forward {
+		return models.MLP{Hidden: hidden, Classes: classes}.Forward
+	},
+	"cnn": func(shape []int, classes int, _ []int) models.Forward {
 		small := shape[0] < 16 // without padding, two stages would shrink the image to nothing
 		return models.CNN{Same: small, Classes: classes}.Forward
 	},
-	"resnet": func(_ []int, classes int) models.Forward { return models.ResNet{Classes: classes}.Forward },
+	"resnet": func(_ []int, classes int, _ []int) models.Forward { return models.ResNet{Classes: classes}.Forward },
 }
 
 // modelNames are the names of all models: the classifiers, and a GPT for sequences of tokens.
@@ -103,10 +105,11 @@ func (o *optimizerFlags) adam() *optimizer.AdamConfig {
 	return optimizer.Adam().Betas(o.beta1, o.beta2)
 }
 
-// newClassifier returns the classifier of a name for inputs of a shape.
-func newClassifier(name string, shape []int, classes int, opt optimizer.Interface) *gomlx.Model {
+// newClassifier returns the classifier of a name for inputs of a shape. The widths of the hidden layers are for mlp;
+// nil: its default.
+func newClassifier(name string, shape []int, classes int, hidden []int, opt optimizer.Interface) *gomlx.Model {
 	return &gomlx.Model{
-		Forward:   classifiers[name](shape, classes),
+		Forward:   classifiers[name](shape, classes, hidden),
 		Loss:      gomlx.SparseCategoricalCrossEntropyLogits,
 		Optimizer: opt,
 		Metrics:   []gomlx.Metric{gomlx.SparseCategoricalAccuracy()},
@@ -138,9 +141,9 @@ func (o *trainFlags) newModel(x *examples, opt optimizer.Interface) *gomlx.Model
 	case x.text:
 		m = languageModel(&o.gptFlags, x.classes, opt)
 	case x.regression != nil:
-		m = x.regression.model(opt)
+		m = x.regression.model(o.hidden, opt)
 	default:
-		m = newClassifier(o.model, x.shape, x.classes, opt)
+		m = newClassifier(o.model, x.shape, x.classes, o.hidden, opt)
 	}
 	m.Precision = gomlx.Precision(o.step.precision)
 	return m

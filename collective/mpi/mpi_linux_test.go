@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/internal/race"
 )
 
 // launcher is the mpirun of one MPI implementation.
@@ -136,6 +138,7 @@ func TestKilled(t *testing.T) {
 
 // TestStopped checks that the others' waits end at the deadline if a process is suspended.
 func TestStopped(t *testing.T) {
+	race.SkipShort(t, "it waits 5 s for a process")
 	eachLauncher(t, func(t *testing.T, l *launcher) { l.prints(t, 2, "stopped", nil, "RESULT 3", "deadline exceeded") })
 }
 

@@ -12,8 +12,8 @@ import (
 func TestAlgorithmsProven(t *testing.T) {
 	largest := 64
 	if testing.Short() {
-		largest = 9
-		t.Log("-short: only up to 9 ranks, more repeat what these show")
+		largest = 7
+		t.Log("-short: only up to 7 ranks, more repeat what these show")
 	}
 	for _, a := range Algorithms {
 		for _, sizes := range sizesToProve(largest) {
