@@ -20,6 +20,8 @@ type Job struct {
 	// LocalWorker is its index among the workers of its host, and LocalWorkers the number of these; -1 and 0
 	// if unknown.
 	LocalWorker, LocalWorkers int
+	// Host is the launcher's name for this host: Slurm's name of the node. "" means the host's own name.
+	Host string
 	// Store is the URL of the rendezvous store: "tcp://host:port", "file:///folder",
 	// "etcd://host:port,host:port/prefix"; "" if unknown. Hosted reports that it is running already, like
 	// lockstep run's; else worker 0 serves a TCP store. NoStore explains why several workers have no store,

@@ -20,6 +20,7 @@ var slurmSource = source{
 			}
 		}
 		r.slurmLocal(j)
+		j.Host = r.text("SLURMD_NODENAME")
 		j.Epoch = r.epoch("SLURM_RESTART_COUNT")
 		r.slurmStore(j, "SLURM_STEP_NODELIST", "SLURM_JOB_ID", step)
 	},

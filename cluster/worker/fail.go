@@ -88,7 +88,7 @@ func (w *Worker) record(err error) *failure.Record {
 	}
 	s := w.heartbeat()
 	r := &failure.Record{
-		Job: w.job.ID, Epoch: w.job.Epoch, Worker: w.job.Worker, Host: hostName(), PID: os.Getpid(), Time: time.Now(),
+		Job: w.job.ID, Epoch: w.job.Epoch, Worker: w.job.Worker, Host: w.hostName(), PID: os.Getpid(), Time: time.Now(),
 		Kind: kindOf(err), Message: err.Error(), Blames: w.blames(err), Step: s.Step, Phase: s.Phase, ExitCode: -1,
 	}
 	if len(w.members) == w.job.Workers { // else the rendezvous has not succeeded

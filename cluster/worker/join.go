@@ -74,7 +74,7 @@ func valuesText(values []cluster.Value) string {
 
 // singleProcess creates the worker of a single-process job.
 func (w *Worker) singleProcess() (*Worker, error) {
-	w.members = []Member{{Host: hostName(), PID: os.Getpid(), Replicas: w.cfg.Replicas}}
+	w.members = []Member{{Host: w.hostName(), PID: os.Getpid(), Replicas: w.cfg.Replicas}}
 	return w, w.open(mem.New(w.cfg.Replicas))
 }
 
@@ -232,12 +232,13 @@ func (w *Worker) openStore(ctx context.Context) error {
 		return fmt.Errorf("worker: %w: the job's addresses or its launcher say that all workers are on this host, "+
 			"but worker 0, which serves the store at %s, does not have the key of this user on this host (%s): "+
 			"it runs in another container or as another user, or has a secret. Give all workers the same secret (%s): %w",
-			ErrNoSecret, w.job.Store, hostName(), cluster.EnvSecret, err)
+			ErrNoSecret, w.job.Store, w.hostName(), cluster.EnvSecret, err)
 	case errors.Is(err, secret.ErrRefused) && !w.cfg.Secret.Given() && cfg.Authenticate != nil:
 		return fmt.Errorf("%w: %w",
 			noSecret(fmt.Sprintf("worker 0, which serves the store at %s, does not have the key of this user on this host "+
 				"(%s): it runs on another host, "+
-				"in another container or as another user, belongs to another job, or has a secret", w.job.Store, hostName())), err)
+				"in another container or as another user, belongs to another job, or has a secret", w.job.Store,
+				w.hostName())), err)
 	case err != nil && errors.Is(context.Cause(ctx), context.DeadlineExceeded) && serves(w.job):
 		why := "it was not started, serves at another address, or does not accept this worker"
 		if !w.cfg.Secret.Given() {
@@ -345,7 +346,7 @@ func (w *Worker) awaitMembers(ctx context.Context, me info) error {
 		return err
 	}
 	w.registration = rendezvous.Registration{
-		Job: w.job.ID, Epoch: w.job.Epoch, Role: "worker", Worker: w.job.Worker, Workers: w.job.Workers, Host: hostName(),
+		Job: w.job.ID, Epoch: w.job.Epoch, Role: "worker", Worker: w.job.Worker, Workers: w.job.Workers, Host: w.hostName(),
 		PID:      os.Getpid(),
 		Replicas: w.cfg.Replicas, Build: w.cfg.Build, Data: data,
 	}
@@ -368,7 +369,11 @@ func (w *Worker) awaitMembers(ctx context.Context, me info) error {
 	return w.checkPrograms()
 }
 
-func hostName() string {
+// hostName returns the name of this worker's host: the launcher's, if it has one.
+func (w *Worker) hostName() string {
+	if w.job.Host != "" {
+		return w.job.Host
+	}
 	host, err := os.Hostname()
 	if err != nil {
 		return "localhost"

@@ -5,11 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/status"
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/internal/ranges"
 )
 
 // startMonitoring publishes this worker's heartbeat and watches those of the others until ctx ends, when the worker
@@ -65,10 +67,35 @@ func (w *Worker) watchHeartbeats(ctx context.Context) {
 	case err != nil:
 		w.loseStore()
 	default:
-		w.lose(ctx, silent.Worker, fmt.Errorf("no heartbeat for %v: its process is stopped or gone, or its host cannot be "+
-			"reached",
-			silent.Silent.Round(100*time.Millisecond)), false)
+		why := fmt.Errorf("no heartbeat for %v: its process is stopped or gone, or its host cannot be reached",
+			silent.Silent.Round(100*time.Millisecond))
+		others := w.silentHost(silent.Worker)
+		if len(others) > 0 {
+			why = fmt.Errorf("no heartbeat for %v, and none from %s of the same host %s: the host is down or cannot be reached",
+				silent.Silent.Round(100*time.Millisecond), ranges.Text("worker", others), w.members[silent.Worker].Host)
+		}
+		w.lose(ctx, silent.Worker, why, false, others...)
 	}
+}
+
+// silentHost returns the other workers of a silent worker's host, if none of them has sent a heartbeat for most of the
+// heartbeat timeout, else nil.
+func (w *Worker) silentHost(worker int) []int {
+	var others []int
+	host, states := w.members[worker].Host, w.watch.States()
+	if w.members[w.job.Worker].Host == host {
+		return nil
+	}
+	for i := range states {
+		switch {
+		case i == worker || w.members[i].Host != host:
+		case states[i].Silent < w.cfg.HeartbeatTimeout*3/4: // the last heartbeats of workers have different ages
+			return nil
+		default:
+			others = append(others, i)
+		}
+	}
+	return others
 }
 
 // watchProgress detects workers that are alive, make no progress and are in no call, while this one waits. It logs
@@ -104,18 +131,26 @@ func (w *Worker) watchProgress(ctx context.Context) {
 // endWait is how long ending the group waits for the store's information about the worker that caused it.
 const endWait = 500 * time.Millisecond
 
-// lose ends the group because of another worker. A stuck worker is alive: its goroutine stacks are requested
-// first.
-func (w *Worker) lose(ctx context.Context, worker int, why error, stuck bool) {
+// lose ends the group because of another worker, and others that are lost with it. A stuck worker is alive: its
+// goroutine stacks are requested first.
+func (w *Worker) lose(ctx context.Context, worker int, why error, stuck bool, others ...int) {
 	if !stuck {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, endWait)
 		defer cancel()
 	}
+	peers, who := w.members[worker].Ranks(), w.describeWorker(ctx, worker, nil, stuck)
+	for i, other := range others {
+		peers = append(peers, w.members[other].Ranks()...)
+		if i < describedMost-1 {
+			seen := w.watch.States()[other]
+			who += "\n" + w.name(other) + " " + lastSeen(&seen)
+		}
+	}
+	slices.Sort(peers)
 	w.end(&collective.Error{
-		Kind: collective.ErrPeerLost, Comm: w.cfg.Collective.Name, Rank: -1, Peers: w.members[worker].Ranks(),
-		Err: fmt.Errorf("worker %d is lost: %w", worker, why),
-		Who: w.describeWorker(ctx, worker, nil, stuck) + "\n" + w.self(),
+		Kind: collective.ErrPeerLost, Comm: w.cfg.Collective.Name, Rank: -1, Peers: peers,
+		Err: fmt.Errorf("worker %d is lost: %w", worker, why), Who: who + "\n" + w.self(),
 	})
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"crypto/rand"
 	"fmt"
@@ -8,23 +9,34 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/internal/freeport"
 )
 
-// startSlurm starts a Slurm cluster with two nodes of two processors on this host, on loopback and in a folder of its
-// own, and returns the environment of its commands. Without Slurm it skips the test.
-func startSlurm(t *testing.T) []string {
+// slurm is a Slurm cluster with two nodes of two processors on this host, on loopback, with all files in one folder.
+type slurm struct {
+	dir  string
+	conf string // its variable SLURM_CONF
+	// slurmd starts the daemon of a node, and kill has a function for each node that kills it.
+	slurmd func(node string)
+	kill   map[string]func()
+}
+
+// startSlurm starts a Slurm cluster. Without Slurm it skips the test.
+func startSlurm(t *testing.T) *slurm {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("only root can start Slurm's daemons")
 	}
 	path := os.Getenv("PATH") + ":/usr/sbin:/sbin"
 	t.Setenv("PATH", path)
-	for _, program := range []string{"munged", "slurmctld", "slurmd", "srun", "sinfo"} {
+	for _, program := range []string{"munged", "slurmctld", "slurmd", "srun", "sbatch", "sinfo"} {
 		if _, err := exec.LookPath(program); err != nil {
 			t.Skipf("no %s here: install slurmctld, slurmd, slurm-client and munge", program)
 		}
@@ -72,11 +84,11 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 			t.Fatal(err)
 		}
 	}
-	env := append(os.Environ(), "SLURM_CONF="+file)
-	start := func(args ...string) {
+	s := &slurm{dir: dir, conf: "SLURM_CONF=" + file, kill: map[string]func(){}}
+	start := func(args ...string) *os.Process {
 		cmd := exec.Command(args[0], args[1:]...)
 		var out bytes.Buffer
-		cmd.Env, cmd.Stdout, cmd.Stderr = env, &out, &out
+		cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), s.conf), &out, &out
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -88,18 +100,30 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 				t.Logf("%v: %v\n%s", args, err, out.Bytes())
 			}
 		})
+		return cmd.Process
 	}
 	start("munged", "-F", "--key-file="+dir+"/munge.key", "--socket="+dir+"/munge.sock", "--pid-file="+dir+"/munge.pid",
 		"--log-file="+dir+"/munge.log", "--seed-file="+dir+"/munge.seed", "--force")
 	start("slurmctld", "-D", "-i", "-f", file)
-	start("slurmd", "-D", "-f", file, "-N", "n0")
-	start("slurmd", "-D", "-f", file, "-N", "n1")
+	s.slurmd = func(node string) {
+		daemon := start("slurmd", "-D", "-f", file, "-N", node)
+		s.kill[node] = func() { _ = daemon.Kill() }
+	}
+	s.slurmd("n0")
+	s.slurmd("n1")
+	s.awaitIdle(t)
+	return s
+}
+
+// awaitIdle waits until both nodes are ready for a job.
+func (s *slurm) awaitIdle(t *testing.T) {
+	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Millisecond) {
 		sinfo := exec.Command("sinfo", "-h", "-o", "%n %t", "-N")
-		sinfo.Env = env
+		sinfo.Env = append(os.Environ(), s.conf)
 		out, _ := sinfo.CombinedOutput()
-		if strings.Count(string(out), "idle") == 2 {
-			return env
+		if strings.Count(string(out), "idle\n") == 2 { // not idle*, a node that does not respond
+			return
 		}
 		if time.Now().After(deadline) {
 			t.Fatalf("the nodes are not idle after a minute: %s", out)
@@ -107,40 +131,177 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 	}
 }
 
-// TestSlurm trains under srun, on two nodes with two tasks each, to the weights of four replicas in one process.
+// command returns a command of Slurm, in whose tasks this test binary is lockstep.
+func (s *slurm) command(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
+	// The nodes have names that only this Slurm knows, so their address is given.
+	cmd.Env = append(os.Environ(), asCommand+"=1", s.conf, "TMPDIR="+s.dir,
+		cluster.EnvStore+"=tcp://127.0.0.1:"+fmt.Sprint(freeport.Take(t, 1)))
+	cmd.Dir, cmd.WaitDelay = s.dir, 5*time.Second
+	return cmd
+}
+
+// TestSlurm runs trainings of 4 workers, on two nodes with two tasks each.
 func TestSlurm(t *testing.T) {
 	skipShort(t, "it starts a Slurm cluster")
-	env := startSlurm(t)
-	hash := regexp.MustCompile(`weights hash +([0-9a-f]{64})`)
-	args := []string{"train", "--model", "mlp", "--steps", "5", "--progress", "none"}
-	one, err := lockstepProcess(t, append(args, "--replicas", "4")...).CombinedOutput()
+	s := startSlurm(t)
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const steps = 40
+	training := []string{"train", "--model", "mlp", "--steps", fmt.Sprint(steps), "--progress", "none"}
+	workers := append(training[:len(training):len(training)], "--replicas", "1", "--strategy", "multi-worker")
+	one, err := lockstepProcess(t, append(training, "--replicas", "4")...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, one)
 	}
+	hash := regexp.MustCompile(`weights hash +([0-9a-f]{64})`)
 	want := hash.FindSubmatch(one)
-	several := lockstepProcess(t, append(args, "--replicas", "1", "--strategy", "multi-worker")...)
-	cmd := exec.Command("srun", append([]string{"-N", "2", "--ntasks-per-node", "2", "--time", "2"}, several.Args...)...)
-	// The nodes have names that only this Slurm knows, so their address is given.
-	cmd.Env = append(several.Env, "LOCKSTEP_STORE=tcp://127.0.0.1:"+fmt.Sprint(freeport.Take(t, 1)))
-	for _, v := range env {
-		if strings.HasPrefix(v, "SLURM_CONF=") {
-			cmd.Env = append(cmd.Env, v)
+	if want == nil {
+		t.Fatalf("no hash:\n%s", one)
+	}
+	check := func(t *testing.T, out []byte, err error) {
+		t.Helper()
+		got := hash.FindAllSubmatch(out, -1)
+		if err != nil || len(got) != 4 {
+			t.Fatalf("%v, %d hashes, want one of each of 4 workers:\n%s", err, len(got), out)
+		}
+		for _, h := range got {
+			if !bytes.Equal(h[1], want[1]) {
+				t.Errorf("weights hash %s, want that of 4 replicas in one process, %s", h[1], want[1])
+			}
+		}
+		if !bytes.Contains(out, []byte("worker 3 of 4, by Slurm")) {
+			t.Errorf("the workers did not find the job by Slurm:\n%s", out)
 		}
 	}
-	out, err := cmd.CombinedOutput()
+	srun := append([]string{"srun", "-N", "2", "--ntasks-per-node", "2", "--time", "2", exe}, workers...)
+
+	t.Run("srun", func(t *testing.T) {
+		out, err := s.command(t, srun...).CombinedOutput()
+		check(t, out, err)
+	})
+
+	t.Run("sbatch", func(t *testing.T) {
+		render := lockstepProcess(t, append([]string{
+			"render", "slurm", "--nnodes", "2", "--nproc-per-node", "2",
+			"--max-restarts", "1", "--time", "4", "--", exe,
+		}, workers...)...)
+		script, err := render.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		sbatch := s.command(t, "sbatch", "--wait")
+		sbatch.Stdin = bytes.NewReader(script)
+		out, err := sbatch.CombinedOutput()
+		logs, _ := filepath.Glob(filepath.Join(s.dir, "train-*.log"))
+		if len(logs) != 1 {
+			t.Fatalf("%v, %v: want one log\n%s", err, logs, out)
+		}
+		log, _ := os.ReadFile(logs[0])
+		check(t, log, err)
+	})
+
+	t.Run("killed slurmd", func(t *testing.T) {
+		cmd := s.command(t, srun...)
+		killed := false
+		out, err := watch(t, cmd, func(line string) bool {
+			if !killed && member.MatchString(line) {
+				killed = true
+				s.kill["n1"]()
+			}
+			return true
+		})
+		check(t, out, err) // the tasks are children of slurmstepd and go on
+		if !killed {
+			t.Errorf("the chief did not list the workers:\n%s", out)
+		}
+		s.slurmd("n1")
+		s.awaitIdle(t)
+	})
+
+	t.Run("lost node", func(t *testing.T) {
+		cmd := s.command(t, append(srun, "--steps", "100000", "--heartbeat-timeout", "5s")...)
+		var lost []int // the processes of node n1: slurmstepd and its tasks
+		members, named := 0, map[string]bool{}
+		out, _ := watch(t, cmd, func(line string) bool {
+			if m := member.FindStringSubmatch(line); m != nil && members < 4 {
+				members++
+				pid, _ := strconv.Atoi(m[2])
+				step := parentOf(t, pid)
+				t.Cleanup(func() { // Slurm lets slurmstepd wait for the lost node
+					_ = syscall.Kill(pid, syscall.SIGKILL)
+					_ = syscall.Kill(step, syscall.SIGKILL)
+				})
+				if m[1] == "n1" {
+					lost = append(lost, step, pid)
+				}
+				if members == 4 {
+					// A lost node sends nothing more, not even the end of its connections.
+					s.kill["n1"]()
+					for _, pid := range lost {
+						_ = syscall.Kill(pid, syscall.SIGSTOP)
+					}
+				}
+			}
+			if m := lostNode.FindStringSubmatch(line); m != nil {
+				named[m[2]] = true
+			}
+			return len(named) < 2
+		})
+		// Both workers of the other node name both workers and the node, by their own heartbeats.
+		if len(named) != 2 || !named["0"] || !named["1"] {
+			t.Errorf("workers %v named the lost node, want 0 and 1:\n%s", named, out)
+		}
+	})
+}
+
+// lostNode matches the line in which a worker reports the loss of node n1.
+var lostNode = regexp.MustCompile(`peer lost: worker ([23]) is lost: no heartbeat for [0-9.]+s, and none from ` +
+	`worker [23] of the same host n1: the host is down or cannot be reached.*worker ([01]) \(rank [01], host n0, ` +
+	`pid \d+\), which reports this`)
+
+// member matches a worker in the chief's list: its host and its process.
+var member = regexp.MustCompile(`worker \d+ \(rank \d+, host (\w+), pid (\d+)\)`)
+
+// parentOf returns the parent of a process.
+func parentOf(t *testing.T, pid int) int {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
+		t.Fatal(err)
 	}
-	got := hash.FindAllSubmatch(out, -1)
-	if len(want) != 2 || len(got) != 4 {
-		t.Fatalf("%d hashes, want one of each of 4 workers:\n%s", len(got), out)
+	m := regexp.MustCompile(`PPid:\t(\d+)`).FindSubmatch(text)
+	if m == nil {
+		t.Fatalf("no parent in %s", text)
 	}
-	for _, h := range got {
-		if !bytes.Equal(h[1], want[1]) {
-			t.Errorf("weights hash %s, want %s", h[1], want[1])
+	parent, _ := strconv.Atoi(string(m[1]))
+	return parent
+}
+
+// watch runs a command and calls a function with every line of its output, until the command ends, or the function
+// returns false and watch kills it. It returns the whole output.
+func watch(t *testing.T, cmd *exec.Cmd, line func(string) bool) ([]byte, error) {
+	t.Helper()
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	cmd.Stdout, cmd.Stderr = write, write
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	write.Close()
+	var all []byte
+	for lines := bufio.NewScanner(read); lines.Scan(); {
+		all = append(append(all, lines.Bytes()...), '\n')
+		if !line(lines.Text()) {
+			_ = cmd.Process.Kill()
+			break
 		}
 	}
-	if !bytes.Contains(out, []byte("worker 3 of 4, by Slurm")) {
-		t.Errorf("the workers did not find the job by Slurm:\n%s", out)
-	}
+	return all, cmd.Wait()
 }
