@@ -204,9 +204,19 @@ func TestPage(t *testing.T) {
 	b.click("#b-loss")
 	b.await(`document.querySelector('#b-loss').getAttribute('aria-expanded') === 'true' &&
 		document.querySelectorAll('[aria-label="Loss, numbers"] tbody tr').length === 60`)
+	b.eval(`document.querySelector('#workers tbody tr').cells[4].mark = true`)
+	b.eval(`document.querySelector('#now dd').mark = true`)
+	b.eval(`document.querySelector('[aria-label="Loss, numbers"] tbody tr').mark = true`)
 	add(source, 61, 75)
 	b.await(`document.querySelectorAll('[aria-label="Loss, numbers"] tbody tr').length === 75 &&
 		document.querySelector('#now').innerText.includes('75')`)
+	for _, cell := range []string{
+		`#workers tbody tr').cells[4]`, `#now dd')`, `[aria-label="Loss, numbers"] tbody tr:nth-child(16)')`,
+	} { // a screen reader keeps its place
+		if b.eval(`document.querySelector('`+cell+`.mark`) != true {
+			t.Errorf("%s was replaced by the update", cell)
+		}
+	}
 	// A page whose connection was lost shows every point once.
 	if err := s.Close(); err != nil {
 		t.Fatal(err)

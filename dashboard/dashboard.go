@@ -34,16 +34,15 @@ type Source interface {
 	// Job returns the state now.
 	Job() status.Job
 	// Points returns the points of the charts after a step: see [status.Tracker.Points].
-	Points(after, stride int64) (list []status.Point, now int64)
+	Points(after, series int64) (list []status.Point, now int64)
 }
 
 // Message is what the server sends: as an event, and as the JSON document at /api/job.
 type Message struct {
 	Job    status.Job     `json:"job"`
 	Points []status.Point `json:"points"`
-	// Stride is the number of steps between two points. If it is not that of the message before, Points replaces all
-	// earlier ones.
-	Stride int64 `json:"stride"`
+	// Series numbers the points. If it is not that of the message before, Points replaces all earlier ones.
+	Series int64 `json:"series"`
 }
 
 const (
@@ -212,22 +211,22 @@ func (s *Server) authorized(w http.ResponseWriter, r *http.Request) bool {
 	return ok && same(bearer)
 }
 
-func (s *Server) message(after, stride int64) Message {
-	points, now := s.source.Points(after, stride)
+func (s *Server) message(after, series int64) Message {
+	points, now := s.source.Points(after, series)
 	if points == nil {
 		points = []status.Point{}
 	}
-	return Message{Job: s.source.Job(), Points: points, Stride: now}
+	return Message{Job: s.source.Job(), Points: points, Series: now}
 }
 
-// job answers with the state now and all points, or with those after the step of ?after=, if ?stride= is current.
+// job answers with the state now and all points, or with those after the step of ?after=, if ?series= is current.
 func (s *Server) job(w http.ResponseWriter, r *http.Request) {
 	number := func(name string) int64 {
 		n, _ := strconv.ParseInt(r.URL.Query().Get(name), 10, 64) // 0: all
 		return n
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(s.message(number("after"), number("stride"))) // else the client has gone
+	_ = json.NewEncoder(w).Encode(s.message(number("after"), number("series"))) // else the client has gone
 }
 
 // events sends a message twice a second, until the client or the server ends.
@@ -244,12 +243,12 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	if err := out.SetReadDeadline(time.Time{}); err != nil { // the stream lasts longer than a request
 		return
 	}
-	var after, stride int64
+	var after, series int64
 	fmt.Fprintf(w, "retry: 1000\n\n") // milliseconds, after a lost connection; Flush returns the error
 	ticker := time.NewTicker(sendEvery)
 	defer ticker.Stop()
 	for {
-		m := s.message(after, stride)
+		m := s.message(after, series)
 		text, err := json.Marshal(m)
 		if err == nil {
 			err = out.SetWriteDeadline(time.Now().Add(10 * sendEvery))
@@ -260,7 +259,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 		if err = errors.Join(err, out.Flush()); err != nil {
 			return
 		}
-		if stride = m.Stride; len(m.Points) > 0 {
+		if series = m.Series; len(m.Points) > 0 {
 			after = m.Points[len(m.Points)-1].Step
 		}
 		select {

@@ -105,7 +105,7 @@ func TestJSON(t *testing.T) {
 	}
 	j := m.Job
 	if j.Version != 1 || j.Job != "digits" || len(j.Workers) != 4 || j.Step != 60 || j.ExamplesPerSecond != 2560 ||
-		j.Training.Epoch != 2 || len(m.Points) != 60 || m.Stride != 1 {
+		j.Training.Epoch != 2 || len(m.Points) != 60 || m.Series != 1 {
 		t.Errorf("got %+v with %d points", j, len(m.Points))
 	}
 	if j.Straggler == nil || j.Straggler.Worker != 2 || j.Straggler.Cause != "input" {
@@ -114,7 +114,7 @@ func TestJSON(t *testing.T) {
 	if w := j.Workers[2]; w.State != "running" || w.Host != "nodec" || w.Input < 0.3 || w.Memory != 300<<20 {
 		t.Errorf("worker 2: %+v", w)
 	}
-	_, text = get(t, s.URL()+"api/job?after=50&stride=1", nil)
+	_, text = get(t, s.URL()+"api/job?after=50&series=1", nil)
 	if err := json.Unmarshal([]byte(text), &m); err != nil || len(m.Points) != 10 {
 		t.Errorf("%d points after step 50, %v: want 10", len(m.Points), err)
 	}

@@ -82,6 +82,8 @@ type Recorder struct {
 	steps  *ring
 	ended  atomic.Int64 // when the last step ended
 
+	trainers atomic.Int64
+
 	training atomic.Pointer[Training]
 
 	names atomic.Pointer[nameTable]
@@ -123,6 +125,15 @@ func (r *Recorder) Keep(n int) {
 
 // Room returns the number of events that the recorder keeps.
 func (r *Recorder) Room() int { return int(r.events.Load().mask + 1) }
+
+// NewTrainer returns the number of a new trainer whose steps are recorded, from 1. Steps of several trainers have the
+// same numbers; the number of the trainer distinguishes them.
+func (r *Recorder) NewTrainer() int {
+	if r == nil {
+		return 0
+	}
+	return int(r.trainers.Add(1))
+}
 
 // SetStep sets the step of the events that are added without one.
 func (r *Recorder) SetStep(step int64) {
@@ -244,13 +255,14 @@ type Step struct {
 
 	Examples int     // of the global batch
 	Loss     float64 // of the global batch; NaN: unknown
+	Trainer  int     // see [Recorder.NewTrainer]; 0: unknown
 }
 
 // Own returns the time that the worker spent on its own work, not waiting for collective calls: the time from the end
 // of one to the entry into the next.
 func (s Step) Own() time.Duration { return s.End - s.Start - s.Wait }
 
-const stepWords = 12
+const stepWords = 13
 
 // AddStep records a step. Its Start is set to the end of the previous step if it is 0.
 func (r *Recorder) AddStep(s Step) {
@@ -263,7 +275,7 @@ func (r *Recorder) AddStep(s Step) {
 	record := [stepWords]uint64{
 		uint64(s.Step), uint64(s.Start), uint64(s.End), uint64(s.Input), uint64(s.Compute), uint64(s.Wait),
 		uint64(s.Update), uint64(s.Callbacks), uint64(s.Evaluate), uint64(s.Snapshot), uint64(s.Examples),
-		math.Float64bits(s.Loss),
+		math.Float64bits(s.Loss), uint64(s.Trainer),
 	}
 	r.steps.add(record[:])
 }
@@ -279,7 +291,7 @@ func (r *Recorder) Steps(n uint64) (list []Step, last uint64) {
 			Step: int64(w[0]), Start: time.Duration(w[1]), End: time.Duration(w[2]), Input: time.Duration(w[3]),
 			Compute: time.Duration(w[4]), Wait: time.Duration(w[5]), Update: time.Duration(w[6]),
 			Callbacks: time.Duration(w[7]), Evaluate: time.Duration(w[8]), Snapshot: time.Duration(w[9]),
-			Examples: int(w[10]), Loss: math.Float64frombits(w[11]),
+			Examples: int(w[10]), Loss: math.Float64frombits(w[11]), Trainer: int(w[12]),
 		})
 	})
 	return list, last

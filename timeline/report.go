@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -13,7 +14,8 @@ type Report struct {
 	Host     string `json:"host"`
 	PID      int    `json:"pid"`
 	Replicas int    `json:"replicas"`
-	// Steps are the last ones; of many short steps, those whose numbers are multiples of a power of two.
+	// Steps are the last ones of the latest trainer that took any; of many short steps, those whose numbers are multiples
+	// of a power of two.
 	Steps    []Step    `json:"steps"`
 	Memory   int64     `json:"memory_bytes"`       // resident; 0: unknown
 	CPU      float64   `json:"cpu_seconds"`        // processor time of the process; 0: unknown
@@ -32,6 +34,11 @@ func (r *Recorder) Report() Report {
 // sample returns at most reportSteps of the last steps. If more than 100 a second are made, it returns every second,
 // fourth, … one, so that those of different workers are the same ones and cover the time between two reports.
 func sample(list []Step) []Step {
+	latest := 0
+	for i := range list {
+		latest = max(latest, list[i].Trainer)
+	}
+	list = slices.DeleteFunc(list, func(s Step) bool { return s.Trainer != latest })
 	if len(list) == 0 {
 		return list
 	}
@@ -54,13 +61,13 @@ func sample(list []Step) []Step {
 }
 
 // MarshalJSON encodes the step as a list of numbers: its number, start and end, the parts in the order of the fields
-// (all in microseconds), examples, and the loss (null if it is not finite).
+// (all in microseconds), examples, the trainer, and the loss (null if it is not finite).
 func (s Step) MarshalJSON() ([]byte, error) {
 	list := []any{s.Step}
 	for _, d := range s.times() {
 		list = append(list, d.Microseconds())
 	}
-	list = append(list, s.Examples)
+	list = append(list, s.Examples, s.Trainer)
 	if math.IsNaN(s.Loss) || math.IsInf(s.Loss, 0) {
 		return json.Marshal(append(list, nil))
 	}
@@ -91,9 +98,10 @@ func (s *Step) UnmarshalJSON(text []byte) error {
 	*s = Step{
 		Step: int64(*list[0]), Start: micros(1), End: micros(2), Input: micros(3), Compute: micros(4), Wait: micros(5),
 		Update: micros(6), Callbacks: micros(7), Evaluate: micros(8), Snapshot: micros(9), Examples: int(*list[10]),
-		Loss: math.NaN(),
+		Trainer: int(*list[11]),
+		Loss:    math.NaN(),
 	}
-	if loss := list[11]; loss != nil {
+	if loss := list[12]; loss != nil {
 		s.Loss = *loss
 	}
 	return nil

@@ -2,8 +2,10 @@ package timeline
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
+	"unsafe"
 )
 
 // Straggler is a worker whose own work takes longer than that of the others, which wait for it.
@@ -61,9 +63,10 @@ const (
 	detectorNoise     = 0.1 // weight of a batch in the moving mean
 	// detectorOdds is the logarithm of the number of steps of one worker between two false names: about ten million.
 	detectorOdds     = 16
-	detectorScaleMin = 0.2 // of a step: own work that takes less of it is compared with this
-	detectorKept     = 16  // steps, whose medians describe the straggler
-	detectorPending  = 512 // steps
+	detectorScaleMin = 0.2      // of a step: own work that takes less of it is compared with this
+	detectorKept     = 16       // steps, whose medians describe the straggler
+	detectorPending  = 512      // steps at most
+	detectorBytes    = 16 << 20 // of the steps that not all workers have reported
 )
 
 // The parts of a worker's own work.
@@ -136,8 +139,10 @@ func (d *Detector) compareAll() {
 		d.compare(d.pending[step])
 		d.done = step
 	}
-	for step := range d.pending {
-		if step <= d.done || len(d.pending) > detectorPending && len(ready) == 0 {
+	waiting := slices.Sorted(maps.Keys(d.pending))
+	room := max(1, min(detectorPending, detectorBytes/(d.workers*int(unsafe.Sizeof(Step{})))))
+	for i, step := range waiting {
+		if step <= d.done || i < len(waiting)-room {
 			delete(d.pending, step)
 			delete(d.arrived, step)
 		}

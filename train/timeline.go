@@ -95,7 +95,7 @@ func (t *Trainer) reached(local, k int) {
 // stepEnded records the step that was just committed, when the callbacks after it begin.
 func (t *Trainer) stepEnded(b *stepBatches) {
 	s := timeline.Step{
-		Step: t.committed, End: t.clocks[0].since, Loss: math.NaN(),
+		Step: t.committed, End: t.clocks[0].since, Loss: math.NaN(), Trainer: t.number,
 		Input:   t.took[timeline.Input],
 		Compute: t.took[timeline.Forward] + t.took[timeline.Backward] + t.took[timeline.Other],
 		Wait:    t.took[timeline.Wait] + t.took[timeline.Outer],

@@ -72,6 +72,7 @@ type Trainer struct {
 	notFinite int // non-finite batches that did not end Fit or Evaluate
 
 	clocks []clock                           // by replica
+	number int                               // of this trainer, in the timeline
 	took   [timeline.KindCount]time.Duration // by the first replica since the last step was committed
 }
 
@@ -84,6 +85,7 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 		return nil, errors.New("train: the strategy has no engine: set Engine in its configuration")
 	}
 	t := &Trainer{strategy: s, inner: s, workers: 1, assigned: assigned{variable: -1}}
+	t.number = t.Timeline().NewTrainer()
 	t.makeSteps()
 	if err := cfg.complete(ctx, s.Options().Timeout); err != nil {
 		t.failOthers(ctx, err)

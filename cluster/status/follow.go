@@ -28,6 +28,7 @@ func Follow(ctx context.Context, s rendezvous.Store, job string, t *Tracker, eve
 	for {
 		entries, revision, err := s.List(ctx, prefix)
 		for err == nil {
+			t.Lost(nil)
 			for _, e := range entries {
 				t.add(strings.TrimPrefix(e.Key, prefix), e)
 			}
@@ -42,6 +43,7 @@ func Follow(ctx context.Context, s rendezvous.Store, job string, t *Tracker, eve
 			return nil
 		}
 		if !errors.Is(err, rendezvous.ErrCompacted) {
+			t.Lost(err)
 			return err
 		}
 	}

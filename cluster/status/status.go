@@ -30,7 +30,9 @@ type Job struct {
 	StepSeconds       float64 `json:"step_seconds"`
 	// Straggler is the worker that slows the job down; nil: none.
 	Straggler *timeline.Straggler `json:"straggler"`
-	Events    []Event             `json:"events"` // the last 50, oldest first
+	// Problem says why the state is not current: the store cannot be reached; "": it is.
+	Problem string  `json:"problem,omitempty"`
+	Events  []Event `json:"events"` // the last 50, oldest first
 }
 
 // Worker is the state of one worker. Shares are parts of the time of its last steps, from 0 to 1.
@@ -38,9 +40,10 @@ type Worker struct {
 	Worker int    `json:"worker"`
 	Host   string `json:"host"`
 	PID    int    `json:"pid"`
-	State  string `json:"state"` // "running", "silent" (no heartbeat for 5 seconds), "left", "joining"
-	Phase  string `json:"phase"`
-	Step   int64  `json:"step"`
+	// State is "running", "silent" (no heartbeat for 5 seconds), "left", "joining", or "unknown": see Job.Problem.
+	State string `json:"state"`
+	Phase string `json:"phase"`
+	Step  int64  `json:"step"`
 	// HeartbeatAge is the time since its last heartbeat.
 	HeartbeatAge float64 `json:"heartbeat_age_seconds"`
 	Memory       int64   `json:"memory_bytes"` // resident; 0: unknown
@@ -90,6 +93,9 @@ type Tracker struct {
 	detector  *timeline.Detector
 	points    []Point
 	stride    int64 // steps between two points
+	series    int64 // see Points
+	trainer   int   // the latest one
+	lost      error // of the store; nil: it is reached
 	epoch     uint32
 	straggler func(s timeline.Straggler, named bool)
 }
@@ -100,7 +106,8 @@ type tracked struct {
 	seen    time.Time // of the last heartbeat
 	count   uint64
 	final   bool
-	last    int64 // step of the last report
+	last    int64         // step of the last report
+	end     time.Duration // of that step, by the worker's clock
 	recent  []timeline.Step
 	cpu     float64 // of the last report
 	cpuAt   time.Duration
@@ -110,7 +117,7 @@ type tracked struct {
 // NewTracker returns a tracker of a job. onStraggler, unless it is nil, is called when a worker is named as the
 // straggler, and when it no longer is; it must not call the tracker.
 func NewTracker(job string, onStraggler func(s timeline.Straggler, named bool)) *Tracker {
-	return &Tracker{job: Job{Version: 1, Job: job, Began: time.Now()}, stride: 1, straggler: onStraggler}
+	return &Tracker{job: Job{Version: 1, Job: job, Began: time.Now()}, stride: 1, series: 1, straggler: onStraggler}
 }
 
 // event records an event. The caller holds the lock.
@@ -169,7 +176,7 @@ func (t *Tracker) Heartbeat(epoch uint32, worker int, h rendezvous.Heartbeat) {
 	}
 	w.count, w.seen, w.final, w.silence = h.Count, time.Now(), h.Final, false
 	w.Phase = h.Phase
-	w.Step = max(w.Step, h.Step)
+	w.Step = max(w.last, h.Step)
 }
 
 // Report adds the latest report of a worker in an epoch of the job.
@@ -191,21 +198,42 @@ func (t *Tracker) Report(epoch uint32, r timeline.Report) {
 		t.job.Training = r.Training
 	}
 	fresh := r.Steps
-	for len(fresh) > 0 && fresh[0].Step <= w.last {
+	for len(fresh) > 0 && fresh[0].End <= w.end {
 		fresh = fresh[1:]
 	}
-	if len(fresh) == 0 {
+	if len(fresh) == 0 || fresh[0].Trainer < t.trainer {
 		return
 	}
+	t.begin(w, fresh[0])
 	w.recent = append(w.recent, fresh...)
 	w.recent = slices.Delete(w.recent, 0, max(len(w.recent)-stepsKept, 0))
 	t.shares(w, r)
-	w.last = fresh[len(fresh)-1].Step
+	w.last, w.end = fresh[len(fresh)-1].Step, fresh[len(fresh)-1].End
 	w.Step = max(w.Step, w.last)
 	if r.Worker == 0 {
 		t.chart(fresh, r)
 	}
 	t.detect(r.Worker, fresh)
+}
+
+// begin prepares for a step of a worker, which may be the first one of a new trainer, or one that follows a return to
+// an earlier step. The caller holds the lock.
+func (t *Tracker) begin(w *tracked, s timeline.Step) {
+	if s.Trainer == t.trainer && s.Step > w.last {
+		return
+	}
+	if s.Trainer > t.trainer {
+		if t.trainer > 0 {
+			t.event(false, "another training has begun")
+		}
+		t.trainer, t.points = s.Trainer, nil
+		t.stride, t.series = 1, t.series+1
+		for i := range t.workers {
+			t.workers[i].last = 0
+		}
+	}
+	w.Step, w.last, t.detector = 0, 0, nil
+	t.job.Straggler = nil
 }
 
 // shares computes where the last steps of a worker went.
@@ -244,6 +272,14 @@ func (t *Tracker) shares(w *tracked, r timeline.Report) {
 
 // chart adds points for new steps of worker 0.
 func (t *Tracker) chart(steps []timeline.Step, r timeline.Report) {
+	kept := len(t.points)
+	for kept > 0 && t.points[kept-1].Step >= steps[0].Step { // the training continues from an earlier step
+		kept--
+	}
+	if kept < len(t.points) {
+		t.points = t.points[:kept]
+		t.series++
+	}
 	for _, s := range steps {
 		took := (s.End - s.Start).Seconds()
 		if len(t.points) > 0 && s.Step < t.points[len(t.points)-1].Step+t.stride || took <= 0 {
@@ -263,6 +299,7 @@ func (t *Tracker) chart(steps []timeline.Step, r timeline.Report) {
 	}
 	if len(t.points) > pointsKept {
 		t.stride *= 2
+		t.series++
 		kept := t.points[:0]
 		for i, p := range t.points {
 			if i%2 == 0 {
@@ -326,7 +363,7 @@ func (t *Tracker) Job() Job {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now()
-	t.job.Step = 0
+	t.job.Step, t.job.Problem = 0, t.problem(now)
 	for i := range t.workers {
 		w := &t.workers[i]
 		t.job.Step = max(t.job.Step, w.Step)
@@ -338,6 +375,8 @@ func (t *Tracker) Job() Job {
 		switch {
 		case w.final:
 			w.State = "left"
+		case t.job.Problem != "":
+			w.State = "unknown"
 		case age > silentTime && w.count > 0:
 			w.State = "silent"
 			if !w.silence {
@@ -358,16 +397,58 @@ func (t *Tracker) Job() Job {
 	return out
 }
 
-// Points returns the points of the charts after a step, and the number of steps between two points. If that is not
-// stride, earlier points were dropped: then the list has all points, and replaces those of the caller.
-func (t *Tracker) Points(after, stride int64) (list []Point, now int64) {
+// Lost notes that the store cannot be reached, and why; nil: it is reached again. What is known of the workers stays.
+func (t *Tracker) Lost(why error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if (why == nil) == (t.lost == nil) {
+		return
+	}
+	if t.lost = why; why != nil {
+		t.event(true, "the rendezvous store cannot be reached: %v", why)
+		return
+	}
+	t.event(false, "the rendezvous store is reached again")
+	for i := range t.workers { // their heartbeats may arrive in the next moment
+		if w := &t.workers[i]; w.count > 0 {
+			w.seen = time.Now()
+		}
+	}
+}
+
+// problem returns why the state is not current. Workers that all fall silent at once are less likely than a store, or a
+// network, that does not answer. The caller holds the lock.
+func (t *Tracker) problem(now time.Time) string {
+	if t.lost != nil {
+		return fmt.Sprintf("the rendezvous store cannot be reached: %v", t.lost)
+	}
+	running := 0
+	var last time.Time
+	for i := range t.workers {
+		if w := &t.workers[i]; w.count > 0 && !w.final {
+			running++
+			if w.seen.After(last) {
+				last = w.seen
+			}
+		}
+	}
+	if silent := now.Sub(last); running > 1 && silent > silentTime {
+		return fmt.Sprintf("no news of any worker for %v: the rendezvous store or the network does not answer, or all are "+
+			"suspended", silent.Round(time.Second))
+	}
+	return ""
+}
+
+// Points returns the points of the charts after a step, and the number of the series that they belong to. If that is
+// not the given one, earlier points were dropped: then the list has all points, and replaces those of the caller.
+func (t *Tracker) Points(after, series int64) (list []Point, now int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	i := 0
-	if stride == t.stride {
+	if series == t.series {
 		for i < len(t.points) && t.points[i].Step <= after {
 			i++
 		}
 	}
-	return slices.Clone(t.points[i:]), t.stride
+	return slices.Clone(t.points[i:]), t.series
 }

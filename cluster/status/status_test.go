@@ -1,6 +1,7 @@
 package status
 
 import (
+	"errors"
 	"math"
 	"strings"
 	"testing"
@@ -56,8 +57,8 @@ func TestTracker(t *testing.T) {
 		if j.Straggler == nil || j.Straggler.Worker != 1 || !strings.HasPrefix(named, "worker 1 is slow") {
 			t.Errorf("straggler %+v, named %q: want worker 1", j.Straggler, named)
 		}
-		if points, stride := tr.Points(0, 0); len(points) != 60 || stride != 1 || points[59].Loss != nil {
-			t.Errorf("%d points, stride %d: want each step once, without a loss", len(points), stride)
+		if points, _ := tr.Points(0, 0); len(points) != 60 || points[59].Loss != nil {
+			t.Errorf("%d points: want each step once, without a loss", len(points))
 		}
 		time.Sleep(silentTime)
 		tr.Heartbeat(0, 0, rendezvous.Heartbeat{Count: 2, Step: 60})
@@ -83,13 +84,13 @@ func TestPoints(t *testing.T) {
 	for i := int64(1); i <= last; i++ {
 		tr.Report(0, steps(0, i, i, time.Millisecond))
 	}
-	all, stride := tr.Points(last, 1)
-	if len(all) > pointsKept || len(all) < pointsKept/2 || stride < 2 || all[0].Step != 1 ||
-		all[len(all)-1].Step < last-stride {
-		t.Errorf("%d points of steps %d to %d, stride %d", len(all), all[0].Step, all[len(all)-1].Step, stride)
+	all, series := tr.Points(last, 1)
+	if len(all) > pointsKept || len(all) < pointsKept/2 || series < 2 || all[0].Step != 1 ||
+		all[len(all)-1].Step < last-4 {
+		t.Errorf("%d points of steps %d to %d, series %d", len(all), all[0].Step, all[len(all)-1].Step, series)
 	}
-	if list, now := tr.Points(all[len(all)-1].Step, stride); len(list) != 0 || now != stride {
-		t.Errorf("%d new points, stride %d: want none, %d", len(list), now, stride)
+	if list, now := tr.Points(all[len(all)-1].Step, series); len(list) != 0 || now != series {
+		t.Errorf("%d new points, series %d: want none, %d", len(list), now, series)
 	}
 	tr.add("0/alive/-1", rendezvous.Entry{Value: []byte(`{"beat":1}`)})
 	tr.add("0/alive/99999999", rendezvous.Entry{Value: []byte(`{"beat":1}`)})
@@ -99,4 +100,77 @@ func TestPoints(t *testing.T) {
 	if n := len(tr.Job().Workers); n != 1 {
 		t.Errorf("%d workers after invalid entries, want 1", n)
 	}
+}
+
+// TestEarlierSteps checks that the charts follow a training back to an earlier step: after a restart from a snapshot,
+// after a return inside of a process, and when another trainer begins.
+func TestEarlierSteps(t *testing.T) {
+	tr := NewTracker("job", nil)
+	var series int64
+	check := func(after string, first, last, step int64) {
+		t.Helper()
+		points, now := tr.Points(1000, series)
+		if n := len(points); n == 0 || points[0].Step != first || points[n-1].Step != last || now == series {
+			t.Errorf("%s: %d points %+v, series %d after %d: want steps %d to %d, and another series", after, n, points, now,
+				series, first, last)
+		}
+		series = now
+		if got := tr.Job().Step; got != step {
+			t.Errorf("%s: step %d, want %d", after, got, step)
+		}
+	}
+	later := func(r timeline.Report, by time.Duration, trainer int) timeline.Report {
+		for i := range r.Steps {
+			r.Steps[i].Start, r.Steps[i].End, r.Steps[i].Trainer = r.Steps[i].Start+by, r.Steps[i].End+by, trainer
+		}
+		return r
+	}
+	tr.Report(0, later(steps(0, 1, 100, time.Millisecond), 0, 1))
+	check("first", 1, 100, 100)
+	tr.Report(1, later(steps(0, 51, 60, time.Millisecond), 0, 1))
+	check("restart", 1, 60, 60)
+	tr.Report(1, later(steps(0, 41, 45, time.Millisecond), time.Hour, 1))
+	check("return", 1, 45, 45)
+	tr.Report(1, later(steps(0, 1, 3, time.Millisecond), 2*time.Hour, 2))
+	check("another trainer", 1, 3, 3)
+	tr.Report(1, later(steps(0, 46, 50, time.Millisecond), 3*time.Hour, 1)) // the first one trains on, too
+	if points, now := tr.Points(0, series); len(points) != 3 || now != series || tr.Job().Step != 3 {
+		t.Errorf("%d points: want those of the latest trainer only", len(points))
+	}
+}
+
+// TestLostStore checks that workers are not called silent while the store cannot be reached.
+func TestLostStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tr := NewTracker("job", nil)
+		beat := func(count uint64) {
+			for w := range 2 {
+				tr.Heartbeat(0, w, rendezvous.Heartbeat{Count: count, Step: 1})
+			}
+		}
+		check := func(state, problem string) {
+			t.Helper()
+			j := tr.Job()
+			if j.Workers[0].State != state || j.Workers[1].State != state || (problem == "") != (j.Problem == "") ||
+				!strings.Contains(j.Problem, problem) {
+				t.Errorf("states %s and %s, %q: want %s, %q", j.Workers[0].State, j.Workers[1].State, j.Problem, state, problem)
+			}
+		}
+		beat(1)
+		check("running", "")
+		tr.Lost(errors.New("connection refused"))
+		check("unknown", "cannot be reached: connection refused")
+		time.Sleep(2 * silentTime)
+		check("unknown", "cannot be reached: connection refused")
+		tr.Lost(nil)
+		check("running", "")
+		time.Sleep(2 * silentTime)
+		check("unknown", "no news of any worker for 10s")
+		beat(2)
+		check("running", "")
+		texts := eventsOf(tr.Job())
+		if strings.Contains(texts, "no heartbeat") || !strings.Contains(texts, "is reached again") {
+			t.Errorf("events: %s", texts)
+		}
+	})
 }

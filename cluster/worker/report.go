@@ -13,7 +13,11 @@ import (
 // workers, reports only by worker 0, which looks for the straggler, and by those who watch the job.
 
 // reportEvery is the shortest interval between two reports of a worker in a small job.
-const reportEvery = 200 * time.Millisecond
+const reportEvery = 500 * time.Millisecond
+
+// followEvery is the shortest interval between two looks at the reports: less than that between two reports, so that
+// few are missed.
+const followEvery = 200 * time.Millisecond
 
 // Straggler returns the worker that slows the job down, or nil. Only worker 0 looks for it.
 func (w *Worker) Straggler() *timeline.Straggler { return w.straggler.Load() }
@@ -31,7 +35,7 @@ func (w *Worker) report() timeline.Report {
 
 // reportOverlap is how many earlier reports of a worker its report repeats, because readers see only the latest one at
 // the time they read. More would only cost bytes, which a store such as etcd keeps in its history.
-const reportOverlap = 3
+const reportOverlap = 1
 
 // publishReports publishes this worker's report whenever it has taken steps, until ctx ends.
 func (w *Worker) publishReports(ctx context.Context) error {
@@ -64,7 +68,7 @@ func (w *Worker) publishReports(ctx context.Context) error {
 
 // followStatus keeps the tracker up to date.
 func (w *Worker) followStatus(ctx context.Context) error {
-	return status.Follow(ctx, w.store, w.job.ID, w.tracker, reportEvery)
+	return status.Follow(ctx, w.store, w.job.ID, w.tracker, followEvery)
 }
 
 // track makes the tracker of the job, on worker 0.

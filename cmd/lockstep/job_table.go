@@ -16,6 +16,9 @@ import (
 func jobLines(j *status.Job, width, height int) []string {
 	head := wrapParts(jobHead(j), ", ", width)
 	var tail []string
+	if j.Problem != "" {
+		tail = append(tail, wrapWords(j.Problem, limit(width))...)
+	}
 	if j.Straggler != nil {
 		tail = append(tail, wrapWords(j.Straggler.String(), limit(width))...)
 	}

@@ -10,7 +10,7 @@ const bytes = (x) => !x ? '–' : x >= 1 << 30 ? (x / (1 << 30)).toFixed(1) + ' 
 const seconds = (x) => !x ? '–' : x < 0.001 ? (1e6 * x).toFixed(0) + ' µs' : x < 1 ? (1e3 * x).toFixed(1) + ' ms' : x.toFixed(2) + ' s';
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
 
-let points = [], stride = 0, charts = {};
+let points = [], series = 0, charts = {};
 
 // A chart is a picture for those who see it, and a table with the same numbers for everybody.
 function chart(key, title, series) {
@@ -53,7 +53,10 @@ function draw(c) {
 
 function numbers(c) {
   if (c.wrap.hidden) return;
-  c.body.replaceChildren(...points.slice(-100).reverse().map((p) => {
+  if (c.shown !== series) { c.body.replaceChildren(); c.shown = series; } // else rows are added and removed
+  const want = new Map(points.slice(-100).map((p) => [String(p.step), p]));
+  for (const row of [...c.body.rows]) if (!want.delete(row.cells[0].textContent)) row.remove();
+  c.body.prepend(...[...want.values()].reverse().map((p) => {
     const row = make('tr'), th = make('th', p.step); th.scope = 'row'; row.append(th);
     for (const s of c.series) row.append(make('td', s.text(s.value(p)), 'n'));
     return row;
@@ -78,13 +81,47 @@ function drawAll() {
 
 function rebuild(key) { const c = charts[key]; c.plot.destroy(); c.box.closest('section').remove(); delete charts[key]; }
 
-function lane(w) {
-  const box = make('div', undefined, 'lane');
-  const parts = ['input', 'compute', 'update', 'other', 'wait'];
-  box.setAttribute('role', 'img');
-  box.setAttribute('aria-label', parts.map((p) => p + ' ' + percent(w[p + '_share'])).join(', '));
-  for (const p of parts) { const i = make('i', undefined, 'p-' + p); i.style.width = 100 * w[p + '_share'] + '%'; box.append(i); }
-  return box;
+// Elements are changed in place, and only if their content changes, so that a screen reader keeps its place.
+function set(e, text, cls) {
+  text = String(text);
+  if (e.textContent !== text) e.textContent = text;
+  if (cls !== undefined && e.className !== cls) e.className = cls;
+}
+
+function terms(list, items) {
+  while (list.children.length > items.length) list.lastChild.remove();
+  items.forEach(([name, value], i) => {
+    let d = list.children[i];
+    if (!d) { d = make('div'); d.append(make('dt'), make('dd')); list.append(d); }
+    set(d.children[0], name); set(d.children[1], value);
+  });
+}
+
+const parts = ['input', 'compute', 'update', 'other', 'wait'];
+function lane(box, w) {
+  if (!box.firstChild) { box.setAttribute('role', 'img'); for (const p of parts) box.append(make('i', undefined, 'p-' + p)); }
+  const label = parts.map((p) => p + ' ' + percent(w[p + '_share'])).join(', ');
+  if (box.getAttribute('aria-label') !== label) box.setAttribute('aria-label', label);
+  parts.forEach((p, i) => { box.children[i].style.width = 100 * w[p + '_share'] + '%'; });
+}
+
+function rows(body, workers, straggler) {
+  while (body.rows.length > workers.length) body.lastChild.remove();
+  workers.forEach((w, i) => {
+    let row = body.rows[i];
+    if (!row) {
+      row = make('tr'); const th = make('th'); th.scope = 'row'; row.append(th);
+      for (const cls of ['', '', '', 'n', '', 'n', 'n', 'n', 'n', 'n']) row.append(make('td', undefined, cls));
+      row.cells[5].append(make('div', undefined, 'lane'));
+      body.append(row);
+    }
+    const slow = straggler && straggler.worker === w.worker, c = row.cells;
+    if (row.className !== (slow || w.state === 'silent' ? 'slow' : '')) row.className = slow || w.state === 'silent' ? 'slow' : '';
+    set(c[0], w.worker + (slow ? ' (slow)' : '')); set(c[1], w.host || '–'); set(c[2], w.state); set(c[3], w.phase || '–');
+    set(c[4], w.step); lane(c[5].firstChild, w); set(c[6], seconds(w.own_seconds)); set(c[7], percent(w.wait_share));
+    set(c[8], w.heartbeat_age_seconds.toFixed(1) + ' s'); set(c[9], bytes(w.memory_bytes));
+    set(c[10], w.cpus ? w.cpus.toFixed(1) : '–');
+  });
 }
 
 function show(job) {
@@ -99,19 +136,10 @@ function show(job) {
   items.push(['Step', number(job.step)], ['Time of a step', seconds(job.step_seconds)],
     ['Examples/s', number(job.examples_per_second, 3)], ['Restarts', job.restarts]);
   if (job.workers.length) items.push(['Wait of worker 0', percent(job.workers[0].wait_share)]);
-  $('now').replaceChildren(...items.map(([name, value]) => { const d = make('div'); d.append(make('dt', name), make('dd', value)); return d; }));
-  $('workers').tBodies[0].replaceChildren(...job.workers.map((w) => {
-    const slow = job.straggler && job.straggler.worker === w.worker;
-    const row = make('tr', undefined, slow || w.state === 'silent' ? 'slow' : ''), th = make('th', w.worker + (slow ? ' (slow)' : ''));
-    th.scope = 'row';
-    const step = make('td'); step.append(lane(w));
-    row.append(th, make('td', w.host || '–'), make('td', w.state), make('td', w.phase || '–'), make('td', w.step, 'n'), step,
-      make('td', seconds(w.own_seconds), 'n'), make('td', percent(w.wait_share), 'n'),
-      make('td', w.heartbeat_age_seconds.toFixed(1) + ' s', 'n'), make('td', bytes(w.memory_bytes), 'n'),
-      make('td', w.cpus ? w.cpus.toFixed(1) : '–', 'n'));
-    return row;
-  }));
+  terms($('now'), items);
+  rows($('workers').tBodies[0], job.workers, job.straggler);
   const problems = [];
+  if (job.problem) problems.push('The state is not current: ' + job.problem + '.');
   if (job.straggler) { const s = job.straggler;
     problems.push('Worker ' + s.worker + ' is slow, and the others wait for it: ' + seconds(s.own_ns / 1e9) + ' of its own work a step, the others ' +
       seconds(s.others_ns / 1e9) + '. Cause: ' + s.cause + '.'); }
@@ -132,11 +160,11 @@ function show(job) {
 
 function connect() {
   const source = new EventSource('api/events');
-  source.onopen = () => { stride = 0; }; // a stream begins with all points, which replace those of the one before
+  source.onopen = () => { series = 0; }; // a stream begins with all points, which replace those of the one before
   source.onmessage = (event) => {
     const m = JSON.parse(event.data);
-    points = m.stride === stride ? points.concat(m.points) : m.points;
-    stride = m.stride;
+    points = m.series === series ? points.concat(m.points) : m.points;
+    series = m.series;
     $('state').textContent = 'Live: ' + m.job.workers.length + (m.job.workers.length === 1 ? ' worker' : ' workers');
     show(m.job);
     drawAll();
