@@ -104,6 +104,9 @@ func (c *Config) clips() bool { return c.needsNorm() || c.ClipValue > 0 }
 // needsNorm reports whether the gradients are clipped by a norm, which is known only once all are reduced.
 func (c *Config) needsNorm() bool { return c.ClipNorm > 0 || c.ClipVariableNorm > 0 }
 
+// needsSquares reports whether the squares of the gradients are added up.
+func (c *Config) needsSquares() bool { return c.needsNorm() || c.NoiseScale }
+
 // globalNorm returns the norm of the step's gradients, of which the local replicas have added the squares.
 func (t *Trainer) globalNorm() float64 {
 	total := 0.0

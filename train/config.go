@@ -71,6 +71,14 @@ type Config struct {
 	// does not depend on the number of workers. It is reported as Step.GradientNorm, and as the metric
 	// "gradient_norm" of training. 0: no limit.
 	ClipNorm float64
+	// NoiseScale measures the gradient noise scale (McCandlish et al., "An Empirical Model of Large-Batch Training",
+	// 2018, appendix A.1) as the metric "gradient_noise_scale" of training: the number of examples of a batch at which
+	// the noise of the gradient is as large as the gradient. Global batches much smaller than this train faster with
+	// more examples in about as many passes; much larger ones waste examples. It is estimated from the norms of the
+	// replicas' gradients before their reduction and of the sum, over all steps of the epoch so far, and is very noisy
+	// over a few steps; +Inf if the noise hides the gradient. Compression adds its error to the noise. It needs at least
+	// two replicas, costs one pass over the gradients on each, and two scalars in the last bucket's call.
+	NoiseScale bool
 	// ClipVariableNorm limits the norm of each variable's gradient separately (Keras' clipnorm). 0: no limit.
 	ClipVariableNorm float64
 	// ClipValue limits the elements of the gradients to [-ClipValue, ClipValue] (Keras' clipvalue). 0: no limit.

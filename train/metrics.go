@@ -47,11 +47,14 @@ func newMean(metrics []metric) *mean {
 	return &mean{metrics: metrics, sums: make([]float64, n), streams: streams}
 }
 
-// newMean returns the mean over batches of a training, which may include the gradients' norm.
+// newMean returns the mean over batches of a training, which may include the gradients' norm and noise scale.
 func (t *Trainer) newMean() *mean {
-	metrics := t.metrics
+	metrics := slices.Clip(t.metrics)
 	if t.config.ClipNorm > 0 {
-		metrics = append(slices.Clone(metrics), metric{normMetric, engine.Summary{Sums: 1}})
+		metrics = append(metrics, metric{normMetric, engine.Summary{Sums: 1}})
+	}
+	if t.config.NoiseScale {
+		metrics = append(metrics, metric{noiseMetric, noiseSummary})
 	}
 	return newMean(metrics)
 }
@@ -90,8 +93,16 @@ func (m *mean) add(b *stepBatches, t *Trainer) {
 		}
 		own = own[min(m.metrics[i].Sums, len(own)):]
 	}
-	if len(m.sums) > len(sums) {
-		m.sums[len(sums)] += t.norm * b.weightSum
+	if len(m.sums) > len(sums) { // of training
+		further := m.sums[len(sums):]
+		if t.config.ClipNorm > 0 {
+			further[0] += t.norm * b.weightSum
+			further = further[1:]
+		}
+		if t.config.NoiseScale {
+			noise, gradient := t.noise(b.weightSum)
+			further[0], further[1] = further[0]+noise*b.weightSum, further[1]+gradient*b.weightSum
+		}
 	}
 	m.weight += b.weightSum
 }

@@ -299,7 +299,7 @@ func (f *fit) resumePosition() error {
 			batches, s.Batches)
 	case s.Mean != nil && len(s.Mean.Sums) != len(f.t.newMean().sums):
 		return fmt.Errorf("train: resuming: the metrics of this training have %d sums, but the snapshot's had %d: use the "+
-			"same model and Config.ClipNorm", len(f.t.newMean().sums), len(s.Mean.Sums))
+			"same model, Config.ClipNorm and NoiseScale", len(f.t.newMean().sums), len(s.Mean.Sums))
 	}
 	f.position = fitPosition{epoch: s.Epoch, step: s.Step, next: batchPosition{s.Pass, s.Batch}, truncated: s.Cut}
 	if s.Mean != nil {

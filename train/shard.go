@@ -151,7 +151,7 @@ func (t *Trainer) shard(ctx context.Context, owners []int) error {
 		s.divided = append(s.divided, keepers < t.strategy.NumReplicasInSync())
 	}
 	s.notFinite, s.writing = t.summedScalars(), t.summedScalars()+1
-	if t.config.needsNorm() {
+	if t.config.needsSquares() {
 		s.squares = s.writing + 1
 	}
 	t.shards = s

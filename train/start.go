@@ -203,6 +203,7 @@ func (t *Trainer) describe() []string {
 		fmt.Sprintf("the policy %q for what is not finite", t.config.NotFinite),
 		fmt.Sprintf("gradients clipped by norm %v, by variable norm %v, by value %v",
 			t.config.ClipNorm, t.config.ClipVariableNorm, t.config.ClipValue),
+		fmt.Sprintf("noise scale of gradients: %v", t.config.NoiseScale),
 	}
 	for _, s := range t.shapes[1:] {
 		purpose := "training"

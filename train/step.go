@@ -96,6 +96,9 @@ func (t *Trainer) transact(ctx context.Context, b *stepBatches,
 	t.begins(0, timeline.Callbacks)
 	t.committed++
 	t.passes = 0
+	if t.kept.wanted && b != nil {
+		t.kept.wanted, t.kept.ready = false, true
+	}
 	t.stepEnded(b)
 	return false, nil
 }
@@ -147,7 +150,9 @@ type part struct {
 	// scalars are the loss, the metrics and the values that workers compare: of this replica until they are
 	// reduced, then the sums over all replicas. With a sharded optimizer, what only owners know follows.
 	scalars   []float64
-	notFinite int // the first parameter whose gradient sum is not finite; -1: none
+	squares   []float64 // by parameter, of this replica's gradients, with Config.NoiseScale
+	blocks    []float64 // for addSquares
+	notFinite int       // the first parameter whose gradient sum is not finite; -1: none
 
 	// Of the step in progress:
 	ctx     context.Context
@@ -219,14 +224,17 @@ func (t *Trainer) plan() {
 	t.parts = make([]part, len(t.deviceOf))
 	first, _ := t.strategy.LocalReplicas()
 	t.summed.init(len(t.parts))
-	if t.config.needsNorm() {
+	if t.config.needsSquares() {
 		for _, v := range parameters {
 			t.squares = append(t.squares, make([]float64, normBlocks(v.Bytes()/v.DType.Bytes())))
 		}
 	}
 	for replica := range t.parts {
 		p := &t.parts[replica]
-		p.scalars = make([]float64, 1+t.sums+agreed+t.shards.scalars())
+		p.scalars = make([]float64, t.summedScalars()+t.shards.scalars())
+		if t.config.NoiseScale {
+			p.squares = make([]float64, len(parameters))
+		}
 		p.reducing = make([]reduction, len(t.buckets))
 		p.exchanging = p.reducing
 		if t.config.DiLoCo != nil {
@@ -245,7 +253,10 @@ func (t *Trainer) plan() {
 		p.ready = func(k int) {
 			t.reached(replica, k)
 			// the scalars, which the last bucket's call also reduces, are complete after Gradients only
-			if p.failure == nil && k < len(t.buckets)-1 {
+			if p.failure != nil || k == len(t.buckets)-1 {
+				return
+			}
+			if p.failure = t.addSquares(p, k); p.failure == nil {
 				p.failure = t.startReduction(p, k, nil)
 			}
 		}
@@ -317,6 +328,10 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 	t.replicaAt(r, PhaseReduce)
 	t.putAgreement(r, b, p.scalars[1+t.sums:])
 	if p.failure == nil {
+		p.failure = t.addSquares(p, len(t.buckets)-1)
+	}
+	if p.failure == nil {
+		t.putNoise(local, b)
 		p.failure = t.startReduction(p, len(t.buckets)-1, p.scalars[:t.summedScalars()])
 	}
 	if p.failure != nil {
@@ -344,6 +359,9 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 	}
 	err = finishAll(ctx, p.reducing, func(k int) error {
 		t.checkSums(local, k)
+		if local == 0 && t.kept.wanted {
+			t.keep(k)
+		}
 		if !early {
 			return nil
 		}
@@ -375,11 +393,16 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 }
 
 // summedScalars returns the number of scalars that are reduced with the last bucket.
-func (t *Trainer) summedScalars() int { return 1 + t.sums + agreed }
+func (t *Trainer) summedScalars() int {
+	if t.config.NoiseScale {
+		return 1 + t.sums + agreed + noiseScalars
+	}
+	return 1 + t.sums + agreed
+}
 
 // stepsWhole reports whether a step that updates is computed as one program.
 func (t *Trainer) stepsWhole(b *stepBatches) bool {
-	return t.whole != nil && t.scale.Scale == 0 && len(b.list) == 1
+	return t.whole != nil && t.scale.Scale == 0 && len(b.list) == 1 && !t.kept.wanted
 }
 
 // wholeStep computes gradients and updates as one program, for the only replica.

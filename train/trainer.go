@@ -66,6 +66,8 @@ type Trainer struct {
 	// a callback of the current Fit requested a stop, which the other workers have not received yet
 	stopRequested bool
 
+	kept keptGradients
+
 	computeDType tensor.DType // of the model's layers; Invalid: not known
 	scale        lossScale
 
@@ -96,6 +98,11 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 	t.setShapes()
 	if err := t.rejectShard(cfg.Data); cfg.Data != nil && err != nil {
 		err = fmt.Errorf("train: Config.Data: %w", err)
+		t.failOthers(ctx, err)
+		return nil, err
+	}
+	if err := t.checkNoiseScale(); err != nil {
+		err = fmt.Errorf("train: Config.NoiseScale: %w", err)
 		t.failOthers(ctx, err)
 		return nil, err
 	}
@@ -157,6 +164,11 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 	t.metrics, t.sums = metricsOf(program)
 	if cfg.ClipNorm > 0 && slices.Contains(t.Metrics(), normMetric) {
 		err := fmt.Errorf("train: the model has a metric %q, which Config.ClipNorm adds: rename it", normMetric)
+		t.failOthers(ctx, err)
+		return nil, errors.Join(err, program.Close())
+	}
+	if cfg.NoiseScale && slices.Contains(t.Metrics(), noiseMetric) {
+		err := fmt.Errorf("train: the model has a metric %q, which Config.NoiseScale adds: rename it", noiseMetric)
 		t.failOthers(ctx, err)
 		return nil, errors.Join(err, program.Close())
 	}

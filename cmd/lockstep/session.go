@@ -41,6 +41,7 @@ type sessionConfig struct {
 	compress        compress.Codec
 	diloco          *train.DiLoCo // nil: none
 	shard           train.Sharding
+	noiseScale      bool
 	clipNorm        float64
 	clipValue       float64
 	trace           *train.Trace // nil: none
@@ -94,7 +95,8 @@ func (s *session) compile(ctx context.Context, m engine.Model, inputs, labels []
 	cfg := train.Config{
 		GlobalBatch: s.cfg.globalBatch, Seed: s.cfg.seed, BucketBytes: s.cfg.bucketBytes, Compress: s.cfg.compress,
 		DiLoCo: s.cfg.diloco, ShardOptimizer: s.cfg.shard,
-		ClipNorm: s.cfg.clipNorm, ClipValue: s.cfg.clipValue, Trace: s.cfg.trace,
+		NoiseScale: s.cfg.noiseScale,
+		ClipNorm:   s.cfg.clipNorm, ClipValue: s.cfg.clipValue, Trace: s.cfg.trace,
 	}
 	if s.worker != nil {
 		cfg.Progress = s.worker.Progress

@@ -28,6 +28,7 @@ type trainFlags struct {
 	batchByDefault               bool // globalBatch is the default
 	epochs, steps                int
 	clipNorm, clipValue          float64
+	noiseScale                   bool
 	step                         stepFlags
 	diloco                       dilocoFlags
 	optimizer                    string
@@ -127,6 +128,8 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	f.Float64Var(&o.clipNorm, "clip-norm", 0, "limit for the global norm of the gradients (default no limit)")
 	f.Float64Var(&o.clipValue, "clip-value", 0, "limit for the magnitude of each element of the gradients (default no "+
 		"limit)")
+	f.BoolVar(&o.noiseScale, "noise-scale", false, "report the gradient noise scale, the batch size above which a larger "+
+		"one helps less and less (needs 2 replicas)")
 	f.StringVar(&o.optimizer, "optimizer", "adam", "optimizer: "+names(optimizers))
 	o.adam.add(f)
 	f.Float64Var(&o.learningRate, "learning-rate", 0, "learning rate (default by optimizer: "+learningRates()+

@@ -30,6 +30,7 @@ type callbackFlags struct {
 	reduceFactor            float64
 	best                    string
 	csv, json, tensorboard  string
+	gradients               bool
 	logEvery                int
 	set                     *pflag.FlagSet
 }
@@ -82,6 +83,8 @@ func (o *callbackFlags) add(f *pflag.FlagSet) {
 	s.StringVar(&o.json, "json-log", "", "write them into this `file`, as lines of JSON")
 	s.StringVar(&o.tensorboard, "tensorboard", "", "write event files for TensorBoard into this `folder`: loss, metrics "+
 		"and histograms of the weights")
+	s.BoolVar(&o.gradients, "gradient-histograms", false, "write histograms of the gradients of each epoch's first step "+
+		"too (needs --tensorboard)")
 	s.IntVar(&o.logEvery, "log-every", 0, "write to the logs after so many `steps` too")
 	o.set = s
 	f.AddFlagSet(s)
@@ -125,6 +128,8 @@ func (o *callbackFlags) check(given func(flag string) bool, t *trainFlags) error
 		return usagef("--monitor is for --early-stopping, --reduce-lr and --best: give one of them")
 	case given("reduce-lr-factor") && o.reduceLR == 0:
 		return usagef("--reduce-lr-factor is for --reduce-lr: give both")
+	case o.gradients && o.tensorboard == "":
+		return usagef("--gradient-histograms is for --tensorboard: give both")
 	case o.logEvery > 0 && o.csv == "" && o.json == "" && o.tensorboard == "":
 		return usagef("--log-every is for --csv-log, --json-log and --tensorboard: give one of them")
 	}
@@ -132,7 +137,7 @@ func (o *callbackFlags) check(given func(flag string) bool, t *trainFlags) error
 }
 
 // checkMonitor returns an error if a training of the model has no number of the name of --monitor.
-func (o *callbackFlags) checkMonitor(m *gomlx.Model, clipped bool) error {
+func (o *callbackFlags) checkMonitor(m *gomlx.Model, t *trainFlags) error {
 	if o.earlyStopping == 0 && o.reduceLR == 0 && o.best == "" {
 		return nil
 	}
@@ -142,8 +147,11 @@ func (o *callbackFlags) checkMonitor(m *gomlx.Model, clipped bool) error {
 			known = append(known, metric.Name, "val_"+metric.Name)
 		}
 	}
-	if clipped {
+	if t.clipNorm > 0 {
 		known = append(known, "gradient_norm")
+	}
+	if t.noiseScale {
+		known = append(known, "gradient_noise_scale")
 	}
 	slices.Sort(known)
 	if !slices.Contains(known, o.monitor) {
@@ -212,7 +220,7 @@ func (r *trainRun) callbacks(cfg *train.FitConfig) error {
 		}},
 		{o.tensorboard != "", func() (train.Callback, error) {
 			return tensorboard.New(t, tensorboard.Config{
-				Dir: o.tensorboard, EverySteps: o.logEvery, HistogramEvery: 1, HParams: map[string]any{
+				Dir: o.tensorboard, EverySteps: o.logEvery, HistogramEvery: 1, Gradients: o.gradients, HParams: map[string]any{
 					"model": r.flags.model, "optimizer": r.flags.optimizer, "learning_rate": r.flags.learningRate,
 					"schedule": r.flags.schedule, "batch": r.batch, "seed": r.flags.seed, "ema": o.ema,
 				},

@@ -117,9 +117,10 @@ func (r *trainRun) join() (err error) {
 		globalBatch: r.flags.globalBatch, batchPerReplica: r.flags.batchPerReplica,
 		evalBatch: r.flags.evalBatch, seed: r.flags.seed,
 		bucketBytes: r.flags.step.bucketBytes.n, compress: r.flags.step.compress.Codec,
-		diloco:   r.flags.diloco.config(),
-		shard:    r.flags.step.shard.Sharding,
-		clipNorm: r.flags.clipNorm, clipValue: r.flags.clipValue, trace: r.flags.trace.config(),
+		diloco:     r.flags.diloco.config(),
+		shard:      r.flags.step.shard.Sharding,
+		noiseScale: r.flags.noiseScale,
+		clipNorm:   r.flags.clipNorm, clipValue: r.flags.clipValue, trace: r.flags.trace.config(),
 	}
 	if r.flags.strategy == multiWorker {
 		if cfg.job, err = r.flags.workers.discover(); err != nil {
@@ -159,7 +160,7 @@ func (r *trainRun) open() (err error) {
 		r.batch = r.flags.batchPerReplica * r.strategy.NumReplicasInSync()
 	}
 	m := r.flags.newModel(r.set, r.optimizer())
-	if err := r.flags.callbacks.checkMonitor(m, r.flags.clipNorm > 0); err != nil {
+	if err := r.flags.callbacks.checkMonitor(m, &r.flags); err != nil {
 		return err
 	}
 	stop := r.reassure("compiling the model")

@@ -119,6 +119,7 @@ func (r *trainRun) compareOptions() error {
 		{"accumulate", o.step.accumulate},
 		{"clip-norm", o.clipNorm},
 		{"clip-value", o.clipValue},
+		{"noise-scale", o.noiseScale},
 		{"bucket-bytes", o.step.bucketBytes.text},
 		{"compress", o.step.compress},
 		{"diloco", &o.diloco},

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/train"
@@ -20,6 +21,10 @@ type Config struct {
 	EverySteps int
 	// HistogramEvery is the number of epochs between two histograms of all weights (Keras' histogram_freq). 0: none.
 	HistogramEvery int
+	// Gradients adds histograms of the gradients of the first step of these epochs, under the variable's name and
+	// /gradient; see [train.Trainer.KeepGradients] for what that step does differently, and with which optimizers it is
+	// an error.
+	Gradients bool
 	// HParams are the hyperparameters of the run: numbers, booleans and strings. Nil: none.
 	HParams map[string]any
 }
@@ -29,7 +34,7 @@ const flushEvery = 5 * time.Second
 
 // New returns a callback that writes event files (Keras' TensorBoard, with its tags). After an epoch it writes
 // epoch_loss, epoch_accuracy, … into train and, of the validation, into validation. Every EverySteps steps it writes
-// batch_loss, batch_learning_rate and batch_gradient_norm, and after validations between steps
+// batch_loss, batch_learning_rate, batch_gradient_norm, and batch_gradient_noise_scale of the epoch so far; and after validations between steps
 // evaluation_loss_vs_iterations, …. The horizontal axis is always the number of steps; Keras' epoch_loss has that of
 // epochs. Every worker needs the callback; the chief writes.
 // A training that resumes writes new files, and TensorBoard drops what an earlier process wrote after that step.
@@ -37,6 +42,8 @@ func New(t *train.Trainer, cfg Config) (train.Callback, error) {
 	switch {
 	case cfg.Dir == "":
 		return train.Callback{}, errors.New("tensorboard: Config.Dir is empty: want a folder")
+	case cfg.Gradients && cfg.HistogramEvery == 0:
+		return train.Callback{}, errors.New("tensorboard: Config.Gradients is for histograms: set HistogramEvery")
 	case cfg.EverySteps < 0 || cfg.HistogramEvery < 0:
 		return train.Callback{}, errors.New("tensorboard: Config.EverySteps and HistogramEvery: want 0 or more")
 	}
@@ -77,8 +84,21 @@ func (b *board) writer(i int) (*Writer, error) {
 	return b.writers[i], nil
 }
 
+// histograms reports whether those of an epoch are written.
+func (b *board) histograms(epoch int) bool {
+	return b.cfg.HistogramEvery > 0 && (epoch+1)%b.cfg.HistogramEvery == 0
+}
+
 func (b *board) begin(_ context.Context, e train.EpochBegin) error {
-	if !b.t.IsChief() || b.writers[0] != nil {
+	if !b.t.IsChief() {
+		return nil
+	}
+	if b.cfg.Gradients && b.histograms(e.Epoch) {
+		if err := b.t.KeepGradients(); err != nil {
+			return err
+		}
+	}
+	if b.writers[0] != nil {
 		return nil
 	}
 	b.resumed = 0
@@ -104,14 +124,20 @@ func (b *board) step(_ context.Context, s train.Step) error {
 		return nil
 	}
 	var err error
+	for _, g := range b.t.KeptGradients() {
+		err = errors.Join(err, b.writers[0].Histogram(b.t.Steps(), tag(g.Name)+"/gradient", g.Value.Float64s()))
+	}
 	if at := b.t.Steps(); b.cfg.EverySteps > 0 && at%int64(b.cfg.EverySteps) == 0 && !s.Skipped {
 		w := b.writers[0]
-		err = w.Scalar(at, "batch_loss", s.Loss)
+		err = errors.Join(err, w.Scalar(at, "batch_loss", s.Loss))
 		if rate, ok := b.t.LearningRate(); ok {
 			err = errors.Join(err, w.Scalar(at, "batch_learning_rate", rate))
 		}
 		if s.GradientNorm > 0 {
 			err = errors.Join(err, w.Scalar(at, "batch_gradient_norm", s.GradientNorm))
+		}
+		if x, ok := s.Mean().Metrics["gradient_noise_scale"]; ok {
+			err = errors.Join(err, w.Scalar(at, "batch_gradient_noise_scale", x))
 		}
 	}
 	if s.Validation != nil {
@@ -127,6 +153,9 @@ func (b *board) step(_ context.Context, s train.Step) error {
 	return err
 }
 
+// tag returns a variable's name without the first slash.
+func tag(name string) string { return strings.TrimPrefix(name, "/") }
+
 // scalars writes loss and metrics.
 func scalars(w *Writer, step int64, before, after string, r train.Result) error {
 	err := w.Scalar(step, before+"loss"+after, r.Loss)
@@ -138,7 +167,7 @@ func scalars(w *Writer, step int64, before, after string, r train.Result) error 
 
 func (b *board) epoch(ctx context.Context, e train.Epoch) error {
 	var weights []train.Weight
-	if n := b.cfg.HistogramEvery; n > 0 && (e.Epoch+1)%n == 0 {
+	if b.histograms(e.Epoch) {
 		var err error
 		if weights, err = b.t.Weights(ctx); err != nil { // on every worker: averages are combined
 			return err
@@ -153,7 +182,7 @@ func (b *board) epoch(ctx context.Context, e train.Epoch) error {
 		err = errors.Join(err, w.Scalar(at, "epoch_learning_rate", rate))
 	}
 	for _, v := range weights {
-		err = errors.Join(err, w.Histogram(at, v.Name[min(1, len(v.Name)):], v.Value.Float64s()))
+		err = errors.Join(err, w.Histogram(at, tag(v.Name), v.Value.Float64s()))
 	}
 	if e.Validation != nil {
 		held, e2 := b.writer(1)

@@ -160,18 +160,18 @@ func TestCallback(t *testing.T) {
 		Loss:      gomlx.SparseCategoricalCrossEntropyLogits,
 		Optimizer: optimizer.SGD().LearningRate(0.25).Done(),
 		Metrics:   []gomlx.Metric{gomlx.SparseCategoricalAccuracy()},
-	}, train.Config{Data: batches, ClipNorm: 10})
+	}, train.Config{Data: batches, ClipNorm: 10, NoiseScale: true})
 	check(t, err)
 	defer trainer.Close()
 	board, err := tensorboard.New(trainer, tensorboard.Config{
-		Dir: dir, EverySteps: 2, HistogramEvery: 1, HParams: map[string]any{"rate": 0.25},
+		Dir: dir, EverySteps: 2, HistogramEvery: 1, Gradients: true, HParams: map[string]any{"rate": 0.25},
 	})
 	check(t, err)
 	h, err := trainer.Fit(t.Context(), batches, train.FitConfig{
 		Epochs: 2, Validation: batches, ValidateEvery: 2, Callbacks: []train.Callback{board},
 	})
 	check(t, err)
-	for part, want := range map[string]int{"train": 14, "validation": 11} {
+	for part, want := range map[string]int{"train": 21, "validation": 11} {
 		names, err := filepath.Glob(filepath.Join(dir, part, "events.out.tfevents.*"))
 		if err != nil || len(names) != 1 {
 			t.Fatal(names, err)
@@ -195,6 +195,12 @@ func TestCallback(t *testing.T) {
 	if n := len(got.Scalars["batch_loss"]); n != 3 || len(got.Scalars["batch_gradient_norm"]) != 3 ||
 		got.Scalars["batch_learning_rate"][2] != [2]float64{6, 0.25} || got.Scalars["epoch_accuracy"] == nil {
 		t.Errorf("scalars %v", got.Scalars)
+	}
+	if x := got.Scalars["batch_gradient_noise_scale"]; len(x) != 3 || !(x[2][1] > 0) {
+		t.Errorf("noise scale %v", x)
+	}
+	if h := got.Histograms["readout/dense/weights/gradient"]; h.N != 640 || h.Counts != 640 {
+		t.Errorf("histograms %+v", got.Histograms)
 	}
 	if h := got.Histograms["readout/dense/weights"]; h.N != 640 || h.Counts != 640 {
 		t.Errorf("histograms %+v", got.Histograms)
