@@ -39,6 +39,7 @@ import (
 	"sort"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/parquet-go/parquet-go"
 	"github.com/parquet-go/parquet-go/format"
@@ -61,6 +62,9 @@ type Options struct {
 	Categories map[string][]string
 	// CacheBytes is the size of the decoded row groups that are kept in memory. Default: 256 MiB.
 	CacheBytes int64
+	// RowGroupBytes limits the size of one decoded row group, of the columns that are read. A larger one is an error, as
+	// the file may be damaged: a few bytes can stand for billions of equal values. Default: 4 GiB.
+	RowGroupBytes int64
 	// Index says where the hashes of the files' contents are kept, by which workers compare their data.
 	Index data.IndexOptions
 }
@@ -155,7 +159,7 @@ func Load(ctx context.Context, names []string, o Options) (*data.Frame, error) {
 			return nil, err
 		}
 		for k := range t.columns {
-			col, err := t.decode(g, k, true)
+			col, err := t.decode(g, k, true, t.o.RowGroupBytes)
 			if err != nil {
 				return nil, err
 			}
@@ -222,6 +226,9 @@ func open(names []string, o Options) (*table, error) {
 	if o.CacheBytes == 0 {
 		o.CacheBytes = 256 << 20
 	}
+	if o.RowGroupBytes == 0 {
+		o.RowGroupBytes = 4 << 30
+	}
 	t := &table{o: o}
 	for _, name := range names {
 		if err := t.add(name); err != nil {
@@ -242,9 +249,13 @@ func (t *table) add(name string) error {
 	if err != nil {
 		return fmt.Errorf("parquet: %w", err)
 	}
+	source := file{name, info.Size(), info.ModTime()}
+	if err := checkFooter(source, info.Size()); err != nil {
+		return wrong(name, err)
+	}
 	var f *parquet.File
 	err = recovered(func() (err error) {
-		f, err = parquet.OpenFile(file(name), info.Size(), parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true))
+		f, err = parquet.OpenFile(source, info.Size(), parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true))
 		return err
 	})
 	if err != nil {
@@ -301,14 +312,27 @@ func describe(columns []column) string {
 }
 
 // file reads a file by offset, without keeping it open.
-type file string
+type file struct {
+	name string
+	size int64
+	time time.Time // of its last change, when it was opened
+}
 
+// ReadAt implements io.ReaderAt. It returns an error if the file has changed since it was opened.
 func (f file) ReadAt(b []byte, offset int64) (int, error) {
-	r, err := os.Open(string(f))
+	r, err := os.Open(f.name)
 	if err != nil {
 		return 0, err
 	}
 	defer r.Close()
+	info, err := r.Stat()
+	if err != nil {
+		return 0, err
+	}
+	if info.Size() != f.size || !info.ModTime().Equal(f.time) {
+		return 0, fmt.Errorf("it was written at %s, after it was opened here: keep the file unchanged while it is read",
+			info.ModTime().Format(time.RFC3339))
+	}
 	return r.ReadAt(b, offset)
 }
 
@@ -476,7 +500,7 @@ func (t *table) checkFill(name string) error {
 		return fmt.Errorf("parquet: Options.Fill[%q]: %w", name, err)
 	}
 	one := tensor.New(c.DType, 1)
-	if setNumber(one, 0, f); !isFloat(c.DType) && one.Float64s()[0] != f {
+	if storeOf(one).number(0, f); !isFloat(c.DType) && one.Float64s()[0] != f {
 		return fmt.Errorf("parquet: Options.Fill[%q] is %v, and the column has %v", name, x, c.DType)
 	}
 	return nil
@@ -629,6 +653,9 @@ func wrong(file string, err error) error {
 	return &data.FormatError{File: file, Format: "Parquet", Offset: -1, Err: err}
 }
 
+// textBytes is what a text takes besides its own bytes.
+const textBytes = 16
+
 // decodedColumn is a column of a row group.
 type decodedColumn struct {
 	values *tensor.Tensor // [rows] or [rows, length]
@@ -636,7 +663,8 @@ type decodedColumn struct {
 }
 
 // decode decodes a column of a row group. Without keep, nulls are filled, or an error.
-func (t *table) decode(g *group, k int, keep bool) (d decodedColumn, err error) {
+// It must not have more bytes than limit.
+func (t *table) decode(g *group, k int, keep bool, limit int64) (d decodedColumn, err error) {
 	c := &t.columns[k]
 	n := g.rows
 	if c.List {
@@ -645,6 +673,12 @@ func (t *table) decode(g *group, k int, keep bool) (d decodedColumn, err error) 
 	if n > 0 && g.chunks[k].NumValues() < int64(g.rows) { // before memory is allocated
 		return d, t.wrong(g, fmt.Errorf("column %q has %d values for %d rows", c.Name, g.chunks[k].NumValues(),
 			g.rows))
+	}
+	bytes := int64(n) * int64(max(c.DType.Bytes(), 1)) // of text: grows
+	tooLarge := fmt.Errorf("column %q: the row group from row %d on is larger than Options.RowGroupBytes, %d bytes: the "+
+		"file may be damaged; else raise the limit, or write smaller row groups", c.Name, g.first, t.o.RowGroupBytes)
+	if bytes > limit {
+		return d, t.wrong(g, tooLarge)
 	}
 	set := setter(c, n, t.numbers[k])
 	fill, filled := t.o.Fill[c.Name]
@@ -681,6 +715,12 @@ func (t *table) decode(g *group, k int, keep bool) (d decodedColumn, err error) 
 			if text := set.value(at, v); text != nil {
 				return fail("%q is none of its categories", *text)
 			}
+			if set.text != nil {
+				if bytes += int64(len(set.text[at])) + textBytes; bytes > limit {
+					err = t.wrong(g, tooLarge)
+					return false
+				}
+			}
 		case keep && !filled:
 			if d.null == nil {
 				d.null = make([]bool, g.rows)
@@ -714,69 +754,86 @@ func (t *table) decode(g *group, k int, keep bool) (d decodedColumn, err error) 
 
 // sink writes values into a tensor.
 type sink struct {
-	out  *tensor.Tensor
-	put  func(i int, v parquet.Value)
+	out *tensor.Tensor
+	store
 	of   map[string]int32 // numbers of categories; nil: none
 	text []string
+}
+
+// store writes into a tensor: a value of a column, or a number, rounded to the tensor's type.
+type store struct {
+	put    func(i int, v parquet.Value)
+	number func(i int, f float64)
 }
 
 // setter returns a sink of n values of a column.
 func setter(c *column, n int, categories map[string]int32) *sink {
 	s := &sink{of: categories}
-	if categories != nil {
+	switch {
+	case categories != nil:
 		list := make([]int32, n)
 		s.out, s.put = tensor.Of(list, n), func(i int, v parquet.Value) { list[i] = categories[string(v.ByteArray())] }
-		return s
-	}
-	if c.DType == tensor.String {
-		s.text = make([]string, n)
-		s.out, s.put = tensor.Strings(s.text, n), func(i int, v parquet.Value) { s.text[i] = string(v.ByteArray()) }
+	case c.DType == tensor.String:
+		s.out = tensor.Strings(make([]string, n), n)
 		s.text = s.out.StringData()
-		return s
-	}
-	s.out = tensor.New(c.DType, n)
-	switch c.DType {
-	case tensor.Bool:
-		x := tensor.Data[bool](s.out)
-		s.put = func(i int, v parquet.Value) { x[i] = v.Boolean() }
-	case tensor.Float32:
-		x := tensor.Data[float32](s.out)
-		s.put = func(i int, v parquet.Value) { x[i] = v.Float() }
-	case tensor.Float64:
-		x := tensor.Data[float64](s.out)
-		s.put = func(i int, v parquet.Value) { x[i] = v.Double() }
-	case tensor.Float16:
-		x := tensor.Data[tensor.F16](s.out)
-		s.put = func(i int, v parquet.Value) {
-			b := v.ByteArray()
-			x[i] = tensor.F16(uint16(b[0]) | uint16(b[1])<<8)
-		}
-	case tensor.Int8:
-		s.put = integers[int8](s.out, parquet.Value.Int32)
-	case tensor.Int16:
-		s.put = integers[int16](s.out, parquet.Value.Int32)
-	case tensor.Int32:
-		s.put = integers[int32](s.out, parquet.Value.Int32)
-	case tensor.Int64:
-		s.put = integers[int64](s.out, parquet.Value.Int64)
-	case tensor.Uint8:
-		s.put = integers[uint8](s.out, parquet.Value.Uint32)
-	case tensor.Uint16:
-		s.put = integers[uint16](s.out, parquet.Value.Uint32)
-	case tensor.Uint32:
-		s.put = integers[uint32](s.out, parquet.Value.Uint32)
-	case tensor.Uint64:
-		s.put = integers[uint64](s.out, parquet.Value.Uint64)
+		s.put = func(i int, v parquet.Value) { s.text[i] = string(v.ByteArray()) }
+	default:
+		s.out = tensor.New(c.DType, n)
+		s.store = storeOf(s.out)
 	}
 	return s
 }
 
-func integers[T interface {
-	int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64
+// storeOf returns the store of a tensor of numbers or booleans.
+func storeOf(out *tensor.Tensor) store {
+	switch out.DType() {
+	case tensor.Bool:
+		return storing(out, parquet.Value.Boolean, func(f float64) bool { return f != 0 })
+	case tensor.Float16:
+		return storing(out, half, func(f float64) tensor.F16 { return tensor.F16From(float32(f)) })
+	case tensor.Float32:
+		return numbers[float32](out, parquet.Value.Float)
+	case tensor.Float64:
+		return numbers[float64](out, parquet.Value.Double)
+	case tensor.Int8:
+		return numbers[int8](out, parquet.Value.Int32)
+	case tensor.Int16:
+		return numbers[int16](out, parquet.Value.Int32)
+	case tensor.Int32:
+		return numbers[int32](out, parquet.Value.Int32)
+	case tensor.Int64:
+		return numbers[int64](out, parquet.Value.Int64)
+	case tensor.Uint8:
+		return numbers[uint8](out, parquet.Value.Uint32)
+	case tensor.Uint16:
+		return numbers[uint16](out, parquet.Value.Uint32)
+	case tensor.Uint32:
+		return numbers[uint32](out, parquet.Value.Uint32)
+	default: // dtypeOf has no other type
+		return numbers[uint64](out, parquet.Value.Uint64)
+	}
+}
+
+// numbers is storing for types that Go converts.
+func numbers[T interface {
+	int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | float32 | float64
 	tensor.Element
-}, V int32 | int64 | uint32 | uint64](out *tensor.Tensor, get func(parquet.Value) V) func(i int, v parquet.Value) {
+}, V int32 | int64 | uint32 | uint64 | float32 | float64](out *tensor.Tensor, get func(parquet.Value) V) store {
+	return storing(out, func(v parquet.Value) T { return T(get(v)) }, func(f float64) T { return T(f) })
+}
+
+func storing[T tensor.Element](out *tensor.Tensor, of func(parquet.Value) T, from func(float64) T) store {
 	x := tensor.Data[T](out)
-	return func(i int, v parquet.Value) { x[i] = T(get(v)) }
+	return store{
+		put:    func(i int, v parquet.Value) { x[i] = of(v) },
+		number: func(i int, f float64) { x[i] = from(f) },
+	}
+}
+
+// half returns a value of float16, which the library has as two bytes.
+func half(v parquet.Value) tensor.F16 {
+	b := v.ByteArray()
+	return tensor.F16(uint16(b[0]) | uint16(b[1])<<8)
 }
 
 // value stores a value that is not null. It returns a text that is not among the categories.
@@ -803,39 +860,9 @@ func (s *sink) fill(i int, x any) bool {
 		s.text[i] = text
 	default:
 		f, _ := number(x)
-		setNumber(s.out, i, f)
+		s.number(i, f)
 	}
 	return true
-}
-
-// setNumber stores a number, rounded to the tensor's type.
-func setNumber(out *tensor.Tensor, i int, f float64) {
-	switch out.DType() {
-	case tensor.Bool:
-		tensor.Data[bool](out)[i] = f != 0
-	case tensor.Float16:
-		tensor.Data[tensor.F16](out)[i] = tensor.F16From(float32(f))
-	case tensor.Float32:
-		tensor.Data[float32](out)[i] = float32(f)
-	case tensor.Float64:
-		tensor.Data[float64](out)[i] = f
-	case tensor.Int8:
-		tensor.Data[int8](out)[i] = int8(f)
-	case tensor.Int16:
-		tensor.Data[int16](out)[i] = int16(f)
-	case tensor.Int32:
-		tensor.Data[int32](out)[i] = int32(f)
-	case tensor.Int64:
-		tensor.Data[int64](out)[i] = int64(f)
-	case tensor.Uint8:
-		tensor.Data[uint8](out)[i] = uint8(f)
-	case tensor.Uint16:
-		tensor.Data[uint16](out)[i] = uint16(f)
-	case tensor.Uint32:
-		tensor.Data[uint32](out)[i] = uint32(f)
-	case tensor.Uint64:
-		tensor.Data[uint64](out)[i] = uint64(f)
-	}
 }
 
 // Len implements [data.Dataset].
@@ -929,14 +956,14 @@ func (t *table) use(ctx context.Context, g *group) ([]*tensor.Tensor, error) {
 		if err := context.Cause(ctx); err != nil {
 			return nil, err
 		}
-		d, err := t.decode(g, k, false)
+		d, err := t.decode(g, k, false, t.o.RowGroupBytes-bytes)
 		if err != nil {
 			return nil, err
 		}
 		decoded = append(decoded, d.values)
 		bytes += int64(d.values.Memory().Bytes)
 		for _, s := range d.values.StringData() {
-			bytes += int64(len(s)) + 16
+			bytes += int64(len(s)) + textBytes
 		}
 	}
 	t.mu.Lock()

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	library "github.com/parquet-go/parquet-go"
 
@@ -363,6 +364,55 @@ func TestCorrupt(t *testing.T) {
 		var format *data.FormatError
 		if err != nil && !errors.As(err, &format) && !strings.Contains(err.Error(), "Options.Fill") {
 			t.Errorf("%v (%T)", err, err)
+		}
+	}
+}
+
+// TestRewritten checks that a file that is written again after Open is an error.
+func TestRewritten(t *testing.T) {
+	dir := t.TempDir()
+	name := write(t, dir, "a", 9, rowsOf(0, 20))
+	f, err := parquet.Open(t.Context(), []string{name}, parquet.Options{Fill: fill})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(write(t, dir, "b", 9, rowsOf(1, 21)), name); err != nil {
+		t.Fatal(err)
+	}
+	later := time.Now().Add(time.Minute)
+	if err := os.Chtimes(name, later, later); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := data.Hash(t.Context(), f.Rows); err == nil || !strings.Contains(err.Error(), "after it was opened") {
+		t.Errorf("reading a file that was written again: %v", err)
+	}
+}
+
+// TestRowGroupBytes checks the limit for numbers and texts.
+func TestRowGroupBytes(t *testing.T) {
+	type of struct {
+		X int64
+		S string
+	}
+	rows := make([]of, 1000)
+	for i := range rows {
+		rows[i].S = "a text of 30 bytes, more or less"
+	}
+	name := write(t, t.TempDir(), "rows", 1000, rows)
+	for _, c := range []struct {
+		column string
+		limit  int64
+		fails  bool
+	}{{"X", 7999, true}, {"X", 8000, false}, {"S", 48000, true}, {"S", 60000, false}} {
+		f, err := parquet.Open(t.Context(), []string{name}, parquet.Options{
+			Columns: []string{c.column}, RowGroupBytes: c.limit,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = data.Hash(t.Context(), f.Rows)
+		if c.fails != (err != nil) || err != nil && !strings.Contains(err.Error(), "larger than Options.RowGroupBytes") {
+			t.Errorf("column %s with %d bytes: %v", c.column, c.limit, err)
 		}
 	}
 }
