@@ -11,6 +11,7 @@ require (
 	github.com/gomlx/go-xla v0.4.3
 	github.com/gomlx/gomlx v0.28.2
 	github.com/prometheus/client_golang v1.25.0
+	github.com/rivo/uniseg v0.4.7
 	github.com/rogpeppe/go-internal v1.16.0
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.9

@@ -6,8 +6,8 @@
 //	sequences, err := data.Sequences(tokens, 128)
 //
 // It gives the tokens that Hugging Face's own library gives, for byte-level byte-pair encoding (GPT-2, Llama 3, Qwen
-// and most others since) and for WordPiece (BERT). It returns an error for files that need anything else, such as
-// SentencePiece's Unigram models.
+// and most others since), WordPiece (BERT) and SentencePiece's Unigram models (T5, ALBERT, XLM-R). It returns an error
+// for files that need anything else, such as SentencePiece's byte-pair encoding.
 package tokenizer
 
 import (
@@ -18,16 +18,18 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"unicode"
 
 	"github.com/dlclark/regexp2"
 	"github.com/gomlx/go-huggingface/tokenizers/api"
 	"github.com/gomlx/go-huggingface/tokenizers/hftokenizer"
-	"golang.org/x/text/unicode/norm"
 )
 
 // Tokenizer is a tokenizer of Hugging Face. Several goroutines may use it at once.
 type Tokenizer struct {
-	lib        *hftokenizer.Tokenizer
+	lib        *hftokenizer.Tokenizer // nil: unigram
+	unigram    *unigram
+	addedText  map[int32]string
 	size       int
 	added      []addedToken // the longest first
 	special    map[int32]bool
@@ -64,6 +66,15 @@ type step struct {
 	Behavior       string  `json:"behavior"`
 	Invert         bool    `json:"invert"`
 	Pattern        pattern `json:"pattern"`
+
+	Decoders      []step `json:"decoders"`
+	Replacement   string `json:"replacement"`
+	PrependScheme string `json:"prepend_scheme"`
+	Split         *bool  `json:"split"`
+	Content       string `json:"content"`
+	Charsmap      string `json:"precompiled_charsmap"`
+	StripLeft     bool   `json:"strip_left"`
+	StripRight    bool   `json:"strip_right"`
 }
 
 type pattern struct {
@@ -132,14 +143,19 @@ func parse(contents []byte) (*Tokenizer, error) {
 		return nil, fmt.Errorf("not a tokenizer.json: %w", err)
 	}
 	m := file.Model
-	if m.Type != "BPE" && m.Type != "WordPiece" {
-		return nil, fmt.Errorf("a model of type %q: supported are BPE of bytes and WordPiece", m.Type)
+	if m.Type != "BPE" && m.Type != "WordPiece" && m.Type != "Unigram" {
+		return nil, fmt.Errorf("a model of type %q: supported are BPE of bytes, WordPiece and Unigram", m.Type)
+	}
+	t := &Tokenizer{
+		added: file.AddedTokens, special: map[int32]bool{}, addedText: map[int32]string{},
+		normalize: func(s string) string { return s },
 	}
 	var vocabulary map[string]int32
-	if err := json.Unmarshal(m.Vocab, &vocabulary); err != nil || len(vocabulary) == 0 {
-		return nil, errors.New("the model has no vocabulary: want an object of tokens and their numbers")
+	if m.Type != "Unigram" {
+		if err := json.Unmarshal(m.Vocab, &vocabulary); err != nil || len(vocabulary) == 0 {
+			return nil, errors.New("the model has no vocabulary: want an object of tokens and their numbers")
+		}
 	}
-	t := &Tokenizer{added: file.AddedTokens, special: map[int32]bool{}, normalize: func(s string) string { return s }}
 	for token, id := range vocabulary {
 		if id < 0 {
 			return nil, fmt.Errorf("the token %q has the number %d", token, id)
@@ -150,13 +166,16 @@ func parse(contents []byte) (*Tokenizer, error) {
 		switch {
 		case a.Content == "" || a.ID < 0 || a.ID > 1<<30:
 			return nil, fmt.Errorf("the added token %q has the number %d", a.Content, a.ID)
-		case a.Lstrip || a.Rstrip || a.SingleWord:
+		case a.SingleWord, m.Type != "Unigram" && (a.Lstrip || a.Rstrip):
 			return nil, fmt.Errorf("the added token %q has lstrip, rstrip or single_word, which are not supported", a.Content)
 		}
 		t.size = max(t.size, a.ID+1)
-		t.special[int32(a.ID)] = a.Special
+		t.special[int32(a.ID)], t.addedText[int32(a.ID)] = a.Special, a.Content
 	}
 	slices.SortStableFunc(t.added, func(a, b addedToken) int { return len(b.Content) - len(a.Content) })
+	if m.Type == "Unigram" {
+		return t, t.parseUnigram(contents)
+	}
 	if m.Type == "BPE" {
 		switch {
 		case m.Dropout != nil && *m.Dropout > 0:
@@ -206,7 +225,7 @@ func (t *Tokenizer) setByteLevel(normalizer, pre *step) error {
 			steps = normalizer.Normalizers
 		}
 		for _, s := range steps {
-			form, ok := map[string]norm.Form{"NFC": norm.NFC, "NFD": norm.NFD, "NFKC": norm.NFKC, "NFKD": norm.NFKD}[s.Type]
+			form, ok := forms[s.Type]
 			if !ok {
 				return fmt.Errorf("a BPE model with the normalizer %q: supported are NFC, NFD, NFKC and NFKD", s.Type)
 			}
@@ -262,32 +281,53 @@ func (t *Tokenizer) Token(text string) (int32, bool) {
 
 // Encode implements [data.Tokenizer]. Added tokens in the text, such as <|endoftext|>, are found. It adds none.
 func (t *Tokenizer) Encode(text string) []int32 {
-	if !t.byteLevel {
+	if !t.byteLevel && t.unigram == nil {
 		return narrow(nil, t.lib.Encode(text))
 	}
 	var tokens []int32
-	for text != "" {
+	for begins := true; text != ""; begins = false {
 		at, next := len(text), (*addedToken)(nil)
 		for i, a := range t.added { // the first in the text; of several there, the longest
 			if k := strings.Index(text[:min(len(text), at+len(a.Content))], a.Content); k >= 0 && k < at {
 				at, next = k, &t.added[i]
 			}
 		}
-		tokens = t.encode(tokens, text[:at])
+		before, after := text[:at], ""
+		if next != nil {
+			after = text[at+len(next.Content):]
+			if next.Lstrip {
+				before = strings.TrimRightFunc(before, unicode.IsSpace)
+			}
+			if next.Rstrip {
+				after = strings.TrimLeftFunc(after, unicode.IsSpace)
+			}
+		}
+		tokens = t.encode(tokens, before, begins)
 		if next == nil {
 			break
 		}
-		tokens, text = append(tokens, int32(next.ID)), text[at+len(next.Content):]
+		tokens, text = append(tokens, int32(next.ID)), after
 	}
 	return tokens
 }
 
-// encode appends the tokens of a text without added tokens.
-func (t *Tokenizer) encode(tokens []int32, text string) []int32 {
+// encode appends the tokens of a text without added tokens. begins says that no other text is before it.
+func (t *Tokenizer) encode(tokens []int32, text string, begins bool) []int32 {
 	if text == "" {
 		return tokens
 	}
+	raw := text
 	text = t.normalize(text)
+	if u := t.unigram; u != nil {
+		if text == "" {
+			return tokens
+		}
+		begins = begins && !(u.strips && strings.TrimLeftFunc(raw, unicode.IsSpace) != raw)
+		for _, w := range u.words(text, begins) {
+			tokens = append(tokens, t.word(w)...)
+		}
+		return tokens
+	}
 	if t.prefix && !strings.HasPrefix(text, " ") {
 		text = " " + text
 	}
@@ -329,16 +369,7 @@ func (t *Tokenizer) word(w string) []int32 {
 	if tokens, ok := t.words.Load(w); ok {
 		return tokens.([]int32)
 	}
-	var mapped strings.Builder
-	for i := range len(w) {
-		mapped.WriteRune(letters[w[i]])
-	}
-	var tokens []int32
-	if id, ok := t.vocabulary[mapped.String()]; ok {
-		tokens = []int32{id}
-	} else {
-		tokens = narrow(nil, t.lib.Encode(mapped.String()))
-	}
+	tokens := t.tokensOf(w)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.count < wordsMax {
@@ -348,9 +379,26 @@ func (t *Tokenizer) word(w string) []int32 {
 	return tokens
 }
 
+func (t *Tokenizer) tokensOf(w string) []int32 {
+	if t.unigram != nil {
+		return t.unigram.word(w)
+	}
+	var mapped strings.Builder
+	for i := range len(w) {
+		mapped.WriteRune(letters[w[i]])
+	}
+	if id, ok := t.vocabulary[mapped.String()]; ok {
+		return []int32{id}
+	}
+	return narrow(nil, t.lib.Encode(mapped.String()))
+}
+
 // Decode implements [data.Tokenizer]. It drops special tokens, and numbers that are no tokens. WordPiece joins words by
 // single spaces.
 func (t *Tokenizer) Decode(tokens []int32) string {
+	if t.unigram != nil {
+		return t.unigram.decode(t, tokens)
+	}
 	wide := make([]int, 0, len(tokens))
 	for _, token := range tokens {
 		if !t.special[token] && token >= 0 && int(token) < t.size {

@@ -3,6 +3,7 @@ package tokenizer_test
 import (
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -16,7 +17,7 @@ var _ data.Tokenizer = (*tokenizer.Tokenizer)(nil)
 
 // TestHuggingFace compares tokens and decoded texts with those of Hugging Face's library (testdata/make.py).
 func TestHuggingFace(t *testing.T) {
-	for _, name := range []string{"gpt2", "llama3", "prefix", "bert"} {
+	for _, name := range []string{"gpt2", "llama3", "prefix", "bert", "unigram", "t5", "albert", "first", "fallback"} {
 		t.Run(name, func(t *testing.T) {
 			tok, err := tokenizer.Load("testdata/" + name + ".json")
 			if err != nil {
@@ -83,9 +84,25 @@ func TestUnsupported(t *testing.T) {
 		}
 		return string(b)
 	}
-	gpt2 := read("gpt2.json")
+	gpt2, unigram := read("gpt2.json"), read("unigram.json")
 	for _, c := range []struct{ name, contents, want string }{
-		{"unigram", read("unigram.json"), `type "Unigram"`},
+		{"word level", `{"model":{"type":"WordLevel"}}`, `type "WordLevel"`},
+		{"empty unigram", `{"model":{"type":"Unigram","unk_id":0,"vocab":[]}}`, "no vocabulary"},
+		{"unigram's unk_id", strings.Replace(unigram, `"unk_id":0`, `"unk_id":999`, 1), "unk_id 999"},
+		{"unigram without unk_id", strings.Replace(unigram, `"unk_id":0`, `"unk_id":null`, 1), "no unk_id"},
+		{"unigram's bytes", strings.Replace(unigram, `"byte_fallback":false`, `"byte_fallback":true`, 1), "lacks <0x00>"},
+		{
+			"unigram's pre-tokenizer", strings.Replace(unigram, `"pre_tokenizer":{"type":"Metaspace"`,
+				`"pre_tokenizer":{"type":"Whitespace"`, 1), `the pre-tokenizer "Whitespace"`,
+		},
+		{
+			"unigram's normalizer", strings.Replace(unigram, `"normalizer":null`, `"normalizer":{"type":"Nmt"}`, 1),
+			`the normalizer "Nmt"`,
+		},
+		{
+			"unigram's table", strings.Replace(unigram, `"normalizer":null`,
+				`"normalizer":{"type":"Precompiled","precompiled_charsmap":"/////w=="}`, 1), "precompiled_charsmap has 4 bytes",
+		},
 		{"not JSON", "hello", "not a tokenizer.json"},
 		{"no vocabulary", `{"model":{"type":"BPE"}}`, "no vocabulary"},
 		{"a byte", `{"model":{"type":"BPE","vocab":{"a":0}}}`, "lacks the byte 0x00"},
@@ -109,15 +126,18 @@ func TestUnsupported(t *testing.T) {
 	if _, err := tokenizer.Load("testdata/none.json"); err == nil || !strings.Contains(err.Error(), "none.json") {
 		t.Errorf("a missing file: %v", err)
 	}
-	_, err := tokenizer.Load("testdata/unigram.json")
-	if err == nil || !strings.Contains(err.Error(), "unigram.json: a model") {
+	wrong := filepath.Join(t.TempDir(), "wrong.json")
+	if err := os.WriteFile(wrong, []byte(`{"model":{"type":"X"}}`), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tokenizer.Load(wrong); err == nil || !strings.Contains(err.Error(), "wrong.json: a model") {
 		t.Errorf("got %v", err)
 	}
 }
 
 // FuzzParse checks that no file and no text make the package panic, and that tokens are in the vocabulary.
 func FuzzParse(f *testing.F) {
-	for _, name := range []string{"gpt2", "bert"} {
+	for _, name := range []string{"gpt2", "bert", "t5", "fallback"} {
 		contents, err := os.ReadFile("testdata/" + name + ".json")
 		if err != nil {
 			f.Fatal(err)

@@ -3,7 +3,7 @@
     pip install tokenizers==0.23.3 && python3 make.py
 """
 import json
-from tokenizers import Tokenizer, models, pre_tokenizers, decoders, trainers, normalizers, Regex
+from tokenizers import Tokenizer, models, pre_tokenizers, decoders, trainers, normalizers, AddedToken, Regex
 
 # A text with runs of spaces, numbers, contractions, other scripts and invalid merges over words.
 WORDS = """the of and a to in is you that it he was for on are as with his they at be this have from or one had by
@@ -71,7 +71,55 @@ t.normalizer, t.pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_
 t.decoder = decoders.WordPiece(cleanup=False)
 save("bert", t, trainers.WordPieceTrainer(vocab_size=400, special_tokens=["[UNK]", "[PAD]"]))
 
-t = Tokenizer(models.Unigram())
-t.pre_tokenizer, t.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-t.train_from_iterator(corpus(), trainers.UnigramTrainer(vocab_size=300, special_tokens=["<unk>"], unk_token="<unk>"))
-t.save("unigram.json", pretty=False)
+TEXTS += ["a <extra_id_0>  b<extra_id_1>c", "``quoted'' CAF\u00c9  x", "\ufb01ne\u3000wide e\u0301 A\u030a \u2460",
+          "\u2581marks \u2581\u2581 here", "\u65e5\u672c\u8a9e\u8a9e the \U0001f642\U0001f642", "   ", "\n"]
+
+
+def unigram(name, normalizer, spaces, scheme="always", split=True, added=(), fallback=False):
+    t = Tokenizer(models.Unigram())
+    meta = dict(prepend_scheme=scheme, split=split)
+    if normalizer:
+        t.normalizer = normalizer
+    t.pre_tokenizer, t.decoder = pre_tokenizers.Metaspace(**meta), decoders.Metaspace(prepend_scheme=scheme, split=split)
+    if spaces:
+        t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(**meta)])
+    special = ["<unk>"] + (["<0x%02X>" % b for b in range(256)] if fallback else [])
+    t.train_from_iterator(corpus(), trainers.UnigramTrainer(
+        vocab_size=300 + len(special), special_tokens=special, unk_token="<unk>"))
+    if fallback:
+        j = json.loads(t.to_str())
+        j["model"]["byte_fallback"], j["added_tokens"] = True, j["added_tokens"][:1]
+        t = Tokenizer.from_str(json.dumps(j))
+        t.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=scheme, split=split)])
+    t.add_special_tokens(list(added))
+    t.save(name + ".json", pretty=False)
+    write(name, t)
+
+
+# SentencePiece makes the table of replacements: python3 -m pip install sentencepiece==0.2.3 protobuf
+def charsmap():
+    import io
+    import tempfile
+    import sentencepiece as spm
+    from sentencepiece import sentencepiece_model_pb2
+    rules = {"\ufb01": "fi", "\u3000": " ", "\u00a0": " ", "e\u0301": "\u00e9", "\u2460": "1", "\u0085": "",
+             "A\u030a": "\u00c5"}
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv") as f:
+        for k, v in rules.items():
+            f.write("%s\t%s\n" % (" ".join("%X" % ord(c) for c in k), " ".join("%X" % ord(c) for c in v)))
+        f.flush()
+        out = io.BytesIO()
+        spm.SentencePieceTrainer.train(sentence_iterator=corpus(), model_writer=out, vocab_size=100,
+                                       normalization_rule_tsv=f.name, minloglevel=2)
+    return sentencepiece_model_pb2.ModelProto.FromString(out.getvalue()).normalizer_spec.precompiled_charsmap
+
+
+table = charsmap()
+N = normalizers
+unigram("unigram", None, False)
+unigram("t5", N.Precompiled(table), True, added=[
+    AddedToken("<extra_id_0>", lstrip=True, rstrip=True), AddedToken("<extra_id_1>", lstrip=True)])
+unigram("albert", N.Sequence([N.Replace("``", '"'), N.Replace("''", '"'), N.NFKD(), N.StripAccents(), N.Lowercase(),
+                              N.Precompiled(table), N.Replace(Regex(" {2,}"), " ")]), True)
+unigram("first", N.Sequence([N.Strip(), N.NFC()]), False, scheme="first", split=False)
+unigram("fallback", None, False, scheme="never", fallback=True)
