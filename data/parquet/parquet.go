@@ -63,7 +63,7 @@ type Options struct {
 	// CacheBytes is the size of the decoded row groups that are kept in memory. Default: 256 MiB.
 	CacheBytes int64
 	// RowGroupBytes limits the size of one decoded row group, of the columns that are read. A larger one is an error, as
-	// the file may be damaged: a few bytes can stand for billions of equal values. Default: 4 GiB.
+	// the file may be damaged: a few bytes can encode billions of equal values. Default: 4 GiB.
 	RowGroupBytes int64
 	// Index says where the hashes of the files' contents are kept, by which workers compare their data.
 	Index data.IndexOptions
