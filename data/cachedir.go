@@ -67,8 +67,11 @@ const (
 // another one. The times of image files and the weights of examples in memory count too. The fingerprint does not cover
 // the code of functions: remove the folder when a function has changed. Reading returns an error if a source has no
 // fingerprint, as [FromFunc] has none.
-// If a file cannot be written, because the disk is full for example, elements are read from their source as without
-// CacheDir.
+//
+// A folder that this process cannot write is an error, unless another process has filled it. If a file cannot be
+// written later, because the disk is full for example, elements are read from their source as without CacheDir. The
+// limit is that of the folder: a process counts what all have written when its pass begins, and what it writes itself.
+// So n processes that fill an empty folder in one pass may write n times the limit.
 func (p Pipeline) CacheDir(dir string, limit int64) Pipeline {
 	seekableParts("CacheDir", []Pipeline{p})
 	return Pipeline{&view{base: &cachedIn{src: p, dir: dir, limit: limit, where: map[uint64]cachePlace{}}}}
@@ -170,7 +173,7 @@ func (c *cachedIn) scan() error {
 		return err
 	}
 	if err := os.MkdirAll(dir, 0o777); err != nil {
-		return fmt.Errorf("data: CacheDir: %w", err)
+		return cacheFolderError(c.dir, err)
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -178,6 +181,16 @@ func (c *cachedIn) scan() error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if len(entries) == 0 {
+		f, err := os.CreateTemp(dir, "*.test")
+		if err != nil {
+			return cacheFolderError(c.dir, err)
+		}
+		_ = f.Close()
+		if err := os.Remove(f.Name()); err != nil {
+			return cacheFolderError(c.dir, err)
+		}
+	}
 	for _, e := range entries {
 		if filepath.Ext(e.Name()) != cacheSuffix {
 			continue
@@ -196,6 +209,11 @@ func (c *cachedIn) scan() error {
 		}
 	}
 	return nil
+}
+
+func cacheFolderError(dir string, err error) error {
+	return fmt.Errorf("data: CacheDir: the folder %s cannot be written: %w: want another, or one that a process with the "+
+		"same data has filled", dir, err)
 }
 
 // scanSegment adds the new elements of a segment, up to one that is not complete.

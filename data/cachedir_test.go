@@ -283,3 +283,27 @@ func FuzzCachedElement(f *testing.F) {
 		}
 	})
 }
+
+// TestCacheDirUnwritable checks that a folder that cannot be written is an error, and one that is filled is none.
+func TestCacheDirUnwritable(t *testing.T) {
+	p := numbers(0, 4)
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := data.Hash(t.Context(), p.CacheDir(file, 1<<20)); err == nil ||
+		!strings.Contains(err.Error(), "the folder "+file+" cannot be written") {
+		t.Errorf("a file instead of a folder: %v", err)
+	}
+	if os.Getuid() == 0 {
+		return // may write any folder
+	}
+	dir := t.TempDir()
+	folder := filepath.Join(dir, "cache")
+	if err := os.Mkdir(folder, 0o555); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := data.Hash(t.Context(), p.CacheDir(folder, 1<<20)); err == nil || !strings.Contains(err.Error(), folder) {
+		t.Errorf("a read-only folder: %v", err)
+	}
+}

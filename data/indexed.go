@@ -108,6 +108,33 @@ func (v *view) parts() []Pipeline {
 	}
 }
 
+// zips reports whether v reads a Zip, whose elements are those of no part.
+func (v *view) zips() bool {
+	base := v.base
+	for {
+		switch b := base.(type) {
+		case *zipped:
+			return true
+		case *mappedRows:
+			base = b.Seekable
+		default:
+			return false
+		}
+	}
+}
+
+// mapping returns p with the Map stages that v has.
+func (v *view) mapping(p Pipeline) Pipeline {
+	var stages []*mappedRows // the last first
+	for m, ok := v.base.(*mappedRows); ok; m, ok = m.Seekable.(*mappedRows) {
+		stages = append(stages, m)
+	}
+	for _, m := range slices.Backward(stages) {
+		p = p.mapWith(m.seed, m.f)
+	}
+	return p
+}
+
 // table returns the tensors in memory that v reads without a Map, or nil.
 func (v *view) table() *table {
 	i, _ := v.base.(indexed)

@@ -11,9 +11,13 @@ import (
 )
 
 // Padding says how examples of different lengths become a batch. An example is a [Batch], or another nest of tensors.
-// Its length is the first dimension of its first tensor. Every other tensor whose first dimension is that length is
-// padded too, at its end; the others, such as a label for the whole sequence, must have one shape.
+// Its length is the first dimension of its first tensor, which is padded at its end.
 type Padding struct {
+	// Also has the numbers of the other tensors whose first dimension is the length, and which are padded too, such as a
+	// label for each element of a sequence: of a Batch, the inputs count from 0, and the labels follow. It is an error if
+	// one of them has another length. All other tensors, such as a label for the whole sequence, stay as they are and
+	// must have one shape.
+	Also []int
 	// Value is the padding of every tensor ("" for strings). It must be a value of each tensor's type.
 	Value float64
 	// Label, if not nil, is the padding of the labels of a [Batch]: for example -1, or the number of a class that the loss
@@ -47,7 +51,7 @@ func (pad Padding) text() string {
 	if pad.Label != nil {
 		label = fmt.Sprint(*pad.Label)
 	}
-	return fmt.Sprint(pad.Value, label, pad.Mask, pad.LabelMask)
+	return fmt.Sprint(pad.Value, label, pad.Mask, pad.LabelMask, pad.Also)
 }
 
 // padTo pads every element to a length.
@@ -95,11 +99,18 @@ func (pad Padding) pad(e Element, length int) (Element, error) {
 	if err != nil {
 		return nil, err
 	}
-	for i, t := range list {
-		if t.Rank() == 0 || t.Shape()[0] != n || isBatch && t == b.Weights {
-			continue
+	for k, i := range append([]int{0}, pad.Also...) {
+		if slices.Contains(pad.Also[:max(k-1, 0)], i) || k > 0 && i == 0 {
+			continue // twice
 		}
-		value := pad.Value
+		if i < 0 || i >= len(list) || isBatch && list[i] == b.Weights {
+			return nil, fmt.Errorf("Padding.Also has tensor %d: it has %d tensors, the first with number 0", i, len(list))
+		}
+		t, value := list[i], pad.Value
+		if t.Rank() == 0 || t.Shape()[0] != n {
+			return nil, fmt.Errorf("tensor %d has the shape %v, and Padding.Also says that its first dimension is the "+
+				"example's length, %d", i, t.Shape(), n)
+		}
 		if isBatch && pad.Label != nil && i >= len(inputs) {
 			value = *pad.Label
 		}
@@ -353,6 +364,9 @@ type bucketLengths struct {
 	mu   sync.Mutex
 	list []int          // by index
 	byID map[uint64]int // if they are no indices
+
+	once    sync.Once
+	batches int // of epoch 0, after once
 }
 
 // Len implements [Dataset]. It is not known before the lengths are.
@@ -363,11 +377,13 @@ func (b *bucketed) Len() int {
 	if !known {
 		return -1
 	}
-	r, err := b.Open(context.Background())
-	if err != nil || r == nil {
-		return -1
-	}
-	return r.Len()
+	b.lengths.once.Do(func() {
+		b.lengths.batches = -1
+		if r, err := b.Open(context.Background()); err == nil && r != nil {
+			b.lengths.batches = r.Len()
+		}
+	})
+	return b.lengths.batches
 }
 
 // Iter implements [Dataset].
@@ -570,14 +586,27 @@ type Sample struct {
 }
 
 // Shapes returns a sample of the batches of each shape of ds, in the order of the buckets of its
-// [Pipeline.BucketByLength]. A bucket without examples has none. It returns nil if ds has no buckets, or no random
-// access.
+// [Pipeline.BucketByLength], also if [Concat], [Mix] or [Interleave] join several pipelines with buckets. A bucket
+// without examples has none. It returns nil if ds has no buckets, or no random access.
 func Shapes(ctx context.Context, ds Dataset) ([]Sample, error) {
-	var b *bucketed
-	for at := ds; b == nil; {
-		if x, ok := at.(*bucketed); ok {
-			b = x
-			break
+	for at := ds; ; {
+		var samples []Sample
+		var err error
+		switch x := at.(type) {
+		case *bucketed:
+			samples, err = x.samples(ctx)
+		case *view:
+			if !x.zips() {
+				samples, err = samplesOf(ctx, x.parts())
+			}
+		case *interleavedStream:
+			samples, err = samplesOf(ctx, x.parts)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if samples != nil {
+			return after(ctx, ds, at, samples)
 		}
 		src, _, ok := upstream(at)
 		if !ok {
@@ -585,25 +614,68 @@ func Shapes(ctx context.Context, ds Dataset) ([]Sample, error) {
 		}
 		at = src
 	}
-	inner, err := b.Open(ctx)
-	if inner == nil || err != nil {
+}
+
+// samplesOf returns the samples of all parts, of each shape and number of rows once.
+func samplesOf(ctx context.Context, parts []Pipeline) (list []Sample, err error) {
+	seen := map[string]bool{}
+	for _, p := range parts {
+		samples, err := Shapes(ctx, p)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range samples {
+			tensors, err := leaves(nil, s.Element)
+			if err != nil {
+				return nil, err
+			}
+			text := fmt.Sprint(s.Rows)
+			for _, t := range tensors {
+				text += fmt.Sprint(" ", t.DType(), t.Shape()[1:])
+			}
+			if !seen[text] {
+				seen[text], list = true, append(list, s)
+			}
+		}
+	}
+	return list, nil
+}
+
+// samples returns a batch of each bucket that has one.
+func (b *bucketed) samples(ctx context.Context) ([]Sample, error) {
+	r, err := b.Open(ctx)
+	if r == nil || err != nil {
 		return nil, err
 	}
-	reader := inner.(*bucketReader)
-	samples := []Sample{}
+	reader, samples := r.(*bucketReader), []Sample{}
 	for k := range b.b.Boundaries {
 		p := slices.Index(reader.bucket, uint16(k))
 		if p < 0 {
 			continue
 		}
-		// Stages after the buckets may change the elements: they read this batch only.
-		only := rewrite(ds, func(d Dataset) Dataset {
-			if d == Dataset(b) {
-				return &skipped{&taken{b, p + 1}, p}
+		e, err := reader.At(ctx, p)
+		if err != nil {
+			return nil, err
+		}
+		samples = append(samples, Sample{e, b.b.rows(k)})
+	}
+	return samples, nil
+}
+
+// after applies the stages of ds after the stage at, which may change elements, to its samples.
+func after(ctx context.Context, ds, at Dataset, samples []Sample) (list []Sample, err error) {
+	list = []Sample{}
+	for _, s := range samples {
+		r, err := Open(ctx, rewrite(ds, func(d Dataset) Dataset {
+			if d != at {
+				return nil
 			}
-			return nil
-		})
-		r, err := Open(ctx, only)
+			only := FromFunc(1, func(context.Context, int) (Element, error) { return s.Element, nil })
+			if v, ok := at.(*view); ok {
+				return v.mapping(only)
+			}
+			return only
+		}))
 		if err != nil {
 			return nil, err
 		}
@@ -614,7 +686,7 @@ func Shapes(ctx context.Context, ds Dataset) ([]Sample, error) {
 		if err != nil {
 			return nil, err
 		}
-		samples = append(samples, Sample{e, b.b.rows(k)})
+		list = append(list, Sample{e, s.Rows})
 	}
-	return samples, nil
+	return list, nil
 }

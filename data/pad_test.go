@@ -32,7 +32,7 @@ func asStream(p data.Pipeline) data.Pipeline {
 // TestPaddedBatch checks the contents of padded batches, with and without a length.
 func TestPaddedBatch(t *testing.T) {
 	p := ragged([]int{1, 3, 2})
-	pad := data.Padding{Value: 7, Label: new(-1.0), Mask: true, LabelMask: true}
+	pad := data.Padding{Also: []int{1}, Value: 7, Label: new(-1.0), Mask: true, LabelMask: true}
 	want := []string{
 		"[[1 7 7] [2 2 2]] [[1 0 0] [1 1 1]] [[0 -1 -1] [1 1 1]] [100 101] [[1 0 0] [1 1 1]]",
 		"[[3 3]] [[1 1]] [[2 2]] [102] [[1 1]]",
@@ -62,6 +62,8 @@ func TestPaddedBatch(t *testing.T) {
 		"element 2": asStream(p).BucketByLength(data.Buckets{ // the first one that is padded
 			Boundaries: []int{1, 3}, Rows: []int{2}, Padding: data.Padding{Value: 1.5},
 		}),
+		"tensor 2 has the shape [], and Padding.Also": p.PaddedBatch(2, 3, data.Padding{Also: []int{2}}),
+		"Padding.Also has tensor 3: it has 3 tensors": p.PaddedBatch(2, 3, data.Padding{Also: []int{1, 3}}),
 		"has no length": p.BucketByLength(data.Buckets{Boundaries: []int{3}, Rows: []int{2}, Lengths: []int{1, 3}}),
 	} {
 		if _, err := data.Hash(t.Context(), ds); err == nil || !strings.Contains(err.Error(), text) {
@@ -122,7 +124,7 @@ func TestBucketByLength(t *testing.T) {
 		b := data.Buckets{
 			Boundaries: rapid.SampledFrom([][]int{{9}, {3, 9}, {1, 2, 5, 12}}).Draw(rt, "boundaries"),
 			Full:       rapid.Bool().Draw(rt, "full"),
-			Padding:    data.Padding{Value: float64(rapid.IntRange(-1, 1).Draw(rt, "value"))},
+			Padding:    data.Padding{Also: []int{1}, Value: float64(rapid.IntRange(-1, 1).Draw(rt, "value"))},
 		}
 		b.Rows = rapid.SliceOfN(rapid.IntRange(1, 4), len(b.Boundaries), len(b.Boundaries)).Draw(rt, "rows")
 		if rapid.Bool().Draw(rt, "given") {
@@ -206,4 +208,59 @@ func TestBucketByLength(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestPaddingIsDeclared checks that a tensor whose first dimension happens to be the length stays as it is.
+func TestPaddingIsDeclared(t *testing.T) {
+	p := data.FromFunc(3, func(_ context.Context, i int) (data.Element, error) {
+		return data.Batch{
+			Inputs: []*tensor.Tensor{tensor.New(tensor.Int32, i+1)},
+			Labels: []*tensor.Tensor{tensor.Of([]float32{1, 2}), tensor.New(tensor.Int32, i+1)}, // one box, one class an element
+		}, nil
+	})
+	ds := p.PaddedBatch(3, 4, data.Padding{Also: []int{2, 0, 2}, Label: new(-1.0)})
+	for _, e := range collect(t, ds, 0) {
+		b := e.(data.Batch)
+		if got := fmt.Sprint(b.Inputs[0].Shape(), b.Labels[0].Shape(), b.Labels[1].Float64s()); got !=
+			"[3 4] [3 2] [0 -1 -1 -1 0 0 -1 -1 0 0 0 -1]" {
+			t.Errorf("got %s", got)
+		}
+	}
+}
+
+// TestShapesOfJoinedBuckets checks that the shapes of buckets in several parts are found, with the stages after them.
+func TestShapesOfJoinedBuckets(t *testing.T) {
+	part := func(boundary ...int) data.Pipeline {
+		return ragged([]int{1, 2, 3, 1}).BucketByLength(data.Buckets{
+			Boundaries: boundary, Rows: []int{2}, Padding: data.Padding{Also: []int{1}},
+		}).Map(
+			func(_ context.Context, e data.Element) (data.Element, error) {
+				b := e.(data.Batch)
+				return data.Batch{Inputs: b.Inputs}, nil
+			})
+	}
+	for name, ds := range map[string]data.Pipeline{
+		"Concat":     data.Concat(part(1, 3), part(2, 3), part(1, 3)),
+		"Interleave": data.Interleave(2, 1, part(1, 3), part(2, 3)).Prefetch(1),
+		"Mix":        data.Mix(9, 1, []float64{1, 2}, part(1, 3), part(2, 3)).Take(5),
+	} {
+		samples, err := data.Shapes(t.Context(), ds.Map(func(_ context.Context, e data.Element) (data.Element, error) {
+			b := e.(data.Batch)
+			return data.Batch{Inputs: append(b.Inputs, b.Inputs[0])}, nil
+		}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, s := range samples {
+			b := s.Element.(data.Batch)
+			got = append(got, fmt.Sprint(s.Rows, len(b.Inputs), b.Inputs[1].Shape()[1:]))
+		}
+		if want := []string{"2 2 [1]", "2 2 [3]", "2 2 [2]"}; !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+	if samples, err := data.Shapes(t.Context(), data.Concat(numbers(0, 4).Batch(2))); err != nil || samples != nil {
+		t.Errorf("without buckets: %v, %v", samples, err)
+	}
 }

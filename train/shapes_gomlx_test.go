@@ -309,3 +309,51 @@ func TestShapesMisuse(t *testing.T) {
 		t.Errorf("after that, %d steps, %v", h.Steps, err)
 	}
 }
+
+// TestJoinedBuckets trains on two pipelines with buckets after each other, whose shapes no configuration lists: equal
+// bits on one worker and on two.
+func TestJoinedBuckets(t *testing.T) {
+	part := func(n int, boundaries ...int) data.Pipeline {
+		return sentences(n, 12).Shuffle(1).BucketByLength(data.Buckets{
+			Boundaries: boundaries, Rows: []int{8}, Padding: data.Padding{Mask: true},
+		})
+	}
+	batches, want := data.Concat(part(30, 6, 12), part(20, 4, 12)).Prefetch(1), ""
+	for _, layout := range [][]int{{2}, {1, 1}} {
+		engines := make([]engine.Engine, len(layout))
+		for w, n := range layout {
+			e, err := gomlx.Open("go", gomlx.Options{Devices: n})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer e.Close()
+			engines[w] = e
+		}
+		hashes := make([]string, len(layout))
+		if err := errors.Join(overWorkersOn(t, layout, engines, func(w int, s *distribute.Strategy) error {
+			trainer, err := New(t.Context(), s, bagOfTokens(), Config{Data: batches, Seed: 1})
+			if err != nil {
+				return err
+			}
+			defer trainer.Close()
+			if n := len(trainer.shapes); n != 3 {
+				t.Errorf("%d shapes: want 3", n)
+			}
+			if _, err := trainer.Fit(t.Context(), batches, FitConfig{Epochs: 2}); err != nil {
+				return err
+			}
+			hashes[w], err = trainer.WeightsHash(t.Context())
+			return err
+		})...); err != nil {
+			t.Fatal(err)
+		}
+		for _, h := range hashes {
+			if want == "" {
+				want = h
+			}
+			if h != want {
+				t.Errorf("%v: weights %s, want %s", layout, h, want)
+			}
+		}
+	}
+}

@@ -176,7 +176,7 @@ func (o *predictFlags) print(w io.Writer, line prediction) error {
 	if name == "" {
 		name = strconv.Itoa(line.Row)
 	}
-	_, err := fmt.Fprintf(w, "%s\t%s\t%.4f\n", name, line.Class, line.Probability)
+	_, err := fmt.Fprintf(w, "%s\t%s\t%s\n", name, line.Class, shortest(line.Probability))
 	return err
 }
 
@@ -188,9 +188,12 @@ func (o *predictFlags) printNumber(w io.Writer, line predictedNumber) error {
 		}
 		return writeJSON(w, line)
 	}
-	_, err := fmt.Fprintf(w, "%d\t%.6g\n", line.Row, line.Value)
+	_, err := fmt.Fprintf(w, "%d\t%s\n", line.Row, shortest(line.Value))
 	return err
 }
+
+// shortest formats a number that was computed in float32, without loss.
+func shortest(x float64) string { return strconv.FormatFloat(x, 'g', -1, 32) }
 
 // likeliest returns the class of the largest logit, and its probability.
 func likeliest(logits []float32) (class int, probability float64) {

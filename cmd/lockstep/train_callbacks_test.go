@@ -97,6 +97,7 @@ func TestCallbackFlagMistakes(t *testing.T) {
 		"--early-stopping 3":                    "need --validation-split",
 		"--reduce-lr 3":                         "--reduce-lr needs --schedule constant",
 		"--warmup-steps 3 --schedule one-cycle": "--warmup-steps is for --schedule cosine",
+		"--warmup-steps 999999":                 "the schedule has only ",
 		"--schedule step --min-learning-rate 1": "--min-learning-rate is for --schedule cosine or linear, not step",
 		"--min-learning-rate 0.01":              "--min-learning-rate 0.01: want at most --learning-rate, which is 0.003",
 		"--min-learning-rate -1":                "--min-learning-rate -1: want at least 0",

@@ -159,6 +159,10 @@ func (r *trainRun) open() (err error) {
 	if r.flags.batchPerReplica > 0 {
 		r.batch = r.flags.batchPerReplica * r.strategy.NumReplicasInSync()
 	}
+	if w, planned := r.flags.callbacks.warmup, r.plannedSteps(); w > planned {
+		return usagef("--warmup-steps %d: the schedule has only %d steps, those of --epochs or --steps: want at most as many",
+			w, planned)
+	}
 	m := r.flags.newModel(r.set, r.optimizer())
 	if err := r.flags.callbacks.checkMonitor(m, &r.flags); err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/gomlx/compute/dtypes"
 	"github.com/gomlx/compute/shapes"
@@ -59,8 +60,13 @@ type Decoder struct {
 
 // NewDecoder returns a decoder of an empty sequence. step computes Continue for [CacheShape.Inputs] of one
 // token. block computes it for inBlock tokens, which is faster for long prompts; nil means that tokens are
-// computed one by one.
+// computed one by one. NewDecoder panics if step is nil, or if there is a block of less than one token. Append returns an
+// error if a predictor's outputs are not those of Continue for so many tokens.
 func NewDecoder(shape CacheShape, step, block Predictor, inBlock int) *Decoder {
+	if step == nil || block != nil && inBlock < 1 {
+		panic(fmt.Sprintf("models: NewDecoder with the step %v, and a block of %d tokens: want a step, and at least 1 token "+
+			"in a block", step, inBlock))
+	}
 	d := &Decoder{shape: shape, step: step, block: block, inBlock: inBlock}
 	for range 2 * shape.Blocks {
 		d.cache = append(d.cache, tensor.New(tensor.Float32, 1, shape.Heads, shape.Positions, shape.HeadWidth))
@@ -114,6 +120,9 @@ func (d *Decoder) compute(ctx context.Context, p Predictor, n int, tokens []int3
 		return nil, fmt.Errorf("models: Decoder: the model has %d outputs: want %d, those of Continue", len(out),
 			1+len(d.cache))
 	}
+	if err := d.check(out, n); err != nil {
+		return nil, err
+	}
 	width, positions := d.shape.HeadWidth, d.shape.Positions
 	for i, kept := range out[1:] {
 		to, from := tensor.Data[float32](d.cache[i]), tensor.Data[float32](kept)
@@ -123,6 +132,21 @@ func (d *Decoder) compute(ctx context.Context, p Predictor, n int, tokens []int3
 	}
 	d.length += len(tokens)
 	return tensor.Data[float32](out[0])[(len(tokens)-1)*d.shape.Vocabulary:][:d.shape.Vocabulary], nil
+}
+
+// check returns an error if the outputs are not those of Continue for one row of n tokens.
+func (d *Decoder) check(out []*tensor.Tensor, n int) error {
+	want := []int{1, n, d.shape.Vocabulary}
+	for i, x := range out {
+		if i > 0 {
+			want = []int{1, d.shape.Heads, n, d.shape.HeadWidth}
+		}
+		if x.DType() != tensor.Float32 || !slices.Equal(x.Shape(), want) {
+			return fmt.Errorf("models: Decoder: output %d of the model for %d tokens is %v of shape %v: want float32 of shape "+
+				"%v, as Continue gives for CacheShape.Inputs(%d)", i, n, x.DType(), x.Shape(), want, n)
+		}
+	}
+	return nil
 }
 
 // continuedInputs are the inputs of Continue.
