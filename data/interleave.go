@@ -15,8 +15,9 @@ type interleaved struct {
 
 // Interleave reads several parts in turn, as TensorFlow's interleave does with cycle_length and block_length: block
 // elements of each of cycle parts, one element after the other ([Pipeline.Prefetch] of a part reads ahead). A part that
-// ends is replaced by the next one, when it would be its turn again. The order is always the same. So sorted files are mixed without reading all of them. The result
-// has random access if all parts have it. Interleave panics unless cycle and block are positive.
+// ends is replaced by the next one, when it would be its turn again. The order is always the same. So sorted files are
+// mixed without reading all of them. The result has random access if all parts have it. Interleave panics unless cycle
+// and block are positive.
 func Interleave(cycle, block int, parts ...Pipeline) Pipeline {
 	if cycle < 1 || block < 1 {
 		panic(fmt.Sprintf("data: Interleave of %d parts and blocks of %d elements: want at least 1 of each", cycle, block))

@@ -101,7 +101,9 @@ func (t *Tokenizer) parseUnigram(contents []byte) error {
 		return err
 	}
 	if n := file.Normalizer; n != nil {
-		u.strips = slices.ContainsFunc(append(n.Normalizers, *n), func(s step) bool { return s.Type == "Strip" && s.StripLeft })
+		u.strips = slices.ContainsFunc(append(n.Normalizers, *n), func(s step) bool {
+			return s.Type == "Strip" && s.StripLeft
+		})
 	}
 	t.normalize, t.unigram = normalize, u
 	if err := u.setPreTokenizer(file.PreTokenizer); err != nil {

@@ -34,9 +34,9 @@ const flushEvery = 5 * time.Second
 
 // New returns a callback that writes event files (Keras' TensorBoard, with its tags). After an epoch it writes
 // epoch_loss, epoch_accuracy, … into train and, of the validation, into validation. Every EverySteps steps it writes
-// batch_loss, batch_learning_rate, batch_gradient_norm, and batch_gradient_noise_scale of the epoch so far; and after validations between steps
-// evaluation_loss_vs_iterations, …. The horizontal axis is always the number of steps; Keras' epoch_loss has that of
-// epochs. Every worker needs the callback; the chief writes.
+// batch_loss, batch_learning_rate, batch_gradient_norm, and batch_gradient_noise_scale of the epoch so far; and after
+// validations between steps evaluation_loss_vs_iterations, …. The horizontal axis is always the number of steps; Keras'
+// epoch_loss has that of epochs. Every worker needs the callback; the chief writes.
 // A training that resumes writes new files, and TensorBoard drops what an earlier process wrote after that step.
 func New(t *train.Trainer, cfg Config) (train.Callback, error) {
 	switch {

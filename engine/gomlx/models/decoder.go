@@ -60,8 +60,8 @@ type Decoder struct {
 
 // NewDecoder returns a decoder of an empty sequence. step computes Continue for [CacheShape.Inputs] of one
 // token. block computes it for inBlock tokens, which is faster for long prompts; nil means that tokens are
-// computed one by one. NewDecoder panics if step is nil, or if there is a block of less than one token. Append returns an
-// error if a predictor's outputs are not those of Continue for so many tokens.
+// computed one by one. NewDecoder panics if step is nil, or if there is a block of less than one token. Append
+// returns an error if a predictor's outputs are not those of Continue for so many tokens.
 func NewDecoder(shape CacheShape, step, block Predictor, inBlock int) *Decoder {
 	if step == nil || block != nil && inBlock < 1 {
 		panic(fmt.Sprintf("models: NewDecoder with the step %v, and a block of %d tokens: want a step, and at least 1 token "+
