@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"os"
 	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -29,7 +29,9 @@ type benchTrainFlags struct {
 	model, optimizer       string
 	engine, plugin, format string
 	replicas, globalBatch  int
-	rounds, steps          int
+	rounds                 int
+	steps                  int // 0: by time
+	stepsSet               bool
 	alone                  bool
 	step                   stepFlags
 	trace                  traceFlags
@@ -40,7 +42,7 @@ type benchTrainFlags struct {
 // Training is measured as the scripts of other libraries do: one round to warm up, then the median of the other rounds.
 const (
 	benchRounds       = 7
-	benchSteps        = 20 // of a round
+	benchSteps        = 20 // the least of a round
 	benchLearningRate = 0.01
 )
 
@@ -56,8 +58,8 @@ func newBenchTrain() *cobra.Command {
 		Use:   "train",
 		Short: "Measure training steps in images or sequences per second",
 		Long: fmt.Sprintf(`Train measures whole training steps on random images of MNIST's shape that
-are already in memory: %d steps to warm up, then the median of %d rounds of %d
-steps:
+are already in memory: one round to warm up, then the median of %d rounds of at
+least %d steps and %v each:
 
   lockstep model=mlp replicas=2 global_batch=128 images/s=12345
 
@@ -74,7 +76,7 @@ and the time to move the gradients' bytes once, which no step can avoid.
 
 With --workers the replicas are divided among so many processes of this machine,
 at most one per replica, each on its own cores. Under lockstep run it measures
-the workers of that job.`, benchSteps, benchRounds, benchSteps, benchSteps),
+the workers of that job.`, benchRounds, benchSteps, roundTime, benchSteps),
 		Example: `  lockstep bench train --model mlp --replicas 2 --global-batch 512
   lockstep bench train --model mlp --replicas 2 --workers 2 --format table
   lockstep bench train --model cnn --replicas 1 --global-batch 64 --engine xla
@@ -82,6 +84,7 @@ the workers of that job.`, benchSteps, benchRounds, benchSteps, benchSteps),
   lockstep bench train --model gpt --global-batch 32 --layers 6 --width 192 --heads 6`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.stepsSet = cmd.Flags().Changed("steps")
 			if !cmd.Flags().Changed("replicas") {
 				o.replicas = max(runtime.GOMAXPROCS(0), o.workers)
 			}
@@ -90,6 +93,9 @@ the workers of that job.`, benchSteps, benchRounds, benchSteps, benchSteps),
 			}
 			if err := o.checkMemory(); err != nil {
 				return err
+			}
+			if o.alone && o.steps == 0 {
+				o.steps = benchSteps
 			}
 			o.workers = min(o.workers, o.replicas)
 			job, err := o.job()
@@ -114,7 +120,8 @@ the workers of that job.`, benchSteps, benchRounds, benchSteps, benchSteps),
 	o.trace.add(f)
 	f.BoolVar(&o.alone, "alone", false, "also measure how much longer a step takes than its computation alone")
 	f.IntVar(&o.rounds, "rounds", benchRounds, "rounds to measure, after one to warm up")
-	f.IntVar(&o.steps, "steps", benchSteps, "steps of a round")
+	f.IntVar(&o.steps, "steps", 0, fmt.Sprintf("steps of a round (default at least %d and %v; %d with --alone)",
+		benchSteps, roundTime, benchSteps))
 	f.StringVar(&o.format, "format", "plain", "plain (one line, for other programs), table or json")
 	o.gptFlags.add(f, true)
 	o.workerFlags.add(f)
@@ -150,7 +157,7 @@ func (o *benchTrainFlags) check() error {
 		return usagef("--xla-plugin is for --engine xla, not %s", o.engine)
 	case o.rounds < 1:
 		return usagef("--rounds %d: want at least 1", o.rounds)
-	case o.steps < 1 || o.alone && o.steps < 2:
+	case o.stepsSet && (o.steps < 1 || o.alone && o.steps < 2):
 		return usagef("--steps %d: want at least 1, and at least 2 with --alone", o.steps)
 	case o.format != "plain" && o.format != "table" && o.format != "json":
 		return usagef("--format %s: want plain, table or json", o.format)
@@ -195,7 +202,7 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 		return err
 	}
 	batch := w.batch()
-	rounds := o.rounds
+	measured := o.rounds
 	var a *alone
 	var measureAlone train.Callback
 	if o.alone {
@@ -203,34 +210,36 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 			return err
 		}
 		defer func() { err = errors.Join(err, a.close()) }()
-		if measureAlone = a.callback(); rounds == benchRounds {
-			rounds = aloneRounds
+		if measureAlone = a.callback(); measured == benchRounds {
+			measured = aloneRounds
 		}
 	}
 	times := &stepClock{recorder: s.trainer.Timeline()}
-	var rates []float64
-	var start time.Time
-	history, err := s.trainer.Fit(ctx, data.FromTensors(batch).Batch(o.globalBatch), train.FitConfig{
-		Epochs: 1 + rounds, StepsPerEpoch: o.steps, Accumulate: o.step.accumulate,
+	r := rounds{steps: o.steps, count: measured, clock: times}
+	fit := train.FitConfig{
+		Epochs: 1 + measured, StepsPerEpoch: o.steps, Accumulate: o.step.accumulate,
 		Callbacks: []train.Callback{in.callback(), {
-			OnEpochBegin: func(context.Context, train.EpochBegin) error { start = time.Now(); return nil },
-			OnStepEnd:    func(context.Context, train.Step) error { steps.Add(1); times.add(); return nil },
-			OnEpochEnd: func(_ context.Context, e train.Epoch) error {
-				if e.Epoch == 0 {
-					times.reset()
-				} else {
-					rates = append(rates, float64(e.Examples)/time.Since(start).Seconds())
+			OnEpochBegin: func(context.Context, train.EpochBegin) error { r.begin(); return nil },
+			OnStepEnd: func(_ context.Context, e train.Step) error {
+				steps.Add(1)
+				if r.add(e.Examples); r.done() && o.steps == 0 && s.chief() {
+					return train.ErrStop
 				}
 				return nil
 			},
 		}, measureAlone},
-	})
+	}
+	if o.steps == 0 {
+		fit.Epochs, fit.StepsPerEpoch = 1, math.MaxInt32
+	}
+	history, err := s.trainer.Fit(ctx, data.FromTensors(batch).Batch(o.globalBatch), fit)
 	switch {
 	case err != nil:
 		return err
-	case history.Stopped:
+	case history.Stopped && (o.steps > 0 || s.chief() && !r.done()):
 		return errInterrupted
 	}
+	rates := r.rates
 	parts, memory := times.perStep(), peakMemory()
 	if o.format != "plain" {
 		if parts.communication, err = s.trainer.CommunicationTime(in, benchSteps); err != nil {

@@ -22,7 +22,7 @@ var quickly = [][]string{
 	{"bench", "allreduce", "--sizes=4", "--calls=1"},
 	{"bench", "allreduce", "--transport=shm", "--sizes=4", "--calls=1"},
 	{"bench", "broadcast", "--transport=tcp", "--sizes=4", "--calls=1"},
-	{"bench", "train", "--replicas=1", "--global-batch=1"},
+	{"bench", "train", "--replicas=1", "--global-batch=1", "--steps=20"},
 	{"train", "--replicas=1", "--steps=1", "--global-batch=8", "--progress=none"},
 	{"train", "--replicas=1", "--batch-per-replica=8", "--epochs=0", "--progress=none"},
 	{"train", "--strategy=multi-worker", "--replicas=1", "--epochs=0", "--progress=none"},

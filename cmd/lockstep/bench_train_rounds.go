@@ -1,0 +1,45 @@
+package main
+
+import "time"
+
+// roundTime is the least time of a round whose number of steps is not given. A step of a small model on XLA takes 1 ms:
+// 20 of them end before its threads and the processor's clock are steady.
+const roundTime = time.Second
+
+// rounds measures rounds of steps. The first one is to warm up.
+type rounds struct {
+	steps int        // of a round; 0: at least [benchSteps], and roundTime
+	count int        // rounds to measure
+	clock *stepClock // reset after the first round
+	rates []float64  // examples per second of each measured round
+
+	warm           bool
+	start          time.Time
+	made, examples int // in this round
+}
+
+// begin starts a round.
+func (r *rounds) begin() { r.start, r.made, r.examples = time.Now(), 0, 0 }
+
+// done reports whether all rounds are measured.
+func (r *rounds) done() bool { return len(r.rates) >= r.count }
+
+// add counts a step that just ended, and ends the round if it is complete.
+func (r *rounds) add(examples int) {
+	if r.done() {
+		return
+	}
+	r.clock.add()
+	r.made, r.examples = r.made+1, r.examples+examples
+	elapsed := time.Since(r.start)
+	switch {
+	case r.steps > 0 && r.made < r.steps, r.steps == 0 && (r.made < benchSteps || elapsed < roundTime):
+		return
+	case !r.warm:
+		r.warm = true
+		r.clock.reset()
+	default:
+		r.rates = append(r.rates, float64(r.examples)/elapsed.Seconds())
+	}
+	r.begin()
+}
