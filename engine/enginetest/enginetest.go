@@ -1398,97 +1398,90 @@ func testBatchBuffers(t *testing.T, c Config) {
 func testShapes(t *testing.T, c Config) {
 	const replicas, rows, evaluated = 2, 4, 12
 	e := open(t, c, replicas)
-	for _, model := range []struct {
-		name string
-		m    engine.Model
-	}{{"plain", c.Plain()}, {"averages", c.Averaging()}} {
-		t.Run(model.name, func(t *testing.T) {
-			p := mustCompile(t, model.m, e, spec(e, replicas, rows))
-			shaped, ok := p.(engine.Shaped)
-			if !ok {
-				t.Skip("the engine has one shape")
+	p := mustCompile(t, c.Averaging(), e, spec(e, replicas, rows))
+	shaped, ok := p.(engine.Shaped)
+	if !ok {
+		t.Skip("the engine has one shape")
+	}
+	add := func(s engine.Shape) error { return shaped.AddShape(t.Context(), s) }
+	like := spec(e, replicas, rows)
+	for _, s := range []engine.Shape{
+		{Rows: 2 * rows, Inputs: like.Inputs, Labels: like.Labels, Training: true},
+		{Rows: evaluated, Inputs: like.Inputs, Labels: like.Labels},
+	} {
+		if err := add(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var programs []engine.Program // by rows / 4
+	for _, n := range []int{rows, 2 * rows, evaluated} {
+		programs = append(programs, mustCompile(t, c.Averaging(), e, spec(e, replicas, n)))
+	}
+	both := func(p engine.Program, n int, seed uint64) {
+		b := batch(seed, replicas*n)
+		for r := range replicas {
+			gradients(t, p, r, part(b, replicas, r, n), float64(replicas*n))
+		}
+		for d := range replicas {
+			if err := Update(t.Context(), p, d, d); err != nil {
+				t.Fatal(err)
 			}
-			add := func(s engine.Shape) error { return shaped.AddShape(t.Context(), s) }
-			like := spec(e, replicas, rows)
-			for _, s := range []engine.Shape{
-				{Rows: 2 * rows, Inputs: like.Inputs, Labels: like.Labels, Training: true},
-				{Rows: evaluated, Inputs: like.Inputs, Labels: like.Labels},
-			} {
-				if err := add(s); err != nil {
-					t.Fatal(err)
-				}
-			}
-			var programs []engine.Program // by rows / 4
-			for _, n := range []int{rows, 2 * rows, evaluated} {
-				programs = append(programs, mustCompile(t, model.m, e, spec(e, replicas, n)))
-			}
-			both := func(p engine.Program, n int, seed uint64) {
-				b := batch(seed, replicas*n)
-				for r := range replicas {
-					gradients(t, p, r, part(b, replicas, r, n), float64(replicas*n))
-				}
-				for d := range replicas {
-					if err := Update(t.Context(), p, d, d); err != nil {
+		}
+		p.Commit()
+	}
+	for i, n := range []int{rows, 2 * rows, rows, 2 * rows, 2 * rows} {
+		both(p, n, uint64(i))
+		one := programs[n/rows-1]
+		both(one, n, uint64(i))
+		for r := range replicas {
+			sameBits(t, fmt.Sprintf("step %d, replica %d", i, r), read(t, p, r), read(t, one, r))
+			for _, other := range programs {
+				for v, x := range read(t, p, r) {
+					if err := other.Write(r, v, x); err != nil {
 						t.Fatal(err)
 					}
 				}
-				p.Commit()
 			}
-			for i, n := range []int{rows, 2 * rows, rows, 2 * rows, 2 * rows} {
-				both(p, n, uint64(i))
-				one := programs[n/rows-1]
-				both(one, n, uint64(i))
-				for r := range replicas {
-					sameBits(t, fmt.Sprintf("step %d, replica %d", i, r), read(t, p, r), read(t, one, r))
-					for _, other := range programs {
-						for v, x := range read(t, p, r) {
-							if err := other.Write(r, v, x); err != nil {
-								t.Fatal(err)
-							}
-						}
-					}
-				}
-			}
-			for i, n := range []int{rows, 2 * rows, evaluated} {
-				b := batch(9, n)
-				loss, metrics, err := p.Evaluate(t.Context(), 1, b, float64(n))
-				if err != nil {
-					t.Fatal(err)
-				}
-				wantLoss, wantMetrics, err := programs[i].Evaluate(t.Context(), 1, b, float64(n))
-				if err != nil || loss != wantLoss || !slices.Equal(metrics, wantMetrics) {
-					t.Errorf("%d rows: loss %v, metrics %v, want %v, %v, %v", n, loss, metrics, wantLoss, wantMetrics, err)
-				}
-				out, err := p.Predict(t.Context(), 0, b.Inputs)
-				if err != nil {
-					t.Fatal(err)
-				}
-				want, err := programs[i].Predict(t.Context(), 0, b.Inputs)
-				if err != nil {
-					t.Fatal(err)
-				}
-				sameBits(t, fmt.Sprintf("predictions of %d rows", n), out, want)
-			}
-			if _, err := Gradients(t.Context(), p, 0, batch(1, evaluated), 1, [3]uint64{}); err == nil {
-				t.Error("a batch of a shape for evaluation was trained on")
-			}
-			p.Discard()
-			if _, err := Gradients(t.Context(), p, 0, batch(1, rows+1), 1, [3]uint64{}); err == nil {
-				t.Error("a batch of an unknown shape was trained on")
-			}
-			p.Discard()
-			wide := engine.Feature{DType: tensor.Float32, Shape: []int{Features + 1}}
-			if err := add(engine.Shape{
-				Rows: rows, Inputs: []engine.Feature{wide}, Labels: like.Labels, Training: true,
-			}); err == nil {
-				t.Error("a shape was added that needs variables of other shapes")
-			}
-			if err := add(engine.Shape{Rows: 0, Inputs: like.Inputs, Labels: like.Labels}); err == nil {
-				t.Error("a shape without rows was added")
-			}
-			both(p, rows, 7) // what failed has changed nothing
-		})
+		}
 	}
+	for i, n := range []int{rows, 2 * rows, evaluated} {
+		b := batch(9, n)
+		loss, metrics, err := p.Evaluate(t.Context(), 1, b, float64(n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantLoss, wantMetrics, err := programs[i].Evaluate(t.Context(), 1, b, float64(n))
+		if err != nil || loss != wantLoss || !slices.Equal(metrics, wantMetrics) {
+			t.Errorf("%d rows: loss %v, metrics %v, want %v, %v, %v", n, loss, metrics, wantLoss, wantMetrics, err)
+		}
+		out, err := p.Predict(t.Context(), 0, b.Inputs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := programs[i].Predict(t.Context(), 0, b.Inputs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sameBits(t, fmt.Sprintf("predictions of %d rows", n), out, want)
+	}
+	if _, err := Gradients(t.Context(), p, 0, batch(1, evaluated), 1, [3]uint64{}); err == nil {
+		t.Error("a batch of a shape for evaluation was trained on")
+	}
+	p.Discard()
+	if _, err := Gradients(t.Context(), p, 0, batch(1, rows+1), 1, [3]uint64{}); err == nil {
+		t.Error("a batch of an unknown shape was trained on")
+	}
+	p.Discard()
+	wide := engine.Feature{DType: tensor.Float32, Shape: []int{Features + 1}}
+	if err := add(engine.Shape{
+		Rows: rows, Inputs: []engine.Feature{wide}, Labels: like.Labels, Training: true,
+	}); err == nil {
+		t.Error("a shape was added that needs variables of other shapes")
+	}
+	if err := add(engine.Shape{Rows: 0, Inputs: like.Inputs, Labels: like.Labels}); err == nil {
+		t.Error("a shape without rows was added")
+	}
+	both(p, rows, 7) // what failed has changed nothing
 }
 
 func testWrongArguments(t *testing.T, c Config) {

@@ -46,9 +46,6 @@ func cutModel(forward models.Forward) *gomlx.Model {
 func TestCutsKeepBits(t *testing.T) {
 	eachEngine(t, 1, func(t *testing.T, e engine.Engine) {
 		for _, m := range cutModels {
-			if e.Name() == "xla" && m.name == "normalised" && testing.Short() {
-				continue // XLA compiles for seconds
-			}
 			t.Run(m.name, func(t *testing.T) {
 				var first []*tensor.Tensor
 				for _, bytes := range []int{1 << 30, 1 << 14, 1} {
