@@ -12,7 +12,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -71,8 +70,7 @@ type Spec struct {
 	// be the same on all workers. Another value may change the bits of results.
 	BucketBytes int
 	// Shards divides the update of the parameters, and with it the optimizer's slots, among the devices of the
-	// job: shard [Owners](parameters, Shards)[i] updates parameter i. 0 and 1 mean that every device updates
-	// every parameter.
+	// job: Program.Shares lists what each shard updates. 0 and 1 mean that every device updates every parameter.
 	Shards int
 	// DeviceShards is the shard of each device, from 0 to Shards-1. It is needed if Shards is more than 1. An
 	// optimizer that combines gradients of several parameters cannot be sharded.
@@ -93,30 +91,6 @@ func (s Spec) DeviceOf(replica int) int {
 		return s.ReplicaDevices[replica]
 	}
 	return replica
-}
-
-// Owners assigns each parameter, whole, to one of n shards, so that the shards have about the same number of
-// bytes: in the order of their sizes, largest first, each parameter goes to the shard with the fewest bytes.
-// Of equal ones the first counts. The result is the same in every process. (The owners of package distribute's
-// Bucket.Owners are replica ids; these are shards.)
-func Owners(parameters []Variable, n int) []int {
-	order := make([]int, len(parameters))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortStableFunc(order, func(a, b int) int { return parameters[b].Bytes() - parameters[a].Bytes() })
-	owners, bytes := make([]int, len(parameters)), make([]int, n)
-	for _, i := range order {
-		least := 0
-		for k := range bytes {
-			if bytes[k] < bytes[least] {
-				least = k
-			}
-		}
-		owners[i] = least
-		bytes[least] += parameters[i].Bytes()
-	}
-	return owners
 }
 
 // ErrNotOwned is the error of Program.Read for a slot of a parameter that another shard owns.
@@ -413,8 +387,8 @@ type Program interface {
 	// engine, Spec.Replicas and Spec.BucketBytes. It is one bucket if the job has one replica.
 	Buckets() []Bucket
 	// Parts lists the groups of parameters that one Update computes on a device: each consists of whole buckets,
-	// without the parameters that other shards own. It is one group if the optimizer combines gradients of
-	// several parameters.
+	// without what other shards own, or of the device's share of one parameter that is divided. It is one group if the
+	// optimizer combines gradients of several parameters.
 	Parts(device int) [][]int
 
 	// NewBatch returns a zeroed batch with inputs, labels and weights, which Gradients, Evaluate and Predict
@@ -447,11 +421,15 @@ type Program interface {
 	// changes no bit. Each part is updated once per step, in any order.
 	Update(ctx context.Context, device, replica, part int, factor float64) error
 	// Updated returns the memory of a parameter's new value on a device. Host code can read and write it. It
-	// belongs to the caller from the parameter's Update until Commit or Discard. If another shard owns the
-	// parameter, the caller must fill it in every step before Commit; its first contents are undefined.
+	// belongs to the caller from the parameter's Update until Commit or Discard. The caller must fill the elements
+	// that other shards own in every step before Commit; their first contents are undefined.
 	Updated(device, parameter int) (*tensor.Tensor, error)
-	// Owned reports whether a device keeps a variable. It does not keep the slots of parameters that other shards own.
-	Owned(device, variable int) bool
+	// Shares lists which shard updates which elements of the parameters, as [Shares] does for Spec.Shards. Parameters
+	// are divided only if the optimizer works element by element. The result is the same in every process.
+	Shares() []Share
+	// Kept returns the range of a variable's elements that a device keeps: all, or, of the slots of parameters, those
+	// that belong to the shares of its shard. It is empty if the device keeps none.
+	Kept(device, variable int) (from, to int)
 
 	// Commit makes the new values visible: those of Update and Updated, and of the variables that Gradients
 	// changed. After Gradients alone, it makes only the latter visible.
@@ -466,10 +444,11 @@ type Program interface {
 	Predict(ctx context.Context, replica int, inputs []*tensor.Tensor) ([]*tensor.Tensor, error)
 
 	// Read returns a copy of a variable's value on a replica: of a mirrored variable, that of its device.
-	// variable is an index into Variables. Reading a slot that another shard owns returns [ErrNotOwned].
+	// variable is an index into Variables. Of a slot of which the device keeps a part, Read returns that part, as a
+	// vector; of one that another shard owns, [ErrNotOwned].
 	Read(replica, variable int) (*tensor.Tensor, error)
 	// Write sets a variable's value on a replica, or on its device if it is mirrored. It copies the value. It
-	// returns an error if dtype or shape differ. Writing a slot that another shard owns has no effect.
+	// returns an error if dtype or shape differ. The device keeps its part of a slot, see Kept.
 	Write(replica, variable int, value *tensor.Tensor) error
 	// Close frees programs and state.
 	Close() error

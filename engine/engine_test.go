@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -16,9 +17,9 @@ func TestRole(t *testing.T) {
 	}
 }
 
-// TestOwners checks that every parameter has an owner, that shards are balanced, and that the order among equals is
-// fixed.
-func TestOwners(t *testing.T) {
+// TestShares checks that every element has one owner, that shards are balanced even if one parameter has most elements,
+// and that the order among equals is fixed.
+func TestShares(t *testing.T) {
 	variables := func(lengths ...int) (list []engine.Variable) {
 		for _, n := range lengths {
 			list = append(list, engine.Variable{DType: tensor.Float32, Shape: []int{n}})
@@ -28,16 +29,55 @@ func TestOwners(t *testing.T) {
 	for _, test := range []struct {
 		lengths []int
 		shards  int
-		want    []int
+		want    []int // owners, if nothing is divided
 	}{
 		{[]int{1, 2, 3}, 1, []int{0, 0, 0}},
 		{[]int{5, 5, 5, 5}, 2, []int{0, 1, 0, 1}},
 		{[]int{1, 2, 3, 4, 10}, 2, []int{1, 1, 1, 1, 0}},
 		{[]int{7, 1}, 4, []int{0, 1}},
-		{nil, 3, []int{}},
+		{[]int{0, 1}, 2, []int{1, 0}},
+		{nil, 3, nil},
 	} {
-		if got := engine.Owners(variables(test.lengths...), test.shards); !slices.Equal(got, test.want) {
-			t.Errorf("parameters of lengths %v in %d shards: owners %v, want %v", test.lengths, test.shards, got, test.want)
+		for _, divide := range []bool{false, true} { // all are too small
+			var got []int
+			for i, s := range engine.Shares(variables(test.lengths...), test.shards, divide) {
+				if got = append(got, s.Owner); s.Parameter != i || s.From != 0 || s.To != test.lengths[i] {
+					t.Errorf("lengths %v: share %+v, want parameter %d whole", test.lengths, s, i)
+				}
+			}
+			if !slices.Equal(got, test.want) {
+				t.Errorf("parameters of lengths %v in %d shards: owners %v, want %v", test.lengths, test.shards, got, test.want)
+			}
+		}
+	}
+	for seed := range uint64(300) {
+		r := rand.New(rand.NewPCG(seed, 5))
+		shards, total := 2+r.IntN(7), 0
+		lengths := make([]int, 1+r.IntN(9))
+		for i := range lengths {
+			lengths[i] = r.IntN(1 << r.IntN(24))
+			total += lengths[i]
+		}
+		if r.IntN(2) == 0 { // one has most elements
+			lengths[0] = 2*total + 1
+			total += lengths[0]
+		}
+		list := engine.Shares(variables(lengths...), shards, true)
+		of, at := make([]int, shards), make([]int, len(lengths))
+		seen := map[[2]int]bool{}
+		for _, s := range list {
+			if s.From != at[s.Parameter] || s.To <= s.From && lengths[s.Parameter] > 0 || s.From%engine.ShareElements != 0 ||
+				seen[[2]int{s.Parameter, s.Owner}] {
+				t.Fatalf("seed %d, lengths %v: share %+v of %v", seed, lengths, s, list)
+			}
+			at[s.Parameter], seen[[2]int{s.Parameter, s.Owner}] = s.To, true
+			of[s.Owner] += s.To - s.From
+		}
+		if !slices.Equal(at, lengths) {
+			t.Fatalf("seed %d: shares cover %v of %v", seed, at, lengths)
+		}
+		if most := slices.Max(of); total >= 16*shards*engine.ShareElements && most > total/shards*17/16+shards {
+			t.Errorf("seed %d, lengths %v: shards of %v elements, want at most %d", seed, lengths, of, total/shards*17/16)
 		}
 	}
 }

@@ -554,6 +554,7 @@ func FuzzSnapshotState(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add([]byte(`{"replicas":1,"global_batch":7,"seed":3,"fit":{"epoch":1,"pass":9,"batch":5,"batches":3}}`))
+	f.Add([]byte(`{"replicas":1,"global_batch":7,"seed":3,"divided":{"weights":[2],"momentum/weights":[-1]}}`))
 	f.Fuzz(func(t *testing.T, state []byte) {
 		s, err := SnapshotOf(&checkpoint.Contents{State: state, Tensors: good.Tensors})
 		if err != nil {

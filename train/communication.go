@@ -88,7 +88,7 @@ func (t *Trainer) exchangeAll(ctx context.Context, r *distribute.Replica, p *par
 	}
 	for k := 0; t.shards != nil && k < len(t.buckets); k++ {
 		h, err := r.StartGatherFromOwners(ctx, distribute.Bucket{
-			Dst: p.gradients[k], Src: p.gradients[k], Names: t.buckets[k].names, Owners: t.buckets[k].owners,
+			Dst: p.pieces[k], Src: p.pieces[k], Names: t.buckets[k].pieceNames, Owners: t.buckets[k].owners,
 		})
 		if err != nil {
 			return err

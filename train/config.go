@@ -49,10 +49,10 @@ type Config struct {
 	// exchanged in each step.
 	DiLoCo *DiLoCo
 	// ShardOptimizer divides the optimizer's state and the update of the parameters among the devices of the job, as
-	// DeepSpeed's ZeRO stage 1 and PyTorch's ZeroRedundancyOptimizer do: each device updates whole parameters of about
-	// the same total size, and has the slots of those only. Gradients are reduced to the owners, which then send the
-	// new values to all devices. The bits of weights and slots are those of ShardOff. It must be the same on all
-	// workers.
+	// DeepSpeed's ZeRO stage 1 and PyTorch's ZeroRedundancyOptimizer do: each device updates parameters of about the
+	// same total size, and has the slots of those only. Large ones are divided, if the optimizer works element by
+	// element. Gradients are reduced to the owners, which then send the new values to all devices. The bits of weights
+	// and slots are those of ShardOff. It must be the same on all workers.
 	ShardOptimizer Sharding
 	// Progress, if not nil, is called when a phase begins, with the step (from 1) and the phase. It is called
 	// several times a step, by the goroutine that does the work (for several replicas, that of the first

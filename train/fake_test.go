@@ -57,7 +57,7 @@ func (m fakeModel) Compile(_ context.Context, _ engine.Engine, spec engine.Spec)
 	if err := m.failed("compile", 0); err != nil {
 		return nil, err
 	}
-	p := &fakeProgram{model: m, spec: spec, owners: engine.Owners(fakeVariables[:2], max(spec.Shards, 1))}
+	p := &fakeProgram{model: m, spec: spec, shares: engine.Shares(fakeVariables[:2], max(spec.Shards, 1), false)}
 	p.buckets = []engine.Bucket{{Parameters: []int{1}, Bytes: 16}, {Parameters: []int{0}, Bytes: 8}}
 	if spec.Replicas == 1 {
 		p.buckets = []engine.Bucket{{Parameters: []int{0, 1}, Bytes: 24}}
@@ -81,7 +81,7 @@ func (m fakeModel) Compile(_ context.Context, _ engine.Engine, spec engine.Spec)
 			copy(r.next[1], r.now[1])
 		}
 		for i := 2; i < fakeAverage; i++ { // what another shard owns must not be used
-			if !p.Owned(spec.DeviceOf(replica), i) {
+			if !p.owned(spec.DeviceOf(replica), i) {
 				for j := range r.now[i] {
 					r.now[i][j], r.next[i][j] = math.NaN(), math.NaN()
 				}
@@ -132,7 +132,7 @@ func (r *fakeReplica) gradient(parameter int) []float64 {
 type fakeProgram struct {
 	model    fakeModel
 	spec     engine.Spec
-	owners   []int // by parameter: the shard, if updates are sharded
+	shares   []engine.Share // one for each parameter
 	buckets  []engine.Bucket
 	replicas []*fakeReplica
 	devices  []*fakeDevice
@@ -169,7 +169,7 @@ func (p *fakeProgram) Close() error                  { p.closed = true; return n
 // Parts has a part for each bucket of which the device owns parameters.
 func (p *fakeProgram) Parts(device int) (parts [][]int) {
 	for _, b := range p.buckets {
-		part := slices.DeleteFunc(slices.Clone(b.Parameters), func(i int) bool { return !p.Owned(device, 2+i) })
+		part := slices.DeleteFunc(slices.Clone(b.Parameters), func(i int) bool { return !p.owned(device, 2+i) })
 		if len(part) > 0 {
 			parts = append(parts, part)
 		}
@@ -177,10 +177,20 @@ func (p *fakeProgram) Parts(device int) (parts [][]int) {
 	return parts
 }
 
-// Owned implements engine.Program: a slot is kept with its parameter.
-func (p *fakeProgram) Owned(device, variable int) bool {
+// Shares implements engine.Program.
+func (p *fakeProgram) Shares() []engine.Share { return p.shares }
+
+// Kept implements engine.Program: a slot is kept with its parameter.
+func (p *fakeProgram) Kept(device, variable int) (from, to int) {
+	if !p.owned(device, variable) {
+		return 0, 0
+	}
+	return 0, fakeVariables[variable].Bytes() / 8
+}
+
+func (p *fakeProgram) owned(device, variable int) bool {
 	return p.spec.Shards < 2 || variable < 2 || variable >= fakeAverage ||
-		p.owners[variable-2] == p.spec.DeviceShards[device]
+		p.shares[variable-2].Owner == p.spec.DeviceShards[device]
 }
 
 // AddShape implements engine.Shaped.
@@ -355,7 +365,7 @@ func (p *fakeProgram) Read(replica, variable int) (*tensor.Tensor, error) {
 	if err := p.model.failed("read", replica); err != nil {
 		return nil, err
 	}
-	if !p.Owned(p.spec.DeviceOf(replica), variable) {
+	if !p.owned(p.spec.DeviceOf(replica), variable) {
 		return nil, engine.ErrNotOwned
 	}
 	return tensor.From(p.replicas[replica].now[variable],
@@ -364,7 +374,7 @@ func (p *fakeProgram) Read(replica, variable int) (*tensor.Tensor, error) {
 
 func (p *fakeProgram) Write(replica, variable int, value *tensor.Tensor) error {
 	p.written = append(p.written, fakeVariables[variable].Name)
-	if !p.Owned(p.spec.DeviceOf(replica), variable) {
+	if !p.owned(p.spec.DeviceOf(replica), variable) {
 		return nil
 	}
 	copy(p.replicas[replica].now[variable], tensor.Data[float64](value))
@@ -480,7 +490,7 @@ func (p *fakeProgram) snapshot() []fakeValues {
 	for replica, r := range p.replicas {
 		var values fakeValues
 		for i, v := range r.now {
-			if !p.Owned(p.spec.DeviceOf(replica), i) {
+			if !p.owned(p.spec.DeviceOf(replica), i) {
 				v = make([]float64, len(v))
 			}
 			values = append(values, slices.Clone(v))

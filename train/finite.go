@@ -115,15 +115,15 @@ func (t *Trainer) finiteLoss() bool { return finite(t.parts[0].scalars[0]) }
 // of every one.
 func (t *Trainer) checkSums(local, bucket int) {
 	p := &t.parts[local]
-	sums, locals := p.gradients[bucket], len(t.parts)
+	sums, parameters, locals := p.gradients[bucket], t.buckets[bucket].parameters, len(t.parts)
 	if p.owners {
-		sums, local, locals = p.sums[bucket], 0, 1
+		sums, parameters, local, locals = p.sums[bucket], t.buckets[bucket].sharesOf, 0, 1
 	}
 	for i, s := range sums {
 		if s == nil { // another replica owns it
 			continue
 		}
-		k := t.buckets[bucket].parameters[i]
+		k := parameters[i]
 		if t.squares == nil {
 			lo, hi := local*s.Len()/locals, (local+1)*s.Len()/locals
 			if (p.notFinite < 0 || k < p.notFinite) && !tensor.FiniteBetween(s, lo, hi) {
@@ -132,6 +132,10 @@ func (t *Trainer) checkSums(local, bucket int) {
 			continue
 		}
 		blocks := t.squares[k]
+		if p.owners {
+			share := t.buckets[bucket].shares[i]
+			blocks = blocks[share.From/normBlock : normBlocks(share.To)]
+		}
 		for block := local * len(blocks) / locals; block < (local+1)*len(blocks)/locals; block++ {
 			blocks[block] = blockSquares(s, block)
 			if !finite(blocks[block]) && (p.notFinite < 0 || k < p.notFinite) &&

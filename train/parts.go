@@ -7,8 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
@@ -93,15 +96,118 @@ func gatherMessages[T any](ctx context.Context, t *Trainer, mine T) (all []T, er
 	}
 }
 
-// writes reports whether this worker writes a variable: the owner of a parameter and of its slots, or the chief.
-func (b *Backup) writes(variable int) bool {
+// writes lists the pieces of a mirrored variable that this worker writes: a parameter, whole, if it updates the first
+// elements, and otherwise what it is the first to keep.
+func (b *Backup) writes(variable int) (list []piece) {
+	all := b.t.piecesOf(variable)
 	if b.t.variables[variable].Role == engine.Parameter {
-		replica := b.t.shards.owners[variable]
-		first, n := b.t.strategy.LocalReplicas()
-		return replica >= first && replica < first+n
+		all = slices.Clone(all)
+		i := slices.IndexFunc(b.t.shards.shares, func(s engine.Share) bool { return s.Parameter == variable })
+		all[0].replica = b.t.shards.shares[i].Owner
 	}
-	_, local := b.t.keeper(variable)
-	return local >= 0
+	for _, p := range all {
+		if b.t.localOf(p.replica) >= 0 {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// pieceName is the name of a range of the elements of a variable, in snapshots and in calls.
+func pieceName(name string, from, to int) string { return fmt.Sprintf("%s[%d:%d]", name, from, to) }
+
+// readPieces returns pieces of a mirrored variable, which local replicas have, with their names. A piece of all
+// elements is the variable.
+func (t *Trainer) readPieces(variable int, pieces []piece) (list []Weight, err error) {
+	v := t.variables[variable]
+	for _, p := range pieces {
+		value, err := t.program.Read(t.localOf(p.replica), variable)
+		if err != nil {
+			return nil, err
+		}
+		name := v.Name
+		if p.to-p.from < v.Bytes()/v.DType.Bytes() {
+			name = pieceName(name, p.from, p.to)
+			value = value.Reshape(value.Len())
+		}
+		list = append(list, Weight{name, value})
+	}
+	return list, nil
+}
+
+// dividedShapes returns the shapes of the variables that workers write in pieces, by name.
+func (t *Trainer) dividedShapes() map[string][]int {
+	shapes := map[string][]int{}
+	for i, v := range t.variables {
+		if len(t.piecesOf(i)) > 1 {
+			shapes[v.Name] = v.Shape
+		}
+	}
+	return shapes
+}
+
+// joinPieces replaces the pieces of variables by the variables, of the shapes given by name.
+func joinPieces(list []Weight, shapes map[string][]int) ([]Weight, error) {
+	type part struct {
+		from  int
+		value *tensor.Tensor
+	}
+	parts, joined := map[string][]part{}, []Weight{}
+	for _, w := range list {
+		name, from, to, ok := parsePiece(w.Name)
+		if _, divided := shapes[name]; !ok || !divided {
+			joined = append(joined, w)
+			continue
+		}
+		if s := w.Value.Shape(); len(s) != 1 || s[0] != to-from {
+			return nil, fmt.Errorf("%s has shape %s: want %d elements", w.Name, tensor.FormatShape(s), to-from)
+		}
+		parts[name] = append(parts[name], part{from, w.Value})
+	}
+	for _, name := range slices.Sorted(maps.Keys(shapes)) {
+		of := parts[name]
+		slices.SortStableFunc(of, func(a, b part) int { return a.from - b.from })
+		at := 0
+		for _, p := range of {
+			if p.from != at || p.value.DType() != of[0].value.DType() {
+				return nil, fmt.Errorf("no elements of %s from %d on, but %s from %d on", name, at,
+					p.value.DType(), p.from)
+			}
+			at += p.value.Len()
+		}
+		n := 1
+		for _, d := range shapes[name] {
+			if d < 0 || d > 0 && n > at/d {
+				n = -1
+				break
+			}
+			n *= d
+		}
+		if len(of) == 0 || n != at {
+			return nil, fmt.Errorf("%d elements of %s in %d pieces: want those of shape %s", at, name, len(of),
+				tensor.FormatShape(shapes[name]))
+		}
+		whole := tensor.New(of[0].value.DType(), shapes[name]...)
+		to := whole.Memory().HostBytes()
+		for _, p := range of {
+			to = to[copy(to, p.value.Memory().HostBytes()):]
+		}
+		joined = append(joined, Weight{name, whole})
+	}
+	return joined, nil
+}
+
+// parsePiece is the inverse of pieceName.
+func parsePiece(text string) (name string, from, to int, ok bool) {
+	open := strings.LastIndexByte(text, '[')
+	if open < 0 {
+		return "", 0, 0, false
+	}
+	lo, hi, found := strings.Cut(strings.TrimSuffix(text[open+1:], "]"), ":")
+	from, errFrom := strconv.Atoi(lo)
+	to, errTo := strconv.Atoi(hi)
+	ok = found && errFrom == nil && errTo == nil && from >= 0 && to >= from && pieceName(text[:open], from, to) == text
+	return text[:open], from, to, ok
 }
 
 // startParts waits for the snapshot in progress, which may be another Backup's, and then starts to write a part of a

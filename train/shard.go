@@ -48,14 +48,47 @@ func (s *Sharding) UnmarshalText(text []byte) error {
 
 // shards describes a sharded optimizer.
 type shards struct {
-	owners  []int  // by parameter: the replica that updates it, the first one of its device
-	keepers []int  // by variable: the first replica that has its value
-	divided []bool // by variable: some devices do not have it
+	shares []engine.Share // the owner is the replica that updates it, the first one of its device
+	pieces [][]piece      // by variable: its elements, each at the first replica that has them
+	whole  []bool         // by variable: all devices have all of it
+	leaves []leaf         // of the sums of squares
 
 	// The numbers that replicas exchange after those of every step:
 	notFinite int // index in part.scalars: the number of replicas with gradient sums that are not finite
 	writing   int // index in part.scalars: the number of replicas whose worker is writing its part of a snapshot
-	squares   int // index in part.scalars: by parameter, the sum of squares; -1: there is none
+	squares   int // index in part.scalars: by leaf, the sum of squares; -1: there is none
+}
+
+// piece is a range of the elements of a variable that a replica has.
+type piece struct{ from, to, replica int }
+
+// leaf is a range of the blocks of a parameter's squares, whose sum is part of the tree of all (treeSum).
+type leaf struct{ parameter, from, to, owner int }
+
+// leavesOf divides each parameter into ranges of a power of two of blocks, so that each belongs to one share.
+func leavesOf(parameters []engine.Variable, shares []engine.Share) (list []leaf, err error) {
+	unit := make([]int, len(parameters)) // by parameter: of blocks; 0: it is whole
+	for _, s := range shares {
+		if s.From%normBlock != 0 {
+			return nil, fmt.Errorf("the engine divides %s at element %d: want a multiple of %d", parameters[s.Parameter].Name,
+				s.From, normBlock)
+		}
+		block := s.From / normBlock
+		if power := block & -block; block > 0 && (unit[s.Parameter] == 0 || power < unit[s.Parameter]) {
+			unit[s.Parameter] = power
+		}
+	}
+	for _, s := range shares {
+		end := normBlocks(s.To)
+		n := unit[s.Parameter]
+		if n == 0 {
+			n = max(end, 1)
+		}
+		for from := s.From / normBlock; from < end; from += n {
+			list = append(list, leaf{s.Parameter, from, min(from+n, end), s.Owner})
+		}
+	}
+	return list, nil
 }
 
 // shardSpec decides whether the optimizer is sharded, and completes the spec then. It returns, by shard, the first
@@ -109,17 +142,18 @@ func (t *Trainer) shard(ctx context.Context, owners []int) error {
 		return nil
 	}
 	parameters := t.program.Parameters()
-	s := &shards{owners: engine.Owners(parameters, len(owners)), squares: -1}
-	for i, shard := range s.owners {
-		s.owners[i] = owners[shard]
+	s := &shards{shares: slices.Clone(t.program.Shares()), squares: -1}
+	updates := map[int]bool{}
+	for i := range s.shares {
+		owner := owners[s.shares[i].Owner]
+		s.shares[i].Owner, updates[owner] = owner, true
 	}
 	rows := make([]distribute.Value, len(t.deviceOf))
 	for replica, device := range t.deviceOf {
-		has := make([]uint8, len(t.variables))
-		for i := range has {
-			if t.program.Owned(device, i) {
-				has[i] = 1
-			}
+		var has []int64
+		for i := range t.variables {
+			from, to := t.program.Kept(device, i)
+			has = append(has, int64(from), int64(to))
 		}
 		rows[replica] = tensor.Of(has, 1, len(has))
 	}
@@ -127,32 +161,47 @@ func (t *Trainer) shard(ctx context.Context, owners []int) error {
 	if err != nil {
 		return fmt.Errorf("comparing the workers' shards: %w", err)
 	}
-	has := tensor.Data[uint8](all)
+	has := tensor.Data[int64](all)
 	for i, v := range t.variables {
-		keeper, keepers := -1, 0
+		elements := v.Bytes() / v.DType.Bytes()
+		var pieces []piece
+		whole := true
 		for replica := range t.strategy.NumReplicasInSync() {
-			if has[replica*len(t.variables)+i] == 0 {
+			at := 2 * (replica*len(t.variables) + i)
+			p := piece{int(has[at]), int(has[at+1]), replica}
+			if whole = whole && p.to-p.from == elements; p.from == p.to && elements > 0 {
 				continue
 			}
-			if keepers++; keeper < 0 {
-				keeper = replica
-			}
-			empty := slices.Contains(owners, replica) && !slices.Contains(s.owners, replica)
-			if v.Role == engine.Slot && empty {
+			if v.Role == engine.Slot && slices.Contains(owners, replica) && !updates[replica] {
 				return fmt.Errorf("Config.ShardOptimizer is on for %d devices, and the model has %s: replica %d would update "+
 					"none, though the model reads %s, which updates change; want off", len(owners),
 					plural(len(parameters), "parameter"), replica, v.Name)
 			}
+			if !slices.ContainsFunc(pieces, func(q piece) bool { return q.from == p.from && q.to == p.to }) {
+				pieces = append(pieces, p)
+			}
 		}
-		if keeper < 0 {
-			return fmt.Errorf("the engine %s keeps the %v %s on no device", t.strategy.Engine().Name(), v.Role, v.Name)
+		slices.SortFunc(pieces, func(a, b piece) int { return a.from - b.from })
+		at := 0
+		for _, p := range pieces {
+			if p.from != at {
+				at = -1
+				break
+			}
+			at = p.to
 		}
-		s.keepers = append(s.keepers, keeper)
-		s.divided = append(s.divided, keepers < t.strategy.NumReplicasInSync())
+		if at != elements || len(pieces) == 0 {
+			return fmt.Errorf("the engine %s does not keep each element of the %v %s on one device: %v",
+				t.strategy.Engine().Name(), v.Role, v.Name, pieces)
+		}
+		s.pieces, s.whole = append(s.pieces, pieces), append(s.whole, whole)
 	}
 	s.notFinite, s.writing = t.summedScalars(), t.summedScalars()+1
 	if t.config.needsSquares() {
 		s.squares = s.writing + 1
+		if s.leaves, err = leavesOf(parameters, s.shares); err != nil {
+			return err
+		}
 	}
 	t.shards = s
 	return nil
@@ -160,35 +209,66 @@ func (t *Trainer) shard(ctx context.Context, owners []int) error {
 
 // scalars returns the number of further scalars of a step.
 func (s *shards) scalars() int {
-	switch {
-	case s == nil:
+	if s == nil {
 		return 0
-	case s.squares < 0:
-		return 2
 	}
-	return 2 + len(s.owners)
+	return 2 + len(s.leaves)
 }
 
-// divided reports whether some devices do not have a variable.
-func (t *Trainer) divided(variable int) bool { return t.shards != nil && t.shards.divided[variable] }
+// isWhole reports whether a share is all of its parameter.
+func (t *Trainer) isWhole(s engine.Share) bool {
+	v := t.variables[s.Parameter]
+	return s.To-s.From == v.Bytes()/v.DType.Bytes()
+}
 
-// owned reports whether a local replica's device has a variable.
+// divided reports whether some devices do not have all of a variable.
+func (t *Trainer) divided(variable int) bool { return t.shards != nil && !t.shards.whole[variable] }
+
+// owned reports whether a local replica's device has all of a variable.
 func (t *Trainer) owned(replica, variable int) bool {
-	return !t.divided(variable) || t.program.Owned(t.deviceOf[replica], variable)
+	if !t.divided(variable) {
+		return true
+	}
+	from, to := t.program.Kept(t.deviceOf[replica], variable)
+	v := t.variables[variable]
+	return to-from == v.Bytes()/v.DType.Bytes()
 }
 
-// keeper returns the first replica that has a variable, and its local number, or -1 if it is another worker's.
-func (t *Trainer) keeper(variable int) (replica, local int) {
+// piecesOf returns the pieces of a mirrored variable.
+func (t *Trainer) piecesOf(variable int) []piece {
 	if t.shards == nil {
-		replica = 0
-	} else {
-		replica = t.shards.keepers[variable]
+		v := t.variables[variable]
+		return []piece{{0, v.Bytes() / v.DType.Bytes(), 0}}
 	}
+	return t.shards.pieces[variable]
+}
+
+// keeper returns the first replica that has all of a variable, and its local number, or -1 if it is another worker's or
+// if no replica has all.
+func (t *Trainer) keeper(variable int) (replica, local int) {
+	list := t.piecesOf(variable)
+	if len(list) > 1 {
+		return list[0].replica, -1
+	}
+	return list[0].replica, t.localOf(list[0].replica)
+}
+
+// localOf returns the local number of a replica, or -1 if it is another worker's.
+func (t *Trainer) localOf(replica int) int {
 	first, n := t.strategy.LocalReplicas()
 	if replica < first || replica >= first+n {
-		return replica, -1
+		return -1
 	}
-	return replica, replica - first
+	return replica - first
+}
+
+// readPiece returns the elements of a piece of a variable, of a local replica.
+func (t *Trainer) readPiece(variable int, p piece) (*tensor.Tensor, error) {
+	value, err := t.program.Read(t.localOf(p.replica), variable)
+	if err != nil {
+		return nil, err
+	}
+	return value.Reshape(value.Len()), nil
 }
 
 // Sharded reports whether the optimizer is sharded.
@@ -198,8 +278,9 @@ func (t *Trainer) Sharded() bool { return t.shards != nil }
 func (t *Trainer) OptimizerBytes() (bytes int) {
 	for device := range t.devices {
 		for i, v := range t.variables {
-			if v.Role == engine.Slot && t.program.Owned(device, i) {
-				bytes += v.Bytes()
+			if v.Role == engine.Slot {
+				from, to := t.program.Kept(device, i)
+				bytes += (to - from) * v.DType.Bytes()
 			}
 		}
 	}
@@ -212,11 +293,24 @@ func (t *Trainer) toOwners() bool {
 	return t.shards != nil && t.config.Compress.Method == compress.None
 }
 
+// shareOf returns the elements of a share in the memory of its whole parameter. It keeps before if that is the same
+// memory.
+func (t *Trainer) shareOf(s engine.Share, whole, before *tensor.Tensor) *tensor.Tensor {
+	if t.isWhole(s) {
+		return whole
+	}
+	from := s.From * whole.DType().Bytes()
+	if before != nil && before.Memory() == whole.Memory().Slice(from, s.To*whole.DType().Bytes()) {
+		return before
+	}
+	return whole.Reshape(whole.Len()).Rows(s.From, s.To)
+}
+
 // startToOwners starts to reduce a bucket to the owners of its parameters.
 func (t *Trainer) startToOwners(p *part, k int) error {
 	b := &t.buckets[k]
 	h, err := p.replica.StartReduceToOwners(p.ctx, distribute.Sum,
-		distribute.Bucket{Dst: p.sums[k], Src: p.gradients[k], Names: b.names, Owners: b.owners})
+		distribute.Bucket{Dst: p.sums[k], Src: p.pieces[k], Names: b.pieceNames, Owners: b.owners})
 	if err == nil {
 		p.reducing[k].started = append(p.reducing[k].started[:0], h)
 	}
@@ -233,19 +327,19 @@ func (t *Trainer) startGathers(ctx context.Context, r *distribute.Replica, from,
 			return k, nil
 		}
 		b := &t.buckets[k]
-		for i, parameter := range b.parameters {
+		for i, s := range b.shares {
 			if d.replicas[0] != local { // its memory receives what its device gets by the first replica
-				p.values[k][i] = p.gradients[k][i]
+				p.values[k][i] = p.pieces[k][i]
 				continue
 			}
-			value, err := t.program.Updated(t.deviceOf[local], parameter)
+			value, err := t.program.Updated(t.deviceOf[local], s.Parameter)
 			if err != nil {
-				return k, fmt.Errorf("the new value of %s: %w", b.names[i], err)
+				return k, fmt.Errorf("the new value of %s: %w", b.pieceNames[i], err)
 			}
-			p.values[k][i] = value
+			p.values[k][i] = t.shareOf(s, value, p.values[k][i])
 		}
 		h, err := r.StartGatherFromOwners(ctx, distribute.Bucket{
-			Dst: p.values[k], Src: p.values[k], Names: b.names, Owners: b.owners,
+			Dst: p.values[k], Src: p.values[k], Names: b.pieceNames, Owners: b.owners,
 		})
 		if err != nil {
 			return k, err
@@ -276,11 +370,9 @@ func (t *Trainer) exchange(ctx context.Context, r *distribute.Replica) error {
 	if t.writing() {
 		p.scalars[s.writing] = 1
 	}
-	if s.squares >= 0 {
-		for parameter, owner := range s.owners {
-			if owner == r.ID() {
-				p.scalars[s.squares+parameter] = treeSum(t.squares[parameter])
-			}
+	for i, l := range s.leaves {
+		if l.owner == r.ID() {
+			p.scalars[s.squares+i] = treeSum(t.squares[l.parameter][l.from:l.to])
 		}
 	}
 	h, err := r.StartAllReduce(ctx, distribute.Sum, distribute.Bucket{Scalars: p.scalars})
@@ -290,63 +382,88 @@ func (t *Trainer) exchange(ctx context.Context, r *distribute.Replica) error {
 	if err != nil || s.squares < 0 || r.LocalID() > 0 {
 		return err
 	}
-	for parameter, blocks := range t.squares {
-		if len(blocks) > 0 {
-			clear(blocks)
-			blocks[0] = p.scalars[s.squares+parameter] // the sum of the blocks; adding 0 changes no bit
-		}
+	for i, l := range s.leaves {
+		blocks := t.squares[l.parameter][l.from:l.to]
+		clear(blocks)
+		blocks[0] = p.scalars[s.squares+i] // the sum of the blocks; adding 0 changes no bit
 	}
 	return nil
 }
 
-// fromKeeper returns the value of a mirrored variable of the first replica that has it, on every worker.
+// fromKeeper returns the value of a mirrored variable of the first replicas that have it, on every worker.
 func (t *Trainer) fromKeeper(ctx context.Context, variable int) (*tensor.Tensor, error) {
 	v := t.variables[variable]
 	value := tensor.New(v.DType, v.Shape...)
-	_, local := t.keeper(variable)
-	if local >= 0 {
-		var err error
-		if value, err = t.program.Read(local, variable); err != nil || !t.others() {
-			return value, err
+	to := value.Memory().HostBytes()
+	for _, p := range t.piecesOf(variable) {
+		bits := to[:(p.to-p.from)*v.DType.Bytes()]
+		to = to[len(bits):]
+		local := t.localOf(p.replica) >= 0
+		if local {
+			mine, err := t.readPiece(variable, p)
+			if err != nil {
+				return nil, err
+			}
+			copy(bits, mine.Memory().HostBytes())
+		}
+		if t.others() {
+			got, err := t.fromWorker(ctx, local, bits)
+			if err != nil {
+				return nil, err
+			}
+			copy(bits, got)
 		}
 	}
-	bits, err := t.fromWorker(ctx, local >= 0, value.Memory().HostBytes())
-	if err == nil {
-		copy(value.Memory().HostBytes(), bits)
-	}
-	return value, err
+	return value, nil
 }
 
-// keptAtChief returns, on the chief, the value of a mirrored variable of the first replica that has it. Other workers,
-// of which one sends it, get nil.
+// keptAtChief returns, on the chief, the value of a mirrored variable of the first replicas that have it. Other
+// workers, of which some send it, get nil.
 func (t *Trainer) keptAtChief(ctx context.Context, variable int) (*tensor.Tensor, error) {
-	v := t.variables[variable]
-	keeper, local := t.keeper(variable)
-	chief := t.strategy.Properties().ShouldCheckpoint
 	if !t.others() {
-		return t.program.Read(local, variable)
+		return t.fromKeeper(ctx, variable)
 	}
+	v := t.variables[variable]
+	counts := make([]int, t.strategy.NumReplicasInSync())
+	values := slices.Repeat([]*tensor.Tensor{tensor.New(v.DType, 0)}, len(t.parts))
+	pieces := slices.Clone(t.piecesOf(variable))
+	for _, p := range pieces {
+		counts[p.replica] = p.to - p.from
+		if local := t.localOf(p.replica); local >= 0 {
+			var err error
+			if values[local], err = t.readPiece(variable, p); err != nil {
+				return nil, err
+			}
+		}
+	}
+	chief := t.strategy.Properties().ShouldCheckpoint
 	var all *tensor.Tensor
 	if chief {
 		all = tensor.New(v.DType, v.Shape...)
 	}
-	values := slices.Repeat([]*tensor.Tensor{tensor.New(v.DType, 0)}, len(t.parts))
-	if local >= 0 {
-		var err error
-		if values[local], err = t.program.Read(local, variable); err != nil {
-			return nil, err
-		}
+	if err := t.sendToChief(ctx, v.Name, all, values, counts); err != nil || !chief || len(pieces) == 1 {
+		return all, err
 	}
-	counts := make([]int, t.strategy.NumReplicasInSync())
-	counts[keeper] = v.Bytes() / v.DType.Bytes()
-	return all, t.sendToChief(ctx, v.Name, all, values, counts)
+	slices.SortFunc(pieces, func(a, b piece) int { return a.replica - b.replica }) // the order in which they lie
+	value := tensor.New(v.DType, v.Shape...)
+	from := all.Memory().HostBytes()
+	for _, p := range pieces {
+		n := (p.to - p.from) * v.DType.Bytes()
+		copy(value.Memory().HostBytes()[p.from*v.DType.Bytes():], from[:n])
+		from = from[n:]
+	}
+	return value, nil
 }
 
 // notHere explains why a slot cannot be read.
 func (t *Trainer) notHere(variable int) error {
-	replica, _ := t.keeper(variable)
+	list := t.piecesOf(variable)
+	if len(list) > 1 {
+		return fmt.Errorf("Config.ShardOptimizer: %w (%d replicas have parts of it): call Trainer.Snapshot on all workers",
+			engine.ErrNotOwned, len(list))
+	}
 	return fmt.Errorf("Config.ShardOptimizer: %w (that of replica %d): read it on its worker, or call Trainer.Snapshot "+
-		"on all workers", engine.ErrNotOwned, replica)
+		"on all workers", engine.ErrNotOwned, list[0].replica)
 }
 
 // checkSharding returns an error if the value is invalid.

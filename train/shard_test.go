@@ -3,8 +3,12 @@ package train
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
 	"testing"
 
+	"github.com/gomlx/compute/dtypes"
 	"github.com/gomlx/compute/shapes"
 	"github.com/gomlx/gomlx/core/graph"
 	"github.com/gomlx/gomlx/ml/model"
@@ -162,66 +166,251 @@ func TestSlotsAreGatheredAtChief(t *testing.T) {
 	}
 }
 
-// TestOptimizerBytes checks the size of Adam's slots on each of four workers that train a network of 21 million
-// parameters: at most 0.27 of the unsharded size.
-func TestOptimizerBytes(t *testing.T) {
-	if testing.Short() {
-		t.Skip("-short: it exchanges the initial values of 20 million parameters")
+// wide is a perceptron whose first matrix has most of its parameters.
+type wide struct{ in, hidden, out int }
+
+func (m wide) model() *gomlx.Model {
+	// random numbers take long for 20 million parameters
+	sevenths := func(g *graph.Graph, shape shapes.Shape) *graph.Node {
+		numbers := graph.ConvertDType(graph.Mod(graph.Iota(g, shapes.Make(dtypes.Int32, shape.Size()), 0),
+			graph.Const(g, int32(7))), shape.DType)
+		return graph.Reshape(graph.DivScalar(graph.AddScalar(numbers, -3), 100), shape.Dimensions...)
 	}
-	layout := []int{1, 1, 1, 1}
+	return &gomlx.Model{
+		Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node {
+			s = s.WithInitializer(sevenths)
+			return []*graph.Node{layer.Dense(s.In("1"), layer.Relu(layer.Dense(s.In("0"), in[0], m.hidden)), m.out)}
+		},
+		Loss: gomlx.MeanSquaredError, Optimizer: optimizer.Adam().Done(),
+	}
+}
+
+func (m wide) config() Config {
+	return Config{
+		Inputs:      []engine.Feature{{DType: tensor.Float32, Shape: []int{m.in}}},
+		Labels:      []engine.Feature{{DType: tensor.Float32, Shape: []int{m.out}}},
+		GlobalBatch: 4, ShardOptimizer: ShardOn,
+	}
+}
+
+// examples returns so many batches of the global batch.
+func (m wide) examples(n int) data.Dataset {
+	numbers := func(rows, columns, k int) *tensor.Tensor {
+		x := tensor.New(tensor.Float32, rows, columns)
+		for i := range tensor.Data[float32](x) {
+			tensor.Data[float32](x)[i] = float32(i*k%11-5) / 10
+		}
+		return x
+	}
+	var list []data.Batch
+	for i := range n {
+		list = append(list, data.Batch{
+			Inputs: []*tensor.Tensor{numbers(4, m.in, 3+i)}, Labels: []*tensor.Tensor{numbers(4, m.out, 5+i)},
+		})
+	}
+	return batches(list...)
+}
+
+// goEngines opens a Go engine for each worker.
+func goEngines(t *testing.T, layout []int) []engine.Engine {
+	t.Helper()
 	engines := make([]engine.Engine, len(layout))
-	for w := range layout {
-		e, err := gomlx.OpenGo(gomlx.GoOptions{LogicalCPUs: 1})
+	for w, n := range layout {
+		e, err := gomlx.OpenGo(gomlx.GoOptions{LogicalCPUs: n})
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer e.Close()
+		t.Cleanup(func() {
+			if err := e.Close(); err != nil {
+				t.Error(err)
+			}
+		})
 		engines[w] = e
 	}
-	const width = 1024
-	features := engine.Feature{DType: tensor.Float32, Shape: []int{width}}
-	rows := tensor.New(tensor.Float32, 4, width)
-	zeros := func(g *graph.Graph, shape shapes.Shape) *graph.Node { return graph.Zeros(g, shape) } // random ones take long
-	errs := overWorkersOn(t, layout, engines, func(w int, s *distribute.Strategy) error {
-		trainer, err := New(t.Context(), s, &gomlx.Model{
-			Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node {
-				for i := range 20 {
-					in[0] = layer.Dense(s.In("%d", i).WithInitializer(zeros), in[0], width)
-				}
-				return in
-			},
-			Loss: gomlx.MeanSquaredError, Optimizer: optimizer.Adam().Done(),
-		}, Config{
-			Inputs: []engine.Feature{features}, Labels: []engine.Feature{features}, GlobalBatch: 4,
-			ShardOptimizer: ShardOn,
-		})
-		if err != nil {
-			return err
-		}
-		defer trainer.Close()
-		if _, err := trainer.Fit(t.Context(), batches(data.Batch{
-			Inputs: []*tensor.Tensor{rows}, Labels: []*tensor.Tensor{rows},
-		}), FitConfig{}); err != nil {
-			return err
-		}
-		parameters, slots := 0, 0
-		for _, v := range trainer.Variables() {
-			switch v.Role {
-			case engine.Parameter:
-				parameters += v.Bytes() / v.DType.Bytes()
-			case engine.Slot:
-				slots += v.Bytes()
+	return engines
+}
+
+// TestOptimizerBytes checks the size of Adam's slots on each of four workers that train a network of which one matrix
+// has most of the parameters: at most 0.27 of the unsharded size. The large one has 21 million parameters.
+func TestOptimizerBytes(t *testing.T) {
+	models := []wide{{512, 640, 256}}
+	if !testing.Short() {
+		models = append(models, wide{1024, 12288, 700})
+	}
+	for _, m := range models {
+		layout := []int{1, 1, 1, 1}
+		errs := overWorkersOn(t, layout, goEngines(t, layout), func(w int, s *distribute.Strategy) error {
+			trainer, err := New(t.Context(), s, m.model(), m.config())
+			if err != nil {
+				return err
 			}
+			defer trainer.Close()
+			if _, err := trainer.Fit(t.Context(), m.examples(1), FitConfig{}); err != nil {
+				return err
+			}
+			parameters, largest, slots := 0, 0, 0
+			for _, v := range trainer.Variables() {
+				switch v.Role {
+				case engine.Parameter:
+					n := v.Bytes() / v.DType.Bytes()
+					parameters, largest = parameters+n, max(largest, n)
+				case engine.Slot:
+					slots += v.Bytes()
+				}
+			}
+			share := float64(trainer.OptimizerBytes()) / float64(slots)
+			t.Logf("worker %d: %d parameters, %d in one matrix; %d of %d bytes of the optimizer's slots: %.4f", w, parameters,
+				largest, trainer.OptimizerBytes(), slots, share)
+			if 2*largest < parameters || slots < 8*parameters || share > 0.27 {
+				t.Errorf("worker %d has %.3f of the slots", w, share)
+			}
+			return nil
+		})
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
 		}
-		share := float64(trainer.OptimizerBytes()) / float64(slots)
-		t.Logf("worker %d: %d parameters, %d of %d bytes of the optimizer's slots: %.4f", w, parameters,
-			trainer.OptimizerBytes(), slots, share)
-		if parameters < 20e6 || slots < 8*parameters || share > 0.27 {
-			t.Errorf("worker %d has %.3f of the slots", w, share)
+	}
+}
+
+// TestDividedVariables checks that a training whose largest variables are divided among workers has the bits of an
+// unsharded one, also after it was resumed by other workers, with and without sharding; and that what nobody has whole
+// can be read and set.
+func TestDividedVariables(t *testing.T) {
+	m := wide{128, 640, 40}
+	const steps = 6
+	run := func(t *testing.T, layout []int, sharding Sharding, until int, dir string) (got string) {
+		t.Helper()
+		errs := overWorkersOn(t, layout, goEngines(t, layout), func(w int, s *distribute.Strategy) error {
+			cfg := m.config()
+			cfg.ShardOptimizer, cfg.ClipNorm = sharding, 0.01
+			trainer, err := New(t.Context(), s, m.model(), cfg)
+			if err != nil {
+				return err
+			}
+			defer trainer.Close()
+			b := backup(t, trainer, BackupConfig{Dir: dir, EverySteps: 2})
+			if _, err := b.Restore(t.Context()); err != nil {
+				return err
+			}
+			h, err := trainer.Fit(t.Context(), m.examples(2*steps), FitConfig{
+				Steps: until, Accumulate: 2, Callbacks: []Callback{b.Callback()},
+			})
+			if err != nil {
+				return err
+			}
+			divided := trainer.Sharded() && len(trainer.shards.shares) > len(trainer.Parameters())
+			if sharding == ShardOn && !divided {
+				return fmt.Errorf("nothing is divided: %v", trainer.shards)
+			}
+			i := slices.IndexFunc(trainer.Variables(), func(v engine.Variable) bool { // Adam's moments
+				return v.Role == engine.Slot && v.Bytes() == 4*m.in*m.hidden
+			})
+			slot := trainer.Variables()[i].Name
+			value, err := trainer.weight(t.Context(), i)
+			if err != nil {
+				return fmt.Errorf("reading %s: %w", slot, err)
+			}
+			if until < steps {
+				if err := trainer.SetVariable(slot, value); err != nil { // the value that it has
+					return err
+				}
+			}
+			state, err := trainer.Snapshot(t.Context())
+			if err == nil && w == 0 {
+				got = fmt.Sprint(HashWeights(state.Variables), h.Epochs[0].Result, HashWeights([]Weight{{slot, value}}))
+			}
+			return err
+		})
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
 		}
-		return nil
-	})
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
+		return got
+	}
+	want := run(t, []int{4}, ShardOff, steps, "")
+	for _, test := range []struct {
+		from, to []int
+		sharding [2]Sharding
+	}{
+		{[]int{1, 1, 1, 1}, []int{2, 2}, [2]Sharding{ShardOn, ShardOn}},
+		{[]int{1, 3}, []int{4}, [2]Sharding{ShardOn, ShardOff}},
+		{[]int{4}, []int{1, 2, 1}, [2]Sharding{ShardOff, ShardOn}},
+	} {
+		dir := t.TempDir()
+		run(t, test.from, test.sharding[0], 3, dir)
+		if got := run(t, test.to, test.sharding[1], steps, dir); got != want {
+			t.Errorf("%v to %v, sharding %v: got %s, want %s", test.from, test.to, test.sharding, got, want)
+		}
+	}
+}
+
+// TestPieces checks that pieces of variables are joined, and that those that are not complete are an error.
+func TestPieces(t *testing.T) {
+	numbers := func(from, to int) *tensor.Tensor {
+		x := tensor.New(tensor.Float64, to-from)
+		for i := range x.Len() {
+			tensor.Data[float64](x)[i] = float64(from + i)
+		}
+		return x
+	}
+	shapes := map[string][]int{"a[1]": {2, 3}}
+	other := Weight{"b[0:2]", numbers(0, 2)} // the name of a variable
+	got, err := joinPieces([]Weight{{"a[1][4:6]", numbers(4, 6)}, other, {"a[1][0:4]", numbers(0, 4)}}, shapes)
+	if err != nil || len(got) != 2 || got[0].Name != "b[0:2]" || got[1].Name != "a[1]" ||
+		!got[1].Value.Equal(numbers(0, 6).Reshape(2, 3)) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	for name, list := range map[string][]Weight{
+		"no piece":   {other},
+		"a gap":      {{"a[1][0:2]", numbers(0, 2)}, {"a[1][3:6]", numbers(3, 6)}},
+		"overlap":    {{"a[1][0:4]", numbers(0, 4)}, {"a[1][3:6]", numbers(3, 6)}},
+		"too few":    {{"a[1][0:4]", numbers(0, 4)}},
+		"too many":   {{"a[1][0:7]", numbers(0, 7)}},
+		"not as big": {{"a[1][0:6]", numbers(0, 5)}},
+		"a matrix":   {{"a[1][0:6]", numbers(0, 6).Reshape(2, 3)}},
+		"two types":  {{"a[1][0:4]", numbers(0, 4)}, {"a[1][4:6]", tensor.New(tensor.Float32, 2)}},
+		"no number":  {{"a[1][0:x]", numbers(0, 6)}},
+	} {
+		if got, err := joinPieces(list, shapes); err == nil {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+	for _, shape := range [][]int{{-2, -3}, {1 << 40, 1 << 40}, {0, 3}} {
+		if got, err := joinPieces([]Weight{{"a[0:6]", numbers(0, 6)}}, map[string][]int{"a": shape}); err == nil {
+			t.Errorf("shape %v: %v", shape, got)
+		}
+	}
+}
+
+// TestLeaves checks that the sums of squares of shares, put together, are those of whole parameters, to the bit.
+func TestLeaves(t *testing.T) {
+	for seed := range uint64(200) {
+		r := rand.New(rand.NewPCG(seed, 6))
+		n := 1 + r.IntN(40*normBlock)
+		parameters := []engine.Variable{{DType: tensor.Float32, Shape: []int{n}}}
+		var shares []engine.Share
+		for from := 0; from < n; {
+			to := min(n, from+normBlock<<r.IntN(5))
+			shares = append(shares, engine.Share{From: from, To: to, Owner: len(shares)})
+			from = to
+		}
+		leaves, err := leavesOf(parameters, shares)
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole := make([]float64, normBlocks(n))
+		for i := range whole {
+			whole[i] = r.ExpFloat64()
+		}
+		parts, owners := make([]float64, len(whole)), map[int]bool{}
+		for _, l := range leaves {
+			parts[l.from], owners[l.owner] = treeSum(whole[l.from:l.to]), true
+		}
+		if got, want := treeSum(parts), treeSum(whole); got != want || len(owners) != len(shares) {
+			t.Errorf("seed %d: shares %v with leaves %v: %v, want %v", seed, shares, leaves, got, want)
+		}
+	}
+	_, err := leavesOf([]engine.Variable{{Name: "w"}}, []engine.Share{{To: 1000}, {From: 1000, To: 2000}})
+	if err == nil || !strings.Contains(err.Error(), "divides w at element 1000") {
+		t.Errorf("got %v", err)
 	}
 }

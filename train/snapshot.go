@@ -42,7 +42,9 @@ type Snapshot struct {
 	buckets []string   // the hash of the names of each bucket, which the last bits may depend on; nil: unknown
 	compute string     // Trainer.computeName
 	scale   *lossScale // nil: none
-	outer   int64      // outer steps of DiLoCo taken
+	// divided has the shapes of the variables of which this is a part with pieces of them, by name; nil: they are whole.
+	divided map[string][]int
+	outer   int64 // outer steps of DiLoCo taken
 	// division has the number of replicas of each worker of a training with DiLoCo; nil: unknown.
 	division []int
 	fit      *fitState // nil: taken outside Fit
@@ -59,21 +61,23 @@ func (s *Snapshot) Epoch() (epoch, step int) {
 
 // snapshotState is a Snapshot without its variables, as the manifest holds it.
 type snapshotState struct {
-	Step        int64       `json:"step"`
-	Passes      int64       `json:"passes,omitempty"` // of Trainer.Gradients after the step
-	Seed        int64       `json:"seed"`
-	GlobalBatch int         `json:"global_batch"`
-	Replicas    int         `json:"replicas"`
-	Buckets     []string    `json:"buckets,omitempty"`     // of each bucket of gradients, the hash of their names
-	Compress    string      `json:"compress,omitempty"`    // Config.Compress; without it, none
-	Compression []string    `json:"compression,omitempty"` // the names of the tensors that are no variables
-	Facts       []Fact      `json:"facts,omitempty"`
-	Build       []Fact      `json:"build,omitempty"`
-	Job         string      `json:"job,omitempty"`
-	Compute     string      `json:"compute,omitempty"` // the half type of a model of mixed precision
-	LossScale   *lossScale  `json:"loss_scale,omitempty"`
-	DiLoCo      *outerState `json:"diloco,omitempty"`
-	Fit         *fitState   `json:"fit,omitempty"`
+	Step        int64    `json:"step"`
+	Passes      int64    `json:"passes,omitempty"` // of Trainer.Gradients after the step
+	Seed        int64    `json:"seed"`
+	GlobalBatch int      `json:"global_batch"`
+	Replicas    int      `json:"replicas"`
+	Buckets     []string `json:"buckets,omitempty"` // of each bucket of gradients, the hash of their names
+	// Divided has the shapes of the variables whose elements are in several tensors, NAME[FROM:TO], by name.
+	Divided     map[string][]int `json:"divided,omitempty"`
+	Compress    string           `json:"compress,omitempty"`    // Config.Compress; without it, none
+	Compression []string         `json:"compression,omitempty"` // the names of the tensors that are no variables
+	Facts       []Fact           `json:"facts,omitempty"`
+	Build       []Fact           `json:"build,omitempty"`
+	Job         string           `json:"job,omitempty"`
+	Compute     string           `json:"compute,omitempty"` // the half type of a model of mixed precision
+	LossScale   *lossScale       `json:"loss_scale,omitempty"`
+	DiLoCo      *outerState      `json:"diloco,omitempty"`
+	Fit         *fitState        `json:"fit,omitempty"`
 }
 
 // outerState is the part of DiLoCo in a snapshot's state.
@@ -108,7 +112,7 @@ func (s *Snapshot) Contents() (*checkpoint.Contents, error) {
 	saved := snapshotState{
 		Step: s.Step, Passes: s.passes, Seed: s.Seed, GlobalBatch: s.GlobalBatch, Replicas: s.Replicas, Facts: s.Facts,
 		Build: s.Build, Job: s.Job, Buckets: s.buckets, Fit: s.fit,
-		Compute: s.compute, LossScale: s.scale,
+		Compute: s.compute, LossScale: s.scale, Divided: s.divided,
 	}
 	if s.Compress != (compress.Codec{}) {
 		saved.Compress = s.Compress.String()
@@ -181,6 +185,12 @@ func SnapshotOf(c *checkpoint.Contents) (*Snapshot, error) {
 			s.Variables = append(s.Variables, Weight(t))
 		}
 	}
+	if len(state.Divided) > 0 {
+		var err error
+		if s.Variables, err = joinPieces(s.Variables, state.Divided); err != nil {
+			return nil, fmt.Errorf("train: snapshot: %w", err)
+		}
+	}
 	return s, nil
 }
 
@@ -198,8 +208,8 @@ func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
 }
 
 // snapshot returns the state of training. Its variables are all of them on the chief, and none on other workers. If
-// writes is not nil, they are those for which it returns true, which this worker has.
-func (t *Trainer) snapshot(ctx context.Context, writes func(variable int) bool) (*Snapshot, error) {
+// writes is not nil, those that all replicas have in common are the pieces that it returns, which this worker has.
+func (t *Trainer) snapshot(ctx context.Context, writes func(variable int) []piece) (*Snapshot, error) {
 	if err := t.betweenRounds(); err != nil {
 		return nil, fmt.Errorf("train: snapshot: %w", err)
 	}
@@ -213,28 +223,29 @@ func (t *Trainer) snapshot(ctx context.Context, writes func(variable int) bool) 
 	if scale := t.scale; scale.Scale != 0 {
 		s.scale = &scale
 	}
+	if writes != nil {
+		s.divided = t.dividedShapes()
+	}
 	for i, v := range t.variables {
 		var value *tensor.Tensor
+		var pieces []Weight
 		var err error
-		include := chief
-		if writes != nil {
-			include = writes(i)
-		}
 		switch {
 		case v.Role == engine.Average:
 			value, err = t.readRows(ctx, i, false)
 		case !t.mirrored(v):
 			value, err = t.readRows(ctx, i, true)
-		case writes == nil && t.divided(i):
+		case writes != nil:
+			pieces, err = t.readPieces(i, writes(i))
+		case t.divided(i):
 			value, err = t.keptAtChief(ctx, i)
-		case include:
-			_, local := t.keeper(i)
-			value, err = t.program.Read(max(local, 0), i)
+		case chief:
+			value, err = t.program.Read(0, i)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("train: snapshot: reading %s: %w", v.Name, err)
 		}
-		if include {
+		if s.Variables = append(s.Variables, pieces...); chief && value != nil {
 			s.Variables = append(s.Variables, Weight{v.Name, value})
 		}
 	}

@@ -133,8 +133,13 @@ func (t *Trainer) runOn(ctx context.Context, s *distribute.Strategy,
 type bucket struct {
 	parameters []int
 	names      []string
-	owners     []int  // with a sharded optimizer: the replica that updates each parameter
 	hash       string // of the names, in their order
+
+	// With a sharded optimizer:
+	shares     []engine.Share
+	sharesOf   []int    // the parameter of each share
+	pieceNames []string // of the shares
+	owners     []int    // of the shares: the replica that updates each
 }
 
 // part is the state that a local replica keeps from step to step.
@@ -143,10 +148,10 @@ type part struct {
 	reducing  []reduction        // by bucket
 	// exchanging are those with Config.Compress: reducing, or the exchanges of DiLoCo's outer steps.
 	exchanging []reduction
-	// With a sharded optimizer, by bucket: the gradients that this replica owns (others are nil), and the memory for
-	// the new values of all parameters.
-	sums, values [][]*tensor.Tensor
-	gathering    []distribute.Handle // of the new values
+	// With a sharded optimizer, by bucket and share: the gradients, those that this replica owns (others are nil), and
+	// the memory for the new values.
+	pieces, sums, values [][]*tensor.Tensor
+	gathering            []distribute.Handle // of the new values
 	// scalars are the loss, the metrics and the values that workers compare: of this replica until they are
 	// reduced, then the sums over all replicas. With a sharded optimizer, what only owners know follows.
 	scalars   []float64
@@ -197,8 +202,16 @@ func (t *Trainer) plan() {
 		}
 		made := bucket{parameters: b.Parameters, names: names, hash: compress.Hash(names)}
 		if t.shards != nil {
-			for _, parameter := range b.Parameters {
-				made.owners = append(made.owners, t.shards.owners[parameter])
+			for _, s := range t.shards.shares {
+				if !slices.Contains(b.Parameters, s.Parameter) {
+					continue
+				}
+				name := parameters[s.Parameter].Name
+				if !t.isWhole(s) {
+					name = pieceName(name, s.From, s.To)
+				}
+				made.shares, made.sharesOf = append(made.shares, s), append(made.sharesOf, s.Parameter)
+				made.pieceNames, made.owners = append(made.pieceNames, name), append(made.owners, s.Owner)
 			}
 		}
 		t.buckets = append(t.buckets, made)
@@ -245,10 +258,9 @@ func (t *Trainer) plan() {
 		}
 		for _, b := range t.buckets {
 			p.gradients = append(p.gradients, make([]*tensor.Tensor, len(b.parameters)))
-			if t.shards != nil {
-				p.sums = append(p.sums, make([]*tensor.Tensor, len(b.parameters)))
-				p.values = append(p.values, make([]*tensor.Tensor, len(b.parameters)))
-			}
+			p.pieces = append(p.pieces, make([]*tensor.Tensor, len(b.shares)))
+			p.sums = append(p.sums, make([]*tensor.Tensor, len(b.shares)))
+			p.values = append(p.values, make([]*tensor.Tensor, len(b.shares)))
 		}
 		p.ready = func(k int) {
 			t.reached(replica, k)
@@ -429,17 +441,16 @@ func (t *Trainer) memory(local, k int) (err error) {
 		if p.gradients[k][i], err = t.program.Gradient(local, parameter); err != nil {
 			return fmt.Errorf("the gradient of %s: %w", b.names[i], err)
 		}
-		if t.shards != nil && t.owns(local, parameter) {
-			p.sums[k][i] = p.gradients[k][i]
+	}
+	first, _ := t.strategy.LocalReplicas()
+	for j, s := range b.shares {
+		whole := p.gradients[k][slices.Index(b.parameters, s.Parameter)]
+		p.pieces[k][j] = t.shareOf(s, whole, p.pieces[k][j])
+		if s.Owner == first+local {
+			p.sums[k][j] = p.pieces[k][j]
 		}
 	}
 	return nil
-}
-
-// owns reports whether a local replica updates a parameter of a sharded optimizer.
-func (t *Trainer) owns(local, parameter int) bool {
-	first, _ := t.strategy.LocalReplicas()
-	return t.shards.owners[parameter] == first+local
 }
 
 // startReduction starts the all-reduce of a bucket, and of scalars.
@@ -462,11 +473,11 @@ func (t *Trainer) startReduction(p *part, k int, scalars []float64) (err error) 
 func (t *Trainer) update(ctx context.Context, r *distribute.Replica, k int) error {
 	local := r.LocalID()
 	d := t.devices[t.deviceOf[local]]
-	gradients := t.parts[local].gradients[k]
+	gradients, parameters := t.parts[local].gradients[k], t.buckets[k].parameters
 	if t.shards != nil {
-		gradients = t.parts[local].sums[k]
+		gradients, parameters = t.parts[local].sums[k], t.buckets[k].sharesOf
 	}
-	factor := t.clip(gradients, t.buckets[k].parameters)
+	factor := t.clip(gradients, parameters)
 	for _, part := range d.partsOf[k] {
 		if d.left[part]--; d.left[part] > 0 {
 			continue

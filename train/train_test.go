@@ -120,7 +120,7 @@ func TestFitEqualsOneLoop(t *testing.T) {
 			got := []float64{v[0][0], v[1][0], v[1][1], v[2][0], v[3][0], v[3][1]}
 			want := []float64{o.bias, o.w0, o.w1, o.mb, o.m0, o.m1}
 			for i, variable := range []int{0, 1, 1, 2, 3, 3} {
-				if p.Owned(replica, variable) && !close64(got[i], want[i]) {
+				if p.owned(replica, variable) && !close64(got[i], want[i]) {
 					rt.Errorf("replica %d: got %v, want %v", replica, got, want)
 					break
 				}

@@ -66,6 +66,9 @@ func (p *programVariable) Load(replica int) (*tensor.Tensor, error) {
 	t.access.Lock()
 	defer t.access.Unlock()
 	if !t.owned(replica, p.variable) {
+		if !t.others() {
+			return t.fromKeeper(context.Background(), p.variable)
+		}
 		if _, replica = t.keeper(p.variable); replica < 0 {
 			return nil, t.notHere(p.variable)
 		}

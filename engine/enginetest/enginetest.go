@@ -40,6 +40,9 @@ type Config struct {
 	Averaging func() engine.Model
 	// Regularised returns a model that adds a penalty on its weights to the loss.
 	Regularised func() engine.Model
+	// Wide returns a model with a parameter of at least 5 times engine.ShareElements elements, whose optimizer works
+	// element by element, if the engine divides such parameters among shards. It may be nil.
+	Wide func() engine.Model
 	// Panicking returns a model that panics with a value containing "deliberate" while it is built.
 	Panicking func() engine.Model
 }
@@ -981,15 +984,36 @@ func testSharedDevice(t *testing.T, c Config) {
 // testShards checks that shards which exchange their parameters have the bits of a device that updates everything,
 // and only the slots of what they own.
 func testShards(t *testing.T, c Config) {
+	testShardsOf(t, c, c.Plain, false)
+	if c.Wide != nil {
+		testShardsOf(t, c, c.Wide, true)
+	}
+}
+
+// testShardsOf is testShards for a model. divides says that it has a parameter that is divided.
+func testShardsOf(t *testing.T, c Config, build func() engine.Model, divides bool) {
 	const devices = 3
 	e := open(t, c, devices)
-	whole := mustCompile(t, c.Plain(), e, bucketed(e, 1, 4, 150))
+	whole := mustCompile(t, build(), e, bucketed(e, 1, 4, 150))
 	parameters := whole.Parameters()
 	for _, shards := range []int{2, 3, 2 + len(parameters)} {
 		s := bucketed(e, devices, 4, 150)
 		s.Shards, s.DeviceShards = shards, []int{0, 1, shards - 1}
-		p := mustCompile(t, c.Plain(), e, s)
-		owners := engine.Owners(parameters, shards)
+		p := mustCompile(t, build(), e, s)
+		shares := p.Shares()
+		if want := engine.Shares(parameters, shards, divides); !slices.Equal(shares, want) ||
+			divides != (len(shares) > len(parameters)) {
+			t.Fatalf("%d shards: shares %v, want %v", shards, shares, want)
+		}
+		of := func(parameter, shard int) (from, to int) { // what a shard owns
+			for _, s := range shares {
+				if s.Parameter == parameter && s.Owner == shard {
+					return s.From, s.To
+				}
+			}
+			return 0, 0
+		}
+		part := func(x *tensor.Tensor, from, to int) *tensor.Tensor { return x.Reshape(x.Len()).Rows(from, to) }
 		if !slices.EqualFunc(p.Variables(), whole.Variables(), func(a, b engine.Variable) bool {
 			return a.Name == b.Name && a.Role == b.Role
 		}) {
@@ -1005,8 +1029,8 @@ func testShards(t *testing.T, c Config) {
 			}
 			slices.Sort(got)
 			for i := range parameters {
-				if slices.Contains(got, i) != (owners[i] == k) {
-					t.Errorf("%d shards: parts %v of shard %d, owners %v", shards, p.Parts(d), k, owners)
+				if _, to := of(i, k); slices.Contains(got, i) != (to > 0) || len(got) != len(slices.Compact(slices.Clone(got))) {
+					t.Errorf("%d shards: parts %v of shard %d, shares %v", shards, p.Parts(d), k, shares)
 				}
 			}
 		}
@@ -1038,8 +1062,8 @@ func testShards(t *testing.T, c Config) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					if k == owners[i] {
-						sameBits(t, "an owner's new value", []*tensor.Tensor{x}, []*tensor.Tensor{from})
+					if lo, hi := of(i, k); hi > lo {
+						sameBits(t, "an owner's new value", []*tensor.Tensor{part(x, lo, hi)}, []*tensor.Tensor{part(from, lo, hi)})
 					}
 					copy(x.Memory().HostBytes(), from.Memory().HostBytes())
 				}
@@ -1059,8 +1083,13 @@ func testShards(t *testing.T, c Config) {
 				readable := 0
 				for d := range devices {
 					got, err := p.Read(d, i)
-					if p.Owned(d, i) == errors.Is(err, engine.ErrNotOwned) {
-						t.Errorf("%d shards: device %d owns %s: %v, reading it: %v", shards, d, v.Name, p.Owned(d, i), err)
+					lo, hi := p.Kept(d, i)
+					if (lo == hi) != errors.Is(err, engine.ErrNotOwned) {
+						t.Errorf("%d shards: device %d keeps %d to %d of %s, reading it: %v", shards, d, lo, hi, v.Name, err)
+					}
+					want := want
+					if hi-lo < want.Len() && v.Role == engine.Slot {
+						want = part(want, lo, hi)
 					}
 					switch {
 					case errors.Is(err, engine.ErrNotOwned) && v.Role == engine.Slot:
@@ -1072,7 +1101,8 @@ func testShards(t *testing.T, c Config) {
 					}
 					readable++
 				}
-				if moment := v.Role == engine.Slot && len(v.Shape) > 0; moment && readable > 2 || !moment && readable == 0 {
+				moment := v.Role == engine.Slot && len(v.Shape) > 0
+				if moment && readable > 2 && !divides || !moment && readable == 0 {
 					t.Errorf("%d shards: %d of the devices have %s", shards, readable, v.Name)
 				}
 			}

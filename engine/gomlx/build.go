@@ -55,6 +55,7 @@ type builder struct {
 	sums     []int             // by metric: their number
 	slow     slowLayers
 
+	shares      []engine.Share
 	ofUpdates   map[string]bool // paths of the variables that an update of all parameters uses
 	wholeUpdate []string        // its description, if updates are sharded
 }
@@ -129,7 +130,7 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 	p := &program{
 		advice:  bl.slow.list(),
 		backend: bl.b, spec: bl.spec, lossType: bl.lossType, width: bl.width,
-		parameters: len(bl.trained), buckets: buckets, updates: updates, wholeUpdate: bl.wholeUpdate,
+		parameters: len(bl.trained), buckets: buckets, shares: bl.shares, updates: updates, wholeUpdate: bl.wholeUpdate,
 		classes: bl.classes, model: bl.m,
 	}
 	p.shape = bl.shape(true)
@@ -282,13 +283,14 @@ type updates struct {
 }
 
 // updating builds the update programs of the local shards: one per bucket if the optimizer computes the same new
-// values from a part of the gradients as from all of them, else one for all.
+// values from a part of the gradients as from all of them, else one for all. Of a parameter that is divided, each share
+// has a program.
 func (bl *builder) updating(buckets []engine.Bucket) (map[int]*updates, error) {
 	all := make([]int, len(bl.trained))
 	for i := range all {
 		all[i] = i
 	}
-	one, err := bl.updatesOf([][]int{all})
+	one, err := bl.updatesOf([]part{{parameters: all}})
 	if err != nil {
 		return nil, err
 	}
@@ -297,27 +299,20 @@ func (bl *builder) updating(buckets []engine.Bucket) (map[int]*updates, error) {
 		bl.ofUpdates[v.Path()] = v.InUseByGraph(one[0].g)
 	}
 	shards := max(1, bl.spec.Shards)
+	bl.shares = engine.Shares(bl.parameters(), shards, shards > 1 && divisible(one[0]))
 	if shards == 1 && len(buckets) == 1 {
 		return map[int]*updates{0: {[][]int{all}, one}}, nil
 	}
-	sets, programs := map[int]*updates{}, []*executable{}
-	separable := len(bl.hooks) == 0 // hooks may read any weight
-	for k, parts := range bl.partsOf(buckets, shards) {
-		if !separable {
-			break
-		}
-		set := &updates{parts: parts}
-		if set.programs, err = bl.updatesOf(parts); err != nil {
-			separable, err = shards == 1, nil // with all gradients it works
-		}
-		sets[k], programs = set, append(programs, set.programs...)
+	sets, separable := bl.separate(one, buckets, shards)
+	if !separable && bl.divided() { // a part has another formula than the whole
+		bl.shares = engine.Shares(bl.parameters(), shards, false)
+		sets, separable = bl.separate(one, buckets, shards)
 	}
-	if separable = separable && sameFormulas(one, programs); !separable && shards > 1 {
+	if !separable && shards > 1 {
 		return nil, fmt.Errorf("gomlx: Spec.Shards is %d, but %T, or a layer that changes weights after each step, combines "+
 			"gradients of several parameters: want one shard", shards, bl.m.Optimizer)
 	}
 	if !separable {
-		bl.drop(programs)
 		return map[int]*updates{0: {[][]int{all}, one}}, nil
 	}
 	if shards > 1 { // workers compare their models, but not which shards they have
@@ -336,23 +331,67 @@ func (bl *builder) updating(buckets []engine.Bucket) (map[int]*updates, error) {
 	return sets, nil
 }
 
-// partsOf lists, for each shard, the parameters of each bucket that it owns, without empty parts.
-func (bl *builder) partsOf(buckets []engine.Bucket, shards int) [][][]int {
-	parameters := make([]engine.Variable, len(bl.trained))
+// separate builds the update programs of all shards. ok is false, and there are none, if they do not compute what the
+// program for all parameters does.
+func (bl *builder) separate(one []*executable, buckets []engine.Bucket, shards int) (sets map[int]*updates, ok bool) {
+	sets, programs := map[int]*updates{}, []*executable{}
+	if len(bl.hooks) > 0 { // they may read any weight
+		return nil, false
+	}
+	for k, parts := range bl.partsOf(buckets, shards) {
+		set := &updates{}
+		for _, p := range parts {
+			set.parts = append(set.parts, p.parameters)
+		}
+		var err error
+		set.programs, err = bl.updatesOf(parts)
+		if sets[k], programs = set, append(programs, set.programs...); err != nil { // with all gradients it works
+			bl.drop(programs)
+			return nil, false
+		}
+	}
+	if !sameFormulas(one, programs) {
+		bl.drop(programs)
+		return nil, false
+	}
+	return sets, true
+}
+
+// parameters describes the trained variables.
+func (bl *builder) parameters() []engine.Variable {
+	list := make([]engine.Variable, len(bl.trained))
 	for i, v := range bl.trained {
 		d, _ := fromGoMLX(v.DType()) // variables reports an error
-		parameters[i] = engine.Variable{DType: d, Shape: v.Shape().Dimensions}
+		list[i] = engine.Variable{DType: d, Shape: v.Shape().Dimensions}
 	}
-	owners, list := engine.Owners(parameters, shards), make([][][]int, shards)
+	return list
+}
+
+// divided reports whether a parameter has several shares.
+func (bl *builder) divided() bool { return len(bl.shares) > len(bl.trained) }
+
+// partsOf lists, for each shard, what it updates of each bucket, without empty parts.
+func (bl *builder) partsOf(buckets []engine.Bucket, shards int) [][]part {
+	list := make([][]part, shards)
 	for _, b := range buckets {
-		of := make([][]int, shards)
-		for _, i := range b.Parameters {
-			of[owners[i]] = append(of[owners[i]], i)
-		}
-		for k, part := range of {
-			if len(part) > 0 {
-				list[k] = append(list[k], part)
+		of := make([]part, shards)
+		var shares []engine.Share
+		for _, s := range bl.shares {
+			switch {
+			case !slices.Contains(b.Parameters, s.Parameter):
+			case s.To-s.From < bl.trained[s.Parameter].Shape().Size():
+				shares = append(shares, s)
+			default:
+				of[s.Owner].parameters = append(of[s.Owner].parameters, s.Parameter)
 			}
+		}
+		for k, p := range of {
+			if len(p.parameters) > 0 {
+				list[k] = append(list[k], p)
+			}
+		}
+		for i, s := range shares {
+			list[s.Owner] = append(list[s.Owner], part{[]int{s.Parameter}, &shares[i]})
 		}
 	}
 	return list
@@ -368,30 +407,38 @@ func (bl *builder) drop(programs []*executable) {
 
 // updatesOf builds programs that compute new values of parameters and optimizer state from reduced gradients,
 // one for each part of the parameters. Step counters belong to every part, with the same new value in each.
-func (bl *builder) updatesOf(parts [][]int) (updates []*executable, err error) {
+func (bl *builder) updatesOf(parts []part) (updates []*executable, err error) {
 	for k, part := range parts {
-		x := bl.newExecutable(fmt.Sprintf("update %d of %d", k+1, len(parts)))
+		name := fmt.Sprintf("update %d of %d", k+1, len(parts))
+		if part.share != nil {
+			x, err := bl.updateShare(name, part.share)
+			if updates = append(updates, x); err != nil {
+				return updates, err
+			}
+			continue
+		}
+		x := bl.newExecutable(name)
+		updates = append(updates, x)
 		err := catch(fmt.Sprintf("build the update program with %T", bl.m.Optimizer), func() error {
 			g := x.g
 			model.SetStore(g, bl.store)
 			bl.store.SetTraining(g, true)
 			byPath := map[string]*graph.Node{}
-			for _, i := range part {
+			for _, i := range part.parameters {
 				v := bl.trained[i]
 				byPath[v.Path()] = graph.Parameter(g, argName(gradientArg, i), v.Shape())
 				v.NodeValue(g)
 			}
-			bl.addUpdate(g, byPath)
-			bl.addChanges(x)
+			bl.addUpdate(bl.store, g, byPath)
+			bl.addChanges(bl.store, x)
 			if len(x.outputs) == 0 {
 				return errors.New("the optimizer changes no variable")
 			}
 			return nil
 		})
 		if err != nil {
-			return nil, err
+			return updates, err
 		}
-		updates = append(updates, x)
 	}
 	return updates, nil
 }
@@ -433,9 +480,9 @@ func (bl *builder) wholeStep() (*executable, error) {
 			byPath[bl.trained[i].Path()] = gradient
 			finite = graph.LogicalAnd(finite, graph.LogicalAll(graph.IsFinite(gradient)))
 		}
-		bl.addUpdate(g, byPath)
+		bl.addUpdate(bl.store, g, byPath)
 		x.outputs = []*graph.Node{stats, each, graph.ConvertDType(finite, dtypes.Int32)}
-		bl.addChanges(x)
+		bl.addChanges(bl.store, x)
 		return nil
 	})
 	return x, err
@@ -443,14 +490,14 @@ func (bl *builder) wholeStep() (*executable, error) {
 
 // addUpdate adds the optimizer's update, and the layers' changes after each step, to a graph. The optimizer pairs
 // gradients with the trainable variables in use, in order of creation.
-func (bl *builder) addUpdate(g *graph.Graph, gradients map[string]*graph.Node) {
+func (bl *builder) addUpdate(store *model.Store, g *graph.Graph, gradients map[string]*graph.Node) {
 	var ordered []*graph.Node
-	for v := range bl.store.IterVariables() {
+	for v := range store.IterVariables() {
 		if node := gradients[v.Path()]; node != nil {
 			ordered = append(ordered, node)
 		}
 	}
-	bl.m.Optimizer.(train.OptimizeWithGradients).UpdateGraphWithGradients(bl.store.RootScope(), ordered, bl.lossType)
+	bl.m.Optimizer.(train.OptimizeWithGradients).UpdateGraphWithGradients(store.RootScope(), ordered, bl.lossType)
 	for path, hook := range bl.hooks {
 		model.SetGraphParam(g, path, hook)
 	}
@@ -458,8 +505,8 @@ func (bl *builder) addUpdate(g *graph.Graph, gradients map[string]*graph.Node) {
 }
 
 // addChanges adds the new values of the variables that a graph changes to the outputs. The random state is an input.
-func (bl *builder) addChanges(x *executable) {
-	for v := range bl.store.IterVariables() {
+func (bl *builder) addChanges(store *model.Store, x *executable) {
+	for v := range store.IterVariables() {
 		if v.Path() != rngPath && v.InUseByGraph(x.g) && v.ChangedInGraph(x.g) {
 			x.outputs = append(x.outputs, v.NodeValue(x.g))
 			x.changes = append(x.changes, v.Path())
@@ -719,6 +766,11 @@ func (bl *builder) variables() ([]variable, error) {
 // newExecutable creates an executable with an empty graph. With several replicas the graph is recorded, for
 // its all-reduces and its description, and on the Go engine for its kernels.
 func (bl *builder) newExecutable(name string) *executable {
+	return bl.newExecutableOn(name, func(b compute.Backend) compute.Backend { return b })
+}
+
+// newExecutableOn is newExecutable on a wrapper of the backend.
+func (bl *builder) newExecutableOn(name string, wrap func(compute.Backend) compute.Backend) *executable {
 	x := &executable{name: name}
 	b := bl.b.builder(&bl.slow)
 	if bl.replicas() > 1 || bl.b.kernels {
@@ -727,9 +779,9 @@ func (bl *builder) newExecutable(name string) *executable {
 		b = x.recorder
 	}
 	if bl.layers != bl.store {
-		b = castingBackend{b, bl.store}
+		b = castingBackend(b, bl.store)
 	}
-	x.g = graph.NewGraph(b, "lockstep: "+name)
+	x.g = graph.NewGraph(wrap(b), "lockstep: "+name)
 	if bl.b.kernels {
 		x.recorder.Attach(x.g)
 	}
@@ -799,6 +851,10 @@ type executable struct {
 	inference   bool             // an evaluate or predict program
 	fuses       []bool           // by change: it may be computed in one pass over memory; nil: none
 	scales      []bool           // by argument: a gradient, which the pass can multiply by a factor; nil: none
+	share       *engine.Share    // of an update program: the elements of its only parameter; nil: all of its parameters
+	whole, flat string           // with a share: the dimensions of the parameter, and of the share
+	slots       []string         // with a share: the slots of which it has these elements
+	divided     []int            // the same, by index
 
 	mu       sync.Mutex
 	outputs  []*graph.Node
@@ -820,6 +876,9 @@ func (x *executable) bind(variables map[string]int) error {
 	}
 	for _, path := range x.changes {
 		x.changed = append(x.changed, variables[path])
+	}
+	for _, path := range x.slots {
+		x.divided = append(x.divided, variables[path])
 	}
 	return nil
 }

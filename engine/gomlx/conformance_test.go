@@ -54,6 +54,11 @@ func conformance(open func(n int) (engine.Engine, error)) enginetest.Config {
 			m.Params = map[string]any{"l2_regularization": 0.01}
 			return m
 		},
+		Wide: func() engine.Model {
+			return classifier(func(s *model.Scope, x *graph.Node) *graph.Node {
+				return layers.Dense(s.In("narrow"), activation.Relu(layers.Dense(s.In("wide"), x, true, 5000)), true, 8)
+			})
+		},
 		Panicking: func() engine.Model {
 			return classifier(func(*model.Scope, *graph.Node) *graph.Node { panic("deliberate") })
 		},

@@ -19,9 +19,10 @@ type device struct {
 	index int // into Spec.Devices
 	num   compute.DeviceNum
 
-	updates *updates
-	absent  []bool // by variable: a slot of parameters that other shards own
-	foreign []int  // the parameters that other shards own
+	updates   *updates
+	variables []variable // with the shapes of what the device keeps: vectors, of slots of which it has a share
+	ranges    [][2]int   // by variable: the elements that it keeps; none of slots of parameters that other shards own
+	foreign   []int      // the parameters of which other shards own elements
 
 	// turn is held while a program runs on the device, except while a replica waits for an all-reduce of the
 	// model. So several replicas compute in turn.
@@ -51,7 +52,7 @@ type device struct {
 func newDevice(p *program, index int, d engine.Device, u *updates) (*device, error) {
 	n := len(p.variables)
 	x := &device{
-		p: p, index: index, updates: u, absent: make([]bool, n),
+		p: p, index: index, updates: u, variables: slices.Clone(p.variables), ranges: make([][2]int, n),
 		values: make([]compute.Buffer, n), pending: make([]compute.Buffer, n),
 		lent: make([]*tensor.Tensor, p.parameters), dirty: make([]bool, p.parameters), behind: make([]bool, p.parameters),
 		versions: make([]uint64, n), copied: make([]uint64, n),
@@ -63,11 +64,13 @@ func newDevice(p *program, index int, d engine.Device, u *updates) (*device, err
 	}
 	seen, used := make([]bool, n), make([]bool, n)
 	fused := make([]bool, n)
-	for _, x := range u.programs {
-		for _, v := range x.changed {
+	whole := slices.Clone(seen) // parameters
+	for _, y := range u.programs {
+		for _, v := range y.changed {
 			seen[v], used[v] = true, true
+			whole[v] = y.share == nil
 		}
-		for _, v := range x.fusedChanges() {
+		for _, v := range y.fusedChanges() {
 			fused[v] = true
 		}
 	}
@@ -79,18 +82,28 @@ func newDevice(p *program, index int, d engine.Device, u *updates) (*device, err
 		}
 	}
 	for v := range n {
-		x.absent[v] = p.variables[v].Role == engine.Slot && p.ofUpdates[v] && !used[v]
-		if v < p.parameters && !seen[v] {
+		if p.variables[v].Role != engine.Slot || !p.ofUpdates[v] || used[v] {
+			x.ranges[v][1] = p.variables[v].shape.Size()
+		}
+		if v < p.parameters && !whole[v] {
 			x.foreign = append(x.foreign, v)
 		}
-		if fused[v] || v < p.parameters && !seen[v] {
+		if fused[v] || v < p.parameters && !whole[v] {
 			x.kept = append(x.kept, v)
+		}
+	}
+	for _, y := range u.programs {
+		for _, v := range y.divided {
+			x.ranges[v] = [2]int{y.share.From, y.share.To}
+			of := &x.variables[v]
+			of.Shape = []int{y.share.To - y.share.From}
+			of.shape = shapes.Make(of.shape.DType, of.Shape...)
 		}
 	}
 	var list []shapes.Shape
 	for v, yes := range seen {
-		if yes && !fused[v] && p.mirrored(v) {
-			x.replaced, list = append(x.replaced, v), append(list, p.variables[v].shape)
+		if yes && !slices.Contains(x.kept, v) && p.mirrored(v) {
+			x.replaced, list = append(x.replaced, v), append(list, x.variables[v].shape)
 		}
 	}
 	x.oldValues, err = newRecycler(p.backend, list)
@@ -110,7 +123,7 @@ func (d *device) update(ctx context.Context, r *replica, part int, factor float6
 	if factor != 1 {
 		for _, i := range parameters {
 			if x.multipliesInMemory(i) {
-				multiply(r.memory[i], factor)
+				multiply(x.part(r.memory[i]), factor)
 			}
 		}
 	}
@@ -127,11 +140,42 @@ func (d *device) update(ctx context.Context, r *replica, part int, factor float6
 		changed = x.restChanges()
 	}
 	for i, v := range changed {
+		if x.share != nil && v == x.share.Parameter {
+			if err = d.takeShare(x, out[i]); err != nil {
+				return err
+			}
+			continue
+		}
 		release(d.pending[v]) // not nil for a step counter, or after a second update
 		d.pending[v] = out[i]
 	}
-	for _, i := range parameters {
-		d.dirty[i] = false
+	if x.share == nil {
+		for _, i := range parameters {
+			d.dirty[i] = false
+		}
+	}
+	return nil
+}
+
+// part returns the elements of a parameter that x updates, of a tensor of all its elements.
+func (x *executable) part(t *tensor.Tensor) *tensor.Tensor {
+	if x.share == nil {
+		return t
+	}
+	return t.Reshape(t.Len()).Rows(x.share.From, x.share.To)
+}
+
+// takeShare copies the new values of a share to the memory of the parameter's new value, and frees them.
+func (d *device) takeShare(x *executable, b compute.Buffer) error {
+	defer release(b)
+	i := x.share.Parameter
+	whole, err := d.foreignMemory(i)
+	if err != nil {
+		return err
+	}
+	to := x.part(whole)
+	if err := b.ToFlatData(flatOf(to.Memory(), d.p.variables[i].shape.DType, to.Len())); err != nil {
+		return fmt.Errorf("gomlx: fetch new values of %s: %w", d.p.variables[i].Name, err)
 	}
 	return nil
 }
@@ -164,7 +208,7 @@ func (d *device) updated(i int) (*tensor.Tensor, error) {
 	return d.lent[i], nil
 }
 
-// foreignMemory returns the memory for the new value of a parameter that another shard owns.
+// foreignMemory returns the memory for the new value of a parameter of which other shards own elements.
 func (d *device) foreignMemory(i int) (*tensor.Tensor, error) {
 	v := d.p.variables[i]
 	if !d.p.backend.HasSharedBuffers() {
@@ -189,7 +233,7 @@ func (d *device) keptMemory(i int) error {
 		return nil
 	}
 	if d.pending[i], d.spare[i] = d.spare[i], nil; d.pending[i] == nil {
-		c, err := newHostBuffer(d.p.backend, d.num, d.p.variables[i].shape)
+		c, err := newHostBuffer(d.p.backend, d.num, d.variables[i].shape)
 		if err != nil {
 			return err
 		}
@@ -218,7 +262,7 @@ func (d *device) value(v int) (compute.Buffer, error) {
 
 // upload copies a tensor to the device.
 func (d *device) upload(v int, t *tensor.Tensor) (compute.Buffer, error) {
-	x := d.p.variables[v]
+	x := d.variables[v]
 	b, err := d.p.backend.BufferFromFlatData(d.num, flatOf(t.Memory(), x.shape.DType, t.Len()), x.shape)
 	if err != nil {
 		return nil, fmt.Errorf("gomlx: write variable %s on device %d: %w", x.Name, d.index, err)
@@ -226,8 +270,13 @@ func (d *device) upload(v int, t *tensor.Tensor) (compute.Buffer, error) {
 	return b, nil
 }
 
+// keeps reports whether the device keeps elements of a variable. It does of variables without any.
+func (d *device) keeps(v int) bool {
+	return d.ranges[v][1] > d.ranges[v][0] || d.p.variables[v].shape.Size() == 0
+}
+
 func (d *device) read(v int) (*tensor.Tensor, error) {
-	if d.absent[v] {
+	if !d.keeps(v) {
 		return nil, fmt.Errorf("gomlx: read variable %s on device %d: %w", d.p.variables[v].Name, d.index,
 			engine.ErrNotOwned)
 	}
@@ -239,8 +288,11 @@ func (d *device) read(v int) (*tensor.Tensor, error) {
 }
 
 func (d *device) write(v int, value *tensor.Tensor) error {
-	if d.absent[v] {
+	if !d.keeps(v) {
 		return nil
+	}
+	if r := d.ranges[v]; r[1]-r[0] < value.Len() {
+		value = value.Reshape(value.Len()).Rows(r[0], r[1])
 	}
 	b, err := d.upload(v, value)
 	if err != nil {

@@ -71,6 +71,14 @@ func (x *executable) multipliesInMemory(parameter int) bool {
 	return false
 }
 
+// argument returns the variable of which an argument of a program has the device's values, or the gradient.
+func (d *device) argument(a argument) variable {
+	if a.kind == variableArg {
+		return d.variables[a.index]
+	}
+	return d.p.variables[a.index]
+}
+
 // runFused computes new values of parameters and slots by passes over memory. The arguments of x are those of its last
 // run by r, and out its results, of which runFused frees those that are numbers.
 func (d *device) runFused(r *replica, x *executable, out []compute.Buffer, factor float64) error {
@@ -88,7 +96,7 @@ func (d *device) runFused(r *replica, x *executable, out []compute.Buffer, facto
 		j.In, j.Out = make([]unsafe.Pointer, len(f.Inputs)), make([]unsafe.Pointer, len(f.Results))
 		j.Numbers = make([]elementwise.Number, len(f.Numbers))
 		for i, in := range f.Inputs {
-			v := d.p.variables[x.args[in.Parameter].index]
+			v := d.argument(x.args[in.Parameter])
 			t, err := viewOf(r.args[in.Parameter], v.Variable, v.shape, d.num)
 			if err != nil {
 				return err
@@ -116,12 +124,16 @@ func (d *device) runFused(r *replica, x *executable, out []compute.Buffer, facto
 		}
 		for i, result := range f.Results {
 			v := x.changed[result]
+			of := d.variables[v]
 			if err := d.keptMemory(v); err != nil {
-				return fmt.Errorf("memory for the new value of %s: %w", d.p.variables[v].Name, err)
+				return fmt.Errorf("memory for the new value of %s: %w", of.Name, err)
 			}
-			t, err := viewOf(d.pending[v], d.p.variables[v].Variable, d.p.variables[v].shape, d.num)
+			t, err := viewOf(d.pending[v], of.Variable, of.shape, d.num)
 			if err != nil {
 				return err
+			}
+			if x.share != nil && v == x.share.Parameter {
+				t = x.part(t)
 			}
 			j.Out[i] = t.Memory().Ptr
 		}

@@ -87,7 +87,7 @@ func (bl *builder) cast(g *graph.Graph, inputs []*graph.Node) []*graph.Node {
 // masters makes the variables of a mixed-precision model. It builds the programs in float32, as if the policy
 // were float32, and keeps of them only the store with its variables. So names, roles, initial values and the
 // optimizer are those of the float32 model, to the bit. Programs of bl then read the variables through a
-// [castingBackend].
+// castingBackend.
 func (bl *builder) masters() error {
 	if bl.width == dtypes.InvalidDType {
 		return nil
@@ -183,42 +183,17 @@ func (p *program) ComputeDType() tensor.DType {
 var _ engine.Mixed = (*program)(nil)
 
 // castingBackend builds graphs in which variables have another dtype than their values: the program's parameter
-// has the dtype of the variable in the store, and the graph sees its conversion. It is the outermost wrapper of a
-// backend, because its functions only matter to GoMLX.
-type castingBackend struct {
-	compute.Backend
-	store *model.Store
-}
-
-// Builder implements compute.Backend.
-func (b castingBackend) Builder(name string) compute.Builder {
-	real := b.Backend.Builder(name)
-	return &castingBuilder{Builder: real, main: &castingFunction{Function: real.Main(), store: b.store}}
-}
-
-type castingBuilder struct {
-	compute.Builder
-	main *castingFunction
-}
-
-// Main implements compute.Builder.
-func (b *castingBuilder) Main() compute.Function { return b.main }
-
-// castingFunction is the main function. The others have no variables.
-type castingFunction struct {
-	compute.Function
-	store *model.Store
-}
-
-// Parameter implements compute.Function.
-func (f *castingFunction) Parameter(name string, shape shapes.Shape, s *compute.ShardingSpec) (compute.Value, error) {
-	v := f.store.GetVariable(name)
-	if v == nil || v.DType() == shape.DType || !strings.HasPrefix(name, model.ScopeSeparator) {
-		return f.Function.Parameter(name, shape, s)
-	}
-	value, err := f.Function.Parameter(name, v.Shape(), s)
-	if err != nil {
-		return nil, err
-	}
-	return f.Function.ConvertDType(value, shape.DType)
+// has the dtype of the variable in the store, and the graph sees its conversion.
+func castingBackend(b compute.Backend, store *model.Store) compute.Backend {
+	return parameterBackend{b, func(f compute.Function, name string, shape shapes.Shape) (compute.Value, error) {
+		v := store.GetVariable(name)
+		if v == nil || v.DType() == shape.DType || !strings.HasPrefix(name, model.ScopeSeparator) {
+			return nil, nil
+		}
+		value, err := f.Parameter(name, v.Shape(), nil)
+		if err != nil {
+			return nil, err
+		}
+		return f.ConvertDType(value, shape.DType)
+	}}
 }

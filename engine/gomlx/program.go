@@ -38,6 +38,7 @@ type program struct {
 	*shape               // of the Spec, with its programs
 	shapes      []*shape // all, that of the Spec first
 	model       *Model
+	shares      []engine.Share
 	updates     map[int]*updates // by local shard
 	ofUpdates   []bool           // by variable: an update of all parameters uses it
 	wholeUpdate []string         // description of that update, if updates are sharded
@@ -269,8 +270,14 @@ func (p *program) Updated(device, parameter int) (*tensor.Tensor, error) {
 	return d.updated(parameter)
 }
 
-// Owned implements [engine.Program].
-func (p *program) Owned(device, variable int) bool { return !p.devices[device].absent[variable] }
+// Shares implements [engine.Program].
+func (p *program) Shares() []engine.Share { return p.shares }
+
+// Kept implements [engine.Program].
+func (p *program) Kept(device, variable int) (from, to int) {
+	r := p.devices[device].ranges[variable]
+	return r[0], r[1]
+}
 
 // Commit implements [engine.Program].
 func (p *program) Commit() {

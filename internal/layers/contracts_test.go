@@ -88,7 +88,8 @@ var (
 		Parts(device int) [][]int
 		Update(ctx context.Context, device, replica, part int, factor float64) error
 		Updated(device, parameter int) (*tensor.Tensor, error)
-		Owned(device, variable int) bool
+		Shares() []engine.Share
+		Kept(device, variable int) (from, to int)
 		Commit()
 		Discard()
 	} = engine.Program(nil)

@@ -118,6 +118,53 @@ func (d *Deferred) Fuse(wanted func(result int) bool, scaled func(parameter int)
 	return found
 }
 
+// ElementByElement reports whether every output of the graph depends element by element on the parameters, and on
+// numbers that depend on no elements of a parameter of more than one.
+func (d *Deferred) ElementByElement() bool {
+	f := &fusion{b: d.b, can: map[*value]bool{}}
+	if len(d.b.sums) > 0 || d.b.hosts > 0 {
+		return false
+	}
+	var numbers []*value
+	seen := map[*value]bool{}
+	var visit func(v *value) bool
+	visit = func(v *value) bool {
+		if n := f.number(v); n != nil {
+			numbers = append(numbers, n)
+			return true
+		}
+		if seen[v] {
+			return true
+		}
+		seen[v] = true
+		if !f.fusable(v) {
+			return false
+		}
+		if _, _, ok := f.part(v); ok {
+			return true
+		}
+		for _, in := range v.op.inputs {
+			if !visit(in) {
+				return false
+			}
+		}
+		return true
+	}
+	for _, v := range d.b.main.outputs {
+		if !visit(v) {
+			return false
+		}
+	}
+	needed := map[int]bool{}
+	f.reach(numbers, needed)
+	for i := range needed {
+		if f.shape(d.b.parameters[i]).Size() != 1 {
+			return false
+		}
+	}
+	return true
+}
+
 // fusion finds the parts of a graph that depend element by element on parameters.
 type fusion struct {
 	b     *builder
