@@ -273,8 +273,8 @@ func TestOptimizerBytes(t *testing.T) {
 }
 
 // TestDividedVariables checks that a training whose largest variables are divided among workers has the bits of an
-// unsharded one, also after it was resumed by other workers, with and without sharding; and that what no worker has whole
-// can be read and set.
+// unsharded one, also after it was resumed by other workers, with and without sharding; and that what no worker has
+// whole can be read and set.
 func TestDividedVariables(t *testing.T) {
 	m := wide{128, 640, 40}
 	const steps = 6
