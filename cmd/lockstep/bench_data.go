@@ -48,8 +48,8 @@ func newBenchData() *cobra.Command {
 		Long: `Data makes a folder of PNG images and measures how many of them a second are
 read, decoded to float32 and joined to batches in a random order: by one worker,
 and by several workers, of which each reads only its rows of every batch and one
-row of another worker to compare. A worker is a process that uses one core. The
-measurements alternate, in rounds; the numbers are medians.
+row of another worker to compare. A worker is a process on a core of its own, where
+Linux allows that. The measurements alternate, in rounds; the numbers are medians.
 
 With --pytorch it also measures PyTorch's DataLoader on the same images, with as
 many workers, in the same rounds: the argument is a Python that has torch, numpy
@@ -126,7 +126,7 @@ func (o *benchDataFlags) measure(ctx context.Context, out, progress io.Writer) (
 		g := &benchGroup{name: name, program: program, workers: workers}
 		groups = append(groups, g)
 		for _, c := range commands {
-			if err := g.start(c); err != nil {
+			if err := g.start(c, program == "lockstep"); err != nil {
 				return fmt.Errorf("%s: %w", name, err)
 			}
 		}
@@ -227,8 +227,8 @@ type benchProcess struct {
 	err bytes.Buffer
 }
 
-// start starts a process and waits until it is ready.
-func (g *benchGroup) start(cmd *exec.Cmd) error {
+// start starts a process and waits until it is ready. A pinned process has a processor for itself, if there are enough.
+func (g *benchGroup) start(cmd *exec.Cmd, pinned bool) error {
 	p := &benchProcess{cmd: cmd}
 	cmd.Stderr = &p.err
 	in, err := cmd.StdinPipe()
@@ -239,7 +239,12 @@ func (g *benchGroup) start(cmd *exec.Cmd) error {
 	if err != nil {
 		return err
 	}
-	if err := cmd.Start(); err != nil {
+	if pinned {
+		err = startOn(len(g.processes), cmd)
+	} else {
+		err = cmd.Start()
+	}
+	if err != nil {
 		return err
 	}
 	p.in, p.out = in, bufio.NewScanner(out)
@@ -296,6 +301,7 @@ func (o *benchDataFlags) read(ctx context.Context, in io.Reader, out io.Writer) 
 	if _, err := fmt.Fprintln(out, "ready"); err != nil {
 		return err
 	}
+	tuneGC(nil) // as for a training, which would otherwise collect garbage for every 40 images
 	lines := bufio.NewScanner(in)
 	for epoch := 0; lines.Scan(); epoch++ {
 		start := time.Now()
