@@ -262,3 +262,34 @@ func BenchmarkAdd(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkStep measures what recording a step costs, as a training with eight buckets records it: the parts of a step,
+// eight collective calls, and where its time went.
+func BenchmarkStep(b *testing.B) {
+	r := timeline.NewRecorder()
+	b.ReportAllocs()
+	events := 0
+	for i := range b.N {
+		step := int64(i + 1)
+		add := func(e timeline.Event) {
+			now := r.Now() // as a trainer and a communicator do
+			e.Step, e.Start, e.End = step, now, now
+			r.Add(e)
+			events++
+		}
+		for _, kind := range []timeline.Kind{
+			timeline.Input, timeline.Forward, timeline.Wait, timeline.Update, timeline.Commit, timeline.Callbacks,
+		} {
+			add(timeline.Event{Kind: kind})
+		}
+		for k := range 8 {
+			add(timeline.Event{Kind: timeline.Backward, Bucket: k + 1})
+			add(timeline.Event{
+				Kind: timeline.Collective, Op: "all_reduce", Algorithm: "direct", Comm: "replicas", Seq: uint64(i), Bytes: 1 << 20,
+			})
+		}
+		r.AddStep(timeline.Step{Step: step, End: r.Now()})
+		r.SetStep(step + 1)
+	}
+	b.ReportMetric(float64(events)/float64(b.N), "events/step")
+}

@@ -67,12 +67,16 @@ func plotSizes(file, op string, results []bench.Result, peers []peerFile) error 
 	for _, p := range peers {
 		t, b := chart.Line{Name: p.name}, chart.Line{Name: p.name}
 		for _, r := range p.results {
-			t.X, t.Y = append(t.X, float64(r.Bytes)), append(t.Y, micros(r.Median))
+			size := float64(r.Bytes)
+			if r.PerRank {
+				size *= float64(first.Ranks)
+			}
+			t.X, t.Y = append(t.X, size), append(t.Y, micros(r.Median))
 			rate := r.BusBW
 			if rate == 0 { // OSU prints times only
-				rate = share * float64(r.Bytes) / float64(r.Median)
+				rate = share * size / float64(r.Median)
 			}
-			b.X, b.Y = append(b.X, float64(r.Bytes)), append(b.Y, rate)
+			b.X, b.Y = append(b.X, size), append(b.Y, rate)
 		}
 		times, rates = append(times, t), append(rates, b)
 	}

@@ -15,6 +15,9 @@ type PeerResult struct {
 	Bytes  int
 	Median time.Duration // or the mean, if the program prints that
 	BusBW  float64       // GB/s, as in [Result]; 0: the output has none
+	// PerRank reports that Bytes is what each rank contributes, for each other rank in an all-to-all: the whole vector is
+	// as many times larger as there are ranks.
+	PerRank bool
 }
 
 // peerLineMax bounds a line of a peer's output.
@@ -26,6 +29,7 @@ const peerLineMax = 1 << 20
 func ReadPeer(r io.Reader) (results []PeerResult, format string, err error) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, peerLineMax)
+	perRank := false
 	for n := 1; lines.Scan(); n++ {
 		line := strings.TrimSpace(lines.Text())
 		kind, one, err := readPeerLine(line, format)
@@ -37,7 +41,11 @@ func ReadPeer(r io.Reader) (results []PeerResult, format string, err error) {
 		case kind != "":
 			format = kind
 		}
+		if kind == formatOSU {
+			perRank = osuPerRank(line)
+		}
 		if one != nil {
+			one.PerRank = perRank
 			results = append(results, *one)
 		}
 	}
@@ -49,6 +57,13 @@ func ReadPeer(r io.Reader) (results []PeerResult, format string, err error) {
 			"the output of lockstep bench")
 	}
 	return results, format, nil
+}
+
+// osuPerRank reports whether the benchmark with this head prints sizes per rank: those of osu_allgather and
+// osu_alltoall, while osu_reduce_scatter divides its size by the ranks, and others have one vector.
+func osuPerRank(head string) bool {
+	head = strings.ToLower(head)
+	return strings.Contains(head, "allgather") || strings.Contains(head, "alltoall")
 }
 
 // The formats that [ReadPeer] knows.
@@ -108,7 +123,7 @@ func readPeerJSON(line string) (*PeerResult, error) {
 	if r.Bytes == nil || *r.Bytes < 0 || r.Median <= 0 || r.BusBW < 0 {
 		return nil, fmt.Errorf("want an object of lockstep bench, with bytes, median_ns and busbw")
 	}
-	return &PeerResult{*r.Bytes, r.Median, r.BusBW}, nil
+	return &PeerResult{Bytes: *r.Bytes, Median: r.Median, BusBW: r.BusBW}, nil
 }
 
 // readPeerPlain reads NAME ranks=N bytes=B us=T.

@@ -32,6 +32,18 @@ func TestReadPeer(t *testing.T) {
 			5,
 		},
 		{
+			"osu_allgather, per rank", "\n# OSU MPI Allgather Latency Test v7.4\n# Size  Avg Latency(us)\n1 1.5\n8 2\n", "OSU",
+			bench.PeerResult{Bytes: 1, Median: 1500, PerRank: true},
+			bench.PeerResult{Bytes: 8, Median: 2 * us, PerRank: true},
+			2,
+		},
+		{
+			"osu_reduce_scatter, the whole", "# OSU MPI Reduce_scatter Latency Test v7.4\n4 1.5\n8 2\n", "OSU",
+			bench.PeerResult{Bytes: 4, Median: 1500},
+			bench.PeerResult{Bytes: 8, Median: 2 * us},
+			2,
+		},
+		{
 			"nccl-tests", file("nccl-tests.txt"), "nccl-tests",
 			bench.PeerResult{Bytes: 8, Median: 12310},
 			bench.PeerResult{Bytes: 16 << 20, Median: 662300, BusBW: 25.33},

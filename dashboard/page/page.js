@@ -13,7 +13,7 @@ const color = (name) => getComputedStyle(document.documentElement).getPropertyVa
 let points = [], series = 0, charts = {};
 
 // A chart is a picture for those who see it, and a table with the same numbers for everybody.
-function chart(key, title, series) {
+function chart(key, title, series, before) {
   if (charts[key]) return charts[key];
   const section = make('section'), head = make('h2', title);
   head.id = 'h-' + key.replace(/[^a-z0-9]/gi, '-'); section.setAttribute('aria-labelledby', head.id);
@@ -27,7 +27,7 @@ function chart(key, title, series) {
   const thead = make('thead'); thead.append(row); table.append(thead, body); wrap.append(table);
   const legend = make('p', undefined, 'legend'); legend.setAttribute('aria-hidden', 'true');
   for (const s of series) { const i = make('i'); i.style.background = 'var(--' + s.color + ')'; legend.append(i, s.label + ' '); }
-  section.append(head, box, legend, button, wrap); $('charts').append(section);
+  section.append(head, box, legend, button, wrap); $('charts').insertBefore(section, before || null);
   const c = charts[key] = { series, box, body, wrap, title };
   button.addEventListener('click', () => {
     wrap.hidden = !wrap.hidden;
@@ -70,8 +70,8 @@ function drawAll() {
   const lossSeries = [{ label: 'loss', color: 'compute', value: (p) => p.loss, text: number }];
   if (val.has('loss') || (charts.loss && charts.loss.series.length > 1))
     lossSeries.push({ label: 'val_loss', color: 'input', value: (p) => (p.validation || {}).loss, text: number });
-  if (charts.loss && charts.loss.series.length < lossSeries.length) rebuild('loss');
-  draw(chart('loss', 'Loss', lossSeries));
+  const before = charts.loss && charts.loss.series.length < lossSeries.length ? rebuild('loss') : null;
+  draw(chart('loss', 'Loss', lossSeries, before));
   draw(chart('rate', 'Examples per second', [{ label: 'examples/s', color: 'update', value: (p) => p.examples_per_second, text: number }]));
   draw(chart('shares', 'Where a step goes (worker 0)', ['compute', 'wait', 'input'].map((k) => ({ label: k,
     color: k === 'wait' ? 'other' : k, value: (p) => 100 * p[k + '_share'], text: (x) => x.toFixed(0) + ' %' }))));
@@ -79,7 +79,12 @@ function drawAll() {
     .concat([{ label: 'val_' + m, color: 'input', value: (p) => (p.validation || {})[m], text: number }])));
 }
 
-function rebuild(key) { const c = charts[key]; c.plot.destroy(); c.box.closest('section').remove(); delete charts[key]; }
+// rebuild removes a chart and returns what follows it.
+function rebuild(key) {
+  const c = charts[key], section = c.box.closest('section'), next = section.nextSibling;
+  c.plot.destroy(); section.remove(); delete charts[key];
+  return next;
+}
 
 // Elements are changed in place, and only if their content changes, so that a screen reader keeps its place.
 function set(e, text, cls) {

@@ -27,6 +27,8 @@ var mayImport = []struct {
 	{"internal/race", nil},
 	{"internal/chart", nil},
 	{"internal/freeport", nil},
+	{"internal/browser", nil},
+	{"internal/pictures", []string{"timeline/timelinetest"}},
 	{"internal/testnet", nil},
 	{"internal/foreign", nil},
 	{"internal/layers", []string{"..."}},
