@@ -124,6 +124,8 @@ func (j *Job) storeText() string {
 		return ""
 	case j.Store == "":
 		return "not known: " + j.NoStore
+	case j.Store == StorePMI:
+		return "a free port of worker 0, which passes its address on by the launcher (PMI)"
 	case j.Hosted:
 		return redactURL(j.Store)
 	}

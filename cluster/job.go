@@ -24,7 +24,8 @@ type Job struct {
 	Host string
 	// Store is the URL of the rendezvous store: "tcp://host:port", "file:///folder",
 	// "etcd://host:port,host:port/prefix"; "" if unknown. Hosted reports that it is running already, like
-	// lockstep run's; else worker 0 serves a TCP store. NoStore explains why several workers have no store,
+	// lockstep run's; else worker 0 serves a TCP store. [StorePMI] is such a store at a free port, whose address
+	// the launcher passes on. NoStore explains why several workers have no store,
 	// and how to fix it.
 	Store   string
 	Hosted  bool
@@ -42,6 +43,10 @@ type Job struct {
 	// it, and those that were not used.
 	Beside []Claim
 }
+
+// StorePMI is the [Job.Store] of a job whose launcher has a key-value space: worker 0 serves a TCP store at a free port
+// and publishes its address there. See package pmi.
+const StorePMI = "pmi:"
 
 // Chief reports whether this worker has the duties of the chief.
 func (j *Job) Chief() bool { return j.Worker == 0 }

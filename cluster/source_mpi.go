@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/lockstep-ml/lockstep/cluster/pmi"
 )
 
 // The commands of launchers that the code refers to.
@@ -62,6 +64,11 @@ var pmiSource = source{
 			j.ID = "pmi-" + id
 		}
 		r.storeMPI(j, id, hydra, "pmi_proxy")
+		// Several hosts, or a launcher that is not known: worker 0 publishes the address of its store by the launcher.
+		if fd := r.d.env(pmi.EnvFD); fd != "" && !j.Hosted {
+			r.note(pmi.EnvFD, fd)
+			j.Store, j.NoStore = StorePMI, ""
+		}
 	},
 }
 

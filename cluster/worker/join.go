@@ -199,6 +199,11 @@ func serves(j *cluster.Job) bool { return !j.Hosted && strings.HasPrefix(j.Store
 
 // openStore opens the store, or serves it.
 func (w *Worker) openStore(ctx context.Context) error {
+	if w.job.Store == cluster.StorePMI {
+		if err := w.exchangeStore(ctx); err != nil {
+			return err
+		}
+	}
 	cfg := rendezvous.Config{Schemes: w.cfg.Schemes, Logger: w.cfg.Logger}
 	if w.cfg.HeartbeatTimeout > 0 {
 		cfg.ReconnectTimeout = w.cfg.HeartbeatTimeout / 2
@@ -282,9 +287,11 @@ const (
 
 // serveStore serves the store at this process's port, which the replicas use too.
 func (w *Worker) serveStore(ctx context.Context, cfg rendezvous.Config) (err error) {
-	if w.port, err = listener.Open(listener.Config{Listen: w.externalAddress(ctx,
-		strings.TrimPrefix(w.job.Store, "tcp://")), Logger: w.cfg.Logger}); err != nil {
-		return err
+	if w.port == nil { // else exchangeStore has opened it
+		address := w.externalAddress(ctx, strings.TrimPrefix(w.job.Store, "tcp://"))
+		if w.port, err = listener.Open(listener.Config{Listen: address, Logger: w.cfg.Logger}); err != nil {
+			return err
+		}
 	}
 	// The server ends with Close, not with the wait.
 	w.server, err = rendezvous.Serve(context.WithoutCancel(ctx), rendezvous.ServerConfig{

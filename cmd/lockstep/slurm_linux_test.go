@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -182,6 +183,16 @@ func TestSlurm(t *testing.T) {
 	t.Run("srun", func(t *testing.T) {
 		out, err := s.command(t, srun...).CombinedOutput()
 		check(t, out, err)
+	})
+
+	t.Run("srun --mpi=pmi2", func(t *testing.T) { // the launcher passes the store's address on
+		cmd := s.command(t, append([]string{"srun", "--mpi=pmi2"}, srun[1:]...)...)
+		cmd.Env = slices.DeleteFunc(cmd.Env, func(v string) bool { return strings.HasPrefix(v, cluster.EnvStore+"=") })
+		out, err := cmd.CombinedOutput()
+		check(t, bytes.ReplaceAll(out, []byte("by MPICH (PMI)"), []byte("by Slurm")), err)
+		if !bytes.Contains(out, []byte("by MPICH (PMI)")) || !bytes.Contains(out, []byte("by the launcher (PMI)")) {
+			t.Errorf("the workers did not use the launcher's key-value space:\n%s", out)
+		}
 	})
 
 	t.Run("sbatch", func(t *testing.T) {

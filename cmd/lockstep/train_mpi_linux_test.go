@@ -65,6 +65,34 @@ func TestMPI(t *testing.T) {
 	}
 }
 
+// TestHydraOnHosts: under Hydra on several hosts, which passes no addresses, the workers find each other by its
+// key-value space, with Lockstep's collectives and with MPI's. The hosts are names of this one.
+func TestHydraOnHosts(t *testing.T) {
+	skipShort(t, "whole jobs under mpirun")
+	command, err := exec.LookPath("mpirun.mpich")
+	if err != nil {
+		t.Skip("mpirun.mpich is not installed")
+	}
+	one, _ := trainOnce(t, append([]string{"--replicas", "2"}, small...)...)
+	for _, implementation := range []string{"auto", "mpi"} {
+		dir := t.TempDir()
+		out := underMPI(t, command, []string{"-launcher", "fork", "-hosts", "127.0.0.1:1,127.0.0.2:1", "-np", "2"},
+			append([]string{"--implementation", implementation, "--out", dir}, small...))
+		var s map[string]any
+		text, err := os.ReadFile(filepath.Join(dir, "summary.json"))
+		if err == nil {
+			err = json.Unmarshal(text, &s)
+		}
+		if err != nil || !strings.Contains(out, "passes its address on by the launcher (PMI)") ||
+			strings.Contains(out, "BAD TERMINATION") {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		if implementation == "auto" && s["weights_hash"] != one["weights_hash"] {
+			t.Errorf("weights %v, want %v\n%s", s["weights_hash"], one["weights_hash"], out)
+		}
+	}
+}
+
 // TestOneWithoutMPI: workers with different collectives backends fail, and report the difference.
 func TestOneWithoutMPI(t *testing.T) {
 	command, err := exec.LookPath("mpirun.openmpi")
