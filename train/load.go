@@ -159,18 +159,5 @@ func formatNames(names []string) string {
 
 // convertFloats returns the values in another floating-point type.
 func convertFloats(t *tensor.Tensor, dtype tensor.DType) *tensor.Tensor {
-	out := tensor.New(dtype, t.Shape()...)
-	for i, x := range t.Float64s() {
-		switch dtype {
-		case tensor.Float16:
-			tensor.Data[tensor.F16](out)[i] = tensor.F16From(float32(x))
-		case tensor.BFloat16:
-			tensor.Data[tensor.BF16](out)[i] = tensor.BF16From(float32(x))
-		case tensor.Float32:
-			tensor.Data[float32](out)[i] = float32(x)
-		case tensor.Float64:
-			tensor.Data[float64](out)[i] = x
-		}
-	}
-	return out
+	return fromFloat64s(dtype, t.Shape(), t.Float64s())
 }
