@@ -33,7 +33,7 @@ func Shares(parameters []Variable, n int, divide bool) []Share {
 	bytes := make([]int, n)
 	var list []Share
 	for _, i := range order {
-		each := parameters[i].DType.Bytes()
+		each := max(1, parameters[i].DType.Bytes()) // 0: an unknown type, whose parameter stays whole
 		elements := parameters[i].Bytes() / each
 		unit := ShareElements
 		for 2*unit*each <= most {
