@@ -28,6 +28,9 @@ func (w *Worker) exchangeStore(ctx context.Context) (err error) {
 		} else {
 			kvs.Close() // MPI starts and finalizes the protocol again
 		}
+		if err != nil && w.port != nil {
+			w.port.Close()
+		}
 	}()
 	if w.job.Worker == 0 {
 		address := net.JoinHostPort(ownAddress(ctx), "0")
@@ -35,7 +38,6 @@ func (w *Worker) exchangeStore(ctx context.Context) (err error) {
 			return fmt.Errorf("serving the store for the other workers: %w", err)
 		}
 		if err := kvs.Put(storeKey, w.port.Addr()); err != nil {
-			w.port.Close()
 			return err
 		}
 	}
