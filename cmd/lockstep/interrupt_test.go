@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,17 +17,6 @@ import (
 
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
-
-func exitCode(err error) int {
-	var exit *exec.ExitError
-	switch {
-	case err == nil:
-		return 0
-	case errors.As(err, &exit):
-		return exit.ExitCode()
-	}
-	return -1
-}
 
 // TestInterrupt: Ctrl-C stops an endless run after its step, and the results so far are written.
 func TestInterrupt(t *testing.T) {

@@ -48,6 +48,18 @@ func lockstepProcess(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
+// exitCode returns the exit code of a process from the error of Wait; -1: it did not exit.
+func exitCode(err error) int {
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &exit):
+		return exit.ExitCode()
+	}
+	return -1
+}
+
 // skipShort skips a test with -short, and prints why.
 func skipShort(t *testing.T, why string) {
 	t.Helper()
