@@ -14,7 +14,7 @@ import (
 )
 
 // TestStreamReaders trains on a stream: the same weights on 1, 2 and 4 workers. If the reader of one worker fails, all
-// workers end with an error after the same number of steps.
+// workers end with an error, in its last step or right after it.
 func TestStreamReaders(t *testing.T) {
 	const batch, batches, failAt = 4, 6, 3
 	all := lineExamples(batch * batches)
@@ -53,7 +53,8 @@ func TestStreamReaders(t *testing.T) {
 			})
 			for w, err := range errs {
 				switch {
-				case failing >= 0 && (err == nil || steps[w] != failAt):
+				case failing >= 0 && (err == nil || steps[w] != failAt && (w == failing || steps[w] != failAt-1)):
+					// the failure may reach the others while they finish their last step
 					t.Errorf("%v, reader %d fails: worker %d took %d steps, %v", layout, failing, w, steps[w], err)
 				case failing >= 0 && w == failing && !strings.Contains(err.Error(), "the pipe broke"):
 					t.Errorf("%v: the failing worker reports %v", layout, err)

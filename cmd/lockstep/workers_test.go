@@ -212,7 +212,7 @@ func TestWorkersThatDiffer(t *testing.T) {
 		},
 		{[]string{"--weights", filepath.Join(weights, weightsFile)}, `--weights is "not given" for worker 0`},
 		{[]string{"--data", "mnist", "--data-dir", "absent"}, `--data is "digits" for worker 0`},
-		{[]string{"--model", "mlp"}, `--model is "cnn" for worker 0`},
+		{[]string{"--hidden", "32"}, `--hidden is "[64]" for worker 0`},
 		{[]string{"--seed", "2"}, `--seed is "1" for worker 0`},
 	}
 	if testing.Short() {
