@@ -152,16 +152,22 @@ func Load(ctx context.Context, names []string, o Options) (*data.Frame, error) {
 		frame.Categories = t.categories
 	}
 	width := len(t.columns)
-	values := make([]float64, t.Len()*width)
-	at := 0
+	var values []float64
 	for _, g := range t.groups {
 		if err := context.Cause(ctx); err != nil {
 			return nil, err
 		}
+		if int64(g.rows) > t.o.RowGroupBytes/int64(8*max(width, 1)) {
+			return nil, t.tooLarge(g, "its numbers")
+		}
+		at := len(values)
 		for k := range t.columns {
 			col, err := t.decode(g, k, true, t.o.RowGroupBytes)
 			if err != nil {
 				return nil, err
+			}
+			if k == 0 { // the file has as many rows as its footer states
+				values = append(values, make([]float64, g.rows*width)...)
 			}
 			for row, x := range col.values.Float64s() {
 				if math.Abs(x) > 1<<53 && wide(col.values.DType()) {
@@ -171,10 +177,9 @@ func Load(ctx context.Context, names []string, o Options) (*data.Frame, error) {
 				if col.null != nil && col.null[row] {
 					x = math.NaN()
 				}
-				values[(at+row)*width+k] = x
+				values[at+row*width+k] = x
 			}
 		}
-		at += g.rows
 	}
 	frame.Values = tensor.Of(values, t.Len(), width)
 	return frame, nil
@@ -662,24 +667,38 @@ type decodedColumn struct {
 	null   []bool         // by row, if nulls are kept; nil: none
 }
 
+// tooLarge returns the error of a row group with more than Options.RowGroupBytes.
+func (t *table) tooLarge(g *group, what string) error {
+	return t.wrong(g, fmt.Errorf("%s: the row group from row %d on is larger than Options.RowGroupBytes, %d bytes: the "+
+		"file may be damaged; else raise the limit, or write smaller row groups", what, g.first, t.o.RowGroupBytes))
+}
+
 // decode decodes a column of a row group. Without keep, nulls are filled, or an error.
 // It must not have more bytes than limit.
 func (t *table) decode(g *group, k int, keep bool, limit int64) (d decodedColumn, err error) {
 	c := &t.columns[k]
 	n := g.rows
 	if c.List {
+		if c.Length > 0 && g.rows > math.MaxInt/c.Length {
+			return d, t.wrong(g, fmt.Errorf("column %q has %d lists of %d elements", c.Name, g.rows, c.Length))
+		}
 		n *= c.Length
 	}
 	if n > 0 && g.chunks[k].NumValues() < int64(g.rows) { // before memory is allocated
 		return d, t.wrong(g, fmt.Errorf("column %q has %d values for %d rows", c.Name, g.chunks[k].NumValues(),
 			g.rows))
 	}
-	bytes := int64(n) * int64(max(c.DType.Bytes(), 1)) // of text: grows
-	tooLarge := fmt.Errorf("column %q: the row group from row %d on is larger than Options.RowGroupBytes, %d bytes: the "+
-		"file may be damaged; else raise the limit, or write smaller row groups", c.Name, g.first, t.o.RowGroupBytes)
-	if bytes > limit {
-		return d, t.wrong(g, tooLarge)
+	each := c.DType.Bytes()
+	switch {
+	case t.numbers[k] != nil:
+		each = tensor.Int32.Bytes() // the number of a category
+	case c.DType == tensor.String:
+		each = textBytes // and its own bytes
 	}
+	if int64(n) > limit/int64(each) {
+		return d, t.tooLarge(g, fmt.Sprintf("column %q", c.Name))
+	}
+	bytes := int64(n) * int64(each)
 	set := setter(c, n, t.numbers[k])
 	fill, filled := t.o.Fill[c.Name]
 	at, row, inRow := 0, -1, 0
@@ -716,8 +735,8 @@ func (t *table) decode(g *group, k int, keep bool, limit int64) (d decodedColumn
 				return fail("%q is none of its categories", *text)
 			}
 			if set.text != nil {
-				if bytes += int64(len(set.text[at])) + textBytes; bytes > limit {
-					err = t.wrong(g, tooLarge)
+				if bytes += int64(len(set.text[at])); bytes > limit {
+					err = t.tooLarge(g, fmt.Sprintf("column %q", c.Name))
 					return false
 				}
 			}

@@ -403,7 +403,7 @@ func TestRowGroupBytes(t *testing.T) {
 		column string
 		limit  int64
 		fails  bool
-	}{{"X", 7999, true}, {"X", 8000, false}, {"S", 48000, true}, {"S", 60000, false}} {
+	}{{"X", 7999, true}, {"X", 8000, false}, {"S", 15999, true}, {"S", 47999, true}, {"S", 48000, false}} {
 		f, err := parquet.Open(t.Context(), []string{name}, parquet.Options{
 			Columns: []string{c.column}, RowGroupBytes: c.limit,
 		})
@@ -413,6 +413,12 @@ func TestRowGroupBytes(t *testing.T) {
 		_, err = data.Hash(t.Context(), f.Rows)
 		if c.fails != (err != nil) || err != nil && !strings.Contains(err.Error(), "larger than Options.RowGroupBytes") {
 			t.Errorf("column %s with %d bytes: %v", c.column, c.limit, err)
+		}
+	}
+	for _, limit := range []int64{15999, 16000} { // two columns of float64
+		_, err := parquet.Load(t.Context(), []string{name}, parquet.Options{RowGroupBytes: limit})
+		if (limit < 16000) != (err != nil) {
+			t.Errorf("loading with %d bytes: %v", limit, err)
 		}
 	}
 }
