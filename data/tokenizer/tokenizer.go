@@ -44,8 +44,11 @@ type Tokenizer struct {
 	count int // of words
 }
 
-// wordsMax is the number of words whose tokens are kept.
-const wordsMax = 1 << 17
+// The tokens of so many words, of at most so many bytes, are kept.
+const (
+	wordsMax = 1 << 17
+	wordMax  = 1 << 8
+)
 
 type addedToken struct {
 	ID         int    `json:"id"`
@@ -285,28 +288,33 @@ func (t *Tokenizer) Encode(text string) []int32 {
 		return narrow(nil, t.lib.Encode(text))
 	}
 	var tokens []int32
-	for begins := true; text != ""; begins = false {
-		at, next := len(text), (*addedToken)(nil)
+	next := slices.Repeat([]int{-1}, len(t.added)) // where each is next in the text
+	for at := 0; at < len(text); {
+		first := -1
 		for i, a := range t.added { // the first in the text; of several there, the longest
-			if k := strings.Index(text[:min(len(text), at+len(a.Content))], a.Content); k >= 0 && k < at {
-				at, next = k, &t.added[i]
+			if next[i] < at {
+				next[i] = len(text)
+				if k := strings.Index(text[at:], a.Content); k >= 0 {
+					next[i] = at + k
+				}
+			}
+			if next[i] < len(text) && (first < 0 || next[i] < next[first]) {
+				first = i
 			}
 		}
-		before, after := text[:at], ""
-		if next != nil {
-			after = text[at+len(next.Content):]
-			if next.Lstrip {
-				before = strings.TrimRightFunc(before, unicode.IsSpace)
-			}
-			if next.Rstrip {
-				after = strings.TrimLeftFunc(after, unicode.IsSpace)
-			}
+		if first < 0 {
+			return t.encode(tokens, text[at:], at == 0)
 		}
-		tokens = t.encode(tokens, before, begins)
-		if next == nil {
-			break
+		a := t.added[first]
+		before, after := text[at:next[first]], text[next[first]+len(a.Content):]
+		if a.Lstrip {
+			before = strings.TrimRightFunc(before, unicode.IsSpace)
 		}
-		tokens, text = append(tokens, int32(next.ID)), after
+		if a.Rstrip {
+			after = strings.TrimLeftFunc(after, unicode.IsSpace)
+		}
+		tokens = append(t.encode(tokens, before, at == 0), int32(a.ID))
+		at = len(text) - len(after)
 	}
 	return tokens
 }
@@ -370,6 +378,9 @@ func (t *Tokenizer) word(w string) []int32 {
 		return tokens.([]int32)
 	}
 	tokens := t.tokensOf(w)
+	if len(w) > wordMax {
+		return tokens
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.count < wordsMax {

@@ -2,6 +2,7 @@ package tokenizer_test
 
 import (
 	"encoding/json"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -52,6 +53,61 @@ func TestHuggingFace(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestAddedTokens compares Encode with a search from each place of a text, for added tokens that overlap.
+func TestAddedTokens(t *testing.T) {
+	contents, err := os.ReadFile("testdata/gpt2.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain, err := tokenizer.Parse(contents)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file map[string]any
+	if err := json.Unmarshal(contents, &file); err != nil {
+		t.Fatal(err)
+	}
+	added := []string{"<abc>", "<abc", "bc>", "<ab", "c>a"} // the longest first
+	list := file["added_tokens"].([]any)
+	for i, a := range added {
+		list = append(list, map[string]any{"id": plain.Size() + i, "content": a})
+	}
+	file["added_tokens"] = list
+	if contents, err = json.Marshal(file); err != nil {
+		t.Fatal(err)
+	}
+	tok, err := tokenizer.Parse(contents)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for seed := range uint64(500) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		text := ""
+		for range r.IntN(30) {
+			text += string("<abc>"[r.IntN(5)])
+		}
+		var want []int32
+		from := 0
+		for at := 0; at <= len(text); {
+			i := slices.IndexFunc(added, func(a string) bool { return strings.HasPrefix(text[at:], a) })
+			if i < 0 && at < len(text) {
+				at++
+				continue
+			}
+			want = append(want, plain.Encode(text[from:at])...)
+			if i < 0 {
+				break
+			}
+			want = append(want, int32(plain.Size()+i))
+			at += len(added[i])
+			from = at
+		}
+		if got := tok.Encode(text); !slices.Equal(got, want) {
+			t.Errorf("%q: got %v, want %v", text, got, want)
+		}
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sort"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -23,7 +25,7 @@ type unigram struct {
 	pieces  []string
 	scores  []float64
 	ids     map[string]int32
-	longest int     // bytes of a piece
+	sorted  []int32 // the pieces in the order of their texts
 	unknown int32   // -1: none
 	penalty float64 // score of a character that no piece has
 	bytes   []int32 // by byte: the pieces <0x00> to <0xFF> for such characters; nil: none
@@ -71,8 +73,9 @@ func (t *Tokenizer) parseUnigram(contents []byte) error {
 			return fmt.Errorf("piece %d of the Unigram model: %w: want a text and its score", i, err)
 		}
 		u.pieces, u.scores, u.ids[piece] = append(u.pieces, piece), append(u.scores, score), int32(i)
-		u.longest, u.penalty = max(u.longest, len(piece)), min(u.penalty, score)
+		u.sorted, u.penalty = append(u.sorted, int32(i)), min(u.penalty, score)
 	}
+	slices.SortFunc(u.sorted, func(a, b int32) int { return strings.Compare(u.pieces[a], u.pieces[b]) })
 	if len(u.pieces) == 0 {
 		return errors.New("the Unigram model has no vocabulary: want a list of texts and their scores")
 	}
@@ -231,16 +234,18 @@ func (u *unigram) word(w string) (tokens []int32) {
 	for from := 0; from < len(w); {
 		_, width := utf8.DecodeRuneInString(w[from:])
 		known := false
-		for to := from + width; to <= min(len(w), from+u.longest); {
-			if id, ok := u.ids[w[from:to]]; ok {
+		begin, end := 0, len(u.sorted) // the pieces that begin as the word does from there on
+		for to := from; to < len(w) && begin < end; {
+			_, next := utf8.DecodeRuneInString(w[to:])
+			for range next {
+				begin, end = u.narrow(begin, end, to-from, w[to])
+				to++
+			}
+			if begin < end && len(u.pieces[u.sorted[begin]]) == to-from {
+				id := u.ids[w[from:to]]
 				reach(from, to, id, u.scores[id])
 				known = known || to == from+width
 			}
-			if to == len(w) {
-				break
-			}
-			_, next := utf8.DecodeRuneInString(w[to:])
-			to += next
 		}
 		if !known {
 			reach(from, from+width, u.unknown, u.penalty)
@@ -267,6 +272,15 @@ func (u *unigram) word(w string) (tokens []int32) {
 	return tokens
 }
 
+// narrow returns those of the sorted pieces from begin to end, all with the same n first bytes, that have b next.
+func (u *unigram) narrow(begin, end, n int, b byte) (from, to int) {
+	from = begin + sort.Search(end-begin, func(i int) bool {
+		p := u.pieces[u.sorted[begin+i]]
+		return len(p) > n && p[n] >= b
+	})
+	return from, from + sort.Search(end-from, func(i int) bool { return u.pieces[u.sorted[from+i]][n] > b })
+}
+
 // decode returns the text of tokens, without special ones.
 func (u *unigram) decode(t *Tokenizer, tokens []int32) string {
 	var text strings.Builder
@@ -288,10 +302,11 @@ func (u *unigram) decode(t *Tokenizer, tokens []int32) string {
 		if !ok && int(id) < len(u.pieces) {
 			piece = u.pieces[id]
 		}
-		var b byte
-		if n, _ := fmt.Sscanf(piece, "<0x%02X>", &b); u.bytes != nil && n == 1 && len(piece) == 6 {
-			raw, first = append(raw, b), false
-			continue
+		if hex, isByte := strings.CutPrefix(piece, "<0x"); u.bytes != nil && isByte && len(piece) == 6 && piece[5] == '>' {
+			if b, err := strconv.ParseUint(hex[:2], 16, 8); err == nil {
+				raw, first = append(raw, byte(b)), false
+				continue
+			}
 		}
 		flush()
 		switch {
