@@ -383,8 +383,8 @@ type Program interface {
 	// Metrics lists the names of the metrics ("accuracy").
 	Metrics() []string
 	// Buckets lists the groups in which Gradients hands over gradients, in the order in which the backward pass
-	// computes them. Every parameter is in exactly one. The result depends only on the model, the build of the
-	// engine, Spec.Replicas and Spec.BucketBytes. It is one bucket if the job has one replica.
+	// computes them. Every parameter is in exactly one. The result depends only on the model, the shapes of its batch,
+	// the build of the engine, Spec.Replicas and Spec.BucketBytes. It is one bucket if the job has one replica.
 	Buckets() []Bucket
 	// Parts lists the groups of parameters that one Update computes on a device: each consists of whole buckets,
 	// without what other shards own, or of the device's share of one parameter that is divided. It is one group if the

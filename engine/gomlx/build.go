@@ -633,9 +633,18 @@ func (bl *builder) objective(g *graph.Graph, batch batchNodes) (stats, losses, o
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	each := lossPerExample(bl.m.Loss(batch.labels, predictions), bl.spec.Rows)
+	loss := bl.m.Loss(batch.labels, predictions)
+	each := lossPerExample(loss, bl.spec.Rows)
 	if err := bl.perExample("Model.Loss", each); err != nil {
 		return nil, nil, nil, err
+	}
+	if loss.IsScalar() {
+		again := func(labels, predictions []*graph.Node, rows int) *graph.Node {
+			return lossPerExample(bl.m.Loss(labels, predictions), rows)
+		}
+		if err := bl.followsRows("Model.Loss", batch, predictions, again); err != nil {
+			return nil, nil, nil, err
+		}
 	}
 	if !each.DType().IsFloat() {
 		return nil, nil, nil, fmt.Errorf("Model.Loss gives %s: want a floating-point type", each.DType())
@@ -675,6 +684,14 @@ func (bl *builder) objective(g *graph.Graph, batch batchNodes) (stats, losses, o
 		}
 		if err := bl.perExample(what, x); err != nil {
 			return nil, nil, nil, err
+		}
+		if m.mean {
+			err := bl.followsRows(what, batch, predictions, func(labels, predictions []*graph.Node, _ int) *graph.Node {
+				return m.PerExample(labels, predictions)
+			})
+			if err != nil {
+				return nil, nil, nil, err
+			}
 		}
 		bl.sums = append(bl.sums, 1)
 		list = append(list, graph.Reshape(weightedSum(graph.ConvertDType(x, bl.lossType), weights), 1))

@@ -22,7 +22,7 @@ type device struct {
 	updates   *updates
 	variables []variable // with the shapes of what the device keeps: vectors, of slots of which it has a share
 	ranges    [][2]int   // by variable: the elements that it keeps; none of slots of parameters that other shards own
-	foreign   []int      // the parameters of which other shards own elements
+	foreign   []bool     // by parameter: other shards own elements of it
 
 	// turn is held while a program runs on the device, except while a replica waits for an all-reduce of the
 	// model. So several replicas compute in turn.
@@ -53,7 +53,8 @@ func newDevice(p *program, index int, d engine.Device, u *updates) (*device, err
 	n := len(p.variables)
 	x := &device{
 		p: p, index: index, updates: u, variables: slices.Clone(p.variables), ranges: make([][2]int, n),
-		values: make([]compute.Buffer, n), pending: make([]compute.Buffer, n),
+		foreign: make([]bool, p.parameters),
+		values:  make([]compute.Buffer, n), pending: make([]compute.Buffer, n),
 		lent: make([]*tensor.Tensor, p.parameters), dirty: make([]bool, p.parameters), behind: make([]bool, p.parameters),
 		versions: make([]uint64, n), copied: make([]uint64, n),
 		spare: make([]compute.Buffer, n), own: make([]bool, n),
@@ -85,8 +86,8 @@ func newDevice(p *program, index int, d engine.Device, u *updates) (*device, err
 		if p.variables[v].Role != engine.Slot || !p.ofUpdates[v] || used[v] {
 			x.ranges[v][1] = p.variables[v].shape.Size()
 		}
-		if v < p.parameters && !whole[v] {
-			x.foreign = append(x.foreign, v)
+		if v < p.parameters {
+			x.foreign[v] = !whole[v]
 		}
 		if fused[v] || v < p.parameters && !whole[v] {
 			x.kept = append(x.kept, v)
@@ -183,7 +184,7 @@ func (d *device) takeShare(x *executable, b compute.Buffer) error {
 // updated returns the memory of a parameter's new value.
 func (d *device) updated(i int) (*tensor.Tensor, error) {
 	v, b := d.p.variables[i], d.pending[i]
-	if slices.Contains(d.foreign, i) {
+	if d.foreign[i] {
 		return d.foreignMemory(i)
 	}
 	if b == nil {

@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/gomlx/compute/dtypes"
+	"github.com/gomlx/compute/shapes"
 	"github.com/gomlx/gomlx/core/graph"
 	"github.com/gomlx/gomlx/ml/model"
 	"github.com/gomlx/gomlx/ml/train/metric"
@@ -34,7 +35,7 @@ import (
 // A metric with other variables, or that updates itself in Go, is an error of Compile, because Lockstep cannot combine
 // its state over replicas: write it as a [Metric] with Sums.
 func MetricFrom(m metric.Interface) Metric {
-	x := Metric{Name: m.Name()}
+	x := Metric{Name: m.Name(), mean: true}
 	f, err := batchGraph(m)
 	if err == nil {
 		x.stream, err = streamOf(m)
@@ -70,6 +71,41 @@ func lossPerExample(x *graph.Node, rows int) *graph.Node {
 		return perExample(x)
 	}
 	return x
+}
+
+// followsRows returns an error unless f, which found the values per example of a mean of the batch, finds them for
+// another number of rows, too. Otherwise it found an axis that has as many elements as the batch has rows by chance.
+func (bl *builder) followsRows(what string, batch batchNodes, predictions []*graph.Node,
+	f func(labels, predictions []*graph.Node, rows int) *graph.Node,
+) error {
+	x := bl.newExecutable(what + " for another number of rows")
+	defer bl.drop([]*executable{x})
+	rows := bl.spec.Rows + 1
+	resized := func(kind string, list []*graph.Node) (out []*graph.Node) {
+		for i, n := range list {
+			dims := slices.Clone(n.Shape().Dimensions)
+			dims[0] = rows
+			out = append(out, graph.Parameter(x.g, fmt.Sprintf("%s %d", kind, i), shapes.Make(n.DType(), dims...)))
+		}
+		return out
+	}
+	var each *graph.Node
+	err := catch("build "+x.name, func() error {
+		x.g.AttachState(weightsKey{}, resized("weights", []*graph.Node{batch.weights})[0])
+		x.g.AttachState(examplesKey{}, &examples{rows: rows})
+		each = f(resized("label", batch.labels), resized("prediction", predictions), rows)
+		return nil
+	})
+	if err == nil && each != nil && each.Rank() == 1 && each.Shape().Dim(0) == rows {
+		return nil
+	}
+	why := ""
+	if err != nil {
+		why = ": " + err.Error()
+	}
+	return fmt.Errorf("%s gives a mean over an axis of %d elements, as many as the batch has rows, but with %d rows it "+
+		"does not give one over the rows: want the mean of a value per example; gomlx.BatchLoss takes a loss that combines "+
+		"examples%s", what, bl.spec.Rows, rows, why)
 }
 
 // meanedOver returns the values per example whose mean x is, or nil if the graph does not show it: x is the sum of all
@@ -264,7 +300,7 @@ func (s *medianStream) Add(sums []float64, weight float64) {
 		return
 	}
 	// A generator for each batch makes the sample the same on every worker, and after resuming.
-	if at := rand.New(rand.NewPCG(uint64(s.seen), 0)).IntN(int(s.seen)); at < s.size {
+	if at := rand.New(rand.NewPCG(uint64(s.seen), 0)).Int64N(int64(s.seen)); at < int64(s.size) {
 		s.samples[at] = x
 	}
 }
@@ -280,7 +316,9 @@ func (s *medianStream) Value() float64 {
 func (s *medianStream) State() []float64 { return append([]float64{s.seen}, s.samples...) }
 
 func (s *medianStream) SetState(state []float64) error {
-	if len(state) == 0 || state[0] < float64(len(state)-1) || len(state)-1 > s.size {
+	samples := len(state) - 1
+	if samples < 0 || !(state[0] >= float64(samples)) || state[0] > 1<<53 || samples > s.size ||
+		samples < s.size && state[0] > float64(samples) {
 		return fmt.Errorf("the state of a median has %d numbers: want the batches and at most %d samples", len(state), s.size)
 	}
 	s.seen, s.samples = state[0], slices.Clone(state[1:])

@@ -2,12 +2,15 @@ package gomlx_test
 
 import (
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/gomlx/compute/gobackend"
 	"github.com/gomlx/gomlx/core/graph"
 	"github.com/gomlx/gomlx/core/tensors"
+	"github.com/gomlx/gomlx/ml/model"
 	"github.com/gomlx/gomlx/ml/train/loss"
+	"github.com/gomlx/gomlx/ml/train/metric"
 
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/engine/enginetest"
@@ -78,5 +81,34 @@ func TestLossesOfGoMLX(t *testing.T) {
 			}
 			p.Discard()
 		})
+	}
+}
+
+// TestMeanOverAnotherAxis checks that a loss or a metric is refused whose mean is over the outputs of the model,
+// also if there are as many as rows.
+func TestMeanOverAnotherAxis(t *testing.T) {
+	perOutput := func(l, p []*graph.Node) *graph.Node { // the root of the mean square error of each output
+		return graph.ReduceAllMean(graph.Sqrt(graph.ReduceMean(graph.Square(graph.Sub(l[0], p[0])), 0)))
+	}
+	fixed := func(l, p []*graph.Node) *graph.Node {
+		return graph.ReduceAllMean(graph.Mul(graph.Sub(l[0], p[0]), graph.Const(p[0].Graph(), make([]float32, 4*4))))
+	}
+	ofBatch := gomlx.MetricFrom(metric.NewMeanMetric("per output", "p", "loss",
+		func(_ *model.Scope, l, p []*graph.Node) *graph.Node { return perOutput(l, p) }, nil))
+	e := openEngine(t, "go", 1)
+	for name, m := range map[string]*gomlx.Model{
+		"loss": asGiven(perOutput), "metric": asGiven(gomlx.MeanSquaredError, ofBatch), "fixed rows": asGiven(fixed),
+	} {
+		for _, width := range []int{4, 3} {
+			spec := features(e, 4, width)
+			spec.Labels = spec.Inputs
+			p, err := m.Compile(t.Context(), e, spec)
+			if err == nil {
+				t.Errorf("%s: compiled for 4 rows of %d outputs", name, width)
+				_ = p.Close()
+			} else if width == 4 && name != "fixed rows" && !strings.Contains(err.Error(), "with 5 rows it does not") {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
 	}
 }

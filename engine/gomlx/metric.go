@@ -22,6 +22,7 @@ type Metric struct {
 	Value func(sums []float64, weight float64) float64
 
 	stream func() engine.Stream // nil: the value follows from the sums over all batches
+	mean   bool                 // PerExample finds the values of a mean of the batch
 }
 
 // SparseCategoricalAccuracy is 1 if the largest logit is that of the integer label, else 0. Its name is
