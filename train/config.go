@@ -76,8 +76,9 @@ type Config struct {
 	// the noise of the gradient is as large as the gradient. Global batches much smaller than this train faster with
 	// more examples in about as many passes; much larger ones waste examples. It is estimated from the norms of the
 	// replicas' gradients before their reduction and of the sum, over all steps of the epoch so far, and is very noisy
-	// over a few steps; +Inf if the noise hides the gradient. Compression adds its error to the noise. It needs at least
-	// two replicas, costs one pass over the gradients on each, and two scalars in the last bucket's call.
+	// over a few steps: +Inf if the noise hides the gradient, and negative if the replicas' gradients differ less than
+	// those of random examples would. Compression adds its error to the noise. It needs at least two replicas, costs one
+	// pass over the gradients on each, and two scalars in the last bucket's call.
 	NoiseScale bool
 	// ClipVariableNorm limits the norm of each variable's gradient separately (Keras' clipnorm). 0: no limit.
 	ClipVariableNorm float64

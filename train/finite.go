@@ -337,7 +337,8 @@ func (t *Trainer) find(r *distribute.Replica, g *globalBatch, gradients []*tenso
 	f := finding{Example: -1}
 	finiteVariables, frozen := "all variables", "" // frozen: what is wrong with the first frozen variable that has NaN
 	for i, v := range t.variables {
-		if !t.owned(local, i) {
+		from, to := t.program.Kept(t.deviceOf[local], i)
+		if from == to { // other devices keep it
 			continue
 		}
 		value, err := t.program.Read(local, i)
@@ -357,7 +358,7 @@ func (t *Trainer) find(r *distribute.Replica, g *globalBatch, gradients []*tenso
 			f.Cause = causeVariable
 			f.Detail = fmt.Sprintf("the %v %s was not finite before this step: element %s is %v, from an earlier step or "+
 				"from the program: use a smaller learning rate, or clip the gradients",
-				v.Role, v.Name, position(value.Shape(), at), value.Float64s()[at])
+				v.Role, v.Name, position(v.Shape, from+at), value.Float64s()[at])
 			return f, nil
 		}
 	}

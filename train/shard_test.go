@@ -3,6 +3,7 @@ package train
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -412,5 +413,44 @@ func TestLeaves(t *testing.T) {
 	_, err := leavesOf([]engine.Variable{{Name: "w"}}, []engine.Share{{To: 1000}, {From: 1000, To: 2000}})
 	if err == nil || !strings.Contains(err.Error(), "divides w at element 1000") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestNotFiniteDividedSlot checks that a worker that has a part of a slot finds what is not finite in it.
+func TestNotFiniteDividedSlot(t *testing.T) {
+	m := wide{128, 640, 40}
+	layout := []int{1, 1}
+	errs := overWorkersOn(t, layout, goEngines(t, layout), func(w int, s *distribute.Strategy) error {
+		trainer, err := New(t.Context(), s, m.model(), m.config())
+		if err != nil {
+			return err
+		}
+		defer trainer.Close()
+		i := slices.IndexFunc(trainer.Variables(), func(v engine.Variable) bool {
+			return v.Role == engine.Slot && v.Bytes() == 4*m.in*m.hidden
+		})
+		if !trainer.divided(i) {
+			return errors.New("the slot is not divided")
+		}
+		v := trainer.Variables()[i]
+		value := tensor.New(tensor.Float32, v.Shape...)
+		tensor.Data[float32](value)[value.Len()-1] = float32(math.Inf(1))
+		if err := trainer.SetVariable(v.Name, value); err != nil {
+			return err
+		}
+		want := fmt.Sprintf("slot %s was not finite before this step: element %s is +Inf", v.Name,
+			position(v.Shape, value.Len()-1))
+		x := tensor.New(tensor.Float32, 4, m.in)
+		tensor.Data[float32](x)[0] = float32(math.NaN())
+		_, err = trainer.Fit(t.Context(), batches(data.Batch{
+			Inputs: []*tensor.Tensor{x}, Labels: []*tensor.Tensor{tensor.New(tensor.Float32, 4, m.out)},
+		}), FitConfig{})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			return fmt.Errorf("worker %d: %v, want %s", w, err, want)
+		}
+		return nil
+	})
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
 	}
 }

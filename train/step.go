@@ -138,6 +138,7 @@ type bucket struct {
 	// With a sharded optimizer:
 	shares     []engine.Share
 	sharesOf   []int    // the parameter of each share
+	inBucket   []int    // the place of each share's parameter in parameters
 	pieceNames []string // of the shares
 	owners     []int    // of the shares: the replica that updates each
 }
@@ -203,7 +204,8 @@ func (t *Trainer) plan() {
 		made := bucket{parameters: b.Parameters, names: names, hash: compress.Hash(names)}
 		if t.shards != nil {
 			for _, s := range t.shards.shares {
-				if !slices.Contains(b.Parameters, s.Parameter) {
+				at, found := slices.BinarySearch(b.Parameters, s.Parameter)
+				if !found {
 					continue
 				}
 				name := parameters[s.Parameter].Name
@@ -211,6 +213,7 @@ func (t *Trainer) plan() {
 					name = pieceName(name, s.From, s.To)
 				}
 				made.shares, made.sharesOf = append(made.shares, s), append(made.sharesOf, s.Parameter)
+				made.inBucket = append(made.inBucket, at)
 				made.pieceNames, made.owners = append(made.pieceNames, name), append(made.owners, s.Owner)
 			}
 		}
@@ -444,7 +447,7 @@ func (t *Trainer) memory(local, k int) (err error) {
 	}
 	first, _ := t.strategy.LocalReplicas()
 	for j, s := range b.shares {
-		whole := p.gradients[k][slices.Index(b.parameters, s.Parameter)]
+		whole := p.gradients[k][b.inBucket[j]]
 		p.pieces[k][j] = t.shareOf(s, whole, p.pieces[k][j])
 		if s.Owner == first+local {
 			p.sums[k][j] = p.pieces[k][j]

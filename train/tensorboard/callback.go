@@ -22,7 +22,7 @@ type Config struct {
 	// HistogramEvery is the number of epochs between two histograms of all weights (Keras' histogram_freq). 0: none.
 	HistogramEvery int
 	// Gradients adds histograms of the gradients of the first step of these epochs, under the variable's name and
-	// /gradient; see [train.Trainer.KeepGradients] for what that step does differently, and with which optimizers it is
+	// /gradient; see [train.Trainer.KeepGradients] for what that step does differently. With a sharded optimizer it is
 	// an error.
 	Gradients bool
 	// HParams are the hyperparameters of the run: numbers, booleans and strings. Nil: none.
@@ -46,6 +46,9 @@ func New(t *train.Trainer, cfg Config) (train.Callback, error) {
 		return train.Callback{}, errors.New("tensorboard: Config.Gradients is for histograms: set HistogramEvery")
 	case cfg.EverySteps < 0 || cfg.HistogramEvery < 0:
 		return train.Callback{}, errors.New("tensorboard: Config.EverySteps and HistogramEvery: want 0 or more")
+	case cfg.Gradients && t.Sharded():
+		return train.Callback{}, errors.New("tensorboard: Config.Gradients: the optimizer is sharded, so no worker has all " +
+			"gradients: leave out Config.Gradients or train.Config.ShardOptimizer")
 	}
 	for name, x := range cfg.HParams {
 		if _, _, err := protoValue(x); err != nil {

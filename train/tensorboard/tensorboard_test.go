@@ -153,14 +153,22 @@ func TestCallback(t *testing.T) {
 	set, err := digits.Load()
 	check(t, err)
 	batches := set.Train.Take(90).Batch(30)
-	trainer, err := train.New(t.Context(), s, &gomlx.Model{
+	m := &gomlx.Model{
 		Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node {
 			return []*graph.Node{layer.Dense(s.In("readout"), graph.Reshape(in[0], in[0].Shape().Dim(0), -1), 10)}
 		},
 		Loss:      gomlx.SparseCategoricalCrossEntropyLogits,
 		Optimizer: optimizer.SGD().LearningRate(0.25).Done(),
 		Metrics:   []gomlx.Metric{gomlx.SparseCategoricalAccuracy()},
-	}, train.Config{Data: batches, ClipNorm: 10, NoiseScale: true})
+	}
+	sharded, err := train.New(t.Context(), s, m, train.Config{Data: batches, ShardOptimizer: train.ShardOn})
+	check(t, err)
+	defer sharded.Close()
+	if _, err := tensorboard.New(sharded, tensorboard.Config{Dir: dir, HistogramEvery: 1, Gradients: true}); err == nil ||
+		!strings.Contains(err.Error(), "the optimizer is sharded") {
+		t.Errorf("histograms of gradients with a sharded optimizer: %v", err)
+	}
+	trainer, err := train.New(t.Context(), s, m, train.Config{Data: batches, ClipNorm: 10, NoiseScale: true})
 	check(t, err)
 	defer trainer.Close()
 	board, err := tensorboard.New(trainer, tensorboard.Config{

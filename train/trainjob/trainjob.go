@@ -65,7 +65,8 @@ func New(t *train.Trainer, cfg Config) (train.Callback, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	client := &http.Client{Timeout: postTimeout}
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	client := &http.Client{Timeout: postTimeout, Transport: transport}
 	if cfg.CertFile != "" {
 		text, err := os.ReadFile(cfg.CertFile)
 		if err != nil {
@@ -75,7 +76,8 @@ func New(t *train.Trainer, cfg Config) (train.Callback, error) {
 		if !pool.AppendCertsFromPEM(text) {
 			return train.Callback{}, fmt.Errorf("trainjob: %s (%s) holds no certificate in PEM", cfg.CertFile, EnvCert)
 		}
-		client.Transport = &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}}
+		transport.Proxy = nil // the server is in the cluster
+		transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 	}
 	r := &reporter{t: t, cfg: cfg, client: client}
 	return train.Callback{
@@ -213,6 +215,7 @@ func (r *reporter) end(succeeded bool) {
 	}
 	close(r.posts)
 	r.work.Wait()
+	r.client.CloseIdleConnections()
 	r.posts = nil
 }
 
