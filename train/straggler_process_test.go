@@ -100,7 +100,7 @@ func TestStragglerProcesses(t *testing.T) {
 			var why string
 			for range 3 { // a busy machine may delay the steps of any worker
 				s, out := stragglerOf(t, workers, slowest, cause)
-				if s != nil && s.Worker == slowest && s.Cause == cause && s.Step <= slowFrom+20 {
+				if s != nil && s.Worker == slowest && strings.HasPrefix(s.Cause, cause) && s.Step <= slowFrom+20 {
 					t.Log(s)
 					return
 				}
