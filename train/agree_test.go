@@ -387,6 +387,10 @@ func TestStartEqual(t *testing.T) {
 			"other buckets", func(_ *Config, m *fakeModel) { m.turn = true },
 			"this worker's model differs from the chief's: it has bucket 0 of 1 gradient (hash of names: ",
 		},
+		{
+			"what other buckets mean", func(_ *Config, m *fakeModel) { m.turn = true },
+			"): give all workers the same model, engine, build and Config.BucketBytes",
+		},
 		{"a part of the data", func(c *Config, _ *fakeModel) {
 			*c = Config{Data: data.FromTensors(lineExamples(14)).Shard(1, 3).Batch(7), Seed: 3}
 		}, "train: Config.Data: the dataset has Shard(1, 3), so this worker would train on only a part of its share"},

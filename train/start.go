@@ -37,7 +37,12 @@ func (t *Trainer) startEqual(ctx context.Context) (err error) {
 		case i >= len(mine):
 			return fmt.Errorf("train: this worker's model differs from the chief's: the chief also has %s", line)
 		case mine[i] != line:
-			return fmt.Errorf("train: this worker's model differs from the chief's: it has %s, the chief has %s", mine[i], line)
+			hint := ""
+			if strings.HasPrefix(line, "bucket ") || strings.HasSuffix(line, bucketsOfGradients) {
+				hint = ": give all workers the same model, engine, build and Config.BucketBytes, which decide on the buckets"
+			}
+			return fmt.Errorf("train: this worker's model differs from the chief's: it has %s, the chief has %s%s", mine[i],
+				line, hint)
 		case i == strings.Count(string(theirs), "\n") && len(mine) > i+1:
 			return fmt.Errorf("train: this worker's model differs from the chief's: it also has %s", mine[i+1])
 		}
@@ -194,11 +199,14 @@ func programDifference(v, w int, a, b string) string {
 	return fmt.Sprintf("the program of worker %d has %d operations, that of worker %d has %d", w, len(y), v, len(x))
 }
 
+// bucketsOfGradients follows the number of buckets in describe.
+const bucketsOfGradients = " buckets of gradients"
+
 // describe lists, one per line, the properties that must be the same on all workers for their steps to match.
 func (t *Trainer) describe() []string {
 	out := []string{
 		fmt.Sprintf("global batches of %d", t.config.GlobalBatch), fmt.Sprintf("seed %d", t.config.Seed),
-		fmt.Sprintf("%d buckets of gradients", len(t.buckets)), fmt.Sprintf("compression %v", t.config.Compress),
+		fmt.Sprint(len(t.buckets), bucketsOfGradients), fmt.Sprintf("compression %v", t.config.Compress),
 		fmt.Sprintf("metrics %q", t.Metrics()),
 		fmt.Sprintf("the policy %q for what is not finite", t.config.NotFinite),
 		fmt.Sprintf("gradients clipped by norm %v, by variable norm %v, by value %v",
