@@ -31,6 +31,7 @@ that the environment variable LOCKSTEP_TABLE names. Calibration takes some
 minutes and needs an idle machine.`,
 		Example: `  lockstep bench allreduce --ranks 2
   lockstep bench allreduce --explain
+  lockstep bench all --transport shm --dtype all --reduce all --sizes 1MiB
   lockstep bench --calibrate --out table.json`,
 		Args: wantCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -45,7 +46,7 @@ minutes and needs an idle machine.`,
 	f.StringVar(&out, "out", "lockstep-table.json", "with --calibrate, the `file` to write")
 	f.StringSliceVar(&transports, "transports", []string{"mem", "shm", "tcp"},
 		"with --calibrate, the transports to measure")
-	for _, name := range sorted(bench.Ops) {
+	for _, name := range sorted(benchAbout) {
 		cmd.AddCommand(newBenchCollective(name))
 	}
 	cmd.AddCommand(newBenchTrain(), newBenchData(), newBenchWorker())

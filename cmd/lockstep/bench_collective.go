@@ -23,10 +23,14 @@ import (
 
 // benchFlags are the flags of the commands that measure one collective.
 type benchFlags struct {
-	opts    bench.Options
+	ops     []collective.Op // which are measured
+	opts    bench.Options   // of each measurement, without Op, Type, Reduce and Sizes
 	sizes   []string
-	dtype   string
-	reduce  string
+	dtypes  []string
+	reduces []string
+	warmup  int
+	check   int
+	split   string
 	table   string
 	explain bool
 	plot    string
@@ -45,114 +49,181 @@ var benchAbout = map[string]string{
 	"alltoall":      "all-to-all: every rank sends a block to every rank",
 	"barrier":       "barrier: no rank leaves before every rank has entered",
 	"sendrecv":      "send and receive: in each pair of ranks, one sends",
+	allOps:          "every operation, one after the other",
+}
+
+// allOps is the name of the command that measures every operation, and allValues selects all values of a flag.
+const (
+	allOps    = "all"
+	allValues = "all"
+)
+
+// opOrder is the order in which all operations are measured.
+var opOrder = []collective.Op{
+	collective.AllReduce, collective.Reduce, collective.ReduceScatter, collective.Broadcast, collective.AllGather,
+	collective.Gather, collective.Scatter, collective.AllToAll, collective.Send, collective.Barrier,
 }
 
 func newBenchCollective(name string) *cobra.Command {
-	b := benchFlags{opts: bench.Options{Op: bench.Ops[name], Worker: benchWorker}}
-	op := bench.Ops[name]
+	b := benchFlags{ops: []collective.Op{bench.Ops[name]}, opts: bench.Options{Worker: benchWorker}}
+	if name == allOps {
+		b.ops = opOrder
+	}
 	cmd := &cobra.Command{
-		Use:   name,
-		Short: "Measure " + benchAbout[name],
-		Long: fmt.Sprintf(`%s
-A barrier precedes each timed call. For each size it prints the median time of a
+		Use:     name,
+		Short:   "Measure " + benchAbout[name],
+		Long:    benchLong(name),
+		Example: benchExamples(name),
+		Args:    noArguments,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return b.run(cmd) },
+	}
+	if full := b.ops[0].String(); name != allOps && strings.Contains(full, "_") {
+		cmd.Aliases = []string{full, strings.ReplaceAll(full, "_", "-")}
+	}
+	b.addFlags(cmd, name)
+	return cmd
+}
+
+// benchLong describes a command.
+func benchLong(name string) string {
+	about := strings.ToUpper(name[:1]) + name[1:] + " measures " + benchAbout[name] + "."
+	text := strings.Join(wrapWords(about, helpColumns), "\n") + `
+A barrier precedes each timed call. On a terminal it prints a table with
+nccl-tests' columns, otherwise a line for each size with the median time of a
 call on rank 0:
 
   lockstep-mem ranks=2 bytes=1048576 us=101.3
 
-With --format table it also prints nccl-tests' columns. algbw is the size
-divided by the time. busbw is algbw times the share of the size that the busiest
-rank must at least send or receive, such as 2(n-1)/n for an all-reduce of n
-ranks. It can be compared between numbers of ranks, and with the bandwidth of
-the hardware. With --limit the command also prints a lower bound, measured in
-the same run: the ranks do the same reads and writes without synchronizing or
-adding (or exchange the same bytes over bare sockets).
+The columns time, best and p99 are the median, the shortest and the 99th
+percentile. algbw is the size divided by the time. busbw is algbw times the
+share of the size that the busiest rank must at least send or receive, such as
+2(n-1)/n for an all-reduce of n ranks. It can be compared between numbers of
+ranks, and with the bandwidth of the hardware. #wrong is the number of elements
+in the results of the checked calls that differ from what an oracle computes;
+if there are any, the exit code is 1.
+
+With --overlap the calls are non-blocking, and the column overlap is the share
+of a call that is hidden behind a computation of about the same length (as in
+IMB-NBC and osu_iallreduce). With --limit the command also prints a lower bound,
+measured in the same run: the ranks do the same reads and writes without
+synchronizing or adding (or exchange the same bytes over bare sockets).`
+	if name == allOps {
+		return text
+	}
+	return text + `
 
 With --plot it draws time and bus bandwidth over the sizes, with --peer beside
-those that another program has printed.`, strings.Join(wrapWords(
-			strings.ToUpper(name[:1])+name[1:]+" measures "+benchAbout[name]+".", helpColumns), "\n")),
-		Example: fmt.Sprintf(`  lockstep bench %s --ranks 2
-  lockstep bench %s --transport shm --ranks 4 --sizes 64KiB,1MiB --format table --limit
-  lockstep bench %s --limit --plot out.svg --peer nccl-tests.txt
-  lockstep bench %s --ranks 4 --explain`, name, name, name, name),
-		Args: noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := b.check(cmd); err != nil {
-				return err
-			}
-			if b.explain {
-				return b.printChoice(cmd)
-			}
-			in := catchInterrupts(cmd.Context())
-			defer in.close()
-			out := &lineCounter{w: cmd.OutOrStdout()}
-			defer reassure(cmd.ErrOrStderr(), func() string { return b.soFar(int(out.lines.Load())) })()
-			peers, err := readPeers(b.peers)
-			if err != nil {
-				return err
-			}
-			results, err := bench.Run(in, out, b.opts)
-			switch {
-			case in.interrupted.Load():
-				return errInterrupted
-			case err != nil || b.plot == "":
-				return err
-			}
-			return plotSizes(b.plot, b.opts.Op.String(), results, peers)
-		},
+those that another program has printed.`
+}
+
+func benchExamples(name string) string {
+	lines := []string{
+		"bench %s --ranks 2",
+		"bench %s --transport shm --ranks 4 --sizes 64KiB,1MiB -n 100 -w 20 --limit",
+		"bench %s --transport tcp --overlap",
+		"bench %s --dtype all -c 10 -u 3",
 	}
-	if full := op.String(); strings.Contains(full, "_") {
-		cmd.Aliases = []string{full, strings.ReplaceAll(full, "_", "-")}
+	if name != allOps {
+		lines = append(lines, "bench %s --limit --plot out.svg --peer nccl-tests.txt", "bench %s --ranks 4 --explain")
 	}
+	if name == "barrier" {
+		lines = []string{"bench %s --ranks 2", "bench %s --transport tcp --overlap"}
+	}
+	for i, line := range lines {
+		lines[i] = "  lockstep " + fmt.Sprintf(line, name)
+	}
+	return strings.Join(lines, "\n")
+}
+
+func (b *benchFlags) addFlags(cmd *cobra.Command, name string) {
+	has := func(f func(collective.Op) bool) bool { return slices.ContainsFunc(b.ops, f) }
 	f := cmd.Flags()
 	o := &b.opts
 	f.StringVar(&o.Transport, "transport", "mem", "transport between the ranks: "+transportHelp())
 	f.IntVar(&o.Ranks, "ranks", 2, "number of ranks")
 	f.IntVar(&o.Processes, "processes", 0, "number of processes, over which the ranks are spread (default one per rank; "+
 		"mem and pipe: 1)")
+	f.StringVar(&b.split, "split", "", "divide the ranks into groups that make the calls at the same time: `mod:N` joins "+
+		"ranks that are equal modulo N, div:N joins N consecutive ranks")
 	f.StringVar(&o.Algorithm, "algorithm", "", "name of the algorithm (default the library's choice)")
 	f.StringVar(&b.table, "table", "", "`file` that lockstep bench --calibrate wrote, from which algorithms are chosen")
-	f.IntVar(&o.Calls, "calls", 0, "timed calls per size (default 500, fewer for large sizes)")
-	f.StringVar(&o.Format, "format", "plain", "plain (one line per size, for other programs), table or json")
+	f.IntVarP(&o.Calls, "calls", "n", 0, "timed calls per size (default 500, fewer for large sizes)")
+	f.IntVarP(&b.warmup, "warmup", "w", 0, "calls per size before the timed ones (default a quarter of them)")
+	f.StringVar(&o.Format, "format", "", "plain (one line per size, for other programs), table or json (default table on "+
+		"a terminal, else plain)")
+	f.BoolVar(&o.Overlap, "overlap", false, "make non-blocking calls, and measure how much of them is hidden behind "+
+		"computation")
 	f.BoolVar(&b.explain, "explain", false,
 		"measure nothing; print which algorithm would be chosen for each size, and why")
 	f.StringVar(&o.Name, "name", "", "first word of a plain line (default lockstep- and the transport)")
-	if op == collective.Barrier {
-		return cmd
+	if name == "barrier" {
+		return
 	}
+	f.IntVarP(&b.check, "check", "c", 1, "calls per size after the timed ones whose results are checked; 0: none")
 	f.StringSliceVar(&b.sizes, "sizes", nil, "sizes of the whole vector of a call (default 4 bytes to 64MiB)")
-	f.StringVar(&b.dtype, "dtype", "float32", "type of the elements")
+	f.StringSliceVar(&b.dtypes, "dtype", []string{"float32"}, "types of the elements, or all")
 	f.StringVar(&o.Buffers, "buffers", "", "shared (the communicator's memory, which peers access in place) or ordinary "+
 		"(default shared for mem and shm, else ordinary)")
+	f.IntVarP(&o.Unaligned, "unaligned", "u", 0, fmt.Sprintf("misalign the buffers: they begin so many bytes after a "+
+		"64-byte boundary, up to %d", bench.UnalignedMax))
 	f.BoolVar(&o.Limit, "limit", false, "also measure the lower bound on this machine")
+	if has(collective.Op.Reduces) {
+		f.StringSliceVar(&b.reduces, "reduce", []string{"sum"}, "reductions: sum, mean, min, max, prod, or all")
+	}
+	if has(func(op collective.Op) bool { return op.Rooted() && op != collective.Send }) {
+		f.IntVar(&o.Root, "root", 0, "the root's rank")
+	}
+	if name == allOps {
+		return
+	}
 	f.StringVar(&b.plot, "plot", "", "draw time and bus bandwidth over the sizes into this SVG `file`")
 	f.StringArrayVar(&b.peers, "peer", nil, "with --plot, also draw the measurements in this `file`, or NAME=FILE: "+
 		"output of nccl-tests, of the OSU micro-benchmarks or of lockstep bench")
-	if op.Reduces() {
-		f.StringVar(&b.reduce, "reduce", "sum", "reduction: sum, mean, min, max or prod")
+}
+
+// run makes the measurements that the flags ask for.
+func (b *benchFlags) run(cmd *cobra.Command) error {
+	list, err := b.measurements(cmd)
+	if err != nil {
+		return err
 	}
-	if op.Rooted() && op != collective.Send {
-		f.IntVar(&o.Root, "root", 0, "the root's rank")
+	if b.explain {
+		return printChoices(cmd, list)
 	}
-	return cmd
+	in := catchInterrupts(cmd.Context())
+	defer in.close()
+	out := &lineCounter{w: cmd.OutOrStdout()}
+	defer reassure(cmd.ErrOrStderr(), func() string { return b.soFar(int(out.lines.Load())) })()
+	peers, err := readPeers(b.peers)
+	if err != nil {
+		return err
+	}
+	results, err := bench.Run(in, out, list...)
+	switch {
+	case in.interrupted.Load():
+		return errInterrupted
+	case err != nil || b.plot == "":
+		return err
+	}
+	return plotSizes(b.plot, list[0].Op.String(), results, peers)
 }
 
 // soFar describes the progress of a measurement that has printed so many lines.
 func (b *benchFlags) soFar(lines int) string {
-	if b.opts.Format == "table" {
-		lines = max(0, lines-1) // the header
-	}
 	return fmt.Sprintf("measuring %s on %s, %s done", count(b.opts.Ranks, "rank"), count(runtime.NumCPU(), "processor"),
 		count(lines, "size"))
 }
 
-// lineCounter counts the lines that are written.
+// lineCounter counts the lines that are written, except comments. A write holds whole lines of one kind.
 type lineCounter struct {
 	w     io.Writer
 	lines atomic.Int64
 }
 
 func (c *lineCounter) Write(b []byte) (int, error) {
-	c.lines.Add(int64(bytes.Count(b, []byte{'\n'})))
+	if !bytes.HasPrefix(b, []byte("#")) {
+		c.lines.Add(int64(bytes.Count(b, []byte{'\n'})))
+	}
 	return c.w.Write(b)
 }
 
@@ -164,9 +235,64 @@ func transportHelp() string {
 	return strings.Join(parts, "; ")
 }
 
-// check validates the flags and parses those that are texts.
-func (b *benchFlags) check(cmd *cobra.Command) error {
+// measurements validates the flags, and returns what they ask for.
+func (b *benchFlags) measurements(cmd *cobra.Command) ([]bench.Options, error) {
+	if err := b.checkFlags(cmd); err != nil {
+		return nil, err
+	}
 	o := &b.opts
+	if b.table != "" {
+		var err error
+		if o.Table, err = chooser.Load(b.table); err != nil {
+			return nil, err
+		}
+	}
+	dtypes, err := b.types()
+	if err != nil {
+		return nil, err
+	}
+	reduces, err := b.reductions(dtypes)
+	if err != nil {
+		return nil, err
+	}
+	var list []bench.Options
+	for _, op := range b.ops {
+		for _, dtype := range dtypes {
+			for _, reduce := range reduces {
+				one := *o
+				one.Op, one.Type = op, dtype
+				if op.Reduces() {
+					one.Reduce = reduce
+				} else if reduce != reduces[0] {
+					continue
+				}
+				if op == collective.Barrier && dtype != dtypes[0] || one.Reduce == collective.Mean && !dtype.IsFloat() {
+					continue
+				}
+				if op == collective.Barrier {
+					one.Limit = false // it moves no bytes
+				}
+				if one.Sizes, err = b.parseSizes(dtype); err != nil {
+					return nil, err
+				}
+				if err := b.checkMemory(&one); err != nil {
+					return nil, err
+				}
+				list = append(list, one)
+			}
+		}
+	}
+	if b.plot != "" && len(list) > 1 {
+		return nil, usagef("--plot %s draws one measurement, and the flags ask for %d: want one --dtype and one --reduce",
+			b.plot, len(list))
+	}
+	return list, nil
+}
+
+// checkFlags validates the flags by themselves, and fills in what depends on others.
+func (b *benchFlags) checkFlags(cmd *cobra.Command) error {
+	o := &b.opts
+	changed := cmd.Flags().Changed
 	t, ok := bench.Transports[o.Transport]
 	switch {
 	case !ok:
@@ -180,11 +306,11 @@ func (b *benchFlags) check(cmd *cobra.Command) error {
 			bench.ProcessesMax)
 	case o.Processes > bench.ProcessesMax:
 		return usagef("--processes %d: want at most %d", o.Processes, bench.ProcessesMax)
-	case cmd.Flags().Changed("processes") && (o.Processes < 1 || o.Processes > o.Ranks):
+	case changed("processes") && (o.Processes < 1 || o.Processes > o.Ranks):
 		return usagef("--processes %d: want 1 to %d, at most one per rank", o.Processes, o.Ranks)
 	case o.Processes > 1 && t.Goroutines():
 		return usagef("--processes %d: the transport %s connects goroutines of one process only", o.Processes, o.Transport)
-	case o.Format != "plain" && o.Format != "table" && o.Format != "json":
+	case changed("format") && !slices.Contains([]string{"plain", "table", "json"}, o.Format):
 		return usagef("--format %s: want plain, table or json", o.Format)
 	case b.plot != "" && !strings.HasSuffix(b.plot, ".svg"):
 		return usagef("--plot %s: want a file whose name ends with .svg", b.plot)
@@ -194,54 +320,134 @@ func (b *benchFlags) check(cmd *cobra.Command) error {
 		return usagef("--peer %s: is for --plot FILE.svg", b.peers[0])
 	case o.Buffers != "" && o.Buffers != "shared" && o.Buffers != "ordinary":
 		return usagef("--buffers %s: want shared or ordinary", o.Buffers)
-	case o.Root < 0 || o.Root >= o.Ranks:
-		return usagef("--root %d: want 0 to %d", o.Root, o.Ranks-1)
-	case cmd.Flags().Changed("calls") && (o.Calls < 1 || o.Calls > bench.CallsMax):
+	case o.Unaligned < 0 || o.Unaligned > bench.UnalignedMax:
+		return usagef("--unaligned %d: want 0 to %d bytes after a 64-byte boundary", o.Unaligned, bench.UnalignedMax)
+	case changed("calls") && (o.Calls < 1 || o.Calls > bench.CallsMax):
 		return usagef("--calls %d: want 1 to %d", o.Calls, bench.CallsMax)
-	case o.Op == collective.Send && o.Ranks < 2:
-		return usagef("--ranks %d: a send needs two ranks", o.Ranks)
+	case b.warmup < 0 || b.warmup > bench.CallsMax:
+		return usagef("--warmup %d: want 0 to %d", b.warmup, bench.CallsMax)
+	case b.check < 0 || b.check > bench.CallsMax:
+		return usagef("--check %d: want 0 to %d", b.check, bench.CallsMax)
 	case o.Algorithm != "" && !slices.Contains(chooser.Names(), o.Algorithm):
 		return usagef("--algorithm %s: want one of %s", o.Algorithm, strings.Join(chooser.Names(), ", "))
+	case b.split != "" && (o.Limit || b.explain):
+		return usagef("--split %s: --limit and --explain are for one group of all ranks", b.split)
 	}
-	var err error
-	if b.dtype != "" {
-		if o.Type, err = tensor.ParseDType(b.dtype); err != nil || !o.Type.IsNumeric() {
-			return usagef("--dtype %s: want a numeric type such as float32, bfloat16 or int8", b.dtype)
-		}
-	}
-	if b.reduce != "" {
-		if o.Reduce, err = collective.ParseReduceOp(b.reduce); err != nil {
-			return usagef("--reduce %s: want sum, mean, min, max or prod", b.reduce)
-		}
-		if o.Reduce == collective.Mean && !o.Type.IsFloat() {
-			return usagef("--reduce mean of %s: integers have no true mean", b.dtype)
-		}
-	}
-	o.Sizes = nil
-	for _, text := range b.sizes {
-		size, err := parseBytes(text)
-		if err != nil {
-			return usagef("--sizes: %v", err)
-		}
-		if element := o.Type.Bytes(); size < element || size%element != 0 {
-			return usagef("--sizes: %d is not a multiple of %d bytes, the size of a %v", size, element, o.Type)
-		}
-		o.Sizes = append(o.Sizes, size)
-	}
-	if err := b.checkMemory(); err != nil {
+	if err := b.checkGroups(); err != nil {
 		return err
 	}
-	if b.table != "" {
-		if o.Table, err = chooser.Load(b.table); err != nil {
-			return err
-		}
+	if o.Warmup = b.warmup; changed("warmup") && b.warmup == 0 {
+		o.Warmup = -1
+	}
+	if o.Check = b.check; b.check == 0 {
+		o.Check = -1
+	}
+	if out, ok := cmd.OutOrStdout().(*os.File); o.Format == "" && ok && isTerminal(out) {
+		o.Format = "table"
 	}
 	return nil
 }
 
-// checkMemory returns an error if the sizes need more memory than is available. With --explain nothing is allocated.
-func (b *benchFlags) checkMemory() error {
+// checkGroups validates what depends on the ranks of the groups.
+func (b *benchFlags) checkGroups() error {
 	o := &b.opts
+	var err error
+	if o.Split, err = bench.ParseSplit(b.split); err != nil {
+		return usagef("--split: %v", err)
+	}
+	smallest := slices.Min(o.Split.Sizes(o.Ranks))
+	in := ""
+	if b.split != "" {
+		in = fmt.Sprintf(" in the smallest group of --split %s", b.split)
+	}
+	switch {
+	case o.Root < 0 || o.Root >= smallest:
+		return usagef("--root %d: want 0 to %d%s", o.Root, smallest-1, in)
+	case slices.Contains(b.ops, collective.Send) && smallest < 2:
+		return usagef("--ranks %d: a send needs two ranks, and there is one%s", o.Ranks, in)
+	}
+	return nil
+}
+
+// types parses --dtype.
+func (b *benchFlags) types() (dtypes []tensor.DType, err error) {
+	if b.dtypes == nil { // a barrier has none
+		return []tensor.DType{tensor.Float32}, nil
+	}
+	if slices.Equal(b.dtypes, []string{allValues}) {
+		return numericTypes(), nil
+	}
+	for _, text := range b.dtypes {
+		d, err := tensor.ParseDType(text)
+		if err != nil || !d.IsNumeric() {
+			return nil, usagef("--dtype %s: want numeric types such as float32, bfloat16 or int8, or all", text)
+		}
+		dtypes = append(dtypes, d)
+	}
+	if len(dtypes) == 0 {
+		return nil, usagef("--dtype: want a type")
+	}
+	return dtypes, nil
+}
+
+// numericTypes returns the types of elements that can be reduced.
+func numericTypes() []tensor.DType {
+	return slices.DeleteFunc(slices.Clone(tensor.DTypes[:]), func(d tensor.DType) bool { return !d.IsNumeric() })
+}
+
+// benchTypes returns the values of --dtype.
+func benchTypes() []string {
+	var list []string
+	for _, d := range numericTypes() {
+		list = append(list, d.String())
+	}
+	return append(list, allValues)
+}
+
+// reductions parses --reduce. A mean of integers is left out where one of the flags asks for all.
+func (b *benchFlags) reductions(dtypes []tensor.DType) (reduces []collective.ReduceOp, err error) {
+	if b.reduces == nil {
+		return []collective.ReduceOp{collective.Sum}, nil
+	}
+	if slices.Equal(b.reduces, []string{allValues}) {
+		return []collective.ReduceOp{
+			collective.Sum, collective.Mean, collective.Min, collective.Max, collective.Prod,
+		}, nil
+	}
+	for _, text := range b.reduces {
+		reduce, err := collective.ParseReduceOp(text)
+		if err != nil {
+			return nil, usagef("--reduce %s: want sum, mean, min, max, prod, or all", text)
+		}
+		i := slices.IndexFunc(dtypes, func(d tensor.DType) bool { return !d.IsFloat() })
+		if reduce == collective.Mean && i >= 0 && !slices.Equal(b.dtypes, []string{allValues}) {
+			return nil, usagef("--reduce mean of %v: integers have no true mean", dtypes[i])
+		}
+		reduces = append(reduces, reduce)
+	}
+	if len(reduces) == 0 {
+		return nil, usagef("--reduce: want a reduction")
+	}
+	return reduces, nil
+}
+
+// parseSizes parses --sizes for elements of a type.
+func (b *benchFlags) parseSizes(dtype tensor.DType) (sizes []int, err error) {
+	for _, text := range b.sizes {
+		size, err := parseBytes(text)
+		if err != nil {
+			return nil, usagef("--sizes: %v", err)
+		}
+		if element := dtype.Bytes(); size < element || size%element != 0 {
+			return nil, usagef("--sizes: %d is not a multiple of %d bytes, the size of a %v", size, element, dtype)
+		}
+		sizes = append(sizes, size)
+	}
+	return sizes, nil
+}
+
+// checkMemory returns an error if the sizes need more memory than is available. With --explain nothing is allocated.
+func (b *benchFlags) checkMemory(o *bench.Options) error {
 	left, ok := memlimit.Available()
 	if !ok || b.explain {
 		return nil
@@ -259,13 +465,17 @@ func (b *benchFlags) checkMemory() error {
 	return nil
 }
 
-// printChoice prints the algorithm that would be chosen for each size.
-func (b *benchFlags) printChoice(cmd *cobra.Command) error {
-	texts, err := bench.Explain(b.opts)
-	if err != nil {
-		return err
+// printChoices prints the algorithm that would be chosen for each size of each measurement.
+func printChoices(cmd *cobra.Command, list []bench.Options) error {
+	var texts []string
+	for _, o := range list {
+		more, err := bench.Explain(o)
+		if err != nil {
+			return err
+		}
+		texts = append(texts, more...)
 	}
-	_, err = fmt.Fprint(cmd.OutOrStdout(), strings.Join(texts, "\n"))
+	_, err := fmt.Fprint(cmd.OutOrStdout(), strings.Join(texts, "\n"))
 	return err
 }
 

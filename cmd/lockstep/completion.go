@@ -32,7 +32,8 @@ func flagValues() map[string]map[string][]string {
 		},
 		"lockstep bench": {
 			"format": {"plain", "table", "json"}, "transport": {"mem", "shm", "tcp"},
-			"transports": {"mem", "shm", "tcp"},
+			"transports": {"mem", "shm", "tcp"}, "buffers": {"shared", "ordinary"}, "dtype": benchTypes(),
+			"reduce": {"sum", "mean", "min", "max", "prod", allValues},
 		},
 		"lockstep bench data": {"format": {"plain", "json"}},
 		"lockstep simulate": {

@@ -1,13 +1,16 @@
 // Package bench measures collectives on this machine, in the way of other libraries' benchmarks, so that the
 // numbers are comparable: a barrier before each timed call, warm-up calls first, and the median time of a
 // call on rank 0 (the columns are those of nccl-tests, but with the median where nccl-tests has the mean).
-// After the timed calls the result is compared with the expected one.
+// After the timed calls, further calls are checked: every element of their results is compared with that of an oracle,
+// which computes it from all ranks' contributions one after the other. With [Options.Overlap] the calls are
+// non-blocking, and the share of them that is hidden behind computation is measured.
 //
 // Ranks are goroutines of this process, or processes that it starts ([Options.Processes]).
 package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -41,7 +44,15 @@ type Options struct {
 	// timed calls of each size, at most [CallsMax]; default by size, 500 for small ones, 12 for the largest,
 	// fewer where many ranks share a processor
 	Calls int
-	Limit bool // also measure the limit of the operation on this machine
+	// Warmup is the number of calls of each size before the timed ones; default a quarter of them; negative: none.
+	Warmup int
+	// Check is the number of calls of each size after the timed ones whose results are compared with the expected ones,
+	// element by element; default 1; negative: none.
+	Check     int
+	Unaligned int   // bytes by which every buffer begins after a 64-byte boundary, 0 to [UnalignedMax]
+	Split     Split // groups of ranks that make the calls at the same time; Root is a rank of each group
+	Overlap   bool  // the calls are non-blocking; also measure how much of them is hidden behind computation
+	Limit     bool  // also measure the limit of the operation on this machine
 	// Processors is the number of processors that the ranks share; the default of Calls depends on it.
 	// Default those of this machine. It is the same for all processes.
 	Processors int
@@ -50,6 +61,8 @@ type Options struct {
 
 	// Worker returns the command of a process that runs [Work]; required for more than one process.
 	Worker WorkerCommand `json:"-"`
+
+	group int // the number of the group that this copy is for
 }
 
 // Bounds of [Options]. With more ranks one call takes seconds, and depends on the machine more than on the
@@ -58,9 +71,10 @@ const (
 	CallsMax     = 1_000_000
 	RanksMax     = 1024
 	ProcessesMax = shm.SizeMax
+	UnalignedMax = alignment - 1
 )
 
-// Sizes are the default sizes, in bytes.
+// Sizes are the default sizes, in bytes. The first is that of one element, if an element is larger.
 var Sizes = []int{4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20}
 
 // Ops are the operations that can be measured, by the name of their subcommand.
@@ -81,19 +95,27 @@ var Ops = map[string]collective.Op{
 type Result struct {
 	Op        string        `json:"op"`
 	Transport string        `json:"transport"`
-	Ranks     int           `json:"ranks"`
+	Ranks     int           `json:"ranks"` // of rank 0's group
+	Groups    int           `json:"groups"`
 	Processes int           `json:"processes"`
 	Type      string        `json:"dtype"`
+	Reduce    string        `json:"reduce,omitempty"` // in lower case; empty for operations that do not reduce
 	Buffers   string        `json:"buffers"`
+	Unaligned int           `json:"unaligned"`
 	Algorithm string        `json:"algorithm"` // requested; empty: chosen by the chooser
 	Bytes     int           `json:"bytes"`     // of the whole vector, rounded down so that every rank has the same part
 	Median    time.Duration `json:"median_ns"` // of a call on rank 0
 	Best      time.Duration `json:"best_ns"`
+	P99       time.Duration `json:"p99_ns"` // no more than 1 % of the calls took longer
 	Calls     int           `json:"calls"`
 	AlgBW     float64       `json:"algbw"` // GB/s: Bytes / Median
 	// GB/s: AlgBW times the share of Bytes that the busiest rank must at least transfer
-	BusBW float64       `json:"busbw"`
-	Limit time.Duration `json:"limit_ns,omitempty"`
+	BusBW     float64       `json:"busbw"`
+	Checks    int           `json:"checks"`               // calls whose results were checked
+	Wrong     *int64        `json:"wrong,omitempty"`      // wrong elements in them on all ranks; nil: not checked
+	WrongText string        `json:"wrong_text,omitempty"` // describes the first of them
+	Overlap   *Overlap      `json:"overlap,omitempty"`
+	Limit     time.Duration `json:"limit_ns,omitempty"`
 }
 
 // Share returns the fraction of the limit that was reached, from 0 to 1; slightly more if the machine was
@@ -105,29 +127,68 @@ func (r Result) Share() float64 {
 	return float64(r.Limit) / float64(r.Median)
 }
 
-// Run measures each size and prints each result to w as soon as it is available. In the plain format a line is
+// ErrWrong is the error of a measurement in which a checked result was wrong.
+var ErrWrong = errors.New("wrong results")
+
+// Run makes the measurements one after the other and prints each result to w as soon as it is available, in the format
+// and with the name of the first. In the plain format a line is
 //
 //	NAME ranks=N bytes=B us=T
 //
-// In the table time is the median, and algbw is bytes divided by time. busbw is algbw times the share of the
+// If there are several measurements, op=, dtype= and reduce= follow. In the table time is the median, and algbw is
+// bytes divided by time. busbw is algbw times the share of the
 // bytes that the busiest rank must at least send or receive, such as 2(n-1)/n for an all-reduce of n ranks. It can be
-// compared between numbers of ranks, and with the bandwidth of the hardware (nccl-tests: PERFORMANCE.md). With Limit
+// compared between numbers of ranks, and with the bandwidth of the hardware (nccl-tests: PERFORMANCE.md). #wrong is the
+// number of wrong elements. With Limit
 // another column shows the share of the limit that was reached: the time in which the ranks do the same reads and
 // writes without synchronising or adding ("mem", "shm"), or exchange the same bytes over plain sockets
 // ("tcp").
 //
-// Run returns the results, those before an error included.
-func Run(ctx context.Context, w io.Writer, opts Options) (results []Result, err error) {
-	opts, err = opts.filled()
-	if err != nil {
-		return nil, err
+// Run returns the results, those before an error included. The error is an [ErrWrong] if all measurements were made but
+// a result is wrong.
+func Run(ctx context.Context, w io.Writer, list ...Options) (results []Result, err error) {
+	list = slices.Clone(list)
+	for i := range list {
+		if list[i], err = list[i].filled(); err != nil {
+			return nil, err
+		}
 	}
-	p := newPrinter(w, opts)
-	err = measureAll(ctx, opts, func(r Result) error {
-		results = append(results, r)
-		return p.print(r)
-	})
-	return results, err
+	if len(list) == 0 {
+		return nil, nil
+	}
+	p := &printer{w: w, list: list}
+	for i := range list {
+		if err := p.begin(&list[i]); err != nil {
+			return results, err
+		}
+		if err := measureAll(ctx, list[i], func(r Result) error {
+			results = append(results, r)
+			return p.print(r)
+		}); err != nil {
+			return results, err
+		}
+	}
+	if err := p.end(); err != nil {
+		return results, err
+	}
+	return results, wrongResults(results)
+}
+
+// wrongResults returns an error if a result is wrong.
+func wrongResults(results []Result) error {
+	bad, text := 0, ""
+	for _, r := range results {
+		if r.Wrong == nil || *r.Wrong == 0 {
+			continue
+		}
+		if bad++; bad == 1 {
+			text = fmt.Sprintf("%s of %d bytes of %s: %s", r.Op, r.Bytes, r.Type, r.WrongText)
+		}
+	}
+	if bad == 0 {
+		return nil
+	}
+	return fmt.Errorf("bench: %w: %d of %d sizes; %s", ErrWrong, bad, len(results), text)
 }
 
 // Measure is Run without printing.
@@ -142,7 +203,7 @@ func measureAll(ctx context.Context, opts Options, report func(Result) error) er
 	for _, size := range opts.Sizes {
 		one := opts
 		one.Sizes = []int{size}
-		bytes := opts.count(size) * opts.Type.Bytes()
+		bytes := opts.count(size, opts.Ranks) * opts.Type.Bytes()
 		before, err := limitOf(opts, bytes)
 		if err != nil {
 			return err
@@ -182,27 +243,31 @@ func measureSizes(ctx context.Context, opts Options, report func(Result) error) 
 	return err
 }
 
-// count returns the number of elements of a vector of this size, rounded down so that every rank has the same
-// part.
-func (o *Options) count(size int) int {
+// count returns the number of elements of a vector of this size, rounded down so that each of so many ranks has the
+// same part.
+func (o *Options) count(size, ranks int) int {
 	count := size / o.Type.Bytes()
 	if parted(o.Op) {
-		count = max(1, count/o.Ranks) * o.Ranks
+		count = max(1, count/ranks) * ranks
 	}
 	return count
 }
 
-// result computes the result from rank 0's times.
-func (o *Options) result(bytes int, times []time.Duration) Result {
+// result computes the result from rank 0's times. Its group has so many ranks.
+func (o *Options) result(bytes, ranks int, times []time.Duration) Result {
 	slices.Sort(times)
 	r := Result{
-		Op: o.Op.String(), Transport: o.Transport, Ranks: o.Ranks, Processes: o.Processes, Type: o.Type.String(),
-		Buffers:   o.Buffers,
-		Algorithm: o.Algorithm, Bytes: bytes, Median: times[len(times)/2], Best: times[0], Calls: len(times),
+		Op: o.Op.String(), Transport: o.Transport, Ranks: ranks, Groups: len(o.Split.Sizes(o.Ranks)),
+		Processes: o.Processes, Type: o.Type.String(), Buffers: o.Buffers, Unaligned: o.Unaligned, Algorithm: o.Algorithm,
+		Bytes: bytes, Calls: len(times),
+		Best: percentile(times, 0), Median: percentile(times, 50), P99: percentile(times, 99),
+	}
+	if o.Op.Reduces() {
+		r.Reduce = strings.ToLower(o.Reduce.String())
 	}
 	if r.Median > 0 {
 		r.AlgBW = float64(bytes) / float64(r.Median)
-		r.BusBW = r.AlgBW * busFactor(o.Op, o.Ranks)
+		r.BusBW = r.AlgBW * busFactor(o.Op, ranks)
 	}
 	return r
 }
@@ -237,26 +302,50 @@ func (o *Options) calls(bytes int) int {
 	return calls
 }
 
+// warmup returns how many calls precede so many timed ones.
+func (o *Options) warmup(calls int) int {
+	if o.Warmup == 0 {
+		return calls / 4
+	}
+	return max(0, o.Warmup)
+}
+
+// checks returns how many calls are checked.
+func (o *Options) checks() int {
+	switch {
+	case o.Op == collective.Barrier: // it has no result
+		return 0
+	case o.Check == 0:
+		return 1
+	}
+	return max(0, o.Check)
+}
+
 // Memory returns the least memory, in bytes, that all ranks together need to measure a size: sources,
 // destinations, and the expected results.
 func (o *Options) Memory(size int) int {
-	give, get := o.Ranks, o.Ranks // whole vectors, of all ranks
-	switch o.Op {
-	case collective.Barrier:
+	if o.Op == collective.Barrier {
 		return 0
-	case collective.Reduce:
-		get = 1
-	case collective.ReduceScatter:
-		get = 1
-	case collective.Broadcast, collective.AllGather:
-		give = 1
-	case collective.Gather, collective.Scatter:
-		give, get = 1, 1
-	case collective.Send:
-		give, get = o.Ranks/2, o.Ranks/2
 	}
-	vectors := give + 2*get
-	if size > math.MaxInt/vectors {
+	vectors := 0
+	for _, ranks := range o.Split.Sizes(o.Ranks) {
+		give, get := ranks, ranks // whole vectors, of all ranks of the group
+		switch o.Op {
+		case collective.Reduce, collective.ReduceScatter:
+			get = 1
+		case collective.Broadcast, collective.AllGather:
+			give = 1
+		case collective.Gather, collective.Scatter:
+			give, get = 1, 1
+		case collective.Send:
+			give, get = ranks/2, ranks/2
+		}
+		vectors += give + get
+		if o.checks() > 0 {
+			vectors += get
+		}
+	}
+	if vectors > 0 && size > math.MaxInt/vectors {
 		return math.MaxInt
 	}
 	return size * vectors
@@ -277,7 +366,8 @@ func (o Options) filled() (Options, error) {
 		o.Ranks = 2
 	}
 	if o.Sizes == nil {
-		o.Sizes = Sizes
+		o.Sizes = slices.Clone(Sizes)
+		o.Sizes[0] = max(o.Sizes[0], o.Type.Bytes())
 	}
 	if o.Op == collective.Barrier {
 		o.Sizes = []int{0}
@@ -298,10 +388,20 @@ func (o Options) filled() (Options, error) {
 		return o, fmt.Errorf("bench: %d ranks: want 1 to %d", o.Ranks, RanksMax)
 	case o.Calls < 0 || o.Calls > CallsMax:
 		return o, fmt.Errorf("bench: %d calls of each size: want 1 to %d, or 0 for the default", o.Calls, CallsMax)
-	case o.Op == collective.Send && o.Ranks < 2:
-		return o, fmt.Errorf("bench: %d ranks: a send needs two", o.Ranks)
-	case o.Root < 0 || o.Root >= o.Ranks:
-		return o, fmt.Errorf("bench: root %d of %d ranks", o.Root, o.Ranks)
+	case o.Warmup > CallsMax:
+		return o, fmt.Errorf("bench: %d calls to warm up: want at most %d", o.Warmup, CallsMax)
+	case o.Check > CallsMax:
+		return o, fmt.Errorf("bench: %d checked calls: want at most %d", o.Check, CallsMax)
+	case o.Unaligned < 0 || o.Unaligned > UnalignedMax:
+		return o, fmt.Errorf("bench: buffers %d bytes after a boundary: want 0 to %d", o.Unaligned, UnalignedMax)
+	case o.Split.By != "" && (o.Split.By != "mod" && o.Split.By != "div" || o.Split.N < 1):
+		return o, fmt.Errorf("bench: split %v: want mod:N or div:N", o.Split)
+	case o.Limit && o.Split.By != "":
+		return o, fmt.Errorf("bench: a limit for split %v: want one group, the limit is that of one", o.Split)
+	case o.Op == collective.Send && o.smallest() < 2:
+		return o, fmt.Errorf("bench: %d ranks: a send needs two", o.smallest())
+	case o.Root < 0 || o.Root >= o.smallest():
+		return o, fmt.Errorf("bench: root %d of %d ranks", o.Root, o.smallest())
 	case !slices.Contains([]string{"plain", "table", "json"}, o.Format):
 		return o, fmt.Errorf("bench: unknown format %q: want plain, table or json", o.Format)
 	case !o.Type.IsNumeric():
@@ -342,6 +442,9 @@ func (o Options) filled() (Options, error) {
 	}
 	return o, nil
 }
+
+// smallest returns the number of ranks of the smallest group.
+func (o *Options) smallest() int { return slices.Min(o.Split.Sizes(o.Ranks)) }
 
 // cores returns the number of processors that the ranks share.
 func cores() int { return runtime.GOMAXPROCS(0) }

@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"regexp"
@@ -85,13 +87,110 @@ func TestAll(t *testing.T) {
 	}
 }
 
-func TestReductions(t *testing.T) {
-	for op := collective.Sum; op <= collective.Prod; op++ {
-		if _, err := bench.Measure(t.Context(), bench.Options{
-			Reduce: op, Ranks: 5, Sizes: []int{4000},
-			Calls: 1,
-		}); err != nil {
-			t.Errorf("%v: %v", op, err)
+// TestTypesAndReductions reduces elements of every type by every reduction, in misaligned buffers too.
+func TestTypesAndReductions(t *testing.T) {
+	var list []bench.Options
+	for _, dtype := range tensor.DTypes {
+		for op := collective.Sum; op <= collective.Prod && dtype.IsNumeric(); op++ {
+			if op == collective.Mean && !dtype.IsFloat() {
+				continue
+			}
+			for _, unaligned := range []int{0, 3} {
+				list = append(list, bench.Options{
+					Reduce: op, Type: dtype, Ranks: 5, Sizes: []int{dtype.Bytes(), 4000}, Calls: 1, Check: 2,
+					Unaligned: unaligned,
+				})
+			}
+		}
+	}
+	var out bytes.Buffer
+	results, err := bench.Run(t.Context(), &out, list...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(results) != 2*len(list) || !strings.Contains(out.String(), " op=all_reduce dtype=bfloat16 reduce=prod\n") {
+		t.Errorf("%d results of %d measurements, printed:\n%s", len(results), len(list), out.String())
+	}
+	for _, r := range results {
+		if r.Checks != 2 || r.Wrong == nil || *r.Wrong != 0 {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
+// opsOver returns the operations to test over a transport: in short tests only one over processes, which cost time.
+func opsOver(transport string) []collective.Op {
+	if testing.Short() && !bench.Transports[transport].Goroutines() {
+		return []collective.Op{collective.AllReduce}
+	}
+	return slices.Collect(maps.Values(bench.Ops))
+}
+
+// TestUnaligned makes every operation in misaligned buffers.
+func TestUnaligned(t *testing.T) {
+	for transport := range bench.Transports {
+		for _, buffers := range []string{"shared", "ordinary"} {
+			var list []bench.Options
+			for _, op := range opsOver(transport) {
+				list = append(list, bench.Options{
+					Op: op, Transport: transport, Ranks: 3, Sizes: []int{96 << 10}, Calls: 1, Unaligned: 5, Buffers: buffers,
+					Worker: worker,
+				})
+			}
+			if _, err := bench.Run(t.Context(), io.Discard, list...); err != nil {
+				t.Errorf("%s, %s: %v", transport, buffers, err)
+			}
+		}
+	}
+}
+
+// TestOverlap measures the overlap of every operation. Its share depends on the machine.
+func TestOverlap(t *testing.T) {
+	for transport := range bench.Transports {
+		var list []bench.Options
+		for _, op := range opsOver(transport) {
+			list = append(list, bench.Options{
+				Op: op, Transport: transport, Ranks: 3, Root: 1, Sizes: []int{96 << 10}, Calls: 3, Overlap: true, Worker: worker,
+			})
+		}
+		var out bytes.Buffer
+		results, err := bench.Run(t.Context(), &out, list...)
+		if err != nil || len(results) != len(list) {
+			t.Errorf("%s: %d results of %d, %v", transport, len(results), len(list), err)
+		}
+		for _, r := range results {
+			o := r.Overlap
+			if o == nil || o.Compute <= 0 || o.During <= 0 || o.Overall <= 0 || !(o.Share >= 0 && o.Share <= 1) {
+				t.Errorf("%+v, %+v", r, o)
+			}
+		}
+		if !regexp.MustCompile(`(?m) compute_us=\d+\.\d overall_us=\d+\.\d overlap=\d+\.\d%$`).MatchString(out.String()) {
+			t.Errorf("printed:\n%s", out.String())
+		}
+	}
+}
+
+// TestGroups measures in groups of different sizes.
+func TestGroups(t *testing.T) {
+	for transport := range bench.Transports {
+		split, err := bench.ParseSplit("mod:2")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var list []bench.Options
+		for _, op := range opsOver(transport) {
+			list = append(list, bench.Options{
+				Op: op, Transport: transport, Ranks: 5, Root: 1, Split: split, Sizes: []int{4 << 10}, Calls: 2, Worker: worker,
+			})
+		}
+		results, err := bench.Run(t.Context(), io.Discard, list...)
+		if err != nil || len(results) != len(list) {
+			t.Errorf("%s: %d results of %d, %v", transport, len(results), len(list), err)
+		}
+		for _, r := range results {
+			if r.Ranks != 3 || r.Groups != 2 || r.Op == "all_gather" && r.Bytes%12 != 0 {
+				t.Errorf("%+v", r)
+			}
 		}
 	}
 }
@@ -109,27 +208,63 @@ func TestSeveralRanksInAProcess(t *testing.T) {
 	}
 }
 
-func TestTableAndJSON(t *testing.T) {
+func TestTable(t *testing.T) {
 	var out bytes.Buffer
-	o := bench.Options{Op: collective.AllGather, Sizes: []int{1 << 20}, Format: "table", Limit: true, Calls: 5}
-	_, err := bench.Run(t.Context(), &out, o)
-	lines := strings.Split(out.String(), "\n")
-	if err != nil || len(lines) != 5 || !strings.Contains(lines[0],
-		"all_gather of float32, 2 ranks in 1 process over mem") ||
-		!strings.Contains(lines[1], "busbw") || !strings.Contains(lines[1], "limit") ||
-		!strings.Contains(lines[3], "1048576") {
-		t.Errorf("%v, printed:\n%s", err, out.String())
+	gather := bench.Options{
+		Op: collective.AllGather, Sizes: []int{1 << 10, 1 << 20}, Format: "table", Limit: true, Calls: 5, Check: 3,
 	}
-	out.Reset()
-	o.Format = "json"
-	_, err = bench.Run(t.Context(), &out, o)
+	half := gather
+	half.Type = tensor.BFloat16
+	results, err := bench.Run(t.Context(), &out, gather, half, bench.Options{
+		Op: collective.Reduce, Reduce: collective.Max, Sizes: []int{4}, Calls: 1, Check: -1,
+	}, bench.Options{Op: collective.Barrier, Calls: 1})
+	if err != nil || len(results) != 6 {
+		t.Fatal(results, err)
+	}
+	mean := 0.0
+	for _, r := range results[:4] {
+		mean += r.BusBW / 4
+	}
+	for _, want := range []string{
+		`^# all_gather, 2 ranks in 1 process over mem, algorithm chosen by size, \d+ processors\n# shared buffers\n`,
+		`\n#   size    count     type redop     time     best      p99  algbw  busbw #wrong    limit share\n#  bytes elem`,
+		`\n 1048576   262144  float32  none +\d+\.\d +\d+\.\d +\d+\.\d +\d+\.\d\d +\d+\.\d\d      0 `,
+		`\n 1048576   524288 bfloat16  none `,
+		`\n# wrong elements: 0 in 12 checked calls\n# average bus bandwidth: ` + fmt.Sprintf("%.3f", mean) +
+			` GB/s\n\n# reduce, root 0, 2 ranks in `,
+		`\n       4        1  float32   max .* N/A\n# wrong elements: not checked\n`,
+		`\n       0        0     none  none .* N/A\n$`,
+	} {
+		if !regexp.MustCompile(want).MatchString(out.String()) {
+			t.Errorf("no %s in:\n%s", want, out.String())
+		}
+	}
+	if n := strings.Count(out.String(), "# all_gather"); n != 1 {
+		t.Errorf("%d heads of one operation:\n%s", n, out.String())
+	}
+}
+
+func TestJSON(t *testing.T) {
+	var out bytes.Buffer
+	_, err := bench.Run(t.Context(), &out, bench.Options{
+		Op: collective.AllGather, Sizes: []int{1 << 20}, Format: "json", Limit: true, Calls: 5,
+	})
 	var r bench.Result
 	if e := json.Unmarshal(out.Bytes(), &r); err != nil || e != nil || r.Op != "all_gather" || r.Bytes != 1<<20 ||
-		r.Limit <= 0 || r.Share() <= 0 {
+		r.Limit <= 0 || r.Share() <= 0 || r.Best > r.Median || r.Median > r.P99 || r.Wrong == nil || r.Reduce != "" ||
+		r.Groups != 1 || r.Overlap != nil {
 		t.Errorf("%v, %v, printed:\n%s", err, e, out.String())
 	}
 	if busbw := r.AlgBW / 2; r.BusBW < busbw*0.99 || r.BusBW > busbw*1.01 {
 		t.Errorf("busbw %v of algbw %v: an all-gather of two ranks carries half", r.BusBW, r.AlgBW)
+	}
+}
+
+// TestDefaultSizes checks that the smallest default size holds an element.
+func TestDefaultSizes(t *testing.T) {
+	texts, err := bench.Explain(bench.Options{Type: tensor.Float64})
+	if err != nil || len(texts) != len(bench.Sizes) || bench.Sizes[0] != 4 {
+		t.Errorf("%d texts, %v", len(texts), err)
 	}
 }
 
@@ -150,6 +285,16 @@ func TestWrongOptions(t *testing.T) {
 		{bench.Options{Transport: "mem", Processes: 2}, "not 2 processes"},
 		{bench.Options{Transport: "tcp"}, "Options.Worker is not set"},
 		{bench.Options{Transport: "tcp", Processes: 3, Worker: worker}, "at least one rank a process"},
+		{bench.Options{Warmup: bench.CallsMax + 1}, "calls to warm up"},
+		{bench.Options{Check: bench.CallsMax + 1}, "checked calls"},
+		{bench.Options{Unaligned: 64}, "buffers 64 bytes after a boundary: want 0 to 63"},
+		{bench.Options{Split: bench.Split{By: "or", N: 1}}, "split or:1: want mod:N or div:N"},
+		{bench.Options{Split: bench.Split{By: "mod", N: 2}, Limit: true}, "a limit for split mod:2"},
+		{
+			bench.Options{Split: bench.Split{By: "div", N: 2}, Ranks: 3, Op: collective.Broadcast, Root: 1},
+			"root 1 of 1 ranks",
+		},
+		{bench.Options{Split: bench.Split{By: "mod", N: 2}, Op: collective.Send}, "a send needs two"},
 		{bench.Options{Buffers: "fluffy"}, `unknown buffers "fluffy"`},
 		{bench.Options{Reduce: collective.Mean, Type: tensor.Int32, Sizes: []int{4}}, "integers have no true mean"},
 	} {

@@ -174,7 +174,7 @@ const stageBytes = 1 << 20
 func (o *Options) problem(size int) (plan.Problem, chooser.Where) {
 	t := Transports[o.Transport]
 	p := plan.Problem{
-		Op: o.Op, Reduce: o.Reduce, Size: o.Ranks, Count: o.count(size), Root: o.Root,
+		Op: o.Op, Reduce: o.Reduce, Size: o.Ranks, Count: o.count(size, o.Ranks), Root: o.Root,
 		Places: make([]plan.Place, o.Ranks),
 	}
 	if o.Op == collective.Barrier {

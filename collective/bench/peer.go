@@ -20,6 +20,14 @@ type PeerResult struct {
 	PerRank bool
 }
 
+// peerLine is what a line of a peer's output shows.
+type peerLine struct {
+	format  string         // empty: the line does not show one
+	columns map[string]int // of a table whose head the line is: where a column is, by its name
+	what    string         // what a line of lockstep bench measures: operation, dtype and reduction, as far as it says
+	result  *PeerResult    // nil: no measurement
+}
+
 // peerLineMax bounds a line of a peer's output.
 const peerLineMax = 1 << 20
 
@@ -30,23 +38,36 @@ func ReadPeer(r io.Reader) (results []PeerResult, format string, err error) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, peerLineMax)
 	perRank := false
+	var columns map[string]int
+	what := ""
 	for n := 1; lines.Scan(); n++ {
 		line := strings.TrimSpace(lines.Text())
-		kind, one, err := readPeerLine(line, format)
+		p, err := readPeerLine(line, format, columns)
 		switch {
 		case err != nil:
 			return nil, "", fmt.Errorf("line %d: %w", n, err)
-		case kind != "" && format != "" && kind != format:
-			return nil, "", fmt.Errorf("line %d: output of %s after that of %s: want one program's", n, kind, format)
-		case kind != "":
-			format = kind
+		case p.format != "" && format != "" && p.format != format:
+			return nil, "", fmt.Errorf("line %d: output of %s after that of %s: want one program's", n, p.format, format)
+		case p.format != "":
+			format = p.format
 		}
-		if kind == formatOSU {
+		if p.format == formatOSU {
 			perRank = osuPerRank(line)
 		}
-		if one != nil {
-			one.PerRank = perRank
-			results = append(results, *one)
+		if p.columns != nil {
+			if format == formatLockstep && len(results) > 0 {
+				return nil, "", fmt.Errorf("line %d: a second table: want one operation", n)
+			}
+			columns = p.columns
+		}
+		if p.result != nil {
+			if p.what != "" && what != "" && p.what != what {
+				return nil, "", fmt.Errorf("line %d: a measurement of %s after those of %s: want one operation of one type", n,
+					p.what, what)
+			}
+			what = p.what
+			p.result.PerRank = perRank
+			results = append(results, *p.result)
 		}
 	}
 	if err := lines.Err(); err != nil {
@@ -73,67 +94,86 @@ const (
 	formatLockstep  = "lockstep"
 )
 
-// readPeerLine reads a line. kind is the format that the line shows, or empty; one is nil for a line without a
-// measurement.
-func readPeerLine(line, format string) (kind string, one *PeerResult, err error) {
+// readPeerLine reads a line. format is that of the lines before, columns that of the last table's head.
+func readPeerLine(line, format string, columns map[string]int) (p peerLine, err error) {
 	fields := strings.Fields(line)
 	switch {
 	case len(fields) == 0:
-		return "", nil, nil
+		return p, nil
 	case strings.HasPrefix(line, "# OSU"):
-		return formatOSU, nil, nil
+		return peerLine{format: formatOSU}, nil
 	case strings.HasPrefix(line, "#"):
 		if strings.Contains(line, "algbw") && strings.Contains(line, "busbw") {
 			if strings.Contains(line, "best") {
-				return formatLockstep, nil, nil
+				return peerLine{format: formatLockstep, columns: readPeerHead(line)}, nil
 			}
-			return formatNCCLTests, nil, nil
+			return peerLine{format: formatNCCLTests}, nil
 		}
-		return "", nil, nil
+		return p, nil
 	case strings.HasPrefix(line, "{"):
-		one, err = readPeerJSON(line)
-		return formatLockstep, one, err
+		p.format = formatLockstep
+		p.what, p.result, err = readPeerJSON(line)
+		return p, err
 	case strings.HasPrefix(line, "lockstep") && len(fields) > 1:
-		one, err = readPeerPlain(fields)
-		return formatLockstep, one, err
+		p.format = formatLockstep
+		p.what, p.result, err = readPeerPlain(fields)
+		return p, err
 	}
 	if _, err := strconv.Atoi(fields[0]); err != nil {
-		return "", nil, nil // a message of a launcher
+		return p, nil // a message of a launcher
 	}
 	switch format {
 	case formatNCCLTests:
-		one, err = readPeerNCCL(fields)
+		p.result, err = readPeerNCCL(fields)
 	case formatOSU:
-		one, err = readPeerColumns(fields[0], fields[min(1, len(fields)-1)], "")
+		p.result, err = readPeerColumns(fields[0], fields[min(1, len(fields)-1)], "")
 	case formatLockstep:
-		one, err = readPeerTable(fields)
+		p.what, p.result, err = readPeerTable(fields, columns)
 	}
-	return "", one, err
+	return p, err
 }
 
-func readPeerJSON(line string) (*PeerResult, error) {
+// readPeerHead returns where each column of a table is.
+func readPeerHead(line string) map[string]int {
+	columns := map[string]int{}
+	for i, name := range strings.Fields(strings.TrimPrefix(line, "#")) {
+		columns[name] = i
+	}
+	return columns
+}
+
+func readPeerJSON(line string) (what string, one *PeerResult, err error) {
 	var r struct {
+		Op     string        `json:"op"`
+		Type   string        `json:"dtype"`
+		Reduce string        `json:"reduce"`
 		Bytes  *int          `json:"bytes"`
 		Median time.Duration `json:"median_ns"`
 		BusBW  float64       `json:"busbw"`
 	}
 	if err := json.Unmarshal([]byte(line), &r); err != nil {
-		return nil, err
+		return "", nil, err
 	}
 	if r.Bytes == nil || *r.Bytes < 0 || r.Median <= 0 || r.BusBW < 0 {
-		return nil, fmt.Errorf("want an object of lockstep bench, with bytes, median_ns and busbw")
+		return "", nil, fmt.Errorf("want an object of lockstep bench, with bytes, median_ns and busbw")
 	}
-	return &PeerResult{Bytes: *r.Bytes, Median: r.Median, BusBW: r.BusBW}, nil
+	return peerWhat(r.Op, r.Type, r.Reduce), &PeerResult{Bytes: *r.Bytes, Median: r.Median, BusBW: r.BusBW}, nil
+}
+
+// peerWhat describes what was measured, by what is known.
+func peerWhat(texts ...string) string {
+	return strings.Join(strings.Fields(strings.Join(texts, " ")), " ")
 }
 
 // readPeerPlain reads NAME ranks=N bytes=B us=T.
-func readPeerPlain(fields []string) (*PeerResult, error) {
+func readPeerPlain(fields []string) (what string, one *PeerResult, err error) {
 	values := map[string]string{}
 	for _, f := range fields {
 		name, value, _ := strings.Cut(f, "=")
 		values[name] = value
 	}
-	return readPeerColumns(values["bytes"], values["us"], "")
+	one, err = readPeerColumns(values["bytes"], values["us"], "")
+	return peerWhat(values["op"], values["dtype"], values["reduce"]), one, err
 }
 
 // readPeerNCCL reads size, count, type, redop, root, time, algbw, busbw, … of nccl-tests; some operations have no
@@ -146,13 +186,19 @@ func readPeerNCCL(fields []string) (*PeerResult, error) {
 	return readPeerColumns(fields[0], fields[head], fields[head+2])
 }
 
-// readPeerTable reads size, count, time, best, algbw, busbw of lockstep bench --format table.
-func readPeerTable(fields []string) (*PeerResult, error) {
-	const columns = 6
-	if len(fields) < columns {
-		return nil, fmt.Errorf("%d columns: want size, count, time, best, algbw, busbw", len(fields))
+// readPeerTable reads a row of lockstep bench --format table by its head, which names at least size, time and busbw.
+func readPeerTable(fields []string, columns map[string]int) (what string, one *PeerResult, err error) {
+	cell := func(name string) string {
+		if i, ok := columns[name]; ok && i < len(fields) {
+			return fields[i]
+		}
+		return ""
 	}
-	return readPeerColumns(fields[0], fields[2], fields[5])
+	if len(fields) < len(columns) {
+		return "", nil, fmt.Errorf("%d columns: want %d, as the head of the table has", len(fields), len(columns))
+	}
+	one, err = readPeerColumns(cell("size"), cell("time"), cell("busbw"))
+	return peerWhat(cell("type"), cell("redop")), one, err
 }
 
 // readPeerColumns reads a size in bytes, a time in microseconds and a bandwidth in GB/s; empty: none.

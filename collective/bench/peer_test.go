@@ -57,6 +57,13 @@ func TestReadPeer(t *testing.T) {
 			2,
 		},
 		{
+			"table of an older version", "#  size  count  time  best  algbw  busbw\n# bytes elements us us GB/s GB/s\n" +
+				" 4 1 1.5 1.2 0.1 0.2\n 8 2 2.0 1.9 0.2 0.3\n", "lockstep",
+			bench.PeerResult{Bytes: 4, Median: 1500, BusBW: 0.2},
+			bench.PeerResult{Bytes: 8, Median: 2 * us, BusBW: 0.3},
+			2,
+		},
+		{
 			"plain", "lockstep-tcp ranks=2 bytes=4 us=1.5\nlockstep-tcp ranks=2 bytes=1024 us=20\n", "lockstep",
 			bench.PeerResult{Bytes: 4, Median: 1500},
 			bench.PeerResult{Bytes: 1024, Median: 20 * us},
@@ -76,7 +83,7 @@ func TestReadPeer(t *testing.T) {
 }
 
 func TestReadPeerOfOurTable(t *testing.T) {
-	o := bench.Options{Ranks: 2, Sizes: []int{4, 4096}, Calls: 5, Format: "table"}
+	o := bench.Options{Ranks: 2, Sizes: []int{4, 4096}, Calls: 5, Format: "table", Overlap: true, Limit: true}
 	var out bytes.Buffer
 	want, err := bench.Run(t.Context(), &out, o)
 	if err != nil {
@@ -102,6 +109,16 @@ func TestReadPeerErrors(t *testing.T) {
 		"# time algbw busbw\n8 2 float sum":                 "line 2: 4 columns",
 		`{"bytes":4}`:                                       "line 1: want an object of lockstep bench",
 		"lockstep-mem us=1":                                 `line 1: size ""`,
+		"# size count time best algbw busbw\n4 1 1 1 1":     "line 2: 5 columns: want 6",
+
+		"# size time best algbw busbw\n4 1 1 1 1\n# size time best algbw busbw": "line 3: a second table: want one",
+		"# size type redop time best algbw busbw\n4 int8 sum 1 1 1 1\n8 int8 max 1 1 1 1": "line 3: a measurement " +
+			"of int8 max after those of int8 sum",
+		`{"op":"reduce","bytes":4,"median_ns":1}` + "\n" + `{"op":"gather","bytes":4,"median_ns":1}`: "line 2: " +
+			"a measurement of gather after those of reduce",
+		"lockstep-mem ranks=2 bytes=4 us=1 op=reduce dtype=int8 reduce=sum\n" +
+			"lockstep-mem ranks=2 bytes=4 us=1 op=reduce dtype=int8 reduce=max": "line 2: a measurement of reduce int8 " +
+			"max after those of reduce int8 sum",
 	} {
 		if _, _, err := bench.ReadPeer(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)
@@ -119,6 +136,8 @@ func FuzzReadPeer(f *testing.F) {
 	}
 	f.Add(`{"bytes":4,"median_ns":1500,"busbw":0.1}`)
 	f.Add("# size count time best algbw busbw\n4 1 1.5 1.2 0.1 0.1")
+	f.Add("# size type redop time best algbw busbw\n4 int8 sum 1 1 1 1\n8 int8 max 1 1 1 1")
+	f.Add("lockstep-mem ranks=2 bytes=4 us=1.5 op=reduce dtype=int8 reduce=sum")
 	f.Fuzz(func(t *testing.T, text string) {
 		got, _, err := bench.ReadPeer(strings.NewReader(text))
 		bad := func(r bench.PeerResult) bool { return r.Bytes < 0 || r.Median < 0 || !(r.BusBW >= 0) }

@@ -1,14 +1,12 @@
 package bench
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"time"
 	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/internal/kernel"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -29,21 +27,21 @@ func newPart(c collective.Communicator, o *Options, count int) (*part, error) {
 	give, get := count, count // elements
 	first := 0                // index in the whole vector of the first element of Src
 	value := func(i int) float64 { return 0 }
-	sum := func(i int) float64 { return fold(o.Reduce, n, i) }
-	whole := func(i int) float64 { return contribution(o.Reduce, i/max(1, each), n, i) }
+	oracle := o.newOracle(n)
+	whole := func(i int) float64 { return oracle.contribution(i/max(1, each), i) }
 	switch o.Op {
 	case collective.AllReduce:
-		value = sum
+		value = oracle.fold
 	case collective.Reduce:
-		value = sum
+		value = oracle.fold
 		if rank != o.Root {
 			get = 0
 		}
 	case collective.ReduceScatter:
 		get = each
-		value = func(i int) float64 { return sum(rank*each + i) }
+		value = func(i int) float64 { return oracle.fold(rank*each + i) }
 	case collective.Broadcast:
-		value = func(i int) float64 { return contribution(o.Reduce, o.Root, n, i) }
+		value = func(i int) float64 { return oracle.contribution(o.Root, i) }
 		if rank != o.Root {
 			give = 0
 		}
@@ -56,16 +54,16 @@ func newPart(c collective.Communicator, o *Options, count int) (*part, error) {
 		}
 	case collective.Scatter:
 		get = each
-		value = func(i int) float64 { return contribution(o.Reduce, o.Root, n, rank*each+i) }
+		value = func(i int) float64 { return oracle.contribution(o.Root, rank*each+i) }
 		if rank != o.Root {
 			give = 0
 		}
 	case collective.AllToAll:
-		value = func(i int) float64 { return contribution(o.Reduce, i/max(1, each), n, rank*each+i%max(1, each)) }
+		value = func(i int) float64 { return oracle.contribution(i/max(1, each), rank*each+i%max(1, each)) }
 	case collective.Barrier:
 		give, get = 0, 0
 	case collective.Send:
-		value = func(i int) float64 { return contribution(o.Reduce, rank-1, n, i) }
+		value = func(i int) float64 { return oracle.contribution(rank-1, i) }
 		switch {
 		case rank%2 == 0 && rank+1 == n:
 			p.idle = true
@@ -80,103 +78,44 @@ func newPart(c collective.Communicator, o *Options, count int) (*part, error) {
 	if p.idle {
 		return p, nil
 	}
-	p.want = elements(o.Type, get, value)
+	if o.checks() > 0 {
+		p.want = elements(o.Type, get, value)
+	}
 	var err error
 	if p.call.Src, err = p.memory(c, o, elements(o.Type, give,
-		func(i int) float64 { return contribution(o.Reduce, rank, n, first+i) })); err != nil {
+		func(i int) float64 { return oracle.contribution(rank, first+i) })); err != nil {
 		return nil, err
 	}
 	p.call.Dst, err = p.memory(c, o, make([]byte, get*o.Type.Bytes()))
 	return p, err
 }
 
-// contribution is the value that a rank contributes at an element: small whole numbers, whose sums and
-// products are exact in every dtype.
-func contribution(op collective.ReduceOp, rank, ranks, i int) float64 {
-	if op == collective.Prod {
-		if i%ranks == rank {
-			return 2
-		}
-		return 1
-	}
-	return float64((rank + i) % 2)
-}
+// alignment is the boundary from which [Options.Unaligned] counts.
+const alignment = 64
 
-// fold is the reduction of all ranks' contributions.
-func fold(op collective.ReduceOp, ranks, i int) float64 {
-	v := contribution(op, 0, ranks, i)
-	for rank := 1; rank < ranks; rank++ {
-		x := contribution(op, rank, ranks, i)
-		switch op {
-		case collective.Prod:
-			v *= x
-		case collective.Min:
-			v = min(v, x)
-		case collective.Max:
-			v = max(v, x)
-		default:
-			v += x
-		}
-	}
-	if op == collective.Mean {
-		v /= float64(ranks)
-	}
-	return v
-}
-
-// elements makes n elements of a type.
-func elements(t collective.DType, n int, value func(i int) float64) []byte {
-	out := make([]byte, n*t.Bytes())
-	if n == 0 {
-		return out
-	}
-	p := unsafe.Pointer(&out[0])
-	switch t {
-	case tensor.Int8, tensor.Uint8:
-		fill[uint8](p, n, value)
-	case tensor.Int16, tensor.Uint16:
-		fill[uint16](p, n, value)
-	case tensor.Int32, tensor.Uint32:
-		fill[uint32](p, n, value)
-	case tensor.Int64, tensor.Uint64:
-		fill[uint64](p, n, value)
-	case tensor.Float64:
-		fill[float64](p, n, value)
-	case tensor.Float32:
-		fill[float32](p, n, value)
-	default: // half precision
-		wide := make([]float32, n)
-		fill[float32](unsafe.Pointer(&wide[0]), n, value)
-		kernel.Convert(t, tensor.Float32, p, unsafe.Pointer(&wide[0]), n)
-	}
-	return out
-}
-
-// fill sets n elements. The values are whole numbers from 0 on where T is an integer.
-func fill[T uint8 | uint16 | uint32 | uint64 | float32 | float64](p unsafe.Pointer, n int, value func(i int) float64) {
-	out := unsafe.Slice((*T)(p), n)
-	for i := range out {
-		out[i] = T(value(i))
-	}
-}
-
-// memory returns memory of the requested kind with this content.
+// memory returns memory of the requested kind and place with this content.
 func (p *part) memory(c collective.Communicator, o *Options, content []byte) (tensor.Memory, error) {
-	if o.Buffers == "ordinary" || len(content) == 0 {
-		return tensor.HostMemory(content), nil
+	n := len(content)
+	if n == 0 {
+		return tensor.Memory{}, nil
 	}
-	a, ok := c.(interface {
-		NewBuffer(int) (tensor.Memory, error)
-	})
-	if !ok {
-		return tensor.HostMemory(content), nil
+	if o.Buffers == "ordinary" {
+		if o.Unaligned == 0 {
+			return tensor.HostMemory(content), nil
+		}
+		all := make([]byte, alignment+o.Unaligned+n)
+		first := int(-uintptr(unsafe.Pointer(&all[0])) % alignment) // the first aligned byte
+		placed := all[first+o.Unaligned:][:n:n]
+		copy(placed, content)
+		return tensor.HostMemory(placed), nil
 	}
-	m, err := a.NewBuffer(len(content))
+	m, err := c.NewBuffer(o.Unaligned + n)
 	if err != nil {
 		return m, err
 	}
-	copy(unsafe.Slice((*byte)(m.Ptr), m.Bytes), content)
 	p.free = append(p.free, m)
+	m = m.Slice(o.Unaligned, o.Unaligned+n)
+	copy(unsafe.Slice((*byte)(m.Ptr), m.Bytes), content)
 	return m, nil
 }
 
@@ -188,23 +127,13 @@ func (p *part) close() {
 	}
 }
 
-// check compares the result with the expected one.
-func (p *part) check(rank int) error {
-	if p.idle || len(p.want) == 0 {
-		return nil
-	}
-	got := unsafe.Slice((*byte)(p.call.Dst.Ptr), p.call.Dst.Bytes)
-	if bytes.Equal(got, p.want) {
-		return nil
-	}
-	size := p.call.Type.Bytes()
-	for i := 0; i < len(got); i += size {
-		if !bytes.Equal(got[i:i+size], p.want[i:i+size]) {
-			return fmt.Errorf("bench: %v: rank %d has the bytes %x at element %d of %d, want %x", p.call.Op, rank, got[i:i+size],
-				i/size, len(got)/size, p.want[i:i+size])
-		}
-	}
-	return nil
+// member is one rank of a measurement.
+type member struct {
+	world collective.Communicator // of all ranks
+	comm  collective.Communicator // of the ranks of this one's group: world, if there is one group
+	opts  *Options
+
+	barrierCall collective.Call
 }
 
 // measureGroup measures every size on the ranks of this process, and reports rank 0's results.
@@ -233,15 +162,23 @@ func measureGroup(ctx context.Context, group collective.Group, opts Options, rep
 	return err
 }
 
-func measureRank(ctx context.Context, c collective.Communicator, opts Options, report func(Result) error) error {
+func measureRank(ctx context.Context, world collective.Communicator, opts Options, report func(Result) error) error {
+	m := &member{world: world, comm: world, opts: &opts, barrierCall: collective.Call{Op: collective.Barrier}}
+	if opts.Split.By != "" {
+		var err error
+		opts.group = opts.Split.color(world.Rank())
+		if m.comm, err = world.Split(ctx, opts.group, world.Rank()); err != nil {
+			return err
+		}
+		defer m.comm.Close()
+	}
 	for _, size := range opts.Sizes {
-		count := opts.count(size)
-		times, err := measure(ctx, c, &opts, count)
+		r, err := m.measure(ctx, opts.count(size, m.comm.Size()))
 		if err != nil {
 			return err
 		}
-		if c.Rank() == 0 {
-			if err := report(opts.result(count*opts.Type.Bytes(), times)); err != nil {
+		if world.Rank() == 0 {
+			if err := report(r); err != nil {
 				return err
 			}
 		}
@@ -258,35 +195,95 @@ func parted(op collective.Op) bool {
 	return false
 }
 
-// measure times the calls of one size on one rank.
-func measure(ctx context.Context, c collective.Communicator, opts *Options, count int) ([]time.Duration, error) {
-	p, err := newPart(c, opts, count)
+// measure times the calls of one size on one rank, and checks their results. The result is that of this rank.
+func (m *member) measure(ctx context.Context, count int) (Result, error) {
+	p, err := newPart(m.comm, m.opts, count)
 	if err != nil {
-		return nil, err
+		return Result{}, err
 	}
 	defer p.close()
-	barrier := &collective.Call{Op: collective.Barrier}
-	calls := opts.calls(count * opts.Type.Bytes())
-	times := make([]time.Duration, 0) // of rank 0, the only one that reports them
-	if c.Rank() == 0 {
-		times = make([]time.Duration, calls)
+	bytes := count * m.opts.Type.Bytes()
+	calls := m.opts.calls(bytes)
+	for range m.opts.warmup(calls) {
+		if _, err := m.timed(ctx, p); err != nil {
+			return Result{}, err
+		}
 	}
-	for i := range calls/4 + calls {
-		if err := c.Do(ctx, barrier); err != nil {
+	var times []time.Duration
+	var overlap *Overlap
+	if m.opts.Overlap {
+		times, overlap, err = m.overlap(ctx, p, calls)
+	} else {
+		times, err = m.times(ctx, p, calls)
+	}
+	if err != nil {
+		return Result{}, err
+	}
+	r := m.opts.result(bytes, m.comm.Size(), times)
+	r.Overlap = overlap
+	if m.opts.checks() > 0 {
+		list, err := m.check(ctx, p)
+		if err != nil {
+			return r, err
+		}
+		var wrong int64
+		wrong, r.WrongText = m.opts.judge(list)
+		r.Checks, r.Wrong = m.opts.checks(), &wrong
+	}
+	return r, m.barrier(ctx) // no rank may release its memory while another is in the last call
+}
+
+// times times calls one by one. It returns no times on ranks other than 0.
+func (m *member) times(ctx context.Context, p *part, calls int) ([]time.Duration, error) {
+	r := m.newRecorder()
+	for range calls {
+		took, err := m.timed(ctx, p)
+		if err != nil {
 			return nil, err
 		}
-		start := time.Now()
-		if !p.idle {
-			if err := c.Do(ctx, &p.call); err != nil {
-				return nil, err
-			}
-		}
-		if timed := i - calls/4; timed >= 0 && c.Rank() == 0 {
-			times[timed] = time.Since(start)
-		}
+		r.add(took)
 	}
-	if err := p.check(c.Rank()); err != nil {
-		return nil, err
+	return r.times, nil
+}
+
+// timed makes a call after a barrier, and returns its time.
+func (m *member) timed(ctx context.Context, p *part) (time.Duration, error) {
+	if err := m.barrier(ctx); err != nil {
+		return 0, err
 	}
-	return times, c.Do(ctx, barrier) // no rank may release its memory while another is in the last call
+	start := time.Now()
+	err := m.do(ctx, p)
+	return time.Since(start), err
+}
+
+// do makes the rank's call: as a non-blocking one where the overlap is measured.
+func (m *member) do(ctx context.Context, p *part) error {
+	switch {
+	case p.idle:
+		return nil
+	case !m.opts.Overlap:
+		return m.comm.Do(ctx, &p.call)
+	}
+	wait, err := m.start(ctx, p)
+	if err != nil {
+		return err
+	}
+	return wait()
+}
+
+// barrier waits for all ranks, those of other groups too.
+func (m *member) barrier(ctx context.Context) error { return m.world.Do(ctx, &m.barrierCall) }
+
+// recorder keeps times on rank 0, which alone reports them.
+type recorder struct {
+	keep  bool
+	times []time.Duration
+}
+
+func (m *member) newRecorder() *recorder { return &recorder{keep: m.world.Rank() == 0} }
+
+func (r *recorder) add(d time.Duration) {
+	if r.keep {
+		r.times = append(r.times, d)
+	}
 }

@@ -1,0 +1,173 @@
+package bench
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// Overlap is how much of a non-blocking call is hidden behind a computation between its Start and its Wait, as
+// IMB-NBC and OSU's osu_iallreduce define it. The times are medians on rank 0. The time of the call without a
+// computation is [Result.Median].
+type Overlap struct {
+	// Compute is the time of the computation without a call, on all ranks at once. Its amount is chosen so that it takes
+	// about as long as the call.
+	Compute time.Duration `json:"compute_ns"`
+	// During is the time of the same computation while the call runs. It is longer if the call takes processor time from
+	// the computation. IMB-NBC and OSU use this time in the place of Compute.
+	During time.Duration `json:"compute_during_ns"`
+	// Overall is the time of Start, the computation and Wait.
+	Overall time.Duration `json:"overall_ns"`
+	// Share is the share of the call that is hidden: 1 - (Overall - Compute) / Median, from 0 to 1.
+	Share float64 `json:"share"`
+}
+
+// hiddenShare returns the share of a call that is hidden behind a computation: 0 if the call and the computation
+// together take as long as one after the other, 1 if they take as long as the computation alone. The formula is that of
+// the OSU micro-benchmarks (osu_iallreduce.c); IMB-NBC's divides by the shorter of pure and compute, which are about
+// equal.
+func hiddenShare(pure, compute, overall time.Duration) float64 {
+	if pure <= 0 {
+		return 0
+	}
+	return min(max(1-float64(overall-compute)/float64(pure), 0), 1)
+}
+
+// computation is processor work that fits into the first-level cache, as IMB-NBC's and OSU's products of small
+// matrices do.
+type computation struct {
+	a, x [64]float32
+	sum  float32 // the result, so that the compiler keeps the work
+}
+
+func newComputation() *computation {
+	c := &computation{}
+	for i := range c.a {
+		c.a[i], c.x[i] = float32(i%7)/8, float32(i%5)/8
+	}
+	return c
+}
+
+// run multiplies and adds the vectors so many times.
+//
+//go:noinline
+func (c *computation) run(units int) {
+	var s0, s1, s2, s3 float32
+	for range units {
+		s0, s1, s2, s3 = s0/2, s1/2, s2/2, s3/2 // keeps the sums small
+		for i := 0; i < len(c.a); i += 4 {
+			s0 += c.a[i] * c.x[i]
+			s1 += c.a[i+1] * c.x[i+1]
+			s2 += c.a[i+2] * c.x[i+2]
+			s3 += c.a[i+3] * c.x[i+3]
+		}
+	}
+	c.sum = s0 + s1 + s2 + s3
+}
+
+// calibrationLeast is how long a run is at least from which the speed of the computation follows.
+const calibrationLeast = 100 * time.Microsecond
+
+// calibrate returns how many units take about the given time. run executes so many units.
+func calibrate(target time.Duration, run func(units int) time.Duration) int {
+	units := 64
+	took := run(units)
+	for took < calibrationLeast && units < 1<<30 {
+		units *= 2
+		took = run(units)
+	}
+	for range 2 { // a run that was interrupted says too little
+		took = min(took, run(units))
+	}
+	return max(1, int(float64(units)*float64(target)/float64(max(took, 1))))
+}
+
+// estimateCalls is how many calls at most the amount of the computation follows from.
+const estimateCalls = 20
+
+// overlap times non-blocking calls alone, the computation alone, and both, in turns. It returns no times on ranks other
+// than 0.
+func (m *member) overlap(ctx context.Context, p *part, calls int) (times []time.Duration, o *Overlap, err error) {
+	estimate, err := m.times(ctx, p, min(calls, estimateCalls))
+	if err != nil {
+		return nil, nil, err
+	}
+	target, err := m.fromFirst(ctx, median(estimate))
+	if err != nil {
+		return nil, nil, err
+	}
+	work := newComputation()
+	run := func(units int) time.Duration {
+		start := time.Now()
+		work.run(units)
+		return time.Since(start)
+	}
+	if err := m.barrier(ctx); err != nil { // the ranks share processors also while they calibrate
+		return nil, nil, err
+	}
+	units := calibrate(target, run)
+	pure, compute, during, overall := m.newRecorder(), m.newRecorder(), m.newRecorder(), m.newRecorder()
+	for range calls {
+		took, err := m.timed(ctx, p)
+		if err != nil {
+			return nil, nil, err
+		}
+		pure.add(took)
+		if err := m.barrier(ctx); err != nil {
+			return nil, nil, err
+		}
+		compute.add(run(units))
+		if err := m.barrier(ctx); err != nil {
+			return nil, nil, err
+		}
+		start := time.Now()
+		wait, err := m.start(ctx, p)
+		if err != nil {
+			return nil, nil, err
+		}
+		during.add(run(units))
+		if err := wait(); err != nil {
+			return nil, nil, err
+		}
+		overall.add(time.Since(start))
+	}
+	o = &Overlap{Compute: median(compute.times), During: median(during.times), Overall: median(overall.times)}
+	o.Share = hiddenShare(median(pure.times), o.Compute, o.Overall)
+	return pure.times, o, nil
+}
+
+// start starts the rank's call and returns what waits for it.
+func (m *member) start(ctx context.Context, p *part) (wait func() error, err error) {
+	if p.idle {
+		return func() error { return nil }, nil
+	}
+	h, err := m.comm.Start(ctx, &p.call)
+	if err != nil {
+		return nil, err
+	}
+	return func() error { return h.Wait(ctx) }, nil
+}
+
+// fromFirst returns rank 0's time on all ranks.
+func (m *member) fromFirst(ctx context.Context, d time.Duration) (time.Duration, error) {
+	one := []int64{int64(d)}
+	memory := tensor.HostMemory(one)
+	err := m.world.Do(ctx, &collective.Call{Op: collective.Broadcast, Type: tensor.Int64, Src: memory, Dst: memory})
+	return time.Duration(one[0]), err
+}
+
+// median returns the median of some times, which it leaves in their order; 0 of none.
+func median(times []time.Duration) time.Duration {
+	return percentile(slices.Sorted(slices.Values(times)), 50)
+}
+
+// percentile returns the smallest of some sorted times that is no less than so many percent of them; 0 of none.
+func percentile(sorted []time.Duration, percent int) time.Duration {
+	if len(sorted) == 0 {
+		return 0
+	}
+	return sorted[max(0, (len(sorted)*percent+99)/100-1)]
+}
