@@ -181,7 +181,7 @@ func TestReport(t *testing.T) {
 
 func FuzzStep(f *testing.F) {
 	f.Add([]byte("[1,2,3,4,5,6,7,8,9,10,11,1,12.5]"))
-	f.Add([]byte("[1,2,3,4,5,6,7,8,9,10,11,null]"))
+	f.Add([]byte("[1,2,3,4,5,6,7,8,9,10,11,1,null]"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		var s, again timeline.Step
 		if s.UnmarshalJSON(text) != nil {

@@ -94,7 +94,8 @@ type Tracker struct {
 	points    []Point
 	stride    int64 // steps between two points
 	series    int64 // see Points
-	trainer   int   // the latest one
+	trainer   int   // the latest one of the latest epoch with steps
+	restarted bool  // no steps of this epoch yet
 	lost      error // of the store; nil: it is reached
 	epoch     uint32
 	straggler func(s timeline.Straggler, named bool)
@@ -132,7 +133,7 @@ func (t *Tracker) event(warning bool, format string, args ...any) {
 // the lock.
 func (t *Tracker) enter(epoch uint32) bool {
 	if epoch > t.epoch {
-		t.epoch, t.workers, t.detector = epoch, nil, nil
+		t.epoch, t.workers, t.detector, t.restarted = epoch, nil, nil, true
 		t.job.Restarts, t.job.Straggler = int(epoch), nil
 		t.event(true, "all workers were restarted: restart %d", epoch)
 	}
@@ -190,6 +191,9 @@ func (t *Tracker) Report(epoch uint32, r timeline.Report) {
 	if w == nil {
 		return
 	}
+	if r.PID == w.PID { // reports of this process can arrive out of order: processor time only grows
+		r.CPU = max(r.CPU, w.CPUSeconds)
+	}
 	w.Host, w.PID, w.Memory, w.CPUSeconds = r.Host, r.PID, r.Memory, r.CPU
 	if w.count == 0 { // a job of one worker has no heartbeats
 		w.seen = time.Now()
@@ -201,7 +205,7 @@ func (t *Tracker) Report(epoch uint32, r timeline.Report) {
 	for len(fresh) > 0 && fresh[0].End <= w.end {
 		fresh = fresh[1:]
 	}
-	if len(fresh) == 0 || fresh[0].Trainer < t.trainer {
+	if len(fresh) == 0 || fresh[0].Trainer < t.trainer && !t.restarted { // new processes number their trainers from 1
 		return
 	}
 	t.begin(w, fresh[0])
@@ -219,10 +223,11 @@ func (t *Tracker) Report(epoch uint32, r timeline.Report) {
 // begin prepares for a step of a worker, which may be the first one of a new trainer, or one that follows a return to
 // an earlier step. The caller holds the lock.
 func (t *Tracker) begin(w *tracked, s timeline.Step) {
+	t.restarted = false
 	if s.Trainer == t.trainer && s.Step > w.last {
 		return
 	}
-	if s.Trainer > t.trainer {
+	if s.Trainer != t.trainer {
 		if t.trainer > 0 {
 			t.event(false, "another training has begun")
 		}

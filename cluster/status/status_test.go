@@ -137,6 +137,8 @@ func TestEarlierSteps(t *testing.T) {
 	if points, now := tr.Points(0, series); len(points) != 3 || now != series || tr.Job().Step != 3 {
 		t.Errorf("%d points: want those of the latest trainer only", len(points))
 	}
+	tr.Report(2, later(steps(0, 1, 5, time.Millisecond), 0, 1)) // new processes number their trainers from 1
+	check("restart during the second trainer", 1, 5, 5)
 }
 
 // TestLostStore checks that workers are not called silent while the store cannot be reached.
