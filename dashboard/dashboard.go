@@ -134,6 +134,7 @@ func (s *Server) count(c net.Conn, state http.ConnState) {
 // Close ends all connections. Closing again does nothing.
 func (s *Server) Close() error {
 	s.close.Do(func() { close(s.done) })
+	defer func() { _ = s.listener.Close() }() // the server closes it only if it has begun to serve
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	if err := s.http.Shutdown(ctx); err != nil {

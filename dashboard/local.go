@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/private"
@@ -26,47 +27,67 @@ const (
 	localSuffix = ".sock"
 )
 
+// localPath returns the folder of the sockets, which it creates if necessary.
+func localPath() (string, error) {
+	folder, err := private.Folder()
+	if err != nil {
+		return "", fmt.Errorf("dashboard: %w", err)
+	}
+	folder = filepath.Join(folder, localFolder)
+	if err := private.Make(folder); err != nil {
+		return "", fmt.Errorf("dashboard: %w", err)
+	}
+	return folder, nil
+}
+
 // ListenLocal serves a job to other processes of this user on this host, which find it by its name: see [LocalJobs]. It
 // listens on a socket in the user's private folder (package private), which no other user can enter. The caller must
 // close the server. The error is [ErrServed] if another process serves a job of that name.
 func ListenLocal(job string, source Source) (*Server, error) {
-	folder, err := private.Folder()
+	folder, err := localPath()
 	if err != nil {
-		return nil, fmt.Errorf("dashboard: %w", err)
-	}
-	folder = filepath.Join(folder, localFolder)
-	if err := private.Make(folder); err != nil {
-		return nil, fmt.Errorf("dashboard: %w", err)
+		return nil, err
 	}
 	name := sha256.Sum256([]byte(job)) // the path of a socket has about 100 bytes
 	path := filepath.Join(folder, fmt.Sprintf("%x%s", name[:8], localSuffix))
 	l, err := net.Listen("unix", path)
-	if err != nil && removeStale(path) {
+	if err != nil && removeStale(path, 0) {
 		l, err = net.Listen("unix", path)
 	}
 	switch {
 	case err == nil:
 		return serve(l, source, "", (*Server).pages), nil
-	case answers(path):
+	case probe(path) == nil:
 		return nil, ErrServed
 	}
 	return nil, fmt.Errorf("dashboard: %w", err)
 }
 
-// answers reports whether a process listens on a socket.
-func answers(path string) bool {
+// probe connects to a socket. The error is nil if a process listens on it, also one that is suspended.
+func probe(path string) error {
 	c, err := net.DialTimeout("unix", path, time.Second)
 	if err == nil {
 		c.Close()
 	}
-	return err == nil
+	return err
 }
 
-// removeStale removes the socket of a process that has ended without removing it, and reports whether it has.
-func removeStale(path string) bool {
+// wsaConnRefused is ECONNREFUSED as Windows has it.
+const wsaConnRefused = syscall.Errno(10061)
+
+// removeStale removes the socket of a process that has ended without removing it, and reports whether it has. A socket
+// younger than age stays: between the creation of its file and the call of listen, a new one looks like a stale one.
+func removeStale(path string, age time.Duration) bool {
 	info, err := os.Lstat(path)
-	return err == nil && info.Mode().Type() == os.ModeSocket && !answers(path) && os.Remove(path) == nil
+	if err != nil || info.Mode().Type() != os.ModeSocket || time.Since(info.ModTime()) < age {
+		return false
+	}
+	err = probe(path)
+	return (errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, wsaConnRefused)) && os.Remove(path) == nil
 }
+
+// staleAge is the age at which the socket of a job that does not answer is removed by processes that look for jobs.
+const staleAge = 10 * time.Second
 
 // LocalJob is a job that a process of this user serves on this host.
 type LocalJob struct {
@@ -82,15 +103,21 @@ func (j *LocalJob) Client() (client *http.Client, url string) { return j.client,
 
 // LocalJobs returns the jobs that processes of this user serve on this host, by name.
 func LocalJobs(ctx context.Context) (list []LocalJob, err error) {
-	paths, err := filepath.Glob(filepath.Join(private.Path(), localFolder, "*"+localSuffix))
+	folder, err := localPath() // checked: another user could have made one of this name
+	if err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(folder)
 	if err != nil {
 		return nil, fmt.Errorf("dashboard: %w", err)
 	}
-	for _, path := range paths {
-		if removeStale(path) {
+	for _, e := range entries {
+		path := filepath.Join(folder, e.Name())
+		if !strings.HasSuffix(path, localSuffix) || removeStale(path, staleAge) {
 			continue
 		}
 		client := &http.Client{Transport: &http.Transport{
+			DisableKeepAlives: true,
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 				return new(net.Dialer).DialContext(ctx, "unix", path)
 			},

@@ -1,0 +1,154 @@
+//go:build unix
+
+package dashboard
+
+import (
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/private"
+)
+
+// tempFolder makes a folder for temporary files whose path is short, as that of a socket must be.
+func tempFolder(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "[j]") // with characters that have a meaning in patterns
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Setenv("TMPDIR", dir)
+	t.Setenv("XDG_RUNTIME_DIR", "")
+	return dir
+}
+
+func serveLocal(t *testing.T, job string) *Server {
+	t.Helper()
+	s, err := ListenLocal(job, running())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+func localNames(t *testing.T) (names []string) {
+	t.Helper()
+	jobs, err := LocalJobs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, j := range jobs {
+		names = append(names, j.Name)
+	}
+	return names
+}
+
+// TestLocalJobs checks that a job is served once, and found until its server is closed.
+func TestLocalJobs(t *testing.T) {
+	tempFolder(t)
+	if names := localNames(t); len(names) > 0 {
+		t.Errorf("jobs %v, want none", names)
+	}
+	s := serveLocal(t, "digits")
+	if names := localNames(t); !slices.Equal(names, []string{"digits"}) {
+		t.Errorf("jobs %v, want digits", names)
+	}
+	if _, err := ListenLocal("digits", running()); !errors.Is(err, ErrServed) {
+		t.Errorf("a job that is served already: error %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if names := localNames(t); len(names) > 0 {
+		t.Errorf("jobs %v, want none at the end", names)
+	}
+}
+
+// TestStaleSocket: the socket of a killed process is replaced by the next job of its name, and removed by processes
+// that look for jobs, but not while it may be that of a job that starts now.
+func TestStaleSocket(t *testing.T) {
+	tempFolder(t)
+	s := serveLocal(t, "digits")
+	path := s.listener.Addr().String()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	kill := func() {
+		t.Helper()
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		l.Close()
+	}
+	exists := func() bool { _, err := os.Lstat(path); return err == nil }
+	kill()
+	if names := localNames(t); len(names) > 0 || !exists() {
+		t.Errorf("jobs %v, the young socket exists: %v", names, exists())
+	}
+	again := serveLocal(t, "digits")
+	if names := localNames(t); !slices.Equal(names, []string{"digits"}) {
+		t.Errorf("jobs %v, want digits again", names)
+	}
+	if err := again.Close(); err != nil {
+		t.Fatal(err)
+	}
+	kill()
+	old := time.Now().Add(-2 * staleAge)
+	if err := os.Chtimes(path, old, old); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(filepath.Dir(path), "file"+localSuffix)
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if names := localNames(t); len(names) > 0 || exists() {
+		t.Errorf("jobs %v, the old socket exists: %v", names, exists())
+	}
+	if _, err := os.Lstat(file); err != nil {
+		t.Errorf("a file that is not a socket: %v", err)
+	}
+}
+
+// TestForeignFolder: nothing is read or removed in a folder that another user could have made.
+func TestForeignFolder(t *testing.T) {
+	dir := tempFolder(t)
+	folder, err := private.Folder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := filepath.Join(dir, "other")
+	if err := os.Rename(folder, other); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(other, folder); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := LocalJobs(t.Context()); err == nil || !strings.Contains(err.Error(), "is a symbolic link") {
+		t.Errorf("a link instead of the folder: error %v", err)
+	}
+	if _, err := os.Lstat(filepath.Join(other, localFolder)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("behind the link: %v", err)
+	}
+}
+
+// TestLongPath: a folder whose path is too long for a socket is an error, and not a job that is served already.
+func TestLongPath(t *testing.T) {
+	dir := filepath.Join(tempFolder(t), strings.Repeat("long", 30))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", dir)
+	if _, err := ListenLocal("digits", running()); err == nil || errors.Is(err, ErrServed) {
+		t.Errorf("error %v", err)
+	}
+}
