@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -35,7 +36,9 @@ func ListenMetrics(address string, source Source, token string) (*Server, error)
 func (s *Server) metrics() http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collector{s.source})
-	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: metricsInFlight})
+	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{
+		ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: metricsInFlight,
+	})
 }
 
 // metricsInFlight bounds the requests for metrics that are answered at a time.
@@ -46,7 +49,8 @@ type collector struct{ source Source }
 
 // The metrics.
 var (
-	jobLabels, workerLabels = []string{"job"}, []string{"job", "worker", "host"}
+	// Prometheus itself adds the labels job and instance, and would rename those of a target.
+	jobLabels, workerLabels = []string{"job_name"}, []string{"job_name", "worker", "host"}
 
 	descStep     = describe("training_step", "Last step of the training.", jobLabels)
 	descEpoch    = describe("training_epoch", "Epoch of the training, from 1.", jobLabels)
@@ -58,7 +62,7 @@ var (
 	descRestarts = describe("job_restarts_total", "Restarts of all workers.", jobLabels)
 	descWorkers  = describe("job_workers", "Workers of the job.", jobLabels)
 
-	descUp        = describe("worker_up", "1 if the worker sends heartbeats, else 0.", workerLabels)
+	descUp        = describe("worker_up", "1 if the worker sends heartbeats, else 0. Absent if unknown.", workerLabels)
 	descWorker    = describe("worker_step", "Last step of the worker.", workerLabels)
 	descAge       = describe("worker_heartbeat_age_seconds", "Time since the last heartbeat of the worker.", workerLabels)
 	descMemory    = describe("worker_resident_memory_bytes", "Resident memory of the worker.", workerLabels)
@@ -79,7 +83,15 @@ func (collector) Describe(chan<- *prometheus.Desc) {}
 func (c collector) Collect(out chan<- prometheus.Metric) {
 	j := c.source.Job()
 	send := func(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(d, kind, value, append([]string{j.Job}, labels...)...)
+		labels = append([]string{j.Job}, labels...)
+		for i := range labels { // names of hosts, jobs and metrics can hold any bytes
+			labels[i] = strings.ToValidUTF8(labels[i], "\uFFFD")
+		}
+		m, err := prometheus.NewConstMetric(d, kind, value, labels...)
+		if err != nil {
+			m = prometheus.NewInvalidMetric(d, err)
+		}
+		out <- m
 	}
 	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
 		send(d, prometheus.GaugeValue, value, labels...)
@@ -101,7 +113,9 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	for i := range j.Workers {
 		w := &j.Workers[i]
 		worker := []string{strconv.Itoa(w.Worker), w.Host}
-		gauge(descUp, truth(w.State == "running"), worker...)
+		if w.State != "unknown" { // the store cannot be reached: no worker is known to be down
+			gauge(descUp, truth(w.State == "running"), worker...)
+		}
 		gauge(descWorker, float64(w.Step), worker...)
 		gauge(descAge, w.HeartbeatAge, worker...)
 		gauge(descOwn, w.OwnSeconds, worker...)

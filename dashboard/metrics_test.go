@@ -70,16 +70,16 @@ func TestMetrics(t *testing.T) {
 		text, code := get("token")
 		lines := strings.Split(text, "\n")
 		for _, want := range []string{
-			`lockstep_training_step{job="digits \"1\""} 70`,
-			`lockstep_training_loss{job="digits \"1\""} 0.5`,
-			`lockstep_training_metric{job="digits \"1\"",name="accuracy"} 0.75`,
-			`lockstep_validation_metric{job="digits \"1\"",name="loss"} 0.625`,
-			`lockstep_job_restarts_total{job="digits \"1\""} 2`,
-			`lockstep_worker_up{host="a",job="digits \"1\"",worker="0"} 1`,
-			`lockstep_worker_up{host="b",job="digits \"1\"",worker="1"} 0`,
-			`lockstep_worker_straggler{host="b",job="digits \"1\"",worker="1"} 1`,
-			`lockstep_worker_cpu_seconds_total{host="a",job="digits \"1\"",worker="0"} 1.5`,
-			`lockstep_worker_step_ratio{host="a",job="digits \"1\"",part="wait",worker="0"} 0.5`,
+			`lockstep_training_step{job_name="digits \"1\""} 70`,
+			`lockstep_training_loss{job_name="digits \"1\""} 0.5`,
+			`lockstep_training_metric{job_name="digits \"1\"",name="accuracy"} 0.75`,
+			`lockstep_validation_metric{job_name="digits \"1\"",name="loss"} 0.625`,
+			`lockstep_job_restarts_total{job_name="digits \"1\""} 2`,
+			`lockstep_worker_up{host="a",job_name="digits \"1\"",worker="0"} 1`,
+			`lockstep_worker_up{host="b",job_name="digits \"1\"",worker="1"} 0`,
+			`lockstep_worker_straggler{host="b",job_name="digits \"1\"",worker="1"} 1`,
+			`lockstep_worker_cpu_seconds_total{host="a",job_name="digits \"1\"",worker="0"} 1.5`,
+			`lockstep_worker_step_ratio{host="a",job_name="digits \"1\"",part="wait",worker="0"} 0.5`,
 			`# TYPE lockstep_job_restarts_total counter`,
 		} {
 			if code != http.StatusOK || !slices.Contains(lines, want) {
@@ -89,5 +89,33 @@ func TestMetrics(t *testing.T) {
 		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// TestMetricsOfAnyNames checks that names that are not UTF-8, and a state that is not current, do not end the process
+// or hide the other metrics.
+func TestMetricsOfAnyNames(t *testing.T) {
+	s, err := ListenMetrics("127.0.0.1:0", &fixed{status.Job{
+		Job: "job\xff", Step: 70,
+		Training: &timeline.Training{Metrics: map[string]float64{"a\xfe": 1, "a\xff": 2, "b\n": 3}},
+		Workers:  []status.Worker{{Worker: 0, Host: "h\xff", State: "unknown", Step: 70}},
+	}}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	code, text := get(t, s.URL()+"metrics", nil)
+	http.DefaultClient.CloseIdleConnections()
+	for _, want := range []string{
+		"lockstep_training_step{job_name=\"job\ufffd\"} 70",
+		"lockstep_training_metric{job_name=\"job\ufffd\",name=\"b\\n\"} 3",
+		"lockstep_worker_step{host=\"h\ufffd\",job_name=\"job\ufffd\",worker=\"0\"} 70",
+	} {
+		if code != http.StatusOK || !slices.Contains(strings.Split(text, "\n"), want) {
+			t.Errorf("status %d, %s is missing in\n%s", code, want, text)
+		}
+	}
+	if strings.Contains(text, "\nlockstep_worker_up") {
+		t.Errorf("a worker is up or down, though that is unknown:\n%s", text)
 	}
 }
