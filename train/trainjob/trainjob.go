@@ -22,6 +22,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/lockstep-ml/lockstep/train"
 )
@@ -36,7 +37,17 @@ const (
 const (
 	postEvery   = 5 * time.Second // Trainer asks for no more: it limits its requests to the Kubernetes API
 	postTimeout = 5 * time.Second
-	answerMax   = 64 << 10 // bytes
+	answerMax   = 1 << 10 // bytes: the answer repeats the request, or is an error text
+
+	lastTries = 3           // of the last report of a complete training, which no other replaces
+	lastPause = time.Second // between them
+)
+
+// Trainer refuses a status that exceeds these limits (v1alpha1.TrainerStatus).
+const (
+	metricsMax = 256
+	nameMax    = 64            // characters
+	secondsMax = math.MaxInt32 // 68 years
 )
 
 // Config configures [New].
@@ -59,8 +70,11 @@ func FromEnvironment(lookup func(string) (string, bool)) (cfg Config, ok bool) {
 }
 
 // New returns a callback of the chief that reports the progress of a Fit: percentage, estimated time that remains,
-// loss, metrics and those of the validation, at most every 5 seconds and at the end. It does not wait for an answer in
-// a step, and no failure of a report ends the training. The error says what is wrong with the configuration.
+// loss, metrics and those of the validation, at most every 5 seconds and at the end. Numbers that are not finite, and
+// metrics with names of more than 64 characters, which Trainer refuses, are left out. It does not wait for an answer in
+// a step, and no failure of a report ends the training. At the end it waits for an answer, for at most 10 seconds. The
+// last report of a complete training is tried three times, which can take 22 seconds. The error says what is wrong with
+// the configuration.
 func New(t *train.Trainer, cfg Config) (train.Callback, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
@@ -96,14 +110,14 @@ type reporter struct {
 	cfg    Config
 	client *http.Client
 
-	began      time.Time
-	first      float64 // progress at the first step, from 0 to 1: a resumed training has some
-	sent       time.Time
+	began      time.Time // when the first report was made
+	first      float64   // progress then, from 0 to 1: a resumed training has some; -1: not yet
+	sent       time.Time // when the last report was made
 	last       train.Step
 	taken      bool // a step
 	validation *train.Result
 
-	posts  chan status // the latest one to send
+	posts  chan status // the latest one to send; has room for it
 	work   sync.WaitGroup
 	warned bool // used by the goroutine that sends
 }
@@ -114,6 +128,8 @@ type status struct {
 	Remaining  *int     `json:"estimatedRemainingSeconds,omitempty"`
 	Metrics    []metric `json:"metrics,omitempty"`
 	Updated    string   `json:"lastUpdatedTime"` // RFC 3339
+
+	last bool // of a complete training
 }
 
 type metric struct {
@@ -122,7 +138,7 @@ type metric struct {
 }
 
 func (r *reporter) begin() {
-	r.began, r.first, r.sent, r.taken = time.Now(), -1, time.Time{}, false
+	r.first, r.sent, r.taken, r.validation = -1, time.Time{}, false, nil
 	posts := make(chan status, 1)
 	r.posts = posts
 	r.work.Go(func() {
@@ -142,26 +158,27 @@ func (r *reporter) step(s train.Step) {
 		return
 	}
 	r.sent = now
-	r.send(r.status(s, now))
+	r.send(r.status(s, s.Mean(), now))
 }
 
-// status describes the training after a step.
-func (r *reporter) status(s train.Step, now time.Time) status {
+// status describes the training after a step, by the mean of its epoch.
+func (r *reporter) status(s train.Step, mean train.Result, now time.Time) status {
 	out := status{Updated: now.UTC().Format(time.RFC3339)}
 	if done, ok := r.progress(s); ok {
 		if r.first < 0 {
-			r.first = done
+			r.first, r.began = done, now
 		}
 		percentage := int(100 * done)
 		out.Percentage = &percentage
 		if done > r.first {
-			left := int(math.Ceil(now.Sub(r.began).Seconds() * (1 - done) / (done - r.first)))
-			out.Remaining = &left
+			left := math.Ceil(now.Sub(r.began).Seconds() * (1 - done) / (done - r.first))
+			out.Remaining = new(int(min(left, secondsMax)))
 		}
 	}
 	add := func(prefix string, result train.Result) {
 		put := func(name string, x float64) {
-			if !math.IsNaN(x) && !math.IsInf(x, 0) {
+			fits := len(out.Metrics) < metricsMax && utf8.RuneCountInString(prefix+name) <= nameMax
+			if fits && !math.IsNaN(x) && !math.IsInf(x, 0) {
 				out.Metrics = append(out.Metrics, metric{prefix + name, strconv.FormatFloat(x, 'g', 6, 64)})
 			}
 		}
@@ -170,7 +187,7 @@ func (r *reporter) status(s train.Step, now time.Time) status {
 			put(name, result.Metrics[name])
 		}
 	}
-	add("", s.Mean())
+	add("", mean)
 	if r.validation != nil {
 		add("val_", *r.validation)
 	}
@@ -188,16 +205,13 @@ func (r *reporter) progress(s train.Step) (done float64, ok bool) {
 	return min(done, 1), ok
 }
 
-// send replaces what has not been sent yet.
+// send replaces what has not been sent yet. It does not block: only one goroutine calls it.
 func (r *reporter) send(s status) {
 	select {
 	case <-r.posts:
 	default:
 	}
-	select {
-	case r.posts <- s:
-	default: // the goroutine is not waiting, and took the one before just now
-	}
+	r.posts <- s
 }
 
 // end sends the last state, and waits until it is sent.
@@ -206,10 +220,9 @@ func (r *reporter) end(succeeded bool) {
 		return
 	}
 	if r.taken {
-		s := r.status(r.last, time.Now())
+		s := r.status(r.last, r.last.Mean(), time.Now())
 		if succeeded {
-			all, none := 100, 0
-			s.Percentage, s.Remaining = &all, &none
+			s.Percentage, s.Remaining, s.last = new(100), new(0), true
 		}
 		r.send(s)
 	}
@@ -219,39 +232,47 @@ func (r *reporter) end(succeeded bool) {
 	r.posts = nil
 }
 
-// post sends a status.
+// post sends a status. One that cannot be sent is dropped, since another follows; the last one is tried again.
 func (r *reporter) post(s status) {
-	if err := r.try(s); err != nil && !r.warned {
+	again, err := r.try(s)
+	for n := 1; again && s.last && n < lastTries; n++ {
+		time.Sleep(lastPause)
+		again, err = r.try(s)
+	}
+	if err != nil && !r.warned {
 		r.warned = true
-		r.cfg.Logger.Warn("trainjob: reporting the progress to Kubeflow's Trainer; training goes on", "err", err)
+		r.cfg.Logger.Warn("trainjob: reporting the progress to Kubeflow's Trainer; this does not affect the training",
+			"err", err)
 	}
 }
 
-func (r *reporter) try(s status) error {
+// try sends a status once. again reports whether the error may be gone the next time.
+func (r *reporter) try(s status) (again bool, err error) {
 	text, err := json.Marshal(map[string]status{"trainerStatus": s})
 	if err != nil {
-		return err
+		return false, err
 	}
 	request, err := http.NewRequest(http.MethodPost, r.cfg.URL, bytes.NewReader(text))
 	if err != nil {
-		return err
+		return false, err
 	}
 	request.Header.Set("Content-Type", "application/json")
 	if r.cfg.TokenFile != "" {
 		token, err := os.ReadFile(r.cfg.TokenFile)
 		if err != nil {
-			return fmt.Errorf("the token (%s): %w", EnvToken, err)
+			return false, fmt.Errorf("the token (%s): %w", EnvToken, err)
 		}
 		request.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
 	}
 	answer, err := r.client.Do(request)
 	if err != nil {
-		return err
+		return true, err
 	}
 	defer answer.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(answer.Body, answerMax))
-	if answer.StatusCode != http.StatusOK {
-		return errors.Join(fmt.Errorf("%s answers %s: %s", r.cfg.URL, answer.Status, strings.TrimSpace(string(body))), err)
+	if code := answer.StatusCode; code != http.StatusOK {
+		err = errors.Join(fmt.Errorf("%s answers %s: %s", r.cfg.URL, answer.Status, bytes.TrimSpace(body)), err)
+		return code >= 500 || code == http.StatusTooManyRequests, err
 	}
-	return err
+	return err != nil, err
 }
