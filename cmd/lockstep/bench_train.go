@@ -236,7 +236,7 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 	switch {
 	case err != nil:
 		return err
-	case history.Stopped && (o.steps > 0 || s.chief() && !r.done()):
+	case history.Stopped && (o.steps > 0 || in.interrupted.Load() || s.chief() && !r.done()):
 		return errInterrupted
 	}
 	rates := r.rates
