@@ -11,8 +11,9 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
+	"unicode"
 
+	"github.com/rivo/uniseg"
 	"golang.org/x/term"
 )
 
@@ -21,13 +22,17 @@ import (
 type display struct {
 	out  io.Writer                  // the terminal
 	size func() (columns, rows int) // of the terminal
+	// foreground reports whether the lines may be drawn: the terminal is the shell's while this process runs in the
+	// background.
+	foreground func() bool
 	// lines returns the lines for a terminal of so many columns and rows. None may be wider.
 	lines func(columns, rows int) []string
 
 	mu      sync.Mutex // guards the fields below
-	widths  []int      // of the lines on the screen
+	drawn   []string   // the lines on the screen
 	columns int        // of the terminal when they were drawn
-	text    []byte     // what was drawn
+	rows    int        // of the terminal then
+	text    []byte     // the lines on the screen, as they were written
 	closed  bool
 }
 
@@ -36,13 +41,16 @@ const displayEvery = 500 * time.Millisecond
 
 // newDisplay returns a display on a terminal.
 func newDisplay(terminal *os.File, lines func(columns, rows int) []string) *display {
-	return &display{out: terminal, lines: lines, size: func() (columns, rows int) {
+	size := func() (columns, rows int) {
 		columns, rows, err := term.GetSize(int(terminal.Fd()))
 		if err != nil || columns <= 0 || rows <= 0 {
 			return 80, 24
 		}
 		return columns, rows
-	}}
+	}
+	return &display{
+		out: terminal, lines: lines, size: size, foreground: func() bool { return inForeground(int(terminal.Fd())) },
+	}
 }
 
 // isTerminal reports whether a file is a terminal on which lines can be drawn again.
@@ -50,21 +58,40 @@ func isTerminal(file *os.File) bool {
 	return term.IsTerminal(int(file.Fd())) && os.Getenv("TERM") != "dumb"
 }
 
-// Write writes whole lines above those of the display.
+// Write writes whole lines above those of the display, which stay as they are until the next redraw.
 func (d *display) Write(p []byte) (int, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed || len(d.widths) == 0 {
+	if d.closed || !d.mayDraw() || len(d.drawn) == 0 {
 		return d.out.Write(p)
 	}
 	out := append(d.erase(), p...)
 	if !bytes.HasSuffix(p, []byte("\n")) {
 		out = append(out, '\n')
 	}
-	if _, err := d.out.Write(append(out, d.draw()...)); err != nil {
+	if bytes.IndexByte(p, '\x1b') >= 0 {
+		out = append(out, plainText...)
+	}
+	if columns, rows := d.size(); columns != d.columns || rows != d.rows {
+		d.draw()
+	}
+	if _, err := d.out.Write(append(out, d.text...)); err != nil {
 		return 0, err
 	}
 	return len(p), nil
+}
+
+// plainText ends colours, and sequences that a line above the display has left incomplete.
+const plainText = "\x1b[m"
+
+// mayDraw reports whether lines may be drawn. In the background the cursor is the shell's, and no longer below them.
+// The caller holds the lock.
+func (d *display) mayDraw() bool {
+	if d.foreground() {
+		return true
+	}
+	d.drawn, d.text = nil, nil
+	return false
 }
 
 // Stat describes the terminal.
@@ -79,7 +106,7 @@ func (d *display) Stat() (fs.FileInfo, error) {
 func (d *display) redraw() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed {
+	if d.closed || !d.mayDraw() {
 		return nil
 	}
 	out, before, columns := d.erase(), d.text, d.columns
@@ -99,7 +126,7 @@ func (d *display) close(keep bool) {
 		defer close(done)
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		if !d.closed && !keep {
+		if !d.closed && !keep && d.mayDraw() {
 			_, _ = d.out.Write(d.erase()) // a closed terminal shows nothing
 		}
 		d.closed = true
@@ -113,10 +140,12 @@ func (d *display) close(keep bool) {
 // erase returns what moves the cursor to the first line of the display and clears the rest of the screen. If the
 // terminal has become narrower, it has wrapped lines. The caller holds the lock.
 func (d *display) erase() []byte {
-	columns, _ := d.size()
-	rows := 0
-	for _, width := range d.widths {
-		rows += max(1, (width+columns-1)/columns)
+	rows := len(d.drawn)
+	if columns, _ := d.size(); columns < d.columns {
+		rows = 0
+		for _, line := range d.drawn {
+			rows += rowsOf(line, columns)
+		}
 	}
 	if rows == 0 {
 		return nil
@@ -126,13 +155,26 @@ func (d *display) erase() []byte {
 
 // draw returns the lines, and notes that they are on the screen. The caller holds the lock.
 func (d *display) draw() []byte {
-	columns, rows := d.size()
-	d.columns, d.widths, d.text = columns, d.widths[:0], nil
-	for _, line := range d.lines(columns, rows) {
-		d.widths = append(d.widths, utf8.RuneCountInString(line))
+	d.columns, d.rows = d.size()
+	d.drawn, d.text = d.lines(d.columns, d.rows), nil
+	for _, line := range d.drawn {
 		d.text = append(append(d.text, line...), '\n')
 	}
 	return d.text
+}
+
+// rowsOf returns how many rows of a terminal a line takes. A wide character that does not fit into a row begins the
+// next one.
+func rowsOf(line string, columns int) int {
+	rows, used := 1, 0
+	for g := uniseg.NewGraphemes(line); g.Next(); {
+		width := g.Width()
+		if used+width > columns {
+			rows, used = rows+1, 0
+		}
+		used += width
+	}
+	return rows
 }
 
 // column is a column of a table of workers.
@@ -152,10 +194,10 @@ func fitColumns[T any](all []column[T], rows []T, width int) []string {
 	for i, c := range all {
 		cells[i] = []string{c.head}
 		for _, row := range rows {
-			cells[i] = append(cells[i], c.cell(row))
+			cells[i] = append(cells[i], printable(c.cell(row)))
 		}
 		for _, text := range cells[i] {
-			widths[i] = max(widths[i], utf8.RuneCountInString(text))
+			widths[i] = max(widths[i], textWidth(text))
 		}
 		total += widths[i] + 2
 	}
@@ -174,12 +216,14 @@ func fitColumns[T any](all []column[T], rows []T, width int) []string {
 	for k := range lines {
 		var parts []string
 		for i, c := range all {
+			text := cells[i][k]
+			space := strings.Repeat(" ", widths[i]-textWidth(text))
 			switch {
 			case dropped[i]:
 			case c.left:
-				parts = append(parts, fmt.Sprintf("%-*s", widths[i], cells[i][k]))
+				parts = append(parts, text+space)
 			default:
-				parts = append(parts, fmt.Sprintf("%*s", widths[i], cells[i][k]))
+				parts = append(parts, space+text)
 			}
 		}
 		lines[k] = clipLine(strings.TrimRight(strings.Join(parts, "  "), " "), width)
@@ -187,12 +231,35 @@ func fitColumns[T any](all []column[T], rows []T, width int) []string {
 	return lines
 }
 
+// textWidth returns the columns of a terminal that a text takes: two for some characters, none for others.
+func textWidth(text string) int { return uniseg.StringWidth(text) }
+
+// printable replaces the characters that would control a terminal. Names of hosts and errors come from other processes.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case unicode.IsSpace(r):
+			return ' '
+		case unicode.IsPrint(r):
+			return r
+		}
+		return unicode.ReplacementChar
+	}, text)
+}
+
 // clipLine shortens a line to a width, unless that is 0.
 func clipLine(line string, width int) string {
-	if runes := []rune(line); width > 0 && len(runes) > width {
-		return string(runes[:width-1]) + "…"
+	if width <= 0 || textWidth(line) <= width {
+		return line
 	}
-	return line
+	var b strings.Builder
+	used := 0
+	for g := uniseg.NewGraphemes(line); g.Next(); b.WriteString(g.Str()) {
+		if used += g.Width(); used >= width {
+			break
+		}
+	}
+	return b.String() + "…"
 }
 
 // clipLines keeps at most so many lines.

@@ -2,12 +2,14 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/lockstep-ml/lockstep/cluster/status"
@@ -24,11 +26,21 @@ type emulator struct {
 var escape = regexp.MustCompile(`^\x1b\[(\d+)A\r\x1b\[J`)
 
 func (e *emulator) rows(line string) int {
-	return max(1, (utf8.RuneCountInString(line)+e.columns-1)/e.columns)
+	rows, left := 1, e.columns
+	for _, r := range line {
+		width := 1
+		if r == '漢' {
+			width = 2
+		}
+		if left -= width; left < 0 {
+			rows, left = rows+1, e.columns-width
+		}
+	}
+	return rows
 }
 
 func (e *emulator) Write(p []byte) (int, error) {
-	for text := string(p); text != ""; {
+	for text := strings.ReplaceAll(string(p), plainText, ""); text != ""; {
 		if m := escape.FindStringSubmatch(text); m != nil {
 			up, _ := strconv.Atoi(m[1])
 			e.lines = e.lines[:len(e.lines)-1] // the line of the cursor is empty
@@ -59,12 +71,15 @@ func TestDisplay(t *testing.T) {
 	for range 100 {
 		e := &emulator{t: t, columns: 20, lines: []string{""}}
 		var table, written []string
-		d := &display{out: e, size: func() (int, int) { return e.columns, 24 }, lines: func(columns, _ int) (out []string) {
-			for _, line := range table {
-				out = append(out, clipLine(line, columns))
-			}
-			return out
-		}}
+		d := &display{
+			out: e, size: func() (int, int) { return e.columns, 24 }, foreground: func() bool { return true },
+			lines: func(columns, _ int) (out []string) {
+				for _, line := range table {
+					out = append(out, clipLine(line, columns))
+				}
+				return out
+			},
+		}
 		for i := range 50 {
 			switch r.IntN(4) {
 			case 0:
@@ -72,7 +87,7 @@ func TestDisplay(t *testing.T) {
 			case 1:
 				table = table[:0:0]
 				for range r.IntN(6) {
-					table = append(table, strings.Repeat("━", r.IntN(80)))
+					table = append(table, strings.Repeat([]string{"━", "漢", "━漢"}[r.IntN(3)], r.IntN(80)))
 				}
 			case 2:
 				line := strings.Repeat(fmt.Sprint(i%10), r.IntN(100))
@@ -91,6 +106,90 @@ func TestDisplay(t *testing.T) {
 		fmt.Fprintln(d, "end")
 		if want := append(written, "end", ""); !slices.Equal(e.lines, want) {
 			t.Fatalf("at the end: got\n%q\nwant\n%q", e.lines, want)
+		}
+	}
+}
+
+// TestDisplayInTheBackground: while the terminal is the shell's, output is written as it is, and nothing is erased.
+func TestDisplayInTheBackground(t *testing.T) {
+	e := &emulator{t: t, columns: 20, lines: []string{""}}
+	foreground, table := true, "table"
+	d := &display{
+		out: e, size: func() (int, int) { return e.columns, 24 }, foreground: func() bool { return foreground },
+		lines: func(int, int) []string { return []string{table} },
+	}
+	redraw := func() {
+		t.Helper()
+		if err := d.redraw(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	redraw()
+	foreground, table = false, "newer"
+	fmt.Fprint(e, "$ a command\n")
+	redraw()
+	fmt.Fprintln(d, "output")
+	fmt.Fprint(e, "$ fg\n")
+	foreground = true
+	redraw()
+	fmt.Fprintln(d, "\x1b[31mred")
+	want := []string{"table", "$ a command", "output", "$ fg", "\x1b[31mred", "newer", ""}
+	if !slices.Equal(e.lines, want) {
+		t.Errorf("got\n%q\nwant\n%q", e.lines, want)
+	}
+	foreground = false
+	d.close(false)
+	if !slices.Equal(e.lines, want) {
+		t.Errorf("the end in the background: got\n%q\nwant\n%q", e.lines, want)
+	}
+}
+
+// TestDisplayReuse checks that output does not compute the lines again: it may be much.
+func TestDisplayReuse(t *testing.T) {
+	calls := 0
+	d := &display{
+		out: io.Discard, size: func() (int, int) { return 80, 24 }, foreground: func() bool { return true },
+		lines: func(int, int) []string { calls++; return []string{"table"} },
+	}
+	if err := d.redraw(); err != nil {
+		t.Fatal(err)
+	}
+	for range 1000 {
+		fmt.Fprintln(d, "output")
+	}
+	if calls != 1 {
+		t.Errorf("the lines were computed %d times: want once", calls)
+	}
+}
+
+// TestJobLinesOfStrangers checks that names and errors of other processes cannot control the terminal, and that wide
+// characters are counted.
+func TestJobLinesOfStrangers(t *testing.T) {
+	loss := 0.25
+	j := &status.Job{
+		Job: "job\x1b[2J", Problem: "lost:\nfirst\x1b]0;title\x07\u009b2J",
+		Training:          &timeline.Training{Loss: &loss, Unit: "\x1b[31mimages"},
+		ExamplesPerSecond: 1, Straggler: &timeline.Straggler{Cause: "\x1b[Ainput"},
+		Workers: []status.Worker{
+			{Host: "漢字漢字漢字漢字漢字漢字漢字漢字", State: "\x1b[5mrunning", Phase: "\rcompute"},
+			{Worker: 1, Host: "b\x00\x7f\xff", State: "running"},
+		},
+	}
+	for width := 0; width <= 120; width++ {
+		lines := jobLines(j, width, 0)
+		for _, line := range lines {
+			if n := textWidth(line); width > 0 && n > width {
+				t.Errorf("%d columns for %d: %s", n, width, line)
+			}
+			if i := strings.IndexFunc(line, func(r rune) bool { return !unicode.IsPrint(r) }); i >= 0 {
+				t.Fatalf("a character that is not printable: %q", line)
+			}
+		}
+		if width == 0 {
+			rows := lines[len(lines)-4 : len(lines)-2]
+			if i, k := strings.Index(rows[0], "0%"), strings.Index(rows[1], "0%"); textWidth(rows[0][:i]) != textWidth(rows[1][:k]) {
+				t.Errorf("columns that are not aligned:\n%s", strings.Join(lines, "\n"))
+			}
 		}
 	}
 }

@@ -17,10 +17,10 @@ func jobLines(j *status.Job, width, height int) []string {
 	head := wrapParts(jobHead(j), ", ", width)
 	var tail []string
 	if j.Problem != "" {
-		tail = append(tail, wrapWords(j.Problem, limit(width))...)
+		tail = append(tail, wrapWords(printable(j.Problem), limit(width))...)
 	}
 	if j.Straggler != nil {
-		tail = append(tail, wrapWords(j.Straggler.String(), limit(width))...)
+		tail = append(tail, wrapWords(printable(j.Straggler.String()), limit(width))...)
 	}
 	workers := j.Workers
 	if height > 0 {
@@ -76,10 +76,11 @@ func jobHead(j *status.Job) []string {
 func wrapParts(parts []string, separator string, width int) (lines []string) {
 	line := ""
 	for i, part := range parts {
+		part = printable(part)
 		switch longer := line + separator + part; {
 		case i == 0:
 			line = part
-		case len([]rune(longer)) <= limit(width):
+		case textWidth(longer) <= limit(width):
 			line = longer
 		default:
 			lines, line = append(lines, clipLine(line, width)), "  "+part

@@ -140,7 +140,7 @@ not given. Flags may be written with underscores, such as --nproc_per_node.`,
 	f.StringVar(&o.ranks, "ranks", "", "show only the output of the workers with these numbers, such as 0,2-3; "+
 		"log files contain all")
 	f.StringVar(&o.progress, "progress", "auto", "live table of the workers below their output: "+
-		strings.Join(runProgressModes, ", ")+" (auto: on a terminal)")
+		strings.Join(runProgressModes, ", ")+" (auto: on a terminal, if standard output is not a pipe)")
 	o.dashboard.add(f, "; on node 0")
 	f.StringVar(&o.affinity, "cpu-affinity", "auto",
 		"pin each worker to its own CPUs: on, off, auto (on machines with several NUMA nodes)")
@@ -175,7 +175,7 @@ func (o *runFlags) watch(cfg *launch.Config) (*live, error) {
 		return &live{}, nil // one worker shows itself, and node 0 shows the workers of all nodes
 	}
 	watched, err := o.dashboard.open(cfg.ID, o.tracker)
-	if err != nil || o.progress == "none" {
+	if err != nil || o.progress == "none" || o.progress == "auto" && isPipe(os.Stdout) {
 		return watched, err
 	}
 	if o.table = openLiveTable(o.tracker); o.table != nil {
@@ -194,6 +194,12 @@ func (o *runFlags) messages() io.Writer {
 		return o.table.display
 	}
 	return os.Stderr
+}
+
+// isPipe reports whether a file is a pipe. What reads it, such as tee, may write to the same terminal.
+func isPipe(f *os.File) bool {
+	info, err := f.Stat()
+	return err == nil && info.Mode()&(os.ModeNamedPipe|os.ModeSocket) != 0
 }
 
 // sameFile reports whether two files are one, such as a terminal.
@@ -360,6 +366,11 @@ func (o *runFlags) config() (launch.Config, error) {
 			"--node-rank %d", o.nodeRank)
 	case !slices.Contains(runProgressModes, o.progress):
 		return cfg, usagef("--progress %s: want %s", o.progress, strings.Join(runProgressModes, ", "))
+	case o.progress == "table" && o.hosts == "" && cfg.Nodes == 1 && cfg.Workers == 1:
+		return cfg, usagef("--progress table: the table is for jobs of several workers: want --nproc-per-node or --nnodes of " +
+			"at least 2")
+	case o.progress == "table" && o.nodeRank > 0:
+		return cfg, usagef("--progress table: node 0 shows the workers of all nodes, not --node-rank %d", o.nodeRank)
 	case o.progress == "table" && !isTerminal(os.Stderr):
 		return cfg, usagef("--progress table: standard error is not a terminal on which a table can be drawn")
 	}

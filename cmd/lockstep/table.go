@@ -5,7 +5,6 @@ import (
 	"io"
 	"os"
 	"strings"
-	"unicode/utf8"
 
 	"golang.org/x/term"
 )
@@ -49,7 +48,7 @@ func wrapWords(text string, columns int) (lines []string) {
 		switch {
 		case i == 0:
 			line = word
-		case utf8.RuneCountInString(line+" "+word) <= columns:
+		case textWidth(line+" "+word) <= columns:
 			line += " " + word
 		default:
 			lines, line = append(lines, line), word

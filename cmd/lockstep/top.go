@@ -210,8 +210,8 @@ func (q *jobQuery) fetch(ctx context.Context) (m dashboard.Message, text []byte,
 		return m, nil, fmt.Errorf("reading the job's answer: %w", err)
 	}
 	if answer.StatusCode != http.StatusOK {
-		return m, nil, fmt.Errorf("%s answers %s: %s", q.url, answer.Status,
-			strings.TrimSpace(string(text[:min(len(text), 300)])))
+		return m, nil, fmt.Errorf("%s answers %s", q.url,
+			printable(answer.Status+": "+strings.TrimSpace(string(text[:min(len(text), 300)]))))
 	}
 	if err := json.Unmarshal(text, &m); err != nil || m.Job.Version != 1 {
 		return m, nil, errors.Join(fmt.Errorf("%s is not the dashboard of a job, or of another version", q.url), err)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"syscall"
@@ -150,18 +151,40 @@ func TestTableOnATerminal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, mode := range []string{"auto", "none"} {
+	for _, mode := range []string{"auto", "none", "piped"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			terminal, out := openTerminal(t)
-			cmd := lockstepProcess(t, "run", "--nproc-per-node", "2", "--progress", mode, "--", exe, "train", "--model", "mlp",
-				"--strategy", "multi-worker", "--replicas", "1", "--epochs", "2", "--global-batch", "64")
+			progress := strings.Replace(mode, "piped", "auto", 1)
+			cmd := lockstepProcess(t, "run", "--nproc-per-node", "2", "--progress", progress, "--", exe, "train", "--model",
+				"mlp", "--strategy", "multi-worker", "--replicas", "1", "--epochs", "2", "--global-batch", "64")
 			cmd.Env = append(cmd.Environ(), "TERM=xterm", "TMPDIR="+t.TempDir())
 			cmd.Stdout, cmd.Stderr = out, out
+			if mode == "piped" { // as to tee: another process writes to the same terminal
+				read, write, err := os.Pipe()
+				if err != nil {
+					t.Fatal(err)
+				}
+				cat := exec.Command("cat")
+				cat.Stdin, cat.Stdout, cmd.Stdout = read, out, write
+				if err := cat.Start(); err != nil {
+					t.Fatal(err)
+				}
+				read.Close()
+				defer func() {
+					if err := cat.Wait(); err != nil {
+						t.Error(err)
+					}
+				}()
+				defer write.Close() // again, if the command did not start
+			}
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
 			out.Close()
+			if w, ok := cmd.Stdout.(*os.File); ok {
+				w.Close()
+			}
 			raw, _ := io.ReadAll(terminal) // it ends with EIO when the other end is closed
 			if err := cmd.Wait(); err != nil {
 				t.Fatalf("%v:\n%s", err, raw)
