@@ -34,7 +34,8 @@ func TestRounds(t *testing.T) {
 					r.add(examples)
 				}
 				r.add(examples) // too late
-				if warm := made - count*c.want; warm < 1 || warm > c.want || len(r.rates) != count || r.clock.steps != count*c.want {
+				warm := made - count*c.want
+				if warm < 1 || warm > c.want || len(r.rates) != count || r.clock.steps != count*c.want {
 					t.Errorf("%d steps, %d of them measured, in %d rounds: want %d rounds of %d", made, r.clock.steps, len(r.rates),
 						count, c.want)
 				}

@@ -187,7 +187,8 @@ func TestJobLinesOfStrangers(t *testing.T) {
 		}
 		if width == 0 {
 			rows := lines[len(lines)-4 : len(lines)-2]
-			if i, k := strings.Index(rows[0], "0%"), strings.Index(rows[1], "0%"); textWidth(rows[0][:i]) != textWidth(rows[1][:k]) {
+			before := func(row string) int { return textWidth(row[:strings.Index(row, "0%")]) }
+			if before(rows[0]) != before(rows[1]) {
 				t.Errorf("columns that are not aligned:\n%s", strings.Join(lines, "\n"))
 			}
 		}

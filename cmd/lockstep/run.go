@@ -367,8 +367,8 @@ func (o *runFlags) config() (launch.Config, error) {
 	case !slices.Contains(runProgressModes, o.progress):
 		return cfg, usagef("--progress %s: want %s", o.progress, strings.Join(runProgressModes, ", "))
 	case o.progress == "table" && o.hosts == "" && cfg.Nodes == 1 && cfg.Workers == 1:
-		return cfg, usagef("--progress table: the table is for jobs of several workers: want --nproc-per-node or --nnodes of " +
-			"at least 2")
+		return cfg, usagef("--progress table: the table is for jobs of several workers: want --nproc-per-node or --nnodes " +
+			"of at least 2")
 	case o.progress == "table" && o.nodeRank > 0:
 		return cfg, usagef("--progress table: node 0 shows the workers of all nodes, not --node-rank %d", o.nodeRank)
 	case o.progress == "table" && !isTerminal(os.Stderr):

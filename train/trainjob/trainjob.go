@@ -37,7 +37,7 @@ const (
 const (
 	postEvery   = 5 * time.Second // Trainer asks for no more: it limits its requests to the Kubernetes API
 	postTimeout = 5 * time.Second
-	answerMax   = 1 << 10 // bytes: the answer repeats the request, or is an error text
+	answerMax   = 64 << 10 // bytes that are read
 
 	lastTries = 3           // of the last report of a complete training, which no other replaces
 	lastPause = time.Second // between them
@@ -271,7 +271,8 @@ func (r *reporter) try(s status) (again bool, err error) {
 	defer answer.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(answer.Body, answerMax))
 	if code := answer.StatusCode; code != http.StatusOK {
-		err = errors.Join(fmt.Errorf("%s answers %s: %s", r.cfg.URL, answer.Status, bytes.TrimSpace(body)), err)
+		text := bytes.TrimSpace(body[:min(len(body), 1000)])
+		err = errors.Join(fmt.Errorf("%s answers %s: %s", r.cfg.URL, answer.Status, text), err)
 		return code >= 500 || code == http.StatusTooManyRequests, err
 	}
 	return err != nil, err
