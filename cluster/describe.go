@@ -125,7 +125,7 @@ func (j *Job) storeText() string {
 	case j.Store == "":
 		return "not known: " + j.NoStore
 	case j.Store == StorePMI:
-		return "a free port of worker 0, which passes its address on by the launcher (PMI)"
+		return "a free port of worker 0, whose address the launcher passes on (PMI)"
 	case j.Hosted:
 		return redactURL(j.Store)
 	}

@@ -61,10 +61,11 @@ var pmiSource = source{
 		r.local(j, "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 		id := r.text("PMI_JOBID") // Slurm's
 		if id != "" {
-			j.ID = "pmi-" + id
+			j.ID, j.Host = "pmi-"+id, r.text("SLURMD_NODENAME")
 		}
 		r.storeMPI(j, id, hydra, "pmi_proxy")
-		// Several hosts, or a launcher that is not known: worker 0 publishes the address of its store by the launcher.
+		// Several hosts, or a launcher that is not known: worker 0 publishes the address of its store in the
+		// launcher's key-value space.
 		if fd := r.d.env(pmi.EnvFD); fd != "" && !j.Hosted {
 			r.note(pmi.EnvFD, fd)
 			j.Store, j.NoStore = StorePMI, ""

@@ -1,11 +1,12 @@
 // Package pmi is a client of the key-value space that MPI launchers offer to their processes by PMI-1, "simple PMI":
-// MPICH's Hydra (mpiexec), Intel MPI, and Slurm (srun --mpi=pmi2, whose server also accepts PMI-1). By it the processes
-// of a job exchange an address, so the job needs no other endpoint.
+// MPICH's Hydra (mpiexec), Intel MPI, and Slurm (srun --mpi=pmi2, whose server also accepts PMI-1). The processes of a
+// job exchange an address through it, so the job needs no other endpoint.
 //
-//	kvs, err := pmi.Open(os.LookupEnv)
-//	err = kvs.Put("address", "10.0.0.1:4000") // one process
-//	err = kvs.Barrier()                       // all
-//	address, err := kvs.Get("address")
+//	kvs, err := pmi.Open(ctx, os.LookupEnv)
+//	err = kvs.Put(ctx, "address", "10.0.0.1:4000") // one process
+//	err = kvs.Barrier(ctx)                         // all
+//	address, err := kvs.Get(ctx, "address")
+//	err = kvs.Finalize(ctx)
 //
 // The protocol is a line of text each way, over a socket that the launcher passes as the file descriptor PMI_FD
 // (MPICH's src/pmi/src/pmi_v1.c, Hydra's pmip_pmi_v1.c).
@@ -32,9 +33,10 @@ const lineMax = 4096
 // ErrProtocol is matched by errors about an answer that is not of the protocol, or that the launcher refused a command.
 var ErrProtocol = errors.New("pmi: unexpected answer from the launcher")
 
-// KVS is one process's connection with its launcher. Its methods must not be called concurrently.
+// KVS is one process's connection to its launcher. Its methods must not be called concurrently. A call ends with the
+// cause of its context when that ends; afterwards only Close may be called.
 type KVS struct {
-	conn   io.ReadWriter
+	conn   net.Conn
 	lines  *bufio.Reader
 	space  string // the name of the job's key-value space
 	keyMax int
@@ -42,8 +44,8 @@ type KVS struct {
 	close  func() error
 }
 
-// Open connects with the launcher that started this process. It reads [EnvFD].
-func Open(getenv func(string) (string, bool)) (*KVS, error) {
+// Open connects to the launcher that started this process. It reads [EnvFD].
+func Open(ctx context.Context, getenv func(string) (string, bool)) (*KVS, error) {
 	text, _ := getenv(EnvFD)
 	fd, err := strconv.Atoi(text)
 	if err != nil || fd < 0 {
@@ -54,12 +56,13 @@ func Open(getenv func(string) (string, bool)) (*KVS, error) {
 		return nil, fmt.Errorf("pmi: %s=%d is not the launcher's socket: %w; a program between the launcher and this "+
 			"process may have closed it", EnvFD, fd, err)
 	}
-	k, err := newKVS(conn)
-	if err != nil {
-		conn.Close()
-		return nil, err
+	k := &KVS{
+		conn: conn, lines: bufio.NewReaderSize(conn, lineMax),
+		close: func() error { return errors.Join(conn.Close(), blocking(fd)) },
 	}
-	k.close = func() error { return errors.Join(conn.Close(), blocking(fd)) }
+	if err := k.start(ctx); err != nil {
+		return nil, errors.Join(err, k.close())
+	}
 	return k, nil
 }
 
@@ -73,45 +76,47 @@ func inherited(fd int) (net.Conn, error) {
 	return net.FileConn(again)
 }
 
-// newKVS starts the protocol on a connection.
-func newKVS(conn io.ReadWriter) (*KVS, error) {
-	k := &KVS{conn: conn, lines: bufio.NewReaderSize(conn, lineMax), close: func() error { return nil }}
-	if _, err := k.call("response_to_init", "cmd=init pmi_version=1 pmi_subversion=1"); err != nil {
-		return nil, err
+// start starts the protocol.
+func (k *KVS) start(ctx context.Context) error {
+	switch _, err := k.call(ctx, "response_to_init", "cmd=init pmi_version=1 pmi_subversion=1"); {
+	case err != nil && ctx.Err() == nil && !errors.Is(err, ErrProtocol): // the launcher has closed the connection
+		return fmt.Errorf("%w; an earlier program of this process's task may have finalized the key-value space", err)
+	case err != nil:
+		return err
 	}
-	answer, err := k.call("maxes", "cmd=get_maxes")
+	answer, err := k.call(ctx, "maxes", "cmd=get_maxes")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for name, most := range map[string]*int{"keylen_max": &k.keyMax, "vallen_max": &k.valMax} {
-		if *most, err = strconv.Atoi(answer[name]); err != nil || *most < 1 {
-			return nil, fmt.Errorf("%w: %s=%q: want a number from 1", ErrProtocol, name, answer[name])
+		if *most, err = strconv.Atoi(answer[name]); err != nil || *most < 2 {
+			return fmt.Errorf("%w: %s=%q: want a number from 2", ErrProtocol, name, clip(answer[name]))
 		}
 	}
-	if answer, err = k.call("my_kvsname", "cmd=get_my_kvsname"); err != nil {
-		return nil, err
+	if answer, err = k.call(ctx, "my_kvsname", "cmd=get_my_kvsname"); err != nil {
+		return err
 	}
 	if k.space = answer["kvsname"]; k.space == "" {
-		return nil, fmt.Errorf("%w: no name of the key-value space", ErrProtocol)
+		return fmt.Errorf("%w: no name of the key-value space", ErrProtocol)
 	}
-	return k, nil
+	return nil
 }
 
 // Put stores a value, which the other processes can get after a [KVS.Barrier]. A key can be put once. Neither may hold
 // spaces or control characters.
-func (k *KVS) Put(key, value string) error {
+func (k *KVS) Put(ctx context.Context, key, value string) error {
 	for text, most := range map[string]int{key: k.keyMax, value: k.valMax} {
 		if text == "" || len(text) >= most || strings.ContainsFunc(text, notInValue) { // the launcher adds a zero byte
 			return fmt.Errorf("pmi: %q: want 1 to %d bytes without spaces and control characters", clip(text), most-1)
 		}
 	}
-	_, err := k.call("put_result", "cmd=put kvsname="+k.space+" key="+key+" value="+value)
+	_, err := k.call(ctx, "put_result", "cmd=put kvsname="+k.space+" key="+key+" value="+value)
 	return err
 }
 
 // Get returns the value of a key.
-func (k *KVS) Get(key string) (string, error) {
-	answer, err := k.call("get_result", "cmd=get kvsname="+k.space+" key="+key)
+func (k *KVS) Get(ctx context.Context, key string) (string, error) {
+	answer, err := k.call(ctx, "get_result", "cmd=get kvsname="+k.space+" key="+key)
 	if err != nil {
 		return "", fmt.Errorf("pmi: key %s: %w", key, err)
 	}
@@ -122,41 +127,39 @@ func (k *KVS) Get(key string) (string, error) {
 }
 
 // Barrier waits until all processes of the job have called it.
-func (k *KVS) Barrier() error {
-	_, err := k.call("barrier_out", "cmd=barrier_in")
+func (k *KVS) Barrier(ctx context.Context) error {
+	_, err := k.call(ctx, "barrier_out", "cmd=barrier_in")
 	return err
 }
 
 // Finalize ends the protocol for this process: afterwards neither it nor an MPI library in it can use the launcher's
 // key-value space. Without it, Hydra ends the job when this process ends.
-func (k *KVS) Finalize() error {
-	_, err := k.call("finalize_ack", "cmd=finalize")
+func (k *KVS) Finalize(ctx context.Context) error {
+	_, err := k.call(ctx, "finalize_ack", "cmd=finalize")
 	return errors.Join(err, k.close())
 }
 
 // Close closes this connection. The protocol goes on, and an MPI library may start it again.
 func (k *KVS) Close() error { return k.close() }
 
-// Bind makes the end of ctx end a call in progress, and every later one, with an error. The caller calls the result
-// when it is done.
-func (k *KVS) Bind(ctx context.Context) (unbind func()) {
-	c, ok := k.conn.(interface{ SetDeadline(time.Time) error })
-	if !ok {
-		return func() {}
-	}
-	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
-	return func() { stop() }
-}
-
 // call sends a command and returns the fields of its answer.
-func (k *KVS) call(want, command string) (map[string]string, error) {
+func (k *KVS) call(ctx context.Context, want, command string) (map[string]string, error) {
 	verb, _, _ := strings.Cut(strings.TrimPrefix(command, "cmd="), " ")
-	if _, err := io.WriteString(k.conn, command+"\n"); err != nil {
-		return nil, fmt.Errorf("pmi: %s: %w", verb, err)
+	stop := context.AfterFunc(ctx, func() { _ = k.conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	_, err := io.WriteString(k.conn, command+"\n")
+	var line []byte
+	if err == nil {
+		line, err = k.lines.ReadSlice('\n')
 	}
-	line, err := k.lines.ReadSlice('\n')
-	if err != nil {
-		return nil, fmt.Errorf("pmi: %s: reading the launcher's answer: %w", verb, err)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, fmt.Errorf("pmi: %s: the launcher has not answered: %w", verb, context.Cause(ctx))
+	case errors.Is(err, bufio.ErrBufferFull):
+		return nil, fmt.Errorf("%w to %s: %q, want a line of less than %d bytes", ErrProtocol, verb, clip(string(line)),
+			lineMax)
+	case err != nil:
+		return nil, fmt.Errorf("pmi: %s: connection to the launcher: %w", verb, err)
 	}
 	fields, err := parse(string(line[:len(line)-1]))
 	switch {

@@ -76,32 +76,32 @@ func TestExchange(t *testing.T) {
 		go l.serve(bufferedPipe(theirs))
 		all.Go(func() {
 			defer mine.Close()
-			k, err := newKVS(mine)
+			k, err := started(t.Context(), mine)
 			if err != nil {
 				t.Error(err)
 				return
 			}
 			if rank == 1 {
-				if err := k.Put("address", "h:1=2"); err != nil {
+				if err := k.Put(t.Context(), "address", "h:1=2"); err != nil {
 					t.Error(err)
 				}
-				if err := k.Put("address", "x"); !errors.Is(err, ErrProtocol) || !strings.Contains(err.Error(), "duplicate_key") {
+				if err := k.Put(t.Context(), "address", "x"); !errors.Is(err, ErrProtocol) || !strings.Contains(err.Error(), "duplicate_key") {
 					t.Errorf("the second value of a key: %v", err)
 				}
 			}
-			if err := k.Barrier(); err != nil {
+			if err := k.Barrier(t.Context()); err != nil {
 				t.Error(err)
 			}
-			if got, err := k.Get("address"); got != "h:1=2" || err != nil {
+			if got, err := k.Get(t.Context(), "address"); got != "h:1=2" || err != nil {
 				t.Errorf("process %d got %q, %v", rank, got, err)
 			}
-			if _, err := k.Get("other"); !errors.Is(err, ErrProtocol) {
+			if _, err := k.Get(t.Context(), "other"); !errors.Is(err, ErrProtocol) {
 				t.Errorf("a key that nobody put: %v", err)
 			}
-			if err := k.Put("a b", "x"); err == nil {
+			if err := k.Put(t.Context(), "a b", "x"); err == nil {
 				t.Error("a key with a space was put")
 			}
-			if err := k.Finalize(); err != nil {
+			if err := k.Finalize(t.Context()); err != nil {
 				t.Error(err)
 			}
 		})
@@ -133,19 +133,66 @@ func TestBarrierEnds(t *testing.T) {
 	defer theirs.Close()
 	defer mine.Close()
 	go (&launcher{values: map[string]string{}, size: 2}).serve(bufferedPipe(theirs))
-	k, err := newKVS(mine)
+	k, err := started(t.Context(), mine)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	defer k.Bind(ctx)()
-	if err := k.Barrier(); !errors.Is(err, os.ErrDeadlineExceeded) {
+	if err := k.Barrier(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the barrier ended with %v", err)
 	}
 }
 
-// TestOpenRefuses: a variable that names no socket is an error that says so.
+// started returns a KVS on a connection.
+func started(ctx context.Context, c net.Conn) (*KVS, error) {
+	k := &KVS{conn: c, lines: bufio.NewReaderSize(c, lineMax), close: c.Close}
+	return k, k.start(ctx)
+}
+
+// TestMalformedAnswers: every wrong answer is an error that quotes it, and a missing one ends with the context.
+func TestMalformedAnswers(t *testing.T) {
+	const initialized = "cmd=response_to_init rc=0\n"
+	for _, test := range []struct{ answers, want string }{
+		{"", "launcher has not answered"},
+		{"cmd=response_to_init", "launcher has not answered"}, // half a line
+		{"closed", "may have finalized the key-value space"},
+		{"\n", "an empty line"},
+		{"hello\n", `"hello": want NAME=VALUE`},
+		{"rc=0 cmd=response_to_init\n", "want cmd=… first"},
+		{"cmd=response_to_init rc=-1 msg=version\n", "refused: rc=-1 version"},
+		{"cmd=finalize_ack\n", `"cmd=finalize_ack\n", want response_to_init`},
+		{"cmd=response_to_init rc=0 rc=0\n", "rc is given twice"},
+		{"cmd=" + strings.Repeat("x", 2*lineMax) + "\n", "want a line of less than 4096 bytes"},
+		{initialized + "cmd=maxes keylen_max=64\n", `vallen_max="": want a number from 2`},
+		{initialized + "cmd=maxes keylen_max=64 vallen_max=99999999999999999999\n", "want a number from 2"},
+		{initialized + "cmd=maxes keylen_max=64 vallen_max=1024\ncmd=my_kvsname\n", "no name of the key-value space"},
+	} {
+		mine, theirs := net.Pipe()
+		go func() {
+			_, _ = theirs.Read(make([]byte, lineMax)) // the first command
+			if test.answers == "closed" {
+				theirs.Close()
+				return
+			}
+			go func() { _, _ = io.Copy(io.Discard, theirs) }()
+			_, _ = io.WriteString(theirs, test.answers)
+		}()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		if strings.Contains(test.want, "has not answered") {
+			cancel()
+			ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
+		}
+		if _, err := started(ctx, mine); err == nil || !strings.Contains(err.Error(), test.want) || len(err.Error()) > 400 {
+			t.Errorf("%.80q: %v, want %q", test.answers, err, test.want)
+		}
+		cancel()
+		mine.Close()
+		theirs.Close()
+	}
+}
+
+// TestOpenRefuses: a variable that does not name the launcher's socket is an error.
 func TestOpenRefuses(t *testing.T) {
 	f, err := os.Open(os.DevNull)
 	if err != nil {
@@ -156,7 +203,7 @@ func TestOpenRefuses(t *testing.T) {
 		"": "want the number", "x": "want the number", "-1": "want the number", "999999": "is not the launcher's socket",
 		fmt.Sprint(f.Fd()): "is not the launcher's socket",
 	} {
-		_, err := Open(func(string) (string, bool) { return value, true })
+		_, err := Open(t.Context(), func(string) (string, bool) { return value, true })
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("PMI_FD=%s: %v, want %q", value, err, want)
 		}

@@ -452,7 +452,8 @@ func (w *Worker) connect(ctx context.Context) ([]transport.Endpoint, error) {
 	if cfg.TCP.Listen, cfg.Advertise, err = w.listenAt(ctx); err != nil {
 		return nil, err
 	}
-	if w.port != nil && w.cfg.Listen == "" {
+	// A store whose address the launcher passes on is at Listen, if that is given.
+	if w.port != nil && (w.cfg.Listen == "" || w.cfg.Job.Store == cluster.StorePMI) {
 		cfg.TCP.SharedListener = w.port
 	}
 	if err := w.secure(&cfg); err != nil {
@@ -542,6 +543,9 @@ func (w *Worker) address(ctx context.Context) (string, error) {
 	}
 	if w.server != nil {
 		host, _, err := net.SplitHostPort(w.server.Addr())
+		if net.ParseIP(host).IsUnspecified() { // the others dial the address of the store
+			host, _, err = net.SplitHostPort(strings.TrimPrefix(w.job.Store, "tcp://"))
+		}
 		return host, err
 	}
 	to := net.JoinHostPort(w.registrations[other].Host, "9")
@@ -549,5 +553,10 @@ func (w *Worker) address(ctx context.Context) (string, error) {
 		to = w.job.Store
 	}
 	ip, err := rendezvous.RouteTo(ctx, to)
+	if err != nil && to != w.job.Store { // Slurm's name of a node may be unknown to others
+		if own := ownAddress(ctx); !net.ParseIP(own).IsLoopback() {
+			return own, nil
+		}
+	}
 	return ip.String(), err
 }

@@ -190,7 +190,7 @@ func TestSlurm(t *testing.T) {
 		cmd.Env = slices.DeleteFunc(cmd.Env, func(v string) bool { return strings.HasPrefix(v, cluster.EnvStore+"=") })
 		out, err := cmd.CombinedOutput()
 		check(t, bytes.ReplaceAll(out, []byte("by MPICH (PMI)"), []byte("by Slurm")), err)
-		if !bytes.Contains(out, []byte("by MPICH (PMI)")) || !bytes.Contains(out, []byte("by the launcher (PMI)")) {
+		if !bytes.Contains(out, []byte("by MPICH (PMI)")) || !bytes.Contains(out, []byte("the launcher passes on (PMI)")) {
 			t.Errorf("the workers did not use the launcher's key-value space:\n%s", out)
 		}
 	})

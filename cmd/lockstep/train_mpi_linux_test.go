@@ -83,7 +83,7 @@ func TestHydraOnHosts(t *testing.T) {
 		if err == nil {
 			err = json.Unmarshal(text, &s)
 		}
-		if err != nil || !strings.Contains(out, "passes its address on by the launcher (PMI)") ||
+		if err != nil || !strings.Contains(out, "whose address the launcher passes on (PMI)") ||
 			strings.Contains(out, "BAD TERMINATION") {
 			t.Fatalf("%v\n%s", err, out)
 		}
