@@ -12,6 +12,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/status"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/internal/ranges"
+	"github.com/lockstep-ml/lockstep/transport/shm"
 )
 
 // startMonitoring publishes this worker's heartbeat and watches those of the others until ctx ends, when the worker
@@ -78,24 +79,40 @@ func (w *Worker) watchHeartbeats(ctx context.Context) {
 	}
 }
 
-// silentHost returns the other workers of a silent worker's host, if none of them has sent a heartbeat for most of the
-// heartbeat timeout, else nil.
+// silentHost returns the other workers of a silent worker's host that have not left the job, if none of them has sent a
+// heartbeat for most of the heartbeat timeout, else nil.
 func (w *Worker) silentHost(worker int) []int {
-	var others []int
-	host, states := w.members[worker].Host, w.watch.States()
-	if w.members[w.job.Worker].Host == host {
+	if w.sameHost(worker, w.job.Worker) {
 		return nil
 	}
+	return silentWith(worker, w.watch.States(), w.cfg.HeartbeatTimeout, w.sameHost)
+}
+
+// silentWith is silentHost for the states of all workers.
+func silentWith(worker int, states []rendezvous.WorkerState, timeout time.Duration,
+	sameHost func(a, b int) bool,
+) []int {
+	var others []int
 	for i := range states {
 		switch {
-		case i == worker || w.members[i].Host != host:
-		case states[i].Silent < w.cfg.HeartbeatTimeout*3/4: // the last heartbeats of workers have different ages
+		case i == worker || states[i].Heartbeat.Final || !sameHost(i, worker):
+		case states[i].Silent < timeout*3/4: // the last heartbeats of workers have different ages
 			return nil
 		default:
 			others = append(others, i)
 		}
 	}
 	return others
+}
+
+// sameHost reports whether two workers are on hosts of the same name and, as far as their registrations show, on the
+// same one: hosts may have equal names, such as localhost, and one host may be several nodes of a launcher.
+func (w *Worker) sameHost(a, b int) bool {
+	if w.members[a].Host != w.members[b].Host {
+		return false
+	}
+	one, other := hostOf(&w.registrations[a]), hostOf(&w.registrations[b])
+	return one == other || shm.WhyApart(one, other) != ""
 }
 
 // watchProgress detects workers that are alive, make no progress and are in no call, while this one waits. It logs
