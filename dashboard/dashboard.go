@@ -143,7 +143,7 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// pages has the page and what it asks for.
+// pages are the page and the files that it requests.
 func (s *Server) pages() http.Handler {
 	files, err := fs.Sub(page, "page")
 	if err != nil {
@@ -227,7 +227,7 @@ func (s *Server) job(w http.ResponseWriter, r *http.Request) {
 		return n
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(s.message(number("after"), number("series"))) // else the client has gone
+	_ = json.NewEncoder(w).Encode(s.message(number("after"), number("series"))) // else the client has disconnected
 }
 
 // events sends a message twice a second, until the client or the server ends.

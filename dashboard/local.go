@@ -130,7 +130,7 @@ func LocalJobs(ctx context.Context) (list []LocalJob, err error) {
 	return list, ctx.Err()
 }
 
-// nameOf asks a server for the name of its job. A process that is suspended does not answer.
+// nameOf queries a server for the name of its job. A process that is suspended does not answer.
 func nameOf(ctx context.Context, client *http.Client) (name string, ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()

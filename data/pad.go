@@ -101,7 +101,7 @@ func (pad Padding) pad(e Element, length int) (Element, error) {
 	}
 	for k, i := range append([]int{0}, pad.Also...) {
 		if slices.Contains(pad.Also[:max(k-1, 0)], i) || k > 0 && i == 0 {
-			continue // twice
+			continue // listed twice
 		}
 		if i < 0 || i >= len(list) || isBatch && list[i] == b.Weights {
 			return nil, fmt.Errorf("Padding.Also has tensor %d: it has %d tensors, the first with number 0", i, len(list))

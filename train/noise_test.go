@@ -77,7 +77,7 @@ func TestNoiseScale(t *testing.T) {
 }
 
 // TestNoiseScaleOfUnequalShares: if all examples of a replica have the same gradient as those of the others, there is
-// no noise, whatever the shares; if a batch has examples for one replica only, it says nothing.
+// no noise, whatever the shares; a batch with examples for one replica only gives no estimate.
 func TestNoiseScaleOfUnequalShares(t *testing.T) {
 	same := func(n int) data.Batch {
 		one := lineExamples(2)

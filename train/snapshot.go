@@ -70,7 +70,7 @@ type snapshotState struct {
 	// Divided has the shapes of the variables whose elements are in several tensors, NAME[FROM:TO], by name.
 	Divided     map[string][]int `json:"divided,omitempty"`
 	Compress    string           `json:"compress,omitempty"`    // Config.Compress; without it, none
-	Compression []string         `json:"compression,omitempty"` // the names of the tensors that are no variables
+	Compression []string         `json:"compression,omitempty"` // the names of the tensors that are not variables
 	Facts       []Fact           `json:"facts,omitempty"`
 	Build       []Fact           `json:"build,omitempty"`
 	Job         string           `json:"job,omitempty"`

@@ -30,7 +30,7 @@ type Job struct {
 	StepSeconds       float64 `json:"step_seconds"`
 	// Straggler is the worker that slows the job down; nil: none.
 	Straggler *timeline.Straggler `json:"straggler"`
-	// Problem says why the state is not current: the store cannot be reached; "": it is.
+	// Problem is why the state is not current, for example because the store cannot be reached; "": it is current.
 	Problem string  `json:"problem,omitempty"`
 	Events  []Event `json:"events"` // the last 50, oldest first
 }
@@ -438,7 +438,7 @@ func (t *Tracker) problem(now time.Time) string {
 		}
 	}
 	if silent := now.Sub(last); running > 1 && silent > silentTime {
-		return fmt.Sprintf("no news of any worker for %v: the rendezvous store or the network does not answer, or all are "+
+		return fmt.Sprintf("no heartbeat from any worker for %v: the rendezvous store or the network does not answer, or all are "+
 			"suspended", silent.Round(time.Second))
 	}
 	return ""

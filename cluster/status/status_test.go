@@ -167,7 +167,7 @@ func TestLostStore(t *testing.T) {
 		tr.Lost(nil)
 		check("running", "")
 		time.Sleep(2 * silentTime)
-		check("unknown", "no news of any worker for 10s")
+		check("unknown", "no heartbeat from any worker for 10s")
 		beat(2)
 		check("running", "")
 		texts := eventsOf(tr.Job())

@@ -15,7 +15,7 @@ import (
 // reportEvery is the shortest interval between two reports of a worker in a small job.
 const reportEvery = 500 * time.Millisecond
 
-// followEvery is the shortest interval between two looks at the reports: less than that between two reports, so that
+// followEvery is the shortest interval between two reads of the reports: less than that between two reports, so that
 // few are missed.
 const followEvery = 200 * time.Millisecond
 

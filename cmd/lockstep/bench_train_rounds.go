@@ -6,7 +6,7 @@ import "time"
 // 20 of them end before its threads and the processor's clock are steady.
 const roundTime = time.Second
 
-// rounds measures rounds of steps. The first one is to warm up.
+// rounds measures rounds of steps. The first one is a warm-up.
 type rounds struct {
 	steps int        // of a round; 0: at least [benchSteps], and roundTime
 	count int        // rounds to measure

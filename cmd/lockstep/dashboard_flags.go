@@ -44,7 +44,7 @@ func (o *dashboardFlags) check(given func(flag string) bool) error {
 	return nil
 }
 
-// given reports whether a server is wanted.
+// given reports whether a server is requested.
 func (o *dashboardFlags) given() bool { return o.address != "" || o.metrics != "" }
 
 // live serves the state of a job to those who watch it: the live page, and lockstep top.
@@ -121,7 +121,7 @@ func followStore(ctx context.Context, s rendezvous.Store, job string, t *status.
 	}
 }
 
-// localSource is the state of the only worker of a job, read when somebody asks for it.
+// localSource is the state of the only worker of a job, read for each request.
 type localSource struct {
 	*status.Tracker
 

@@ -42,7 +42,7 @@ var variables = []variable{
 // otherVariables describes the variables of other systems that Lockstep reads.
 const otherVariables = "TF_CONFIG, and those of torchrun, Slurm, Open MPI, MPICH, Kubernetes and Kubeflow describe " +
 	"the job: see lockstep check --job\n" +
-	"KUBEFLOW_TRAINER_SERVER_* lead to the status of the TrainJob, where lockstep train reports its progress\n" +
+	"KUBEFLOW_TRAINER_SERVER_* give the server to which lockstep train reports its progress in a TrainJob\n" +
 	"PET_* set flags of lockstep run; GOMAXPROCS, GOGC and GOMEMLIMIT have Go's meaning\n"
 
 func printEnvironment(out io.Writer, format string, lookup func(string) (string, bool)) error {

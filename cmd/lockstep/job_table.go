@@ -102,7 +102,7 @@ func mostInteresting(j *status.Job, n int) []status.Worker {
 		return 1
 	}
 	slices.SortStableFunc(list, func(a, b status.Worker) int { return cmp.Compare(rank(a), rank(b)) })
-	list = list[:max(n-1, 1)] // one line says how many are left out
+	list = list[:max(n-1, 1)] // one line has the number of those left out
 	slices.SortFunc(list, func(a, b status.Worker) int { return cmp.Compare(a.Worker, b.Worker) })
 	return list
 }

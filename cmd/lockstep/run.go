@@ -168,7 +168,7 @@ func (o *runFlags) run(ctx context.Context) error {
 	return o.launch(ctx, cfg, watched)
 }
 
-// watch serves the state of the job, and shows it on the terminal. Its tracker has no news yet.
+// watch serves the state of the job, and shows it on the terminal. Its tracker is still empty.
 func (o *runFlags) watch(cfg *launch.Config) (*live, error) {
 	o.tracker = status.NewTracker(cfg.ID, nil)
 	if cfg.Nodes == 1 && o.hosts == "" && cfg.Workers == 1 || cfg.Nodes > 1 && o.nodeRank > 0 {

@@ -123,7 +123,7 @@ func (o *topFlags) run(ctx context.Context, out io.Writer, args []string) error 
 	}
 }
 
-// jobQuery asks a server for the state of a job.
+// jobQuery is a request to a server for the state of a job.
 type jobQuery struct {
 	client     *http.Client
 	url, token string

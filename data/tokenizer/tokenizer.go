@@ -319,7 +319,7 @@ func (t *Tokenizer) Encode(text string) []int32 {
 	return tokens
 }
 
-// encode appends the tokens of a text without added tokens. begins says that no other text is before it.
+// encode appends the tokens of a text without added tokens. begins reports whether no other text is before it.
 func (t *Tokenizer) encode(tokens []int32, text string, begins bool) []int32 {
 	if text == "" {
 		return tokens

@@ -990,7 +990,7 @@ func testShards(t *testing.T, c Config) {
 	}
 }
 
-// testShardsOf is testShards for a model. divides says that it has a parameter that is divided.
+// testShardsOf is testShards for a model. divides reports whether it has a parameter that is divided.
 func testShardsOf(t *testing.T, c Config, build func() engine.Model, divides bool) {
 	const devices = 3
 	e := open(t, c, devices)

@@ -17,7 +17,7 @@ const (
 	byteTime     = 8000    // of a byte on the link: 1 Gbit/s
 	callTime     = 100e6   // of a call, until its first byte arrives: 0.1 ms
 	leastGain    = 33      // a further cut makes the step shorter by at least this part of it: 3 %
-	mostBuckets  = 16      // but for an explicit size
+	mostBuckets  = 16      // except with an explicit size
 	mostCutTime  = 40      // all cuts take at most this part of the computation: 2.5 %; workers of a host hide nothing
 	mostSearched = 1 << 11 // of more parameters, several in a row count as one
 )

@@ -122,7 +122,7 @@ func TestPoolTies(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var got []int // the places of elements with a gradient
+		var got []int // the positions of elements with a gradient
 		for i, x := range g.Tensors[0].Float64s() {
 			if x != 0 {
 				got = append(got, i)

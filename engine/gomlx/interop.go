@@ -58,7 +58,7 @@ func MetricFrom(m metric.Interface) Metric {
 }
 
 // lossPerExample returns a loss as one number per example. It accepts what GoMLX's trainer does, except for a scalar
-// that is no mean over the examples: a number per example, several, or their mean.
+// that is not a mean over the examples: a number per example, several, or their mean.
 func lossPerExample(x *graph.Node, rows int) *graph.Node {
 	switch {
 	case x == nil || x.Rank() == 1:
@@ -237,7 +237,7 @@ func streamOf(m metric.Interface) (func() engine.Stream, error) {
 	}
 }
 
-// field reads a field of a metric of GoMLX that is not exported. GoMLX has no other way to learn it.
+// field reads a field of a metric of GoMLX that is not exported. GoMLX offers no other way to read it.
 func field[T any](m metric.Interface, name string) (value T, err error) {
 	f := reflect.ValueOf(m).Elem().FieldByName(name)
 	if !f.IsValid() || f.Type() != reflect.TypeFor[T]() {

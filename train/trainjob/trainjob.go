@@ -35,7 +35,7 @@ const (
 )
 
 const (
-	postEvery   = 5 * time.Second // Trainer asks for no more: it limits its requests to the Kubernetes API
+	postEvery   = 5 * time.Second // Trainer's recommendation: it limits its requests to the Kubernetes API
 	postTimeout = 5 * time.Second
 	answerMax   = 64 << 10 // bytes that are read
 
@@ -73,8 +73,8 @@ func FromEnvironment(lookup func(string) (string, bool)) (cfg Config, ok bool) {
 // loss, metrics and those of the validation, at most every 5 seconds and at the end. Numbers that are not finite, and
 // metrics with names of more than 64 characters, which Trainer refuses, are left out. It does not wait for an answer in
 // a step, and no failure of a report ends the training. At the end it waits for an answer, for at most 10 seconds. The
-// last report of a complete training is tried three times, which can take 22 seconds. The error says what is wrong with
-// the configuration.
+// last report of a complete training is tried three times, which can take 22 seconds. It returns an error
+// for an invalid configuration.
 func New(t *train.Trainer, cfg Config) (train.Callback, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()

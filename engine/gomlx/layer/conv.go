@@ -197,7 +197,7 @@ func MaxPool2D(x *graph.Node) *graph.Node {
 
 // maxQuarters is MaxPool2D for XLA. Every operation, also of the gradient, has the axes (rows, height/2, width/2,
 // channels), so XLA's loops run along the channels with vector instructions. If the axes were merged, XLA would compute
-// the place of each element by divisions.
+// the position of each element by divisions.
 func maxQuarters(x *graph.Node) *graph.Node {
 	dims := x.Shape().Dimensions
 	rows, height, width, channels := dims[0], dims[1]/2, dims[2]/2, dims[3]
