@@ -85,7 +85,8 @@ func TestExchange(t *testing.T) {
 				if err := k.Put(t.Context(), "address", "h:1=2"); err != nil {
 					t.Error(err)
 				}
-				if err := k.Put(t.Context(), "address", "x"); !errors.Is(err, ErrProtocol) || !strings.Contains(err.Error(), "duplicate_key") {
+				if err := k.Put(t.Context(), "address", "x"); !errors.Is(err, ErrProtocol) ||
+					!strings.Contains(err.Error(), "duplicate_key") {
 					t.Errorf("the second value of a key: %v", err)
 				}
 			}

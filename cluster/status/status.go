@@ -438,8 +438,8 @@ func (t *Tracker) problem(now time.Time) string {
 		}
 	}
 	if silent := now.Sub(last); running > 1 && silent > silentTime {
-		return fmt.Sprintf("no heartbeat from any worker for %v: the rendezvous store or the network does not answer, or all are "+
-			"suspended", silent.Round(time.Second))
+		return fmt.Sprintf("no heartbeat from any worker for %v: the rendezvous store or the network does not answer, or "+
+			"all are suspended", silent.Round(time.Second))
 	}
 	return ""
 }

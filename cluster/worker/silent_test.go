@@ -38,7 +38,8 @@ func TestSameHost(t *testing.T) {
 	const id = "boot net user 1000 amd64"
 	w := &Worker{}
 	for i, m := range [][2]string{
-		{"a", id}, {"a", id},
+		{"a", id},
+		{"a", id},
 		{"b", id},                          // another node of Slurm on the same host
 		{"a", "boot2 net user 1000 amd64"}, // another host of the same name
 		{"a", "boot net user 1001 amd64"},

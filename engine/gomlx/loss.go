@@ -18,7 +18,7 @@ import (
 // scalar must be the mean of a node of shape (rows, …), as GoMLX's losses are: their graphs end in
 // graph.ReduceAllMean. Lockstep finds that node, and takes its values as the losses of the examples. To tell the
 // rows from another axis of the same size, it also builds the loss for one row more. Any other scalar is an error of
-// Compile; [BatchLoss] takes it. GoMLX's own functions do not notice a label that is no class, and those of this
+// Compile; [BatchLoss] takes it. GoMLX's own functions do not notice a label that is not a class; those of this
 // package do.
 //
 // A loss per example that depends on other examples, such as a contrastive one, sees those of its replica only: the
