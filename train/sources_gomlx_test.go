@@ -257,6 +257,7 @@ func sharesOf(t *testing.T, p data.Pipeline, workers int) string {
 // TestSourcesOverWorkers checks for every kind of source that 1, 2 and 4 workers read the same order, train to the same
 // bits, and resume inside an epoch.
 func TestSourcesOverWorkers(t *testing.T) {
+	t.Parallel()
 	layouts := [][]int{{4}, {2, 2}, {1, 1, 1, 1}}
 	for name, p := range sourcesOf(t) {
 		t.Run(name, func(t *testing.T) {

@@ -32,6 +32,7 @@ func strategyOf(e engine.Engine, replicas int) (*distribute.Strategy, error) {
 // TestSyncBatchNormProcesses checks that a model that normalises over all replicas, with additional all-reduces inside
 // the step, trains to the same bits in one process and in several.
 func TestSyncBatchNormProcesses(t *testing.T) {
+	t.Parallel()
 	if n := os.Getenv(replicasEnv); n != "" {
 		replicas := 0
 		fmt.Sscan(n, &replicas)

@@ -206,6 +206,7 @@ func indices(n int) []int32 {
 // TestWrongDataProcesses checks that two processes, one of which trains on anything different, both end with an error
 // that names the difference, in the first step that it affects, and that neither makes this step.
 func TestWrongDataProcesses(t *testing.T) {
+	t.Parallel()
 	if name := os.Getenv(wrongEnv); name != "" {
 		for _, c := range wrong {
 			if c.name == name {

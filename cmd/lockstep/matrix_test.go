@@ -69,6 +69,7 @@ var matrixWays = []way{
 // TestMatrix: a number of replicas gives the same bits in any number of processes, with any connection. It prints the
 // hashes.
 func TestMatrix(t *testing.T) {
+	t.Parallel()
 	rows, ways := matrixRows, matrixWays
 	switch {
 	case *matrixEngine != "go":

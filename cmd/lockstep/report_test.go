@@ -72,6 +72,7 @@ func readPage(t *testing.T, file string) (texts, data string) {
 }
 
 func TestReport(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	out := filepath.Join(dir, "run")
 	cmd := lockstepProcess(t, "train", "--replicas", "2", "--steps", "6", "--validation-split", "0.9", "--model", "mlp",

@@ -163,6 +163,7 @@ func TestGPUs(t *testing.T) {
 
 // TestRunUnread: signals reach the workers although the output is full, as with a paused pager.
 func TestRunUnread(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	cmd := lockstepProcess(t, "run", "--nproc-per-node", "2", "--", "sh", "-c",
 		`trap 'touch `+dir+`/got$RANK' INT; while :; do echo line; [ -e `+dir+`/ready$RANK ] || touch `+dir+

@@ -95,6 +95,7 @@ func TestHydraOnHosts(t *testing.T) {
 
 // TestOneWithoutMPI: workers with different collectives backends fail, and report the difference.
 func TestOneWithoutMPI(t *testing.T) {
+	t.Parallel()
 	command, err := exec.LookPath("mpirun.openmpi")
 	if err != nil {
 		t.Skip("mpirun.openmpi is not installed")

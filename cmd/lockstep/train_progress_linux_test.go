@@ -14,6 +14,7 @@ import (
 // TestProgressOnATerminal: the bar is drawn on a terminal, but not on the terminal that Open MPI creates for each
 // process, whose output may go to a file.
 func TestProgressOnATerminal(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		env []string
 		bar bool

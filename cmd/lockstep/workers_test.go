@@ -191,6 +191,7 @@ func TestSources(t *testing.T) {
 // TestWorkersThatDiffer: different options, data or models are an error on every worker, which names the difference and
 // the worker.
 func TestWorkersThatDiffer(t *testing.T) {
+	t.Parallel()
 	weights := filepath.Join(t.TempDir(), "weights")
 	root := newRoot()
 	root.SetOut(&strings.Builder{})
@@ -243,6 +244,7 @@ var hostAndPID = regexp.MustCompile(`\(host [^,]+, pid \d+\)`)
 
 // TestFailingWorker: the failure of one worker ends the waits of the others, with its reason.
 func TestFailingWorker(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		bad   int
@@ -277,6 +279,7 @@ func TestFailingWorker(t *testing.T) {
 // TestInterruptOneWorker: a signal to any worker stops an endless training on all workers after the same step, and the
 // chief writes the results.
 func TestInterruptOneWorker(t *testing.T) {
+	t.Parallel()
 	for target := range 2 {
 		if testing.Short() && target == 0 {
 			continue
