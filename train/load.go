@@ -31,7 +31,8 @@ type Loaded struct {
 // LoadWeights sets variables of the model on every replica to weights of a file ([LoadWeights]), of this
 // or another program. A weight belongs to the variable that has its name, or its name with slashes for dots:
 // "transformer.h.0.ln_1.weight" is that of /transformer/h/0/ln_1/weight. Values of another floating-point type are
-// converted. Optimizer slots keep their values.
+// converted. Optimizer slots keep their values. Of moving averages of several replicas, which snapshots have, the
+// mean is taken.
 //
 // Without LoadOptions.Partial, LoadWeights returns an error that lists what is missing and what the model does
 // not have. On error nothing has changed, unless the engine itself failed. With several workers, every worker
@@ -107,6 +108,9 @@ func matchWeights(variables []engine.Variable, weights []Weight, o LoadOptions) 
 			return nil, loaded, fmt.Errorf("%s is given twice", v.Name)
 		}
 		value := w.Value
+		if ofReplicas(value, v) {
+			value = oneOfRows(value, v)
+		}
 		if value != nil && value.DType() != v.DType && value.DType().IsFloat() && v.DType.IsFloat() {
 			value = convertFloats(value, v.DType)
 			loaded.Converted = append(loaded.Converted, v.Name)
@@ -125,6 +129,12 @@ func matchWeights(variables []engine.Variable, weights []Weight, o LoadOptions) 
 		}
 	}
 	return values, loaded, loaded.check(o.Partial)
+}
+
+// ofReplicas reports whether a value has a moving average of each replica, as snapshots do.
+func ofReplicas(value *tensor.Tensor, v engine.Variable) bool {
+	return v.Role == engine.Average && value != nil && value.Rank() == len(v.Shape)+1 && value.Shape()[0] > 0 &&
+		slices.Equal(value.Shape()[1:], v.Shape)
 }
 
 // check returns an error if the weights do not fit the model.

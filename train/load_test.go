@@ -38,6 +38,15 @@ func TestLoadWeights(t *testing.T) {
 			t.Errorf("%s is %v, want %v", w.Name, got[i].Value, w.Value)
 		}
 	}
+	// Averages of several replicas, as a snapshot has them.
+	rows := []Weight{{"seen", tensor.Of([]float64{2, 4, 9})}}
+	if _, err := trainer.LoadWeights(rows, LoadOptions{Partial: true}); err != nil {
+		t.Fatal(err)
+	}
+	seen := slices.IndexFunc(trainer.variables, func(v engine.Variable) bool { return v.Name == "seen" })
+	if value, err := trainer.weight(t.Context(), seen); err != nil || !value.Equal(tensor.Scalar(5.0)) {
+		t.Errorf("seen is %v, %v, want 5", value, err)
+	}
 	// What is missing keeps its value.
 	loaded, err = trainer.LoadWeights([]Weight{{"bias", tensor.Scalar(4.0)}, {"more", two}}, LoadOptions{Partial: true})
 	want = Loaded{Set: []string{"bias"}, Missing: []string{"weights", "seen"}, Unexpected: []string{"more"}}

@@ -464,10 +464,8 @@ func (t *Trainer) fitSnapshot(s *Snapshot) ([][]*tensor.Tensor, error) {
 		switch {
 		case rows == 0:
 			values[i] = []*tensor.Tensor{value}
-		case rows != now && v.DType.IsFloat():
-			values[i] = []*tensor.Tensor{meanOfRows(value, v.Shape)}
 		case rows != now:
-			values[i] = []*tensor.Tensor{value.Rows(0, 1).Reshape(v.Shape...)}
+			values[i] = []*tensor.Tensor{oneOfRows(value, v)}
 		default:
 			for r := range rows {
 				values[i] = append(values[i], value.Rows(r, r+1).Reshape(v.Shape...))
@@ -479,6 +477,15 @@ func (t *Trainer) fitSnapshot(s *Snapshot) ([][]*tensor.Tensor, error) {
 			name)
 	}
 	return values, nil
+}
+
+// oneOfRows returns one value of v for those of several replicas or workers: their mean, or the first if it is no
+// floating-point number.
+func oneOfRows(rows *tensor.Tensor, v engine.Variable) *tensor.Tensor {
+	if v.DType.IsFloat() {
+		return meanOfRows(rows, v.Shape)
+	}
+	return rows.Rows(0, 1).Reshape(v.Shape...)
 }
 
 // meanOfRows returns the mean over the first dimension, summed in float64.
