@@ -36,6 +36,9 @@ func (g *gptFlags) add(f *pflag.FlagSet, random bool) {
 	f.AddFlagSet(g.gptSet)
 }
 
+// dimensionMax bounds a dimension of a model, so that the sizes of its variables are numbers.
+const dimensionMax = 1 << 20
+
 func (g *gptFlags) check(model string) error {
 	var err error
 	g.gptSet.VisitAll(func(f *pflag.Flag) {
@@ -49,6 +52,8 @@ func (g *gptFlags) check(model string) error {
 		case f.Name == "dropout":
 		case bad != nil || n < 1:
 			err = usagef("--%s %s: want at least 1", f.Name, f.Value)
+		case n > dimensionMax:
+			err = usagef("--%s %s: want at most %s", f.Name, f.Value, grouped(dimensionMax))
 		}
 	})
 	if err == nil && g.width%g.heads != 0 {

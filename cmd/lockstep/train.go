@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"runtime"
 	"slices"
@@ -241,8 +242,9 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 	if given("hidden") && model != "mlp" {
 		return usagef("--hidden is for --model mlp, not %s", model)
 	}
-	if given("hidden") && (len(o.hidden) == 0 || slices.Min(o.hidden) < 1) {
-		return usagef("--hidden %v: want widths of at least 1, such as 512,512", o.hidden)
+	if given("hidden") && (len(o.hidden) == 0 || slices.Min(o.hidden) < 1 || slices.Max(o.hidden) > dimensionMax) {
+		return usagef("--hidden %s: want widths from 1 to %s, such as 512,512", strings.Trim(fmt.Sprint(o.hidden), "[]"),
+			grouped(dimensionMax))
 	}
 	if err := o.data.check(given); err != nil {
 		return err

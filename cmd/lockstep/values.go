@@ -61,6 +61,7 @@ func explainFlag(cmd *cobra.Command, err error) error {
 	f := invalid.GetFlag()
 	want := map[string]string{
 		"int": "a whole number", "int64": "a whole number", "float64": "a number such as 0.5",
+		"intSlice": "whole numbers with commas between them, such as 512,512",
 		"duration": "a time such as 30s or 5m", "bool": "true or false",
 	}[f.Value.Type()]
 	switch number := (*strconv.NumError)(nil); {
