@@ -181,7 +181,7 @@ func (b *benchFlags) addFlags(cmd *cobra.Command, name string) {
 		"output of nccl-tests, of the OSU micro-benchmarks or of lockstep bench")
 }
 
-// run makes the measurements that the flags ask for.
+// run makes the measurements that the flags select.
 func (b *benchFlags) run(cmd *cobra.Command) error {
 	list, err := b.measurements(cmd)
 	if err != nil {
@@ -235,7 +235,7 @@ func transportHelp() string {
 	return strings.Join(parts, "; ")
 }
 
-// measurements validates the flags, and returns what they ask for.
+// measurements validates the flags, and returns the measurements that they select.
 func (b *benchFlags) measurements(cmd *cobra.Command) ([]bench.Options, error) {
 	if err := b.checkFlags(cmd); err != nil {
 		return nil, err
@@ -283,7 +283,7 @@ func (b *benchFlags) measurements(cmd *cobra.Command) ([]bench.Options, error) {
 		}
 	}
 	if b.plot != "" && len(list) > 1 {
-		return nil, usagef("--plot %s draws one measurement, and the flags ask for %d: want one --dtype and one --reduce",
+		return nil, usagef("--plot %s draws one measurement, and the flags select %d: want one --dtype and one --reduce",
 			b.plot, len(list))
 	}
 	return list, nil
@@ -404,7 +404,7 @@ func benchTypes() []string {
 	return append(list, allValues)
 }
 
-// reductions parses --reduce. A mean of integers is left out where one of the flags asks for all.
+// reductions parses --reduce. A mean of integers is left out if one of the flags selects all.
 func (b *benchFlags) reductions(dtypes []tensor.DType) (reduces []collective.ReduceOp, err error) {
 	if b.reduces == nil {
 		return []collective.ReduceOp{collective.Sum}, nil

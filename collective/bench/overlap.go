@@ -79,7 +79,7 @@ func calibrate(target time.Duration, run func(units int) time.Duration) int {
 		units *= 2
 		took = run(units)
 	}
-	for range 2 { // a run that was interrupted says too little
+	for range 2 { // a run that was interrupted shows too low a speed
 		took = min(took, run(units))
 	}
 	return max(1, int(float64(units)*float64(target)/float64(max(took, 1))))
