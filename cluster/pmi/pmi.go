@@ -80,7 +80,8 @@ func inherited(fd int) (net.Conn, error) {
 func (k *KVS) start(ctx context.Context) error {
 	switch _, err := k.call(ctx, "response_to_init", "cmd=init pmi_version=1 pmi_subversion=1"); {
 	case err != nil && ctx.Err() == nil && !errors.Is(err, ErrProtocol): // the launcher has closed the connection
-		return fmt.Errorf("%w; an earlier program of this process's task may have finalized the key-value space", err)
+		return fmt.Errorf("%w; an earlier program of this task may have finalized the key-value space: start each job by a "+
+			"separate mpiexec or srun", err)
 	case err != nil:
 		return err
 	}
