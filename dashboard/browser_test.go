@@ -66,6 +66,10 @@ func TestPage(t *testing.T) {
 	} else {
 		t.Log("LOCKSTEP_AXE does not name axe.min.js: accessibility is not checked")
 	}
+	addSlowLink(source)
+	b.Await(`document.querySelector('#alert').textContent.includes('The network link from worker 1 to worker 2 is slow, ' +
+		'and all workers wait for it: its data takes 30.0 ms a step, on the other links 2.0 ms.') &&
+		Array.from(document.querySelectorAll('#workers tbody th')).filter((c) => c.textContent.includes('(slow)')).length === 2`)
 	b.Resize(360, 740)
 	b.Await(`window.innerWidth === 360`)
 	if wide := b.Eval(`document.scrollingElement.scrollWidth`).(float64); wide > 360 {

@@ -59,6 +59,29 @@ func add(t *status.Tracker, from, to int) {
 	}
 }
 
+// addSlowLink restarts the job, now with a ring in which the link from worker 1 to worker 2 is slow.
+func addSlowLink(t *status.Tracker) {
+	for w := range 4 {
+		t.Heartbeat(1, w, rendezvous.Heartbeat{Count: 1})
+	}
+	for w := range 4 {
+		r := timeline.Report{Worker: w}
+		for i := range 60 {
+			s := timeline.Step{
+				Step: int64(i + 1), Start: time.Duration(i) * 100 * time.Millisecond,
+				End: time.Duration(i+1) * 100 * time.Millisecond, Compute: 60 * time.Millisecond, Wait: 40 * time.Millisecond,
+			}
+			s.Links[0] = timeline.Link{Peer: (w + 1) % 4, Sending: 2 * time.Millisecond, Bytes: 1 << 20}
+			s.Links[1] = timeline.Link{Peer: (w + 3) % 4, Receiving: 30 * time.Millisecond}
+			if w == 1 {
+				s.Links[0].Sending = 30 * time.Millisecond
+			}
+			r.Steps = append(r.Steps, s)
+		}
+		t.Report(1, r)
+	}
+}
+
 func open(t *testing.T, address, token string) (*Server, *status.Tracker) {
 	t.Helper()
 	source := running()

@@ -69,7 +69,7 @@ var (
 	descCPU       = describe("worker_cpu_seconds_total", "Processor time of the worker.", workerLabels)
 	descOwn       = describe("worker_own_work_seconds", "Time in a step without waiting for others.", workerLabels)
 	descShare     = describe("worker_step_ratio", "Part of the time of the last steps.", append(workerLabels, "part"))
-	descStraggler = describe("worker_straggler", "1 if the worker slows the others down, else 0.", workerLabels)
+	descStraggler = describe("worker_straggler", "1 if the worker or its link is slow, else 0.", workerLabels)
 )
 
 func describe(name, help string, labels []string) *prometheus.Desc {
@@ -119,7 +119,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 		gauge(descWorker, float64(w.Step), worker...)
 		gauge(descAge, w.HeartbeatAge, worker...)
 		gauge(descOwn, w.OwnSeconds, worker...)
-		gauge(descStraggler, truth(j.Straggler != nil && j.Straggler.Worker == w.Worker), worker...)
+		gauge(descStraggler, truth(j.Straggler.Concerns(w.Worker)), worker...)
 		if w.Memory > 0 {
 			gauge(descMemory, float64(w.Memory), worker...)
 		}

@@ -69,7 +69,7 @@ const eventWords = 6
 
 const (
 	eventsKept = 1 << 12 // by default: 224 KiB
-	stepsKept  = 1 << 10 // 104 KiB
+	stepsKept  = 1 << 10 // 304 KiB
 	eventsMost = 1 << 20 // 56 MiB
 )
 
@@ -85,6 +85,7 @@ type Recorder struct {
 	trainers atomic.Int64
 
 	training atomic.Pointer[Training]
+	links    atomic.Pointer[func() [LinksMax]Link]
 
 	names atomic.Pointer[nameTable]
 	mu    sync.Mutex // serializes changes of names
@@ -98,7 +99,7 @@ type nameTable struct {
 
 // NewRecorder returns an empty recorder.
 func NewRecorder() *Recorder {
-	r := &Recorder{epoch: time.Now(), steps: newRing(stepsKept, stepWords)}
+	r := &Recorder{epoch: time.Now(), steps: newRing(stepsKept, stepWidth)}
 	r.events.Store(newRing(eventsKept, eventWords))
 	r.names.Store(&nameTable{number: map[string]uint64{"": 0}, name: []string{""}})
 	return r
@@ -256,15 +257,32 @@ type Step struct {
 	Examples int     // of the global batch
 	Loss     float64 // of the global batch; NaN: unknown
 	Trainer  int     // see [Recorder.NewTrainer]; 0: unknown
+
+	// Links has the network links with other workers that had most to do in the step. One without times and bytes is
+	// none.
+	Links [LinksMax]Link
 }
 
 // Own returns the time that the worker spent on its own work, not waiting for collective calls: the time from the end
 // of one to the entry into the next.
 func (s Step) Own() time.Duration { return s.End - s.Start - s.Wait }
 
-const stepWords = 13
+const (
+	linkWords = 4
+	stepWords = 13 // without links
+	stepWidth = stepWords + LinksMax*linkWords
+)
 
-// AddStep records a step. Its Start is set to the end of the previous step if it is 0.
+// MeasureLinks sets the function that returns what the links of this worker did since its last call. Each AddStep calls
+// it. It must not block, and may be called by several goroutines.
+func (r *Recorder) MeasureLinks(read func() [LinksMax]Link) {
+	if r != nil {
+		r.links.Store(&read)
+	}
+}
+
+// AddStep records a step. Its Start is set to the end of the previous step if it is 0, and its Links are measured if
+// MeasureLinks was called.
 func (r *Recorder) AddStep(s Step) {
 	if r == nil {
 		return
@@ -272,10 +290,18 @@ func (r *Recorder) AddStep(s Step) {
 	if before := r.ended.Swap(int64(s.End)); s.Start == 0 {
 		s.Start = time.Duration(before)
 	}
-	record := [stepWords]uint64{
+	if read := r.links.Load(); read != nil {
+		s.Links = (*read)()
+	}
+	record := [stepWidth]uint64{
 		uint64(s.Step), uint64(s.Start), uint64(s.End), uint64(s.Input), uint64(s.Compute), uint64(s.Wait),
 		uint64(s.Update), uint64(s.Callbacks), uint64(s.Evaluate), uint64(s.Snapshot), uint64(s.Examples),
 		math.Float64bits(s.Loss), uint64(s.Trainer),
+	}
+	for i, l := range s.Links {
+		copy(record[stepWords+i*linkWords:], []uint64{
+			uint64(l.Peer), uint64(l.Sending), uint64(l.Receiving), uint64(l.Bytes),
+		})
 	}
 	r.steps.add(record[:])
 }
@@ -287,12 +313,19 @@ func (r *Recorder) Steps(n uint64) (list []Step, last uint64) {
 		return nil, 0
 	}
 	last = r.steps.last(n, func(w []uint64) {
-		list = append(list, Step{
+		s := Step{
 			Step: int64(w[0]), Start: time.Duration(w[1]), End: time.Duration(w[2]), Input: time.Duration(w[3]),
 			Compute: time.Duration(w[4]), Wait: time.Duration(w[5]), Update: time.Duration(w[6]),
 			Callbacks: time.Duration(w[7]), Evaluate: time.Duration(w[8]), Snapshot: time.Duration(w[9]),
 			Examples: int(w[10]), Loss: math.Float64frombits(w[11]), Trainer: int(w[12]),
-		})
+		}
+		for i := range s.Links {
+			l := w[stepWords+i*linkWords:]
+			s.Links[i] = Link{
+				Peer: int(l[0]), Sending: time.Duration(l[1]), Receiving: time.Duration(l[2]), Bytes: int64(l[3]),
+			}
+		}
+		list = append(list, s)
 	})
 	return list, last
 }

@@ -61,7 +61,8 @@ func sample(list []Step) []Step {
 }
 
 // MarshalJSON encodes the step as a list of numbers: its number, start and end, the parts in the order of the fields
-// (all in microseconds), examples, the trainer, and the loss (null if it is not finite).
+// (all in microseconds), examples, the trainer, and the loss (null if it is not finite). Four numbers for each link
+// follow: the other worker, sending, receiving, bytes.
 func (s Step) MarshalJSON() ([]byte, error) {
 	list := []any{s.Step}
 	for _, d := range s.times() {
@@ -69,9 +70,16 @@ func (s Step) MarshalJSON() ([]byte, error) {
 	}
 	list = append(list, s.Examples, s.Trainer)
 	if math.IsNaN(s.Loss) || math.IsInf(s.Loss, 0) {
-		return json.Marshal(append(list, nil))
+		list = append(list, nil)
+	} else {
+		list = append(list, s.Loss)
 	}
-	return json.Marshal(append(list, s.Loss))
+	for _, l := range s.Links {
+		if l.Sending > 0 || l.Receiving > 0 || l.Bytes > 0 {
+			list = append(list, l.Peer, l.Sending.Microseconds(), l.Receiving.Microseconds(), l.Bytes)
+		}
+	}
+	return json.Marshal(list)
 }
 
 func (s *Step) times() []time.Duration {
@@ -86,10 +94,14 @@ func (s *Step) UnmarshalJSON(text []byte) error {
 	if err := json.Unmarshal(text, &list); err != nil {
 		return fmt.Errorf("timeline: a step: %w", err)
 	}
-	if len(list) != stepWords {
-		return fmt.Errorf("timeline: a step of %d numbers: want %d", len(list), stepWords)
+	if len(list) < stepWords || len(list) > stepWidth || (len(list)-stepWords)%linkWords != 0 {
+		return fmt.Errorf("timeline: a step of %d numbers: want %d, and %d for each of at most %d links", len(list),
+			stepWords, linkWords, LinksMax)
 	}
-	for i, x := range list[:stepWords-1] {
+	for i, x := range list {
+		if i == stepWords-1 {
+			continue // the loss
+		}
 		if x == nil || *x < 0 || *x > 1e15 {
 			return fmt.Errorf("timeline: a step with number %d missing, negative or too large", i)
 		}
@@ -103,6 +115,14 @@ func (s *Step) UnmarshalJSON(text []byte) error {
 	}
 	if loss := list[12]; loss != nil {
 		s.Loss = *loss
+	}
+	n := 0
+	for at := stepWords; at < len(list); at += linkWords {
+		l := Link{Peer: int(*list[at]), Sending: micros(at + 1), Receiving: micros(at + 2), Bytes: int64(*list[at+3])}
+		if l.Sending > 0 || l.Receiving > 0 || l.Bytes > 0 {
+			s.Links[n] = l
+			n++
+		}
 	}
 	return nil
 }

@@ -4,24 +4,50 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 	"unsafe"
 )
 
-// Straggler is a worker whose own work takes longer than that of the others, which wait for it.
+// Straggler is a worker that the others wait for: its own work takes longer than theirs, or its network links are
+// slower.
 type Straggler struct {
-	Worker int    `json:"worker"`
-	Cause  string `json:"cause"` // the part of a step that takes longer: "computation", "input", …
-	// Excess is how much longer its own work takes than the median of the others, as a share of that: 0.2 is 20 %.
+	// Worker is the slow one; of a slow link between two workers, the sender.
+	Worker int `json:"worker"`
+	// Cause is the part of a step that takes longer ("computation", "input", …), "link" if the links of a worker are slow,
+	// or "link to worker 3" if one link is.
+	Cause string `json:"cause"`
+	// Link has the sender and the receiver, if the link between two workers is slow; otherwise nil.
+	Link *[2]int `json:"link,omitempty"`
+	// Excess is how much longer its own work takes than the median of the others, as a share of that: 0.2 is 20 %. Of a
+	// link, it is the time that it costs in a step, as a share of the rest of the step.
 	Excess float64 `json:"excess"`
-	// Own and Others are the time per step without waits for collective calls, and the median of the others'.
+	// Own and Others are the time per step without waits for collective calls, and the median of the others'. Of a link,
+	// they are the time in a step that all wait for its data, and the time that the data takes on other links.
 	Own    time.Duration `json:"own_ns"`
 	Others time.Duration `json:"others_ns"`
 	Step   int64         `json:"step"` // at which it was named
 }
 
+// causeLink is the cause of a worker whose links are slow, and the beginning of that of a single link.
+const causeLink = "link"
+
+// Concerns reports whether the worker is slow, or is one end of the slow link.
+func (s *Straggler) Concerns(worker int) bool {
+	return s != nil && (s.Worker == worker || s.Link != nil && s.Link[1] == worker)
+}
+
 // String describes the straggler: "worker 2 is slow: its computation takes …".
 func (s Straggler) String() string {
+	if strings.HasPrefix(s.Cause, causeLink) {
+		who := fmt.Sprintf("the network links of worker %d are slow, and all workers wait for them: their", s.Worker)
+		if s.Link != nil {
+			who = fmt.Sprintf("the network link from worker %d to worker %d is slow, and all workers wait for it: its",
+				s.Link[0], s.Link[1])
+		}
+		return fmt.Sprintf("%s data takes %v a step, on the other links %v (%+.0f %% of a step)", who,
+			s.Own.Round(10*time.Microsecond), s.Others.Round(10*time.Microsecond), 100*s.Excess)
+	}
 	return fmt.Sprintf("worker %d is slow, and the others wait for it: its own work takes %v a step, that of the others "+
 		"%v (%+.0f %%); the difference is mostly %s", s.Worker, s.Own.Round(10*time.Microsecond),
 		s.Others.Round(10*time.Microsecond), 100*s.Excess, s.Cause)
@@ -35,21 +61,27 @@ func (s Straggler) String() string {
 // of 10 % exceeds the work of one step, or of more steps if they vary much, as on a machine with more processes than
 // cores. The noise is measured, so nothing is named in the first 35 steps. A worker that takes 20 % longer is named
 // after 10 steps, one that takes 5 % longer never. Each step counts for at most 30 %, so single long steps (garbage
-// collection, a snapshot) name no worker. A Detector is not safe for concurrent use.
+// collection, a snapshot) name no worker.
+//
+// A slow network link makes all workers wait equally long, so it does not show in their own work. If that of no worker
+// is longer, the Detector compares the links between workers in the same way (see [Step.Links]): for each worker the
+// links to others, and those from others. They cost a step the time that their senders send, at most the time that the
+// receivers wait for the data, and at most the wait of the worker that waits the least: that wait is not for another
+// worker. What is more than at the median speed of the links that do not touch the worker is the excess. Links that
+// cost 20 % of a step more are named after 10 to 15 steps, those that are less than a quarter slower than the others
+// never. If only one link of a worker is slow, both its ends are named. Links that are all equally slow are not named.
+// With two workers, one direction of their link is compared with the other.
+//
+// A Detector is not safe for concurrent use.
 type Detector struct {
 	workers  int
 	pending  map[int64][]Step // by step number, by worker
 	arrived  map[int64]int    // by step number: how many workers have reported it
 	done     int64            // the last step that was compared
 	compared int              // steps
-	sums     []float64        // by worker
 	last     [][]Step         // the last steps that were compared, at most detectorKept
-	batch    []float64        // by worker: the sum of its excess in the current batch of steps
-	before   []float64        // by worker: the mean of the batch before
-	batches  int              // that have ended
-	noise    float64          // variance of the excess of a step, as sums of consecutive steps show it
-	named    int              // worker; -1: none
-	step     int64            // at which it was named
+	own      cusum            // of each worker's own work
+	links    linkDetector
 }
 
 const (
@@ -98,8 +130,8 @@ func parts(s Step) (p [partCount]time.Duration) {
 // NewDetector returns a detector for a job of so many workers.
 func NewDetector(workers int) *Detector {
 	return &Detector{
-		workers: workers, pending: map[int64][]Step{}, arrived: map[int64]int{}, sums: make([]float64, workers),
-		batch: make([]float64, workers), before: make([]float64, workers), named: -1,
+		workers: workers, pending: map[int64][]Step{}, arrived: map[int64]int{},
+		own: newCUSUM(workers), links: newLinkDetector(workers),
 	}
 }
 
@@ -164,46 +196,10 @@ func (d *Detector) compare(all []Step) {
 	for i := range all {
 		others := without(own, i)
 		scale := max(others, detectorScaleMin*median(elapsed))
-		excess := min(max((own[i]-others)/scale, -detectorClip), detectorClip)
-		d.batch[i] += excess / detectorBatch
-		d.sums[i] = min(max(d.sums[i]+excess-detectorAllowance, 0), detectorCeiling*d.limit())
+		d.own.add(i, (own[i]-others)/scale, detectorAllowance)
 	}
-	if (d.compared-1-detectorWarmup)%detectorBatch == 0 {
-		d.endBatch()
-	}
-	if d.batches < detectorBatches {
-		clear(d.sums)
-	}
-	if d.named >= 0 && d.sums[d.named] > 0 {
-		return // it stays the straggler until its excess is used up
-	}
-	d.named = -1
-	for i, sum := range d.sums {
-		if sum >= d.limit() && (d.named < 0 || sum > d.sums[d.named]) {
-			d.named, d.step = i, all[i].Step
-		}
-	}
-}
-
-// endBatch measures the noise by the differences between the means of consecutive batches: a worker that becomes slow
-// changes one of them only.
-func (d *Detector) endBatch() {
-	variance := 0.0
-	for i, mean := range d.batch {
-		change := mean - d.before[i]
-		variance += detectorBatch * change * change / 2 / float64(d.workers)
-		d.before[i], d.batch[i] = mean, 0
-	}
-	d.batches++
-	if d.batches > 1 {
-		d.noise += max(detectorNoise, 1/float64(d.batches-1)) * (variance - d.noise)
-	}
-}
-
-// limit returns the sum at which a worker is named. A sum of independent steps without a straggler reaches it about
-// once in exp(2*limit*allowance/variance) steps.
-func (d *Detector) limit() float64 {
-	return max(detectorLimit, detectorOdds*d.noise/(2*detectorAllowance))
+	d.own.endStep(all[0].Step)
+	d.links.compare(all, median(elapsed))
 }
 
 // without returns the median of the values but that of index i.
@@ -219,9 +215,9 @@ func median(values []float64) float64 {
 
 // Straggler returns the worker that is slow now. ok is false if there is none.
 func (d *Detector) Straggler() (s Straggler, ok bool) {
-	i := d.named
+	i := d.own.named
 	if i < 0 {
-		return s, false
+		return d.links.straggler()
 	}
 	// over returns the medians over the last steps: of the worker, of the median of the others, and of the difference.
 	over := func(value func(Step) time.Duration) (worker, others, difference float64) {
@@ -245,7 +241,7 @@ func (d *Detector) Straggler() (s Straggler, ok bool) {
 		}
 	}
 	own, others, _ := over(Step.Own)
-	s.Worker, s.Step, s.Own, s.Others = i, d.step, time.Duration(own), time.Duration(others)
+	s.Worker, s.Step, s.Own, s.Others = i, d.own.step, time.Duration(own), time.Duration(others)
 	if others > 0 {
 		s.Excess = own/others - 1
 	}

@@ -182,6 +182,7 @@ func TestReport(t *testing.T) {
 func FuzzStep(f *testing.F) {
 	f.Add([]byte("[1,2,3,4,5,6,7,8,9,10,11,1,12.5]"))
 	f.Add([]byte("[1,2,3,4,5,6,7,8,9,10,11,1,null]"))
+	f.Add([]byte("[1,2,3,4,5,6,7,8,9,10,11,1,12.5,3,20,30,4096,1,0,0,0,2,0,7,0]"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		var s, again timeline.Step
 		if s.UnmarshalJSON(text) != nil {

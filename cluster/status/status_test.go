@@ -77,6 +77,33 @@ func TestTracker(t *testing.T) {
 	})
 }
 
+// TestTrackerLink follows a job of four workers whose ring has one slow link.
+func TestTrackerLink(t *testing.T) {
+	var named []string
+	tr := NewTracker("job", func(s timeline.Straggler, _ bool) { named = append(named, s.String()) })
+	for i := int64(1); i <= 60; i++ {
+		for w := range 4 {
+			tr.Heartbeat(0, w, rendezvous.Heartbeat{Count: uint64(i)})
+			r := steps(w, i, i, 60*time.Millisecond)
+			s := &r.Steps[0]
+			s.Links = [timeline.LinksMax]timeline.Link{
+				{Peer: (w + 1) % 4, Sending: 5 * time.Millisecond, Bytes: 1 << 20},
+				{Peer: (w + 3) % 4, Receiving: 40 * time.Millisecond},
+			}
+			if w == 1 {
+				s.Links[0].Sending = 40 * time.Millisecond
+			}
+			tr.Report(0, r)
+		}
+	}
+	j := tr.Job()
+	if s := j.Straggler; s == nil || s.Link == nil || *s.Link != [2]int{1, 2} || s.Cause != "link to worker 2" ||
+		len(named) != 1 || !strings.Contains(eventsOf(j), "the network link from worker 1 to worker 2 is slow, and all "+
+		"workers wait for it: its data takes 40ms a step, on the other links 5ms (+54 % of a step)") {
+		t.Errorf("straggler %+v, named %q, events %s", s, named, eventsOf(j))
+	}
+}
+
 // TestPoints checks that the points of a chart are bounded, cover all steps, and say when earlier ones were dropped.
 func TestPoints(t *testing.T) {
 	tr := NewTracker("job", nil)

@@ -443,7 +443,9 @@ func (w *Worker) connect(ctx context.Context) ([]transport.Endpoint, error) {
 	cfg := mixed.Config{
 		Ranks: me.Ranks(), Size: last.First + last.Replicas, Epoch: w.job.Epoch, NoSharedMemory: w.cfg.NoSharedMemory,
 		Apart: w.cfg.Apart,
-		TCP:   tcp.Config{Job: w.job.ID, KeepAlive: w.cfg.keepAlive(), Logger: w.cfg.Logger},
+		TCP: tcp.Config{
+			Job: w.job.ID, KeepAlive: w.cfg.keepAlive(), Logger: w.cfg.Logger, Meter: &w.meter.tcp,
+		},
 		Exchange: func(ctx context.Context, mine []byte) ([][]byte, error) {
 			return rendezvous.Exchange(ctx, w.store, w.key("connect"), w.job.Worker, w.job.Workers, mine)
 		},
@@ -460,6 +462,9 @@ func (w *Worker) connect(ctx context.Context) ([]transport.Endpoint, error) {
 		return nil, err
 	}
 	ends, err := mixed.Open(ctx, cfg)
+	if err == nil {
+		w.timeline.MeasureLinks(func() [timeline.LinksMax]timeline.Link { return w.meter.read(w.members) })
+	}
 	if port := w.specPort(); err != nil && w.cfg.Ports == "" && port != "0" && cfg.TCP.SharedListener == nil &&
 		errors.Is(err,
 			syscall.EADDRINUSE) {

@@ -33,6 +33,7 @@ type Worker struct {
 	group         *group
 	progress      progress
 	timeline      *timeline.Recorder
+	meter         linkMeter
 	tracker       *status.Tracker // of worker 0 in a job of several
 	straggler     atomic.Pointer[timeline.Straggler]
 	watch         *rendezvous.Watch  // nil: a job of one worker

@@ -218,6 +218,12 @@ func TestJobLines(t *testing.T) {
 			t.Errorf("%q is missing in\n%s", want, all)
 		}
 	}
+	link := *j
+	link.Straggler = &timeline.Straggler{Worker: 7, Cause: "link to worker 8", Link: &[2]int{7, 8}}
+	if all := strings.Join(jobLines(&link, 0, 0), "\n"); strings.Count(all, "  slow  ") != 2 ||
+		!strings.Contains(all, "the network link from worker 7 to worker 8 is slow") {
+		t.Errorf("both ends of a slow link are not marked in\n%s", all)
+	}
 	for width := 1; width <= 160; width++ {
 		for _, height := range []int{1, 4, 9, 12, 40} {
 			lines := jobLines(j, width, height)

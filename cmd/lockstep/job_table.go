@@ -108,7 +108,7 @@ func mostInteresting(j *status.Job, n int) []status.Worker {
 }
 
 func isStraggler(j *status.Job, w status.Worker) bool {
-	return j.Straggler != nil && j.Straggler.Worker == w.Worker
+	return j.Straggler.Concerns(w.Worker)
 }
 
 // workerColumns are the columns of the table of workers.

@@ -120,7 +120,7 @@ function rows(body, workers, straggler) {
       row.cells[5].append(make('div', undefined, 'lane'));
       body.append(row);
     }
-    const slow = straggler && straggler.worker === w.worker, c = row.cells;
+    const slow = straggler && (straggler.worker === w.worker || (straggler.link || []).includes(w.worker)), c = row.cells;
     if (row.className !== (slow || w.state === 'silent' ? 'slow' : '')) row.className = slow || w.state === 'silent' ? 'slow' : '';
     set(c[0], w.worker + (slow ? ' (slow)' : '')); set(c[1], w.host || '–'); set(c[2], w.state); set(c[3], w.phase || '–');
     set(c[4], w.step); lane(c[5].firstChild, w); set(c[6], seconds(w.own_seconds)); set(c[7], percent(w.wait_share));
@@ -146,7 +146,10 @@ function show(job) {
   const problems = [];
   if (job.problem) problems.push('The state is not current: ' + job.problem + '.');
   if (job.straggler) { const s = job.straggler;
-    problems.push('Worker ' + s.worker + ' is slow, and the others wait for it: ' + seconds(s.own_ns / 1e9) + ' of its own work a step, the others ' +
+    if (s.cause.startsWith('link')) problems.push((s.link ? 'The network link from worker ' + s.link[0] + ' to worker ' + s.link[1] + ' is' :
+      'The network links of worker ' + s.worker + ' are') + ' slow, and all workers wait for ' + (s.link ? 'it: its' : 'them: their') + ' data takes ' + seconds(s.own_ns / 1e9) +
+      ' a step, on the other links ' + seconds(s.others_ns / 1e9) + '.');
+    else problems.push('Worker ' + s.worker + ' is slow, and the others wait for it: ' + seconds(s.own_ns / 1e9) + ' of its own work a step, the others ' +
       seconds(s.others_ns / 1e9) + '. Cause: ' + s.cause + '.'); }
   for (const w of job.workers) if (w.state === 'silent') problems.push('Worker ' + w.worker + ' sends no heartbeats.');
   const text = problems.join(' '), alert = $('alert');

@@ -104,3 +104,35 @@ func (s *Switch) Isolate(t testing.TB, hosts ...int) {
 		run(t, s.hub, fmt.Sprintf("ip link set port%d type bridge_slave isolated on", host))
 	}
 }
+
+// CapLink limits the rate of a host's cable in both directions: "100mbit". It skips the test where the kernel or
+// iproute2 cannot.
+func (s *Switch) CapLink(t testing.TB, host int, rate string) {
+	t.Helper()
+	for _, end := range s.ends(host) {
+		args := inNamespace(end.pid, "tc", "qdisc", "replace", "dev", end.device, "root", "tbf", "rate", rate, "burst",
+			"128kb", "latency", "50ms")
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Skipf("needs tc with the token bucket filter: %v: %s", err, out)
+		}
+	}
+}
+
+// UncapLink removes the limit of CapLink.
+func (s *Switch) UncapLink(t testing.TB, host int) {
+	t.Helper()
+	for _, end := range s.ends(host) {
+		args := inNamespace(end.pid, "tc", "qdisc", "delete", "dev", end.device, "root")
+		_ = exec.Command(args[0], args[1:]...).Run() // it may have none
+	}
+}
+
+// cableEnd is one end of a host's cable.
+type cableEnd struct {
+	pid    int // a process in its namespace
+	device string
+}
+
+func (s *Switch) ends(host int) []cableEnd {
+	return []cableEnd{{s.hosts[host], device}, {s.hub, fmt.Sprintf("port%d", host)}}
+}

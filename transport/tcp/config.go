@@ -41,6 +41,8 @@ type Config struct {
 	// KeepAlive detects hosts that vanished: on Linux within Idle plus Count times Interval, also while sent data is
 	// unacknowledged. Default: Idle and Interval 5 seconds, Count 2.
 	KeepAlive net.KeepAliveConfig
+	// Meter measures the connections with other hosts. Default nil: they are not measured.
+	Meter *Meter
 	// Logger receives the warnings about refused connections. Default slog.Default().
 	Logger *slog.Logger
 }

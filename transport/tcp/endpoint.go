@@ -147,6 +147,9 @@ func (e *endpoint) Close() error {
 	}
 	for _, s := range streams {
 		if s != nil {
+			if m := e.meter(); m != nil {
+				m.remove(s)
+			}
 			s.close()
 		}
 	}
@@ -222,10 +225,25 @@ func (e *endpoint) attach(a *connection, rank int, answer func() error) error {
 	}
 	keepAlive(a.raw, e.group.world.node.cfg.KeepAlive)
 	p.stream = newStream(newWire(a.raw, a.shim), a.raw.RemoteAddr(), e.unpark)
+	e.measure(p.stream, rank, a.raw)
 	p.wanted.Store(true)
 	p.up.Store(true)
 	e.unpark()
 	return nil
+}
+
+// meter returns the meter of the node, or nil.
+func (e *endpoint) meter() *Meter { return e.group.world.node.cfg.Meter }
+
+// measure adds the stream with a rank of the group on another host to the meter.
+func (e *endpoint) measure(s *stream, rank int, c net.Conn) {
+	w := e.group.world
+	if e.meter() == nil || w.host[e.group.proc(rank)] == w.host[w.self] {
+		return
+	}
+	if info := newSocketInfo(c); info != nil {
+		e.meter().add(s, e.group.ranks[rank], info)
+	}
 }
 
 // receive handles a message about a rank, or a query.

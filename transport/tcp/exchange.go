@@ -14,10 +14,11 @@ type post struct {
 	to, from int // -1: no such half, or it is complete
 	out      transport.Frame
 	in       []byte
-	stream   *stream // the connection where out is queued; nil before
-	ticket   uint64  // the value of stream.sent once out was sent
-	admitted bool    // the head of the frame for in was accepted
-	err      error   // set when an earlier exchange failed
+	stream   *stream   // the connection where out is queued; nil before
+	ticket   uint64    // the value of stream.sent once out was sent
+	admitted bool      // the head of the frame for in was accepted
+	since    time.Time // when the wait for it began; only with a Meter
+	err      error     // set when an earlier exchange failed
 }
 
 func (e *endpoint) Exchange(ctx context.Context, to int, out transport.Frame, from int, in []byte) error {
@@ -74,6 +75,9 @@ func (e *endpoint) Complete(ctx context.Context) error {
 	x := &e.posts[e.first]
 	err := x.err
 	if err == nil {
+		if x.from >= 0 && e.meter() != nil {
+			x.since = time.Now()
+		}
 		if err = e.wait(ctx, x); err != nil {
 			e.abandon(err)
 		}
@@ -171,6 +175,9 @@ func (e *endpoint) stepIn(x *post) error {
 	}
 	p.got++
 	x.from = -1
+	if !x.since.IsZero() {
+		s.received.Add(int64(time.Since(x.since)))
+	}
 	return nil
 }
 

@@ -28,6 +28,8 @@ type stream struct {
 	watchCall chan struct{} // starts a wait of watchLoop
 	pushCall  chan struct{} // starts pushLoop, to send the queue
 
+	received atomic.Int64 // nanoseconds that the rank has waited for frames; only with a Meter
+
 	sender
 	receiver
 }
