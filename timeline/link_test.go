@@ -116,7 +116,11 @@ func TestNoSlowLink(t *testing.T) {
 // TestSlowLink slows one link, all links from a worker, all to it, or all of a worker, so that a step takes 20 %
 // longer: it is named within 20 steps, and cleared when it is fast again.
 func TestSlowLink(t *testing.T) {
-	for seed := range uint64(96) {
+	seeds := uint64(96)
+	if testing.Short() {
+		seeds = 40
+	}
+	for seed := range seeds {
 		rng := rand.New(rand.NewPCG(seed, 6))
 		workers, kind := 3+int(seed/4%5), []string{"one", "from", "to", "both"}[seed%4]
 		v := &wire{
@@ -210,7 +214,7 @@ func TestSlowComputationWithLinks(t *testing.T) {
 	for _, excess := range []float64{1.08, 1.2} {
 		v := &wire{job: job{workers: 4, noise: 0.03, rng: rand.New(rand.NewPCG(8, 8))}, ms: 3}
 		d := timeline.NewDetector(4)
-		for range 3000 {
+		for range 1000 {
 			for w, s := range v.next(func(w int, _, compute *float64) {
 				if w == 2 {
 					*compute *= excess
