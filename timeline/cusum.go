@@ -21,11 +21,6 @@ func newCUSUM(series int) cusum {
 	}
 }
 
-// grow adds a series.
-func (c *cusum) grow() {
-	c.sums, c.batch, c.before = append(c.sums, 0), append(c.batch, 0), append(c.before, 0)
-}
-
 // add adds the excess of a series in this step. It adds to the sum what is above the allowance.
 func (c *cusum) add(i int, excess, allowance float64) {
 	excess = min(max(excess, -detectorClip), detectorClip)
