@@ -49,6 +49,7 @@ const (
 	sendEvery      = 500 * time.Millisecond
 	streamsMax     = 64
 	connectionsMax = 256 // so that strangers cannot take all file descriptors of the process
+	headerBytesMax = 16 << 10
 	requestTimeout = 10 * time.Second
 )
 
@@ -104,7 +105,7 @@ func serve(l net.Listener, source Source, token string, content func(*Server) ht
 	s.cookie = fmt.Sprintf("lockstep-%x", name[:6])
 	s.http = http.Server{
 		Handler: s.guard(content(s)), ReadTimeout: requestTimeout, WriteTimeout: requestTimeout, IdleTimeout: time.Minute,
-		ConnState: s.count,
+		ConnState: s.count, MaxHeaderBytes: headerBytesMax,
 	}
 	go func() { _ = s.http.Serve(l) }() // until Close
 	return s

@@ -252,6 +252,19 @@ func TestConnections(t *testing.T) {
 	}
 }
 
+// TestHeader checks that strangers cannot make the process keep much memory for a request.
+func TestHeader(t *testing.T) {
+	s, _ := open(t, "127.0.0.1:0", "token")
+	for size, want := range map[int]int{
+		headerBytesMax / 2: http.StatusUnauthorized, 2 * headerBytesMax: http.StatusRequestHeaderFieldsTooLarge,
+	} {
+		long := func(r *http.Request) { r.Header.Set("X-Long", strings.Repeat("x", size)) }
+		if code, text := get(t, "http://"+s.listener.Addr().String()+"/", long); code != want {
+			t.Errorf("a header of %d bytes: %d %s, want %d", size, code, text, want)
+		}
+	}
+}
+
 // TestPageSize bounds the page: it loads over slow links.
 func TestPageSize(t *testing.T) {
 	total := int64(0)

@@ -96,7 +96,7 @@ func (o *topFlags) run(ctx context.Context, out io.Writer, args []string) error 
 		defer screen.close(true)
 	}
 	for first := true; ; first = false {
-		m, text, err := query.fetch(ctx)
+		m, text, err := query.fetch(ctx, o.format == "json")
 		if err != nil && !first && ctx.Err() == nil {
 			return fmt.Errorf("the job has ended, or cannot be reached any more: %w", err)
 		}
@@ -127,13 +127,16 @@ func (o *topFlags) run(ctx context.Context, out io.Writer, args []string) error 
 type jobQuery struct {
 	client     *http.Client
 	url, token string
+
+	// The last point that was read, and its series: a table needs no points, and the job pays for each.
+	after, series int64
 }
 
 // findJob returns the query for the job that the arguments name.
 func findJob(ctx context.Context, args []string) (*jobQuery, error) {
 	if len(args) == 1 && strings.ContainsAny(args[0], ":/") {
 		url, token, err := jobAddress(args[0], os.Getenv(dashboardTokenEnv))
-		return &jobQuery{http.DefaultClient, url, token}, err
+		return &jobQuery{client: http.DefaultClient, url: url, token: token}, err
 	}
 	jobs, err := dashboard.LocalJobs(ctx)
 	if err != nil {
@@ -190,11 +193,15 @@ func jobAddress(address, token string) (string, string, error) {
 // jobBytesMax bounds the answer of a dashboard.
 const jobBytesMax = 64 << 20
 
-// fetch returns the state of the job, and its JSON.
-func (q *jobQuery) fetch(ctx context.Context) (m dashboard.Message, text []byte, err error) {
+// fetch returns the state of the job, and its JSON. Unless all points are wanted, it has those since the last call.
+func (q *jobQuery) fetch(ctx context.Context, all bool) (m dashboard.Message, text []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, q.url, nil)
+	target := q.url
+	if !all {
+		target += fmt.Sprintf("?after=%d&series=%d", q.after, q.series)
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, target, nil)
 	if err != nil {
 		return m, nil, err
 	}
@@ -215,6 +222,9 @@ func (q *jobQuery) fetch(ctx context.Context) (m dashboard.Message, text []byte,
 	}
 	if err := json.Unmarshal(text, &m); err != nil || m.Job.Version != 1 {
 		return m, nil, errors.Join(fmt.Errorf("%s is not the dashboard of a job, or of another version", q.url), err)
+	}
+	if q.series = m.Series; len(m.Points) > 0 {
+		q.after = m.Points[len(m.Points)-1].Step
 	}
 	return m, text, nil
 }
