@@ -79,10 +79,14 @@ func calibrate(target time.Duration, run func(units int) time.Duration) int {
 		units *= 2
 		took = run(units)
 	}
-	for range 2 { // a run that was interrupted shows too low a speed
-		took = min(took, run(units))
-	}
-	return max(1, int(float64(units)*float64(target)/float64(max(took, 1))))
+	// The first estimate is made in a short time, in which the processor may not have been shared as in a long one.
+	units = scaled(units, target, min(took, run(units)))
+	return scaled(units, target, median([]time.Duration{run(units), run(units), run(units)}))
+}
+
+// scaled returns how many units take the target, if so many took the given time.
+func scaled(units int, target, took time.Duration) int {
+	return int(min(max(float64(units)*float64(target)/float64(max(took, 1)), 1), 1<<30))
 }
 
 // estimateCalls is how many calls at most the amount of the computation follows from.

@@ -39,10 +39,25 @@ func TestCalibrate(t *testing.T) {
 				}
 				return time.Duration(units) * unit
 			})
-			if want := max(1, int(target/unit)); got > want+1 || got < want*9/10-1 && unit >= 20 {
+			if want := min(max(1, int(target/unit)), 1<<30); got > want+1 || got < want*9/10-1 && unit >= 20 {
 				t.Errorf("%d units of %v for %v, want %d", got, unit, target, want)
 			}
 		}
+	}
+}
+
+// TestCalibrateOnSharedProcessor calibrates where a run of more than a millisecond takes three times as long.
+func TestCalibrateOnSharedProcessor(t *testing.T) {
+	const unit = time.Microsecond
+	got := calibrate(30*time.Millisecond, func(units int) time.Duration {
+		took := time.Duration(units) * unit
+		if took > time.Millisecond {
+			took *= 3
+		}
+		return took
+	})
+	if got != 10_000 {
+		t.Errorf("%d units, want 10000", got)
 	}
 }
 
