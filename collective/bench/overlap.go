@@ -95,7 +95,8 @@ const estimateCalls = 20
 // overlap times non-blocking calls alone, the computation alone, and both, in turns. It returns no times on ranks other
 // than 0.
 func (m *member) overlap(ctx context.Context, p *part, calls int) (times []time.Duration, o *Overlap, err error) {
-	estimate, err := m.times(ctx, p, min(calls, estimateCalls))
+	estimates := min(calls, estimateCalls)
+	estimate, err := m.times(ctx, p, estimates)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -113,34 +114,62 @@ func (m *member) overlap(ctx context.Context, p *part, calls int) (times []time.
 		return nil, nil, err
 	}
 	units := calibrate(target, run)
-	pure, compute, during, overall := m.newRecorder(), m.newRecorder(), m.newRecorder(), m.newRecorder()
+	// Calls between computations may take longer than those that follow each other, as their ranks have slept.
+	t, err := m.turns(ctx, p, estimates, func() time.Duration { return run(units) }, true)
+	if err != nil {
+		return nil, nil, err
+	}
+	if target, err = m.fromFirst(ctx, median(t.pure)); err != nil {
+		return nil, nil, err
+	}
+	units = scaled(units, target, median(t.compute))
+	t, err = m.turns(ctx, p, calls, func() time.Duration { return run(units) }, m.world.Rank() == 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	o = &Overlap{Compute: median(t.compute), During: median(t.during), Overall: median(t.overall)}
+	o.Share = hiddenShare(median(t.pure), o.Compute, o.Overall)
+	return t.pure, o, nil
+}
+
+// turns are the times of calls and computations in turns.
+type turns struct{ pure, compute, during, overall []time.Duration }
+
+// turns makes so many calls alone, computations alone, and both, in turns. It keeps the times only if keep is set.
+func (m *member) turns(ctx context.Context, p *part, calls int, compute func() time.Duration, keep bool) (
+	*turns, error,
+) {
+	t := &turns{}
+	add := func(to *[]time.Duration, d time.Duration) {
+		if keep {
+			*to = append(*to, d)
+		}
+	}
 	for range calls {
 		took, err := m.timed(ctx, p)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		pure.add(took)
+		add(&t.pure, took)
 		if err := m.barrier(ctx); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		compute.add(run(units))
+		add(&t.compute, compute())
 		if err := m.barrier(ctx); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		start := time.Now()
 		wait, err := m.start(ctx, p)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		during.add(run(units))
+		add(&t.during, compute())
 		if err := wait(); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		overall.add(time.Since(start))
+		add(&t.overall, time.Since(start))
 	}
-	o = &Overlap{Compute: median(compute.times), During: median(during.times), Overall: median(overall.times)}
-	o.Share = hiddenShare(median(pure.times), o.Compute, o.Overall)
-	return pure.times, o, nil
+	return t, nil
 }
 
 // start starts the rank's call and returns what waits for it.

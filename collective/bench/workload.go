@@ -233,17 +233,18 @@ func (m *member) measure(ctx context.Context, count int) (Result, error) {
 	return r, m.barrier(ctx) // no rank may release its memory while another is in the last call
 }
 
-// times times calls one by one. It returns no times on ranks other than 0.
-func (m *member) times(ctx context.Context, p *part, calls int) ([]time.Duration, error) {
-	r := m.newRecorder()
+// times times calls one by one. It returns no times on ranks other than 0, which alone reports them.
+func (m *member) times(ctx context.Context, p *part, calls int) (times []time.Duration, err error) {
 	for range calls {
 		took, err := m.timed(ctx, p)
 		if err != nil {
 			return nil, err
 		}
-		r.add(took)
+		if m.world.Rank() == 0 {
+			times = append(times, took)
+		}
 	}
-	return r.times, nil
+	return times, nil
 }
 
 // timed makes a call after a barrier, and returns its time.
@@ -273,17 +274,3 @@ func (m *member) do(ctx context.Context, p *part) error {
 
 // barrier waits for all ranks, those of other groups too.
 func (m *member) barrier(ctx context.Context) error { return m.world.Do(ctx, &m.barrierCall) }
-
-// recorder keeps times on rank 0, which alone reports them.
-type recorder struct {
-	keep  bool
-	times []time.Duration
-}
-
-func (m *member) newRecorder() *recorder { return &recorder{keep: m.world.Rank() == 0} }
-
-func (r *recorder) add(d time.Duration) {
-	if r.keep {
-		r.times = append(r.times, d)
-	}
-}
