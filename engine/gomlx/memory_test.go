@@ -75,10 +75,19 @@ func TestMemoryOfAStep(t *testing.T) {
 						switch {
 						case keeps:
 							return devices * model
-						case s.Shards > 0:
-							return (devices - 1) * model
+						case s.Shards == 0:
+							return 0
 						}
-						return 0
+						total, shares := 0, map[int]int{}
+						for _, share := range p.Shares() {
+							shares[share.Parameter]++
+						}
+						for i, v := range p.Parameters() {
+							if total += devices * v.Bytes(); shares[i] == 1 {
+								total -= v.Bytes() // its owner's program makes it
+							}
+						}
+						return total
 					}
 					if round > 1 {
 						kept = again()
