@@ -508,6 +508,13 @@ func TestErrorsEndAnIteration(t *testing.T) {
 }
 
 func TestContextEndsAnIteration(t *testing.T) {
+	for range 20 { // goroutines may notice the end in any order
+		testContextEndsAnIteration(t)
+	}
+}
+
+func testContextEndsAnIteration(t *testing.T) {
+	t.Helper()
 	cause := errors.New("cause")
 	for name, p := range sources(10) {
 		for what, p := range map[string]data.Pipeline{

@@ -39,6 +39,8 @@ func (p *prefetch) Iter(ctx context.Context) iter.Seq2[Element, error] {
 			select {
 			case r, more = <-ready:
 			case <-ctx.Done():
+			}
+			if !more && ctx.Err() != nil { // the goroutine may have ended for the same reason
 				r, more = result{err: context.Cause(ctx)}, true
 			}
 			if !more || !yield(r.e, r.err) || r.err != nil {

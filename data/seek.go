@@ -632,6 +632,9 @@ func parallel(ctx context.Context, workers int, src iter.Seq2[func() (Element, e
 				return
 			}
 			if !more {
+				if ctx.Err() != nil { // the goroutine may have ended for the same reason
+					yield(nil, context.Cause(ctx))
+				}
 				return
 			}
 			select {
