@@ -49,7 +49,8 @@ const (
 	agreedSquares = agreedSums + agreedPieces    // sums of the squares of these pieces
 	agreedRead    = agreedSquares + agreedPieces // sums of the two halves of the identities of the rows read
 	agreedRow     = agreedRead + 2               // differences of the two halves of the contents of one row, read twice
-	agreed        = agreedRow + 2                // the number of these elements
+	agreedWriting = agreedRow + 2                // number of replicas whose worker is writing its part of a snapshot
+	agreed        = agreedWriting + 1            // the number of these elements
 )
 
 // agreedPieces is the number of pieces that the hash is split into.
@@ -64,6 +65,9 @@ func (t *Trainer) putAgreement(r *distribute.Replica, b *stepBatches, to []float
 	clear(to[:agreed])
 	if b.stop {
 		to[agreedStop] = 1
+	}
+	if t.writing() {
+		to[agreedWriting] = 1
 	}
 	if t.others() {
 		putHash(t.stateHash(b), t.strategy.NumReplicasInSync(), to)

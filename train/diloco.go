@@ -295,7 +295,7 @@ func (t *Trainer) endRound(ctx context.Context, least int, mean *mean) (outer bo
 			}
 			compared := to[2+len(d.mean.sums):]
 			putHash(hash, t.strategy.NumReplicasInSync(), compared)
-			copy(compared[agreedRow:agreed], d.rows[i][agreedRow:])
+			copy(compared[agreedRow:agreedWriting], d.rows[i][agreedRow:])
 		}
 	}
 	err = t.run(ctx, t.exchangeChanges)
@@ -399,7 +399,7 @@ func (t *Trainer) exchangeChanges(ctx context.Context, r *distribute.Replica) er
 	switch {
 	case !sameHash(compared, r.NumReplicas()):
 		return t.compareStates(ctx, r, d.states)
-	case slices.ContainsFunc(compared[agreedRow:agreed], func(x float64) bool { return x != 0 }):
+	case slices.ContainsFunc(compared[agreedRow:agreedWriting], func(x float64) bool { return x != 0 }):
 		return errContents
 	}
 	return nil

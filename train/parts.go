@@ -334,8 +334,8 @@ func (t *Trainer) writing() bool {
 	}
 }
 
-// partsWritten reports whether a snapshot is in progress, and all workers had written their parts before the last step.
-// The result is the same on all workers.
+// partsWritten reports whether a snapshot is in progress, of which all workers had written their parts before the
+// gradients of the last step were reduced. The result is the same on all workers.
 func (t *Trainer) partsWritten() bool {
-	return t.partial != nil && t.parts[0].scalars[t.shards.writing] == 0
+	return t.partial != nil && t.parts[0].scalars[1+t.sums+agreedWriting] == 0
 }

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -9,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
@@ -158,5 +161,50 @@ func TestTwoBackups(t *testing.T) {
 		if s, refused, err := checkpoint.Latest(dir); err != nil || refused != nil || s == nil || s.Step != 12 {
 			t.Errorf("the newest snapshot is %+v, refused %v, %v", s, refused, err)
 		}
+	}
+}
+
+// TestPartsWrittenCompressed checks that with a sharded optimizer and compressed gradients all workers know in a step
+// that one of them is still writing its part of a snapshot, so that none waits for it.
+func TestPartsWrittenCompressed(t *testing.T) {
+	slow, written := make(chan struct{}), make(chan struct{})
+	close(written)
+	engines := make([]engine.Engine, 2)
+	for w := range engines {
+		e, err := gomlx.Open("go", gomlx.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer e.Close()
+		engines[w] = e
+	}
+	errs := overWorkersOn(t, []int{1, 1}, engines, func(w int, s *distribute.Strategy) error {
+		c := &compressed{codec: "bfloat16", shard: ShardOn}
+		c.before = func(ctx context.Context, trainer *Trainer) error {
+			defer func() { trainer.partial = nil }()
+			trainer.partial = &partialSnapshot{done: written}
+			if w == 1 {
+				trainer.partial.done = slow
+			}
+			steps := 0
+			_, err := trainer.Fit(ctx, c.batches, FitConfig{Steps: 3, Callbacks: []Callback{{
+				OnStepEnd: func(context.Context, Step) error {
+					steps++
+					if got, want := trainer.partsWritten(), steps > 2; got != want {
+						t.Errorf("worker %d, step %d: partsWritten is %v, want %v", w, steps, got, want)
+					}
+					if w == 1 && steps == 2 {
+						close(slow)
+					}
+					return nil
+				},
+			}}})
+			return err
+		}
+		_, _, err := c.train(t.Context(), s)
+		return err
+	})
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -55,7 +55,6 @@ type shards struct {
 
 	// The numbers that replicas exchange after those of every step:
 	notFinite int // index in part.scalars: the number of replicas with gradient sums that are not finite
-	writing   int // index in part.scalars: the number of replicas whose worker is writing its part of a snapshot
 	squares   int // index in part.scalars: by leaf, the sum of squares; -1: there is none
 }
 
@@ -196,9 +195,9 @@ func (t *Trainer) shard(ctx context.Context, owners []int) error {
 		}
 		s.pieces, s.whole = append(s.pieces, pieces), append(s.whole, whole)
 	}
-	s.notFinite, s.writing = t.summedScalars(), t.summedScalars()+1
+	s.notFinite = t.summedScalars()
 	if t.config.needsSquares() {
-		s.squares = s.writing + 1
+		s.squares = s.notFinite + 1
 		if s.leaves, err = leavesOf(parameters, s.shares); err != nil {
 			return err
 		}
@@ -212,7 +211,7 @@ func (s *shards) scalars() int {
 	if s == nil {
 		return 0
 	}
-	return 2 + len(s.leaves)
+	return 1 + len(s.leaves)
 }
 
 // isWhole reports whether a share is all of its parameter.
@@ -366,9 +365,6 @@ func (t *Trainer) exchange(ctx context.Context, r *distribute.Replica) error {
 	s, p := t.shards, &t.parts[r.LocalID()]
 	if p.notFinite >= 0 {
 		p.scalars[s.notFinite] = 1
-	}
-	if t.writing() {
-		p.scalars[s.writing] = 1
 	}
 	for i, l := range s.leaves {
 		if l.owner == r.ID() {
