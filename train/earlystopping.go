@@ -25,8 +25,8 @@ type EarlyStoppingConfig struct {
 	// StartFromEpoch is the first epoch, from 0, that counts.
 	StartFromEpoch int
 	// RestoreBest sets the weights to those of the best epoch before Fit returns, whether or not training stopped
-	// early: with FitConfig.EMA to their moving averages, by which Monitor was computed. They are kept in memory, and in
-	// snapshots.
+	// early: with FitConfig.EMA weights and moving averages to the averages of that epoch, by which Monitor was computed.
+	// They are kept in memory, and in snapshots.
 	RestoreBest bool
 }
 
@@ -55,7 +55,10 @@ func NewEarlyStopping(t *Trainer, cfg EarlyStoppingConfig) (Callback, error) {
 			if e.weights == nil {
 				return nil
 			}
-			return t.SetWeights(e.weights)
+			if err := t.SetWeights(e.weights); err != nil || !t.fitting.Load().cfg.EMA {
+				return err
+			}
+			return t.setEMA(e.weights)
 		}
 	}
 	return c, nil

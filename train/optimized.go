@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -119,6 +120,28 @@ func (t *Trainer) WithEMA(ctx context.Context, f func() error) (err error) {
 		}
 	}
 	return f()
+}
+
+// setEMA sets the moving averages to weights, as EMAWeights returns them.
+func (t *Trainer) setEMA(weights []Weight) error {
+	averages, err := t.ema()
+	if err != nil {
+		return fmt.Errorf("train: %w", err)
+	}
+	for i, average := range averages {
+		at := slices.IndexFunc(weights, func(w Weight) bool { return w.Name == t.variables[i].Name })
+		if at < 0 {
+			return fmt.Errorf("train: set the moving averages: %s is missing", t.variables[i].Name)
+		}
+		value := weights[at].Value
+		if of := t.variables[average].DType; value.DType() != of {
+			value = fromFloat64s(of, value.Shape(), value.Float64s())
+		}
+		if err := t.assign(average, value); err != nil {
+			return fmt.Errorf("train: set the moving averages: %w", err)
+		}
+	}
+	return nil
 }
 
 // writeMirrored sets a mirrored variable on all replicas, for a time: the workers do not compare it.

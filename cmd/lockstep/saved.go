@@ -14,6 +14,8 @@ import (
 
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	"github.com/lockstep-ml/lockstep/engine/gomlx/optimizer"
+	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/train"
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
@@ -95,10 +97,31 @@ func (r *savedRun) loadWeights() (err error) {
 			"with Ctrl-C, which writes both", r.from.dir, weightsFile)
 	}
 	r.source = s.Path
-	for _, t := range s.Tensors {
-		r.weights = append(r.weights, train.Weight(t))
+	state, err := train.SnapshotOf(&s.Contents)
+	if err != nil {
+		return fmt.Errorf("--from %s: %s: %w", r.from.dir, s.Path, err)
+	}
+	if r.weights = state.Variables; r.flags.callbacks.ema > 0 && state.Step > 0 {
+		r.weights = averaged(r.weights)
 	}
 	return nil
+}
+
+// averaged replaces the weights by their moving averages, which training with --ema validates by and ends with.
+func averaged(weights []train.Weight) (list []train.Weight) {
+	averages := map[string]*tensor.Tensor{}
+	for _, w := range weights {
+		if name, ok := strings.CutPrefix(w.Name, optimizer.EMAScope); ok {
+			averages[name] = w.Value
+		}
+	}
+	for _, w := range weights {
+		if value := averages[w.Name]; value != nil {
+			w.Value = value
+		}
+		list = append(list, w)
+	}
+	return list
 }
 
 // loadExamples reads the run's data.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"math"
 	"os"
 	"path/filepath"
@@ -119,6 +120,51 @@ func TestCallbackFlagMistakes(t *testing.T) {
 		root.SetArgs(append([]string{"train"}, strings.Fields(args)...))
 		if err := root.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", args, err, want)
+		}
+	}
+}
+
+// TestAveragesOfSnapshot checks that lockstep eval, where only a snapshot exists, computes by the moving averages, as
+// training with --ema does: by a snapshot of the middle of a training, with and without a sharded optimizer, and by
+// that of its end, also after early stopping.
+func TestAveragesOfSnapshot(t *testing.T) {
+	table := append(tinyTable(t), "--replicas", "2", "--epochs", "2", "--global-batch", "20", "--schedule", "constant",
+		"--ema", "0.9", "--save-every", "3")
+	for name, flags := range map[string][]string{
+		"middle":         {"--steps", "3"},
+		"sharded":        {"--steps", "3", "--shard-optimizer", "on"},
+		"end":            nil,
+		"early stopping": {"--early-stopping", "1", "--monitor", "loss", "--validation-split", "0.3"},
+	} {
+		run, dir := t.TempDir(), t.TempDir()
+		trainInto(t, run, slices.Concat(table, flags, []string{"--checkpoint-dir", dir})...)
+		if slices.Contains(flags, "--steps") { // steps 4 and 5 follow, whose snapshot is then lost
+			trainInto(t, t.TempDir(), slices.Concat(table, flags, []string{"--checkpoint-dir", dir, "--resume", "never"},
+				[]string{"--steps", "5"})...)
+			all, err := checkpoint.List(dir)
+			if err != nil || len(all) < 2 {
+				t.Fatal(all, err)
+			}
+			if err := os.RemoveAll(all[len(all)-1]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		losses := map[string]any{}
+		for _, from := range []string{run, dir} {
+			var out strings.Builder
+			root := newRoot()
+			root.SetOut(&out)
+			root.SetArgs([]string{"eval", "--from", from, "--format", "json"})
+			var result map[string]any
+			if err := root.ExecuteContext(t.Context()); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			} else if err := json.Unmarshal([]byte(out.String()), &result); err != nil {
+				t.Fatal(err)
+			}
+			losses[from] = result["loss"]
+		}
+		if losses[run] != losses[dir] {
+			t.Errorf("%s: loss %v by the weights, and %v by the newest snapshot", name, losses[run], losses[dir])
 		}
 	}
 }
