@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -93,6 +95,46 @@ func FuzzCardAndOutcome(f *testing.F) {
 			t.Fatalf("%q is an outcome that is none", b)
 		}
 	})
+}
+
+// TestDecodeOnce: a worker that joins decodes each registration once, however many others arrive, and again only if its
+// entry has changed.
+func TestDecodeOnce(t *testing.T) {
+	m := &joiner{}
+	entry := func(worker, pid int, revision uint64) Entry {
+		text := fmt.Sprintf(`{"job":"a","role":"worker","worker":%d,"workers":2,"pid":%d}`, worker, pid)
+		return Entry{Value: []byte(text), Revision: revision}
+	}
+	now := map[string]Entry{"card/1": entry(1, 10, 7)}
+	for _, step := range []struct {
+		key  string
+		e    Entry
+		want []int // pids
+	}{
+		{"card/1", Entry{Value: []byte("garbage"), Revision: 7}, []int{10}}, // not read again
+		{"card/0", entry(0, 20, 8), []int{20, 10}},
+		{"card/1", entry(1, 11, 9), []int{20, 11}},
+		{"outcome", Entry{Value: []byte("{}"), Revision: 10}, []int{20, 11}},
+	} {
+		if err := m.read(now); err != nil {
+			t.Fatal(err)
+		}
+		now[step.key] = step.e
+		if err := m.read(now); err != nil {
+			t.Fatal(err)
+		}
+		var got []int
+		for _, c := range m.registrations {
+			got = append(got, c.PID)
+		}
+		if !slices.Equal(got, step.want) {
+			t.Errorf("after %s: pids %v, want %v", step.key, got, step.want)
+		}
+	}
+	now["card/1"] = Entry{Value: []byte("garbage"), Revision: 11}
+	if err := m.read(now); err == nil {
+		t.Error("an invalid registration was accepted")
+	}
 }
 
 // TestFramesOfResponses: whatever the number of entries of a response, its frames are bounded, and together hold what

@@ -99,6 +99,14 @@ type joiner struct {
 	since         time.Time
 	report        *waitReport
 	registrations []Registration // the registrations so far, by worker
+	decoded       map[string]decodedRegistration
+}
+
+// decodedRegistration is a registration decoded from an entry of the store. Each is decoded once, although
+// every other registration that arrives is a change.
+type decodedRegistration struct {
+	revision uint64 // of the entry
+	Registration
 }
 
 func (m *joiner) join(ctx context.Context) ([]Registration, error) {
@@ -290,18 +298,26 @@ func (m *joiner) evaluate(ctx context.Context, now map[string]Entry) (*outcome, 
 	return m.propose(ctx, nil)
 }
 
-// read decodes the registrations so far.
+// read decodes the registrations that are new.
 func (m *joiner) read(now map[string]Entry) error {
 	m.registrations = m.registrations[:0]
+	if m.decoded == nil {
+		m.decoded = map[string]decodedRegistration{}
+	}
 	for name, e := range now {
 		if !strings.HasPrefix(name, registrationsKey) {
 			continue
 		}
-		c, err := parseRegistration(e.Value)
-		if err != nil {
-			return fmt.Errorf("key %q: %w", e.Key, err)
+		d, known := m.decoded[name]
+		if !known || d.revision != e.Revision {
+			c, err := parseRegistration(e.Value)
+			if err != nil {
+				return fmt.Errorf("key %q: %w", e.Key, err)
+			}
+			d = decodedRegistration{e.Revision, c}
+			m.decoded[name] = d
 		}
-		m.registrations = append(m.registrations, c)
+		m.registrations = append(m.registrations, d.Registration)
 	}
 	slices.SortFunc(m.registrations, func(a, b Registration) int { return a.Worker - b.Worker })
 	return nil

@@ -361,14 +361,15 @@ func (w *Worker) awaitMembers(ctx context.Context, me info) error {
 		return err
 	}
 	first := 0
+	w.infos = decodeInfos(w.registrations)
 	for i := range w.registrations {
 		c := &w.registrations[i]
 		switch {
 		case c.Replicas < 1 || c.Replicas > replicasMax:
 			return fmt.Errorf("%v registered %d replicas: want 1 to %d", c, c.Replicas, replicasMax)
-		case openerOf(c) != openerOf(&w.registrations[0]):
+		case w.infos[i].opener() != w.infos[0].opener():
 			return fmt.Errorf("%w: the replicas of %v use %s, and those of %v use %s: want the same collectives on all workers",
-				ErrDiffer, &w.registrations[0], openerOf(&w.registrations[0]), c, openerOf(c))
+				ErrDiffer, &w.registrations[0], w.infos[0].opener(), c, w.infos[i].opener())
 		}
 		w.members = append(w.members, Member{Worker: i, Host: c.Host, PID: c.PID, First: first, Replicas: c.Replicas})
 		first += c.Replicas
@@ -390,9 +391,9 @@ func (w *Worker) hostName() string {
 
 // otherHost returns the first worker that is not known to be on this host, or -1.
 func (w *Worker) otherHost() int {
-	mine := hostOf(&w.registrations[w.job.Worker])
+	mine := w.hostOf(w.job.Worker)
 	for i := range w.registrations {
-		if hostOf(&w.registrations[i]) != mine {
+		if w.hostOf(i) != mine {
 			return i
 		}
 	}
@@ -400,12 +401,11 @@ func (w *Worker) otherHost() int {
 }
 
 // hostOf returns the identity of a worker's host, as far as the registration has it.
-func hostOf(c *rendezvous.Registration) string {
-	var a info
-	if json.Unmarshal(c.Data, &a) != nil || a.HostID == "" {
-		return "host " + c.Host
+func (w *Worker) hostOf(worker int) string {
+	if id := w.infos[worker].HostID; id != "" {
+		return id
 	}
-	return a.HostID
+	return "host " + w.registrations[worker].Host
 }
 
 // checkHosts rejects several hosts without a secret.
@@ -416,7 +416,7 @@ func (w *Worker) checkHosts() error {
 	}
 	low, high := min(other, w.job.Worker), max(other, w.job.Worker)
 	why := fmt.Sprintf("%v and %v are on different hosts", &w.registrations[low], &w.registrations[high])
-	if apart := shm.WhyApart(hostOf(&w.registrations[low]), hostOf(&w.registrations[high])); apart != "" {
+	if apart := shm.WhyApart(w.hostOf(low), w.hostOf(high)); apart != "" {
 		why = fmt.Sprintf("%v and %v are on one host, but have %s", &w.registrations[low], &w.registrations[high], apart)
 	}
 	if !w.cfg.DataPlaintext {
@@ -427,13 +427,37 @@ func (w *Worker) checkHosts() error {
 	return nil
 }
 
-// openerOf names the backend of a worker's replicas.
-func openerOf(c *rendezvous.Registration) string {
-	var a info
-	if json.Unmarshal(c.Data, &a) != nil || a.Opener == "" {
+// opener names the backend of a worker's replicas.
+func (a *info) opener() string {
+	if a.Opener == "" {
 		return "the library's own collectives"
 	}
 	return a.Opener
+}
+
+// decodedInfo is the decoded Data of a registration, or why it is invalid.
+type decodedInfo struct {
+	info
+	err error
+}
+
+// decodeInfos decodes the Data of all registrations, by worker. Those of one host and program are equal, and
+// decoded once.
+func decodeInfos(registrations []rendezvous.Registration) []decodedInfo {
+	known := map[string]decodedInfo{}
+	out := make([]decodedInfo, len(registrations))
+	for i := range registrations {
+		text := string(registrations[i].Data)
+		d, ok := known[text]
+		if !ok {
+			if d.err = json.Unmarshal([]byte(text), &d.info); d.err != nil {
+				d.info = info{}
+			}
+			known[text] = d
+		}
+		out[i] = d
+	}
+	return out
 }
 
 // connect connects the replicas of all workers.

@@ -67,6 +67,7 @@ func TestPrograms(t *testing.T) {
 				w.registrations = append(w.registrations,
 					rendezvous.Registration{Role: "worker", Worker: i, Host: "h", PID: i, Build: o.build, Data: data})
 			}
+			w.infos = decodeInfos(w.registrations)
 			switch err := w.checkPrograms(); {
 			case c.want == "" && err != nil, c.want != "" &&
 				(err == nil || !errors.Is(err, ErrDiffer) || !strings.Contains(err.Error(), c.want)):

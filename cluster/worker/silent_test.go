@@ -50,6 +50,7 @@ func TestSameHost(t *testing.T) {
 		w.registrations = append(w.registrations,
 			rendezvous.Registration{Host: m[0], Data: []byte(`{"host_id":"` + m[1] + `"}`)})
 	}
+	w.infos = decodeInfos(w.registrations)
 	for b, want := range []bool{true, true, false, false, true, false, false} {
 		if got := w.sameHost(0, b); got != want {
 			t.Errorf("workers 0 and %d: %v, want %v", b, got, want)

@@ -111,7 +111,7 @@ func (w *Worker) sameHost(a, b int) bool {
 	if w.members[a].Host != w.members[b].Host {
 		return false
 	}
-	one, other := hostOf(&w.registrations[a]), hostOf(&w.registrations[b])
+	one, other := w.hostOf(a), w.hostOf(b)
 	return one == other || shm.WhyApart(one, other) != ""
 }
 

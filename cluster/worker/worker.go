@@ -27,6 +27,7 @@ type Worker struct {
 	job           *cluster.Job
 	registration  rendezvous.Registration
 	registrations []rendezvous.Registration // of all, by worker
+	infos         []decodedInfo             // their Data
 	members       []Member                  // by worker
 	links         string                    // the transports to the others
 	current       current
