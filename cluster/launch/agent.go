@@ -15,6 +15,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cluster/failure"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/internal/affinity"
 )
 
 // Config configures an agent. Command and Workers are required.
@@ -56,8 +57,8 @@ type Config struct {
 	// often, before the others declare it lost; and how long a worker may be stopped before it has failed.
 	// Default 30 seconds.
 	HeartbeatTimeout time.Duration
-	// Affinity selects whether each worker is bound to CPUs. Default [AffinityAuto].
-	Affinity Affinity
+	// Bind is how the workers are bound to the CPUs of this process. Default [affinity.Share].
+	Bind affinity.Policy
 	// Records is the folder in which workers write failure and flight records. Default: a temporary folder,
 	// which is removed at the end, unless the job has failed and the folder contains flight records.
 	Records string
@@ -99,8 +100,8 @@ func (c Config) filled() (Config, error) {
 	if c.Env == nil {
 		c.Env = os.Environ()
 	}
-	if c.Affinity == "" {
-		c.Affinity = AffinityAuto
+	if c.Bind == "" {
+		c.Bind = affinity.Share
 	}
 	for d, otherwise := range map[*time.Duration]time.Duration{
 		&c.RendezvousTimeout: 5 * time.Minute, &c.Settle: time.Second, &c.Grace: 15 * time.Second,
@@ -505,14 +506,15 @@ func (l *layout) nodeOf(rank int) int {
 func (e *epoch) start(logs string) {
 	a, n := e.agent, e.agent.cfg.Workers
 	e.ended = make(chan *worker, n)
-	cpus, nodes := allowedCPUs(), memoryNodes(a.root)
+	cpus, bound := affinity.Read(), make([][]int, n)
 	cores := runtime.GOMAXPROCS(0) // GOMAXPROCS respects the CPU limit of the control group
 	for local := range n {
 		p := e.layout.assign(local)
 		p.id, p.epoch, p.restartsMax = a.cfg.ID, e.number, a.cfg.RestartsMax
 		p.store, p.secret, p.record = a.cfg.StoreURL, a.cfg.Secret, a.cfg.Records
+		bound[local] = cpus.Of(a.cfg.Bind, n, local)
 		s := spec{
-			command: a.cfg.Command, dir: a.cfg.Dir, cpus: cpuShare(a.cfg.Affinity, cpus, nodes, n, local), logs: logs,
+			command: a.cfg.Command, dir: a.cfg.Dir, cpus: bound[local], logs: logs,
 			show:   a.show(p.rank),
 			env:    environment(a.cfg.Env, p.variables(), threads(threadShare(cores, n))),
 			prefix: fmt.Sprintf("[rank%d] ", p.rank),
@@ -522,4 +524,7 @@ func (e *epoch) start(logs string) {
 			func(w *worker) { e.ended <- w }))
 	}
 	e.running = slices.Clone(e.workers)
+	if err := e.logBinding(logs, bound); err != nil {
+		a.notLogged(err)
+	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/cluster/failure"
+	"github.com/lockstep-ml/lockstep/internal/affinity"
 )
 
 func TestLines(t *testing.T) {
@@ -181,30 +182,7 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-func TestShares(t *testing.T) {
-	two := [][]int{{0, 2, 4, 6}, {1, 3, 5, 7}}
-	all := []int{0, 1, 2, 3, 4, 5, 6, 7}
-	for _, c := range []struct {
-		affinity Affinity
-		cpus     []int
-		nodes    [][]int
-		n, i     int
-		want     []int
-	}{
-		{AffinityAuto, all, two, 2, 0, []int{0, 2, 4, 6}},
-		{AffinityAuto, all, two, 2, 1, []int{1, 3, 5, 7}},
-		{AffinityAuto, all, two, 3, 2, []int{1, 3}},
-		{AffinityAuto, all, two[:1], 2, 0, nil},
-		{AffinityOn, all, nil, 4, 1, []int{2, 3}},
-		{AffinityOn, all, nil, 9, 1, nil},
-		{AffinityOff, all, two, 2, 1, nil},
-		{AffinityAuto, []int{4, 5, 6}, two, 1, 0, []int{4, 6, 5}},
-		{AffinityAuto, nil, two, 1, 0, nil},
-	} {
-		if got := cpuShare(c.affinity, c.cpus, c.nodes, c.n, c.i); !slices.Equal(got, c.want) {
-			t.Errorf("%+v: got %v", c, got)
-		}
-	}
+func TestThreadShare(t *testing.T) {
 	if threadShare(8, 3) != 2 || threadShare(2, 5) != 1 {
 		t.Error("threadShare")
 	}
@@ -234,7 +212,7 @@ func TestParseRanks(t *testing.T) {
 func FuzzParseRanks(f *testing.F) {
 	f.Add("0,2-4")
 	f.Fuzz(func(t *testing.T, s string) {
-		if got, err := ParseRanks(s); err == nil && (len(got) == 0 || len(got) > 2*listMax) {
+		if got, err := ParseRanks(s); err == nil && (len(got) == 0 || len(got) > 2*affinity.ListMax) {
 			t.Errorf("%q: %d numbers", s, len(got))
 		}
 	})
@@ -243,26 +221,18 @@ func FuzzParseRanks(f *testing.F) {
 func TestProc(t *testing.T) {
 	file := func(s string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(s)} }
 	root := fstest.MapFS{
-		"proc/self/cgroup":                             file("3:memory:/a/b\n0::/u\n"),
-		"proc/vmstat":                                  file("pgfault 3\noom_kill 41\n"),
-		"proc/7/stat":                                  file("7 (a) b) T 1 7 7 0"),
-		"proc/8/stat":                                  file("8 (x) Z 1 8 8 0"),
-		"proc/9/stat":                                  file("9 (x) S 1 7 7 0"),
-		"proc/10/stat":                                 file("torn"),
-		"sys/devices/system/node/node0/cpulist":        file("0-1,4\n"),
-		"sys/devices/system/node/node10/cpulist":       file("9\n"),
-		"sys/devices/system/node/node2/cpulist":        file("2-3\n"),
-		"sys/devices/system/node/node3/cpulist":        file("\n"), // memory only
-		"sys/devices/system/node/has_normal_memory/no": file(""),
+		"proc/self/cgroup": file("3:memory:/a/b\n0::/u\n"),
+		"proc/vmstat":      file("pgfault 3\noom_kill 41\n"),
+		"proc/7/stat":      file("7 (a) b) T 1 7 7 0"),
+		"proc/8/stat":      file("8 (x) Z 1 8 8 0"),
+		"proc/9/stat":      file("9 (x) S 1 7 7 0"),
+		"proc/10/stat":     file("torn"),
 	}
 	if !stopped(root, 7) || stopped(root, 9) || stopped(root, 10) || stopped(root, 11) {
 		t.Error("stopped")
 	}
 	if onlyDead(root, 7) || !onlyDead(root, 8) || onlyDead(root, 5) {
 		t.Error("onlyDead")
-	}
-	if got, want := fmt.Sprint(memoryNodes(root)), "[[0 1 4] [2 3] [9]]"; got != want {
-		t.Errorf("memory nodes: got %s, want %s", got, want)
 	}
 	for _, step := range []struct {
 		file, text string

@@ -12,7 +12,3 @@ import (
 func separate(cmd *exec.Cmd, _ bool) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
 
 func awaitEnd(int) bool { return false }
-
-func onCPUs(_ []int, f func()) { f() }
-
-func allowedCPUs() []int { return nil }

@@ -24,34 +24,3 @@ func awaitEnd(pid int) bool {
 	}
 	return true
 }
-
-// onCPUs calls f with the calling thread bound to some CPUs; processes that f starts inherit the binding.
-func onCPUs(cpus []int, f func()) {
-	var before, set unix.CPUSet
-	if len(cpus) == 0 || unix.SchedGetaffinity(0, &before) != nil {
-		f()
-		return
-	}
-	for _, c := range cpus {
-		set.Set(c)
-	}
-	if unix.SchedSetaffinity(0, &set) == nil {
-		defer func() { _ = unix.SchedSetaffinity(0, &before) }()
-	}
-	f()
-}
-
-// allowedCPUs returns the CPUs that this process may use, in order.
-func allowedCPUs() []int {
-	var set unix.CPUSet
-	if unix.SchedGetaffinity(0, &set) != nil {
-		return nil
-	}
-	var out []int
-	for c := range len(set) * 64 {
-		if set.IsSet(c) {
-			out = append(out, c)
-		}
-	}
-	return out
-}

@@ -18,10 +18,6 @@ func separate(*exec.Cmd, bool) {}
 
 func awaitEnd(int) bool { return false }
 
-func onCPUs(_ []int, f func()) { f() }
-
-func allowedCPUs() []int { return nil }
-
 func signalGroup(pid int, _ os.Signal) { killGroup(pid) }
 
 func killGroup(pid int) {

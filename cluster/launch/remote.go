@@ -20,33 +20,34 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
+	"github.com/lockstep-ml/lockstep/internal/affinity"
 )
 
 // orderVersion is the version of the protocol between a launcher and its agents on other hosts.
-const orderVersion = 1
+const orderVersion = 2
 
 // order is the configuration of an agent on another host, on one line of its standard input; never on a
 // command line, which every user of that host can read. Further lines are the user's signals. The end of the
 // input means that the launcher has ended.
 type order struct {
-	Version     int           `json:"version"`
-	ID          string        `json:"id"`
-	Secret      string        `json:"secret"`
-	Store       string        `json:"store"` // host:port
-	Node        int           `json:"node"`
-	Nodes       int           `json:"nodes"`
-	Workers     int           `json:"workers"`
-	Command     []string      `json:"command"`
-	Dir         string        `json:"dir"`
-	Env         []string      `json:"env"`
-	RestartsMax int           `json:"restarts_max"`
-	Rendezvous  time.Duration `json:"rendezvous"`
-	Heartbeat   time.Duration `json:"heartbeat"`
-	Grace       time.Duration `json:"grace"`
-	Affinity    Affinity      `json:"affinity"`
-	Logs        string        `json:"logs"`
-	Shown       [2][]int      `json:"shown"`     // for each stream: the ranks that are shown
-	ShownAll    [2]bool       `json:"shown_all"` // or all of them
+	Version     int             `json:"version"`
+	ID          string          `json:"id"`
+	Secret      string          `json:"secret"`
+	Store       string          `json:"store"` // host:port
+	Node        int             `json:"node"`
+	Nodes       int             `json:"nodes"`
+	Workers     int             `json:"workers"`
+	Command     []string        `json:"command"`
+	Dir         string          `json:"dir"`
+	Env         []string        `json:"env"`
+	RestartsMax int             `json:"restarts_max"`
+	Rendezvous  time.Duration   `json:"rendezvous"`
+	Heartbeat   time.Duration   `json:"heartbeat"`
+	Grace       time.Duration   `json:"grace"`
+	Bind        affinity.Policy `json:"bind"`
+	Logs        string          `json:"logs"`
+	Shown       [2][]int        `json:"shown"`     // for each stream: the ranks that are shown
+	ShownAll    [2]bool         `json:"shown_all"` // or all of them
 }
 
 // orderMax bounds an order, in bytes.
@@ -57,7 +58,7 @@ const orderMax = 8 << 20
 type Remote struct {
 	// Config configures all agents. These fields are used: Command, Dir, Env (which the workers get in
 	// addition to their host's environment), ID, RestartsMax, RendezvousTimeout, HeartbeatTimeout, Grace,
-	// Affinity, Logs, Stdout and Stderr.
+	// Bind, Logs, Stdout and Stderr.
 	Config Config
 	// Ranks are those whose output is shown, nil: all; Streams selects the streams.
 	Ranks   []int
@@ -204,7 +205,7 @@ func (r *Remote) start(node int, h Host, store string, ended chan<- *link) error
 		Version: orderVersion, ID: c.ID, Secret: r.Secret.Text(), Store: store, Node: node, Nodes: len(r.Hosts),
 		Workers: h.Workers, Command: c.Command,
 		Dir: c.Dir, Env: c.Env, RestartsMax: c.RestartsMax, Rendezvous: c.RendezvousTimeout, Heartbeat: c.HeartbeatTimeout,
-		Grace: c.Grace, Affinity: c.Affinity, Logs: c.Logs,
+		Grace: c.Grace, Bind: c.Bind, Logs: c.Logs,
 	}
 	for s := range o.Shown {
 		o.ShownAll[s] = r.Streams[s] && r.Ranks == nil
@@ -411,7 +412,7 @@ func (o *order) prepare(ctx context.Context, logger *slog.Logger) (Config, *JobS
 		Command: o.Command, Dir: o.Dir, Env: append(os.Environ(), o.Env...), Workers: o.Workers, Node: o.Node, Nodes: o.Nodes,
 		ID: o.ID, Secret: o.Secret,
 		RestartsMax: o.RestartsMax, RendezvousTimeout: o.Rendezvous, HeartbeatTimeout: o.Heartbeat, Grace: o.Grace,
-		Affinity: o.Affinity, Logs: o.Logs, Quiet: o.Node != 0,
+		Bind: o.Bind, Logs: o.Logs, Quiet: o.Node != 0,
 		Show: func(rank int, s Stream) bool { return o.ShownAll[s] || slices.Contains(o.Shown[s], rank) },
 	}
 	if info, err := os.Stat(o.Dir); err != nil || !info.IsDir() {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/failure"
+	"github.com/lockstep-ml/lockstep/internal/affinity"
 )
 
 // ending is how a process ended.
@@ -80,7 +81,7 @@ func start(s spec, rank int, st *starter, g *guard, scr *screen, patience *atomi
 	separate(w.cmd, true)
 	outs, err := w.openStreams(s, scr)
 	if err == nil {
-		st.do(func() { onCPUs(s.cpus, func() { err = w.cmd.Start() }) })
+		st.do(func() { affinity.Run(s.cpus, func() { err = w.cmd.Start() }) })
 	}
 	w.started = time.Now()
 	for i := range outs {

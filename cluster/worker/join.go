@@ -17,6 +17,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/internal/listener"
 	"github.com/lockstep-ml/lockstep/timeline"
 	"github.com/lockstep-ml/lockstep/transport"
@@ -52,7 +53,7 @@ func Join(ctx context.Context, cfg Config) (*Worker, error) {
 		}
 	}
 	cfg.Logger.Info("worker: joining", "who", w.job.String(), "job", w.job.ID, "epoch", w.job.Epoch, "store", w.job.Store,
-		"read", valuesText(w.job.Values))
+		"cpus", affinity.Text(affinity.Allowed()), "read", valuesText(w.job.Values))
 	w.Progress(-1, "rendezvous")
 	me := w.info() // reads the whole executable, so do it before waiting for others
 	ctx, cancel := w.waiting(ctx)

@@ -17,6 +17,7 @@ import (
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/collective/bench"
 	"github.com/lockstep-ml/lockstep/collective/chooser"
+	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/internal/memlimit"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -31,6 +32,7 @@ type benchFlags struct {
 	warmup  int
 	check   int
 	split   string
+	bind    string
 	table   string
 	explain bool
 	plot    string
@@ -143,6 +145,7 @@ func (b *benchFlags) addFlags(cmd *cobra.Command, name string) {
 	f.IntVar(&o.Ranks, "ranks", 2, "number of ranks")
 	f.IntVar(&o.Processes, "processes", 0, "number of processes, over which the ranks are spread (default one per rank; "+
 		"mem and pipe: 1)")
+	f.StringVar(&b.bind, "bind-to", string(affinity.Share), bindHelp("each process"))
 	f.StringVar(&b.split, "split", "", "divide the ranks into groups that make the calls at the same time: `mod:N` joins "+
 		"ranks that are equal modulo N, div:N joins N consecutive ranks")
 	f.StringVar(&o.Algorithm, "algorithm", "", "name of the algorithm (default the library's choice)")
@@ -330,6 +333,9 @@ func (b *benchFlags) checkFlags(cmd *cobra.Command) error {
 		return usagef("--check %d: want 0 to %d", b.check, bench.CallsMax)
 	case o.Algorithm != "" && !slices.Contains(chooser.Names(), o.Algorithm):
 		return usagef("--algorithm %s: want one of %s", o.Algorithm, strings.Join(chooser.Names(), ", "))
+	case changed("bind-to") && t.Goroutines():
+		return usagef("--bind-to %s: the transport %s connects goroutines of one process, and processes are bound", b.bind,
+			o.Transport)
 	case b.split != "" && (o.Limit || b.explain):
 		return usagef("--split %s: --limit and --explain are for one group of all ranks", b.split)
 	}
@@ -339,6 +345,10 @@ func (b *benchFlags) checkFlags(cmd *cobra.Command) error {
 	if o.Warmup = b.warmup; changed("warmup") && b.warmup == 0 {
 		o.Warmup = -1
 	}
+	if err := checkBind(b.bind); err != nil {
+		return err
+	}
+	o.Bind = affinity.Policy(b.bind)
 	if o.Check = b.check; b.check == 0 {
 		o.Check = -1
 	}

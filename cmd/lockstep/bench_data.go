@@ -22,6 +22,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -240,7 +241,7 @@ func (g *benchGroup) start(cmd *exec.Cmd, pinned bool) error {
 		return err
 	}
 	if pinned {
-		err = startOn(len(g.processes), cmd)
+		affinity.Run(affinity.Read().Of(affinity.Core, g.workers, len(g.processes)), func() { err = cmd.Start() })
 	} else {
 		err = cmd.Start()
 	}

@@ -39,8 +39,7 @@ func runBenchWorkers(cmd *cobra.Command, o benchTrainFlags) error {
 	shown := make(readers, 1)
 	agent, err := launch.New(launch.Config{
 		Command: command, Workers: o.workers, ID: newJobID("run", time.Now(), os.Getpid()), Guard: guard,
-		Affinity: launch.AffinityOn,
-		Stdout:   withoutPrefix{shown.of(cmd.OutOrStdout())}, Stderr: shown.of(os.Stderr),
+		Stdout: withoutPrefix{shown.of(cmd.OutOrStdout())}, Stderr: shown.of(os.Stderr),
 	})
 	if err != nil {
 		return err

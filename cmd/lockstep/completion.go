@@ -27,7 +27,7 @@ func flagValues() map[string]map[string][]string {
 		"lockstep generate":    {"engine": gomlx.Names},
 		"lockstep run": {
 			"rdzv-backend": {"tcp", "file", "etcd"}, "tee": {"both", "stdout", "stderr", "none"},
-			"cpu-affinity": {"auto", "on", "off"}, "nproc-per-node": {"auto", "cpu", "gpu"},
+			"bind-to": {"share", "core", "numa", "none"}, "nproc-per-node": {"auto", "cpu", "gpu"},
 			"progress": runProgressModes,
 		},
 		"lockstep bench": {

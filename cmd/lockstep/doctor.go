@@ -15,6 +15,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/cluster/doctor"
 	"github.com/lockstep-ml/lockstep/cluster/worker"
+	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/internal/kernel"
 )
 
@@ -200,7 +201,7 @@ func (o *doctorFlags) start(ctx context.Context, out io.Writer) error {
 	}
 	run := runFlags{
 		perNode: strconv.Itoa(o.workers), nodes: "1", backend: "tcp", timeout: o.wait, heartbeat: agentHeartbeat,
-		grace: o.timeout, tee: "both", affinity: "auto", progress: "none",
+		grace: o.timeout, tee: "both", bind: string(affinity.Share), progress: "none",
 		command: command, given: func(string) bool { return false },
 	}
 	cfg, err := run.config()

@@ -20,6 +20,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cluster/launch"
 	"github.com/lockstep-ml/lockstep/cluster/status"
+	"github.com/lockstep-ml/lockstep/internal/affinity"
 )
 
 // runFlags are the flags of lockstep run.
@@ -39,7 +40,7 @@ type runFlags struct {
 	maxRestarts           int
 	grace                 time.Duration
 	logDir, tee, ranks    string
-	affinity              string
+	bind                  string
 	dashboard             dashboardFlags
 	progress              string
 
@@ -142,8 +143,7 @@ not given. Flags may be written with underscores, such as --nproc_per_node.`,
 	f.StringVar(&o.progress, "progress", "auto", "live table of the workers below their output: "+
 		strings.Join(runProgressModes, ", ")+" (auto: on a terminal, if standard output is not a pipe)")
 	o.dashboard.add(f, "; on node 0")
-	f.StringVar(&o.affinity, "cpu-affinity", "auto",
-		"pin each worker to its own CPUs: on, off, auto (on machines with several NUMA nodes)")
+	f.StringVar(&o.bind, "bind-to", string(affinity.Share), bindHelp("each worker"))
 	f.StringArrayVar(&o.env, "env", nil, "environment variable for the workers on all hosts: `NAME=VALUE`, or NAME to "+
 		"copy its value from here")
 	f.StringVar(&o.ssh, "ssh", "", "`command` by which -H reaches a host; its arguments are the host and a shell "+
@@ -299,7 +299,7 @@ func (o *runFlags) config() (launch.Config, error) {
 	o.readers = make(readers, 1)
 	cfg := launch.Config{
 		Command: o.command, ID: o.id, RestartsMax: o.maxRestarts, RendezvousTimeout: o.timeout, HeartbeatTimeout: o.heartbeat,
-		Grace: o.grace, Affinity: launch.Affinity(o.affinity),
+		Grace: o.grace, Bind: affinity.Policy(o.bind),
 		Stdout: o.readers.of(os.Stdout), Stderr: o.readers.of(os.Stderr),
 	}
 	if o.maxRestarts < 0 {
@@ -314,8 +314,8 @@ func (o *runFlags) config() (launch.Config, error) {
 	if o.timeout <= 0 {
 		return cfg, usagef("--rdzv-timeout %v: want more than 0s", o.timeout)
 	}
-	if !slices.Contains([]string{"auto", "on", "off"}, o.affinity) {
-		return cfg, usagef("--cpu-affinity %s: want auto, on or off", o.affinity)
+	if err := checkBind(o.bind); err != nil {
+		return cfg, err
 	}
 	if o.hosts == "" && o.given("hosts") {
 		return cfg, usagef("-H is empty: want hosts and their numbers of workers, such as host1:4,host2:4")

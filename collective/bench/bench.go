@@ -21,6 +21,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/collective/chooser"
+	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/internal/memlimit"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport/shm"
@@ -56,8 +57,10 @@ type Options struct {
 	// Processors is the number of processors that the ranks share; the default of Calls depends on it.
 	// Default those of this machine. It is the same for all processes.
 	Processors int
-	Format     string // "plain" (default), one line per size for other programs to read; "table" or "json"
-	Name       string // first word of a plain line; default "lockstep-" and the transport's name
+	// Bind is how the processes are bound to the CPUs of this one; default [affinity.Share].
+	Bind   affinity.Policy
+	Format string // "plain" (default), one line per size for other programs to read; "table" or "json"
+	Name   string // first word of a plain line; default "lockstep-" and the transport's name
 
 	// Worker returns the command of a process that runs [Work]; required for more than one process.
 	Worker WorkerCommand `json:"-"`
@@ -371,6 +374,9 @@ func (o Options) filled() (Options, error) {
 	}
 	if o.Op == collective.Barrier {
 		o.Sizes = []int{0}
+	}
+	if o.Bind == "" {
+		o.Bind = affinity.Share
 	}
 	if o.Format == "" {
 		o.Format = "plain"

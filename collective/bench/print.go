@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -129,6 +130,9 @@ func (p *printer) head() error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s, %d ranks in %d %s over %s, algorithm %s, %d processors\n", what, o.Ranks, o.Processes,
 		plural("process", "processes", o.Processes), o.Transport, algorithm, cores())
+	if bound := affinity.Read().Of(o.Bind, o.Processes, 0); o.Processes > 1 && len(bound) > 0 {
+		fmt.Fprintf(&b, "# each process is bound to its CPUs (%s), the first to %s\n", o.Bind, affinity.Text(bound))
+	}
 	if sizes := o.Split.Sizes(o.Ranks); o.Split.By != "" {
 		fmt.Fprintf(&b, "# %d %s at the same time (split %v); rank 0's has %d %s\n", len(sizes),
 			plural("group", "groups", len(sizes)), o.Split, sizes[0], plural("rank", "ranks", sizes[0]))

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/transport/mixed"
 )
 
@@ -61,6 +62,7 @@ func spawn(ctx context.Context, opts Options, report func(Result) error) error {
 	var children []*child
 	var links []io.ReadWriter
 	var err error
+	cpus := affinity.Read()
 	for i := range opts.Processes {
 		var text []byte
 		if text, err = json.Marshal(job{opts, i, name}); err != nil {
@@ -74,7 +76,8 @@ func spawn(ctx context.Context, opts Options, report func(Result) error) error {
 		if c.out, err = c.cmd.StdoutPipe(); err != nil {
 			break
 		}
-		if err = c.cmd.Start(); err != nil {
+		affinity.Run(cpus.Of(opts.Bind, opts.Processes, i), func() { err = c.cmd.Start() })
+		if err != nil {
 			break
 		}
 		children, links = append(children, c), append(links, c)

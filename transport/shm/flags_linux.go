@@ -236,6 +236,9 @@ func (e *endpoint) begin() error {
 	if e.doubted() && !e.decide() {
 		return transport.ErrInterrupted
 	}
+	if e.calls == 1 {
+		e.countCPUs()
+	}
 	for peer := range e.blocks {
 		if peer == e.rank {
 			continue

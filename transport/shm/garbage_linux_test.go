@@ -204,7 +204,7 @@ func TestParkingAllocatesNothing(t *testing.T) {
 		return
 	}
 	defer b.Close()
-	a.g.polls, b.g.polls = 0, 0
+	a.polls, b.polls = 0, 0
 	call := func(e *endpoint) {
 		e.Publish(transport.Slot{})
 		if err := errors.Join(e.Signal(0), e.Await(context.Background(), -1, 0),

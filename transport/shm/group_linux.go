@@ -5,9 +5,11 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
 )
@@ -23,7 +25,7 @@ type group struct {
 	process []int // number of the process, by rank
 	first   bool  // it was split from the world's group
 	places  []transport.Place
-	polls   int // number of checks before a waiting rank yields its processor between checks; 0: it blocks at once
+	polls   int // if not 0, the local ranks have a processor each: they poll before they block
 
 	ends []atomic.Pointer[endpoint] // by rank; nil unless local and open
 
@@ -57,14 +59,9 @@ func newGroup(w *world, offset int64, worldly []int) (*group, error) {
 		g.process = append(g.process, p)
 		g.places = append(g.places, transport.Place{Worker: p})
 	}
-	switch {
-	case len(w.cfg.Ranks) > runtime.GOMAXPROCS(0):
-		// the peer may be a goroutine that needs this processor, so yielding the thread does not help
-	case w.cfg.Size <= runtime.NumCPU():
-		g.polls = pollsFirst
-	default:
+	if len(w.cfg.Ranks) <= runtime.GOMAXPROCS(0) {
 		g.polls = pollsEach
-	}
+	} // else the peer may be a goroutine that needs this processor, so yielding the thread does not help
 	return g, nil
 }
 
@@ -77,6 +74,8 @@ func (g *group) join(rank int) *endpoint {
 			n), garbage: make([]error, n),
 		reply: make(chan struct{}, 1), outgoing: make([]pipeEnd, n), incoming: make([]pipeEnd, n), staged: make([]bool, n),
 	}
+	e.polls = g.polls
+	e.mine.cpus.set(affinity.Allowed())
 	for r := range n {
 		e.blocks = append(e.blocks, g.block(r))
 		e.outgoing[r].pipe, e.outgoing[r].ring = g.pipe(rank, r)
@@ -177,8 +176,11 @@ type endpoint struct {
 	names    map[string]string // texts seen so far
 	garbage  []error           // invalid data of a peer, by peer
 	want     want
-	staged   []bool // by rank: its staging buffer is backed by memory
-	unstaged error  // why a staging buffer has no memory
+	polls    int       // number of checks before it yields its processor between checks; 0: it blocks at once
+	yields   uint32    // number of waits that have yielded it
+	moved    time.Time // when it last moved to another processor
+	staged   []bool    // by rank: its staging buffer is backed by memory
+	unstaged error     // why a staging buffer has no memory
 	inspect  func(peer int, h transport.Header) error
 
 	outgoing, incoming []pipeEnd // by peer

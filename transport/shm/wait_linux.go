@@ -9,20 +9,21 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// If the host has a processor for every rank, a wait polls some hundred times, about as long as peers that compute at
+// If there is a processor for every rank, a wait polls some hundred times, about as long as peers that compute at
 // the same pace are apart. Then it yields its processor between polls: if the awaited peer needs it, a call takes
 // microseconds, where further spinning would take until the end of a time slice. It blocks after about the time that
 // blocking and waking up costs. The processor is yielded to other threads, not to other goroutines (runtime.Gosched):
 // that makes the runtime wake threads to look for work, which compete with the peers.
 const (
-	pollsFirst = 200 // before it yields the processor, if there is one for every rank
-	pollsEach  = 32  // then, each time
-	spinTime   = 50 * time.Microsecond
+	pollsFirst    = 200 // before it yields the processor, if there is one for every rank
+	pollsEach     = 32  // then, each time
+	spinTime      = 50 * time.Microsecond
+	separateEvery = 16 // waits that yield: how often it compares its processor with those of other ranks
 )
 
 // spin polls for a while, and reports whether the awaited condition is true.
 func (e *endpoint) spin() bool {
-	first := e.g.polls
+	first := e.polls
 	if first == 0 {
 		return false
 	}
@@ -39,6 +40,9 @@ func (e *endpoint) spin() bool {
 		}
 		if since.IsZero() {
 			since = time.Now()
+			if e.yields++; first == pollsFirst && e.yields%separateEvery == 0 {
+				e.separate()
+			}
 		} else if time.Since(since) > spinTime {
 			return false
 		}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/internal/listener"
 	"github.com/lockstep-ml/lockstep/transport"
 )
@@ -156,7 +157,7 @@ func newWorld(n *Node, g GroupConfig) (*world, error) {
 		w.near[w.proc[r]] = true
 	}
 	w.host = hosts(w.procs)
-	w.spin = w.ranksHere() <= runtime.NumCPU() && len(g.Local) <= runtime.GOMAXPROCS(0)
+	w.spin = w.ranksHere() <= affinity.Together() && len(g.Local) <= runtime.GOMAXPROCS(0)
 	return w, nil
 }
 

@@ -1,0 +1,17 @@
+//go:build !linux
+
+package affinity
+
+import "runtime"
+
+// Read returns no CPUs: this system binds no process.
+func Read() CPUs { return CPUs{} }
+
+// Allowed returns nil: the CPUs are unknown.
+func Allowed() []int { return nil }
+
+// Together returns how many CPUs this process may use.
+func Together() int { return runtime.NumCPU() }
+
+// Run calls f.
+func Run(_ []int, f func()) { f() }
