@@ -106,9 +106,10 @@ if there are any, the exit code is 1.
 
 With --overlap the calls are non-blocking, and the column overlap is the share
 of a call that is hidden behind a computation of about the same length (as in
-IMB-NBC and osu_iallreduce). With --limit the command also prints a lower bound,
-measured in the same run: the ranks do the same reads and writes without
-synchronizing or adding (or exchange the same bytes over bare sockets).`
+IMB-NBC and osu_iallreduce). With --limit the command also prints a limit,
+measured in the same run: the best time in which the ranks do the same reads and
+writes without synchronizing or adding, or, over tcp, the median time in which
+the processes exchange the same bytes over bare sockets, in turns with the calls.`
 	if name == allOps {
 		return text
 	}

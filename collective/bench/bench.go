@@ -65,7 +65,8 @@ type Options struct {
 	// Worker returns the command of a process that runs [Work]; required for more than one process.
 	Worker WorkerCommand `json:"-"`
 
-	group int // the number of the group that this copy is for
+	group int   // the number of the group that this copy is for
+	bare  *bare // the bare exchange of this process, if it is measured
 }
 
 // Bounds of [Options]. With more ranks one call takes seconds, and depends on the machine more than on the
@@ -143,9 +144,9 @@ var ErrWrong = errors.New("wrong results")
 // bytes that the busiest rank must at least send or receive, such as 2(n-1)/n for an all-reduce of n ranks. It can be
 // compared between numbers of ranks, and with the bandwidth of the hardware (nccl-tests: PERFORMANCE.md). #wrong is the
 // number of wrong elements. With Limit
-// another column shows the share of the limit that was reached: the time in which the ranks do the same reads and
-// writes without synchronising or adding ("mem", "shm"), or exchange the same bytes over plain sockets
-// ("tcp").
+// another column shows the share of the limit that was reached. The limit is the best time in which goroutines do the
+// ranks' reads and writes without synchronising or adding ("mem", "shm", "pipe"), or the median time of a bare exchange
+// over sockets between the same processes ("tcp"), measured in turns with the calls.
 //
 // Run returns the results, those before an error included. The error is an [ErrWrong] if all measurements were made but
 // a result is wrong.
@@ -197,20 +198,17 @@ func wrongResults(results []Result) error {
 // Measure is Run without printing.
 func Measure(ctx context.Context, opts Options) ([]Result, error) { return Run(ctx, io.Discard, opts) }
 
-// measureAll measures every size and reports each. It measures the limit of a size just before and just after
-// the size, so that a temporary slowdown of the machine affects both.
+// measureAll measures every size and reports each. It measures a limit of the memory just before and just after the
+// size, so that a temporary slowdown of the machine affects both.
 func measureAll(ctx context.Context, opts Options, report func(Result) error) error {
-	if !opts.Limit || opts.Op == collective.Barrier {
+	if !opts.Limit || opts.bareExchange() {
 		return measureSizes(ctx, opts, report)
 	}
 	for _, size := range opts.Sizes {
 		one := opts
 		one.Sizes = []int{size}
 		bytes := opts.count(size, opts.Ranks) * opts.Type.Bytes()
-		before, err := limitOf(opts, bytes)
-		if err != nil {
-			return err
-		}
+		before := MemoryLimit(opts.Op, opts.Ranks, bytes)
 		var result Result
 		if err := measureSizes(ctx, one, func(r Result) error {
 			result = r
@@ -218,11 +216,7 @@ func measureAll(ctx context.Context, opts Options, report func(Result) error) er
 		}); err != nil {
 			return err
 		}
-		after, err := limitOf(opts, bytes)
-		if err != nil {
-			return err
-		}
-		result.Limit = min(before, after)
+		result.Limit = min(before, MemoryLimit(opts.Op, opts.Ranks, bytes))
 		if err := report(result); err != nil {
 			return err
 		}
@@ -373,7 +367,7 @@ func (o Options) filled() (Options, error) {
 		o.Sizes[0] = max(o.Sizes[0], o.Type.Bytes())
 	}
 	if o.Op == collective.Barrier {
-		o.Sizes = []int{0}
+		o.Sizes, o.Limit = []int{0}, false
 	}
 	if o.Bind == "" {
 		o.Bind = affinity.Share

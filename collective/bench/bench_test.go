@@ -195,15 +195,18 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// TestSeveralRanksInAProcess spreads five ranks over two processes.
+// TestSeveralRanksInAProcess spreads five ranks over two and three processes, and measures the limit of each.
 func TestSeveralRanksInAProcess(t *testing.T) {
-	for _, transport := range []string{"shm", "tcp"} {
-		results, err := bench.Measure(t.Context(), bench.Options{
-			Transport: transport, Ranks: 5, Processes: 2,
-			Sizes: []int{40000}, Calls: 3, Worker: worker,
-		})
-		if err != nil || len(results) != 1 || results[0].Processes != 2 {
-			t.Errorf("%s: %+v, %v", transport, results, err)
+	for _, o := range []bench.Options{
+		{Transport: "shm", Processes: 2},
+		{Transport: "tcp", Processes: 2},
+		{Transport: "tcp", Processes: 3},
+		{Transport: "tcp", Processes: 2, Overlap: true},
+	} {
+		o.Ranks, o.Sizes, o.Calls, o.Limit, o.Worker = 5, []int{40000, 80000}, 3, true, worker
+		results, err := bench.Measure(t.Context(), o)
+		if err != nil || len(results) != 2 || results[1].Processes != o.Processes || results[1].Limit <= 0 {
+			t.Errorf("%s: %+v, %v", o.Transport, results, err)
 		}
 	}
 }

@@ -1,9 +1,6 @@
 package bench
 
 import (
-	"fmt"
-	"io"
-	"net"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -17,16 +14,6 @@ import (
 // limitRuns is how often a limit is measured before and after the measurement that it bounds; the best of all
 // counts.
 const limitRuns = 5
-
-// limitOf returns a lower bound of the operation's time on this machine: over memory, the ranks' reads and
-// writes as plain copies, concurrently, without synchronising or adding; over sockets, the least bytes of
-// every rank's link, in both directions at once, without headers.
-func limitOf(o Options, bytes int) (time.Duration, error) {
-	if Transports[o.Transport].join != nil && Transports[o.Transport].frames {
-		return socketLimit(o, bytes)
-	}
-	return MemoryLimit(o.Op, o.Ranks, bytes), nil
-}
 
 // traffic is how much of a vector a rank reads and writes.
 type traffic struct{ reads, writes int }
@@ -105,61 +92,4 @@ func together(ranks int, f func(i int)) time.Duration {
 	}
 	wg.Wait()
 	return slices.MaxFunc(ended, time.Time.Compare).Sub(slices.MinFunc(began, time.Time.Compare))
-}
-
-// socketLimit times a plain exchange around a ring of connections.
-func socketLimit(o Options, bytes int) (time.Duration, error) {
-	carried := int(float64(bytes) * busFactor(o.Op, o.Ranks))
-	out, in := make([]net.Conn, o.Ranks), make([]net.Conn, o.Ranks)
-	defer func() {
-		for i := range out {
-			for _, c := range []net.Conn{out[i], in[i]} {
-				if c != nil {
-					c.Close()
-				}
-			}
-		}
-	}()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("bench: %w", err)
-	}
-	defer l.Close()
-	for i := range out {
-		if out[i], err = net.Dial("tcp", l.Addr().String()); err == nil {
-			in[(i+1)%o.Ranks], err = l.Accept()
-		}
-		if err != nil {
-			return 0, fmt.Errorf("bench: %w", err)
-		}
-	}
-	given, got := make([][]byte, o.Ranks), make([][]byte, o.Ranks)
-	for i := range given {
-		given[i], got[i] = make([]byte, carried), make([]byte, carried)
-	}
-	best := time.Duration(1<<63 - 1)
-	for range limitRuns {
-		errs := make(chan error, 2*o.Ranks)
-		began := time.Now()
-		for i := range out {
-			go func() {
-				_, err := out[i].Write(given[i])
-				errs <- err
-			}()
-			go func() {
-				_, err := io.ReadFull(in[i], got[i])
-				errs <- err
-			}()
-		}
-		for range 2 * o.Ranks {
-			if e := <-errs; e != nil && err == nil {
-				err = e
-			}
-		}
-		if err != nil {
-			return 0, fmt.Errorf("bench: a bare exchange: %w", err)
-		}
-		best = min(best, time.Since(began))
-	}
-	return best, nil
 }

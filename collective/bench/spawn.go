@@ -82,8 +82,14 @@ func spawn(ctx context.Context, opts Options, report func(Result) error) error {
 		}
 		children, links = append(children, c), append(links, c)
 	}
-	if err == nil {
-		err = mixed.Collect(links)
+	rounds := 1
+	if opts.Limit && opts.bareExchange() {
+		rounds = 2
+	}
+	for range rounds {
+		if err == nil {
+			err = mixed.Collect(links)
+		}
 	}
 	if err == nil {
 		err = readResults(children[0], report)
@@ -145,9 +151,19 @@ func Work(ctx context.Context, text string, r io.Reader, w io.Writer) error {
 		return fmt.Errorf("bench: invalid job for process %d of %d with %d ranks over %q", j.Process, o.Processes, o.Ranks,
 			o.Transport)
 	}
-	ends, err := t.join(ctx, &j, link{r, w})
+	parent := link{r, w}
+	ends, err := t.join(ctx, &j, parent)
 	if err != nil {
 		return err
+	}
+	if o.Limit && o.bareExchange() {
+		if o.bare, err = openBare(ctx, &j, mixed.Through(parent)); err != nil {
+			for _, e := range ends {
+				e.Close()
+			}
+			return err
+		}
+		defer o.bare.close()
 	}
 	group, err := collective.Open(ends, o.config())
 	if err != nil {

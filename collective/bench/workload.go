@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -134,6 +135,8 @@ type member struct {
 	opts  *Options
 
 	barrierCall collective.Call
+	firstLocal  bool            // it is the lowest rank of this process
+	limits      []time.Duration // times of bare exchanges
 }
 
 // measureGroup measures every size on the ranks of this process, and reports rank 0's results.
@@ -143,7 +146,7 @@ func measureGroup(ctx context.Context, group collective.Group, opts Options, rep
 	errs := make(chan error)
 	for _, c := range group.Local() {
 		go func() {
-			err := measureRank(ctx, c, opts, report)
+			err := measureRank(ctx, c, c.Rank() == group.Local()[0].Rank(), opts, report)
 			if err != nil {
 				cancel(err) // the others would wait for this rank
 			}
@@ -162,8 +165,12 @@ func measureGroup(ctx context.Context, group collective.Group, opts Options, rep
 	return err
 }
 
-func measureRank(ctx context.Context, world collective.Communicator, opts Options, report func(Result) error) error {
-	m := &member{world: world, comm: world, opts: &opts, barrierCall: collective.Call{Op: collective.Barrier}}
+func measureRank(
+	ctx context.Context, world collective.Communicator, firstLocal bool, opts Options, report func(Result) error,
+) error {
+	m := &member{
+		world: world, comm: world, opts: &opts, barrierCall: collective.Call{Op: collective.Barrier}, firstLocal: firstLocal,
+	}
 	if opts.Split.By != "" {
 		var err error
 		opts.group = opts.Split.color(world.Rank())
@@ -211,8 +218,15 @@ func (m *member) measure(ctx context.Context, count int) (Result, error) {
 	}
 	var times []time.Duration
 	var overlap *Overlap
+	if m.opts.bare != nil {
+		m.opts.bare.resize(int(float64(bytes) * busFactor(m.opts.Op, m.opts.Processes)))
+	}
+	m.limits = m.limits[:0]
 	if m.opts.Overlap {
 		times, overlap, err = m.overlap(ctx, p, calls)
+		for i := 0; i < calls && err == nil; i++ {
+			err = m.timedBare(ctx)
+		}
 	} else {
 		times, err = m.times(ctx, p, calls)
 	}
@@ -221,6 +235,10 @@ func (m *member) measure(ctx context.Context, count int) (Result, error) {
 	}
 	r := m.opts.result(bytes, m.comm.Size(), times)
 	r.Overlap = overlap
+	if len(m.limits) > 0 {
+		slices.Sort(m.limits)
+		r.Limit = percentile(m.limits, 50)
+	}
 	if m.opts.checks() > 0 {
 		list, err := m.check(ctx, p)
 		if err != nil {
@@ -243,8 +261,25 @@ func (m *member) times(ctx context.Context, p *part, calls int) (times []time.Du
 		if m.world.Rank() == 0 {
 			times = append(times, took)
 		}
+		if err := m.timedBare(ctx); err != nil {
+			return nil, err
+		}
 	}
 	return times, nil
+}
+
+// timedBare makes a bare exchange after a barrier, if it is measured, and notes its time.
+func (m *member) timedBare(ctx context.Context) error {
+	if !m.opts.Limit || !m.opts.bareExchange() {
+		return nil
+	}
+	if err := m.barrier(ctx); err != nil || m.opts.bare == nil || !m.firstLocal {
+		return err
+	}
+	start := time.Now()
+	err := m.opts.bare.exchange()
+	m.limits = append(m.limits, time.Since(start))
+	return err
 }
 
 // timed makes a call after a barrier, and returns its time.
