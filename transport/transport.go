@@ -255,6 +255,9 @@ type Capabilities struct {
 	StagingBytes int
 	// Posts reports that the endpoint supports non-blocking exchanges: Post and Complete.
 	Posts bool
+	// SharedReceives reports that posted exchanges may receive into the same memory: it is written only by the Complete
+	// that ends an exchange, and the caller may use it until the next Complete.
+	SharedReceives bool
 	// Encrypted reports, by rank, whether the connections with that rank are encrypted. nil: none is.
 	Encrypted []bool
 }

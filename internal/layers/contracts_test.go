@@ -61,7 +61,8 @@ var (
 		Close() error
 	} = transport.Endpoint(nil)
 	_ = transport.Capabilities{
-		Places: []transport.Place(nil), Memory: false, StagingBytes: 0, Posts: false, Encrypted: []bool(nil),
+		Places: []transport.Place(nil), Memory: false, StagingBytes: 0, Posts: false, SharedReceives: false,
+		Encrypted: []bool(nil),
 	}
 
 	_ func(context.Context, *distribute.Strategy,

@@ -10,9 +10,14 @@
 // # Moving a frame
 //
 // The rank's goroutine writes and reads its sockets without blocking. Data moves from and to the caller's memory,
-// except for small frames, which are copied behind their header. If the socket is full, the writer goroutine of the
-// connection sends the rest. A rank that waits spins for a while if the host has at least as many processors as ranks;
-// then it has the connections watched and blocks in [transport.Park]. No call starts a goroutine or allocates.
+// except for small frames, which are received together with their header.
+//
+// On Linux the sockets are not registered with Go's poller. A rank that waits spins for a while if the host has at
+// least as many processors as ranks, and sends meanwhile what other exchanges in progress have to send. Then its thread
+// waits for the sockets in a system call, for milliseconds. If that did not suffice, and every 20 ms of such waits, it
+// has an epoll instance of the endpoint report to Go's poller, and blocks in [transport.Park], which everything can end
+// that ends a call. On other systems, and for connections that are no sockets, goroutines move the bytes through
+// buffers. No call starts a goroutine or allocates.
 //
 // A send returns when the kernel has taken the frame, so a sender may be ahead of its receiver by the size of the
 // socket buffers.

@@ -30,9 +30,14 @@ type endpoint struct {
 	first   int
 	count   int
 
+	polled  sockets   // of a short wait
+	blocked time.Time // when the last short wait ended
+	parkAt  time.Time // from when on the next wait calls Park
+
 	wake   chan struct{} // one token ends one wait; see wait
 	parked atomic.Bool
 	closed atomic.Bool
+	poller poller // ends long waits; opened under mu
 	down   chan transport.PeerDown
 	peers  []peer
 	failed sync.Once
@@ -71,6 +76,7 @@ func newEndpoint(g *group, rank int) *endpoint {
 	for i := range e.peers {
 		e.peers[i].state.Store(&peerState{})
 	}
+	e.poller.notify = e.unpark
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	return e
 }
@@ -82,7 +88,9 @@ func (e *endpoint) Size() int { return len(e.peers) }
 func (e *endpoint) Transport() string { return "tcp" }
 
 func (e *endpoint) Capabilities() transport.Capabilities {
-	return transport.Capabilities{Places: e.group.places, Posts: true, Encrypted: e.group.encrypted}
+	return transport.Capabilities{
+		Places: e.group.places, Posts: true, SharedReceives: true, Encrypted: e.group.encrypted,
+	}
 }
 
 func (e *endpoint) Inspect(inspect func(peer int, h transport.Header) error) { e.inspect = inspect }
@@ -153,6 +161,7 @@ func (e *endpoint) Close() error {
 			s.close()
 		}
 	}
+	e.poller.close()
 	e.unpark()
 	e.group.world.drop(e)
 	return nil
@@ -224,8 +233,8 @@ func (e *endpoint) attach(a *connection, rank int, answer func() error) error {
 		return err
 	}
 	keepAlive(a.raw, e.group.world.node.cfg.KeepAlive)
-	p.stream = newStream(newWire(a.raw, a.shim), a.raw.RemoteAddr(), e.unpark)
-	e.measure(p.stream, rank, a.raw)
+	p.stream = newStream(newWire(a.raw, a.shim, &e.poller), a.raw.RemoteAddr())
+	e.measure(p.stream, rank)
 	p.wanted.Store(true)
 	p.up.Store(true)
 	e.unpark()
@@ -236,12 +245,12 @@ func (e *endpoint) attach(a *connection, rank int, answer func() error) error {
 func (e *endpoint) meter() *Meter { return e.group.world.node.cfg.Meter }
 
 // measure adds the stream with a rank of the group on another host to the meter.
-func (e *endpoint) measure(s *stream, rank int, c net.Conn) {
+func (e *endpoint) measure(s *stream, rank int) {
 	w := e.group.world
 	if e.meter() == nil || w.host[e.group.proc(rank)] == w.host[w.self] {
 		return
 	}
-	if info := newSocketInfo(c); info != nil {
+	if info := newSocketInfo(s.w.socket()); info != nil {
 		e.meter().add(s, e.group.ranks[rank], info)
 	}
 }

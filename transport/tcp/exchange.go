@@ -15,7 +15,7 @@ type post struct {
 	out      transport.Frame
 	in       []byte
 	stream   *stream   // the connection where out is queued; nil before
-	ticket   uint64    // the value of stream.sent once out was sent
+	ticket   uint64    // the value of stream.sent when out was sent
 	admitted bool      // the head of the frame for in was accepted
 	since    time.Time // when the wait for it began; only with a Meter
 	err      error     // set when an earlier exchange failed
@@ -29,7 +29,7 @@ func (e *endpoint) Exchange(ctx context.Context, to int, out transport.Frame, fr
 	return err
 }
 
-// Post writes as much as the socket takes. The writer goroutine sends the rest until Complete helps.
+// Post writes as much as the socket takes. Complete sends the rest.
 func (e *endpoint) Post(to int, out transport.Frame, from int, in []byte) error {
 	if err := e.begin(to, out, from, in); err != nil {
 		return err
@@ -38,14 +38,10 @@ func (e *endpoint) Post(to int, out transport.Frame, from int, in []byte) error 
 	if x.stream == nil {
 		return nil
 	}
-	for s := x.stream; s.sent.Load() < x.ticket; {
+	for s := x.stream; s.sent < x.ticket; {
 		before := s.progress.Load()
-		if s.push() != nil {
+		if s.push() != nil || s.progress.Load() == before {
 			return nil // Complete returns the error
-		}
-		if s.progress.Load() == before {
-			s.finish()
-			return nil
 		}
 	}
 	return nil
@@ -120,11 +116,22 @@ func (e *endpoint) queue() {
 	}
 }
 
-// step advances an exchange by at most one write and one read, and reports whether it is complete.
+// step advances an exchange by at most one write and one read, and the later ones by at most one write to each
+// connection. It reports whether the exchange is complete.
 func (e *endpoint) step(x *post) (bool, error) {
 	if x.to >= 0 {
 		if err := e.stepOut(x); err != nil {
 			return false, err
+		}
+	}
+	last := x.stream
+	if x.to < 0 {
+		last = nil
+	}
+	for i := 1; i < e.count; i++ {
+		if s := e.posts[(e.first+i)%len(e.posts)].stream; s != nil && s != last && s.sending() {
+			s.push() // its Complete returns the error
+			last = s
 		}
 	}
 	if x.from >= 0 {
@@ -142,13 +149,13 @@ func (e *endpoint) stepOut(x *post) error {
 		}
 	}
 	s := x.stream
-	if s.sent.Load() < x.ticket {
+	if s.sent < x.ticket {
 		if err := s.push(); err != nil {
 			e.broke(x.to, s.from, err)
 			return e.peerDown(x.to, false)
 		}
 	}
-	if s.sent.Load() >= x.ticket {
+	if s.sent >= x.ticket {
 		x.to = -1
 	}
 	return nil
@@ -216,15 +223,25 @@ const (
 	spinLooks = 16 // steps between two readings of the clock
 )
 
+// Short waits block the rank's thread in a system call, which data ends directly. Nothing else does, so they are short,
+// and while they follow each other, one in so often is a long wait, which calls [transport.Park].
+const (
+	shortWait = 5 * time.Millisecond
+	parkEvery = 20 * time.Millisecond
+)
+
 // wait blocks until x is complete, cannot complete, or ctx ends.
 //
-// No wake-up is lost: the rank sets parked, then tries again, then has its streams watched, then blocks. A watcher, and
-// an update of a peer's state, make their change first and then read parked. The goroutine that changes parked from
-// true to false sends the single token. Package mem uses the same scheme.
+// No wake-up is lost in a long wait: the rank sets parked, then tries again, then has its streams watched, then blocks.
+// A wire, and an update of a peer's state, make their change first and then read parked. The goroutine that changes
+// parked from true to false sends the single token. Package mem uses the same scheme.
 func (e *endpoint) wait(ctx context.Context, x *post) error {
 	for {
 		if done, err := e.spin(x); done || err != nil {
 			return err
+		}
+		if e.block(x) {
+			continue
 		}
 		e.parked.Store(true)
 		done, err := e.exhaust(x)
@@ -249,6 +266,36 @@ func (e *endpoint) wait(ctx context.Context, x *post) error {
 		}
 		return err
 	}
+}
+
+// block is a short wait. It reports whether x may have advanced.
+func (e *endpoint) block(x *post) bool {
+	now := time.Now()
+	if now.Sub(e.blocked) > parkEvery {
+		e.parkAt = now.Add(parkEvery)
+	} else if now.After(e.parkAt) {
+		e.parkAt = now.Add(parkEvery)
+		return false
+	}
+	defer e.polled.done()
+	if x.from >= 0 && e.peers[x.from].up.Load() {
+		if s := e.peers[x.from].stream; s.inErr != nil || s.w.held() ||
+			!e.polled.add(s.w, true, s.sending()) {
+			return false
+		}
+	}
+	for i := range e.count {
+		s := e.posts[(e.first+i)%len(e.posts)].stream
+		if s == nil || !s.sending() || x.from >= 0 && e.peers[x.from].up.Load() && s == e.peers[x.from].stream {
+			continue
+		}
+		if !e.polled.add(s.w, false, true) {
+			return false
+		}
+	}
+	ready := e.polled.wait(shortWait)
+	e.blocked = time.Now()
+	return ready
 }
 
 // written waits shortly for the goroutine that writes x's frame to a peer that is down, if there is one: the peer may
@@ -301,8 +348,10 @@ func (e *endpoint) spin(x *post) (done bool, err error) {
 // moved returns a number that changes when x makes progress.
 func (e *endpoint) moved(x *post) uint64 {
 	var n uint64
-	if x.to >= 0 && x.stream != nil {
-		n += x.stream.progress.Load()
+	for i := range e.count {
+		if s := e.posts[(e.first+i)%len(e.posts)].stream; s != nil {
+			n += s.progress.Load()
+		}
 	}
 	if x.from >= 0 && e.peers[x.from].up.Load() {
 		n += uint64(e.peers[x.from].stream.filled)
@@ -357,9 +406,6 @@ func (e *endpoint) unexpected(from int) error {
 			continue
 		}
 		s := p.stream
-		if s.watching.Load() && !s.held() {
-			continue // no data
-		}
 		if ok, err := s.next(); ok && s.head.number == p.got {
 			if err := e.inspect(r, s.head.Header); err != nil {
 				return err
@@ -373,16 +419,12 @@ func (e *endpoint) unexpected(from int) error {
 
 // watch makes the streams wake this rank when x can make progress, or a frame of another peer arrives.
 func (e *endpoint) watch(x *post) {
-	if x.to >= 0 && x.stream != nil && !e.peers[x.to].state.Load().broken {
-		x.stream.finish()
-	}
 	for r := range e.peers {
 		p := &e.peers[r]
 		if r == e.rank || !p.up.Load() {
 			continue
 		}
-		if s := p.stream; s.inErr == nil && (r == x.from || !s.hasHead) {
-			s.watch()
-		}
+		s := p.stream
+		s.w.watch(s.inErr == nil && (r == x.from || !s.hasHead), s.sending() && !p.state.Load().broken)
 	}
 }

@@ -1,7 +1,6 @@
 package tcp
 
 import (
-	"net"
 	"syscall"
 	"time"
 	"unsafe"
@@ -11,24 +10,19 @@ import (
 
 // socketInfo reads the kernel's counters of a connection.
 type socketInfo struct {
-	raw  syscall.RawConn
-	call func(fd uintptr)
-	info unix.TCPInfo
-	size uint32
-	err  syscall.Errno
+	socket *socket
+	call   func(fd uintptr)
+	info   unix.TCPInfo
+	size   uint32
+	err    syscall.Errno
 }
 
-// newSocketInfo returns nil if the connection has no socket.
-func newSocketInfo(c net.Conn) *socketInfo {
-	sc, ok := c.(syscall.Conn)
-	if !ok {
+// newSocketInfo returns nil if there is no socket.
+func newSocketInfo(socket *socket) *socketInfo {
+	if socket == nil {
 		return nil
 	}
-	raw, err := sc.SyscallConn()
-	if err != nil {
-		return nil
-	}
-	s := &socketInfo{raw: raw}
+	s := &socketInfo{socket: socket}
 	s.call = s.get
 	return s
 }
@@ -43,7 +37,7 @@ func (s *socketInfo) get(fd uintptr) {
 // read returns the time that the connection has been sending (see [Traffic]) and the bytes that were acknowledged,
 // since it was opened. ok is false if the kernel does not count them: before Linux 4.10.
 func (s *socketInfo) read() (sending time.Duration, bytes int64, ok bool) {
-	if s.raw.Control(s.call) != nil || s.err != 0 || uintptr(s.size) < unsafe.Offsetof(s.info.Sndbuf_limited) {
+	if s.socket.Control(s.call) != nil || s.err != 0 || uintptr(s.size) < unsafe.Offsetof(s.info.Sndbuf_limited) {
 		return 0, 0, false
 	}
 	busy := max(s.info.Busy_time, s.info.Rwnd_limited) - s.info.Rwnd_limited

@@ -2,14 +2,11 @@
 
 package tcp
 
-import (
-	"net"
-	"time"
-)
+import "time"
 
 type socketInfo struct{}
 
 // newSocketInfo returns nil: this system does not count how long a connection sends.
-func newSocketInfo(net.Conn) *socketInfo { return nil }
+func newSocketInfo(*socket) *socketInfo { return nil }
 
 func (*socketInfo) read() (sending time.Duration, bytes int64, ok bool) { return 0, 0, false }

@@ -11,21 +11,21 @@ const pumpBytes = 256 << 10
 // pump is a wire over any connection: two goroutines move the bytes through buffers. It is used for connections that
 // are no sockets, and on systems without non-blocking access to sockets.
 type pump struct {
-	conn net.Conn
-	done sync.WaitGroup
+	conn   net.Conn
+	notify func() // called whenever data has arrived or was written
+	done   sync.WaitGroup
 
 	mu      sync.Mutex
-	changed sync.Cond // broadcast when a field below changes; its locker is mu
+	changed sync.Cond // broadcast when a goroutine can continue; its locker is mu
 	in, out ring
 	inErr   error
 	outErr  error
-	writing int    // bytes that the writer has taken from out and not written yet
-	written uint64 // number of writes
+	writing int // bytes that the writer has taken from out and not written yet
 	closed  bool
 }
 
-func newPump(c net.Conn) wire {
-	p := &pump{conn: c}
+func newPump(c net.Conn, notify func()) wire {
+	p := &pump{conn: c, notify: notify}
 	p.changed.L = &p.mu
 	p.in.b, p.out.b = make([]byte, pumpBytes), make([]byte, pumpBytes)
 	p.done.Go(p.reader)
@@ -41,18 +41,18 @@ func (p *pump) reader() {
 		for rest := b[:n]; len(rest) > 0 && !p.closed; {
 			k := p.in.put(rest)
 			rest = rest[k:]
-			p.changed.Broadcast()
-			if len(rest) > 0 {
+			p.mu.Unlock()
+			p.notify()
+			p.mu.Lock()
+			for len(rest) > 0 && p.in.n == len(p.in.b) && !p.closed {
 				p.changed.Wait()
 			}
 		}
-		if err != nil {
-			p.inErr = err
-			p.changed.Broadcast()
-		}
+		p.inErr = err
 		end := p.closed || err != nil
 		p.mu.Unlock()
 		if end {
+			p.notify()
 			return
 		}
 	}
@@ -74,9 +74,10 @@ func (p *pump) writer() {
 		_, err := p.conn.Write(b[:p.writing])
 		p.mu.Lock()
 		p.writing = 0
-		p.written++
 		p.outErr = err
-		p.changed.Broadcast()
+		p.mu.Unlock()
+		p.notify()
+		p.mu.Lock()
 		if err != nil {
 			return
 		}
@@ -102,7 +103,11 @@ func (p *pump) read(a, b []byte) (int, error) {
 	return 0, errAgain
 }
 
-func (p *pump) held() bool { return false } // awaitRead checks the buffer
+func (p *pump) held() bool { return false } // notify was called for it
+
+func (p *pump) watch(in, out bool) {} // it always notifies
+
+func (p *pump) socket() *socket { return nil }
 
 func (p *pump) write(a, b []byte) (int, error) {
 	p.mu.Lock()
@@ -140,34 +145,6 @@ func (p *pump) busy() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.out.n+p.writing > 0 && p.outErr == nil && !p.closed
-}
-
-func (p *pump) awaitRead() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for p.in.n == 0 && p.inErr == nil && !p.closed {
-		p.changed.Wait()
-	}
-}
-
-func (p *pump) awaitWrite(more func() bool) {
-	for {
-		p.mu.Lock()
-		before := p.written
-		p.mu.Unlock()
-		if more() {
-			return
-		}
-		p.mu.Lock()
-		for p.written == before && p.out.n+p.writing > 0 && p.outErr == nil && !p.closed {
-			p.changed.Wait()
-		}
-		closed := p.closed
-		p.mu.Unlock()
-		if closed {
-			return
-		}
-	}
 }
 
 func (p *pump) close() {

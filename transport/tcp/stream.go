@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"sync"
 	"sync/atomic"
 
 	"github.com/lockstep-ml/lockstep/transport"
@@ -16,17 +15,11 @@ var errCanceled = errors.New("tcp: an earlier frame was not sent completely")
 // moveBytes bounds the bytes that one system call moves, so that both directions advance in turn.
 const moveBytes = 256 << 10
 
-// stream is one data connection with a peer.
+// stream is one data connection with a peer. Only the rank's goroutine uses it, except for close, the counters, and
+// what the wire does itself.
 type stream struct {
-	w      wire
-	from   net.Addr
-	notify func() // wakes the rank, which may wait for this stream
-	done   sync.WaitGroup
-	quit   chan struct{}
-
-	watching  atomic.Bool   // watchLoop waits for data
-	watchCall chan struct{} // starts a wait of watchLoop
-	pushCall  chan struct{} // starts pushLoop, to send the queue
+	w    wire
+	from net.Addr
 
 	received atomic.Int64 // nanoseconds that the rank has waited for frames; only with a Meter
 
@@ -34,91 +27,23 @@ type stream struct {
 	receiver
 }
 
-func newStream(w wire, from net.Addr, notify func()) *stream {
-	s := &stream{
-		w: w, from: from, notify: notify, quit: make(chan struct{}), watchCall: make(chan struct{}, 1),
-		pushCall: make(chan struct{}, 1),
-	}
-	s.done.Go(s.watchLoop)
-	s.done.Go(s.pushLoop)
-	return s
-}
-
-// watch makes watchLoop call notify once when data may be available.
-func (s *stream) watch() {
-	if !s.watching.Swap(true) {
-		s.watchCall <- struct{}{} // does not block: at most one call per wait
-	}
-}
-
-func (s *stream) watchLoop() {
-	for {
-		select {
-		case <-s.watchCall:
-			s.w.awaitRead()
-			s.watching.Store(false)
-			s.notify()
-		case <-s.quit:
-			return
-		}
-	}
-}
-
-// finish makes the writer goroutine send the queue.
-func (s *stream) finish() {
-	select {
-	case s.pushCall <- struct{}{}:
-	default:
-	}
-}
-
-func (s *stream) pushLoop() {
-	more := func() bool {
-		for before := s.sent.Load(); ; {
-			s.sender.mu.Lock()
-			blocked := s.pushLocked()
-			empty := s.n == 0 || s.outErr != nil
-			s.sender.mu.Unlock()
-			if empty {
-				return true
-			}
-			if blocked {
-				if s.sent.Load() != before {
-					s.notify() // the rank may wait only for a frame that was sent; the rest of the queue may need it to run
-				}
-				return false
-			}
-		}
-	}
-	for {
-		select {
-		case <-s.pushCall:
-			s.w.awaitWrite(more)
-			s.notify()
-		case <-s.quit:
-			return
-		}
-	}
-}
+func newStream(w wire, from net.Addr) *stream { return &stream{w: w, from: from} }
 
 // close ends the connection and its goroutines.
 func (s *stream) close() {
-	close(s.quit)
 	s.w.close()
-	s.done.Wait()
 	s.w.join()
 }
 
-// sender is the sending half: a queue of frames. The rank's goroutine and the writer goroutine send from it, under mu.
+// sender is the sending half: a queue of frames.
 type sender struct {
-	sent     atomic.Uint64 // number of frames sent
 	progress atomic.Uint64 // number of bytes sent
 
-	mu     sync.Mutex
 	queue  [transport.PostsMax]outgoing // a ring: n frames, starting at first
 	first  int
 	n      int
-	queued uint64 // number of frames queued, since the connection opened
+	queued uint64 // number of frames queued
+	sent   uint64 // number of frames sent
 	outErr error  // of the connection, or errCanceled
 }
 
@@ -130,8 +55,6 @@ type outgoing struct {
 
 // put queues a frame and returns its number on this connection: the value of sent once the frame was sent.
 func (s *sender) put(h *head, data []byte) uint64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	f := &s.queue[(s.first+s.n)%len(s.queue)]
 	f.data, f.off = data, 0
 	h.encode(&f.head)
@@ -140,21 +63,10 @@ func (s *sender) put(h *head, data []byte) uint64 {
 	return s.queued
 }
 
-// push writes a piece of the queue if the wire has room, unless another goroutine does so. It returns the connection's
-// error.
+// push writes a piece of the first queued frame if the wire has room. It returns the connection's error.
 func (s *stream) push() error {
-	if !s.sender.mu.TryLock() {
-		return nil
-	}
-	defer s.sender.mu.Unlock()
-	s.pushLocked()
-	return s.outErr
-}
-
-// pushLocked writes a piece of the first queued frame, and reports whether the wire is full.
-func (s *stream) pushLocked() (blocked bool) {
 	if s.n == 0 || s.outErr != nil {
-		return false
+		return s.outErr
 	}
 	f := &s.queue[s.first]
 	err := s.pushPiece(f)
@@ -163,14 +75,17 @@ func (s *stream) pushLocked() (blocked bool) {
 			f.data = nil
 			s.first = (s.first + 1) % len(s.queue)
 			s.n--
-			s.sent.Add(1)
+			s.sent++
 		}
 	}
 	if err != nil && err != errAgain {
 		s.outErr = err
 	}
-	return err == errAgain
+	return s.outErr
 }
+
+// sending reports whether frames are queued that the connection can send.
+func (s *sender) sending() bool { return s.n > 0 && s.outErr == nil }
 
 // pushPiece writes as much of the rest of a frame as one system call takes.
 func (s *stream) pushPiece(f *outgoing) error {
@@ -194,8 +109,6 @@ func (s *stream) pushPiece(f *outgoing) error {
 // cancel empties the queue, so that the data of its frames is no longer read. If there were any, the connection cannot
 // send afterwards.
 func (s *sender) cancel() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.n == 0 {
 		return
 	}
@@ -237,9 +150,6 @@ func (s *stream) next() (bool, error) {
 	s.hasHead, s.filled = true, 0
 	return true, nil
 }
-
-// held reports whether data may be buffered here, which watch does not see.
-func (s *stream) held() bool { return s.hasHead || s.hi-s.lo >= headBytes || s.w.held() }
 
 // fill reads available data into buf, and returns its length.
 func (s *stream) fill() (int, error) {

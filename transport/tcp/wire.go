@@ -11,7 +11,7 @@ type wire interface {
 	// read reads available data into a, then b, and returns its length, which is at least 1. It returns errAgain if
 	// there is none, and io.EOF at the end.
 	read(a, b []byte) (int, error)
-	// held reports whether data may be buffered that awaitRead does not see.
+	// held reports whether data may be buffered of which watch does not report.
 	held() bool
 	// write takes at least one byte of a, then b, or returns errAgain. The caller may change both afterwards.
 	write(a, b []byte) (int, error)
@@ -19,10 +19,11 @@ type wire interface {
 	flush() error
 	// busy reports whether a goroutine is writing data that write took.
 	busy() bool
-	// awaitRead blocks until data may be available, or the wire is closed.
-	awaitRead()
-	// awaitWrite calls more whenever the wire may have room, until more returns true or the wire is closed.
-	awaitWrite(more func() bool)
+	// watch makes the wire notify its endpoint once, now or later, when data may be available (in), or when it may have
+	// room (out).
+	watch(in, out bool)
+	// socket returns the socket, for waits by system calls; nil if there is none.
+	socket() *socket
 	// close closes the connection and ends all waits. It does not wait for goroutines.
 	close()
 	// join waits for the goroutines of a closed wire.
@@ -39,12 +40,15 @@ func (again) Temporary() bool { return true }
 
 var errAgain error = again{}
 
+// smallBytes is the largest size of data that is received together with its head.
+const smallBytes = 16 << 10
+
 // newWire returns the wire over a connection after its handshake: directly on the socket where possible, else with
 // goroutines; through TLS if s is not nil.
-func newWire(c net.Conn, s *shim) wire {
-	w := newSocket(c)
+func newWire(c net.Conn, s *shim, p *poller) wire {
+	w := newSocket(c, p)
 	if w == nil {
-		w = newPump(c)
+		w = newPump(c, p.notify)
 	}
 	if s == nil {
 		return w
@@ -178,8 +182,8 @@ func (w *tlsWire) flush() error {
 	return w.base.flush()
 }
 
-func (w *tlsWire) busy() bool                  { return w.base.busy() }
-func (w *tlsWire) awaitRead()                  { w.base.awaitRead() }
-func (w *tlsWire) awaitWrite(more func() bool) { w.base.awaitWrite(more) }
-func (w *tlsWire) close()                      { w.base.close() }
-func (w *tlsWire) join()                       { w.base.join() }
+func (w *tlsWire) busy() bool         { return w.base.busy() }
+func (w *tlsWire) watch(in, out bool) { w.base.watch(in, out) }
+func (w *tlsWire) socket() *socket    { return w.base.socket() }
+func (w *tlsWire) close()             { w.base.close() }
+func (w *tlsWire) join()              { w.base.join() }

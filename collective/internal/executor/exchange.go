@@ -216,6 +216,9 @@ func (e *exchange) offer(i, b int) (to int, frame transport.Frame, from int, buf
 		n := min(e.segment, e.In.Hi-e.In.Lo-lo)
 		into, contiguous := e.in.piece(lo, n)
 		if e.Side != plan.Replace || e.in.t != wire || contiguous < n {
+			if e.oneReceive {
+				b = 0 // it stays in the caches
+			}
 			into = e.memory.received[b].of(segmentBytes)
 		}
 		buf = bytesAt(into, n*wire.Bytes())

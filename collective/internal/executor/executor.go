@@ -63,6 +63,7 @@ type Executor struct {
 	size         int
 	sharesMemory bool // there are other ranks in the domain
 	posts        bool // the endpoint can post exchanges
+	oneReceive   bool // and they may receive into the same memory
 	lists        bool // the last call had lists of memories
 	current
 	frames
@@ -121,7 +122,8 @@ func New(cfg Config) *Executor {
 	x.src, x.dst = make([]unsafe.Pointer, 0, n), make([]unsafe.Pointer, 0, n)
 	x.scratch = kernel.NewScratch(n)
 	x.sharesMemory = n > 1
-	x.posts = cfg.End.Capabilities().Posts
+	capabilities := cfg.End.Capabilities()
+	x.posts, x.oneReceive = capabilities.Posts, capabilities.SharedReceives
 	x.frames.open(cfg.End)
 	cfg.End.Inspect(x.inspect)
 	cfg.Group.join(&x.localRank)

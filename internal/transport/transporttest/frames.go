@@ -81,7 +81,8 @@ func capabilities(g *group) {
 	first := g.ends[0].Capabilities()
 	for r, e := range g.ends {
 		c := e.Capabilities()
-		if c.Memory != first.Memory || c.StagingBytes != first.StagingBytes || c.Posts != first.Posts {
+		if c.Memory != first.Memory || c.StagingBytes != first.StagingBytes || c.Posts != first.Posts ||
+			c.SharedReceives != first.SharedReceives {
 			g.Errorf("rank %d declares %+v, rank 0 %+v", r, c, first)
 		}
 		if c.Encrypted != nil && (len(c.Encrypted) != len(g.ends) || c.Encrypted[r]) {

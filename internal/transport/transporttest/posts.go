@@ -14,6 +14,7 @@ import (
 var postTests = []test{
 	{"posts", []int{2, 3, 8}, posts, manyInProgress},
 	{"posts do not wait", []int{2}, posts, postsDoNotWait},
+	{"shared receives", []int{2, 3}, posts, sharedReceives},
 	{"posts and exchanges", []int{2, 5}, posts, postsAndExchanges},
 	{"one-sided posts", []int{2, 3}, posts, oneSidedPosts},
 	{"cancelled posts", []int{2}, posts, cancelledPosts},
@@ -98,6 +99,38 @@ func postsDoNotWait(g *group) {
 	if err := result(g, "rank 1", peer); err != nil || !bytes.Equal(in, out) {
 		g.Errorf("other bytes than sent, or %v", err)
 	}
+}
+
+// sharedReceives: if the endpoints declare it, all posted exchanges may receive into the same memory.
+func sharedReceives(g *group) {
+	if !g.ends[0].Capabilities().SharedReceives {
+		g.Skip("every posted exchange needs separate memory")
+	}
+	g.acceptAll()
+	n := len(g.ends)
+	g.each(func(p transport.Endpoint) {
+		me := p.Rank()
+		to, from := (me+1)%n, (me+n-1)%n
+		in := make([]byte, g.Large)
+		for i := range transport.PostsMax {
+			if err := p.Post(to, frame(uint64(i), pattern(make([]byte, g.Large), me, to, i)), from, in); err != nil {
+				g.Errorf("rank %d: Post %d: %v", me, i, err)
+				return
+			}
+		}
+		for i := range transport.PostsMax {
+			err := p.Complete(ctx)
+			if err != nil || !bytes.Equal(in, pattern(make([]byte, g.Large), from, me, i)) {
+				g.Errorf("rank %d: Complete %d: other bytes than sent, or %v", me, i, err)
+				return
+			}
+			time.Sleep(time.Millisecond) // nothing is written meanwhile
+			if !bytes.Equal(in, pattern(make([]byte, g.Large), from, me, i)) {
+				g.Errorf("rank %d: the data of exchange %d changed after its Complete", me, i)
+				return
+			}
+		}
+	})
 }
 
 // postsAndExchanges: on some ranks an exchange is posted, on others not, round by round.
