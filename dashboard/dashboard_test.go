@@ -15,7 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/cluster/membership"
 	"github.com/lockstep-ml/lockstep/cluster/status"
 	"github.com/lockstep-ml/lockstep/timeline"
 )
@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func running() *status.Tracker {
 	t := status.NewTracker("digits", nil)
 	for w := range 4 {
-		t.Heartbeat(0, w, rendezvous.Heartbeat{Count: 1, Step: 0, Phase: "rendezvous"})
+		t.Heartbeat(0, w, membership.Heartbeat{Count: 1, Step: 0, Phase: "rendezvous"})
 	}
 	add(t, 1, 60)
 	return t
@@ -55,14 +55,14 @@ func add(t *status.Tracker, from, to int) {
 			r.Steps = append(r.Steps, s)
 		}
 		t.Report(0, r)
-		t.Heartbeat(0, w, rendezvous.Heartbeat{Count: uint64(to + 1), Step: int64(to), Phase: "compute"})
+		t.Heartbeat(0, w, membership.Heartbeat{Count: uint64(to + 1), Step: int64(to), Phase: "compute"})
 	}
 }
 
 // addSlowLink restarts the job, now with a ring in which the link from worker 1 to worker 2 is slow.
 func addSlowLink(t *status.Tracker) {
 	for w := range 4 {
-		t.Heartbeat(1, w, rendezvous.Heartbeat{Count: 1})
+		t.Heartbeat(1, w, membership.Heartbeat{Count: 1})
 	}
 	for w := range 4 {
 		r := timeline.Report{Worker: w}

@@ -12,10 +12,10 @@ import (
 // join waits until the agents of all nodes have joined an epoch, or the next one if it has started without this
 // agent. It ends for all agents when the user or another agent ends the job, or when a node's agent does not
 // join in time: the first one, or the replacement of a lost one.
-func (a *Agent) join(ctx context.Context, number uint32, mine registration) (*membership, error) {
+func (a *Agent) join(ctx context.Context, number uint32, mine registration) (*epochMembers, error) {
 	p := a.peers
 	if p.nodes == 1 {
-		return &membership{Epoch: number, Slots: []nodeSlot{{registration: mine, Nodes: 1, Nonce: p.nonce}}}, nil
+		return &epochMembers{Epoch: number, Slots: []nodeSlot{{registration: mine, Nodes: 1, Nonce: p.nonce}}}, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.wait)
 	defer cancel()
@@ -72,7 +72,7 @@ func (a *Agent) join(ctx context.Context, number uint32, mine registration) (*me
 
 // handleBefore handles an event that arrives before an epoch has begun. It returns the membership if the epoch has
 // begun.
-func (a *Agent) handleBefore(ev event, number uint32) (*membership, error) {
+func (a *Agent) handleBefore(ev event, number uint32) (*epochMembers, error) {
 	p := a.peers
 	switch {
 	case ev.err != nil && p.gone(ev.err):
@@ -136,8 +136,8 @@ func (p *peers) complete(epoch uint32) bool {
 }
 
 // membership returns the membership of an epoch with the current agents.
-func (p *peers) membership(epoch uint32) *membership {
-	m := &membership{Epoch: epoch}
+func (p *peers) membership(epoch uint32) *epochMembers {
+	m := &epochMembers{Epoch: epoch}
 	for _, s := range p.slots {
 		m.Slots = append(m.Slots, *s)
 	}

@@ -376,7 +376,7 @@ func TestLostAtTheStart(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	text, err := json.Marshal(membership{Slots: []nodeSlot{*slots[0], late}})
+	text, err := json.Marshal(epochMembers{Slots: []nodeSlot{*slots[0], late}})
 	if err != nil {
 		t.Fatal(err)
 	}

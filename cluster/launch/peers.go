@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/failure"
+	"github.com/lockstep-ml/lockstep/cluster/membership"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
@@ -29,7 +30,7 @@ type interruption struct {
 type event struct {
 	epoch        uint32
 	slot         *nodeSlot
-	members      *membership
+	members      *epochMembers
 	jobEnd       *jobEnd
 	stop         bool
 	worker       int // the one that failed
@@ -216,10 +217,18 @@ func (p *peers) lastSeen(epoch uint32, worker int) string {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), time.Second)
 	defer cancel()
-	text, _, err := p.store.Get(ctx, rendezvous.Key(p.job, epoch, "alive", strconv.Itoa(worker)))
-	var heartbeat rendezvous.Heartbeat
-	if err != nil || json.Unmarshal(text, &heartbeat) != nil {
+	entries, _, err := p.store.List(ctx, rendezvous.Key(p.job, epoch, "alive")+"/")
+	if err != nil {
 		return ""
+	}
+	heartbeat := membership.Heartbeat{Step: -1}
+	for _, e := range entries {
+		r, _ := membership.DecodeReport(e.Value) // else it has no workers
+		for i := range r.Workers {
+			if r.Workers[i].Worker == worker {
+				heartbeat = r.Workers[i].Heartbeat
+			}
+		}
 	}
 	var parts []string
 	if heartbeat.Step >= 0 {
@@ -499,7 +508,7 @@ func (p *peers) decode(entry rendezvous.Entry) (ev event, ok bool) {
 		ev.slot = &nodeSlot{}
 		into = ev.slot
 	case "members":
-		ev.members = &membership{}
+		ev.members = &epochMembers{}
 		into = ev.members
 	case "ended":
 		ev.jobEnd = &jobEnd{}

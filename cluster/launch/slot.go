@@ -72,14 +72,14 @@ const (
 	gone    slotState = "gone" // it has left
 )
 
-// membership is the start of an epoch: the agents in it. The first one written for an epoch is valid.
-type membership struct {
+// epochMembers is the start of an epoch: the agents in it. The first one written for an epoch is valid.
+type epochMembers struct {
 	Epoch uint32     `json:"epoch"`
 	Slots []nodeSlot `json:"slots"` // by node
 }
 
 // has reports whether an agent takes part.
-func (m *membership) has(nonce string) bool {
+func (m *epochMembers) has(nonce string) bool {
 	for i := range m.Slots {
 		if m.Slots[i].Nonce == nonce {
 			return true
@@ -238,7 +238,7 @@ func final(err error) bool {
 }
 
 // mayReplace returns the error of an agent that cannot join a job that has begun.
-func (p *peers) mayReplace(s, old *nodeSlot, last *membership) error {
+func (p *peers) mayReplace(s, old *nodeSlot, last *epochMembers) error {
 	was := &last.Slots[s.Node].registration
 	again := "; if that run of the job is over, choose another --rdzv-id"
 	switch {
@@ -255,7 +255,7 @@ func (p *peers) mayReplace(s, old *nodeSlot, last *membership) error {
 }
 
 // incompatible returns an error if an agent cannot be in the same job as others.
-func (s *nodeSlot) incompatible(slots []*nodeSlot, begun []membership) error {
+func (s *nodeSlot) incompatible(slots []*nodeSlot, begun []epochMembers) error {
 	for _, o := range slots {
 		switch {
 		case o == nil || o.State != present || o.Nonce == s.Nonce:
@@ -351,13 +351,13 @@ func (p *peers) readEnd(ctx context.Context) (o *jobEnd, held []event, err error
 }
 
 // read returns the current slots, nil for those that are free, and the epochs that have begun.
-func (p *peers) read(ctx context.Context) (slots []*nodeSlot, begun []membership, revision uint64, err error) {
+func (p *peers) read(ctx context.Context) (slots []*nodeSlot, begun []epochMembers, revision uint64, err error) {
 	entries, revision, err := p.store.List(ctx, p.key("event")+"/")
 	if err != nil {
 		return nil, nil, 0, err
 	}
 	slots = make([]*nodeSlot, p.nodes)
-	met := map[uint32]membership{}
+	met := map[uint32]epochMembers{}
 	for _, entry := range entries {
 		switch ev, ok := p.decode(entry); {
 		case !ok:

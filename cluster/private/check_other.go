@@ -20,4 +20,6 @@ func check(folder string) error {
 
 func checkPlace(string) error { return nil }
 
+func idOf(folder string, _ fs.FileInfo) string { return folder }
+
 func ownerOf(fs.FileInfo) int { return os.Geteuid() }

@@ -79,4 +79,10 @@ func unmapped(owner int) bool {
 	return err == nil && strings.Join(strings.Fields(string(text)), " ") != "0 0 4294967295"
 }
 
+// idOf identifies a folder on this host, whatever its path in this process's mounts is.
+func idOf(_ string, info fs.FileInfo) string {
+	stat := info.Sys().(*syscall.Stat_t)
+	return fmt.Sprintf("%d-%d", stat.Dev, stat.Ino)
+}
+
 func ownerOf(info fs.FileInfo) int { return int(info.Sys().(*syscall.Stat_t).Uid) }

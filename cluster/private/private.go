@@ -64,3 +64,13 @@ func Make(folder string) error {
 	}
 	return check(folder)
 }
+
+// ID returns a text that is equal in two processes of one host if a folder is the same for both: containers may have
+// other folders of the same name.
+func ID(folder string) (string, error) {
+	info, err := os.Stat(folder)
+	if err != nil {
+		return "", err
+	}
+	return idOf(folder, info), nil
+}

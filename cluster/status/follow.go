@@ -10,13 +10,15 @@ import (
 	"strings"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/cluster/membership"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/timeline"
 )
 
 // The names of the keys that are followed, in an epoch of the job: see [rendezvous.Key].
 const (
-	// Heartbeats is the name under which workers publish heartbeats, and Reports the one of their reports.
+	// Heartbeats is the name under which nodes report the heartbeats of their workers, and Reports the one of the
+	// workers' reports about their steps.
 	Heartbeats = "alive"
 	Reports    = "report"
 )
@@ -49,7 +51,7 @@ func Follow(ctx context.Context, s rendezvous.Store, job string, t *Tracker, eve
 	}
 }
 
-// add adds an entry of the store whose key is "<epoch>/<name>/<worker>". Others, and invalid ones, are ignored.
+// add adds an entry of the store whose key is "<epoch>/<name>/<worker or node>". Others, and invalid ones, are ignored.
 func (t *Tracker) add(key string, e rendezvous.Entry) {
 	parts := strings.Split(key, "/")
 	if len(parts) != 3 || e.Deleted {
@@ -62,9 +64,10 @@ func (t *Tracker) add(key string, e rendezvous.Entry) {
 	}
 	switch parts[1] {
 	case Heartbeats:
-		var h rendezvous.Heartbeat
-		if json.Unmarshal(e.Value, &h) == nil {
-			t.Heartbeat(uint32(epoch), worker, h)
+		if r, err := membership.DecodeReport(e.Value); err == nil {
+			for i := range r.Workers {
+				t.Heartbeat(uint32(epoch), r.Workers[i].Worker, r.Workers[i].Heartbeat)
+			}
 		}
 	case Reports:
 		var r timeline.Report

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/cluster/membership"
 	"github.com/lockstep-ml/lockstep/timeline"
 )
 
@@ -156,14 +156,14 @@ func (t *Tracker) worker(n int) *tracked {
 }
 
 // Heartbeat adds the latest heartbeat of a worker in an epoch of the job.
-func (t *Tracker) Heartbeat(epoch uint32, worker int, h rendezvous.Heartbeat) {
+func (t *Tracker) Heartbeat(epoch uint32, worker int, h membership.Heartbeat) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.enter(epoch) {
 		return
 	}
 	w := t.worker(worker)
-	if w == nil || w.count == h.Count && !h.Final {
+	if w == nil || h.Count == 0 || w.count == h.Count && (!h.Final || w.final) {
 		return
 	}
 	if w.count == 0 {

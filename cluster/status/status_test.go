@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/cluster/membership"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/timeline"
 )
@@ -43,7 +44,7 @@ func TestTracker(t *testing.T) {
 			}
 		})
 		for w := range 2 {
-			tr.Heartbeat(0, w, rendezvous.Heartbeat{Count: 1})
+			tr.Heartbeat(0, w, membership.Heartbeat{Count: 1})
 		}
 		for i := int64(1); i <= 60; i++ { // each report repeats steps of the one before
 			tr.Report(0, steps(0, max(i-3, 1), i, 40*time.Millisecond))
@@ -61,15 +62,15 @@ func TestTracker(t *testing.T) {
 			t.Errorf("%d points: want each step once, without a loss", len(points))
 		}
 		time.Sleep(silentTime)
-		tr.Heartbeat(0, 0, rendezvous.Heartbeat{Count: 2, Step: 60})
+		tr.Heartbeat(0, 0, membership.Heartbeat{Count: 2, Step: 60})
 		time.Sleep(silentTime / 2)
 		if j = tr.Job(); j.Workers[0].State != "running" || j.Workers[1].State != "silent" ||
 			!strings.Contains(eventsOf(j), "worker 1 (host a, pid 1) has sent no heartbeat for 5s") {
 			t.Errorf("workers %+v, events %s", j.Workers, eventsOf(j))
 		}
-		tr.Heartbeat(1, 0, rendezvous.Heartbeat{Count: 1})
+		tr.Heartbeat(1, 0, membership.Heartbeat{Count: 1})
 		tr.Report(0, steps(1, 61, 61, time.Millisecond)) // of the epoch before
-		tr.Heartbeat(1, 0, rendezvous.Heartbeat{Count: 2, Final: true, Step: 70})
+		tr.Heartbeat(1, 0, membership.Heartbeat{Count: 2, Final: true, Step: 70})
 		j = tr.Job()
 		if j.Restarts != 1 || len(j.Workers) != 1 || j.Straggler != nil || j.Workers[0].State != "left" {
 			t.Errorf("after a restart: %+v", j)
@@ -83,7 +84,7 @@ func TestTrackerLink(t *testing.T) {
 	tr := NewTracker("job", func(s timeline.Straggler, _ bool) { named = append(named, s.String()) })
 	for i := int64(1); i <= 60; i++ {
 		for w := range 4 {
-			tr.Heartbeat(0, w, rendezvous.Heartbeat{Count: uint64(i)})
+			tr.Heartbeat(0, w, membership.Heartbeat{Count: uint64(i)})
 			r := steps(w, i, i, 60*time.Millisecond)
 			s := &r.Steps[0]
 			s.Links = [timeline.LinksMax]timeline.Link{
@@ -174,7 +175,7 @@ func TestLostStore(t *testing.T) {
 		tr := NewTracker("job", nil)
 		beat := func(count uint64) {
 			for w := range 2 {
-				tr.Heartbeat(0, w, rendezvous.Heartbeat{Count: count, Step: 1})
+				tr.Heartbeat(0, w, membership.Heartbeat{Count: count, Step: 1})
 			}
 		}
 		check := func(state, problem string) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/cluster/membership"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 	"github.com/lockstep-ml/lockstep/collective"
@@ -38,9 +39,9 @@ type Config struct {
 	// RendezvousTimeout is how long Join and Compare wait for the other workers. Default 10 minutes.
 	RendezvousTimeout time.Duration
 	// HeartbeatTimeout is how long a worker, the store, or a connection between two workers may be silent
-	// before it is lost. Default 30 seconds; negative: no limit. All workers together publish at most 200
-	// heartbeats a second. So in a job of more than 50 workers per second of the timeout (1,500 for 30
-	// seconds) the timeout is longer: four heartbeat intervals.
+	// before it is lost. Default 30 seconds; negative: no limit. All nodes together send at most 1,000
+	// reports a second. So in a job of more than 250 nodes per second of the timeout (7,500 for 30
+	// seconds) the timeout is longer: four intervals.
 	HeartbeatTimeout time.Duration
 	// ProgressTimeout is how long a worker's training goroutine may make no progress, outside any call, while
 	// others wait for it; it is logged as stuck after HeartbeatTimeout. Default: the deadline of the waiting
@@ -159,14 +160,6 @@ func (c Config) filled() (Config, error) {
 	if err := c.checkJob(); err != nil {
 		return c, err
 	}
-	if least := heartbeatTimeoutMin(job.Workers); c.HeartbeatTimeout > 0 && c.HeartbeatTimeout < least {
-		if job.Worker == 0 {
-			c.Logger.Warn("worker: the heartbeat timeout is longer than configured: all workers together publish at most 200 "+
-				"heartbeats a second",
-				"workers", job.Workers, "configured", c.HeartbeatTimeout, "used", least)
-		}
-		c.HeartbeatTimeout = least
-	}
 	if c.Secret.Given() {
 		return c, nil
 	}
@@ -210,21 +203,18 @@ func noSecret(why string) error {
 		ErrNoSecret, why, cluster.EnvSecret, cluster.EnvSecretFile)
 }
 
-// heartbeatsMax bounds the heartbeats of all workers together, per second: the process that serves the store
-// trains too.
-const heartbeatsMax = 200
+// How many messages all workers, or all nodes, together send in a second: the process that serves the store trains too.
+const (
+	workerReportsMax = 200
+	nodeReportsMax   = 1000
+)
 
-// intervalMin returns the shortest interval between two heartbeats of one worker, so that all workers together do
-// not publish more than heartbeatsMax a second.
-func intervalMin(workers int) time.Duration {
-	return time.Duration(workers) * time.Second / heartbeatsMax
+// reportInterval returns the shortest interval between two reports of one worker about its steps.
+func reportInterval(workers int) time.Duration {
+	return time.Duration(workers) * time.Second / workerReportsMax
 }
 
-// heartbeatTimeoutMin returns the shortest heartbeat timeout of a job: a worker is lost after four missed
-// heartbeats at the earliest.
-func heartbeatTimeoutMin(workers int) time.Duration { return 4 * intervalMin(workers) }
-
-// heartbeatInterval returns the interval between two heartbeats of a worker in a small job.
+// heartbeatInterval returns the interval between two heartbeats of a worker.
 func (c *Config) heartbeatInterval() time.Duration {
 	if c.HeartbeatTimeout < 0 {
 		return intervalMax
@@ -232,14 +222,14 @@ func (c *Config) heartbeatInterval() time.Duration {
 	return min(intervalMax, c.HeartbeatTimeout/8)
 }
 
-// heartbeats returns when this worker publishes its heartbeats. The last heartbeat of a killed worker is at most
-// Min old. In large jobs each worker starts at a different moment.
-func (c *Config) heartbeats(worker, workers int) rendezvous.HeartbeatTiming {
-	t := intervalMin(workers)
-	b := rendezvous.HeartbeatTiming{Every: max(c.heartbeatInterval(), t), Min: max(c.heartbeatInterval()/5, t)}
-	b.Min = min(b.Every, b.Min)
-	if t > c.heartbeatInterval()/5 {
-		b.Delay = b.Min * time.Duration(worker) / time.Duration(workers)
+// heartbeats returns when a worker publishes its heartbeats, and when it is lost, in a job of so many nodes. The last
+// heartbeat of a killed worker is at most Min old.
+func (c *Config) heartbeats(nodes int) membership.Timing {
+	t := time.Duration(nodes) * time.Second / nodeReportsMax
+	b := membership.Timing{Every: max(c.heartbeatInterval(), t), Timeout: max(c.HeartbeatTimeout, 0)}
+	b.Min = max(c.heartbeatInterval()/5, t/5)
+	if b.Timeout > 0 {
+		b.Timeout = max(b.Timeout, 4*b.Every)
 	}
 	return b
 }

@@ -43,11 +43,10 @@ func (w *Worker) storeWait(failed ...int) time.Duration {
 	return storeWait
 }
 
-// unanswered reports whether the store has not returned this worker's own heartbeat for half the heartbeat
+// unanswered reports whether the store has not acknowledged this worker's heartbeats for half the heartbeat
 // timeout.
 func (w *Worker) unanswered() bool {
-	return w.watch != nil && w.cfg.HeartbeatTimeout > 0 &&
-		w.watch.States()[w.job.Worker].Silent >= w.cfg.HeartbeatTimeout/2
+	return w.member != nil && w.cfg.HeartbeatTimeout > 0 && w.member.Silence() >= w.cfg.HeartbeatTimeout/2
 }
 
 // accessStore is access for a worker that fails, but returns errNoAnswer once the store has failed
@@ -115,15 +114,15 @@ func (w *Worker) foreign(rank int) bool {
 // description is for, or nil.
 func (w *Worker) describeWorker(ctx context.Context, worker int, e *collective.Error, stuck bool) string {
 	text := w.name(worker)
-	if w.watch == nil {
+	if w.member == nil {
 		return text
 	}
 	if e != nil && w.foreign(e.Rank) && len(e.Peers) > 0 && !slices.Contains(w.owners(e.Peers), worker) {
 		text += ", which detected it,"
 	}
-	seen, r := w.watch.States()[worker], (*failure.Record)(nil)
+	seen, r := w.member.States()[worker], (*failure.Record)(nil)
 	if w.storeSilent.Load() || access(ctx, w.storeWait(worker), func(ctx context.Context) (err error) {
-		if seen, err = w.latest(ctx, worker); err == nil {
+		if seen, err = w.member.Latest(ctx, worker); err == nil {
 			r, err = w.recordOf(ctx, worker)
 		}
 		return err

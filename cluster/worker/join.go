@@ -141,7 +141,13 @@ func (w *Worker) join(ctx context.Context, me info) error {
 	}
 	working, stopWork := context.WithCancel(context.Background())
 	w.stopWork = stopWork
-	w.startMonitoring(working)
+	if err := w.startMonitoring(working); err != nil {
+		stopWork()
+		w.failRendezvous(err)
+		w.keepStore()
+		w.closeStore()
+		return err
+	}
 	err := w.checkHosts() // before another worker's failure, of which this may be the cause too, ends the wait
 	if err == nil {
 		err = w.explain(ctx, w.unlessGone(ctx, "", w.link))
@@ -330,6 +336,8 @@ func (w *Worker) externalAddress(ctx context.Context, address string) string {
 // info is the Data of a worker's registration.
 type info struct {
 	HostID string `json:"host_id"`          // equal on one host; "": unknown
+	Folder string `json:"folder,omitempty"` // of this user, equal where processes share it; "": none
+	Apart  string `json:"apart,omitempty"`
 	Opener string `json:"opener,omitempty"` // the backend of the replicas; "": the library itself
 
 	Platform    string `json:"platform"`
@@ -339,7 +347,7 @@ type info struct {
 
 // info returns the Data of this worker's registration.
 func (w *Worker) info() info {
-	me := info{HostID: shm.HostID()}
+	me := info{HostID: shm.HostID(), Folder: folderID(), Apart: w.cfg.Apart}
 	if o := w.cfg.Opener; o != nil {
 		me.Opener = o.Name
 	}

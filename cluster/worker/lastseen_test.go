@@ -4,58 +4,58 @@ import (
 	"testing"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/cluster/membership"
 )
 
 // TestLastSeen: whatever is known of a worker, the sentence says when and at what it was seen. One that was lost before
 // anybody looked was
 // seen as it joined.
 func TestLastSeen(t *testing.T) {
-	at := rendezvous.Heartbeat{Step: 3, Phase: "compute", Text: "after 3 calls"}
+	at := membership.Heartbeat{Step: 3, Phase: "compute", Text: "after 3 calls"}
 	waits, gone := at, at
 	waits.Waiting, gone.Final = true, true
 	for _, test := range []struct {
 		name string
-		v    rendezvous.WorkerState
+		v    membership.WorkerState
 		want string
 	}{
 		{
 			"not seen yet",
-			rendezvous.WorkerState{Silent: time.Millisecond},
+			membership.WorkerState{Silent: time.Millisecond},
 			"was last seen less than a second ago as it joined the job",
 		},
 		{
 			"not seen for long",
-			rendezvous.WorkerState{Silent: 2340 * time.Millisecond},
+			membership.WorkerState{Silent: 2340 * time.Millisecond},
 			"was last seen 2.3s ago as it joined the job",
 		},
-		{"before its first step", rendezvous.WorkerState{Seen: true, Heartbeat: rendezvous.Heartbeat{
+		{"before its first step", membership.WorkerState{Seen: true, Heartbeat: membership.Heartbeat{
 			Step: -1,
 			Text: "after 0 calls",
 		}}, "was last seen less than a second ago after 0 calls"},
 		{
 			"at work",
-			rendezvous.WorkerState{Seen: true, Heartbeat: at},
+			membership.WorkerState{Seen: true, Heartbeat: at},
 			"was last seen less than a second ago at step 3, compute, after 3 calls",
 		},
 		{
 			"silent",
-			rendezvous.WorkerState{Seen: true, Heartbeat: at, Silent: 5 * time.Second},
+			membership.WorkerState{Seen: true, Heartbeat: at, Silent: 5 * time.Second},
 			"was last seen 5s ago at step 3, compute, after 3 calls",
 		},
 		{
 			"still",
-			rendezvous.WorkerState{Seen: true, Heartbeat: at, Stalled: time.Minute},
+			membership.WorkerState{Seen: true, Heartbeat: at, Stalled: time.Minute},
 			"was last seen less than a second ago at step 3, compute, after 3 calls, where it has been for 1m0s",
 		},
 		{
 			"waits for long",
-			rendezvous.WorkerState{Seen: true, Heartbeat: waits, Stalled: time.Minute},
+			membership.WorkerState{Seen: true, Heartbeat: waits, Stalled: time.Minute},
 			"was last seen less than a second ago at step 3, compute, after 3 calls",
 		},
 		{
 			"gone",
-			rendezvous.WorkerState{Seen: true, Heartbeat: gone, Silent: time.Minute},
+			membership.WorkerState{Seen: true, Heartbeat: gone, Silent: time.Minute},
 			"has left the job, at step 3, compute, after 3 calls",
 		},
 	} {

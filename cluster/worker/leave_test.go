@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/cluster/membership"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/collective"
 )
@@ -107,13 +108,16 @@ func TestCutOff(t *testing.T) {
 				}
 				working, stopWork := context.WithCancel(context.Background())
 				w.stopWork = stopWork
-				w.startMonitoring(working)
+				if err := w.startMonitoring(working); err != nil {
+					t.Fatal(err)
+				}
 				others, leave := context.WithCancel(t.Context()) // the others go on
 				for _, i := range []int{0, 2} {
-					w.work.Go(func() {
-						_ = rendezvous.Publish(others, s.Store, w.key("alive"), i, rendezvous.HeartbeatTiming{Every: time.Second},
-							func() rendezvous.Heartbeat { return rendezvous.Heartbeat{} })
+					other := membership.NewMember(membership.MemberConfig{
+						Store: s.Store, Key: w.key("alive"), Worker: i, Nodes: w.nodes(), File: membership.NewMemoryFile(1),
+						Timing: cfg.heartbeats(3), State: func() membership.Heartbeat { return membership.Heartbeat{} },
 					})
+					w.work.Go(func() { other.Run(others) })
 				}
 				time.Sleep(10*time.Second + 300*time.Millisecond)
 				begin := time.Now()

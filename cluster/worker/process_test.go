@@ -25,6 +25,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/cluster/membership"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 	"github.com/lockstep-ml/lockstep/cluster/worker"
@@ -249,12 +250,22 @@ func (c *child) train(ctx context.Context, w *worker.Worker) (string, error) {
 // shown waits until the others can see that this worker has reached a step and, with a strategy, that it is in its
 // step function.
 func (c *child) shown(ctx context.Context, w *worker.Worker, step int) error {
-	key := rendezvous.Key(c.Job, c.Epoch, "alive", strconv.Itoa(c.Worker))
 	for {
-		text, _, err := w.Store().Get(ctx, key)
-		come := strings.Contains(string(text), fmt.Sprintf(`"step":%d,"phase":"compute"`, step))
-		if err != nil || come && (!c.Strategy || strings.Contains(string(text), "in its step function")) {
+		entries, _, err := w.Store().List(ctx, rendezvous.Key(c.Job, c.Epoch, "alive")+"/")
+		if err != nil {
 			return err
+		}
+		for _, e := range entries {
+			r, err := membership.DecodeReport(e.Value)
+			if err != nil {
+				return err
+			}
+			for _, h := range r.Workers {
+				if h.Worker == c.Worker && h.Step == int64(step) && h.Phase == "compute" &&
+					(!c.Strategy || strings.Contains(h.Text, "in its step function")) {
+					return nil
+				}
+			}
 		}
 		time.Sleep(10 * time.Millisecond)
 	}

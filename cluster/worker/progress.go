@@ -5,7 +5,7 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/cluster/membership"
 	"github.com/lockstep-ml/lockstep/collective"
 )
 
@@ -48,8 +48,8 @@ func (w *Worker) Running(now bool) {
 }
 
 // heartbeat returns this worker's heartbeat.
-func (w *Worker) heartbeat() rendezvous.Heartbeat {
-	p := rendezvous.Heartbeat{Step: w.progress.step.Load(), Progress: w.progress.count.Load()}
+func (w *Worker) heartbeat() membership.Heartbeat {
+	p := membership.Heartbeat{Step: w.progress.step.Load(), Progress: w.progress.count.Load()}
 	if phase := w.progress.phase.Load(); phase != nil {
 		p.Phase = clip(*phase, 200)
 	}
@@ -77,7 +77,7 @@ func (w *Worker) heartbeat() rendezvous.Heartbeat {
 }
 
 // positionText describes a worker's position: "at step 17, compute, in its step function, after 40 calls".
-func positionText(p *rendezvous.Heartbeat) string {
+func positionText(p *membership.Heartbeat) string {
 	var parts []string
 	if p.Step >= 0 {
 		parts = append(parts, fmt.Sprintf("step %d", p.Step))

@@ -39,7 +39,7 @@ const reportOverlap = 1
 
 // publishReports publishes this worker's report whenever it has taken steps, until ctx ends.
 func (w *Worker) publishReports(ctx context.Context) error {
-	every := max(reportEvery, intervalMin(len(w.members)))
+	every := max(reportEvery, reportInterval(len(w.members)))
 	var before [reportOverlap + 1]int64 // the last steps of the reports before, oldest first
 	for last := int64(-1); ; {
 		if r := w.report(); len(r.Steps) == 0 && last < 0 || len(r.Steps) > 0 && r.Steps[len(r.Steps)-1].Step != last {

@@ -5,26 +5,27 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/cluster/membership"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
 // TestSilentHost: a host is called lost only if all of its workers that have not left the job are silent.
 func TestSilentHost(t *testing.T) {
 	const timeout = 20 * time.Second
-	silent := rendezvous.WorkerState{Seen: true, Silent: 21 * time.Second}
-	late := rendezvous.WorkerState{Seen: true, Silent: 16 * time.Second}
-	alive := rendezvous.WorkerState{Seen: true, Silent: time.Second}
-	left := rendezvous.WorkerState{Seen: true, Silent: time.Hour, Heartbeat: rendezvous.Heartbeat{Final: true}}
+	silent := membership.WorkerState{Seen: true, Silent: 21 * time.Second}
+	late := membership.WorkerState{Seen: true, Silent: 16 * time.Second}
+	alive := membership.WorkerState{Seen: true, Silent: time.Second}
+	left := membership.WorkerState{Seen: true, Silent: time.Hour, Heartbeat: membership.Heartbeat{Final: true}}
 	for _, test := range []struct {
 		name   string
-		states []rendezvous.WorkerState // of workers 0 on one host, and 1 and those after it on another
+		states []membership.WorkerState // of workers 0 on one host, and 1 and those after it on another
 		want   []int
 	}{
-		{"alone on its host", []rendezvous.WorkerState{alive, silent}, nil},
-		{"all silent", []rendezvous.WorkerState{alive, silent, late, silent}, []int{2, 3}},
-		{"one sends heartbeats", []rendezvous.WorkerState{alive, silent, alive, silent}, nil},
-		{"one has left", []rendezvous.WorkerState{alive, silent, left, late}, []int{3}},
-		{"the others have left", []rendezvous.WorkerState{alive, silent, left, left}, nil},
+		{"alone on its host", []membership.WorkerState{alive, silent}, nil},
+		{"all silent", []membership.WorkerState{alive, silent, late, silent}, []int{2, 3}},
+		{"one sends heartbeats", []membership.WorkerState{alive, silent, alive, silent}, nil},
+		{"one has left", []membership.WorkerState{alive, silent, left, late}, []int{3}},
+		{"the others have left", []membership.WorkerState{alive, silent, left, left}, nil},
 	} {
 		got := silentWith(1, test.states, timeout, func(a, b int) bool { return (a == 0) == (b == 0) })
 		if !slices.Equal(got, test.want) {

@@ -2,13 +2,12 @@ package worker
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/cluster/membership"
 	"github.com/lockstep-ml/lockstep/cluster/status"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/internal/ranges"
@@ -17,16 +16,29 @@ import (
 
 // startMonitoring publishes this worker's heartbeat and watches those of the others until ctx ends, when the worker
 // leaves.
-func (w *Worker) startMonitoring(ctx context.Context) {
-	beats := w.cfg.heartbeats(w.job.Worker, len(w.members))
-	beats.Wake = w.progress.phaseBegun
-	w.watch = rendezvous.NewWatch(w.store, w.key(status.Heartbeats), len(w.members))
-	w.work.Go(func() {
-		w.retry(ctx, func() error {
-			return rendezvous.Publish(ctx, w.store, w.key(status.Heartbeats), w.job.Worker, beats, w.heartbeat)
-		})
+func (w *Worker) startMonitoring(ctx context.Context) error {
+	nodes := w.nodes()
+	file, err := w.nodeFile(nodes)
+	if err != nil {
+		return err
+	}
+	timing := w.cfg.heartbeats(len(nodes))
+	if w.cfg.HeartbeatTimeout > 0 && timing.Timeout > w.cfg.HeartbeatTimeout {
+		if w.job.Worker == 0 {
+			w.cfg.Logger.Warn("worker: the heartbeat timeout is longer than configured: all nodes together send at most 1000 "+
+				"reports a second", "nodes", len(nodes), "configured", w.cfg.HeartbeatTimeout, "used", timing.Timeout)
+		}
+		w.cfg.HeartbeatTimeout = timing.Timeout
+	}
+	timing.Wake = w.progress.phaseBegun
+	w.member = membership.NewMember(membership.MemberConfig{
+		Store: w.store, Key: w.key(status.Heartbeats), Epoch: w.job.Epoch, Worker: w.job.Worker, Nodes: nodes, File: file,
+		Timing: timing, State: w.heartbeat,
 	})
-	w.work.Go(func() { w.retry(ctx, func() error { return w.watch.Follow(ctx, min(beats.Min, beats.Every/2)) }) })
+	w.work.Go(func() {
+		defer file.Close()
+		w.member.Run(ctx)
+	})
 	w.work.Go(func() { w.retry(ctx, func() error { return w.answer(ctx) }) })
 	w.work.Go(func() { w.retry(ctx, func() error { return w.publishReports(ctx) }) })
 	if w.job.Worker == 0 {
@@ -42,6 +54,7 @@ func (w *Worker) startMonitoring(ctx context.Context) {
 		w.work.Go(func() { w.watchHeartbeats(ctx) })
 		w.work.Go(func() { w.watchProgress(ctx) })
 	}
+	return nil
 }
 
 // retry repeats f as long as the store is lost, since the store may come back.
@@ -62,7 +75,7 @@ func pause(ctx context.Context, d time.Duration) {
 
 // watchHeartbeats ends the group if a worker, or the store, is silent for the heartbeat timeout.
 func (w *Worker) watchHeartbeats(ctx context.Context) {
-	silent, err := w.watch.Silence(ctx, w.job.Worker, w.cfg.HeartbeatTimeout)
+	silent, err := w.member.Lost(ctx)
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:
@@ -85,11 +98,11 @@ func (w *Worker) silentHost(worker int) []int {
 	if w.sameHost(worker, w.job.Worker) {
 		return nil
 	}
-	return silentWith(worker, w.watch.States(), w.cfg.HeartbeatTimeout, w.sameHost)
+	return silentWith(worker, w.member.States(), w.cfg.HeartbeatTimeout, w.sameHost)
 }
 
 // silentWith is silentHost for the states of all workers.
-func silentWith(worker int, states []rendezvous.WorkerState, timeout time.Duration,
+func silentWith(worker int, states []membership.WorkerState, timeout time.Duration,
 	sameHost func(a, b int) bool,
 ) []int {
 	var others []int
@@ -121,7 +134,7 @@ func (w *Worker) watchProgress(ctx context.Context) {
 	logged := map[int]uint64{} // progress of those that were logged
 	for ctx.Err() == nil {
 		pause(ctx, w.cfg.heartbeatInterval())
-		all := w.watch.States()
+		all := w.member.States()
 		if me := &all[w.job.Worker]; !me.Heartbeat.Waiting {
 			continue
 		}
@@ -160,7 +173,7 @@ func (w *Worker) lose(ctx context.Context, worker int, why error, stuck bool, ot
 	for i, other := range others {
 		peers = append(peers, w.members[other].Ranks()...)
 		if i < describedMost-1 {
-			seen := w.watch.States()[other]
+			seen := w.member.States()[other]
 			who += "\n" + w.name(other) + " " + lastSeen(&seen)
 		}
 	}
@@ -189,7 +202,7 @@ func (w *Worker) loseStore() {
 		e.Peers = w.members[0].Ranks()
 		e.Err = fmt.Errorf("the store %s has not answered for %v: worker 0, which serves it, is stopped or gone, or its "+
 			"host cannot be reached", w.job.Store, silent)
-		seen := w.watch.States()[0]
+		seen := w.member.States()[0]
 		e.Who = w.name(0) + " " + lastSeen(&seen) + "\n" + e.Who
 	default:
 		e.Err = fmt.Errorf("the store %s has not answered for %v", w.job.Store, silent)
@@ -212,7 +225,7 @@ func (w *Worker) end(cause error) {
 }
 
 // lastSeen continues a sentence that begins with a worker's name: its last known state.
-func lastSeen(v *rendezvous.WorkerState) string {
+func lastSeen(v *membership.WorkerState) string {
 	if v.Seen && v.Heartbeat.Final {
 		return "has left the job, " + positionText(&v.Heartbeat)
 	}
@@ -228,16 +241,4 @@ func lastSeen(v *rendezvous.WorkerState) string {
 		text += fmt.Sprintf(", where it has been for %v", stalled)
 	}
 	return text
-}
-
-// latest returns the latest state of a worker, and reads the store once more for it. The error is the
-// store's.
-func (w *Worker) latest(ctx context.Context, worker int) (rendezvous.WorkerState, error) {
-	v := w.watch.States()[worker]
-	text, _, err := w.store.Get(ctx, w.key(status.Heartbeats, worker))
-	var p rendezvous.Heartbeat
-	if err == nil && json.Unmarshal(text, &p) == nil && (!v.Seen || p.Count != v.Heartbeat.Count) {
-		v.Heartbeat, v.Seen, v.Silent = p, true, 0
-	}
-	return v, ifFound(err)
 }

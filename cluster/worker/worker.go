@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/cluster/membership"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 	"github.com/lockstep-ml/lockstep/cluster/status"
@@ -37,7 +38,7 @@ type Worker struct {
 	meter         linkMeter
 	tracker       *status.Tracker // of worker 0 in a job of several
 	straggler     atomic.Pointer[timeline.Straggler]
-	watch         *rendezvous.Watch  // nil: a job of one worker
+	member        *membership.Member // nil: a job of one worker
 	store         rendezvous.Store   // nil: a job of one worker
 	server        *rendezvous.Server // nil: another process serves it
 	port          *listener.Listener // where it is served
@@ -271,7 +272,7 @@ func (w *Worker) leaveFailed() {
 
 // othersAlive reports whether other workers are alive, besides those that are lost.
 func (w *Worker) othersAlive(lost []int) bool {
-	for _, v := range w.watch.States() {
+	for _, v := range w.member.States() {
 		if v.Worker != w.job.Worker && !v.Heartbeat.Final && v.Silent < leaveSilent && !slices.Contains(lost, v.Worker) {
 			return true
 		}

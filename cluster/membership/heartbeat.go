@@ -1,0 +1,70 @@
+package membership
+
+import (
+	"fmt"
+	"time"
+)
+
+// Heartbeat is the state that a worker publishes during training.
+type Heartbeat struct {
+	// Step and Phase are the worker's position: the global step, and "compute", "reduce", "apply", ….
+	Step  int64  `json:"step"`
+	Phase string `json:"phase,omitempty"`
+	// Progress changes when the training goroutines advance. A worker that is alive but stuck has a
+	// heartbeat, and no progress.
+	Progress uint64 `json:"progress"`
+	// Waiting reports that the worker is in a collective call, where it may have to wait for others: it is not
+	// stuck itself.
+	Waiting bool `json:"waits,omitempty"`
+	// Text is additional information, for display.
+	Text string `json:"text,omitempty"`
+	// Count counts the heartbeats from 1. The membership service sets it.
+	Count uint64 `json:"beat"`
+	// Final marks the last heartbeat: the worker has left on purpose. The membership service sets it.
+	Final bool `json:"gone,omitempty"`
+}
+
+// Timing configures how often members publish, and when they are lost.
+type Timing struct {
+	Every   time.Duration   // the longest interval between two heartbeats, or two reports of a node
+	Min     time.Duration   // the shortest interval between two heartbeats; also how often files are read
+	Timeout time.Duration   // a member without a heartbeat for this long is lost; 0: never
+	Wake    <-chan struct{} // receives a value when there is news that should not wait for Every; nil: never
+}
+
+// suspectAfter is how long a member is silent before it is a suspect: three missed heartbeats.
+func (t *Timing) suspectAfter() time.Duration { return 3 * t.Every }
+
+// lease is how long a coordinator, or a node's reporter, may be silent before another one takes over.
+func (t *Timing) lease() time.Duration {
+	timeout := t.Timeout
+	if timeout <= 0 {
+		timeout = 30 * time.Second
+	}
+	return max(timeout/4, 3*t.Every)
+}
+
+// WorkerState is the known state of a worker.
+type WorkerState struct {
+	Worker int
+	// Heartbeat is its latest known heartbeat, if Seen. Of a worker of another node only [Member.Latest] knows it.
+	Heartbeat Heartbeat
+	Seen      bool
+	// Silent is the time without a new heartbeat, 0 for a worker that is not a suspect. Stalled is the time in which
+	// the worker neither made progress nor waited for others, 0 if it is short.
+	Silent, Stalled time.Duration
+	// Lost reports the verdict.
+	Lost bool
+}
+
+// String describes the worker's last known state.
+func (v WorkerState) String() string {
+	switch {
+	case v.Heartbeat.Final:
+		return fmt.Sprintf("worker %d left in step %d", v.Worker, v.Heartbeat.Step)
+	case !v.Seen:
+		return fmt.Sprintf("worker %d has not been seen for %v", v.Worker, v.Silent.Round(time.Millisecond))
+	}
+	return fmt.Sprintf("worker %d was last seen %v ago in step %d", v.Worker, v.Silent.Round(time.Millisecond),
+		v.Heartbeat.Step)
+}

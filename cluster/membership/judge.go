@@ -1,0 +1,157 @@
+package membership
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+)
+
+// judge decides who is a suspect, and who is lost, from the reports of all nodes. It does no I/O and reads no clock.
+type judge struct {
+	timing Timing
+	nodes  map[int]*nodeState
+}
+
+// nodeState is what is known of a node.
+type nodeState struct {
+	report   Report
+	seen     bool
+	received time.Time // the latest new report
+	expected []int     // its workers, before the first report
+}
+
+// stalledMost bounds the workers that a view lists as stalled: the longest.
+const stalledMost = 16
+
+// newJudge returns a judge for which the silence of the expected nodes begins at a time.
+func newJudge(timing Timing, expected map[int][]int, since time.Time) *judge {
+	j := &judge{timing: timing, nodes: map[int]*nodeState{}}
+	for node, workers := range expected {
+		j.nodes[node] = &nodeState{expected: workers, received: since}
+	}
+	return j
+}
+
+// record records a report, and reports whether a worker has left with it. The first one that is read may be old: its
+// time is since.
+func (j *judge) record(at, since time.Time, r Report) (left bool) {
+	n := j.nodes[r.Node]
+	if n == nil {
+		n = &nodeState{received: since}
+		j.nodes[r.Node] = n
+	}
+	if n.seen && (r.Count != n.report.Count || r.Nonce != n.report.Nonce) {
+		n.received = at
+	}
+	left = r.left() > n.report.left()
+	n.report, n.seen = r, true
+	return left
+}
+
+// left returns how many workers have left.
+func (r *Report) left() (n int) {
+	for i := range r.Workers {
+		if r.Workers[i].Final {
+			n++
+		}
+	}
+	return n
+}
+
+// silentSince lets the silence of a node begin at a time, unless it has sent reports since then.
+func (j *judge) silentSince(node int, since time.Time) {
+	n := j.nodes[node]
+	if n == nil {
+		n = &nodeState{}
+		j.nodes[node] = n
+	}
+	n.received = since
+}
+
+// slept subtracts a time from every silence: this process did not run then and could not read reports.
+func (j *judge) slept(now time.Time, gone time.Duration) {
+	for _, n := range j.nodes {
+		if n.received = n.received.Add(gone); n.received.After(now) {
+			n.received = now
+		}
+	}
+}
+
+// view returns the view at a time, and when it will change if no report arrives.
+func (j *judge) view(now time.Time) (v View, next time.Time) {
+	next = now.Add(time.Hour)
+	var stalled []Doubt
+	waiting := false
+	for _, node := range slices.Sorted(maps.Keys(j.nodes)) {
+		n := j.nodes[node]
+		silent := now.Sub(n.received)
+		suspect := !n.report.Final && j.due(now, n.received, 0, &next)
+		d := Doubt{Node: node, Nonce: n.report.Nonce, Epoch: n.report.Epoch, Unseen: !n.seen, Silent: milliseconds(silent)}
+		if d.Lost = j.lost(silent); !n.seen {
+			d.Workers = n.expected
+		}
+		for i := range n.report.Workers {
+			w := &n.report.Workers[i]
+			if w.Worker == 0 {
+				first := *w
+				first.Silent += milliseconds(silent)
+				v.First = &first
+			}
+			waiting = waiting || w.Waiting
+			own := fromMilliseconds(w.Silent)
+			switch {
+			case w.Final:
+				v.left(w.Worker)
+			case suspect:
+				d.Workers = append(d.Workers, w.Worker)
+			case j.due(now, n.received, own, &next):
+				v.Doubts = append(v.Doubts, Doubt{
+					Node: -1, Epoch: n.report.Epoch, Workers: []int{w.Worker}, Lost: j.lost(silent + own),
+					Silent: milliseconds(silent + own), Unseen: w.Count == 0, Phase: w.Phase, Progress: w.Progress,
+				})
+			case !w.Waiting && w.Count > 0 && fromMilliseconds(w.Stalled) >= j.timing.suspectAfter():
+				stalled = append(stalled, Doubt{
+					Node: -1, Epoch: n.report.Epoch, Workers: []int{w.Worker}, Stalled: w.Stalled + milliseconds(silent),
+					Phase: w.Phase, Progress: w.Progress,
+				})
+			}
+		}
+		if suspect {
+			v.Doubts = append(v.Doubts, d)
+		}
+	}
+	if waiting { // else no worker is delayed
+		slices.SortStableFunc(stalled, func(a, b Doubt) int { return cmp.Compare(b.Stalled, a.Stalled) })
+		v.Doubts = append(v.Doubts, stalled[:min(len(stalled), stalledMost)]...)
+	}
+	return v, next
+}
+
+// due reports whether a member is a suspect: its own silence, when the report arrived, and the time since then. It
+// lowers next to the time when the member becomes a suspect or is lost.
+func (j *judge) due(now, received time.Time, own time.Duration, next *time.Time) bool {
+	silent := now.Sub(received) + own
+	suspect := silent >= j.timing.suspectAfter()
+	limit := j.timing.suspectAfter()
+	if suspect {
+		limit = j.timing.Timeout
+	}
+	if at := received.Add(limit - own); limit > 0 && at.After(now) && at.Before(*next) {
+		*next = at
+	}
+	return suspect
+}
+
+func (j *judge) lost(silent time.Duration) bool {
+	return j.timing.Timeout > 0 && silent >= j.timing.Timeout
+}
+
+// left adds a worker that has left.
+func (v *View) left(worker int) {
+	if n := len(v.Left); n > 0 && v.Left[n-1][1] == worker-1 {
+		v.Left[n-1][1] = worker
+		return
+	}
+	v.Left = append(v.Left, [2]int{worker, worker})
+}

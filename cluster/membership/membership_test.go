@@ -1,0 +1,382 @@
+package membership_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/membership"
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+)
+
+var (
+	seed  = flag.Uint64("seed", 0, "repeat the random faults of this seed only")
+	seeds = flag.Int("seeds", 12, "how many seeds of random faults")
+)
+
+// cluster is a job of members in one process, whose nodes can be cut off and whose processes can be stopped.
+type cluster struct {
+	store   *rendezvous.Memory
+	nodes   [][]int
+	timing  membership.Timing
+	members []*member
+	cut     []atomic.Bool // by node: it does not reach the store
+
+	messages, bytes atomic.Int64
+}
+
+type member struct {
+	*membership.Member
+	worker int
+	end    context.CancelFunc
+	gate   *gate
+	done   chan struct{}
+
+	mu      sync.Mutex
+	verdict membership.WorkerState
+	err     error
+	at      time.Time
+}
+
+// gate holds the store's calls of a process that is stopped, as long as it is.
+type gate struct {
+	mu      sync.Mutex
+	stopped chan struct{} // nil: it runs
+}
+
+// stop stops the process, and run lets it continue.
+func (g *gate) stop() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.stopped = make(chan struct{})
+}
+
+func (g *gate) run() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.stopped != nil {
+		close(g.stopped)
+	}
+	g.stopped = nil
+}
+
+func (g *gate) closed() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.stopped != nil
+}
+
+func (g *gate) pass(ctx context.Context) error {
+	g.mu.Lock()
+	stopped := g.stopped
+	g.mu.Unlock()
+	if stopped == nil {
+		return nil
+	}
+	select {
+	case <-stopped:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// link is a process's way to the store: it counts, and waits while its node is cut off or its process stopped.
+type link struct {
+	rendezvous.Store
+	c    *cluster
+	node int
+	m    *member
+}
+
+func (l *link) call(ctx context.Context, bytes int, f func(context.Context) int) error {
+	if err := l.m.gate.pass(ctx); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for l.c.cut[l.node].Load() {
+		timer := time.NewTimer(50 * time.Millisecond)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	l.c.messages.Add(1)
+	l.c.bytes.Add(int64(bytes))
+	got := f(ctx)
+	if l.c.cut[l.node].Load() {
+		return rendezvous.ErrLost // the answer is lost
+	}
+	if err := l.m.gate.pass(ctx); err != nil {
+		return err
+	}
+	l.c.messages.Add(1)
+	l.c.bytes.Add(int64(got))
+	return nil
+}
+
+// frame is what a message has besides its content.
+const frame = 32
+
+func (l *link) Set(ctx context.Context, key string, value []byte) (err error) {
+	if e := l.call(ctx, frame+len(key)+len(value), func(ctx context.Context) int {
+		err = l.Store.Set(ctx, key, value)
+		return frame
+	}); e != nil {
+		return e
+	}
+	return err
+}
+
+func (l *link) Swap(ctx context.Context, key string, revision uint64, value []byte) (done bool, err error) {
+	if e := l.call(ctx, frame+len(key)+len(value), func(ctx context.Context) int {
+		done, err = l.Store.Swap(ctx, key, revision, value)
+		return frame
+	}); e != nil {
+		return false, e
+	}
+	return done, err
+}
+
+func (l *link) Changes(
+	ctx context.Context, prefix string, after uint64,
+) (entries []rendezvous.Entry, revision uint64, err error) {
+	if e := l.call(ctx, frame+len(prefix), func(ctx context.Context) int {
+		entries, revision, err = l.Store.Changes(ctx, prefix, after)
+		n := frame
+		for _, e := range entries {
+			n += 16 + len(e.Key) + len(e.Value)
+		}
+		return n
+	}); e != nil {
+		return nil, 0, e
+	}
+	return entries, revision, err
+}
+
+// start starts a job of nodes with so many workers each.
+func start(t *testing.T, nodes, workers int, timing membership.Timing) *cluster {
+	t.Helper()
+	c := &cluster{store: rendezvous.NewMemory(), timing: timing, cut: make([]atomic.Bool, nodes)}
+	for n := range nodes {
+		var mine []int
+		for w := range workers {
+			mine = append(mine, n*workers+w)
+		}
+		c.nodes = append(c.nodes, mine)
+	}
+	for n := range nodes {
+		file := membership.NewMemoryFile(workers)
+		for _, w := range c.nodes[n] {
+			m := &member{worker: w, gate: &gate{}, done: make(chan struct{})}
+			m.verdict.Worker = -1
+			m.Member = membership.NewMember(membership.MemberConfig{
+				Store: &link{c.store.Open(), c, n, m}, Key: "job/0/alive", Worker: w, Nodes: c.nodes,
+				File:   file.Through(func() { _ = m.gate.pass(context.Background()) }),
+				Timing: timing, State: func() membership.Heartbeat {
+					return membership.Heartbeat{Step: 12, Phase: "compute", Text: "in its step function, after 40 calls"}
+				},
+			})
+			ctx, end := context.WithCancel(t.Context())
+			m.end = end
+			c.members = append(c.members, m)
+			go func() {
+				defer close(m.done)
+				m.Run(ctx)
+			}()
+			go func() {
+				v, err := m.Lost(ctx)
+				if ctx.Err() == nil {
+					m.mu.Lock()
+					m.verdict, m.err, m.at = v, err, time.Now()
+					m.mu.Unlock()
+				}
+			}()
+		}
+	}
+	return c
+}
+
+// stop ends all members.
+func (c *cluster) stop() {
+	for i := range c.cut {
+		c.cut[i].Store(false)
+	}
+	for _, m := range c.members {
+		m.end()
+		m.gate.run()
+	}
+	for _, m := range c.members {
+		<-m.done
+	}
+}
+
+// result returns what a member has concluded.
+func (m *member) result() (membership.WorkerState, time.Time, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.verdict, m.at, m.err
+}
+
+var usual = membership.Timing{Every: time.Second, Min: 200 * time.Millisecond, Timeout: 30 * time.Second}
+
+// TestMessages counts the messages and bytes at the store, and compares them with the formula: a node sends its report
+// and reads the view, each with an answer; one node reads all reports and writes the view.
+func TestMessages(t *testing.T) {
+	for _, size := range [][2]int{{1, 8}, {2, 1}, {16, 8}, {128, 8}} {
+		nodes, workers := size[0], size[1]
+		if testing.Short() && nodes > 16 {
+			continue
+		}
+		synctest.Test(t, func(t *testing.T) {
+			c := start(t, nodes, workers, usual)
+			time.Sleep(5 * time.Second)
+			messages, bytes := c.messages.Load(), c.bytes.Load()
+			const seconds = 8
+			time.Sleep(seconds * time.Second)
+			messages, bytes = (c.messages.Load()-messages)/seconds, (c.bytes.Load()-bytes)/seconds
+			// Reports: 2 messages a node, of a head and M states. Views: 2 a node, without doubts only a head and the state
+			// of worker 0. The coordinator: 2 for the view, and at most 2 for each of 5 reads of the reports a second.
+			n, m := int64(nodes), int64(workers)
+			most := 4*n + 2 + 2*5
+			report, view := int64(frame+60+m*130), int64(4*frame+260)
+			mostBytes := n*(2*report+view) + view + 5*2*frame
+			before := n * m * n * m * 160
+			t.Logf("%3d nodes x %d workers: %4d messages a second (formula 4 N + 12: %4d), %7d bytes a second "+
+				"(formula 2 N (92 + 130 M) + 388 (N + 1): %7d); each worker reading each one: %d bytes",
+				nodes, workers, messages, most, bytes, mostBytes, before)
+			if messages > most || bytes > mostBytes || messages < 3*n {
+				t.Errorf("%d messages and %d bytes a second, want at most %d and %d", messages, bytes, most, mostBytes)
+			}
+			for _, m := range c.members {
+				if v, _, err := m.result(); v.Worker >= 0 || err != nil || m.Lease() < 28*time.Second {
+					t.Fatalf("worker %d: %v, %v, lease %v", m.worker, v, err, m.Lease())
+				}
+			}
+			c.stop()
+		})
+	}
+}
+
+// TestFaults: random faults in virtual time. Without a fault no worker is lost. Every fault is found within the bound,
+// all survivors name the same worker, and a worker that is cut off has ended before the others declare it lost.
+func TestFaults(t *testing.T) {
+	list := []uint64{*seed}
+	if *seed == 0 {
+		list = nil
+		for s := range *seeds {
+			list = append(list, uint64(s+1))
+		}
+	}
+	for _, s := range list {
+		t.Run(fmt.Sprint(s), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { oneFault(t, s) })
+		})
+	}
+}
+
+func oneFault(t *testing.T, seed uint64) {
+	r := rand.New(rand.NewPCG(seed, 16))
+	timing := usual
+	timing.Timeout = time.Duration(8+r.IntN(23)) * time.Second
+	nodes, workers := 1+r.IntN(6), 1+r.IntN(4)
+	if nodes*workers == 1 {
+		nodes = 2
+	}
+	c := start(t, nodes, workers, timing)
+	defer c.stop()
+	time.Sleep(time.Duration(r.Int64N(int64(20 * time.Second))))
+	c.agree(t, nil, time.Time{}, 0)
+	// A short outage, which is refuted: less than the timeout without the time in which a heartbeat is under way.
+	node := r.IntN(nodes)
+	short := time.Duration(r.Int64N(int64(timing.Timeout - 4*timing.Every)))
+	c.cut[node].Store(true)
+	time.Sleep(short)
+	c.cut[node].Store(false)
+	time.Sleep(2 * timing.Timeout)
+	c.agree(t, nil, time.Time{}, 0)
+	// A lasting one.
+	var gone []int
+	victim := r.IntN(nodes * workers)
+	node = victim / workers
+	began := time.Now()
+	what := "stopped"
+	if nodes > 1 && r.IntN(2) == 0 {
+		what = "cut off"
+		c.cut[node].Store(true)
+		gone = c.nodes[node]
+	} else {
+		c.members[victim].gate.stop()
+		gone = []int{victim}
+	}
+	t.Logf("seed %d: %d nodes x %d workers, timeout %v: worker %d is %s", seed, nodes, workers, timing.Timeout, victim,
+		what)
+	// The coordinator's node: one interval more. Another reporter of the node takes over after the lease, and reports the
+	// silence since the former one's last answer.
+	bound := timing.Timeout + 3*timing.Every + time.Second
+	time.Sleep(bound)
+	c.agree(t, gone, began, bound)
+	// A process that comes back has no lease, and learns that it is lost.
+	c.cut[node].Store(false)
+	for _, w := range gone {
+		c.members[w].gate.run()
+	}
+	for _, w := range gone {
+		if left := c.members[w].Lease(); left > 0 {
+			t.Errorf("worker %d comes back with a lease of %v", w, left)
+		}
+	}
+	time.Sleep(4 * timing.Every)
+	for _, w := range gone {
+		if _, _, err := c.members[w].result(); !errors.Is(err, rendezvous.ErrLost) {
+			t.Errorf("worker %d comes back and continues: %v", w, err)
+		}
+	}
+}
+
+// agree checks the verdicts of all members besides those that are gone.
+func (c *cluster) agree(t *testing.T, gone []int, began time.Time, bound time.Duration) {
+	t.Helper()
+	first := time.Time{}
+	for _, m := range c.members {
+		v, at, err := m.result()
+		switch {
+		case slices.Contains(gone, m.worker):
+			continue
+		case gone == nil && (v.Worker >= 0 || err != nil):
+			t.Fatalf("worker %d, without a fault: %v, %v", m.worker, v, err)
+		case gone == nil:
+			continue
+		case err != nil:
+			t.Errorf("worker %d: %v", m.worker, err)
+		case !slices.Contains(gone, v.Worker):
+			t.Errorf("worker %d blames %v, want one of %v", m.worker, v, gone)
+		case at.Sub(began) > bound || at.Sub(began) < c.timing.Timeout-2*c.timing.Every:
+			t.Errorf("worker %d: after %v, want at most %v", m.worker, at.Sub(began), bound)
+		}
+		if first.IsZero() || !at.IsZero() && at.Before(first) {
+			first = at
+		}
+	}
+	for _, w := range gone {
+		m := c.members[w]
+		if m.gate.closed() {
+			continue
+		}
+		_, at, err := m.result()
+		if !errors.Is(err, rendezvous.ErrLost) || at.After(first) {
+			t.Errorf("worker %d, which is cut off: %v at %v, want ErrLost before the others' verdict at %v", w, err,
+				at.Sub(began), first.Sub(began))
+		}
+	}
+}
