@@ -2,10 +2,6 @@
 
 package kernel
 
-//go:generate sh -c "cd _gen && go run . -table ../table_amd64.go"
-//go:generate sh -c "cd _gen && go run . -out ../avx2_amd64.s -stubs ../avx2_amd64.go -pkg kernel"
-//go:generate sh -c "cd _gen && go run . -avx512 -out ../avx512_amd64.s -stubs ../avx512_amd64.go -pkg kernel"
-
 import (
 	"unsafe"
 
@@ -40,59 +36,14 @@ const (
 	avx512Bytes = 64
 )
 
-// vectorLoops are the loops of one operation on types whose elements it treats alike. They handle whole vectors.
-type vectorLoops struct {
-	op    Op
-	types []tensor.DType
-	two   func(dst, a, b *byte, bytes int)
-	three func(dst, a, b, c *byte, bytes int)
-	four  func(dst, a, b, c, d *byte, bytes int)
-}
-
 // fastest returns the table with the assembly loops where there are any that this processor can run. They equal the
 // loops that they replace bit for bit.
 func fastest(t loopTable) loopTable {
 	if hasAVX2 {
-		t = replaced(t, avx2Loops, avx2Bytes)
+		t = replaced(t, avx2Loops, avx2Bytes, hasF16C)
 	}
 	if hasAVX512 {
-		t = replaced(t, avx512Loops, avx512Bytes)
-	}
-	return t
-}
-
-// replaced returns the table with loops over vectors of so many bytes, which leave the rest to those that they replace.
-func replaced(t loopTable, by []vectorLoops, vectorBytes int) loopTable {
-	for _, x := range by {
-		for _, dtype := range x.types {
-			if dtype == tensor.Float16 && !hasF16C {
-				continue
-			}
-			rest, size := t[x.op][dtype], dtype.Bytes()
-			t[x.op][dtype] = loops{
-				two: func(dst, a, b unsafe.Pointer, n int) {
-					m := n * size &^ (vectorBytes - 1)
-					x.two((*byte)(dst), (*byte)(a), (*byte)(b), m)
-					if n -= m / size; n > 0 {
-						rest.two(unsafe.Add(dst, m), unsafe.Add(a, m), unsafe.Add(b, m), n)
-					}
-				},
-				three: func(dst, a, b, c unsafe.Pointer, n int) {
-					m := n * size &^ (vectorBytes - 1)
-					x.three((*byte)(dst), (*byte)(a), (*byte)(b), (*byte)(c), m)
-					if n -= m / size; n > 0 {
-						rest.three(unsafe.Add(dst, m), unsafe.Add(a, m), unsafe.Add(b, m), unsafe.Add(c, m), n)
-					}
-				},
-				four: func(dst, a, b, c, d unsafe.Pointer, n int) {
-					m := n * size &^ (vectorBytes - 1)
-					x.four((*byte)(dst), (*byte)(a), (*byte)(b), (*byte)(c), (*byte)(d), m)
-					if n -= m / size; n > 0 {
-						rest.four(unsafe.Add(dst, m), unsafe.Add(a, m), unsafe.Add(b, m), unsafe.Add(c, m), unsafe.Add(d, m), n)
-					}
-				},
-			}
-		}
+		t = replaced(t, avx512Loops, avx512Bytes, true)
 	}
 	return t
 }
@@ -207,4 +158,78 @@ func fenceFast() {
 	if hasAVX2 {
 		fence()
 	}
+}
+
+// The functions below run the loops of compressed gradients on the first elements, and return on how many: none if the
+// processor has no such instructions.
+
+func addLargestFast(dst, a, b unsafe.Pointer, n int) (m int, largest uint32) {
+	switch {
+	case hasAVX512:
+		m = n &^ (avx512Bytes/4 - 1)
+		largest = addLargestAVX512((*byte)(dst), (*byte)(a), (*byte)(b), 4*m)
+	case hasAVX2:
+		m = n &^ (avx2Bytes/4 - 1)
+		largest = addLargest((*byte)(dst), (*byte)(a), (*byte)(b), 4*m)
+	}
+	return m, largest
+}
+
+func quantizeFast(q, e unsafe.Pointer, n int, inverse, scale float32) (m int) {
+	switch {
+	case hasAVX512:
+		m = n &^ (avx512Bytes - 1)
+		quantizeAVX512((*byte)(q), (*byte)(e), m, inverse, scale)
+	case hasAVX2:
+		m = n &^ (avx2Bytes - 1)
+		quantize((*byte)(q), (*byte)(e), m, inverse, scale)
+	}
+	return m
+}
+
+func dequantizeFast(dst, q unsafe.Pointer, n int, scale float32) (m int) {
+	switch {
+	case hasAVX512:
+		m = n &^ (avx512Bytes - 1)
+		dequantizeAVX512((*byte)(dst), (*byte)(q), m, scale)
+	case hasAVX2:
+		m = n &^ (avx2Bytes - 1)
+		dequantize((*byte)(dst), (*byte)(q), m, scale)
+	}
+	return m
+}
+
+func addDequantizedFast(dst, q unsafe.Pointer, n int, scale float32) (m int) {
+	switch {
+	case hasAVX512:
+		m = n &^ (avx512Bytes - 1)
+		addDequantizedAVX512((*byte)(dst), (*byte)(q), m, scale)
+	case hasAVX2:
+		m = n &^ (avx2Bytes - 1)
+		addDequantized((*byte)(dst), (*byte)(q), m, scale)
+	}
+	return m
+}
+
+func addScaledFast(dst, a, x unsafe.Pointer, n int, by float32) (m int) {
+	switch {
+	case hasAVX512:
+		m = n &^ (avx512Bytes/4 - 1)
+		addScaledAVX512((*byte)(dst), (*byte)(a), (*byte)(x), 4*m, by)
+	case hasAVX2:
+		m = n &^ (avx2Bytes/4 - 1)
+		addScaled((*byte)(dst), (*byte)(a), (*byte)(x), 4*m, by)
+	}
+	return m
+}
+
+// dotFast returns the sum over n elements, a multiple of dotLanes, and whether there are instructions for it.
+func dotFast(a, b unsafe.Pointer, n int) (sum float32, ok bool) {
+	switch {
+	case hasAVX512:
+		return dotAVX512((*byte)(a), (*byte)(b), 4*n), true
+	case hasAVX2:
+		return dot((*byte)(a), (*byte)(b), 4*n), true
+	}
+	return 0, false
 }

@@ -9,10 +9,10 @@ func levels() map[string]loopTable {
 	generic := loopTable{Sum: genericLoops(Sum), Prod: genericLoops(Prod), Min: genericLoops(Min), Max: genericLoops(Max)}
 	all := map[string]loopTable{"the table": table}
 	if hasAVX2 {
-		all["AVX2"] = replaced(generic, avx2Loops, avx2Bytes)
+		all["AVX2"] = replaced(generic, avx2Loops, avx2Bytes, hasF16C)
 	}
 	if hasAVX512 {
-		all["AVX-512"] = replaced(generic, avx512Loops, avx512Bytes)
+		all["AVX-512"] = replaced(generic, avx512Loops, avx512Bytes, true)
 	}
 	return all
 }

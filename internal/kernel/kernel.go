@@ -19,9 +19,14 @@
 //
 // One table by operation and element type ([Op], tensor.DType) holds the loops; the rest of the package uses that
 // table. The loops in loops.go and half.go, with nan.go, are the reference that any other implementation has to equal
-// bit for bit. On amd64 processors with AVX2 or AVX-512 assembly replaces them (fast_amd64.go); it is written by the
-// program in _gen. The build tag noasm leaves it out.
+// bit for bit. On amd64 processors with AVX2 or AVX-512 assembly replaces them (fast_amd64.go), and on arm64, where all
+// processors have NEON (fast_arm64.go); it is written by the programs in _gen. The build tag noasm leaves it out.
 package kernel
+
+//go:generate sh -c "cd _gen && go run ./amd64 -table ../table_amd64.go"
+//go:generate sh -c "cd _gen && go run ./amd64 -out ../avx2_amd64.s -stubs ../avx2_amd64.go -pkg kernel"
+//go:generate sh -c "cd _gen && go run ./amd64 -avx512 -out ../avx512_amd64.s -stubs ../avx512_amd64.go -pkg kernel"
+//go:generate sh -c "cd _gen && go run ./arm64 .."
 
 import (
 	"fmt"

@@ -206,10 +206,23 @@ func (v vector) set(i int, x uint64) {
 	copy(v.memory[v.start+i*v.t.Bytes():][:v.t.Bytes()], b[:])
 }
 
-// fill sets all elements to numbers, among them many zeros, infinities, NaNs, extremes and subnormals.
+// fill sets all elements to numbers, among them many zeros, infinities, NaNs, extremes and subnormals. Stretches of 64
+// elements with and without NaNs take turns, at the same places in all vectors of a length: loops may treat them in
+// different ways.
 func (v vector) fill(r *rand.Rand) {
 	for i := range v.n {
-		v.set(i, element(v.t, r))
+		x := element(v.t, r)
+		for v.t.IsFloat() && (i/64+v.n)%2 == 0 && isNaN(v.t, x) {
+			x = element(v.t, r)
+		}
+		v.set(i, x)
+	}
+}
+
+// fillNumbers sets all elements to numbers of similar size.
+func (v vector) fillNumbers(r *rand.Rand) {
+	for i := range v.n {
+		v.set(i, toBits(v.t, float32(r.NormFloat64())))
 	}
 }
 

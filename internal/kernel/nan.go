@@ -17,7 +17,7 @@ func add[T number](a, b T) T {
 }
 
 func mul[T number](a, b T) T {
-	r := a * b
+	r := T(a * b) // the conversion forbids fusing with an addition
 	if r != r {
 		return nan(a, b)
 	}

@@ -14,7 +14,7 @@ import (
 func squaresByDefinition(x []float64) float64 {
 	var sums [16]float64
 	for i, v := range x {
-		product := v * v
+		product := float64(v * v) // not fused with the addition
 		sums[i%16] = sums[i%16] + product
 	}
 	for _, half := range []int{8, 4, 2, 1} {

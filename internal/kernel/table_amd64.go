@@ -50,7 +50,7 @@ var avx2Loops = []vectorLoops{
 	{Max, []tensor.DType{tensor.Uint64}, maxU64x2, maxU64x3, maxU64x4},
 }
 
-// avx512Loops are those of avx512_amd64.s.
+// avx512Loops are the loops of avx512_amd64.s.
 var avx512Loops = []vectorLoops{
 	{Sum, []tensor.DType{tensor.Float32}, sumF32x2AVX512, sumF32x3AVX512, sumF32x4AVX512},
 	{Prod, []tensor.DType{tensor.Float32}, prodF32x2AVX512, prodF32x3AVX512, prodF32x4AVX512},

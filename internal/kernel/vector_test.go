@@ -26,6 +26,9 @@ func TestVectorLoops(t *testing.T) {
 			testAddLargest(t, a, b)
 			testAddScaled(t, a, b)
 			testDot(t, a, b)
+			a.fillNumbers(r)
+			b.fillNumbers(r)
+			testDot(t, a, b)
 			testQuantize(t, n, misalign, r)
 			testDequantize(t, n, misalign, r)
 		}
@@ -122,7 +125,7 @@ func testQuantize(t *testing.T, n, misalign int, r *rand.Rand) {
 		x := math.Float32frombits(uint32(e.get(i)))
 		rounded := float32(math.RoundToEven(float64(x * inverse)))
 		want.set(i, uint64(uint8(int8(rounded))))
-		wantRest.set(i, uint64(math.Float32bits(x-rounded*scale)))
+		wantRest.set(i, uint64(math.Float32bits(x-float32(rounded*scale))))
 	}
 	plain, plainRest := newVector(tensor.Int8, n, 2), e.clone()
 	quantizePlain(plain.pointer(), plainRest.pointer(), n, inverse, scale)

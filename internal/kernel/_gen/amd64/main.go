@@ -1,17 +1,13 @@
-// This program writes the vector loops of package kernel, for AVX2 or with -avx512 for AVX-512, and their declarations;
-// with
-// -table the Go table of all of them instead. Run it with go generate in internal/kernel.
+// This program writes the vector loops of package kernel for amd64, for AVX2 or with -avx512 for AVX-512, and their
+// declarations; with -table the Go table of all of them instead. Run it with go generate in internal/kernel.
 package main
 
 import (
-	"bytes"
 	"flag"
 	"fmt"
-	"go/format"
 	"log"
-	"os"
-	"strings"
 
+	"github.com/lockstep-ml/lockstep/internal/kernel/_gen/kinds"
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -22,14 +18,19 @@ func main() {
 	table := flag.String("table", "", "write the table to this file, and no loops")
 	flag.Parse()
 	if *table != "" {
-		writeTable(*table)
+		if err := kinds.WriteTable(*table,
+			kinds.Set{Name: "avx2Loops", File: "avx2_amd64.s", Switch: "combineAVX2"},
+			kinds.Set{Name: "avx512Loops", File: "avx512_amd64.s", Switch: "combineAVX512", Suffix: "AVX512"},
+		); err != nil {
+			log.Fatal(err)
+		}
 		return
 	}
 	if *avx512 {
 		vectorBytes, suffix = 64, "AVX512"
 	}
 	ConstraintExpr("!noasm")
-	for _, k := range kinds {
+	for _, k := range kinds.Reductions {
 		reduce(k, 2)
 		reduce(k, 3)
 		reduce(k, 4)
@@ -42,8 +43,8 @@ func main() {
 	if !wide() {
 		fence()
 	}
-	for _, k := range arithmetic {
-		if k.op == "diff" || k.op == "quot" {
+	for _, k := range kinds.Arithmetic {
+		if k.Op == "diff" || k.Op == "quot" {
 			reduce(k, 2)
 		}
 		withNumber(k, true)
@@ -86,102 +87,58 @@ func part() reg.VecVirtual {
 // wide reports whether AVX-512's instructions may be used.
 func wide() bool { return vectorBytes == 64 }
 
-// kind is an operation on a type of elements.
-type kind struct {
-	op    string // "sum"
-	lane  string // what ends the name: sumF32 gives sumF32x2, sumF32x3, sumF32x4
-	types string // of the elements, tensor's names
-	doc   string // of the operation in Go
-	apply func(b, a, dst Op)
-	half  half // nil: the elements fill the lanes of apply's instructions
+// operations has the instructions of kinds. In a float instruction the left operand of the tree comes first: if both
+// operands are NaNs, it is the one that stays. Avo's operands are in the order of Go's assembler, so that the left one
+// stands second.
+var operations = map[string]func(b, a, dst Op){
+	"sumF32":   addPS,
+	"prodF32":  mulPS,
+	"minF32":   minPS,
+	"maxF32":   maxPS,
+	"sumF64":   addPD,
+	"prodF64":  mulPD,
+	"minF64":   minPD,
+	"maxF64":   maxPD,
+	"sumF16":   addPS,
+	"prodF16":  mulPS,
+	"minF16":   minPS,
+	"maxF16":   maxPS,
+	"sumBF16":  addPS,
+	"prodBF16": mulPS,
+	"minBF16":  minPS,
+	"maxBF16":  maxPS,
+	"sumI8":    func(b, a, dst Op) { VPADDB(b, a, dst) },
+	"sumI16":   func(b, a, dst Op) { VPADDW(b, a, dst) },
+	"sumI32":   func(b, a, dst Op) { VPADDD(b, a, dst) },
+	"sumI64":   func(b, a, dst Op) { VPADDQ(b, a, dst) },
+	"prodI8":   mulB,
+	"prodI16":  func(b, a, dst Op) { VPMULLW(b, a, dst) },
+	"prodI32":  func(b, a, dst Op) { VPMULLD(b, a, dst) },
+	"prodI64":  mulQ,
+	"minI8":    func(b, a, dst Op) { VPMINSB(b, a, dst) },
+	"maxI8":    func(b, a, dst Op) { VPMAXSB(b, a, dst) },
+	"minU8":    func(b, a, dst Op) { VPMINUB(b, a, dst) },
+	"maxU8":    func(b, a, dst Op) { VPMAXUB(b, a, dst) },
+	"minI16":   func(b, a, dst Op) { VPMINSW(b, a, dst) },
+	"maxI16":   func(b, a, dst Op) { VPMAXSW(b, a, dst) },
+	"minU16":   func(b, a, dst Op) { VPMINUW(b, a, dst) },
+	"maxU16":   func(b, a, dst Op) { VPMAXUW(b, a, dst) },
+	"minI32":   func(b, a, dst Op) { VPMINSD(b, a, dst) },
+	"maxI32":   func(b, a, dst Op) { VPMAXSD(b, a, dst) },
+	"minU32":   func(b, a, dst Op) { VPMINUD(b, a, dst) },
+	"maxU32":   func(b, a, dst Op) { VPMAXUD(b, a, dst) },
+	"minI64":   minQ,
+	"maxI64":   maxQ,
+	"minU64":   minUQ,
+	"maxU64":   maxUQ,
+	"diffF32":  func(b, a, dst Op) { VSUBPS(b, a, dst) },
+	"diffF64":  func(b, a, dst Op) { VSUBPD(b, a, dst) },
+	"quotF32":  func(b, a, dst Op) { VDIVPS(b, a, dst) },
+	"quotF64":  func(b, a, dst Op) { VDIVPD(b, a, dst) },
 }
 
-// In a float instruction the left operand of the tree comes first: if both operands are NaNs, it is the one that stays.
-// Avo's operands are in the order of Go's assembler, so that the left one stands second.
-var kinds = []kind{
-	{"sum", "F32", "Float32", "%s + %s", addPS, nil},
-	{"prod", "F32", "Float32", "%s * %s", mulPS, nil},
-	{"min", "F32", "Float32", "min(%s, %s)", minPS, nil},
-	{"max", "F32", "Float32", "max(%s, %s)", maxPS, nil},
-	{"sum", "F64", "Float64", "%s + %s", addPD, nil},
-	{"prod", "F64", "Float64", "%s * %s", mulPD, nil},
-	{"min", "F64", "Float64", "min(%s, %s)", minPD, nil},
-	{"max", "F64", "Float64", "max(%s, %s)", maxPD, nil},
-	{"sum", "F16", "Float16", "%s + %s", addPS, float16},
-	{"prod", "F16", "Float16", "%s * %s", mulPS, float16},
-	{"min", "F16", "Float16", "min(%s, %s)", minPS, float16},
-	{"max", "F16", "Float16", "max(%s, %s)", maxPS, float16},
-	{"sum", "BF16", "BFloat16", "%s + %s", addPS, bfloat16},
-	{"prod", "BF16", "BFloat16", "%s * %s", mulPS, bfloat16},
-	{"min", "BF16", "BFloat16", "min(%s, %s)", minPS, bfloat16},
-	{"max", "BF16", "BFloat16", "max(%s, %s)", maxPS, bfloat16},
-	{"sum", "I8", "Int8 Uint8", "%s + %s", func(b, a, dst Op) { VPADDB(b, a, dst) }, nil},
-	{"sum", "I16", "Int16 Uint16", "%s + %s", func(b, a, dst Op) { VPADDW(b, a, dst) }, nil},
-	{"sum", "I32", "Int32 Uint32", "%s + %s", func(b, a, dst Op) { VPADDD(b, a, dst) }, nil},
-	{"sum", "I64", "Int64 Uint64", "%s + %s", func(b, a, dst Op) { VPADDQ(b, a, dst) }, nil},
-	{"prod", "I8", "Int8 Uint8", "%s * %s", mulB, nil},
-	{"prod", "I16", "Int16 Uint16", "%s * %s", func(b, a, dst Op) { VPMULLW(b, a, dst) }, nil},
-	{"prod", "I32", "Int32 Uint32", "%s * %s", func(b, a, dst Op) { VPMULLD(b, a, dst) }, nil},
-	{"prod", "I64", "Int64 Uint64", "%s * %s", mulQ, nil},
-	{"min", "I8", "Int8", "min(%s, %s)", func(b, a, dst Op) { VPMINSB(b, a, dst) }, nil},
-	{"max", "I8", "Int8", "max(%s, %s)", func(b, a, dst Op) { VPMAXSB(b, a, dst) }, nil},
-	{"min", "U8", "Uint8", "min(%s, %s)", func(b, a, dst Op) { VPMINUB(b, a, dst) }, nil},
-	{"max", "U8", "Uint8", "max(%s, %s)", func(b, a, dst Op) { VPMAXUB(b, a, dst) }, nil},
-	{"min", "I16", "Int16", "min(%s, %s)", func(b, a, dst Op) { VPMINSW(b, a, dst) }, nil},
-	{"max", "I16", "Int16", "max(%s, %s)", func(b, a, dst Op) { VPMAXSW(b, a, dst) }, nil},
-	{"min", "U16", "Uint16", "min(%s, %s)", func(b, a, dst Op) { VPMINUW(b, a, dst) }, nil},
-	{"max", "U16", "Uint16", "max(%s, %s)", func(b, a, dst Op) { VPMAXUW(b, a, dst) }, nil},
-	{"min", "I32", "Int32", "min(%s, %s)", func(b, a, dst Op) { VPMINSD(b, a, dst) }, nil},
-	{"max", "I32", "Int32", "max(%s, %s)", func(b, a, dst Op) { VPMAXSD(b, a, dst) }, nil},
-	{"min", "U32", "Uint32", "min(%s, %s)", func(b, a, dst Op) { VPMINUD(b, a, dst) }, nil},
-	{"max", "U32", "Uint32", "max(%s, %s)", func(b, a, dst Op) { VPMAXUD(b, a, dst) }, nil},
-	{"min", "I64", "Int64", "min(%s, %s)", minQ, nil},
-	{"max", "I64", "Int64", "max(%s, %s)", maxQ, nil},
-	{"min", "U64", "Uint64", "min(%s, %s)", minUQ, nil},
-	{"max", "U64", "Uint64", "max(%s, %s)", maxUQ, nil},
-}
-
-// writeTable writes the Go table of the loops of both kinds of registers.
-func writeTable(path string) {
-	var b bytes.Buffer
-	b.WriteString("// Code generated by _gen. DO NOT EDIT.\n\n//go:build !noasm\n\npackage kernel\n\nimport " +
-		"\"github.com/lockstep-ml/lockstep/tensor\"\n")
-	for _, t := range []struct{ name, doc, suffix string }{
-		{"avx2Loops", "avx2Loops are the loops of avx2_amd64.s.", ""},
-		{"avx512Loops", "avx512Loops are those of avx512_amd64.s.", "AVX512"},
-	} {
-		fmt.Fprintf(&b, "\n// %s\nvar %s = []vectorLoops{\n", t.doc, t.name)
-		for _, k := range kinds {
-			var types []string
-			for _, name := range strings.Fields(k.types) {
-				types = append(types, "tensor."+name)
-			}
-			name := k.op + k.lane
-			fmt.Fprintf(&b, "{%s, []tensor.DType{%s}, %sx2%s, %sx3%s, %sx4%s},\n", strings.ToUpper(k.op[:1])+k.op[1:],
-				strings.Join(types, ", "), name, t.suffix, name, t.suffix, name, t.suffix)
-		}
-		b.WriteString("}\n")
-	}
-	for _, t := range []struct{ name, suffix string }{{"combineAVX2", ""}, {"combineAVX512", "AVX512"}} {
-		// The calls are direct: by a table of functions, the operands would escape.
-		fmt.Fprintf(&b, "\n// %s runs a loop of Combine, on float32 or float64 by size, for so many bytes.\n", t.name)
-		fmt.Fprintf(&b, "func %s(op Arithmetic, size int, single Single, dst, a, b *byte, bytes int) {\n", t.name)
-		b.WriteString("switch 6*int(op) + 3*(size/8) + int(single) {\n")
-		for i, k := range arithmetic {
-			for j, form := range []string{"x2", "Left", "Right"} {
-				fmt.Fprintf(&b, "case %d:\n%s%s%s%s(dst, a, b, bytes)\n", 3*i+j, k.op, k.lane, form, t.suffix)
-			}
-		}
-		b.WriteString("}\n}\n")
-	}
-	text, err := format.Source(b.Bytes())
-	if err == nil {
-		err = os.WriteFile(path, text, 0o644)
-	}
-	if err != nil {
-		log.Fatal(err)
-	}
-}
+// halfTypes are the types of half-width elements.
+var halfTypes = map[string]half{"F16": float16, "BF16": bfloat16}
 
 // ones sets all bits of a new register.
 func ones() reg.VecVirtual {
@@ -390,15 +347,17 @@ func inRegister(x Op) Op {
 
 // reduce writes the loop over n sources. Turns of several vectors keep several loads under way; single ones do the
 // rest. Numbers of half width are widened, and rounded again after each operation.
-func reduce(k kind, n int) {
-	name := fmt.Sprintf("%s%sx%d%s", k.op, k.lane, n, suffix)
+func reduce(k kinds.Kind, n int) {
+	apply, h := operations[k.Name()], halfTypes[k.Lane]
+	name := fmt.Sprintf("%s%sx%d%s", k.Op, k.Lane, n, suffix)
 	names := []string{"a", "b", "c", "d"}[:n]
 	signature := "func(dst"
 	for _, s := range names {
 		signature += ", " + s
 	}
 	TEXT(name, NOSPLIT, signature+" *byte, bytes int)")
-	Doc(fmt.Sprintf("%s sets dst[i] = %s for so many bytes, a multiple of %d.", name, expression(k.doc, n), vectorBytes))
+	Doc(fmt.Sprintf("%s sets dst[i] = %s for so many bytes, a multiple of %d.", name, kinds.Expression(k.Doc, n),
+		vectorBytes))
 	Pragma("noescape")
 	dst := Load(Param("dst"), GP64())
 	var src []reg.Register
@@ -411,7 +370,7 @@ func reduce(k kind, n int) {
 	mem := func(base reg.Register, i int) Mem {
 		return Mem{Base: base, Index: at, Scale: 1, Disp: i * vectorBytes}
 	}
-	if k.half == nil {
+	if h == nil {
 		turns(at, bytes, 4, func(vectors int) {
 			v := make([]reg.VecVirtual, vectors)
 			for i := range v {
@@ -419,19 +378,19 @@ func reduce(k kind, n int) {
 				VMOVUPS(mem(src[0], i), v[i])
 			}
 			for i := range v {
-				k.apply(mem(src[1], i), v[i], v[i])
+				apply(mem(src[1], i), v[i], v[i])
 			}
 			switch n {
 			case 3:
 				for i := range v {
-					k.apply(mem(src[2], i), v[i], v[i])
+					apply(mem(src[2], i), v[i], v[i])
 				}
 			case 4:
 				for i := range v {
 					right := vec()
 					VMOVUPS(mem(src[2], i), right)
-					k.apply(mem(src[3], i), right, right)
-					k.apply(right, v[i], v[i])
+					apply(mem(src[3], i), right, right)
+					apply(right, v[i], v[i])
 				}
 			}
 			for i := range v {
@@ -440,47 +399,29 @@ func reduce(k kind, n int) {
 		})
 		return
 	}
-	k.half.prepare()
-	apply := func(left, right [2]reg.VecVirtual) {
+	h.prepare()
+	both := func(left, right [2]reg.VecVirtual) {
 		for i := range left {
-			k.apply(right[i], left[i], left[i])
+			apply(right[i], left[i], left[i])
 		}
 	}
 	turns(at, bytes, 1, func(int) {
-		load := func(i int) [2]reg.VecVirtual { return k.half.load(mem(src[i], 0)) }
+		load := func(i int) [2]reg.VecVirtual { return h.load(mem(src[i], 0)) }
 		v := load(0)
-		apply(v, load(1))
+		both(v, load(1))
 		switch n {
 		case 3:
-			k.half.round(v)
-			apply(v, load(2))
+			h.round(v)
+			both(v, load(2))
 		case 4:
-			k.half.round(v)
+			h.round(v)
 			right := load(2)
-			apply(right, load(3))
-			k.half.round(right)
-			apply(v, right)
+			both(right, load(3))
+			h.round(right)
+			both(v, right)
 		}
-		k.half.store(v, mem(dst, 0))
+		h.store(v, mem(dst, 0))
 	})
-}
-
-// expression writes the tree over n sources with an operation.
-func expression(operation string, n int) string {
-	nest := func(a, b string) string {
-		s := fmt.Sprintf(operation, a, b)
-		if operation[0] == '%' { // an operator
-			s = "(" + s + ")"
-		}
-		return s
-	}
-	switch n {
-	case 3:
-		return fmt.Sprintf(operation, nest("a[i]", "b[i]"), "c[i]")
-	case 4:
-		return fmt.Sprintf(operation, nest("a[i]", "b[i]"), nest("c[i]", "d[i]"))
-	}
-	return fmt.Sprintf(operation, "a[i]", "b[i]")
 }
 
 // half is a type of half-width elements. 16 of them, a vector, are worked on as two vectors of float32.
@@ -638,31 +579,20 @@ func conversion(name, doc string) (dst, src, bytes, at reg.Register) {
 	return dst, src, bytes, at
 }
 
-// arithmetic are the operations of Combine, in the order of its constants, of float32 and float64.
-var arithmetic = []kind{
-	{"sum", "F32", "Float32", "%s + %s", addPS, nil},
-	{"sum", "F64", "Float64", "%s + %s", addPD, nil},
-	{"diff", "F32", "Float32", "%s - %s", func(b, a, dst Op) { VSUBPS(b, a, dst) }, nil},
-	{"diff", "F64", "Float64", "%s - %s", func(b, a, dst Op) { VSUBPD(b, a, dst) }, nil},
-	{"prod", "F32", "Float32", "%s * %s", mulPS, nil},
-	{"prod", "F64", "Float64", "%s * %s", mulPD, nil},
-	{"quot", "F32", "Float32", "%s / %s", func(b, a, dst Op) { VDIVPS(b, a, dst) }, nil},
-	{"quot", "F64", "Float64", "%s / %s", func(b, a, dst Op) { VDIVPD(b, a, dst) }, nil},
-}
-
 // withNumber writes the loop over a vector and one number, which is the left or the right operand.
-func withNumber(k kind, left bool) {
-	name, a, b, vector, number := k.op+k.lane+"Right"+suffix, "a[i]", "*b", "a", "b"
+func withNumber(k kinds.Kind, left bool) {
+	apply := operations[k.Name()]
+	name, a, b, vector, number := k.Name()+"Right"+suffix, "a[i]", "*b", "a", "b"
 	if left {
-		name, a, b, vector, number = k.op+k.lane+"Left"+suffix, "*a", "b[i]", "b", "a"
+		name, a, b, vector, number = k.Name()+"Left"+suffix, "*a", "b[i]", "b", "a"
 	}
 	TEXT(name, NOSPLIT, "func(dst, a, b *byte, bytes int)")
-	Doc(fmt.Sprintf("%s sets dst[i] = %s for so many bytes, a multiple of %d.", name, fmt.Sprintf(k.doc, a, b),
+	Doc(fmt.Sprintf("%s sets dst[i] = %s for so many bytes, a multiple of %d.", name, fmt.Sprintf(k.Doc, a, b),
 		vectorBytes))
 	Pragma("noescape")
 	dst, src := Load(Param("dst"), GP64()), Load(Param(vector), GP64())
 	one, by := Load(Param(number), GP64()), vec()
-	if k.lane == "F32" {
+	if k.Lane == "F32" {
 		VBROADCASTSS(Mem{Base: one}, by)
 	} else {
 		VBROADCASTSD(Mem{Base: one}, by)
@@ -675,11 +605,11 @@ func withNumber(k kind, left bool) {
 			v[i] = vec()
 			mem := Mem{Base: src, Index: at, Scale: 1, Disp: i * vectorBytes}
 			if left {
-				k.apply(mem, by, v[i])
+				apply(mem, by, v[i])
 				continue
 			}
 			VMOVUPS(mem, v[i])
-			k.apply(by, v[i], v[i])
+			apply(by, v[i], v[i])
 		}
 		for i := range v {
 			VMOVUPS(v[i], Mem{Base: dst, Index: at, Scale: 1, Disp: i * vectorBytes})
@@ -873,12 +803,12 @@ func addScaled() {
 // dot writes the loop of the dot product. It has as many partial sums with all kinds of registers, so that the bits are
 // equal.
 func dot() {
-	const bytesPerTurn = 4 * dotLanes
+	const bytesPerTurn = 4 * kinds.DotLanes
 	name := "dot" + suffix
 	TEXT(name, NOSPLIT, "func(a, b *byte, bytes int) float32")
 	Doc(fmt.Sprintf("%s returns the sum of a[i]*b[i], float32, over so many bytes, a multiple of %d. Element i is", name,
 		bytesPerTurn), fmt.Sprintf("added to partial sum i%%%d; then the upper half of the partial sums is added to the",
-		dotLanes), "lower one until one is left.")
+		kinds.DotLanes), "lower one until one is left.")
 	Pragma("noescape")
 	a, b, bytes := Load(Param("a"), GP64()), Load(Param("b"), GP64()), Load(Param("bytes"), GP64())
 	at := GP64()
@@ -912,9 +842,6 @@ func dot() {
 	Store(result, ReturnIndex(0))
 	RET()
 }
-
-// dotLanes is the number of partial sums of a dot product.
-const dotLanes = 32
 
 // squares writes the loop that adds the squares of float32 numbers in 16 sums of float64. A product of two float32 is
 // exact in float64, so a multiplication and an addition round as a fused one.
