@@ -72,6 +72,9 @@ type Spec struct {
 	// Shards divides the update of the parameters, and with it the optimizer's slots, among the devices of the
 	// job: Program.Shares lists what each shard updates. 0 and 1 mean that every device updates every parameter.
 	Shards int
+	// ShardIfFaster makes Shards a proposal: where the engine expects no shorter steps, every device updates every
+	// parameter, and all of Program.Shares belong to shard 0. That depends only on the model, the engine and Replicas.
+	ShardIfFaster bool
 	// DeviceShards is the shard of each device, from 0 to Shards-1. It is needed if Shards is more than 1. An
 	// optimizer that combines gradients of several parameters cannot be sharded.
 	DeviceShards []int
@@ -424,8 +427,8 @@ type Program interface {
 	// belongs to the caller from the parameter's Update until Commit or Discard. The caller must fill the elements
 	// that other shards own in every step before Commit; their first contents are undefined.
 	Updated(device, parameter int) (*tensor.Tensor, error)
-	// Shares lists which shard updates which elements of the parameters, as [Shares] does for Spec.Shards. Parameters
-	// are divided only if the optimizer works element by element. The result is the same in every process.
+	// Shares lists which shard updates which elements of the parameters, as [BucketShares] does for Spec.Shards.
+	// Parameters are divided only if the optimizer works element by element. The result is the same in every process.
 	Shares() []Share
 	// Kept returns the range of a variable's elements that a device keeps: all, or, of the slots of parameters, those
 	// that belong to the shares of its shard. It is empty if the device keeps none.

@@ -17,15 +17,16 @@ func TestRole(t *testing.T) {
 	}
 }
 
+func variables(lengths ...int) (list []engine.Variable) {
+	for _, n := range lengths {
+		list = append(list, engine.Variable{DType: tensor.Float32, Shape: []int{n}})
+	}
+	return list
+}
+
 // TestShares checks that every element has one owner, that shards are balanced even if one parameter has most elements,
 // and that the order among equals is fixed.
 func TestShares(t *testing.T) {
-	variables := func(lengths ...int) (list []engine.Variable) {
-		for _, n := range lengths {
-			list = append(list, engine.Variable{DType: tensor.Float32, Shape: []int{n}})
-		}
-		return list
-	}
 	for _, test := range []struct {
 		lengths []int
 		shards  int
@@ -91,5 +92,46 @@ func TestPlacement(t *testing.T) {
 	s.ReplicaDevices = []int{2, 0, 1, 2}
 	if s.LocalReplicas() != 4 || s.DeviceOf(3) != 2 {
 		t.Errorf("%d replicas, the last on device %d: want 4, on device 2", s.LocalReplicas(), s.DeviceOf(3))
+	}
+}
+
+// TestBucketShares checks that every element has one owner, and that large buckets are balanced one by one, and small
+// ones together.
+func TestBucketShares(t *testing.T) {
+	list := variables(1<<20, 1<<19, 10, 20, 30, 40)
+	buckets := []engine.Bucket{
+		{Parameters: []int{1}}, {Parameters: []int{2}}, {Parameters: []int{3}}, {Parameters: []int{0, 4, 5}},
+	}
+	got := engine.BucketShares(list, buckets, 2, true)
+	for _, b := range buckets {
+		owned, bytes := [2]int{}, 0
+		for _, i := range b.Parameters {
+			next := 0
+			for _, s := range got {
+				if s.Parameter == i {
+					if s.From != next {
+						t.Errorf("parameter %d: %v: want a share from %d on", i, s, next)
+					}
+					next = s.To
+					owned[s.Owner] += (s.To - s.From) * list[i].DType.Bytes()
+				}
+			}
+			if bytes += list[i].Bytes(); next*list[i].DType.Bytes() != list[i].Bytes() {
+				t.Errorf("parameter %d has %d elements with an owner", i, next)
+			}
+		}
+		if most := max(owned[0], owned[1]); bytes > 1<<20 && most > bytes*17/32 {
+			t.Errorf("bucket %v: shards own %v bytes", b.Parameters, owned)
+		}
+	}
+	small := func(parameter int) int {
+		i := slices.IndexFunc(got, func(s engine.Share) bool { return s.Parameter == parameter })
+		return got[i].Owner
+	}
+	if small(2) == small(3) {
+		t.Errorf("%v: one shard owns the parameters of both small buckets", got)
+	}
+	if all, want := engine.BucketShares(list, buckets, 2, false), engine.Shares(list, 2, false); !slices.Equal(all, want) {
+		t.Errorf("whole parameters: %v, want %v", all, want)
 	}
 }

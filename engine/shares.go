@@ -22,6 +22,13 @@ const ShareElements = 4096
 // parameter. Of equal ones the first counts. The result is sorted by parameter, then by elements, and the same in every
 // process.
 func Shares(parameters []Variable, n int, divide bool) []Share {
+	return shareAmong(parameters, make([]int, n), divide)
+}
+
+// shareAmong is Shares among shards that have so many bytes of other parameters, to which it adds: of shards with
+// equally few bytes of these parameters, the one with the fewest in all counts.
+func shareAmong(parameters []Variable, all []int, divide bool) []Share {
+	n := len(all)
 	order := make([]int, len(parameters))
 	total := 0
 	for i, v := range parameters {
@@ -42,7 +49,7 @@ func Shares(parameters []Variable, n int, divide bool) []Share {
 		for from := 0; from < elements || from == 0; {
 			least := 0
 			for k := range bytes {
-				if bytes[k] < bytes[least] {
+				if bytes[k] < bytes[least] || bytes[k] == bytes[least] && all[k] < all[least] {
 					least = k
 				}
 			}
@@ -53,6 +60,7 @@ func Shares(parameters []Variable, n int, divide bool) []Share {
 			}
 			list = append(list, Share{i, from, to, least})
 			bytes[least] += (to - from) * each
+			all[least] += (to - from) * each
 			if from = to; elements == 0 {
 				break
 			}
@@ -64,5 +72,27 @@ func Shares(parameters []Variable, n int, divide bool) []Share {
 		}
 		return a.From - b.From
 	})
+	return list
+}
+
+// BucketShares is [Shares] of the parameters of each bucket if divide is set, so that each link has about the same
+// number of bytes to carry while a bucket is reduced to its owners. Otherwise it is Shares of all.
+func BucketShares(parameters []Variable, buckets []Bucket, n int, divide bool) []Share {
+	if !divide {
+		return Shares(parameters, n, false)
+	}
+	var list []Share
+	all := make([]int, n)
+	for _, b := range buckets {
+		of := make([]Variable, len(b.Parameters))
+		for k, i := range b.Parameters {
+			of[k] = parameters[i]
+		}
+		for _, s := range shareAmong(of, all, true) {
+			s.Parameter = b.Parameters[s.Parameter]
+			list = append(list, s)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b Share) int { return a.Parameter - b.Parameter })
 	return list
 }

@@ -53,6 +53,11 @@ type Config struct {
 	// same total size, and has the slots of those only. Large ones are divided, if the optimizer works element by
 	// element. Gradients are reduced to the owners, which then send the new values to all devices. The bits of weights
 	// and slots are those of ShardOff. It must be the same on all workers.
+	//
+	// By default the engine decides, by the model, its own kind and the number of replicas: with package gomlx the
+	// optimizer is sharded if it has at least twice as many bytes as the parameters, as Adam has, these are at least 1
+	// MiB, and half of the gradients or more are reduced last, when no computation is left to hide that. With
+	// Config.DiLoCo, Config.Compress, central storage or CrossDeviceOps it is not.
 	ShardOptimizer Sharding
 	// Progress, if not nil, is called when a phase begins, with the step (from 1) and the phase. It is called
 	// several times a step, by the goroutine that does the work (for several replicas, that of the first

@@ -57,6 +57,9 @@ func (m fakeModel) Compile(_ context.Context, _ engine.Engine, spec engine.Spec)
 	if err := m.failed("compile", 0); err != nil {
 		return nil, err
 	}
+	if spec.ShardIfFaster { // tests that shard ask for it
+		spec.Shards, spec.DeviceShards = 0, nil
+	}
 	p := &fakeProgram{model: m, spec: spec, shares: engine.Shares(fakeVariables[:2], max(spec.Shards, 1), false)}
 	p.buckets = []engine.Bucket{{Parameters: []int{1}, Bytes: 16}, {Parameters: []int{0}, Bytes: 8}}
 	if spec.Replicas == 1 {

@@ -18,7 +18,7 @@ type Sharding uint8
 
 // The values of Config.ShardOptimizer.
 const (
-	ShardAuto Sharding = iota // the default: does not shard
+	ShardAuto Sharding = iota // the default: shards where the engine expects shorter steps
 	ShardOn                   // shards; New returns an error if it cannot
 	ShardOff                  // every device updates all parameters
 )
@@ -94,10 +94,15 @@ func leavesOf(parameters []engine.Variable, shares []engine.Share) (list []leaf,
 // replica of its device. With several workers, every worker calls it, and an error is one on all of them.
 func (t *Trainer) shardSpec(ctx context.Context, spec *engine.Spec) ([]int, error) {
 	first, local := t.strategy.LocalReplicas()
+	mode := t.config.ShardOptimizer
+	if mode == ShardAuto && (t.config.DiLoCo != nil || t.central || !t.strategy.HasCollectives() ||
+		t.config.Compress.Method != compress.None) { // impossible, or all new values follow the compressed gradients
+		mode = ShardOff
+	}
 	rows := make([]distribute.Value, local)
 	for replica := range rows {
 		device := first + t.devices[t.deviceOf[replica]].replicas[0]
-		rows[replica] = tensor.From([]int64{int64(t.config.ShardOptimizer), int64(device)}, 1, 2)
+		rows[replica] = tensor.From([]int64{int64(mode), int64(device)}, 1, 2)
 	}
 	all, err := t.gather(ctx, rows)
 	if err != nil {
@@ -114,7 +119,7 @@ func (t *Trainer) shardSpec(ctx context.Context, spec *engine.Spec) ([]int, erro
 			owners = append(owners, replica)
 		}
 	}
-	if t.config.ShardOptimizer != ShardOn || len(owners) == 1 {
+	if mode == ShardOff || len(owners) == 1 {
 		return nil, nil // a single device has everything
 	}
 	switch {
@@ -128,7 +133,7 @@ func (t *Trainer) shardSpec(ctx context.Context, spec *engine.Spec) ([]int, erro
 		return nil, fmt.Errorf("Config.ShardOptimizer is on, and %v only reduces: want off, or a strategy without "+
 			"CrossDeviceOps", t.strategy.CrossDeviceOps())
 	}
-	spec.Shards = len(owners)
+	spec.Shards, spec.ShardIfFaster = len(owners), mode == ShardAuto
 	for _, d := range t.devices {
 		spec.DeviceShards = append(spec.DeviceShards, slices.Index(owners, first+d.replicas[0]))
 	}
@@ -137,7 +142,8 @@ func (t *Trainer) shardSpec(ctx context.Context, spec *engine.Spec) ([]int, erro
 
 // shard records which replica has what, once the program is compiled for these owners of the shards.
 func (t *Trainer) shard(ctx context.Context, owners []int) error {
-	if owners == nil {
+	owned := func(s engine.Share) bool { return s.Owner > 0 }
+	if owners == nil || t.config.ShardOptimizer == ShardAuto && !slices.ContainsFunc(t.program.Shares(), owned) {
 		return nil
 	}
 	parameters := t.program.Parameters()

@@ -3,10 +3,15 @@ package train_test
 import (
 	"testing"
 
+	"github.com/gomlx/compute/dtypes"
+	"github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/ml/model"
+	mltrain "github.com/gomlx/gomlx/ml/train"
 	"github.com/gomlx/gomlx/ml/train/optimizer"
 
 	"github.com/lockstep-ml/lockstep/engine/gomlx/models"
 	"github.com/lockstep-ml/lockstep/train"
+	"github.com/lockstep-ml/lockstep/train/compress"
 )
 
 // TestShardOptimizerKeepsBits checks that Adam with a sharded optimizer makes the bits of an unsharded one, for weights
@@ -45,4 +50,56 @@ func TestShardOptimizerKeepsBits(t *testing.T) {
 			}
 		}
 	})
+}
+
+// together is an optimizer that combines the gradients of several parameters.
+type together struct{ optimizer.Interface }
+
+func (o together) UpdateGraphWithGradients(s *model.Scope, gradients []*graph.Node, lossType dtypes.DType) {
+	sum := graph.ScalarZero(gradients[0].Graph(), lossType)
+	for _, g := range gradients {
+		sum = graph.Add(sum, graph.ReduceAllSum(graph.Square(g)))
+	}
+	for i, g := range gradients {
+		gradients[i] = graph.Div(g, graph.OnePlus(graph.Sqrt(sum)))
+	}
+	o.Interface.(mltrain.OptimizeWithGradients).UpdateGraphWithGradients(s, gradients, lossType)
+}
+
+// TestShardAuto checks that the optimizer of a large perceptron is sharded by default if it is Adam, with the bits of
+// an unsharded one, and that others are not: of SGD, of a small model, of one whose gradients are mostly hidden, and
+// where it is impossible.
+func TestShardAuto(t *testing.T) {
+	adam := func() optimizer.Interface { return optimizer.Adam().Done() }
+	large := []int{2500, 70} // the first layer has 160,000 parameters, the second 175,000
+	for name, test := range map[string]struct {
+		cfg    train.Config
+		opt    optimizer.Interface
+		hidden []int
+		want   bool
+	}{
+		"adam":         {opt: adam(), hidden: large, want: true},
+		"sgd":          {opt: optimizer.StochasticGradientDescent().Done(), hidden: large},
+		"small":        {opt: adam(), hidden: []int{70}},
+		"first bucket": {opt: adam(), hidden: []int{600, 800, 70}, cfg: train.Config{BucketBytes: 1 << 18}},
+		"compressed":   {opt: adam(), hidden: large, cfg: train.Config{Compress: compress.Codec{Method: compress.BFloat16}}},
+		"norms":        {opt: together{adam()}, hidden: large},
+	} {
+		hashes := map[train.Sharding]string{}
+		for _, mode := range []train.Sharding{train.ShardAuto, train.ShardOff} {
+			cfg := test.cfg
+			cfg.GlobalBatch, cfg.Seed, cfg.ShardOptimizer = 30, 1, mode
+			trainer := newTrainerWith(t, "go", 2, cfg, unchanged, test.opt, models.MLP{Hidden: test.hidden}.Forward)
+			if got := trainer.Sharded(); got != (test.want && mode == train.ShardAuto) {
+				t.Errorf("%s, %v: the optimizer is sharded: %v", name, mode, got)
+			}
+			if _, err := trainer.Fit(t.Context(), loadDigits(t).Train.Take(60).Batch(30), train.FitConfig{}); err != nil {
+				t.Fatal(err)
+			}
+			hashes[mode], _ = trainer.WeightsHash(t.Context())
+		}
+		if hashes[train.ShardAuto] != hashes[train.ShardOff] {
+			t.Errorf("%s: %v", name, hashes)
+		}
+	}
 }

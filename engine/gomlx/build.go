@@ -299,14 +299,29 @@ func (bl *builder) updating(buckets []engine.Bucket) (map[int]*updates, error) {
 		bl.ofUpdates[v.Path()] = v.InUseByGraph(one[0].g)
 	}
 	shards := max(1, bl.spec.Shards)
-	bl.shares = engine.Shares(bl.parameters(), shards, shards > 1 && divisible(one[0]))
+	if shards > 1 && bl.spec.ShardIfFaster && !bl.shardsFaster(buckets) {
+		bl.unshard()
+		shards = 1
+	}
+	bl.shares = engine.BucketShares(bl.parameters(), buckets, shards, shards > 1 && divisible(one[0]))
 	if shards == 1 && len(buckets) == 1 {
 		return map[int]*updates{0: {[][]int{all}, one}}, nil
 	}
 	sets, separable := bl.separate(one, buckets, shards)
 	if !separable && bl.divided() { // a part has another formula than the whole
-		bl.shares = engine.Shares(bl.parameters(), shards, false)
+		bl.shares = engine.BucketShares(bl.parameters(), buckets, shards, false)
 		sets, separable = bl.separate(one, buckets, shards)
+	}
+	if bl.spec.ShardIfFaster && shards > 1 && (!separable || bl.idleShard()) {
+		for _, set := range sets {
+			bl.drop(set.programs)
+		}
+		bl.unshard()
+		shards = 1
+		bl.shares = engine.BucketShares(bl.parameters(), buckets, shards, false)
+		if sets, separable = nil, false; len(buckets) > 1 {
+			sets, separable = bl.separate(one, buckets, shards)
+		}
 	}
 	if !separable && shards > 1 {
 		return nil, fmt.Errorf("gomlx: Spec.Shards is %d, but %T, or a layer that changes weights after each step, combines "+

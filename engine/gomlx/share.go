@@ -2,6 +2,7 @@ package gomlx
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/gomlx/compute"
 	"github.com/gomlx/compute/shapes"
@@ -15,6 +16,41 @@ import (
 // A large parameter is divided among several shards if the optimizer works element by element. The update of a share is
 // built as that of a vector with the parameter's name: the program takes the whole parameter and gradient, of which the
 // optimizer sees a range, and slots of the range. It returns the range's new values.
+
+// By the measurements in docs/performance.md, a sharded optimizer makes a step shorter if its update takes long, but
+// not if the reduction of most gradients is hidden behind the computation: the new values are gathered after it.
+const (
+	shardedBytes = 1 << 20 // the least of parameters: below, the further call takes as long as the update
+	shardedSlots = 2       // slots of at least so many times the parameters' bytes, as Adam's
+)
+
+// shardsFaster estimates whether a sharded optimizer makes steps shorter. It depends on the model, the engine and the
+// number of replicas only.
+func (bl *builder) shardsFaster(buckets []engine.Bucket) bool {
+	parameters, slots, last := int64(0), int64(0), int64(buckets[len(buckets)-1].Bytes)
+	for _, v := range bl.trained {
+		parameters += v.Shape().ByteSize()
+	}
+	for v := range bl.store.IterVariables() {
+		if bl.ofUpdates[v.Path()] && !v.Trainable {
+			slots += v.Shape().ByteSize()
+		}
+	}
+	return parameters >= shardedBytes && slots >= shardedSlots*parameters && 2*last >= parameters
+}
+
+// unshard makes every device update all parameters.
+func (bl *builder) unshard() { bl.spec.Shards, bl.spec.DeviceShards = 1, nil }
+
+// idleShard reports whether a shard has no share.
+func (bl *builder) idleShard() bool {
+	for k := range bl.spec.Shards {
+		if !slices.ContainsFunc(bl.shares, func(s engine.Share) bool { return s.Owner == k }) {
+			return true
+		}
+	}
+	return false
+}
 
 // part are parameters that one update program computes: all elements of several, or a share of one.
 type part struct {
