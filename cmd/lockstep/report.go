@@ -207,7 +207,7 @@ func (r *trainRun) data(alone time.Duration) reportData {
 		if alone > 0 {
 			b.BusBW = 2 * float64(n-1) / float64(n) * float64(b.Bytes) / float64(alone)
 		}
-		if r.oneHost() && r.flags.step.compress.String() == "none" && !r.trainer.Sharded() {
+		if r.oneHost() && r.flags.step.compress.String() == "none" { // a sharded optimizer moves as many bytes
 			b.Limit = memoryLimitOf(n, b.Bytes)
 		}
 		d.Reduce = b
