@@ -2,10 +2,12 @@ package train
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -43,6 +45,43 @@ func (t *Trainer) CommunicationTime(ctx context.Context, n int) (time.Duration, 
 	t.discard()
 	if err != nil {
 		return 0, fmt.Errorf("train: communication time: %w", err)
+	}
+	slices.Sort(times)
+	return times[n/2], nil
+}
+
+// ForwardTime returns how long the forward pass of a training step takes on the first local replica: the median of n
+// evaluations of the first global batch of ds, with loss and metrics, while this worker's other replicas evaluate their
+// shares too. Layers work in inference mode: without dropout, and batch normalization by its moving averages. What the
+// gradients of such a batch take beyond that is the backward pass. Every worker must call it, with the same n, while no
+// other method of the Trainer runs. It changes no variable.
+func (t *Trainer) ForwardTime(ctx context.Context, ds data.Dataset, n int) (time.Duration, error) {
+	if n < 1 {
+		return 0, fmt.Errorf("train: forward time: %d measurements requested: want at least 1", n)
+	}
+	var times []time.Duration
+	err := t.each(ctx, ds, true, func(g *globalBatch) error {
+		if times != nil {
+			return nil
+		}
+		return t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
+			for i := range n + 1 { // the first one compiles
+				start := time.Now()
+				if _, _, err := t.program.Evaluate(ctx, r.LocalID(), g.shares[r.LocalID()], g.weightSum); err != nil {
+					return err
+				}
+				if r.LocalID() == 0 && i > 0 {
+					times = append(times, time.Since(start))
+				}
+			}
+			return nil
+		})
+	})
+	if err == nil && times == nil {
+		err = errors.New("the dataset has no examples")
+	}
+	if err != nil {
+		return 0, fmt.Errorf("train: forward time: %w", err)
 	}
 	slices.Sort(times)
 	return times[n/2], nil

@@ -2,6 +2,7 @@ package train
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 )
@@ -32,4 +33,22 @@ func TestCommunicationTime(t *testing.T) {
 		return nil
 	}}
 	one.alone(t, 1)
+}
+
+// TestForwardTime checks that a training after ForwardTime has the same weights as without, and its errors.
+func TestForwardTime(t *testing.T) {
+	_, want := (&compressed{codec: "none", steps: 2}).alone(t, 2)
+	measured := compressed{codec: "none", steps: 2}
+	measured.before = func(ctx context.Context, t *Trainer) error {
+		if d, err := t.ForwardTime(ctx, measured.batches, 3); err != nil || d <= 0 {
+			return fmt.Errorf("ForwardTime = %v, %v; want a positive duration", d, err)
+		}
+		if _, err := t.ForwardTime(ctx, measured.batches, 0); err == nil {
+			return errors.New("ForwardTime of no measurement gives no error")
+		}
+		return nil
+	}
+	if _, got := measured.alone(t, 2); got != want {
+		t.Errorf("a training after ForwardTime has hash %s, without it %s", got, want)
+	}
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -44,6 +45,7 @@ const (
 	benchRounds       = 7
 	benchSteps        = 20 // the least of a round
 	benchLearningRate = 0.01
+	forwardPasses     = 9 // that are timed
 )
 
 // exampleBytes is the least memory that an example of [benchShape] needs in a step, by model: its pixels, and the
@@ -66,7 +68,8 @@ least %d steps and %v each:
 The model gpt is a transformer that predicts the tokens of random sequences. On
 the line its sequences count as images, and tokens/s follows. --format table
 shows the parts of a step: input, computation, update, and the communication
-that is hidden behind the computation or exposed.
+that is hidden behind the computation or exposed. Forward and backward pass are
+one program, so the forward pass is measured apart, and backward is the rest.
 
 With --alone it also measures the computation of a step alone: blocks of %d
 steps of replicas that never synchronize. They alternate with blocks of training
@@ -245,6 +248,12 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 		if parts.communication, err = s.trainer.CommunicationTime(in, benchSteps); err != nil {
 			return err
 		}
+		forward, err := s.trainer.ForwardTime(in, data.FromTensors(batch).Batch(o.globalBatch), forwardPasses)
+		if err != nil {
+			return err
+		}
+		parts.forward = forward * time.Duration(o.step.accumulate)
+		parts.whole = o.replicas == 1 && o.step.accumulate == 1 && parts.update == 0
 	}
 	if !s.chief() {
 		return nil

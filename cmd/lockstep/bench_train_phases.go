@@ -41,6 +41,8 @@ func (c *stepClock) reset() {
 type stepTimes struct {
 	input, compute, exposed, update time.Duration
 	communication                   time.Duration // of a step's gradients, with nothing else to do
+	forward                         time.Duration // of a step's batches, measured apart
+	whole                           bool          // computation includes the update: one program
 }
 
 // perStep returns the mean times of the steps.
@@ -56,13 +58,20 @@ func (s stepTimes) table(out io.Writer) error {
 	row := func(d time.Duration) string {
 		return fmt.Sprintf("%.0f µs (%.1f %%)", micros(d), 100*float64(d)/float64(max(total, 1)))
 	}
+	rest := ""
+	if s.whole {
+		rest = ", with the update, which is in the same program"
+	}
 	_, err := fmt.Fprintf(out, `a step        %.0f µs on the first replica:
   input       %s
-  computation %s forward and backward
+  computation %s
+    forward   %.0f µs: loss and metrics in inference mode, measured apart
+    backward  %.0f µs: the rest of the computation%s
   exposed     %s communication that the replica waits for
   update      %s
 hidden        communication: %.0f µs of %.0f µs, which the same calls take alone
-`, micros(total), row(s.input), row(s.compute), row(s.exposed), row(s.update),
+`, micros(total), row(s.input), row(s.compute), micros(s.forward),
+		micros(max(0, s.compute-s.forward)), rest, row(s.exposed), row(s.update),
 		micros(max(0, s.communication-s.exposed)), micros(s.communication))
 	return err
 }

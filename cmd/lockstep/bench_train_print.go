@@ -34,6 +34,7 @@ type benchTrained struct {
 	Step           struct {
 		Input         time.Duration `json:"input_ns"`
 		Computation   time.Duration `json:"computation_ns"`
+		Forward       time.Duration `json:"forward_ns"` // measured apart
 		Exposed       time.Duration `json:"exposed_ns"`
 		Update        time.Duration `json:"update_ns"`
 		Communication time.Duration `json:"communication_ns"`
@@ -90,7 +91,7 @@ func (m *benchTrained) plain(out io.Writer, o *benchTrainFlags) error {
 
 func (m *benchTrained) json(out io.Writer) error {
 	s := m.step
-	m.Step.Input, m.Step.Computation, m.Step.Exposed = s.input, s.compute, s.exposed
+	m.Step.Input, m.Step.Computation, m.Step.Forward, m.Step.Exposed = s.input, s.compute, s.forward, s.exposed
 	m.Step.Update, m.Step.Communication = s.update, s.communication
 	if a := m.overhead; a != nil {
 		m.Alone = &overheadAlone{
