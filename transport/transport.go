@@ -108,6 +108,23 @@ type Slot struct {
 	Algorithm string // text behind Header.Plan
 }
 
+// Repeat makes s a copy of slot, except for the kind and the owner of Src and Dst. It is fast if slot differs from s
+// only in the number of the call and its memories.
+func (s *Slot) Repeat(slot *Slot) {
+	if slot.Sum == 0 || s.Sum-s.Seq*SumStep != slot.Sum-slot.Seq*SumStep || s.Name != slot.Name ||
+		s.Algorithm != slot.Algorithm || len(s.Shape) != len(slot.Shape) ||
+		len(s.Shape) > 0 && &s.Shape[0] != &slot.Shape[0] {
+		s.Header, s.Name, s.Shape, s.Algorithm = slot.Header, slot.Name, slot.Shape, slot.Algorithm
+	}
+	s.Sum, s.Seq = slot.Sum, slot.Seq
+	if s.Src.Ptr != slot.Src.Ptr || s.Src.Bytes != slot.Src.Bytes { // a pointer in memory costs more than a comparison
+		s.Src = tensor.Memory{Ptr: slot.Src.Ptr, Bytes: slot.Src.Bytes}
+	}
+	if s.Dst.Ptr != slot.Dst.Ptr || s.Dst.Bytes != slot.Dst.Bytes {
+		s.Dst = tensor.Memory{Ptr: slot.Dst.Ptr, Bytes: slot.Dst.Bytes}
+	}
+}
+
 // NotConnected is the error of a group that could not be opened because of other ranks: they did not connect in time,
 // or refused the connection.
 type NotConnected struct {
@@ -179,8 +196,8 @@ type Endpoint interface {
 	Complete(ctx context.Context) error
 
 	// Publish publishes slot to the peers of the domain, and starts this rank's next call. Peers that are still in the
-	// previous call can still read its slot. The endpoint copies slot.
-	Publish(slot Slot)
+	// previous call can still read its slot. The endpoint copies slot, but not Shape.
+	Publish(slot *Slot)
 	// Peer returns the slot that the peer published for this rank's latest call, or nil if the peer is in another
 	// domain. The slot may be read after this rank has awaited flag 0 of that call, until its next Publish.
 	Peer(peer int) *Slot

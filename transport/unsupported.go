@@ -11,7 +11,7 @@ import (
 type NoMemory struct{}
 
 // Publish does nothing.
-func (NoMemory) Publish(Slot) {}
+func (NoMemory) Publish(*Slot) {}
 
 // Peer returns nil.
 func (NoMemory) Peer(int) *Slot { return nil }

@@ -3,6 +3,8 @@ package affinity
 import (
 	"os"
 	"runtime"
+	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -54,4 +56,38 @@ func Run(cpus []int, f func()) {
 		}
 	}()
 	f()
+}
+
+// Current returns the CPU on which the calling thread runs; -1: unknown.
+func Current() int {
+	var cpu uint32
+	if _, _, err := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0); err != 0 {
+		return -1
+	}
+	return int(cpu)
+}
+
+// Mover moves a thread that should not share a CPU. The zero value is ready. One goroutine at a time may use it.
+type Mover struct{ moved time.Time }
+
+// movePause is the least time between two moves: a move takes about 10 microseconds.
+const movePause = 4 * time.Millisecond
+
+// Leave moves the calling thread to another CPU than this one, unless it has no other or has moved shortly before. The
+// thread may return to the CPU later.
+func (m *Mover) Leave(cpu int) {
+	if time.Since(m.moved) < movePause {
+		return
+	}
+	m.moved = time.Now()
+	var before, others unix.CPUSet
+	runtime.LockOSThread()
+	if unix.SchedGetaffinity(0, &before) == nil {
+		others = before
+		others.Clear(cpu)
+		if others.Count() > 0 && unix.SchedSetaffinity(0, &others) == nil && unix.SchedSetaffinity(0, &before) != nil {
+			return // the thread stays this goroutine's, and bound
+		}
+	}
+	runtime.UnlockOSThread()
 }

@@ -15,3 +15,12 @@ func Together() int { return runtime.NumCPU() }
 
 // Run calls f.
 func Run(_ []int, f func()) { f() }
+
+// Current returns -1: the CPU is unknown.
+func Current() int { return -1 }
+
+// Mover moves no thread on this system.
+type Mover struct{}
+
+// Leave does nothing.
+func (*Mover) Leave(int) {}

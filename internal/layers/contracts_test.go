@@ -53,7 +53,7 @@ var (
 	_ interface {
 		Capabilities() transport.Capabilities
 		Exchange(ctx context.Context, to int, out transport.Frame, from int, in []byte) error
-		Publish(transport.Slot)
+		Publish(*transport.Slot)
 		Peer(int) *transport.Slot
 		Inspect(func(peer int, h transport.Header) error)
 		Down() <-chan transport.PeerDown

@@ -19,7 +19,7 @@ func BenchmarkFlags(b *testing.B) {
 				wg.Go(func() {
 					ctx := context.Background()
 					for i := range b.N {
-						e.Publish(transport.Slot{Header: transport.Header{Seq: uint64(i)}})
+						e.Publish(&transport.Slot{Header: transport.Header{Seq: uint64(i)}})
 						e.Signal(0)
 						e.Await(ctx, -1, 0)
 						for r := range n {

@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -66,7 +67,7 @@ func newHub(n int, memory bool) *hub {
 	for i := range h.ends {
 		e := &h.ends[i]
 		e.hub, e.rank = h, i
-		e.slots = new([2]slotLines) // a separate allocation: memory of 512 bytes is aligned
+		e.slots = new([2]slotLines) // a separate allocation: memory of this size is aligned
 		e.countProcessors()
 		if memory {
 			e.waiters = make([]atomic.Uint64, words+16)[8:][:words] // on separate cache lines
@@ -91,41 +92,43 @@ func (h *hub) all() []transport.Endpoint {
 // endpoint is one rank's end.
 type endpoint struct {
 	// Used by the rank's goroutine only.
-	hub     *hub
-	rank    int
-	calls   uint64 // number of calls published
-	set     uint64 // number of flags set
-	base    uint64 // number of flags set before the current call
-	version uint64 // of park
-	procs   int    // number of processors, as last counted
-	blocks  int    // number of waits that have blocked
-	posts   [transport.PostsMax]exchange
-	posted  int   // number of posts in progress
-	broken  error // why the posts in progress have failed
-	inspect func(peer int, h transport.Header) error
-	waiters []atomic.Uint64 // a bit for every rank that may be parked on this one's flags
-	granted uint64          // version of park whose wait was woken since its condition is true; set before the token
-	wake    chan struct{}   // one token ends one wait; see wait.go
-	down    chan transport.PeerDown
+	hub       *hub
+	rank      int
+	calls     uint64 // number of calls published
+	set       uint64 // number of flags set
+	base      uint64 // number of flags set before the current call
+	version   uint64 // of park
+	procs     int    // number of processors, as last counted
+	blocks    int    // number of waits that have blocked
+	handovers int    // number of waits, in succession, that have ended as they yielded the processor
+	mover     affinity.Mover
+	posts     [transport.PostsMax]exchange
+	posted    int   // number of posts in progress
+	broken    error // why the posts in progress have failed
+	inspect   func(peer int, h transport.Header) error
+	waiters   []atomic.Uint64 // a bit for every rank that may be parked on this one's flags
+	granted   uint64          // version of park whose wait was woken since its condition is true; set before the token
+	wake      chan struct{}   // one token ends one wait; see wait.go
+	down      chan transport.PeerDown
 
-	_     [64]byte
-	flags atomic.Uint64 // number of flags set, and stopBit: what peers wait for
-	_     [56]byte
-	park  atomic.Uint64 // what the rank waits for on wake, or is about to; see wait.go
-	need  atomic.Uint64 // the number of flags that it waits for, times two; plus 1: of all ranks
-	_     [48]byte
+	_    [64]byte
+	park atomic.Uint64 // what the rank waits for on wake, or is about to; see wait.go
+	need atomic.Uint64 // the number of flags that it waits for, times 4; plus 2: in an odd call; plus 1: of all ranks
+	_    [48]byte
 
+	at     atomic.Int32 // the processor on which the rank last waited for long, + 1; 0: unknown
 	closed atomic.Bool
 	gone   atomic.Pointer[transport.PeerDown] // why this rank is down for its peers; nil: it is not
 	answer atomic.Pointer[func(seq uint64) []byte]
 	slots  *[2]slotLines // of the odd and the even calls
 }
 
-// slotLines is a slot on separate cache lines, if the memory around it begins on one: peers read two of them in every
-// call.
+// slotLines is a slot on separate cache lines, if the memory around it begins on one. What peers read in every call is
+// the first of them, up to the address of Dst.
 type slotLines struct {
+	flags atomic.Uint64 // number of flags set, up to the last call of this slot, and stopBit: what peers wait for
 	transport.Slot
-	_ [(64 - unsafe.Sizeof(transport.Slot{})%64) % 64]byte
+	_ [(64 - (8+unsafe.Sizeof(transport.Slot{}))%64) % 64]byte
 }
 
 // as returns the endpoint, with or without memory.

@@ -12,21 +12,21 @@ import (
 
 // sharer is the endpoint of a rank that accesses the memory of others.
 //
-// Each rank counts the flags that it has set since the beginning, in one word on a separate cache line: others wait for
-// that word only. Since all ranks set equally many flags in a call, a rank derives from its count before the call which
-// count of another rank means which flag.
+// Each rank counts the flags that it has set since the beginning, in a word of the slot of its current call: others
+// wait for that word, and find the rest of the slot on the same cache line. Since all ranks set equally many flags in a
+// call, a rank derives from its count before the call which count of another rank means which flag.
 //
-// The word also has a stop bit. A rank sets flag 0 by a compare-and-swap that fails if the bit is set; it sets all
+// The words also have a stop bit. A rank sets flag 0 by a compare-and-swap that fails if the bit is set; it sets all
 // other flags in any case. So a call starts when the last word reaches its flag 0, and it never starts once a word that
 // has not reached it is stopped: both are compare-and-swaps on that one word, and one of them is first. Withdraw stops
-// the word of one rank that is behind, Interrupt those of all.
+// the word of one rank that is behind, and then that rank's other word; Interrupt stops those of all.
 type sharer struct{ *endpoint }
 
 // stopBit in a rank's word prevents a further flag 0.
 const stopBit = 1 << 63
 
-// count returns the number of flags that the rank has set.
-func (e *endpoint) count() uint64 { return e.flags.Load() &^ stopBit }
+// count returns the number of flags that the rank has set, up to the last call of an odd or even number.
+func (e *endpoint) count(parity uint64) uint64 { return e.slots[parity].flags.Load() &^ stopBit }
 
 func (s *sharer) Capabilities() transport.Capabilities {
 	return transport.Capabilities{Places: s.hub.places, Memory: true, StagingBytes: stagingBytes, Posts: true}
@@ -41,10 +41,10 @@ func (s *sharer) Retire(tensor.Memory) {}
 
 // Publish writes the slot of this call. Two slots are enough: a rank can begin the call after next only when all ranks
 // have begun the next one, and so have read the slots of this one.
-func (s *sharer) Publish(slot transport.Slot) {
+func (s *sharer) Publish(slot *transport.Slot) {
 	s.calls++
 	s.base = s.set
-	s.slots[s.calls&1].Slot = slot
+	s.slots[s.calls&1].Repeat(slot)
 }
 
 func (s *sharer) Peer(peer int) *transport.Slot {
@@ -57,11 +57,16 @@ func (s *sharer) Signal(flag int) error {
 	}
 	// A compare-and-swap from the known count costs a quarter of an addition here: it takes the cache line from the
 	// peers that poll it once, without reading it first. It fails only if the stop bit is set, which stays set.
-	if !s.flags.CompareAndSwap(s.set, s.set+1) {
+	word := &s.slots[s.calls&1].flags
+	was := s.set
+	if flag == 0 {
+		was = word.Load() &^ stopBit // of the call before the last one; only this rank changes it
+	}
+	if !word.CompareAndSwap(was, s.set+1) {
 		if flag == 0 {
 			return transport.ErrInterrupted
 		}
-		s.flags.Store(s.set + 1 | stopBit)
+		word.Store(s.set + 1 | stopBit)
 	}
 	s.set++
 	s.wakeWaiters()
@@ -69,7 +74,7 @@ func (s *sharer) Signal(flag int) error {
 }
 
 func (s *sharer) Await(ctx context.Context, rank, flag int) error {
-	v := flagWait{rank: rank, target: s.base + uint64(flag) + 1, start: flag == 0}
+	v := flagWait{parity: s.calls & 1, rank: rank, target: s.base + uint64(flag) + 1, start: flag == 0}
 	if v.behind(s.endpoint) < 0 {
 		return nil
 	}
@@ -78,7 +83,7 @@ func (s *sharer) Await(ctx context.Context, rank, flag int) error {
 
 func (s *sharer) Behind(flag int, ranks []int) []int {
 	for r := range s.hub.ends {
-		if s.hub.ends[r].count() < s.base+uint64(flag)+1 {
+		if s.hub.ends[r].count(s.calls&1) < s.base+uint64(flag)+1 {
 			ranks = append(ranks, r)
 		}
 	}
@@ -87,7 +92,8 @@ func (s *sharer) Behind(flag int, ranks []int) []int {
 
 func (s *sharer) Withdraw() bool {
 	for r := range s.hub.ends {
-		if s.hub.ends[r].stopBefore(s.base + 1) {
+		if e := &s.hub.ends[r]; e.stopBefore(s.calls&1, s.base+1) {
+			e.slots[^s.calls&1].flags.Or(stopBit)
 			return true
 		}
 	}
@@ -95,13 +101,13 @@ func (s *sharer) Withdraw() bool {
 }
 
 // stopBefore stops the rank unless it has set that many flags, and reports whether it is stopped before that.
-func (e *endpoint) stopBefore(target uint64) bool {
-	for {
-		was := e.flags.Load()
+func (e *endpoint) stopBefore(parity, target uint64) bool {
+	for word := &e.slots[parity].flags; ; {
+		was := word.Load()
 		switch {
 		case was&^stopBit >= target:
 			return false
-		case was&stopBit != 0 || e.flags.CompareAndSwap(was, was|stopBit):
+		case was&stopBit != 0 || word.CompareAndSwap(was, was|stopBit):
 			return true
 		}
 	}
@@ -109,7 +115,9 @@ func (e *endpoint) stopBefore(target uint64) bool {
 
 func (s *sharer) Interrupt() {
 	for r := range s.hub.ends {
-		s.hub.ends[r].flags.Or(stopBit)
+		for i := range s.hub.ends[r].slots {
+			s.hub.ends[r].slots[i].flags.Or(stopBit)
+		}
 	}
 	for r := range s.hub.ends {
 		s.hub.ends[r].unpark()

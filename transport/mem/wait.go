@@ -5,6 +5,7 @@ import (
 	"math/bits"
 	"runtime"
 
+	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -31,9 +32,13 @@ const (
 
 // A wait spins in rounds of spinPolls checks before it blocks, some 10 microseconds in all, about as long as blocking
 // and waking up takes. Between two rounds it yields.
+//
+// The system may leave the threads of two ranks on one processor, which they hand over to each other at every call. So
+// a rank whose waits end handoverMax times in succession as it yields compares its processor with those of the others.
 const (
-	spinRounds = 32
-	spinPolls  = 128
+	spinRounds  = 32
+	spinPolls   = 128
+	handoverMax = 16
 )
 
 // spins reports whether a wait spins another round. With more ranks than processors it does not, since it would keep
@@ -41,6 +46,10 @@ const (
 // so that a later change has an effect.
 func (e *endpoint) spins(round int) bool {
 	if round > 0 {
+		if e.handovers >= handoverMax {
+			e.handovers = 0
+			e.separate()
+		}
 		e.countProcessors()
 		runtime.Gosched()
 	}
@@ -51,6 +60,28 @@ func (e *endpoint) spins(round int) bool {
 		e.countProcessors()
 	}
 	return false
+}
+
+// spun notes how a wait has ended: in a round, after so many checks.
+func (e *endpoint) spun(round, polls int) {
+	if round > 0 && polls == 0 {
+		e.handovers++
+	} else {
+		e.handovers = 0
+	}
+}
+
+// separate moves the rank's thread to another processor if it waits on the one on which another rank waits, too. Of two
+// ranks the higher one moves.
+func (e *endpoint) separate() {
+	cpu := affinity.Current()
+	e.at.Store(int32(cpu + 1))
+	for r := range e.hub.ends[:e.rank] {
+		if e.hub.ends[r].at.Load() == int32(cpu+1) && cpu >= 0 {
+			e.mover.Leave(cpu)
+			return
+		}
+	}
 }
 
 // countProcessors counts the processors that the ranks may use now.
@@ -109,8 +140,9 @@ func (a *frameWait) done() bool { return a.slot.state.Load() == a.state != a.oth
 // waitFrame blocks until a is done, cannot be done any more, or ctx ends.
 func (e *endpoint) waitFrame(ctx context.Context, a *frameWait) error {
 	for round := 0; e.spins(round); round++ {
-		for range spinPolls {
+		for i := range spinPolls {
 			if a.done() {
+				e.spun(round, i)
 				return nil
 			}
 		}
@@ -138,6 +170,7 @@ func (e *endpoint) waitFrame(ctx context.Context, a *frameWait) error {
 
 // flagWait is a wait for flags.
 type flagWait struct {
+	parity uint64 // of the number of the call
 	rank   int    // the rank that the wait needs, or -1: all
 	target uint64 // number of flags that it must have set
 	start  bool   // the last of them is a flag 0
@@ -149,13 +182,13 @@ type flagWait struct {
 func (v *flagWait) behind(e *endpoint) int {
 	ends := e.hub.ends
 	if v.rank >= 0 {
-		if ends[v.rank].count() < v.target {
+		if ends[v.rank].count(v.parity) < v.target {
 			return v.rank
 		}
 		return -1
 	}
 	for ; v.passed < len(ends); v.passed++ {
-		if r := e.after(v.passed); ends[r].count() < v.target {
+		if r := e.after(v.passed); ends[r].count(v.parity) < v.target {
 			return r
 		}
 	}
@@ -174,13 +207,14 @@ func (e *endpoint) after(i int) int {
 // waitFlags blocks until v is done, cannot be done any more, or ctx ends.
 func (e *endpoint) waitFlags(ctx context.Context, v *flagWait) error {
 	for round := 0; e.spins(round); round++ {
-		for range spinPolls {
+		for i := range spinPolls {
 			if v.behind(e) < 0 {
+				e.spun(round, i)
 				return nil
 			}
 		}
 	}
-	need := v.target << 1
+	need := v.target<<2 | v.parity<<1
 	if v.rank < 0 {
 		need |= 1
 	}
@@ -214,7 +248,7 @@ func (e *endpoint) impossible(v *flagWait) error {
 	for i := v.passed; i < e.hub.n; i++ {
 		r := e.after(i)
 		p := &e.hub.ends[r]
-		word := p.flags.Load()
+		word := p.slots[v.parity].flags.Load()
 		switch {
 		case word&^stopBit >= v.target:
 		case v.start && word&stopBit != 0:
@@ -243,9 +277,9 @@ func (e *endpoint) joinWaiters(word uint64) {
 func (e *endpoint) wakeOrMove(word uint64) (stays bool) {
 	first := word
 	need := e.need.Load()
-	for v := (flagWait{rank: -1, target: need >> 1}); ; {
+	for v := (flagWait{rank: -1, target: need >> 2, parity: need >> 1 & 1}); ; {
 		on := &e.hub.ends[int(word&parkedMask)-parkedOnRank]
-		if on.count() < v.target {
+		if on.count(v.parity) < v.target {
 			return word == first
 		}
 		next := -1

@@ -66,7 +66,7 @@ func turn(rank, size int) error {
 			fmt.Fprintln(os.Stdout, "turning")
 		}
 		h := transport.Header{Seq: seq}
-		e.Publish(transport.Slot{Header: h})
+		e.Publish(&transport.Slot{Header: h})
 		for mark := range 2 {
 			if err := e.Signal(mark); err != nil {
 				return err

@@ -145,7 +145,7 @@ func useGroup(f *os.File) error {
 		for i := range staging {
 			staging[i] = 1
 		}
-		e.Publish(transport.Slot{})
+		e.Publish(&transport.Slot{})
 		if err := e.Signal(0); !errors.Is(err, unix.ENOSPC) {
 			return fmt.Errorf("Signal after a staging buffer without memory: %v, want %w", err, unix.ENOSPC)
 		}

@@ -41,7 +41,7 @@ var background = context.Background()
 
 // begin enters a call.
 func begin(m transport.Endpoint, slot transport.Slot) (stop bool, err error) {
-	m.Publish(slot)
+	m.Publish(&slot)
 	if err := m.Signal(0); err != nil {
 		return false, err
 	}

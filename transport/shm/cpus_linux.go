@@ -2,12 +2,9 @@ package shm
 
 import (
 	"math/bits"
-	"runtime"
 	"sync/atomic"
-	"time"
-	"unsafe"
 
-	"golang.org/x/sys/unix"
+	"github.com/lockstep-ml/lockstep/internal/affinity"
 )
 
 // cpuSet is a set of CPUs in shared memory. CPUs from cpusMax on are not in it.
@@ -53,34 +50,16 @@ func (e *endpoint) countCPUs() {
 	}
 }
 
-// movePause is the least time between two moves of a rank: a move takes about 10 microseconds.
-const movePause = 20 * time.Millisecond
-
 // separate moves this rank to another CPU if it waits on the one on which a rank of another process waits, too,
 // although there are enough. The system does not do that by itself as long as both hand the CPU over to each other by
-// yielding.
-// Of two ranks the higher one moves.
+// yielding. Of two ranks the higher one moves.
 func (e *endpoint) separate() {
-	var cpu uint32
-	if _, _, err := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0); err != 0 {
-		return
-	}
-	e.mine.at.Store(cpu + 1)
+	cpu := affinity.Current()
+	e.mine.at.Store(uint32(cpu + 1))
 	for r, b := range e.blocks[:e.rank] {
-		if b.at.Load() != cpu+1 || e.g.process[r] == e.g.world.me || time.Since(e.moved) < movePause {
-			continue
+		if b.at.Load() == uint32(cpu+1) && e.g.process[r] != e.g.world.me {
+			e.mover.Leave(cpu)
+			return
 		}
-		e.moved = time.Now()
-		var before, others unix.CPUSet
-		runtime.LockOSThread()
-		if unix.SchedGetaffinity(0, &before) == nil {
-			others = before
-			others.Clear(int(cpu))
-			if others.Count() > 0 && unix.SchedSetaffinity(0, &others) == nil && unix.SchedSetaffinity(0, &before) != nil {
-				return // the thread stays this goroutine's, and bound
-			}
-		}
-		runtime.UnlockOSThread()
-		return
 	}
 }

@@ -215,7 +215,7 @@ func TestStopped(t *testing.T) {
 	if err := sleeper.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	m.Publish(transport.Slot{})
+	m.Publish(&transport.Slot{})
 	if err := m.Signal(0); err != nil {
 		t.Fatal(err)
 	}

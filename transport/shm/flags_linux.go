@@ -27,7 +27,7 @@ func (e *endpoint) Reachable(m tensor.Memory) bool {
 
 // Publish writes the slot of this call. Two slots are enough: a rank can begin the call after next only when all ranks
 // have begun the next one, and so have read the slots of this one. The text is written only if it has changed.
-func (e *endpoint) Publish(s transport.Slot) {
+func (e *endpoint) Publish(s *transport.Slot) {
 	if e.closed.Load() {
 		return // the next Signal returns the error
 	}
@@ -35,13 +35,21 @@ func (e *endpoint) Publish(s transport.Slot) {
 	e.base = e.total
 	i := e.calls & 1
 	to, own := &e.mine.slots[i], &e.own[i]
+	if e.quick[i] && s.Sum != 0 && s.Src.Bytes == 0 && s.Dst.Bytes == 0 && own.Name == s.Name &&
+		own.Algorithm == s.Algorithm && slices.Equal(own.Shape, s.Shape) &&
+		own.Sum-own.Seq*transport.SumStep == s.Sum-s.Seq*transport.SumStep {
+		own.Sum, own.Seq = s.Sum, s.Seq
+		to.seq = s.Seq
+		return
+	}
 	if own.Name != s.Name || own.Algorithm != s.Algorithm || !slices.Equal(e.shapes[i], s.Shape) {
 		encodeText(&to.textBytes, s.Name, s.Algorithm, s.Shape)
 		e.shapes[i] = append(e.shapes[i][:0], s.Shape...)
 		e.version[i]++
 	}
-	*own = s
+	*own = *s
 	own.Shape = e.shapes[i]
+	e.quick[i] = s.Src.Bytes == 0 && s.Dst.Bytes == 0
 	to.set(&s.Header)
 	src, hasSrc := e.g.world.place(s.Src)
 	dst, hasDst := e.g.world.place(s.Dst)

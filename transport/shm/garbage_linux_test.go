@@ -66,8 +66,8 @@ func FuzzSlot(f *testing.F) {
 	f.Add(bytes.Repeat([]byte{0xff}, int(unsafe.Sizeof(slot{}))))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		a, b := two(t)
-		a.Publish(transport.Slot{})
-		b.Publish(transport.Slot{})
+		a.Publish(&transport.Slot{})
+		b.Publish(&transport.Slot{})
 		if err := errors.Join(a.Signal(0), b.Signal(0)); err != nil {
 			t.Fatal(err)
 		}
@@ -206,7 +206,7 @@ func TestParkingAllocatesNothing(t *testing.T) {
 	defer b.Close()
 	a.polls, b.polls = 0, 0
 	call := func(e *endpoint) {
-		e.Publish(transport.Slot{})
+		e.Publish(&transport.Slot{})
 		if err := errors.Join(e.Signal(0), e.Await(context.Background(), -1, 0),
 			e.Exchange(context.Background(), 1-e.rank, transport.Frame{}, 1-e.rank, nil)); err != nil {
 			t.Error(err)

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -171,16 +170,17 @@ type endpoint struct {
 	base     uint64            // number of flags set before the current call
 	own      [2]transport.Slot // as published, by slot
 	shapes   [2][]int          // their shapes, kept
+	quick    [2]bool           // they have no memories
 	version  [2]uint32         // of their texts
 	views    [][2]view         // by peer and slot
 	names    map[string]string // texts seen so far
 	garbage  []error           // invalid data of a peer, by peer
 	want     want
-	polls    int       // number of checks before it yields its processor between checks; 0: it blocks at once
-	yields   uint32    // number of waits that have yielded it
-	moved    time.Time // when it last moved to another processor
-	staged   []bool    // by rank: its staging buffer is backed by memory
-	unstaged error     // why a staging buffer has no memory
+	polls    int    // number of checks before it yields its processor between checks; 0: it blocks at once
+	yields   uint32 // number of waits that have yielded it
+	mover    affinity.Mover
+	staged   []bool // by rank: its staging buffer is backed by memory
+	unstaged error  // why a staging buffer has no memory
 	inspect  func(peer int, h transport.Header) error
 
 	outgoing, incoming []pipeEnd // by peer

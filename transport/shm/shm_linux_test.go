@@ -83,7 +83,7 @@ func TestLeftBeforeThePart(t *testing.T) {
 		t.Fatal(err)
 	}
 	m, blocks, done := part, make(chan struct{}, 1), make(chan error, 1)
-	m.Publish(transport.Slot{})
+	m.Publish(&transport.Slot{})
 	if err := m.Signal(0); err != nil {
 		t.Fatal(err)
 	}

@@ -58,12 +58,17 @@ func (x *Executor) Entered() bool { return x.entered }
 func (x *Executor) inDomain() error {
 	severalLocal := x.Group.local > 1
 	if severalLocal {
-		x.dsts[x.half].Store((*byte)(x.call.Dst.Ptr))
+		if dst := &x.dsts[x.half]; dst.Load() != (*byte)(x.call.Dst.Ptr) { // a store takes the cache line from the others
+			dst.Store((*byte)(x.call.Dst.Ptr))
+		}
 		if cut := &x.cut[x.half]; cut.Load() != x.inRegions {
 			cut.Store(x.inRegions)
 		}
 	}
 	x.publish()
+	if x.plan.atOnce && x.call.Partial == x.call.Type && !x.inRegions {
+		return x.atOnce(severalLocal)
+	}
 	done := 0
 	if !x.plan.touchesPeers { // the peers' memory cannot change the plan
 		done = x.plan.early
@@ -95,6 +100,43 @@ func (x *Executor) inDomain() error {
 	return x.finish(done)
 }
 
+// atOnce executes a plan with [Plan.atOnce], as its steps say, without their generality: a small call takes as long as
+// executing steps.
+func (x *Executor) atOnce(severalLocal bool) error {
+	call, n := x.call, x.plan.Problem.Count
+	copy(bytesAt(x.stage(x.rank), call.Src.Bytes), bytesAt(call.Src.Ptr, call.Src.Bytes))
+	x.dstAt = call.Dst.Ptr
+	if err := x.enter(); err != nil {
+		return err
+	}
+	if severalLocal && x.Group.sharesDst(&x.localRank, x.half, x.Domain) {
+		x.assign(true)
+	}
+	x.committed = true
+	if skip, err := x.stop(); skip {
+		return err
+	}
+	if call.Dst.Bytes > 0 {
+		x.src, x.dst = x.src[:0], append(x.dst[:0], x.dstAt)
+		for _, r := range x.Domain {
+			x.src = append(x.src, x.stage(r))
+		}
+		tree := kernel.Tree{Op: x.op, Type: call.Type}
+		if x.mean {
+			tree.Divide = x.size
+		}
+		tree.Reduce(x.scratch, x.dst, x.src, 0, n)
+		clear(x.dst)
+	}
+	if x.OneProcess && x.Group.torn.Load() {
+		return ErrFailed
+	}
+	if x.privateDst {
+		x.deliver()
+	}
+	return nil
+}
+
 // finish executes the rest of the plan and delivers the result.
 func (x *Executor) finish(done int) error {
 	steps := x.plan.steps
@@ -115,11 +157,15 @@ func (x *Executor) finish(done int) error {
 	return nil
 }
 
-// publish shows the call to the peers of the domain.
+// publish shows the call to the peers of the domain, with its memories if the plan accesses those of peers.
 func (x *Executor) publish() {
 	s := &x.call.Slot
-	s.Src, s.Dst = x.visible(x.call.Src, x.call.SrcList), x.visible(x.call.Dst, x.call.DstList)
-	x.End.Publish(*s)
+	if x.plan.touchesPeers {
+		s.Src, s.Dst = x.visible(x.call.Src, x.call.SrcList), x.visible(x.call.Dst, x.call.DstList)
+	} else if s.Src.Bytes|s.Dst.Bytes != 0 { // of the call before
+		s.Src, s.Dst = tensor.Memory{}, tensor.Memory{}
+	}
+	x.End.Publish(s)
 }
 
 // visible returns a memory, or one that is a list of memories, as the peers see it.

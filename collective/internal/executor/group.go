@@ -22,11 +22,13 @@ type Group struct {
 
 // localRank is what the other local ranks read of a rank.
 type localRank struct {
-	rank   int
-	local  int                     // index in the group
-	inside atomic.Bool             // in a call in which local ranks may access each other's memory; see Group.depart
-	dsts   [2]atomic.Pointer[byte] // Dst of the even and the odd calls; read once all ranks have entered
-	cut    [2]atomic.Bool          // Src or Dst of the even and the odd calls lies in several regions; read like dsts
+	inside atomic.Bool // in a call in which local ranks may access each other's memory; see Group.depart
+	_      [63]byte    // others read what follows in every call, and it seldom changes
+
+	rank  int
+	local int                     // index in the group
+	dsts  [2]atomic.Pointer[byte] // Dst of the even and the odd calls; read once all ranks have entered
+	cut   [2]atomic.Bool          // Src or Dst of the even and the odd calls lies in several regions; read like dsts
 	// srcLayout and dstLayout are the regions of Src and Dst. Only ranks that access that memory read them.
 	srcLayout, dstLayout regions
 }

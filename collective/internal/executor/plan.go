@@ -25,8 +25,11 @@ type Plan struct {
 	// written to a Dst is final, comes from a Src, and is awaited by all ranks.
 	sharedDst       bool
 	prefixStageOnly bool // the steps before the first Await write to Stage only
-	usesWork        bool
-	scratch         int // elements of Scratch that it uses
+	// atOnce reports that the plan is an all-reduce with one synchronisation: each rank copies its Src to its staging
+	// buffer, sets flag 0, awaits that of all, and combines what is in all staging buffers, all of it one segment.
+	atOnce   bool
+	usesWork bool
+	scratch  int // elements of Scratch that it uses
 }
 
 // NewPlan makes the plan of a rank by an algorithm that fits the problem. domain is the ranks of its domain.
@@ -53,11 +56,41 @@ func NewPlan(a plan.Algorithm, problem plan.Problem, rank int, domain []int) *Pl
 			}
 		}
 	}
+	p.atOnce = p.prefixStageOnly && len(domain) == problem.Size && isAtOnce(p.steps, problem, rank)
 	for _, r := range domain { // the domain must agree, so these are the properties of all its plans together
 		p.merge(r, slices.Collect(a.Steps(problem, r)))
 	}
 	return p
 }
+
+// isAtOnce reports whether a rank's steps are those of [Plan.atOnce].
+func isAtOnce(steps []plan.Step, p plan.Problem, rank int) bool {
+	whole := func(b plan.Buffer) plan.Span { return plan.Span{Buffer: b, Hi: p.Count} }
+	want := []plan.Step{
+		{Kind: plan.Copy, In: whole(plan.Src), Out: whole(plan.Stage)},
+		{Kind: plan.Signal},
+		{Kind: plan.Await},
+		{Kind: plan.Combine, In: whole(plan.Stage), Out: whole(plan.Dst), Ranks: plan.Ranks{Hi: p.Size}},
+	}
+	if p.Op != plan.AllReduce || p.Count == 0 || p.Count > atOnceElements || len(steps) != len(want) {
+		return false
+	}
+	for i := range want {
+		s := &steps[i]
+		switch w := &want[i]; {
+		case s.Kind != w.Kind || s.Flag != 0 || s.In != w.In || s.Out != w.Out || s.Own != w.Own || s.Keep != w.Keep:
+			return false
+		case s.Kind == plan.Await && s.From != -1:
+			return false
+		case s.Kind == plan.Combine && (s.Ranks != w.Ranks || s.To != rank):
+			return false
+		}
+	}
+	return true
+}
+
+// atOnceElements bounds the elements of a call with [Plan.atOnce], so that they are one segment whatever their type is.
+const atOnceElements = segmentBytes / 16
 
 // merge merges the properties of the plan of a rank of the domain.
 func (p *Plan) merge(rank int, steps []plan.Step) {

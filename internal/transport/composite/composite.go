@@ -124,7 +124,7 @@ func (e *end) mapped(err error) error {
 	return err
 }
 
-func (e *end) Publish(slot transport.Slot) { e.near.Publish(slot) }
+func (e *end) Publish(slot *transport.Slot) { e.near.Publish(slot) }
 
 func (e *end) Peer(peer int) *transport.Slot {
 	if !e.shares(peer) {

@@ -149,7 +149,7 @@ func TestFlags(t *testing.T) {
 				wg.Go(func() {
 					defer e.Close()
 					for range 300 {
-						e.Publish(transport.Slot{})
+						e.Publish(&transport.Slot{})
 						for flag := range 2 {
 							if errs[i] = errors.Join(e.Signal(flag), e.Await(ctx, -1, flag)); errs[i] != nil {
 								return

@@ -26,12 +26,12 @@ func (s *sharer) StagingBuffer(rank int) []byte { return s.group.ends[rank].stag
 
 func (s *sharer) Retire(tensor.Memory) {}
 
-func (s *sharer) Publish(slot transport.Slot) {
+func (s *sharer) Publish(slot *transport.Slot) {
 	s.net.mu.Lock()
 	defer s.net.mu.Unlock()
 	s.calls++
 	s.base = s.set
-	s.slots[s.calls&1] = slot
+	s.slots[s.calls&1] = *slot
 }
 
 func (s *sharer) Peer(peer int) *transport.Slot {

@@ -37,7 +37,7 @@ var flagTests = []test{
 
 // enter publishes a slot of call seq and sets flag 0.
 func enter(m transport.Endpoint, seq int, src tensor.Memory) error {
-	m.Publish(transport.Slot{Header: transport.Header{Seq: uint64(seq)}, Src: src, Shape: []int{seq}})
+	m.Publish(&transport.Slot{Header: transport.Header{Seq: uint64(seq)}, Src: src, Shape: []int{seq}})
 	return m.Signal(0)
 }
 
@@ -543,8 +543,9 @@ func interruptRace(g *group) {
 func flagsNoAllocation(g *group) {
 	domain := g.shared()
 	const runs = 200
+	slot := transport.Slot{Header: transport.Header{Seq: 1}}
 	call := func(m, peer transport.Endpoint) error {
-		m.Publish(transport.Slot{Header: transport.Header{Seq: 1}})
+		m.Publish(&slot)
 		return errors.Join(m.Signal(0), m.Await(ctx, -1, 0), m.Signal(1), m.Await(ctx, peer.Rank(), 1), m.Signal(2),
 			m.Await(ctx, -1, 2))
 	}

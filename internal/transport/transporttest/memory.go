@@ -84,7 +84,7 @@ func slots(g *group) {
 			if seq == 3 {
 				own.Dst = ordinary
 			}
-			m.Publish(own)
+			m.Publish(&own)
 			if err := errors.Join(m.Signal(0), m.Await(ctx, -1, 0)); err != nil {
 				g.Errorf("rank %d: %v", m.Rank(), err)
 				return
@@ -117,7 +117,7 @@ func slots(g *group) {
 			}
 		}
 		// A slot without memory, and an empty one.
-		m.Publish(transport.Slot{})
+		m.Publish(&transport.Slot{})
 		if err := errors.Join(m.Signal(0), m.Await(ctx, -1, 0)); err != nil {
 			g.Errorf("rank %d: %v", m.Rank(), err)
 			return
