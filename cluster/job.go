@@ -88,5 +88,7 @@ const (
 	EnvSecret       = "LOCKSTEP_SECRET"        // the job's secret
 	EnvSecretFile   = "LOCKSTEP_SECRET_FILE"   // a file that contains it
 	EnvRecords      = "LOCKSTEP_RECORDS"       // folder for failure and flight records
+	EnvNode         = "LOCKSTEP_NODE"          // number of the node among those of lockstep run
+	EnvNodeFile     = "LOCKSTEP_NODE_FILE"     // file by which lockstep run reads the workers' heartbeats
 	EnvSource       = "LOCKSTEP_SOURCE"        // Discovery.Prefer, set by the user
 )

@@ -241,6 +241,7 @@ func (a *Agent) epochs(ctx context.Context) (Outcome, error) {
 		number = e.number
 		e.watch(ctx)
 		e.doubt(ctx)
+		a.peers.unwatchWorkers()
 		o := e.outcome()
 		last := int(number) >= a.cfg.RestartsMax || o.Interrupted || ctx.Err() != nil || e.ownErr != nil ||
 			e.cutOff != nil && e.storeOut // it was awaited for the rendezvous timeout already
@@ -331,6 +332,9 @@ func (a *Agent) unlessStopped(ctx context.Context, f func(context.Context) error
 // enter takes this node's slot in the job, and starts to receive the events of the other agents.
 func (a *Agent) enter(ctx context.Context) error {
 	if a.cfg.Nodes == 1 {
+		if a.cfg.StoreURL != "" && a.cfg.Store != nil {
+			a.peers.startReporting()
+		}
 		return nil
 	}
 	err := a.unlessStopped(ctx, func(ctx context.Context) error {
@@ -508,10 +512,11 @@ func (e *epoch) start(logs string) {
 	e.ended = make(chan *worker, n)
 	cpus, bound := affinity.Read(), make([][]int, n)
 	cores := runtime.GOMAXPROCS(0) // GOMAXPROCS respects the CPU limit of the control group
+	nodeFile := a.peers.watchWorkers(e.number, e.layout.first, n)
 	for local := range n {
 		p := e.layout.assign(local)
 		p.id, p.epoch, p.restartsMax = a.cfg.ID, e.number, a.cfg.RestartsMax
-		p.store, p.secret, p.record = a.cfg.StoreURL, a.cfg.Secret, a.cfg.Records
+		p.store, p.secret, p.record, p.nodeFile = a.cfg.StoreURL, a.cfg.Secret, a.cfg.Records, nodeFile
 		bound[local] = cpus.Of(a.cfg.Bind, n, local)
 		s := spec{
 			command: a.cfg.Command, dir: a.cfg.Dir, cpus: bound[local], logs: logs,

@@ -20,7 +20,8 @@ type assignment struct {
 	masterAddr            string
 	masterPort            int
 	addresses             []string // of all workers, by rank: their addresses in TF_CONFIG
-	store, secret, record string   // "": none
+	nodeFile              string
+	store, secret, record string // "": none
 }
 
 // variables returns a worker's environment: Lockstep's variables, torchrun's, and TensorFlow's.
@@ -33,6 +34,7 @@ func (p *assignment) variables() []string {
 		{cluster.EnvLocalWorker, n(p.local)},
 		{cluster.EnvLocalWorkers, n(p.locals)},
 		{cluster.EnvEpoch, strconv.FormatUint(uint64(p.epoch), 10)},
+		{cluster.EnvNode, n(p.node)},
 		{"RANK", n(p.rank)},
 		{"WORLD_SIZE", n(p.world)},
 		{"LOCAL_RANK", n(p.local)},
@@ -53,6 +55,7 @@ func (p *assignment) variables() []string {
 		{cluster.EnvStore, p.store},
 		{cluster.EnvSecret, p.secret},
 		{cluster.EnvRecords, p.record},
+		{cluster.EnvNodeFile, p.nodeFile},
 	} {
 		if optional[1] != "" {
 			pairs = append(pairs, optional)
@@ -86,14 +89,14 @@ func (p *assignment) tfConfig() string {
 
 // stale are variables of this process that would contradict a worker's own.
 var stale = []string{
-	cluster.EnvStore, cluster.EnvSecret, cluster.EnvSecretFile, cluster.EnvRecords,
+	cluster.EnvStore, cluster.EnvSecret, cluster.EnvSecretFile, cluster.EnvRecords, cluster.EnvNodeFile,
 	"TORCHELASTIC_USE_AGENT_STORE", // torchrun's own store does not exist here
 }
 
 // SetByAgent reports whether an agent sets or removes this variable of the workers' environment itself: a
 // user's value has no effect.
 func SetByAgent(name string) bool {
-	p := assignment{store: "-", secret: "-", record: "-"}
+	p := assignment{store: "-", secret: "-", record: "-", nodeFile: "-"}
 	return slices.Contains(stale, name) || slices.ContainsFunc(p.variables(),
 		func(kv string) bool { return nameOf(kv) == name })
 }

@@ -167,7 +167,7 @@ func (e *epoch) findStopped() {
 func (e *epoch) fail(r failure.Record) {
 	if r.Kind == "signal" || r.Kind == "memory" { // else the worker has published it itself
 		r.Job, r.Epoch, r.Host = e.agent.cfg.ID, e.number, e.agent.host
-		r.Message += e.agent.peers.lastSeen(r.Epoch, r.Worker)
+		r.Message += e.agent.peers.lastSeen(r.Worker)
 		e.agent.peers.record(r)
 	}
 	e.firstAt = r.Time
@@ -487,7 +487,7 @@ func (e *epoch) attribute(w *worker, r *failure.Record) {
 		r.Blames = []int{e.first} // most likely it has lost that one
 	}
 	if w.err == nil && r.Kind != "interrupted" {
-		r.Message += e.agent.peers.lastSeen(e.number, r.Worker)
+		r.Message += e.agent.peers.lastSeen(r.Worker)
 	}
 }
 

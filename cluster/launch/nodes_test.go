@@ -18,8 +18,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/cluster/membership"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
+	"github.com/lockstep-ml/lockstep/cluster/status"
 	"github.com/lockstep-ml/lockstep/internal/race"
 )
 
@@ -397,9 +399,17 @@ type muted struct {
 
 func (m *muted) Set(ctx context.Context, key string, value []byte) error {
 	if m.now.Load() {
-		return nil
+		return rendezvous.ErrLost
 	}
 	return m.Store.Set(ctx, key, value)
+}
+
+// otherNode returns the reports of another agent's node.
+func otherNode(store rendezvous.Store) *membership.Reporter {
+	return membership.NewReporter(membership.ReporterConfig{
+		Store: store, Key: rendezvous.JobKey("lockstep", status.Heartbeats), Node: 1, Order: 1, Nonce: "other",
+		Timing: membership.Timing{Every: time.Second, Min: time.Second / 5, Timeout: missedMax * time.Second},
+	})
 }
 
 // TestDoubtedStore: a store that shows no heartbeats is lost if that lasts, however often it has happened for a
@@ -411,8 +421,7 @@ func TestDoubtedStore(t *testing.T) {
 		p.start()
 		defer p.close()
 		p.work.Go(func() {
-			_ = rendezvous.Publish(p.ctx, store, p.key("heartbeat"), 1, rendezvous.HeartbeatTiming{Every: time.Second},
-				func() rendezvous.Heartbeat { return rendezvous.Heartbeat{} })
+			otherNode(store).Run(p.ctx)
 		})
 		for range 3 {
 			time.Sleep(5 * time.Minute)
@@ -450,8 +459,7 @@ func TestStoreBackAfterNormalExit(t *testing.T) {
 				p.start()
 				defer p.close()
 				p.work.Go(func() {
-					_ = rendezvous.Publish(p.ctx, other, p.key("heartbeat"), 1, rendezvous.HeartbeatTiming{Every: time.Second},
-						func() rendezvous.Heartbeat { return rendezvous.Heartbeat{} })
+					otherNode(other).Run(p.ctx)
 				})
 				e := &epoch{agent: a, layout: layout{slots: make([]nodeSlot, 2)}, ends: map[int]nodeEnd{0: {}}}
 				watched := make(chan struct{})
@@ -718,7 +726,7 @@ func TestClearingEarlierRun(t *testing.T) {
 	})
 	t.Run("left", func(t *testing.T) {
 		memory, newNode, sit := begin(t)
-		earlier, next := newNode(1, memory.Open()), newNode(0, nil)
+		earlier := newNode(1, memory.Open())
 		sit(earlier)
 		earlier.endJob(t.Context(), 3, "enough")
 		leave := func() {
@@ -726,7 +734,7 @@ func TestClearingEarlierRun(t *testing.T) {
 				t.Error("the agent of the earlier run has not left")
 			}
 		}
-		next.store = &between{memory.Open(), next.key("event", "slot", 1), leave}
+		next := newNode(0, &between{memory.Open(), earlier.key("event", "slot", 1), leave})
 		sit(next)
 		if earlier.leave() {
 			t.Error("the agent of the earlier run has written to a slot that was cleared")

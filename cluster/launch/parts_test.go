@@ -151,8 +151,8 @@ func TestPlace(t *testing.T) {
 	}
 	want := map[string]string{
 		"LOCKSTEP_JOB": "job", "LOCKSTEP_WORKER": "2", "LOCKSTEP_WORKERS": "3", "LOCKSTEP_LOCAL_WORKER": "0",
-		"LOCKSTEP_LOCAL_WORKERS": "1",
-		"LOCKSTEP_EPOCH":         "2", "LOCKSTEP_STORE": "tcp://10.0.0.1:9", "LOCKSTEP_SECRET": "s", "LOCKSTEP_RECORDS": "/r",
+		"LOCKSTEP_LOCAL_WORKERS": "1", "LOCKSTEP_NODE": "1",
+		"LOCKSTEP_EPOCH": "2", "LOCKSTEP_STORE": "tcp://10.0.0.1:9", "LOCKSTEP_SECRET": "s", "LOCKSTEP_RECORDS": "/r",
 		"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "1",
 		"GROUP_WORLD_SIZE": "2",
 		"ROLE_NAME":        "default", "ROLE_RANK": "2", "ROLE_WORLD_SIZE": "3",

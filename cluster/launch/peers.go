@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/failure"
 	"github.com/lockstep-ml/lockstep/cluster/membership"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/cluster/status"
 )
 
 // interruption is a user's signal, forwarded to the other agents.
@@ -47,7 +49,7 @@ type event struct {
 // state, and whether it has ended the job. event/members/<epoch> lists the agents of an epoch, and begins it.
 // event/stop/<epoch> ends it; event/end/<epoch>/<node> holds how a node's workers ended.
 // event/interrupt/<epoch> and event/kill/<epoch> hold the user's signals. event/ended ends the job.
-// heartbeat/<node> is an agent's heartbeat.
+// Heartbeats go through package membership: an agent reports for its node, with the heartbeats of its workers.
 type peers struct {
 	store       rendezvous.Store // nil: none
 	holder      string           // the process that serves the store, for display; "": it outlives all agents
@@ -69,6 +71,13 @@ type peers struct {
 	stopWriting context.CancelFunc
 	cutOff      error // why the last access to the store failed; nil: it succeeded
 
+	reporter      *membership.Reporter // nil: no store
+	stopReporting func()               // nil: it does not run
+	file          *membership.NodeFile // of the current epoch's workers; nil: none
+	folder        string               // which holds it
+	guard         *guard
+	recorded      map[int]string // the nonces of agents recorded as lost, by node
+
 	mine    nodeSlot // this agent's, set by takeSlot
 	first   uint32
 	slots   []*nodeSlot // by node, as of the events received
@@ -86,6 +95,15 @@ func newPeers(a *Agent) *peers {
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.writing, p.stopWriting = context.WithCancel(context.Background())
+	p.guard = a.guard
+	if p.store != nil {
+		every := min(time.Second, p.interval)
+		p.reporter = membership.NewReporter(membership.ReporterConfig{
+			Store: p.store, Key: rendezvous.JobKey(p.job, status.Heartbeats), Node: p.node, Order: p.node, Nonce: p.nonce,
+			Timing: membership.Timing{Every: every, Min: every / 5, Timeout: missedMax * p.interval},
+			Early:  p.nodes <= membership.EarlyMax, By: -1, OnView: p.recordLost,
+		})
+	}
 	return p
 }
 
@@ -210,25 +228,15 @@ func (p *peers) record(r failure.Record) {
 	}
 }
 
-// lastSeen returns the end of a sentence with the position in a worker's last heartbeat, "" if it had none.
-func (p *peers) lastSeen(epoch uint32, worker int) string {
-	if p.store == nil {
+// lastSeen returns the end of a sentence with the position in the last heartbeat of a worker of this node, "" if it had
+// none.
+func (p *peers) lastSeen(worker int) string {
+	if p.reporter == nil {
 		return ""
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), time.Second)
-	defer cancel()
-	entries, _, err := p.store.List(ctx, rendezvous.Key(p.job, epoch, "alive")+"/")
-	if err != nil {
+	heartbeat, seen := p.reporter.Latest(worker)
+	if !seen {
 		return ""
-	}
-	heartbeat := membership.Heartbeat{Step: -1}
-	for _, e := range entries {
-		r, _ := membership.DecodeReport(e.Value) // else it has no workers
-		for i := range r.Workers {
-			if r.Workers[i].Worker == worker {
-				heartbeat = r.Workers[i].Heartbeat
-			}
-		}
 	}
 	var parts []string
 	if heartbeat.Step >= 0 {
@@ -253,14 +261,19 @@ func (p *peers) lastSeen(epoch uint32, worker int) string {
 // limited time until the others have left too, and then deletes the job's keys from the store.
 func (p *peers) close() {
 	defer p.stopWriting()
+	p.unwatchWorkers()
 	if p.cutOff != nil { // the others cannot receive it
 		p.stopWriting()
 		p.cancel()
+		if p.stopReporting != nil {
+			p.stopReporting()
+		}
 		p.writes.Wait()
 		p.work.Wait()
 		return
 	}
 	p.writes.Wait()
+	p.endReporting()
 	last := p.node == 0 && p.store != nil
 	if p.nodes > 1 {
 		last = p.leave() && p.awaitOthers()
@@ -350,24 +363,115 @@ func (n nodeEnd) bounded() nodeEnd {
 	return n
 }
 
-// start starts to receive events and to publish heartbeats, until close.
+// start starts to receive events and to report for this node, until close.
 func (p *peers) start() {
-	key := p.key("heartbeat")
 	p.work.Go(p.receive)
-	p.retry(func() error {
-		return rendezvous.Publish(p.ctx, p.store, key, p.node, rendezvous.HeartbeatTiming{Every: p.interval},
-			func() rendezvous.Heartbeat { return rendezvous.Heartbeat{Text: p.nonce} })
-	})
+	p.startReporting()
 	p.work.Go(p.findLost)
 }
 
-// findLost records which agents are lost, and reports to this agent when the store is. Agents that were
-// silent while the store was lost may be healthy: all silence counts anew from when the store is back.
+// startReporting starts to report for this node.
+func (p *peers) startReporting() {
+	ctx, cancel := context.WithCancel(p.ctx)
+	var ended sync.WaitGroup
+	ended.Go(func() { p.reporter.Run(ctx) })
+	p.stopReporting = func() { cancel(); ended.Wait() }
+}
+
+// endReporting sends this node's last report.
+func (p *peers) endReporting() {
+	if p.stopReporting == nil {
+		return
+	}
+	p.stopReporting()
+	p.stopReporting = nil
+	ctx, cancel := context.WithTimeout(context.Background(), reportTime)
+	defer cancel()
+	p.reporter.Leave(ctx)
+}
+
+// reportTime bounds the last report.
+const reportTime = 2 * time.Second
+
+// watchWorkers makes this agent report for the workers of an epoch, and returns the file for their heartbeats; "":
+// they report themselves.
+func (p *peers) watchWorkers(epoch uint32, first, workers int) string {
+	if p.stopReporting == nil {
+		return ""
+	}
+	folder, err := os.MkdirTemp("", recordsPrefix+"node-*")
+	if err != nil {
+		return ""
+	}
+	p.guard.add(folder)
+	p.folder = folder
+	path := filepath.Join(folder, "heartbeats")
+	if p.file, err = membership.CreateNodeFile(path, workers); err != nil {
+		p.unwatchWorkers()
+		return ""
+	}
+	all := make([]int, workers)
+	for i := range all {
+		all[i] = first + i
+	}
+	p.reporter.Watch(epoch, p.file, all, -1, time.Time{})
+	return path
+}
+
+// unwatchWorkers ends what watchWorkers began: the workers have ended.
+func (p *peers) unwatchWorkers() {
+	if p.file != nil {
+		p.reporter.Watch(0, nil, nil, -1, time.Time{})
+		p.file.Close()
+		p.file = nil
+	}
+	if p.folder != "" {
+		os.RemoveAll(p.folder)
+		p.guard.remove(p.folder)
+		p.folder = ""
+	}
+}
+
+// recordLost records which agents are lost, on the one that coordinates: the others receive that as events.
+func (p *peers) recordLost(ctx context.Context, lost []membership.Doubt) error {
+	now := map[int]string{}
+	for i := range lost {
+		d := &lost[i]
+		if d.Node < 0 || d.Node >= p.nodes || d.Nonce == "" {
+			continue
+		}
+		if p.recorded[d.Node] != d.Nonce {
+			if err := p.lose(ctx, d.Node, d.Nonce, time.Duration(d.Silent)*time.Millisecond); err != nil {
+				return err
+			}
+		}
+		now[d.Node] = d.Nonce
+	}
+	p.recorded = now
+	return nil
+}
+
+// findLost reports to this agent when the store is lost, and when it is back. Agents that were silent while the store
+// was lost may be healthy: it is back when it has answered for long enough to show which are not.
 func (p *peers) findLost() {
-	for again := false; p.ctx.Err() == nil; again = true {
-		err := p.watchOthers(again)
-		p.send(event{err: err})
+	limit := missedMax * p.interval
+	for p.ctx.Err() == nil {
+		silent := p.reporter.StoreSilence()
+		if silent < limit*3/2 {
+			_ = pause(p.ctx, min(limit*3/2-silent, p.interval))
+			continue
+		}
+		p.send(event{err: fmt.Errorf("%w: it has not acknowledged this agent's reports for %v", rendezvous.ErrLost,
+			silent.Round(time.Second/10))})
 		for p.reach(p.ctx) != nil && pause(p.ctx, p.interval) == nil { //nolint:revive // retry
+		}
+		back := time.Now()
+		for p.ctx.Err() == nil && time.Since(back) < 3*limit && (p.reporter.StoreSilence() < limit ||
+			time.Since(back) < limit) {
+			_ = pause(p.ctx, p.interval)
+		}
+		if time.Since(back) >= 3*limit {
+			p.send(event{storeBack: true})
 		}
 	}
 }
@@ -393,60 +497,6 @@ func (p *peers) probe(ctx context.Context) error {
 func (p *peers) gone(err error) bool {
 	refused := p.holder != "" && errors.Is(err, syscall.ECONNREFUSED)
 	return refused || errors.Is(err, rendezvous.ErrEnded) || errors.Is(err, rendezvous.ErrClosed)
-}
-
-// watchOthers records which agents are lost, until the store is lost, and returns that error. A store that
-// does not return this agent's own heartbeats is lost itself. An agent that was stopped for a while sees the
-// same when it continues, so it checks twice, each time that this happens. After a loss it reports that the store is
-// back once the store has passed these checks.
-func (p *peers) watchOthers(lost bool) error {
-	ctx, cancel := context.WithCancel(p.ctx)
-	var following sync.WaitGroup
-	defer following.Wait()
-	defer cancel()
-	watch := rendezvous.NewWatch(p.store, p.key("heartbeat"), p.nodes)
-	for node := range p.nodes {
-		watch.Ignore(node) // until it joins
-	}
-	following.Go(func() {
-		for watch.Follow(ctx, p.interval) != nil && pause(ctx, p.interval) == nil { //nolint:revive // retry
-		}
-	})
-	limit := missedMax * p.interval
-	if lost {
-		following.Go(func() {
-			if pause(ctx, 3*limit) == nil {
-				p.send(event{storeBack: true})
-			}
-		})
-	}
-	var doubted time.Time
-	for {
-		silent, err := watch.Silence(ctx, p.node, limit)
-		switch {
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case err != nil && !doubted.IsZero() && time.Since(doubted) < 3*limit:
-			return err
-		case err != nil:
-			doubted = time.Now()
-			_ = pause(ctx, limit/2)
-			continue
-		case p.lose(ctx, silent.Worker, silent.Heartbeat.Text, silent.Silent) == nil:
-			watch.Ignore(silent.Worker)
-		default:
-			_ = pause(ctx, p.interval)
-		}
-		doubted = time.Time{}
-	}
-}
-
-// retry repeats f as long as the store is lost, since the store may come back.
-func (p *peers) retry(f func() error) {
-	p.work.Go(func() {
-		for f() != nil && pause(p.ctx, p.interval) == nil { //nolint:revive // retry
-		}
-	})
 }
 
 // missedMax is the number of missed heartbeats after which an agent is lost.

@@ -136,7 +136,7 @@ func (p *peers) takeSlot(ctx context.Context, mine registration, report func(str
 		s.Epoch = uint32(len(begun))
 		old := slots[p.node]
 		if old != nil && old.Nonce != s.Nonce && old.State == present {
-			heartbeat, _, err := p.store.Get(ctx, p.key("heartbeat", p.node))
+			heartbeat, _, err := p.store.Get(ctx, p.reporter.KeyOf(p.node))
 			if err != nil && !errors.Is(err, rendezvous.ErrNotFound) {
 				return err
 			}
@@ -166,7 +166,7 @@ func (p *peers) takeSlot(ctx context.Context, mine registration, report func(str
 		}
 		if done {
 			p.first = s.Epoch
-			if err := p.firstHeartbeat(ctx); err != nil {
+			if err := p.reporter.First(ctx); err != nil {
 				return err
 			}
 			return p.checkOthers(ctx, &s)
@@ -185,16 +185,6 @@ func (p *peers) checkOthers(ctx context.Context, s *nodeSlot) error {
 		return p.endIncompatible(ctx, err, len(begun) > 0)
 	}
 	return nil
-}
-
-// firstHeartbeat publishes this agent's first heartbeat: from now on the others detect its loss.
-func (p *peers) firstHeartbeat(ctx context.Context) error {
-	// The count is unique.
-	text, err := json.Marshal(rendezvous.Heartbeat{Count: uint64(time.Now().UnixNano()), Text: p.nonce})
-	if err != nil {
-		return err
-	}
-	return p.store.Set(ctx, p.key("heartbeat", p.node), text)
 }
 
 // writeSlot writes the slot, in place of old. It returns false if another agent was faster. A store that does not

@@ -18,6 +18,9 @@ type Heartbeat struct {
 	Waiting bool `json:"waits,omitempty"`
 	// Text is additional information, for display.
 	Text string `json:"text,omitempty"`
+	// Timeout is the worker's own heartbeat timeout in milliseconds; negative: it is never lost; 0: its node's. The
+	// membership service sets it.
+	Timeout int64 `json:"timeout_ms,omitempty"`
 	// Count counts the heartbeats from 1. The membership service sets it.
 	Count uint64 `json:"beat"`
 	// Final marks the last heartbeat: the worker has left on purpose. The membership service sets it.

@@ -86,11 +86,12 @@ func (j *judge) view(now time.Time) (v View, next time.Time) {
 	for _, node := range slices.Sorted(maps.Keys(j.nodes)) {
 		n := j.nodes[node]
 		silent := now.Sub(n.received)
-		suspect := !n.report.Final && j.due(now, n.received, 0, &next)
+		suspect := !n.report.Final && j.due(now, n.received, 0, j.timing.Timeout, &next)
 		d := Doubt{Node: node, Nonce: n.report.Nonce, Epoch: n.report.Epoch, Unseen: !n.seen, Silent: milliseconds(silent)}
-		if d.Lost = j.lost(silent); !n.seen {
+		if d.Lost = lost(silent, j.timing.Timeout); !n.seen {
 			d.Workers = n.expected
 		}
+		other := Doubt{Node: -1, Epoch: d.Epoch, Lost: !d.Lost, Silent: d.Silent} // workers with another timeout
 		for i := range n.report.Workers {
 			w := &n.report.Workers[i]
 			if w.Worker == 0 {
@@ -99,15 +100,24 @@ func (j *judge) view(now time.Time) (v View, next time.Time) {
 				v.First = &first
 			}
 			waiting = waiting || w.Waiting
-			own := fromMilliseconds(w.Silent)
-			switch {
-			case w.Final:
+			own, timeout := fromMilliseconds(w.Silent), j.timing.Timeout
+			if w.Timeout != 0 {
+				timeout = fromMilliseconds(w.Timeout)
+			}
+			if w.Final {
 				v.left(w.Worker)
+				continue
+			}
+			due := j.due(now, n.received, own, timeout, &next)
+			gone := lost(silent+own, timeout)
+			switch {
+			case suspect && gone != d.Lost:
+				other.Workers = append(other.Workers, w.Worker)
 			case suspect:
 				d.Workers = append(d.Workers, w.Worker)
-			case j.due(now, n.received, own, &next):
+			case due:
 				v.Doubts = append(v.Doubts, Doubt{
-					Node: -1, Epoch: n.report.Epoch, Workers: []int{w.Worker}, Lost: j.lost(silent + own),
+					Node: -1, Epoch: n.report.Epoch, Workers: []int{w.Worker}, Lost: gone,
 					Silent: milliseconds(silent + own), Unseen: w.Count == 0, Phase: w.Phase, Progress: w.Progress,
 				})
 			case !w.Waiting && w.Count > 0 && fromMilliseconds(w.Stalled) >= j.timing.suspectAfter():
@@ -120,6 +130,9 @@ func (j *judge) view(now time.Time) (v View, next time.Time) {
 		if suspect {
 			v.Doubts = append(v.Doubts, d)
 		}
+		if len(other.Workers) > 0 {
+			v.Doubts = append(v.Doubts, other)
+		}
 	}
 	if waiting { // else no worker is delayed
 		slices.SortStableFunc(stalled, func(a, b Doubt) int { return cmp.Compare(b.Stalled, a.Stalled) })
@@ -128,14 +141,14 @@ func (j *judge) view(now time.Time) (v View, next time.Time) {
 	return v, next
 }
 
-// due reports whether a member is a suspect: its own silence, when the report arrived, and the time since then. It
+// due reports whether a member is a suspect, by its silence when its node's report arrived and the time since then. It
 // lowers next to the time when the member becomes a suspect or is lost.
-func (j *judge) due(now, received time.Time, own time.Duration, next *time.Time) bool {
+func (j *judge) due(now, received time.Time, own, timeout time.Duration, next *time.Time) bool {
 	silent := now.Sub(received) + own
 	suspect := silent >= j.timing.suspectAfter()
 	limit := j.timing.suspectAfter()
 	if suspect {
-		limit = j.timing.Timeout
+		limit = timeout
 	}
 	if at := received.Add(limit - own); limit > 0 && at.After(now) && at.Before(*next) {
 		*next = at
@@ -143,9 +156,8 @@ func (j *judge) due(now, received time.Time, own time.Duration, next *time.Time)
 	return suspect
 }
 
-func (j *judge) lost(silent time.Duration) bool {
-	return j.timing.Timeout > 0 && silent >= j.timing.Timeout
-}
+// lost reports the verdict on a member.
+func lost(silent, timeout time.Duration) bool { return timeout > 0 && silent >= timeout }
 
 // left adds a worker that has left.
 func (v *View) left(worker int) {

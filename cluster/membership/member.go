@@ -145,7 +145,10 @@ func (m *Member) publish(ctx context.Context) {
 // write writes a heartbeat.
 func (m *Member) write(count uint64, final bool) {
 	h := m.cfg.State()
-	h.Count, h.Final = count, final
+	h.Count, h.Final, h.Timeout = count, final, -1
+	if m.cfg.Timing.Timeout > 0 {
+		h.Timeout = milliseconds(m.cfg.Timing.Timeout)
+	}
 	m.mu.Lock()
 	m.sent[count] = time.Now()
 	m.mu.Unlock()
@@ -247,7 +250,7 @@ func (m *Member) reports(now time.Time) bool {
 func (m *Member) newReporter() *Reporter {
 	cfg := ReporterConfig{
 		Store: m.cfg.Store, Key: m.cfg.Key, Node: m.number(m.node), Order: m.node, Nodes: map[int][]int{},
-		Timing: m.cfg.Timing, Early: len(m.cfg.Nodes) <= earlyMax, By: m.slot,
+		Timing: m.cfg.Timing, Early: len(m.cfg.Nodes) <= EarlyMax, By: m.slot,
 	}
 	for i, workers := range m.cfg.Nodes {
 		cfg.Nodes[m.number(i)] = workers
@@ -263,8 +266,8 @@ func (m *Member) newReporter() *Reporter {
 	return r
 }
 
-// earlyMax is the largest number of nodes that report more often than once a second.
-const earlyMax = 40
+// EarlyMax is the largest number of nodes that report more often than once a second: [ReporterConfig.Early].
+const EarlyMax = 40
 
 // number returns the number of a node.
 func (m *Member) number(node int) int {
@@ -333,7 +336,7 @@ func (m *Member) States() []WorkerState {
 			if d.Stalled > 0 {
 				s.Stalled = fromMilliseconds(d.Stalled) + age
 			}
-			if d.Node < 0 {
+			if d.Phase != "" {
 				s.Heartbeat.Phase, s.Heartbeat.Progress = d.Phase, d.Progress
 			}
 		}

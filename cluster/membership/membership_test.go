@@ -28,6 +28,8 @@ type cluster struct {
 	nodes   [][]int
 	timing  membership.Timing
 	members []*member
+	agents  []*member
+	lost    atomic.Int64  // the latest node that agents have declared lost; 0: none
 	cut     []atomic.Bool // by node: it does not reach the store
 
 	messages, bytes atomic.Int64
@@ -164,10 +166,12 @@ func (l *link) Changes(
 	return entries, revision, err
 }
 
-// start starts a job of nodes with so many workers each.
-func start(t *testing.T, nodes, workers int, timing membership.Timing) *cluster {
+// start starts a job of nodes with so many workers each, for which agents report unless they are nil.
+func start(t *testing.T, nodes, workers int, timing membership.Timing, agents *membership.Timing) *cluster {
 	t.Helper()
 	c := &cluster{store: rendezvous.NewMemory(), timing: timing, cut: make([]atomic.Bool, nodes)}
+	var numbers []int
+	var files []*membership.NodeFile
 	for n := range nodes {
 		var mine []int
 		for w := range workers {
@@ -177,12 +181,39 @@ func start(t *testing.T, nodes, workers int, timing membership.Timing) *cluster 
 	}
 	for n := range nodes {
 		file := membership.NewMemoryFile(workers)
+		files = append(files, file)
+		if agents != nil {
+			numbers = append(numbers, 100+n)
+			a := &member{worker: -1, gate: &gate{}, done: make(chan struct{})}
+			r := membership.NewReporter(membership.ReporterConfig{
+				Store: &link{c.store.Open(), c, n, a}, Key: "job/alive", Node: 100 + n, Order: n, Nonce: fmt.Sprint(n),
+				Timing: *agents, Early: true, By: -1, OnView: func(_ context.Context, lost []membership.Doubt) error {
+					for _, d := range lost {
+						if d.Node >= 0 {
+							c.lost.Store(int64(d.Node))
+						}
+					}
+					return nil
+				},
+			})
+			r.Watch(3, file.Through(func() { _ = a.gate.pass(context.Background()) }), c.nodes[n], -1, time.Time{})
+			ctx, end := context.WithCancel(t.Context())
+			a.end = end
+			c.agents = append(c.agents, a)
+			go func() {
+				defer close(a.done)
+				r.Run(ctx)
+			}()
+		}
+	}
+	for n := range nodes {
 		for _, w := range c.nodes[n] {
 			m := &member{worker: w, gate: &gate{}, done: make(chan struct{})}
 			m.verdict.Worker = -1
 			m.Member = membership.NewMember(membership.MemberConfig{
-				Store: &link{c.store.Open(), c, n, m}, Key: "job/0/alive", Worker: w, Nodes: c.nodes,
-				File:   file.Through(func() { _ = m.gate.pass(context.Background()) }),
+				Store: &link{c.store.Open(), c, n, m}, Key: "job/alive", Epoch: 3, Worker: w, Nodes: c.nodes,
+				Numbers: numbers, Agent: agents != nil,
+				File:   files[n].Through(func() { _ = m.gate.pass(context.Background()) }),
 				Timing: timing, State: func() membership.Heartbeat {
 					return membership.Heartbeat{Step: 12, Phase: "compute", Text: "in its step function, after 40 calls"}
 				},
@@ -212,11 +243,12 @@ func (c *cluster) stop() {
 	for i := range c.cut {
 		c.cut[i].Store(false)
 	}
-	for _, m := range c.members {
+	all := append(slices.Clone(c.members), c.agents...)
+	for _, m := range all {
 		m.end()
 		m.gate.run()
 	}
-	for _, m := range c.members {
+	for _, m := range all {
 		<-m.done
 	}
 }
@@ -239,7 +271,7 @@ func TestMessages(t *testing.T) {
 			continue
 		}
 		synctest.Test(t, func(t *testing.T) {
-			c := start(t, nodes, workers, usual)
+			c := start(t, nodes, workers, usual, nil)
 			time.Sleep(5 * time.Second)
 			messages, bytes := c.messages.Load(), c.bytes.Load()
 			const seconds = 8
@@ -293,7 +325,13 @@ func oneFault(t *testing.T, seed uint64) {
 	if nodes*workers == 1 {
 		nodes = 2
 	}
-	c := start(t, nodes, workers, timing)
+	var agents *membership.Timing
+	if r.IntN(2) == 0 {
+		other := timing
+		other.Timeout += time.Duration(r.IntN(20)-5) * time.Second
+		agents = &other
+	}
+	c := start(t, nodes, workers, timing, agents)
 	defer c.stop()
 	time.Sleep(time.Duration(r.Int64N(int64(20 * time.Second))))
 	c.agree(t, nil, time.Time{}, 0)
@@ -311,21 +349,33 @@ func oneFault(t *testing.T, seed uint64) {
 	node = victim / workers
 	began := time.Now()
 	what := "stopped"
-	if nodes > 1 && r.IntN(2) == 0 {
+	switch n := r.IntN(3); {
+	case nodes > 1 && n == 0:
 		what = "cut off"
 		c.cut[node].Store(true)
 		gone = c.nodes[node]
-	} else {
+	case nodes > 1 && n == 1 && agents != nil:
+		what = "without its agent"
+		c.agents[node].gate.stop()
+		gone = c.nodes[node]
+	default:
 		c.members[victim].gate.stop()
 		gone = []int{victim}
 	}
-	t.Logf("seed %d: %d nodes x %d workers, timeout %v: worker %d is %s", seed, nodes, workers, timing.Timeout, victim,
-		what)
+	t.Logf("seed %d: %d nodes x %d workers, agents %v, timeout %v: worker %d is %s", seed, nodes, workers,
+		agents != nil, timing.Timeout, victim, what)
 	// The coordinator's node: one interval more. Another reporter of the node takes over after the lease, and reports the
 	// silence since the former one's last answer.
 	bound := timing.Timeout + 3*timing.Every + time.Second
 	time.Sleep(bound)
 	c.agree(t, gone, began, bound)
+	if agents != nil && what != "stopped" {
+		time.Sleep(max(0, agents.Timeout-timing.Timeout))
+		if got := c.lost.Load(); got != int64(100+node) {
+			t.Errorf("the agents have lost node %d, want %d", got, 100+node)
+		}
+		c.agents[node].gate.run()
+	}
 	// A process that comes back has no lease, and learns that it is lost.
 	c.cut[node].Store(false)
 	for _, w := range gone {

@@ -32,9 +32,9 @@ type ReporterConfig struct {
 	Early  bool
 	// By orders the processes that may report for this node: the lowest one does.
 	By int
-	// OnLost is called on the coordinator for the members that a new view declares lost, again with every view until it
-	// returns nil. nil: nothing.
-	OnLost func(ctx context.Context, lost []Doubt) error
+	// OnView is called on the coordinator before each view is written, with the members that it declares lost. If it
+	// returns an error, it is called again soon. nil: nothing.
+	OnView func(ctx context.Context, lost []Doubt) error
 }
 
 // Reporter sends the reports of a node, passes the view on to its workers and, if it is the coordinator, makes the
@@ -121,7 +121,20 @@ func latestIn(file *NodeFile, slot int) (h Heartbeat, seen bool) {
 	return h, fresh && json.Unmarshal(text, &h) == nil
 }
 
-// StoreSilence returns the time since this process sent the latest report that the store has acknowledged.
+// First sends a first report, before Run: from now on the others notice the silence of this node.
+func (r *Reporter) First(ctx context.Context) error {
+	text, err := json.Marshal(r.prepare(time.Now(), false))
+	if err != nil {
+		panic(err) // our own types
+	}
+	return r.cfg.Store.Set(ctx, r.key(), text)
+}
+
+// KeyOf returns the key of a node's reports.
+func (r *Reporter) KeyOf(node int) string { return r.cfg.Key + "/" + strconv.Itoa(node) }
+
+// StoreSilence returns the time since this process sent the latest report that the store has acknowledged, without the
+// time in which the process did not run.
 func (r *Reporter) StoreSilence() time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -138,8 +151,13 @@ func (r *Reporter) Run(ctx context.Context) {
 	ticker := time.NewTicker(max(r.cfg.Timing.Min, time.Millisecond))
 	defer ticker.Stop()
 	var sent time.Time
-	for {
+	for due := time.Now(); ; due = time.Now().Add(r.cfg.Timing.Min) {
 		now := time.Now()
+		if late := now.Sub(due); late > r.cfg.Timing.Every {
+			r.mu.Lock()
+			r.acked = sooner(r.acked.Add(late), now)
+			r.mu.Unlock()
+		}
 		news := r.readSlots(now)
 		if now.Sub(sent) >= r.cfg.Timing.Every || r.cfg.Early && news {
 			sent = now
@@ -179,7 +197,7 @@ func (r *Reporter) Leave(ctx context.Context) {
 
 const viewSuffix = "-view"
 
-func (r *Reporter) key() string { return r.cfg.Key + "/" + strconv.Itoa(r.cfg.Node) }
+func (r *Reporter) key() string { return r.KeyOf(r.cfg.Node) }
 
 // readSlots reads the workers' new heartbeats, and reports whether one has begun a phase or left.
 func (r *Reporter) readSlots(now time.Time) (news bool) {
@@ -231,6 +249,9 @@ func (r *Reporter) prepare(now time.Time, final bool) *Report {
 		s := WorkerReport{
 			Worker: w.worker, Silent: milliseconds(now.Sub(w.received)), Stalled: milliseconds(now.Sub(w.advanced)),
 			Heartbeat: w.latest,
+		}
+		if s.Timeout == milliseconds(r.cfg.Timing.Timeout) {
+			s.Timeout = 0
 		}
 		if fromMilliseconds(s.Silent) < r.cfg.Timing.suspectAfter() && w.latest.Count > 0 {
 			s.Silent = 0 // it has not missed a heartbeat: the report is its sign of life
@@ -373,7 +394,7 @@ func (r *Reporter) lead(ctx context.Context, before *View, since time.Time, revi
 	// The reports of the other nodes may be as new as this moment. The former coordinator's is as old as its last view.
 	now := time.Now()
 	c := &coordinator{reporter: r, judge: newJudge(r.cfg.Timing, r.cfg.Nodes, now), news: make(chan struct{}, 1)}
-	c.since, c.view.Node = now, r.cfg.Node
+	c.since, c.readAt, c.view.Node = now, now, r.cfg.Node
 	if before != nil {
 		c.view.Term = before.Term
 		if !before.Released && before.Node != r.cfg.Node {
@@ -412,6 +433,7 @@ type coordinator struct {
 	mu       sync.Mutex
 	judge    *judge
 	revision uint64
+	readAt   time.Time // the latest answer of the store
 
 	view View // the one written
 }
@@ -429,6 +451,13 @@ func (c *coordinator) read(ctx context.Context) error {
 func (c *coordinator) record(entries []rendezvous.Entry, revision uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	// This node's own reports are among the changes, so a healthy store answers once per interval. When it does so
+	// after an outage, the others have had no opportunity to report during it.
+	now := time.Now()
+	if out := now.Sub(c.readAt); out > 2*c.reporter.cfg.Timing.Every {
+		c.judge.slept(now, out)
+	}
+	c.readAt = now
 	left := false
 	for _, e := range entries {
 		node, err := strconv.Atoi(strings.TrimPrefix(e.Key, c.reporter.cfg.Key+"/"))
@@ -481,7 +510,7 @@ func (c *coordinator) step(ctx context.Context, due time.Time) (next time.Time, 
 		}
 		v, next = c.current(time.Now())
 	}
-	if lost := v.lost(); len(lost) > 0 && r.cfg.OnLost != nil && r.cfg.OnLost(ctx, lost) != nil {
+	if r.cfg.OnView != nil && r.cfg.OnView(ctx, v.lost()) != nil {
 		next = now.Add(r.cfg.Timing.Min)
 	}
 	r.mu.Lock()

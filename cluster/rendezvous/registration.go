@@ -49,6 +49,9 @@ func Key(job string, epoch uint32, parts ...string) string {
 	return jobKey(job) + strconv.FormatUint(uint64(epoch), 10) + "/" + strings.Join(parts, "/")
 }
 
+// JobKey returns a key of a job that belongs to no epoch: "<job>/<name>". No name is a number.
+func JobKey(job, name string) string { return jobKey(job) + name }
+
 // Key returns a key in the registration's job and epoch.
 func (c *Registration) Key(parts ...string) string { return Key(c.Job, c.Epoch, parts...) }
 

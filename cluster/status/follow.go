@@ -51,9 +51,13 @@ func Follow(ctx context.Context, s rendezvous.Store, job string, t *Tracker, eve
 	}
 }
 
-// add adds an entry of the store whose key is "<epoch>/<name>/<worker or node>". Others, and invalid ones, are ignored.
+// add adds an entry of the store whose key is "<epoch>/<name>/<worker or node>", or "alive/<node>". Others, and
+// invalid ones, are ignored.
 func (t *Tracker) add(key string, e rendezvous.Entry) {
 	parts := strings.Split(key, "/")
+	if len(parts) == 2 && parts[0] == Heartbeats && !e.Deleted { // of the agents of lockstep run
+		t.report(e.Value)
+	}
 	if len(parts) != 3 || e.Deleted {
 		return
 	}
@@ -64,16 +68,23 @@ func (t *Tracker) add(key string, e rendezvous.Entry) {
 	}
 	switch parts[1] {
 	case Heartbeats:
-		if r, err := membership.DecodeReport(e.Value); err == nil {
-			for i := range r.Workers {
-				t.Heartbeat(uint32(epoch), r.Workers[i].Worker, r.Workers[i].Heartbeat)
-			}
-		}
+		t.report(e.Value)
 	case Reports:
 		var r timeline.Report
 		if json.Unmarshal(e.Value, &r) == nil && r.Worker == worker {
 			t.Report(uint32(epoch), r)
 		}
+	}
+}
+
+// report adds a node's report.
+func (t *Tracker) report(text []byte) {
+	r, err := membership.DecodeReport(text)
+	if err != nil {
+		return
+	}
+	for i := range r.Workers {
+		t.Heartbeat(r.Epoch, r.Workers[i].Worker, r.Workers[i].Heartbeat)
 	}
 }
 

@@ -338,6 +338,7 @@ type info struct {
 	HostID string `json:"host_id"`          // equal on one host; "": unknown
 	Folder string `json:"folder,omitempty"` // of this user, equal where processes share it; "": none
 	Apart  string `json:"apart,omitempty"`
+	Node   *int   `json:"node,omitempty"`   // number of the launcher's node that reports for this worker; nil: none
 	Opener string `json:"opener,omitempty"` // the backend of the replicas; "": the library itself
 
 	Platform    string `json:"platform"`
@@ -347,7 +348,7 @@ type info struct {
 
 // info returns the Data of this worker's registration.
 func (w *Worker) info() info {
-	me := info{HostID: shm.HostID(), Folder: folderID(), Apart: w.cfg.Apart}
+	me := info{HostID: shm.HostID(), Folder: folderID(), Apart: w.cfg.Apart, Node: w.openLaunched()}
 	if o := w.cfg.Opener; o != nil {
 		me.Opener = o.Name
 	}

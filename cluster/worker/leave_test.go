@@ -111,10 +111,11 @@ func TestCutOff(t *testing.T) {
 				if err := w.startMonitoring(working); err != nil {
 					t.Fatal(err)
 				}
+				nodes, _ := w.nodes()
 				others, leave := context.WithCancel(t.Context()) // the others go on
 				for _, i := range []int{0, 2} {
 					other := membership.NewMember(membership.MemberConfig{
-						Store: s.Store, Key: w.key("alive"), Worker: i, Nodes: w.nodes(), File: membership.NewMemoryFile(1),
+						Store: s.Store, Key: w.key("alive"), Worker: i, Nodes: nodes, File: membership.NewMemoryFile(1),
 						Timing: cfg.heartbeats(3), State: func() membership.Heartbeat { return membership.Heartbeat{} },
 					})
 					w.work.Go(func() { other.Run(others) })

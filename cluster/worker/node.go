@@ -7,40 +7,73 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/cluster/membership"
 	"github.com/lockstep-ml/lockstep/cluster/private"
-	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
 // nodes returns the workers of each node, ascending, in the order of their first workers. The workers of a node are on
-// one host and share this user's folder; a worker without that folder is a node by itself.
-func (w *Worker) nodes() [][]int {
-	var out [][]int
-	at := map[string]int{}
+// one host and share this user's folder; a worker without that folder is a node by itself. If the agents of lockstep
+// run report for all workers, their nodes are the nodes, and numbers has the number of each.
+func (w *Worker) nodes() (nodes [][]int, numbers []int) {
+	at, alone, launched := map[string]int{}, map[string]int{}, true
+	var byHost, byNode [][]int
 	for i := range w.members {
+		var a info
+		if i >= len(w.registrations) || json.Unmarshal(w.registrations[i].Data, &a) != nil {
+			a = info{}
+		}
 		id := fmt.Sprint(i)
-		if i < len(w.registrations) {
-			id = nodeOf(&w.registrations[i], id)
+		if a.HostID != "" && a.Folder != "" {
+			id = a.HostID + " " + a.Folder + " " + a.Apart
 		}
-		if _, known := at[id]; !known {
-			at[id] = len(out)
-			out = append(out, nil)
+		byHost = appendTo(byHost, at, id, i)
+		if launched = launched && a.Node != nil; launched {
+			before := len(byNode)
+			if byNode = appendTo(byNode, alone, fmt.Sprint(*a.Node), i); len(byNode) > before {
+				numbers = append(numbers, *a.Node)
+			}
 		}
-		out[at[id]] = append(out[at[id]], i)
 	}
-	return out
+	if launched {
+		return byNode, numbers
+	}
+	return byHost, nil
 }
 
-// nodeOf identifies a worker's node.
-func nodeOf(c *rendezvous.Registration, alone string) string {
-	var a info
-	if json.Unmarshal(c.Data, &a) != nil || a.HostID == "" || a.Folder == "" {
-		return alone
+// appendTo appends a worker to the list with an id, whose index is in at.
+func appendTo(lists [][]int, at map[string]int, id string, worker int) [][]int {
+	if _, known := at[id]; !known {
+		at[id] = len(lists)
+		lists = append(lists, nil)
 	}
-	return a.HostID + " " + a.Folder + " " + a.Apart
+	lists[at[id]] = append(lists[at[id]], worker)
+	return lists
+}
+
+// openLaunched opens the file by which lockstep run reads the heartbeats of its workers, and returns the node's number;
+// nil if there is none, or if this process cannot open it, as in another container.
+func (w *Worker) openLaunched() *int {
+	path, _ := w.cfg.Getenv(cluster.EnvNodeFile)
+	number, _ := w.cfg.Getenv(cluster.EnvNode)
+	node, err := strconv.Atoi(number)
+	if path == "" || err != nil || node < 0 || w.job.Source != "lockstep run" || w.job.LocalWorker < 0 ||
+		w.job.LocalWorker >= w.job.LocalWorkers {
+		return nil
+	}
+	if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
+		return nil
+	}
+	file, err := membership.OpenNodeFile(path, w.job.LocalWorkers)
+	if err != nil {
+		return nil
+	}
+	w.launched = file
+	return &node
 }
 
 // folderID identifies the folder that the workers of a node share; "": there is none.
@@ -62,7 +95,13 @@ const (
 )
 
 // nodeFile opens the file of this worker's node.
-func (w *Worker) nodeFile(nodes [][]int) (*membership.NodeFile, error) {
+func (w *Worker) nodeFile(nodes [][]int, launched bool) (*membership.NodeFile, error) {
+	if launched {
+		return w.launched, nil
+	}
+	if w.launched != nil { // a worker of another node has no agent that reports for it
+		w.launched.Close()
+	}
 	var mine []int
 	for _, workers := range nodes {
 		for _, i := range workers {

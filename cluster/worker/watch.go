@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/membership"
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/status"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/internal/ranges"
@@ -17,8 +18,12 @@ import (
 // startMonitoring publishes this worker's heartbeat and watches those of the others until ctx ends, when the worker
 // leaves.
 func (w *Worker) startMonitoring(ctx context.Context) error {
-	nodes := w.nodes()
-	file, err := w.nodeFile(nodes)
+	nodes, numbers := w.nodes()
+	key := w.key(status.Heartbeats)
+	if numbers != nil {
+		key = rendezvous.JobKey(w.job.ID, status.Heartbeats)
+	}
+	file, err := w.nodeFile(nodes, numbers != nil)
 	if err != nil {
 		return err
 	}
@@ -32,8 +37,8 @@ func (w *Worker) startMonitoring(ctx context.Context) error {
 	}
 	timing.Wake = w.progress.phaseBegun
 	w.member = membership.NewMember(membership.MemberConfig{
-		Store: w.store, Key: w.key(status.Heartbeats), Epoch: w.job.Epoch, Worker: w.job.Worker, Nodes: nodes, File: file,
-		Timing: timing, State: w.heartbeat,
+		Store: w.store, Key: key, Epoch: w.job.Epoch, Worker: w.job.Worker, Nodes: nodes, Numbers: numbers,
+		Agent: numbers != nil, File: file, Timing: timing, State: w.heartbeat,
 	})
 	w.work.Go(func() {
 		defer file.Close()

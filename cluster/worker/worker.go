@@ -38,10 +38,11 @@ type Worker struct {
 	meter         linkMeter
 	tracker       *status.Tracker // of worker 0 in a job of several
 	straggler     atomic.Pointer[timeline.Straggler]
-	member        *membership.Member // nil: a job of one worker
-	store         rendezvous.Store   // nil: a job of one worker
-	server        *rendezvous.Server // nil: another process serves it
-	port          *listener.Listener // where it is served
+	member        *membership.Member   // nil: a job of one worker
+	launched      *membership.NodeFile // the launcher's; nil: none
+	store         rendezvous.Store     // nil: a job of one worker
+	server        *rendezvous.Server   // nil: another process serves it
+	port          *listener.Listener   // where it is served
 
 	life     context.Context // ends with Close, or with the end of the job; the cause is the reason
 	endLife  context.CancelCauseFunc

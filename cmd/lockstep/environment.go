@@ -35,6 +35,8 @@ var variables = []variable{
 	{Name: cluster.EnvSecretFile, About: "file that holds the secret"},
 	{Name: cluster.EnvRecords, About: "folder for records of failures and of the last collectives, which lockstep " +
 		"doctor reads"},
+	{Name: cluster.EnvNode, About: "number of this node among those of lockstep run"},
+	{Name: cluster.EnvNodeFile, About: "file by which lockstep run reads its workers' heartbeats"},
 	{Name: dashboardTokenEnv, About: "token of the live page (--dashboard), for addresses that are not loopback"},
 	{Name: "LOCKSTEP_SSH", About: "command with which lockstep run -H reaches hosts"},
 }
