@@ -609,7 +609,8 @@ func widenF16(dst, src *byte, bytes int)
 //go:noescape
 func narrowF16(dst, src *byte, bytes int)
 
-// stream copies bytes, a multiple of 64, with non-temporal stores.
+// stream copies bytes, a multiple of 64, with non-temporal stores to dst, which is aligned to 64.
+// Other processors see them in order only after a fence.
 //
 //go:noescape
 func stream(dst, src *byte, bytes int)

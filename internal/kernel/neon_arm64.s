@@ -39,7 +39,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e21d402 // fadd v2.4s, v0.4s, v1.4s
@@ -53,7 +53,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -62,7 +62,7 @@ nan:
 	SUB $64, R1
 	SUB $64, R2
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -108,7 +108,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e21d402 // fadd v2.4s, v0.4s, v1.4s
@@ -132,7 +132,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R4, R4
 	BGE turn
 	B tail
@@ -142,7 +142,7 @@ nan:
 	SUB $64, R2
 	SUB $64, R3
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -194,7 +194,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e21d402 // fadd v2.4s, v0.4s, v1.4s
@@ -228,7 +228,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R5, R5
 	BGE turn
 	B tail
@@ -239,7 +239,7 @@ nan:
 	SUB $64, R3
 	SUB $64, R4
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -279,7 +279,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6e21dc02 // fmul v2.4s, v0.4s, v1.4s
@@ -293,7 +293,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -302,7 +302,7 @@ nan:
 	SUB $64, R1
 	SUB $64, R2
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -348,7 +348,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6e21dc02 // fmul v2.4s, v0.4s, v1.4s
@@ -372,7 +372,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R4, R4
 	BGE turn
 	B tail
@@ -382,7 +382,7 @@ nan:
 	SUB $64, R2
 	SUB $64, R3
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -434,7 +434,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6e21dc02 // fmul v2.4s, v0.4s, v1.4s
@@ -468,7 +468,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R5, R5
 	BGE turn
 	B tail
@@ -479,7 +479,7 @@ nan:
 	SUB $64, R3
 	SUB $64, R4
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -519,7 +519,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ea1f402 // fmin v2.4s, v0.4s, v1.4s
@@ -533,7 +533,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -542,7 +542,7 @@ nan:
 	SUB $64, R1
 	SUB $64, R2
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -588,7 +588,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ea1f402 // fmin v2.4s, v0.4s, v1.4s
@@ -612,7 +612,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R4, R4
 	BGE turn
 	B tail
@@ -622,7 +622,7 @@ nan:
 	SUB $64, R2
 	SUB $64, R3
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -674,7 +674,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ea1f402 // fmin v2.4s, v0.4s, v1.4s
@@ -708,7 +708,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R5, R5
 	BGE turn
 	B tail
@@ -719,7 +719,7 @@ nan:
 	SUB $64, R3
 	SUB $64, R4
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -759,7 +759,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e21f402 // fmax v2.4s, v0.4s, v1.4s
@@ -773,7 +773,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -782,7 +782,7 @@ nan:
 	SUB $64, R1
 	SUB $64, R2
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -828,7 +828,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e21f402 // fmax v2.4s, v0.4s, v1.4s
@@ -852,7 +852,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R4, R4
 	BGE turn
 	B tail
@@ -862,7 +862,7 @@ nan:
 	SUB $64, R2
 	SUB $64, R3
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -914,7 +914,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e21f402 // fmax v2.4s, v0.4s, v1.4s
@@ -948,7 +948,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R5, R5
 	BGE turn
 	B tail
@@ -959,7 +959,7 @@ nan:
 	SUB $64, R3
 	SUB $64, R4
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -999,7 +999,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e61d402 // fadd v2.2d, v0.2d, v1.2d
@@ -1013,7 +1013,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -1022,7 +1022,7 @@ nan:
 	SUB $64, R1
 	SUB $64, R2
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -1068,7 +1068,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e61d402 // fadd v2.2d, v0.2d, v1.2d
@@ -1092,7 +1092,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R4, R4
 	BGE turn
 	B tail
@@ -1102,7 +1102,7 @@ nan:
 	SUB $64, R2
 	SUB $64, R3
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -1154,7 +1154,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e61d402 // fadd v2.2d, v0.2d, v1.2d
@@ -1188,7 +1188,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R5, R5
 	BGE turn
 	B tail
@@ -1199,7 +1199,7 @@ nan:
 	SUB $64, R3
 	SUB $64, R4
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -1239,7 +1239,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6e61dc02 // fmul v2.2d, v0.2d, v1.2d
@@ -1253,7 +1253,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -1262,7 +1262,7 @@ nan:
 	SUB $64, R1
 	SUB $64, R2
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -1308,7 +1308,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6e61dc02 // fmul v2.2d, v0.2d, v1.2d
@@ -1332,7 +1332,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R4, R4
 	BGE turn
 	B tail
@@ -1342,7 +1342,7 @@ nan:
 	SUB $64, R2
 	SUB $64, R3
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -1394,7 +1394,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6e61dc02 // fmul v2.2d, v0.2d, v1.2d
@@ -1428,7 +1428,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R5, R5
 	BGE turn
 	B tail
@@ -1439,7 +1439,7 @@ nan:
 	SUB $64, R3
 	SUB $64, R4
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -1479,7 +1479,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ee1f402 // fmin v2.2d, v0.2d, v1.2d
@@ -1493,7 +1493,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -1502,7 +1502,7 @@ nan:
 	SUB $64, R1
 	SUB $64, R2
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -1548,7 +1548,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ee1f402 // fmin v2.2d, v0.2d, v1.2d
@@ -1572,7 +1572,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R4, R4
 	BGE turn
 	B tail
@@ -1582,7 +1582,7 @@ nan:
 	SUB $64, R2
 	SUB $64, R3
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -1634,7 +1634,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ee1f402 // fmin v2.2d, v0.2d, v1.2d
@@ -1668,7 +1668,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R5, R5
 	BGE turn
 	B tail
@@ -1679,7 +1679,7 @@ nan:
 	SUB $64, R3
 	SUB $64, R4
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -1719,7 +1719,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e61f402 // fmax v2.2d, v0.2d, v1.2d
@@ -1733,7 +1733,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -1742,7 +1742,7 @@ nan:
 	SUB $64, R1
 	SUB $64, R2
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -1788,7 +1788,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e61f402 // fmax v2.2d, v0.2d, v1.2d
@@ -1812,7 +1812,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R4, R4
 	BGE turn
 	B tail
@@ -1822,7 +1822,7 @@ nan:
 	SUB $64, R2
 	SUB $64, R3
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -1874,7 +1874,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e61f402 // fmax v2.2d, v0.2d, v1.2d
@@ -1908,7 +1908,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R5, R5
 	BGE turn
 	B tail
@@ -1919,7 +1919,7 @@ nan:
 	SUB $64, R3
 	SUB $64, R4
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -1973,7 +1973,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x0e217840 // fcvtl v0.4s, v2.4h
 	WORD $0x4e217841 // fcvtl2 v1.4s, v2.8h
@@ -2003,7 +2003,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R3, R3
 	BGE turn
 	B tail
@@ -2012,7 +2012,7 @@ nan:
 	SUB $32, R1
 	SUB $32, R2
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -2084,7 +2084,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x0e217840 // fcvtl v0.4s, v2.4h
 	WORD $0x4e217841 // fcvtl2 v1.4s, v2.8h
@@ -2139,7 +2139,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R4, R4
 	BGE turn
 	B tail
@@ -2149,7 +2149,7 @@ nan:
 	SUB $32, R2
 	SUB $32, R3
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -2239,7 +2239,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x0e217840 // fcvtl v0.4s, v2.4h
 	WORD $0x4e217841 // fcvtl2 v1.4s, v2.8h
@@ -2319,7 +2319,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R5, R5
 	BGE turn
 	B tail
@@ -2330,7 +2330,7 @@ nan:
 	SUB $32, R3
 	SUB $32, R4
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -2384,7 +2384,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x0e217840 // fcvtl v0.4s, v2.4h
 	WORD $0x4e217841 // fcvtl2 v1.4s, v2.8h
@@ -2414,7 +2414,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R3, R3
 	BGE turn
 	B tail
@@ -2423,7 +2423,7 @@ nan:
 	SUB $32, R1
 	SUB $32, R2
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -2495,7 +2495,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x0e217840 // fcvtl v0.4s, v2.4h
 	WORD $0x4e217841 // fcvtl2 v1.4s, v2.8h
@@ -2550,7 +2550,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R4, R4
 	BGE turn
 	B tail
@@ -2560,7 +2560,7 @@ nan:
 	SUB $32, R2
 	SUB $32, R3
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -2650,7 +2650,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x0e217840 // fcvtl v0.4s, v2.4h
 	WORD $0x4e217841 // fcvtl2 v1.4s, v2.8h
@@ -2730,7 +2730,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R5, R5
 	BGE turn
 	B tail
@@ -2741,7 +2741,7 @@ nan:
 	SUB $32, R3
 	SUB $32, R4
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -2795,7 +2795,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x0e217840 // fcvtl v0.4s, v2.4h
 	WORD $0x4e217841 // fcvtl2 v1.4s, v2.8h
@@ -2825,7 +2825,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R3, R3
 	BGE turn
 	B tail
@@ -2834,7 +2834,7 @@ nan:
 	SUB $32, R1
 	SUB $32, R2
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -2906,7 +2906,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x0e217840 // fcvtl v0.4s, v2.4h
 	WORD $0x4e217841 // fcvtl2 v1.4s, v2.8h
@@ -2961,7 +2961,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R4, R4
 	BGE turn
 	B tail
@@ -2971,7 +2971,7 @@ nan:
 	SUB $32, R2
 	SUB $32, R3
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -3061,7 +3061,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x0e217840 // fcvtl v0.4s, v2.4h
 	WORD $0x4e217841 // fcvtl2 v1.4s, v2.8h
@@ -3141,7 +3141,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R5, R5
 	BGE turn
 	B tail
@@ -3152,7 +3152,7 @@ nan:
 	SUB $32, R3
 	SUB $32, R4
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -3206,7 +3206,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x0e217840 // fcvtl v0.4s, v2.4h
 	WORD $0x4e217841 // fcvtl2 v1.4s, v2.8h
@@ -3236,7 +3236,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R3, R3
 	BGE turn
 	B tail
@@ -3245,7 +3245,7 @@ nan:
 	SUB $32, R1
 	SUB $32, R2
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -3317,7 +3317,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x0e217840 // fcvtl v0.4s, v2.4h
 	WORD $0x4e217841 // fcvtl2 v1.4s, v2.8h
@@ -3372,7 +3372,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R4, R4
 	BGE turn
 	B tail
@@ -3382,7 +3382,7 @@ nan:
 	SUB $32, R2
 	SUB $32, R3
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -3472,7 +3472,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x0e217840 // fcvtl v0.4s, v2.4h
 	WORD $0x4e217841 // fcvtl2 v1.4s, v2.8h
@@ -3552,7 +3552,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R5, R5
 	BGE turn
 	B tail
@@ -3563,7 +3563,7 @@ nan:
 	SUB $32, R3
 	SUB $32, R4
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -3629,7 +3629,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x2e613840 // shll v0.4s, v2.4h, #16
 	WORD $0x6e613841 // shll2 v1.4s, v2.8h, #16
@@ -3669,7 +3669,7 @@ careful:
 	WORD $0x4e415800 // uzp2 v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R3, R3
 	BGE turn
 	B tail
@@ -3678,7 +3678,7 @@ nan:
 	SUB $32, R1
 	SUB $32, R2
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -3774,7 +3774,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x2e613840 // shll v0.4s, v2.4h, #16
 	WORD $0x6e613841 // shll2 v1.4s, v2.8h, #16
@@ -3849,7 +3849,7 @@ careful:
 	WORD $0x4e415800 // uzp2 v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R4, R4
 	BGE turn
 	B tail
@@ -3859,7 +3859,7 @@ nan:
 	SUB $32, R2
 	SUB $32, R3
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -3985,7 +3985,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x2e613840 // shll v0.4s, v2.4h, #16
 	WORD $0x6e613841 // shll2 v1.4s, v2.8h, #16
@@ -4095,7 +4095,7 @@ careful:
 	WORD $0x4e415800 // uzp2 v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R5, R5
 	BGE turn
 	B tail
@@ -4106,7 +4106,7 @@ nan:
 	SUB $32, R3
 	SUB $32, R4
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -4172,7 +4172,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x2e613840 // shll v0.4s, v2.4h, #16
 	WORD $0x6e613841 // shll2 v1.4s, v2.8h, #16
@@ -4212,7 +4212,7 @@ careful:
 	WORD $0x4e415800 // uzp2 v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R3, R3
 	BGE turn
 	B tail
@@ -4221,7 +4221,7 @@ nan:
 	SUB $32, R1
 	SUB $32, R2
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -4317,7 +4317,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x2e613840 // shll v0.4s, v2.4h, #16
 	WORD $0x6e613841 // shll2 v1.4s, v2.8h, #16
@@ -4392,7 +4392,7 @@ careful:
 	WORD $0x4e415800 // uzp2 v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R4, R4
 	BGE turn
 	B tail
@@ -4402,7 +4402,7 @@ nan:
 	SUB $32, R2
 	SUB $32, R3
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -4528,7 +4528,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x2e613840 // shll v0.4s, v2.4h, #16
 	WORD $0x6e613841 // shll2 v1.4s, v2.8h, #16
@@ -4638,7 +4638,7 @@ careful:
 	WORD $0x4e415800 // uzp2 v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R5, R5
 	BGE turn
 	B tail
@@ -4649,7 +4649,7 @@ nan:
 	SUB $32, R3
 	SUB $32, R4
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -4715,7 +4715,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x2e613840 // shll v0.4s, v2.4h, #16
 	WORD $0x6e613841 // shll2 v1.4s, v2.8h, #16
@@ -4755,7 +4755,7 @@ careful:
 	WORD $0x4e415800 // uzp2 v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R3, R3
 	BGE turn
 	B tail
@@ -4764,7 +4764,7 @@ nan:
 	SUB $32, R1
 	SUB $32, R2
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -4860,7 +4860,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x2e613840 // shll v0.4s, v2.4h, #16
 	WORD $0x6e613841 // shll2 v1.4s, v2.8h, #16
@@ -4935,7 +4935,7 @@ careful:
 	WORD $0x4e415800 // uzp2 v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R4, R4
 	BGE turn
 	B tail
@@ -4945,7 +4945,7 @@ nan:
 	SUB $32, R2
 	SUB $32, R3
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -5071,7 +5071,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x2e613840 // shll v0.4s, v2.4h, #16
 	WORD $0x6e613841 // shll2 v1.4s, v2.8h, #16
@@ -5181,7 +5181,7 @@ careful:
 	WORD $0x4e415800 // uzp2 v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R5, R5
 	BGE turn
 	B tail
@@ -5192,7 +5192,7 @@ nan:
 	SUB $32, R3
 	SUB $32, R4
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -5258,7 +5258,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x2e613840 // shll v0.4s, v2.4h, #16
 	WORD $0x6e613841 // shll2 v1.4s, v2.8h, #16
@@ -5298,7 +5298,7 @@ careful:
 	WORD $0x4e415800 // uzp2 v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R3, R3
 	BGE turn
 	B tail
@@ -5307,7 +5307,7 @@ nan:
 	SUB $32, R1
 	SUB $32, R2
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -5403,7 +5403,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x2e613840 // shll v0.4s, v2.4h, #16
 	WORD $0x6e613841 // shll2 v1.4s, v2.8h, #16
@@ -5478,7 +5478,7 @@ careful:
 	WORD $0x4e415800 // uzp2 v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R4, R4
 	BGE turn
 	B tail
@@ -5488,7 +5488,7 @@ nan:
 	SUB $32, R2
 	SUB $32, R3
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -5614,7 +5614,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x2e613840 // shll v0.4s, v2.4h, #16
 	WORD $0x6e613841 // shll2 v1.4s, v2.8h, #16
@@ -5724,7 +5724,7 @@ careful:
 	WORD $0x4e415800 // uzp2 v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R5, R5
 	BGE turn
 	B tail
@@ -5735,7 +5735,7 @@ nan:
 	SUB $32, R3
 	SUB $32, R4
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -5765,14 +5765,13 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e218400 // add v0.16b, v0.16b, v1.16b
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R3, R3
+	BNE few
 
 done:
 	RET
@@ -5808,7 +5807,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e218400 // add v0.16b, v0.16b, v1.16b
@@ -5816,8 +5815,7 @@ careful:
 	WORD $0x4e218400 // add v0.16b, v0.16b, v1.16b
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R4, R4
+	BNE few
 
 done:
 	RET
@@ -5859,7 +5857,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e218400 // add v0.16b, v0.16b, v1.16b
@@ -5869,8 +5867,7 @@ careful:
 	WORD $0x4e218400 // add v0.16b, v0.16b, v1.16b
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R5, R5
+	BNE few
 
 done:
 	RET
@@ -5900,14 +5897,13 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e618400 // add v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R3, R3
+	BNE few
 
 done:
 	RET
@@ -5943,7 +5939,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e618400 // add v0.8h, v0.8h, v1.8h
@@ -5951,8 +5947,7 @@ careful:
 	WORD $0x4e618400 // add v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R4, R4
+	BNE few
 
 done:
 	RET
@@ -5994,7 +5989,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e618400 // add v0.8h, v0.8h, v1.8h
@@ -6004,8 +5999,7 @@ careful:
 	WORD $0x4e618400 // add v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R5, R5
+	BNE few
 
 done:
 	RET
@@ -6035,14 +6029,13 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ea18400 // add v0.4s, v0.4s, v1.4s
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R3, R3
+	BNE few
 
 done:
 	RET
@@ -6078,7 +6071,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ea18400 // add v0.4s, v0.4s, v1.4s
@@ -6086,8 +6079,7 @@ careful:
 	WORD $0x4ea18400 // add v0.4s, v0.4s, v1.4s
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R4, R4
+	BNE few
 
 done:
 	RET
@@ -6129,7 +6121,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ea18400 // add v0.4s, v0.4s, v1.4s
@@ -6139,8 +6131,7 @@ careful:
 	WORD $0x4ea18400 // add v0.4s, v0.4s, v1.4s
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R5, R5
+	BNE few
 
 done:
 	RET
@@ -6170,14 +6161,13 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ee18400 // add v0.2d, v0.2d, v1.2d
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R3, R3
+	BNE few
 
 done:
 	RET
@@ -6213,7 +6203,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ee18400 // add v0.2d, v0.2d, v1.2d
@@ -6221,8 +6211,7 @@ careful:
 	WORD $0x4ee18400 // add v0.2d, v0.2d, v1.2d
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R4, R4
+	BNE few
 
 done:
 	RET
@@ -6264,7 +6253,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ee18400 // add v0.2d, v0.2d, v1.2d
@@ -6274,8 +6263,7 @@ careful:
 	WORD $0x4ee18400 // add v0.2d, v0.2d, v1.2d
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R5, R5
+	BNE few
 
 done:
 	RET
@@ -6305,14 +6293,13 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e219c00 // mul v0.16b, v0.16b, v1.16b
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R3, R3
+	BNE few
 
 done:
 	RET
@@ -6348,7 +6335,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e219c00 // mul v0.16b, v0.16b, v1.16b
@@ -6356,8 +6343,7 @@ careful:
 	WORD $0x4e219c00 // mul v0.16b, v0.16b, v1.16b
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R4, R4
+	BNE few
 
 done:
 	RET
@@ -6399,7 +6385,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e219c00 // mul v0.16b, v0.16b, v1.16b
@@ -6409,8 +6395,7 @@ careful:
 	WORD $0x4e219c00 // mul v0.16b, v0.16b, v1.16b
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R5, R5
+	BNE few
 
 done:
 	RET
@@ -6440,14 +6425,13 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e619c00 // mul v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R3, R3
+	BNE few
 
 done:
 	RET
@@ -6483,7 +6467,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e619c00 // mul v0.8h, v0.8h, v1.8h
@@ -6491,8 +6475,7 @@ careful:
 	WORD $0x4e619c00 // mul v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R4, R4
+	BNE few
 
 done:
 	RET
@@ -6534,7 +6517,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e619c00 // mul v0.8h, v0.8h, v1.8h
@@ -6544,8 +6527,7 @@ careful:
 	WORD $0x4e619c00 // mul v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R5, R5
+	BNE few
 
 done:
 	RET
@@ -6575,14 +6557,13 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ea19c00 // mul v0.4s, v0.4s, v1.4s
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R3, R3
+	BNE few
 
 done:
 	RET
@@ -6618,7 +6599,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ea19c00 // mul v0.4s, v0.4s, v1.4s
@@ -6626,8 +6607,7 @@ careful:
 	WORD $0x4ea19c00 // mul v0.4s, v0.4s, v1.4s
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R4, R4
+	BNE few
 
 done:
 	RET
@@ -6669,7 +6649,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ea19c00 // mul v0.4s, v0.4s, v1.4s
@@ -6679,8 +6659,7 @@ careful:
 	WORD $0x4ea19c00 // mul v0.4s, v0.4s, v1.4s
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R5, R5
+	BNE few
 
 done:
 	RET
@@ -6710,14 +6689,13 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e216c00 // smin v0.16b, v0.16b, v1.16b
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R3, R3
+	BNE few
 
 done:
 	RET
@@ -6753,7 +6731,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e216c00 // smin v0.16b, v0.16b, v1.16b
@@ -6761,8 +6739,7 @@ careful:
 	WORD $0x4e216c00 // smin v0.16b, v0.16b, v1.16b
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R4, R4
+	BNE few
 
 done:
 	RET
@@ -6804,7 +6781,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e216c00 // smin v0.16b, v0.16b, v1.16b
@@ -6814,8 +6791,7 @@ careful:
 	WORD $0x4e216c00 // smin v0.16b, v0.16b, v1.16b
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R5, R5
+	BNE few
 
 done:
 	RET
@@ -6845,14 +6821,13 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e216400 // smax v0.16b, v0.16b, v1.16b
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R3, R3
+	BNE few
 
 done:
 	RET
@@ -6888,7 +6863,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e216400 // smax v0.16b, v0.16b, v1.16b
@@ -6896,8 +6871,7 @@ careful:
 	WORD $0x4e216400 // smax v0.16b, v0.16b, v1.16b
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R4, R4
+	BNE few
 
 done:
 	RET
@@ -6939,7 +6913,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e216400 // smax v0.16b, v0.16b, v1.16b
@@ -6949,8 +6923,7 @@ careful:
 	WORD $0x4e216400 // smax v0.16b, v0.16b, v1.16b
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R5, R5
+	BNE few
 
 done:
 	RET
@@ -6980,14 +6953,13 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6e216c00 // umin v0.16b, v0.16b, v1.16b
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R3, R3
+	BNE few
 
 done:
 	RET
@@ -7023,7 +6995,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6e216c00 // umin v0.16b, v0.16b, v1.16b
@@ -7031,8 +7003,7 @@ careful:
 	WORD $0x6e216c00 // umin v0.16b, v0.16b, v1.16b
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R4, R4
+	BNE few
 
 done:
 	RET
@@ -7074,7 +7045,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6e216c00 // umin v0.16b, v0.16b, v1.16b
@@ -7084,8 +7055,7 @@ careful:
 	WORD $0x6e216c00 // umin v0.16b, v0.16b, v1.16b
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R5, R5
+	BNE few
 
 done:
 	RET
@@ -7115,14 +7085,13 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6e216400 // umax v0.16b, v0.16b, v1.16b
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R3, R3
+	BNE few
 
 done:
 	RET
@@ -7158,7 +7127,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6e216400 // umax v0.16b, v0.16b, v1.16b
@@ -7166,8 +7135,7 @@ careful:
 	WORD $0x6e216400 // umax v0.16b, v0.16b, v1.16b
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R4, R4
+	BNE few
 
 done:
 	RET
@@ -7209,7 +7177,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6e216400 // umax v0.16b, v0.16b, v1.16b
@@ -7219,8 +7187,7 @@ careful:
 	WORD $0x6e216400 // umax v0.16b, v0.16b, v1.16b
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R5, R5
+	BNE few
 
 done:
 	RET
@@ -7250,14 +7217,13 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e616c00 // smin v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R3, R3
+	BNE few
 
 done:
 	RET
@@ -7293,7 +7259,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e616c00 // smin v0.8h, v0.8h, v1.8h
@@ -7301,8 +7267,7 @@ careful:
 	WORD $0x4e616c00 // smin v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R4, R4
+	BNE few
 
 done:
 	RET
@@ -7344,7 +7309,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e616c00 // smin v0.8h, v0.8h, v1.8h
@@ -7354,8 +7319,7 @@ careful:
 	WORD $0x4e616c00 // smin v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R5, R5
+	BNE few
 
 done:
 	RET
@@ -7385,14 +7349,13 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e616400 // smax v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R3, R3
+	BNE few
 
 done:
 	RET
@@ -7428,7 +7391,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e616400 // smax v0.8h, v0.8h, v1.8h
@@ -7436,8 +7399,7 @@ careful:
 	WORD $0x4e616400 // smax v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R4, R4
+	BNE few
 
 done:
 	RET
@@ -7479,7 +7441,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e616400 // smax v0.8h, v0.8h, v1.8h
@@ -7489,8 +7451,7 @@ careful:
 	WORD $0x4e616400 // smax v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R5, R5
+	BNE few
 
 done:
 	RET
@@ -7520,14 +7481,13 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6e616c00 // umin v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R3, R3
+	BNE few
 
 done:
 	RET
@@ -7563,7 +7523,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6e616c00 // umin v0.8h, v0.8h, v1.8h
@@ -7571,8 +7531,7 @@ careful:
 	WORD $0x6e616c00 // umin v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R4, R4
+	BNE few
 
 done:
 	RET
@@ -7614,7 +7573,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6e616c00 // umin v0.8h, v0.8h, v1.8h
@@ -7624,8 +7583,7 @@ careful:
 	WORD $0x6e616c00 // umin v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R5, R5
+	BNE few
 
 done:
 	RET
@@ -7655,14 +7613,13 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6e616400 // umax v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R3, R3
+	BNE few
 
 done:
 	RET
@@ -7698,7 +7655,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6e616400 // umax v0.8h, v0.8h, v1.8h
@@ -7706,8 +7663,7 @@ careful:
 	WORD $0x6e616400 // umax v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R4, R4
+	BNE few
 
 done:
 	RET
@@ -7749,7 +7705,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6e616400 // umax v0.8h, v0.8h, v1.8h
@@ -7759,8 +7715,7 @@ careful:
 	WORD $0x6e616400 // umax v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R5, R5
+	BNE few
 
 done:
 	RET
@@ -7790,14 +7745,13 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ea16c00 // smin v0.4s, v0.4s, v1.4s
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R3, R3
+	BNE few
 
 done:
 	RET
@@ -7833,7 +7787,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ea16c00 // smin v0.4s, v0.4s, v1.4s
@@ -7841,8 +7795,7 @@ careful:
 	WORD $0x4ea16c00 // smin v0.4s, v0.4s, v1.4s
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R4, R4
+	BNE few
 
 done:
 	RET
@@ -7884,7 +7837,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ea16c00 // smin v0.4s, v0.4s, v1.4s
@@ -7894,8 +7847,7 @@ careful:
 	WORD $0x4ea16c00 // smin v0.4s, v0.4s, v1.4s
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R5, R5
+	BNE few
 
 done:
 	RET
@@ -7925,14 +7877,13 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ea16400 // smax v0.4s, v0.4s, v1.4s
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R3, R3
+	BNE few
 
 done:
 	RET
@@ -7968,7 +7919,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ea16400 // smax v0.4s, v0.4s, v1.4s
@@ -7976,8 +7927,7 @@ careful:
 	WORD $0x4ea16400 // smax v0.4s, v0.4s, v1.4s
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R4, R4
+	BNE few
 
 done:
 	RET
@@ -8019,7 +7969,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ea16400 // smax v0.4s, v0.4s, v1.4s
@@ -8029,8 +7979,7 @@ careful:
 	WORD $0x4ea16400 // smax v0.4s, v0.4s, v1.4s
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R5, R5
+	BNE few
 
 done:
 	RET
@@ -8060,14 +8009,13 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6ea16c00 // umin v0.4s, v0.4s, v1.4s
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R3, R3
+	BNE few
 
 done:
 	RET
@@ -8103,7 +8051,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6ea16c00 // umin v0.4s, v0.4s, v1.4s
@@ -8111,8 +8059,7 @@ careful:
 	WORD $0x6ea16c00 // umin v0.4s, v0.4s, v1.4s
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R4, R4
+	BNE few
 
 done:
 	RET
@@ -8154,7 +8101,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6ea16c00 // umin v0.4s, v0.4s, v1.4s
@@ -8164,8 +8111,7 @@ careful:
 	WORD $0x6ea16c00 // umin v0.4s, v0.4s, v1.4s
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R5, R5
+	BNE few
 
 done:
 	RET
@@ -8195,14 +8141,13 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6ea16400 // umax v0.4s, v0.4s, v1.4s
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R3, R3
+	BNE few
 
 done:
 	RET
@@ -8238,7 +8183,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6ea16400 // umax v0.4s, v0.4s, v1.4s
@@ -8246,8 +8191,7 @@ careful:
 	WORD $0x6ea16400 // umax v0.4s, v0.4s, v1.4s
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R4, R4
+	BNE few
 
 done:
 	RET
@@ -8289,7 +8233,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6ea16400 // umax v0.4s, v0.4s, v1.4s
@@ -8299,8 +8243,7 @@ careful:
 	WORD $0x6ea16400 // umax v0.4s, v0.4s, v1.4s
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R5, R5
+	BNE few
 
 done:
 	RET
@@ -8338,7 +8281,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ee13402 // cmgt v2.2d, v0.2d, v1.2d
@@ -8346,8 +8289,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R3, R3
+	BNE few
 
 done:
 	RET
@@ -8399,7 +8341,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ee13402 // cmgt v2.2d, v0.2d, v1.2d
@@ -8411,8 +8353,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R4, R4
+	BNE few
 
 done:
 	RET
@@ -8478,7 +8419,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ee13402 // cmgt v2.2d, v0.2d, v1.2d
@@ -8494,8 +8435,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R5, R5
+	BNE few
 
 done:
 	RET
@@ -8533,7 +8473,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ee13402 // cmgt v2.2d, v0.2d, v1.2d
@@ -8541,8 +8481,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R3, R3
+	BNE few
 
 done:
 	RET
@@ -8594,7 +8533,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ee13402 // cmgt v2.2d, v0.2d, v1.2d
@@ -8606,8 +8545,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R4, R4
+	BNE few
 
 done:
 	RET
@@ -8673,7 +8611,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ee13402 // cmgt v2.2d, v0.2d, v1.2d
@@ -8689,8 +8627,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R5, R5
+	BNE few
 
 done:
 	RET
@@ -8728,7 +8665,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6ee13402 // cmhi v2.2d, v0.2d, v1.2d
@@ -8736,8 +8673,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R3, R3
+	BNE few
 
 done:
 	RET
@@ -8789,7 +8725,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6ee13402 // cmhi v2.2d, v0.2d, v1.2d
@@ -8801,8 +8737,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R4, R4
+	BNE few
 
 done:
 	RET
@@ -8868,7 +8803,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6ee13402 // cmhi v2.2d, v0.2d, v1.2d
@@ -8884,8 +8819,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R5, R5
+	BNE few
 
 done:
 	RET
@@ -8923,7 +8857,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6ee13402 // cmhi v2.2d, v0.2d, v1.2d
@@ -8931,8 +8865,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R3, R3
+	BNE few
 
 done:
 	RET
@@ -8984,7 +8917,7 @@ tail:
 	BEQ done
 	MOVD $0, R4
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6ee13402 // cmhi v2.2d, v0.2d, v1.2d
@@ -8996,8 +8929,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R4, R4
+	BNE few
 
 done:
 	RET
@@ -9063,7 +8995,7 @@ tail:
 	BEQ done
 	MOVD $0, R5
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6ee13402 // cmhi v2.2d, v0.2d, v1.2d
@@ -9079,8 +9011,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $64, R5, R5
+	BNE few
 
 done:
 	RET
@@ -9108,14 +9039,13 @@ tail:
 	BEQ done
 	MOVD $0, R2
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x2e613840 // shll v0.4s, v2.4h, #16
 	WORD $0x6e613841 // shll2 v1.4s, v2.8h, #16
 	VST1.P [V0.B16, V1.B16], 32(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $32, R2, R2
+	BNE few
 
 done:
 	RET
@@ -9167,7 +9097,7 @@ tail:
 	BEQ done
 	MOVD $0, R2
 
-careful:
+few:
 	VLD1.P 32(R1), [V0.B16, V1.B16]
 	WORD $0x4f2f5402 // shl v2.4s, v0.4s, #15
 	WORD $0x4ebc8403 // add v3.4s, v0.4s, v28.4s
@@ -9184,7 +9114,7 @@ careful:
 	WORD $0x4e415800 // uzp2 v0.8h, v0.8h, v1.8h
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $32, R2, R2
 	BGE turn
 	B tail
@@ -9192,7 +9122,7 @@ careful:
 nan:
 	SUB $64, R1
 	MOVD $32, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -9220,14 +9150,13 @@ tail:
 	BEQ done
 	MOVD $0, R2
 
-careful:
+few:
 	VLD1.P 16(R1), [V2.B16]
 	WORD $0x0e217840 // fcvtl v0.4s, v2.4h
 	WORD $0x4e217841 // fcvtl2 v1.4s, v2.8h
 	VST1.P [V0.B16, V1.B16], 32(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $32, R2, R2
+	BNE few
 
 done:
 	RET
@@ -9257,15 +9186,14 @@ tail:
 	BEQ done
 	MOVD $0, R2
 
-careful:
+few:
 	VLD1.P 32(R1), [V0.B16, V1.B16]
 	WORD $0x0e216802 // fcvtn v2.4h, v0.4s
 	WORD $0x4e216822 // fcvtn2 v2.8h, v1.4s
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
-	SUBS $32, R2, R2
+	BNE few
 
 done:
 	RET
@@ -9323,7 +9251,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R2), [V0.B16]
 	WORD $0x4e20d781 // fadd v1.4s, v28.4s, v0.4s
 	WORD $0x4e3ce782 // fcmeq v2.4s, v28.4s, v28.4s
@@ -9336,7 +9264,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -9344,7 +9272,7 @@ careful:
 nan:
 	SUB $64, R2
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -9384,7 +9312,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	WORD $0x4e3cd401 // fadd v1.4s, v0.4s, v28.4s
 	WORD $0x4e20e402 // fcmeq v2.4s, v0.4s, v0.4s
@@ -9397,7 +9325,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -9405,7 +9333,7 @@ careful:
 nan:
 	SUB $64, R1
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -9445,7 +9373,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R2), [V0.B16]
 	WORD $0x4e60d781 // fadd v1.2d, v28.2d, v0.2d
 	WORD $0x4e7ce782 // fcmeq v2.2d, v28.2d, v28.2d
@@ -9458,7 +9386,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -9466,7 +9394,7 @@ careful:
 nan:
 	SUB $64, R2
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -9506,7 +9434,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	WORD $0x4e7cd401 // fadd v1.2d, v0.2d, v28.2d
 	WORD $0x4e60e402 // fcmeq v2.2d, v0.2d, v0.2d
@@ -9519,7 +9447,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -9527,7 +9455,7 @@ careful:
 nan:
 	SUB $64, R1
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -9567,7 +9495,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ea1d402 // fsub v2.4s, v0.4s, v1.4s
@@ -9581,7 +9509,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -9590,7 +9518,7 @@ nan:
 	SUB $64, R1
 	SUB $64, R2
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -9630,7 +9558,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R2), [V0.B16]
 	WORD $0x4ea0d781 // fsub v1.4s, v28.4s, v0.4s
 	WORD $0x4e3ce782 // fcmeq v2.4s, v28.4s, v28.4s
@@ -9643,7 +9571,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -9651,7 +9579,7 @@ careful:
 nan:
 	SUB $64, R2
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -9691,7 +9619,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	WORD $0x4ebcd401 // fsub v1.4s, v0.4s, v28.4s
 	WORD $0x4e20e402 // fcmeq v2.4s, v0.4s, v0.4s
@@ -9704,7 +9632,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -9712,7 +9640,7 @@ careful:
 nan:
 	SUB $64, R1
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -9752,7 +9680,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4ee1d402 // fsub v2.2d, v0.2d, v1.2d
@@ -9766,7 +9694,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -9775,7 +9703,7 @@ nan:
 	SUB $64, R1
 	SUB $64, R2
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -9815,7 +9743,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R2), [V0.B16]
 	WORD $0x4ee0d781 // fsub v1.2d, v28.2d, v0.2d
 	WORD $0x4e7ce782 // fcmeq v2.2d, v28.2d, v28.2d
@@ -9828,7 +9756,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -9836,7 +9764,7 @@ careful:
 nan:
 	SUB $64, R2
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -9876,7 +9804,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	WORD $0x4efcd401 // fsub v1.2d, v0.2d, v28.2d
 	WORD $0x4e60e402 // fcmeq v2.2d, v0.2d, v0.2d
@@ -9889,7 +9817,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -9897,7 +9825,7 @@ careful:
 nan:
 	SUB $64, R1
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -9937,7 +9865,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R2), [V0.B16]
 	WORD $0x6e20df81 // fmul v1.4s, v28.4s, v0.4s
 	WORD $0x4e3ce782 // fcmeq v2.4s, v28.4s, v28.4s
@@ -9950,7 +9878,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -9958,7 +9886,7 @@ careful:
 nan:
 	SUB $64, R2
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -9998,7 +9926,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	WORD $0x6e3cdc01 // fmul v1.4s, v0.4s, v28.4s
 	WORD $0x4e20e402 // fcmeq v2.4s, v0.4s, v0.4s
@@ -10011,7 +9939,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -10019,7 +9947,7 @@ careful:
 nan:
 	SUB $64, R1
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -10059,7 +9987,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R2), [V0.B16]
 	WORD $0x6e60df81 // fmul v1.2d, v28.2d, v0.2d
 	WORD $0x4e7ce782 // fcmeq v2.2d, v28.2d, v28.2d
@@ -10072,7 +10000,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -10080,7 +10008,7 @@ careful:
 nan:
 	SUB $64, R2
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -10120,7 +10048,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	WORD $0x6e7cdc01 // fmul v1.2d, v0.2d, v28.2d
 	WORD $0x4e60e402 // fcmeq v2.2d, v0.2d, v0.2d
@@ -10133,7 +10061,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -10141,7 +10069,7 @@ careful:
 nan:
 	SUB $64, R1
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -10181,7 +10109,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6e21fc02 // fdiv v2.4s, v0.4s, v1.4s
@@ -10195,7 +10123,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -10204,7 +10132,7 @@ nan:
 	SUB $64, R1
 	SUB $64, R2
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -10244,7 +10172,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R2), [V0.B16]
 	WORD $0x6e20ff81 // fdiv v1.4s, v28.4s, v0.4s
 	WORD $0x4e3ce782 // fcmeq v2.4s, v28.4s, v28.4s
@@ -10257,7 +10185,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -10265,7 +10193,7 @@ careful:
 nan:
 	SUB $64, R2
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -10305,7 +10233,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	WORD $0x6e3cfc01 // fdiv v1.4s, v0.4s, v28.4s
 	WORD $0x4e20e402 // fcmeq v2.4s, v0.4s, v0.4s
@@ -10318,7 +10246,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -10326,7 +10254,7 @@ careful:
 nan:
 	SUB $64, R1
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -10366,7 +10294,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x6e61fc02 // fdiv v2.2d, v0.2d, v1.2d
@@ -10380,7 +10308,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -10389,7 +10317,7 @@ nan:
 	SUB $64, R1
 	SUB $64, R2
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -10429,7 +10357,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R2), [V0.B16]
 	WORD $0x6e60ff81 // fdiv v1.2d, v28.2d, v0.2d
 	WORD $0x4e7ce782 // fcmeq v2.2d, v28.2d, v28.2d
@@ -10442,7 +10370,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -10450,7 +10378,7 @@ careful:
 nan:
 	SUB $64, R2
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -10490,7 +10418,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	WORD $0x6e7cfc01 // fdiv v1.2d, v0.2d, v28.2d
 	WORD $0x4e60e402 // fcmeq v2.2d, v0.2d, v0.2d
@@ -10503,7 +10431,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -10511,7 +10439,7 @@ careful:
 nan:
 	SUB $64, R1
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -10549,7 +10477,7 @@ tail:
 	BEQ done
 	MOVD $0, R2
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	WORD $0x6ea1f801 // fsqrt v1.4s, v0.4s
 	WORD $0x4e20e402 // fcmeq v2.4s, v0.4s, v0.4s
@@ -10562,7 +10490,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R2, R2
 	BGE turn
 	B tail
@@ -10570,7 +10498,7 @@ careful:
 nan:
 	SUB $64, R1
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -10608,7 +10536,7 @@ tail:
 	BEQ done
 	MOVD $0, R2
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	WORD $0x6ee1f801 // fsqrt v1.2d, v0.2d
 	WORD $0x4e60e402 // fcmeq v2.2d, v0.2d, v0.2d
@@ -10621,7 +10549,7 @@ careful:
 	VMOV V2.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R2, R2
 	BGE turn
 	B tail
@@ -10629,7 +10557,7 @@ careful:
 nan:
 	SUB $64, R1
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -10677,7 +10605,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R1), [V0.B16]
 	VLD1.P 16(R2), [V1.B16]
 	WORD $0x4e21d402 // fadd v2.4s, v0.4s, v1.4s
@@ -10693,7 +10621,7 @@ careful:
 	WORD $0x6ea2679c // umax v28.4s, v28.4s, v2.4s
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -10702,7 +10630,7 @@ nan:
 	SUB $64, R1
 	SUB $64, R2
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	WORD $0x6eb0ab9c // umaxv s28, v28.4s
@@ -10798,7 +10726,7 @@ tail:
 	BEQ done
 	MOVD $0, R2
 
-careful:
+few:
 	VLD1.P 16(R1), [V6.B16]
 	WORD $0x0f08a4c4 // sxtl v4.8h, v6.8b
 	WORD $0x4f08a4c5 // sxtl2 v5.8h, v6.16b
@@ -10848,7 +10776,7 @@ careful:
 	VMOV V8.B16, V3.B16
 	VST1.P [V0.B16, V1.B16, V2.B16, V3.B16], 64(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $16, R2, R2
 	BGE turn
 	B tail
@@ -10856,7 +10784,7 @@ careful:
 nan:
 	SUB $16, R1
 	MOVD $16, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -10911,7 +10839,7 @@ tail:
 	BEQ done
 	MOVD $0, R2
 
-careful:
+few:
 	VLD1.P 16(R1), [V6.B16]
 	WORD $0x0f08a4c4 // sxtl v4.8h, v6.8b
 	WORD $0x4f08a4c5 // sxtl2 v5.8h, v6.16b
@@ -10998,7 +10926,7 @@ careful:
 	VMOV V12.B16, V3.B16
 	VST1.P [V0.B16, V1.B16, V2.B16, V3.B16], 64(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $16, R2, R2
 	BGE turn
 	B tail
@@ -11006,7 +10934,7 @@ careful:
 nan:
 	SUB $16, R1
 	MOVD $16, R8
-	B careful
+	B few
 
 done:
 	RET
@@ -11052,7 +10980,7 @@ tail:
 	BEQ done
 	MOVD $0, R3
 
-careful:
+few:
 	VLD1.P 16(R2), [V0.B16]
 	WORD $0x6e20df81 // fmul v1.4s, v28.4s, v0.4s
 	WORD $0x4e3ce782 // fcmeq v2.4s, v28.4s, v28.4s
@@ -11075,7 +11003,7 @@ careful:
 	VMOV V3.B16, V0.B16
 	VST1.P [V0.B16], 16(R0)
 	SUBS $16, R8, R8
-	BNE careful
+	BNE few
 	SUBS $64, R3, R3
 	BGE turn
 	B tail
@@ -11084,7 +11012,7 @@ nan:
 	SUB $64, R1
 	SUB $64, R2
 	MOVD $64, R8
-	B careful
+	B few
 
 done:
 	RET

@@ -4,7 +4,6 @@ package main
 
 import (
 	"flag"
-	"fmt"
 	"log"
 
 	"github.com/lockstep-ml/lockstep/internal/kernel/_gen/kinds"
@@ -67,6 +66,13 @@ var (
 	vectorBytes = 32
 	suffix      = ""
 )
+
+// begin starts a function that handles a multiple of so many bytes.
+func begin(l kinds.Loop, bytes int) {
+	TEXT(l.Name+suffix, NOSPLIT, l.Signature)
+	Doc(l.Doc(suffix, bytes)...)
+	Pragma("noescape")
+}
 
 // vec returns a new register, part one of half its size.
 
@@ -349,16 +355,8 @@ func inRegister(x Op) Op {
 // rest. Numbers of half width are widened, and rounded again after each operation.
 func reduce(k kinds.Kind, n int) {
 	apply, h := operations[k.Name()], halfTypes[k.Lane]
-	name := fmt.Sprintf("%s%sx%d%s", k.Op, k.Lane, n, suffix)
-	names := []string{"a", "b", "c", "d"}[:n]
-	signature := "func(dst"
-	for _, s := range names {
-		signature += ", " + s
-	}
-	TEXT(name, NOSPLIT, signature+" *byte, bytes int)")
-	Doc(fmt.Sprintf("%s sets dst[i] = %s for so many bytes, a multiple of %d.", name, kinds.Expression(k.Doc, n),
-		vectorBytes))
-	Pragma("noescape")
+	declared, names := k.Reduce(n)
+	begin(declared, vectorBytes)
 	dst := Load(Param("dst"), GP64())
 	var src []reg.Register
 	for _, s := range names {
@@ -524,7 +522,7 @@ func (h *upperHalf) store(v [2]reg.VecVirtual, m Mem) {
 // widen writes the loop that converts to float32, narrow the one back. They count the bytes of the half-width elements.
 
 func widen(h half) {
-	dst, src, bytes, at := conversion("widen"+h.name(), fmt.Sprintf("dst[i] = float32 of src[i], which is %s,", h.name()))
+	dst, src, bytes, at := conversion("widen" + h.name())
 	turns(at, bytes, 1, func(int) {
 		from, to := Mem{Base: src, Index: at, Scale: 1}, Mem{Base: dst, Index: at, Scale: 2}
 		for i := range 2 {
@@ -541,8 +539,7 @@ func widen(h half) {
 }
 
 func narrow(h half) {
-	dst, src, bytes, at := conversion("narrow"+h.name(),
-		fmt.Sprintf("dst[i] = %s of src[i], which is float32, rounded to nearest even,", h.name()))
+	dst, src, bytes, at := conversion("narrow" + h.name())
 	h.prepare()
 	turns(at, bytes, 1, func(int) {
 		from, to := Mem{Base: src, Index: at, Scale: 2}, Mem{Base: dst, Index: at, Scale: 1}
@@ -568,11 +565,8 @@ func narrow(h half) {
 	})
 }
 
-func conversion(name, doc string) (dst, src, bytes, at reg.Register) {
-	name += suffix
-	TEXT(name, NOSPLIT, "func(dst, src *byte, bytes int)")
-	Doc(fmt.Sprintf("%s sets %s for so many bytes of half-width elements, a multiple of %d.", name, doc, vectorBytes))
-	Pragma("noescape")
+func conversion(name string) (dst, src, bytes, at reg.Register) {
+	begin(kinds.Named(name), vectorBytes)
 	dst, src, bytes = Load(Param("dst"), GP64()), Load(Param("src"), GP64()), Load(Param("bytes"), GP64())
 	at = GP64()
 	XORQ(at.(reg.GPVirtual), at.(reg.GPVirtual))
@@ -582,14 +576,8 @@ func conversion(name, doc string) (dst, src, bytes, at reg.Register) {
 // withNumber writes the loop over a vector and one number, which is the left or the right operand.
 func withNumber(k kinds.Kind, left bool) {
 	apply := operations[k.Name()]
-	name, a, b, vector, number := k.Name()+"Right"+suffix, "a[i]", "*b", "a", "b"
-	if left {
-		name, a, b, vector, number = k.Name()+"Left"+suffix, "*a", "b[i]", "b", "a"
-	}
-	TEXT(name, NOSPLIT, "func(dst, a, b *byte, bytes int)")
-	Doc(fmt.Sprintf("%s sets dst[i] = %s for so many bytes, a multiple of %d.", name, fmt.Sprintf(k.Doc, a, b),
-		vectorBytes))
-	Pragma("noescape")
+	declared, vector, number := k.WithNumber(left)
+	begin(declared, vectorBytes)
 	dst, src := Load(Param("dst"), GP64()), Load(Param(vector), GP64())
 	one, by := Load(Param(number), GP64()), vec()
 	if k.Lane == "F32" {
@@ -619,10 +607,7 @@ func withNumber(k kinds.Kind, left bool) {
 
 // squareRoots writes the loop that takes the square root of every element.
 func squareRoots(lane string, root func(...Op)) {
-	name := "sqrt" + lane + suffix
-	TEXT(name, NOSPLIT, "func(dst, src *byte, bytes int)")
-	Doc(fmt.Sprintf("%s sets dst[i] = math.Sqrt(src[i]) for so many bytes, a multiple of %d.", name, vectorBytes))
-	Pragma("noescape")
+	begin(kinds.Named("sqrt"+lane), vectorBytes)
 	dst, src := Load(Param("dst"), GP64()), Load(Param("src"), GP64())
 	bytes, at := Load(Param("bytes"), GP64()), GP64()
 	XORQ(at, at)
@@ -638,11 +623,7 @@ func squareRoots(lane string, root func(...Op)) {
 // addLargest writes the loop that adds and finds the largest magnitude. As integers, the bits of magnitudes are in the
 // order of the numbers, with NaNs above infinity.
 func addLargest() {
-	name := "addLargest" + suffix
-	TEXT(name, NOSPLIT, "func(dst, a, b *byte, bytes int) uint32")
-	Doc(fmt.Sprintf("%s sets dst[i] = a[i] + b[i], float32, for so many bytes, a multiple of %d, and returns the largest",
-		name, vectorBytes), "bits of a magnitude of dst.")
-	Pragma("noescape")
+	begin(kinds.Named("addLargest"), vectorBytes)
 	dst, a, b := Load(Param("dst"), GP64()), Load(Param("a"), GP64()), Load(Param("b"), GP64())
 	bytes, at := Load(Param("bytes"), GP64()), GP64()
 	XORQ(at, at)
@@ -697,11 +678,7 @@ func broadcast(param string) reg.VecVirtual {
 
 // quantize writes the loop that rounds to 8-bit integers. A turn makes a vector of them, out of four of float32.
 func quantize() {
-	name := "quantize" + suffix
-	TEXT(name, NOSPLIT, "func(q, e *byte, bytes int, inverse, scale float32)")
-	Doc(fmt.Sprintf("%s sets q[i] = int8(round(e[i]*inverse)), to nearest even, and then e[i] -= float32(q[i])*scale, for",
-		name), fmt.Sprintf("so many bytes of q, a multiple of %d. Every e[i]*inverse is within int8.", vectorBytes))
-	Pragma("noescape")
+	begin(kinds.Named("quantize"), vectorBytes)
 	q, e, bytes := Load(Param("q"), GP64()), Load(Param("e"), GP64()), Load(Param("bytes"), GP64())
 	inverse, scale := broadcast("inverse"), broadcast("scale")
 	var order reg.VecVirtual
@@ -750,15 +727,7 @@ func packOrder() Mem {
 
 // dequantize writes the loop that multiplies 8-bit integers by their scale, and may add the products.
 func dequantize(name string, add bool) {
-	name += suffix
-	operation := "="
-	if add {
-		operation = "+="
-	}
-	TEXT(name, NOSPLIT, "func(dst, q *byte, bytes int, scale float32)")
-	Doc(fmt.Sprintf("%s sets dst[i] %s float32(q[i]) * scale for so many bytes of q, a multiple of %d.", name, operation,
-		vectorBytes))
-	Pragma("noescape")
+	begin(kinds.Named(name), vectorBytes)
 	dst, q, bytes := Load(Param("dst"), GP64()), Load(Param("q"), GP64()), Load(Param("bytes"), GP64())
 	scale := broadcast("scale")
 	at := GP64()
@@ -782,10 +751,7 @@ func dequantize(name string, add bool) {
 
 // addScaled writes the loop of a vector plus a multiple of another one. Product and sum are rounded separately.
 func addScaled() {
-	name := "addScaled" + suffix
-	TEXT(name, NOSPLIT, "func(dst, a, x *byte, bytes int, by float32)")
-	Doc(fmt.Sprintf("%s sets dst[i] = a[i] + by*x[i], float32, for so many bytes, a multiple of %d.", name, vectorBytes))
-	Pragma("noescape")
+	begin(kinds.Named("addScaled"), vectorBytes)
 	dst, a, x := Load(Param("dst"), GP64()), Load(Param("a"), GP64()), Load(Param("x"), GP64())
 	bytes, by, at := Load(Param("bytes"), GP64()), broadcast("by"), GP64()
 	XORQ(at, at)
@@ -804,12 +770,7 @@ func addScaled() {
 // equal.
 func dot() {
 	const bytesPerTurn = 4 * kinds.DotLanes
-	name := "dot" + suffix
-	TEXT(name, NOSPLIT, "func(a, b *byte, bytes int) float32")
-	Doc(fmt.Sprintf("%s returns the sum of a[i]*b[i], float32, over so many bytes, a multiple of %d. Element i is", name,
-		bytesPerTurn), fmt.Sprintf("added to partial sum i%%%d; then the upper half of the partial sums is added to the",
-		kinds.DotLanes), "lower one until one is left.")
-	Pragma("noescape")
+	begin(kinds.Named("dot"), bytesPerTurn)
 	a, b, bytes := Load(Param("a"), GP64()), Load(Param("b"), GP64()), Load(Param("bytes"), GP64())
 	at := GP64()
 	XORQ(at, at)
@@ -846,9 +807,7 @@ func dot() {
 // squares writes the loop that adds the squares of float32 numbers in 16 sums of float64. A product of two float32 is
 // exact in float64, so a multiplication and an addition round as a fused one.
 func squares() {
-	TEXT("squaresF32"+suffix, NOSPLIT, "func(sums *float64, src *byte, bytes int)")
-	Doc(fmt.Sprintf("squaresF32%s adds src[i]*src[i] to sums[i%%16] for so many bytes, a multiple of 64.", suffix))
-	Pragma("noescape")
+	begin(kinds.Named("squaresF32"), 64)
 	sums, src, bytes := Load(Param("sums"), GP64()), Load(Param("src"), GP64()), Load(Param("bytes"), GP64())
 	at := GP64()
 	XORQ(at, at)
@@ -880,11 +839,7 @@ func squares() {
 // stream writes the loop that copies with non-temporal stores: the written lines are not read first, and evict nothing
 // from the caches.
 func stream() {
-	TEXT("stream"+suffix, NOSPLIT, "func(dst, src *byte, bytes int)")
-	Doc(fmt.Sprintf("stream%s copies bytes, a multiple of %d, with non-temporal stores to dst, which is aligned to %d.",
-		suffix, vectorBytes, vectorBytes),
-		"Other processors see them in order only after a fence.")
-	Pragma("noescape")
+	begin(kinds.Named("stream"), vectorBytes)
 	dst, src, bytes := Load(Param("dst"), GP64()), Load(Param("src"), GP64()), Load(Param("bytes"), GP64())
 	at := GP64()
 	XORQ(at, at)

@@ -3,8 +3,12 @@ package main
 import (
 	"fmt"
 	"log"
+	"maps"
 	"regexp"
+	"slices"
 	"strings"
+
+	"github.com/lockstep-ml/lockstep/internal/kernel/_gen/kinds"
 )
 
 // What is written: the assembly, and its declarations in Go.
@@ -26,10 +30,11 @@ func line(format string, args ...any) { fmt.Fprintf(&text, "\t"+format+"\n", arg
 
 func label(name string) { fmt.Fprintf(&text, "\n%s:\n", name) }
 
-// begin starts a function of some pointers, a number of bytes, float32 numbers and a result of 4 bytes at most.
-func begin(name, signature string, doc ...string) {
+// begin starts a function of some pointers, a number of bytes, float32 numbers and a result of 4 bytes at most. It
+// handles a multiple of so many bytes.
+func begin(l kinds.Loop, bytes int) {
 	params, next, last, repeats = map[string]string{}, 0, 31, false
-	signature = strings.TrimPrefix(signature, "func")
+	name, signature := l.Name, strings.TrimPrefix(l.Signature, "func")
 	m := regexp.MustCompile(`^\((.*)\)(.*)$`).FindStringSubmatch(signature)
 	groups := regexp.MustCompile(`([a-z, ]+?) (\*byte|\*float64|int|float32)(?:, |$)`).FindAllStringSubmatch(m[1], -1)
 	var loads []string
@@ -50,7 +55,8 @@ func begin(name, signature string, doc ...string) {
 		resultOffset = (offset + 7) &^ 7
 		offset = resultOffset + 4
 	}
-	fmt.Fprintf(&declarations, "\n// %s\n//\n//go:noescape\nfunc %s%s\n", strings.Join(doc, "\n// "), name, signature)
+	doc := strings.Join(l.Doc("", bytes), "\n// ")
+	fmt.Fprintf(&declarations, "\n// %s\n//\n//go:noescape\nfunc %s%s\n", doc, name, signature)
 	fmt.Fprintf(&text, "\n// func %s%s\nTEXT ·%s(SB), NOSPLIT, $0-%d\n", name, signature, name, offset)
 	for _, l := range loads {
 		line("%s", l)
@@ -157,10 +163,7 @@ func each(a, b []vreg, f func(a, b vreg)) {
 // repeatFromHere marks the end of what a turn has done when it is left to be repeated by the careful loop.
 func repeatFromHere() {
 	repeats = true
-	repeated = map[string]int{}
-	for pointer, bytes := range advanced {
-		repeated[pointer] = bytes
-	}
+	repeated = maps.Clone(advanced)
 }
 
 // loop writes the loop around a body that handles some bytes.
@@ -177,8 +180,8 @@ func loop(bytes int, body func()) {
 	label("done")
 }
 
-// loops writes the loops around a body that handles some bytes: many in a turn, then few. A body that leaves a turn for
-// the careful loop (nans.check) has it repeated there, few bytes at a time.
+// loops writes the loops around a body that handles some bytes: many in a turn, then few, carefully. A turn that finds
+// a NaN (nans.check) is repeated by the second loop.
 func loops(many, few int, body func(bytes int, careful bool)) {
 	turn := func(bytes int, careful bool) {
 		advanced = map[string]int{}
@@ -198,22 +201,20 @@ func loops(many, few int, body func(bytes int, careful bool)) {
 	line("ADDS $%d, %s, %s", many, left, now)
 	line("BEQ done")
 	line("MOVD $0, %s", left)
-	label("careful")
+	label("few")
 	turn(few, true)
 	line("SUBS $%d, %s, %s", few, now, now)
-	line("BNE careful")
-	line("SUBS $%d, %s, %s", many, left, left)
+	line("BNE few")
 	if repeats {
+		line("SUBS $%d, %s, %s", many, left, left)
 		line("BGE turn")
 		line("B tail")
 		label("nan")
-		for _, pointer := range []string{"a", "b", "c", "d", "x", "src", "q"} {
-			if bytes := repeated[pointer]; bytes != 0 {
-				line("SUB $%d, %s", bytes, param(pointer))
-			}
+		for _, pointer := range slices.Sorted(maps.Keys(repeated)) {
+			line("SUB $%d, %s", repeated[pointer], param(pointer))
 		}
 		line("MOVD $%d, %s", many, now)
-		line("B careful")
+		line("B few")
 	}
 	label("done")
 }

@@ -1,11 +1,6 @@
 package main
 
-import (
-	"fmt"
-	"strings"
-
-	"github.com/lockstep-ml/lockstep/internal/kernel/_gen/kinds"
-)
+import "github.com/lockstep-ml/lockstep/internal/kernel/_gen/kinds"
 
 // The loops for NEON, arm64's vector instructions. Avo has only amd64, and Go's assembler lacks most floating-point
 // instructions of vectors: those are written as words, with their names beside them (instructions.go).
@@ -91,10 +86,8 @@ func writeLoops() {
 
 // neonReduce writes the loop over n sources.
 func neonReduce(k kinds.Kind, op neonOp, n int) {
-	name := fmt.Sprintf("%s%sx%d", k.Op, k.Lane, n)
-	names := []string{"a", "b", "c", "d"}[:n]
-	begin(name, "func(dst, "+strings.Join(names, ", ")+" *byte, bytes int)",
-		fmt.Sprintf("%s sets dst[i] = %s for so many bytes, a multiple of %d.", name, kinds.Expression(k.Doc, n), neonBytes))
+	declared, names := k.Reduce(n)
+	begin(declared, neonBytes)
 	if !k.Float() {
 		loops(4*neonBytes, neonBytes, func(bytes int, _ bool) {
 			v := tree(n, func(i int) []vreg { return load(names[i], bytes) },
@@ -342,20 +335,14 @@ func (h *neonHalf) pack(careful bool, v []vreg) []vreg {
 	return v[:len(v)/2]
 }
 
-func neonConversion(name, doc string) {
-	begin(name, "func(dst, src *byte, bytes int)",
-		fmt.Sprintf("%s sets %s for so many bytes of half-width elements, a multiple of %d.", name, doc, neonBytes))
-}
-
 func neonWiden(h neonHalf) {
-	neonConversion("widen"+h.name, fmt.Sprintf("dst[i] = float32 of src[i], which is %s,", h.name))
+	begin(kinds.Named("widen"+h.name), neonBytes)
 	loops(2*neonBytes, neonBytes, func(bytes int, _ bool) { store("dst", h.load("src", bytes)) })
 	end()
 }
 
 func neonNarrow(h neonHalf) {
-	neonConversion("narrow"+h.name,
-		fmt.Sprintf("dst[i] = %s of src[i], which is float32, rounded to nearest even,", h.name))
+	begin(kinds.Named("narrow"+h.name), neonBytes)
 	if h.ieee {
 		loops(2*neonBytes, neonBytes, func(bytes int, _ bool) { store("dst", h.pack(false, load("src", 2*bytes))) })
 		end()
@@ -373,12 +360,8 @@ func neonNarrow(h neonHalf) {
 
 // neonWithNumber writes the loop over a vector and one number, which is the left or the right operand.
 func neonWithNumber(k kinds.Kind, op neonOp, left bool) {
-	name, a, b, vector, number := k.Name()+"Right", "a[i]", "*b", "a", "b"
-	if left {
-		name, a, b, vector, number = k.Name()+"Left", "*a", "b[i]", "b", "a"
-	}
-	begin(name, "func(dst, a, b *byte, bytes int)", fmt.Sprintf("%s sets dst[i] = %s for so many bytes, a multiple of %d.",
-		name, fmt.Sprintf(k.Doc, a, b), neonBytes))
+	declared, vector, number := k.WithNumber(left)
+	begin(declared, neonBytes)
 	nans := newNaNs(op.lanes)
 	by := newConstantReg()
 	line("VLD1R (%s), [V%d.%s]", param(number), by, op.lanes.goName)
@@ -399,9 +382,7 @@ func neonWithNumber(k kinds.Kind, op neonOp, left bool) {
 
 // neonSquareRoots writes the loop that takes the square root of every element.
 func neonSquareRoots(lane string, lanes arrangement) {
-	name := "sqrt" + lane
-	begin(name, "func(dst, src *byte, bytes int)",
-		fmt.Sprintf("%s sets dst[i] = math.Sqrt(src[i]) for so many bytes, a multiple of %d.", name, neonBytes))
+	begin(kinds.Named("sqrt"+lane), neonBytes)
 	nans := newNaNs(lanes)
 	loops(4*neonBytes, neonBytes, func(bytes int, careful bool) {
 		v := load("src", bytes)
@@ -417,9 +398,7 @@ func neonSquareRoots(lane string, lanes arrangement) {
 // neonAddLargest writes the loop that adds and finds the largest magnitude. As integers, the bits of magnitudes are in
 // the order of the numbers, with NaNs above infinity.
 func neonAddLargest() {
-	begin("addLargest", "func(dst, a, b *byte, bytes int) uint32",
-		fmt.Sprintf("addLargest sets dst[i] = a[i] + b[i], float32, for so many bytes, a multiple of %d, and returns the "+
-			"largest", neonBytes), "bits of a magnitude of dst.")
+	begin(kinds.Named("addLargest"), neonBytes)
 	nans := newNaNs(s4)
 	largest := constant(s4, 0, 0)
 	loops(4*neonBytes, neonBytes, func(bytes int, careful bool) {
@@ -443,9 +422,7 @@ func neonAddLargest() {
 
 // neonQuantize writes the loop that rounds to 8-bit integers. A turn makes a vector of them, out of four of float32.
 func neonQuantize() {
-	begin("quantize", "func(q, e *byte, bytes int, inverse, scale float32)",
-		"quantize sets q[i] = int8(round(e[i]*inverse)), to nearest even, and then e[i] -= float32(q[i])*scale, for",
-		fmt.Sprintf("so many bytes of q, a multiple of %d. Every e[i]*inverse is within int8.", neonBytes))
+	begin(kinds.Named("quantize"), neonBytes)
 	inverse, scale := broadcastParam("inverse"), broadcastParam("scale")
 	loop(neonBytes, func() {
 		v, n := loadInPlace("e", 4*neonBytes), newRegs(4)
@@ -468,13 +445,7 @@ func neonQuantize() {
 
 // neonDequantize writes the loop that multiplies 8-bit integers by their scale, and may add the products.
 func neonDequantize(name string, sum bool) {
-	operation := "="
-	if sum {
-		operation = "+="
-	}
-	begin(name, "func(dst, q *byte, bytes int, scale float32)",
-		fmt.Sprintf("%s sets dst[i] %s float32(q[i]) * scale for so many bytes of q, a multiple of %d.", name, operation,
-			neonBytes))
+	begin(kinds.Named(name), neonBytes)
 	nans, scale := newNaNs(s4), broadcastParam("scale")
 	loops(neonBytes, neonBytes, func(bytes int, careful bool) {
 		v, words := newRegs(4), newRegs(2)
@@ -500,8 +471,7 @@ func neonDequantize(name string, sum bool) {
 
 // neonAddScaled writes the loop of a vector plus a multiple of another one. Product and sum are rounded separately.
 func neonAddScaled() {
-	begin("addScaled", "func(dst, a, x *byte, bytes int, by float32)",
-		fmt.Sprintf("addScaled sets dst[i] = a[i] + by*x[i], float32, for so many bytes, a multiple of %d.", neonBytes))
+	begin(kinds.Named("addScaled"), neonBytes)
 	nans, by := newNaNs(s4), broadcastParam("by")
 	loops(4*neonBytes, neonBytes, func(bytes int, careful bool) {
 		v := load("x", bytes)
@@ -518,10 +488,7 @@ func neonAddScaled() {
 // neonDot writes the loop of the dot product. If the result is a NaN, all is computed again in the careful way.
 func neonDot() {
 	const bytesPerTurn = 4 * kinds.DotLanes
-	begin("dot", "func(a, b *byte, bytes int) float32",
-		fmt.Sprintf("dot returns the sum of a[i]*b[i], float32, over so many bytes, a multiple of %d. Element i is",
-			bytesPerTurn), fmt.Sprintf("added to partial sum i%%%d; then the upper half of the partial sums is added to the",
-			kinds.DotLanes), "lower one until one is left.")
+	begin(kinds.Named("dot"), bytesPerTurn)
 	nans, sums := newNaNs(s4), newRegs(bytesPerTurn/neonBytes)
 	for _, careful := range []bool{false, true} {
 		prefix := map[bool]string{false: "", true: "careful"}[careful]
@@ -566,8 +533,7 @@ func neonDot() {
 // neonSquares writes the loop that adds the squares of float32 numbers in 16 sums of float64. A product of two float32
 // is exact in float64, so a fused multiplication and addition rounds as two instructions do.
 func neonSquares() {
-	begin("squaresF32", "func(sums *float64, src *byte, bytes int)",
-		"squaresF32 adds src[i]*src[i] to sums[i%16] for so many bytes, a multiple of 64.")
+	begin(kinds.Named("squaresF32"), 4*neonBytes)
 	sums := newRegs(8)
 	line("MOVD %s, R10", param("sums"))
 	line("VLD1.P 64(R10), %s", list(sums[:4]))
@@ -588,8 +554,7 @@ func neonSquares() {
 
 // neonStream writes the loop that copies with non-temporal stores: a hint that the caches need not keep the lines.
 func neonStream() {
-	begin("stream", "func(dst, src *byte, bytes int)",
-		"stream copies bytes, a multiple of 64, with non-temporal stores.")
+	begin(kinds.Named("stream"), 4*neonBytes)
 	loop(4*neonBytes, func() {
 		v := load("src", 4*neonBytes)
 		stnp(v[0], v[1], param("dst"), 0)

@@ -82,24 +82,6 @@ var Arithmetic = []Kind{
 // DotLanes is the number of partial sums of a dot product.
 const DotLanes = 32
 
-// Expression writes the tree over n sources with an operation.
-func Expression(operation string, n int) string {
-	nest := func(a, b string) string {
-		s := fmt.Sprintf(operation, a, b)
-		if operation[0] == '%' { // an operator
-			s = "(" + s + ")"
-		}
-		return s
-	}
-	switch n {
-	case 3:
-		return fmt.Sprintf(operation, nest("a[i]", "b[i]"), "c[i]")
-	case 4:
-		return fmt.Sprintf(operation, nest("a[i]", "b[i]"), nest("c[i]", "d[i]"))
-	}
-	return fmt.Sprintf(operation, "a[i]", "b[i]")
-}
-
 // Set is all loops for one kind of registers.
 type Set struct {
 	Name   string // of the Go variable
