@@ -342,6 +342,7 @@ func (e *endpoint) spin(x *post) (done bool, err error) {
 			return false, nil
 		}
 		runtime.Gosched()
+		yieldThread()
 	}
 }
 
