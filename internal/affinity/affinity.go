@@ -2,7 +2,7 @@
 //
 // [Read] returns the CPUs that this process may use, by core and by NUMA node. [CPUs.Of] divides them by a [Policy],
 // and [Run] starts a process on some of them. Only Linux can bind processes: elsewhere [Read] finds no CPUs, and
-// nothing is bound.
+// nothing is bound. [LastLevel] describes the last-level caches.
 package affinity
 
 import (

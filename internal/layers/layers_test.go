@@ -45,7 +45,9 @@ var mayImport = []struct {
 	{"collective/plan", []string{"tensor"}},
 	{"collective/chooser", []string{"tensor", "collective/plan"}},
 	{"collective/internal/fingerprint", []string{"tensor", "transport", "collective/plan"}},
-	{"collective/internal/executor", []string{"tensor", "internal/kernel", "transport", "collective/plan"}},
+	{"collective/internal/executor", []string{
+		"tensor", "internal/affinity", "internal/kernel", "transport", "collective/plan",
+	}},
 	{"collective/internal/fault", []string{
 		"transport", "tensor", "collective/plan", "collective/internal/fingerprint", "internal/ranges",
 	}},

@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/collective/plan"
+	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/internal/kernel"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
@@ -65,6 +66,7 @@ type Executor struct {
 	posts        bool // the endpoint can post exchanges
 	oneReceive   bool // and they may receive into the same memory
 	lists        bool // the last call had lists of memories
+	streamBytes  int  // how much the domain reads and writes in a call whose results are written by streaming stores
 	current
 	frames
 
@@ -122,6 +124,7 @@ func New(cfg Config) *Executor {
 	x.src, x.dst = make([]unsafe.Pointer, 0, n), make([]unsafe.Pointer, 0, n)
 	x.scratch = kernel.NewScratch(n)
 	x.sharesMemory = n > 1
+	x.streamBytes = streamBytes(affinity.LastLevel(), n)
 	capabilities := cfg.End.Capabilities()
 	x.posts, x.oneReceive = capabilities.Posts, capabilities.SharedReceives
 	x.frames.open(cfg.End)

@@ -4,6 +4,7 @@ import (
 	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/collective/plan"
+	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/internal/kernel"
 )
 
@@ -44,13 +45,16 @@ func (x *Executor) stop() (skip bool, err error) {
 	return true, nil
 }
 
-// streamBytes is how much a domain reads and writes in a call for which results are written by non-temporal
-// (streaming) stores: the caches would not keep them until they are read.
-const streamBytes = 24 << 20
+// streamBytes returns how much a domain of so many ranks reads and writes in a call for which results are written by
+// non-temporal (streaming) stores, since the caches would not keep them until they are read: three quarters of the
+// last-level caches that the ranks can have, 24 MiB with one of 32 MiB.
+func streamBytes(cache affinity.Cache, ranks int) int {
+	return cache.Bytes / 4 * 3 * min(cache.Count, ranks)
+}
 
 // streams reports whether an output is written by such stores.
 func (x *Executor) streams(out *plan.Span) bool {
-	return out.Buffer == plan.Dst && (x.call.Src.Bytes+x.call.Dst.Bytes)*len(x.Domain) >= streamBytes
+	return out.Buffer == plan.Dst && (x.call.Src.Bytes+x.call.Dst.Bytes)*len(x.Domain) >= x.streamBytes
 }
 
 // copy copies the elements of a step, and converts them if their types differ.
