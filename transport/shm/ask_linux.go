@@ -44,7 +44,7 @@ func (e *endpoint) Ask(peer int, seq uint64) []byte {
 	a.seq.Store(seq)
 	number := a.number.Add(1)
 	g.head.asked.Add(1)
-	g.world.processes[g.process[peer]].ring()
+	g.world.ring(g.process[peer])
 	timer := time.NewTimer(queryTimeout)
 	defer timer.Stop()
 	for a.answered.Load() != number {
@@ -121,5 +121,5 @@ func (g *group) reply(e *endpoint, from int, number uint64) {
 	}
 	a.length.Store(uint32(copy(a.text[:], text)))
 	a.answered.Store(number)
-	g.world.processes[g.process[from]].ring()
+	g.world.ring(g.process[from])
 }

@@ -18,13 +18,14 @@
 //
 // The process with rank 0 listens on an abstract unix socket. The others dial it until the context ends. Both sides
 // verify that they belong to one user (SO_PEERCRED), open the same group, and pass [Config.Authenticate]. That
-// connection passes the files, and a socket between every two processes.
+// connection passes the files, and an eventfd of every process, its bell. No other connection is made.
 //
 // # Waiting
 //
-// A wait spins for some microseconds if the host has a processor for every rank. Then it blocks until the peer sends a
-// byte on the socket between the two processes. The end of that socket shows at once that the process has ended. A
-// stopped process is not detected here; waits for it end at the caller's deadline.
+// A wait spins for some microseconds if the host has a processor for every rank. Then it blocks until the peer rings
+// the bell of its process. The end of a process's connection shows the process with rank 0 at once that it has ended;
+// that one notifies all others. If it has left, they poll locks that each process holds while it lives. A stopped
+// process is not detected here; waits for it end at the caller's deadline.
 //
 // # The race detector
 //
@@ -35,6 +36,7 @@ package shm
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"net"
 	"slices"
 	"strings"
@@ -85,8 +87,8 @@ func WhyApart(a, b string) string {
 // architecture.
 const hostIDParts = 5
 
-// SizeMax bounds the number of ranks of a group.
-const SizeMax = 256
+// SizeMax bounds the number of ranks of a group: 1,024, and 256 with addresses of 32 bits.
+const SizeMax = 256 << (bits.UintSize / 64 * 2)
 
 // check returns an error if a field of c is invalid.
 func (c *Config) check() error {

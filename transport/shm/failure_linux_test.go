@@ -124,6 +124,46 @@ func TestKilled(t *testing.T) {
 	}
 }
 
+// TestKilledWithoutListener checks that when the process with rank 0 has left, by Close or because it was killed, the
+// others still notice each other's end.
+func TestKilledWithoutListener(t *testing.T) {
+	for _, kill := range []bool{false, true} {
+		t.Run(fmt.Sprintf("killed=%v", kill), func(t *testing.T) {
+			cfg := config(t, 4)
+			var children []*started
+			for _, r := range []int{0, 1, 2} {
+				cfg.Ranks = []int{r}
+				children = append(children, start(t, "open", 0, cfg))
+			}
+			cfg.Ranks = []int{3}
+			end, err := (&child{cfg: cfg}).open()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer end.Close()
+			for i, c := range children {
+				c.says("open")
+				what := "has ended"
+				if i == 0 && !kill {
+					c.in()
+					what = "has closed its end"
+				} else if err := c.cmd.Process.Kill(); err != nil {
+					t.Fatal(err)
+				}
+				select {
+				case down := <-end.Down():
+					if down.Rank != i || !strings.Contains(down.Error(), what) {
+						t.Errorf("after the end of rank %d: %v, want it, which %s", i, down.Error(), what)
+					}
+				case <-time.After(10 * time.Second):
+					t.Fatalf("the end of rank %d was not noticed", i)
+				}
+				c.cmd.Wait()
+			}
+		})
+	}
+}
+
 // sockets returns how many sockets of this host have the name of the group.
 func sockets(t *testing.T, cfg shm.Config) int {
 	t.Helper()
@@ -408,7 +448,7 @@ func TestConfig(t *testing.T) {
 	}{
 		{shm.Config{Size: 1, Ranks: []int{0}}, "Name is empty"},
 		{shm.Config{Name: "a", Ranks: []int{0}}, "Size is 0"},
-		{shm.Config{Name: "a", Size: 1000, Ranks: []int{0}}, "Size is 1000"},
+		{shm.Config{Name: "a", Size: 10000, Ranks: []int{0}}, "Size is 10000"},
 		{shm.Config{Name: "a", Size: 1}, "Ranks is empty"},
 		{shm.Config{Name: "a", Size: 2, Ranks: []int{1, 0}}, "ranks [1 0] of a group of 2"},
 		{shm.Config{Name: "a", Size: 2, Ranks: []int{2}}, "ranks [2] of a group of 2"},

@@ -89,7 +89,7 @@ func (g *group) join(rank int) *endpoint {
 // A rank joins the group, fails in it, closes its endpoint here, then that of the world's group, and then its process
 // ends, in this order. lost reads these states in the reverse order, so it cannot miss an earlier one.
 func (g *group) lost(rank int) error {
-	ended := g.world.processes[g.process[rank]].lost()
+	ended := g.world.lost(g.worldly[rank])
 	left := g.first && g.world.root.block(g.worldly[rank]).state.Load()&stateClosed != 0
 	b := g.block(rank)
 	switch state := b.state.Load(); {
@@ -129,7 +129,7 @@ func (g *group) announce() {
 	g.wakeAll()
 	for p := range g.world.processes {
 		if slices.Contains(g.process, p) {
-			g.world.processes[p].ring()
+			g.world.ring(p)
 		}
 	}
 	g.world.look()
@@ -148,7 +148,7 @@ func (g *group) wakeUp(rank int, b *block) {
 		return
 	}
 	if p := g.process[rank]; p != g.world.me {
-		g.world.processes[p].ring()
+		g.world.ring(p)
 		return
 	}
 	if e := g.ends[rank].Load(); e != nil {

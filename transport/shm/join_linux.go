@@ -22,7 +22,7 @@ import (
 )
 
 // protocolVersion changes with the handshake and with the layout of the control file.
-const protocolVersion = 1
+const protocolVersion = 2
 
 // hello is the first message of a dialing process.
 type hello struct {
@@ -37,12 +37,12 @@ type hello struct {
 	Proof    bool // Config.Authenticate follows
 }
 
-// helloReply replies to a hello: a refusal or "". Then follow Config.Authenticate, and the file of the dialing
-// process's arena.
+// helloReply replies to a hello: a refusal or "". Then follow Config.Authenticate, and the arena and the bell of the
+// dialing process.
 type helloReply struct{ Refused string }
 
 // joinReply ends the handshake: a refusal, or the members of the group, by process number. Then follow the control
-// file, the arenas of all other processes, and the sockets to those that do not listen.
+// file, and the arenas and bells of all other processes.
 type joinReply struct {
 	Refused   string
 	Processes []member
@@ -91,7 +91,7 @@ func address(name string) *net.UnixAddr {
 
 // join connects the processes of the group and shares the files.
 func join(ctx context.Context, cfg Config) (*world, error) {
-	w := &world{cfg: cfg}
+	w := &world{cfg: cfg, over: make(chan struct{})}
 	bytes := int64(cfg.ArenaBytes)
 	if bytes == 0 {
 		var err error
@@ -101,6 +101,10 @@ func join(ctx context.Context, cfg Config) (*world, error) {
 	}
 	var err error
 	if w.arena, err = newArena(int64(up(int(bytes), page))); err != nil {
+		return nil, err
+	}
+	if err = w.newBell(); err != nil {
+		w.abandon()
 		return nil, err
 	}
 	if cfg.Ranks[0] == 0 {
@@ -193,6 +197,16 @@ type joiner struct {
 	pid   int
 	ranks []int
 	arena *os.File
+	bell  int
+}
+
+func (j *joiner) close() {
+	j.conn.Close()
+	j.arena.Close()
+	if j.bell > 0 {
+		unix.Close(j.bell)
+		j.bell = 0
+	}
 }
 
 // listen is join for the listening process.
@@ -285,16 +299,18 @@ func (p *rendezvous) handshake(ctx context.Context, conn *net.UnixConn) error {
 		return fmt.Errorf("process %d was refused: %w", pid, err)
 	}
 	j := &joiner{conn: conn, pid: pid, ranks: h.Ranks}
-	if j.arena, err = receiveFile(conn); err != nil {
+	files, err := receiveFiles(conn, 2)
+	if err != nil {
 		return fmt.Errorf("process %d: %w", pid, err)
 	}
-	if err := release(); err != nil {
-		j.arena.Close()
+	j.arena, j.bell = os.NewFile(uintptr(files[0]), "arena"), files[1]
+	if err := cmp.Or(checkBell(j.bell), release()); err != nil {
+		j.close()
 		return fmt.Errorf("handshake with process %d timed out: %w", pid, err)
 	}
 	if why := p.admit(j); why != "" {
-		j.arena.Close()
 		send(conn, joinReply{Refused: why})
+		j.close()
 		return fmt.Errorf("process %d was refused: %s", pid, why)
 	}
 	return nil
@@ -306,8 +322,7 @@ func (p *rendezvous) admit(j *joiner) string {
 	defer p.mu.Unlock()
 	p.joiners = slices.DeleteFunc(p.joiners, func(other *joiner) bool {
 		if !p.all && other.left() {
-			other.conn.Close()
-			other.arena.Close()
+			other.close()
 			return true
 		}
 		return false
@@ -384,40 +399,23 @@ func (w *world) distribute(ctx context.Context, p *rendezvous) error {
 		if err != nil {
 			return err
 		}
-		w.processes = append(w.processes, process{pid: j.pid, ranks: j.ranks, conn: j.conn, mem: mem})
+		w.processes = append(w.processes, process{pid: j.pid, ranks: j.ranks, conn: j.conn, mem: mem, bell: j.bell})
+		j.bell = 0
 	}
-	files := make([][]*os.File, len(joiners))
-	for i := range joiners {
-		files[i] = []*os.File{w.control, w.arena.file}
-		for k := range joiners {
-			if k != i {
-				files[i] = append(files[i], joiners[k].arena)
-			}
-		}
-	}
-	var pairs []*os.File
 	defer func() {
-		for _, f := range pairs {
-			f.Close()
-		}
 		for _, j := range joiners {
 			j.arena.Close()
 		}
 	}()
-	for i := range joiners {
-		for k := range i {
-			fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-			if err != nil {
-				return fmt.Errorf("shm: creating the sockets between the processes: %w", err)
-			}
-			a, b := os.NewFile(uintptr(fds[0]), "pair"), os.NewFile(uintptr(fds[1]), "pair")
-			pairs = append(pairs, a, b)
-			files[i] = append(files[i], a) // to the k-th joiner: receiveFiles expects this order
-			files[k] = append(files[k], b)
-		}
-	}
+	files := make([]int, 0, 1+2*len(joiners))
 	for i, j := range joiners {
-		if err := w.serve(ctx, j, joinReply{Processes: members, You: i + 1}, files[i]); err != nil {
+		files = append(files[:0], int(w.control.Fd()), int(w.arena.file.Fd()), w.bellFD)
+		for k := range joiners {
+			if k != i {
+				files = append(files, int(joiners[k].arena.Fd()), w.processes[k+1].bell)
+			}
+		}
+		if err := w.serve(ctx, j, joinReply{Processes: members, You: i + 1}, files); err != nil {
 			return fmt.Errorf("shm: process %d (ranks %v) closed the connection while the group was opened: %w", j.pid, j.ranks,
 				err)
 		}
@@ -426,11 +424,11 @@ func (w *world) distribute(ctx context.Context, p *rendezvous) error {
 }
 
 // serve sends a process its join reply and files.
-func (w *world) serve(ctx context.Context, j *joiner, message joinReply, files []*os.File) error {
+func (w *world) serve(ctx context.Context, j *joiner, message joinReply, files []int) error {
 	release := bound(ctx, j.conn)
 	_, err := send(j.conn, message)
-	for i := 0; i < len(files) && err == nil; i++ {
-		err = sendFile(j.conn, files[i])
+	if err == nil {
+		err = sendFiles(ctx, j.conn, files)
 	}
 	return cmp.Or(err, release())
 }
@@ -443,8 +441,7 @@ func (p *rendezvous) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, j := range p.joiners {
-		j.conn.Close()
-		j.arena.Close()
+		j.close()
 	}
 }
 
@@ -460,7 +457,7 @@ func (w *world) dial(ctx context.Context) error {
 		}
 	}()
 	release := bound(ctx, conn)
-	err = cmp.Or(w.enter(conn), release())
+	err = cmp.Or(w.enter(ctx, conn), release())
 	if err != nil && ctx.Err() != nil {
 		err = fmt.Errorf("shm: waiting for all ranks of %q to join: %w", w.cfg.Name, context.Cause(ctx))
 	}
@@ -485,7 +482,7 @@ func (w *world) reach(ctx context.Context) (*net.UnixConn, error) {
 }
 
 // enter performs the handshake and receives the files of the group.
-func (w *world) enter(conn *net.UnixConn) error {
+func (w *world) enter(ctx context.Context, conn *net.UnixConn) error {
 	pid, err := checkUser(conn)
 	if err != nil {
 		return fmt.Errorf("shm: %w", err)
@@ -504,10 +501,10 @@ func (w *world) enter(conn *net.UnixConn) error {
 	if err := w.cfg.authenticate(conn, true, hello); err != nil {
 		return fmt.Errorf("shm: process %d, which listens for %q: %w", pid, w.cfg.Name, err)
 	}
-	if err := sendFile(conn, w.arena.file); err != nil {
+	if err := sendFiles(ctx, conn, []int{int(w.arena.file.Fd()), w.bellFD}); err != nil {
 		return err
 	}
-	return w.receiveFiles(conn, pid)
+	return w.receiveGroup(conn, pid)
 }
 
 // authenticate calls Config.Authenticate.
@@ -526,8 +523,8 @@ func (w *world) refused(pid int, why string) error {
 		w.cfg.Ranks, why)
 }
 
-// receiveFiles receives the messages and files that distribute sends.
-func (w *world) receiveFiles(conn *net.UnixConn, pid int) error {
+// receiveGroup receives the messages and files that distribute sends.
+func (w *world) receiveGroup(conn *net.UnixConn, pid int) error {
 	var message joinReply
 	if _, err := receive(conn, &message); err != nil {
 		return fmt.Errorf("shm: process %d, which listens for %q, ended before the group was complete: %w", pid, w.cfg.Name,
@@ -541,9 +538,13 @@ func (w *world) receiveFiles(conn *net.UnixConn, pid int) error {
 	}
 	w.me = message.You
 	var err error
-	if w.control, err = receiveFile(conn); err != nil {
+	files := receiver{conn: conn, left: 1 + 2*(len(message.Processes)-1)}
+	defer files.close()
+	control, err := files.next()
+	if err != nil {
 		return err
 	}
+	w.control = os.NewFile(uintptr(control), "control")
 	if size, err := checkFile(w.control); err != nil ||
 		size != tableBytes+int64(layoutOf(w.cfg.Size).bytes)*(1+splitsMax) {
 		return fmt.Errorf("shm: process %d sent a control file of %d bytes: %v", pid, size, err)
@@ -558,34 +559,49 @@ func (w *world) receiveFiles(conn *net.UnixConn, pid int) error {
 		if i == w.me {
 			continue
 		}
-		f, err := receiveFile(conn)
+		fd, err := files.next()
 		if err != nil {
 			return err
 		}
-		p.mem, err = mapArena(f)
-		f.Close()
+		arena := os.NewFile(uintptr(fd), "arena")
+		p.mem, err = mapArena(arena)
+		arena.Close()
 		if err != nil {
 			return err
 		}
-	}
-	for i := range w.processes {
-		if i == 0 || i == w.me {
-			continue
-		}
-		f, err := receiveFile(conn)
-		if err != nil {
+		if p.bell, err = files.next(); err != nil {
 			return err
 		}
-		c, err := net.FileConn(f)
-		f.Close()
-		unixConn, ok := c.(*net.UnixConn)
-		if err != nil || !ok {
-			return fmt.Errorf("shm: process %d sent no socket: %v", pid, err)
+		if err := checkBell(p.bell); err != nil {
+			return err
 		}
-		w.processes[i].conn = unixConn
 	}
 	return nil
 }
+
+// receiver receives files one after the other.
+type receiver struct {
+	conn  *net.UnixConn
+	left  int   // not received yet
+	files []int // received, and not used yet
+}
+
+func (r *receiver) next() (int, error) {
+	if len(r.files) == 0 {
+		n := min(r.left, filesMax)
+		var err error
+		if r.files, err = receiveFiles(r.conn, n); err != nil {
+			return 0, err
+		}
+		r.left -= n
+	}
+	f := r.files[0]
+	r.files = r.files[1:]
+	return f, nil
+}
+
+// close closes the files that were received and not used.
+func (r *receiver) close() { closeFiles(r.files) }
 
 // check returns an error if the members of the group are invalid.
 func (s *joinReply) check(c *Config) error {
@@ -683,30 +699,62 @@ func receive(r io.Reader, message any) (body []byte, err error) {
 	return body, json.Unmarshal(body, message)
 }
 
-// sendFile passes a file to the process at the other end.
-func sendFile(conn *net.UnixConn, f *os.File) error {
-	_, _, err := conn.WriteMsgUnix([]byte{0}, unix.UnixRights(int(f.Fd())), nil)
-	if err != nil {
-		return fmt.Errorf("shm: sending a file descriptor: %w", err)
+// filesMax bounds the files of a message. Linux passes at most 253.
+const filesMax = 250
+
+// sendFiles passes files to the process at the other end, filesMax in a message. Linux bounds the files that the
+// processes of a user have sent and not received yet by the limit of a process's descriptors; sendFiles waits while
+// that is reached.
+func sendFiles(ctx context.Context, conn *net.UnixConn, files []int) error {
+	for len(files) > 0 {
+		n := min(len(files), filesMax)
+		_, _, err := conn.WriteMsgUnix([]byte{0}, unix.UnixRights(files[:n]...), nil)
+		if errors.Is(err, unix.ETOOMANYREFS) && ctx.Err() == nil {
+			time.Sleep(time.Millisecond)
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("shm: sending file descriptors: %w", err)
+		}
+		files = files[n:]
 	}
 	return nil
 }
 
-// receiveFile receives a file from the process at the other end.
-func receiveFile(conn *net.UnixConn) (*os.File, error) {
+// receiveFiles receives the n files of a message from the process at the other end.
+func receiveFiles(conn *net.UnixConn, n int) ([]int, error) {
 	var b [1]byte
-	rights := make([]byte, unix.CmsgSpace(4))
-	_, n, _, _, err := conn.ReadMsgUnix(b[:], rights)
+	rights := make([]byte, unix.CmsgSpace(4*n))
+	_, length, flags, _, err := conn.ReadMsgUnix(b[:], rights)
 	if err != nil {
-		return nil, fmt.Errorf("shm: receiving a file descriptor: %w", err)
+		return nil, fmt.Errorf("shm: receiving file descriptors: %w", err)
 	}
-	messages, err := unix.ParseSocketControlMessage(rights[:n])
-	if err != nil || len(messages) != 1 {
-		return nil, fmt.Errorf("shm: %d control messages, want a file: %v", len(messages), err)
+	messages, err := unix.ParseSocketControlMessage(rights[:length])
+	if err != nil {
+		return nil, fmt.Errorf("shm: receiving file descriptors: %w", err)
 	}
-	fds, err := unix.ParseUnixRights(&messages[0])
-	if err != nil || len(fds) != 1 {
-		return nil, fmt.Errorf("shm: %d files, want one: %v", len(fds), err)
+	var files []int
+	for i := range messages {
+		fds, err := unix.ParseUnixRights(&messages[i])
+		if err != nil {
+			closeFiles(files)
+			return nil, fmt.Errorf("shm: receiving file descriptors: %w", err)
+		}
+		files = append(files, fds...)
 	}
-	return os.NewFile(uintptr(fds[0]), "shared"), nil
+	if len(files) != n {
+		closeFiles(files)
+		hint := ""
+		if flags&unix.MSG_CTRUNC != 0 {
+			hint = "; is the limit of open files too low (ulimit -n)?"
+		}
+		return nil, fmt.Errorf("shm: received %d file descriptors, want %d%s", len(files), n, hint)
+	}
+	return files, nil
+}
+
+func closeFiles(files []int) {
+	for _, fd := range files {
+		unix.Close(fd)
+	}
 }

@@ -70,6 +70,7 @@ const (
 	stateOpen = 1 << iota
 	stateFailed
 	stateClosed
+	stateEnded // in the group of all ranks: its process has ended before it closed its end
 )
 
 const reasonBytes = transport.ReasonMax

@@ -2,14 +2,12 @@ package shm
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -43,10 +41,17 @@ type world struct {
 	processes  []process
 	processOf  []int // by rank
 	control    *os.File
+	life       *os.File // the control file, opened again: has the lock of this process
 	arena      *arena
+	bell       *os.File // of this process; its Fd must not be called, which would make it block
+	bellFD     int
 	rendezvous *rendezvous // nil unless this process listens
 	root       *group
-	table      []byte // of the split groups
+	table      []byte        // of the split groups
+	over       chan struct{} // closed by close
+
+	bells  sync.RWMutex // read-locked while one is rung
+	silent bool         // they are closed
 
 	mu      sync.Mutex
 	groups  []*group // with open local ranks
@@ -59,10 +64,9 @@ type process struct {
 	pid   int
 	ranks []int
 	mem   []byte        // its arena
-	conn  *net.UnixConn // to it; nil: this process
+	conn  *net.UnixConn // with the process that listened, or in that one; else nil
+	bell  int           // descriptor of its bell; 0: this process
 
-	raw  syscall.RawConn
-	bell func(fd uintptr) bool
 	dead atomic.Pointer[error]
 }
 
@@ -74,6 +78,9 @@ func (w *world) start() ([]transport.Endpoint, error) {
 	}
 	var err error
 	if w.table, err = mapFile(w.control, 0, tableBytes); err != nil {
+		return fail(err)
+	}
+	if err := w.lock(); err != nil {
 		return fail(err)
 	}
 	if err := back(w.control, 0, w.table); err != nil {
@@ -94,53 +101,13 @@ func (w *world) start() ([]transport.Endpoint, error) {
 		w.root.open++
 		w.open++
 	}
+	w.readers.Go(w.listenBell)
 	for i := range w.processes {
-		p := &w.processes[i]
-		if p.conn == nil {
-			continue
+		if w.processes[i].conn != nil {
+			w.readers.Go(func() { w.readConn(i) })
 		}
-		if p.raw, err = p.conn.SyscallConn(); err != nil {
-			return fail(err)
-		}
-		p.bell = func(fd uintptr) bool {
-			unix.Write(int(fd), bell[:]) // if the socket is full, its reader will wake up anyway
-			return true
-		}
-		w.readers.Go(func() { w.read(p) })
 	}
 	return out, nil
-}
-
-// bell is the byte that ring sends; its value does not matter.
-var bell [1]byte
-
-// ring wakes the process, so that it checks its ranks.
-func (p *process) ring() {
-	if p.raw != nil {
-		p.raw.Write(p.bell)
-	}
-}
-
-// lost returns why the process is lost, or nil.
-func (p *process) lost() error {
-	if err := p.dead.Load(); err != nil {
-		return *err
-	}
-	return nil
-}
-
-// read checks the local ranks whenever the process rings, until its connection ends.
-func (w *world) read(p *process) {
-	var bells [256]byte
-	for {
-		n, err := p.conn.Read(bells[:])
-		if n == 0 || err != nil {
-			w.end(p, err)
-			return
-		}
-		w.look()
-		w.answer()
-	}
 }
 
 // look wakes the local ranks whose parked flag was cleared, and reports lost peers to them.
@@ -148,9 +115,9 @@ func (w *world) look() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, g := range w.groups {
-		// A rank that has closed its end in the world's group will not join groups split from it, whose ranks are not
-		// woken for that.
-		gone := g.first && g.home != w.root.head.news.Load()
+		// A rank whose process has ended is marked in the world's group only. One that has closed its end there will not
+		// join groups split from it, whose ranks are not woken for that.
+		gone := g.home != w.root.head.news.Load()
 		if gone || g.seen != g.head.news.Load() {
 			g.reportLocked()
 		}
@@ -162,32 +129,9 @@ func (w *world) look() {
 	}
 }
 
-// end handles the end of the connection with a process.
-func (w *world) end(p *process, err error) {
-	if errors.Is(err, net.ErrClosed) {
-		return // closed by this process
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	down := errClosed
-	for _, r := range p.ranks {
-		if w.root.block(r).state.Load()&stateClosed == 0 {
-			down = fmt.Errorf("process %d has ended", p.pid)
-		}
-	}
-	p.dead.Store(&down)
-	for _, g := range w.groups {
-		g.reportLocked()
-		for r := range g.ends {
-			if e := g.ends[r].Load(); e != nil {
-				e.token()
-			}
-		}
-	}
-}
-
 // close releases the resources of this process.
 func (w *world) close() {
+	close(w.over)
 	if w.rendezvous != nil {
 		w.rendezvous.close()
 	}
@@ -196,7 +140,11 @@ func (w *world) close() {
 			p.conn.Close()
 		}
 	}
+	w.closeBells()
 	w.readers.Wait()
+	if w.life != nil {
+		w.life.Close()
+	}
 	if w.root != nil {
 		w.root.unmap()
 	}
