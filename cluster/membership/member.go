@@ -299,6 +299,34 @@ func (m *Member) Lease() time.Duration {
 
 // States returns the known state of all workers, by number.
 func (m *Member) States() []WorkerState {
+	out := m.viewed()
+	for _, w := range m.peers {
+		m.readSlot(&out[w])
+	}
+	return out
+}
+
+// Stalled returns the states of the workers that have made no progress for at least d. It reads the slots of these
+// only: a host may have hundreds of workers, which all call it.
+func (m *Member) Stalled(d time.Duration) []WorkerState {
+	out := slices.DeleteFunc(m.viewed(), func(v WorkerState) bool { return v.Stalled < d })
+	for i := range out {
+		m.readSlot(&out[i])
+	}
+	return out
+}
+
+// readSlot updates the state of a worker from its slot, if it is one of this node.
+func (m *Member) readSlot(v *WorkerState) {
+	if slot := slices.Index(m.peers, v.Worker); slot >= 0 {
+		if h, seen := latestIn(m.cfg.File, slot); seen {
+			v.Heartbeat, v.Seen = h, true
+		}
+	}
+}
+
+// viewed returns the states of all workers as the latest view has them, without the slots of this node's workers.
+func (m *Member) viewed() []WorkerState {
 	n := 0
 	for _, workers := range m.cfg.Nodes {
 		n += len(workers)
@@ -341,11 +369,6 @@ func (m *Member) States() []WorkerState {
 			}
 		}
 	}
-	for slot, w := range m.peers {
-		if h, seen := latestIn(m.cfg.File, slot); seen {
-			out[w].Heartbeat, out[w].Seen = h, true
-		}
-	}
 	return out
 }
 
@@ -384,7 +407,10 @@ func (m *Member) Lost(ctx context.Context) (WorkerState, error) {
 		changed, silent := m.changed, time.Since(m.running)
 		m.mu.Unlock()
 		longest := WorkerState{Worker: -1}
-		for _, v := range m.States() {
+		for _, v := range m.viewed() {
+			if v.Lost {
+				m.readSlot(&v)
+			}
 			switch {
 			case !v.Lost || v.Heartbeat.Final:
 			case v.Worker == m.cfg.Worker:

@@ -67,6 +67,7 @@ type child struct {
 	TCP                       bool     // no shared memory
 	Records                   string   // LOCKSTEP_RECORDS
 	Temporary                 bool     // the store is removed
+	Hosted                    bool     // the test serves the store
 	Strategy                  bool     // it trains by a strategy's Runs
 	Addresses                 []string // of all workers, as TF_CONFIG lists them
 }
@@ -76,7 +77,7 @@ func (c *child) config() (worker.Config, error) {
 	cfg := worker.Config{
 		Job: &cluster.Job{
 			Source: "a test", ID: c.Job, Worker: c.Worker, Workers: c.Workers, Store: c.Store,
-			Epoch: c.Epoch, LocalWorker: -1, StoreTemporary: c.Temporary,
+			Epoch: c.Epoch, LocalWorker: -1, StoreTemporary: c.Temporary, Hosted: c.Hosted,
 		},
 		Replicas: c.Replicas, RendezvousTimeout: c.Rendezvous, HeartbeatTimeout: c.Heartbeat, ProgressTimeout: c.Progress,
 		DataPlaintext: c.Plain, Build: c.Build, NoSharedMemory: c.TCP,
@@ -146,10 +147,12 @@ func (c *child) work() (result string, err error) {
 	if err != nil {
 		return "", err
 	}
+	begin := time.Now()
 	w, err := worker.Join(ctx, cfg)
 	if err != nil {
 		return "", err
 	}
+	joined := time.Since(begin)
 	fmt.Println("joined", os.Getpid())
 	defer func() {
 		if err != nil {
@@ -162,7 +165,10 @@ func (c *child) work() (result string, err error) {
 			return "", err
 		}
 	}
-	if c.Strategy {
+	switch {
+	case c.Do == "barriers":
+		return c.barriers(ctx, w, joined)
+	case c.Strategy:
 		return c.run(ctx, w)
 	}
 	return c.train(ctx, w)

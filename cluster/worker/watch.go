@@ -139,14 +139,13 @@ func (w *Worker) watchProgress(ctx context.Context) {
 	logged := map[int]uint64{} // progress of those that were logged
 	for ctx.Err() == nil {
 		pause(ctx, w.cfg.heartbeatInterval())
-		all := w.member.States()
-		if me := &all[w.job.Worker]; !me.Heartbeat.Waiting {
+		stalled := w.member.Stalled(w.cfg.HeartbeatTimeout)
+		if len(stalled) == 0 || !w.member.States()[w.job.Worker].Heartbeat.Waiting {
 			continue
 		}
-		for i := range all {
-			v := &all[i]
-			if i == w.job.Worker || !v.Seen || v.Heartbeat.Waiting || v.Heartbeat.Final || v.Stalled < w.cfg.HeartbeatTimeout ||
-				ctx.Err() != nil {
+		for k := range stalled {
+			v, i := &stalled[k], stalled[k].Worker
+			if i == w.job.Worker || !v.Seen || v.Heartbeat.Waiting || v.Heartbeat.Final || ctx.Err() != nil {
 				continue
 			}
 			if most := w.cfg.progressLimit(v.Heartbeat.Phase); most > 0 && v.Stalled > most {
