@@ -18,7 +18,7 @@ import (
 // data/tokenizer reads those of Hugging Face.
 type Tokenizer interface {
 	// Encode returns the tokens of a text, each from 0 to Size()-1. It adds no special tokens.
-	Encode(text string) []int32
+	Encode(text string) ([]int32, error)
 	// Decode returns the text of tokens.
 	Decode(tokens []int32) string
 	// Size returns the size of the vocabulary.
@@ -28,13 +28,13 @@ type Tokenizer interface {
 // Bytes is the [Tokenizer] whose tokens are the bytes of the text. Its vocabulary has 256 tokens.
 type Bytes struct{}
 
-// Encode implements [Tokenizer].
-func (Bytes) Encode(text string) []int32 {
+// Encode implements [Tokenizer]. It returns no error.
+func (Bytes) Encode(text string) ([]int32, error) {
 	tokens := make([]int32, len(text))
 	for i := range tokens {
 		tokens[i] = int32(text[i])
 	}
-	return tokens
+	return tokens, nil
 }
 
 // Decode implements [Tokenizer]. It drops tokens that are not bytes.
@@ -68,7 +68,11 @@ func LoadText(t Tokenizer, names ...string) (*tensor.Tensor, error) {
 		if err != nil {
 			return nil, err
 		}
-		tokens = append(tokens, t.Encode(string(text))...)
+		more, err := t.Encode(string(text))
+		if err != nil {
+			return nil, fmt.Errorf("data: %s: %w", name, err)
+		}
+		tokens = append(tokens, more...)
 	}
 	for i, token := range tokens {
 		if token < 0 || int(token) >= t.Size() {

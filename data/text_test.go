@@ -15,7 +15,7 @@ import (
 // words is a tokenizer whose tokens are the words of a list.
 type words []string
 
-func (w words) Encode(text string) []int32 {
+func (w words) Encode(text string) ([]int32, error) {
 	var tokens []int32
 	for _, word := range strings.Fields(text) {
 		for i, known := range w {
@@ -24,7 +24,7 @@ func (w words) Encode(text string) []int32 {
 			}
 		}
 	}
-	return tokens
+	return tokens, nil
 }
 
 func (w words) Decode(tokens []int32) string {

@@ -126,7 +126,10 @@ func (o *generateFlags) run(ctx context.Context, out io.Writer) (err error) {
 func (o *generateFlags) generate(ctx context.Context, out io.Writer, d *models.Decoder, tokenizer data.Tokenizer,
 	positions int,
 ) error {
-	tokens := tokenizer.Encode(o.prompt)
+	tokens, err := tokenizer.Encode(o.prompt)
+	if err != nil {
+		return fmt.Errorf("--prompt: %w", err)
+	}
 	if len(tokens) == 0 {
 		return fmt.Errorf("--prompt %q: the tokenizer of the run has no token for it: want another text", o.prompt)
 	}
@@ -157,7 +160,7 @@ func (o *generateFlags) generate(ctx context.Context, out io.Writer, d *models.D
 			return err
 		}
 	}
-	_, err := io.WriteString(out, text.next(tokens, true)+"\n")
+	_, err = io.WriteString(out, text.next(tokens, true)+"\n")
 	return err
 }
 

@@ -121,7 +121,7 @@ func TestSamplerGreedy(t *testing.T) {
 // TestTextStream gives tokens one by one: only whole characters are printed, and together the text.
 func TestTextStream(t *testing.T) {
 	for _, text := range []string{"plain", "Grüße, 世界 🎉", "broken \xff\xe4\xb8 end", "\xf0\x9f"} {
-		tokens := data.Bytes{}.Encode(text)
+		tokens, _ := data.Bytes{}.Encode(text)
 		s := textStream{tokenizer: data.Bytes{}}
 		got := ""
 		for n := range len(tokens) + 1 {

@@ -511,11 +511,16 @@ func (o *dataFlags) loadText(length int) (*examples, error) {
 	if o.evaluated != "" {
 		files = []string{o.evaluated}
 	}
-	all := tensor.Of(tokens.Encode(sums()))
+	var all *tensor.Tensor
 	if len(files) > 0 {
-		if all, err = data.LoadText(tokens, files...); err != nil {
-			return nil, err
-		}
+		all, err = data.LoadText(tokens, files...)
+	} else {
+		var made []int32
+		made, err = tokens.Encode(sums())
+		all = tensor.Of(made)
+	}
+	if err != nil {
+		return nil, err
 	}
 	sequences, err := data.Sequences(all, length)
 	if err != nil {

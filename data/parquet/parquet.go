@@ -215,7 +215,7 @@ type group struct {
 	file   string
 	first  int // row of the file
 	rows   int
-	chunks []parquet.ColumnChunk // of table.columns
+	chunks []chunk // of table.columns
 
 	mu      sync.Mutex // held while it is decoded
 	decoded []*tensor.Tensor
@@ -223,10 +223,22 @@ type group struct {
 	used    int64 // table.clock at the last use
 }
 
+// chunk is a column of a row group.
+type chunk struct {
+	parquet.ColumnChunk
+	source file
+	meta   *format.ColumnMetaData
+	limit  int64 // Options.RowGroupBytes
+}
+
 // open reads the footers of the files.
 func open(names []string, o Options) (*table, error) {
 	if len(names) == 0 {
 		return nil, errors.New("parquet: no files")
+	}
+	if o.CacheBytes < 0 || o.RowGroupBytes < 0 {
+		return nil, fmt.Errorf("parquet: Options.CacheBytes is %d and Options.RowGroupBytes %d: want positive sizes, or 0 for "+
+			"the defaults", o.CacheBytes, o.RowGroupBytes)
 	}
 	if o.CacheBytes == 0 {
 		o.CacheBytes = 256 << 20
@@ -289,14 +301,15 @@ func (t *table) add(name string) error {
 		}
 	}
 	first := 0
-	for _, g := range f.RowGroups() {
-		chunks := make([]parquet.ColumnChunk, len(columns))
+	for at, g := range f.RowGroups() {
+		chunks := make([]chunk, len(columns))
+		meta := f.Metadata().RowGroups[at].Columns
 		for i, c := range columns {
 			all := g.ColumnChunks()
-			if c.index >= len(all) {
+			if c.index >= len(all) || c.index >= len(meta) {
 				return wrong(name, fmt.Errorf("a row group has %d columns, and column %q has number %d", len(all), c.Name, c.index))
 			}
-			chunks[i] = all[c.index]
+			chunks[i] = chunk{all[c.index], source, &meta[c.index].MetaData, t.o.RowGroupBytes}
 		}
 		t.groups = append(t.groups, &group{file: name, first: first, rows: int(g.NumRows()), chunks: chunks})
 		if n := g.NumRows(); n < 0 || n > math.MaxInt32 {
@@ -559,10 +572,13 @@ func (t *table) setLengths() error {
 	return nil
 }
 
-// eachValue calls f for the values of a column chunk until it returns false.
-func eachValue(chunk parquet.ColumnChunk, f func(v parquet.Value) bool) error {
+// eachValue calls f for the values of a column until it returns false.
+func eachValue(c chunk, f func(v parquet.Value) bool) error {
+	if err := checkPages(c.source, c.meta, c.limit); err != nil {
+		return err
+	}
 	return recovered(func() (err error) {
-		pages := chunk.Pages()
+		pages := c.Pages()
 		defer func() { err = errors.Join(err, pages.Close()) }()
 		values := make([]parquet.Value, 1024)
 		for {

@@ -35,7 +35,7 @@ type Tokenizer struct {
 	special    map[int32]bool
 	vocabulary map[string]int32 // of the model, if a word that is in it is not split
 	byteLevel  bool             // bytes are mapped to letters, and lib gets single words
-	normalize  func(string) string
+	normalize  func(string) (string, error)
 	prefix     bool // a space is put before each text
 	splits     []split
 
@@ -87,7 +87,7 @@ type pattern struct {
 
 // split divides a text at the matches of a pattern.
 type split struct {
-	at     *regexp2.Regexp
+	at     *expression
 	remove bool // the matches, if not inverted, are dropped
 	invert bool // the pieces between the matches are the delimiters
 }
@@ -151,7 +151,7 @@ func parse(contents []byte) (*Tokenizer, error) {
 	}
 	t := &Tokenizer{
 		added: file.AddedTokens, special: map[int32]bool{}, addedText: map[int32]string{},
-		normalize: func(s string) string { return s },
+		normalize: func(s string) (string, error) { return s, nil },
 	}
 	var vocabulary map[string]int32
 	if m.Type != "Unigram" {
@@ -233,7 +233,10 @@ func (t *Tokenizer) setByteLevel(normalizer, pre *step) error {
 				return fmt.Errorf("a BPE model with the normalizer %q: supported are NFC, NFD, NFKC and NFKD", s.Type)
 			}
 			before := t.normalize
-			t.normalize = func(s string) string { return form.String(before(s)) }
+			t.normalize = func(s string) (string, error) {
+				s, err := before(s)
+				return form.String(s), err
+			}
 		}
 	}
 	steps := []step{}
@@ -248,7 +251,7 @@ func (t *Tokenizer) setByteLevel(normalizer, pre *step) error {
 		case s.Type == "ByteLevel" && i == len(steps)-1 && (!s.AddPrefixSpace || i == 0):
 			t.prefix = s.AddPrefixSpace
 			if s.UseRegex == nil || *s.UseRegex {
-				t.splits = append(t.splits, split{at: regexp2.MustCompile(gpt2Pattern, regexp2.None)})
+				t.splits = append(t.splits, split{at: mustCompile(gpt2Pattern)})
 			}
 			return nil
 		case s.Type == "Split" && (s.Behavior == "Isolated" || s.Behavior == "Removed"):
@@ -256,7 +259,7 @@ func (t *Tokenizer) setByteLevel(normalizer, pre *step) error {
 			if expression == "" {
 				expression = regexp2.Escape(s.Pattern.String)
 			}
-			at, err := regexp2.Compile(expression, regexp2.None)
+			at, err := compile(expression)
 			if err != nil || expression == "" {
 				return fmt.Errorf("the pattern %q of the pre-tokenizer: %w", expression, err)
 			}
@@ -282,12 +285,14 @@ func (t *Tokenizer) Token(text string) (int32, bool) {
 	return 0, false
 }
 
-// Encode implements [data.Tokenizer]. Added tokens in the text, such as <|endoftext|>, are found. It adds none.
-func (t *Tokenizer) Encode(text string) []int32 {
+// Encode implements [data.Tokenizer]. Added tokens in the text, such as <|endoftext|>, are found. It adds none. It returns
+// an error if an expression of the file needs more than 10 seconds for a match.
+func (t *Tokenizer) Encode(text string) ([]int32, error) {
 	if !t.byteLevel && t.unigram == nil {
-		return narrow(nil, t.lib.Encode(text))
+		return narrow(nil, t.lib.Encode(text)), nil
 	}
 	var tokens []int32
+	var err error
 	next := slices.Repeat([]int{-1}, len(t.added)) // where each is next in the text
 	for at := 0; at < len(text); {
 		first := -1
@@ -313,28 +318,34 @@ func (t *Tokenizer) Encode(text string) []int32 {
 		if a.Rstrip {
 			after = strings.TrimLeftFunc(after, unicode.IsSpace)
 		}
-		tokens = append(t.encode(tokens, before, at == 0), int32(a.ID))
+		if tokens, err = t.encode(tokens, before, at == 0); err != nil {
+			return nil, err
+		}
+		tokens = append(tokens, int32(a.ID))
 		at = len(text) - len(after)
 	}
-	return tokens
+	return tokens, nil
 }
 
 // encode appends the tokens of a text without added tokens. begins reports whether no other text is before it.
-func (t *Tokenizer) encode(tokens []int32, text string, begins bool) []int32 {
+func (t *Tokenizer) encode(tokens []int32, text string, begins bool) ([]int32, error) {
 	if text == "" {
-		return tokens
+		return tokens, nil
 	}
 	raw := text
-	text = t.normalize(text)
+	text, err := t.normalize(text)
+	if err != nil {
+		return nil, err
+	}
 	if u := t.unigram; u != nil {
 		if text == "" {
-			return tokens
+			return tokens, nil
 		}
 		begins = begins && !(u.strips && strings.TrimLeftFunc(raw, unicode.IsSpace) != raw)
 		for _, w := range u.words(text, begins) {
 			tokens = append(tokens, t.word(w)...)
 		}
-		return tokens
+		return tokens, nil
 	}
 	if t.prefix && !strings.HasPrefix(text, " ") {
 		text = " " + text
@@ -343,33 +354,34 @@ func (t *Tokenizer) encode(tokens []int32, text string, begins bool) []int32 {
 	for _, s := range t.splits {
 		var parts []string
 		for _, w := range words {
-			parts = s.apply(parts, w)
+			if parts, err = s.apply(parts, w); err != nil {
+				return nil, err
+			}
 		}
 		words = parts
 	}
 	for _, w := range words {
 		tokens = append(tokens, t.word(w)...)
 	}
-	return tokens
+	return tokens, nil
 }
 
 // apply appends the pieces of a text.
-func (s split) apply(parts []string, text string) []string {
+func (s split) apply(parts []string, text string) ([]string, error) {
 	add := func(part string, delimiter bool) {
 		if part != "" && !(delimiter && s.remove) {
 			parts = append(parts, part)
 		}
 	}
-	runes := []rune(text) // regexp2 counts in these
+	runes := []rune(text) // expressions count in these
 	end := 0
-	m, _ := s.at.FindRunesMatch(runes) // the only errors are of time limits, and none is set
-	for ; m != nil; m, _ = s.at.FindNextMatch(m) {
-		add(string(runes[end:m.Index]), s.invert)
-		end = m.Index + m.Length
-		add(string(runes[m.Index:end]), !s.invert)
-	}
+	err := s.at.each(runes, func(from, to int) {
+		add(string(runes[end:from]), s.invert)
+		add(string(runes[from:to]), !s.invert)
+		end = to
+	})
 	add(string(runes[end:]), s.invert)
-	return parts
+	return parts, err
 }
 
 // word returns the tokens of a word, which no other is merged with.

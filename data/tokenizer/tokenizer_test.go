@@ -1,6 +1,7 @@
 package tokenizer_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"math/rand/v2"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/data/tokenizer"
@@ -43,7 +45,7 @@ func TestHuggingFace(t *testing.T) {
 			}
 			for range 2 { // the second time the words are kept
 				for _, c := range want.Texts {
-					got := tok.Encode(c.Text)
+					got := encode(t, tok, c.Text)
 					if !slices.Equal(got, c.IDs) {
 						t.Errorf("%q: got %v, want %v", c.Text, got, c.IDs)
 					}
@@ -53,6 +55,50 @@ func TestHuggingFace(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func encode(t *testing.T, tok *tokenizer.Tokenizer, text string) []int32 {
+	t.Helper()
+	tokens, err := tok.Encode(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tokens
+}
+
+// TestHostileExpressions checks that expressions that try exponentially many ways end with an error that names them.
+func TestHostileExpressions(t *testing.T) {
+	tokenizer.SetMatchMax(t, 100*time.Millisecond)
+	for _, c := range []struct{ name, from, to string }{
+		{
+			"gpt2", `"pre_tokenizer":{"type":"ByteLevel"`,
+			`"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Split","behavior":"Isolated",` +
+				`"pattern":{"Regex":"(a+)+b"}},{"type":"ByteLevel"}]`,
+		},
+		{
+			"t5", `"normalizer":`, `"normalizer":{"type":"Replace","pattern":{"Regex":"(a+)+b"},"content":"c"},"was":`,
+		},
+	} {
+		contents, err := os.ReadFile("testdata/" + c.name + ".json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var compact bytes.Buffer
+		if err := json.Compact(&compact, contents); err != nil {
+			t.Fatal(err)
+		}
+		tok, err := tokenizer.Parse([]byte(strings.Replace(compact.String(), c.from, c.to, 1)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tok.Encode("aab"); err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		_, err = tok.Encode(strings.Repeat("a", 60))
+		if err == nil || !strings.Contains(err.Error(), `the expression "(a+)+b" finds no match within 100ms`) {
+			t.Errorf("%s: got %v", c.name, err)
+		}
 	}
 }
 
@@ -97,7 +143,7 @@ func TestAddedTokens(t *testing.T) {
 				at++
 				continue
 			}
-			want = append(want, plain.Encode(text[from:at])...)
+			want = append(want, encode(t, plain, text[from:at])...)
 			if i < 0 {
 				break
 			}
@@ -105,7 +151,7 @@ func TestAddedTokens(t *testing.T) {
 			at += len(added[i])
 			from = at
 		}
-		if got := tok.Encode(text); !slices.Equal(got, want) {
+		if got := encode(t, tok, text); !slices.Equal(got, want) {
 			t.Errorf("%q: got %v, want %v", text, got, want)
 		}
 	}
@@ -117,11 +163,11 @@ func TestConcurrentUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := strings.Repeat("the people said, that's 12 words  and more\n", 20)
-	want := tok.Encode(text)
+	want := encode(t, tok, text)
 	var all sync.WaitGroup
 	for range 4 {
 		all.Go(func() {
-			if got := tok.Encode(text); !slices.Equal(got, want) {
+			if got := encode(t, tok, text); !slices.Equal(got, want) {
 				t.Errorf("got %v, want %v", got, want)
 			}
 		})
@@ -200,12 +246,17 @@ func FuzzParse(f *testing.F) {
 		}
 		f.Add(contents, "the people's  word\n")
 	}
+	tokenizer.SetMatchMax(f, 200*time.Millisecond)
 	f.Fuzz(func(t *testing.T, contents []byte, text string) {
 		tok, err := tokenizer.Parse(contents)
 		if err != nil {
 			return
 		}
-		for _, token := range tok.Encode(text) {
+		tokens, err := tok.Encode(text)
+		if err != nil && !strings.Contains(err.Error(), "finds no match within") {
+			t.Error(err)
+		}
+		for _, token := range tokens {
 			if token < 0 || int(token) >= tok.Size() {
 				t.Errorf("token %d of %d", token, tok.Size())
 			}

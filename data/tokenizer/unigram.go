@@ -14,7 +14,6 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/dlclark/regexp2"
 	"github.com/rivo/uniseg"
 	"golang.org/x/text/unicode/norm"
 )
@@ -323,7 +322,7 @@ func (u *unigram) decode(t *Tokenizer, tokens []int32) string {
 }
 
 // normalizerOf returns the function of a normalizer.
-func normalizerOf(normalizer *step) (func(string) string, error) {
+func normalizerOf(normalizer *step) (func(string) (string, error), error) {
 	steps := []step{}
 	if normalizer != nil {
 		steps = []step{*normalizer}
@@ -331,25 +330,47 @@ func normalizerOf(normalizer *step) (func(string) string, error) {
 			steps = normalizer.Normalizers
 		}
 	}
-	var list []func(string) string
+	var list []func(string) (string, error)
 	for _, s := range steps {
-		f, err := s.normalizer()
+		f, err := s.replacer()
+		if f == nil && err == nil {
+			var total func(string) string
+			total, err = s.normalizer()
+			f = func(s string) (string, error) { return total(s), nil }
+		}
 		if err != nil {
 			return nil, err
 		}
 		list = append(list, f)
 	}
-	return func(s string) string {
+	return func(s string) (string, error) {
+		var err error
 		for _, f := range list {
-			s = f(s)
+			if s, err = f(s); err != nil {
+				return "", err
+			}
 		}
-		return s
+		return s, nil
 	}, nil
 }
 
 // forms are Unicode's.
 var forms = map[string]norm.Form{"NFC": norm.NFC, "NFD": norm.NFD, "NFKC": norm.NFKC, "NFKD": norm.NFKD}
 
+// replacer returns the normalizer Replace of an expression, or nil for another step.
+func (s *step) replacer() (func(string) (string, error), error) {
+	if s.Type != "Replace" || s.Pattern.Regex == "" {
+		return nil, nil
+	}
+	at, err := compile(s.Pattern.Regex)
+	if err != nil {
+		return nil, fmt.Errorf("the pattern %q of the normalizer: %w", s.Pattern.Regex, err)
+	}
+	literal := strings.ReplaceAll(s.Content, "$", "$$")
+	return func(text string) (string, error) { return at.replace(text, literal) }, nil
+}
+
+// normalizer returns the function of a step that needs no expression.
 func (s *step) normalizer() (func(string) string, error) {
 	if form, ok := forms[s.Type]; ok {
 		return form.String, nil
@@ -379,24 +400,10 @@ func (s *step) normalizer() (func(string) string, error) {
 			return text
 		}, nil
 	case "Replace":
-		if s.Pattern.Regex == "" {
-			if s.Pattern.String == "" {
-				return nil, errors.New("the normalizer Replace has no pattern")
-			}
-			return strings.NewReplacer(s.Pattern.String, s.Content).Replace, nil
+		if s.Pattern.String == "" {
+			return nil, errors.New("the normalizer Replace has no pattern")
 		}
-		at, err := regexp2.Compile(s.Pattern.Regex, regexp2.None)
-		if err != nil {
-			return nil, fmt.Errorf("the pattern %q of the normalizer: %w", s.Pattern.Regex, err)
-		}
-		literal := strings.ReplaceAll(s.Content, "$", "$$")
-		return func(text string) string {
-			replaced, err := at.Replace(text, literal, -1, -1)
-			if err != nil { // the only errors are of time limits, and none is set
-				return text
-			}
-			return replaced
-		}, nil
+		return strings.NewReplacer(s.Pattern.String, s.Content).Replace, nil
 	case "Precompiled":
 		return precompiled(s.Charsmap)
 	}
