@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gofrs/flock"
+
 	"github.com/lockstep-ml/lockstep/cluster/private"
 )
 
@@ -25,6 +27,9 @@ var ErrServed = errors.New("dashboard: another process serves this job")
 const (
 	localFolder = "jobs" // in the user's private folder
 	localSuffix = ".sock"
+	localLock   = "lock" // a file that is locked while a socket is created or a stale one removed
+
+	lockMax, lockEvery = 5 * time.Second, 10 * time.Millisecond
 )
 
 // localPath returns the folder of the sockets, which it creates if necessary.
@@ -50,8 +55,16 @@ func ListenLocal(job string, source Source) (*Server, error) {
 	}
 	name := sha256.Sum256([]byte(job)) // the path of a socket has about 100 bytes
 	path := filepath.Join(folder, fmt.Sprintf("%x%s", name[:8], localSuffix))
+	// Two processes that find the same stale socket would remove each other's new one.
+	lock := flock.New(filepath.Join(folder, localLock))
+	ctx, cancel := context.WithTimeout(context.Background(), lockMax)
+	defer cancel()
+	if _, err := lock.TryLockContext(ctx, lockEvery); err != nil {
+		return nil, fmt.Errorf("dashboard: lock %s: %w", lock.Path(), err)
+	}
+	defer lock.Close()
 	l, err := net.Listen("unix", path)
-	if err != nil && removeStale(path, 0) {
+	if err != nil && removeStale(path) {
 		l, err = net.Listen("unix", path)
 	}
 	switch {
@@ -75,19 +88,17 @@ func probe(path string) error {
 // wsaConnRefused is ECONNREFUSED as Windows has it.
 const wsaConnRefused = syscall.Errno(10061)
 
-// removeStale removes the socket of a process that has ended without removing it, and reports whether it has. A socket
-// younger than age stays: between the creation of its file and the call of listen, a new one looks like a stale one.
-func removeStale(path string, age time.Duration) bool {
+// removeStale removes the socket of a process that has ended without removing it, and reports whether it has. The
+// caller holds the lock: between the creation of its file and the call of listen, a new socket looks like a stale
+// one.
+func removeStale(path string) bool {
 	info, err := os.Lstat(path)
-	if err != nil || info.Mode().Type() != os.ModeSocket || time.Since(info.ModTime()) < age {
+	if err != nil || info.Mode().Type() != os.ModeSocket {
 		return false
 	}
 	err = probe(path)
 	return (errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, wsaConnRefused)) && os.Remove(path) == nil
 }
-
-// staleAge is the age at which the socket of a job that does not answer is removed by processes that look for jobs.
-const staleAge = 10 * time.Second
 
 // LocalJob is a job that a process of this user serves on this host.
 type LocalJob struct {
@@ -111,9 +122,12 @@ func LocalJobs(ctx context.Context) (list []LocalJob, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("dashboard: %w", err)
 	}
+	lock := flock.New(filepath.Join(folder, localLock))
+	locked, _ := lock.TryLock() // otherwise stale sockets are removed another time
+	defer lock.Close()
 	for _, e := range entries {
 		path := filepath.Join(folder, e.Name())
-		if !strings.HasSuffix(path, localSuffix) || removeStale(path, staleAge) {
+		if !strings.HasSuffix(path, localSuffix) || locked && removeStale(path) {
 			continue
 		}
 		client := &http.Client{Transport: &http.Transport{

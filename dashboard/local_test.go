@@ -10,8 +10,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
-	"time"
+
+	"github.com/gofrs/flock"
 
 	"github.com/lockstep-ml/lockstep/cluster/private"
 )
@@ -73,7 +75,7 @@ func TestLocalJobs(t *testing.T) {
 }
 
 // TestStaleSocket: the socket of a killed process is replaced by the next job of its name, and removed by processes
-// that look for jobs, but not while it may be that of a job that starts now.
+// that look for jobs, but not while a job may start now.
 func TestStaleSocket(t *testing.T) {
 	tempFolder(t)
 	s := serveLocal(t, "digits")
@@ -92,8 +94,15 @@ func TestStaleSocket(t *testing.T) {
 	}
 	exists := func() bool { _, err := os.Lstat(path); return err == nil }
 	kill()
+	lock := flock.New(filepath.Join(filepath.Dir(path), localLock))
+	if err := lock.Lock(); err != nil {
+		t.Fatal(err)
+	}
 	if names := localNames(t); len(names) > 0 || !exists() {
-		t.Errorf("jobs %v, the young socket exists: %v", names, exists())
+		t.Errorf("jobs %v, the socket exists while the lock is held: %v", names, exists())
+	}
+	if err := lock.Close(); err != nil {
+		t.Fatal(err)
 	}
 	again := serveLocal(t, "digits")
 	if names := localNames(t); !slices.Equal(names, []string{"digits"}) {
@@ -103,19 +112,57 @@ func TestStaleSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	kill()
-	old := time.Now().Add(-2 * staleAge)
-	if err := os.Chtimes(path, old, old); err != nil {
-		t.Fatal(err)
-	}
 	file := filepath.Join(filepath.Dir(path), "file"+localSuffix)
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if names := localNames(t); len(names) > 0 || exists() {
-		t.Errorf("jobs %v, the old socket exists: %v", names, exists())
+		t.Errorf("jobs %v, the stale socket exists: %v", names, exists())
 	}
 	if _, err := os.Lstat(file); err != nil {
 		t.Errorf("a file that is not a socket: %v", err)
+	}
+}
+
+// TestStartTogether: of several processes that find the same stale socket, one serves the job, and its socket stays.
+func TestStartTogether(t *testing.T) {
+	tempFolder(t)
+	s := serveLocal(t, "digits")
+	path := s.listener.Addr().String()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		l.Close()
+		servers := make([]*Server, 8)
+		var all sync.WaitGroup
+		for i := range servers {
+			all.Go(func() {
+				var err error
+				if servers[i], err = ListenLocal("digits", running()); err != nil && !errors.Is(err, ErrServed) {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		if names := localNames(t); !slices.Equal(names, []string{"digits"}) {
+			t.Errorf("jobs %v, want digits", names)
+		}
+		serving := 0
+		for _, s := range servers {
+			if s != nil {
+				serving++
+				s.Close()
+			}
+		}
+		if serving != 1 {
+			t.Errorf("%d servers of one job", serving)
+		}
 	}
 }
 

@@ -1,5 +1,7 @@
 package timeline
 
+import "math"
+
 // cusum accumulates the excess of each of several series over steps (Page's test). It measures the noise of the series,
 // so that noisy ones need a larger sum.
 type cusum struct {
@@ -9,6 +11,7 @@ type cusum struct {
 	steps   int
 	batches int     // that have ended
 	noise   float64 // variance of the excess of a step, as sums of consecutive steps show it
+	recent  float64 // the same, of the last batches
 	// correlation is the factor by which sums of more steps than a batch vary more; 0: 1.
 	correlation float64
 	named       int   // series; -1: none
@@ -57,13 +60,26 @@ func (c *cusum) endBatch() {
 		c.before[i], c.batch[i] = mean, 0
 	}
 	c.batches++
+	if c.batches > detectorBatches { // so that a change of a series, or one long step, is not taken for noise
+		variance = min(variance, detectorNoiseRise*c.noise)
+	}
 	if c.batches > 1 {
 		c.noise += max(detectorNoise, 1/float64(c.batches-1)) * (variance - c.noise)
+		c.recent += max(detectorRecent, 1/float64(c.batches-1)) * (variance - c.recent)
 	}
+}
+
+// doubt returns the factor by which the variance may be larger than its estimate from few batches: that of the
+// quantile of the chi-squared distribution one and a half standard deviations below its middle (by Wilson and
+// Hilferty's approximation). The excesses of all series add up to about 0.
+func (c *cusum) doubt() float64 {
+	n := float64(max(len(c.sums)-1, 1)) * min(float64(max(c.batches-1, 1)), 2/detectorNoise-1)
+	return 1 / math.Pow(1-2/(9*n)-1.5*math.Sqrt(2/(9*n)), 3)
 }
 
 // limit returns the sum at which a series is named. A sum of independent steps without a straggler reaches it about
 // once in exp(2*limit*allowance/variance) steps.
 func (c *cusum) limit() float64 {
-	return max(detectorLimit, detectorOdds*max(c.correlation, 1)*c.noise/(2*detectorAllowance))
+	noise := max(c.recent, c.noise*c.doubt())
+	return max(detectorLimit, detectorOdds*max(c.correlation, 1)*noise/(2*detectorAllowance))
 }

@@ -90,11 +90,15 @@ const (
 	detectorLimit     = 1.0 // of the others' work
 	detectorCeiling   = 1.5 // times the limit, so that a worker that is fast again is cleared soon
 	detectorClip      = 0.3
-	detectorBatch     = 8   // steps: long enough to contain what slows several consecutive steps
-	detectorBatches   = 4   // before a worker is named
-	detectorNoise     = 0.1 // weight of a batch in the moving mean
-	// detectorOdds is the logarithm of the number of steps of one worker between two false names: about ten million.
-	detectorOdds     = 16
+	detectorBatch     = 8 // steps: long enough to contain what slows several consecutive steps
+	detectorBatches   = 4 // before a worker is named
+	// The weights of a batch in the moving means of the noise, of which the larger one counts: a long one, which is
+	// exact, and one over the last batches, in which the noise may have risen.
+	detectorNoise     = 0.01
+	detectorRecent    = 0.1
+	detectorNoiseRise = 5 // times the noise: the most that one batch counts for
+	// detectorOdds is the logarithm of the number of steps of one worker between two false names: about 50 million.
+	detectorOdds     = 18
 	detectorScaleMin = 0.2      // of a step: own work that takes less of it is compared with this
 	detectorKept     = 16       // steps, whose medians describe the straggler
 	detectorPending  = 512      // steps at most
@@ -195,7 +199,9 @@ func (d *Detector) compare(all []Step) {
 	}
 	for i := range all {
 		others := without(own, i)
-		scale := max(others, detectorScaleMin*median(elapsed))
+		// Relative to the shorter time, so that a worker that is as often slower as faster has no excess on average:
+		// relative to the others' it has half the variance of the logarithm, which is 12 % with noise of 35 %.
+		scale := max(min(own[i], others), detectorScaleMin*median(elapsed))
 		d.own.add(i, (own[i]-others)/scale, detectorAllowance)
 	}
 	d.own.endStep(all[0].Step)

@@ -428,7 +428,7 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 		f.position.step, f.position.next = step, batchPosition{last.pass, last.batch + 1}
 		stream.release(b.list...)
 		f.t.strategy.ReadStats(&f.speed.after)
-		f.speed.add(info)
+		f.speed.add(info, f.t.waited)
 		f.history.Steps++
 		epoch.Steps = step
 		epoch.Duration += info.Duration

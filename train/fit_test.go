@@ -523,7 +523,7 @@ func TestSpeed(t *testing.T) {
 	}
 	add := func(s Step, reduce time.Duration) {
 		w.before, w.after = stats(0), stats(reduce)
-		w.add(s)
+		w.add(s, 2*reduce)
 	}
 	add(Step{Examples: 10, Duration: time.Hour}, time.Minute)
 	if got := w.result(2); got.Steps != 1 || got.Duration != time.Hour {

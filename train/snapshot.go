@@ -479,8 +479,8 @@ func (t *Trainer) fitSnapshot(s *Snapshot) ([][]*tensor.Tensor, error) {
 	return values, nil
 }
 
-// oneOfRows returns one value of v for those of several replicas or workers: their mean, or the first if it is no
-// floating-point number.
+// oneOfRows returns one value of v for those of several replicas or workers: the mean of floating-point numbers,
+// otherwise the first value.
 func oneOfRows(rows *tensor.Tensor, v engine.Variable) *tensor.Tensor {
 	if v.DType.IsFloat() {
 		return meanOfRows(rows, v.Shape)

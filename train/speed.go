@@ -14,7 +14,9 @@ type Speed struct {
 	Duration          time.Duration // of these steps
 	ExamplesPerSecond float64       // of all replicas together
 	ReduceShare       float64       // share of the replicas' time spent in all-reduces, from 0 to 1
-	WaitShare         float64       // share of the replicas' time spent waiting for other replicas, from 0 to 1
+	// WaitShare is the share of the first replica's time spent waiting for collective calls and other replicas, from 0 to
+	// 1: communication that computation does not hide. The live page and traces have the same one.
+	WaitShare float64
 }
 
 // stopwatch accumulates steps for a Speed.
@@ -24,13 +26,15 @@ type stopwatch struct {
 }
 
 type lap struct {
-	steps        int
-	examples     int64
-	duration     time.Duration
-	reduce, wait time.Duration // of all replicas
+	steps    int
+	examples int64
+	duration time.Duration
+	reduce   time.Duration // of all replicas
+	wait     time.Duration // of the first replica
 }
 
-func (w *stopwatch) add(s Step) {
+// add adds a step, in which the first replica waited so long.
+func (w *stopwatch) add(s Step, waited time.Duration) {
 	l := &w.rest
 	if w.first.steps == 0 {
 		l = &w.first
@@ -38,9 +42,9 @@ func (w *stopwatch) add(s Step) {
 	l.steps++
 	l.examples += int64(s.Examples)
 	l.duration += s.Duration
+	l.wait += waited
 	for i := range w.after.Replicas {
 		l.reduce += w.after.Replicas[i].Reduce - w.before.Replicas[i].Reduce
-		l.wait += w.after.Replicas[i].Wait - w.before.Replicas[i].Wait
 	}
 }
 
@@ -54,7 +58,7 @@ func (w *stopwatch) result(replicas int) Speed {
 		total := float64(l.duration) * float64(replicas)
 		s.ExamplesPerSecond = float64(l.examples) / l.duration.Seconds()
 		s.ReduceShare = float64(l.reduce) / total
-		s.WaitShare = float64(l.wait) / total
+		s.WaitShare = float64(l.wait) / float64(l.duration)
 	}
 	return s
 }

@@ -107,6 +107,7 @@ func (t *Trainer) stepEnded(b *stepBatches) {
 		s.Examples = b.examples
 		s.Loss, _ = t.scalars()
 	}
+	t.waited = s.Wait
 	t.Timeline().AddStep(s)
 	t.Timeline().SetStep(t.committed + 1)
 	clear(t.took[:])

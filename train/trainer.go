@@ -76,6 +76,7 @@ type Trainer struct {
 	clocks []clock                           // by replica
 	number int                               // of this trainer, in the timeline
 	took   [timeline.KindCount]time.Duration // by the first replica since the last step was committed
+	waited time.Duration                     // by it for collective calls, in the last step
 }
 
 // New compiles m for the replicas of s. The strategy must have an engine and must outlive the trainer. With several

@@ -48,9 +48,9 @@ func newBenchData() *cobra.Command {
 		Short: "Measure how fast workers read and decode images",
 		Long: `Data makes a folder of PNG images and measures how many of them a second are
 read, decoded to float32 and joined to batches in a random order: by one worker,
-and by several workers, of which each reads only its rows of every batch and one
-row of another worker to compare. A worker is a process on a core of its own, where
-Linux allows that. The measurements alternate, in rounds; the numbers are medians.
+and by several. Each worker reads its share of every batch, and one row more, by
+which workers compare their data. Each worker is one process, pinned to one core
+on Linux. The measurements alternate, in rounds; the numbers are medians.
 
 With --pytorch it also measures PyTorch's DataLoader on the same images, with as
 many workers, in the same rounds: the argument is a Python that has torch, numpy

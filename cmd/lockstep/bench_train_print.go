@@ -116,7 +116,7 @@ precision     %s%s
 machine       %s, %s/%s, %s
 %-13s %.0f (%.0f to %.0f)
 all-reduce    %.1f %% of a step
-wait          %.1f %% of a step, for other replicas%s
+wait          %.1f %% of a step, for collective calls%s
 `, m.Model, m.Strategy, m.GlobalBatch, m.engine, m.Compression, m.Precision, accumulated,
 		count(m.Cores, "core"), m.OS, m.Arch, m.Processor, m.Unit+"/s", float64(m.PerSecond),
 		float64(m.Rounds[0]), float64(m.Rounds[len(m.Rounds)-1]),

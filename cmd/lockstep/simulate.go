@@ -127,7 +127,7 @@ hosts, with a network card's bandwidth in each direction.`,
 	f.Var(&s.copying, "copy", "rate at which a rank copies")
 	f.StringArrayVar(&s.stragglers, "straggler", nil, "a rank that computes more slowly by this factor, as RANK:FACTOR")
 	f.StringArrayVar(&s.late, "late", nil, "a rank that begins this much later than the others, as RANK:TIME")
-	f.StringVar(&s.trace, "trace", "", "write every step to this `file`, for chrome://tracing or Perfetto")
+	f.StringVar(&s.trace, "trace", "", "write every step to this `file`, for Perfetto or chrome://tracing")
 	f.StringVar(&s.format, "format", "table", "table or json")
 	return cmd
 }
@@ -326,7 +326,7 @@ func (s *simulation) print(w io.Writer, p plan.Problem, results []simulated) err
 			formatBytes(r.Sent))
 	}
 	if s.trace != "" {
-		fmt.Fprintf(&b, "\n%s holds every step: open it with chrome://tracing or Perfetto\n", s.trace)
+		fmt.Fprintf(&b, "\n%s holds every step: open it with Perfetto or chrome://tracing\n", s.trace)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

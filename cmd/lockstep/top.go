@@ -37,7 +37,8 @@ goes, which one slows the others down.
 JOB is the name of a job of this user on this host, or its first letters:
 lockstep run shows its jobs on the host where it was started (node 0), lockstep
 train on the host of worker 0. Without a name the only job is shown, or the
-names of all. On another host, use 'ssh -t host lockstep top'.
+names of all. A name with a colon or a slash must be given whole. On another
+host, use 'ssh -t host lockstep top'.
 
 ADDRESS is that of the job's dashboard, as lockstep run --dashboard or lockstep
 train --dashboard prints it. If it needs a token, give the whole address, or set
@@ -134,11 +135,15 @@ type jobQuery struct {
 
 // findJob returns the query for the job that the arguments name.
 func findJob(ctx context.Context, args []string) (*jobQuery, error) {
-	if len(args) == 1 && strings.ContainsAny(args[0], ":/") {
-		url, token, err := jobAddress(args[0], os.Getenv(dashboardTokenEnv))
-		return &jobQuery{client: http.DefaultClient, url: url, token: token}, err
+	if len(args) == 1 && strings.Contains(args[0], "://") {
+		return queryOf(args[0])
 	}
 	jobs, err := dashboard.LocalJobs(ctx)
+	if len(args) == 1 && strings.ContainsAny(args[0], ":/") { // a name may have these too
+		if !slices.ContainsFunc(jobs, func(j dashboard.LocalJob) bool { return j.Name == args[0] }) {
+			return queryOf(args[0])
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -169,6 +174,12 @@ func findJob(ctx context.Context, args []string) (*jobQuery, error) {
 	q := &jobQuery{}
 	q.client, q.url = jobs[0].Client()
 	return q, nil
+}
+
+// queryOf returns the query for the job of a dashboard's address.
+func queryOf(address string) (*jobQuery, error) {
+	url, token, err := jobAddress(address, os.Getenv(dashboardTokenEnv))
+	return &jobQuery{client: http.DefaultClient, url: url, token: token}, err
 }
 
 // jobAddress returns the URL of a dashboard's JSON, and the token.

@@ -3,6 +3,7 @@ package main
 import (
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -64,6 +65,34 @@ func TestTop(t *testing.T) {
 	}
 	if m, _, err := query.fetch(t.Context(), true); err != nil || len(m.Points) != 63 {
 		t.Errorf("%v, %d points: want all", err, len(m.Points))
+	}
+}
+
+// TestTopOfNames: a name may look like an address, and is found where it is one of a job.
+func TestTopOfNames(t *testing.T) {
+	t.Setenv("XDG_RUNTIME_DIR", "")
+	dir, err := os.MkdirTemp("", "j") // the path of a socket is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Setenv("TMPDIR", dir)
+	for _, name := range []string{"team/digits", "localhost:80"} {
+		server, err := dashboard.ListenLocal(name, status.NewTracker(name, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { server.Close() })
+	}
+	for name, want := range map[string]string{
+		"team/digits": "http://localhost/api/job", "localhost:80": "http://localhost/api/job",
+		"team":         "http://localhost/api/job", // the first letters
+		"localhost:81": "http://localhost:81/api/job", "http://localhost:80": "http://localhost:80/api/job", "team/other": "http://team/api/job",
+	} {
+		q, err := findJob(t.Context(), []string{name})
+		if err != nil || q.url != want {
+			t.Errorf("%s: %v, error %v, want %s", name, q, err, want)
+		}
 	}
 }
 

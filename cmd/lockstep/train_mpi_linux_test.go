@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -150,22 +149,10 @@ func TestStoppedUnderMPI(t *testing.T) {
 	records := t.TempDir()
 	cmd.Env = append(os.Environ(), asCommand+"=1", "GOMAXPROCS=1", "TMPDIR="+t.TempDir(), cluster.EnvRecords+"="+records)
 	cmd.WaitDelay = 5 * time.Second
-	read, write, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer read.Close()
-	cmd.Stdout, cmd.Stderr = write, write
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	write.Close()
-	pid, report, all := 0, "", ""
+	pid, report := 0, ""
 	member := regexp.MustCompile(`worker 1 \(rank 1, host .*, pid (\d+)\)`)
 	lost := regexp.MustCompile(`worker 1 is lost: no heartbeat for (\S+):`)
-	for lines := bufio.NewScanner(read); lines.Scan(); {
-		line := lines.Text()
-		all += line + "\n"
+	out, err := watch(t, cmd, func(line string) bool {
 		switch m := member.FindStringSubmatch(line); {
 		case pid == 0 && m != nil: // the chief lists the workers
 			pid, _ = strconv.Atoi(m[1])
@@ -178,8 +165,9 @@ func TestStoppedUnderMPI(t *testing.T) {
 				t.Error(err)
 			}
 		}
-	}
-	err = cmd.Wait()
+		return true
+	})
+	all := string(out)
 	if pid != 0 && report == "" {
 		_ = syscall.Kill(pid, syscall.SIGKILL) // it would stay suspended
 	}

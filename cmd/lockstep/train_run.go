@@ -463,7 +463,7 @@ func (r *trainRun) report() error {
 	if speed := r.history.Speed; speed.Steps > 0 {
 		t.row(r.set.unit+"/s", "%s", grouped(int(math.Round(speed.ExamplesPerSecond))))
 		t.row("all-reduce", "%.1f %% of a step", 100*speed.ReduceShare)
-		t.row("wait", "%.1f %% of a step, for other replicas%s", 100*speed.WaitShare, r.ofThisWorker())
+		t.row("wait", "%.1f %% of a step, for collective calls%s", 100*speed.WaitShare, r.ofThisWorker())
 	}
 	t.row("trained", "%s in %s", count(r.history.Steps, "step"), r.trainingTime().Round(10*time.Millisecond))
 	t.row("weights hash", "%s", train.HashWeights(r.weights))

@@ -197,7 +197,8 @@ func median(times []time.Duration) time.Duration {
 	return percentile(slices.Sorted(slices.Values(times)), 50)
 }
 
-// percentile returns the smallest of some sorted times that is no less than so many percent of them; 0 of none.
+// percentile returns a percentile of sorted times, by the nearest-rank method: the smallest time that at least so many
+// percent of them do not exceed. It returns 0 for no times.
 func percentile(sorted []time.Duration, percent int) time.Duration {
 	if len(sorted) == 0 {
 		return 0

@@ -23,12 +23,13 @@ var ratioMax = map[format.CompressionCodec]int64{
 // pageMax is a size that a page may have with any Options.RowGroupBytes: programs write pages of about 1 MiB.
 const pageMax = 16 << 20
 
-// headerMax is the largest header of a page that is read: it has the smallest and the largest value, which may be texts.
+// headerMax is the largest header of a page that is read: it has the smallest and the largest value, which may be
+// texts.
 const headerMax = 16 << 20
 
-// checkPages checks the headers of the pages of a column of a row group, for which the library allocates memory before it
-// reads the page: no page may be larger than what is left of the column, decompress to more than its codec allows or than
-// limit bytes, or have more values than the column has.
+// checkPages checks the headers of the pages of a column of a row group, for which the library allocates memory
+// before it reads the page: no page may be larger than what is left of the column, decompress to more than its codec
+// allows or than limit bytes, or have more values than the column has.
 func checkPages(source file, c *format.ColumnMetaData, limit int64) error {
 	at := c.DataPageOffset
 	if c.DictionaryPageOffset != 0 {

@@ -14,15 +14,16 @@ import (
 	"github.com/parquet-go/parquet-go/format"
 )
 
-// headerOf returns the header of a page in Thrift's compact protocol: its type, sizes, and the number of its values in the
-// header of the type.
+// headerOf returns the header of a page in Thrift's compact protocol: its type, sizes, and the number of its values
+// in the header of the type.
 func headerOf(kind format.PageType, uncompressed, compressed, values int64) []byte {
 	var b []byte
 	number := func(head byte, x int64) { b = binary.AppendVarint(append(b, head), x) }
 	number(0x15, int64(kind))
 	number(0x15, uncompressed)
 	number(0x15, compressed)
-	b = append(b, map[format.PageType]byte{format.DataPage: 0x2c, format.DictionaryPage: 0x4c, format.DataPageV2: 0x5c}[kind])
+	field := map[format.PageType]byte{format.DataPage: 0x2c, format.DictionaryPage: 0x4c, format.DataPageV2: 0x5c}
+	b = append(b, field[kind])
 	number(0x15, values)
 	return append(b, 0, 0)
 }
@@ -34,7 +35,7 @@ func TestHostilePages(t *testing.T) {
 		header []byte
 		codec  format.CompressionCodec
 	}{
-		"it has 2147483647 bytes, and 100 are left":       {headerOf(format.DataPage, 100, most, 10), format.Snappy},
+		"it has 2147483647 bytes, and 100 are left": {headerOf(format.DataPage, 100, most, 10), format.Snappy},
 		"it has -1 bytes":                                 {headerOf(format.DataPage, 100, -1, 10), format.Snappy},
 		"its 100 bytes decompress to 2147483647":          {headerOf(format.DataPage, most, 100, 10), format.Zstd},
 		"its 100 bytes decompress to 101":                 {headerOf(format.DataPageV2, 101, 100, 10), format.Uncompressed},

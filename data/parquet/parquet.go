@@ -237,8 +237,8 @@ func open(names []string, o Options) (*table, error) {
 		return nil, errors.New("parquet: no files")
 	}
 	if o.CacheBytes < 0 || o.RowGroupBytes < 0 {
-		return nil, fmt.Errorf("parquet: Options.CacheBytes is %d and Options.RowGroupBytes %d: want positive sizes, or 0 for "+
-			"the defaults", o.CacheBytes, o.RowGroupBytes)
+		return nil, fmt.Errorf("parquet: Options.CacheBytes is %d and Options.RowGroupBytes %d: want positive sizes, or 0 "+
+			"for the defaults", o.CacheBytes, o.RowGroupBytes)
 	}
 	if o.CacheBytes == 0 {
 		o.CacheBytes = 256 << 20

@@ -7,8 +7,8 @@ import (
 	"github.com/dlclark/regexp2"
 )
 
-// matchMax is the longest time for one match of an expression. Those of real tokenizers need microseconds; an expression
-// such as (a+)+b tries exponentially many ways.
+// matchMax is the longest time for one match of an expression. Those of real tokenizers need microseconds; an
+// expression such as (a+)+b tries exponentially many ways.
 var matchMax = 10 * time.Second // a test shortens it
 
 // expression is a regular expression with backtracking. Its matches have a time limit.

@@ -2,8 +2,11 @@ package pictures
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"html"
+	"image"
+	"image/png"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -30,10 +33,15 @@ func TestPictures(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	p.traceAndReport()
-	p.plot()
-	p.terminal()
-	p.page()
+	for name, f := range map[string]func(){
+		"trace": p.traceAndReport, "plot": p.plot, "terminal": p.terminal, "page": p.page,
+	} {
+		t.Run(name, func(sub *testing.T) {
+			defer func() { p.t = t }()
+			p.t = sub
+			f()
+		})
+	}
 }
 
 // pictures makes the pictures.
@@ -144,7 +152,20 @@ func (p *pictures) traceAndReport() {
 		p.t.Fatal(err)
 	}
 	p.write("trace.svg", []byte(drawTrace(read, 4)))
-	b := browser.Open(p.t)
+	b := showTrace(p.t, trace, 1000, 640)
+	b.Await(`document.body.innerText.includes('worker 2')`)
+	b.Eval(showSteps)
+	time.Sleep(time.Second) // the viewer draws later
+	whole, err := png.Decode(bytes.NewReader(b.Picture()))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	var rows bytes.Buffer // without the viewer's empty table of selected events
+	if err := png.Encode(&rows, whole.(*image.RGBA).SubImage(image.Rect(0, 0, 1000, 300))); err != nil {
+		p.t.Fatal(err)
+	}
+	p.write("trace.png", rows.Bytes())
+	b = browser.Open(p.t)
 	b.Visit("file://"+filepath.Join(out, "report.html"), 1000, 780)
 	b.Await(`document.readyState === 'complete' && document.querySelectorAll('svg').length > 0`)
 	p.write("report.png", b.Picture())
