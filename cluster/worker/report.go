@@ -40,18 +40,9 @@ const reportOverlap = 1
 // publishReports publishes this worker's report whenever it has taken steps, until ctx ends.
 func (w *Worker) publishReports(ctx context.Context) error {
 	every := max(reportEvery, reportInterval(len(w.members)))
-	var before [reportOverlap + 1]int64 // the last steps of the reports before, oldest first
-	for last := int64(-1); ; {
-		if r := w.report(); len(r.Steps) == 0 && last < 0 || len(r.Steps) > 0 && r.Steps[len(r.Steps)-1].Step != last {
-			last = 0
-			if len(r.Steps) > 0 {
-				last = r.Steps[len(r.Steps)-1].Step
-			}
-			for len(r.Steps) > 1 && r.Steps[0].Step <= before[0] {
-				r.Steps = r.Steps[1:]
-			}
-			copy(before[:], before[1:])
-			before[reportOverlap] = last
+	var before published
+	for {
+		if r := w.report(); before.add(&r) {
 			text, err := json.Marshal(r)
 			if err == nil {
 				err = w.store.Set(ctx, w.key(status.Reports, w.job.Worker), text)
@@ -64,6 +55,30 @@ func (w *Worker) publishReports(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// published knows the reports that a worker has published.
+type published struct {
+	first bool                             // a report was published
+	ends  [reportOverlap + 1]time.Duration // of the last steps of the reports before, oldest first
+}
+
+// add removes the steps of a report that the reports before the last one have. It reports whether the report is to be
+// published: it is the first one, or has new steps. The numbers of steps begin again with each trainer, their ends do
+// not.
+func (p *published) add(r *timeline.Report) bool {
+	if n := len(r.Steps); n > 0 && r.Steps[n-1].End > p.ends[reportOverlap] {
+		for len(r.Steps) > 1 && r.Steps[0].End <= p.ends[0] {
+			r.Steps = r.Steps[1:]
+		}
+		copy(p.ends[:], p.ends[1:])
+		p.ends[reportOverlap] = r.Steps[len(r.Steps)-1].End
+		p.first = true
+		return true
+	}
+	first := !p.first
+	p.first = true
+	return first
 }
 
 // followStatus keeps the tracker up to date.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -25,6 +26,10 @@ type display struct {
 	// foreground reports whether the lines may be drawn: the terminal is the shell's while this process runs in the
 	// background.
 	foreground func() bool
+	// continued receives when the process continues after it was suspended: the shell has written below the lines since.
+	// It may be nil.
+	continued <-chan os.Signal
+	ascii     bool // the terminal does not show UTF-8
 	// lines returns the lines for a terminal of so many columns and rows. None may be wider.
 	lines func(columns, rows int) []string
 
@@ -50,7 +55,17 @@ func newDisplay(terminal *os.File, lines func(columns, rows int) []string) *disp
 	}
 	return &display{
 		out: terminal, lines: lines, size: size, foreground: func() bool { return inForeground(int(terminal.Fd())) },
+		continued: notifyContinued(), ascii: !utf8Locale(os.Getenv),
 	}
+}
+
+// asciiLines replaces what the lines of a display have beside ASCII, apart from names.
+var asciiLines = strings.NewReplacer("─", "-", "…", ".")
+
+// utf8Locale reports whether the locale's characters are UTF-8, or unknown.
+func utf8Locale(getenv func(string) string) bool {
+	locale := strings.ToLower(cmp.Or(getenv("LC_ALL"), getenv("LC_CTYPE"), getenv("LANG")))
+	return locale == "" || strings.Contains(locale, "utf-8") || strings.Contains(locale, "utf8")
 }
 
 // isTerminal reports whether a file is a terminal on which lines can be drawn again.
@@ -84,14 +99,19 @@ func (d *display) Write(p []byte) (int, error) {
 // plainText ends colours, and sequences that a line above the display has left incomplete.
 const plainText = "\x1b[m"
 
-// mayDraw reports whether lines may be drawn. In the background the cursor is the shell's, and no longer below them.
-// The caller holds the lock.
+// mayDraw reports whether lines may be drawn. In the background the cursor is the shell's, and no longer below them,
+// nor is it when the process continues. The caller holds the lock.
 func (d *display) mayDraw() bool {
-	if d.foreground() {
-		return true
+	may := d.foreground()
+	select {
+	case <-d.continued:
+		d.drawn, d.text = nil, nil
+	default:
 	}
-	d.drawn, d.text = nil, nil
-	return false
+	if !may {
+		d.drawn, d.text = nil, nil
+	}
+	return may
 }
 
 // Stat describes the terminal.
@@ -157,6 +177,11 @@ func (d *display) erase() []byte {
 func (d *display) draw() []byte {
 	d.columns, d.rows = d.size()
 	d.drawn, d.text = d.lines(d.columns, d.rows), nil
+	if d.ascii {
+		for i, line := range d.drawn {
+			d.drawn[i] = asciiLines.Replace(line)
+		}
+	}
 	for _, line := range d.drawn {
 		d.text = append(append(d.text, line...), '\n')
 	}

@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"os"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"unicode"
 	"unicode/utf8"
@@ -141,6 +143,49 @@ func TestDisplayInTheBackground(t *testing.T) {
 	d.close(false)
 	if !slices.Equal(e.lines, want) {
 		t.Errorf("the end in the background: got\n%q\nwant\n%q", e.lines, want)
+	}
+}
+
+// TestDisplayContinued: after the process was suspended, the lines are drawn below what the shell has written.
+func TestDisplayContinued(t *testing.T) {
+	e := &emulator{t: t, columns: 20, lines: []string{""}}
+	continued, table := make(chan os.Signal, 1), "─ table…"
+	d := &display{
+		out: e, size: func() (int, int) { return e.columns, 24 }, foreground: func() bool { return true },
+		continued: continued, lines: func(int, int) []string { return []string{table} }, ascii: true,
+	}
+	redraw := func() {
+		t.Helper()
+		if err := d.redraw(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	redraw()
+	fmt.Fprint(e, "[1]+  Stopped\n$ fg\n")
+	continued <- syscall.SIGINT // any
+	redraw()
+	table = "newer"
+	redraw()
+	want := []string{"- table.", "[1]+  Stopped", "$ fg", "newer", ""}
+	if !slices.Equal(e.lines, want) {
+		t.Errorf("got\n%q\nwant\n%q", e.lines, want)
+	}
+}
+
+func TestUTF8Locale(t *testing.T) {
+	for _, c := range []struct {
+		environment map[string]string
+		want        bool
+	}{
+		{nil, true},
+		{map[string]string{"LANG": "C.UTF-8"}, true},
+		{map[string]string{"LANG": "de_DE.utf8", "LC_ALL": "C"}, false},
+		{map[string]string{"LANG": "C", "LC_CTYPE": "en_US.UTF-8"}, true},
+		{map[string]string{"LANG": "de_DE.ISO-8859-1"}, false},
+	} {
+		if got := utf8Locale(func(name string) string { return c.environment[name] }); got != c.want {
+			t.Errorf("%v: %v", c.environment, got)
+		}
 	}
 }
 
