@@ -73,6 +73,9 @@ const (
 // limit is that of the folder: a process counts what all have written when its pass begins, and what it writes itself.
 // So n processes that fill an empty folder in one pass may write n times the limit.
 func (p Pipeline) CacheDir(dir string, limit int64) Pipeline {
+	if limit < 0 {
+		panic(fmt.Sprintf("data: CacheDir of %d bytes: want at least 0", limit))
+	}
 	seekableParts("CacheDir", []Pipeline{p})
 	return Pipeline{&view{base: &cachedIn{src: p, dir: dir, limit: limit, where: map[uint64]cachePlace{}}}}
 }

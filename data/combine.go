@@ -365,6 +365,9 @@ type cached struct {
 // read every time. It needs random access, which it has too, and an element must not depend on the epoch: put it
 // after the source or a Map, and before MapRandom. Each worker keeps only the elements that it reads.
 func (p Pipeline) Cache(limit int64) Pipeline {
+	if limit < 0 {
+		panic(fmt.Sprintf("data: Cache of %d bytes: want at least 0", limit))
+	}
 	seekableParts("Cache", []Pipeline{p})
 	return Pipeline{&view{base: &cached{src: p, limit: limit, elements: map[uint64]Element{}}}}
 }

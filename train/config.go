@@ -152,6 +152,8 @@ func (c *Config) complete(ctx context.Context, timeout time.Duration) error {
 	case c.NotFinite > SkipNotFinite:
 		return fmt.Errorf("train: Config.NotFinite is %v: want FailNotFinite, WarnNotFinite or SkipNotFinite",
 			c.NotFinite)
+	case c.BucketBytes < 0:
+		return fmt.Errorf("train: Config.BucketBytes is %d: want a size, or 0 for the engine's default", c.BucketBytes)
 	case c.GlobalBatch < 1:
 		return fmt.Errorf("train: Config.GlobalBatch is %d: want at least 1", c.GlobalBatch)
 	}

@@ -399,6 +399,7 @@ func TestConfigErrors(t *testing.T) {
 		want     string
 	}{
 		{"batch", s, func(c *Config, _ *fakeModel) { c.GlobalBatch = 0 }, "GlobalBatch is 0"},
+		{"bucket", s, func(c *Config, _ *fakeModel) { c.BucketBytes = -1 }, "BucketBytes is -1"},
 		{"inputs", s, func(c *Config, _ *fakeModel) { c.Inputs = nil }, "neither Data nor Inputs"},
 		{"nothing", s, func(c *Config, _ *fakeModel) { *c = Config{} }, "neither Data nor Inputs"},
 		{"dtype", s, func(c *Config, _ *fakeModel) { c.Inputs[0].DType = tensor.String }, "a feature of type string"},
