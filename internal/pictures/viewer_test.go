@@ -107,7 +107,8 @@ func TestTraceViewer(t *testing.T) {
 		t.Errorf("the viewer warns: %v", warnings)
 	}
 	want := `["replica 0","replica 0 calls","replica 1","replica 1 calls"]`
-	if rows := b.Eval(`JSON.stringify(model.getAllThreads().filter(t => t.sliceGroup.length > 2).map(t => t.name))`); rows != want {
+	rows := b.Eval(`JSON.stringify(model.getAllThreads().filter(t => t.sliceGroup.length > 2).map(t => t.name))`)
+	if rows != want {
 		t.Errorf("the viewer has the rows %v, want %s", rows, want)
 	}
 	if n := b.Eval(showSteps); n != 3.0 {
