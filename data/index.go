@@ -151,7 +151,7 @@ func indexFiles(ctx context.Context, kind, format string, names []string, o Inde
 		list = append(list, f)
 	}
 	if o.Workers < 0 {
-		return nil, fmt.Errorf("data: IndexOptions.Workers is %d: want a number of goroutines, or 0 for GOMAXPROCS", o.Workers)
+		return nil, fmt.Errorf("data: IndexOptions.Workers is %d: want at least 1, or 0 for GOMAXPROCS", o.Workers)
 	}
 	if o.Workers == 0 {
 		o.Workers = runtime.GOMAXPROCS(0)
