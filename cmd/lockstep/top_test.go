@@ -86,8 +86,10 @@ func TestTopOfNames(t *testing.T) {
 	}
 	for name, want := range map[string]string{
 		"team/digits": "http://localhost/api/job", "localhost:80": "http://localhost/api/job",
-		"team":         "http://localhost/api/job", // the first letters
-		"localhost:81": "http://localhost:81/api/job", "http://localhost:80": "http://localhost:80/api/job", "team/other": "http://team/api/job",
+		"team":                "http://localhost/api/job", // the first letters
+		"localhost:81":        "http://localhost:81/api/job",
+		"http://localhost:80": "http://localhost:80/api/job",
+		"team/other":          "http://team/api/job",
 	} {
 		q, err := findJob(t.Context(), []string{name})
 		if err != nil || q.url != want {
