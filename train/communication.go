@@ -50,6 +50,10 @@ func (t *Trainer) CommunicationTime(ctx context.Context, n int) (time.Duration, 
 	return times[n/2], nil
 }
 
+// WholeSteps reports whether a step of one batch computes gradients and update as one program, as the only replica of a
+// job does on an engine that supports it ([engine.WholeStep]).
+func (t *Trainer) WholeSteps() bool { return t.whole != nil && t.scale.Scale == 0 }
+
 // ForwardTime returns how long the forward pass of a training step takes on the first local replica: the median of n
 // evaluations of the first global batch of ds, with loss and metrics, while this worker's other replicas evaluate their
 // shares too. Layers work in inference mode: without dropout, and batch normalization by its moving averages. What the

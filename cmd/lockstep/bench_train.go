@@ -253,7 +253,7 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 			return err
 		}
 		parts.forward = forward * time.Duration(o.step.accumulate)
-		parts.whole = o.replicas == 1 && o.step.accumulate == 1 && parts.update == 0
+		parts.whole = s.trainer.WholeSteps() && o.step.accumulate == 1
 	}
 	if !s.chief() {
 		return nil
