@@ -74,7 +74,7 @@ type Options struct {
 const (
 	CallsMax     = 1_000_000
 	RanksMax     = 1024
-	ProcessesMax = shm.SizeMax
+	ProcessesMax = 256
 	UnalignedMax = alignment - 1
 )
 
