@@ -268,9 +268,16 @@ func (e *endpoint) wait(ctx context.Context, x *post) error {
 	}
 }
 
-// block is a short wait. It reports whether x may have advanced.
+// block is a short wait. It reports whether x may have advanced. There is none while other goroutines want this
+// processor of Go's scheduler, which the system call would keep from them for up to 10 ms.
 func (e *endpoint) block(x *post) bool {
+	if !e.group.world.block {
+		return false
+	}
 	now := time.Now()
+	if runtime.Gosched(); time.Since(now) > spinTime {
+		return false
+	}
 	if now.Sub(e.blocked) > parkEvery {
 		e.parkAt = now.Add(parkEvery)
 	} else if now.After(e.parkAt) {

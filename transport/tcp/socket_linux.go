@@ -18,6 +18,7 @@ import (
 type socket struct {
 	fd     int
 	users  atomic.Int64 // system calls in progress, plus closedSocket
+	ended  atomic.Bool  // close was called
 	poller *poller
 
 	in, out vectors // of the reader, and of the writer
@@ -73,6 +74,9 @@ func (s *socket) release() {
 
 // close ends the connection and the system calls that wait for it.
 func (s *socket) close() {
+	if s.ended.Swap(true) {
+		return
+	}
 	s.users.Add(1)
 	if s.users.Add(closedSocket) > closedSocket+1 {
 		unix.Shutdown(s.fd, unix.SHUT_RDWR)
@@ -165,6 +169,7 @@ func (s *socket) watch(in, out bool) {
 		event.Events |= unix.EPOLLOUT
 	}
 	if (in || out) && s.acquire() {
+		// A poller that is closed meanwhile is harmless: no other file that has its number knows this socket.
 		unix.EpollCtl(s.poller.fd, unix.EPOLL_CTL_MOD, s.fd, &event)
 		s.release()
 	}

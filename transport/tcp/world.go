@@ -45,6 +45,7 @@ type world struct {
 	near  []bool    // by process: connections with it are not encrypted
 	self  int
 	spin  bool // this host has at least as many processors as ranks
+	block bool // so has Go's scheduler in this process: ranks may wait in system calls
 	hash  uint64
 	up    chan struct{} // receives a token for each link that is connected
 
@@ -157,7 +158,8 @@ func newWorld(n *Node, g GroupConfig) (*world, error) {
 		w.near[w.proc[r]] = true
 	}
 	w.host = hosts(w.procs)
-	w.spin = w.ranksHere() <= affinity.Together() && len(g.Local) <= runtime.GOMAXPROCS(0)
+	w.block = len(g.Local) <= runtime.GOMAXPROCS(0)
+	w.spin = w.block && w.ranksHere() <= affinity.Together()
 	return w, nil
 }
 
