@@ -19,6 +19,7 @@ type end struct {
 	inspect func(peer int, h transport.Header) error
 	wake    chan struct{} // something has changed
 	down    chan transport.PeerDown
+	over    chan struct{} // closed when the endpoint is
 
 	// Used by the rank's goroutine only.
 	posts  []posted
@@ -28,8 +29,9 @@ type end struct {
 
 	// Guarded by net.mu.
 	sent    uint64
-	inbox   [][]*flight           // frames that have arrived, by sender
-	lost    []*transport.PeerDown // what this rank knows of its peers
+	inbox   inbox
+	lost    []*transport.PeerDown // what this rank knows of its peers; nil: nothing yet
+	more    []*transport.PeerDown // those for which down has no room
 	left    bool                  // the peers were notified
 	closed  bool
 	answer  func(seq uint64) []byte
@@ -167,7 +169,7 @@ func (e *end) begin(to int, out transport.Frame, from int, in []byte) (posted, e
 	switch {
 	case err != nil || to < 0:
 		return x, err
-	case e.lost[to] != nil:
+	case e.knows(to):
 		return x, e.lostError(to)
 	}
 	e.sent++
@@ -175,6 +177,9 @@ func (e *end) begin(to int, out transport.Frame, from int, in []byte) (posted, e
 	e.net.offer(x.flight)
 	return x, nil
 }
+
+// knows reports whether this rank knows that a peer is down.
+func (e *end) knows(peer int) bool { return e.lost != nil && e.lost[peer] != nil }
 
 // lostError returns a copy of what is known of a peer.
 func (e *end) lostError(peer int) error {
@@ -195,7 +200,7 @@ func (e *end) finish(ctx context.Context, x *posted) error {
 		if x.flight.done {
 			return true, nil
 		}
-		if e.lost[x.to] != nil {
+		if e.knows(x.to) {
 			return false, e.lostError(x.to)
 		}
 		return false, e.unexpected(-1)
@@ -205,13 +210,13 @@ func (e *end) finish(ctx context.Context, x *posted) error {
 // receive waits for the frame that from has for this rank, inspects it, and copies it.
 func (e *end) receive(ctx context.Context, from int, in []byte) error {
 	return e.until(ctx, func() (bool, error) {
-		if len(e.inbox[from]) == 0 {
-			if e.lost[from] != nil {
+		f := e.inbox.first(from)
+		if f == nil {
+			if e.knows(from) {
 				return false, e.lostError(from)
 			}
 			return false, e.unexpected(from)
 		}
-		f := e.inbox[from][0]
 		if err := e.inspected(from, f); err != nil {
 			return false, err
 		}
@@ -226,11 +231,11 @@ func (e *end) receive(ctx context.Context, from int, in []byte) error {
 
 // unexpected inspects the frames that peers other than from have for this rank.
 func (e *end) unexpected(from int) error {
-	for peer := range e.inbox {
-		if peer == from || len(e.inbox[peer]) == 0 {
+	for peer := e.inbox.next(-1); peer >= 0; peer = e.inbox.next(peer) {
+		if peer == from {
 			continue
 		}
-		if err := e.inspected(peer, e.inbox[peer][0]); err != nil {
+		if err := e.inspected(peer, e.inbox.first(peer)); err != nil {
 			return err
 		}
 	}
@@ -263,6 +268,7 @@ func (e *end) Close() error {
 	}
 	e.leave(transport.ErrClosed)
 	e.closed = true
+	close(e.over)
 	e.net.closed(e.group)
 	return nil
 }
@@ -279,8 +285,9 @@ const askMax = 500 * time.Millisecond
 func (e *end) Ask(peer int, seq uint64) []byte {
 	err := e.alive()
 	p := e.group.ends[peer]
+	e.net.counts.Queries++
 	wait := e.net.latency(e.proc, p.proc) + e.net.latency(p.proc, e.proc)
-	gone := err != nil || e.lost[peer] != nil
+	gone := err != nil || e.knows(peer)
 	e.net.mu.Unlock()
 	if gone {
 		return nil
@@ -347,7 +354,7 @@ func (e *end) inherit() {
 	}
 	for _, peer := range e.group.ends {
 		if e.net.dead[pair(e.proc, peer.proc)] {
-			e.lose(peer.rank, ErrCut)
+			e.lose(&transport.PeerDown{Rank: peer.rank, Err: ErrCut})
 		}
 	}
 }

@@ -2,6 +2,7 @@ package simnet
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/transport"
@@ -143,35 +144,87 @@ func (n *Net) sever(a, b int, whyA, whyB error) {
 // report notifies a process that another is down, in all their groups.
 func (n *Net) report(proc, lost int, why error) {
 	for _, g := range n.groups {
-		for _, e := range g.ends {
-			for _, peer := range g.ends {
-				if e.proc == proc && peer.proc == lost {
-					e.lose(peer.rank, why)
-				}
-			}
+		e, peer := slices.Index(g.ranks, proc), slices.Index(g.ranks, lost)
+		if e >= 0 && peer >= 0 {
+			g.ends[e].lose(&transport.PeerDown{Rank: peer, Err: why})
 		}
 	}
 }
 
-// lose records that a peer is down, unless that is known.
-func (e *end) lose(rank int, why error) {
-	if e.lost[rank] != nil || e.closed {
+// downMax is the room of an endpoint's channel of peers that are down. Room for every peer would need memory for every
+// pair of ranks.
+const downMax = 64
+
+// lose records that a peer is down, unless that is known. The ends of a group share d.
+func (e *end) lose(d *transport.PeerDown) {
+	if e.closed || e.knows(d.Rank) {
 		return
 	}
-	e.lost[rank] = &transport.PeerDown{Rank: rank, Err: why}
-	e.down <- *e.lost[rank] // has room for one of each
+	if e.lost == nil {
+		e.lost = make([]*transport.PeerDown, len(e.group.ends))
+	}
+	e.lost[d.Rank] = d
+	e.net.counts.Notices++
 	e.notify()
+	if len(e.more) == 0 {
+		select {
+		case e.down <- *d:
+			return
+		default:
+			go e.forward()
+		}
+	}
+	e.more = append(e.more, d)
 }
 
-// leave notifies the peers that this rank is down, once.
+// forward sends what down had no room for, until none is left or the endpoint is closed.
+func (e *end) forward() {
+	for {
+		e.net.mu.Lock()
+		d := *e.more[0]
+		e.net.mu.Unlock()
+		select {
+		case e.down <- d:
+		case <-e.over:
+			return
+		}
+		e.net.mu.Lock()
+		e.more = e.more[1:]
+		last := len(e.more) == 0
+		e.net.mu.Unlock()
+		if last {
+			return
+		}
+	}
+}
+
+// leave notifies the peers that this rank is down, once. Neighbours that are notified at the same time share one event:
+// thousands of ranks that close at once would have an event for each pair otherwise.
 func (e *end) leave(why error) {
 	if e.left {
 		return
 	}
 	e.left = true
-	for _, peer := range e.group.ends {
-		if peer != e {
-			e.net.arrival(e.proc, peer.proc, e.net.latency(e.proc, peer.proc), func() { peer.lose(e.rank, why) })
+	down := &transport.PeerDown{Rank: e.rank, Err: why}
+	first, at := 0, time.Time{}
+	for i, peer := range e.group.ends {
+		when := latest(time.Now().Add(e.net.latency(e.proc, peer.proc)), e.net.last[[2]int{e.proc, peer.proc}])
+		if i > 0 && !when.Equal(at) {
+			e.leaves(e.group.ends[first:i], at, down)
+			first = i
 		}
+		at = when
 	}
+	e.leaves(e.group.ends[first:], at, down)
+}
+
+// leaves notifies peers at a time, unless the connection is cut by then. What this rank sends later arrives later.
+func (e *end) leaves(peers []*end, at time.Time, down *transport.PeerDown) {
+	e.net.at(time.Until(at), func() {
+		for _, peer := range peers {
+			if peer != e && !e.net.dead[pair(e.proc, peer.proc)] {
+				peer.lose(down)
+			}
+		}
+	})
 }

@@ -20,6 +20,8 @@ type flight struct {
 
 // offer sends a frame.
 func (n *Net) offer(f *flight) {
+	n.counts.Frames++
+	n.counts.Bytes += len(f.data)
 	if n.fresh = append(n.fresh, f); len(n.fresh) == 1 {
 		n.at(1, n.depart) // after all ranks have made their calls of this moment
 	}
@@ -127,14 +129,13 @@ func (n *Net) arrive(f *flight) {
 		delete(n.next, way)
 		f.header = faulty.FlipBit(f.header, n.random)
 	}
-	f.to.inbox[f.from.rank] = append(f.to.inbox[f.from.rank], f)
+	f.to.inbox.add(f)
 	f.to.notify()
 }
 
 // receive takes the first frame that a peer has for e, whose data was copied.
 func (n *Net) receive(e *end, from int) {
-	f := e.inbox[from][0]
-	e.inbox[from] = slices.Delete(e.inbox[from], 0, 1)
+	f := e.inbox.take(from)
 	if !n.cfg.Buffers {
 		n.arrival(e.proc, f.from.proc, n.latency(e.proc, f.from.proc), func() { f.done = true; f.from.notify() })
 	}

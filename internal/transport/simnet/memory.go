@@ -76,7 +76,7 @@ func (s *sharer) Await(ctx context.Context, rank, flag int) error {
 				all = all && rank >= 0 && r != rank
 			case rank < 0 || r == rank:
 				all = false
-				if s.lost[r] != nil && err == nil {
+				if s.knows(r) && err == nil {
 					err = s.lostError(r)
 				}
 			}

@@ -91,6 +91,7 @@ type Net struct {
 	groups []*group          // those with open endpoints
 	splits map[uint64]*group // not yet taken by all their ranks
 	fresh  []*flight         // offered in this moment
+	counts Counts
 	events events
 	timer  *time.Timer
 }
@@ -145,13 +146,22 @@ func (c *Config) check() error {
 	if len(c.Places) == 0 {
 		return errors.New("simnet: no ranks: Places is empty")
 	}
+	workers, domains := map[int]int{}, map[int]int{} // the first rank of each
 	for r, p := range c.Places {
-		for q, other := range c.Places[:r] {
-			if p.Worker == other.Worker && p.Domain != other.Domain || p.Domain == other.Domain && p.Host != other.Host {
-				return fmt.Errorf("simnet: ranks %d and %d are at %+v and %+v: a worker is in one domain, a domain on one host", q,
-					r, other, p)
+		q, known := workers[p.Worker]
+		if !known {
+			workers[p.Worker] = r
+		}
+		if !known || c.Places[q].Domain == p.Domain {
+			if q, known = domains[p.Domain]; !known {
+				domains[p.Domain] = r
+			}
+			if !known || c.Places[q].Host == p.Host {
+				continue
 			}
 		}
+		return fmt.Errorf("simnet: ranks %d and %d are at %+v and %+v: a worker is in one domain, a domain on one host", q, r,
+			c.Places[q], p)
 	}
 	for _, l := range []Link{c.Host, c.Network} {
 		if l.Latency < 0 || l.Bandwidth <= 0 {
@@ -173,6 +183,21 @@ func (n *Net) Ends() []transport.Endpoint {
 		out[i] = e.as()
 	}
 	return out
+}
+
+// Counts are the messages that a network has carried.
+type Counts struct {
+	Frames  int // data frames
+	Bytes   int // of the frames, without their headers
+	Notices int // that a rank is down: one to each peer that had not left
+	Queries int // about a rank's state, by Ask; each has an answer
+}
+
+// Counts returns what the network has carried so far.
+func (n *Net) Counts() Counts {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.counts
 }
 
 // group is a group of ranks.
@@ -197,9 +222,8 @@ func (n *Net) group(ranks []int) *group {
 	g.memory = len(domains) < len(ranks) || len(ranks) == 1
 	for i, r := range ranks {
 		e := &end{
-			group: g, net: n, rank: i, proc: r, domain: domains[g.places[i].Domain],
-			inbox: make([][]*flight, len(ranks)), lost: make([]*transport.PeerDown, len(ranks)),
-			wake: make(chan struct{}, 1), down: make(chan transport.PeerDown, len(ranks)),
+			group: g, net: n, rank: i, proc: r, domain: domains[g.places[i].Domain], wake: make(chan struct{}, 1),
+			down: make(chan transport.PeerDown, min(len(ranks), downMax)), over: make(chan struct{}),
 		}
 		if g.memory {
 			e.staging = make([]byte, stagingBytes)

@@ -1,7 +1,10 @@
 package simnet_test
 
 import (
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -47,4 +50,48 @@ func run(t *testing.T, tr transporttest.Transport, cfg simnet.Config) {
 		return net.Ends()
 	}
 	transporttest.Run(t, tr)
+}
+
+// TestPlaces checks that places which contradict each other are an error that names the ranks.
+func TestPlaces(t *testing.T) {
+	for _, test := range []struct {
+		places []transport.Place
+		want   string
+	}{
+		{[]transport.Place{{Worker: 0}, {Worker: 1, Domain: 1}, {Worker: 1, Domain: 2}}, "ranks 1 and 2"},
+		{[]transport.Place{{Worker: 0}, {Worker: 1}, {Worker: 2, Host: 1}}, "ranks 0 and 2"},
+		{[]transport.Place{{Worker: 0}, {Worker: 1}, {Worker: 2, Domain: 1, Host: 1}}, ""},
+		{nil, "Places is empty"},
+	} {
+		_, err := simnet.New(simnet.Config{Places: test.places})
+		if (err != nil) != (test.want != "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%+v: %v, want %q", test.places, err, test.want)
+		}
+	}
+}
+
+// TestManyDown checks that a rank is notified of more lost peers than its channel has room for, each once.
+func TestManyDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ranks = 300
+		net, err := simnet.New(simnet.Config{Places: simnet.Uniform(ranks, 1, false)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends := net.Ends()
+		for r := 1; r < ranks-1; r++ {
+			net.Happen(simnet.Fault{Kind: simnet.Kill, Rank: r})
+		}
+		time.Sleep(time.Second)
+		seen := map[int]bool{}
+		for range ranks - 2 {
+			seen[(<-ends[0].Down()).Rank] = true
+		}
+		if len(seen) != ranks-2 || seen[ranks-1] {
+			t.Errorf("%d ranks are down: %v", len(seen), seen)
+		}
+		for _, e := range ends { // the last one never reads its channel
+			e.Close()
+		}
+	})
 }
