@@ -6,8 +6,10 @@
 package affinity
 
 import (
+	"cmp"
 	"fmt"
 	"io/fs"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,6 +36,7 @@ func Policies() []Policy { return []Policy{Share, Core, NUMA, None} }
 // CPUs are the CPUs that a process may use. It is immutable.
 type CPUs struct {
 	nodes [][][]int // by NUMA node and core: neighbours first; a core has as many CPUs as threads
+	kinds []CPUs    // the same by the speed of the cores, fastest first; nil: all are alike
 }
 
 // Count returns the number of CPUs.
@@ -49,31 +52,83 @@ func (c CPUs) cores() [][]int { return slices.Concat(c.nodes...) }
 
 // Of returns the CPUs of process i of n on this machine, in increasing order; nil: it is not bound. By [NUMA]
 // several processes may have one node; otherwise none share a CPU, and with more processes than CPUs none is bound,
-// since the system divides the time of the CPUs more evenly than a fixed assignment would.
+// since the system divides the time of the CPUs more evenly than a fixed assignment would. Where cores differ in speed,
+// a share has equally many of each kind; if there are too few of one kind for that, no process is bound. [Core] takes
+// the fastest cores if there are enough.
 func (c CPUs) Of(p Policy, n, i int) []int {
-	if n < 1 || i < 0 || i >= n {
+	if n < 1 || i < 0 || i >= n || p == None {
 		return nil
 	}
-	var own [][]int
-	cores := c.cores()
-	switch each := len(cores) / n; {
-	case len(cores) == 0 || p == None:
+	var own []int
+	switch {
+	case len(c.nodes) == 0:
 		return nil
 	case p == NUMA:
-		own = c.nodes[i*len(c.nodes)/n]
-	case each > 0 && p == Core:
-		own = cores[i*each : i*each+1]
-	case each > 0:
-		own = cores[i*each : (i+1)*each]
-	default: // fewer cores than processes: one thread each, if there are enough
-		all := slices.Concat(cores...)
-		if len(all) < n {
-			return nil
+		own = slices.Concat(c.nodes[i*len(c.nodes)/n]...)
+	case p == Core && len(c.kinds) > 0 && len(c.kinds[0].cores()) >= n:
+		own = c.kinds[0].share(n, i, 1)
+	case p == Core:
+		own = c.share(n, i, 1)
+	case len(c.kinds) > 0 && n > 1:
+		for _, kind := range c.kinds {
+			if len(kind.cores()) < n {
+				return nil
+			}
+			own = append(own, kind.share(n, i, math.MaxInt)...)
 		}
-		own = [][]int{all[i*(len(all)/n) : (i+1)*(len(all)/n)]}
+	default:
+		own = c.share(n, i, math.MaxInt)
 	}
-	return slices.Sorted(slices.Values(slices.Concat(own...)))
+	slices.Sort(own)
+	return own
 }
+
+// share returns the CPUs of process i of n: equally many cores, at most so many, or of fewer cores than processes
+// equally many threads; nil if there are fewer CPUs than processes. A share is within a NUMA node where this takes no
+// core from it.
+func (c CPUs) share(n, i, most int) []int {
+	cores := c.cores()
+	switch each := len(cores) / n; {
+	case each == 0:
+		return threads(cores, n, i)
+	case n >= len(c.nodes):
+		node := i * len(c.nodes) / n
+		if within := fewest(c.nodes, n); within == each || within >= most {
+			at := (i - first(node, len(c.nodes), n)) * within
+			return slices.Concat(c.nodes[node][at : at+min(within, most)]...)
+		}
+		fallthrough
+	default:
+		return slices.Concat(cores[i*each : i*each+min(each, most)]...)
+	}
+}
+
+// threads returns the CPUs of process i of n, which are more than there are cores: equally many threads for each, with
+// all cores in use if that is possible.
+func threads(cores [][]int, n, i int) []int {
+	if each := fewest(cores, n); each > 0 {
+		core := i * len(cores) / n
+		at := (i - first(core, len(cores), n)) * each
+		return slices.Clone(cores[core][at : at+each])
+	}
+	all := slices.Concat(cores...)
+	each := len(all) / n
+	return all[i*each : (i+1)*each]
+}
+
+// fewest returns how many members each of n processes can have if process i has some of part i·parts/n.
+func fewest[E any](parts [][]E, n int) int {
+	least := math.MaxInt
+	for p, part := range parts {
+		if of := first(p+1, len(parts), n) - first(p, len(parts), n); of > 0 {
+			least = min(least, len(part)/of)
+		}
+	}
+	return least
+}
+
+// first returns the first of n processes that has some of this part or a later one.
+func first(part, parts, n int) int { return (part*n + parts - 1) / parts }
 
 // Text describes CPUs: "0-3,8".
 func Text(cpus []int) string {
@@ -96,40 +151,78 @@ func Text(cpus []int) string {
 // read returns the allowed CPUs of the machine whose file system is root. CPUs without a known core are cores by
 // themselves, and those without a known node are in one.
 func read(root fs.FS, allowed []int) CPUs {
-	if len(allowed) == 0 {
-		return CPUs{}
+	rest := map[int]bool{}
+	for _, cpu := range allowed {
+		rest[cpu] = true
 	}
-	var out CPUs
-	rest := slices.Clone(allowed)
 	take := func(list []int) (node [][]int) {
 		for _, cpu := range list {
-			if !slices.Contains(rest, cpu) {
+			if !rest[cpu] {
 				continue
 			}
-			threads := listOf(root, fmt.Sprintf("sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu))
 			core := []int{}
-			for _, t := range threads {
-				if slices.Contains(rest, t) {
+			for _, t := range listOf(root, fmt.Sprintf("sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu)) {
+				if rest[t] {
 					core = append(core, t)
 				}
 			}
 			if !slices.Contains(core, cpu) {
 				core = []int{cpu}
 			}
-			rest = slices.DeleteFunc(rest, func(c int) bool { return slices.Contains(core, c) })
+			for _, t := range core {
+				delete(rest, t)
+			}
 			node = append(node, core)
 		}
 		return node
 	}
-	for _, list := range nodes(root) {
+	var out CPUs
+	for _, list := range append(nodes(root), allowed) { // at last the CPUs of no node
 		if node := take(list); len(node) > 0 {
 			out.nodes = append(out.nodes, node)
 		}
 	}
-	if node := take(slices.Clone(rest)); len(node) > 0 {
-		out.nodes = append(out.nodes, node)
+	out.kinds = out.byKind(speeds(root))
+	return out
+}
+
+// byKind divides the CPUs by the speed of their cores, fastest first; nil if all are alike.
+func (c CPUs) byKind(speed func(cpu int) int) []CPUs {
+	var found []int
+	for _, core := range c.cores() {
+		if v := speed(core[0]); !slices.Contains(found, v) {
+			found = append(found, v)
+		}
+	}
+	if len(found) < 2 {
+		return nil
+	}
+	slices.SortFunc(found, func(a, b int) int { return cmp.Compare(b, a) })
+	out := make([]CPUs, len(found))
+	for i, v := range found {
+		for _, node := range c.nodes {
+			alike := slices.DeleteFunc(slices.Clone(node), func(core []int) bool { return speed(core[0]) != v })
+			if len(alike) > 0 {
+				out[i].nodes = append(out[i].nodes, alike)
+			}
+		}
 	}
 	return out
+}
+
+// speeds returns a function that ranks the CPUs by their speed: by the capacity that Linux gives (arm64), or by the
+// kinds of cores of an Intel processor.
+func speeds(root fs.FS) func(cpu int) int {
+	slow := append(listOf(root, "sys/devices/cpu_atom/cpus"), listOf(root, "sys/devices/cpu_lowpower/cpus")...)
+	return func(cpu int) int {
+		if v, err := strconv.Atoi(line(root, fmt.Sprintf("sys/devices/system/cpu/cpu%d/cpu_capacity", cpu))); err == nil {
+			return v
+		}
+		if slices.Contains(slow, cpu) {
+			return -1
+		}
+		return 0
+	}
 }
 
 // nodes reads the CPUs of each NUMA node that has any.

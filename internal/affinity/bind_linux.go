@@ -1,8 +1,10 @@
 package affinity
 
 import (
+	"math/bits"
 	"os"
 	"runtime"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -17,11 +19,8 @@ func Allowed() []int { return allowed(0) }
 
 // allowed returns the CPUs of a process.
 func allowed(pid int) (out []int) {
-	var set unix.CPUSet
-	if unix.SchedGetaffinity(pid, &set) != nil {
-		return nil
-	}
-	for cpu := range len(set) * 64 {
+	set := maskOf(pid)
+	for cpu := range len(set) * bits.UintSize {
 		if set.IsSet(cpu) {
 			out = append(out, cpu)
 		}
@@ -29,33 +28,73 @@ func allowed(pid int) (out []int) {
 	return out
 }
 
+// maskOf returns the CPUs of a process as a mask that is as long as the kernel's; nil: unknown.
+func maskOf(pid int) unix.CPUSetDynamic {
+	for cpus := 1024; cpus <= ListMax; cpus *= 2 {
+		set := unix.NewCPUSet(cpus)
+		switch err := unix.SchedGetaffinityDynamic(pid, set); err {
+		case nil:
+			return set
+		case unix.EINVAL: // the kernel's is longer
+		default:
+			return nil
+		}
+	}
+	return nil
+}
+
 // Together returns how many CPUs this process and the others that its parent has started may use together. A process
-// that was bound to a part of its parent's CPUs, by a launcher, counts those of the parent.
-func Together() int { return max(len(allowed(0)), len(allowed(os.Getppid())), 1) }
+// that was bound to a part of its parent's CPUs, by a launcher, counts those of the parent. The CPU time that a control
+// group allows counts as so many CPUs.
+func Together() int {
+	cpus := max(len(allowed(0)), len(allowed(os.Getppid())), 1)
+	if limit := Quota(); limit > 0 {
+		cpus = min(cpus, limit)
+	}
+	return cpus
+}
+
+// Quota returns how many CPUs' time the control groups allow this process, together with the others in them, rounded
+// up; 0: there is no limit.
+func Quota() int { return quota(os.DirFS("/")) }
 
 // Run calls f with the calling thread bound to these CPUs: a process that f starts stays on them. Without CPUs, or if
 // the system refuses, f runs as it is.
 func Run(cpus []int, f func()) {
-	var before, set unix.CPUSet
-	if len(cpus) == 0 || unix.SchedGetaffinity(0, &before) != nil {
+	before := maskOf(0)
+	if len(cpus) == 0 || before == nil {
 		f()
 		return
 	}
+	set := slices.Clone(before)
+	set.Zero()
 	for _, c := range cpus {
 		set.Set(c)
 	}
 	runtime.LockOSThread()
-	if unix.SchedSetaffinity(0, &set) != nil {
+	if unix.SchedSetaffinityDynamic(0, set) != nil {
 		runtime.UnlockOSThread()
 		f()
 		return
 	}
 	defer func() {
-		if unix.SchedSetaffinity(0, &before) == nil {
+		if restore(before, set) {
 			runtime.UnlockOSThread() // else the thread ends with its goroutine, or serves it alone
 		}
 	}()
 	f()
+}
+
+// restore gives the calling thread its CPUs of before back. If these are all that its control group (cpuset) has, the
+// thread allows itself all CPUs instead: the kernel keeps a thread to what it has once requested, also when the group
+// gets more CPUs later. scratch is a mask of the same length, which it overwrites.
+func restore(before, scratch unix.CPUSetDynamic) bool {
+	scratch.Fill()
+	if unix.SchedSetaffinityDynamic(0, scratch) == nil && unix.SchedGetaffinityDynamic(0, scratch) == nil &&
+		slices.Equal(scratch, before) {
+		return true
+	}
+	return unix.SchedSetaffinityDynamic(0, before) == nil
 }
 
 // Current returns the CPU on which the calling thread runs; -1: unknown.
@@ -73,21 +112,39 @@ type Mover struct{ moved time.Time }
 // movePause is the least time between two moves: a move takes about 10 microseconds.
 const movePause = 4 * time.Millisecond
 
-// Leave moves the calling thread to another CPU than this one, unless it has no other or has moved shortly before. The
-// thread may return to the CPU later.
-func (m *Mover) Leave(cpu int) {
-	if time.Since(m.moved) < movePause {
+// Leave moves the calling thread from the CPU on which it runs to another one, if it may use one: to one that is not
+// taken, if there is any. It does nothing if it has moved shortly before. The thread may return to the CPU later.
+func (m *Mover) Leave(cpu int, taken []int) {
+	if cpu < 0 || time.Since(m.moved) < movePause {
 		return
 	}
 	m.moved = time.Now()
-	var before, others unix.CPUSet
 	runtime.LockOSThread()
-	if unix.SchedGetaffinity(0, &before) == nil {
-		others = before
-		others.Clear(cpu)
-		if others.Count() > 0 && unix.SchedSetaffinity(0, &others) == nil && unix.SchedSetaffinity(0, &before) != nil {
-			return // the thread stays this goroutine's, and bound
-		}
+	if leave(cpu, taken) {
+		runtime.UnlockOSThread() // else the thread stays this goroutine's, and bound
 	}
-	runtime.UnlockOSThread()
+}
+
+// leave is [Mover.Leave] on a thread that is the goroutine's. It reports whether the thread has its CPUs again.
+func leave(cpu int, taken []int) bool {
+	before := maskOf(0)
+	others := elsewhere(before, cpu, taken)
+	if others.Count() == 0 || unix.SchedSetaffinityDynamic(0, others) != nil {
+		return true
+	}
+	return restore(before, others)
+}
+
+// elsewhere returns the CPUs to which a thread moves that runs on one CPU and may use some: those that are not taken,
+// or all others if all are.
+func elsewhere(may unix.CPUSetDynamic, cpu int, taken []int) unix.CPUSetDynamic {
+	others := slices.Clone(may)
+	for _, c := range taken {
+		others.Clear(c)
+	}
+	if others.Clear(cpu); others.Count() == 0 {
+		copy(others, may)
+		others.Clear(cpu)
+	}
+	return others
 }

@@ -13,6 +13,9 @@ func Allowed() []int { return nil }
 // Together returns how many CPUs this process may use.
 func Together() int { return runtime.NumCPU() }
 
+// Quota returns 0: no limit of the CPU time is known.
+func Quota() int { return 0 }
+
 // Run calls f.
 func Run(_ []int, f func()) { f() }
 
@@ -23,4 +26,4 @@ func Current() int { return -1 }
 type Mover struct{}
 
 // Leave does nothing.
-func (*Mover) Leave(int) {}
+func (*Mover) Leave(int, []int) {}

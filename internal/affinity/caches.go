@@ -40,20 +40,26 @@ func readCache(root fs.FS, cpu int) Cache {
 	if bytes == 0 {
 		return unknownCache
 	}
-	found := map[string]bool{}
+	count, seen := 0, map[int]bool{}
 	for _, c := range listOf(root, "sys/devices/system/cpu/online") {
+		if seen[c] {
+			continue
+		}
 		if size, shared := cacheOf(root, c); size > 0 {
-			found[shared] = true
+			count++
+			cpus, _ := ParseList(shared)
+			for _, other := range cpus {
+				seen[other] = true
+			}
 		}
 	}
-	return Cache{Bytes: bytes, Count: max(len(found), 1)}
+	return Cache{Bytes: bytes, Count: max(count, 1)}
 }
 
 // cacheOf returns the size of a CPU's last-level cache, and the list of the CPUs that share it; 0: unknown.
 func cacheOf(root fs.FS, cpu int) (bytes int, shared string) {
 	text := func(index int, name string) string {
-		b, _ := fs.ReadFile(root, fmt.Sprintf("sys/devices/system/cpu/cpu%d/cache/index%d/%s", cpu, index, name))
-		return strings.TrimSpace(string(b))
+		return line(root, fmt.Sprintf("sys/devices/system/cpu/cpu%d/cache/index%d/%s", cpu, index, name))
 	}
 	top := 0
 	for index := range 16 {

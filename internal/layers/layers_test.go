@@ -32,8 +32,9 @@ var mayImport = []struct {
 	{"internal/testnet", nil},
 	{"internal/foreign", nil},
 	{"internal/layers", []string{"..."}},
-	{"internal/memlimit", nil},
-	{"internal/affinity", nil},
+	{"internal/cgroup", nil},
+	{"internal/memlimit", []string{"internal/cgroup"}},
+	{"internal/affinity", []string{"internal/cgroup"}},
 	{"internal/listener", nil},
 	{"transport/...", []string{
 		"tensor", "transport/...", "internal/affinity", "internal/listener", "internal/memlimit",

@@ -6,10 +6,11 @@ import (
 	"io/fs"
 	"math"
 	"os"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/lockstep-ml/lockstep/internal/cgroup"
 )
 
 // Available returns how many bytes of memory this process can still allocate: the minimum of what the host and each of
@@ -76,49 +77,24 @@ type group struct {
 	both                 bool // these two are of memory and swap together
 }
 
-// groups returns the control groups that bound this process's memory: its own and all above it. In a container the
-// group's path may be the host's, which is not mounted: then only the root of the mount is looked at.
-func groups(root fs.FS) []group {
-	text, err := fs.ReadFile(root, "proc/self/cgroup")
-	if err != nil {
-		return nil
-	}
-	var out []group
-	for line := range strings.Lines(string(text)) { // 4:memory:/path, and 0::/path of version 2
-		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(parts) != 3 {
+// groups returns the control groups that bound this process's memory: its own and all above it.
+func groups(root fs.FS) (out []group) {
+	for _, f := range cgroup.Folders(root, "memory") {
+		dir := f.Path
+		if f.Unified {
+			out = append(out, group{
+				limit: dir + "/memory.max", usage: dir + "/memory.current", stat: dir + "/memory.stat",
+				swapLimit: dir + "/memory.swap.max", swapUsage: dir + "/memory.swap.current",
+			})
 			continue
 		}
-		switch {
-		case parts[0] == "0" && parts[1] == "":
-			for _, mount := range []string{"sys/fs/cgroup", "sys/fs/cgroup/unified"} {
-				for _, dir := range upward(mount, parts[2]) {
-					out = append(out, group{
-						limit: dir + "/memory.max", usage: dir + "/memory.current", stat: dir + "/memory.stat",
-						swapLimit: dir + "/memory.swap.max", swapUsage: dir + "/memory.swap.current",
-					})
-				}
-			}
-		case strings.Contains(","+parts[1]+",", ",memory,"):
-			for _, dir := range upward("sys/fs/cgroup/memory", parts[2]) {
-				out = append(out, group{
-					limit: dir + "/memory.limit_in_bytes", usage: dir + "/memory.usage_in_bytes", stat: dir + "/memory.stat",
-					prefix:    "total_",
-					swapLimit: dir + "/memory.memsw.limit_in_bytes", swapUsage: dir + "/memory.memsw.usage_in_bytes", both: true,
-				})
-			}
-		}
+		out = append(out, group{
+			limit: dir + "/memory.limit_in_bytes", usage: dir + "/memory.usage_in_bytes", stat: dir + "/memory.stat",
+			prefix:    "total_",
+			swapLimit: dir + "/memory.memsw.limit_in_bytes", swapUsage: dir + "/memory.memsw.usage_in_bytes", both: true,
+		})
 	}
 	return out
-}
-
-// upward returns the folder at that path below mount, and all above it up to mount.
-func upward(mount, at string) []string {
-	var out []string
-	for at = path.Clean("/" + at); at != "/"; at = path.Dir(at) {
-		out = append(out, mount+at)
-	}
-	return append(out, mount)
 }
 
 // number reads a file with one number; false if there is no such file, or no limit.

@@ -102,6 +102,7 @@ type endpoint struct {
 	blocks    int    // number of waits that have blocked
 	handovers int    // number of waits, in succession, that have ended as they yielded the processor
 	mover     affinity.Mover
+	taken     []int // processors on which other ranks waited; see separate
 	posts     [transport.PostsMax]exchange
 	posted    int   // number of posts in progress
 	broken    error // why the posts in progress have failed

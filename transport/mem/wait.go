@@ -71,16 +71,21 @@ func (e *endpoint) spun(round, polls int) {
 	}
 }
 
-// separate moves the rank's thread to another processor if it waits on the one on which another rank waits, too. Of two
-// ranks the higher one moves.
+// separate moves the rank's thread to a processor on which no other rank waits, if it waits on the one on which another
+// rank waits, too. Of two ranks the higher one moves.
 func (e *endpoint) separate() {
 	cpu := affinity.Current()
 	e.at.Store(int32(cpu + 1))
-	for r := range e.hub.ends[:e.rank] {
-		if e.hub.ends[r].at.Load() == int32(cpu+1) && cpu >= 0 {
-			e.mover.Leave(cpu)
-			return
+	shared := false
+	e.taken = e.taken[:0]
+	for r := range e.hub.ends {
+		if at := int(e.hub.ends[r].at.Load()) - 1; r != e.rank && at >= 0 {
+			e.taken = append(e.taken, at)
+			shared = shared || at == cpu && r < e.rank
 		}
+	}
+	if shared {
+		e.mover.Leave(cpu, e.taken)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
@@ -245,7 +246,7 @@ func (e *endpoint) begin() error {
 		return transport.ErrInterrupted
 	}
 	if e.calls == 1 {
-		e.countCPUs()
+		e.countCPUs(time.Now())
 	}
 	for peer := range e.blocks {
 		if peer == e.rank {

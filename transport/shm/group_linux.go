@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -74,7 +75,7 @@ func (g *group) join(rank int) *endpoint {
 		reply: make(chan struct{}, 1), outgoing: make([]pipeEnd, n), incoming: make([]pipeEnd, n), staged: make([]bool, n),
 	}
 	e.polls = g.polls
-	e.mine.cpus.set(affinity.Allowed())
+	e.mine.cpus.store(affinity.Allowed())
 	for r := range n {
 		e.blocks = append(e.blocks, g.block(r))
 		e.outgoing[r].pipe, e.outgoing[r].ring = g.pipe(rank, r)
@@ -179,8 +180,10 @@ type endpoint struct {
 	polls    int    // number of checks before it yields its processor between checks; 0: it blocks at once
 	yields   uint32 // number of waits that have yielded it
 	mover    affinity.Mover
-	staged   []bool // by rank: its staging buffer is backed by memory
-	unstaged error  // why a staging buffer has no memory
+	taken    []int     // CPUs on which other ranks waited; see separate
+	counted  time.Time // when countCPUs was last called
+	staged   []bool    // by rank: its staging buffer is backed by memory
+	unstaged error     // why a staging buffer has no memory
 	inspect  func(peer int, h transport.Header) error
 
 	outgoing, incoming []pipeEnd // by peer

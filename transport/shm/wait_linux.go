@@ -15,8 +15,6 @@ import (
 // blocking and waking up costs. The processor is yielded to other threads, not to other goroutines (runtime.Gosched):
 // that makes the runtime wake threads to look for work, which compete with the peers.
 const (
-	pollsFirst    = 200 // before it yields the processor, if there is one for every rank
-	pollsEach     = 32  // then, each time
 	spinTime      = 50 * time.Microsecond
 	separateEvery = 16 // waits that yield: how often it compares its processor with those of other ranks
 )
@@ -24,7 +22,7 @@ const (
 // spin polls for a while, and reports whether the awaited condition is true.
 func (e *endpoint) spin() bool {
 	first := e.polls
-	if first == 0 {
+	if first == pollsNot {
 		return false
 	}
 	var since time.Time
@@ -40,8 +38,13 @@ func (e *endpoint) spin() bool {
 		}
 		if since.IsZero() {
 			since = time.Now()
-			if e.yields++; first == pollsFirst && e.yields%separateEvery == 0 {
-				e.separate()
+			if e.yields++; e.yields%separateEvery == 0 {
+				if since.Sub(e.counted) > countEvery {
+					e.countCPUs(since)
+				}
+				if first == pollsFirst {
+					e.separate()
+				}
 			}
 		} else if time.Since(since) > spinTime {
 			return false

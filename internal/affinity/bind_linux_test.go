@@ -1,0 +1,108 @@
+package affinity
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestElsewhere(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		length int
+		may    []int
+		cpu    int
+		taken  []int
+		want   string
+	}{
+		{"any other", 1024, upTo(4), 1, nil, "0,2-3"},
+		{"one that is not taken", 1024, upTo(4), 1, []int{1, 0, 2}, "3"},
+		{"all are taken", 1024, upTo(4), 1, []int{0, 1, 2, 3}, "0,2-3"},
+		{"all that it may use are taken", 1024, []int{0, 1}, 1, []int{0}, "0"},
+		{"no other", 1024, []int{5}, 5, nil, ""},
+		{"beyond 1,024 CPUs", 2048, []int{1030, 1500}, 1500, []int{3}, "1030"},
+		{"a CPU that does not exist", 1024, upTo(2), 0, []int{-1, 1 << 30}, "1"},
+	} {
+		may := unix.NewCPUSet(c.length)
+		for _, cpu := range c.may {
+			may.Set(cpu)
+		}
+		var got []int
+		others := elsewhere(may, c.cpu, c.taken)
+		for cpu := range c.length {
+			if others.IsSet(cpu) {
+				got = append(got, cpu)
+			}
+		}
+		if Text(got) != c.want {
+			t.Errorf("%s: got %q, want %q", c.name, Text(got), c.want)
+		}
+	}
+}
+
+// TestLeave moves a thread. Other load may move it back at once, so that it is only seen after some attempts.
+func TestLeave(t *testing.T) {
+	before := Allowed()
+	if len(before) < 2 {
+		t.Skip("one CPU")
+	}
+	done := make(chan error)
+	go func() { // its thread ends with it
+		runtime.LockOSThread()
+		done <- func() error {
+			for attempt := 0; ; attempt++ {
+				cpu := Current()
+				var m Mover
+				m.Leave(cpu, nil)
+				now := Current()
+				if after := Allowed(); !slices.Equal(after, before) {
+					return fmt.Errorf("CPUs %v after Leave, want %v as before", after, before)
+				}
+				if now != cpu {
+					break
+				}
+				if attempt == 1000 {
+					return fmt.Errorf("it still runs on CPU %d after 1000 attempts", cpu)
+				}
+			}
+			only := maskOf(0)
+			only.Zero()
+			only.Set(before[0])
+			if err := unix.SchedSetaffinityDynamic(0, only); err != nil {
+				return err
+			}
+			var m Mover
+			m.Leave(before[0], nil)
+			if after := Allowed(); !slices.Equal(after, before[:1]) {
+				return fmt.Errorf("CPUs %v after Leave on a bound thread, want %v as before", after, before[:1])
+			}
+			Run(before, func() {})
+			if after := Allowed(); !slices.Equal(after, before[:1]) {
+				return fmt.Errorf("CPUs %v after Run on a bound thread, want %v as before", after, before[:1])
+			}
+			return nil
+		}()
+	}()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestMoverPause calls a Mover often: it moves once.
+func TestMoverPause(t *testing.T) {
+	var m Mover
+	m.Leave(-1, nil)
+	if !m.moved.IsZero() {
+		t.Error("it moved from an unknown CPU")
+	}
+	m.Leave(Current(), nil)
+	first := m.moved
+	for range 10 {
+		if m.Leave(Current(), nil); m.moved != first && m.moved.Sub(first) < movePause {
+			t.Fatalf("it moved twice within %v", m.moved.Sub(first))
+		}
+	}
+}

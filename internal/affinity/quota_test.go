@@ -1,0 +1,42 @@
+package affinity
+
+import (
+	"testing"
+	"testing/fstest"
+)
+
+func TestQuota(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		files map[string]string
+		want  int
+	}{
+		{"none", map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, 0},
+		{"one and a half", map[string]string{"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "150000 100000\n"}, 2},
+		{"two", map[string]string{"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "200000 100000\n"}, 2},
+		{"the least of the groups", map[string]string{
+			"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "800000 100000\n",
+			"sys/fs/cgroup/a/cpu.max": "300000 100000\n",
+		}, 3},
+		{"version 1", map[string]string{
+			"proc/self/cgroup":                      "3:cpu,cpuacct:/x\n",
+			"sys/fs/cgroup/cpu/x/cpu.cfs_quota_us":  "50000\n",
+			"sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000\n",
+		}, 1},
+		{"version 1 without a limit", map[string]string{
+			"proc/self/cgroup": "3:cpu:/\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+			"sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+		}, 0},
+		{"garbage", map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "5\n"}, 0},
+		{"a period of 0", map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "5 0\n"}, 0},
+		{"no control groups", nil, 0},
+	} {
+		root := fstest.MapFS{}
+		for name, text := range c.files {
+			root[name] = &fstest.MapFile{Data: []byte(text)}
+		}
+		if got := quota(root); got != c.want {
+			t.Errorf("%s: got %d, want %d", c.name, got, c.want)
+		}
+	}
+}
