@@ -2,8 +2,11 @@ package membership
 
 import (
 	"bytes"
+	"errors"
 	"testing"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
 // FuzzDecode: whatever a store or a node's file holds, decoding it ends without a panic, and what it returns can be
@@ -48,4 +51,20 @@ func FuzzDecode(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestDeclaredLost: a worker that reads that the others have declared it lost ends, whatever its own clock says.
+func TestDeclaredLost(t *testing.T) {
+	file := NewMemoryFile(2)
+	text := `{"view":{"term":1,"count":1,"doubts":[{"node":-1,"workers":[0],"lost":true,"silent_ms":31000}]}}`
+	if err := file.write(2, 1, []byte(text)); err != nil {
+		t.Fatal(err)
+	}
+	m := NewMember(MemberConfig{
+		Nodes: [][]int{{0, 1}}, File: file, Timing: Timing{Every: time.Second, Min: time.Second, Timeout: time.Minute},
+	})
+	m.poll(time.Now(), 0, 0)
+	if v, err := m.Lost(t.Context()); !errors.Is(err, ErrDeclaredLost) || !errors.Is(err, rendezvous.ErrLost) {
+		t.Errorf("%v, %v, want ErrDeclaredLost", v, err)
+	}
 }

@@ -1,13 +1,20 @@
 package membership
 
-// Through returns the same file for a process whose accesses wait in pass while it is stopped.
-func (n *NodeFile) Through(pass func()) *NodeFile {
-	return &NodeFile{file: &gated{n, pass}, slots: n.slots}
+import (
+	"sync/atomic"
+	"syscall"
+)
+
+// Through returns the same file for a process whose accesses wait in pass while it is stopped, and whose writes fail
+// while its disk is full.
+func (n *NodeFile) Through(pass func(), full *atomic.Bool) *NodeFile {
+	return &NodeFile{file: &gated{n, pass, full}, slots: n.slots}
 }
 
 type gated struct {
 	n    *NodeFile
 	pass func()
+	full *atomic.Bool
 }
 
 func (g *gated) ReadAt(b []byte, at int64) (int, error) {
@@ -16,7 +23,9 @@ func (g *gated) ReadAt(b []byte, at int64) (int, error) {
 }
 
 func (g *gated) WriteAt(b []byte, at int64) (int, error) {
-	g.pass()
+	if g.pass(); g.full.Load() {
+		return 0, syscall.ENOSPC
+	}
 	return g.n.file.WriteAt(b, at)
 }
 

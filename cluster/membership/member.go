@@ -51,7 +51,26 @@ type Member struct {
 	echo     uint64    // the latest heartbeat of this worker that the store has acknowledged
 	echoed   time.Time // when this worker wrote it
 	running  time.Time // the same, without the time in which this process did not run
+	failed   error     // why the latest heartbeat could not be written; nil: it was
 }
+
+// The reasons for which [Member.Lost] ends a worker that has not lost another one. Each is a [rendezvous.ErrLost] too.
+var (
+	// ErrDeclaredLost: the others have declared this worker lost.
+	ErrDeclaredLost error = endReason("the others have declared this worker lost")
+	// ErrAgent: the agent of this node, lockstep run, does not report for its workers.
+	ErrAgent error = endReason("the agent of this node does not report for its workers")
+	// ErrFile: this worker cannot write its heartbeats.
+	ErrFile error = endReason("this worker cannot write its heartbeats")
+)
+
+type endReason string
+
+// Error implements error.
+func (e endReason) Error() string { return "membership: " + string(e) }
+
+// Is reports that the worker has lost its store, by which it takes part in the job.
+func (e endReason) Is(err error) bool { return err == rendezvous.ErrLost }
 
 // NewMember returns a member. Silence counts from now.
 func NewMember(cfg MemberConfig) *Member {
@@ -163,7 +182,10 @@ func (m *Member) write(count uint64, final bool) {
 			text, _ = json.Marshal(&h)
 		}
 	}
-	_ = m.cfg.File.write(m.slot, count, text) // else this worker becomes silent
+	failed := m.cfg.File.write(m.slot, count, text) // this worker becomes silent
+	m.mu.Lock()
+	m.failed = failed
+	m.mu.Unlock()
 }
 
 // wait waits until the next heartbeat is due, given the time of the last one. It reports false if ctx ends
@@ -400,7 +422,7 @@ func (m *Member) Latest(ctx context.Context, worker int) (WorkerState, error) {
 
 // Lost waits until a worker is lost, and returns the one that has been silent longest. If the store has not
 // acknowledged this worker's heartbeats for the timeout, or the others have declared this worker lost, the error is
-// [rendezvous.ErrLost].
+// [rendezvous.ErrLost], and [ErrDeclaredLost], [ErrAgent] or [ErrFile] if that is the reason.
 func (m *Member) Lost(ctx context.Context) (WorkerState, error) {
 	for {
 		m.mu.Lock()
@@ -414,7 +436,7 @@ func (m *Member) Lost(ctx context.Context) (WorkerState, error) {
 			switch {
 			case !v.Lost || v.Heartbeat.Final:
 			case v.Worker == m.cfg.Worker:
-				return v, fmt.Errorf("%w: the others have received no heartbeat of this worker for %v", rendezvous.ErrLost,
+				return v, fmt.Errorf("%w: they have received no heartbeat of it for %v", ErrDeclaredLost,
 					v.Silent.Round(time.Millisecond))
 			case longest.Worker < 0 || v.Silent > longest.Silent:
 				longest = v
@@ -428,8 +450,7 @@ func (m *Member) Lost(ctx context.Context) (WorkerState, error) {
 			left = m.cfg.Timing.Timeout - silent
 		}
 		if left <= 0 {
-			return longest, fmt.Errorf("%w: it has not acknowledged this worker's heartbeats for %v", rendezvous.ErrLost,
-				silent.Round(time.Millisecond))
+			return longest, m.leaseEnded(silent)
 		}
 		timer := time.NewTimer(min(left, max(m.cfg.Timing.Every, time.Millisecond)))
 		select {
@@ -441,4 +462,18 @@ func (m *Member) Lost(ctx context.Context) (WorkerState, error) {
 		}
 		timer.Stop()
 	}
+}
+
+// leaseEnded returns the error of a worker whose heartbeats the store has not acknowledged.
+func (m *Member) leaseEnded(silent time.Duration) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch answered := time.Since(m.answerAt); {
+	case m.failed != nil:
+		return fmt.Errorf("%w: %w", ErrFile, m.failed)
+	case m.cfg.Agent && answered >= m.cfg.Timing.suspectAfter(): // it writes its answer even without a store
+		return fmt.Errorf("%w: it has written no answer for %v", ErrAgent, answered.Round(time.Millisecond))
+	}
+	return fmt.Errorf("%w: it has not acknowledged this worker's heartbeats for %v", rendezvous.ErrLost,
+		silent.Round(time.Millisecond))
 }

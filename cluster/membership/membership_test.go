@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,6 +34,8 @@ type cluster struct {
 	cut     []atomic.Bool // by node: it does not reach the store
 
 	messages, bytes atomic.Int64
+	failing         atomic.Bool // each fifth Swap fails, in turns before and after it was made
+	swaps           atomic.Int64
 }
 
 type member struct {
@@ -41,6 +44,7 @@ type member struct {
 	end    context.CancelFunc
 	gate   *gate
 	done   chan struct{}
+	full   atomic.Bool // its disk is
 
 	mu      sync.Mutex
 	verdict membership.WorkerState
@@ -142,7 +146,13 @@ func (l *link) Set(ctx context.Context, key string, value []byte) (err error) {
 
 func (l *link) Swap(ctx context.Context, key string, revision uint64, value []byte) (done bool, err error) {
 	if e := l.call(ctx, frame+len(key)+len(value), func(ctx context.Context) int {
-		done, err = l.Store.Swap(ctx, key, revision, value)
+		n := l.c.swaps.Add(1)
+		if done, err = false, rendezvous.ErrLost; l.c.failing.Load() && n%10 == 0 {
+			return frame
+		}
+		if done, err = l.Store.Swap(ctx, key, revision, value); l.c.failing.Load() && n%10 == 5 {
+			done, err = false, rendezvous.ErrLost
+		}
 		return frame
 	}); e != nil {
 		return false, e
@@ -196,7 +206,7 @@ func start(t *testing.T, nodes, workers int, timing membership.Timing, agents *m
 					return nil
 				},
 			})
-			r.Watch(3, file.Through(func() { _ = a.gate.pass(context.Background()) }), c.nodes[n], -1, time.Time{})
+			r.Watch(3, file.Through(func() { _ = a.gate.pass(context.Background()) }, &a.full), c.nodes[n], -1, time.Time{})
 			ctx, end := context.WithCancel(t.Context())
 			a.end = end
 			c.agents = append(c.agents, a)
@@ -213,7 +223,7 @@ func start(t *testing.T, nodes, workers int, timing membership.Timing, agents *m
 			m.Member = membership.NewMember(membership.MemberConfig{
 				Store: &link{c.store.Open(), c, n, m}, Key: "job/alive", Epoch: 3, Worker: w, Nodes: c.nodes,
 				Numbers: numbers, Agent: agents != nil,
-				File:   files[n].Through(func() { _ = m.gate.pass(context.Background()) }),
+				File:   files[n].Through(func() { _ = m.gate.pass(context.Background()) }, &m.full),
 				Timing: timing, State: func() membership.Heartbeat {
 					return membership.Heartbeat{Step: 12, Phase: "compute", Text: "in its step function, after 40 calls"}
 				},
@@ -298,6 +308,46 @@ func TestMessages(t *testing.T) {
 			c.stop()
 		})
 	}
+}
+
+// TestFailingStore: a store that fails some writes of the view does not delay the verdict on a silent worker.
+func TestFailingStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := start(t, 3, 1, usual, nil)
+		defer c.stop()
+		c.failing.Store(true)
+		time.Sleep(time.Minute)
+		c.agree(t, nil, time.Time{}, 0)
+		began := time.Now()
+		c.members[2].gate.stop()
+		bound := usual.Timeout + 5*usual.Every
+		time.Sleep(bound)
+		c.agree(t, []int{2}, began, bound)
+	})
+}
+
+// TestReasons: a worker that ends by itself says why.
+func TestReasons(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := start(t, 2, 1, usual, &usual)
+		defer c.stop()
+		time.Sleep(5 * time.Second)
+		c.agents[1].gate.stop()
+		time.Sleep(usual.Timeout + 2*usual.Every)
+		if _, _, err := c.members[1].result(); !errors.Is(err, membership.ErrAgent) || !errors.Is(err, rendezvous.ErrLost) {
+			t.Errorf("without its agent: %v, want ErrAgent", err)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		c := start(t, 1, 2, usual, nil)
+		defer c.stop()
+		time.Sleep(5 * time.Second)
+		c.members[1].full.Store(true)
+		time.Sleep(usual.Timeout + 2*usual.Every)
+		if _, _, err := c.members[1].result(); !errors.Is(err, membership.ErrFile) || !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("on a full disk: %v, want ErrFile", err)
+		}
+	})
 }
 
 // TestFaults: random faults in virtual time. Without a fault no worker is lost. Every fault is found within the bound,

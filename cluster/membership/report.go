@@ -112,6 +112,25 @@ func (v *View) lost() (out []Doubt) {
 	return out
 }
 
+// losesMore reports whether the view declares a worker or a node lost that an earlier one does not.
+func (v *View) losesMore(before *View) bool {
+	type member struct{ node, worker int }
+	known := map[member]bool{}
+	for _, d := range before.lost() {
+		known[member{d.Node, -1}] = true
+		for _, w := range d.Workers {
+			known[member{-1, w}] = true
+		}
+	}
+	for _, d := range v.lost() {
+		if d.Node >= 0 && !known[member{d.Node, -1}] ||
+			slices.ContainsFunc(d.Workers, func(w int) bool { return !known[member{-1, w}] }) {
+			return true
+		}
+	}
+	return false
+}
+
 func milliseconds(d time.Duration) int64 { return max(0, d.Milliseconds()) }
 
 func fromMilliseconds(n int64) time.Duration { return time.Duration(n) * time.Millisecond }

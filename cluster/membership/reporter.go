@@ -402,7 +402,10 @@ func (r *Reporter) lead(ctx context.Context, before *View, since time.Time, revi
 		}
 	}
 	c.view.Term++
-	if c.read(ctx) != nil || !c.write(ctx, before == nil, revision) {
+	if c.read(ctx) != nil {
+		return
+	}
+	if done, err := c.write(ctx, before == nil, revision); !done || err != nil {
 		return
 	}
 	following.Go(func() { c.follow(ctx) })
@@ -435,7 +438,8 @@ type coordinator struct {
 	revision uint64
 	readAt   time.Time // the latest answer of the store
 
-	view View // the one written
+	view    View // the one written
+	unknown bool // whether it was: the store has not answered
 }
 
 // read reads all reports.
@@ -503,8 +507,11 @@ func (c *coordinator) step(ctx context.Context, due time.Time) (next time.Time, 
 		c.judge.slept(now, late)
 		c.mu.Unlock()
 	}
+	if c.unknown && !c.find(ctx) {
+		return now.Add(r.cfg.Timing.Every), c.unknown && r.coordinates(c.view.Term)
+	}
 	v, next := c.current(now)
-	if len(v.lost()) > len(c.view.lost()) { // the last opportunity to refute
+	if v.losesMore(&c.view) { // the last opportunity to refute
 		if c.read(ctx) != nil {
 			return now.Add(r.cfg.Timing.Every), r.coordinates(c.view.Term)
 		}
@@ -521,7 +528,29 @@ func (c *coordinator) step(ctx context.Context, due time.Time) (next time.Time, 
 	}
 	v.Term, v.Count, v.Node = c.view.Term, c.view.Count, c.view.Node
 	c.view = v
-	return next, c.write(ctx, false, revision)
+	done, err := c.write(ctx, false, revision)
+	if err != nil { // the judge is kept: a new one would not know since when a member is silent
+		c.unknown = true
+		return time.Now().Add(r.cfg.Timing.Every), r.coordinates(c.view.Term)
+	}
+	return next, done
+}
+
+// find reads the view that the store has after a write whose result is unknown. It reports false if the store does not
+// answer, or if another node has taken over: then nothing is unknown any more.
+func (c *coordinator) find(ctx context.Context) bool {
+	text, revision, err := c.reporter.cfg.Store.Get(ctx, c.reporter.cfg.Key+viewSuffix)
+	if err != nil && !errors.Is(err, rendezvous.ErrNotFound) {
+		return false
+	}
+	c.unknown = false
+	v, err := decodeView(text)
+	if err != nil || v.Term != c.view.Term || v.Node != c.view.Node {
+		return false
+	}
+	c.view.Count = v.Count
+	c.reporter.saw(text, revision)
+	return true
 }
 
 // current returns the view of now.
@@ -539,8 +568,8 @@ func (r *Reporter) coordinates(term uint64) bool {
 }
 
 // write writes the view in place of a revision, and reports whether it did: another node may have been faster. The
-// revision is the fencing token.
-func (c *coordinator) write(ctx context.Context, create bool, revision uint64) bool {
+// revision is the fencing token. After an error it is unknown whether it did.
+func (c *coordinator) write(ctx context.Context, create bool, revision uint64) (done bool, err error) {
 	c.view.Count++
 	text, err := json.Marshal(&c.view)
 	if err != nil {
@@ -548,12 +577,10 @@ func (c *coordinator) write(ctx context.Context, create bool, revision uint64) b
 	}
 	store, key := c.reporter.cfg.Store, c.reporter.cfg.Key+viewSuffix
 	if create {
-		var done bool
 		_, done, err = store.Create(ctx, key, text)
-		return done && err == nil
+		return done, err
 	}
-	done, err := store.Swap(ctx, key, revision, text)
-	return done && err == nil
+	return store.Swap(ctx, key, revision, text)
 }
 
 func pause(ctx context.Context, d time.Duration) {

@@ -137,7 +137,7 @@ func kindOf(err error) string {
 	switch {
 	case errors.Is(err, ErrInterrupted), errors.Is(err, context.Canceled):
 		return "interrupted"
-	case errors.Is(err, errStoreLost):
+	case errors.Is(err, errStoreLost), errors.Is(err, errLeaseEnded):
 		return "store"
 	case errors.As(err, &joining):
 		return kindOfRendezvous(joining.Kind)

@@ -1,10 +1,14 @@
 package worker
 
 import (
+	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/membership"
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
 // TestLastSeen: whatever is known of a worker, the sentence says when and at what it was seen. One that was lost before
@@ -62,5 +66,21 @@ func TestLastSeen(t *testing.T) {
 		if got := lastSeen(&test.v); got != test.want {
 			t.Errorf("%s: %q, want %q", test.name, got, test.want)
 		}
+	}
+}
+
+// TestLeaseFix: each reason for which a worker ends by itself has its own text, which does not blame the store.
+func TestLeaseFix(t *testing.T) {
+	seen := map[string]bool{"": true}
+	for _, err := range []error{membership.ErrDeclaredLost, membership.ErrAgent, membership.ErrFile} {
+		err = fmt.Errorf("%w: for 30s", err)
+		if fix := leaseFix(err); seen[fix] || strings.Contains(err.Error(), "store") || !errors.Is(err, rendezvous.ErrLost) {
+			t.Errorf("%v: %q", err, fix)
+		} else {
+			seen[fix] = true
+		}
+	}
+	if fix := leaseFix(rendezvous.ErrLost); fix != "" {
+		t.Errorf("a lost store: %q", fix)
 	}
 }

@@ -84,7 +84,7 @@ func (w *Worker) watchHeartbeats(ctx context.Context) {
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:
-		w.loseStore()
+		w.loseLease(err)
 	default:
 		why := fmt.Errorf("no heartbeat for %v: its process is stopped or gone, or its host cannot be reached",
 			silent.Silent.Round(100*time.Millisecond))
@@ -191,6 +191,37 @@ func (w *Worker) lose(ctx context.Context, worker int, why error, stuck bool, ot
 // errStoreLost is matched by the failure of a worker that lost a store which no worker serves: no other
 // worker caused it.
 var errStoreLost = errors.New("the store is lost")
+
+// errLeaseEnded is matched by the failure of a worker that may not act on the job any more: no other worker caused it.
+var errLeaseEnded = errors.New("this worker's lease has ended")
+
+// loseLease ends the group because this worker must end: the others declare it lost, if they have not done so already.
+func (w *Worker) loseLease(err error) {
+	fix := leaseFix(err)
+	if fix == "" {
+		w.loseStore()
+		return
+	}
+	me := &w.members[w.job.Worker]
+	w.end(&collective.Error{
+		Kind: collective.ErrPeerLost, Comm: w.cfg.Collective.Name, Rank: me.First, Who: w.self(),
+		Err: fmt.Errorf("%w: worker %d ends: %w: %s", errLeaseEnded, me.Worker, err, fix),
+	})
+}
+
+// leaseFix says what has happened to a worker whose lease has ended, and what to do; "": the store is lost.
+func leaseFix(err error) string {
+	switch {
+	case errors.Is(err, membership.ErrDeclaredLost):
+		return "this process or its host was suspended, or could not be reached; " +
+			"where hosts pause, set a longer heartbeat timeout"
+	case errors.Is(err, membership.ErrAgent):
+		return "lockstep run on this host is suspended or gone"
+	case errors.Is(err, membership.ErrFile):
+		return "make room in the folder for temporary files (TMPDIR), and check that it can be written"
+	}
+	return ""
+}
 
 // loseStore ends the group because the state of the others is unknown without the store.
 func (w *Worker) loseStore() {
