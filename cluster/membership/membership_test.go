@@ -282,7 +282,7 @@ func TestMessages(t *testing.T) {
 		}
 		synctest.Test(t, func(t *testing.T) {
 			c := start(t, nodes, workers, usual, nil)
-			time.Sleep(5 * time.Second)
+			time.Sleep(5*time.Second + usual.Min/4)
 			messages, bytes := c.messages.Load(), c.bytes.Load()
 			const seconds = 8
 			time.Sleep(seconds * time.Second)
@@ -301,7 +301,7 @@ func TestMessages(t *testing.T) {
 				t.Errorf("%d messages and %d bytes a second, want at most %d and %d", messages, bytes, most, mostBytes)
 			}
 			for _, m := range c.members {
-				if v, _, err := m.result(); v.Worker >= 0 || err != nil || m.Lease() < 28*time.Second {
+				if v, _, err := m.result(); v.Worker >= 0 || err != nil || m.Lease() < usual.Timeout-2*usual.Every-usual.Min {
 					t.Fatalf("worker %d: %v, %v, lease %v", m.worker, v, err, m.Lease())
 				}
 			}

@@ -463,10 +463,16 @@ func (r *chaosRun) checkLeft() {
 		}
 		time.Sleep(10 * time.Millisecond) // a killed process exists until its memory is freed
 	}
-	files, err := os.ReadDir(filepath.Join(r.dir, "temporary"))
-	files = slices.DeleteFunc(files, func(e os.DirEntry) bool { // the user's folder stays, without sockets
-		sockets, err := os.ReadDir(filepath.Join(r.dir, "temporary", e.Name(), "jobs"))
-		return err == nil && len(sockets) == 0
+	// The user's folder stays, with the lock of its sockets.
+	temporary := filepath.Join(r.dir, "temporary")
+	stays := []string{temporary, filepath.Join(temporary, fmt.Sprintf("lockstep-%d", os.Getuid()))}
+	stays = append(stays, filepath.Join(stays[1], "jobs"), filepath.Join(stays[1], "jobs", "lock"))
+	var files []string
+	err := filepath.WalkDir(temporary, func(path string, _ os.DirEntry, err error) error {
+		if !slices.Contains(stays, path) {
+			files = append(files, path)
+		}
+		return err
 	})
 	if err != nil || len(files) > 0 {
 		t.Errorf("these files are left: %v, %v", files, err)
