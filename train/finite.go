@@ -13,6 +13,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/internal/kernel"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/train/compress"
 )
@@ -126,7 +127,7 @@ func (t *Trainer) checkSums(local, bucket int) {
 		k := parameters[i]
 		if t.squares == nil {
 			lo, hi := local*s.Len()/locals, (local+1)*s.Len()/locals
-			if (p.notFinite < 0 || k < p.notFinite) && !tensor.FiniteBetween(s, lo, hi) {
+			if (p.notFinite < 0 || k < p.notFinite) && !kernel.FiniteBetween(s, lo, hi) {
 				p.notFinite = k
 			}
 			continue
@@ -139,7 +140,7 @@ func (t *Trainer) checkSums(local, bucket int) {
 		for block := local * len(blocks) / locals; block < (local+1)*len(blocks)/locals; block++ {
 			blocks[block] = blockSquares(s, block)
 			if !finite(blocks[block]) && (p.notFinite < 0 || k < p.notFinite) &&
-				!tensor.FiniteBetween(s, block*normBlock, min((block+1)*normBlock, s.Len())) {
+				!kernel.FiniteBetween(s, block*normBlock, min((block+1)*normBlock, s.Len())) {
 				p.notFinite = k
 			}
 		}

@@ -749,6 +749,11 @@ func sqrtF64(dst *byte, src *byte, bytes int)
 //go:noescape
 func addLargest(dst *byte, a *byte, b *byte, bytes int) uint32
 
+// largest returns the largest bits of a magnitude of src, float32, of so many bytes, a multiple of 32.
+//
+//go:noescape
+func largest(src *byte, bytes int) uint32
+
 // quantize sets q[i] = int8(round(e[i]*inverse)), to nearest even, and then e[i] -= float32(q[i])*scale, for
 // so many bytes of q, a multiple of 32. Every e[i]*inverse is within int8.
 //

@@ -9140,6 +9140,63 @@ done:
 	MOVL         AX, ret+32(FP)
 	RET
 
+// func largest(src *byte, bytes int) uint32
+// Requires: AVX, AVX2
+TEXT ·largest(SB), NOSPLIT, $0-20
+	MOVQ     src+0(FP), AX
+	MOVQ     bytes+8(FP), CX
+	XORQ     DX, DX
+	VPCMPEQD Y0, Y0, Y0
+	VPSRLD   $0x01, Y0, Y0
+	VPXOR    Y1, Y1, Y1
+	VPXOR    Y2, Y2, Y2
+	VPXOR    Y3, Y3, Y3
+	VPXOR    Y4, Y4, Y4
+
+wide:
+	CMPQ    CX, $0x00000080
+	JLT     narrow
+	VMOVUPS (AX)(DX*1), Y5
+	VPAND   Y0, Y5, Y5
+	VPMAXSD Y5, Y1, Y1
+	VMOVUPS 32(AX)(DX*1), Y5
+	VPAND   Y0, Y5, Y5
+	VPMAXSD Y5, Y2, Y2
+	VMOVUPS 64(AX)(DX*1), Y5
+	VPAND   Y0, Y5, Y5
+	VPMAXSD Y5, Y3, Y3
+	VMOVUPS 96(AX)(DX*1), Y5
+	VPAND   Y0, Y5, Y5
+	VPMAXSD Y5, Y4, Y4
+	ADDQ    $0x00000080, DX
+	SUBQ    $0x00000080, CX
+	JMP     wide
+
+narrow:
+	CMPQ    CX, $0x00000020
+	JLT     done
+	VMOVUPS (AX)(DX*1), Y5
+	VPAND   Y0, Y5, Y5
+	VPMAXSD Y5, Y1, Y1
+	ADDQ    $0x00000020, DX
+	SUBQ    $0x00000020, CX
+	JMP     narrow
+
+done:
+	VPMAXSD      Y2, Y1, Y1
+	VPMAXSD      Y4, Y3, Y3
+	VPMAXSD      Y3, Y1, Y1
+	VEXTRACTF128 $0x01, Y1, X0
+	VPMAXSD      X0, X1, X1
+	VPSHUFD      $0x4e, X1, X0
+	VPMAXSD      X0, X1, X1
+	VPSHUFD      $0x01, X1, X0
+	VPMAXSD      X0, X1, X1
+	VMOVD        X1, AX
+	VZEROUPPER
+	MOVL         AX, ret+16(FP)
+	RET
+
 // func quantize(q *byte, e *byte, bytes int, inverse float32, scale float32)
 // Requires: AVX, AVX2, SSE
 TEXT ·quantize(SB), NOSPLIT, $0-32

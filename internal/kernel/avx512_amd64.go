@@ -746,6 +746,11 @@ func sqrtF64AVX512(dst *byte, src *byte, bytes int)
 //go:noescape
 func addLargestAVX512(dst *byte, a *byte, b *byte, bytes int) uint32
 
+// largestAVX512 returns the largest bits of a magnitude of src, float32, of so many bytes, a multiple of 64.
+//
+//go:noescape
+func largestAVX512(src *byte, bytes int) uint32
+
 // quantizeAVX512 sets q[i] = int8(round(e[i]*inverse)), to nearest even, and then e[i] -= float32(q[i])*scale, for
 // so many bytes of q, a multiple of 64. Every e[i]*inverse is within int8.
 //

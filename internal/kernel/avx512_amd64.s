@@ -8440,6 +8440,65 @@ done:
 	MOVL          AX, ret+32(FP)
 	RET
 
+// func largestAVX512(src *byte, bytes int) uint32
+// Requires: AVX, AVX2, AVX512DQ, AVX512F
+TEXT ·largestAVX512(SB), NOSPLIT, $0-20
+	MOVQ       src+0(FP), AX
+	MOVQ       bytes+8(FP), CX
+	XORQ       DX, DX
+	VPTERNLOGD $0xff, Z0, Z0, Z0
+	VPSRLD     $0x01, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+
+wide:
+	CMPQ    CX, $0x00000100
+	JLT     narrow
+	VMOVUPS (AX)(DX*1), Z5
+	VPANDD  Z0, Z5, Z5
+	VPMAXSD Z5, Z1, Z1
+	VMOVUPS 64(AX)(DX*1), Z5
+	VPANDD  Z0, Z5, Z5
+	VPMAXSD Z5, Z2, Z2
+	VMOVUPS 128(AX)(DX*1), Z5
+	VPANDD  Z0, Z5, Z5
+	VPMAXSD Z5, Z3, Z3
+	VMOVUPS 192(AX)(DX*1), Z5
+	VPANDD  Z0, Z5, Z5
+	VPMAXSD Z5, Z4, Z4
+	ADDQ    $0x00000100, DX
+	SUBQ    $0x00000100, CX
+	JMP     wide
+
+narrow:
+	CMPQ    CX, $0x00000040
+	JLT     done
+	VMOVUPS (AX)(DX*1), Z5
+	VPANDD  Z0, Z5, Z5
+	VPMAXSD Z5, Z1, Z1
+	ADDQ    $0x00000040, DX
+	SUBQ    $0x00000040, CX
+	JMP     narrow
+
+done:
+	VPMAXSD       Z2, Z1, Z1
+	VPMAXSD       Z4, Z3, Z3
+	VPMAXSD       Z3, Z1, Z1
+	VEXTRACTF32X8 $0x01, Z1, Y0
+	VPMAXSD       Y0, Y1, Y1
+	VEXTRACTF128  $0x01, Y1, X0
+	VPMAXSD       X0, X1, X1
+	VPSHUFD       $0x4e, X1, X0
+	VPMAXSD       X0, X1, X1
+	VPSHUFD       $0x01, X1, X0
+	VPMAXSD       X0, X1, X1
+	VMOVD         X1, AX
+	VZEROUPPER
+	MOVL          AX, ret+16(FP)
+	RET
+
 // func quantizeAVX512(q *byte, e *byte, bytes int, inverse float32, scale float32)
 // Requires: AVX, AVX512F, SSE
 TEXT ·quantizeAVX512(SB), NOSPLIT, $0-32

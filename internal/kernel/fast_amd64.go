@@ -137,6 +137,19 @@ func squaresFast(sums *[squareSums]float64, src unsafe.Pointer, n int) int {
 	return m
 }
 
+// largestFast returns the largest bits of a magnitude of the first float32 numbers, and how many numbers those are.
+func largestFast(src unsafe.Pointer, n int) (m int, found uint32) {
+	switch {
+	case hasAVX512:
+		m = n &^ (avx512Bytes/4 - 1)
+		found = largestAVX512((*byte)(src), 4*m)
+	case hasAVX2:
+		m = n &^ (avx2Bytes/4 - 1)
+		found = largest((*byte)(src), 4*m)
+	}
+	return m, found
+}
+
 // streamFast copies whole vectors with streaming stores to dst, which is aligned to a vector, and returns the number of
 // bytes copied.
 func streamFast(dst, src unsafe.Pointer, bytes int) int {

@@ -64,6 +64,12 @@ func squaresFast(sums *[squareSums]float64, src unsafe.Pointer, n int) int {
 	return m
 }
 
+// largestFast returns the largest bits of a magnitude of the first float32 numbers, and how many numbers those are.
+func largestFast(src unsafe.Pointer, n int) (m int, found uint32) {
+	m = n &^ (neonBytes/4 - 1)
+	return m, largest((*byte)(src), 4*m)
+}
+
 // streamFast copies whole cache lines with streaming stores and returns the number of bytes copied.
 func streamFast(dst, src unsafe.Pointer, bytes int) int {
 	bytes &^= streamAlignment - 1

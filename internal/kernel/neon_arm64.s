@@ -10637,6 +10637,45 @@ done:
 	FMOVS F28, ret+32(FP)
 	RET
 
+// func largest(src *byte, bytes int) uint32
+TEXT ·largest(SB), NOSPLIT, $0-20
+	MOVD src+0(FP), R0
+	MOVD bytes+8(FP), R1
+	MOVD $0x00000000, R10
+	VDUP R10, V31.S4
+	SUBS $64, R1, R1
+	BLT tail
+
+turn:
+	VLD1.P 64(R0), [V0.B16, V1.B16, V2.B16, V3.B16]
+	WORD $0x4ea0f800 // fabs v0.4s, v0.4s
+	WORD $0x4ea0f821 // fabs v1.4s, v1.4s
+	WORD $0x4ea0f842 // fabs v2.4s, v2.4s
+	WORD $0x4ea0f863 // fabs v3.4s, v3.4s
+	WORD $0x6ea26400 // umax v0.4s, v0.4s, v2.4s
+	WORD $0x6ea36421 // umax v1.4s, v1.4s, v3.4s
+	WORD $0x6ea16400 // umax v0.4s, v0.4s, v1.4s
+	WORD $0x6ea067ff // umax v31.4s, v31.4s, v0.4s
+	SUBS $64, R1, R1
+	BGE turn
+
+tail:
+	ADDS $64, R1, R8
+	BEQ done
+	MOVD $0, R1
+
+few:
+	VLD1.P 16(R0), [V0.B16]
+	WORD $0x4ea0f800 // fabs v0.4s, v0.4s
+	WORD $0x6ea067ff // umax v31.4s, v31.4s, v0.4s
+	SUBS $16, R8, R8
+	BNE few
+
+done:
+	WORD $0x6eb0abff // umaxv s31, v31.4s
+	FMOVS F31, ret+16(FP)
+	RET
+
 // func quantize(q, e *byte, bytes int, inverse, scale float32)
 TEXT ·quantize(SB), NOSPLIT, $0-32
 	MOVD q+0(FP), R0

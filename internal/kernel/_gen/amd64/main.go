@@ -52,6 +52,7 @@ func main() {
 	squareRoots("F32", VSQRTPS)
 	squareRoots("F64", VSQRTPD)
 	addLargest()
+	largest()
 	quantize()
 	dequantize("dequantize", false)
 	dequantize("addDequantized", true)
@@ -644,6 +645,36 @@ func addLargest() {
 	})
 	VPMAXSD(largest[1], largest[0], largest[0])
 	x := halves(largest[0], func(upper, lower Op) { VPMAXSD(upper, lower, lower) })
+	result := GP32()
+	VMOVD(x, result)
+	VZEROUPPER()
+	Store(result, ReturnIndex(0))
+	RET()
+}
+
+// largest writes the loop that finds the largest magnitude, as addLargest does.
+func largest() {
+	begin(kinds.Named("largest"), vectorBytes)
+	src, bytes, at := Load(Param("src"), GP64()), Load(Param("bytes"), GP64()), GP64()
+	XORQ(at, at)
+	magnitude, found := ones(), make([]reg.VecVirtual, 4)
+	VPSRLD(Imm(1), magnitude, magnitude)
+	for i := range found {
+		found[i] = vec()
+		xor(found[i], found[i], found[i])
+	}
+	loops(at, bytes, 4, func(vectors int) {
+		for i := range vectors {
+			v := vec()
+			VMOVUPS(Mem{Base: src, Index: at, Scale: 1, Disp: i * vectorBytes}, v)
+			and(magnitude, v, v)
+			VPMAXSD(v, found[i], found[i])
+		}
+	})
+	VPMAXSD(found[1], found[0], found[0])
+	VPMAXSD(found[3], found[2], found[2])
+	VPMAXSD(found[2], found[0], found[0])
+	x := halves(found[0], func(upper, lower Op) { VPMAXSD(upper, lower, lower) })
 	result := GP32()
 	VMOVD(x, result)
 	VZEROUPPER()

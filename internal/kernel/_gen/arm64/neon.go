@@ -76,6 +76,7 @@ func writeLoops() {
 	neonSquareRoots("F32", s4)
 	neonSquareRoots("F64", d2)
 	neonAddLargest()
+	neonLargest()
 	neonQuantize()
 	neonDequantize("dequantize", false)
 	neonDequantize("addDequantized", true)
@@ -414,6 +415,25 @@ func neonAddLargest() {
 		}
 		umax(s4, largest, largest, magnitudes[0])
 		store("dst", v)
+	})
+	umaxv(largest, largest)
+	line("FMOVS F%d, ret+%d(FP)", largest, resultOffset)
+	end()
+}
+
+// neonLargest writes the loop that finds the largest magnitude, as neonAddLargest does.
+func neonLargest() {
+	begin(kinds.Named("largest"), neonBytes)
+	largest := constant(s4, 0, 0)
+	loops(4*neonBytes, neonBytes, func(bytes int, _ bool) {
+		v := load("src", bytes)
+		for _, x := range v {
+			fabs(s4, x, x)
+		}
+		for ; len(v) > 1; v = v[:len(v)/2] {
+			each(v[:len(v)/2], v[len(v)/2:], func(x, y vreg) { umax(s4, x, x, y) })
+		}
+		umax(s4, largest, largest, v[0])
 	})
 	umaxv(largest, largest)
 	line("FMOVS F%d, ret+%d(FP)", largest, resultOffset)

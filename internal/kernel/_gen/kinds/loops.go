@@ -80,6 +80,10 @@ var named = []Loop{
 			"bits of a magnitude of dst.",
 	},
 	{
+		"largest", "func(src *byte, bytes int) uint32",
+		"NAME returns the largest bits of a magnitude of src, float32, of so many bytes, a multiple of BYTES.",
+	},
+	{
 		"quantize", "func(q, e *byte, bytes int, inverse, scale float32)",
 		"NAME sets q[i] = int8(round(e[i]*inverse)), to nearest even, and then e[i] -= float32(q[i])*scale, for\n" +
 			"so many bytes of q, a multiple of BYTES. Every e[i]*inverse is within int8.",
