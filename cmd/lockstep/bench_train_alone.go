@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -12,30 +13,34 @@ import (
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/collective/bench"
 	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/train"
 )
 
-// aloneRounds is the number of blocks of steps that --alone measures, each followed by a block of the computation
-// alone.
+// aloneRounds is the number of blocks of steps that --alone measures, each followed by blocks of the computation alone.
 const aloneRounds = 25
 
 // alone runs only the computation of a step: the same programs with the same batch on the same devices, by
-// replicas that never synchronize. It has separate variables.
+// replicas that never synchronize, or that only wait for each other. It has separate variables.
 type alone struct {
+	strategy  *distribute.Strategy
 	programs  []engine.Program // one per replica, because a commit is for all replicas of a program
 	batch     engine.Batch
 	micros    int     // micro-batches of a step
 	weightSum float64 // of a step
 	perBlock  int     // steps
 	blocks    []block
+	times     []time.Duration // of the steps of the replicas that never synchronize
 
 	start     time.Time // of the steps being measured
 	processor time.Duration
 }
 
-// block holds the time per step of a block of whole steps, and of the block of the computation alone that follows it.
-type block struct{ step, alone taken }
+// block holds the time per step of a block of whole steps, and of the blocks of the computation alone that follow it:
+// by replicas that never synchronize, and by replicas that wait for each other after each step.
+type block struct{ step, alone, together taken }
 
 // taken is an elapsed time, and the processor time of this process.
 type taken struct{ clock, processor time.Duration }
@@ -47,7 +52,10 @@ func newAlone(ctx context.Context, s *session, w benchWorkload, batch data.Batch
 	spec := engine.Spec{
 		Rows: rows, Seed: s.cfg.seed, Replicas: n, Inputs: w.inputs, Labels: w.labels, BucketBytes: s.cfg.bucketBytes,
 	}
-	a := &alone{weightSum: float64(s.cfg.globalBatch * o.step.accumulate), micros: o.step.accumulate, perBlock: o.steps}
+	a := &alone{
+		strategy:  s.strategy,
+		weightSum: float64(s.cfg.globalBatch * o.step.accumulate), micros: o.step.accumulate, perBlock: o.steps,
+	}
 	for _, d := range s.strategy.EngineDevices() {
 		spec.Devices = []engine.Device{d}
 		program, err := w.model.Compile(ctx, s.engine, spec)
@@ -68,14 +76,17 @@ func newAlone(ctx context.Context, s *session, w benchWorkload, batch data.Batch
 	return a, nil
 }
 
-// steps runs n steps on every replica, concurrently.
-func (a *alone) steps(ctx context.Context, n int) error {
+// steps runs n steps on every replica, concurrently. With record set, it keeps the time of each.
+func (a *alone) steps(ctx context.Context, n int, record bool) error {
 	errs := make([]error, len(a.programs))
+	times := make([][]time.Duration, len(a.programs))
 	var done sync.WaitGroup
 	for replica, p := range a.programs {
 		done.Go(func() {
 			for i := 0; i < n && errs[replica] == nil; i++ {
+				start := time.Now()
 				errs[replica] = a.step(ctx, p, uint64(i))
+				times[replica] = append(times[replica], time.Since(start))
 			}
 		})
 	}
@@ -85,7 +96,39 @@ func (a *alone) steps(ctx context.Context, n int) error {
 			return fmt.Errorf("the computation alone: %w", err)
 		}
 	}
+	if record {
+		a.times = append(a.times, slices.Concat(times...)...)
+	}
 	return nil
+}
+
+// together runs n steps on every replica. After each one, all replicas of the job wait for the slowest, by an
+// all-reduce of one number. The clock starts after the first step.
+func (a *alone) together(ctx context.Context, n int) (taken, error) {
+	var t taken
+	_, err := distribute.Run(ctx, a.strategy, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value,
+	) (distribute.Value, error) {
+		number := []*tensor.Tensor{tensor.New(tensor.Float32, 1)}
+		for i := range n + 1 {
+			if err := a.step(ctx, a.programs[r.LocalID()], uint64(i)); err != nil {
+				return nil, err
+			}
+			if err := r.AllReduceInto(ctx, distribute.Sum, number, number, nil); err != nil {
+				return nil, err
+			}
+			if i == 0 && r.LocalID() == 0 {
+				a.begin()
+			}
+		}
+		if r.LocalID() == 0 {
+			t = a.end(n)
+		}
+		return nil, nil
+	})
+	if err != nil {
+		return t, fmt.Errorf("the computation alone, synchronized: %w", err)
+	}
+	return t, nil
 }
 
 func (a *alone) step(ctx context.Context, p engine.Program, seed uint64) error {
@@ -143,12 +186,15 @@ func (a *alone) callback() train.Callback {
 				return nil // interrupted
 			}
 			b := block{step: a.end(n)}
-			err := a.steps(ctx, 1)
+			err := a.steps(ctx, 1, false)
 			if err == nil {
 				a.begin()
-				err = a.steps(ctx, n)
+				err = a.steps(ctx, n, e.Epoch > 0)
 			}
 			b.alone = a.end(n)
+			if err == nil {
+				b.together, err = a.together(ctx, n)
+			}
 			if e.Epoch > 0 {
 				a.blocks = append(a.blocks, b)
 			}
@@ -161,6 +207,8 @@ func (a *alone) callback() train.Callback {
 type overhead struct {
 	step, alone          time.Duration
 	cost, low, high, cpu float64 // cpu: of processor time; 0 if unknown
+	wait                 float64 // the part of cost that replicas which only wait for each other have, too
+	expected             float64 // the same, if steps took independent times
 	bytes                int     // of a replica's gradients
 	limit                time.Duration
 }
@@ -168,16 +216,18 @@ type overhead struct {
 func (a *alone) overhead() overhead {
 	var s overhead
 	var step, alone []time.Duration
-	var cost, cpu []float64
+	var cost, cpu, wait []float64
 	for _, b := range a.blocks {
 		step, alone = append(step, b.step.clock), append(alone, b.alone.clock)
 		cost = append(cost, float64(b.step.clock)/float64(b.alone.clock)-1)
+		wait = append(wait, float64(b.together.clock)/float64(b.alone.clock)-1)
 		if b.alone.processor > 0 {
 			cpu = append(cpu, float64(b.step.processor)/float64(b.alone.processor)-1)
 		}
 	}
 	s.step, s.alone = middle(step), middle(alone)
-	s.cost = middle(cost)
+	s.cost, s.wait = middle(cost), middle(wait)
+	s.expected = expectedMaximum(a.times, a.strategy.NumReplicasInSync()) - 1
 	s.low, s.high = cost[len(cost)/4], cost[len(cost)*3/4]
 	if len(cpu) > 0 {
 		s.cpu = middle(cpu)
@@ -193,6 +243,20 @@ func (a *alone) overhead() overhead {
 	return s
 }
 
+// expectedMaximum returns the expected maximum of n independent draws from a list, divided by the list's mean. With the
+// list sorted, the i-th of m elements is the largest of the draws with probability (i/m)ⁿ - ((i-1)/m)ⁿ. It sorts the
+// list.
+func expectedMaximum(list []time.Duration, n int) float64 {
+	slices.Sort(list)
+	mean, largest := 0.0, 0.0
+	for i, d := range list {
+		m := float64(len(list))
+		mean += float64(d) / m
+		largest += float64(d) * (math.Pow(float64(i+1)/m, float64(n)) - math.Pow(float64(i)/m, float64(n)))
+	}
+	return largest / mean
+}
+
 // middle sorts a list and returns its median.
 func middle[T interface{ ~int64 | ~float64 }](list []T) T {
 	slices.Sort(list)
@@ -201,16 +265,17 @@ func middle[T interface{ ~int64 | ~float64 }](list []T) T {
 
 // plain formats the overhead for other programs, to be appended to a line.
 func (s overhead) plain() string {
-	return fmt.Sprintf(" step_us=%.0f alone_us=%.0f cost=%.1f%% processor_cost=%.1f%%", micros(s.step), micros(s.alone),
-		100*s.cost, 100*s.cpu)
+	return fmt.Sprintf(" step_us=%.0f alone_us=%.0f cost=%.1f%% processor_cost=%.1f%% wait_cost=%.1f%%", micros(s.step),
+		micros(s.alone), 100*s.cost, 100*s.cpu, 100*s.wait)
 }
 
 func (s overhead) table(out io.Writer) error {
 	_, err := fmt.Fprintf(out, `step          %.0f µs; its computation alone %.0f µs, measured alternately
 overhead      %+.1f %% (half of the blocks: %+.1f to %+.1f), %+.1f %% of the processors' time
+  waits       %+.1f %%: the computation alone, if all wait for the slowest after each step (%+.1f if times are independent)
 lower bound   %+.1f %%: each replica reads and writes %s of gradients once, %.0f µs
 `, micros(s.step), micros(s.alone), 100*s.cost, 100*s.low, 100*s.high, 100*s.cpu,
-		100*float64(s.limit)/float64(s.alone), formatBytes(s.bytes), micros(s.limit))
+		100*s.wait, 100*s.expected, 100*float64(s.limit)/float64(s.alone), formatBytes(s.bytes), micros(s.limit))
 	return err
 }
 

@@ -57,6 +57,8 @@ type overheadAlone struct {
 	Low           number        `json:"overhead_quartile_1"`
 	High          number        `json:"overhead_quartile_3"`
 	Processor     number        `json:"processor_overhead"`
+	Wait          number        `json:"wait_overhead"`          // of replicas that only wait for each other
+	Expected      number        `json:"wait_overhead_expected"` // the same, if steps took independent times
 	GradientBytes int           `json:"gradient_bytes"`
 	Limit         time.Duration `json:"limit_ns"`
 }
@@ -96,7 +98,8 @@ func (m *benchTrained) json(out io.Writer) error {
 	if a := m.overhead; a != nil {
 		m.Alone = &overheadAlone{
 			Step: a.step, Computation: a.alone, Cost: number(a.cost), Low: number(a.low), High: number(a.high),
-			Processor: number(a.cpu), GradientBytes: a.bytes, Limit: a.limit,
+			Processor: number(a.cpu), Wait: number(a.wait), Expected: number(a.expected), GradientBytes: a.bytes,
+			Limit: a.limit,
 		}
 	}
 	return writeJSON(out, m)
