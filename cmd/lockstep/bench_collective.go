@@ -147,6 +147,8 @@ func (b *benchFlags) addFlags(cmd *cobra.Command, name string) {
 	f.IntVar(&o.Processes, "processes", 0, "number of processes, over which the ranks are spread (default one per rank; "+
 		"mem and pipe: 1)")
 	f.StringVar(&b.bind, "bind-to", string(affinity.Share), bindHelp("each process"))
+	f.BoolVar(&o.TLS, "tls", false, "with --transport tcp, encrypt the connections, as those between the hosts of a job "+
+		"are")
 	f.StringVar(&b.split, "split", "", "divide the ranks into groups that make the calls at the same time: `mod:N` joins "+
 		"ranks that are equal modulo N, div:N joins N consecutive ranks")
 	f.StringVar(&o.Algorithm, "algorithm", "", "name of the algorithm (default the library's choice)")
@@ -159,7 +161,7 @@ func (b *benchFlags) addFlags(cmd *cobra.Command, name string) {
 		"computation")
 	f.BoolVar(&b.explain, "explain", false,
 		"measure nothing; print which algorithm would be chosen for each size, and why")
-	f.StringVar(&o.Name, "name", "", "first word of a plain line (default lockstep- and the transport)")
+	f.StringVar(&o.Name, "name", "", "first word of a plain line (default lockstep- and the transport, and -tls)")
 	if name == "barrier" {
 		return
 	}
@@ -314,6 +316,10 @@ func (b *benchFlags) checkFlags(cmd *cobra.Command) error {
 		return usagef("--processes %d: want 1 to %d, at most one per rank", o.Processes, o.Ranks)
 	case o.Processes > 1 && t.Goroutines():
 		return usagef("--processes %d: the transport %s connects goroutines of one process only", o.Processes, o.Transport)
+	case o.TLS && o.Transport != "tcp":
+		return usagef("--tls: the transport %s has no connections to encrypt: want --transport tcp", o.Transport)
+	case o.TLS && (o.Ranks == 1 || o.Processes == 1):
+		return usagef("--tls: there is one process, which has no connections: want --ranks and --processes from 2")
 	case changed("format") && !slices.Contains([]string{"plain", "table", "json"}, o.Format):
 		return usagef("--format %s: want plain, table or json", o.Format)
 	case b.plot != "" && !strings.HasSuffix(b.plot, ".svg"):

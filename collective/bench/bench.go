@@ -54,6 +54,7 @@ type Options struct {
 	Split     Split // groups of ranks that make the calls at the same time; Root is a rank of each group
 	Overlap   bool  // the calls are non-blocking; also measure how much of them is hidden behind computation
 	Limit     bool  // also measure the limit of the operation on this machine
+	TLS       bool  // the connections are encrypted, as those between the hosts of a job are; for "tcp"
 	// Processors is the number of processors that the ranks share; the default of Calls depends on it.
 	// Default those of this machine. It is the same for all processes.
 	Processors int
@@ -107,6 +108,7 @@ type Result struct {
 	Buffers   string        `json:"buffers"`
 	Unaligned int           `json:"unaligned"`
 	Algorithm string        `json:"algorithm"` // requested; empty: chosen by the chooser
+	TLS       bool          `json:"tls"`       // the connections were encrypted
 	Bytes     int           `json:"bytes"`     // of the whole vector, rounded down so that every rank has the same part
 	Median    time.Duration `json:"median_ns"` // of a call on rank 0
 	Best      time.Duration `json:"best_ns"`
@@ -256,6 +258,7 @@ func (o *Options) result(bytes, ranks int, times []time.Duration) Result {
 	r := Result{
 		Op: o.Op.String(), Transport: o.Transport, Ranks: ranks, Groups: len(o.Split.Sizes(o.Ranks)),
 		Processes: o.Processes, Type: o.Type.String(), Buffers: o.Buffers, Unaligned: o.Unaligned, Algorithm: o.Algorithm,
+		TLS:   o.TLS,
 		Bytes: bytes, Calls: len(times),
 		Best: percentile(times, 0), Median: percentile(times, 50), P99: percentile(times, 99),
 	}
@@ -414,7 +417,9 @@ func (o Options) filled() (Options, error) {
 		o.Buffers = t.buffers
 	}
 	if o.Name == "" {
-		o.Name = "lockstep-" + o.Transport
+		if o.Name = "lockstep-" + o.Transport; o.TLS {
+			o.Name += "-tls"
+		}
 	}
 	switch {
 	case o.Processes < 1 || o.Processes > o.Ranks:
@@ -426,6 +431,8 @@ func (o Options) filled() (Options, error) {
 	case o.Processes > 1 && t.here != nil:
 		return o, fmt.Errorf("bench: transport %s joins the goroutines of one process, not %d processes", o.Transport,
 			o.Processes)
+	case o.TLS && (o.Transport != "tcp" || o.Processes == 1):
+		return o, fmt.Errorf("bench: TLS for %d processes over %s: want at least 2 over tcp", o.Processes, o.Transport)
 	case t.here == nil && o.Worker == nil:
 		return o, fmt.Errorf("bench: transport %s joins processes, and Options.Worker is not set", o.Transport)
 	case o.Buffers != "shared" && o.Buffers != "ordinary":

@@ -202,10 +202,12 @@ func TestSeveralRanksInAProcess(t *testing.T) {
 		{Transport: "tcp", Processes: 2},
 		{Transport: "tcp", Processes: 3},
 		{Transport: "tcp", Processes: 2, Overlap: true},
+		{Transport: "tcp", Processes: 2, TLS: true},
 	} {
 		o.Ranks, o.Sizes, o.Calls, o.Limit, o.Worker = 5, []int{40000, 80000}, 3, true, worker
 		results, err := bench.Measure(t.Context(), o)
-		if err != nil || len(results) != 2 || results[1].Processes != o.Processes || results[1].Limit <= 0 {
+		if err != nil || len(results) != 2 || results[1].Processes != o.Processes || results[1].Limit <= 0 ||
+			results[1].TLS != o.TLS {
 			t.Errorf("%s: %+v, %v", o.Transport, results, err)
 		}
 	}
@@ -288,6 +290,8 @@ func TestWrongOptions(t *testing.T) {
 		{bench.Options{Transport: "mem", Processes: 2}, "not 2 processes"},
 		{bench.Options{Transport: "tcp"}, "Options.Worker is not set"},
 		{bench.Options{Transport: "tcp", Processes: 3, Worker: worker}, "at least one rank a process"},
+		{bench.Options{TLS: true}, "TLS for 1 processes over mem: want at least 2 over tcp"},
+		{bench.Options{Transport: "tcp", Processes: 1, TLS: true, Worker: worker}, "TLS for 1 processes over tcp"},
 		{bench.Options{Warmup: bench.CallsMax + 1}, "calls to warm up"},
 		{bench.Options{Check: bench.CallsMax + 1}, "checked calls"},
 		{bench.Options{Unaligned: 64}, "buffers 64 bytes after a boundary: want 0 to 63"},

@@ -127,9 +127,13 @@ func (p *printer) head() error {
 	if algorithm == "" {
 		algorithm = "chosen by size"
 	}
+	over := o.Transport
+	if o.TLS {
+		over += " with TLS"
+	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s, %d ranks in %d %s over %s, algorithm %s, %d processors\n", what, o.Ranks, o.Processes,
-		plural("process", "processes", o.Processes), o.Transport, algorithm, cores())
+		plural("process", "processes", o.Processes), over, algorithm, cores())
 	if bound := affinity.Read().Of(o.Bind, o.Processes, 0); o.Processes > 1 && len(bound) > 0 {
 		fmt.Fprintf(&b, "# each process is bound to its CPUs (%s), the first to %s\n", o.Bind, affinity.Text(bound))
 	}

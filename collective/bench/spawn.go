@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/cluster/secret"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/transport/mixed"
@@ -26,6 +27,7 @@ type job struct {
 	Options Options
 	Process int
 	Name    string // a name that is unique among the measurements on this host
+	Secret  string // of the processes, with TLS
 }
 
 // ranks returns the ranks of a process: balanced; the first processes have one more.
@@ -62,10 +64,14 @@ func spawn(ctx context.Context, opts Options, report func(Result) error) error {
 	var children []*child
 	var links []io.ReadWriter
 	var err error
+	key := ""
+	if opts.TLS {
+		key = secret.New().Text()
+	}
 	cpus := affinity.Read()
 	for i := range opts.Processes {
 		var text []byte
-		if text, err = json.Marshal(job{opts, i, name}); err != nil {
+		if text, err = json.Marshal(job{opts, i, name, key}); err != nil {
 			break
 		}
 		c := &child{cmd: opts.Worker(ctx, string(text))}

@@ -2,8 +2,11 @@ package bench
 
 import (
 	"context"
+	"fmt"
 	"io"
+	"strconv"
 
+	"github.com/lockstep-ml/lockstep/cluster/secret"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/mem"
@@ -73,10 +76,22 @@ func joinShared(ctx context.Context, j *job, parent io.ReadWriter) ([]transport.
 }
 
 func joinTCP(ctx context.Context, j *job, parent io.ReadWriter) ([]transport.Endpoint, error) {
-	return mixed.Open(ctx, mixed.Config{
+	cfg := mixed.Config{
 		Ranks: j.ranks(), Size: j.Options.Ranks, Exchange: mixed.Through(parent),
 		NoSharedMemory: true, TCP: tcp.Config{Job: "bench"},
-	})
+	}
+	if j.Options.TLS {
+		s, err := secret.Parse(j.Secret)
+		if err == nil {
+			cfg.TCP.TLS, err = s.TLS(cfg.TCP.Job, 0)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("bench: TLS: %w", err)
+		}
+		cfg.TCP.Authenticate = s.Authenticate(secret.Group, cfg.TCP.Job, 0)
+		cfg.Apart = strconv.Itoa(j.Process) // connections within a host are not encrypted
+	}
+	return mixed.Open(ctx, cfg)
 }
 
 // config returns the communicator's configuration.

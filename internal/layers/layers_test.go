@@ -54,6 +54,10 @@ var mayImport = []struct {
 	}},
 	{"collective/mpi", []string{"tensor", "internal/foreign", "collective", "collective/library/..."}},
 	{"collective/nccl", []string{"tensor", "internal/foreign", "collective", "collective/library/..."}},
+	{"collective/bench", []string{
+		"tensor", "internal/kernel", "internal/memlimit", "internal/affinity", "transport/...", "collective/...",
+		"cluster/secret",
+	}},
 	{"collective/...", []string{
 		"tensor", "internal/kernel", "internal/memlimit", "internal/affinity", "internal/ranges", "transport/...",
 		"collective/...", "timeline",
