@@ -1,230 +1,359 @@
-package etcd_test
+package etcd
 
 import (
-	"bufio"
+	"bytes"
 	"context"
+	"crypto/tls"
+	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
-	"net/url"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
-	"os/exec"
-	"strconv"
+	"runtime"
+	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials"
 
-	"github.com/lockstep-ml/lockstep/cluster/etcd"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
-	"github.com/lockstep-ml/lockstep/internal/freeport"
 	"github.com/lockstep-ml/lockstep/internal/storetest"
 )
 
-// The server runs in a separate process, this test binary again, so that leaks of the client are visible.
-const serverEnv = "LOCKSTEP_TEST_ETCD"
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestMain(m *testing.M) {
-	if text := os.Getenv(serverEnv); text != "" {
-		if err := serve(text); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
-	goleak.VerifyTestMain(m)
-}
-
-// serve is an etcd server until stdin ends, at a port and the next one, with a folder: text is "PORT FOLDER". It prints
-// its address.
-func serve(text string) error {
-	cfg := embed.NewConfig()
-	port, folder, _ := strings.Cut(text, " ")
-	first, err := strconv.Atoi(port)
-	if err != nil {
-		return err
-	}
-	cfg.Dir, cfg.LogLevel = folder, "panic"
-	client, peer := loopback(first), loopback(first+1)
-	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
-	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
-	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
-	e, err := embed.StartEtcd(cfg)
-	if err != nil {
-		return err
-	}
-	defer e.Close()
-	select {
-	case <-e.Server.ReadyNotify():
-	case <-time.After(3 * time.Minute):
-		return errors.New("etcd is not ready within 3 minutes")
-	}
-	fmt.Println(client.Host)
-	_, err = io.Copy(io.Discard, os.Stdin)
-	return err
-}
-
-// cluster starts an etcd server that ends with the test, and returns its address.
-func cluster(t *testing.T) string {
+// openAt opens a store below /p; the first of its addresses does not answer.
+func openAt(t *testing.T, s *server, login Config, timeout time.Duration) rendezvous.Store {
 	t.Helper()
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s", serverEnv, freeport.Take(t, 2), t.TempDir()))
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		in.Close()
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("the server: %v", err)
-		}
+	open := Opener(login)
+	r, err := rendezvous.Open(t.Context(), "etcd://127.0.0.1:1,"+s.address+"/p", rendezvous.Config{
+		ReconnectTimeout: timeout, Schemes: map[string]rendezvous.Opener{"etcd": open},
 	})
-	address, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatalf("the server did not start: %v", err)
-	}
-	return strings.TrimSpace(address)
-}
-
-// loopback is a URL of a port of loopback.
-func loopback(port int) url.URL {
-	return url.URL{Scheme: "http", Host: fmt.Sprintf("127.0.0.1:%d", port)}
-}
-
-func open(t *testing.T, url string) rendezvous.Store {
-	t.Helper()
-	s, err := rendezvous.Open(t.Context(), url,
-		rendezvous.Config{Schemes: map[string]rendezvous.Opener{"etcd": etcd.Opener(etcd.Config{})}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s
+	t.Cleanup(func() { r.Close() })
+	return r
 }
 
 func TestConformance(t *testing.T) {
-	address := cluster(t)
-	var stores atomic.Int32
 	storetest.Run(t, storetest.Stores{Slow: true, New: func(t *testing.T) func() rendezvous.Store {
-		url := fmt.Sprintf("etcd://%s/test/%d", address, stores.Add(1))
-		return func() rendezvous.Store { return open(t, url) }
-	}})
-}
-
-// TestGatewayConformance: the same for the built-in store, which uses etcd's JSON gateway; users of both see the same
-// content.
-func TestGatewayConformance(t *testing.T) {
-	address := cluster(t)
-	var stores, uses atomic.Int32
-	storetest.Run(t, storetest.Stores{Slow: true, New: func(t *testing.T) func() rendezvous.Store {
-		url := fmt.Sprintf("etcd://%s/test/%d", address, stores.Add(1))
+		s := newServer(t)
 		return func() rendezvous.Store {
-			if uses.Add(1)%3 == 0 {
-				return open(t, url)
-			}
-			s, err := rendezvous.Open(t.Context(), url, rendezvous.Config{})
+			r, err := rendezvous.Open(t.Context(), "etcd://"+s.address+"/p", rendezvous.Config{Schemes: Schemes()})
 			if err != nil {
 				t.Fatal(err)
 			}
-			return s
+			return r
 		}
 	}})
 }
 
-// TestCompacted: a reader of changes that etcd has compacted gets an error, and continues from the current revision.
-func TestCompacted(t *testing.T) {
-	address := cluster(t)
-	client, err := clientv3.New(clientv3.Config{Endpoints: []string{address}, Context: t.Context()})
-	if err != nil {
+// TestRetries: calls are repeated after errors that pass, cut connections and expired tokens, but never a change that
+// may have been made.
+func TestRetries(t *testing.T) {
+	t.Parallel() // it mostly waits to retry
+	s := newServer(t)
+	s.auth = true
+	r := openAt(t, s, Config{Username: "me", Password: "pw"}, time.Minute)
+	get := func(name string) {
+		t.Helper()
+		if v, revision, err := r.Get(t.Context(), "k"); string(v) != "v" || revision != 2 || err != nil {
+			t.Errorf("%s: got %q, %d, %v", name, v, revision, err)
+		}
+	}
+	if err := r.Set(t.Context(), "k", []byte("v")); err != nil {
 		t.Fatal(err)
 	}
-	defer client.Close()
-	gateway, err := rendezvous.Open(t.Context(), "etcd://"+address, rendezvous.Config{})
-	if err != nil {
-		t.Fatal(err)
+	get("without faults")
+	s.mu.Lock()
+	s.token = "another" // the client's has expired
+	s.mu.Unlock()
+	get("with a new token")
+	s.fail(slices.Repeat([]error{noLeader}, 2*tokenAttempts)...)
+	get("after errors")
+	s.fail(errCut, noLeader, errCut)
+	get("after cuts")
+	s.cut(true)
+	for conn := r.(*store).client.ActiveConnection(); conn.GetState() == connectivity.Ready; {
+		time.Sleep(time.Millisecond)
 	}
-	for name, s := range map[string]rendezvous.Store{"client": open(t, "etcd://"+address), "gateway": gateway} {
-		defer s.Close()
-		var revision uint64
-		for range 3 {
-			if err := s.Set(t.Context(), "k", nil); err != nil {
-				t.Fatal(err)
-			}
-			if _, revision, err = s.List(t.Context(), "k"); err != nil {
-				t.Fatal(err)
-			}
+	time.AfterFunc(3*retryPause, func() { s.cut(false) })
+	if err := r.Set(t.Context(), "sent when the connection is back", nil); err != nil {
+		t.Error(err)
+	}
+	for _, fault := range []error{errCut, noLeader} {
+		before := s.revision()
+		s.fail(fault)
+		if err := r.Set(t.Context(), "x", nil); err == nil || errors.Is(err, rendezvous.ErrLost) {
+			t.Errorf("a change that may have been made, after %v: %v", fault, err)
 		}
-		if _, err := client.Compact(t.Context(), int64(revision)); err != nil {
+		if s.revision() != before {
+			t.Errorf("after %v it was made again", fault)
+		}
+	}
+	if err := r.Set(t.Context(), "x", nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLost: an etcd that does not answer for longer than ReconnectTimeout is lost, for calls and for watches.
+func TestLost(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	r := openAt(t, s, Config{}, 50*time.Millisecond)
+	s.fail(slices.Repeat([]error{noLeader}, 1000)...)
+	if _, _, err := r.Get(t.Context(), "k"); !errors.Is(err, rendezvous.ErrLost) ||
+		!strings.Contains(err.Error(), "no leader") {
+		t.Errorf("got %v, want %v", err, rendezvous.ErrLost)
+	}
+	s.fail()
+	lost := make(chan error)
+	begun := s.watches.Load()
+	go func() {
+		_, _, err := r.Changes(t.Context(), "k", 1)
+		lost <- err
+	}()
+	for s.watches.Load() == begun {
+		time.Sleep(time.Millisecond)
+	}
+	s.cut(true)
+	if err := <-lost; !errors.Is(err, rendezvous.ErrLost) || !strings.Contains(err.Error(), s.address) {
+		t.Errorf("a watch: got %v, want %v", err, rendezvous.ErrLost)
+	}
+	for name, call := range map[string]func() error{
+		"a read":   func() error { _, _, err := r.Get(t.Context(), "k"); return err },
+		"a change": func() error { return r.Set(t.Context(), "k", nil) },
+	} {
+		if err := call(); !errors.Is(err, rendezvous.ErrLost) {
+			t.Errorf("%s: got %v, want %v", name, err, rendezvous.ErrLost)
+		}
+	}
+	s.cut(false)
+	for { // it is back, but its connection may take longer than the 50 ms
+		err := r.Set(t.Context(), "k", nil)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, rendezvous.ErrLost) {
 			t.Fatal(err)
-		}
-		if entries, _, err := s.Changes(t.Context(), "k", 1); !errors.Is(err, rendezvous.ErrCompacted) {
-			t.Errorf("%s: got %v, %v", name, entries, err)
-		}
-		if err := s.Set(t.Context(), "k", []byte("new")); err != nil {
-			t.Fatal(err)
-		}
-		if entries, _, err := s.Changes(t.Context(), "k", revision); err != nil || len(entries) != 1 ||
-			string(entries[0].Value) != "new" {
-			t.Errorf("%s: got %v, %v", name, entries, err)
 		}
 	}
 }
 
-// TestJoin: workers join in etcd, and another job on it does not see them.
-func TestJoin(t *testing.T) {
-	address := cluster(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	var work sync.WaitGroup
-	for _, job := range []string{"a", "a/0"} {
-		for w := range 3 {
-			work.Go(func() {
-				s := open(t, "etcd://"+address)
-				defer s.Close()
-				cards, err := rendezvous.Join(ctx, s, rendezvous.Registration{Job: job, Worker: w, Workers: 3, PID: 1 + w})
-				if err != nil || len(cards) != 3 || cards[2].PID != 3 || cards[0].Job != job {
-					t.Errorf("worker %d of job %s: %v, %v", w, job, cards, err)
-					return
-				}
-				if err := rendezvous.Leave(ctx, s, cards[w]); err != nil {
-					t.Error(err)
-				}
-				if w == 0 {
-					if err := rendezvous.DeleteJob(ctx, s, job); err != nil {
-						t.Error(err)
+// TestErrors: what cannot succeed later is an error at once, the rest when ctx ends, with the last attempt's error.
+func TestErrors(t *testing.T) {
+	t.Parallel()
+	open := func(ctx context.Context, url string, login Config) error {
+		r, err := rendezvous.Open(ctx, url, rendezvous.Config{Schemes: map[string]rendezvous.Opener{"etcd": Opener(login)}})
+		if err == nil {
+			err = errors.Join(errors.New("opened"), r.Close())
+		}
+		return err
+	}
+	for _, bad := range []string{"", "host", "h:1,,h:2", ":1"} {
+		if err := open(t.Context(), "etcd://"+bad, Config{}); !strings.Contains(err.Error(), "want host:port") {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+	s := newServer(t)
+	s.auth = true
+	for want, login := range map[string]Config{
+		"user name is empty": {}, "authentication failed": {Username: "me", Password: "no"},
+	} {
+		if err := open(t.Context(), "etcd://"+s.address, login); !strings.Contains(err.Error(), want) {
+			t.Errorf("user %q: %v, want %s", login.Username, err, want)
+		}
+	}
+	other := httptest.NewServer(http.NotFoundHandler())
+	defer other.Close()
+	for want, address := range map[string]string{
+		"HTTP/1.1": strings.TrimPrefix(other.URL, "http://"), "refused": "127.0.0.1:1",
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		if err := open(ctx, "etcd://"+address, Config{}); !errors.Is(err, context.DeadlineExceeded) ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", address, err, want)
+		}
+		cancel()
+	}
+	full := newServer(t)
+	r := openAt(t, full, Config{}, time.Minute)
+	full.fail(rpctypes.ErrGRPCNoSpace)
+	if err := r.Set(t.Context(), "k", nil); !errors.Is(err, rendezvous.ErrFull) {
+		t.Errorf("got %v, want %v", err, rendezvous.ErrFull)
+	}
+}
+
+// TestWatch: readers receive every change once, in order, however often their connections break.
+func TestWatch(t *testing.T) {
+	t.Parallel()
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	const changes, readers = 200, 2
+	for name, cuts := range map[string]float64{"sound": 0, "cut": 0.05} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newServer(t)
+			r := openAt(t, s, Config{}, time.Minute)
+			var work sync.WaitGroup
+			for reader := range readers {
+				work.Go(func() {
+					for at, seen := uint64(1), 0; seen < changes; {
+						entries, now, err := r.Changes(t.Context(), "k/", at)
+						if err != nil || len(entries) == 0 {
+							t.Errorf("reader %d after revision %d: %v, %v", reader, at, entries, err)
+							return
+						}
+						for _, e := range entries {
+							if seen++; e.Revision != at+1 || string(e.Value) != fmt.Sprint(at) {
+								t.Errorf("reader %d after revision %d: %+v", reader, at, e)
+								return
+							}
+							at++
+						}
+						if now != at {
+							t.Errorf("reader %d: revision %d, want %d", reader, now, at)
+						}
 					}
+				})
+			}
+			random := rand.New(rand.NewPCG(seed, 1))
+			for i := range changes {
+				s.set(fmt.Sprint("p/k/", i), fmt.Sprint(i+1))
+				if random.Float64() < cuts {
+					s.cut(false)
 				}
-			})
-		}
-	}
-	work.Wait()
-	s := open(t, "etcd://"+address)
-	defer s.Close()
-	if entries, _, err := s.List(ctx, ""); err != nil || len(entries) > 0 {
-		t.Errorf("left behind: %v, %v", entries, err)
+				time.Sleep(time.Duration(random.IntN(300)) * time.Microsecond)
+			}
+			work.Wait()
+		})
 	}
 }
 
-// TestNoAnswer: a cluster that does not answer is an error when ctx ends, not before, which describes the attempts.
-func TestNoAnswer(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
-	silent := loopback(freeport.Take(t, 1))
-	_, err := rendezvous.Open(ctx, "etcd://"+silent.Host,
-		rendezvous.Config{Schemes: map[string]rendezvous.Opener{"etcd": etcd.Opener(etcd.Config{})}})
-	if err == nil || ctx.Err() == nil {
-		t.Fatalf("got %v", err)
+// TestCompacted: a reader whose revision is compacted gets an error, and can continue from the current revision.
+func TestCompacted(t *testing.T) {
+	s := newServer(t)
+	r := openAt(t, s, Config{}, time.Minute)
+	for range 3 {
+		s.set("p/k", "v")
+	}
+	s.mu.Lock()
+	s.compacted = 3
+	s.mu.Unlock()
+	if entries, _, err := r.Changes(t.Context(), "k", 1); !errors.Is(err, rendezvous.ErrCompacted) {
+		t.Errorf("got %v, %v", entries, err)
+	}
+	if entries, at, err := r.Changes(t.Context(), "k", 3); err != nil || len(entries) != 1 || at != 4 {
+		t.Errorf("got %v, %d, %v", entries, at, err)
+	}
+}
+
+// closing is a watcher of a client that is closed as soon as it is used: its watches end without an error, as etcd's
+// own do.
+type closing struct {
+	clientv3.Watcher
+	store *store
+}
+
+func (c closing) Watch(context.Context, string, ...clientv3.OpOption) clientv3.WatchChan {
+	c.store.end(rendezvous.ErrClosed)
+	ended := make(chan clientv3.WatchResponse)
+	close(ended)
+	return ended
+}
+
+// TestCloseDuringChanges: a call of Changes that Close ends returns ErrClosed, even if the watch has ended before its
+// context.
+func TestCloseDuringChanges(t *testing.T) {
+	t.Parallel()
+	for range 200 {
+		s := &store{client: clientv3.NewCtxClient(t.Context()), timeout: time.Minute}
+		s.ctx, s.end = context.WithCancelCause(t.Context())
+		s.client.Watcher = closing{store: s}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		_, _, err := s.Changes(ctx, "k/", 1)
+		cancel()
+		if !errors.Is(err, rendezvous.ErrClosed) {
+			t.Fatalf("got %v, want %v", err, rendezvous.ErrClosed)
+		}
+	}
+}
+
+// TestFromEnvironment: etcdctl's variables configure certificates and users.
+func TestFromEnvironment(t *testing.T) {
+	web := httptest.NewTLSServer(http.NotFoundHandler()) // for its certificate
+	defer web.Close()
+	s := newServer(t, grpc.Creds(credentials.NewTLS(&tls.Config{
+		Certificates: web.TLS.Certificates, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS12,
+	})))
+	s.auth = true
+	environment := map[string]string{"ETCDCTL_CACERT": "ca.pem", "ETCDCTL_USER": "me:pw"}
+	cfg, err := FromEnvironment(func(n string) string { return environment[n] }, func(string) ([]byte, error) {
+		return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw}), nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := rendezvous.Open(t.Context(), "etcds://"+s.address+"/p", rendezvous.Config{
+		Schemes: map[string]rendezvous.Opener{"etcds": Opener(cfg)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if err := r.Set(t.Context(), "k", []byte("v")); err != nil {
+		t.Error(err)
+	}
+	if v, _, err := r.Get(t.Context(), "k"); err != nil || !bytes.Equal(v, []byte("v")) {
+		t.Errorf("got %q, %v", v, err)
+	}
+	for name, environment := range map[string]map[string]string{
+		"ETCDCTL_CACERT: ":               {"ETCDCTL_CACERT": "/no/such"},
+		"holds no certificate":           {"ETCDCTL_CACERT": "etcd_test.go"},
+		"ETCDCTL_CERT and ETCDCTL_KEY: ": {"ETCDCTL_CERT": "etcd_test.go", "ETCDCTL_KEY": "etcd_test.go"},
+	} {
+		if _, err := FromEnvironment(func(n string) string { return environment[n] }, os.ReadFile); err == nil ||
+			!strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if runtime.GOOS != "windows" {
+		t.Setenv("ETCDCTL_CACERT", "/dev/zero")
+		if _, err := rendezvous.Open(t.Context(), "etcds://127.0.0.1:1/p", rendezvous.Config{
+			Schemes: Schemes(),
+		}); err == nil || !strings.Contains(err.Error(), "/dev/zero has more than") {
+			t.Errorf("an authority without an end: %v", err)
+		}
+	}
+}
+
+// TestDial: connections are made by Config.Dial.
+func TestDial(t *testing.T) {
+	s := newServer(t)
+	r, err := rendezvous.Open(t.Context(), "etcd://etcd.invalid:2379/p", rendezvous.Config{
+		Schemes: Schemes(),
+		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+			if address != "etcd.invalid:2379" {
+				return nil, errors.New(address)
+			}
+			return (&net.Dialer{}).DialContext(ctx, network, s.address)
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(r.Set(t.Context(), "k", nil), r.Close()); err != nil {
+		t.Error(err)
 	}
 }

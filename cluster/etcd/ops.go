@@ -2,7 +2,6 @@ package etcd
 
 import (
 	"context"
-	"fmt"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -14,7 +13,7 @@ import (
 func (s *store) Get(ctx context.Context, key string) (value []byte, revision uint64, err error) {
 	err = s.call(ctx, rendezvous.CheckPrefix(key), func(ctx context.Context) error {
 		for {
-			r, err := s.client.Get(ctx, s.prefix+key)
+			r, err := s.get(ctx, s.prefix+key)
 			if err != nil {
 				return err
 			}
@@ -29,6 +28,15 @@ func (s *store) Get(ctx context.Context, key string) (value []byte, revision uin
 		}
 	})
 	return value, revision, err
+}
+
+// get reads a key or a range.
+func (s *store) get(ctx context.Context, key string, opts ...clientv3.OpOption) (r *clientv3.GetResponse, err error) {
+	err = s.repeat(ctx, func(ctx context.Context) error {
+		r, err = s.client.Get(ctx, key, opts...)
+		return err
+	})
+	return r, err
 }
 
 // Set implements [rendezvous.Store].
@@ -49,7 +57,12 @@ func (s *store) put(
 	}
 	k := s.prefix + key
 	put := clientv3.OpPut(k, string(stored), clientv3.WithPrevKV())
-	r, err := s.client.Txn(ctx).If(conditions...).Then(put).Else(clientv3.OpGet(k)).Commit()
+	var r *clientv3.TxnResponse
+	err = s.write(ctx, func(ctx context.Context) error {
+		var err error
+		r, err = s.client.Txn(ctx).If(conditions...).Then(put).Else(clientv3.OpGet(k)).Commit()
+		return err
+	})
 	switch {
 	case err != nil:
 		return nil, false, err // the parts, if any, may be needed: the result is unknown
@@ -72,6 +85,9 @@ func (s *store) Create(ctx context.Context, key string, value []byte) (current [
 			is, done, err := s.put(ctx, key, value, clientv3.Compare(clientv3.CreateRevision(s.prefix+key), "=", 0))
 			if created = done; done || err != nil {
 				return err
+			}
+			if is == nil {
+				continue // deleted meanwhile
 			}
 			v, whole, err := s.load(ctx, is.Value)
 			if whole || err != nil {
@@ -99,7 +115,12 @@ func (s *store) Swap(ctx context.Context, key string, revision uint64, value []b
 // Delete implements [rendezvous.Store].
 func (s *store) Delete(ctx context.Context, key string) error {
 	return s.call(ctx, rendezvous.CheckKey(key), func(ctx context.Context) error {
-		r, err := s.client.Delete(ctx, s.prefix+key, clientv3.WithPrevKV())
+		var r *clientv3.DeleteResponse
+		err := s.write(ctx, func(ctx context.Context) error {
+			var err error
+			r, err = s.client.Delete(ctx, s.prefix+key, clientv3.WithPrevKV())
+			return err
+		})
 		if err != nil || len(r.PrevKvs) == 0 {
 			return err
 		}
@@ -117,14 +138,19 @@ func (s *store) List(ctx context.Context, prefix string) (entries []rendezvous.E
 	return entries, revision, err
 }
 
+// list returns the entries at one revision, in the given order. It starts again if a value in parts is replaced
+// meanwhile.
 func (s *store) list(ctx context.Context, prefix string, by clientv3.SortTarget) ([]rendezvous.Entry, uint64, error) {
 again:
-	r, err := s.client.Get(ctx, s.prefix+prefix, clientv3.WithPrefix(), clientv3.WithSort(by, clientv3.SortAscend))
+	r, err := s.get(ctx, s.prefix+prefix, clientv3.WithPrefix(), clientv3.WithSort(by, clientv3.SortAscend))
 	if err != nil {
 		return nil, 0, err
 	}
 	var entries []rendezvous.Entry
 	for _, kv := range r.Kvs {
+		if s.isPart(kv) {
+			continue
+		}
 		e, whole, err := s.entry(ctx, kv)
 		if err != nil {
 			return nil, 0, err
@@ -142,64 +168,4 @@ func (s *store) entry(ctx context.Context, kv *mvccpb.KeyValue) (rendezvous.Entr
 	value, whole, err := s.load(ctx, kv.Value)
 	e := rendezvous.Entry{Key: string(kv.Key[len(s.prefix):]), Value: value, Revision: uint64(kv.ModRevision)}
 	return e, whole, err
-}
-
-// Changes implements [rendezvous.Store].
-func (s *store) Changes(
-	ctx context.Context, prefix string, after uint64,
-) (entries []rendezvous.Entry, revision uint64, err error) {
-	err = s.call(ctx, rendezvous.CheckPrefix(prefix), func(ctx context.Context) error {
-		if after == 0 {
-			if entries, revision, err = s.list(ctx, prefix, clientv3.SortByModRevision); len(entries) > 0 || err != nil {
-				return err
-			}
-			after = revision
-		}
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		for r := range s.client.Watch(clientv3.WithRequireLeader(ctx), s.prefix+prefix, clientv3.WithPrefix(),
-			clientv3.WithRev(int64(after)+1)) {
-			if err := r.Err(); err != nil {
-				return err
-			}
-			if len(r.Events) > 0 {
-				entries, revision, err = s.latest(ctx, r.Events)
-				return err
-			}
-		}
-		return errWatchEnded // by Close or the end of ctx, which the caller checks
-	})
-	return entries, revision, err
-}
-
-// errWatchEnded reports that a watch ended without an error: its context or its client was closed.
-var errWatchEnded = fmt.Errorf("%w: the watch in etcd has ended", rendezvous.ErrLost)
-
-// latest returns the last state of each key in a batch of events, in order, and the revision of the last one.
-func (s *store) latest(ctx context.Context, events []*clientv3.Event) ([]rendezvous.Entry, uint64, error) {
-	last := map[string]int{}
-	for i, e := range events {
-		last[string(e.Kv.Key)] = i
-	}
-	var entries []rendezvous.Entry
-	for i, e := range events {
-		if last[string(e.Kv.Key)] != i {
-			continue
-		}
-		if e.Type == clientv3.EventTypeDelete {
-			entries = append(entries, rendezvous.Entry{
-				Key: string(e.Kv.Key[len(s.prefix):]), Revision: uint64(e.Kv.ModRevision), Deleted: true,
-			})
-			continue
-		}
-		entry, whole, err := s.entry(ctx, e.Kv)
-		if err != nil {
-			return nil, 0, err
-		}
-		if !whole { // replaced meanwhile: its current value comes with a later event
-			continue
-		}
-		entries = append(entries, entry)
-	}
-	return entries, uint64(events[len(events)-1].Kv.ModRevision), nil
 }

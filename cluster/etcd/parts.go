@@ -6,7 +6,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strings"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -29,7 +31,11 @@ func (s *store) save(ctx context.Context, value []byte) (stored []byte, parts st
 	n := uint32(0)
 	for ; len(value) > 0; n++ {
 		size := min(len(value), partBytes)
-		if _, err := s.client.Put(ctx, s.part(parts, n), string(value[:size])); err != nil {
+		// No other client uses this part: it may be written twice.
+		if err := s.repeat(ctx, func(ctx context.Context) error {
+			_, err := s.client.Put(ctx, s.part(parts, n), string(value[:size]))
+			return err
+		}); err != nil {
 			return nil, parts, err
 		}
 		value = value[size:]
@@ -43,6 +49,11 @@ func (s *store) part(parts string, n uint32) string {
 	return fmt.Sprintf("%s@parts/%s/%08d", s.prefix, parts, n)
 }
 
+// isPart reports whether an entry of etcd is a part of another entry's value.
+func (s *store) isPart(kv *mvccpb.KeyValue) bool {
+	return strings.HasPrefix(string(kv.Key[len(s.prefix):]), "@")
+}
+
 // load returns the value of a stored form. It reports false if its parts are missing.
 func (s *store) load(ctx context.Context, stored []byte) (value []byte, whole bool, err error) {
 	switch {
@@ -53,7 +64,7 @@ func (s *store) load(ctx context.Context, stored []byte) (value []byte, whole bo
 	}
 	parts, n := string(stored[1:1+nameBytes]), binary.BigEndian.Uint32(stored[1+nameBytes:])
 	for i := range n {
-		r, err := s.client.Get(ctx, s.part(parts, i))
+		r, err := s.get(ctx, s.part(parts, i))
 		if err != nil || len(r.Kvs) == 0 {
 			return nil, false, err
 		}
@@ -74,6 +85,8 @@ func (s *store) drop(ctx context.Context, parts string) error {
 	if parts == "" {
 		return nil
 	}
-	_, err := s.client.Delete(ctx, s.prefix+"@parts/"+parts+"/", clientv3.WithPrefix())
-	return err
+	return s.repeat(ctx, func(ctx context.Context) error {
+		_, err := s.client.Delete(ctx, s.prefix+"@parts/"+parts+"/", clientv3.WithPrefix())
+		return err
+	})
 }

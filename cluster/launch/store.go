@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/lockstep-ml/lockstep/cluster/etcd"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
@@ -92,7 +93,7 @@ func (m StoreConfig) overTCP(ctx context.Context) (*JobStore, error) {
 
 // dial opens an existing store.
 func (m StoreConfig) dial(ctx context.Context, where string) (*JobStore, error) {
-	cfg := rendezvous.Config{Logger: m.Logger}
+	cfg := rendezvous.Config{Schemes: etcd.Schemes(), Logger: m.Logger}
 	if m.Secret.Given() {
 		var err error
 		if cfg.TLS, err = m.Secret.TLS(m.ID, 0); err != nil {

@@ -5,9 +5,8 @@
 //
 // A [Store] is a map from keys to values. Every change has a revision, and callers can wait for changes.
 // Three stores are built in: the TCP server started by [Serve] ("tcp://host:port") and a shared folder
-// ("file:///folder"), both opened by URL with [Open], and the memory of one process ([Memory]). [Open] also
-// supports etcd; module cluster/etcd does so with etcd's own client. Add other stores with [Config.Schemes].
-// Package storetest is the conformance suite.
+// ("file:///folder"), both opened by URL with [Open], and the memory of one process ([Memory]). Package cluster/etcd
+// adds etcd; other stores are added the same way, with [Config.Schemes]. Package storetest is the conformance suite.
 //
 // # Rendezvous
 //

@@ -27,10 +27,7 @@ type Config struct {
 	// ReconnectTimeout bounds how long calls wait for a TCP store that was reached once and is gone; then they return
 	// [ErrLost]. Default 15 seconds. Open itself waits until its ctx ends.
 	ReconnectTimeout time.Duration
-	// Etcd configures the access to etcd. Default nil: what etcdctl reads from the environment: ETCDCTL_CACERT,
-	// ETCDCTL_CERT and ETCDCTL_KEY, which name files, ETCDCTL_USER ("name:password" or "name") and ETCDCTL_PASSWORD.
-	Etcd *EtcdConfig
-	// Schemes adds kinds of stores by URL scheme, or replaces built-in ones, such as by module cluster/etcd.
+	// Schemes adds kinds of stores by URL scheme, or replaces built-in ones. Package cluster/etcd adds etcd.
 	Schemes map[string]Opener
 	// Logger receives messages such as the loss and the return of the store. Default slog.Default().
 	Logger *slog.Logger
@@ -39,16 +36,17 @@ type Config struct {
 // Opener opens a store of one kind. It gets the URL that was passed to [Open], including the scheme.
 type Opener func(ctx context.Context, url string, cfg Config) (Store, error)
 
-// Open opens the store at a URL: "tcp://host:port", "file:///folder", "etcd://host:port,host:port/prefix",
-// "etcds://…", or one of Config.Schemes. It waits until ctx ends for a store that does not answer yet, since
-// the process that serves it may start last. A store that refuses this process is an error at once.
+// Open opens the store at a URL: "tcp://host:port", "file:///folder", or one of Config.Schemes. It waits until ctx ends
+// for a store that does not answer yet, since the process that serves it may start last. A store that refuses this
+// process is an error at once.
 func Open(ctx context.Context, url string, cfg Config) (Store, error) {
 	cfg = cfg.filled()
 	scheme, _, found := strings.Cut(url, "://")
 	open := cfg.Schemes[scheme]
 	if !found || open == nil {
 		return nil, fmt.Errorf("rendezvous: store %q: this program knows stores whose URLs begin with %s://; others "+
-			"are given in Config.Schemes", url, strings.Join(slices.Sorted(maps.Keys(cfg.Schemes)), ":// or "))
+			"are given in Config.Schemes, such as etcd.Schemes() of package cluster/etcd",
+			url, strings.Join(slices.Sorted(maps.Keys(cfg.Schemes)), ":// or "))
 	}
 	report := reportWait(ctx, Waiting{Store: url})
 	defer report.stop()
@@ -61,7 +59,7 @@ func Open(ctx context.Context, url string, cfg Config) (Store, error) {
 
 // filled returns c with its defaults.
 func (c Config) filled() Config {
-	schemes := map[string]Opener{"tcp": openTCP, "file": openFile, "etcd": openEtcd, "etcds": openEtcd}
+	schemes := map[string]Opener{"tcp": openTCP, "file": openFile}
 	maps.Copy(schemes, c.Schemes)
 	c.Schemes = schemes
 	if c.ReconnectTimeout <= 0 {

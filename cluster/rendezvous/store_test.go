@@ -71,8 +71,8 @@ func TestConformanceFile(t *testing.T) {
 // TestOpenWrong: the error of an invalid URL describes a valid one.
 func TestOpenWrong(t *testing.T) {
 	for url, want := range map[string]string{
-		"":                     "begin with etcd:// or etcds:// or file:// or tcp://",
-		"host:29500":           "begin with etcd:// or etcds:// or file:// or tcp://",
+		"":                     "begin with file:// or tcp://",
+		"host:29500":           "begin with file:// or tcp://",
 		"zookeeper://h:2379":   "Config.Schemes",
 		"tcp://host":           "want tcp://host:port",
 		"tcp://":               "want tcp://host:port",

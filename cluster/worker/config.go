@@ -26,7 +26,7 @@ type Config struct {
 	Replicas int
 	// Store is the URL of the rendezvous store. Default: the job's.
 	Store string
-	// Schemes adds kinds of stores, as in [rendezvous.Config].
+	// Schemes adds kinds of stores, as in [rendezvous.Config], to those of package rendezvous and etcd.
 	Schemes map[string]rendezvous.Opener
 	// Secret is the job's secret. Default: that of LOCKSTEP_SECRET or LOCKSTEP_SECRET_FILE, if one of them is
 	// set.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/cluster/etcd"
 	"github.com/lockstep-ml/lockstep/cluster/private"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
@@ -211,7 +213,8 @@ func (w *Worker) openStore(ctx context.Context) error {
 			return err
 		}
 	}
-	cfg := rendezvous.Config{Schemes: w.cfg.Schemes, Logger: w.cfg.Logger}
+	cfg := rendezvous.Config{Schemes: etcd.Schemes(), Logger: w.cfg.Logger}
+	maps.Copy(cfg.Schemes, w.cfg.Schemes)
 	if w.cfg.HeartbeatTimeout > 0 {
 		cfg.ReconnectTimeout = w.cfg.HeartbeatTimeout / 2
 	}

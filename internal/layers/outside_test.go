@@ -21,7 +21,7 @@ var install = flag.String("install", "", "TestOutside also builds the examples o
 	"and installs the command in this `folder`: it compiles everything once more")
 
 // nestedModules are the folders of the modules beside the main one.
-var nestedModules = []string{"cluster/etcd", "data/parquet"}
+var nestedModules = []string{"data/parquet"}
 
 // TestOutside checks that a module outside of this tree can use the library, its nested modules and the command by
 // their module paths. It serves the files of this tree as the release that the nested modules require, and every other

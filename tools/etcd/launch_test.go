@@ -13,11 +13,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/cluster/etcd"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
 
-// buildLockstep builds the command as released, which accesses etcd by its JSON gateway.
+// buildLockstep builds the command as released.
 func buildLockstep(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "lockstep")
@@ -116,7 +117,7 @@ func TestNode0IsReplaced(t *testing.T) {
 	if t.Failed() {
 		t.Logf("node 0:\n%s\nits successor:\n%s\nnode 1:\n%s", firstSaid, otherSaid, secondSaid)
 	}
-	s, err := rendezvous.Open(t.Context(), "etcd://"+address+"/lockstep", rendezvous.Config{})
+	s, err := rendezvous.Open(t.Context(), "etcd://"+address+"/lockstep", rendezvous.Config{Schemes: etcd.Schemes()})
 	if err != nil {
 		t.Fatal(err)
 	}
