@@ -31,6 +31,7 @@ type CSV struct {
 	Comma    byte     // between fields; 0: ','
 	NoHeader bool     // the first line has values, not names; columns are named by Names, or "0", "1", …
 	Names    []string // of the columns of a file without a header
+	Columns  []string // to read, in this order; nil: all. Fields of other columns are ignored
 	Comment  string   // lines that start with it are ignored; empty: none
 	Missing  []string // fields that mean a missing value, such as "?" or ""; without them, such a field is an error
 	// Categories has an entry for each column of text: the names of its categories, in the order of their numbers. A
@@ -67,9 +68,10 @@ func (c CSV) read(s *source) (*Frame, error) {
 	if c.Names != nil && !c.NoHeader {
 		return nil, errors.New("data: CSV with Names, but without NoHeader: names are for a file without them")
 	}
-	var names []string
+	var names, all []string
 	var values []float64
 	var columns []csvColumn
+	var places []int // of the columns in a line
 	var fields [][]byte
 	for number := 1; ; number++ {
 		start := s.offset
@@ -90,7 +92,10 @@ func (c CSV) read(s *source) (*Frame, error) {
 			return nil, s.wrongLine(number, start, err)
 		}
 		if names == nil {
-			if names, err = c.names(fields); err == nil {
+			if all, err = c.names(fields); err == nil {
+				names, places, err = c.chosen(all)
+			}
+			if err == nil {
 				columns, err = c.columns(names)
 			}
 			if err != nil {
@@ -100,10 +105,11 @@ func (c CSV) read(s *source) (*Frame, error) {
 				continue
 			}
 		}
-		if len(fields) != len(names) {
-			return nil, s.wrongLine(number, start, fmt.Errorf("%d fields, where the first line has %d", len(fields), len(names)))
+		if len(fields) != len(all) {
+			return nil, s.wrongLine(number, start, fmt.Errorf("%d fields, where the first line has %d", len(fields), len(all)))
 		}
-		for i, f := range fields {
+		for i, place := range places {
+			f := fields[place]
 			x, err := c.value(&columns[i], names[i], f)
 			if err != nil {
 				return nil, s.wrongLine(number, start+offsetIn(line, f), err)
@@ -127,6 +133,25 @@ func (c CSV) read(s *source) (*Frame, error) {
 type csvColumn struct {
 	numbers map[string]int // of the categories; nil for a column of numbers
 	known   []string       // all categories; nil if those in the file are still collected
+}
+
+// chosen returns the names of the columns to read, and their places among all.
+func (c CSV) chosen(all []string) (names []string, places []int, err error) {
+	names = c.Columns
+	if len(names) == 0 {
+		names = all
+	}
+	for i, name := range names {
+		place := slices.Index(all, name)
+		switch {
+		case place < 0:
+			return nil, nil, fmt.Errorf("no column %q: there are %s", name, quoteSome(all))
+		case slices.Contains(names[:i], name):
+			return nil, nil, fmt.Errorf("the Columns of CSV have %q twice", name)
+		}
+		places = append(places, place)
+	}
+	return slices.Clone(names), places, nil
 }
 
 // columns returns the columns with the given names.

@@ -38,6 +38,7 @@ func TestCSV(t *testing.T) {
 		{"no header", data.CSV{NoHeader: true}, "1,2\n3,4\n", []string{"0", "1"}, []float64{1, 2, 3, 4}},
 		{"only a header", data.CSV{}, "a,b\n", []string{"a", "b"}, []float64{}},
 		{"numbers", data.CSV{}, "a\n-1.5e3\n+7\n.5\n", []string{"a"}, []float64{-1500, 7, .5}},
+		{"columns", data.CSV{Columns: []string{"c", "a"}}, "a,b,c\n1,x,3\n4,,6\n", []string{"c", "a"}, []float64{3, 1, 6, 4}},
 		{"some names are numbers", data.CSV{}, "1,b\n1,2\n", []string{"1", "b"}, []float64{1, 2}},
 	}
 	for _, c := range tests {
@@ -73,6 +74,8 @@ func TestCSVErrors(t *testing.T) {
 		{"too large", data.CSV{}, "a\n1e999\n", 2, `"1e999" is not a number`},
 		{"fewer fields", data.CSV{}, "a,b\n1,2\n3\n", 8, "line 3, offset 8: 1 fields, where the first line has 2"},
 		{"more fields", data.CSV{}, "a,b\n1,2,3\n", 4, "3 fields, where the first line has 2"},
+		{"no such column", data.CSV{Columns: []string{"c"}}, "a,b\n1,2\n", 0, `no column "c": there are ["a" "b"]`},
+		{"a column twice", data.CSV{Columns: []string{"b", "b"}}, "a,b\n1,2\n", 0, `the Columns of CSV have "b" twice`},
 		{"names twice", data.CSV{}, "a,b,a\n", 0, `columns 1 and 3 are both named "a"`},
 		{"quote open", data.CSV{}, "a,b\n1,\"2\n", 4, "quotes that do not match, or a field over several lines"},
 		{

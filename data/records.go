@@ -151,9 +151,13 @@ func OpenCSV(ctx context.Context, name string, c CSV, o IndexOptions) (*CSVFile,
 	}
 	bom := []byte("\ufeff")
 	fields, err := c.fields(nil, bytes.TrimPrefix(head, bom))
-	var names []string
+	var all, names []string
+	var places []int // of the columns in a line
 	if err == nil {
-		names, err = c.names(fields)
+		all, err = c.names(fields)
+	}
+	if err == nil {
+		names, places, err = c.chosen(all)
 	}
 	if err != nil {
 		return nil, &FormatError{File: name, Format: "CSV", Line: 1, Err: err}
@@ -163,21 +167,24 @@ func OpenCSV(ctx context.Context, name string, c CSV, o IndexOptions) (*CSVFile,
 		skip = 0
 	}
 	format := fmt.Sprintf("CSV %q %v %q", c.Comma, c.NoHeader, c.Comment)
+	if len(c.Columns) > 0 {
+		format += fmt.Sprintf(" %q", c.Columns)
+	}
 	rows := newRecords(format, files, skip, func(f *indexedFile, i int, offset int64, raw []byte) (Element, error) {
 		line, err := f.line(i+skip, offset, firstLine(raw))
 		if err != nil {
 			return nil, err
 		}
 		fields, err := c.fields(nil, bytes.TrimPrefix(line, bom))
-		if err == nil && len(fields) != len(names) {
-			err = fmt.Errorf("%d fields, where the first line has %d", len(fields), len(names))
+		if err == nil && len(fields) != len(all) {
+			err = fmt.Errorf("%d fields, where the first line has %d", len(fields), len(all))
 		}
 		if err != nil {
 			return nil, f.wrong(offset, err)
 		}
-		out := make([]string, len(fields))
-		for i, x := range fields {
-			out[i] = string(x)
+		out := make([]string, len(places))
+		for i, place := range places {
+			out[i] = string(fields[place])
 		}
 		return tensor.Strings(out), nil
 	})

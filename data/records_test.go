@@ -199,6 +199,7 @@ func TestOpenCSVFormats(t *testing.T) {
 	}{
 		{data.CSV{Comma: ';', Comment: "#"}, "[[3 4] [5 6]]"},
 		{data.CSV{Comma: ';', NoHeader: true, Comment: "#"}, "[[x y] [3 4] [5 6]]"},
+		{data.CSV{Comma: ';', Comment: "#", Columns: []string{"y"}}, "[[4] [6]]"},
 		{data.CSV{NoHeader: true, Comment: "#"}, "[[x;y] [3;4] [5;6]]"},
 		{data.CSV{NoHeader: true}, "[[#1;2] [x;y] [3;4] [#5] [5;6] [#]]"},
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"runtime"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -47,7 +48,7 @@ the scale of the inputs follow from them (except for text).`,
 	}
 	f := cmd.Flags()
 	o.from.add(f)
-	f.StringVar(&o.file, "data-file", "", "`file` of csv or text to evaluate on, gzipped or not")
+	f.StringVar(&o.file, "data-file", "", "`file` of csv, parquet or text to evaluate on")
 	f.StringVar(&o.dir, "data-dir", "", "`folder` of images to evaluate on, a subfolder for each class")
 	f.IntVar(&o.replicas, "replicas", 0, "number of replicas (default one per core)")
 	f.IntVar(&o.batch, "global-batch", 0, "examples that are computed at once (default that of the training)")
@@ -66,14 +67,15 @@ func (o savedFlags) loadOther(file, dir string) (*savedRun, *examples, error) {
 	switch kind := d.name; {
 	case file != "" && dir != "":
 		return nil, nil, usagef("--data-file and --data-dir exclude each other: give one of them")
-	case file != "" && kind == "csv":
+	case file != "" && slices.Contains(tables, kind):
 		d.testFile = file
 	case file != "" && kind == "text", dir != "" && kind == "images":
 		d.evaluated = file + dir
 	case dir != "" && kind == "mnist":
 		d.dir = dir
 	case file != "":
-		return nil, nil, usagef("--data-file is for runs of --data csv and text: %s is a run of --data %s", o.dir, kind)
+		return nil, nil, usagef("--data-file is for runs of --data csv, parquet and text: %s is a run of --data %s", o.dir,
+			kind)
 	case dir != "":
 		return nil, nil, usagef("--data-dir is for runs of --data images and mnist: %s is a run of --data %s", o.dir, kind)
 	}

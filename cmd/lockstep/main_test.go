@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/csv"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	library "github.com/parquet-go/parquet-go"
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/lockstep-ml/lockstep/internal/freeport"
@@ -89,6 +91,7 @@ func TestScripts(t *testing.T) {
 			"jsonlines": jsonLines,
 			"exits":     exitsWith,
 			"freeports": freePorts,
+			"parquet":   writeParquet,
 		},
 	})
 }
@@ -110,6 +113,53 @@ func freePorts(ts *testscript.TestScript, _ bool, args []string) {
 	for _, name := range args {
 		ts.Setenv(name, strconv.Itoa(freeport.Take(scriptTest{ts}, 1)))
 	}
+}
+
+// writeParquet is a script command: parquet A.csv B.parquet writes the rows as Parquet, in row groups of 4. A column
+// whose fields are all integers has integers, one of numbers doubles, others texts; empty fields are nulls.
+func writeParquet(ts *testscript.TestScript, _ bool, args []string) {
+	lines, err := csv.NewReader(strings.NewReader(ts.ReadFile(args[0]))).ReadAll()
+	ts.Check(err)
+	names, lines := lines[0], lines[1:]
+	group, parse := library.Group{}, make([]func(string) any, len(names))
+	for i, name := range names {
+		group[name], parse[i] = library.Optional(library.Int(64)), func(s string) any {
+			n, _ := strconv.ParseInt(s, 10, 64)
+			return n
+		}
+		for _, line := range lines {
+			if _, err := strconv.ParseInt(line[i], 10, 64); err == nil || line[i] == "" {
+				continue
+			}
+			if _, err := strconv.ParseFloat(line[i], 64); err != nil {
+				group[name], parse[i] = library.Optional(library.String()), func(s string) any { return s }
+				break
+			}
+			group[name] = library.Optional(library.Leaf(library.DoubleType))
+			parse[i] = func(s string) any {
+				x, _ := strconv.ParseFloat(s, 64)
+				return x
+			}
+		}
+	}
+	f, err := os.Create(ts.MkAbs(args[1]))
+	ts.Check(err)
+	w := library.NewGenericWriter[map[string]any](f, library.NewSchema("row", group))
+	for chunk := range slices.Chunk(lines, 4) {
+		for _, line := range chunk {
+			row := map[string]any{}
+			for i, field := range line {
+				if field != "" {
+					row[names[i]] = parse[i](field)
+				}
+			}
+			_, err = w.Write([]map[string]any{row})
+			ts.Check(err)
+		}
+		ts.Check(w.Flush())
+	}
+	ts.Check(w.Close())
+	ts.Check(f.Close())
 }
 
 // scriptTest is a script as a test.

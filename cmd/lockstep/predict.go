@@ -59,7 +59,7 @@ follow from them.`,
 	}
 	f := cmd.Flags()
 	o.from.add(f)
-	f.StringVar(&o.file, "data-file", "", "`file` of csv with the rows to classify, gzipped or not")
+	f.StringVar(&o.file, "data-file", "", "`file` of csv or parquet with the rows to classify")
 	f.StringVar(&o.dir, "data-dir", "", "`folder` of images to classify, with or without subfolders")
 	f.StringVar(&o.format, "format", "plain", "plain (fields separated by tabs) or json (an object on each line)")
 	o.from.addEngine(f)
@@ -92,8 +92,8 @@ func (o *predictFlags) run(ctx context.Context, out io.Writer) (err error) {
 	switch kind := d.name; {
 	case kind == "text":
 		return fmt.Errorf("--from %s: a run of --data text: to continue a text, use lockstep generate", o.from.dir)
-	case o.file != "" && kind != "csv":
-		return usagef("--data-file is for runs of --data csv: %s is a run of --data %s", o.from.dir, kind)
+	case o.file != "" && !slices.Contains(tables, kind):
+		return usagef("--data-file is for runs of --data csv and parquet: %s is a run of --data %s", o.from.dir, kind)
 	case o.dir != "" && kind != "images":
 		return usagef("--data-dir is for runs of --data images: %s is a run of --data %s", o.from.dir, kind)
 	case o.file != "":

@@ -107,8 +107,8 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	f := cmd.Flags()
 	f.SortFlags = false
 	o.data.add(f)
-	f.StringVar(&o.model, "model", "", "model: "+strings.Join(modelNames, ", ")+" (default cnn for images, mlp for csv, "+
-		"gpt for text)")
+	f.StringVar(&o.model, "model", "", "model: "+strings.Join(modelNames, ", ")+" (default cnn for images, mlp for "+
+		"csv and parquet, gpt for text)")
 	f.IntSliceVar(&o.hidden, "hidden", nil, "`widths` of the hidden layers of --model mlp (default 512,512)")
 	o.weights.add(f)
 	f.StringVar(&o.strategy, "strategy", "mirrored",
@@ -339,6 +339,15 @@ func (o *trainFlags) logicalCPUs() int {
 		return 1
 	}
 	return runtime.GOMAXPROCS(0)
+}
+
+// allOf joins names: a, b and c.
+func allOf(list []string) string {
+	if len(list) == 1 {
+		return list[0]
+	}
+	last := len(list) - 1
+	return strings.Join(list[:last], ", ") + " and " + list[last]
 }
 
 // oneOf joins alternatives: a, b or c.

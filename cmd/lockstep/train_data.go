@@ -2,10 +2,8 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -17,6 +15,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/data/digits"
+	"github.com/lockstep-ml/lockstep/data/parquet"
 	"github.com/lockstep-ml/lockstep/data/tokenizer"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -30,6 +29,7 @@ type dataFlags struct {
 	imageSize       string
 	height, width   int // imageSize as numbers; 0: not given
 	channels        int
+	columns         []string
 	label           string
 	loss            string // of a column of numbers; "": the column has classes
 	textColumns     []string
@@ -49,11 +49,11 @@ type dataFlags struct {
 }
 
 func (o *dataFlags) add(f *pflag.FlagSet) {
-	f.StringVar(&o.name, "data", "digits", "data: digits (built in), mnist, images (a folder per class), csv (rows of a "+
-		"table), text (sequences of tokens)")
+	f.StringVar(&o.name, "data", "digits", "data: digits (built in), mnist, images (a folder per class), csv and parquet "+
+		"(rows of a table), text (sequences of tokens)")
 	f.StringVar(&o.dir, "data-dir", "", "`folder` of the IDX files of mnist, gzipped or not, or of the images")
-	f.StringSliceVar(&o.files, "data-file", nil, "`file` of csv or text, gzipped or not; several for text (default for "+
-		"text: made-up sums such as 12+30=42)")
+	f.StringSliceVar(&o.files, "data-file", nil, "`file` of csv, parquet or text; several for parquet and text (default "+
+		"for text: made-up sums such as 12+30=42); csv and text may be gzipped")
 	f.IntVar(&o.shift, "shift", 0, "shift training images at random by up to this many pixels (default 1 for digits, 0 "+
 		"for others)")
 	f.Float64Var(&o.validationSplit, "validation-split", 0,
@@ -61,18 +61,19 @@ func (o *dataFlags) add(f *pflag.FlagSet) {
 	o.set = pflag.NewFlagSet("", pflag.ContinueOnError)
 	o.set.SortFlags = false
 	o.set.Float64Var(&o.testSplit, "test-split", 0.1, "fraction of the data to hold out as test data, if there are none "+
-		"(images: a folder test beside train; csv: --test-file); of a text, the end")
+		"(images: a folder test beside train; csv and parquet: --test-file); of a text, the end")
 	o.set.StringVar(&o.imageSize, "image-size", "", "resize images to this `size`, 32 or 48x32 (width x height), cropped "+
 		"to its shape (default that of the first image, which all must have)")
 	o.set.IntVar(&o.channels, "channels", 3, "channels of images: 1 for grey, 3 for colour")
 	o.set.BoolVar(&o.flip, "flip", false, "mirror half of the training images, left to right")
-	o.set.StringVar(&o.testFile, "test-file", "", "`file` of csv with the test data")
-	o.set.StringVar(&o.label, "label", "", "column of csv to predict, which has classes: texts, or numbers from 0 "+
-		"(default the last); with --loss, any numbers")
-	o.set.StringVar(&o.loss, "loss", "", "regression: the column of csv to predict is a number, by the mean squared "+
+	o.set.StringVar(&o.testFile, "test-file", "", "`file` of csv or parquet with the test data")
+	o.set.StringSliceVar(&o.columns, "columns", nil, "columns of csv or parquet to read, with the label (default all)")
+	o.set.StringVar(&o.label, "label", "", "column of csv or parquet to predict, which has classes: texts, or numbers "+
+		"from 0 (default the last); with --loss, any numbers")
+	o.set.StringVar(&o.loss, "loss", "", "regression: the column to predict is a number, by the mean squared "+
 		"error (mse), the mean absolute error (mae) or the Huber loss (huber)")
 	o.set.StringSliceVar(&o.textColumns, "text-columns", nil, "columns of csv that are text, one category per value; "+
-		"others are numbers")
+		"others are numbers (parquet has types)")
 	o.set.StringSliceVar(&o.missing, "missing", nil, "fields of csv that mean a missing value, such as ? or NA, "+
 		"beside empty fields")
 	o.set.BoolVar(&o.noHeader, "no-header", false, "the first line of csv has no names; columns are named 0, 1, …")
@@ -114,8 +115,15 @@ var dataSets = map[string]dataSet{
 		epochs: 10, batch: 64, model: "cnn",
 	},
 	"csv": {
-		load:  (*dataFlags).loadCSV,
-		flags: []string{"data-file", "test-split", "test-file", "label", "loss", "text-columns", "missing", "no-header"},
+		load: (*dataFlags).loadTable,
+		flags: []string{
+			"data-file", "test-split", "test-file", "columns", "label", "loss", "text-columns", "missing", "no-header",
+		},
+		needs: "data-file", epochs: 10, batch: 64, model: "mlp",
+	},
+	"parquet": {
+		load:  (*dataFlags).loadTable,
+		flags: []string{"data-file", "test-split", "test-file", "columns", "label", "loss"},
 		needs: "data-file", epochs: 10, batch: 64, model: "mlp",
 	},
 	"text": {
@@ -136,7 +144,7 @@ func (o *dataFlags) check(given func(flag string) bool) error {
 					takers = append(takers, other)
 				}
 			}
-			stray = usagef("--%s is for --data %s, not %s", name, strings.Join(takers, " and "), o.name)
+			stray = usagef("--%s is for --data %s, not %s", name, allOf(takers), o.name)
 		}
 	}
 	visit("data-dir")
@@ -148,7 +156,7 @@ func (o *dataFlags) check(given func(flag string) bool) error {
 	if set.needs != "" && !given(set.needs) {
 		what := map[string]string{
 			"mnist": "the folder of its IDX files", "images": "the folder with a subfolder of images per class",
-			"csv": "the file to read",
+			"csv": "the file to read", "parquet": "the files to read",
 		}
 		return usagef("--data %s needs --%s, %s", o.name, set.needs, what[o.name])
 	}
@@ -167,6 +175,13 @@ func (o *dataFlags) check(given func(flag string) bool) error {
 		return usagef("--loss %s: want %s", o.loss, oneOf(sorted(regressionLosses)))
 	case o.name == "csv" && len(o.files) != 1:
 		return usagef("--data-file: %d files for --data csv: want one, and --test-file for the test data", len(o.files))
+	case given("columns") && len(o.columns) == 0:
+		return usagef("--columns: no names: want those of the columns to read")
+	}
+	for i, name := range o.columns {
+		if slices.Contains(o.columns[:i], name) {
+			return usagef("--columns: %s twice: want each column once", name)
+		}
 	}
 	if given("image-size") {
 		if err := o.parseImageSize(); err != nil {
@@ -292,215 +307,6 @@ func (o *dataFlags) checkSplit(unit string, train, test data.Pipeline) error {
 	return nil
 }
 
-// loadCSV reads a table. Numbers are standardised by the mean and deviation of the training rows, and texts become
-// one-hot vectors; missing numbers become the mean, missing texts zeros. Rows without a label are left out.
-func (o *dataFlags) loadCSV(int) (*examples, error) {
-	format := data.CSV{
-		NoHeader: o.noHeader, Missing: append([]string{""}, o.missing...), Categories: map[string][]string{},
-	}
-	for _, name := range o.textColumns {
-		format.Categories[strings.TrimSpace(name)] = nil
-	}
-	table, err := data.LoadCSV(o.files[0], format)
-	if err != nil {
-		return nil, o.explain(err)
-	}
-	label := o.label
-	if label == "" {
-		label = table.Names[len(table.Names)-1]
-	}
-	if table, err = table.DropMissing(label); err != nil {
-		return nil, usagef("--label: %v", err)
-	}
-	complete, err := table.DropMissing()
-	if err != nil {
-		return nil, err
-	}
-	incomplete := table.Rows() - complete.Rows()
-	held := (*data.Frame)(nil)
-	if o.testFile != "" {
-		format.Categories = table.Categories
-		if held, err = o.loadTestCSV(format, label); err != nil {
-			return nil, err
-		}
-		if got, want := held.Without(label), table.Without(label); !slices.Equal(got, want) {
-			return nil, fmt.Errorf("%s has the columns %s: want those of %s, %s", o.testFile, strings.Join(got, ", "),
-				o.files[0], strings.Join(want, ", "))
-		}
-	}
-	if held == nil {
-		if table, held, err = splitRows(table, o.testSplit); err != nil {
-			return nil, err
-		}
-	}
-	x := &examples{unit: "rows", names: table.Categories[label]}
-	means := map[string][2]float64{} // and deviations, of the training rows
-	if o.loss != "" {
-		if x.regression, err = newRegression(o.loss, table, label); err != nil {
-			return nil, err
-		}
-	}
-	rows := func(f *data.Frame) (data.Pipeline, error) {
-		batch, err := standardised(f, label, means)
-		if err != nil {
-			return data.Pipeline{}, err
-		}
-		x.shape = batch.Inputs[0].Shape()[1:]
-		if x.regression != nil {
-			batch.Labels[0], err = x.regression.labels(f, label)
-			return data.FromTensors(batch), err
-		}
-		labels, err := f.Ints(label)
-		if err != nil {
-			return data.Pipeline{}, fmt.Errorf("--label %s: %w\nto predict numbers that are no classes, give --loss mse", label,
-				err)
-		}
-		batch.Labels[0] = labels
-		for i, class := range tensor.Data[int32](batch.Labels[0]) {
-			if class < 0 || class >= classesMax {
-				return data.Pipeline{}, fmt.Errorf("--label %s: row %d has the class %d: want 0 to %d, or list the column in "+
-					"--text-columns, or give --loss mse to predict numbers", label, i, class, classesMax-1)
-			}
-			x.classes = max(x.classes, int(class)+1)
-		}
-		return data.FromTensors(batch), nil
-	}
-	if x.train, err = rows(table); err != nil {
-		return nil, err
-	}
-	if x.test, err = rows(held); err != nil {
-		return nil, err
-	}
-	x.what = fmt.Sprintf("rows of %s, %s to predict %s", count(len(table.Names)-1, "column"), count(x.shape[0], "number"),
-		label)
-	if incomplete > 0 {
-		x.what += fmt.Sprintf("; %s with missing values", count(incomplete, "row"))
-	}
-	return x, o.checkSplit("rows", x.train, x.test)
-}
-
-// splitRows divides a table in training and test rows, by chance.
-func splitRows(table *data.Frame, fraction float64) (kept, held *data.Frame, err error) {
-	numbers := data.FromFunc(table.Rows(), func(_ context.Context, i int) (data.Element, error) { return i, nil })
-	pick := func(p data.Pipeline) (f *data.Frame, err error) {
-		var rows []int
-		for e, err := range p.Iter(context.Background()) {
-			if err != nil {
-				return nil, err
-			}
-			rows = append(rows, e.(int))
-		}
-		return table.Select(rows)
-	}
-	train, test := numbers.Split(fraction, splitSeed)
-	if kept, err = pick(train); err == nil {
-		held, err = pick(test)
-	}
-	return kept, held, err
-}
-
-// loadTestCSV reads the table of test data. If its labels are not used, a column without values replaces them.
-func (o *dataFlags) loadTestCSV(format data.CSV, label string) (*data.Frame, error) {
-	if o.unlabelled {
-		format.Categories = maps.Clone(format.Categories)
-		all := format.Categories[label]
-		delete(format.Categories, label)
-		table, err := data.LoadCSV(o.testFile, format)
-		if err == nil && !slices.Contains(table.Names, label) {
-			return withColumn(table, label), nil
-		}
-		if all != nil {
-			format.Categories[label] = all
-		}
-	}
-	table, err := data.LoadCSV(o.testFile, format)
-	switch {
-	case err != nil:
-		return nil, o.explain(err)
-	case o.unlabelled:
-		return table, table.Fill(label, 0)
-	}
-	if table, err = table.DropMissing(label); err != nil {
-		return nil, fmt.Errorf("--test-file: %w", err)
-	}
-	return table, nil
-}
-
-// withColumn returns the table with one more column of zeros.
-func withColumn(table *data.Frame, name string) *data.Frame {
-	var values []float64
-	for row := range slices.Chunk(tensor.Data[float64](table.Values), len(table.Names)) {
-		values = append(append(values, row...), 0)
-	}
-	names := append(slices.Clone(table.Names), name)
-	return &data.Frame{
-		Names: names, Values: tensor.Of(values, table.Rows(), len(names)), Categories: table.Categories,
-	}
-}
-
-// classesMax is the largest number of classes of a column, so that a typing error is not taken for a class.
-const classesMax = 1 << 16
-
-// standardised returns the rows of a table without labels: the inputs are all columns but the label. It
-// computes means and deviations that are not in means yet.
-func standardised(f *data.Frame, label string, means map[string][2]float64) (batch data.Batch, err error) {
-	var columns [][]float32 // one after the other
-	for _, name := range f.Without(label) {
-		if f.Categories[name] != nil {
-			hot, err := f.OneHot(name)
-			if err != nil {
-				return data.Batch{}, err
-			}
-			values, width := tensor.Data[float32](hot), hot.Shape()[1]
-			for c := range width {
-				column := make([]float32, f.Rows())
-				for row := range column {
-					column[row] = values[row*width+c]
-				}
-				columns = append(columns, column)
-			}
-			continue
-		}
-		by, ok := means[name]
-		if !ok {
-			if by[0], by[1], err = f.Mean(name); err != nil {
-				return data.Batch{}, err
-			}
-			if math.IsNaN(by[0]) {
-				return data.Batch{}, fmt.Errorf("column %q: all values are missing: remove it", name)
-			}
-			if by[1] == 0 {
-				by[1] = 1
-			}
-			means[name] = by
-		}
-		if err := f.Fill(name, by[0]); err != nil {
-			return data.Batch{}, err
-		}
-		values, err := f.Floats(name)
-		if err != nil {
-			return data.Batch{}, err
-		}
-		column := tensor.Data[float32](values)
-		for i, v := range column {
-			column[i] = float32((float64(v) - by[0]) / by[1])
-		}
-		columns = append(columns, column)
-	}
-	if len(columns) == 0 {
-		return data.Batch{}, fmt.Errorf("the only column is the label, %s: want others to predict it from", label)
-	}
-	inputs := make([]float32, 0, f.Rows()*len(columns))
-	for row := range f.Rows() {
-		for _, column := range columns {
-			inputs = append(inputs, column[row])
-		}
-	}
-	return data.Batch{
-		Inputs: []*tensor.Tensor{tensor.Of(inputs, f.Rows(), len(columns))}, Labels: []*tensor.Tensor{nil},
-	}, nil
-}
-
 // loadText reads texts as sequences of length tokens. The end of the text is the test data.
 func (o *dataFlags) loadText(length int) (*examples, error) {
 	tokens, err := o.loadTokenizer()
@@ -574,11 +380,14 @@ func sums() string {
 
 // explain adds the flags that may help to an error of reading data.
 func (o *dataFlags) explain(err error) error {
-	field := (*data.FieldError)(nil)
+	field, column := (*data.FieldError)(nil), (*parquet.ColumnError)(nil)
 	switch {
+	case errors.As(err, &column):
+		return fmt.Errorf("%w\nto leave the column out, name the others in --columns", err)
 	case errors.As(err, &field):
 		return fmt.Errorf("%w\nif the column is text, list it in --text-columns; if the field means a missing value, list "+
-			"it in --missing; if the file has no line of names, give --no-header", err)
+			"it in --missing; if the file has no line of names, give --no-header; to leave the column out, name the "+
+			"others in --columns", err)
 	case errors.Is(err, data.ErrImageSize):
 		return fmt.Errorf("%w\nto resize the images, give --image-size", err)
 	}

@@ -97,6 +97,7 @@ func (r *trainRun) compareOptions() error {
 		{"flip", o.data.flip},
 		{"image-size", o.data.imageSize},
 		{"channels", o.data.channels},
+		{"columns", o.data.columns},
 		{"label", o.data.label},
 		{"loss", o.data.loss},
 		{"text-columns", o.data.textColumns},

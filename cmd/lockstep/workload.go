@@ -36,7 +36,7 @@ func modelsFor(data string) []string {
 	switch data {
 	case "text":
 		return []string{"gpt"}
-	case "csv":
+	case "csv", "parquet":
 		return []string{"mlp"}
 	}
 	return sorted(classifiers)

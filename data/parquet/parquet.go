@@ -8,9 +8,6 @@
 //
 // A small table is read into a [data.Frame] by [Load].
 //
-// It is a module beside Lockstep's, so that only programs that read Parquet depend on
-// github.com/parquet-go/parquet-go.
-//
 // # Columns
 //
 // A column is named by its path, with dots between its parts ("person.age"). Booleans, integers of 8 to 64 bits,
@@ -51,7 +48,7 @@ import (
 
 // Options configure [Open] and [Load]. The zero value reads all columns, which must have no nulls.
 type Options struct {
-	// Columns are the names of the columns to read. Nil: all.
+	// Columns are the names of the columns to read, in this order. None: all.
 	Columns []string
 	// Fill has the value that replaces the nulls of a column: a float64 (math.NaN() for a column of floats), an int, a
 	// bool or a string. A null in another column is an error. A list that is null has no replacement; its elements have.
@@ -89,6 +86,19 @@ type Column struct {
 	Nullable bool         // the file's schema allows nulls
 }
 
+// ColumnError reports a column that cannot be read: name the others in Options.Columns. [Open] reads some that [Load]
+// does not.
+type ColumnError struct {
+	Column string // its name
+	Err    error
+}
+
+// Error implements error.
+func (e *ColumnError) Error() string { return fmt.Sprintf("column %q %v", e.Column, e.Err) }
+
+// Unwrap returns the cause.
+func (e *ColumnError) Unwrap() error { return e.Err }
+
 // shape returns the shape of the column's value in a row.
 func (c *Column) shape() []int {
 	if c.List {
@@ -122,8 +132,8 @@ func Open(ctx context.Context, names []string, o Options) (*File, error) {
 }
 
 // Load reads a table into memory, as [data.LoadCSV] does: numbers and booleans as float64, nulls as missing values, and
-// texts as categories, with or without an entry in Options.Categories. It returns an error for a list, and for an
-// integer that a float64 cannot hold.
+// texts as categories, with or without an entry in Options.Categories. It returns a [ColumnError] for a list, and for
+// an integer from 2⁵³ on, which a float64 may not hold.
 func Load(ctx context.Context, names []string, o Options) (*data.Frame, error) {
 	t, err := open(names, o)
 	if err != nil {
@@ -133,8 +143,7 @@ func Load(ctx context.Context, names []string, o Options) (*data.Frame, error) {
 	frame := &data.Frame{}
 	for _, c := range t.columns {
 		if c.List {
-			return nil, fmt.Errorf("parquet: column %q has lists, which a data.Frame cannot hold: use Open, or name other "+
-				"Columns", c.Name)
+			return nil, fmt.Errorf("parquet: %w", &ColumnError{c.Name, errors.New("has lists: want numbers and texts")})
 		}
 		if _, known := o.Categories[c.Name]; c.DType == tensor.String && !known {
 			if o.Categories == nil {
@@ -170,9 +179,9 @@ func Load(ctx context.Context, names []string, o Options) (*data.Frame, error) {
 				values = append(values, make([]float64, g.rows*width)...)
 			}
 			for row, x := range col.values.Float64s() {
-				if math.Abs(x) > 1<<53 && wide(col.values.DType()) {
-					return nil, t.wrong(g, fmt.Errorf("column %q, row %d: the integer %.0f is too large for a float64: use Open",
-						t.columns[k].Name, g.first+row, x))
+				if math.Abs(x) >= 1<<53 && wide(col.values.DType()) {
+					return nil, t.wrong(g, &ColumnError{t.columns[k].Name, fmt.Errorf("has an integer of about %.4g in row "+
+						"%d: from 2⁵³ on it is too large for a float64", x, g.first+row)})
 				}
 				if col.null != nil && col.null[row] {
 					x = math.NaN()
@@ -374,7 +383,7 @@ func columnsOf(f *parquet.File, wanted []string) ([]column, error) {
 	}
 	root := f.Root()
 	var all []column
-	failures := map[string]error{}
+	failures := map[string]*ColumnError{}
 	var walk func(c *parquet.Column, path []string, lists int)
 	walk = func(c *parquet.Column, path []string, lists int) {
 		if c.MaxRepetitionLevel() > lists && !c.Leaf() { // the group that the format adds to a list
@@ -404,7 +413,7 @@ func columnsOf(f *parquet.File, wanted []string) ([]column, error) {
 			err = errors.New("lists of lists: want lists of numbers")
 		}
 		if err != nil {
-			failures[x.Name] = fmt.Errorf("column %q has %w", x.Name, err)
+			failures[x.Name] = &ColumnError{x.Name, fmt.Errorf("has %w", err)}
 		}
 		all = append(all, x)
 	}
@@ -418,7 +427,7 @@ func columnsOf(f *parquet.File, wanted []string) ([]column, error) {
 		}
 		names = append(names, c.Name)
 	}
-	if wanted == nil {
+	if len(wanted) == 0 {
 		wanted = names
 	}
 	var out []column
@@ -430,8 +439,7 @@ func columnsOf(f *parquet.File, wanted []string) ([]column, error) {
 		case slices.Contains(wanted[:i], name):
 			return nil, fmt.Errorf("Options.Columns has %q twice", name)
 		case failures[name] != nil:
-			return nil, fmt.Errorf("%w: name the other columns in Options.Columns, or write the file without it",
-				failures[name])
+			return nil, failures[name]
 		}
 		out = append(out, all[at])
 	}

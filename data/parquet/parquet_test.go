@@ -273,7 +273,7 @@ func TestMisuse(t *testing.T) {
 	long := write(t, dir, "long", 2, []ragged{{[]float32{1, 2}}, {[]float32{1, 2, 3}}})
 	none := write(t, dir, "no list", 3, []ragged{{[]float32{1, 2}}, {nil}, {[]float32{1, 2}}})
 	money := write(t, dir, "money", 2, []decimal{{5}})
-	large := write(t, dir, "large", 2, []huge{{1<<60 + 1}})
+	large := write(t, dir, "large", 2, []huge{{1<<53 + 1}})
 	text := filepath.Join(dir, "text")
 	if err := os.WriteFile(text, []byte("not Parquet"), 0o666); err != nil {
 		t.Fatal(err)
