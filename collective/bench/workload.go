@@ -218,7 +218,7 @@ func (m *member) measure(ctx context.Context, count int) (Result, error) {
 	}
 	var times []time.Duration
 	var overlap *Overlap
-	if m.opts.bare != nil {
+	if m.opts.bare != nil && m.firstLocal { // it alone exchanges
 		m.opts.bare.resize(int(float64(bytes) * busFactor(m.opts.Op, m.opts.Processes)))
 	}
 	m.limits = m.limits[:0]
