@@ -2,7 +2,9 @@ package etcd
 
 import (
 	"context"
+	"errors"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -47,7 +49,7 @@ func (s *store) Set(ctx context.Context, key string, value []byte) error {
 	})
 }
 
-// put sets a key if all conditions hold. If not, it returns the key's value.
+// put sets a key if all conditions hold, and the token of ctx. If not, it returns the key's value.
 func (s *store) put(
 	ctx context.Context, key string, value []byte, conditions ...clientv3.Cmp,
 ) (is *mvccpb.KeyValue, done bool, err error) {
@@ -57,10 +59,14 @@ func (s *store) put(
 	}
 	k := s.prefix + key
 	put := clientv3.OpPut(k, string(stored), clientv3.WithPrevKV())
+	t, reads := s.tokenOf(ctx), []clientv3.Op{clientv3.OpGet(k)}
+	if t != nil {
+		conditions, reads = append(conditions, t.holds()), append(reads, clientv3.OpGet(t.key))
+	}
 	var r *clientv3.TxnResponse
 	err = s.write(ctx, func(ctx context.Context) error {
 		var err error
-		r, err = s.client.Txn(ctx).If(conditions...).Then(put).Else(clientv3.OpGet(k)).Commit()
+		r, err = s.client.Txn(ctx).If(conditions...).Then(put).Else(reads...).Commit()
 		return err
 	})
 	switch {
@@ -70,7 +76,10 @@ func (s *store) put(
 		if got := r.Responses[0].GetResponseRange(); len(got.Kvs) > 0 {
 			is = got.Kvs[0]
 		}
-		return is, false, s.drop(ctx, parts)
+		if t != nil && !t.is(r.Responses[1].GetResponseRange()) {
+			err = rendezvous.ErrFenced
+		}
+		return is, false, errors.Join(s.drop(ctx, parts), err)
 	}
 	if before := r.Responses[0].GetResponsePut().PrevKv; before != nil {
 		return nil, true, s.dropOf(ctx, before.Value)
@@ -115,16 +124,28 @@ func (s *store) Swap(ctx context.Context, key string, revision uint64, value []b
 // Delete implements [rendezvous.Store].
 func (s *store) Delete(ctx context.Context, key string) error {
 	return s.call(ctx, rendezvous.CheckKey(key), func(ctx context.Context) error {
-		var r *clientv3.DeleteResponse
+		var conditions []clientv3.Cmp
+		if t := s.tokenOf(ctx); t != nil {
+			conditions = append(conditions, t.holds())
+		}
+		remove := clientv3.OpDelete(s.prefix+key, clientv3.WithPrevKV())
+		var r *clientv3.TxnResponse
 		err := s.write(ctx, func(ctx context.Context) error {
 			var err error
-			r, err = s.client.Delete(ctx, s.prefix+key, clientv3.WithPrevKV())
+			r, err = s.client.Txn(ctx).If(conditions...).Then(remove).Commit()
 			return err
 		})
-		if err != nil || len(r.PrevKvs) == 0 {
+		switch {
+		case err != nil:
 			return err
+		case !r.Succeeded:
+			return rendezvous.ErrFenced
 		}
-		return s.dropOf(ctx, r.PrevKvs[0].Value)
+		before := r.Responses[0].GetResponseDeleteRange().PrevKvs
+		if len(before) == 0 {
+			return nil
+		}
+		return s.dropOf(ctx, before[0].Value)
 	})
 }
 
@@ -168,4 +189,24 @@ func (s *store) entry(ctx context.Context, kv *mvccpb.KeyValue) (rendezvous.Entr
 	value, whole, err := s.load(ctx, kv.Value)
 	e := rendezvous.Entry{Key: string(kv.Key[len(s.prefix):]), Value: value, Revision: uint64(kv.ModRevision)}
 	return e, whole, err
+}
+
+// token is the fencing token of a write, as etcd has it.
+type token struct{ key, stored string }
+
+// tokenOf returns the token of a write with ctx, or nil. A token is short: its stored form is in one part.
+func (s *store) tokenOf(ctx context.Context) *token {
+	t, ok := rendezvous.TokenOf(ctx)
+	if !ok {
+		return nil
+	}
+	return &token{s.prefix + t.Key, string(append([]byte{plainValue}, t.Value...))}
+}
+
+// holds is the condition that the token is the current one.
+func (t *token) holds() clientv3.Cmp { return clientv3.Compare(clientv3.Value(t.key), "=", t.stored) }
+
+// is reports whether the token is the one that was read.
+func (t *token) is(r *etcdserverpb.RangeResponse) bool {
+	return len(r.Kvs) > 0 && string(r.Kvs[0].Value) == t.stored
 }

@@ -223,6 +223,10 @@ func (s *server) DeleteRange(
 ) (*etcdserverpb.DeleteRangeResponse, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.remove(r), nil
+}
+
+func (s *server) remove(r *etcdserverpb.DeleteRangeRequest) *etcdserverpb.DeleteRangeResponse {
 	gone := s.find(r.Key, r.RangeEnd)
 	if len(gone) > 0 {
 		s.now++
@@ -231,7 +235,7 @@ func (s *server) DeleteRange(
 		delete(s.keys, string(kv.Key))
 		s.change(mvccpb.Event_DELETE, &mvccpb.KeyValue{Key: kv.Key, ModRevision: s.now})
 	}
-	return &etcdserverpb.DeleteRangeResponse{Header: s.header(), PrevKvs: gone}, nil
+	return &etcdserverpb.DeleteRangeResponse{Header: s.header(), PrevKvs: gone}
 }
 
 func (s *server) Txn(_ context.Context, r *etcdserverpb.TxnRequest) (*etcdserverpb.TxnResponse, error) {
@@ -240,12 +244,15 @@ func (s *server) Txn(_ context.Context, r *etcdserverpb.TxnRequest) (*etcdserver
 	answer := &etcdserverpb.TxnResponse{Succeeded: true}
 	for _, c := range r.Compare {
 		var created, modified int64
+		var value []byte
 		if kv := s.keys[string(c.Key)]; kv != nil {
-			created, modified = kv.CreateRevision, kv.ModRevision
+			created, modified, value = kv.CreateRevision, kv.ModRevision, kv.Value
 		}
 		switch c.Target {
 		case etcdserverpb.Compare_CREATE:
 			answer.Succeeded = answer.Succeeded && created == c.GetCreateRevision()
+		case etcdserverpb.Compare_VALUE:
+			answer.Succeeded = answer.Succeeded && value != nil && bytes.Equal(value, c.GetValue())
 		default:
 			answer.Succeeded = answer.Succeeded && modified == c.GetModRevision()
 		}
@@ -258,6 +265,12 @@ func (s *server) Txn(_ context.Context, r *etcdserverpb.TxnRequest) (*etcdserver
 		if p := op.GetRequestPut(); p != nil {
 			answer.Responses = append(answer.Responses, &etcdserverpb.ResponseOp{
 				Response: &etcdserverpb.ResponseOp_ResponsePut{ResponsePut: s.put(p)},
+			})
+			continue
+		}
+		if d := op.GetRequestDeleteRange(); d != nil {
+			answer.Responses = append(answer.Responses, &etcdserverpb.ResponseOp{
+				Response: &etcdserverpb.ResponseOp_ResponseDeleteRange{ResponseDeleteRange: s.remove(d)},
 			})
 			continue
 		}

@@ -14,9 +14,11 @@
 // more, the suspicion is confirmed: the member is lost. Only ages are transmitted, never times: every process measures
 // with its own clock, and what a process did not see because it was stopped itself does not count against others.
 //
-// Leases. A worker may act on the job as long as its lease lasts: the heartbeat timeout, counted from the moment at
-// which it wrote the latest heartbeat that the store has acknowledged ([Member.Silence]). The coordinator counts the
-// same time from the moment at which that heartbeat arrived, which is later. So a worker that is cut off ends before
-// the others declare it lost. The coordinator holds its role by the view's key: it renews it by [rendezvous.Store]'s
-// Swap, so that a coordinator that was replaced while it was stopped cannot write. View.Term counts the coordinators.
+// Leases. A worker's lease is the heartbeat timeout, counted from the moment at which it wrote the latest heartbeat
+// that the store has acknowledged ([Member.Silence]). The coordinator counts the same time from the moment at which
+// that heartbeat arrived, which is later. So a worker that is cut off ends, by [Member.Lost], before the others declare
+// it lost. What a worker does between its last look at the clock and a write is not bounded by any lease: the store
+// refuses writes of processes of an earlier epoch ([rendezvous.Fence]). The coordinator holds its role by the view's
+// key: it renews it by [rendezvous.Store]'s Swap, so that a coordinator that was replaced while it was stopped cannot
+// write. View.Term counts the coordinators.
 package membership

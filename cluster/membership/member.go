@@ -49,8 +49,8 @@ type Member struct {
 	released bool // and has left
 	sent     map[uint64]time.Time
 	echo     uint64    // the latest heartbeat of this worker that the store has acknowledged
-	echoed   time.Time // when this worker wrote it
-	running  time.Time // the same, without the time in which this process did not run
+	running  time.Time // when this worker wrote it, without the time since then in which this process did not run
+	fenced   bool      // the store refuses this node's reports
 	failed   error     // why the latest heartbeat could not be written; nil: it was
 }
 
@@ -79,7 +79,7 @@ func NewMember(cfg MemberConfig) *Member {
 	m.peers = cfg.Nodes[m.node]
 	m.slot = slices.Index(m.peers, cfg.Worker)
 	now := time.Now()
-	m.answerAt, m.viewAt, m.echoed, m.running = now, now, now, now
+	m.answerAt, m.viewAt, m.running = now, now, now
 	return m
 }
 
@@ -225,7 +225,7 @@ func (m *Member) poll(now time.Time, late time.Duration, last uint64) uint64 {
 	m.answerAt, m.by, m.released = now, a.By, a.Released
 	if m.slot < len(a.Echo) && a.Echo[m.slot] > m.echo {
 		if at, ok := m.sent[a.Echo[m.slot]]; ok {
-			m.echo, m.echoed = a.Echo[m.slot], at
+			m.echo = a.Echo[m.slot]
 			if m.running.Before(at) {
 				m.running = at
 			}
@@ -235,6 +235,11 @@ func (m *Member) poll(now time.Time, late time.Duration, last uint64) uint64 {
 				}
 			}
 		}
+	}
+	if a.Fenced && !m.fenced {
+		m.fenced = true
+		close(m.changed)
+		m.changed = make(chan struct{})
 	}
 	if v, err := decodeView(a.View); err == nil && (v.Term != m.view.Term || v.Count != m.view.Count) {
 		m.view, m.viewAt = *v, now
@@ -305,18 +310,6 @@ func (m *Member) Silence() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return time.Since(m.running)
-}
-
-// Lease returns how long this worker may still act on the job: what is left of the heartbeat timeout since it wrote the
-// latest heartbeat that the store has acknowledged. The others do not replace it before. It is negative if the lease
-// has ended. Without a timeout it is an hour.
-func (m *Member) Lease() time.Duration {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.cfg.Timing.Timeout <= 0 {
-		return time.Hour
-	}
-	return m.cfg.Timing.Timeout - time.Since(m.echoed)
 }
 
 // States returns the known state of all workers, by number.
@@ -422,12 +415,15 @@ func (m *Member) Latest(ctx context.Context, worker int) (WorkerState, error) {
 
 // Lost waits until a worker is lost, and returns the one that has been silent longest. If the store has not
 // acknowledged this worker's heartbeats for the timeout, or the others have declared this worker lost, the error is
-// [rendezvous.ErrLost], and [ErrDeclaredLost], [ErrAgent] or [ErrFile] if that is the reason.
+// [rendezvous.ErrLost], and [ErrDeclaredLost], [ErrAgent], [ErrFile] or [rendezvous.ErrFenced] if that is the reason.
 func (m *Member) Lost(ctx context.Context) (WorkerState, error) {
 	for {
 		m.mu.Lock()
-		changed, silent := m.changed, time.Since(m.running)
+		changed, silent, fenced := m.changed, time.Since(m.running), m.fenced
 		m.mu.Unlock()
+		if fenced {
+			return WorkerState{Worker: -1}, rendezvous.ErrFenced
+		}
 		longest := WorkerState{Worker: -1}
 		for _, v := range m.viewed() {
 			if v.Lost {

@@ -36,6 +36,7 @@ type cluster struct {
 	messages, bytes atomic.Int64
 	failing         atomic.Bool // each fifth Swap fails, in turns before and after it was made
 	swaps           atomic.Int64
+	fenced          atomic.Bool // the job is in a later epoch
 }
 
 type member struct {
@@ -136,7 +137,9 @@ const frame = 32
 
 func (l *link) Set(ctx context.Context, key string, value []byte) (err error) {
 	if e := l.call(ctx, frame+len(key)+len(value), func(ctx context.Context) int {
-		err = l.Store.Set(ctx, key, value)
+		if err = rendezvous.ErrFenced; !l.c.fenced.Load() {
+			err = l.Store.Set(ctx, key, value)
+		}
 		return frame
 	}); e != nil {
 		return e
@@ -301,8 +304,8 @@ func TestMessages(t *testing.T) {
 				t.Errorf("%d messages and %d bytes a second, want at most %d and %d", messages, bytes, most, mostBytes)
 			}
 			for _, m := range c.members {
-				if v, _, err := m.result(); v.Worker >= 0 || err != nil || m.Lease() < usual.Timeout-2*usual.Every-usual.Min {
-					t.Fatalf("worker %d: %v, %v, lease %v", m.worker, v, err, m.Lease())
+				if v, _, err := m.result(); v.Worker >= 0 || err != nil || m.Silence() > 2*usual.Every+usual.Min {
+					t.Fatalf("worker %d: %v, %v, silent for %v", m.worker, v, err, m.Silence())
 				}
 			}
 			c.stop()
@@ -336,6 +339,18 @@ func TestReasons(t *testing.T) {
 		time.Sleep(usual.Timeout + 2*usual.Every)
 		if _, _, err := c.members[1].result(); !errors.Is(err, membership.ErrAgent) || !errors.Is(err, rendezvous.ErrLost) {
 			t.Errorf("without its agent: %v, want ErrAgent", err)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		c := start(t, 2, 2, usual, nil)
+		defer c.stop()
+		time.Sleep(5 * time.Second)
+		c.fenced.Store(true)
+		time.Sleep(3 * usual.Every)
+		for _, m := range c.members {
+			if _, _, err := m.result(); !errors.Is(err, rendezvous.ErrFenced) {
+				t.Errorf("worker %d, when the next epoch has begun: %v, want ErrFenced", m.worker, err)
+			}
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
@@ -432,7 +447,7 @@ func oneFault(t *testing.T, seed uint64) {
 		c.members[w].gate.run()
 	}
 	for _, w := range gone {
-		if left := c.members[w].Lease(); left > 0 {
+		if left := c.timing.Timeout - c.members[w].Silence(); left > 0 {
 			t.Errorf("worker %d comes back with a lease of %v", w, left)
 		}
 	}

@@ -56,6 +56,7 @@ type Reporter struct {
 	viewText  []byte
 	viewAt    time.Time
 	revision  uint64 // of the view's key
+	fenced    bool   // the store refuses the reports: the job is in a later epoch
 	answered  bool   // the file has the latest view and echo
 	rewritten time.Time
 }
@@ -71,6 +72,7 @@ type local struct {
 type answer struct {
 	By       int             `json:"by"`
 	Released bool            `json:"released,omitempty"`
+	Fenced   bool            `json:"fenced,omitempty"`
 	Echo     []uint64        `json:"echo"`
 	View     json.RawMessage `json:"view,omitempty"`
 }
@@ -290,7 +292,12 @@ func (r *Reporter) send(ctx context.Context) {
 			panic(err) // our own types
 		}
 		began := time.Now()
-		if r.cfg.Store.Set(ctx, r.key(), text) != nil {
+		if err := r.cfg.Store.Set(ctx, r.key(), text); err != nil {
+			if errors.Is(err, rendezvous.ErrFenced) {
+				r.mu.Lock()
+				r.fenced, r.answered = true, false
+				r.mu.Unlock()
+			}
 			pause(ctx, r.cfg.Timing.Every)
 			continue // the next report repeats it
 		}
@@ -348,7 +355,7 @@ func (r *Reporter) writeAnswer(now time.Time, released bool) {
 		r.mu.Unlock()
 		return
 	}
-	text, err := json.Marshal(&answer{By: r.cfg.By, Released: released, Echo: r.echo, View: r.viewText})
+	text, err := json.Marshal(&answer{By: r.cfg.By, Released: released, Fenced: r.fenced, Echo: r.echo, View: r.viewText})
 	if err != nil {
 		panic(err) // our own types
 	}

@@ -315,6 +315,9 @@ func (c *client) do(ctx context.Context, q request, err error) (*response, error
 	if err != nil {
 		return nil, err
 	}
+	if q.op.changes() {
+		q.token = tokenOf(ctx)
+	}
 	call := &call{request: q, done: make(chan struct{}), failFast: ctx.Value(failFastKey{}) != nil}
 	if err := c.begin(call); err != nil {
 		return nil, err
@@ -380,6 +383,8 @@ func (c *call) response() (*response, error) {
 		return nil, ErrCompacted
 	case statusFull:
 		return nil, ErrFull
+	case statusFenced:
+		return nil, ErrFenced
 	case statusBusy:
 		return nil, fmt.Errorf("rendezvous: this process has too many concurrent calls to the store (want less than %d of "+
 			"Changes)", waitsMax)

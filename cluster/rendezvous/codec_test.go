@@ -35,6 +35,8 @@ func FuzzRequest(f *testing.F) {
 	for _, q := range []request{{op: opGet, key: "a"}, {
 		op: opSwap, id: 1, oldest: 1, revision: 7, key: "a/b",
 		value: []byte("v"),
+	}, {op: opDelete, key: "a", token: &Token{"job/epoch", []byte("3")}}, {
+		op: opSet, key: "a", value: []byte("v"), token: &Token{"e", nil},
 	}, {op: opPing}} {
 		f.Add(q.encode()[4:])
 	}

@@ -278,7 +278,7 @@ func (f *file) change(ctx context.Context, decide func() (Entry, bool)) error {
 		if err != nil {
 			return f.explained(err)
 		}
-		err = f.add(log, decide)
+		err = f.add(log, tokenOf(ctx), decide)
 		if failed := log.Close(); failed != nil {
 			// A network file system may report a failed write only at close: the log must be read again.
 			f.table, f.log, f.at = newTable(), logHeader{store: f.log.store}, 0
@@ -294,9 +294,12 @@ func (f *file) change(ctx context.Context, decide func() (Entry, bool)) error {
 	})
 }
 
-// add appends decide's entry to the log.
-func (f *file) add(log *os.File, decide func() (Entry, bool)) error {
+// add appends decide's entry to the log, if the token permits it.
+func (f *file) add(log *os.File, token *Token, decide func() (Entry, bool)) error {
 	if err := f.read(log); err != nil {
+		return err
+	}
+	if err := f.table.permits(token); err != nil {
 		return err
 	}
 	e, wanted := decide()

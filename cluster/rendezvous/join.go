@@ -83,8 +83,15 @@ func Join(ctx context.Context, s Store, own Registration) ([]Registration, error
 	if err != nil {
 		return nil, err
 	}
-	m := &joiner{store: s, own: own, prefix: own.Key(own.Role, "meet/"), since: time.Now()}
+	m := &joiner{
+		unfenced: s, store: Fence(s, own.Job, own.Epoch), own: own, prefix: own.Key(own.Role, "meet/"), since: time.Now(),
+	}
 	registrations, err := m.join(ctx)
+	if errors.Is(err, ErrFenced) { // in which epoch the job is now
+		if e := m.enterEpoch(ctx); e != nil {
+			err = e
+		}
+	}
 	if failed := (*JoinError)(nil); err != nil && !errors.As(err, &failed) {
 		err = fmt.Errorf("rendezvous: %v failed to join: %w", &own, err)
 	}
@@ -93,7 +100,8 @@ func Join(ctx context.Context, s Store, own Registration) ([]Registration, error
 
 // joiner is one worker's view of a rendezvous.
 type joiner struct {
-	store         Store
+	unfenced      Store // to enter the epoch
+	store         Store // for all else
 	own           Registration
 	prefix        string
 	since         time.Time
@@ -137,16 +145,16 @@ func (m *joiner) join(ctx context.Context) ([]Registration, error) {
 // enterEpoch ensures that the job is in the registration's epoch.
 func (m *joiner) enterEpoch(ctx context.Context) error {
 	job := jobKey(m.own.Job)
-	if err := AnnounceJob(ctx, m.store, m.own.Job); err != nil {
+	if err := AnnounceJob(ctx, m.unfenced, m.own.Job); err != nil {
 		return err
 	}
-	mine := []byte(strconv.FormatUint(uint64(m.own.Epoch), 10))
+	mine := epochText(m.own.Epoch)
 	for {
-		_, created, err := m.store.Create(ctx, job+epochKey, mine)
+		_, created, err := m.unfenced.Create(ctx, job+epochKey, mine)
 		if created || err != nil {
 			return err
 		}
-		text, revision, err := m.store.Get(ctx, job+epochKey)
+		text, revision, err := m.unfenced.Get(ctx, job+epochKey)
 		if errors.Is(err, ErrNotFound) {
 			continue
 		}
@@ -162,7 +170,7 @@ func (m *joiner) enterEpoch(ctx context.Context) error {
 		case uint32(current) > m.own.Epoch:
 			return m.stale(uint32(current))
 		}
-		swapped, err := m.store.Swap(ctx, job+epochKey, revision, mine)
+		swapped, err := m.unfenced.Swap(ctx, job+epochKey, revision, mine)
 		if err != nil {
 			return err
 		}

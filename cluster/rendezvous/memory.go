@@ -123,6 +123,17 @@ func (l *local) check(ctx context.Context, err error) error {
 	return context.Cause(ctx)
 }
 
+// change makes a change if the token of ctx permits it.
+func (l *local) change(ctx context.Context, key string, f func(t *table) (bool, error)) error {
+	token := tokenOf(ctx)
+	return l.memory.change(key, func(t *table) (bool, error) {
+		if err := t.permits(token); err != nil {
+			return false, err
+		}
+		return f(t)
+	})
+}
+
 // Get implements [Store].
 func (l *local) Get(ctx context.Context, key string) ([]byte, uint64, error) {
 	if err := l.check(ctx, CheckPrefix(key)); err != nil {
@@ -142,7 +153,7 @@ func (l *local) Set(ctx context.Context, key string, value []byte) error {
 	if err := l.check(ctx, checkPair(key, value)); err != nil {
 		return err
 	}
-	return l.memory.change(key, func(t *table) (bool, error) { return t.doSet(key, bytes.Clone(value)) })
+	return l.change(ctx, key, func(t *table) (bool, error) { return t.doSet(key, bytes.Clone(value)) })
 }
 
 // Create implements [Store].
@@ -150,7 +161,7 @@ func (l *local) Create(ctx context.Context, key string, value []byte) (current [
 	if err := l.check(ctx, checkPair(key, value)); err != nil {
 		return nil, false, err
 	}
-	err = l.memory.change(key, func(t *table) (bool, error) {
+	err = l.change(ctx, key, func(t *table) (bool, error) {
 		var err error
 		current, created, err = t.doCreate(key, bytes.Clone(value))
 		return created, err
@@ -163,7 +174,7 @@ func (l *local) Swap(ctx context.Context, key string, revision uint64, value []b
 	if err := l.check(ctx, checkPair(key, value)); err != nil {
 		return false, err
 	}
-	err = l.memory.change(key, func(t *table) (bool, error) {
+	err = l.change(ctx, key, func(t *table) (bool, error) {
 		var err error
 		swapped, err = t.doSwap(key, revision, bytes.Clone(value))
 		return swapped, err
@@ -176,7 +187,7 @@ func (l *local) Delete(ctx context.Context, key string) error {
 	if err := l.check(ctx, CheckKey(key)); err != nil {
 		return err
 	}
-	return l.memory.change(key, func(t *table) (bool, error) { return t.remove(key), nil })
+	return l.change(ctx, key, func(t *table) (bool, error) { return t.remove(key), nil })
 }
 
 // List implements [Store].

@@ -26,7 +26,9 @@ func play(role string) (code int) {
 	args := strings.Fields(role)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	err := map[string]func(context.Context, []string) error{"join": playJoin, "count": playCount}[args[0]](ctx, args[1:])
+	err := map[string]func(context.Context, []string) error{
+		"join": playJoin, "count": playCount, "write": playWrite,
+	}[args[0]](ctx, args[1:])
 	if err != nil {
 		fmt.Println("error:", err)
 		return 1
@@ -78,6 +80,23 @@ func playCount(ctx context.Context, args []string) error {
 		}
 	}
 	return err
+}
+
+// playWrite is a process of epoch args[1] of a job that writes to the store args[0] until that refuses it.
+func playWrite(ctx context.Context, args []string) error {
+	raw, err := rendezvous.Open(ctx, args[0], rendezvous.Config{Logger: quiet})
+	if err != nil {
+		return err
+	}
+	defer raw.Close()
+	epoch, _ := strconv.Atoi(args[1])
+	s := rendezvous.Fence(raw, "job", uint32(epoch))
+	for n := 0; ; n++ {
+		if err := s.Set(ctx, "text", []byte(strconv.Itoa(n))); err != nil {
+			return err
+		}
+		fmt.Println("wrote", n)
+	}
 }
 
 // child is a process that a test has started.

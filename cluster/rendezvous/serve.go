@@ -154,13 +154,19 @@ func (m *Memory) answer(from *serverConn, q *request, p *response) bool {
 			p.status = statusBusy
 			return false, nil
 		}
+		if err := t.permits(q.token); err != nil {
+			return false, err
+		}
 		done, err := t.answer(q, p)
 		if done {
 			s.made[q.id] = struct{}{}
 		}
 		return done, err
 	})
-	if err != nil {
+	switch {
+	case errors.Is(err, ErrFenced):
+		p.status = statusFenced
+	case err != nil:
 		p.status = statusFull
 	}
 	return awaited

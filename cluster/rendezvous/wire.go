@@ -20,6 +20,7 @@ const (
 	frameMax      = 8 << 20 // bytes of a frame: a key, a value and their header; longer responses use several frames
 	chunkBytes    = 1 << 20 // a frame of entries is closed when it exceeds this
 	requestBytes  = 28      // before the key
+	tokenBytes    = 4       // before a token's key
 )
 
 // checksum is CRC-32C.
@@ -76,21 +77,47 @@ type request struct {
 	oldest   uint64
 	revision uint64 // swap: expected; changes: after
 	key      string // or prefix
+	token    *Token // of a change; nil: none
 	value    []byte
 }
 
 // encode returns the request's frame.
 func (q *request) encode() []byte {
 	le := binary.LittleEndian
-	b := make([]byte, 0, 4+requestBytes+len(q.key)+len(q.value))
-	b = le.AppendUint32(b, uint32(requestBytes+len(q.key)+len(q.value)))
-	b = append(b, byte(q.op), 0)
+	n := requestBytes + len(q.key) + len(q.value)
+	if q.token != nil {
+		n += tokenBytes + len(q.token.Key) + len(q.token.Value)
+	}
+	b := make([]byte, 0, 4+n)
+	b = le.AppendUint32(b, uint32(n))
+	b = append(b, byte(q.op), byte(count(q.token != nil)))
 	b = le.AppendUint16(b, uint16(len(q.key)))
 	b = le.AppendUint64(b, q.id)
 	b = le.AppendUint64(b, q.oldest)
 	b = le.AppendUint64(b, q.revision)
 	b = append(b, q.key...)
+	if q.token != nil {
+		b = le.AppendUint16(b, uint16(len(q.token.Key)))
+		b = le.AppendUint16(b, uint16(len(q.token.Value)))
+		b = append(b, q.token.Key...)
+		b = append(b, q.token.Value...)
+	}
 	return append(b, q.value...)
+}
+
+// decodeToken splits the token off the bytes that follow a request's key. It returns nil if they are too short. The
+// token's value aliases them.
+func decodeToken(b []byte) (token *Token, rest []byte) {
+	le := binary.LittleEndian
+	if len(b) < tokenBytes {
+		return nil, b
+	}
+	k, v := int(le.Uint16(b)), int(le.Uint16(b[2:]))
+	if tokenBytes+k+v > len(b) {
+		return nil, b
+	}
+	b = b[tokenBytes:]
+	return &Token{string(b[:k]), b[k : k+v : k+v]}, b[k+v:]
 }
 
 // decode parses and validates the frame's body. The value aliases it.
@@ -100,11 +127,17 @@ func (q *request) decode(b []byte) error {
 		return listener.Refuse(listener.Frame, "a request of %d bytes, want at least %d", len(b), requestBytes)
 	}
 	n := int(le.Uint16(b[2:]))
-	if b[0] == 0 || opcode(b[0]) >= opcodes || b[1] != 0 || requestBytes+n > len(b) {
+	if b[0] == 0 || opcode(b[0]) >= opcodes || b[1] > 1 || requestBytes+n > len(b) {
 		return listener.Refuse(listener.Frame, "a request of kind %d with a key of %d bytes, in %d", b[0], n, len(b))
 	}
 	*q = request{op: opcode(b[0]), id: le.Uint64(b[4:]), oldest: le.Uint64(b[12:]), revision: le.Uint64(b[20:])}
 	q.key, q.value = string(b[requestBytes:requestBytes+n]), b[requestBytes+n:]
+	if b[1] == 1 {
+		q.token, q.value = decodeToken(q.value)
+		if q.token == nil || !q.op.changes() || CheckKey(q.token.Key) != nil {
+			return listener.Refuse(listener.Frame, "a request of kind %d with a wrong token", b[0])
+		}
+	}
 	if !(q.op >= opSet && q.op <= opSwap) && len(q.value) > 0 {
 		return listener.Refuse(listener.Frame, "a request of kind %d with a value", b[0])
 	}
@@ -128,6 +161,7 @@ const (
 	statusFull
 	statusBusy    // too many concurrent requests on this connection
 	statusClosing // in response to no request: the server ends, and its content is lost
+	statusFenced  // a change whose token is not the current one
 	statuses
 )
 

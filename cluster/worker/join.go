@@ -373,6 +373,7 @@ func (w *Worker) awaitMembers(ctx context.Context, me info) error {
 	if w.registrations, err = rendezvous.Join(ctx, w.store, w.registration); err != nil {
 		return err
 	}
+	w.store = rendezvous.Fence(w.store, w.job.ID, w.job.Epoch)
 	first := 0
 	w.infos = decodeInfos(w.registrations)
 	for i := range w.registrations {

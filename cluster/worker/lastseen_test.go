@@ -72,9 +72,12 @@ func TestLastSeen(t *testing.T) {
 // TestLeaseFix: each reason for which a worker ends by itself has its own text, which does not blame the store.
 func TestLeaseFix(t *testing.T) {
 	seen := map[string]bool{"": true}
-	for _, err := range []error{membership.ErrDeclaredLost, membership.ErrAgent, membership.ErrFile} {
+	for _, err := range []error{
+		membership.ErrDeclaredLost, membership.ErrAgent, membership.ErrFile, rendezvous.ErrFenced,
+	} {
 		err = fmt.Errorf("%w: for 30s", err)
-		if fix := leaseFix(err); seen[fix] || strings.Contains(err.Error(), "store") || !errors.Is(err, rendezvous.ErrLost) {
+		if fix := leaseFix(err); seen[fix] || strings.Contains(err.Error(), "store is lost") ||
+			!errors.Is(err, rendezvous.ErrLost) {
 			t.Errorf("%v: %q", err, fix)
 		} else {
 			seen[fix] = true

@@ -62,9 +62,14 @@ func (w *Worker) startMonitoring(ctx context.Context) error {
 	return nil
 }
 
-// retry repeats f as long as the store is lost, since the store may come back.
+// retry repeats f as long as the store is lost, since the store may come back. If the store refuses this process, the
+// group ends.
 func (w *Worker) retry(ctx context.Context, f func() error) {
-	for f() != nil && ctx.Err() == nil {
+	for err := f(); err != nil && ctx.Err() == nil; err = f() {
+		if errors.Is(err, rendezvous.ErrFenced) {
+			w.loseLease(err)
+			return
+		}
 		pause(ctx, w.cfg.heartbeatInterval())
 	}
 }
@@ -215,6 +220,8 @@ func leaseFix(err error) string {
 	case errors.Is(err, membership.ErrDeclaredLost):
 		return "this process or its host was suspended, or could not be reached; " +
 			"where hosts pause, set a longer heartbeat timeout"
+	case errors.Is(err, rendezvous.ErrFenced):
+		return "this process or its host was suspended or cut off; where hosts pause, set a longer heartbeat timeout"
 	case errors.Is(err, membership.ErrAgent):
 		return "lockstep run on this host is suspended or gone"
 	case errors.Is(err, membership.ErrFile):

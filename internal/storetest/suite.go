@@ -75,6 +75,8 @@ var tests = []struct {
 	{"Close", testClose},
 	{"OneCreates", testOneCreates},
 	{"NoLostUpdate", testNoLostUpdate},
+	{"Fence", testFence},
+	{"FenceInTime", testFenceInTime},
 	{"Model", testModel},
 	{"Linearizable", testLinearizable},
 	{"Follower", testFollower},

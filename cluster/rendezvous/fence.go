@@ -1,0 +1,96 @@
+package rendezvous
+
+import (
+	"context"
+	"strconv"
+)
+
+// Fence returns a handle on a store for a process of an epoch of a job that has joined it: the epoch is the fencing
+// token of all its writes. Once the job is in another epoch, or all its keys are deleted, the store refuses them with
+// [ErrFenced], however long the process was suspended between its last look at the store and a write. The store
+// compares the token in the same operation as it makes the change. Reads are not restricted. The handle shares s, whose
+// Close it calls.
+func Fence(s Store, job string, epoch uint32) Store {
+	return &fenced{s, Token{jobKey(job) + epochKey, epochText(epoch)}}
+}
+
+// epochText is the value of the key of a job's epoch.
+func epochText(epoch uint32) []byte { return strconv.AppendUint(nil, uint64(epoch), 10) }
+
+// ErrFenced: the epoch of this process's job is over: its writes to the store are refused. It is an [ErrEnded].
+var ErrFenced error = fencedError{}
+
+type fencedError struct{}
+
+// Error implements error.
+func (fencedError) Error() string {
+	return "rendezvous: the store refuses this process: the job has ended, or was restarted at a later epoch without it"
+}
+
+// Is reports that no later call can succeed.
+func (fencedError) Is(err error) bool { return err == ErrEnded || err == ErrLost }
+
+// Token is the condition of a write: it takes effect only if Key has Value at that moment.
+type Token struct {
+	Key   string
+	Value []byte
+}
+
+type tokenKey struct{}
+
+// TokenOf returns the token that a change of a store must satisfy, and false if it has none. Implementations of [Store]
+// call it in Set, Create, Swap and Delete, with the context that these get, and return [ErrFenced] if the token's key
+// does not have its value.
+func TokenOf(ctx context.Context) (Token, bool) {
+	t, ok := ctx.Value(tokenKey{}).(Token)
+	return t, ok
+}
+
+// fenced is a handle whose writes have a token.
+type fenced struct {
+	Store
+	token Token
+}
+
+func (f *fenced) with(ctx context.Context) context.Context {
+	return context.WithValue(ctx, tokenKey{}, f.token)
+}
+
+// Set implements [Store].
+func (f *fenced) Set(ctx context.Context, key string, value []byte) error {
+	return f.Store.Set(f.with(ctx), key, value)
+}
+
+// Create implements [Store].
+func (f *fenced) Create(ctx context.Context, key string, value []byte) (current []byte, created bool, err error) {
+	return f.Store.Create(f.with(ctx), key, value)
+}
+
+// Swap implements [Store].
+func (f *fenced) Swap(ctx context.Context, key string, revision uint64, value []byte) (swapped bool, err error) {
+	return f.Store.Swap(f.with(ctx), key, revision, value)
+}
+
+// Delete implements [Store].
+func (f *fenced) Delete(ctx context.Context, key string) error {
+	return f.Store.Delete(f.with(ctx), key)
+}
+
+// permits returns [ErrFenced] if a token's key does not have its value; nil is no token.
+func (t *table) permits(token *Token) error {
+	if token == nil {
+		return nil
+	}
+	if e, ok := t.get(token.Key); !ok || string(e.Value) != string(token.Value) {
+		return ErrFenced
+	}
+	return nil
+}
+
+// tokenOf is [TokenOf], nil for none.
+func tokenOf(ctx context.Context) *Token {
+	if t, ok := TokenOf(ctx); ok {
+		return &t
+	}
+	return nil
+}
