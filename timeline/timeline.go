@@ -162,10 +162,21 @@ func (t *Timeline) metadata() map[string]any {
 	if notes := t.notes(); len(notes) > 0 {
 		m["notes"] = notes
 	}
+	if t.has(Forward) {
+		m["programs"] = "the engine runs the forward pass and the backward pass of the first bucket as one program, " +
+			"which is one span"
+	}
 	if t.Steps > 0 {
 		m["steps"] = fmt.Sprintf("at most the last %d of each worker", t.Steps)
 	}
 	return m
+}
+
+// has reports whether there is an event of a kind.
+func (t *Timeline) has(kind Kind) bool {
+	return slices.ContainsFunc(t.Workers, func(w Worker) bool {
+		return slices.ContainsFunc(w.Events, func(e Event) bool { return e.Kind == kind })
+	})
 }
 
 func (t *Timeline) notes() (list []string) {

@@ -228,7 +228,7 @@ worker 1 (host b, pid 2), replica 1 calls: all_reduce 7000+3000`
 	meta, _ := json.Marshal(got.Metadata)
 	for _, part := range []string{
 		`"error_us":1000`, `"offset_us":-5000`, `at most the last 2 of each worker`,
-		`"job":"j"`,
+		`"job":"j"`, `"programs":"the engine runs the forward pass`,
 	} {
 		if !strings.Contains(string(meta), part) {
 			t.Errorf("metadata %s: want %s", meta, part)
