@@ -94,7 +94,7 @@ func TestSlowLinkProcesses(t *testing.T) {
 		linkWorker(t)
 		return
 	}
-	race.SkipShort(t, "it trains about 120 steps of 60 ms in network namespaces")
+	race.SkipTimed(t, "it trains about 120 steps of 60 ms in network namespaces")
 	const workers, slowest = 4, 2
 	network := testnet.NewSwitch(t, "10.84.0", workers)
 	var why string

@@ -92,7 +92,7 @@ func TestStragglerProcesses(t *testing.T) {
 		}
 		return
 	}
-	race.SkipShort(t, "it trains 80 steps of 50 ms, by two causes")
+	race.SkipTimed(t, "it trains 80 steps of 50 ms, by two causes")
 	const workers, slowest = 4, 2
 	for _, cause := range []string{"computation", "input"} {
 		t.Run(cause, func(t *testing.T) {

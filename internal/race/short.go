@@ -10,3 +10,15 @@ func SkipShort(t testing.TB, why string) {
 		t.Skip("-short: " + why)
 	}
 }
+
+// SkipTimed skips a test with -short or -race, and prints why. It is for tests that train for seconds and judge the
+// time of steps.
+func SkipTimed(t testing.TB, why string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("-short: " + why)
+	}
+	if Enabled {
+		t.Skip("-race takes time that counts here: " + why)
+	}
+}
