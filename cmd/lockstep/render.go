@@ -209,6 +209,11 @@ var (
 
 const labelMax = 63 // bytes in a label of a host's name
 
+// podSuffix is as long as what Kubernetes appends to the name of each pod of a JobSet. The webhook of JobSet v0.12.0
+// counts it: it refuses a set whose longest pod name with it is no label (ValidateCreate in
+// pkg/webhooks/jobset_webhook.go). Trainer makes a JobSet of each TrainJob, with its name.
+const podSuffix = "-abcde"
+
 // check validates the common flags.
 func (r *rendering) check() error {
 	switch {
@@ -331,6 +336,9 @@ func (r *rendering) checkKubernetes() error {
 		r.Runtime = "torch-distributed"
 	}
 	last := r.pod(r.Nodes - 1)
+	if r.JobSet || r.TrainJob {
+		last += podSuffix
+	}
 	switch {
 	case r.JobSet && r.TrainJob:
 		return usagef("--jobset and --trainjob are two kinds of manifest: give one")
