@@ -207,6 +207,11 @@ type Endpoint interface {
 	// domain reach. It is aligned to 64 bytes, and has Capabilities.StagingBytes. It may be called before the first
 	// Publish.
 	StagingBuffer(rank int) []byte
+	// Inline returns memory beside the slot of a rank of the domain in the current call, which a peer that waits for
+	// flag 0 receives together with the flag: for the data of small calls. It has Capabilities.InlineBytes and is
+	// aligned to 8 bytes. The rank may write it between Publish and Signal(0), and its peers may read it as long as the
+	// slot.
+	Inline(rank int) []byte
 	// NewBuffer allocates zeroed memory that the ranks of the domain can access in place, of the given size, aligned to
 	// 64 bytes, with one reference. It is freed when its last reference is released, or by Close. Retired memory is not
 	// reused. If the system cannot provide shared memory, NewBuffer returns an error; a later write does not fail.
@@ -264,12 +269,14 @@ type Endpoint interface {
 type Capabilities struct {
 	// Places holds the location of each rank, by rank. It is the same on every rank of the group.
 	Places []Place
-	// Memory reports that the endpoint supports memory: the methods Publish, Peer, Reachable, StagingBuffer, NewBuffer,
-	// Signal, Await, Behind, Withdraw and Interrupt. Without it every rank is in a separate domain.
+	// Memory reports that the endpoint supports memory: the methods Publish, Peer, Reachable, StagingBuffer, Inline,
+	// NewBuffer, Signal, Await, Behind, Withdraw and Interrupt. Without it every rank is in a separate domain.
 	Memory bool
 	// StagingBytes is the length of every rank's staging buffer, which is even and the same for all ranks; 0 without
 	// Memory.
 	StagingBytes int
+	// InlineBytes is the length of the memory beside every rank's slot, the same for all ranks; 0: there is none.
+	InlineBytes int
 	// Posts reports that the endpoint supports non-blocking exchanges: Post and Complete.
 	Posts bool
 	// SharedReceives reports that posted exchanges may receive into the same memory: it is written only by the Complete

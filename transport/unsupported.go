@@ -22,6 +22,9 @@ func (NoMemory) Reachable(tensor.Memory) bool { return false }
 // StagingBuffer returns nil.
 func (NoMemory) StagingBuffer(int) []byte { return nil }
 
+// Inline returns nil.
+func (NoMemory) Inline(int) []byte { return nil }
+
 // NewBuffer returns ErrUnsupported.
 func (NoMemory) NewBuffer(int) (tensor.Memory, error) { return tensor.Memory{}, ErrUnsupported }
 

@@ -67,7 +67,9 @@ func newHub(n int, memory bool) *hub {
 	for i := range h.ends {
 		e := &h.ends[i]
 		e.hub, e.rank = h, i
-		e.slots = new([2]slotLines) // a separate allocation: memory of this size is aligned
+		for i := range e.slots {
+			e.slots[i] = new(slotLines) // separate allocations: those of this size are aligned (beyond 512 bytes they are not)
+		}
 		e.countProcessors()
 		if memory {
 			e.waiters = make([]atomic.Uint64, words+16)[8:][:words] // on separate cache lines
@@ -121,15 +123,24 @@ type endpoint struct {
 	closed atomic.Bool
 	gone   atomic.Pointer[transport.PeerDown] // why this rank is down for its peers; nil: it is not
 	answer atomic.Pointer[func(seq uint64) []byte]
-	slots  *[2]slotLines // of the odd and the even calls
+	slots  [2]*slotLines // of the odd and the even calls
 }
 
 // slotLines is a slot on separate cache lines, if the memory around it begins on one. What peers read in every call is
-// the first of them, up to the address of Dst.
+// the first of them: the flags, the data of small calls, the sum and Src. Dst is on the second.
 type slotLines struct {
 	flags atomic.Uint64 // number of flags set, up to the last call of this slot, and stopBit: what peers wait for
+	data  [inlineBytes / 8]uint64
 	transport.Slot
-	_ [(64 - (8+unsafe.Sizeof(transport.Slot{}))%64) % 64]byte
+	_ [64 - (8+inlineBytes+unsafe.Sizeof(transport.Slot{}))%64]byte // not empty: that would add to the size
+}
+
+// inlineBytes is the length of the data on the cache line of the flags.
+const inlineBytes = 32
+
+// inline returns the data as bytes.
+func (s *slotLines) inline() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(&s.data)), inlineBytes)
 }
 
 // as returns the endpoint, with or without memory.

@@ -29,12 +29,16 @@ const stopBit = 1 << 63
 func (e *endpoint) count(parity uint64) uint64 { return e.slots[parity].flags.Load() &^ stopBit }
 
 func (s *sharer) Capabilities() transport.Capabilities {
-	return transport.Capabilities{Places: s.hub.places, Memory: true, StagingBytes: stagingBytes, Posts: true}
+	return transport.Capabilities{
+		Places: s.hub.places, Memory: true, StagingBytes: stagingBytes, InlineBytes: inlineBytes, Posts: true,
+	}
 }
 
 func (s *sharer) Reachable(tensor.Memory) bool { return true }
 
 func (s *sharer) StagingBuffer(rank int) []byte { return s.hub.stagingBuffer(rank) }
+
+func (s *sharer) Inline(rank int) []byte { return s.hub.ends[rank].slots[s.calls&1].inline() }
 
 // Retire does nothing: memory of this process is not reused while anything refers to it.
 func (s *sharer) Retire(tensor.Memory) {}

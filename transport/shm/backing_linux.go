@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -119,4 +120,8 @@ func (e *endpoint) StagingBuffer(rank int) []byte {
 		e.staged[rank] = true
 	}
 	return e.g.stagingBuffer(rank)
+}
+
+func (e *endpoint) Inline(rank int) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(&e.blocks[rank].slots[e.calls&1].data)), inlineBytes)
 }

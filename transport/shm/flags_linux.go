@@ -14,8 +14,9 @@ import (
 // view is a peer's slot as read by this rank.
 type view struct {
 	transport.Slot
-	call uint64 // number of this rank's call in which it was read
-	text uint32 // version of the text that was read last
+	places bool   // Src and Dst may be set
+	call   uint64 // number of this rank's call in which it was read
+	text   uint32 // version of the text that was read last
 }
 
 func (e *endpoint) Reachable(m tensor.Memory) bool {
@@ -40,7 +41,7 @@ func (e *endpoint) Publish(s *transport.Slot) {
 		own.Algorithm == s.Algorithm && slices.Equal(own.Shape, s.Shape) &&
 		own.Sum-own.Seq*transport.SumStep == s.Sum-s.Seq*transport.SumStep {
 		own.Sum, own.Seq = s.Sum, s.Seq
-		to.seq = s.Seq
+		to.sum, to.seq = s.Sum, s.Seq
 		return
 	}
 	if own.Name != s.Name || own.Algorithm != s.Algorithm || !slices.Equal(e.shapes[i], s.Shape) {
@@ -52,6 +53,7 @@ func (e *endpoint) Publish(s *transport.Slot) {
 	own.Shape = e.shapes[i]
 	e.quick[i] = s.Src.Bytes == 0 && s.Dst.Bytes == 0
 	to.set(&s.Header)
+	to.sum = s.Sum
 	src, hasSrc := e.g.world.place(s.Src)
 	dst, hasDst := e.g.world.place(s.Dst)
 	to.text = e.version[i] << 1
@@ -75,13 +77,23 @@ func (e *endpoint) Peer(peer int) *transport.Slot {
 
 // read reads a peer's slot of this call.
 func (e *endpoint) read(peer int, v *view) {
-	s := &e.blocks[peer].slots[e.calls&1]
+	s, own := &e.blocks[peer].slots[e.calls&1], &e.own[e.calls&1]
 	v.call = e.calls
-	s.get(&v.Header)
-	v.Sum = v.Header.Sum()
-	v.Src, v.Dst = tensor.Memory{}, tensor.Memory{}
+	switch sum := s.sum; {
+	case sum == 0 || sum != own.Sum:
+		s.get(&v.Header)
+		v.Sum = v.Header.Sum()
+	case v.Sum-v.Seq*transport.SumStep != sum-own.Seq*transport.SumStep:
+		v.Header, v.Sum = own.Header, sum
+	default:
+		v.Seq, v.Sum = own.Seq, sum
+	}
 	text := s.text
+	if v.places {
+		v.places, v.Src, v.Dst = false, tensor.Memory{}, tensor.Memory{}
+	}
 	if text&1 != 0 {
+		v.places = true
 		w := e.g.world
 		src, dst := s.src, s.dst
 		var ok bool

@@ -207,7 +207,7 @@ func (e *endpoint) Inspect(inspect func(peer int, h transport.Header) error) { e
 func (e *endpoint) Down() <-chan transport.PeerDown                          { return e.down }
 
 func (e *endpoint) Capabilities() transport.Capabilities {
-	return transport.Capabilities{Places: e.g.places, Memory: true, StagingBytes: stagingBytes}
+	return transport.Capabilities{Places: e.g.places, Memory: true, StagingBytes: stagingBytes, InlineBytes: inlineBytes}
 }
 
 func (e *endpoint) NewBuffer(bytes int) (tensor.Memory, error) {

@@ -10,14 +10,25 @@ import (
 )
 
 // slot is a transport.Slot in shared memory. A rank has two, for its odd and its even calls. The fields that peers read
-// in every call are one cache line: the progress of the rank, and the header.
+// in every call are one cache line, the first: they read the header only if its sum differs from that of their header.
 type slot struct {
 	progress atomic.Uint64 // number of flags set, up to the last call of this slot
+	sum      uint64        // of the header; 0: unknown
+	text     uint32        // twice the version of the text, and 1 if src and dst are set
+	_        uint32
+	data     [inlineBytes / 8]uint64 // of small calls
+	_        uint64
+
 	header
+	_ uint64
+
 	src, dst  place
 	_         [64 - 2*24]byte
 	textBytes [slotTextBytes]byte
 }
+
+// inlineBytes is the length of the data on the cache line of the progress.
+const inlineBytes = 32
 
 // header is a transport.Header, and 4 bytes.
 type header struct {
@@ -26,7 +37,7 @@ type header struct {
 	root                     int32
 	plan                     uint32
 	op, reduce, dtype, order uint8
-	text                     uint32 // slots: twice the version of the text, and 1 if src and dst are set
+	_                        uint32
 }
 
 // place identifies memory in a way that is valid in all processes.
@@ -37,7 +48,7 @@ type place struct {
 }
 
 // slotTextBytes makes a slot 1 KiB long.
-const slotTextBytes = 1024 - 64 - 64
+const slotTextBytes = 1024 - 3*64
 
 // The capacity of the text of a slot. Longer text is truncated, since it is only shown to people.
 const (

@@ -66,8 +66,11 @@ func (x *Executor) inDomain() error {
 		}
 	}
 	x.publish()
-	if x.plan.atOnce && x.call.Partial == x.call.Type && !x.inRegions {
-		return x.atOnce(severalLocal)
+	if x.plan.atOnce && x.call.Partial == x.call.Type {
+		x.inline = x.plan.Problem.Count*x.call.Type.Bytes() <= x.inlineBytes
+		if !x.inRegions { // ranks may differ in this
+			return x.atOnce(severalLocal)
+		}
 	}
 	done := 0
 	if !x.plan.touchesPeers { // the peers' memory cannot change the plan

@@ -66,6 +66,7 @@ type Executor struct {
 	posts        bool // the endpoint can post exchanges
 	oneReceive   bool // and they may receive into the same memory
 	lists        bool // the last call had lists of memories
+	inlineBytes  int  // the length of the data beside a slot
 	streamBytes  int  // how much the domain reads and writes in a call whose results are written by streaming stores
 	current
 	frames
@@ -85,6 +86,9 @@ type current struct {
 	op   kernel.Op
 	mean bool
 	half int // of the staging buffers
+	// inline reports that the data of the call lies beside the slots, instead of in the staging buffers. All ranks of
+	// the domain decide alike, by what they compare.
+	inline bool
 	// entered reports that all ranks have entered the call, and that all are in this process: the call runs to
 	// its end.
 	entered bool
@@ -111,7 +115,7 @@ func (c *current) begin(ctx context.Context, call *Call) {
 	c.ctx, c.call, c.plan = ctx, call, call.Plan
 	c.op, c.mean = kernelOp(call.Reduce), call.Plan.Problem.Reduce == plan.Mean
 	c.half = int(call.Slot.Seq & 1)
-	c.entered, c.committed, c.flagOffset = false, false, 0
+	c.entered, c.committed, c.flagOffset, c.inline = false, false, 0, false
 	c.sharedDst, c.privateDst = false, false
 	c.dstAt, c.workAt, c.scratchAt = nil, nil, nil
 	c.inRegions, c.dstRegions, c.workRegions = false, nil, nil
@@ -126,6 +130,7 @@ func New(cfg Config) *Executor {
 	x.sharesMemory = n > 1
 	x.streamBytes = streamBytes(affinity.LastLevel(), n)
 	capabilities := cfg.End.Capabilities()
+	x.inlineBytes = capabilities.InlineBytes
 	x.posts, x.oneReceive = capabilities.Posts, capabilities.SharedReceives
 	x.frames.open(cfg.End)
 	cfg.End.Inspect(x.inspect)

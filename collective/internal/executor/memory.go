@@ -107,8 +107,11 @@ func (x *Executor) of(rank int, s *plan.Span) vector {
 	panic(fmt.Sprintf("executor: a plan reads %v of another rank", s.Buffer))
 }
 
-// stage returns the half of a rank's staging buffer that belongs to this call.
+// stage returns where a rank's contribution to this call is: in its half of the staging buffer, or beside its slot.
 func (x *Executor) stage(rank int) unsafe.Pointer {
+	if x.inline {
+		return unsafe.Pointer(unsafe.SliceData(x.End.Inline(rank)))
+	}
 	buffer := x.End.StagingBuffer(rank)
 	return advance(unsafe.Pointer(unsafe.SliceData(buffer)), x.half*len(buffer)/2)
 }

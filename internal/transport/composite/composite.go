@@ -88,7 +88,7 @@ func (e *end) Transport() string { return e.near.Transport() + "+" + e.Endpoint.
 // Capabilities describes the memory of the domain, which is not encrypted, and the frames of the whole group.
 func (e *end) Capabilities() transport.Capabilities {
 	c := e.Endpoint.Capabilities()
-	c.Places, c.Memory, c.StagingBytes = e.places, true, e.Group.staging
+	c.Places, c.Memory, c.StagingBytes, c.InlineBytes = e.places, true, e.Group.staging, 0
 	if c.Encrypted != nil {
 		c.Encrypted = slices.Clone(c.Encrypted)
 		for _, r := range e.domain {
@@ -141,6 +141,10 @@ func (e *end) StagingBuffer(rank int) []byte {
 	}
 	return e.near.StagingBuffer(e.index[rank])[:e.Group.staging:e.Group.staging]
 }
+
+// Inline returns nil: all ranks of a group decide alike where the data of a call is, and those of other domains have no
+// such memory.
+func (e *end) Inline(int) []byte { return nil }
 
 func (e *end) Signal(flag int) error { return e.near.Signal(flag) }
 

@@ -24,6 +24,8 @@ func (s *sharer) Reachable(tensor.Memory) bool { return true }
 
 func (s *sharer) StagingBuffer(rank int) []byte { return s.group.ends[rank].staging }
 
+func (s *sharer) Inline(int) []byte { return nil }
+
 func (s *sharer) Retire(tensor.Memory) {}
 
 func (s *sharer) Publish(slot *transport.Slot) {

@@ -82,7 +82,7 @@ func capabilities(g *group) {
 	for r, e := range g.ends {
 		c := e.Capabilities()
 		if c.Memory != first.Memory || c.StagingBytes != first.StagingBytes || c.Posts != first.Posts ||
-			c.SharedReceives != first.SharedReceives {
+			c.InlineBytes != first.InlineBytes || c.SharedReceives != first.SharedReceives {
 			g.Errorf("rank %d declares %+v, rank 0 %+v", r, c, first)
 		}
 		if c.Encrypted != nil && (len(c.Encrypted) != len(g.ends) || c.Encrypted[r]) {
@@ -99,8 +99,10 @@ func capabilities(g *group) {
 			_, err := e.NewBuffer(64)
 			unsupported = append(unsupported, err, enter(e, 0, tensor.Memory{}), e.Await(ctx, -1, 0))
 			e.Interrupt()
-			reaches := e.Reachable(tensor.HostMemory([]byte{1})) || e.StagingBuffer(r) != nil || e.Peer(r) != nil
-			if reaches || c.StagingBytes != 0 || len(domainOf(e)) > 1 || len(e.Behind(0, nil)) > 0 || e.Withdraw() {
+			reaches := e.Reachable(tensor.HostMemory([]byte{1})) || e.StagingBuffer(r) != nil || e.Peer(r) != nil ||
+				e.Inline(r) != nil
+			if reaches || c.StagingBytes != 0 || c.InlineBytes != 0 || len(domainOf(e)) > 1 ||
+				len(e.Behind(0, nil)) > 0 || e.Withdraw() {
 				g.Errorf("rank %d declares no memory, and has it: %+v", r, c)
 			}
 		}

@@ -14,6 +14,7 @@ import (
 
 var memoryTests = []test{
 	{"staging buffers", []int{2, 4, 5}, memory, staging},
+	{"data beside the slots", []int{2, 4, 5}, memory, inline},
 	{"slots", []int{2, 4}, memory, slots},
 	{"reachable", []int{2}, memory, reachable},
 	{"buffers", []int{2, 4}, memory, buffers},
@@ -65,6 +66,36 @@ func staging(g *group) {
 		for _, r := range domainOf(m) {
 			if got := m.StagingBuffer(m.Rank())[length-1-r]; got != byte(100+r) {
 				g.Errorf("rank %d does not find in its staging buffer what rank %d wrote, but %d", m.Rank(), r, got)
+			}
+		}
+	})
+}
+
+// inline: the data beside a slot arrives with flag 0, in every call, and is not that of another call or rank. The next
+// call of a peer does not change it before this rank is in that call, too.
+func inline(g *group) {
+	together(g.shared(), func(m transport.Endpoint) {
+		length := m.Capabilities().InlineBytes
+		for seq := range 200 {
+			m.Publish(&transport.Slot{Header: transport.Header{Seq: uint64(seq)}})
+			own := m.Inline(m.Rank())
+			if len(own) != length || length > 0 && uintptr(unsafe.Pointer(unsafe.SliceData(own)))%8 != 0 {
+				g.Errorf("rank %d: %d bytes at %p beside its slot, want %d, aligned to 8", m.Rank(), len(own),
+					unsafe.SliceData(own), length)
+				return
+			}
+			pattern(own, m.Rank(), seq, 0)
+			if err := errors.Join(m.Signal(0), m.Await(ctx, -1, 0)); err != nil {
+				g.Errorf("rank %d: %v", m.Rank(), err)
+				return
+			}
+			for _, r := range domainOf(m) {
+				if got := m.Inline(r); !bytes.Equal(got, pattern(make([]byte, length), r, seq, 0)) {
+					g.Errorf("call %d: rank %d reads %x beside the slot of rank %d", seq, m.Rank(), got, r)
+				}
+				if got := m.Peer(r).Seq; got != uint64(seq) {
+					g.Errorf("call %d: rank %d finds call %d in the slot of rank %d", seq, m.Rank(), got, r)
+				}
 			}
 		}
 	})
