@@ -147,7 +147,7 @@ func (s *stream) next() (bool, error) {
 		return false, err
 	}
 	s.lo += headBytes
-	s.hasHead, s.filled = true, 0
+	s.hasHead = true
 	return true, nil
 }
 
@@ -214,6 +214,6 @@ func (s *stream) take(in []byte) (bool, error) {
 			return false, err
 		}
 	}
-	s.hasHead = false
+	s.hasHead, s.filled = false, 0
 	return true, nil
 }
