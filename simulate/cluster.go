@@ -14,6 +14,8 @@ import (
 const (
 	FactorMax = 1e6                  // of a straggler, and of the oversubscription
 	DelayMax  = 365 * 24 * time.Hour // of a latency, and of the late start of a rank
+	MTUMin    = 576                  // every host accepts packets of this size (RFC 791)
+	MTUMax    = 1<<16 - 1
 )
 
 // Cluster describes the machines. Bandwidths and rates are in bytes per second.
@@ -24,6 +26,7 @@ type Cluster struct {
 	Private    bool                  // with Memory: only the library's memory, so data is copied there first
 	Inside     plan.Link             // within a host: a synchronisation or frame; a rank's reads or sends
 	Outside    plan.Link             // between hosts: a frame; a host's network card in each direction
+	MTU        int                   // bytes of an IP packet between hosts; 0: its headers take no bandwidth
 	Oversub    float64               // the switch carries 1/Oversub of the bandwidth of all cards; 0 or 1: all of it
 	Combine    float64               // rate at which one rank reads while it reduces
 	Copy       float64               // rate at which one rank copies
@@ -31,6 +34,12 @@ type Cluster struct {
 	Stragglers map[int]float64       // by rank: the factor by which it computes slower
 	Late       map[int]time.Duration // by rank: how much later than the others it starts
 }
+
+// Bytes that TCP over IPv4 over Ethernet adds to the data of a packet.
+const (
+	HeaderBytes  = 20 + 20 + 12    // of IP, TCP and its timestamps, inside the MTU
+	FramingBytes = 14 + 4 + 8 + 12 // of Ethernet around it: header, checksum, preamble and gap
+)
 
 // Places returns the place of every rank. Every rank is a separate process; the ranks of a host are one domain if
 // they access each other's memory.
@@ -107,6 +116,14 @@ func (c *Cluster) Bound(bytes int) time.Duration {
 	return link.Latency + seconds(carried/link.Bandwidth)
 }
 
+// onCable returns the bytes that data takes between hosts, with its headers.
+func (c *Cluster) onCable(bytes int) float64 {
+	if c.MTU == 0 {
+		return float64(bytes)
+	}
+	return float64(bytes) * float64(c.MTU+FramingBytes) / float64(c.MTU-HeaderBytes)
+}
+
 func (c *Cluster) check() error {
 	positive := func(xs ...float64) bool {
 		for _, x := range xs {
@@ -121,6 +138,8 @@ func (c *Cluster) check() error {
 		return fmt.Errorf("simulate: %d ranks on %d hosts: want at least one rank a host", c.Ranks, c.Hosts)
 	case !positive(c.Inside.Bandwidth, c.Outside.Bandwidth, c.Combine, c.Copy):
 		return errors.New("simulate: a bandwidth or a rate is not positive, or not finite")
+	case c.MTU != 0 && (c.MTU < MTUMin || c.MTU > MTUMax):
+		return fmt.Errorf("simulate: an MTU of %d bytes: want %d to %d, or 0 for no headers", c.MTU, MTUMin, MTUMax)
 	case c.Inside.Latency < 0 || c.Outside.Latency < 0 || c.Cores < 0:
 		return errors.New("simulate: a latency or the number of cores is negative")
 	case c.Inside.Latency > DelayMax || c.Outside.Latency > DelayMax:

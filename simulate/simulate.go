@@ -324,11 +324,12 @@ func (r *run) carry(from, to, bytes int, at time.Duration) (start, took, latency
 		return at, seconds(float64(bytes) / r.c.Inside.Bandwidth), r.c.Inside.Latency
 	}
 	out, in := &r.hosts[from], &r.hosts[to]
-	took = seconds(float64(bytes) / r.c.Outside.Bandwidth)
+	bandwidth, cable := r.c.Outside.Bandwidth, r.c.onCable(bytes)
+	took = seconds(cable / bandwidth)
 	start = min(max(at, out.out, in.in), timeMax)
 	if r.c.Oversub > 1 {
 		start = min(max(start, r.core), timeMax)
-		r.core = start + seconds(float64(bytes)*r.c.Oversub/(r.c.Outside.Bandwidth*float64(r.c.Hosts)))
+		r.core = start + seconds(cable*r.c.Oversub/(bandwidth*float64(r.c.Hosts)))
 	}
 	out.out, in.in = start+took, start+took
 	out.sent += min(bytes, math.MaxInt-out.sent)

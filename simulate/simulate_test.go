@@ -44,6 +44,12 @@ func TestByHand(t *testing.T) {
 		r.Frames != 2 || r.Sent != bytes {
 		t.Errorf("recursive_doubling: %+v, %v; want %v", r, err, want)
 	}
+	c.MTU = 1500 // the frame and its headers
+	r, err = simulate.Run(t.Context(), c, algorithm(t, "recursive_doubling"), p, 4, nil)
+	if want := 14*time.Microsecond + 2*bytes/100*time.Nanosecond + bytes*1538/1448; err != nil ||
+		r.Time.Round(time.Microsecond) != want.Round(time.Microsecond) || r.Sent != bytes {
+		t.Errorf("recursive_doubling with headers: %+v, %v; want %v", r, err, want)
+	}
 	c = cluster(4, 1, true)
 	p = c.Problem(plan.Problem{Op: plan.AllReduce, Count: 64 * 400}, 4)
 	r, err = simulate.Run(t.Context(), c, algorithm(t, "direct"), p, 4, nil)
@@ -220,6 +226,7 @@ func TestRefused(t *testing.T) {
 		{func(c *simulate.Cluster) { c.Hosts = 5 }, "4 ranks on 5 hosts"},
 		{func(c *simulate.Cluster) { c.Combine = 0 }, "not positive"},
 		{func(c *simulate.Cluster) { c.Outside.Latency = -1 }, "negative"},
+		{func(c *simulate.Cluster) { c.MTU = 40 }, "MTU of 40"},
 		{func(c *simulate.Cluster) { c.Stragglers = map[int]float64{4: 2} }, "straggler 4"},
 		{func(c *simulate.Cluster) { c.Late = map[int]time.Duration{-1: 2} }, "rank -1"},
 	} {

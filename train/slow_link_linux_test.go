@@ -157,7 +157,7 @@ func slowLinkOf(t *testing.T, network *testnet.Switch, workers, slowest int) (*t
 			}
 		}
 		if line == "capped after this step" {
-			network.CapLink(t, slowest, linkRate)
+			network.CapLink(t, slowest, linkRate, "128kb")
 		}
 	}
 	for w, cmd := range commands {

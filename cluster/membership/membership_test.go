@@ -21,6 +21,7 @@ import (
 var (
 	seed  = flag.Uint64("seed", 0, "repeat the random faults of this seed only")
 	seeds = flag.Int("seeds", 12, "how many seeds of random faults")
+	large = flag.Int("nodes", 0, "TestManyNodes: number of nodes, more than 5")
 )
 
 // cluster is a job of members in one process, whose nodes can be cut off and whose processes can be stopped.
@@ -275,6 +276,36 @@ func (m *member) result() (membership.WorkerState, time.Time, error) {
 
 var usual = membership.Timing{Every: time.Second, Min: 200 * time.Millisecond, Timeout: 30 * time.Second}
 
+// TestManyNodes starts -nodes nodes of 8 workers, counts their messages and bytes at the store beside the formula, and
+// cuts 5 nodes off: all others must report that within the bound.
+func TestManyNodes(t *testing.T) {
+	if *large <= 5 {
+		t.Skip("without -nodes: TestMessages counts for up to 128 nodes; .ci/long scale runs this for 512")
+	}
+	synctest.Test(t, func(t *testing.T) {
+		c := start(t, *large, 8, usual, nil)
+		defer c.stop()
+		c.count(t, *large, 8)
+		var lost []int
+		for n := *large - 5; n < *large; n++ {
+			c.cut[n].Store(true)
+			lost = append(lost, c.nodes[n]...)
+		}
+		began := time.Now()
+		bound := usual.Timeout + 3*usual.Every + time.Second
+		messages, bytes := c.messages.Load(), c.bytes.Load()
+		time.Sleep(bound)
+		c.agree(t, lost, began, bound)
+		var last time.Duration
+		for _, m := range c.members[:(*large-5)*8] {
+			_, at, _ := m.result()
+			last = max(last, at.Sub(began))
+		}
+		t.Logf("5 nodes cut off: reported by all %d other workers within %v (heartbeat timeout %v), %d messages and %d bytes "+
+			"in %v", len(c.members)-len(lost), last, usual.Timeout, c.messages.Load()-messages, c.bytes.Load()-bytes, bound)
+	})
+}
+
 // TestMessages counts the messages and bytes at the store, and compares them with the formula: a node sends its report
 // and reads the view, each with an answer; one node reads all reports and writes the view.
 func TestMessages(t *testing.T) {
@@ -285,29 +316,7 @@ func TestMessages(t *testing.T) {
 		}
 		synctest.Test(t, func(t *testing.T) {
 			c := start(t, nodes, workers, usual, nil)
-			time.Sleep(5*time.Second + usual.Min/4)
-			messages, bytes := c.messages.Load(), c.bytes.Load()
-			const seconds = 8
-			time.Sleep(seconds * time.Second)
-			messages, bytes = (c.messages.Load()-messages)/seconds, (c.bytes.Load()-bytes)/seconds
-			// Reports: 2 messages a node, of a head and M states. Views: 2 a node, without doubts only a head and the state
-			// of worker 0. The coordinator: 2 for the view, and at most 2 for each of 5 reads of the reports a second.
-			n, m := int64(nodes), int64(workers)
-			most := 4*n + 2 + 2*5
-			report, view := int64(frame+60+m*130), int64(4*frame+260)
-			mostBytes := n*(2*report+view) + view + 5*2*frame
-			before := n * m * n * m * 160
-			t.Logf("%3d nodes x %d workers: %4d messages a second (formula 4 N + 12: %4d), %7d bytes a second "+
-				"(formula 2 N (92 + 130 M) + 388 (N + 1): %7d); each worker reading each one: %d bytes",
-				nodes, workers, messages, most, bytes, mostBytes, before)
-			if messages > most || bytes > mostBytes || messages < 3*n {
-				t.Errorf("%d messages and %d bytes a second, want at most %d and %d", messages, bytes, most, mostBytes)
-			}
-			for _, m := range c.members {
-				if v, _, err := m.result(); v.Worker >= 0 || err != nil || m.Silence() > 2*usual.Every+usual.Min {
-					t.Fatalf("worker %d: %v, %v, silent for %v", m.worker, v, err, m.Silence())
-				}
-			}
+			c.count(t, nodes, workers)
 			c.stop()
 		})
 	}
@@ -363,6 +372,34 @@ func TestReasons(t *testing.T) {
 			t.Errorf("on a full disk: %v, want ErrFile", err)
 		}
 	})
+}
+
+// count counts messages and bytes of a healthy job, and compares them with the formula.
+func (c *cluster) count(t *testing.T, nodes, workers int) {
+	t.Helper()
+	time.Sleep(5*time.Second + usual.Min/4) // between two reports
+	messages, bytes := c.messages.Load(), c.bytes.Load()
+	const seconds = 8
+	time.Sleep(seconds * time.Second)
+	messages, bytes = (c.messages.Load()-messages)/seconds, (c.bytes.Load()-bytes)/seconds
+	// Reports: 2 messages a node, of a head and M states. Views: 2 a node, without doubts only a head and the state
+	// of worker 0. The coordinator: 2 for the view, and at most 2 for each of 5 reads of the reports a second.
+	n, m := int64(nodes), int64(workers)
+	most := 4*n + 2 + 2*5
+	report, view := int64(frame+60+m*130), int64(4*frame+260)
+	mostBytes := n*(2*report+view) + view + 5*2*frame
+	before := n * m * n * m * 160
+	t.Logf("%3d nodes x %d workers: %4d messages a second (formula 4 N + 12: %4d), %7d bytes a second "+
+		"(formula 2 N (92 + 130 M) + 388 (N + 1): %7d); each worker reading each one: %d bytes",
+		nodes, workers, messages, most, bytes, mostBytes, before)
+	if messages > most || bytes > mostBytes || messages < 3*n {
+		t.Errorf("%d messages and %d bytes a second, want at most %d and %d", messages, bytes, most, mostBytes)
+	}
+	for _, m := range c.members {
+		if v, _, err := m.result(); v.Worker >= 0 || err != nil || m.Silence() > 2*usual.Every+usual.Min {
+			t.Fatalf("worker %d: %v, %v, silent for %v", m.worker, v, err, m.Silence())
+		}
+	}
 }
 
 // TestFaults: random faults in virtual time. Without a fault no worker is lost. Every fault is found within the bound,

@@ -120,6 +120,8 @@ hosts, with a network card's bandwidth in each direction.`,
 		"(a staging buffer), none (they exchange messages)")
 	f.StringArrayVar(&s.links, "link", nil, "inside=LATENCY,RATE or outside=LATENCY,RATE (default inside=1us,10GB/s and "+
 		"outside=25us,12.5GB/s)")
+	f.IntVar(&s.cluster.MTU, "mtu", 0, "bytes of an IP packet between hosts: the headers of TCP, IP and Ethernet then take "+
+		"a part of the rate (default: the rate is that of the data)")
 	f.Float64Var(&s.cluster.Oversub, "oversubscribe", 1,
 		"the switch between the hosts carries 1/x of the bandwidth of all network cards")
 	f.IntVar(&s.cluster.Cores, "cores", 0, "processors of a host (default one per rank)")
@@ -159,6 +161,8 @@ func (s *simulation) check() (plan.Problem, error) {
 		return none, usagef("--algorithm %s: want auto, all or one of %s", s.algorithm, strings.Join(chooser.Names(), ", "))
 	case s.trace != "" && s.algorithm == "all":
 		return none, usagef("--trace with --algorithm all: a trace shows one algorithm")
+	case c.MTU != 0 && (c.MTU < simulate.MTUMin || c.MTU > simulate.MTUMax):
+		return none, usagef("--mtu %d: want %d to %d, or 0 for no headers", c.MTU, simulate.MTUMin, simulate.MTUMax)
 	case !(c.Oversub >= 1 && c.Oversub <= simulate.FactorMax):
 		return none, usagef("--oversubscribe %v: want 1 to %s", c.Oversub, grouped(simulate.FactorMax))
 	}
@@ -311,8 +315,12 @@ func (s *simulation) print(w io.Writer, p plan.Problem, results []simulated) err
 	var b strings.Builder
 	fmt.Fprintf(&b, "%v, %s\n", p, formatBytes(p.Count*s.element))
 	fmt.Fprintf(&b, "%d ranks on %d hosts, memory %s\n", c.Ranks, c.Hosts, s.memory)
-	fmt.Fprintf(&b, "inside %v, %s; outside %v, %s per network card\n\n", c.Inside.Latency, formatRate(c.Inside.Bandwidth),
+	fmt.Fprintf(&b, "inside %v, %s; outside %v, %s per network card", c.Inside.Latency, formatRate(c.Inside.Bandwidth),
 		c.Outside.Latency, formatRate(c.Outside.Bandwidth))
+	if c.MTU > 0 {
+		fmt.Fprintf(&b, ", packets of %d bytes", c.MTU)
+	}
+	b.WriteString("\n\n")
 	fmt.Fprintf(&b, "  %-20s %12s %12s %7s %10s %14s\n", "algorithm", "time", "bound", "share", "frames", "busiest NIC")
 	for _, r := range results {
 		mark, bound, share := " ", "-", "-"

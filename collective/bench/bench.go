@@ -58,6 +58,9 @@ type Options struct {
 	// Processors is the number of processors that the ranks share; the default of Calls depends on it.
 	// Default those of this machine. It is the same for all processes.
 	Processors int
+	// Listen are the addresses at which the processes listen with the transport tcp, such as "10.0.0.1:0", by process:
+	// those that Worker starts in different network namespaces. Default: the loopback interface.
+	Listen []string
 	// Bind is how the processes are bound to the CPUs of this one; default [affinity.Share].
 	Bind   affinity.Policy
 	Format string // "plain" (default), one line per size for other programs to read; "table" or "json"
@@ -435,6 +438,9 @@ func (o Options) filled() (Options, error) {
 		return o, fmt.Errorf("bench: TLS for %d processes over %s: want at least 2 over tcp", o.Processes, o.Transport)
 	case t.here == nil && o.Worker == nil:
 		return o, fmt.Errorf("bench: transport %s joins processes, and Options.Worker is not set", o.Transport)
+	case len(o.Listen) > 0 && (o.Transport != "tcp" || len(o.Listen) != o.Processes):
+		return o, fmt.Errorf("bench: %d addresses to listen at, for %d processes over %s: want one for each process over tcp",
+			len(o.Listen), o.Processes, o.Transport)
 	case o.Buffers != "shared" && o.Buffers != "ordinary":
 		return o, fmt.Errorf("bench: unknown buffers %q: want shared or ordinary", o.Buffers)
 	}

@@ -91,6 +91,9 @@ func joinTCP(ctx context.Context, j *job, parent io.ReadWriter) ([]transport.End
 		cfg.TCP.Authenticate = s.Authenticate(secret.Group, cfg.TCP.Job, 0)
 		cfg.Apart = strconv.Itoa(j.Process) // connections within a host are not encrypted
 	}
+	if at := j.Options.Listen; len(at) > 0 {
+		cfg.TCP.Listen, cfg.Apart = at[j.Process], fmt.Sprint("host ", j.Process)
+	}
 	return mixed.Open(ctx, cfg)
 }
 

@@ -105,13 +105,13 @@ func (s *Switch) Isolate(t testing.TB, hosts ...int) {
 	}
 }
 
-// CapLink limits the rate of a host's cable in both directions: "100mbit". It skips the test where the kernel or
-// iproute2 cannot.
-func (s *Switch) CapLink(t testing.TB, host int, rate string) {
+// CapLink limits the rate of a host's cable in both directions: "100mbit". So many bytes ("128kb") pass at once after
+// a pause. It skips the test where the kernel or iproute2 cannot.
+func (s *Switch) CapLink(t testing.TB, host int, rate, burst string) {
 	t.Helper()
 	for _, end := range s.ends(host) {
 		args := inNamespace(end.pid, "tc", "qdisc", "replace", "dev", end.device, "root", "tbf", "rate", rate, "burst",
-			"128kb", "latency", "50ms")
+			burst, "latency", "50ms")
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
 			t.Skipf("needs tc with the token bucket filter: %v: %s", err, out)
 		}
