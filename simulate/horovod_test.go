@@ -77,8 +77,11 @@ func TestHorovod(t *testing.T) {
 		published map[int]float64 // efficiency by GPUs: 16 that README, over RDMA with NCCL; 128 and 512 later ones
 		within    map[int]bool    // it must be within 5 points of the one with overlap
 	}{
-		{"ResNet-101", resnet101(), 119.4, map[int]float64{16: 1746.2 / 119.4 / 16, 128: 0.90, 512: 0.90},
-			map[int]bool{16: true, 128: true, 512: true}},
+		{
+			"ResNet-101", resnet101(), 119.4,
+			map[int]float64{16: 1746.2 / 119.4 / 16, 128: 0.90, 512: 0.90},
+			map[int]bool{16: true, 128: true, 512: true},
+		},
 		{"VGG-16", vgg16(), 130.9, map[int]float64{16: 1787.4 / 130.9 / 16, 128: 0.79, 512: 0.68}, nil},
 	}
 	t.Logf("%-10s %5s %10s %10s %10s", "network", "GPUs", "no overlap", "published", "overlap")
