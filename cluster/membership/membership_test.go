@@ -302,7 +302,8 @@ func TestManyNodes(t *testing.T) {
 			last = max(last, at.Sub(began))
 		}
 		t.Logf("5 nodes cut off: reported by all %d other workers within %v (heartbeat timeout %v), %d messages and %d "+
-			"bytes in %v", len(c.members)-len(lost), last, usual.Timeout, c.messages.Load()-messages, c.bytes.Load()-bytes, bound)
+			"bytes in %v", len(c.members)-len(lost), last, usual.Timeout, c.messages.Load()-messages,
+			c.bytes.Load()-bytes, bound)
 	})
 }
 

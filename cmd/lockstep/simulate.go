@@ -120,8 +120,8 @@ hosts, with a network card's bandwidth in each direction.`,
 		"(a staging buffer), none (they exchange messages)")
 	f.StringArrayVar(&s.links, "link", nil, "inside=LATENCY,RATE or outside=LATENCY,RATE (default inside=1us,10GB/s and "+
 		"outside=25us,12.5GB/s)")
-	f.IntVar(&s.cluster.MTU, "mtu", 0, "bytes of an IP packet between hosts: the headers of TCP, IP and Ethernet then take "+
-		"a part of the rate (default: the rate is that of the data)")
+	f.IntVar(&s.cluster.MTU, "mtu", 0, "bytes of an IP packet between hosts: the headers of TCP, IP and Ethernet then "+
+		"take a part of the rate (default: the rate is that of the data)")
 	f.Float64Var(&s.cluster.Oversub, "oversubscribe", 1,
 		"the switch between the hosts carries 1/x of the bandwidth of all network cards")
 	f.IntVar(&s.cluster.Cores, "cores", 0, "processors of a host (default one per rank)")
