@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -138,6 +140,55 @@ func TestTFConfig(t *testing.T) {
 	r := &TFConfig{Lookup: env(nil), Accelerating: func() (map[string]int, error) { return map[string]int{"GPU": 3}, nil }}
 	if n, err := r.Accelerators(); err != nil || n["GPU"] != 3 {
 		t.Errorf("accelerators: %v, %v", n, err)
+	}
+}
+
+// TestTFConfigFile: the parts of LOCKSTEP_TF_CONFIG_FILE and of TF_CONFIG are one object.
+func TestTFConfigFile(t *testing.T) {
+	const (
+		spec   = `"cluster": {"worker": ["a:1", "b:1"]}`
+		task   = `"task": {"type": "worker", "index": 1}`
+		inFile = `"cluster": "` + TFConfigClusterInFile + `"`
+	)
+	for name, test := range map[string]struct{ variable, file, want string }{
+		"all in the file":    {"", "{" + spec + "," + task + "}", ""},
+		"the cluster":        {"{" + task + "}", "{" + spec + "}", ""},
+		"the cluster, noted": {"{" + task + "," + inFile + "}", "{" + spec + "}", ""},
+		"the same":           {"{" + task + "," + spec + "}", `{"cluster":{"worker":["a:1","b:1"]}}`, ""},
+		"no file":            {"{" + task + "," + inFile + "}", "", "LOCKSTEP_TF_CONFIG_FILE names, but that is not set"},
+		"missing":            {"", "missing", "LOCKSTEP_TF_CONFIG_FILE: open"},
+		"no JSON":            {"", "worker: a:1", `begins with "worker: a:1": expecting a JSON object`},
+		"no cluster":         {"{" + inFile + "}", "{" + task + "}", `has no "cluster"`},
+		"different": {
+			"{" + task + "," + spec + "}", `{"task": {"type": "worker", "index": 0}}`,
+			`TF_CONFIG has "task": {"type": "worker",`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			variables := map[string]string{}
+			if test.variable != "" {
+				variables["TF_CONFIG"] = test.variable
+			}
+			if test.file != "" {
+				file := filepath.Join(t.TempDir(), "tf_config.json")
+				variables[EnvTFConfigFile] = file
+				if test.file != "missing" {
+					if err := os.WriteFile(file, []byte(test.file), 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			job, err := Discover(Discovery{Getenv: env(variables)})
+			if test.want != "" {
+				if err == nil || !strings.Contains(err.Error(), test.want) || !errors.Is(err, ErrInvalid) {
+					t.Errorf("got %v, want %q", err, test.want)
+				}
+				return
+			}
+			if err != nil || job.Worker != 1 || job.Workers != 2 || job.Store != "tcp://a:1" {
+				t.Errorf("got %v, %v", job, err)
+			}
+		})
 	}
 }
 

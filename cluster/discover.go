@@ -52,11 +52,12 @@ func (d Discovery) withDefaults() *Discovery {
 	return &d
 }
 
-// fileMax bounds the files that ReadFile reads: a bundle of certificate authorities has a few hundred KiB.
-const fileMax = 1 << 20
+// fileMax bounds the files that ReadFile reads: a bundle of certificate authorities has a few hundred KiB, the cluster
+// of 65,536 workers 2 MiB.
+const fileMax = 4 << 20
 
-// ReadFile is [os.ReadFile] for a file that configures a job: a secret, a key, certificates, or a file of the system.
-// A file of more than 1 MiB, or without an end, such as /dev/zero, is an error.
+// ReadFile is [os.ReadFile] for a file that configures a job: a secret, a key, certificates, a cluster, or a file of
+// the system. A file of more than 4 MiB, or without an end, such as /dev/zero, is an error.
 func ReadFile(name string) ([]byte, error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -65,8 +66,8 @@ func ReadFile(name string) ([]byte, error) {
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, fileMax+1))
 	if err == nil && len(text) > fileMax {
-		return nil, fmt.Errorf("%s has more than %d bytes: want a secret, a key, certificates or a file of the system", name,
-			fileMax)
+		return nil, fmt.Errorf("%s has more than %d bytes: want a secret, a key, certificates, a cluster or a file of the "+
+			"system", name, fileMax)
 	}
 	return text, err
 }

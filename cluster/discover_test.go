@@ -62,12 +62,12 @@ func scene(t testing.TB, text string) Discovery {
 func TestReadFile(t *testing.T) {
 	read := Discovery{}.withDefaults().ReadFile
 	path := filepath.Join(t.TempDir(), "hosts")
-	for _, n := range []int{0, 20, 1 << 20, 1<<20 + 1} {
+	for _, n := range []int{0, 20, fileMax, fileMax + 1} {
 		if err := os.WriteFile(path, make([]byte, n), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		text, err := read(path)
-		if tooLong := n > 1<<20; tooLong != (err != nil) || !tooLong && len(text) != n {
+		if tooLong := n > fileMax; tooLong != (err != nil) || !tooLong && len(text) != n {
 			t.Errorf("a file of %d bytes: %d bytes, %v", n, len(text), err)
 		}
 	}

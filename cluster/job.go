@@ -78,17 +78,18 @@ func (j *Job) Resolver() Resolver {
 
 // The environment that lockstep run sets for every worker, besides torchrun's variables and TF_CONFIG.
 const (
-	EnvJob          = "LOCKSTEP_JOB"           // Job.ID
-	EnvStore        = "LOCKSTEP_STORE"         // Job.Store; the store is hosted
-	EnvWorker       = "LOCKSTEP_WORKER"        // Job.Worker
-	EnvWorkers      = "LOCKSTEP_WORKERS"       // Job.Workers
-	EnvLocalWorker  = "LOCKSTEP_LOCAL_WORKER"  // Job.LocalWorker
-	EnvLocalWorkers = "LOCKSTEP_LOCAL_WORKERS" // Job.LocalWorkers
-	EnvEpoch        = "LOCKSTEP_EPOCH"         // Job.Epoch
-	EnvSecret       = "LOCKSTEP_SECRET"        // the job's secret
-	EnvSecretFile   = "LOCKSTEP_SECRET_FILE"   // a file that contains it
-	EnvRecords      = "LOCKSTEP_RECORDS"       // folder for failure and flight records
-	EnvNode         = "LOCKSTEP_NODE"          // number of the node among those of lockstep run
-	EnvNodeFile     = "LOCKSTEP_NODE_FILE"     // file by which lockstep run reads the workers' heartbeats
-	EnvSource       = "LOCKSTEP_SOURCE"        // Discovery.Prefer, set by the user
+	EnvJob          = "LOCKSTEP_JOB"            // Job.ID
+	EnvStore        = "LOCKSTEP_STORE"          // Job.Store; the store is hosted
+	EnvWorker       = "LOCKSTEP_WORKER"         // Job.Worker
+	EnvWorkers      = "LOCKSTEP_WORKERS"        // Job.Workers
+	EnvLocalWorker  = "LOCKSTEP_LOCAL_WORKER"   // Job.LocalWorker
+	EnvLocalWorkers = "LOCKSTEP_LOCAL_WORKERS"  // Job.LocalWorkers
+	EnvEpoch        = "LOCKSTEP_EPOCH"          // Job.Epoch
+	EnvSecret       = "LOCKSTEP_SECRET"         // the job's secret
+	EnvSecretFile   = "LOCKSTEP_SECRET_FILE"    // a file that contains it
+	EnvRecords      = "LOCKSTEP_RECORDS"        // folder for failure and flight records
+	EnvNode         = "LOCKSTEP_NODE"           // number of the node among those of lockstep run
+	EnvNodeFile     = "LOCKSTEP_NODE_FILE"      // file by which lockstep run reads the workers' heartbeats
+	EnvSource       = "LOCKSTEP_SOURCE"         // Discovery.Prefer, set by the user
+	EnvTFConfigFile = "LOCKSTEP_TF_CONFIG_FILE" // file with parts of TF_CONFIG, see TFConfig
 )

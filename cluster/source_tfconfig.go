@@ -5,15 +5,16 @@ package cluster
 var tfConfigSource = source{
 	name: "TF_CONFIG", key: "tf_config", known: `TF_CONFIG with a "cluster"`, depth: stated,
 	detect: func(d *Discovery) bool {
-		if d.env("TF_CONFIG") == "" {
+		if d.env("TF_CONFIG") == "" && d.env(EnvTFConfigFile) == "" {
 			return false
 		}
-		spec, err := (&TFConfig{Lookup: d.Getenv}).Spec()
+		spec, err := (&TFConfig{Lookup: d.Getenv, ReadFile: d.ReadFile}).Spec()
 		return err != nil || len(spec) > 0
 	},
 	read: func(r *reading, j *Job) {
 		r.text("TF_CONFIG")
-		c := &TFConfig{Lookup: r.d.Getenv}
+		r.text(EnvTFConfigFile)
+		c := &TFConfig{Lookup: r.d.Getenv, ReadFile: r.d.ReadFile}
 		var err error
 		if j.Spec, err = c.Spec(); err == nil {
 			j.Task, err = c.Task()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"os"
+	"reflect"
 	"strconv"
 )
 
@@ -18,11 +19,17 @@ import (
 // unknown ones are ignored. Each call reads the variable again, and each method reads only the parts that it
 // needs, so that an error in one part does not affect the others. A variable that is not set means an empty
 // object: a single-process job.
+//
+// Linux limits a variable to 128 KiB, some thousand workers. LOCKSTEP_TF_CONFIG_FILE names a file with an object of the
+// same form, whose parts are added to those of TF_CONFIG, or replace it. A part in both must have the same value, but
+// TF_CONFIG's cluster may be the string [TFConfigClusterInFile]: TensorFlow itself then refuses it, instead of
+// training alone.
 type TFConfig struct {
 	Overrides    *Task                          // replaces the known parts of TF_CONFIG's task
 	Layer        string                         // replaces rpc_layer
 	Where        string                         // the environment; never in TF_CONFIG
 	Lookup       func(string) (string, bool)    // default os.LookupEnv
+	ReadFile     func(string) ([]byte, error)   // default [ReadFile]
 	Accelerating func() (map[string]int, error) // counts this machine's accelerators; default none
 }
 
@@ -44,7 +51,57 @@ func (c *TFConfig) read() (tfConfig, error) {
 	if err != nil {
 		return nil, errorf("TF_CONFIG=%s: expecting a JSON object: %w", strconv.Quote(clip(text)), err)
 	}
+	var in string
+	deferred := json.Unmarshal(out["cluster"], &in) == nil && in == TFConfigClusterInFile
+	name, _ := lookup(EnvTFConfigFile)
+	switch {
+	case name != "":
+		return out, c.add(out, name, deferred)
+	case deferred:
+		return nil, errorf("the cluster of TF_CONFIG is in the file that %s names, but that is not set", EnvTFConfigFile)
+	}
 	return out, nil
+}
+
+// TFConfigClusterInFile is the value of "cluster" in a TF_CONFIG whose cluster is in the file that
+// LOCKSTEP_TF_CONFIG_FILE names.
+const TFConfigClusterInFile = "in the file of " + EnvTFConfigFile
+
+// add adds the parts of a file. The cluster of TF_CONFIG may be deferred to it.
+func (c *TFConfig) add(parts tfConfig, name string, deferred bool) error {
+	read := c.ReadFile
+	if read == nil {
+		read = ReadFile
+	}
+	text, err := read(name)
+	if err != nil {
+		return errorf("%s: %w", EnvTFConfigFile, err)
+	}
+	filed, err := parseObject(text)
+	if err != nil {
+		return errorf("%s: file %s begins with %s: expecting a JSON object: %w", EnvTFConfigFile, name,
+			strconv.Quote(clip(string(text))), err)
+	}
+	if deferred {
+		if filed["cluster"] == nil {
+			return errorf("%s: file %s has no \"cluster\", which TF_CONFIG expects there", EnvTFConfigFile, name)
+		}
+		delete(parts, "cluster")
+	}
+	for part, value := range filed {
+		if own, both := parts[part]; both && !sameJSON(own, value) {
+			return errorf("TF_CONFIG has %q: %s, but the file %s that %s names has %s: remove one of them", part,
+				clip(string(own)), name, EnvTFConfigFile, clip(string(value)))
+		}
+		parts[part] = value
+	}
+	return nil
+}
+
+// sameJSON reports whether two JSON texts have the same value.
+func sameJSON(a, b json.RawMessage) bool {
+	var x, y any
+	return json.Unmarshal(a, &x) == nil && json.Unmarshal(b, &y) == nil && reflect.DeepEqual(x, y)
 }
 
 // parseObject decodes a JSON object one level deep. The names of its members are case-sensitive, unlike those of a

@@ -242,6 +242,7 @@ func (a *Agent) epochs(ctx context.Context) (Outcome, error) {
 		e.watch(ctx)
 		e.doubt(ctx)
 		a.peers.unwatchWorkers()
+		e.removeCluster()
 		o := e.outcome()
 		last := int(number) >= a.cfg.RestartsMax || o.Interrupted || ctx.Err() != nil || e.ownErr != nil ||
 			e.cutOff != nil && e.storeOut // it was awaited for the rendezvous timeout already
@@ -434,6 +435,14 @@ func (a *Agent) begin(ctx context.Context, number uint32) (*epoch, error) {
 	if err != nil {
 		return nil, err
 	}
+	file, folder, err := e.layout.clusterFile()
+	if e.clusterFile, e.clusterFolder = file, folder; folder != "" {
+		a.guard.add(folder)
+	}
+	if err != nil {
+		e.removeCluster()
+		return nil, fmt.Errorf("the cluster of TF_CONFIG, which is too long for the environment: %w", err)
+	}
 	ports.release()
 	e.start(logs)
 	e.catchUp(ctx)
@@ -506,6 +515,15 @@ func (l *layout) nodeOf(rank int) int {
 	return -1
 }
 
+// removeCluster removes the file with the cluster: the workers have ended.
+func (e *epoch) removeCluster() {
+	if e.clusterFolder != "" {
+		os.RemoveAll(e.clusterFolder)
+		e.agent.guard.remove(e.clusterFolder)
+		e.clusterFolder = ""
+	}
+}
+
 // start starts this node's workers.
 func (e *epoch) start(logs string) {
 	a, n := e.agent, e.agent.cfg.Workers
@@ -517,6 +535,7 @@ func (e *epoch) start(logs string) {
 		p := e.layout.assign(local)
 		p.id, p.epoch, p.restartsMax = a.cfg.ID, e.number, a.cfg.RestartsMax
 		p.store, p.secret, p.record, p.nodeFile = a.cfg.StoreURL, a.cfg.Secret, a.cfg.Records, nodeFile
+		p.clusterFile = e.clusterFile
 		bound[local] = cpus.Of(a.cfg.Bind, n, local)
 		s := spec{
 			command: a.cfg.Command, dir: a.cfg.Dir, cpus: bound[local], logs: logs,

@@ -2,6 +2,8 @@ package launch
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,6 +23,7 @@ type assignment struct {
 	masterPort            int
 	addresses             []string // of all workers, by rank: their addresses in TF_CONFIG
 	nodeFile              string
+	clusterFile           string // has TF_CONFIG's cluster; "": TF_CONFIG itself has it
 	store, secret, record string // "": none
 }
 
@@ -56,6 +59,7 @@ func (p *assignment) variables() []string {
 		{cluster.EnvSecret, p.secret},
 		{cluster.EnvRecords, p.record},
 		{cluster.EnvNodeFile, p.nodeFile},
+		{cluster.EnvTFConfigFile, p.clusterFile},
 	} {
 		if optional[1] != "" {
 			pairs = append(pairs, optional)
@@ -72,13 +76,15 @@ func (p *assignment) variables() []string {
 // chief.
 func (p *assignment) tfConfig() string {
 	var c struct {
-		Cluster map[string][]string `json:"cluster"`
+		Cluster any `json:"cluster"`
 		Task    struct {
 			Type  string `json:"type"`
 			Index int    `json:"index"`
 		} `json:"task"`
 	}
-	c.Cluster = map[string][]string{"worker": p.addresses}
+	if c.Cluster = p.clusterSpec(); p.clusterFile != "" {
+		c.Cluster = cluster.TFConfigClusterInFile
+	}
 	c.Task.Type, c.Task.Index = "worker", p.rank
 	text, err := json.Marshal(c)
 	if err != nil {
@@ -87,9 +93,37 @@ func (p *assignment) tfConfig() string {
 	return string(text)
 }
 
+func (p *assignment) clusterSpec() map[string][]string {
+	return map[string][]string{"worker": p.addresses}
+}
+
+// tfConfigMax is the most bytes of TF_CONFIG in the environment: Linux limits a variable, with its name and a zero
+// byte, to 128 KiB.
+const tfConfigMax = 128<<10 - len("TF_CONFIG=") - 1
+
+// clusterFile writes TF_CONFIG's cluster to a file if it is too long for the environment. It returns the file's name,
+// or "", and the folder to remove.
+func (l *layout) clusterFile() (name, folder string, err error) {
+	p := l.assign(0)
+	p.rank = p.world // the longest one
+	if len(p.tfConfig()) <= tfConfigMax {
+		return "", "", nil
+	}
+	text, err := json.Marshal(map[string]any{"cluster": p.clusterSpec()})
+	if err != nil {
+		return "", "", err
+	}
+	if folder, err = os.MkdirTemp("", recordsPrefix+"cluster-*"); err != nil {
+		return "", "", err
+	}
+	name = filepath.Join(folder, "tf_config.json")
+	return name, folder, os.WriteFile(name, text, 0o600)
+}
+
 // stale are variables of this process that would contradict a worker's own.
 var stale = []string{
 	cluster.EnvStore, cluster.EnvSecret, cluster.EnvSecretFile, cluster.EnvRecords, cluster.EnvNodeFile,
+	cluster.EnvTFConfigFile,
 	"TORCHELASTIC_USE_AGENT_STORE", // torchrun's own store does not exist here
 }
 

@@ -27,6 +27,8 @@ type epoch struct {
 	memory   memoryKills // before the start
 	counted  bool
 
+	clusterFile, clusterFolder string // TF_CONFIG's cluster, if it is too long for the environment, and its folder
+
 	stoppedSince map[*worker]time.Time // since when workers have been seen stopped
 
 	failing  bool // a worker has failed

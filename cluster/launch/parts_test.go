@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -168,9 +171,55 @@ func TestPlace(t *testing.T) {
 	if l.nodeOf(0) != 0 || l.nodeOf(1) != 0 || l.nodeOf(2) != 1 || l.nodeOf(3) != -1 {
 		t.Error("nodeOf")
 	}
-	resolver := &cluster.TFConfig{Lookup: func(string) (string, bool) { return got["TF_CONFIG"], true }}
+	resolver := &cluster.TFConfig{Lookup: func(name string) (string, bool) { v, ok := got[name]; return v, ok }}
 	if task, err := resolver.Task(); err != nil || task.Type != "worker" || task.Index != 2 {
 		t.Errorf("our own TF_CONFIG is read as task %v, %v", task, err)
+	}
+}
+
+// TestLargeCluster: a process of a job whose TF_CONFIG is too long for the environment starts, and reads the cluster
+// from a file.
+func TestLargeCluster(t *testing.T) {
+	const nodes, each = 100, 40
+	var slots []nodeSlot
+	for n := range nodes {
+		slots = append(slots, nodeSlot{registration: registration{
+			Workers: each, MasterPort: 77, Ports: slices.Repeat([]int{50000 + n}, each),
+			Address: fmt.Sprintf("2001:db8:1234:5678:9abc:def0:1234:%x", 0x1000+n),
+		}})
+	}
+	l := lay(slots, nodes-1)
+	file, folder, err := l.clusterFile()
+	if err != nil || file == "" {
+		t.Fatal(file, err)
+	}
+	defer os.RemoveAll(folder)
+	p := l.assign(each - 1)
+	p.id, p.store, p.clusterFile = "job", "tcp://10.0.0.1:9", file
+	cmd := exec.Command("sh", "-c", `printf '%s\n%s' "$LOCKSTEP_TF_CONFIG_FILE" "$TF_CONFIG"`)
+	cmd.Env = environment(nil, p.variables(), nil)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, text, _ := strings.Cut(string(out), "\n")
+	got := map[string]string{cluster.EnvTFConfigFile: name, "TF_CONFIG": text}
+	job, err := cluster.Discover(cluster.Discovery{
+		Getenv: func(name string) (string, bool) { v, ok := got[name]; return v, ok },
+	})
+	if err != nil || job.Workers != nodes*each || job.Worker != nodes*each-1 || len(job.Spec["worker"]) != nodes*each {
+		t.Errorf("got %v, %v", job, err)
+	}
+	if p.clusterFile = ""; runtime.GOOS == "linux" {
+		cmd := exec.Command("true")
+		cmd.Env = p.variables()
+		if err := cmd.Run(); !errors.Is(err, syscall.E2BIG) {
+			t.Errorf("with all in TF_CONFIG: %v, want %v", err, syscall.E2BIG)
+		}
+	}
+	small := lay(slots[:1], 0)
+	if file, _, err := small.clusterFile(); file != "" || err != nil {
+		t.Errorf("a small cluster: %q, %v", file, err)
 	}
 }
 

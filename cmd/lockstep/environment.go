@@ -37,6 +37,7 @@ var variables = []variable{
 		"doctor reads"},
 	{Name: cluster.EnvNode, About: "number of this node among those of lockstep run"},
 	{Name: cluster.EnvNodeFile, About: "file by which lockstep run reads its workers' heartbeats"},
+	{Name: cluster.EnvTFConfigFile, About: "file with parts of TF_CONFIG, such as a cluster too long for a variable"},
 	{Name: dashboardTokenEnv, About: "token of the live page (--dashboard), for addresses that are not loopback"},
 	{Name: "LOCKSTEP_SSH", About: "command with which lockstep run -H reaches hosts"},
 }
