@@ -56,8 +56,9 @@ type WorkerState struct {
 	// Silent is the time without a new heartbeat, 0 for a worker that is not a suspect. Stalled is the time in which
 	// the worker neither made progress nor waited for others, 0 if it is short.
 	Silent, Stalled time.Duration
-	// Lost reports the verdict.
-	Lost bool
+	// Lost reports the verdict, and HostReports that another process of the silent worker's host reported its silence:
+	// the host can be reached.
+	Lost, HostReports bool
 }
 
 // String describes the worker's last known state.

@@ -119,6 +119,7 @@ func (j *judge) view(now time.Time) (v View, next time.Time) {
 				v.Doubts = append(v.Doubts, Doubt{
 					Node: -1, Epoch: n.report.Epoch, Workers: []int{w.Worker}, Lost: gone,
 					Silent: milliseconds(silent + own), Unseen: w.Count == 0, Phase: w.Phase, Progress: w.Progress,
+					Reported: silent < j.timing.suspectAfter(),
 				})
 			case !w.Waiting && w.Count > 0 && fromMilliseconds(w.Stalled) >= j.timing.suspectAfter():
 				stalled = append(stalled, Doubt{

@@ -372,7 +372,7 @@ func (m *Member) viewed() []WorkerState {
 				continue
 			}
 			s := &out[w]
-			s.Seen, s.Lost = !d.Unseen, d.Lost
+			s.Seen, s.Lost, s.HostReports = !d.Unseen, d.Lost, d.Reported
 			if d.Silent > 0 {
 				s.Silent = fromMilliseconds(d.Silent) + age
 			}

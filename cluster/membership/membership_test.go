@@ -533,3 +533,22 @@ func (c *cluster) agree(t *testing.T, gone []int, began time.Time, bound time.Du
 		}
 	}
 }
+
+// TestHostReports: the verdict on a worker whose host reports says so, that on a whole host does not.
+func TestHostReports(t *testing.T) {
+	for _, whole := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			c := start(t, 2, 2, usual, nil)
+			defer c.stop()
+			time.Sleep(5 * time.Second)
+			c.members[2].gate.stop() // the reporter of its node: the next worker takes over
+			if whole {
+				c.members[3].gate.stop()
+			}
+			time.Sleep(usual.Timeout + 5*usual.Every)
+			if v, _, err := c.members[0].result(); err != nil || v.Worker < 2 || v.HostReports == whole {
+				t.Errorf("the whole host %v: %+v, %v", whole, v, err)
+			}
+		})
+	}
+}

@@ -62,7 +62,9 @@ type Doubt struct {
 	Silent  int64 `json:"silent_ms,omitempty"`
 	Stalled int64 `json:"stalled_ms,omitempty"`
 	// Unseen reports that no heartbeat has ever arrived. Phase and Progress are those of a worker that stalls.
-	Unseen   bool   `json:"unseen,omitempty"`
+	Unseen bool `json:"unseen,omitempty"`
+	// Reported: its node's reporter, another process of its host, reports the silence: the host can be reached.
+	Reported bool   `json:"reported,omitempty"`
 	Phase    string `json:"phase,omitempty"`
 	Progress uint64 `json:"progress,omitempty"`
 }

@@ -93,6 +93,10 @@ func (w *Worker) watchHeartbeats(ctx context.Context) {
 	default:
 		why := fmt.Errorf("no heartbeat for %v: its process is stopped or gone, or its host cannot be reached",
 			silent.Silent.Round(100*time.Millisecond))
+		if silent.HostReports {
+			why = fmt.Errorf("no heartbeat for %v: its process is stopped or gone, but another process of its host %s reports",
+				silent.Silent.Round(100*time.Millisecond), w.members[silent.Worker].Host)
+		}
 		others := w.silentHost(silent.Worker)
 		if len(others) > 0 {
 			why = fmt.Errorf("no heartbeat for %v, and none from %s of the same host %s: the host is down or cannot be reached",
