@@ -205,9 +205,9 @@ func goldenTFConfigResolver(g *goldenRun) (map[string]any, error) {
 	ctor := options(g, "ctor")
 	r := &cluster.TFConfig{
 		Layer: text(ctor, "rpc_layer"), Where: text(ctor, "environment"),
-		Lookup: func(string) (string, bool) {
-			s, ok := g.c.Inputs["TF_CONFIG"].(string)
-			return s, ok
+		Lookup: func(name string) (string, bool) {
+			s, ok := g.c.Inputs[name].(string)
+			return s, ok && name == "TF_CONFIG"
 		},
 	}
 	if task := caseTask(ctor); task != cluster.NoTask {

@@ -458,7 +458,7 @@ func TestLongSecretFile(t *testing.T) {
 	_, err := worker.Join(t.Context(), worker.Config{
 		Job: &cluster.Job{Workers: 2, Store: "file:///x"}, Getenv: only(cluster.EnvSecretFile, endless),
 	})
-	if err == nil || !strings.Contains(err.Error(), endless+" has more than 1048576 bytes") {
+	if err == nil || !strings.Contains(err.Error(), endless+" has more than 4194304 bytes") {
 		t.Errorf("got %v, want that the file is too long", err)
 	}
 }

@@ -61,8 +61,10 @@ func Quota() int { return quota(os.DirFS("/")) }
 // Run calls f with the calling thread bound to these CPUs: a process that f starts stays on them. Without CPUs, or if
 // the system refuses, f runs as it is.
 func Run(cpus []int, f func()) {
+	runtime.LockOSThread()
 	before := maskOf(0)
 	if len(cpus) == 0 || before == nil {
+		runtime.UnlockOSThread()
 		f()
 		return
 	}
@@ -71,7 +73,6 @@ func Run(cpus []int, f func()) {
 	for _, c := range cpus {
 		set.Set(c)
 	}
-	runtime.LockOSThread()
 	if unix.SchedSetaffinityDynamic(0, set) != nil {
 		runtime.UnlockOSThread()
 		f()
@@ -90,9 +91,11 @@ func Run(cpus []int, f func()) {
 // gets more CPUs later. scratch is a mask of the same length, which it overwrites.
 func restore(before, scratch unix.CPUSetDynamic) bool {
 	scratch.Fill()
-	if unix.SchedSetaffinityDynamic(0, scratch) == nil && unix.SchedGetaffinityDynamic(0, scratch) == nil &&
-		slices.Equal(scratch, before) {
-		return true
+	if unix.SchedSetaffinityDynamic(0, scratch) == nil {
+		scratch.Zero() // the kernel writes only as many bytes as its masks have
+		if unix.SchedGetaffinityDynamic(0, scratch) == nil && slices.Equal(scratch, before) {
+			return true
+		}
 	}
 	return unix.SchedSetaffinityDynamic(0, before) == nil
 }
@@ -107,7 +110,10 @@ func Current() int {
 }
 
 // Mover moves a thread that should not share a CPU. The zero value is ready. One goroutine at a time may use it.
-type Mover struct{ moved time.Time }
+type Mover struct {
+	moved          time.Time
+	before, others unix.CPUSetDynamic // for reuse
+}
 
 // movePause is the least time between two moves: a move takes about 10 microseconds.
 const movePause = 4 * time.Millisecond
@@ -120,25 +126,28 @@ func (m *Mover) Leave(cpu int, taken []int) {
 	}
 	m.moved = time.Now()
 	runtime.LockOSThread()
-	if leave(cpu, taken) {
+	if m.leave(cpu, taken) {
 		runtime.UnlockOSThread() // else the thread stays this goroutine's, and bound
 	}
 }
 
 // leave is [Mover.Leave] on a thread that is the goroutine's. It reports whether the thread has its CPUs again.
-func leave(cpu int, taken []int) bool {
-	before := maskOf(0)
-	others := elsewhere(before, cpu, taken)
-	if others.Count() == 0 || unix.SchedSetaffinityDynamic(0, others) != nil {
+func (m *Mover) leave(cpu int, taken []int) bool {
+	if m.before == nil || unix.SchedGetaffinityDynamic(0, m.before) != nil {
+		m.before = maskOf(0)
+		m.others = slices.Clone(m.before)
+	}
+	elsewhere(m.others, m.before, cpu, taken)
+	if m.others.Count() == 0 || unix.SchedSetaffinityDynamic(0, m.others) != nil {
 		return true
 	}
-	return restore(before, others)
+	return restore(m.before, m.others)
 }
 
-// elsewhere returns the CPUs to which a thread moves that runs on one CPU and may use some: those that are not taken,
-// or all others if all are.
-func elsewhere(may unix.CPUSetDynamic, cpu int, taken []int) unix.CPUSetDynamic {
-	others := slices.Clone(may)
+// elsewhere sets others, a mask as long as may, to the CPUs to which a thread moves that runs on one CPU and may use
+// some: those that are not taken, or all others if all are.
+func elsewhere(others, may unix.CPUSetDynamic, cpu int, taken []int) {
+	copy(others, may)
 	for _, c := range taken {
 		others.Clear(c)
 	}
@@ -146,5 +155,4 @@ func elsewhere(may unix.CPUSetDynamic, cpu int, taken []int) unix.CPUSetDynamic 
 		copy(others, may)
 		others.Clear(cpu)
 	}
-	return others
 }

@@ -31,7 +31,8 @@ func TestElsewhere(t *testing.T) {
 			may.Set(cpu)
 		}
 		var got []int
-		others := elsewhere(may, c.cpu, c.taken)
+		others := unix.NewCPUSet(c.length)
+		elsewhere(others, may, c.cpu, c.taken)
 		for cpu := range c.length {
 			if others.IsSet(cpu) {
 				got = append(got, cpu)

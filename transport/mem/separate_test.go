@@ -1,6 +1,7 @@
 package mem
 
 import (
+	"reflect"
 	"runtime"
 	"testing"
 	"unsafe"
@@ -26,7 +27,7 @@ func TestSeparate(t *testing.T) {
 		if at := int(e.at.Load()) - 1; at < 0 {
 			t.Error("its processor is not known to others")
 		}
-		return e.mover != asked
+		return !reflect.DeepEqual(e.mover, asked)
 	}
 	with := func(other int) func(h *hub, cpu int) {
 		return func(h *hub, cpu int) { h.ends[other].at.Store(int32(cpu + 1)) }
