@@ -155,7 +155,7 @@ func TestTFConfigFile(t *testing.T) {
 		"the cluster":        {"{" + task + "}", "{" + spec + "}", ""},
 		"the cluster, noted": {"{" + task + "," + inFile + "}", "{" + spec + "}", ""},
 		"the same":           {"{" + task + "," + spec + "}", `{"cluster":{"worker":["a:1","b:1"]}}`, ""},
-		"no file":            {"{" + task + "," + inFile + "}", "", "LOCKSTEP_TF_CONFIG_FILE names, but that is not set"},
+		"no file":            {"{" + task + "," + inFile + "}", "", "LOCKSTEP_TF_CONFIG_FILE, which names it, is not set"},
 		"missing":            {"", "missing", "LOCKSTEP_TF_CONFIG_FILE: open"},
 		"no JSON":            {"", "worker: a:1", `begins with "worker: a:1": expecting a JSON object`},
 		"no cluster":         {"{" + inFile + "}", "{" + task + "}", `has no "cluster"`},

@@ -58,7 +58,8 @@ func (c *TFConfig) read() (tfConfig, error) {
 	case name != "":
 		return out, c.add(out, name, deferred)
 	case deferred:
-		return nil, errorf("the cluster of TF_CONFIG is in the file that %s names, but that is not set", EnvTFConfigFile)
+		return nil, errorf("the cluster of TF_CONFIG is in a file, but %s, which names it, is not set: pass it on "+
+			"to the process", EnvTFConfigFile)
 	}
 	return out, nil
 }

@@ -20,8 +20,8 @@ type keptGradients struct {
 // sharded optimizer, which sums each gradient on one replica only.
 func (t *Trainer) KeepGradients() error {
 	if t.toOwners() {
-		return errors.New("train: keeping gradients: the optimizer is sharded, so no worker has all sums: leave out " +
-			"Config.ShardOptimizer")
+		return errors.New("train: keeping gradients: the optimizer is sharded, so no worker has all sums: set " +
+			"Config.ShardOptimizer to ShardOff")
 	}
 	t.kept.wanted, t.kept.ready = true, false
 	return nil

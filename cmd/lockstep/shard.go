@@ -11,7 +11,7 @@ type shardFlag struct{ train.Sharding }
 
 func (s *shardFlag) add(f *pflag.FlagSet) {
 	f.Var(s, "shard-optimizer", "divide the optimizer's state and update among the replicas' devices (ZeRO stage 1), "+
-		"with the same bits: auto, on, off (auto: where steps are shorter, docs/performance.md)")
+		"with the same bits: auto, on, off (auto: where steps are shorter, docs/train.md)")
 }
 
 // Set implements pflag.Value.

@@ -122,6 +122,9 @@ func (r *trainRun) join() (err error) {
 		noiseScale: r.flags.noiseScale,
 		clipNorm:   r.flags.clipNorm, clipValue: r.flags.clipValue, trace: r.flags.trace.config(),
 	}
+	if r.flags.callbacks.gradients && cfg.shard == train.ShardAuto {
+		cfg.shard = train.ShardOff // a sharded optimizer leaves each sum on one replica only
+	}
 	if r.flags.strategy == multiWorker {
 		if cfg.job, err = r.flags.workers.discover(); err != nil {
 			return err
