@@ -137,21 +137,29 @@ type csvColumn struct {
 
 // chosen returns the names of the columns to read, and their places among all.
 func (c CSV) chosen(all []string) (names []string, places []int, err error) {
-	names = c.Columns
-	if len(names) == 0 {
-		names = all
-	}
-	for i, name := range names {
-		place := slices.Index(all, name)
-		switch {
-		case place < 0:
-			return nil, nil, fmt.Errorf("no column %q: there are %s", name, quoteSome(all))
-		case slices.Contains(names[:i], name):
-			return nil, nil, fmt.Errorf("the Columns of CSV have %q twice", name)
+	places = make([]int, 0, len(all))
+	if len(c.Columns) == 0 {
+		for i := range all {
+			places = append(places, i)
 		}
-		places = append(places, place)
+		return slices.Clone(all), places, nil
 	}
-	return slices.Clone(names), places, nil
+	at := make(map[string]int, len(all)) // a table may have 100,000 columns
+	for i, name := range all {
+		at[name] = i
+	}
+	for _, name := range c.Columns {
+		switch place, ok := at[name]; {
+		case !ok:
+			return nil, nil, fmt.Errorf("no column %q: there are %s", name, quoteSome(all))
+		case place < 0:
+			return nil, nil, fmt.Errorf("the Columns of CSV have %q twice", name)
+		default:
+			places = append(places, place)
+			at[name] = -1
+		}
+	}
+	return slices.Clone(c.Columns), places, nil
 }
 
 // columns returns the columns with the given names.
