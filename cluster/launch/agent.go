@@ -532,15 +532,18 @@ func (e *epoch) start(logs string) {
 	cores := runtime.GOMAXPROCS(0) // GOMAXPROCS respects the CPU limit of the control group
 	nodeFile := a.peers.watchWorkers(e.number, e.layout.first, n)
 	for local := range n {
+		bound[local] = cpus.Of(a.cfg.Bind, n, local)
+	}
+	share := threads(threadShare(cores, bound))
+	for local := range n {
 		p := e.layout.assign(local)
 		p.id, p.epoch, p.restartsMax = a.cfg.ID, e.number, a.cfg.RestartsMax
 		p.store, p.secret, p.record, p.nodeFile = a.cfg.StoreURL, a.cfg.Secret, a.cfg.Records, nodeFile
 		p.clusterFile = e.clusterFile
-		bound[local] = cpus.Of(a.cfg.Bind, n, local)
 		s := spec{
 			command: a.cfg.Command, dir: a.cfg.Dir, cpus: bound[local], logs: logs,
 			show:   a.show(p.rank),
-			env:    environment(a.cfg.Env, p.variables(), threads(threadShare(cores, n))),
+			env:    environment(a.cfg.Env, p.variables(), share),
 			prefix: fmt.Sprintf("[rank%d] ", p.rank),
 			grace:  a.cfg.Grace, unlogged: a.notLogged,
 		}

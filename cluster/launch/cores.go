@@ -9,9 +9,24 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/affinity"
 )
 
-// threadShare returns the number of threads for each of n workers: the same for all, so that equal work takes
-// equal time, and at least one.
-func threadShare(cores, n int) int { return max(1, cores/n) }
+// threadShare returns the number of threads for each worker, given the cores that this process may use and the CPUs to
+// which each worker is bound, nil: all. It is the same for all, so that equal work takes equal time, and at least one.
+// No worker gets more threads than CPUs: several workers may be bound to the same ones, and then share them.
+func threadShare(cores int, bound [][]int) int {
+	together := map[int]int{} // how many workers are bound to a CPU, by the first one of the worker's list
+	for _, own := range bound {
+		if own != nil {
+			together[own[0]]++
+		}
+	}
+	least := cores / len(bound)
+	for _, own := range bound {
+		if own != nil {
+			least = min(least, len(own)/together[own[0]])
+		}
+	}
+	return max(1, least)
+}
 
 // logBinding writes to the folder of logs, unless it is "", which CPUs each worker of this node may use. cpus are those
 // to which each is bound, nil: all.

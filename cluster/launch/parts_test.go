@@ -232,8 +232,25 @@ func TestEnvironment(t *testing.T) {
 }
 
 func TestThreadShare(t *testing.T) {
-	if threadShare(8, 3) != 2 || threadShare(2, 5) != 1 {
-		t.Error("threadShare")
+	node := []int{0, 1, 2, 3}
+	for _, c := range []struct {
+		name  string
+		cores int
+		bound [][]int
+		want  int
+	}{
+		{"a share of the cores", 8, make([][]int, 3), 2},
+		{"more workers than cores", 2, make([][]int, 5), 1},
+		{"one core of two threads each", 16, [][]int{{0, 8}, {1, 9}}, 2},
+		{"one CPU each", 8, [][]int{{0}, {1}}, 1},
+		{"a worker on one of two nodes", 8, [][]int{node}, 4},
+		{"three workers on two nodes", 8, [][]int{node, node, {4, 5, 6, 7}}, 2},
+		{"nodes of several sizes", 12, [][]int{node, {4, 5, 6, 7, 8, 9, 10, 11}}, 4},
+		{"less time than CPUs", 2, [][]int{{0, 1}, {2, 3}}, 1}, // by the limit of the control group
+	} {
+		if got := threadShare(c.cores, c.bound); got != c.want {
+			t.Errorf("%s: %d threads each, want %d", c.name, got, c.want)
+		}
 	}
 }
 

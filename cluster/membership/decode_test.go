@@ -21,7 +21,7 @@ func FuzzDecode(f *testing.F) {
 		timing := Timing{Every: time.Second, Min: time.Second, Timeout: time.Minute}
 		if r, err := DecodeReport(b); err == nil {
 			j := newJudge(timing, map[int][]int{0: {0}, 1: {1, 2}}, now)
-			j.record(now, now, r)
+			j.record(now, true, r)
 			v, next := j.view(now.Add(time.Minute))
 			if len(v.Doubts) == 0 || next.Before(now) {
 				t.Errorf("%+v, next %v", v, next)

@@ -33,15 +33,15 @@ func newJudge(timing Timing, expected map[int][]int, since time.Time) *judge {
 	return j
 }
 
-// record records a report, and reports whether a worker has left with it. The first one that is read may be old: its
-// time is since.
-func (j *judge) record(at, since time.Time, r Report) (left bool) {
+// record records a report, and reports whether a worker has left with it. old: the store had the report before this
+// process began to read reports, so that it does not show that the node is alive now.
+func (j *judge) record(at time.Time, old bool, r Report) (left bool) {
 	n := j.nodes[r.Node]
 	if n == nil {
-		n = &nodeState{received: since}
+		n = &nodeState{received: at}
 		j.nodes[r.Node] = n
 	}
-	if n.seen && (r.Count != n.report.Count || r.Nonce != n.report.Nonce) {
+	if !old && (!n.seen || r.Count != n.report.Count || r.Nonce != n.report.Nonce) {
 		n.received = at
 	}
 	left = r.left() > n.report.left()

@@ -335,15 +335,18 @@ func (r *Reporter) readViews(ctx context.Context) {
 	}
 }
 
-// saw records a view.
+// saw records a view, unless a later one is known.
 func (r *Reporter) saw(text []byte, revision uint64) {
 	v, err := decodeView(text)
 	if err != nil {
 		v, text = &View{Node: -1, Released: true}, nil // not a view: it is replaced
 	}
 	r.mu.Lock()
+	defer r.mu.Unlock()
+	if revision < r.revision {
+		return // the coordinator has read a later one itself
+	}
 	r.view, r.viewText, r.viewAt, r.revision, r.answered = v, text, time.Now(), revision, false
-	r.mu.Unlock()
 	wake(r.seen)
 }
 
@@ -401,7 +404,7 @@ func (r *Reporter) lead(ctx context.Context, before *View, since time.Time, revi
 	// The reports of the other nodes may be as new as this moment. The former coordinator's is as old as its last view.
 	now := time.Now()
 	c := &coordinator{reporter: r, judge: newJudge(r.cfg.Timing, r.cfg.Nodes, now), news: make(chan struct{}, 1)}
-	c.since, c.readAt, c.view.Node = now, now, r.cfg.Node
+	c.readAt, c.view.Node = now, r.cfg.Node
 	if before != nil {
 		c.view.Term = before.Term
 		if !before.Released && before.Node != r.cfg.Node {
@@ -437,11 +440,11 @@ func (r *Reporter) lead(ctx context.Context, before *View, since time.Time, revi
 // coordinator is the state of a reporter that makes the view.
 type coordinator struct {
 	reporter *Reporter
-	since    time.Time
 	news     chan struct{} // buffer of one: a member has left
 
 	mu       sync.Mutex
 	judge    *judge
+	begun    bool // the reports that the store had at first are recorded
 	revision uint64
 	readAt   time.Time // the latest answer of the store
 
@@ -476,10 +479,10 @@ func (c *coordinator) record(entries []rendezvous.Entry, revision uint64) {
 			continue
 		}
 		if r, err := DecodeReport(e.Value); err == nil && r.Node == node {
-			left = c.judge.record(time.Now(), c.since, r) || left
+			left = c.judge.record(time.Now(), !c.begun, r) || left
 		}
 	}
-	c.revision = revision
+	c.begun, c.revision = true, revision
 	if left {
 		wake(c.news)
 	}
