@@ -15,13 +15,13 @@ import (
 func threadShare(cores int, bound [][]int) int {
 	together := map[int]int{} // how many workers are bound to a CPU, by the first one of the worker's list
 	for _, own := range bound {
-		if own != nil {
+		if len(own) > 0 {
 			together[own[0]]++
 		}
 	}
 	least := cores / len(bound)
 	for _, own := range bound {
-		if own != nil {
+		if len(own) > 0 {
 			least = min(least, len(own)/together[own[0]])
 		}
 	}

@@ -246,6 +246,7 @@ func TestThreadShare(t *testing.T) {
 		{"a worker on one of two nodes", 8, [][]int{node}, 4},
 		{"three workers on two nodes", 8, [][]int{node, node, {4, 5, 6, 7}}, 2},
 		{"nodes of several sizes", 12, [][]int{node, {4, 5, 6, 7, 8, 9, 10, 11}}, 4},
+		{"not bound: more workers than CPUs", 1, [][]int{{}, {}}, 1},
 		{"less time than CPUs", 2, [][]int{{0, 1}, {2, 3}}, 1}, // by the limit of the control group
 	} {
 		if got := threadShare(c.cores, c.bound); got != c.want {

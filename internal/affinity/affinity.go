@@ -113,6 +113,9 @@ func threads(cores [][]int, n, i int) []int {
 	}
 	all := slices.Concat(cores...)
 	each := len(all) / n
+	if each == 0 {
+		return nil
+	}
 	return all[i*each : (i+1)*each]
 }
 

@@ -156,6 +156,9 @@ func checkShares(t *testing.T, c CPUs, coreOf map[int]int, p Policy, n int) {
 		if each != 0 {
 			t.Errorf("%d processes on %d CPUs are bound", n, c.Count())
 		}
+		if own := c.Of(p, n, 0); own != nil {
+			t.Errorf("%d processes on %d CPUs: CPUs %v, want nil", n, c.Count(), own)
+		}
 		return
 	case each == 0:
 		t.Fatalf("%d processes on %d CPUs are not bound", n, c.Count())
