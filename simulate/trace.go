@@ -7,7 +7,7 @@ import (
 	"github.com/lockstep-ml/lockstep/timeline"
 )
 
-// Trace writes events in Chrome's trace format, which Perfetto and chrome://tracing display: a host is shown as a
+// Trace writes events in Chrome's trace format, which Perfetto (ui.perfetto.dev) displays: a host is shown as a
 // process, a rank as a thread. Pass Write to [Run], then call Close. A Trace is not safe for concurrent use.
 type Trace struct {
 	w     *timeline.Writer

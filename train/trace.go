@@ -15,7 +15,7 @@ import (
 )
 
 // Trace makes each Fit write a timeline of its last steps over all workers, in Chrome's trace format, which
-// https://ui.perfetto.dev and chrome://tracing display. See docs/observability.md.
+// https://ui.perfetto.dev displays. See docs/observability.md.
 type Trace struct {
 	// Path is the file, which the chief writes at the end of Fit. If Fit fails, the file has the chief's events only.
 	Path string

@@ -53,9 +53,9 @@ type Config struct {
 	// Grace is how long workers have to exit once they are asked to, before they are killed. Default 15
 	// seconds.
 	Grace time.Duration
-	// HeartbeatTimeout is how long an agent may be without a heartbeat, which it publishes ten times as
-	// often, before the others declare it lost; and how long a worker may be stopped before it has failed.
-	// Default 30 seconds.
+	// HeartbeatTimeout is how long an agent may be without a heartbeat before the others declare it lost, and
+	// how long a worker may be stopped before it has failed. Default 30 seconds. An agent publishes heartbeats
+	// once a second; with less than 10 seconds, ten times within the timeout.
 	HeartbeatTimeout time.Duration
 	// Bind is how the workers are bound to the CPUs of this process. Default [affinity.Share].
 	Bind affinity.Policy

@@ -341,8 +341,8 @@ func (b *benchFlags) checkFlags(cmd *cobra.Command) error {
 	case o.Algorithm != "" && !slices.Contains(chooser.Names(), o.Algorithm):
 		return usagef("--algorithm %s: want one of %s", o.Algorithm, strings.Join(chooser.Names(), ", "))
 	case changed("bind-to") && t.Goroutines():
-		return usagef("--bind-to %s: the transport %s connects goroutines of one process, and processes are bound", b.bind,
-			o.Transport)
+		return usagef("--bind-to %s: it binds processes, and the ranks of the transport %s are goroutines of one process: "+
+			"leave it out, or give --transport shm or tcp", b.bind, o.Transport)
 	case b.split != "" && (o.Limit || b.explain):
 		return usagef("--split %s: --limit and --explain are for one group of all ranks", b.split)
 	}

@@ -8,10 +8,10 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/affinity"
 )
 
-// bindHelp describes a flag --bind-to; who is bound.
+// bindHelp describes a flag --bind-to of a command that binds who, such as "each worker".
 func bindHelp(who string) string {
-	return "bind " + who + " to its share of the cores: `policy` share (equal parts of them), core (one core), numa " +
-		"(one NUMA node) or none; with more of them than CPUs none is bound"
+	return "bind " + who + " to CPUs by this `policy`: share (equal parts of the cores), core (one core), numa (one " +
+		"NUMA node) or none; with fewer CPUs than processes share and core bind none"
 }
 
 // checkBind validates a flag --bind-to.

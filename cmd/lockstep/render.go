@@ -352,8 +352,8 @@ func (r *rendering) checkKubernetes() error {
 	case !labelText.MatchString(r.Name):
 		return usagef("--name %s: want lower-case letters, digits and hyphens, starting with a letter", r.Name)
 	case len(last) > labelMax:
-		return usagef("--name %s is too long: the last pod's name would be %s, and %d characters are allowed", r.Name, last,
-			labelMax)
+		return usagef("--name %s is too long: the last pod's name would be %s, of %d characters, and Kubernetes allows %d: "+
+			"want a name of at most %d", r.Name, last, len(last), labelMax, len(r.Name)-(len(last)-labelMax))
 	case r.Image == "" || strings.ContainsAny(r.Image, " \t\n"):
 		return usagef("--image %q: want the name of a container image", r.Image)
 	case r.Namespace != "" && (!labelText.MatchString(r.Namespace) || len(r.Namespace) > labelMax):

@@ -129,7 +129,7 @@ hosts, with a network card's bandwidth in each direction.`,
 	f.Var(&s.copying, "copy", "rate at which a rank copies")
 	f.StringArrayVar(&s.stragglers, "straggler", nil, "a rank that computes more slowly by this factor, as RANK:FACTOR")
 	f.StringArrayVar(&s.late, "late", nil, "a rank that begins this much later than the others, as RANK:TIME")
-	f.StringVar(&s.trace, "trace", "", "write every step to this `file`, for Perfetto or chrome://tracing")
+	f.StringVar(&s.trace, "trace", "", "write every step to this `file`, for Perfetto at ui.perfetto.dev")
 	f.StringVar(&s.format, "format", "table", "table or json")
 	return cmd
 }
@@ -334,7 +334,7 @@ func (s *simulation) print(w io.Writer, p plan.Problem, results []simulated) err
 			formatBytes(r.Sent))
 	}
 	if s.trace != "" {
-		fmt.Fprintf(&b, "\n%s holds every step: open it with Perfetto or chrome://tracing\n", s.trace)
+		fmt.Fprintf(&b, "\n%s holds every step: open it in Perfetto (ui.perfetto.dev)\n", s.trace)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

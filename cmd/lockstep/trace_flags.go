@@ -19,7 +19,7 @@ type traceFlags struct {
 
 func (o *traceFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&o.file, "trace", "", "write a timeline of the last steps of all workers into this `file`, for "+
-		"Perfetto and chrome://tracing (worker 0)")
+		"Perfetto at ui.perfetto.dev (worker 0)")
 	f.IntVar(&o.steps, "trace-steps", 100, "number of `steps` of --trace")
 }
 

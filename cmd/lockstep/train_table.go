@@ -84,14 +84,18 @@ func (o *dataFlags) loadTable(int) (*examples, error) {
 		}
 		labels, err := f.Ints(label)
 		if err != nil {
-			return data.Pipeline{}, fmt.Errorf("--label %s: %w\nto predict numbers that are no classes, give --loss mse", label,
+			return data.Pipeline{}, fmt.Errorf("--label %s: %w\nto predict numbers that are not classes, give --loss mse", label,
 				err)
 		}
 		batch.Labels[0] = labels
 		for i, class := range tensor.Data[int32](batch.Labels[0]) {
 			if class < 0 || class >= classesMax {
-				return data.Pipeline{}, fmt.Errorf("--label %s: row %d has the class %d: want 0 to %d, or list the column in "+
-					"--text-columns, or give --loss mse to predict numbers", label, i, class, classesMax-1)
+				text := ""
+				if o.name == "csv" {
+					text = "list the column in --text-columns, or "
+				}
+				return data.Pipeline{}, fmt.Errorf("--label %s: row %d has the class %d: want 0 to %d, or %sgive --loss mse to "+
+					"predict numbers", label, i, class, classesMax-1, text)
 			}
 			x.classes = max(x.classes, int(class)+1)
 		}

@@ -286,7 +286,7 @@ func (t *Tokenizer) Token(text string) (int32, bool) {
 }
 
 // Encode implements [data.Tokenizer]. Added tokens in the text, such as <|endoftext|>, are found. It adds none. It
-// returns an error if an expression of the file needs more than 10 seconds for a match.
+// returns an error if an expression of the file needs more than 10 seconds for a match, twice.
 func (t *Tokenizer) Encode(text string) ([]int32, error) {
 	if !t.byteLevel && t.unigram == nil {
 		return narrow(nil, t.lib.Encode(text)), nil
