@@ -15,8 +15,8 @@ import (
 // has n bells, and n-1 connections, those of the set-up: the process that listened sees by their end that another
 // process has ended, marks its ranks in the control file, and rings all bells.
 //
-// When the listening process itself leaves, its connections end, and each other process watches the rest by itself: it
-// polls the locks that all processes hold on the control file, by their numbers, as long as they live.
+// The listening process may be stopped, or have left. So the others watch each other, too: they poll the locks that all
+// processes hold on the control file, by their numbers, as long as they live. See watch.
 
 // newBell creates the bell of this process.
 func (w *world) newBell() error {
@@ -24,9 +24,12 @@ func (w *world) newBell() error {
 	if err != nil {
 		return fmt.Errorf("shm: creating an eventfd: %w", err)
 	}
-	w.bell, w.bellFD = os.NewFile(uintptr(fd), "bell"), fd
+	w.bell, w.bellFD = bellFile(fd), fd
 	return nil
 }
+
+// bellFile makes a file of a bell, which Go's poller watches if it has room. It is replaced in tests.
+var bellFile = func(fd int) *os.File { return os.NewFile(uintptr(fd), "bell") }
 
 // checkBell returns an error if a file of another process is not a bell: writing to it could block, or raise a signal.
 func checkBell(fd int) error {
@@ -48,16 +51,23 @@ var one = binary.NativeEndian.AppendUint64(nil, 1)
 func (w *world) ring(process int) {
 	w.bells.RLock()
 	defer w.bells.RUnlock()
-	if fd := w.processes[process].bell; fd > 0 && !w.silent {
+	if fd := w.processes[process].bell; fd != noBell && !w.silent {
 		unix.Write(fd, one) // if the counter is full, its reader will wake up anyway
 	}
 }
 
-// listenBell checks the local ranks whenever another process rings, until the bell is closed.
+// listenBell checks the local ranks whenever another process rings, until this process closes the group.
 func (w *world) listenBell() {
+	polled := w.bell.SetReadDeadline(time.Time{}) == nil // it fails where Go's poller does not watch the file
 	var count [8]byte
-	for {
-		if _, err := w.bell.Read(count[:]); err != nil {
+	for !w.closing() {
+		var err error
+		if polled {
+			_, err = w.bell.Read(count[:])
+		} else {
+			err = waitBell(w.bellFD)
+		}
+		if err != nil {
 			return
 		}
 		w.look()
@@ -65,19 +75,40 @@ func (w *world) listenBell() {
 	}
 }
 
-// closeBells closes the descriptors of all bells.
+// waitBell blocks a thread until a bell is rung: Go's poller does not watch it, because the system's limit
+// (fs.epoll.max_user_watches) is reached. The bell stays non-blocking, since others write to it.
+func waitBell(fd int) error {
+	for {
+		var count [8]byte
+		_, err := unix.Read(fd, count[:])
+		if err == unix.EAGAIN {
+			_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
+			if err == nil {
+				continue
+			}
+		}
+		if err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+// noBell is the bell of this process in the list of processes, which it does not ring.
+const noBell = -1
+
+// closeBells closes the descriptors of the other processes' bells, and ends listenBell.
 func (w *world) closeBells() {
 	w.bells.Lock()
 	defer w.bells.Unlock()
 	w.silent = true
 	for i := range w.processes {
-		if p := &w.processes[i]; p.bell > 0 {
+		if p := &w.processes[i]; p.bell != noBell {
 			unix.Close(p.bell)
-			p.bell = 0
+			p.bell = noBell
 		}
 	}
 	if w.bell != nil {
-		w.bell.Close()
+		unix.Write(w.bellFD, one)
 	}
 }
 
@@ -112,43 +143,74 @@ func (w *world) readConn(process int) {
 	if errors.Is(err, net.ErrClosed) || w.closing() {
 		return // closed by this process
 	}
-	w.end(process)
-	if w.me == 0 {
-		w.root.head.news.Add(1)
-		for other := range w.processes {
-			w.ring(other)
-		}
-		return
+	lost := w.end(process)
+	if w.me != 0 {
+		close(w.leaderless)
+	} else if lost {
+		w.notify()
 	}
-	w.readers.Go(w.watch)
 }
 
-// watchEvery is the interval at which the processes watch each other when the process that listened has left. A process
-// whose ranks never opened has startTime to do so.
+// notify makes all other processes look at the states of the ranks.
+func (w *world) notify() {
+	w.root.head.news.Add(1)
+	for other := range w.processes {
+		w.ring(other)
+	}
+}
+
+// The intervals at which a process that did not listen watches others: while the one that listened has not left, and
+// afterwards. A process whose ranks never opened has startTime to do so.
 const (
-	watchEvery = 50 * time.Millisecond
-	startTime  = 10 * time.Second
+	watchSlowly = time.Second
+	watchEvery  = 50 * time.Millisecond
+	startTime   = 10 * time.Second
 )
 
-// watch polls the locks of the other processes.
+// watch polls the locks of other processes, and notifies all of the end of one. Of the processes that are not known to
+// have ended it polls those that follow this one at distances of 1, 2, 4 and so on. So each is watched by several, in a
+// large group not by all, and the end of one is noticed as long as one of its watchers is not stopped.
 func (w *world) watch() {
-	tick := time.NewTicker(watchEvery)
+	tick := time.NewTicker(watchSlowly)
 	defer tick.Stop()
-	since := time.Now()
+	since, leaderless := time.Now(), w.leaderless
 	for {
 		select {
 		case <-w.over:
 			return
+		case <-leaderless:
+			leaderless = nil
+			tick.Reset(watchEvery)
+			continue
 		case <-tick.C:
 		}
-		for p := range w.processes {
-			opened := w.root.block(w.processes[p].ranks[0]).state.Load() != 0
-			if p == w.me || w.processes[p].dead.Load() != nil || !opened && time.Since(since) < startTime || w.locked(p) {
-				continue
-			}
-			w.end(p)
+		starting, lost := time.Since(since) < startTime, false
+		for more := true; more; {
+			more = w.watchOnce(starting, &lost)
+		}
+		if lost {
+			w.notify()
 		}
 	}
+}
+
+// watchOnce polls the locks once, and reports whether it found an end. It sets lost if ranks were lost by that.
+// Processes that start are not watched.
+func (w *world) watchOnce(starting bool, lost *bool) (found bool) {
+	others := make([]int, 0, len(w.processes))
+	for i := 1; i < len(w.processes); i++ {
+		if p := (w.me + i) % len(w.processes); w.processes[p].dead.Load() == nil {
+			others = append(others, p)
+		}
+	}
+	for at := 1; at <= len(others); at *= 2 {
+		p := others[at-1]
+		if opened := w.root.block(w.processes[p].ranks[0]).state.Load() != 0; (opened || !starting) && !w.locked(p) {
+			found = true
+			*lost = w.end(p) || *lost
+		}
+	}
+	return found
 }
 
 // closing reports whether this process closes the group.
@@ -161,8 +223,8 @@ func (w *world) closing() bool {
 	}
 }
 
-// end handles that a process has ended, or has closed all its ends.
-func (w *world) end(process int) {
+// end handles that a process has ended, or has closed all its ends. It reports whether the process had open ends.
+func (w *world) end(process int) (lost bool) {
 	p := &w.processes[process]
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -170,7 +232,7 @@ func (w *world) end(process int) {
 	for _, r := range p.ranks {
 		if b := w.root.block(r); b.state.Load()&stateClosed == 0 {
 			b.state.Or(stateEnded)
-			down = p.ended()
+			down, lost = p.ended(), true
 		}
 	}
 	p.dead.Store(&down)
@@ -182,6 +244,7 @@ func (w *world) end(process int) {
 			}
 		}
 	}
+	return lost
 }
 
 // ended returns the error of a process that has ended before it closed its ends.

@@ -1,7 +1,10 @@
 package shm
 
 import (
+	"context"
 	"os"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
@@ -36,7 +39,7 @@ func EndsOn(f *os.File) (ends [2]transport.Endpoint, err error) {
 		return ends, err
 	}
 	w := &world{
-		cfg: Config{Size: 2, Ranks: []int{0, 1}}, processes: make([]process, 1), processOf: []int{0, 0},
+		cfg: Config{Size: 2, Ranks: []int{0, 1}}, processes: []process{{bell: noBell}}, processOf: []int{0, 0},
 		control: f,
 	}
 	if w.root, err = newGroup(w, 0, []int{0, 1}); err != nil {
@@ -44,4 +47,17 @@ func EndsOn(f *os.File) (ends [2]transport.Endpoint, err error) {
 	}
 	w.arena = &arena{}
 	return [2]transport.Endpoint{w.root.join(0), w.root.join(1)}, nil
+}
+
+// OpenUnpolled is Open in a process whose bell Go's poller does not watch.
+func OpenUnpolled(ctx context.Context, cfg Config) ([]transport.Endpoint, error) {
+	old := bellFile
+	defer func() { bellFile = old }()
+	bellFile = func(fd int) *os.File {
+		unix.SetNonblock(fd, false)
+		f := os.NewFile(uintptr(fd), "bell")
+		unix.SetNonblock(fd, true)
+		return f
+	}
+	return Open(ctx, cfg)
 }

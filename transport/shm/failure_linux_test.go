@@ -23,6 +23,7 @@ func init() {
 	parts["leave"] = leavePart
 	parts["open"] = openPart
 	parts["write"] = writePart
+	parts["late"] = latePart
 }
 
 func (c *child) open() (transport.Endpoint, error) {
@@ -42,6 +43,21 @@ func openPart(c *child) error {
 		return err
 	}
 	c.say("open")
+	c.wait()
+	return m.Close()
+}
+
+// latePart enters a call on request, and then closes its endpoint on request.
+func latePart(c *child) error {
+	m, err := c.open()
+	if err != nil {
+		return err
+	}
+	c.say("open")
+	c.wait()
+	if _, err := begin(m, transport.Slot{}); err != nil {
+		return err
+	}
 	c.wait()
 	return m.Close()
 }
@@ -161,6 +177,75 @@ func TestKilledWithoutListener(t *testing.T) {
 				c.cmd.Wait()
 			}
 		})
+	}
+}
+
+// TestKilledWhileListenerStopped checks that the end of a process is noticed while the process with rank 0 is stopped.
+func TestKilledWhileListenerStopped(t *testing.T) {
+	t.Parallel()
+	cfg := config(t, 4)
+	var children []*started
+	for r := range 3 {
+		cfg.Ranks = []int{r}
+		children = append(children, start(t, "open", 0, cfg))
+	}
+	cfg.Ranks = []int{3}
+	end, err := (&child{cfg: cfg}).open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer end.Close()
+	for _, c := range children {
+		c.says("open")
+	}
+	if err := children[0].cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	defer children[0].cmd.Process.Signal(syscall.SIGCONT)
+	if err := children[2].cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case down := <-end.Down():
+		if down.Rank != 2 || !strings.Contains(down.Error(), "has ended") {
+			t.Errorf("%v, want that the process of rank 2 has ended", down.Error())
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("the end of rank 2 was not noticed")
+	}
+}
+
+// TestBellWithoutPoller checks that ranks are woken in a process whose bell Go's poller does not watch, and that Close
+// ends the wait for that bell.
+func TestBellWithoutPoller(t *testing.T) {
+	ctx, cancel := soon()
+	defer cancel()
+	cfg := config(t, 2, 1)
+	other := start(t, "late", 0, cfg)
+	cfg.Ranks = []int{0}
+	ends, err := shm.OpenUnpolled(ctx, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := ends[0]
+	defer m.Close()
+	other.says("open")
+	m.Publish(&transport.Slot{})
+	if err := m.Signal(0); err != nil {
+		t.Fatal(err)
+	}
+	blocks, done := make(chan struct{}, 1), make(chan error, 1)
+	go func() { done <- m.Await(blocking{ctx, blocks}, -1, 0) }()
+	<-blocks
+	other.in()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		cancel()
+		t.Errorf("the rank was not woken: %v", <-done)
 	}
 }
 

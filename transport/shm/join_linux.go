@@ -91,7 +91,7 @@ func address(name string) *net.UnixAddr {
 
 // join connects the processes of the group and shares the files.
 func join(ctx context.Context, cfg Config) (*world, error) {
-	w := &world{cfg: cfg, over: make(chan struct{})}
+	w := &world{cfg: cfg, over: make(chan struct{}), leaderless: make(chan struct{})}
 	bytes := int64(cfg.ArenaBytes)
 	if bytes == 0 {
 		var err error
@@ -203,9 +203,9 @@ type joiner struct {
 func (j *joiner) close() {
 	j.conn.Close()
 	j.arena.Close()
-	if j.bell > 0 {
+	if j.bell != noBell {
 		unix.Close(j.bell)
-		j.bell = 0
+		j.bell = noBell
 	}
 }
 
@@ -216,7 +216,7 @@ func (w *world) listen(ctx context.Context) error {
 		return err
 	}
 	w.control = control
-	w.processes = []process{{pid: os.Getpid(), ranks: w.cfg.Ranks}}
+	w.processes = []process{{pid: os.Getpid(), ranks: w.cfg.Ranks, bell: noBell}}
 	if len(w.cfg.Ranks) == w.cfg.Size {
 		return nil
 	}
@@ -400,7 +400,7 @@ func (w *world) distribute(ctx context.Context, p *rendezvous) error {
 			return err
 		}
 		w.processes = append(w.processes, process{pid: j.pid, ranks: j.ranks, conn: j.conn, mem: mem, bell: j.bell})
-		j.bell = 0
+		j.bell = noBell
 	}
 	defer func() {
 		for _, j := range joiners {
@@ -550,6 +550,9 @@ func (w *world) receiveGroup(conn *net.UnixConn, pid int) error {
 		return fmt.Errorf("shm: process %d sent a control file of %d bytes: %v", pid, size, err)
 	}
 	w.processes = make([]process, len(message.Processes))
+	for i := range w.processes {
+		w.processes[i].bell = noBell // none of them is received yet
+	}
 	for i, m := range message.Processes {
 		p := &w.processes[i]
 		p.pid, p.ranks = m.Pid, m.Ranks

@@ -81,11 +81,11 @@ func (e *endpoint) happened() bool {
 // blocks. A rank that makes a condition true does that first, and then reads parked. All of these are sequentially
 // consistent, so either the waiter sees the condition, or the waker sees parked. Where a condition needs several ranks,
 // the last of them sees what all others did. A waker changes parked from 1 to 0, so that only one rings, and puts a
-// token into the channel: directly if the waiter is of its process, else by a byte through the socket to the waiter's
-// process. The goroutine that reads there then gives a token to all ranks that wait although their parked is 0. A byte
-// may be omitted if the socket is full: then it has others to read, and the reader checks afterwards.
+// token into the channel: directly if the waiter is of its process, else by the bell of the waiter's process. The
+// goroutine that listens to the bell then gives a token to all ranks that wait although their parked is 0. Ringing does
+// nothing if the bell's counter is full: then its reader has not read it yet, and checks afterwards.
 //
-// A waker that is killed between the two is no loss either, since the end of its socket wakes all. If it is stopped
+// A waker that is killed between the two is no loss either, since the end of its process wakes all. If it is stopped
 // there, the waiter checks once more when its context ends the wait. A token that arrives late or twice ends a later
 // wait early, which checks and blocks again.
 func (e *endpoint) wait(ctx context.Context) error {

@@ -49,6 +49,7 @@ type world struct {
 	root       *group
 	table      []byte        // of the split groups
 	over       chan struct{} // closed by close
+	leaderless chan struct{} // closed when the connection with the process that listened has ended
 
 	bells  sync.RWMutex // read-locked while one is rung
 	silent bool         // they are closed
@@ -65,7 +66,7 @@ type process struct {
 	ranks []int
 	mem   []byte        // its arena
 	conn  *net.UnixConn // with the process that listened, or in that one; else nil
-	bell  int           // descriptor of its bell; 0: this process
+	bell  int           // descriptor of its bell, or noBell
 
 	dead atomic.Pointer[error]
 }
@@ -107,6 +108,9 @@ func (w *world) start() ([]transport.Endpoint, error) {
 			w.readers.Go(func() { w.readConn(i) })
 		}
 	}
+	if w.me != 0 {
+		w.readers.Go(w.watch)
+	}
 	return out, nil
 }
 
@@ -142,6 +146,9 @@ func (w *world) close() {
 	}
 	w.closeBells()
 	w.readers.Wait()
+	if w.bell != nil {
+		w.bell.Close()
+	}
 	if w.life != nil {
 		w.life.Close()
 	}
