@@ -1,6 +1,8 @@
 package affinity
 
 import (
+	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -186,28 +188,53 @@ func TestNodes(t *testing.T) {
 	}
 }
 
-// TestRun starts a process on each CPU in turn.
+// TestRun starts processes on one CPU each, and then on the same CPU.
 func TestRun(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("only Linux binds processes")
 	}
 	before := Allowed()
-	for _, cpu := range before {
-		var out strings.Builder
-		cmd := exec.Command(os.Args[0], "-test.run=^TestPrintCPUs$", "-test.v")
-		cmd.Env = append(os.Environ(), "AFFINITY_PRINT=1")
-		cmd.Stdout = &out
-		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
+	apart := before[:min(len(before), 8)] // one process on each CPU
+	same := []int{before[0], before[0]}
+	for _, cpus := range [][]int{apart, same} {
+		together := len(slices.Compact(slices.Clone(cpus)))
+		var ins []io.WriteCloser
+		var outs []*bufio.Scanner
+		for _, cpu := range cpus {
+			cmd := exec.Command(os.Args[0], "-test.run=^TestPrintCPUs$", "-test.v")
+			cmd.Env = append(os.Environ(), "AFFINITY_PRINT=1")
+			in, errIn := cmd.StdinPipe()
+			out, errOut := cmd.StdoutPipe()
+			if err := errors.Join(errIn, errOut); err != nil {
+				t.Fatal(err)
+			}
+			var err error
+			Run([]int{cpu}, func() { err = cmd.Start() })
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				in.Close()
+				if err := cmd.Wait(); err != nil {
+					t.Error(err)
+				}
+			})
+			ins, outs = append(ins, in), append(outs, bufio.NewScanner(out))
 		}
-		Run([]int{cpu}, func() { err = cmd.Start() })
-		in.Close() // it prints now: the thread that has started it has all CPUs again
-		if err == nil {
-			err = cmd.Wait()
+		for i, cpu := range cpus {
+			fmt.Fprintln(ins[i]) // it prints now: the thread that has started it has all CPUs again
+			for outs[i].Scan() && !strings.HasPrefix(outs[i].Text(), "on [") {
+			}
+			if got, want := outs[i].Text(), fmt.Sprintf("on [%d] of %d", cpu, together); got != want {
+				t.Errorf("of processes bound to CPUs %v, one prints %q, want %q", cpus, got, want)
+			}
 		}
-		if want := fmt.Sprintf("on [%d] of %d", cpu, len(before)); err != nil || !strings.Contains(out.String(), want) {
-			t.Errorf("bound to CPU %d, the process prints %q (%v), want %q", cpu, out.String(), err, want)
+		for _, in := range ins {
+			in.Close()
+		}
+		for _, out := range outs {
+			for out.Scan() { // until it ends
+			}
 		}
 	}
 	if after := Allowed(); !slices.Equal(after, before) {
@@ -224,8 +251,9 @@ func TestPrintCPUs(t *testing.T) {
 	if os.Getenv("AFFINITY_PRINT") == "" {
 		t.Skip("started by TestRun only")
 	}
+	io.ReadFull(os.Stdin, make([]byte, 1))
+	fmt.Printf("\non %v of %d\n", Allowed(), Together())
 	io.Copy(io.Discard, os.Stdin)
-	fmt.Printf("on %v of %d\n", Allowed(), Together())
 }
 
 func FuzzParseList(f *testing.F) {

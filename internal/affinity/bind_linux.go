@@ -1,10 +1,16 @@
 package affinity
 
 import (
+	"fmt"
+	"io/fs"
 	"math/bits"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
+	"strings"
+	"syscall"
 	"time"
 	"unsafe"
 
@@ -43,20 +49,58 @@ func maskOf(pid int) unix.CPUSetDynamic {
 	return nil
 }
 
-// Together returns how many CPUs this process and the others that its parent has started may use together. A process
-// that was bound to a part of its parent's CPUs, by a launcher, counts those of the parent. The CPU time that a control
-// group allows counts as so many CPUs.
+// Together returns how many CPUs this process and those that its parent has started from the same executable may use
+// together: the processes of a launcher, each of which it may have bound to a part of its CPUs. The CPU time that a
+// control group allows counts as so many CPUs.
 func Together() int {
-	cpus := max(len(allowed(0)), len(allowed(os.Getppid())), 1)
-	if limit := Quota(); limit > 0 {
+	set := map[int]bool{}
+	for _, pid := range append(siblings(), 0) {
+		for _, cpu := range allowed(pid) {
+			set[cpu] = true
+		}
+	}
+	cpus := max(len(set), 1)
+	if limit := least(Limits()); limit > 0 {
 		cpus = min(cpus, limit)
 	}
 	return cpus
 }
 
-// Quota returns how many CPUs' time the control groups allow this process, together with the others in them, rounded
-// up; 0: there is no limit.
-func Quota() int { return quota(os.DirFS("/")) }
+// siblings returns the processes that the parent of this one has started from the same executable, or the parent where
+// the system does not list them: then a process that was started with fewer CPUs than its parent has counts as bound by
+// a launcher.
+func siblings() (pids []int) {
+	parent := os.Getppid()
+	own, err := os.Stat("/proc/self/exe")
+	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", parent))
+	if err != nil || len(lists) == 0 {
+		return []int{parent}
+	}
+	for _, list := range lists {
+		text, _ := os.ReadFile(list)
+		for field := range strings.FieldsSeq(string(text)) {
+			pid, err := strconv.Atoi(field)
+			if err != nil {
+				continue
+			}
+			if exe, err := os.Stat(fmt.Sprintf("/proc/%d/exe", pid)); err == nil && os.SameFile(exe, own) {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
+}
+
+// Limits returns the limits that the control groups of this process have on the CPU time of their processes.
+func Limits() []Limit { return limits(os.DirFS("/"), fileID) }
+
+// fileID identifies a file by its device and inode: a control group has the same in all containers.
+func fileID(info fs.FileInfo) uint64 {
+	if s, ok := info.Sys().(*syscall.Stat_t); ok {
+		return uint64(s.Dev)<<32 ^ s.Ino
+	}
+	return 0
+}
 
 // Run calls f with the calling thread bound to these CPUs: a process that f starts stays on them. Without CPUs, or if
 // the system refuses, f runs as it is.

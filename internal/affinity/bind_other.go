@@ -13,8 +13,8 @@ func Allowed() []int { return nil }
 // Together returns how many CPUs this process may use.
 func Together() int { return runtime.NumCPU() }
 
-// Quota returns 0: no limit of the CPU time is known.
-func Quota() int { return 0 }
+// Limits returns none: no limit of the CPU time is known.
+func Limits() []Limit { return nil }
 
 // Run calls f.
 func Run(_ []int, f func()) { f() }

@@ -8,9 +8,14 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/cgroup"
 )
 
-// quota returns how many CPUs' time this process may use together with the others of its control groups, rounded up;
-// 0: as much as there is.
-func quota(root fs.FS) (cpus int) {
+// Limit is the limit of a control group on the CPU time of its processes.
+type Limit struct {
+	Group uint64 // identifies the control group among those of this host; 0: unknown
+	CPUs  int    // how many CPUs' time its processes may use together, rounded up
+}
+
+// limits returns the limits of the control groups of this process. id identifies a folder of the file system.
+func limits(root fs.FS, id func(fs.FileInfo) uint64) (out []Limit) {
 	for _, f := range cgroup.Folders(root, "cpu") {
 		var limit, period string
 		if f.Unified {
@@ -23,8 +28,20 @@ func quota(root fs.FS) (cpus int) {
 		if err != nil || errEach != nil || micros <= 0 || each <= 0 {
 			continue
 		}
-		if n := int(min((micros-1)/each+1, ListMax)); cpus == 0 || n < cpus {
-			cpus = n
+		l := Limit{CPUs: int(min((micros-1)/each+1, ListMax))}
+		if info, err := fs.Stat(root, f.Path); err == nil {
+			l.Group = id(info)
+		}
+		out = append(out, l)
+	}
+	return out
+}
+
+// least returns the lowest of the limits; 0: there is none.
+func least(limits []Limit) (cpus int) {
+	for _, l := range limits {
+		if cpus == 0 || l.CPUs < cpus {
+			cpus = l.CPUs
 		}
 	}
 	return cpus

@@ -1,6 +1,8 @@
 package affinity
 
 import (
+	"fmt"
+	"io/fs"
 	"testing"
 	"testing/fstest"
 )
@@ -35,8 +37,26 @@ func TestQuota(t *testing.T) {
 		for name, text := range c.files {
 			root[name] = &fstest.MapFile{Data: []byte(text)}
 		}
-		if got := quota(root); got != c.want {
+		if got := least(limits(root, func(fs.FileInfo) uint64 { return 0 })); got != c.want {
 			t.Errorf("%s: got %d, want %d", c.name, got, c.want)
 		}
+	}
+}
+
+// TestLimits checks that each limit has the group that sets it.
+func TestLimits(t *testing.T) {
+	folder := func(id uint64) *fstest.MapFile { return &fstest.MapFile{Mode: fs.ModeDir, Sys: id} }
+	root := fstest.MapFS{
+		"proc/self/cgroup":            {Data: []byte("0::/a/b/c\n")},
+		"sys/fs/cgroup/a":             folder(1),
+		"sys/fs/cgroup/a/cpu.max":     {Data: []byte("400000 100000\n")},
+		"sys/fs/cgroup/a/b":           folder(2),
+		"sys/fs/cgroup/a/b/cpu.max":   {Data: []byte("max 100000\n")},
+		"sys/fs/cgroup/a/b/c":         folder(3),
+		"sys/fs/cgroup/a/b/c/cpu.max": {Data: []byte("50000 100000\n")},
+	}
+	got := limits(root, func(info fs.FileInfo) uint64 { return info.Sys().(uint64) })
+	if want := "[{3 1} {1 4}]"; fmt.Sprint(got) != want {
+		t.Errorf("got %v, want %s", got, want)
 	}
 }

@@ -119,7 +119,7 @@ type endpoint struct {
 	need atomic.Uint64 // the number of flags that it waits for, times 4; plus 2: in an odd call; plus 1: of all ranks
 	_    [48]byte
 
-	at     atomic.Int32 // the processor on which the rank last waited for long, + 1; 0: unknown
+	at     atomic.Int32 // the processor on which the rank last waited for long, + 1; 0: unknown, or it is parked
 	closed atomic.Bool
 	gone   atomic.Pointer[transport.PeerDown] // why this rank is down for its peers; nil: it is not
 	answer atomic.Pointer[func(seq uint64) []byte]

@@ -94,6 +94,9 @@ func (e *endpoint) countProcessors() { e.procs = min(runtime.GOMAXPROCS(0), runt
 
 // parkOn writes into park what the rank waits for, and returns it.
 func (e *endpoint) parkOn(what int) uint64 {
+	if e.at.Load() != 0 {
+		e.at.Store(0) // it will not run there
+	}
 	e.version++
 	word := e.version<<parkedBits | uint64(what)
 	e.park.Store(word)

@@ -108,9 +108,12 @@ func (e *endpoint) providePipe(p *pipeEnd, from, to, part int) error {
 	return nil
 }
 
-// StagingBuffer returns the staging buffer of a rank. If the system has no memory for it, the rank's next Signal and
-// Await return the error, and the result is ordinary memory that no rank reads.
+// StagingBuffer returns the staging buffer of a rank. If the system has no memory for it, or the endpoint is closed,
+// the rank's next Signal and Await return the error, and the result is ordinary memory that no rank reads.
 func (e *endpoint) StagingBuffer(rank int) []byte {
+	if e.late {
+		return make([]byte, stagingBytes)
+	}
 	if !e.staged[rank] {
 		at := e.g.staging + rank*stagingBytes
 		if err := e.g.provide(at, at+stagingBytes); err != nil {
@@ -122,6 +125,11 @@ func (e *endpoint) StagingBuffer(rank int) []byte {
 	return e.g.stagingBuffer(rank)
 }
 
+// Inline returns the memory beside a rank's slot, or like StagingBuffer ordinary memory if the endpoint is closed: no
+// slot is this call's then.
 func (e *endpoint) Inline(rank int) []byte {
+	if e.late {
+		return make([]byte, inlineBytes)
+	}
 	return unsafe.Slice((*byte)(unsafe.Pointer(&e.blocks[rank].slots[e.calls&1].data)), inlineBytes)
 }

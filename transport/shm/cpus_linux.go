@@ -36,14 +36,57 @@ const (
 	pollsFirst = 200 // before the first time, if there is a processor for every rank
 )
 
-// pollsWith returns how a rank waits that knows the CPUs of all, its own being sets[rank], and how many CPUs' time the
-// control groups allow (0: no limit). It polls long if there are as many CPUs as ranks, and its own CPUs are as many as
-// the ranks that can run nowhere else; ranks with unknown CPUs count among these. With too little time it blocks, since
-// what it polls would be missing for the ranks that it waits for.
-func pollsWith(sets []*cpuSet, rank, quota int) int {
-	if quota > 0 && quota < len(sets) {
-		return pollsNot
+// limitSet is the control groups that limit the CPU time of a rank, in shared memory. Limits beyond its length are
+// ignored: groups are seldom nested so deep.
+type limitSet [8]atomic.Uint64
+
+// store makes s the groups of these limits.
+func (s *limitSet) store(limits []affinity.Limit) {
+	for i := range s {
+		group := uint64(0)
+		if i < len(limits) {
+			group = groupOf(limits[i])
+		}
+		if s[i].Load() != group {
+			s[i].Store(group)
+		}
 	}
+}
+
+// groupOf returns the group of a limit as it is in a [limitSet], where 0 is none.
+func groupOf(l affinity.Limit) uint64 { return max(l.Group, 1) }
+
+// has reports whether a control group is in the set.
+func (s *limitSet) has(group uint64) bool {
+	for i := range s {
+		if s[i].Load() == group {
+			return true
+		}
+	}
+	return false
+}
+
+// lacksTime reports whether one of a rank's control groups has less CPU time than ranks, of these. Then they block:
+// what they poll would be missing for the ranks that they wait for.
+func lacksTime(limits []affinity.Limit, sets []*limitSet) bool {
+	for _, l := range limits {
+		ranks := 0
+		for _, s := range sets {
+			if s.has(groupOf(l)) {
+				ranks++
+			}
+		}
+		if l.CPUs < ranks {
+			return true
+		}
+	}
+	return false
+}
+
+// pollsWith returns how a rank waits that knows the CPUs of all, its own being sets[rank]. It polls long if there are
+// as many CPUs as ranks, and its own CPUs are as many as the ranks that can run nowhere else; ranks with unknown CPUs
+// count among these.
+func pollsWith(sets []*cpuSet, rank int) int {
 	all, own, here := 0, 0, 0
 	mine := sets[rank]
 	for i := range mine {
@@ -69,8 +112,8 @@ func pollsWith(sets []*cpuSet, rank, quota int) int {
 	return pollsEach
 }
 
-// countEvery is the interval at which a rank that polls checks which CPUs the ranks have: a control group (cpuset), or
-// somebody by taskset, can change them.
+// countEvery is the least interval at which a rank that waits checks which CPUs the ranks have, and how much of their
+// time: a control group, or somebody by taskset, can change both.
 const countEvery = time.Second
 
 // countCPUs determines how this rank waits, when all ranks have joined and then now and then.
@@ -78,15 +121,28 @@ func (e *endpoint) countCPUs(now time.Time) {
 	if e.g.polls == pollsNot {
 		return
 	}
+	limits := affinity.Limits()
 	if !e.counted.IsZero() {
 		e.mine.cpus.store(affinity.Allowed())
+		e.mine.limits.store(limits)
 	}
 	e.counted = now
-	sets := make([]*cpuSet, len(e.blocks))
+	cpus, groups := make([]*cpuSet, len(e.blocks)), make([]*limitSet, len(e.blocks))
 	for r, b := range e.blocks {
-		sets[r] = &b.cpus
+		cpus[r], groups[r] = &b.cpus, &b.limits
 	}
-	e.polls = pollsWith(sets, e.rank, affinity.Quota())
+	if lacksTime(limits, groups) {
+		e.polls = pollsNot
+	} else {
+		e.polls = pollsWith(cpus, e.rank)
+	}
+}
+
+// countNow calls countCPUs if that was not done for a while.
+func (e *endpoint) countNow(now time.Time) {
+	if now.Sub(e.counted) > countEvery {
+		e.countCPUs(now)
+	}
 }
 
 // separate moves this rank's thread to a CPU on which no other rank waits, if it waits on the one on which another rank

@@ -31,7 +31,8 @@ func (e *endpoint) Reachable(m tensor.Memory) bool {
 // have begun the next one, and so have read the slots of this one. The text is written only if it has changed.
 func (e *endpoint) Publish(s *transport.Slot) {
 	if e.closed.Load() {
-		return // the next Signal returns the error
+		e.late = true // the next Signal returns the error
+		return
 	}
 	e.calls++
 	e.base = e.total

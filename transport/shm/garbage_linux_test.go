@@ -60,6 +60,32 @@ func two(t testing.TB) (a, b *endpoint) {
 	return ends[0].(*endpoint), ends[1].(*endpoint)
 }
 
+// TestMemoryAfterClose checks that a rank whose endpoint is closed before it publishes a call does not write into the
+// slot of the call before, which peers may still read.
+func TestMemoryAfterClose(t *testing.T) {
+	a, b := two(t)
+	for _, e := range []*endpoint{a, b} {
+		e.Publish(&transport.Slot{})
+		copy(e.Inline(e.rank), "data")
+		copy(e.StagingBuffer(e.rank), "data")
+	}
+	if err := errors.Join(a.Signal(0), b.Signal(0)); err != nil {
+		t.Fatal(err)
+	}
+	a.Close()
+	a.Publish(&transport.Slot{})
+	copy(a.Inline(0), "later")
+	copy(a.StagingBuffer(0), "later")
+	if err := a.Signal(0); !errors.Is(err, transport.ErrClosed) {
+		t.Errorf("Signal after Close: %v", err)
+	}
+	for _, got := range [][]byte{b.Inline(0)[:5], b.StagingBuffer(0)[:5]} {
+		if string(got) != "data\x00" {
+			t.Errorf("after Close the rank has written %q, want %q as before", got, "data")
+		}
+	}
+}
+
 func FuzzSlot(f *testing.F) {
 	f.Add(make([]byte, 200))
 	f.Add(bytes.Repeat([]byte{1}, 200))

@@ -76,6 +76,7 @@ func (g *group) join(rank int) *endpoint {
 	}
 	e.polls = g.polls
 	e.mine.cpus.store(affinity.Allowed())
+	e.mine.limits.store(affinity.Limits())
 	for r := range n {
 		e.blocks = append(e.blocks, g.block(r))
 		e.outgoing[r].pipe, e.outgoing[r].ring = g.pipe(rank, r)
@@ -167,6 +168,7 @@ type endpoint struct {
 
 	// Used by the rank's goroutine only.
 	calls    uint64            // number of calls published
+	late     bool              // Publish was called after Close: the call has no slot
 	total    uint64            // number of flags set
 	base     uint64            // number of flags set before the current call
 	own      [2]transport.Slot // as published, by slot
@@ -178,7 +180,7 @@ type endpoint struct {
 	garbage  []error           // invalid data of a peer, by peer
 	want     want
 	polls    int    // number of checks before it yields its processor between checks; 0: it blocks at once
-	yields   uint32 // number of waits that have yielded it
+	yields   uint32 // number of waits that have yielded it, or blocked at once
 	mover    affinity.Mover
 	taken    []int     // CPUs on which other ranks waited; see separate
 	counted  time.Time // when countCPUs was last called

@@ -58,9 +58,10 @@ type block struct {
 	_         [64 - 8]byte
 	reason    [reasonBytes]byte
 
-	cpus cpuSet        // that the rank may use, if known
-	at   atomic.Uint32 // the CPU on which the rank last waited for long, + 1; 0: unknown
-	_    [64 - 4]byte
+	cpus   cpuSet // that the rank may use, if known
+	limits limitSet
+	at     atomic.Uint32 // the CPU on which the rank last waited for long, + 1; 0: unknown, or it is parked
+	_      [64 - 4]byte
 
 	query query
 }

@@ -16,13 +16,16 @@ import (
 // that makes the runtime wake threads to look for work, which compete with the peers.
 const (
 	spinTime      = 50 * time.Microsecond
-	separateEvery = 16 // waits that yield: how often it compares its processor with those of other ranks
+	separateEvery = 16 // waits that yield or block: how often it compares its processor with those of other ranks
 )
 
 // spin polls for a while, and reports whether the awaited condition is true.
 func (e *endpoint) spin() bool {
 	first := e.polls
 	if first == pollsNot {
+		if e.yields++; e.yields%separateEvery == 0 {
+			e.countNow(time.Now())
+		}
 		return false
 	}
 	var since time.Time
@@ -39,9 +42,7 @@ func (e *endpoint) spin() bool {
 		if since.IsZero() {
 			since = time.Now()
 			if e.yields++; e.yields%separateEvery == 0 {
-				if since.Sub(e.counted) > countEvery {
-					e.countCPUs(since)
-				}
+				e.countNow(since)
 				if first == pollsFirst {
 					e.separate()
 				}
@@ -121,6 +122,9 @@ func (e *endpoint) park() {
 		whose = whoseFrames
 	}
 	e.waiting.Store(true)
+	if b.at.Load() != 0 {
+		b.at.Store(0) // it will not run there
+	}
 	b.whose.Store(int32(whose))
 	b.target.Store(e.want.target)
 	b.slot.Store(uint32(e.calls & 1))
