@@ -91,6 +91,7 @@ With --env it lists the environment variables that Lockstep reads.`,
 		"do not encrypt the data, as in the training: for trusted networks only")
 	f.IntVar(&o.workers, "workers", 2, "number of processes on this machine, without a launcher")
 	f.IntVar(&o.epoch, "epoch", -1, "which start of the job to read records of, from 0 (default the last one)")
+	f.Lookup("epoch").DefValue = "0" // so that help does not show -1
 	f.BoolVar(&o.environment, "env", false, "list the environment variables that Lockstep reads")
 	return cmd
 }

@@ -60,9 +60,9 @@ and 1, in this order. No data is moved.
 
 Plan first proves that the plan is correct. The proof executes the plans of all
 ranks symbolically, for each way in which the buffers of a call can share
-memory. It shows that every rank ends with the right result, that each contribution is
-added exactly once and in the right order, and that the plan has no deadlock and
-no data race.
+memory. It shows that every rank ends with the right result, that each
+contribution is added exactly once and in the right order, and that the plan has
+no deadlock and no data race.
 
 Operations: ` + strings.Join(wrapWords(strings.Join(sorted(ops), ", "), helpColumns-len("Operations: ")), "\n") + `.
 docs/algorithms.md explains the algorithms.`,

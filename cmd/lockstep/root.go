@@ -71,7 +71,8 @@ func newRoot() *cobra.Command {
 the replicas all-reduce their gradients, so all of them keep the same weights.
 
 Exit codes: 0 success, 1 error, 2 mistake in the command line, 130 stopped by
-Ctrl-C or SIGTERM. lockstep run exits with the code of the worker that failed first.
+Ctrl-C or SIGTERM. lockstep run exits with the code of the worker that failed
+first.
 'lockstep doctor --env' lists the environment variables that Lockstep reads.`,
 		Example: `  lockstep train
   lockstep train --data mnist --data-dir DIR --model mlp --epochs 3

@@ -64,11 +64,11 @@ gradients, and every replica applies the same update.
 
 Without flags it trains a small CNN on the handwritten digits that are built
 into the program, with one replica per core. --data names your own: a folder of
-images, a table, or a text. The batch size need not be a
-multiple of the number of replicas, and the last batch may be partial: loss and
-metrics are means over examples. On CPUs of one type the same command and seed
-give the same weights, bit for bit. Another number of replicas adds in another
-order, so the last digits differ.
+images, a table, or a text. The batch size need not be a multiple of the number
+of replicas, and the last batch may be partial: loss and metrics are means over
+examples. On CPUs of one type the same command and seed give the same weights,
+bit for bit. Another number of replicas adds in another order, so the last
+digits differ.
 
 With --strategy multi-worker this process is one worker of a job. The replicas
 of all workers train together and get the same bits as in one process. The

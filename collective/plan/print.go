@@ -63,7 +63,7 @@ func (p Problem) String() string {
 		b.WriteString(", " + p.placement())
 	}
 	if p.Private {
-		fmt.Fprintf(&b, ", private with a stage of %d", p.Stage)
+		fmt.Fprintf(&b, ", private memory, staging buffers of %d elements", p.Stage)
 	}
 	return b.String()
 }
