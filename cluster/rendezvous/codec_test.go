@@ -2,6 +2,7 @@ package rendezvous
 
 import (
 	"bytes"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -97,6 +98,69 @@ func FuzzCardAndOutcome(f *testing.F) {
 			t.Fatalf("%q is an outcome that is none", b)
 		}
 	})
+}
+
+// FuzzRecord: an invalid record of values or registrations is an error, and its size is bounded.
+func FuzzRecord(f *testing.F) {
+	f.Add(pack([][]byte{[]byte("a"), nil}), 2)
+	roster, _ := packRoster([]Registration{{Job: "a", Role: "worker", Workers: 2}, {Job: "a", Role: "worker", Workers: 2}})
+	f.Add(roster, 2)
+	f.Add([]byte{2, 0, 0, 0}, 2)
+	f.Fuzz(func(t *testing.T, b []byte, workers int) {
+		workers = max(1, min(workers, 100))
+		if values, err := unpack(b, workers); err == nil && values != nil && len(values) != workers {
+			t.Fatalf("%d values of %d workers", len(values), workers)
+		}
+		if registrations, err := unpackRoster(b, workers); err == nil && len(registrations) != workers {
+			t.Fatalf("%d registrations of %d workers", len(registrations), workers)
+		}
+		if b = append([]byte{1, 0, 0, 0}, b...); len(b) > 4 { // one value, as a roster has
+			unpackRoster(b, workers)
+		}
+	})
+}
+
+// TestRecord: records have the values and registrations that they were made of.
+func TestRecord(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		values := rapid.SliceOfN(rapid.SliceOf(rapid.Byte()), 1, 20).Draw(t, "values")
+		got, err := unpack(pack(values), len(values))
+		if err != nil || !slices.EqualFunc(got, values, bytes.Equal) {
+			t.Fatalf("%v, %v, want %v", got, err, values)
+		}
+		var registrations []Registration
+		for w := range values {
+			registrations = append(registrations, Registration{
+				Job: "j", Role: "worker", Worker: w, Workers: len(values), PID: rapid.Int().Draw(t, "pid"),
+				Host: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "host"), Nonce: fmt.Sprint("nonce ", w),
+				Data: rapid.SampledFrom([][]byte{nil, []byte("x"), []byte("y")}).Draw(t, "data"),
+			})
+		}
+		packed, err := packRoster(registrations)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := unpackRoster(packed, len(values))
+		if err != nil {
+			t.Fatal(err)
+		}
+		first := map[string]bool{}
+		for w, want := range registrations {
+			if group := want.Host + string(want.Data); first[group] {
+				want.Nonce = ""
+			} else {
+				first[group] = true
+			}
+			if !reflect.DeepEqual(all[w], want) {
+				t.Fatalf("worker %d: %+v, want %+v", w, all[w], want)
+			}
+		}
+	})
+	large := make([]byte, recordMax+recordMax/2) // which do not shrink
+	rand.Read(large)
+	if got, err := unpack(pack([][]byte{large, large}), 2); got != nil || err != nil {
+		t.Errorf("%d values, %v, want none in the record", len(got), err)
+	}
 }
 
 // TestDecodeOnce: a worker that joins decodes each registration once, however many others arrive, and again only if its

@@ -92,20 +92,57 @@ func Compare(ctx context.Context, s Store, key string, worker, workers int, mine
 	if err != nil {
 		return fmt.Errorf("rendezvous: comparison %q: %w", key, err)
 	}
-	all, err := Exchange(ctx, s, key, worker, workers, text)
+	if err := contribute(ctx, s, key, worker, workers, text); err != nil {
+		return fmt.Errorf("rendezvous: comparison %q: %w", key, err)
+	}
+	values, record, err := collect(ctx, s, key, worker, workers, func(values [][]byte) []byte {
+		text, err := json.Marshal(compared(values))
+		if err != nil || len(text) > recordMax {
+			return nil // each worker compares them itself
+		}
+		return text
+	})
 	if err != nil {
 		return err
 	}
-	given := make([]facts, workers)
-	for w, text := range all {
-		if err := json.Unmarshal(text, &given[w]); err != nil {
-			return fmt.Errorf("rendezvous: comparison %q: invalid facts of worker %d: %w", key, w, err)
+	var result comparison
+	switch {
+	case values == nil && len(record) > 0:
+		if err := json.Unmarshal(record, &result); err != nil {
+			return fmt.Errorf("rendezvous: comparison %q: invalid result: %w", key, err)
 		}
+	case values == nil:
+		if values, err = apart(ctx, s, key, workers); err != nil {
+			return fmt.Errorf("rendezvous: comparison %q: %w", key, err)
+		}
+		fallthrough
+	default:
+		result = compared(values)
 	}
-	if found := differences(given); len(found) > 0 {
-		return &DifferError{key, found}
+	switch {
+	case result.Invalid != "":
+		return fmt.Errorf("rendezvous: comparison %q: %s", key, result.Invalid)
+	case len(result.Differences) > 0:
+		return &DifferError{key, result.Differences}
 	}
 	return nil
+}
+
+// comparison is the result of a comparison.
+type comparison struct {
+	Invalid     string       `json:"invalid,omitempty"` // why a worker's facts cannot be compared
+	Differences []Difference `json:"differences,omitempty"`
+}
+
+// compared compares the facts of all workers.
+func compared(values [][]byte) comparison {
+	given := make([]facts, len(values))
+	for w, text := range values {
+		if err := json.Unmarshal(text, &given[w]); err != nil {
+			return comparison{Invalid: fmt.Sprintf("invalid facts of worker %d: %v", w, err)}
+		}
+	}
+	return comparison{Differences: differences(given)}
 }
 
 // Differ is [Compare] for facts that are already known for all workers: of[i] are the facts of registrations[i]. It

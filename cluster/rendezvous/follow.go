@@ -48,7 +48,8 @@ func merge(now map[string]Entry, changes []Entry, prefix string) {
 type WaitError struct {
 	// What is the key that was waited for.
 	What string
-	// Missing are the workers that have not arrived, and Workers is the number of workers.
+	// Missing are the workers that have not arrived, and Workers is the number of workers. Missing is empty if the
+	// store, which knows them, is lost.
 	Missing []int
 	Workers int
 	// Waited is how long the wait lasted.
@@ -59,6 +60,10 @@ type WaitError struct {
 
 // Error names the missing workers, the key and the time.
 func (e *WaitError) Error() string {
+	if len(e.Missing) == 0 {
+		return fmt.Sprintf("rendezvous: waited %v for the other workers of %d at %q: %v", e.Waited.Round(time.Millisecond),
+			e.Workers, e.What, e.Cause)
+	}
 	return fmt.Sprintf("rendezvous: waited %v for %s of %d at %q: %v", e.Waited.Round(time.Millisecond),
 		numbers("worker", e.Missing), e.Workers, e.What, e.Cause)
 }

@@ -58,6 +58,8 @@ func (e *JoinError) Unwrap() error {
 type outcome struct {
 	Joined bool       `json:"met"`
 	Error  *JoinError `json:"error,omitempty"`
+	// Roster has the registrations, packed, if Joined. "": each worker reads the registrations themselves.
+	Roster []byte `json:"roster,omitempty"`
 }
 
 const (
@@ -127,7 +129,12 @@ func (m *joiner) join(ctx context.Context) ([]Registration, error) {
 			Role: m.own.Role, Missing: absent(nil, "", m.own.Workers),
 			Workers: m.own.Workers, done: "joined",
 		})
-		out, err = m.wait(ctx)
+		if collects(m.own.Worker, m.own.Workers) {
+			out, err = m.wait(ctx)
+		} else {
+			m.report.lookup(collectorsMissing(m.store, m.prefix+registrationsKey, m.own.Workers))
+			out, err = m.await(ctx)
+		}
 		m.report.stop()
 	}
 	if err != nil && ctx.Err() != nil {
@@ -139,7 +146,39 @@ func (m *joiner) join(ctx context.Context) ([]Registration, error) {
 	if !out.Joined {
 		return nil, out.Error
 	}
-	return m.registrations, nil
+	return m.members(ctx, out)
+}
+
+// members returns the registrations of all workers of a rendezvous that has succeeded.
+func (m *joiner) members(ctx context.Context, out *outcome) ([]Registration, error) {
+	if len(out.Roster) == 0 {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWithin) // the deadline may have passed just now
+		defer cancel()
+		if err := m.list(ctx); err != nil {
+			return nil, err
+		}
+		if len(m.registrations) != m.own.Workers {
+			return nil, fmt.Errorf("the store has %d of %d registrations: the others were deleted", len(m.registrations),
+				m.own.Workers)
+		}
+		return m.registrations, nil
+	}
+	members, err := unpackRoster(out.Roster, m.own.Workers)
+	if err == nil {
+		members[m.own.Worker].Nonce = m.own.Nonce
+	}
+	return members, err
+}
+
+// list reads the registrations in the store.
+func (m *joiner) list(ctx context.Context) error {
+	entries, _, err := m.store.List(ctx, m.prefix+registrationsKey)
+	if err != nil {
+		return err
+	}
+	now := map[string]Entry{}
+	merge(now, entries, m.prefix)
+	return m.read(now)
 }
 
 // enterEpoch ensures that the job is in the registration's epoch.
@@ -192,15 +231,31 @@ func (m *joiner) stale(current uint32) error {
 		"%v joined epoch %d of job %q, which is over: the job is in epoch %d", &m.own, m.own.Epoch, m.own.Job, current)}
 }
 
-// deleteEarlier deletes the keys of earlier epochs.
+// deleteEarlier deletes the keys of earlier epochs, and ends the waits of workers that still join them.
 func (m *joiner) deleteEarlier(ctx context.Context) error {
 	job := jobKey(m.own.Job)
 	entries, _, err := m.store.List(ctx, job)
+	outcomes := map[string]bool{}
 	for _, e := range entries {
 		number, _, below := strings.Cut(strings.TrimPrefix(e.Key, job), "/")
 		if epoch, wrong := strconv.ParseUint(number, 10, 32); err == nil && below && wrong == nil &&
 			uint32(epoch) < m.own.Epoch {
+			if at := strings.LastIndex(e.Key, "/"+registrationsKey); at >= 0 {
+				outcomes[e.Key[:at+1]+outcomeKey] = true
+			}
 			err = m.store.Delete(ctx, e.Key)
+		}
+	}
+	if err != nil || len(outcomes) == 0 {
+		return err
+	}
+	over, err := json.Marshal(&outcome{Error: &JoinError{Kind: StaleEpoch, Text: "this epoch is over"}})
+	for key := range outcomes { // after the registrations: see await
+		if err == nil {
+			err = m.store.Set(ctx, key, over)
+		}
+		if err == nil {
+			err = m.store.Delete(ctx, key)
 		}
 	}
 	return err
@@ -233,7 +288,7 @@ func (m *joiner) register(ctx context.Context) (*outcome, error) {
 // refused fails the rendezvous for all workers because of this process. If it has succeeded already, only
 // this process fails.
 func (m *joiner) refused(ctx context.Context, why *JoinError) (*outcome, error) {
-	out, err := m.propose(ctx, why)
+	out, err := m.propose(ctx, why, nil)
 	if err == nil && out.Joined {
 		why.Text += "; the job has started without this process. " +
 			"Use a higher epoch for a restarted job, and a different job id for each job on a store that outlives jobs"
@@ -242,10 +297,10 @@ func (m *joiner) refused(ctx context.Context, why *JoinError) (*outcome, error) 
 	return out, err
 }
 
-// propose writes an outcome, failure or nil for success, and returns the one that is valid: the first one
+// propose writes an outcome, a failure or, for success, the roster, and returns the one that is valid: the first one
 // written.
-func (m *joiner) propose(ctx context.Context, failure *JoinError) (*outcome, error) {
-	out := &outcome{Joined: failure == nil, Error: failure}
+func (m *joiner) propose(ctx context.Context, failure *JoinError, roster []byte) (*outcome, error) {
+	out := &outcome{Joined: failure == nil, Error: failure, Roster: roster}
 	text, err := json.Marshal(out)
 	if err != nil {
 		return nil, err
@@ -283,27 +338,86 @@ func (m *joiner) evaluate(ctx context.Context, now map[string]Entry) (*outcome, 
 		m.report.missing(absent(now, registrationsKey, m.own.Workers))
 	}
 	if e, ok := now[outcomeKey]; ok {
-		return parseOutcome(e.Value)
+		return m.current(ctx, e.Value)
 	}
 	at := slices.IndexFunc(m.registrations, func(c Registration) bool {
 		return c.Worker == m.own.Worker &&
 			c.Nonce == m.own.Nonce
 	})
-	if at < 0 { // deleted: enterEpoch returns the error if a later epoch did it
-		if err := m.enterEpoch(ctx); err != nil {
-			return nil, err
-		}
-		return nil, errors.New("its registration was deleted from the store by another process")
+	if at < 0 {
+		return nil, m.deleted(ctx)
 	}
+	return m.conclude(ctx)
+}
+
+// deleted returns the error of a worker whose registration is not in the store any more.
+func (m *joiner) deleted(ctx context.Context) error {
+	if err := m.enterEpoch(ctx); err != nil { // a later epoch deleted it
+		return err
+	}
+	return errors.New("its registration was deleted from the store by another process")
+}
+
+// conclude determines the outcome from the registrations so far. It returns nil if workers are missing.
+func (m *joiner) conclude(ctx context.Context) (*outcome, error) {
 	for i := range m.registrations {
 		if c := &m.registrations[i]; c.Workers != m.own.Workers {
-			return m.propose(ctx, m.disagree(c))
+			return m.propose(ctx, m.disagree(c), nil)
 		}
 	}
 	if len(m.registrations) < m.own.Workers {
 		return nil, nil
 	}
-	return m.propose(ctx, nil)
+	roster, err := packRoster(m.registrations)
+	if err != nil {
+		return nil, err
+	}
+	return m.propose(ctx, nil, roster)
+}
+
+// await waits for the outcome, as a worker that does not collect the registrations. A later epoch deletes first the
+// registrations and then the outcome: so one that is not deleted yet when this worker looks is followed by a change
+// of the outcome.
+func (m *joiner) await(ctx context.Context) (*outcome, error) {
+	for after := uint64(0); ; {
+		text, revision, err := m.store.Get(ctx, m.prefix+registrationsKey+strconv.Itoa(m.own.Worker))
+		if errors.Is(err, ErrNotFound) {
+			return nil, m.deleted(ctx)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if c, err := parseRegistration(text); err != nil || c.Nonce != m.own.Nonce {
+			return nil, m.deleted(ctx)
+		}
+		if after == 0 {
+			text, _, err := m.store.Get(ctx, m.prefix+outcomeKey)
+			switch {
+			case err == nil:
+				return m.current(ctx, text)
+			case !errors.Is(err, ErrNotFound):
+				return nil, err
+			}
+			after = revision
+		}
+		entries, revision, err := m.store.Changes(ctx, m.prefix+outcomeKey, after)
+		if err != nil && !errors.Is(err, ErrCompacted) {
+			return nil, err
+		}
+		after = revision // from the start again, if they were compacted
+		if len(entries) > 0 && !entries[len(entries)-1].Deleted {
+			return m.current(ctx, entries[len(entries)-1].Value)
+		}
+	}
+}
+
+// current parses an outcome. That of an epoch that is over has an error of this worker.
+func (m *joiner) current(ctx context.Context, text []byte) (*outcome, error) {
+	out, err := parseOutcome(text)
+	if err == nil && out.Error != nil && out.Error.Kind == StaleEpoch {
+		return nil, m.deleted(ctx)
+	}
+	return out, err
 }
 
 // read decodes the registrations that are new.
@@ -354,24 +468,30 @@ func (m *joiner) giveUp(ctx context.Context) (*outcome, error) {
 			cause),
 	}
 	if errors.Is(cause, context.DeadlineExceeded) {
+		if !collects(m.own.Worker, m.own.Workers) {
+			if out, err := m.concludeNow(ctx); out != nil || err != nil {
+				return out, err
+			}
+		}
 		err = m.missing(ctx, waited, cause)
 	}
-	out, failed := m.propose(ctx, err)
+	out, failed := m.propose(ctx, err, nil)
 	if failed != nil {
 		return nil, fmt.Errorf("%w (and reporting it to the others failed: %w)", err, failed)
 	}
-	if out.Joined { // this worker has not seen it yet
-		entries, _, err := m.store.List(ctx, m.prefix)
-		if err != nil {
-			return nil, err
-		}
-		now := map[string]Entry{}
-		merge(now, entries, m.prefix)
-		if err := m.read(now); err != nil {
-			return nil, err
-		}
+	return out, nil // it may have succeeded without this worker having seen it
+}
+
+// concludeNow reads the registrations, as a worker that does not collect them, and determines the outcome if none is
+// missing: then only the collectors have failed. It returns nil if workers are missing, or the store does not answer.
+func (m *joiner) concludeNow(ctx context.Context) (*outcome, error) {
+	if text, _, err := m.store.Get(ctx, m.prefix+outcomeKey); err == nil {
+		return m.current(ctx, text)
 	}
-	return out, nil
+	if m.list(ctx) != nil {
+		return nil, nil
+	}
+	return m.conclude(ctx)
 }
 
 // missing returns the error that names the workers that joined, the missing ones, and other processes that

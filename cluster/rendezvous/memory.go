@@ -14,12 +14,12 @@ type Memory struct {
 
 	mu      sync.Mutex
 	table   table
-	waiters map[*waiter]struct{}
+	waiters map[string]map[*waiter]struct{} // by prefix: in large jobs most wait for the same
 }
 
 // NewMemory returns a new, empty store.
 func NewMemory() *Memory {
-	m := &Memory{table: newTable(), waiters: map[*waiter]struct{}{}}
+	m := &Memory{table: newTable(), waiters: map[string]map[*waiter]struct{}{}}
 	m.ctx, m.end = context.WithCancelCause(context.Background())
 	return m
 }
@@ -32,10 +32,9 @@ func (m *Memory) Open() Store {
 	return l
 }
 
-// waiter waits for a change of a key that begins with prefix.
+// waiter waits for a change.
 type waiter struct {
-	prefix string
-	wake   chan struct{} // buffer of one
+	wake chan struct{} // buffer of one
 }
 
 // change calls f with the table, and wakes the waiters of the key if f reports that it changed.
@@ -44,8 +43,11 @@ func (m *Memory) change(key string, f func(t *table) (changed bool, err error)) 
 	defer m.mu.Unlock()
 	changed, err := f(&m.table)
 	if changed {
-		for w := range m.waiters {
-			if strings.HasPrefix(key, w.prefix) {
+		for prefix, waiters := range m.waiters {
+			if !strings.HasPrefix(key, prefix) {
+				continue
+			}
+			for w := range waiters {
 				select {
 				case w.wake <- struct{}{}:
 				default:
@@ -58,11 +60,16 @@ func (m *Memory) change(key string, f func(t *table) (changed bool, err error)) 
 
 // wait returns the changes after a revision, once there are any.
 func (m *Memory) wait(ctx context.Context, prefix string, after uint64) ([]Entry, uint64, error) {
-	w := &waiter{prefix: prefix, wake: make(chan struct{}, 1)}
+	w := &waiter{wake: make(chan struct{}, 1)}
 	m.mu.Lock()
-	m.waiters[w] = struct{}{}
+	if m.waiters[prefix] == nil {
+		m.waiters[prefix] = map[*waiter]struct{}{}
+	}
+	m.waiters[prefix][w] = struct{}{}
 	defer func() {
-		delete(m.waiters, w)
+		if delete(m.waiters[prefix], w); len(m.waiters[prefix]) == 0 {
+			delete(m.waiters, prefix)
+		}
 		m.mu.Unlock()
 	}()
 	for {

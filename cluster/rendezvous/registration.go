@@ -29,7 +29,8 @@ type Registration struct {
 	Replicas int `json:"replicas,omitempty"`
 	// Build is the program's version, for display.
 	Build string `json:"build,omitempty"`
-	// Nonce distinguishes this process from others that register as the same worker. Default: random.
+	// Nonce distinguishes this process from others that register as the same worker. Default: random. [Join] returns
+	// that of this process, and of the first worker of each group of workers whose registrations are equal otherwise.
 	Nonce string `json:"nonce"`
 	// Data is for packages built on this one: the worker's addresses, for example. At most 1 MiB.
 	Data []byte `json:"data,omitempty"`

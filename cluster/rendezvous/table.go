@@ -130,7 +130,10 @@ func (t *table) changes(prefix string, after uint64) ([]Entry, error) {
 		if m.revision <= after {
 			break
 		}
-		if e := t.entries[m.key]; e.Revision == m.revision && strings.HasPrefix(m.key, prefix) {
+		if !strings.HasPrefix(m.key, prefix) {
+			continue
+		}
+		if e := t.entries[m.key]; e.Revision == m.revision {
 			out = append(out, e)
 		}
 	}

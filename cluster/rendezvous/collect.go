@@ -1,0 +1,179 @@
+package rendezvous
+
+import (
+	"bytes"
+	"compress/flate"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+)
+
+// In a wait of all workers for all workers, each worker that follows the keys of the others makes up to one request for
+// each of them. So only a few do, the collectors: the first one that has seen all keys writes a record of them, and all
+// other workers wait for that record alone.
+
+// collectorsMax is the number of collectors of a wait. Up to as many workers all follow each other.
+const collectorsMax = 8
+
+// collects reports whether a worker is a collector. The collectors are spread over the workers, so that one host that
+// does not start never has all of them.
+func collects(worker, workers int) bool { return worker%collectorStep(workers) == 0 }
+
+func collectorStep(workers int) int { return (workers + collectorsMax - 1) / collectorsMax }
+
+// collectorsMissing returns a function that looks up which collectors have no key "<prefix><number>" yet. Workers that
+// do not collect report these.
+func collectorsMissing(s Store, prefix string, workers int) func(context.Context) []int {
+	return func(ctx context.Context) (missing []int) {
+		for w := 0; w < workers; w += collectorStep(workers) {
+			if _, _, err := s.Get(ctx, prefix+strconv.Itoa(w)); errors.Is(err, ErrNotFound) {
+				missing = append(missing, w)
+			}
+		}
+		return missing
+	}
+}
+
+// recordKey is the part of the key of the record of an exchange or a comparison, below its key. No worker's key
+// begins with it.
+const recordKey = "/all"
+
+// collect waits until every worker has a key "<key>/<number>". A collector gets their values, by worker, and writes the
+// record that summarize returns for them, if workers exist that do not collect. The others get that record, or the
+// values if the collectors have not written it when ctx ends.
+func collect(
+	ctx context.Context, s Store, key string, worker, workers int, summarize func(values [][]byte) []byte,
+) (values [][]byte, record []byte, err error) {
+	if !collects(worker, workers) {
+		return await(ctx, s, key, workers)
+	}
+	values, err = gather(ctx, s, key, workers, "arrived")
+	if err != nil || workers <= collectorsMax {
+		return values, nil, err
+	}
+	_, _, err = s.Create(ctx, key+recordKey, summarize(values))
+	return values, nil, err
+}
+
+// await waits for the record of an exchange or a comparison. If ctx ends first, it looks for the values themselves:
+// they are there if only the collectors have failed.
+func await(ctx context.Context, s Store, key string, workers int) (values [][]byte, record []byte, err error) {
+	since := time.Now()
+	report := reportWait(ctx, Waiting{Role: roleDefault, Workers: workers, Key: key, done: "arrived"})
+	report.lookup(collectorsMissing(s, key+"/", workers))
+	defer report.stop()
+	for after := uint64(0); ; {
+		entries, revision, failed := s.Changes(ctx, key+recordKey, after)
+		if err = failed; err != nil && !errors.Is(err, ErrCompacted) {
+			break
+		}
+		after = revision // from the start again, if they were compacted
+		for _, e := range entries {
+			if e.Key == key+recordKey && !e.Deleted {
+				return nil, e.Value, nil
+			}
+		}
+	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWithin)
+	defer cancel()
+	values, missing, failed := valuesNow(last, s, key, workers)
+	if failed != nil || len(missing) > 0 {
+		return nil, nil, &WaitError{key, missing, workers, time.Since(since), err}
+	}
+	return values, nil, nil
+}
+
+// valuesNow returns the values of all workers that have a key "<key>/<number>", and those that have none.
+func valuesNow(ctx context.Context, s Store, key string, workers int) (values [][]byte, missing []int, err error) {
+	entries, _, err := s.List(ctx, key+"/")
+	if err != nil {
+		return nil, nil, err
+	}
+	now := map[string]Entry{}
+	merge(now, entries, key+"/")
+	values = make([][]byte, workers)
+	for w := range values {
+		values[w] = now[strconv.Itoa(w)].Value
+	}
+	return values, absent(now, "", workers), nil
+}
+
+// apart returns the values of all workers, which all have been written.
+func apart(ctx context.Context, s Store, key string, workers int) ([][]byte, error) {
+	values, missing, err := valuesNow(ctx, s, key, workers)
+	if err == nil && len(missing) > 0 {
+		err = fmt.Errorf("the value of %s was deleted", numbers(roleDefault, missing))
+	}
+	return values, err
+}
+
+// Size limits of a record. A longer one is not written: then each worker reads the values themselves.
+const (
+	recordMax  = 1 << 20 // bytes as it is stored: etcd's servers accept a little more than that in one request
+	valuesMax  = 1 << 26 // bytes of all values
+	apartBytes = 4       // of a record without the values
+)
+
+// pack encodes values as one record: the number of values, and, compressed by DEFLATE, the length of each and then the
+// values. Values that repeat one another, as those of the workers of a host do, take little space. It returns the
+// number alone if the record were too long.
+func pack(values [][]byte) []byte {
+	apart := binary.LittleEndian.AppendUint32(nil, uint32(len(values)))
+	total := 0
+	for _, v := range values {
+		if total += len(v); total > valuesMax {
+			return apart
+		}
+	}
+	out := bytes.NewBuffer(bytes.Clone(apart))
+	w, err := flate.NewWriter(out, flate.DefaultCompression)
+	if err != nil {
+		panic(err) // the level is valid
+	}
+	var lengths []byte
+	for _, v := range values {
+		lengths = binary.AppendUvarint(lengths, uint64(len(v)))
+	}
+	w.Write(lengths) // to memory: no error
+	for _, v := range values {
+		w.Write(v)
+	}
+	if w.Close(); out.Len() > recordMax {
+		return apart
+	}
+	return out.Bytes()
+}
+
+// unpack decodes what pack has encoded. It returns nil without an error if the record does not contain the values.
+func unpack(record []byte, workers int) ([][]byte, error) {
+	if len(record) < apartBytes || binary.LittleEndian.Uint32(record) != uint32(workers) {
+		return nil, fmt.Errorf("an invalid record of %d bytes: want the values of %d workers", len(record), workers)
+	}
+	if len(record) == apartBytes {
+		return nil, nil
+	}
+	b, err := io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader(record[apartBytes:])), 2*valuesMax))
+	if err != nil {
+		return nil, fmt.Errorf("an invalid record of %d bytes: %w", len(record), err)
+	}
+	lengths, total := make([]int, workers), uint64(0)
+	for i := range lengths {
+		n, used := binary.Uvarint(b)
+		if used <= 0 || n > valuesMax {
+			return nil, fmt.Errorf("an invalid record: the length of value %d", i)
+		}
+		b, total, lengths[i] = b[used:], total+n, int(n)
+	}
+	if total != uint64(len(b)) {
+		return nil, fmt.Errorf("an invalid record: %d bytes of values, want %d", len(b), total)
+	}
+	values := make([][]byte, workers)
+	for i, n := range lengths {
+		values[i], b = b[:n:n], b[n:]
+	}
+	return values, nil
+}

@@ -1,0 +1,82 @@
+package rendezvous
+
+import (
+	"encoding/json"
+	"fmt"
+)
+
+// roster is the content of the record by which the workers get the registrations of all. Most workers have the same
+// registration as others, besides their number and process: it is stated once for each group.
+type roster struct {
+	// Groups has the registration of the first worker of each group.
+	Groups []Registration `json:"groups"`
+	// Members has, for each worker, its group and process id: [group, pid, group, pid, …].
+	Members []int `json:"members"`
+}
+
+// packRoster encodes registrations, which are in the order of their workers, for the outcome. It returns nil if they
+// are too long for a record.
+func packRoster(registrations []Registration) ([]byte, error) {
+	groups := map[string]int{}
+	var r roster
+	for i := range registrations {
+		c := registrations[i]
+		c.Worker, c.PID, c.Nonce = 0, 0, ""
+		text, err := json.Marshal(&c)
+		if err != nil {
+			return nil, err
+		}
+		g, ok := groups[string(text)]
+		if !ok {
+			g = len(r.Groups)
+			groups[string(text)] = g
+			r.Groups = append(r.Groups, registrations[i])
+		}
+		r.Members = append(r.Members, g, registrations[i].PID)
+	}
+	text, err := json.Marshal(&r)
+	if err != nil {
+		return nil, err
+	}
+	packed := pack([][]byte{text})
+	if len(packed) == apartBytes {
+		return nil, nil
+	}
+	return packed, nil
+}
+
+// unpackRoster decodes what packRoster has encoded. Registrations of one group share their data.
+func unpackRoster(packed []byte, workers int) ([]Registration, error) {
+	texts, err := unpack(packed, 1)
+	if err != nil {
+		return nil, fmt.Errorf("rendezvous: the roster: %w", err)
+	}
+	var r roster
+	if texts == nil {
+		return nil, fmt.Errorf("rendezvous: the roster is empty")
+	}
+	if err := json.Unmarshal(texts[0], &r); err != nil {
+		return nil, fmt.Errorf("rendezvous: the roster: %w", err)
+	}
+	if len(r.Members) != 2*workers {
+		return nil, fmt.Errorf("rendezvous: the roster has %d numbers, want 2 for each of %d", len(r.Members), workers)
+	}
+	for i := range r.Groups {
+		if err := r.Groups[i].check(); err != nil {
+			return nil, err
+		}
+	}
+	out := make([]Registration, workers)
+	for w := range out {
+		g := r.Members[2*w]
+		if g < 0 || g >= len(r.Groups) {
+			return nil, fmt.Errorf("rendezvous: the roster has worker %d in group %d of %d", w, g, len(r.Groups))
+		}
+		out[w] = r.Groups[g]
+		if out[w].Worker != w {
+			out[w].Nonce = ""
+		}
+		out[w].Worker, out[w].PID = w, r.Members[2*w+1]
+	}
+	return out, nil
+}
