@@ -97,7 +97,7 @@ func (s *store) watchOnce(
 // alone would not end.
 func (s *store) connectionLost(ctx context.Context) error {
 	conn := s.client.ActiveConnection()
-	if conn == nil { // of a test
+	if conn == nil { // only a test's client has none
 		return nil
 	}
 	for ctx.Err() == nil {
@@ -140,7 +140,7 @@ func (s *store) latest(ctx context.Context, events []*clientv3.Event) ([]rendezv
 		if err != nil {
 			return nil, err
 		}
-		if whole { // else it was replaced meanwhile: its current value comes with a later event
+		if whole { // else it was replaced meanwhile: a later event has its current value
 			entries = append(entries, entry)
 		}
 	}

@@ -499,7 +499,8 @@ func (p *peers) gone(err error) bool {
 	return refused || errors.Is(err, rendezvous.ErrEnded) || errors.Is(err, rendezvous.ErrClosed)
 }
 
-// missedMax is the number of missed heartbeats after which an agent is lost.
+// missedMax is the number of intervals, [peers.interval], in the heartbeat timeout. Agents send heartbeats once an
+// interval, or once a second if that is shorter.
 const missedMax = 10
 
 func (p *peers) send(ev event) {

@@ -6,10 +6,10 @@
 // store, with the states of all its workers. One reporter of the job is the coordinator: it reads the reports of all
 // nodes and writes the [View], one record with what is not normal: suspects, lost members, members that make no
 // progress, members that have left. Every reporter reads the view and writes it into its node's file, where the
-// workers read it. So N nodes exchange 3 N small messages a second through the store, and no message grows with the
-// square of anything.
+// workers read it. So N nodes cause about 4 N messages a second at the store, and the size of none is quadratic in
+// the number of nodes or workers.
 //
-// The words are those of SWIM (Das, Gupta, Motivala 2002). A member that misses three heartbeats is a suspect. Its next
+// The terms are those of SWIM (Das, Gupta, Motivala 2002). A member that misses three heartbeats is a suspect. Its next
 // heartbeat refutes that. If none arrives within the heartbeat timeout, and the coordinator has read the store once
 // more, the suspicion is confirmed: the member is lost. Only ages are transmitted, never times: every process measures
 // with its own clock, and what a process did not see because it was stopped itself does not count against others.

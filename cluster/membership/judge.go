@@ -160,7 +160,7 @@ func (j *judge) due(now, received time.Time, own, timeout time.Duration, next *t
 // lost reports the verdict on a member.
 func lost(silent, timeout time.Duration) bool { return timeout > 0 && silent >= timeout }
 
-// left adds a worker that has left.
+// left adds a worker that has left: to the last range if it follows it, else as a new range.
 func (v *View) left(worker int) {
 	if n := len(v.Left); n > 0 && v.Left[n-1][1] == worker-1 {
 		v.Left[n-1][1] = worker

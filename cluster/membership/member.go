@@ -45,8 +45,8 @@ type Member struct {
 	view     View
 	viewAt   time.Time
 	answerAt time.Time
-	by       int  // who wrote the answer: a slot
-	released bool // and has left
+	by       int  // the slot of the worker that wrote the answer
+	released bool // the writer of the answer has left
 	sent     map[uint64]time.Time
 	echo     uint64    // the latest heartbeat of this worker that the store has acknowledged
 	running  time.Time // when this worker wrote it, without the time since then in which this process did not run
@@ -96,7 +96,7 @@ func (m *Member) Run(ctx context.Context) {
 	var reporter *Reporter
 	stop := func() {}
 	var count uint64
-	all := m.cfg.Agent || m.slot > 0 // not this worker's business
+	all := m.cfg.Agent || m.slot > 0 // only the first worker removes the file
 	for due := time.Now(); ctx.Err() == nil; {
 		now := time.Now()
 		count = m.poll(now, now.Sub(due), count)
@@ -182,7 +182,7 @@ func (m *Member) write(count uint64, final bool) {
 			text, _ = json.Marshal(&h)
 		}
 	}
-	failed := m.cfg.File.write(m.slot, count, text) // this worker becomes silent
+	failed := m.cfg.File.write(m.slot, count, text) // then this worker becomes silent
 	m.mu.Lock()
 	m.failed = failed
 	m.mu.Unlock()

@@ -41,7 +41,7 @@ type ReporterConfig struct {
 // view. Run runs it; the other methods are safe for concurrent use.
 type Reporter struct {
 	cfg   ReporterConfig
-	ready chan struct{} // buffer of one: the sender shall take the next report
+	ready chan struct{} // buffer of one: next is set, for the sender
 	seen  chan struct{} // buffer of one: a view was read
 
 	mu        sync.Mutex
@@ -99,7 +99,7 @@ func (r *Reporter) Watch(epoch uint32, file *NodeFile, workers []int, replaced i
 			w.received = since
 		}
 		if _, text, fresh := file.read(i, 0); fresh {
-			_ = json.Unmarshal(text, &w.latest) // a heartbeat from before: the next one counts as a sign of life
+			_ = json.Unmarshal(text, &w.latest) // an earlier heartbeat: only the next one shows that the worker is alive
 		}
 		r.workers = append(r.workers, w)
 	}
@@ -256,7 +256,7 @@ func (r *Reporter) prepare(now time.Time, final bool) *Report {
 			s.Timeout = 0
 		}
 		if fromMilliseconds(s.Silent) < r.cfg.Timing.suspectAfter() && w.latest.Count > 0 {
-			s.Silent = 0 // it has not missed a heartbeat: the report is its sign of life
+			s.Silent = 0 // it has not missed enough heartbeats: the report counts as one
 		}
 		next.Workers = append(next.Workers, s)
 	}
@@ -350,7 +350,7 @@ func (r *Reporter) saw(text []byte, revision uint64) {
 	wake(r.seen)
 }
 
-// writeAnswer writes what the workers of the node read, if it has changed or the reporter's sign of life is due.
+// writeAnswer writes what the workers of the node read, if it has changed or the reporter's own heartbeat is due.
 func (r *Reporter) writeAnswer(now time.Time, released bool) {
 	r.mu.Lock()
 	file := r.file

@@ -83,9 +83,9 @@ func (c CPUs) Of(p Policy, n, i int) []int {
 	return own
 }
 
-// share returns the CPUs of process i of n: equally many cores, at most so many, or of fewer cores than processes
-// equally many threads; nil if there are fewer CPUs than processes. A share is within a NUMA node where this takes no
-// core from it.
+// share returns the CPUs of process i of n. Each process has the same number of cores, at most the given one; with
+// fewer cores than processes, each has the same number of threads, and with fewer CPUs than processes none has any. A
+// share is within a NUMA node if it has as many cores there.
 func (c CPUs) share(n, i, most int) []int {
 	cores := c.cores()
 	switch each := len(cores) / n; {
@@ -103,8 +103,8 @@ func (c CPUs) share(n, i, most int) []int {
 	}
 }
 
-// threads returns the CPUs of process i of n, which are more than there are cores: equally many threads for each, with
-// all cores in use if that is possible.
+// threads returns the CPUs of process i of n where n is larger than the number of cores: equally many threads for each,
+// on all cores if that is possible.
 func threads(cores [][]int, n, i int) []int {
 	if each := fewest(cores, n); each > 0 {
 		core := i * len(cores) / n
@@ -180,7 +180,7 @@ func read(root fs.FS, allowed []int) CPUs {
 		return node
 	}
 	var out CPUs
-	for _, list := range append(nodes(root), allowed) { // at last the CPUs of no node
+	for _, list := range append(nodes(root), allowed) { // finally the CPUs of no node
 		if node := take(list); len(node) > 0 {
 			out.nodes = append(out.nodes, node)
 		}

@@ -103,7 +103,7 @@ func fileID(info fs.FileInfo) uint64 {
 }
 
 // Run calls f with the calling thread bound to these CPUs: a process that f starts stays on them. Without CPUs, or if
-// the system refuses, f runs as it is.
+// the system refuses, f runs unbound.
 func Run(cpus []int, f func()) {
 	runtime.LockOSThread()
 	before := maskOf(0)
@@ -175,7 +175,7 @@ func (m *Mover) Leave(cpu int, taken []int) {
 	}
 }
 
-// leave is [Mover.Leave] on a thread that is the goroutine's. It reports whether the thread has its CPUs again.
+// leave is [Mover.Leave] for a locked thread. It reports whether the thread may use its CPUs of before again.
 func (m *Mover) leave(cpu int, taken []int) bool {
 	if m.before == nil || unix.SchedGetaffinityDynamic(0, m.before) != nil {
 		m.before = maskOf(0)
@@ -188,8 +188,8 @@ func (m *Mover) leave(cpu int, taken []int) bool {
 	return restore(m.before, m.others)
 }
 
-// elsewhere sets others, a mask as long as may, to the CPUs to which a thread moves that runs on one CPU and may use
-// some: those that are not taken, or all others if all are.
+// elsewhere sets others, a mask as long as may, to the CPUs to which a thread moves that runs on cpu and may use those
+// of may: the ones that are not taken, or all but cpu if all are.
 func elsewhere(others, may unix.CPUSetDynamic, cpu int, taken []int) {
 	copy(others, may)
 	for _, c := range taken {

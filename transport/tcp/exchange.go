@@ -229,8 +229,9 @@ func isSlow(bytes uint64, waited time.Duration) bool {
 	return waited > spinTime && bytes < uint64(waited.Nanoseconds()/2)
 }
 
-// Short waits block the rank's thread in a system call, which data ends directly. Nothing else does, so they are short,
-// and while they follow each other, one in so often is a long wait, which calls [transport.Park].
+// A short wait blocks the rank's thread in a system call. Only data, or room for data, ends it early, so it lasts at
+// most shortWait. While short waits follow each other, a long wait takes the place of one every parkEvery: it calls
+// [transport.Park], which also ends by the context and by the failure of a peer.
 const (
 	shortWait = 5 * time.Millisecond
 	parkEvery = 20 * time.Millisecond
