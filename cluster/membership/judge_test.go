@@ -79,15 +79,15 @@ func TestLateReporter(t *testing.T) {
 func TestOlderView(t *testing.T) {
 	r := NewReporter(ReporterConfig{Store: rendezvous.NewMemory().Open(), Key: "job/alive"})
 	for _, c := range []struct {
-		count, revision, want uint64
-	}{{1, 10, 1}, {3, 30, 3}, {2, 20, 3}, {3, 30, 3}, {4, 31, 4}} {
+		count, revision, want, wantRevision uint64
+	}{{1, 10, 1, 10}, {3, 30, 3, 30}, {2, 20, 3, 30}, {3, 30, 3, 30}, {4, 31, 4, 31}} {
 		text, err := json.Marshal(&View{Term: 1, Count: c.count})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r.saw(text, c.revision); r.view.Count != c.want || r.revision != max(c.revision, r.revision) {
-			t.Errorf("after view %d at revision %d: view %d at revision %d, want view %d", c.count, c.revision, r.view.Count,
-				r.revision, c.want)
+		if r.saw(text, c.revision); r.view.Count != c.want || r.revision != c.wantRevision {
+			t.Errorf("after view %d at revision %d: view %d at revision %d, want view %d at revision %d", c.count, c.revision,
+				r.view.Count, r.revision, c.want, c.wantRevision)
 		}
 	}
 }

@@ -391,7 +391,7 @@ func (c *cluster) count(t *testing.T, nodes, workers int) {
 	mostBytes := n*(2*report+view) + view + 5*2*frame
 	before := n * m * n * m * 160
 	t.Logf("%3d nodes x %d workers: %4d messages a second (formula 4 N + 12: %4d), %7d bytes a second "+
-		"(formula 2 N (92 + 130 M) + 388 (N + 1): %7d); each worker reading each one: %d bytes",
+		"(formula 2 N (92 + 130 M) + 388 N + 708: %7d); each worker reading each one: %d bytes",
 		nodes, workers, messages, most, bytes, mostBytes, before)
 	if messages > most || bytes > mostBytes || messages < 3*n {
 		t.Errorf("%d messages and %d bytes a second, want at most %d and %d", messages, bytes, most, mostBytes)
