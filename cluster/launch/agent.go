@@ -53,9 +53,10 @@ type Config struct {
 	// Grace is how long workers have to exit once they are asked to, before they are killed. Default 15
 	// seconds.
 	Grace time.Duration
-	// HeartbeatTimeout is how long an agent may be without a heartbeat before the others declare it lost, and
-	// how long a worker may be stopped before it has failed. Default 30 seconds. An agent publishes heartbeats
-	// once a second; with less than 10 seconds, ten times within the timeout.
+	// HeartbeatTimeout is how long an agent may be without a heartbeat before the others declare it lost, and how
+	// long a worker may be stopped before it has failed. Default 30 seconds. An agent publishes a heartbeat every
+	// second, with a timeout below 8 seconds every eighth of it, and in a job of more than 1,000 nodes less often:
+	// there the timeout of agents is at least four intervals (membership.NewTiming).
 	HeartbeatTimeout time.Duration
 	// Bind is how the workers are bound to the CPUs of this process. Default [affinity.Share].
 	Bind affinity.Policy
@@ -334,9 +335,16 @@ func (a *Agent) unlessStopped(ctx context.Context, f func(context.Context) error
 func (a *Agent) enter(ctx context.Context) error {
 	if a.cfg.Nodes == 1 {
 		if a.cfg.StoreURL != "" && a.cfg.Store != nil {
+			if err := a.unlessStopped(ctx, a.peers.takeReports); err != nil {
+				return err
+			}
 			a.peers.startReporting()
 		}
 		return nil
+	}
+	if used := a.peers.timing.Timeout; used > a.cfg.HeartbeatTimeout && a.cfg.Node == 0 {
+		a.printUnlessQuiet(fmt.Sprintf("lockstep run: %d nodes report every %v, so the heartbeat timeout is %v instead of "+
+			"%v\n", a.cfg.Nodes, a.peers.timing.Every, used, a.cfg.HeartbeatTimeout))
 	}
 	err := a.unlessStopped(ctx, func(ctx context.Context) error {
 		return a.peers.takeSlot(ctx, a.registration(make([]int, a.cfg.Workers+1)), a.printUnlessQuiet)

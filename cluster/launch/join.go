@@ -110,8 +110,7 @@ func (a *Agent) handleBefore(ev event, number uint32) (*epochMembers, error) {
 				&ev.slot.registration, before.Host, before.PID))
 		}
 		if ev.slot.Nonce != p.nonce && ev.slot.Node == p.node {
-			return nil, fmt.Errorf("%v was declared lost, and %w by the agent on host %s with pid %d", &p.mine.registration,
-				errReplaced, ev.slot.Host, ev.slot.PID)
+			return nil, p.replaced(ev.slot)
 		}
 	}
 	return nil, nil

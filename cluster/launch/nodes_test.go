@@ -412,12 +412,71 @@ func otherNode(store rendezvous.Store) *membership.Reporter {
 	})
 }
 
+// mayReport permits an agent without a slot to report for its node.
+func mayReport(t *testing.T, p *peers) {
+	t.Helper()
+	if err := p.store.Set(t.Context(), p.key("reporter", p.node), []byte(p.nonce)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestReportsAreFenced: the store refuses the reports of an agent whose slot another has taken, at whichever moment it
+// was suspended, and those of an agent of a job that is over.
+func TestReportsAreFenced(t *testing.T) {
+	memory := rendezvous.NewMemory()
+	newNode := func(store rendezvous.Store) *peers {
+		return newPeers(&Agent{cfg: Config{ID: "lockstep", Node: 1, Nodes: 2, Store: store, HeartbeatTimeout: time.Hour}})
+	}
+	sit := func(p *peers) error {
+		return p.takeSlot(t.Context(), registration{Node: 1, Workers: 1, Ports: []int{1}}, func(string) {})
+	}
+	replace := func(p, by *peers) {
+		t.Helper()
+		if err := by.lose(t.Context(), 1, p.nonce, time.Second); err != nil {
+			t.Fatal(err)
+		}
+		if err := sit(by); err != nil {
+			t.Fatal(err)
+		}
+	}
+	report := func(p *peers, want error) {
+		t.Helper()
+		if err := p.reporter.First(t.Context()); !errors.Is(err, want) {
+			t.Errorf("a report: %v, want %v", err, want)
+		}
+	}
+	first, second, fourth := newNode(memory.Open()), newNode(memory.Open()), newNode(memory.Open())
+	if err := sit(first); err != nil {
+		t.Fatal(err)
+	}
+	replace(first, second)
+	report(first, rendezvous.ErrFenced)
+	report(second, nil)
+	suspended := &between{Store: memory.Open(), key: second.key("reporter", 1)}
+	third := newNode(suspended) // it has taken the slot, and then another one takes it
+	suspended.call = func() { replace(third, fourth) }
+	if err := second.lose(t.Context(), 1, second.nonce, time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if err := sit(third); !errors.Is(err, errReplaced) {
+		t.Errorf("an agent that was suspended: %v, want %v", err, errReplaced)
+	}
+	report(third, rendezvous.ErrFenced)
+	report(fourth, nil)
+	fourth.clean()
+	report(fourth, rendezvous.ErrFenced)
+	if entries, _, err := memory.Open().List(t.Context(), "lockstep/"); len(entries) > 0 || err != nil {
+		t.Errorf("the job has left %v, %v", entries, err)
+	}
+}
+
 // TestDoubtedStore: a store that shows no heartbeats is lost if that lasts, however often it has happened for a
 // moment before.
 func TestDoubtedStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &muted{Store: rendezvous.NewMemory().Open()}
 		p := newPeers(&Agent{cfg: Config{ID: "lockstep", Nodes: 2, Store: store, HeartbeatTimeout: missedMax * time.Second}})
+		mayReport(t, p)
 		p.start()
 		defer p.close()
 		p.work.Go(func() {
@@ -456,6 +515,7 @@ func TestStoreBackAfterNormalExit(t *testing.T) {
 				}}
 				a.peers = newPeers(a)
 				p := a.peers
+				mayReport(t, p)
 				p.start()
 				defer p.close()
 				p.work.Go(func() {

@@ -50,6 +50,7 @@ type event struct {
 // event/stop/<epoch> ends it; event/end/<epoch>/<node> holds how a node's workers ended.
 // event/interrupt/<epoch> and event/kill/<epoch> hold the user's signals. event/ended ends the job.
 // Heartbeats go through package membership: an agent reports for its node, with the heartbeats of its workers.
+// reporter/<node> holds the nonce of the agent that may do so: it is the fencing token of the reports.
 type peers struct {
 	store       rendezvous.Store // nil: none
 	holder      string           // the process that serves the store, for display; "": it outlives all agents
@@ -60,7 +61,8 @@ type peers struct {
 	node        int
 	nodes       int
 	nonce       string
-	interval    time.Duration
+	timing      membership.Timing // of the reports
+	interval    time.Duration     // a tenth of the heartbeat timeout
 	wait        time.Duration
 	events      chan event
 	ctx         context.Context
@@ -89,19 +91,19 @@ func newPeers(a *Agent) *peers {
 		store: a.cfg.Store, holder: a.cfg.StoreHolder, lasts: a.cfg.StoreHolder == "", job: a.cfg.ID,
 		prefix: "=launch/" + url.PathEscape(a.cfg.ID) + "/",
 		host:   a.host, node: a.cfg.Node, nodes: a.cfg.Nodes, nonce: rand.Text(),
-		interval: a.cfg.HeartbeatTimeout / missedMax,
-		wait:     a.cfg.RendezvousTimeout, events: make(chan event),
+		timing: membership.NewTiming(a.cfg.HeartbeatTimeout, a.cfg.Nodes),
+		wait:   a.cfg.RendezvousTimeout, events: make(chan event),
 		slots: make([]*nodeSlot, a.cfg.Nodes),
 	}
+	p.interval = p.timing.Timeout / missedMax
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.writing, p.stopWriting = context.WithCancel(context.Background())
 	p.guard = a.guard
 	if p.store != nil {
-		every := min(time.Second, p.interval)
 		p.reporter = membership.NewReporter(membership.ReporterConfig{
-			Store: p.store, Key: rendezvous.JobKey(p.job, status.Heartbeats), Node: p.node, Order: p.node, Nonce: p.nonce,
-			Timing: membership.Timing{Every: every, Min: every / 5, Timeout: missedMax * p.interval},
-			Early:  p.nodes <= membership.EarlyMax, By: -1, OnView: p.recordLost,
+			Store: rendezvous.WithToken(p.store, rendezvous.Token{Key: p.key("reporter", p.node), Value: []byte(p.nonce)}),
+			Key:   rendezvous.JobKey(p.job, status.Heartbeats), Node: p.node, Order: p.node, Nonce: p.nonce,
+			NodesMax: p.nodes, Timing: p.timing, Early: p.nodes <= membership.EarlyMax, By: -1, OnView: p.recordLost,
 		})
 	}
 	return p
@@ -499,8 +501,7 @@ func (p *peers) gone(err error) bool {
 	return refused || errors.Is(err, rendezvous.ErrEnded) || errors.Is(err, rendezvous.ErrClosed)
 }
 
-// missedMax is the number of intervals, [peers.interval], in the heartbeat timeout. Agents send heartbeats once an
-// interval, or once a second if that is shorter.
+// missedMax is the number of intervals, [peers.interval], in the heartbeat timeout.
 const missedMax = 10
 
 func (p *peers) send(ev event) {

@@ -166,12 +166,68 @@ func (p *peers) takeSlot(ctx context.Context, mine registration, report func(str
 		}
 		if done {
 			p.first = s.Epoch
+			if err := p.takeReports(ctx); err != nil {
+				return err
+			}
 			if err := p.reporter.First(ctx); err != nil {
 				return err
 			}
 			return p.checkOthers(ctx, &s)
 		}
 	}
+}
+
+// takeReports makes this agent the one that may report for its node: from now on the store refuses the reports of an
+// agent that had the slot before, however late they arrive. The agents of several nodes have slots: one that was
+// suspended here for so long that another has taken its slot does not take the reports from that one.
+func (p *peers) takeReports(ctx context.Context) error {
+	key := p.key("reporter", p.node)
+	for {
+		before, revision, err := p.store.Get(ctx, key)
+		none := errors.Is(err, rendezvous.ErrNotFound)
+		if err == nil && string(before) == p.nonce {
+			return nil
+		}
+		if err == nil || none {
+			err = p.stillMine(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		if none {
+			_, _, err = p.store.Create(ctx, key, []byte(p.nonce))
+		} else {
+			_, err = p.store.Swap(ctx, key, revision, []byte(p.nonce))
+		}
+		if err != nil && (final(err) || pause(ctx, min(p.interval, createPause)) != nil) {
+			return err
+		}
+	}
+}
+
+// stillMine returns an error if another agent has taken this one's slot.
+func (p *peers) stillMine(ctx context.Context) error {
+	if p.nodes == 1 {
+		return nil
+	}
+	text, _, err := p.store.Get(ctx, p.key("event", "slot", p.node))
+	if err != nil {
+		return err
+	}
+	var now nodeSlot
+	if err := json.Unmarshal(text, &now); err != nil {
+		return err
+	}
+	if now.Nonce != p.nonce {
+		return p.replaced(&now)
+	}
+	return nil
+}
+
+// replaced returns the error of an agent whose slot another one has taken.
+func (p *peers) replaced(by *nodeSlot) error {
+	return fmt.Errorf("%v was declared lost, and %w by the agent on host %s with pid %d", &p.mine.registration,
+		errReplaced, by.Host, by.PID)
 }
 
 // checkOthers compares a slot that was taken with those that others have taken at the same time: of two, at
@@ -422,8 +478,7 @@ func (p *peers) renew(ctx context.Context, epoch uint32, mine registration) erro
 			return err
 		}
 		if old.Nonce != p.nonce {
-			return fmt.Errorf("%v was declared lost, and %w by the agent on host %s with pid %d", &p.mine.registration,
-				errReplaced, old.Host, old.PID)
+			return p.replaced(&old)
 		}
 		old.revision = revision
 		s := p.mine

@@ -2,6 +2,7 @@ package membership
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -130,6 +131,16 @@ func (n *NodeFile) read(slot int, last uint64) (count uint64, payload []byte, fr
 		return 0, nil, false
 	}
 	return count, b[8:], true
+}
+
+// answer reads the reporter's answer, unless its count is the last one. It returns false if there is no new one.
+func (n *NodeFile) answer(last uint64) (a answer, ok bool) {
+	count, text, fresh := n.read(n.slots, last)
+	if !fresh || json.Unmarshal(text, &a) != nil {
+		return answer{}, false
+	}
+	a.count = count
+	return a, true
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

@@ -35,6 +35,48 @@ type Timing struct {
 	Wake    <-chan struct{} // receives a value when there is news that should not wait for Every; nil: never
 }
 
+// How many reports all nodes together send in a second: the process that serves the store trains too; and the longest
+// interval between two reports of a node in smaller jobs.
+const (
+	reportsMax = 1000
+	everyMax   = time.Second
+)
+
+// missedMin is the smallest number of intervals in a heartbeat timeout: each is an opportunity to report.
+const missedMin = 4
+
+// NewTiming returns the timing of heartbeats and reports for a heartbeat timeout, zero or negative for none, in a job
+// of so many nodes: one each second; with a timeout below 8 seconds, one each eighth of it. In a job of more than 1,000
+// nodes the intervals are longer, so that all nodes together send at most 1,000 reports a second. The timeout is at
+// least four intervals.
+func NewTiming(timeout time.Duration, nodes int) Timing {
+	every := everyMax
+	if timeout > 0 {
+		every = min(every, timeout/8)
+	}
+	t := Timing{Every: max(every, time.Duration(nodes)*time.Second/reportsMax)}
+	t.Min = t.Every / 5
+	if timeout > 0 {
+		t.Timeout = max(timeout, missedMin*t.Every)
+	}
+	return t
+}
+
+// Through returns the timing of a worker whose heartbeats an agent reports, which reads them from file: the worker's
+// timeout is at least four of the agent's intervals, since the store acknowledges a heartbeat once in an interval. An
+// agent that has not written its interval yet has the longest one for the number of nodes.
+func (t Timing) Through(file *NodeFile) Timing {
+	if t.Timeout <= 0 {
+		return t
+	}
+	every := max(everyMax, t.Every)
+	if a, ok := file.answer(0); ok && a.Every > 0 {
+		every = fromMilliseconds(a.Every)
+	}
+	t.Timeout = max(t.Timeout, missedMin*every)
+	return t
+}
+
 // suspectAfter is how long a member is silent before it is a suspect: three missed heartbeats.
 func (t *Timing) suspectAfter() time.Duration { return 3 * t.Every }
 

@@ -91,3 +91,34 @@ func TestOlderView(t *testing.T) {
 		}
 	}
 }
+
+// TestEarlierRun: reports that an earlier run with more nodes has left in the store are ignored, so that its workers,
+// which have the numbers of this run's, are not lost.
+func TestEarlierRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := rendezvous.NewMemory().Open()
+		old, err := json.Marshal(&Report{
+			Node: 5, Count: 9, Workers: []WorkerReport{{Worker: 1, Heartbeat: Heartbeat{Count: 7}}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := store.Set(t.Context(), "job/alive/5", old); err != nil {
+			t.Fatal(err)
+		}
+		view := []byte(`{"term":3,"count":9,"node":5}`) // whose node coordinated
+		if err := store.Set(t.Context(), "job/alive-view", view); err != nil {
+			t.Fatal(err)
+		}
+		r := NewReporter(ReporterConfig{
+			Store: store, Key: "job/alive", Timing: NewTiming(10*time.Second, 2), By: -1, NodesMax: 2,
+		})
+		go r.Run(t.Context())
+		time.Sleep(time.Minute)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.view == nil || r.view.Term != 4 || len(r.view.Doubts) > 0 {
+			t.Errorf("view %+v, want one of this run without doubts", r.view)
+		}
+	})
+}

@@ -211,15 +211,14 @@ func (t *Timing) wait(ctx context.Context, last time.Time) bool {
 
 // poll reads the reporter's answer, if it is new. late is the time for which this process did not run.
 func (m *Member) poll(now time.Time, late time.Duration, last uint64) uint64 {
-	count, text, fresh := m.cfg.File.read(len(m.peers), last)
+	a, fresh := m.cfg.File.answer(last)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if late > m.cfg.Timing.Every {
 		m.answerAt = sooner(m.answerAt.Add(late), now)
 		m.running = sooner(m.running.Add(late), now)
 	}
-	var a answer
-	if !fresh || json.Unmarshal(text, &a) != nil {
+	if !fresh {
 		return last
 	}
 	m.answerAt, m.by, m.released = now, a.By, a.Released
@@ -246,7 +245,7 @@ func (m *Member) poll(now time.Time, late time.Duration, last uint64) uint64 {
 		close(m.changed)
 		m.changed = make(chan struct{})
 	}
-	return count
+	return a.count
 }
 
 func sooner(a, b time.Time) time.Time {

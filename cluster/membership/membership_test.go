@@ -224,11 +224,15 @@ func start(t *testing.T, nodes, workers int, timing membership.Timing, agents *m
 		for _, w := range c.nodes[n] {
 			m := &member{worker: w, gate: &gate{}, done: make(chan struct{})}
 			m.verdict.Worker = -1
+			own := timing
+			if agents != nil {
+				own = timing.Through(files[n])
+			}
 			m.Member = membership.NewMember(membership.MemberConfig{
 				Store: &link{c.store.Open(), c, n, m}, Key: "job/alive", Epoch: 3, Worker: w, Nodes: c.nodes,
 				Numbers: numbers, Agent: agents != nil,
 				File:   files[n].Through(func() { _ = m.gate.pass(context.Background()) }, &m.full),
-				Timing: timing, State: func() membership.Heartbeat {
+				Timing: own, State: func() membership.Heartbeat {
 					return membership.Heartbeat{Step: 12, Phase: "compute", Text: "in its step function, after 40 calls"}
 				},
 			})

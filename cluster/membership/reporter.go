@@ -26,6 +26,9 @@ type ReporterConfig struct {
 	// Nodes are the workers of each node. A node that never reports is lost too. nil: a node is watched once it has
 	// sent a report.
 	Nodes map[int][]int
+	// NodesMax is the number of nodes, if they are numbered from 0: reports of other nodes, which an earlier run of the
+	// job has left in the store, are ignored. 0: none are.
+	NodesMax int
 	// Timing is that of the reports. With Early a report is sent at once when a worker begins a phase or leaves, but
 	// not before Timing.Min.
 	Timing Timing
@@ -70,11 +73,14 @@ type local struct {
 
 // answer is what a reporter writes for the workers of its node.
 type answer struct {
+	Every    int64           `json:"every_ms"` // its interval
 	By       int             `json:"by"`
 	Released bool            `json:"released,omitempty"`
 	Fenced   bool            `json:"fenced,omitempty"`
 	Echo     []uint64        `json:"echo"`
 	View     json.RawMessage `json:"view,omitempty"`
+
+	count uint64 // in the file
 }
 
 // NewReporter returns a reporter of a node without workers: see [Reporter.Watch].
@@ -358,7 +364,10 @@ func (r *Reporter) writeAnswer(now time.Time, released bool) {
 		r.mu.Unlock()
 		return
 	}
-	text, err := json.Marshal(&answer{By: r.cfg.By, Released: released, Fenced: r.fenced, Echo: r.echo, View: r.viewText})
+	text, err := json.Marshal(&answer{
+		Every: milliseconds(r.cfg.Timing.Every), By: r.cfg.By, Released: released, Fenced: r.fenced, Echo: r.echo,
+		View: r.viewText,
+	})
 	if err != nil {
 		panic(err) // our own types
 	}
@@ -407,7 +416,7 @@ func (r *Reporter) lead(ctx context.Context, before *View, since time.Time, revi
 	c.readAt, c.view.Node = now, r.cfg.Node
 	if before != nil {
 		c.view.Term = before.Term
-		if !before.Released && before.Node != r.cfg.Node {
+		if !before.Released && before.Node != r.cfg.Node && r.has(before.Node) {
 			c.judge.silentSince(before.Node, since.Add(r.cfg.Timing.Every))
 		}
 	}
@@ -435,6 +444,11 @@ func (r *Reporter) lead(ctx context.Context, before *View, since time.Time, revi
 			return
 		}
 	}
+}
+
+// has reports whether a node is one of the job.
+func (r *Reporter) has(node int) bool {
+	return node >= 0 && (r.cfg.NodesMax == 0 || node < r.cfg.NodesMax)
 }
 
 // coordinator is the state of a reporter that makes the view.
@@ -475,7 +489,7 @@ func (c *coordinator) record(entries []rendezvous.Entry, revision uint64) {
 	left := false
 	for _, e := range entries {
 		node, err := strconv.Atoi(strings.TrimPrefix(e.Key, c.reporter.cfg.Key+"/"))
-		if err != nil || e.Deleted {
+		if err != nil || e.Deleted || !c.reporter.has(node) {
 			continue
 		}
 		if r, err := DecodeReport(e.Value); err == nil && r.Node == node {

@@ -11,8 +11,12 @@ import (
 // compares the token in the same operation as it makes the change. Reads are not restricted. The handle shares s, whose
 // Close it calls.
 func Fence(s Store, job string, epoch uint32) Store {
-	return &fenced{s, Token{jobKey(job) + epochKey, epochText(epoch)}}
+	return WithToken(s, Token{jobKey(job) + epochKey, epochText(epoch)})
 }
+
+// WithToken returns a handle on a store whose writes have a token: the store refuses them with [ErrFenced] while the
+// token's key does not have its value. Reads are not restricted. The handle shares s, whose Close it calls.
+func WithToken(s Store, token Token) Store { return &fenced{s, token} }
 
 // epochText is the value of the key of a job's epoch.
 func epochText(epoch uint32) []byte { return strconv.AppendUint(nil, uint64(epoch), 10) }

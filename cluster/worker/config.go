@@ -39,9 +39,11 @@ type Config struct {
 	// RendezvousTimeout is how long Join and Compare wait for the other workers. Default 10 minutes.
 	RendezvousTimeout time.Duration
 	// HeartbeatTimeout is how long a worker, the store, or a connection between two workers may be silent
-	// before it is lost. Default 30 seconds; negative: no limit. All nodes together send at most 1,000
-	// reports a second. So in a job of more than 250 nodes per second of the timeout (7,500 for 30
-	// seconds) the timeout is longer: four intervals.
+	// before it is lost. Default 30 seconds; negative: no limit. It is at least four of the intervals in which
+	// this host reports (membership.NewTiming). The agent of lockstep run reports every second, unless its own
+	// timeout is below 8 seconds: so under it a timeout below 4 seconds becomes 4 seconds, with a warning. All
+	// nodes together send at most 1,000 reports a second: so in a job of more than 250 nodes per second of the
+	// timeout (7,500 for 30 seconds) the timeout is longer.
 	HeartbeatTimeout time.Duration
 	// ProgressTimeout is how long a worker's training goroutine may make no progress, outside any call, while
 	// others wait for it; it is logged as stuck after HeartbeatTimeout. Default: the deadline of the waiting
@@ -98,7 +100,6 @@ const (
 	defaultRendezvous = 10 * time.Minute
 	defaultHeartbeat  = 30 * time.Second
 	defaultDeadline   = 10 * time.Minute // package collective's
-	intervalMax       = time.Second      // longest interval between two heartbeats
 )
 
 // filled returns c with its defaults, or an error for an invalid configuration.
@@ -203,35 +204,18 @@ func noSecret(why string) error {
 		ErrNoSecret, why, cluster.EnvSecret, cluster.EnvSecretFile)
 }
 
-// How many messages all workers, or all nodes, together send in a second: the process that serves the store trains too.
-const (
-	workerReportsMax = 200
-	nodeReportsMax   = 1000
-)
+// workerReportsMax is how many reports about their steps all workers together send in a second: the process that serves
+// the store trains too.
+const workerReportsMax = 200
 
 // reportInterval returns the shortest interval between two reports of one worker about its steps.
 func reportInterval(workers int) time.Duration {
 	return time.Duration(workers) * time.Second / workerReportsMax
 }
 
-// heartbeatInterval returns the interval between two heartbeats of a worker.
+// heartbeatInterval returns the interval between two heartbeats of a worker in a job of few nodes.
 func (c *Config) heartbeatInterval() time.Duration {
-	if c.HeartbeatTimeout < 0 {
-		return intervalMax
-	}
-	return min(intervalMax, c.HeartbeatTimeout/8)
-}
-
-// heartbeats returns when a worker publishes its heartbeats, and when it is lost, in a job of so many nodes. The last
-// heartbeat of a killed worker is at most Min old.
-func (c *Config) heartbeats(nodes int) membership.Timing {
-	t := time.Duration(nodes) * time.Second / nodeReportsMax
-	b := membership.Timing{Every: max(c.heartbeatInterval(), t), Timeout: max(c.HeartbeatTimeout, 0)}
-	b.Min = max(c.heartbeatInterval()/5, t/5)
-	if b.Timeout > 0 {
-		b.Timeout = max(b.Timeout, 4*b.Every)
-	}
-	return b
+	return membership.NewTiming(c.HeartbeatTimeout, 1).Every
 }
 
 // keepAlive makes a connection between two workers end after the same silence as the heartbeat's, since the

@@ -116,7 +116,8 @@ func TestCutOff(t *testing.T) {
 				for _, i := range []int{0, 2} {
 					other := membership.NewMember(membership.MemberConfig{
 						Store: s.Store, Key: w.key("alive"), Worker: i, Nodes: nodes, File: membership.NewMemoryFile(1),
-						Timing: cfg.heartbeats(3), State: func() membership.Heartbeat { return membership.Heartbeat{} },
+						Timing: membership.NewTiming(cfg.HeartbeatTimeout, 3),
+						State:  func() membership.Heartbeat { return membership.Heartbeat{} },
 					})
 					w.work.Go(func() { other.Run(others) })
 				}

@@ -27,11 +27,15 @@ func (w *Worker) startMonitoring(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	timing := w.cfg.heartbeats(len(nodes))
+	timing := membership.NewTiming(w.cfg.HeartbeatTimeout, len(nodes))
+	if numbers != nil {
+		timing = timing.Through(file)
+	}
 	if w.cfg.HeartbeatTimeout > 0 && timing.Timeout > w.cfg.HeartbeatTimeout {
 		if w.job.Worker == 0 {
-			w.cfg.Logger.Warn("worker: the heartbeat timeout is longer than configured: all nodes together send at most 1000 "+
-				"reports a second", "nodes", len(nodes), "configured", w.cfg.HeartbeatTimeout, "used", timing.Timeout)
+			w.cfg.Logger.Warn("worker: the heartbeat timeout is longer than configured: it is at least four intervals between "+
+				"two reports of this host", "interval", timing.Timeout/4, "hosts", len(nodes),
+				"configured", w.cfg.HeartbeatTimeout, "used", timing.Timeout)
 		}
 		w.cfg.HeartbeatTimeout = timing.Timeout
 	}
@@ -283,7 +287,7 @@ func lastSeen(v *membership.WorkerState) string {
 		return fmt.Sprintf("was last seen %s ago as it joined the job", ago)
 	}
 	text := fmt.Sprintf("was last seen %s ago %s", ago, positionText(&v.Heartbeat))
-	if stalled := v.Stalled.Round(time.Second); stalled > 2*intervalMax && !v.Heartbeat.Waiting {
+	if stalled := v.Stalled.Round(time.Second); stalled > 2*time.Second && !v.Heartbeat.Waiting {
 		text += fmt.Sprintf(", where it has been for %v", stalled)
 	}
 	return text
