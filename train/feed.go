@@ -16,11 +16,12 @@ import (
 )
 
 // feeder reads a dataset in the background. While the replicas compute on one global batch, it copies the
-// next one into the padded tensors of another. The tensors are reused.
+// next ones into the padded tensors of others. The tensors are reused.
 type feeder struct {
-	ready  chan *globalBatch // closed at the end, or after err was set
-	free   chan *globalBatch
-	err    error // why ready was closed; nil: the dataset ended
+	ready  chan *globalBatch // has room for all batches; closed at the end, or after err was set
+	free   chan *globalBatch // likewise
+	used   []*globalBatch    // released, but not yet sent to free: see refill
+	err    error             // why ready was closed; nil: the dataset ended
 	cancel context.CancelFunc
 	reader *reader
 	stuck  bool        // next timed out
@@ -44,8 +45,7 @@ type feedConfig struct {
 	labels bool // false: ignore the batches' labels
 	// evaluation allows the shapes that are not for training.
 	evaluation bool
-	// together is the number of batches that are in use at the same time. As many are read ahead, and one is being
-	// filled. 0: 1.
+	// together is the number of batches that are in use at the same time. As many and one more are read ahead. 0: 1.
 	together int
 }
 
@@ -60,7 +60,7 @@ func (t *Trainer) feed(ctx context.Context, ds data.Dataset, cfg feedConfig) (*f
 		return nil, err
 	}
 	depth := 2*max(cfg.together, 1) + 1
-	f := &feeder{ready: make(chan *globalBatch, max(cfg.together, 1)-1), free: make(chan *globalBatch, depth), t: t}
+	f := &feeder{ready: make(chan *globalBatch, depth), free: make(chan *globalBatch, depth), t: t}
 	for range depth {
 		g, err := t.borrow(cfg.labels, cfg.evaluation)
 		if err != nil {
@@ -101,6 +101,7 @@ func (f *feeder) next(ctx context.Context) (*globalBatch, error) {
 		return f.got(ctx, g, ok)
 	default:
 	}
+	f.refill()
 	var deadline <-chan time.Time
 	if d := f.t.config.DataTimeout; d > 0 {
 		if f.timer == nil {
@@ -131,13 +132,21 @@ func (f *feeder) got(ctx context.Context, g *globalBatch, ok bool) (*globalBatch
 	if !ok {
 		return nil, f.err
 	}
+	f.t.feeding = f
 	return g, f.t.compileShape(ctx, g.batchShape)
 }
 
-func (f *feeder) release(list ...*globalBatch) {
-	for _, g := range list {
-		f.free <- g
+// release returns batches that are no longer in use. They are filled again after the next refill.
+func (f *feeder) release(list ...*globalBatch) { f.used = append(f.used, list...) }
+
+// refill wakes the reader, if it has no batch to fill, with those that were released. The first replica calls it when
+// a step begins: a reader that is woken before the replicas' goroutines runs before one of them, which begins its step
+// later by the time of a copy.
+func (f *feeder) refill() {
+	for _, g := range f.used {
+		f.free <- g // has room for all
 	}
+	f.used = f.used[:0]
 }
 
 // step sets b to the next n batches, or to fewer at the end, as next returns them.
@@ -167,6 +176,9 @@ func (f *feeder) close() error {
 	f.closed = true
 	f.mu.Unlock()
 	f.t.giveBack(f.all...)
+	if f.t.feeding == f {
+		f.t.feeding = nil
+	}
 	if returned || f.stuck { // next has reported it
 		return nil
 	}

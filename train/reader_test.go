@@ -247,6 +247,44 @@ func TestDataTimeoutOverWorkers(t *testing.T) {
 	})
 }
 
+// TestRefill checks that the reader of a training is two batches ahead, and that it fills the memory of a batch again
+// only when the replicas have begun the next step, or if there is no other batch.
+func TestRefill(t *testing.T) {
+	for _, accumulate := range []int{1, 3} {
+		inBubble(t, distribute.Options{}, func(t *testing.T, s *distribute.Strategy) {
+			trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64}, fakeConfig(4))
+			if err != nil {
+				t.Fatal(err)
+			}
+			const steps = 4
+			total, read := steps*accumulate, 0
+			ds := data.FromSeq(total, func(context.Context) iter.Seq2[data.Element, error] {
+				return func(yield func(data.Element, error) bool) {
+					for read = range total {
+						if !yield(lineExamples(4), nil) {
+							return
+						}
+					}
+					read = total
+				}
+			})
+			_, err = trainer.Fit(t.Context(), ds, FitConfig{Accumulate: accumulate, Callbacks: []Callback{{
+				OnStepEnd: func(_ context.Context, e Step) error {
+					synctest.Wait()
+					// The reader waits for memory for the batch number read, which counts from 0.
+					if want := min(e.Step*accumulate+accumulate+1, total); read != want {
+						t.Errorf("accumulating %d, after step %d, %d batches are filled: want %d", accumulate, e.Step, read, want)
+					}
+					return nil
+				},
+			}}})
+			if err := errors.Join(err, trainer.Close()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // TestLateReader checks that a feeder that is closed just after its reader has filled a batch does not change that
 // batch afterwards, and fills no other.
 func TestLateReader(t *testing.T) {

@@ -188,6 +188,9 @@ func (t *Trainer) makeSteps() {
 		return t.reduceGradients(ctx, r, t.stepping, true)
 	}
 	t.onReplica = func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+		if r.LocalID() == 0 && t.feeding != nil {
+			t.feeding.refill()
+		}
 		return nil, t.running(ctx, r)
 	}
 }

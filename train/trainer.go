@@ -40,6 +40,7 @@ type Trainer struct {
 	summed  barrier          // all replicas have added their squares
 
 	stepping  *stepBatches                                     // of the step in progress
+	feeding   *feeder                                          // whose batch was taken last; nil: closed
 	takeStep  func(context.Context, *distribute.Replica) error // computes and updates by them
 	running   func(context.Context, *distribute.Replica) error // what onReplica calls
 	onReplica func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error)

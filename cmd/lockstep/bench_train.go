@@ -74,10 +74,11 @@ one program, so the forward pass is measured apart, and backward is the rest.
 With --alone it also measures the computation of a step alone: blocks of %d
 steps of replicas that never synchronize. They alternate with blocks of training
 steps, in the same run and on the same cores. It prints how much longer a step
-takes than its computation, as the median of the ratios of neighbouring blocks,
-how much of that remains if the replicas exchange nothing but wait for the
-slowest after each step, and the time to move the gradients' bytes once, which
-no step can avoid.
+takes than its computation, as the median of the ratios of neighbouring blocks.
+Its shares are how much of that remains if the replicas exchange nothing but
+wait for the slowest after each step, what is added if they sum their gradients,
+the wait for input, and the rest. Last is the time to move the gradients' bytes
+once, which no step can avoid.
 
 With --workers the replicas are divided among so many processes of this machine,
 at most one per replica, each on its own cores. Under lockstep run it measures

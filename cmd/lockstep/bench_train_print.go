@@ -59,6 +59,10 @@ type overheadAlone struct {
 	Processor     number        `json:"processor_overhead"`
 	Wait          number        `json:"wait_overhead"`          // of replicas that only wait for each other
 	Expected      number        `json:"wait_overhead_expected"` // the same, if steps took independent times
+	Exchange      number        `json:"exchange_overhead"`      // beyond it, of replicas that also sum their gradients
+	Input         number        `json:"input_overhead"`
+	Rest          number        `json:"rest_overhead"` // with the exchange, if that was not measured
+	Update        time.Duration `json:"update_ns"`     // of computation; 0: not separate
 	GradientBytes int           `json:"gradient_bytes"`
 	Limit         time.Duration `json:"limit_ns"`
 }
@@ -99,7 +103,7 @@ func (m *benchTrained) json(out io.Writer) error {
 		m.Alone = &overheadAlone{
 			Step: a.step, Computation: a.alone, Cost: number(a.cost), Low: number(a.low), High: number(a.high),
 			Processor: number(a.cpu), Wait: number(a.wait), Expected: number(a.expected), GradientBytes: a.bytes,
-			Limit: a.limit,
+			Limit: a.limit, Exchange: number(a.exchange), Input: number(a.input), Rest: number(a.rest), Update: a.update,
 		}
 	}
 	return writeJSON(out, m)
