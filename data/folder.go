@@ -23,7 +23,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// ImageOptions says how image files become tensors.
+// ImageOptions specifies how image files become tensors.
 type ImageOptions struct {
 	// Height and Width are the size of the results, in pixels. Images of another size are resized by bilinear
 	// interpolation, which averages pixels when it shrinks. 0 for both means that all images must have one size.

@@ -28,7 +28,7 @@ type IndexOptions struct {
 	Workers int
 }
 
-// fileIndex says where the records of a file begin, and what the file contains.
+// fileIndex records where the records of a file begin, and what the file contains.
 type fileIndex struct {
 	kind   string // of the records: "lines", "CSV" (lines with values), "TFRecord", "tar"; "array" has none
 	size   int64

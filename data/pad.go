@@ -10,8 +10,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Padding says how examples of different lengths become a batch. An example is a [Batch], or another nest of tensors.
-// Its length is the first dimension of its first tensor, which is padded at its end.
+// Padding specifies how examples of different lengths become a batch. An example is a [Batch], or another nest of
+// tensors. Its length is the first dimension of its first tensor, which is padded at its end.
 type Padding struct {
 	// Also has the numbers of the other tensors whose first dimension is the length, and which are padded too, such as a
 	// label for each element of a sequence: of a Batch, the inputs count from 0, and the labels follow. It is an error if

@@ -178,7 +178,7 @@ func (d *DistributedDataset) Iter(ctx context.Context) iter.Seq2[Value, error] {
 	return steps(ctx)
 }
 
-// ValueContext says for which replica [Strategy.DistributeValuesFromFunction] needs a value (TensorFlow's
+// ValueContext identifies for which replica [Strategy.DistributeValuesFromFunction] needs a value (TensorFlow's
 // ValueContext).
 type ValueContext struct {
 	ReplicaID   int // TensorFlow's replica_id_in_sync_group: over all workers

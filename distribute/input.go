@@ -7,7 +7,8 @@ import (
 	"github.com/lockstep-ml/lockstep/distribute/internal/pieces"
 )
 
-// AutoShardPolicy says how the workers of a job shard a dataset (TensorFlow's tf.data.experimental.AutoShardPolicy).
+// AutoShardPolicy specifies how the workers of a job shard a dataset (TensorFlow's
+// tf.data.experimental.AutoShardPolicy).
 type AutoShardPolicy uint8
 
 // The policies, TensorFlow's AutoShardPolicy.
@@ -29,7 +30,7 @@ func (p AutoShardPolicy) String() string {
 	return enumName("AutoShardPolicy", uint8(p), "AUTO", "OFF", "FILE", "DATA", "HINT")
 }
 
-// ReplicationMode says how often [Strategy.DistributeDatasetsFromFunction] calls its function (TensorFlow's
+// ReplicationMode specifies how often [Strategy.DistributeDatasetsFromFunction] calls its function (TensorFlow's
 // InputReplicationMode).
 type ReplicationMode uint8
 
@@ -42,12 +43,12 @@ const (
 // InputOptions configure distributed datasets. The zero value has TensorFlow's defaults, except for Prefetch,
 // which is 1 in TensorFlow.
 type InputOptions struct {
-	// AutoShard says how several workers shard the data.
+	// AutoShard specifies how several workers shard the data.
 	AutoShard AutoShardPolicy
 	// KeepOnHost leaves the elements on the host's device. By default each replica's elements are on the
 	// replica's device (TensorFlow's experimental_fetch_to_device, negated).
 	KeepOnHost bool
-	// ReplicationMode says how often a dataset function is called.
+	// ReplicationMode specifies how often a dataset function is called.
 	ReplicationMode ReplicationMode
 	// PlaceOnDevice creates each replica's dataset on the replica's device. It needs PerReplicaInput and
 	// KeepOnHost. It has no effect on logical CPU devices, which share the host's memory.

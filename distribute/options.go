@@ -11,7 +11,7 @@ import (
 	"github.com/lockstep-ml/lockstep/timeline"
 )
 
-// ReduceOp says how the replicas' values are combined (TensorFlow's ReduceOp): [Sum] or [Mean].
+// ReduceOp specifies how the replicas' values are combined (TensorFlow's ReduceOp): [Sum] or [Mean].
 type ReduceOp = collective.ReduceOp
 
 // The reductions of tf.distribute.
@@ -77,9 +77,9 @@ type Options struct {
 	Timeout time.Duration
 	// Implementation selects the implementation of the collectives. Default: AUTO.
 	Implementation Implementation
-	// Order says whether sums use the canonical tree. Default: Canonical.
+	// Order specifies whether sums use the canonical tree. Default: Canonical.
 	Order collective.Order
-	// Sparse says how IndexedSlices are reduced. Default: SparseKeep.
+	// Sparse specifies how IndexedSlices are reduced. Default: SparseKeep.
 	Sparse Sparse
 	// Accumulate is the type of partial sums of float16 and bfloat16 in transfers. Default: AccumulateDType.
 	Accumulate collective.Accumulate
@@ -178,7 +178,7 @@ func checkReduceOp(op string, r ReduceOp) error {
 // OnePack as [Options.BytesPerPack] puts all tensors of a dtype into one pack. 0 lets the library choose.
 const OnePack = packing.OnePack
 
-// Sparse says how IndexedSlices are reduced.
+// Sparse specifies how IndexedSlices are reduced.
 type Sparse uint8
 
 // The ways to reduce IndexedSlices. [SparseKeep] is TensorFlow's, and the default: the result has the rows of

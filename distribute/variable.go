@@ -11,7 +11,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Synchronization says when a variable's components are combined (TensorFlow's VariableSynchronization).
+// Synchronization specifies when a variable's components are combined (TensorFlow's VariableSynchronization).
 type Synchronization uint8
 
 // The synchronizations.
@@ -27,7 +27,7 @@ func (s Synchronization) String() string {
 	return enumName("Synchronization", uint8(s), "AUTO", "ON_WRITE", "ON_READ", "NONE")
 }
 
-// Aggregation says how the replicas' values are combined (TensorFlow's VariableAggregation).
+// Aggregation specifies how the replicas' values are combined (TensorFlow's VariableAggregation).
 type Aggregation uint8
 
 // The aggregations.
@@ -52,9 +52,9 @@ type VariableConfig struct {
 	Initial Value
 	// Init makes the value if Initial is nil. It is called once.
 	Init func(context.Context) (Value, error)
-	// Synchronization says when the components are combined. Default: OnWrite, a mirrored variable.
+	// Synchronization specifies when the components are combined. Default: OnWrite, a mirrored variable.
 	Synchronization Synchronization
-	// Aggregation says how values that replicas write (OnWrite) or hold (OnRead) are combined. Default: none.
+	// Aggregation specifies how values that replicas write (OnWrite) or hold (OnRead) are combined. Default: none.
 	Aggregation Aggregation
 	// NotTrainable excludes the variable from training.
 	NotTrainable bool
@@ -93,7 +93,7 @@ func (v *Variable) Name() string { return v.name + ":0" }
 // Strategy returns the strategy that the variable belongs to.
 func (v *Variable) Strategy() *Strategy { return v.strategy }
 
-// VariableKind says how a strategy implements a variable.
+// VariableKind specifies how a strategy implements a variable.
 type VariableKind uint8
 
 // The kinds of variables.

@@ -208,8 +208,8 @@ type Optimized interface {
 // Summed is a [Program] with metrics that are no means over the examples.
 type Summed interface {
 	Program
-	// Summaries says for each of Metrics how its value follows from sums over examples. Scalars.Metrics holds the sums
-	// of all metrics, one metric after the other.
+	// Summaries specifies for each of Metrics how its value follows from sums over examples. Scalars.Metrics holds the
+	// sums of all metrics, one metric after the other.
 	Summaries() []Summary
 }
 

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Link says what a worker sent to another one over the network in a step, and how long it waited for data from it.
+// Link records what a worker sent to another one over the network in a step, and how long it waited for data from it.
 type Link struct {
 	Peer int // worker
 	// Sending is the time with data on its way to the peer: sent and not acknowledged, without the time in which the

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Kind says what happened in an [Event].
+// Kind identifies what happened in an [Event].
 type Kind uint8
 
 // The kinds. All but Collective are parts of the work of a replica, one after the other; collectives overlap them.
@@ -240,7 +240,7 @@ func (r *Recorder) Training() *Training {
 	return r.training.Load()
 }
 
-// Step says where the time of one training step went, on the first replica of a worker. A step begins when the
+// Step records where the time of one training step went, on the first replica of a worker. A step begins when the
 // previous one was committed, so that callbacks between steps belong to the next one.
 type Step struct {
 	Step       int64         // from 1

@@ -40,7 +40,7 @@ type Config struct {
 	// the other, while the gradients of later ones are computed. 0: the engine's default. It must be the same on
 	// all workers; on XLA, another value may change the last bits of results.
 	BucketBytes int
-	// Compress says how gradients are exchanged between replicas. The default exchanges them as they are. Anything
+	// Compress specifies how gradients are exchanged between replicas. The default exchanges them as they are. Anything
 	// else changes the results, and pays off over links of about 1 Gbit/s and less; see package compress. It must be
 	// the same on all workers. A single replica exchanges nothing.
 	Compress compress.Codec

@@ -12,7 +12,7 @@ import (
 type EarlyStoppingConfig struct {
 	// Monitor is the loss or metric to follow. Default: "val_loss".
 	Monitor string
-	// Mode says whether a smaller or a larger number is better.
+	// Mode specifies whether a smaller or a larger number is better.
 	Mode Mode
 	// MinDelta is the smallest difference that counts as an improvement.
 	MinDelta float64

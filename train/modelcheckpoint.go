@@ -34,7 +34,7 @@ type ModelCheckpointConfig struct {
 	BestOnly bool
 	// Monitor is the loss or metric by which epochs are compared. Default: "val_loss".
 	Monitor string
-	// Mode says whether a smaller or a larger value of Monitor is better.
+	// Mode specifies whether a smaller or a larger value of Monitor is better.
 	Mode Mode
 }
 

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Mode says when a monitored number is better.
+// Mode specifies when a monitored number is better.
 type Mode uint8
 
 // The modes.

@@ -9,7 +9,7 @@ import (
 type ReduceLROnPlateauConfig struct {
 	// Monitor is the loss or metric to follow. Default: "val_loss".
 	Monitor string
-	// Mode says whether a smaller or a larger number is better.
+	// Mode specifies whether a smaller or a larger number is better.
 	Mode Mode
 	// Factor multiplies the learning rate, and is less than 1. Default: 0.1.
 	Factor float64

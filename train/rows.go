@@ -38,7 +38,7 @@ func wholeBatch(b data.Batch) *readRows {
 // could have done so.
 func (r *readRows) byRows() bool { return r.identity.predicted != nil && allOnes(r.batch.Weights) }
 
-// rowIdentity says which examples a global batch has, and which of them this worker has read.
+// rowIdentity records which examples a global batch has, and which of them this worker has read.
 type rowIdentity struct {
 	order     uint64      // hash of all identities, as the order of the epoch predicts them
 	data      uint64      // fingerprint of the dataset

@@ -12,8 +12,8 @@ import (
 	"github.com/lockstep-ml/lockstep/train/compress"
 )
 
-// Sharding says whether the optimizer is sharded: see Config.ShardOptimizer. It implements encoding.TextMarshaler and
-// encoding.TextUnmarshaler.
+// Sharding specifies whether the optimizer is sharded: see Config.ShardOptimizer. It implements encoding.TextMarshaler
+// and encoding.TextUnmarshaler.
 type Sharding uint8
 
 // The values of Config.ShardOptimizer.

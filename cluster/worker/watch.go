@@ -222,7 +222,7 @@ func (w *Worker) loseLease(err error) {
 	})
 }
 
-// leaseFix says what has happened to a worker whose lease has ended, and what to do; "": the store is lost.
+// leaseFix describes what has happened to a worker whose lease has ended, and what to do; "": the store is lost.
 func leaseFix(err error) string {
 	switch {
 	case errors.Is(err, membership.ErrDeclaredLost):

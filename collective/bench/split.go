@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Split says how the ranks are divided into groups, which make the same calls at the same time (nccl-tests:
+// Split specifies how the ranks are divided into groups, which make the same calls at the same time (nccl-tests:
 // NCCL_TESTS_SPLIT). The zero value is one group of all ranks.
 type Split struct {
 	By string // "mod" or "div", or empty

@@ -62,7 +62,7 @@ type Options struct {
 	// RowGroupBytes limits the size of one decoded row group, of the columns that are read. A larger one is an error, as
 	// the file may be damaged: a few bytes can encode billions of equal values. Default: 4 GiB.
 	RowGroupBytes int64
-	// Index says where the hashes of the files' contents are kept, by which workers compare their data.
+	// Index specifies where the hashes of the files' contents are kept, by which workers compare their data.
 	Index data.IndexOptions
 }
 

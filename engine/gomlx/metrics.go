@@ -75,7 +75,7 @@ func SparseTopKAccuracy(k int) Metric {
 //
 //	Metrics: []gomlx.Metric{gomlx.Binary{Logits: true}.AUC()}
 type Binary struct {
-	// Logits says that the predictions are logits. By default they are probabilities.
+	// Logits specifies that the predictions are logits. By default they are probabilities.
 	Logits bool
 	// Threshold is the probability above which a prediction is positive. Default: 0.5. AUC does not use it.
 	Threshold float64

@@ -18,7 +18,7 @@ const (
 	Quotients
 )
 
-// Single says which operand of [Combine] is one number, and not a vector.
+// Single specifies which operand of [Combine] is one number, and not a vector.
 type Single uint8
 
 // Its values.

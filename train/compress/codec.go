@@ -33,7 +33,8 @@ func (m Method) String() string {
 	return fmt.Sprintf("Method(%d)", uint8(m))
 }
 
-// Codec says how gradients are exchanged. The zero value exchanges them as they are. All replicas must use the same.
+// Codec specifies how gradients are exchanged. The zero value exchanges them as they are. All replicas must use the
+// same.
 type Codec struct {
 	Method Method
 	// Rank is the rank of PowerSGD's matrices: the larger, the more exact and the more bytes. Default: 1.

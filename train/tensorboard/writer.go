@@ -94,8 +94,8 @@ func (w *Writer) value(step int64, tag string, fill func(*message)) error {
 	return w.event(step, 5, summary)
 }
 
-// Restart says that the training continues here: TensorBoard drops what an earlier, interrupted process wrote for this
-// step and later ones.
+// Restart records that the training continues here: TensorBoard drops what an earlier, interrupted process wrote for
+// this step and later ones.
 func (w *Writer) Restart(step int64) error {
 	var session message
 	session.int(1, 1) // START

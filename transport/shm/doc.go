@@ -67,7 +67,7 @@ type Config struct {
 	ArenaBytes int
 }
 
-// WhyApart says in what two processes of one host differ, by their [HostID]s, so that they cannot share memory:
+// WhyApart describes how two processes of one host differ, by their [HostID]s, so that they cannot share memory:
 // "different users (1000 and 1001)". It returns "" if they are equal, or not of one host as far as can be known: a
 // network namespace counts as a host.
 func WhyApart(a, b string) string {

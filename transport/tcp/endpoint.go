@@ -61,7 +61,7 @@ type peer struct {
 	got  uint64 // number of frames from it
 }
 
-// peerState says whether a peer is down. It is immutable; changes replace it.
+// peerState records whether a peer is down. It is immutable; changes replace it.
 type peerState struct {
 	gone   error // the first reason why it is down: ErrClosed, a *Failure, or the error of a lost connection
 	broken bool  // a data connection ended; the reason may follow on the control connection

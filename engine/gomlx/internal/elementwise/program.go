@@ -184,7 +184,7 @@ func (p *Program) Apply(name string, result tensor.DType, in ...Value) Value {
 	return p.append(s, result)
 }
 
-// single says which operand of an arithmetic operation is one number.
+// single specifies which operand of an arithmetic operation is one number.
 func (p *Program) single(s *step) kernel.Single {
 	left, right := p.values[s.in[0]].kind == number, p.values[s.in[1]].kind == number
 	switch {
