@@ -139,8 +139,12 @@ func (r *Remote) Run(ctx context.Context) (int, error) {
 	if err != nil {
 		return 1, fmt.Errorf("launch: %w", err)
 	}
+	clients := len(r.Hosts)
+	for _, h := range r.Hosts {
+		clients += h.Workers
+	}
 	opened, err := StoreConfig{
-		Backend: "tcp", Endpoint: address, ID: r.Config.ID, Secret: r.Secret, Serve: true,
+		Backend: "tcp", Endpoint: address, ID: r.Config.ID, Secret: r.Secret, Serve: true, Clients: clients,
 		Logger: r.Logger,
 	}.Open(ctx)
 	if err != nil {

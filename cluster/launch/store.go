@@ -27,8 +27,9 @@ type StoreConfig struct {
 	// ID names the job, and Secret, if given, encrypts and authenticates the connections to a TCP store.
 	ID     string
 	Secret secret.Secret
-	// Serve serves a TCP store in this process.
-	Serve bool
+	// Serve serves a TCP store in this process, for that many Clients: workers and agents.
+	Serve   bool
+	Clients int
 	// Logger receives the store's messages. Default slog.Default().
 	Logger *slog.Logger
 }
@@ -133,7 +134,7 @@ func etcdURL(endpoint string) (string, error) {
 
 // serve serves a TCP store. Its lifetime does not depend on ctx: it must outlive all its users.
 func (m StoreConfig) serve(ctx context.Context) (*JobStore, error) {
-	cfg := rendezvous.ServerConfig{Listen: m.Endpoint, Logger: m.Logger}
+	cfg := rendezvous.ServerConfig{Listen: m.Endpoint, Logger: m.Logger, Clients: m.Clients}
 	if m.Secret.Given() {
 		var err error
 		if cfg.TLS, err = m.Secret.TLS(m.ID, 0); err != nil {

@@ -114,29 +114,29 @@ func apart(ctx context.Context, s Store, key string, workers int) ([][]byte, err
 // Size limits of a record. A longer one is not written: then each worker reads the values themselves.
 const (
 	recordMax  = 1 << 20 // bytes as it is stored: etcd's servers accept a little more than that in one request
-	valuesMax  = 1 << 26 // bytes of all values
+	valuesMax  = 1 << 26 // bytes of all values and their lengths
 	apartBytes = 4       // of a record without the values
+	recordHead = 8       // bytes before the compressed ones
+	deflateMax = 1100    // how often DEFLATE shrinks bytes at most, rounded up
 )
 
-// pack encodes values as one record: the number of values, and, compressed by DEFLATE, the length of each and then the
-// values. Values that repeat one another, as those of the workers of a host do, take little space. It returns the
-// number alone if the record were too long.
+// pack encodes values as one record: the number of values (4 bytes) and the size of the rest before its compression by
+// DEFLATE (4): the length of each value, and the values. Values that repeat one another, as those of the workers of a
+// host do, take little space. It returns the number of values alone if the record were too long.
 func pack(values [][]byte) []byte {
 	apart := binary.LittleEndian.AppendUint32(nil, uint32(len(values)))
+	var lengths []byte
 	total := 0
 	for _, v := range values {
-		if total += len(v); total > valuesMax {
+		lengths = binary.AppendUvarint(lengths, uint64(len(v)))
+		if total += len(v); total+len(lengths) > valuesMax {
 			return apart
 		}
 	}
-	out := bytes.NewBuffer(bytes.Clone(apart))
+	out := bytes.NewBuffer(binary.LittleEndian.AppendUint32(bytes.Clone(apart), uint32(total+len(lengths))))
 	w, err := flate.NewWriter(out, flate.DefaultCompression)
 	if err != nil {
 		panic(err) // the level is valid
-	}
-	var lengths []byte
-	for _, v := range values {
-		lengths = binary.AppendUvarint(lengths, uint64(len(v)))
 	}
 	w.Write(lengths) // to memory: no error
 	for _, v := range values {
@@ -156,8 +156,15 @@ func unpack(record []byte, workers int) ([][]byte, error) {
 	if len(record) == apartBytes {
 		return nil, nil
 	}
-	b, err := io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader(record[apartBytes:])), 2*valuesMax))
-	if err != nil {
+	size := 0
+	if len(record) > recordHead {
+		size = int(binary.LittleEndian.Uint32(record[apartBytes:]))
+	}
+	if size > min(valuesMax, deflateMax*len(record)) {
+		return nil, fmt.Errorf("an invalid record of %d bytes, decompressed %d", len(record), size)
+	}
+	b := make([]byte, size)
+	if _, err := io.ReadFull(flate.NewReader(bytes.NewReader(record[min(recordHead, len(record)):])), b); err != nil {
 		return nil, fmt.Errorf("an invalid record of %d bytes: %w", len(record), err)
 	}
 	lengths, total := make([]int, workers), uint64(0)

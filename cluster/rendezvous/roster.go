@@ -51,7 +51,7 @@ func unpackRoster(packed []byte, workers int) ([]Registration, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous: the roster: %w", err)
 	}
-	var r roster
+	r := roster{Members: make([]int, 0, 2*workers)}
 	if texts == nil {
 		return nil, fmt.Errorf("rendezvous: the roster is empty")
 	}

@@ -143,6 +143,7 @@ func (m *many) work(ctx context.Context, w int) error {
 			return fmt.Errorf("worker %d of %d: %v, want %v", i, len(all), &got, want)
 		}
 	}
+	own, all = all[w], nil // the others are in another process's memory
 	addresses, err := rendezvous.Exchange(ctx, counting(1), own.Key("connect"), w, m.workers, m.addresses[w])
 	if err != nil {
 		return err
@@ -152,7 +153,7 @@ func (m *many) work(ctx context.Context, w int) error {
 			return fmt.Errorf("address %d of %d: %q", i, len(addresses), got)
 		}
 	}
-	own, all, addresses = all[w], nil, nil // the others are in another process's memory
+	addresses = nil
 	facts := []rendezvous.Fact{{Name: "model", Value: "mlp"}, {Name: "global batch", Value: "65536"}}
 	if err := rendezvous.Compare(ctx, counting(2), own.Key("compare"), w, m.workers, facts); err != nil {
 		return err
@@ -203,7 +204,7 @@ func TestManyWorkers(t *testing.T) {
 	if *manyWorkers == 0 {
 		return
 	}
-	s := serve(t, rendezvous.ServerConfig{})
+	s := serve(t, rendezvous.ServerConfig{Clients: *manyWorkers})
 	m := newMany(*manyWorkers, func() (rendezvous.Store, error) {
 		return rendezvous.Open(t.Context(), s.URL(), rendezvous.Config{Logger: quiet})
 	})

@@ -113,8 +113,12 @@ func (c *serverConn) send(p *response) error {
 
 // write writes a response. The caller holds c.writing.
 func (c *serverConn) write(p *response) error {
-	_, err := c.conn.Write(p.encode())
-	return err
+	for _, piece := range p.encode() {
+		if _, err := c.conn.Write(piece); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // notifyEnd notifies the client that the server ends, and closes the connection.

@@ -26,6 +26,9 @@ type ServerConfig struct {
 	// TLS and Authenticate are as in [Config], for this side.
 	TLS          *tls.Config
 	Authenticate func(conn net.Conn, dialed bool, hello []byte) error
+	// Clients is the number of clients that may connect at the same moment: so many handshakes may be incomplete.
+	// A SharedListener has its own limit. Default, and minimum, 128.
+	Clients int
 	// Bytes bounds the store's content: all keys and values, plus 128 bytes for each. A larger change is
 	// refused with [ErrFull]. Default, and maximum, [TotalMax].
 	Bytes int
@@ -86,7 +89,10 @@ func Serve(ctx context.Context, cfg ServerConfig) (*Server, error) {
 // open starts accepting clients.
 func (s *Server) open() (err error) {
 	if s.listener == nil {
-		s.listener, err = listener.Open(listener.Config{Listen: s.cfg.Listen, Listener: s.cfg.Listener, Logger: s.cfg.Logger})
+		s.listener, err = listener.Open(listener.Config{
+			Listen: s.cfg.Listen, Listener: s.cfg.Listener, Logger: s.cfg.Logger,
+			HalfOpen: max(s.cfg.Clients, listener.HalfOpenDefault),
+		})
 		if err != nil {
 			return err
 		}

@@ -165,7 +165,11 @@ const (
 	statuses
 )
 
-const responseBytes = 20
+const (
+	responseBytes = 20
+	entryHead     = 16       // bytes of an entry before its key
+	pieceBytes    = 16 << 10 // a value of so many bytes is not copied into the response
+)
 
 // response is the server's response: as many frames as its entries need.
 type response struct {
@@ -176,29 +180,47 @@ type response struct {
 	entries  []Entry // get: one with the value; create: the existing one
 }
 
-// encode returns the response's frames.
-func (p *response) encode() []byte {
+// encode returns the response's frames, in pieces to be written one after the other. A large value is a piece of its
+// own, not copied: many clients may get the same at once.
+func (p *response) encode() [][]byte {
 	le := binary.LittleEndian
+	var pieces [][]byte
 	var b []byte
 	for rest, first := p.entries, true; first || len(rest) > 0; first = false {
-		at := len(b)
-		b = append(b, 0, 0, 0, 0, byte(p.status), 0, 0, 0)
+		n, bytes := frameEntries(rest)
+		b = le.AppendUint32(b, uint32(responseBytes+bytes))
+		b = append(b, byte(p.status), byte(count(n < len(rest))), 0, 0)
 		b = le.AppendUint64(b, p.id)
 		b = le.AppendUint64(b, p.revision)
-		for len(rest) > 0 && len(b)-at < chunkBytes {
-			e := &rest[0]
+		for i := range rest[:n] {
+			e := &rest[i]
 			b = le.AppendUint16(b, uint16(len(e.Key)))
 			b = append(b, byte(count(e.Deleted)), 0)
 			b = le.AppendUint32(b, uint32(len(e.Value)))
 			b = le.AppendUint64(b, e.Revision)
 			b = append(b, e.Key...)
-			b = append(b, e.Value...)
-			rest = rest[1:]
+			if len(e.Value) < pieceBytes {
+				b = append(b, e.Value...)
+				continue
+			}
+			pieces = append(pieces, b, e.Value)
+			b = nil
 		}
-		b[at+5] = byte(count(len(rest) > 0))
-		le.PutUint32(b[at:], uint32(len(b)-at-4))
+		rest = rest[n:]
 	}
-	return b
+	if len(b) > 0 {
+		pieces = append(pieces, b)
+	}
+	return pieces
+}
+
+// frameEntries returns how many entries the next frame has, and their bytes in it.
+func frameEntries(entries []Entry) (n, bytes int) {
+	for n < len(entries) && responseBytes+bytes < chunkBytes {
+		bytes += entryHead + len(entries[n].Key) + len(entries[n].Value)
+		n++
+	}
+	return n, bytes
 }
 
 // decode parses one frame's body. Values alias it.
@@ -209,7 +231,7 @@ func (p *response) decode(b []byte) error {
 	}
 	*p = response{status: status(b[0]), more: b[1] == 1, id: le.Uint64(b[4:]), revision: le.Uint64(b[12:])}
 	for b = b[responseBytes:]; len(b) > 0; {
-		if len(b) < 16 {
+		if len(b) < entryHead {
 			return errors.New("the store's response is truncated within an entry")
 		}
 		k, v := int(le.Uint16(b)), int64(le.Uint32(b[4:]))
@@ -241,11 +263,14 @@ func readFrame(r io.Reader) ([]byte, error) {
 		_, err := io.ReadFull(r, b)
 		return b, err
 	}
-	b, err := io.ReadAll(io.LimitReader(r, n))
-	if err == nil && int64(len(b)) < n {
-		err = io.ErrUnexpectedEOF
+	var b []byte
+	for have := int64(0); have < n; have = int64(len(b)) {
+		b = append(make([]byte, 0, min(n, 4*have+32<<10)), b...)[:min(n, 4*have+32<<10)]
+		if _, err := io.ReadFull(r, b[have:]); err != nil {
+			return nil, err
+		}
 	}
-	return b, err
+	return b, nil
 }
 
 // idleConn is a connection with an idle timeout: a read without data for so long fails, and so does a write

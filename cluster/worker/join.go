@@ -295,11 +295,18 @@ const (
 	storeBytesShare = 1 << 20
 )
 
+// openPort opens the port that serves the store: all workers may connect at the same moment.
+func (w *Worker) openPort(address string) (*listener.Listener, error) {
+	return listener.Open(listener.Config{
+		Listen: address, Logger: w.cfg.Logger, HalfOpen: max(w.job.Workers, listener.HalfOpenDefault),
+	})
+}
+
 // serveStore serves the store at this process's port, which the replicas use too.
 func (w *Worker) serveStore(ctx context.Context, cfg rendezvous.Config) (err error) {
 	if w.port == nil { // else exchangeStore has opened it
 		address := w.externalAddress(ctx, strings.TrimPrefix(w.job.Store, "tcp://"))
-		if w.port, err = listener.Open(listener.Config{Listen: address, Logger: w.cfg.Logger}); err != nil {
+		if w.port, err = w.openPort(address); err != nil {
 			return err
 		}
 	}

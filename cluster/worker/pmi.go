@@ -12,7 +12,6 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/cluster/pmi"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
-	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
 // storeKey is the key in the launcher's key-value space under which worker 0 puts the address of its store.
@@ -86,7 +85,7 @@ func (w *Worker) openStorePort(ctx context.Context) (string, error) {
 		advertise = ownAddress(ctx)
 	}
 	var err error
-	w.port, err = listener.Open(listener.Config{Listen: net.JoinHostPort(host, ports), Logger: w.cfg.Logger})
+	w.port, err = w.openPort(net.JoinHostPort(host, ports))
 	if err != nil {
 		return "", err
 	}

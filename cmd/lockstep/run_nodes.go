@@ -69,7 +69,7 @@ func (o *runFlags) rendezvous(cfg *launch.Config) (launch.StoreConfig, error) {
 		return m, err
 	}
 	cfg.Node = o.nodeRank
-	m.Serve = cfg.Node == 0
+	m.Serve, m.Clients = cfg.Node == 0, cfg.Nodes*(1+cfg.Workers)
 	if cfg.Address = o.localAddr; cfg.Address == "" && cfg.Nodes > 1 {
 		cfg.Address, err = ownAddress(m)
 	}

@@ -30,6 +30,9 @@ type Config struct {
 	Logger *slog.Logger
 }
 
+// HalfOpenDefault is the default of [Config.HalfOpen].
+const HalfOpenDefault = 128
+
 func (c Config) filled() Config {
 	if c.Listen == "" {
 		c.Listen = "127.0.0.1:0"
@@ -38,7 +41,7 @@ func (c Config) filled() Config {
 		c.Handshake = 10 * time.Second
 	}
 	if c.HalfOpen <= 0 {
-		c.HalfOpen = 128
+		c.HalfOpen = HalfOpenDefault
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
