@@ -410,13 +410,13 @@ func (s overhead) table(out io.Writer) error {
 		return fmt.Sprintf("  %-11s %+.1f %%: %s\n", name, 100*share, fmt.Sprintf(format, args...))
 	}
 	shares := row("waits", s.wait, "the computation alone, if all wait for the slowest after each step "+
-		"(%+.1f if times are independent)", 100*s.expected)
+		"(%+.1f %% if the times of steps are independent)", 100*s.expected)
 	rest := "the test of the gradients, agreement, callbacks, statistics"
 	switch {
 	case s.exchanges:
-		shares += row("exchange", s.exchange, "the same, if all sum their gradients in each step")
+		shares += row("exchange", s.exchange, "beyond that, if all sum their gradients in each step")
 	case s.replicas > 1:
-		rest = "the gradients' exchange, and all else"
+		rest = "the exchange of the gradients, and everything else"
 	}
 	shares += row("input", s.input, "the first replica waits for its batch") + row("rest", s.rest, "%s", rest)
 	update := ""
