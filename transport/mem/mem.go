@@ -124,6 +124,7 @@ type endpoint struct {
 	gone   atomic.Pointer[transport.PeerDown] // why this rank is down for its peers; nil: it is not
 	answer atomic.Pointer[func(seq uint64) []byte]
 	slots  [2]*slotLines // of the odd and the even calls
+	_      [64]byte      // what the rank behind it writes in every call is on another cache line than what all read
 }
 
 // slotLines is a slot on separate cache lines, if the memory around it begins on one. What peers read in every call is

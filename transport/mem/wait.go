@@ -31,15 +31,25 @@ const (
 )
 
 // A wait spins in rounds of spinPolls checks before it blocks, some 10 microseconds in all, about as long as blocking
-// and waking up takes. Between two rounds it yields.
+// and waking up takes. Between two rounds it yields, which takes as long as half a small call. So the first round has
+// spinFirst checks, unless the last wait has ended as it yielded: then the awaited rank probably needs this processor.
 //
 // The system may leave the threads of two ranks on one processor, which they hand over to each other at every call. So
 // a rank whose waits end handoverMax times in succession as it yields compares its processor with those of the others.
 const (
 	spinRounds  = 32
 	spinPolls   = 128
+	spinFirst   = 1024
 	handoverMax = 16
 )
+
+// polls returns the number of checks in a round.
+func (e *endpoint) polls(round int) int {
+	if round == 0 && e.handovers == 0 {
+		return spinFirst
+	}
+	return spinPolls
+}
 
 // spins reports whether a wait spins another round. With more ranks than processors it does not, since it would keep
 // the other ranks from running. The number of processors is counted after each round, and at times when a wait blocks,
@@ -148,7 +158,7 @@ func (a *frameWait) done() bool { return a.slot.state.Load() == a.state != a.oth
 // waitFrame blocks until a is done, cannot be done any more, or ctx ends.
 func (e *endpoint) waitFrame(ctx context.Context, a *frameWait) error {
 	for round := 0; e.spins(round); round++ {
-		for i := range spinPolls {
+		for i := range e.polls(round) {
 			if a.done() {
 				e.spun(round, i)
 				return nil
@@ -215,7 +225,7 @@ func (e *endpoint) after(i int) int {
 // waitFlags blocks until v is done, cannot be done any more, or ctx ends.
 func (e *endpoint) waitFlags(ctx context.Context, v *flagWait) error {
 	for round := 0; e.spins(round); round++ {
-		for i := range spinPolls {
+		for i := range e.polls(round) {
 			if v.behind(e) < 0 {
 				e.spun(round, i)
 				return nil

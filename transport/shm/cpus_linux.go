@@ -34,6 +34,7 @@ const (
 	pollsNot   = 0   // it blocks at once
 	pollsEach  = 32  // checks before it yields its processor, each time
 	pollsFirst = 200 // before the first time, if there is a processor for every rank
+	pollsLong  = 800 // in its place, unless the last wait has ended as the rank yielded its processor
 )
 
 // limitSet is the control groups that limit the CPU time of a rank, in shared memory. Limits beyond its length are

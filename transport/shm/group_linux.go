@@ -167,26 +167,27 @@ type endpoint struct {
 	blocks []*block
 
 	// Used by the rank's goroutine only.
-	calls    uint64            // number of calls published
-	late     bool              // Publish was called after Close: the call has no slot
-	total    uint64            // number of flags set
-	base     uint64            // number of flags set before the current call
-	own      [2]transport.Slot // as published, by slot
-	shapes   [2][]int          // their shapes, kept
-	quick    [2]bool           // they have no memories
-	version  [2]uint32         // of their texts
-	views    [][2]view         // by peer and slot
-	names    map[string]string // texts seen so far
-	garbage  []error           // invalid data of a peer, by peer
-	want     want
-	polls    int    // number of checks before it yields its processor between checks; 0: it blocks at once
-	yields   uint32 // number of waits that have yielded it, or blocked at once
-	mover    affinity.Mover
-	taken    []int     // CPUs on which other ranks waited; see separate
-	counted  time.Time // when countCPUs was last called
-	staged   []bool    // by rank: its staging buffer is backed by memory
-	unstaged error     // why a staging buffer has no memory
-	inspect  func(peer int, h transport.Header) error
+	calls      uint64            // number of calls published
+	late       bool              // Publish was called after Close: the call has no slot
+	total      uint64            // number of flags set
+	base       uint64            // number of flags set before the current call
+	own        [2]transport.Slot // as published, by slot
+	shapes     [2][]int          // their shapes, kept
+	quick      [2]bool           // they have no memories
+	version    [2]uint32         // of their texts
+	views      [][2]view         // by peer and slot
+	names      map[string]string // texts seen so far
+	garbage    []error           // invalid data of a peer, by peer
+	want       want
+	polls      int    // number of checks before it yields its processor between checks; 0: it blocks at once
+	yields     uint32 // number of waits that have yielded it, or blocked at once
+	handedOver bool   // the last wait has ended as it yielded it
+	mover      affinity.Mover
+	taken      []int     // CPUs on which other ranks waited; see separate
+	counted    time.Time // when countCPUs was last called
+	staged     []bool    // by rank: its staging buffer is backed by memory
+	unstaged   error     // why a staging buffer has no memory
+	inspect    func(peer int, h transport.Header) error
 
 	outgoing, incoming []pipeEnd // by peer
 	x                  exchange

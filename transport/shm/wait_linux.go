@@ -11,7 +11,8 @@ import (
 
 // If there is a processor for every rank, a wait polls some hundred times, about as long as peers that compute at
 // the same pace are apart. Then it yields its processor between polls: if the awaited peer needs it, a call takes
-// microseconds, where further spinning would take until the end of a time slice. It blocks after about the time that
+// microseconds, where further spinning would take until the end of a time slice. If that ends the wait, the next one
+// polls less before, since yielding takes as long as a small call. It blocks after about the time that
 // blocking and waking up costs. The processor is yielded to other threads, not to other goroutines (runtime.Gosched):
 // that makes the runtime wake threads to look for work, which compete with the peers.
 const (
@@ -28,9 +29,14 @@ func (e *endpoint) spin() bool {
 		}
 		return false
 	}
+	if first == pollsFirst && !e.handedOver {
+		first = pollsLong
+	}
 	var since time.Time
+	yielded := 0 // the last check after which it yielded its processor
 	for i := 1; ; i++ {
 		if e.happened() {
+			e.handedOver = yielded > 0 && yielded == i-1
 			return true
 		}
 		if i < first || i%pollsEach != 0 {
@@ -43,7 +49,7 @@ func (e *endpoint) spin() bool {
 			since = time.Now()
 			if e.yields++; e.yields%separateEvery == 0 {
 				e.countNow(since)
-				if first == pollsFirst {
+				if first >= pollsFirst {
 					e.separate()
 				}
 			}
@@ -51,6 +57,7 @@ func (e *endpoint) spin() bool {
 			return false
 		}
 		unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		yielded = i
 	}
 }
 

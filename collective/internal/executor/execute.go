@@ -119,7 +119,14 @@ func (x *Executor) atOnce(severalLocal bool) error {
 	if skip, err := x.stop(); skip {
 		return err
 	}
-	if call.Dst.Bytes > 0 {
+	switch {
+	case call.Dst.Bytes == 0:
+	case len(x.Domain) == 2: // the tree over two ranks
+		kernel.Reduce(x.op, call.Type, x.dstAt, x.stage(x.Domain[0]), x.stage(x.Domain[1]), n)
+		if x.mean {
+			kernel.Scale(call.Type, x.dstAt, x.dstAt, n, x.size)
+		}
+	default:
 		x.src, x.dst = x.src[:0], append(x.dst[:0], x.dstAt)
 		for _, r := range x.Domain {
 			x.src = append(x.src, x.stage(r))
