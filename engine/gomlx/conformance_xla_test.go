@@ -20,12 +20,15 @@ func TestConformanceXLA(t *testing.T) {
 	}))
 }
 
-// TestConformanceStaged runs the suite with the copies that an accelerator needs.
+// TestConformanceStaged runs the suite's tests of memory with the copies that an accelerator needs. Most of its time
+// are XLA's compilations, so it leaves out the other tests, which TestConformanceXLA runs on the same programs.
 func TestConformanceStaged(t *testing.T) {
 	needXLA(t)
-	enginetest.Run(t, conformance(func(n int) (engine.Engine, error) {
+	c := conformance(func(n int) (engine.Engine, error) {
 		return gomlx.OpenXLA(gomlx.Staged(gomlx.XLAOptions{Devices: n}))
-	}))
+	})
+	c.Memory = true
+	enginetest.Run(t, c)
 }
 
 const builtWithXLA = true
