@@ -132,6 +132,7 @@ func (w *Worker) link(ctx context.Context) error {
 
 // join joins the rendezvous and connects to the other workers.
 func (w *Worker) join(ctx context.Context, me info) error {
+	defer w.closeLaunched() // unless the member has it
 	if err := w.openStore(ctx); err != nil {
 		return err
 	}
@@ -143,14 +144,10 @@ func (w *Worker) join(ctx context.Context, me info) error {
 	}
 	working, stopWork := context.WithCancel(context.Background())
 	w.stopWork = stopWork
-	if err := w.startMonitoring(working); err != nil {
-		stopWork()
-		w.failRendezvous(err)
-		w.keepStore()
-		w.closeStore()
-		return err
+	err := w.startMonitoring(working)
+	if err == nil { // before another worker's failure, of which this may be the cause too, ends the wait
+		err = w.checkHosts()
 	}
-	err := w.checkHosts() // before another worker's failure, of which this may be the cause too, ends the wait
 	if err == nil {
 		err = w.explain(ctx, w.unlessGone(ctx, "", w.link))
 	}

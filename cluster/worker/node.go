@@ -76,6 +76,14 @@ func (w *Worker) openLaunched() *int {
 	return &node
 }
 
+// closeLaunched closes the file of openLaunched, if it is still open.
+func (w *Worker) closeLaunched() {
+	if w.launched != nil {
+		w.launched.Close()
+		w.launched = nil
+	}
+}
+
 // folderID identifies the folder that the workers of a node share; "": there is none.
 func folderID() string {
 	folder, err := private.Folder()
@@ -94,14 +102,14 @@ const (
 	nodeFileOld    = 24 * time.Hour // files of workers that were killed while they joined
 )
 
-// nodeFile opens the file of this worker's node.
+// nodeFile opens the file of this worker's node. The caller closes it.
 func (w *Worker) nodeFile(nodes [][]int, launched bool) (*membership.NodeFile, error) {
 	if launched {
-		return w.launched, nil
+		file := w.launched
+		w.launched = nil
+		return file, nil
 	}
-	if w.launched != nil { // a worker of another node has no agent that reports for it
-		w.launched.Close()
-	}
+	w.closeLaunched() // a worker of another node has no agent that reports for it
 	var mine []int
 	for _, workers := range nodes {
 		for _, i := range workers {

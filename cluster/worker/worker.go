@@ -258,6 +258,10 @@ func (w *Worker) leaveSucceeded(ctx context.Context) error {
 // leaveFailed leaves a job that failed. The worker that serves the store gives the others, except the lost
 // ones, time to read the reason from it.
 func (w *Worker) leaveFailed() {
+	if w.member == nil { // it does not know which of them are alive
+		w.keepStore()
+		return
+	}
 	if w.server == nil && !w.removes() {
 		return
 	}

@@ -220,6 +220,61 @@ func TestGoneWhileOthersConnect(t *testing.T) {
 	}
 }
 
+// withoutFolder is a store that takes the folder for temporary files from the process once all workers have joined.
+type withoutFolder struct {
+	rendezvous.Store
+	t *testing.T
+}
+
+func (s *withoutFolder) Create(ctx context.Context, key string, value []byte) ([]byte, bool, error) {
+	current, created, err := s.Store.Create(ctx, key, value)
+	if strings.HasSuffix(key, "/meet/outcome") {
+		if err := os.Setenv("TMPDIR", filepath.Join(os.DevNull, "none")); err != nil {
+			s.t.Error(err)
+		}
+	}
+	return current, created, err
+}
+
+// TestNoNodeFile: workers that cannot open the file of their node end the job for all at once, with the reason.
+func TestNoNodeFile(t *testing.T) {
+	key, err := secret.Parse(strings.Repeat("0123456789abcdef", 4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", t.TempDir())
+	t.Setenv("XDG_RUNTIME_DIR", "")
+	memory := rendezvous.NewMemory()
+	errs := make([]error, 3)
+	var wg sync.WaitGroup
+	for i := range errs {
+		wg.Go(func() {
+			apart := "two workers that need a file"
+			if i == 1 {
+				apart = "a worker that needs none"
+			}
+			_, errs[i] = worker.Join(t.Context(), worker.Config{
+				Job: &cluster.Job{
+					Source: "a test", ID: "no file", Worker: i, Workers: 3, Store: "test://", LocalWorker: -1,
+				},
+				Secret: key, Apart: apart, Getenv: bare, Logger: slog.New(slog.DiscardHandler),
+				RendezvousTimeout: 20 * time.Second, Schemes: map[string]rendezvous.Opener{
+					"test": func(context.Context, string, rendezvous.Config) (rendezvous.Store, error) {
+						return &withoutFolder{memory.Open(), t}, nil
+					},
+				},
+			})
+		})
+	}
+	wg.Wait()
+	for i, err := range errs {
+		if err == nil || errors.Is(err, context.DeadlineExceeded) ||
+			!strings.Contains(err.Error(), "the folder in which the workers of this host exchange heartbeats") {
+			t.Errorf("worker %d: %v, want the reason", i, err)
+		}
+	}
+}
+
 // TestNoSecretFirst: a worker of a job on several hosts without a secret reports that, also if another worker, which
 // has
 // failed for the same reason, has left the job already.
