@@ -495,7 +495,8 @@ func decodeLogHeader(b []byte) (h logHeader, err error) {
 	case len(b) != logHeaderBytes || string(b[:8]) != logMagic:
 		return h, errors.New("not the log of a store")
 	case le.Uint16(b[8:]) != Version:
-		return h, fmt.Errorf("a log of version %d, this program reads version %d", le.Uint16(b[8:]), Version)
+		return h, fmt.Errorf("a log of version %d of the rendezvous, this program has version %d: run the same version of "+
+			"Lockstep on all hosts, or use another folder", le.Uint16(b[8:]), Version)
 	case checksum(b[:44]) != le.Uint32(b[44:]):
 		return h, errors.New("its header is corrupt")
 	}

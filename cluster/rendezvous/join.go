@@ -361,7 +361,12 @@ func (m *joiner) deleted(ctx context.Context) error {
 // conclude determines the outcome from the registrations so far. It returns nil if workers are missing.
 func (m *joiner) conclude(ctx context.Context) (*outcome, error) {
 	for i := range m.registrations {
-		if c := &m.registrations[i]; c.Workers != m.own.Workers {
+		switch c := &m.registrations[i]; {
+		case versionOf(c.Version) != Version:
+			return m.propose(ctx, &JoinError{Kind: Mismatch, Workers: []int{c.Worker, m.own.Worker}, Text: fmt.Sprintf(
+				"job %q (epoch %d): %v has version %d of the rendezvous, and %v has version %d: run the same version of "+
+					"Lockstep on all hosts", m.own.Job, m.own.Epoch, c, versionOf(c.Version), &m.own, Version)}, nil)
+		case c.Workers != m.own.Workers:
 			return m.propose(ctx, m.disagree(c), nil)
 		}
 	}

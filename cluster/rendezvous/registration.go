@@ -32,6 +32,8 @@ type Registration struct {
 	// Nonce distinguishes this process from others that register as the same worker. Default: random. [Join] returns
 	// that of this process, and of the first worker of each group of workers whose registrations are equal otherwise.
 	Nonce string `json:"nonce"`
+	// Version is the version of the rendezvous. [Join] sets it.
+	Version int `json:"version,omitempty"`
 	// Data is for packages built on this one: the worker's addresses, for example. At most 1 MiB.
 	Data []byte `json:"data,omitempty"`
 }
@@ -105,6 +107,7 @@ func (c Registration) filled() (Registration, error) {
 	if c.Nonce == "" {
 		c.Nonce = rand.Text()
 	}
+	c.Version = Version
 	return c, c.check()
 }
 

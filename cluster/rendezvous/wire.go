@@ -12,8 +12,10 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
-// Version is the version of the TCP store's protocol, docs/rendezvous.md. Both ends must have the same.
-const Version = 1
+// Version is the version of the rendezvous, docs/rendezvous.md: of the TCP store's protocol, of the log in a folder,
+// and of the keys that workers write into any store. It must be the same in all processes of a job. Writes have tokens
+// from version 2 on: a process of version 1 would ignore them.
+const Version = 2
 
 const (
 	instanceBytes = 16
@@ -38,16 +40,25 @@ type (
 func (id clientID) hello() *listener.Hello {
 	g := &listener.Hello{Service: listener.Store}
 	copy(g.Fields[:], id[:])
+	binary.LittleEndian.PutUint16(g.Fields[len(id):], Version)
 	return g
 }
 
 // clientOf returns the client id in a hello.
 func clientOf(g *listener.Hello) (id clientID, err error) {
-	if [listener.FieldsBytes - 16]byte(g.Fields[16:]) != [listener.FieldsBytes - 16]byte{} || g.Job != [16]byte{} {
+	const rest = len(id) + 2
+	if [listener.FieldsBytes - rest]byte(g.Fields[rest:]) != [listener.FieldsBytes - rest]byte{} || g.Job != [16]byte{} {
 		return id, listener.Refuse(listener.Damaged, "the hello is not for a store")
 	}
-	return clientID(g.Fields[:16]), nil
+	if version := versionOf(int(binary.LittleEndian.Uint16(g.Fields[len(id):]))); version != Version {
+		return id, listener.Refuse(listener.Versions, "it has version %d of the rendezvous, the store has version %d: run "+
+			"the same version of Lockstep on all hosts", version, Version)
+	}
+	return clientID(g.Fields[:len(id)]), nil
 }
+
+// versionOf returns the version that a process states: version 1 stated none.
+func versionOf(stated int) int { return max(stated, 1) }
 
 // opcode is the operation of a request.
 type opcode uint8
