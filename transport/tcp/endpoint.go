@@ -233,6 +233,7 @@ func (e *endpoint) attach(a *connection, rank int, answer func() error) error {
 		return err
 	}
 	keepAlive(a.raw, e.group.world.node.cfg.KeepAlive)
+	limitLocal(a.raw, !e.group.world.spin)
 	p.stream = newStream(newWire(a.raw, a.shim, &e.poller), a.raw.RemoteAddr())
 	e.measure(p.stream, rank)
 	p.wanted.Store(true)
