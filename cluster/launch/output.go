@@ -21,6 +21,7 @@ const (
 	Stderr
 )
 
+// String returns the stream's name.
 func (s Stream) String() string { return [...]string{"stdout", "stderr"}[s] }
 
 // screen writes whole lines to the agent's outputs. A blocked output delays, for a limited time, only

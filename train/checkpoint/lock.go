@@ -43,6 +43,7 @@ type LockedError struct {
 	why    string
 }
 
+// Error implements error.
 func (e *LockedError) Error() string {
 	who := "another process"
 	if e.Holder.PID != 0 {
