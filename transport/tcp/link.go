@@ -1,7 +1,7 @@
 package tcp
 
 import (
-	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -14,7 +14,8 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
-// link is the control connection with another process. One goroutine reads, another writes.
+// link is the control connection with another process. One goroutine reads; another writes while messages are queued:
+// most links of a large job are idle.
 type link struct {
 	w    *world
 	proc int
@@ -22,10 +23,11 @@ type link struct {
 	done sync.WaitGroup // the writer
 	read chan struct{}  // closed when the reader has ended
 
-	mu     sync.Mutex
-	queue  []byte        // encoded messages to send
-	kick   chan struct{} // a token: queue has data, or the link closes
-	closed bool
+	mu      sync.Mutex
+	queue   []byte // encoded messages to send
+	writing bool   // the writer runs
+	broken  bool   // a write has failed
+	closed  bool
 }
 
 const (
@@ -33,12 +35,13 @@ const (
 	answersMax = 1 << 20
 	// closeTimeout bounds how long a closing link waits for the other end to receive the queued messages.
 	closeTimeout = 500 * time.Millisecond
+	// readAhead is the size of the buffer of a control connection, for a few messages without text.
+	readAhead = 256
 )
 
 func newLink(w *world, proc int, a *connection) *link {
 	limitSilence(a.raw, w.node.cfg.KeepAlive)
-	l := &link{w: w, proc: proc, a: a, read: make(chan struct{}), kick: make(chan struct{}, 1)}
-	l.done.Go(l.writeLoop)
+	l := &link{w: w, proc: proc, a: a, read: make(chan struct{})}
 	go l.readLoop() // close awaits it
 	return l
 }
@@ -51,46 +54,86 @@ func (l *link) send(m *message) {
 	if l.closed || m.kind == msgAnswer && len(l.queue) > answersMax {
 		return
 	}
+	l.put(m)
+}
+
+// put queues a message, and starts the writer if it does not run. The caller holds mu.
+func (l *link) put(m *message) {
+	if l.broken {
+		return
+	}
 	l.queue = m.append(l.queue)
-	select {
-	case l.kick <- struct{}{}:
-	default:
+	if !l.writing {
+		l.writing = true
+		l.done.Go(l.write)
 	}
 }
 
-func (l *link) writeLoop() {
-	var out []byte
-	for range l.kick {
+// write writes the queued messages.
+func (l *link) write() {
+	for {
 		l.mu.Lock()
-		out, l.queue = l.queue, out[:0]
-		closed := l.closed
+		out, closed := l.queue, l.closed
+		l.queue = nil
+		l.writing = len(out) > 0
 		l.mu.Unlock()
+		if len(out) == 0 {
+			return
+		}
 		if closed {
 			l.a.conn.SetWriteDeadline(time.Now().Add(closeTimeout))
 		}
 		if _, err := l.a.conn.Write(out); err != nil {
+			l.mu.Lock()
+			l.broken = true
+			l.mu.Unlock()
 			l.a.raw.Close() // readLoop reports the error
-			return
-		}
-		if closed {
 			return
 		}
 	}
 }
 
+// readLoop waits with a shallow stack, and so with little memory: most links of a large job are idle.
 func (l *link) readLoop() {
 	defer close(l.read)
-	in := bufio.NewReaderSize(l.a.conn, 8<<10)
-	var err error
-	for err == nil {
-		var m message
-		switch err = readMessage(in, &m); {
-		case err == nil && m.kind == msgBye:
-			err = io.EOF
-		case err == nil:
-			l.w.receive(&m, l.proc)
+	in := make([]byte, 0, readAhead)
+	for {
+		n, err := l.a.conn.Read(in[len(in):cap(in)])
+		if in, err = l.received(in[:len(in)+n], err); err != nil {
+			l.ended(err)
+			return
 		}
 	}
+}
+
+// received handles the complete messages at the start of in. It returns the rest, with room for the next message, and
+// the error that ends the connection: err, that of an invalid message, or io.EOF after msgBye.
+func (l *link) received(in []byte, err error) ([]byte, error) {
+	rest := in
+	for {
+		var m message
+		n, failed := m.split(rest)
+		switch {
+		case failed != nil:
+			return nil, failed
+		case n > len(rest) && err == io.EOF && len(rest) > 0:
+			return nil, io.ErrUnexpectedEOF
+		case n > len(rest) && err != nil:
+			return nil, err
+		case n > cap(in):
+			return append(make([]byte, 0, n), rest...), nil
+		case n > len(rest):
+			return in[:copy(in, rest)], nil
+		case m.kind == msgBye:
+			return nil, io.EOF
+		}
+		l.w.receive(&m, l.proc)
+		rest = rest[n:]
+	}
+}
+
+// ended handles the end of the connection.
+func (l *link) ended(err error) {
 	if errors.Is(err, errMessage) {
 		l.w.node.acceptor.Refuse(l.a.raw.RemoteAddr(), &listener.Refusal{Reason: listener.Frame, Text: err.Error()})
 	}
@@ -125,11 +168,8 @@ func lossReason(err error) error {
 func (l *link) close() {
 	l.mu.Lock()
 	l.closed = true
-	l.queue = (&message{kind: msgBye}).append(l.queue)
-	select {
-	case l.kick <- struct{}{}:
-	default:
-	}
+	l.a.conn.SetWriteDeadline(time.Now().Add(closeTimeout)) // of a write that is under way too
+	l.put(&message{kind: msgBye})
 	l.mu.Unlock()
 	l.done.Wait()
 	timer := time.NewTimer(closeTimeout)
@@ -142,24 +182,22 @@ func (l *link) close() {
 	<-l.read
 }
 
-// readMessage reads one message. Its text has at most transport.ReasonMax bytes.
-func readMessage(r io.Reader, m *message) error {
-	var b [messageBytes]byte
-	if _, err := io.ReadFull(r, b[:]); err != nil {
-		return err
+// split decodes the message at the start of b, whose text has at most transport.ReasonMax bytes. It returns the
+// message's length. If b is shorter, the message is incomplete, and the length is that of its head if that is
+// incomplete too.
+func (m *message) split(b []byte) (length int, err error) {
+	if len(b) < messageBytes {
+		return messageBytes, nil
 	}
-	n, sum, err := m.decode(&b)
-	if err != nil {
-		return err
+	n, sum, err := m.decode((*[messageBytes]byte)(b))
+	if err != nil || len(b) < messageBytes+n {
+		return messageBytes + n, err
 	}
 	if n > 0 {
-		m.text = make([]byte, n)
-		if _, err := io.ReadFull(r, m.text); err != nil {
-			return fmt.Errorf("%w: reading its text: %w", errMessage, err)
-		}
+		m.text = bytes.Clone(b[messageBytes : messageBytes+n])
 	}
 	if got := crc32.Checksum(m.text, castagnoli); got != sum {
-		return fmt.Errorf("%w: its text has checksum %#x, but its head has %#x", errMessage, got, sum)
+		return 0, fmt.Errorf("%w: its text has checksum %#x, but its head has %#x", errMessage, got, sum)
 	}
-	return nil
+	return messageBytes + n, nil
 }
