@@ -114,7 +114,7 @@ func apart(ctx context.Context, s Store, key string, workers int) ([][]byte, err
 // Size limits of a record. A longer one is not written: then each worker reads the values themselves.
 const (
 	recordMax  = 1 << 20 // bytes as it is stored: etcd's servers accept a little more than that in one request
-	valuesMax  = 1 << 26 // bytes of all values and their lengths
+	valuesMax  = 1 << 23 // bytes of all values and their lengths: more would hardly shrink to recordMax
 	apartBytes = 4       // of a record without the values
 	recordHead = 8       // bytes before the compressed ones
 	deflateMax = 1100    // how often DEFLATE shrinks bytes at most, rounded up

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/internal/race"
 )
 
 var manyWorkers = flag.Int("workers", 0, "TestManyWorkers: also so many workers, each with a connection to a TCP store")
@@ -195,7 +196,7 @@ func (m *many) run(t *testing.T) time.Duration {
 // TestManyWorkers: the requests of a rendezvous are proportional to the number of workers.
 func TestManyWorkers(t *testing.T) {
 	for _, n := range []int{128, 1024} {
-		if n > 128 && testing.Short() {
+		if n > 128 && (testing.Short() || race.Enabled) {
 			break
 		}
 		memory := rendezvous.NewMemory()
