@@ -84,7 +84,7 @@ func TestRealHosts(t *testing.T) {
 		for _, hosts := range link.hosts {
 			within := 0.1
 			if hosts > 4 {
-				within = 0.15 // on 2 cores two of the six took 12 to 16 % longer; the reason is not known
+				within = 0.15 // data that arrives before its round delays others: docs/simulate.md
 			}
 			c := cluster(hosts, hosts, false)
 			c.Combine, c.Copy, c.MTU = 30e9, 12e9, 1500

@@ -71,8 +71,9 @@ type shim struct {
 	sent    int
 }
 
-// aheadBytes is how much ciphertext is read at once. Package tls reads one record at a time.
-const aheadBytes = 128 << 10
+// aheadBytes is how much ciphertext is read at once. Package tls reads one record at a time. This and [recordBytes] are
+// small, because package tls copies from and to these buffers: 128 KiB each takes a quarter longer at 10 Gbit/s.
+const aheadBytes = 32 << 10
 
 func (s *shim) Read(p []byte) (int, error) {
 	if s.base == nil {
@@ -128,7 +129,7 @@ type tlsWire struct {
 }
 
 // recordBytes is how much is encrypted at a time: several records, which one system call sends.
-const recordBytes = 128 << 10
+const recordBytes = 32 << 10
 
 // read decrypts records until p is full. It ignores the second slice: following records are in memory already.
 func (w *tlsWire) read(p, _ []byte) (int, error) {
