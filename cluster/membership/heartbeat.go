@@ -15,16 +15,16 @@ type Heartbeat struct {
 	Progress uint64 `json:"progress"`
 	// Waiting reports that the worker is in a collective call, where it may have to wait for others: it is not
 	// stuck itself.
-	Waiting bool `json:"waits,omitempty"`
+	Waiting bool `json:"waiting,omitempty"`
 	// Text is additional information, for display.
 	Text string `json:"text,omitempty"`
 	// Timeout is the worker's own heartbeat timeout in milliseconds; negative: it is never lost; 0: its node's. The
 	// membership service sets it.
 	Timeout int64 `json:"timeout_ms,omitempty"`
 	// Count counts the heartbeats from 1. The membership service sets it.
-	Count uint64 `json:"beat"`
+	Count uint64 `json:"heartbeat"`
 	// Final marks the last heartbeat: the worker has left on purpose. The membership service sets it.
-	Final bool `json:"gone,omitempty"`
+	Final bool `json:"final,omitempty"`
 }
 
 // Timing configures how often members publish, and when they are lost.

@@ -103,11 +103,11 @@ func TestEarlierRun(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := store.Set(t.Context(), "job/alive/5", old); err != nil {
+		if err := store.Set(t.Context(), "job/heartbeats/5", old); err != nil {
 			t.Fatal(err)
 		}
 		view := []byte(`{"term":3,"count":9,"node":5}`) // whose node coordinated
-		if err := store.Set(t.Context(), "job/alive-view", view); err != nil {
+		if err := store.Set(t.Context(), "job/heartbeats-view", view); err != nil {
 			t.Fatal(err)
 		}
 		r := NewReporter(ReporterConfig{

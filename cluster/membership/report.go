@@ -16,7 +16,7 @@ type Report struct {
 	// Count differs from that of every other report of the node.
 	Count uint64 `json:"count"`
 	// Final marks the last report: all workers of the node have left.
-	Final bool `json:"gone,omitempty"`
+	Final bool `json:"final,omitempty"`
 	// Epoch is the epoch of the job that the workers are in.
 	Epoch   uint32         `json:"epoch"`
 	Workers []WorkerReport `json:"workers,omitempty"`

@@ -89,12 +89,12 @@ func FuzzLog(f *testing.F) {
 	})
 }
 
-func FuzzCardAndOutcome(f *testing.F) {
+func FuzzRegistrationAndOutcome(f *testing.F) {
 	f.Add([]byte(`{"job":"a","role":"worker","worker":1,"workers":2}`))
-	f.Add([]byte(`{"met":true}`))
+	f.Add([]byte(`{"joined":true}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if c, err := parseRegistration(b); err == nil && c.check() != nil {
-			t.Fatalf("%q is a card that is none", b)
+			t.Fatalf("%q is an invalid registration that was accepted", b)
 		}
 		if o, err := parseOutcome(b); err == nil && o.Joined == (o.Error != nil) {
 			t.Fatalf("%q is an outcome that is none", b)
@@ -171,15 +171,15 @@ func TestDecodeOnce(t *testing.T) {
 		text := fmt.Sprintf(`{"job":"a","role":"worker","worker":%d,"workers":2,"pid":%d}`, worker, pid)
 		return Entry{Value: []byte(text), Revision: revision}
 	}
-	now := map[string]Entry{"card/1": entry(1, 10, 7)}
+	now := map[string]Entry{"registration/1": entry(1, 10, 7)}
 	for _, step := range []struct {
 		key  string
 		e    Entry
 		want []int // pids
 	}{
-		{"card/1", Entry{Value: []byte("garbage"), Revision: 7}, []int{10}}, // not read again
-		{"card/0", entry(0, 20, 8), []int{20, 10}},
-		{"card/1", entry(1, 11, 9), []int{20, 11}},
+		{"registration/1", Entry{Value: []byte("garbage"), Revision: 7}, []int{10}}, // not read again
+		{"registration/0", entry(0, 20, 8), []int{20, 10}},
+		{"registration/1", entry(1, 11, 9), []int{20, 11}},
 		{"outcome", Entry{Value: []byte("{}"), Revision: 10}, []int{20, 11}},
 	} {
 		if err := m.read(now); err != nil {
@@ -197,7 +197,7 @@ func TestDecodeOnce(t *testing.T) {
 			t.Errorf("after %s: pids %v, want %v", step.key, got, step.want)
 		}
 	}
-	now["card/1"] = Entry{Value: []byte("garbage"), Revision: 11}
+	now["registration/1"] = Entry{Value: []byte("garbage"), Revision: 11}
 	if err := m.read(now); err == nil {
 		t.Error("an invalid registration was accepted")
 	}

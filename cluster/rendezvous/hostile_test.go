@@ -100,7 +100,7 @@ func TestJoinWithWrongSecret(t *testing.T) {
 			t.Error(err)
 		}
 		for n := 0; n < 2; time.Sleep(time.Millisecond) {
-			registrations, _, err := s.List(ctx, rendezvous.Key("digits", 0, "worker/meet/card/"))
+			registrations, _, err := s.List(ctx, rendezvous.Key("digits", 0, "worker/join/registration/"))
 			if n = len(registrations); err != nil {
 				t.Error(err)
 				break

@@ -56,7 +56,7 @@ func (e *JoinError) Unwrap() error {
 
 // outcome is the result of a rendezvous: the first one written to the store is valid for all.
 type outcome struct {
-	Joined bool       `json:"met"`
+	Joined bool       `json:"joined"`
 	Error  *JoinError `json:"error,omitempty"`
 	// Roster has the registrations, packed, if Joined. "": each worker reads the registrations themselves.
 	Roster []byte `json:"roster,omitempty"`
@@ -66,7 +66,7 @@ const (
 	epochKey         = "epoch"          // of a job: the epoch that it is in
 	jobsKey          = "=jobs/"         // the jobs in the store; no escaped id begins with "="
 	outcomeKey       = "outcome"        // of a rendezvous
-	registrationsKey = "card/"          // of a rendezvous
+	registrationsKey = "registration/"  // of a rendezvous
 	leaveWithin      = 2 * time.Second  // for a worker that leaves, to write it to the store
 	refusedSince     = 10 * time.Minute // older refusals by the store are not reported
 	namedMax         = 16               // workers that a text names with host and pid
@@ -86,7 +86,7 @@ func Join(ctx context.Context, s Store, own Registration) ([]Registration, error
 		return nil, err
 	}
 	m := &joiner{
-		unfenced: s, store: Fence(s, own.Job, own.Epoch), own: own, prefix: own.Key(own.Role, "meet/"), since: time.Now(),
+		unfenced: s, store: Fence(s, own.Job, own.Epoch), own: own, prefix: own.Key(own.Role, "join/"), since: time.Now(),
 	}
 	registrations, err := m.join(ctx)
 	if errors.Is(err, ErrFenced) { // in which epoch the job is now

@@ -108,7 +108,7 @@ func TestJoin(t *testing.T) {
 						}
 						for w, got := range m.registrations {
 							if got.Worker != w || got.Host != string(rune('a'+w)) {
-								t.Errorf("process %d: card %d is %v", i, w, &got)
+								t.Errorf("process %d: registration %d is %v", i, w, &got)
 							}
 						}
 						continue

@@ -58,7 +58,7 @@ func playJoin(ctx context.Context, args []string) error {
 	}
 	for w, pid := range pids {
 		if string(pid) != strconv.Itoa(registrations[w].PID) {
-			return fmt.Errorf("worker %d's card has pid %d, it says %s", w, registrations[w].PID, pid)
+			return fmt.Errorf("worker %d's registration has pid %d, its output %s", w, registrations[w].PID, pid)
 		}
 	}
 	return rendezvous.Leave(ctx, s, registrations[worker])

@@ -19,7 +19,7 @@ import (
 const (
 	// Heartbeats is the name under which nodes report the heartbeats of their workers, and Reports the one of the
 	// workers' reports about their steps.
-	Heartbeats = "alive"
+	Heartbeats = "heartbeats"
 	Reports    = "report"
 )
 
@@ -51,7 +51,7 @@ func Follow(ctx context.Context, s rendezvous.Store, job string, t *Tracker, eve
 	}
 }
 
-// add adds an entry of the store whose key is "<epoch>/<name>/<worker or node>", or "alive/<node>". Others, and
+// add adds an entry of the store whose key is "<epoch>/<name>/<worker or node>", or "heartbeats/<node>". Others, and
 // invalid ones, are ignored.
 func (t *Tracker) add(key string, e rendezvous.Entry) {
 	parts := strings.Split(key, "/")

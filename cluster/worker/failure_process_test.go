@@ -309,7 +309,7 @@ func waitForRegistrations(t *testing.T, store, job string, workers int) {
 	defer cancel()
 	s := openAsOwn(t, store, job)
 	for n := 0; n < workers; time.Sleep(10 * time.Millisecond) {
-		entries, _, err := s.List(ctx, rendezvous.Key(job, 0, "worker", "meet", "card")+"/")
+		entries, _, err := s.List(ctx, rendezvous.Key(job, 0, "worker", "join", "registration")+"/")
 		if err != nil {
 			t.Fatal(err)
 		}

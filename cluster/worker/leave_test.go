@@ -115,7 +115,7 @@ func TestCutOff(t *testing.T) {
 				others, leave := context.WithCancel(t.Context()) // the others go on
 				for _, i := range []int{0, 2} {
 					other := membership.NewMember(membership.MemberConfig{
-						Store: s.Store, Key: w.key("alive"), Worker: i, Nodes: nodes, File: membership.NewMemoryFile(1),
+						Store: s.Store, Key: w.key("heartbeats"), Worker: i, Nodes: nodes, File: membership.NewMemoryFile(1),
 						Timing: membership.NewTiming(cfg.HeartbeatTimeout, 3),
 						State:  func() membership.Heartbeat { return membership.Heartbeat{} },
 					})

@@ -98,7 +98,7 @@ func folderID() string {
 }
 
 const (
-	nodeFilePrefix = "alive-"
+	nodeFilePrefix = "heartbeats-"
 	nodeFileOld    = 24 * time.Hour // files of workers that were killed while they joined
 )
 

@@ -257,7 +257,7 @@ func (c *child) train(ctx context.Context, w *worker.Worker) (string, error) {
 // step function.
 func (c *child) shown(ctx context.Context, w *worker.Worker, step int) error {
 	for {
-		entries, _, err := w.Store().List(ctx, rendezvous.Key(c.Job, c.Epoch, "alive")+"/")
+		entries, _, err := w.Store().List(ctx, rendezvous.Key(c.Job, c.Epoch, "heartbeats")+"/")
 		if err != nil {
 			return err
 		}

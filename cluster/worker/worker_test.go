@@ -228,7 +228,7 @@ type withoutFolder struct {
 
 func (s *withoutFolder) Create(ctx context.Context, key string, value []byte) ([]byte, bool, error) {
 	current, created, err := s.Store.Create(ctx, key, value)
-	if strings.HasSuffix(key, "/meet/outcome") {
+	if strings.HasSuffix(key, "/join/outcome") {
 		if err := os.Setenv("TMPDIR", filepath.Join(os.DevNull, "none")); err != nil {
 			s.t.Error(err)
 		}
