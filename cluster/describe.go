@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+
+	"github.com/lockstep-ml/lockstep/internal/redact"
 )
 
 // Value is one value that was read: the name of an environment variable, flag or file, and its content.
@@ -39,7 +41,7 @@ func (v Value) Shown() string {
 	if secretName.MatchString(v.Name) {
 		return hidden
 	}
-	return visible(strings.ToValidUTF8(redactURL(v.Value), "?"))
+	return visible(strings.ToValidUTF8(redact.URL(v.Value), "?"))
 }
 
 // visible keeps a value on its line.
@@ -51,11 +53,6 @@ func visible(s string) string {
 		return c
 	}, s)
 }
-
-var userInfo = regexp.MustCompile(`://[^/@\s]*@`)
-
-// redactURL removes user names and passwords from addresses.
-func redactURL(s string) string { return userInfo.ReplaceAllString(s, "://…@") }
 
 func valuesText(values []Value) string {
 	if len(values) == 0 {
@@ -127,9 +124,9 @@ func (j *Job) storeText() string {
 	case j.Store == StorePMI:
 		return "a free port of worker 0, whose address the launcher passes on (PMI)"
 	case j.Hosted:
-		return redactURL(j.Store)
+		return redact.URL(j.Store)
 	}
-	return redactURL(j.Store) + ", which worker 0 opens"
+	return redact.URL(j.Store) + ", which worker 0 opens"
 }
 
 // String returns "Slurm: worker 0 of 2; mpirun was started inside it".

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/lockstep-ml/lockstep/internal/redact"
 )
 
 // indexedJobSource is a pod of a Kubernetes Job with completionMode Indexed. It has the pod's index, not the
@@ -114,7 +116,7 @@ var lwsSource = source{
 // address builds a store's URL from an address with or without a port.
 func (r *reading) address(j *Job, name, text string) {
 	if strings.Contains(text, "://") {
-		r.fail("%s=%s: want HOST or HOST:PORT", name, strconv.Quote(clip(redactURL(text))))
+		r.fail("%s=%s: want HOST or HOST:PORT", name, strconv.Quote(clip(redact.URL(text))))
 		return
 	}
 	store, err := storeURL(text)

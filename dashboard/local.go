@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -112,7 +113,8 @@ const localURL = "http://localhost/api/job"
 // Client returns a client, and the address of the job's JSON for it.
 func (j *LocalJob) Client() (client *http.Client, url string) { return j.client, localURL }
 
-// LocalJobs returns the jobs that processes of this user serve on this host, by name.
+// LocalJobs returns the jobs that processes of this user serve on this host, by name. A process that
+// does not answer within a second is left out.
 func LocalJobs(ctx context.Context) (list []LocalJob, err error) {
 	folder, err := localPath() // checked: another user could have made one of this name
 	if err != nil {
@@ -122,31 +124,51 @@ func LocalJobs(ctx context.Context) (list []LocalJob, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("dashboard: %w", err)
 	}
-	lock := flock.New(filepath.Join(folder, localLock))
-	locked, _ := lock.TryLock() // otherwise stale sockets are removed another time
-	defer lock.Close()
-	for _, e := range entries {
-		path := filepath.Join(folder, e.Name())
-		if !strings.HasSuffix(path, localSuffix) || locked && removeStale(path) {
-			continue
-		}
-		client := &http.Client{Transport: &http.Transport{
+	jobs := make([]LocalJob, 0, len(entries))
+	for _, path := range sockets(folder, entries) {
+		jobs = append(jobs, LocalJob{client: &http.Client{Transport: &http.Transport{
 			DisableKeepAlives: true,
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 				return new(net.Dialer).DialContext(ctx, "unix", path)
 			},
-		}}
-		if name, ok := nameOf(ctx, client); ok {
-			list = append(list, LocalJob{name, client})
+		}}})
+	}
+	answered := make([]bool, len(jobs))
+	var queries sync.WaitGroup // all at once: those of suspended processes last as long as they may
+	for i := range jobs {
+		queries.Go(func() { jobs[i].Name, answered[i] = nameOf(ctx, jobs[i].client) })
+	}
+	queries.Wait()
+	for i := range jobs {
+		if answered[i] {
+			list = append(list, jobs[i])
 		}
 	}
 	slices.SortFunc(list, func(a, b LocalJob) int { return strings.Compare(a.Name, b.Name) })
 	return list, ctx.Err()
 }
 
+// sockets returns the paths of the sockets in the folder. It removes those that are stale, unless another process holds
+// the lock: then they are removed another time. It does not wait for a process that serves a job.
+func sockets(folder string, entries []os.DirEntry) (paths []string) {
+	lock := flock.New(filepath.Join(folder, localLock))
+	locked, _ := lock.TryLock()
+	defer lock.Close()
+	for _, e := range entries {
+		path := filepath.Join(folder, e.Name())
+		if strings.HasSuffix(path, localSuffix) && !(locked && removeStale(path)) {
+			paths = append(paths, path)
+		}
+	}
+	return paths
+}
+
+// queryMax bounds the query of one server for its job.
+const queryMax = time.Second
+
 // nameOf queries a server for the name of its job. A process that is suspended does not answer.
 func nameOf(ctx context.Context, client *http.Client) (name string, ok bool) {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	ctx, cancel := context.WithTimeout(ctx, queryMax)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, localURL, nil)
 	if err != nil {

@@ -4,8 +4,10 @@ package dashboard
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -197,5 +199,41 @@ func TestLongPath(t *testing.T) {
 	t.Setenv("TMPDIR", dir)
 	if _, err := ListenLocal("digits", running()); err == nil || errors.Is(err, ErrServed) {
 		t.Errorf("error %v", err)
+	}
+}
+
+// TestLocalJobsTogether: all jobs are queried at the same time, and without the lock that a new job needs.
+func TestLocalJobsTogether(t *testing.T) {
+	tempFolder(t)
+	folder, err := localPath()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const jobs = 3
+	var asked, ended sync.WaitGroup
+	defer ended.Wait() // after all are closed
+	asked.Add(jobs)
+	want := []string{}
+	for i := range jobs {
+		name := fmt.Sprint("job ", i)
+		want = append(want, name)
+		l, err := net.Listen("unix", filepath.Join(folder, fmt.Sprint(i)+localSuffix))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			asked.Done()
+			asked.Wait() // it answers once all are queried
+			lock := flock.New(filepath.Join(folder, localLock))
+			if locked, err := lock.TryLock(); err == nil && locked || i > 0 {
+				fmt.Fprintf(w, `{"job": {"job": %q}}`, name)
+			}
+			lock.Close()
+		})}
+		ended.Go(func() { s.Serve(l) })
+		defer s.Close()
+	}
+	if names := localNames(t); !slices.Equal(names, want) {
+		t.Errorf("jobs %v, want %v", names, want)
 	}
 }

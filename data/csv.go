@@ -35,7 +35,8 @@ type CSV struct {
 	Comment  string   // lines that start with it are ignored; empty: none
 	Missing  []string // fields that mean a missing value, such as "?" or ""; without them, such a field is an error
 	// Categories has an entry for each column of text: the names of its categories, in the order of their numbers. A
-	// field with another text is an error. nil means the texts in the file, sorted.
+	// field with another text is an error. nil means the texts in the file, sorted. Those of a column that is not
+	// among Columns are ignored.
 	Categories map[string][]string
 }
 
@@ -96,7 +97,7 @@ func (c CSV) read(s *source) (*Frame, error) {
 				names, places, err = c.chosen(all)
 			}
 			if err == nil {
-				columns, err = c.columns(names)
+				columns, err = c.columns(names, all)
 			}
 			if err != nil {
 				return nil, s.wrongLine(number, start, err)
@@ -162,13 +163,16 @@ func (c CSV) chosen(all []string) (names []string, places []int, err error) {
 	return slices.Clone(c.Columns), places, nil
 }
 
-// columns returns the columns with the given names.
-func (c CSV) columns(names []string) ([]csvColumn, error) {
+// columns returns the columns with the given names, of all in the file.
+func (c CSV) columns(names, all []string) ([]csvColumn, error) {
 	columns := make([]csvColumn, len(names))
 	for name, known := range c.Categories {
 		i := slices.Index(names, name)
+		if i < 0 && slices.Contains(all, name) {
+			continue // it is not read
+		}
 		if i < 0 {
-			return nil, fmt.Errorf("no column %q, for which CSV has categories: there are %s", name, quoteSome(names))
+			return nil, fmt.Errorf("no column %q, for which CSV has categories: there are %s", name, quoteSome(all))
 		}
 		columns[i] = csvColumn{numbers: make(map[string]int), known: known}
 		for k, text := range known {

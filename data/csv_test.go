@@ -331,3 +331,20 @@ func FuzzLines(f *testing.F) {
 		}
 	})
 }
+
+// TestCategoriesOfOtherColumns: categories of a column that is not read are ignored; those of one that the file does
+// not have are an error that names its columns.
+func TestCategoriesOfOtherColumns(t *testing.T) {
+	text := "color,size,price\nred,1,2\nblue,3,4\n"
+	categories := map[string][]string{"color": {"blue", "red"}}
+	f, err := data.ReadCSV(strings.NewReader(text), data.CSV{Columns: []string{"size"}, Categories: categories})
+	if err != nil || !slices.Equal(f.Names, []string{"size"}) || len(f.Categories) > 0 {
+		t.Errorf("%+v, %v, want the column size alone", f, err)
+	}
+	_, err = data.ReadCSV(strings.NewReader(text), data.CSV{
+		Columns: []string{"size"}, Categories: map[string][]string{"colour": nil},
+	})
+	if err == nil || !strings.Contains(err.Error(), `"color"`) {
+		t.Errorf("categories of a column that does not exist: %v, want an error that names the columns", err)
+	}
+}

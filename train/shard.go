@@ -8,6 +8,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/internal/ranges"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/train/compress"
 )
@@ -142,9 +143,14 @@ func (t *Trainer) shardSpec(ctx context.Context, spec *engine.Spec) ([]int, erro
 
 // shard records which replica has what, once the program is compiled for these owners of the shards.
 func (t *Trainer) shard(ctx context.Context, owners []int) error {
-	owned := func(s engine.Share) bool { return s.Owner > 0 }
-	if owners == nil || t.config.ShardOptimizer == ShardAuto && !slices.ContainsFunc(t.program.Shares(), owned) {
+	if owners == nil {
 		return nil
+	}
+	if t.config.ShardOptimizer == ShardAuto {
+		chosen := slices.ContainsFunc(t.program.Shares(), func(s engine.Share) bool { return s.Owner > 0 })
+		if err := t.sameChoice(ctx, chosen); err != nil || !chosen {
+			return err
+		}
 	}
 	parameters := t.program.Parameters()
 	s := &shards{shares: slices.Clone(t.program.Shares()), squares: -1}
@@ -210,6 +216,38 @@ func (t *Trainer) shard(ctx context.Context, owners []int) error {
 	}
 	t.shards = s
 	return nil
+}
+
+// sameChoice returns an error if the workers' engines have chosen differently whether the optimizer is sharded: engines
+// of two kinds may. All workers get the same result.
+func (t *Trainer) sameChoice(ctx context.Context, sharded bool) error {
+	if !t.others() {
+		return nil
+	}
+	rows := make([]distribute.Value, len(t.deviceOf))
+	for i := range rows {
+		if rows[i] = tensor.New(tensor.Bool, 0, 1); i == 0 {
+			rows[i] = tensor.From([]bool{sharded}, 1, 1)
+		}
+	}
+	all, err := t.gather(ctx, rows)
+	if err != nil {
+		return fmt.Errorf("comparing whether the workers' engines shard the optimizer: %w", err)
+	}
+	var chosen [2][]int // by worker
+	for w, yes := range tensor.Data[bool](all) {
+		i := 0
+		if yes {
+			i = 1
+		}
+		chosen[i] = append(chosen[i], w)
+	}
+	if len(chosen[0]) == 0 || len(chosen[1]) == 0 {
+		return nil
+	}
+	return fmt.Errorf("the engines choose differently whether the optimizer is sharded: yes on %s, no on %s; on this "+
+		"worker the engine is %s: use the same on all workers, or set Config.ShardOptimizer to ShardOn or ShardOff",
+		ranges.Text("worker", chosen[1]), ranges.Text("worker", chosen[0]), t.strategy.Engine().Name())
 }
 
 // scalars returns the number of further scalars of a step.
@@ -461,11 +499,11 @@ func (t *Trainer) keptAtChief(ctx context.Context, variable int) (*tensor.Tensor
 func (t *Trainer) notHere(variable int) error {
 	list := t.piecesOf(variable)
 	if len(list) > 1 {
-		return fmt.Errorf("Config.ShardOptimizer: %w (%d replicas have parts of it): call Trainer.Snapshot on all workers",
-			engine.ErrNotOwned, len(list))
+		return fmt.Errorf("Config.ShardOptimizer: %w (%d replicas have parts of it): call Trainer.Snapshot on all workers, "+
+			"or set ShardOff", engine.ErrNotOwned, len(list))
 	}
 	return fmt.Errorf("Config.ShardOptimizer: %w (that of replica %d): read it on its worker, or call Trainer.Snapshot "+
-		"on all workers", engine.ErrNotOwned, list[0].replica)
+		"on all workers, or set ShardOff", engine.ErrNotOwned, list[0].replica)
 }
 
 // checkSharding returns an error if the value is invalid.

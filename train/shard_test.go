@@ -124,6 +124,24 @@ func TestShardedDevices(t *testing.T) {
 	}
 }
 
+// TestEnginesChooseDifferently: engines that choose differently whether to shard the optimizer are an error on all
+// workers, which names those that do.
+func TestEnginesChooseDifferently(t *testing.T) {
+	for w, err := range overWorkers(t, []int{2, 1, 1}, func(w int, s *distribute.Strategy) error {
+		cfg := fakeConfig(8)
+		cfg.ShardOptimizer = ShardAuto
+		trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64, quick: w != 1}, cfg)
+		if err == nil {
+			trainer.Close()
+		}
+		return err
+	}) {
+		if err == nil || !strings.Contains(err.Error(), "yes on workers 0, 2, no on worker 1;") {
+			t.Errorf("worker %d: %v", w, err)
+		}
+	}
+}
+
 // TestSlotsAreGatheredAtChief checks that a snapshot that the chief writes has the slots of all workers, which the
 // others do not receive.
 func TestSlotsAreGatheredAtChief(t *testing.T) {

@@ -30,6 +30,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/internal/redact"
 )
 
 // Config configures the access to etcd, besides its addresses. The zero value works with a cluster without encryption
@@ -127,6 +128,9 @@ func Opener(login Config) rendezvous.Opener {
 				c.TLS = &tls.Config{MinVersion: tls.VersionTLS12}
 			}
 		}
+		if strings.Contains(hosts, "@") {
+			return nil, fmt.Errorf("etcd at %s: %w", redact.URL(url), errUser)
+		}
 		for host := range strings.SplitSeq(hosts, ",") {
 			if h, p, err := net.SplitHostPort(host); err != nil || h == "" || p == "" {
 				return nil, fmt.Errorf("etcd at %q: want host:port, or several with commas between", hosts)
@@ -138,6 +142,9 @@ func Opener(login Config) rendezvous.Opener {
 		})
 	}
 }
+
+// errUser is the error of an address with a user or a password.
+var errUser = errors.New("an address has no user and no password: set ETCDCTL_USER and ETCDCTL_PASSWORD")
 
 // failFast makes a call without a connection fail with the reason, instead of waiting for one.
 func failFast(

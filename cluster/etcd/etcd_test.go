@@ -357,3 +357,13 @@ func TestDial(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestNoPassword: a password in an address is an error that does not show it.
+func TestNoPassword(t *testing.T) {
+	for _, url := range []string{"etcd://root:hunter2@127.0.0.1:1/x", "etcds://a:1,root:hunter2@b:2", "etcd://hunter2@a"} {
+		_, err := rendezvous.Open(t.Context(), url, rendezvous.Config{Schemes: Schemes()})
+		if err == nil || strings.Contains(err.Error(), "hunter2") || !strings.Contains(err.Error(), "ETCDCTL_PASSWORD") {
+			t.Errorf("%s: %v, want an error without the password", url, err)
+		}
+	}
+}

@@ -1368,3 +1368,13 @@ func TestLauncherKilled(t *testing.T) {
 		return err == nil && len(left) == 0
 	})
 }
+
+// TestEndpointPassword: a password in an endpoint is an error that does not show it.
+func TestEndpointPassword(t *testing.T) {
+	for _, endpoint := range []string{"root:hunter2@a:2379", "https://root:hunter2@a:2379/x", "a:1,root:hunter2@b:2"} {
+		_, err := StoreConfig{Backend: "etcd", Endpoint: endpoint}.Open(t.Context())
+		if err == nil || strings.Contains(err.Error(), "hunter2") || !strings.Contains(err.Error(), "ETCDCTL_PASSWORD") {
+			t.Errorf("%s: %v, want an error without the password", endpoint, err)
+		}
+	}
+}

@@ -14,6 +14,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/etcd"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
+	"github.com/lockstep-ml/lockstep/internal/redact"
 )
 
 // StoreConfig configures the rendezvous store of a job's agents and workers.
@@ -116,6 +117,10 @@ func etcdURL(endpoint string) (string, error) {
 	for part := range strings.SplitSeq(endpoint, ",") {
 		if !strings.Contains(part, "://") {
 			part = "http://" + part
+		}
+		if strings.Contains(part, "@") {
+			return "", fmt.Errorf("etcd at %s: an address has no user and no password: set ETCDCTL_USER and ETCDCTL_PASSWORD",
+				redact.URL(endpoint))
 		}
 		u, err := url.Parse(part)
 		if err != nil || u.Hostname() == "" || u.Port() == "" || u.Scheme != "http" && u.Scheme != "https" {

@@ -71,6 +71,10 @@ func openTCP(ctx context.Context, url string, cfg Config) (Store, error) {
 		cfg: cfg, address: strings.TrimSuffix(strings.TrimPrefix(url, "tcp://"), "/"),
 		calls: map[uint64]*call{}, changes: map[uint64]struct{}{}, wanted: make(chan struct{}, 1),
 	}
+	if strings.Contains(c.address, "@") {
+		return nil, fmt.Errorf("want tcp://host:port, without a user and a password: processes authenticate by the job's " +
+			"secret")
+	}
 	if _, port, err := net.SplitHostPort(c.address); err != nil || port == "" {
 		return nil, fmt.Errorf("want tcp://host:port (%v)", err)
 	}

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/internal/redact"
 )
 
 // Config configures the access to a store. The zero value works, without encryption and authentication.
@@ -46,13 +48,13 @@ func Open(ctx context.Context, url string, cfg Config) (Store, error) {
 	if !found || open == nil {
 		return nil, fmt.Errorf("rendezvous: store %q: this program knows stores whose URLs begin with %s://; others "+
 			"are given in Config.Schemes, such as etcd.Schemes() of package cluster/etcd",
-			url, strings.Join(slices.Sorted(maps.Keys(cfg.Schemes)), ":// or "))
+			redact.URL(url), strings.Join(slices.Sorted(maps.Keys(cfg.Schemes)), ":// or "))
 	}
-	report := reportWait(ctx, Waiting{Store: url})
+	report := reportWait(ctx, Waiting{Store: redact.URL(url)})
 	defer report.stop()
 	s, err := open(ctx, url, cfg)
 	if err != nil {
-		return nil, fmt.Errorf("rendezvous: opening the store %s: %w", url, err)
+		return nil, fmt.Errorf("rendezvous: opening the store %s: %w", redact.URL(url), err)
 	}
 	return s, nil
 }

@@ -85,3 +85,14 @@ func TestVersionInDocs(t *testing.T) {
 		t.Errorf("docs/rendezvous.md does not say %q", want)
 	}
 }
+
+// TestNoPassword: errors about a store do not show the password in its URL.
+func TestNoPassword(t *testing.T) {
+	failing := func(context.Context, string, Config) (Store, error) { return nil, errors.New("it is down") }
+	for _, url := range []string{"tcp://me:hunter2@127.0.0.1:1", "none://me:hunter2@a:1", "custom://me:hunter2@a:1"} {
+		_, err := Open(t.Context(), url, Config{Schemes: map[string]Opener{"custom": failing}})
+		if err == nil || strings.Contains(err.Error(), "hunter2") || !strings.Contains(err.Error(), "…@") {
+			t.Errorf("%s: %v, want an error without the password", url, err)
+		}
+	}
+}

@@ -21,6 +21,7 @@ import (
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/internal/listener"
+	"github.com/lockstep-ml/lockstep/internal/redact"
 	"github.com/lockstep-ml/lockstep/timeline"
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/mem"
@@ -54,8 +55,8 @@ func Join(ctx context.Context, cfg Config) (*Worker, error) {
 				err, cluster.EnvSecret)
 		}
 	}
-	cfg.Logger.Info("worker: joining", "who", w.job.String(), "job", w.job.ID, "epoch", w.job.Epoch, "store", w.job.Store,
-		"cpus", affinity.Text(affinity.Allowed()), "read", valuesText(w.job.Values))
+	cfg.Logger.Info("worker: joining", "who", w.job.String(), "job", w.job.ID, "epoch", w.job.Epoch,
+		"store", w.storeName(), "cpus", affinity.Text(affinity.Allowed()), "read", valuesText(w.job.Values))
 	w.Progress(-1, "rendezvous")
 	me := w.info() // reads the whole executable, so do it before waiting for others
 	ctx, cancel := w.waiting(ctx)
@@ -195,6 +196,9 @@ func (w *Worker) closeStore() {
 	}
 }
 
+// storeName returns the store's URL, for display.
+func (w *Worker) storeName() string { return redact.URL(w.job.Store) }
+
 // removes reports whether this worker removes the store when all have left.
 func (w *Worker) removes() bool {
 	return w.job.Worker == 0 && w.job.StoreTemporary && strings.HasPrefix(w.job.Store, "file://")
@@ -244,19 +248,19 @@ func (w *Worker) openStore(ctx context.Context) error {
 		return fmt.Errorf("worker: %w: the job's addresses or its launcher say that all workers are on this host, "+
 			"but worker 0, which serves the store at %s, does not have the key of this user on this host (%s): "+
 			"it runs in another container or as another user, or has a secret. Give all workers the same secret (%s): %w",
-			ErrNoSecret, w.job.Store, w.hostName(), cluster.EnvSecret, err)
+			ErrNoSecret, w.storeName(), w.hostName(), cluster.EnvSecret, err)
 	case errors.Is(err, secret.ErrRefused) && !w.cfg.Secret.Given() && cfg.Authenticate != nil:
 		return fmt.Errorf("%w: %w",
 			noSecret(fmt.Sprintf("worker 0, which serves the store at %s, does not have the key of this user on this host "+
 				"(%s): it runs on another host, "+
-				"in another container or as another user, belongs to another job, or has a secret", w.job.Store,
+				"in another container or as another user, belongs to another job, or has a secret", w.storeName(),
 				w.hostName())), err)
 	case err != nil && errors.Is(context.Cause(ctx), context.DeadlineExceeded) && serves(w.job):
 		why := "it was not started, serves at another address, or does not accept this worker"
 		if !w.cfg.Secret.Given() {
 			why += ", which has no secret"
 		}
-		return fmt.Errorf("worker 0, which serves the store at %s, was not reached within %v: %s: %w", w.job.Store,
+		return fmt.Errorf("worker 0, which serves the store at %s, was not reached within %v: %s: %w", w.storeName(),
 			w.cfg.RendezvousTimeout, why, err)
 	case err != nil:
 		return err

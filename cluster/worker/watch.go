@@ -247,15 +247,15 @@ func (w *Worker) loseStore() {
 	case !serves(w.job):
 		e.Rank = me.First // the others blame this worker
 		e.Err = fmt.Errorf("%w: %s has not answered worker %d for %v: its host cannot be reached from host %s, or it has "+
-			"ended", errStoreLost, w.job.Store, me.Worker, silent, me.Host)
+			"ended", errStoreLost, w.storeName(), me.Worker, silent, me.Host)
 	case w.job.Worker != 0:
 		e.Peers = w.members[0].Ranks()
 		e.Err = fmt.Errorf("the store %s has not answered for %v: worker 0, which serves it, is stopped or gone, or its "+
-			"host cannot be reached", w.job.Store, silent)
+			"host cannot be reached", w.storeName(), silent)
 		seen := w.member.States()[0]
 		e.Who = w.name(0) + " " + lastSeen(&seen) + "\n" + e.Who
 	default:
-		e.Err = fmt.Errorf("the store %s has not answered for %v", w.job.Store, silent)
+		e.Err = fmt.Errorf("the store %s has not answered for %v", w.storeName(), silent)
 	}
 	w.end(e)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/launch"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
+	"github.com/lockstep-ml/lockstep/internal/redact"
 )
 
 // storePort is the default port of an endpoint, that of torchrun.
@@ -101,6 +102,10 @@ func (o *runFlags) checkRendezvous(m *launch.StoreConfig, nodes int) error {
 	}
 	if o.standalone && m.Backend == "tcp" {
 		m.Endpoint = ""
+	}
+	if m.Backend != "file" && strings.Contains(m.Endpoint, "@") {
+		return usagef("--rdzv-endpoint %s: an address has no user and no password; for etcd, set ETCDCTL_USER and "+
+			"ETCDCTL_PASSWORD", redact.URL(m.Endpoint))
 	}
 	if m.Backend == "tcp" && m.Endpoint != "" {
 		var err error
