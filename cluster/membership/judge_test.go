@@ -111,7 +111,7 @@ func TestEarlierRun(t *testing.T) {
 			t.Fatal(err)
 		}
 		r := NewReporter(ReporterConfig{
-			Store: store, Key: "job/alive", Timing: NewTiming(10*time.Second, 2), By: -1, NodesMax: 2,
+			Store: store, Key: "job/heartbeats", Timing: NewTiming(10*time.Second, 2), By: -1, NodesMax: 2,
 		})
 		go r.Run(t.Context())
 		time.Sleep(time.Minute)
