@@ -45,7 +45,7 @@ func TestLateReporter(t *testing.T) {
 		var lost []int
 		run := func(node int) {
 			r := NewReporter(ReporterConfig{
-				Store: store.Open(), Key: "job/alive", Node: node, Order: node, Timing: timing, By: -1,
+				Store: store.Open(), Key: "job/heartbeats", Node: node, Order: node, Timing: timing, By: -1,
 				OnView: func(_ context.Context, doubts []Doubt) error {
 					mu.Lock()
 					defer mu.Unlock()
@@ -77,7 +77,7 @@ func TestLateReporter(t *testing.T) {
 
 // TestOlderView: a view that a slow reader delivers after a later one does not replace it.
 func TestOlderView(t *testing.T) {
-	r := NewReporter(ReporterConfig{Store: rendezvous.NewMemory().Open(), Key: "job/alive"})
+	r := NewReporter(ReporterConfig{Store: rendezvous.NewMemory().Open(), Key: "job/heartbeats"})
 	for _, c := range []struct {
 		count, revision, want, wantRevision uint64
 	}{{1, 10, 1, 10}, {3, 30, 3, 30}, {2, 20, 3, 30}, {3, 30, 3, 30}, {4, 31, 4, 31}} {

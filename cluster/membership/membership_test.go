@@ -200,7 +200,7 @@ func start(t *testing.T, nodes, workers int, timing membership.Timing, agents *m
 			numbers = append(numbers, 100+n)
 			a := &member{worker: -1, gate: &gate{}, done: make(chan struct{})}
 			r := membership.NewReporter(membership.ReporterConfig{
-				Store: &link{c.store.Open(), c, n, a}, Key: "job/alive", Node: 100 + n, Order: n, Nonce: fmt.Sprint(n),
+				Store: &link{c.store.Open(), c, n, a}, Key: "job/heartbeats", Node: 100 + n, Order: n, Nonce: fmt.Sprint(n),
 				Timing: *agents, Early: true, By: -1, OnView: func(_ context.Context, lost []membership.Doubt) error {
 					for _, d := range lost {
 						if d.Node >= 0 {
@@ -229,7 +229,7 @@ func start(t *testing.T, nodes, workers int, timing membership.Timing, agents *m
 				own = timing.Through(files[n])
 			}
 			m.Member = membership.NewMember(membership.MemberConfig{
-				Store: &link{c.store.Open(), c, n, m}, Key: "job/alive", Epoch: 3, Worker: w, Nodes: c.nodes,
+				Store: &link{c.store.Open(), c, n, m}, Key: "job/heartbeats", Epoch: 3, Worker: w, Nodes: c.nodes,
 				Numbers: numbers, Agent: agents != nil,
 				File:   files[n].Through(func() { _ = m.gate.pass(context.Background()) }, &m.full),
 				Timing: own, State: func() membership.Heartbeat {
