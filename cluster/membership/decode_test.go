@@ -12,7 +12,7 @@ import (
 // FuzzDecode: whatever a store or a node's file holds, decoding it ends without a panic, and what it returns can be
 // used.
 func FuzzDecode(f *testing.F) {
-	f.Add([]byte(`{"node":1,"count":2,"epoch":3,"workers":[{"worker":4,"silent_ms":5,"step":6,"heartbeat":7,"final":true}]}`))
+	f.Add([]byte(`{"node":1,"count":2,"epoch":3,"workers":[{"worker":4,"silent_ms":5,"step":6,"count":7,"final":true}]}`))
 	f.Add([]byte(`{"term":1,"count":2,"node":0,"doubts":[{"node":-1,"workers":[1,9],"lost":true}],"left":[[0,70000]]}`))
 	f.Add([]byte(`{"by":0,"echo":[1,2],"view":{"term":1,"count":1,"left":[[-1,3]],"first":{"worker":1}}}`))
 	f.Add(bytes.Repeat([]byte{0xff}, 40))
@@ -44,7 +44,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		if len(b) > 0 { // a slot that another process has half written
 			file := NewMemoryFile(1)
-			_ = file.write(0, 1, []byte(`{"heartbeat":1}`))
+			_ = file.write(0, 1, []byte(`{"count":1}`))
 			_, _ = file.file.WriteAt(b[:min(len(b), slotBytes)], 0)
 			if _, text, fresh := file.read(0, 0); fresh && len(text) > slotBytes*2 && len(text) > len(b) {
 				t.Errorf("%d bytes", len(text))

@@ -22,7 +22,7 @@ type Heartbeat struct {
 	// membership service sets it.
 	Timeout int64 `json:"timeout_ms,omitempty"`
 	// Count counts the heartbeats from 1. The membership service sets it.
-	Count uint64 `json:"heartbeat"`
+	Count uint64 `json:"count"`
 	// Final marks the last heartbeat: the worker has left on purpose. The membership service sets it.
 	Final bool `json:"final,omitempty"`
 }

@@ -120,8 +120,8 @@ func TestPoints(t *testing.T) {
 	if list, now := tr.Points(all[len(all)-1].Step, series); len(list) != 0 || now != series {
 		t.Errorf("%d new points, series %d: want none, %d", len(list), now, series)
 	}
-	tr.add("0/heartbeats/-1", rendezvous.Entry{Value: []byte(`{"heartbeat":1}`)})
-	tr.add("0/heartbeats/99999999", rendezvous.Entry{Value: []byte(`{"heartbeat":1}`)})
+	tr.add("0/heartbeats/-1", rendezvous.Entry{Value: []byte(`{"count":1}`)})
+	tr.add("0/heartbeats/99999999", rendezvous.Entry{Value: []byte(`{"count":1}`)})
 	tr.add("0/report/0", rendezvous.Entry{Value: []byte(`{"worker":7}`)})
 	tr.add("0/report/0", rendezvous.Entry{Value: []byte(`null`)})
 	tr.add("0/report/0", rendezvous.Entry{Value: []byte(`{"steps":[[1]]}`)})
