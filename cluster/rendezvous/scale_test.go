@@ -104,7 +104,8 @@ func newMany(workers int, open func() (rendezvous.Store, error)) *many {
 func (m *many) registration(w int) rendezvous.Registration {
 	host := fmt.Sprintf("node-%04d.cluster.example", w/8)
 	data, _ := json.Marshal(map[string]any{
-		"host_id":  fmt.Sprintf("%08x-5d3c-4f0e-9a55-1c1f5a2b7e90/4026531835/4026532000/4026531840", w/8*2654435761),
+		"host_id": fmt.Sprintf("%08x-5d3c-4f0e-9a55-1c1f5a2b7e90/4026531835/4026532000/4026531840",
+			uint64(w/8)*2654435761),
 		"folder":   fmt.Sprintf("%032x", w/8*40503),
 		"platform": "linux/amd64", "executable": "8f14e45fceea167a", "node": w / 8,
 	})
@@ -118,7 +119,7 @@ func (m *many) registration(w int) rendezvous.Registration {
 func (m *many) address(w int) []byte {
 	return fmt.Appendf(nil, `{"ranks":[%d],"size":%d,"epoch":0,"job":"many","addr":"10.0.%d.%d:%d","nonce":"%026d",`+
 		`"host":"%08x-5d3c-4f0e-9a55-1c1f5a2b7e90","share":true,"tls":true,"proof":true}`,
-		w, m.workers, w/2048, w/8%256, 30000+w*7%20000, uint64(w)*2654435761*40503, w/8*2654435761)
+		w, m.workers, w/2048, w/8%256, 30000+w*7%20000, uint64(w)*2654435761*40503, uint64(w/8)*2654435761)
 }
 
 // work joins as a worker, exchanges, compares and leaves.
