@@ -160,7 +160,8 @@ func (w *world) notify() {
 }
 
 // The intervals at which a process that did not listen watches others: while the one that listened has not left, and
-// afterwards. A process whose ranks never opened has startTime to do so.
+// afterwards. From then on a process whose ranks have not opened yet has startTime to do so. Before, it may take longer
+// (one of hundreds, or one that is stopped), since the end of its connection shows its end.
 const (
 	watchSlowly = time.Second
 	watchEvery  = 50 * time.Millisecond
@@ -173,18 +174,19 @@ const (
 func (w *world) watch() {
 	tick := time.NewTicker(watchSlowly)
 	defer tick.Stop()
-	since, leaderless := time.Now(), w.leaderless
+	var since time.Time
+	leaderless := w.leaderless
 	for {
 		select {
 		case <-w.over:
 			return
 		case <-leaderless:
-			leaderless = nil
+			leaderless, since = nil, time.Now()
 			tick.Reset(watchEvery)
 			continue
 		case <-tick.C:
 		}
-		starting, lost := time.Since(since) < startTime, false
+		starting, lost := leaderless != nil || time.Since(since) < startTime, false
 		for more := true; more; {
 			more = w.watchOnce(starting, &lost)
 		}
@@ -194,8 +196,8 @@ func (w *world) watch() {
 	}
 }
 
-// watchOnce polls the locks once, and reports whether it found an end. It sets lost if ranks were lost by that.
-// Processes that start are not watched.
+// watchOnce polls the locks once, and reports whether it found an end. It sets lost if ranks were lost by that. With
+// starting set, it leaves out the processes whose ranks have not opened yet.
 func (w *world) watchOnce(starting bool, lost *bool) (found bool) {
 	others := make([]int, 0, len(w.processes))
 	for i := 1; i < len(w.processes); i++ {

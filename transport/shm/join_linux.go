@@ -572,10 +572,12 @@ func (w *world) receiveGroup(conn *net.UnixConn, pid int) error {
 		if err != nil {
 			return err
 		}
-		if p.bell, err = files.next(); err != nil {
+		bell, err := files.next()
+		if err != nil {
 			return err
 		}
-		if err := checkBell(p.bell); err != nil {
+		p.bell = bell
+		if err := checkBell(bell); err != nil {
 			return err
 		}
 	}
