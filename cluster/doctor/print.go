@@ -5,6 +5,8 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/lockstep-ml/lockstep/internal/units"
 )
 
 // matrixMax is the maximum number of workers in a matrix; more are listed by pairs.
@@ -23,8 +25,8 @@ func (r *Report) Print(out io.Writer) error {
 	default:
 		r.matrix(&b, "\nreach", func(p *Pair, _ bool) string { return p.Reach })
 		r.matrix(&b, "\nround trip", func(p *Pair, _ bool) string { return short(p.RoundTrip).String() })
-		r.matrix(&b, fmt.Sprintf("\nrate, from the worker of the row to that of the column, in messages of %d bytes",
-			r.Bytes), func(p *Pair, back bool) string {
+		r.matrix(&b, fmt.Sprintf("\nrate, from the worker of the row to that of the column, in messages of %s",
+			units.Bytes(r.Bytes)), func(p *Pair, back bool) string {
 			if back {
 				return rate(p.Back)
 			}

@@ -30,6 +30,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/internal/pause"
 	"github.com/lockstep-ml/lockstep/internal/redact"
 )
 
@@ -178,7 +179,7 @@ func connect(ctx context.Context, cfg clientv3.Config, s *store) (rendezvous.Sto
 				return nil, fmt.Errorf("etcd: %w", err)
 			}
 		}
-		if ended := pause(ctx); ended != nil {
+		if ended := pause.For(ctx, retryPause); ended != nil {
 			s.end(ended)
 			return nil, fmt.Errorf("%w (the last attempt: %v)", ended, last)
 		}
@@ -249,19 +250,9 @@ func (s *store) retry(ctx context.Context, repeatable bool, do func(ctx context.
 			return fmt.Errorf("%w: etcd: %w", rendezvous.ErrLost, err)
 		}
 		last = err
-		if err := pause(ctx); err != nil {
+		if err := pause.For(ctx, retryPause); err != nil {
 			return fmt.Errorf("%w (the last attempt: %v)", err, last)
 		}
-	}
-}
-
-// pause waits before another attempt. It returns the cause if ctx ends.
-func pause(ctx context.Context) error {
-	select {
-	case <-time.After(retryPause):
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/connectivity"
 
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/internal/pause"
 )
 
 // Changes implements [rendezvous.Store].
@@ -57,7 +58,7 @@ func (s *store) watch(ctx context.Context, prefix string, after uint64) ([]*clie
 		case time.Since(begin) > s.timeout:
 			return nil, fmt.Errorf("%w: etcd: %w", rendezvous.ErrLost, err)
 		}
-		if err := pause(ctx); err != nil {
+		if err := pause.For(ctx, retryPause); err != nil {
 			return nil, err
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/failure"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/internal/affinity"
+	"github.com/lockstep-ml/lockstep/internal/pause"
 )
 
 // Config configures an agent. Command and Workers are required.
@@ -284,7 +285,7 @@ func (a *Agent) rejoin(ctx context.Context, e *epoch) error {
 	err := a.unlessStopped(ctx, func(ctx context.Context) error {
 		for {
 			err := p.probe(ctx)
-			if err == nil || p.gone(err) || pause(ctx, p.interval) != nil {
+			if err == nil || p.gone(err) || pause.For(ctx, p.interval) != nil {
 				return err
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/internal/pause"
 )
 
 // join waits until the agents of all nodes have joined an epoch, or the next one if it has started without this
@@ -173,7 +174,7 @@ func (p *peers) missing(epoch uint32) error {
 func (p *peers) renewed(ctx context.Context, epoch uint32, mine registration) error {
 	for {
 		err := p.renew(ctx, epoch, mine)
-		if !errors.Is(err, rendezvous.ErrLost) || p.gone(err) || pause(ctx, p.interval) != nil {
+		if !errors.Is(err, rendezvous.ErrLost) || p.gone(err) || pause.For(ctx, p.interval) != nil {
 			return err
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/membership"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/status"
+	"github.com/lockstep-ml/lockstep/internal/pause"
 )
 
 // interruption is a user's signal, forwarded to the other agents.
@@ -142,7 +143,7 @@ func (p *peers) propose(value any, key ...any) {
 func (p *peers) create(ctx context.Context, key string, value []byte) {
 	for {
 		_, _, err := p.store.Create(ctx, key, value)
-		if err == nil || final(err) || pause(ctx, min(p.interval, createPause)) != nil {
+		if err == nil || final(err) || pause.For(ctx, min(p.interval, createPause)) != nil {
 			return
 		}
 	}
@@ -214,7 +215,7 @@ func (p *peers) set(key string, value []byte) {
 	p.writes.Go(func() {
 		ctx, cancel := context.WithTimeout(p.writing, storeTime)
 		defer cancel()
-		for err := p.store.Set(ctx, key, value); err != nil && !final(err) && pause(ctx, p.interval) == nil; {
+		for err := p.store.Set(ctx, key, value); err != nil && !final(err) && pause.For(ctx, p.interval) == nil; {
 			err = p.store.Set(ctx, key, value) // no other agent sets it
 		}
 	})
@@ -460,17 +461,17 @@ func (p *peers) findLost() {
 	for p.ctx.Err() == nil {
 		silent := p.reporter.StoreSilence()
 		if silent < limit*3/2 {
-			_ = pause(p.ctx, min(limit*3/2-silent, p.interval))
+			_ = pause.For(p.ctx, min(limit*3/2-silent, p.interval))
 			continue
 		}
 		p.send(event{err: fmt.Errorf("%w: it has not acknowledged this agent's reports for %v", rendezvous.ErrLost,
 			silent.Round(time.Second/10))})
-		for p.reach(p.ctx) != nil && pause(p.ctx, p.interval) == nil { //nolint:revive // retry
+		for p.reach(p.ctx) != nil && pause.For(p.ctx, p.interval) == nil { //nolint:revive // retry
 		}
 		back := time.Now()
 		for p.ctx.Err() == nil && time.Since(back) < 3*limit && (p.reporter.StoreSilence() < limit ||
 			time.Since(back) < limit) {
-			_ = pause(p.ctx, p.interval)
+			_ = pause.For(p.ctx, p.interval)
 		}
 		if time.Since(back) >= 3*limit {
 			p.send(event{storeBack: true})
@@ -527,7 +528,7 @@ func (p *peers) receive() {
 			if !errors.Is(err, rendezvous.ErrLost) || p.gone(err) {
 				p.send(event{err: err})
 			}
-			_ = pause(p.ctx, p.interval)
+			_ = pause.For(p.ctx, p.interval)
 			continue
 		}
 		after = revision

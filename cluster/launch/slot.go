@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/internal/pause"
 )
 
 // registration is an agent's registration for an epoch.
@@ -149,7 +150,7 @@ func (p *peers) takeSlot(ctx context.Context, mine registration, report func(str
 					report(fmt.Sprintf("lockstep run: %v has this node slot: checking its heartbeat for up to %v\n", &old.registration,
 						missedMax*p.interval))
 				}
-				if err := pause(ctx, p.interval/2); err != nil {
+				if err := pause.For(ctx, p.interval/2); err != nil {
 					return err
 				}
 				continue
@@ -199,7 +200,7 @@ func (p *peers) takeReports(ctx context.Context) error {
 		} else {
 			_, err = p.store.Swap(ctx, key, revision, []byte(p.nonce))
 		}
-		if err != nil && (final(err) || pause(ctx, min(p.interval, createPause)) != nil) {
+		if err != nil && (final(err) || pause.For(ctx, min(p.interval, createPause)) != nil) {
 			return err
 		}
 	}
@@ -257,7 +258,7 @@ func (p *peers) writeSlot(ctx context.Context, s, old *nodeSlot) (bool, error) {
 	} else {
 		done, err = p.store.Swap(ctx, key, old.revision, text)
 	}
-	for err != nil && !final(err) && pause(ctx, min(p.interval, createPause)) == nil {
+	for err != nil && !final(err) && pause.For(ctx, min(p.interval, createPause)) == nil {
 		now, revision, e := p.store.Get(ctx, key)
 		switch {
 		case e == nil && bytes.Equal(now, text):
@@ -451,18 +452,6 @@ func (v *livenessCheck) observe(s *nodeSlot, heartbeat []byte) liveness {
 		return dead
 	}
 	return unknown
-}
-
-// pause waits, or returns the error of ctx.
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }
 
 // renew publishes the epoch that this agent wants to join, and its ports. An agent that was declared lost but

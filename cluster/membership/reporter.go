@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/internal/pause"
 )
 
 // ReporterConfig configures the process that reports for a node.
@@ -304,7 +305,7 @@ func (r *Reporter) send(ctx context.Context) {
 				r.fenced, r.answered = true, false
 				r.mu.Unlock()
 			}
-			pause(ctx, r.cfg.Timing.Every)
+			pause.For(ctx, r.cfg.Timing.Every)
 			continue // the next report repeats it
 		}
 		r.mu.Lock()
@@ -329,7 +330,7 @@ func (r *Reporter) readViews(ctx context.Context) {
 			after = 0
 			continue
 		case err != nil:
-			pause(ctx, r.cfg.Timing.Every)
+			pause.For(ctx, r.cfg.Timing.Every)
 			continue
 		}
 		after = revision
@@ -396,11 +397,11 @@ func (r *Reporter) coordinate(ctx context.Context) {
 			wait = min(time.Duration(r.cfg.Order)*r.cfg.Timing.Min, r.cfg.Timing.lease())
 		}
 		if left := wait - time.Since(at); left > 0 {
-			pause(ctx, min(max(left, r.cfg.Timing.Min), r.cfg.Timing.lease()/4))
+			pause.For(ctx, min(max(left, r.cfg.Timing.Min), r.cfg.Timing.lease()/4))
 			continue
 		}
 		r.lead(ctx, v, at, revision)
-		pause(ctx, r.cfg.Timing.Min)
+		pause.For(ctx, r.cfg.Timing.Min)
 	}
 }
 
@@ -514,10 +515,10 @@ func (c *coordinator) follow(ctx context.Context) {
 			err = c.read(ctx)
 		case err == nil:
 			c.record(entries, revision)
-			pause(ctx, c.reporter.cfg.Timing.Min) // several reports at once
+			pause.For(ctx, c.reporter.cfg.Timing.Min) // several reports at once
 		}
 		if err != nil {
-			pause(ctx, c.reporter.cfg.Timing.Every)
+			pause.For(ctx, c.reporter.cfg.Timing.Every)
 		}
 	}
 }
@@ -605,13 +606,4 @@ func (c *coordinator) write(ctx context.Context, create bool, revision uint64) (
 		return done, err
 	}
 	return store.Swap(ctx, key, revision, text)
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }

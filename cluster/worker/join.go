@@ -21,6 +21,7 @@ import (
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/internal/listener"
+	"github.com/lockstep-ml/lockstep/internal/pause"
 	"github.com/lockstep-ml/lockstep/internal/redact"
 	"github.com/lockstep-ml/lockstep/timeline"
 	"github.com/lockstep-ml/lockstep/transport"
@@ -176,9 +177,9 @@ func (w *Worker) keepStore() {
 		return
 	}
 	since := time.Now()
-	for pause(context.Background(), keepStoreMin); w.server != nil && w.server.Clients() > 0 &&
+	for pause.For(context.Background(), keepStoreMin); w.server != nil && w.server.Clients() > 0 &&
 		time.Since(since) < keepStoreMax; {
-		pause(context.Background(), keepStoreMin/20)
+		pause.For(context.Background(), keepStoreMin/20)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/status"
+	"github.com/lockstep-ml/lockstep/internal/pause"
 	"github.com/lockstep-ml/lockstep/timeline"
 )
 
@@ -51,7 +52,7 @@ func (w *Worker) publishReports(ctx context.Context) error {
 				return err
 			}
 		}
-		if pause(ctx, every); ctx.Err() != nil {
+		if pause.For(ctx, every); ctx.Err() != nil {
 			return nil
 		}
 	}

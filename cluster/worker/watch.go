@@ -11,6 +11,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/status"
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/internal/pause"
 	"github.com/lockstep-ml/lockstep/internal/ranges"
 	"github.com/lockstep-ml/lockstep/transport/shm"
 )
@@ -74,16 +75,7 @@ func (w *Worker) retry(ctx context.Context, f func() error) {
 			w.loseLease(err)
 			return
 		}
-		pause(ctx, w.cfg.heartbeatInterval())
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
+		pause.For(ctx, w.cfg.heartbeatInterval())
 	}
 }
 
@@ -151,7 +143,7 @@ func (w *Worker) sameHost(a, b int) bool {
 func (w *Worker) watchProgress(ctx context.Context) {
 	logged := map[int]uint64{} // progress of those that were logged
 	for ctx.Err() == nil {
-		pause(ctx, w.cfg.heartbeatInterval())
+		pause.For(ctx, w.cfg.heartbeatInterval())
 		stalled := w.member.Stalled(w.cfg.HeartbeatTimeout)
 		if len(stalled) == 0 || !w.member.States()[w.job.Worker].Heartbeat.Waiting {
 			continue

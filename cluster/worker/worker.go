@@ -17,6 +17,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/status"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/internal/listener"
+	"github.com/lockstep-ml/lockstep/internal/pause"
 	"github.com/lockstep-ml/lockstep/timeline"
 )
 
@@ -271,7 +272,7 @@ func (w *Worker) leaveFailed() {
 	lost := w.lost
 	w.mu.Unlock()
 	for ctx.Err() == nil && w.othersAlive(lost) {
-		pause(ctx, w.cfg.heartbeatInterval()/4)
+		pause.For(ctx, w.cfg.heartbeatInterval()/4)
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/lockstep-ml/lockstep/collective/chooser"
 	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/internal/memlimit"
+	"github.com/lockstep-ml/lockstep/internal/units"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -476,7 +477,7 @@ func (b *benchFlags) checkMemory(o *bench.Options) error {
 	for _, size := range sizes {
 		if need := o.Memory(size); int64(need) > left {
 			return usagef("%s %s: %s need at least %s of memory, and %s are available: want smaller --sizes or fewer --ranks",
-				flag, formatBytes(size), count(o.Ranks, "rank"), formatBytes(need), formatBytes(int(left)))
+				flag, units.Bytes(size), count(o.Ranks, "rank"), units.Bytes(need), units.Bytes(int(left)))
 		}
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective/bench"
 	"github.com/lockstep-ml/lockstep/internal/chart"
+	"github.com/lockstep-ml/lockstep/internal/units"
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
@@ -103,7 +104,7 @@ func plotSizes(file, op string, results []bench.Result, peers []peerFile) error 
 }
 
 // shortBytes formats a size at an axis.
-func shortBytes(x float64) string { return formatBytes(int(x)) }
+func shortBytes(x float64) string { return units.Bytes(int(x)) }
 
 // shortMicros formats a number of microseconds at an axis.
 func shortMicros(x float64) string { return time.Duration(x * float64(time.Microsecond)).String() }

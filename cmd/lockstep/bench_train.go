@@ -21,6 +21,7 @@ import (
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/internal/memlimit"
+	"github.com/lockstep-ml/lockstep/internal/units"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/train"
 )
@@ -140,7 +141,7 @@ func (o *benchTrainFlags) checkMemory() error {
 	left, ok := memlimit.Available()
 	if need := o.globalBatch * o.workload().exampleBytes; ok && int64(need) > left {
 		return usagef("--global-batch %d: its examples need at least %s of memory, and %s are available: "+
-			"want a smaller batch", o.globalBatch, formatBytes(need), formatBytes(int(left)))
+			"want a smaller batch", o.globalBatch, units.Bytes(need), units.Bytes(int(left)))
 	}
 	return nil
 }

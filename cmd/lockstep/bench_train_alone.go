@@ -15,6 +15,7 @@ import (
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/internal/units"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/train"
 	"github.com/lockstep-ml/lockstep/train/compress"
@@ -427,7 +428,7 @@ func (s overhead) table(out io.Writer) error {
 overhead      %+.1f %% (half of the blocks: %+.1f to %+.1f), %+.1f %% of the processors' time
 %slower bound   %+.1f %%: each replica reads and writes %s of gradients once, %.0f µs
 `, micros(s.step), micros(s.alone), update, 100*s.cost, 100*s.low, 100*s.high, 100*s.cpu, shares,
-		100*float64(s.limit)/float64(s.alone), formatBytes(s.bytes), micros(s.limit))
+		100*float64(s.limit)/float64(s.alone), units.Bytes(s.bytes), micros(s.limit))
 	return err
 }
 

@@ -5,6 +5,8 @@ import (
 	"io"
 	"runtime"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/internal/units"
 )
 
 // benchTrained is a measurement of lockstep bench train, and its form as JSON.
@@ -136,7 +138,7 @@ wait          %.1f %% of a step, for collective calls%s
 	}
 	if err == nil && m.PeakMemory > 0 {
 		_, err = fmt.Fprintf(out, "memory        at most %s resident in a worker: %s of parameters, %s of optimizer state\n",
-			formatBytes(m.PeakMemory), formatBytes(m.ParameterBytes), formatBytes(m.OptimizerBytes))
+			units.Bytes(m.PeakMemory), units.Bytes(m.ParameterBytes), units.Bytes(m.OptimizerBytes))
 	}
 	if err == nil && m.overhead != nil {
 		err = m.overhead.table(out)

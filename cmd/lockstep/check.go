@@ -16,6 +16,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/internal/foreign"
 	"github.com/lockstep-ml/lockstep/internal/kernel"
+	"github.com/lockstep-ml/lockstep/internal/units"
 	"github.com/lockstep-ml/lockstep/transport/shm"
 )
 
@@ -130,7 +131,7 @@ func findings(ctx context.Context) []finding {
 	add(map[string]any{"count": runtime.NumCPU(), "usable": runtime.GOMAXPROCS(0)}, "machine", "processors", true,
 		"%d, of which this process can use %d", runtime.NumCPU(), runtime.GOMAXPROCS(0))
 	if n := memoryBytes(); n > 0 {
-		add(map[string]any{"bytes": n}, "machine", "memory", true, "%s", formatBytes(int(n)))
+		add(map[string]any{"bytes": n}, "machine", "memory", true, "%s", units.Bytes(int(n)))
 	}
 	return append(out, limitFindings()...)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cluster/doctor"
 	"github.com/lockstep-ml/lockstep/collective/flight"
+	"github.com/lockstep-ml/lockstep/internal/units"
 )
 
 // recordsPage is the content of pages/records.html.
@@ -228,7 +229,7 @@ type heatCell struct {
 func writePairsPage(file string, r *doctor.Report) error {
 	p := pairsPage{
 		Style: pageStyle(), Data: r, Title: fmt.Sprintf("Test of %s", count(len(r.Workers), "worker")),
-		Lead: fmt.Sprintf("Each pair exchanged messages of %s.", formatBytes(r.Bytes)), Wrong: r.Wrong, Notes: r.Notes,
+		Lead: fmt.Sprintf("Each pair exchanged messages of %s.", units.Bytes(r.Bytes)), Wrong: r.Wrong, Notes: r.Notes,
 	}
 	p.Maps = append(p.Maps,
 		heatMapOf(r, "Bandwidth", "From the worker of the row to that of the column. A stronger color is a faster pair.",

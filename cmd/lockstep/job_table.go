@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/status"
+	"github.com/lockstep-ml/lockstep/internal/units"
 )
 
 // jobLines describes the state of a job: a head, a table of the workers and, below it, what is wrong. Width and height
@@ -129,7 +130,7 @@ func workerColumns(j *status.Job) []column[status.Worker] {
 		{"wait", false, 1, func(w status.Worker) string { return percent(w.Wait) }},
 		{"input", false, 7, func(w status.Worker) string { return percent(w.Input) }},
 		{"CPUs", false, 9, func(w status.Worker) string { return fmt.Sprintf("%.1f", w.CPUs) }},
-		{"memory", false, 8, func(w status.Worker) string { return formatBytes(int(w.Memory)) }},
+		{"memory", false, 8, func(w status.Worker) string { return units.Bytes(int(w.Memory)) }},
 		{"heartbeat", false, 2, func(w status.Worker) string {
 			return fmt.Sprintf("%.1fs", w.HeartbeatAge)
 		}},

@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/lockstep-ml/lockstep/internal/units"
 )
 
 // limitFindings returns the limits of the system that can affect a job.
@@ -18,7 +20,7 @@ func limitFindings() []finding {
 		text              func(int) string
 	}{
 		{"open files", "count", "a rank opens some for each peer", unix.RLIMIT_NOFILE, 1024, grouped},
-		{"stack", "bytes", "of the main thread", unix.RLIMIT_STACK, 1 << 20, formatBytes},
+		{"stack", "bytes", "of the main thread", unix.RLIMIT_STACK, 1 << 20, units.Bytes},
 	} {
 		var r unix.Rlimit
 		if err := unix.Getrlimit(l.which, &r); err != nil {

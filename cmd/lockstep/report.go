@@ -19,6 +19,7 @@ import (
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/collective/bench"
 	"github.com/lockstep-ml/lockstep/internal/chart"
+	"github.com/lockstep-ml/lockstep/internal/units"
 	"github.com/lockstep-ml/lockstep/train"
 )
 
@@ -439,12 +440,12 @@ func reduceOf(d reportData) (out reportReduce) {
 	}
 	n := d.Summary.Replicas
 	if b.Time == 0 {
-		out.Text = fmt.Sprintf("The time of the all-reduce of %s between %s was not measured.", formatBytes(b.Bytes),
+		out.Text = fmt.Sprintf("The time of the all-reduce of %s between %s was not measured.", units.Bytes(b.Bytes),
 			count(n, "replica"))
 		return out
 	}
 	out.Text = fmt.Sprintf("The communication of a step with nothing else running: %s of gradients, %s.",
-		formatBytes(b.Bytes), count(n, "replica"))
+		units.Bytes(b.Bytes), count(n, "replica"))
 	out.Caption = "All-reduce against its bound"
 	out.Rows = [][2]string{{"time", round(b.Time).String()}, {"bus bandwidth", fmt.Sprintf("%.3g GB/s", b.BusBW)}}
 	if b.Limit == 0 {
@@ -468,10 +469,10 @@ func (r *trainRun) machineTable(s summary) pagePairs {
 			vectors())},
 	}
 	if n := memoryBytes(); n > 0 {
-		rows = append(rows, [2]string{"memory", formatBytes(int(n))})
+		rows = append(rows, [2]string{"memory", units.Bytes(int(n))})
 	}
 	if n := peakMemory(); n > 0 {
-		rows = append(rows, [2]string{"peak memory of this process", formatBytes(n)})
+		rows = append(rows, [2]string{"peak memory of this process", units.Bytes(n)})
 	}
 	return pagePairs{"", append(rows, [][2]string{
 		{"engine", r.engine.Description()},

@@ -16,6 +16,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective/chooser"
 	"github.com/lockstep-ml/lockstep/collective/plan"
+	"github.com/lockstep-ml/lockstep/internal/units"
 	"github.com/lockstep-ml/lockstep/simulate"
 )
 
@@ -313,7 +314,7 @@ func (s *simulation) print(w io.Writer, p plan.Problem, results []simulated) err
 	c := &s.cluster
 	p.Places = nil // printed below
 	var b strings.Builder
-	fmt.Fprintf(&b, "%v, %s\n", p, formatBytes(p.Count*s.element))
+	fmt.Fprintf(&b, "%v, %s\n", p, units.Bytes(p.Count*s.element))
 	fmt.Fprintf(&b, "%d ranks on %d hosts, memory %s\n", c.Ranks, c.Hosts, s.memory)
 	fmt.Fprintf(&b, "inside %v, %s; outside %v, %s per network card", c.Inside.Latency, formatRate(c.Inside.Bandwidth),
 		c.Outside.Latency, formatRate(c.Outside.Bandwidth))
@@ -331,7 +332,7 @@ func (s *simulation) print(w io.Writer, p plan.Problem, results []simulated) err
 			bound, share = round(r.Bound).String(), fmt.Sprintf("%.0f %%", 100*float64(r.Bound)/float64(r.Time))
 		}
 		fmt.Fprintf(&b, "%s %-20s %12v %12s %7s %10d %14s\n", mark, r.Algorithm, round(r.Time), bound, share, r.Frames,
-			formatBytes(r.Sent))
+			units.Bytes(r.Sent))
 	}
 	if s.trace != "" {
 		fmt.Fprintf(&b, "\n%s holds every step: open it in Perfetto (ui.perfetto.dev)\n", s.trace)

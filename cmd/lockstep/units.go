@@ -5,12 +5,14 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/internal/units"
 )
 
 // bytesValue is a flag for a size: "100MiB", "4K", "1000". It accepts decimal and binary prefixes.
 type bytesValue int
 
-func (b *bytesValue) String() string { return formatBytes(int(*b)) }
+func (b *bytesValue) String() string { return units.Bytes(int(*b)) }
 func (b *bytesValue) Type() string   { return "size" }
 
 func (b *bytesValue) Set(s string) error {
@@ -19,8 +21,8 @@ func (b *bytesValue) Set(s string) error {
 	return err
 }
 
-// units of sizes, the longest names first.
-var units = []struct {
+// byteUnits are the units of sizes, the longest names first.
+var byteUnits = []struct {
 	name  string
 	bytes float64
 }{
@@ -44,7 +46,7 @@ var units = []struct {
 const bytesMax = 1 << 50
 
 func parseBytes(s string) (int, error) {
-	for _, u := range units {
+	for _, u := range byteUnits {
 		number, ok := strings.CutSuffix(strings.TrimSpace(s), u.name)
 		if !ok {
 			continue
@@ -56,16 +58,6 @@ func parseBytes(s string) (int, error) {
 		return int(x * u.bytes), nil
 	}
 	return 0, fmt.Errorf("%q is not a size: want a number with a unit such as 64KiB, 100MB or 4096", s)
-}
-
-// formatBytes formats a size in the largest binary unit of which it has at least one.
-func formatBytes(n int) string {
-	x, unit := float64(n), 0
-	names := []string{"B", "KiB", "MiB", "GiB", "TiB"}
-	for x >= 1024 && unit < len(names)-1 {
-		x, unit = x/1024, unit+1
-	}
-	return strconv.FormatFloat(x, 'g', 4, 64) + " " + names[unit]
 }
 
 // parseRate parses a rate in bytes or bits per second: "12.5GB/s", "100Gbit/s", "3GiB/s".

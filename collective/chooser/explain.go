@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective/plan"
+	"github.com/lockstep-ml/lockstep/internal/units"
 )
 
 // Explain describes what would be chosen for a problem, and why: every algorithm with its predicted time, its
@@ -16,18 +17,18 @@ func (t *Table) Explain(p plan.Problem, w Where, named, why string) string {
 	ranked := t.Rank(p, w)
 	links := t.links(w)
 	var b strings.Builder
-	fmt.Fprintf(&b, "%v, %s, over %s\n", p, size(p.Count*links.ElementBytes), w.over(p))
+	fmt.Fprintf(&b, "%v, %s, over %s\n", p, units.Bytes(p.Count*links.ElementBytes), w.over(p))
 	fmt.Fprintf(&b, "table: %s\n", t.Machine)
 	for _, l := range []struct {
 		name string
 		link plan.Link
 	}{{"memory", links.Memory}, {"frames in a host", links.Host}, {"frames between hosts", links.Network}} {
 		if l.link.Bandwidth > 0 {
-			fmt.Fprintf(&b, "  %-21s %v, %s/s\n", l.name, l.link.Latency, size(int(l.link.Bandwidth)))
+			fmt.Fprintf(&b, "  %-21s %v, %s/s\n", l.name, l.link.Latency, units.Bytes(int(l.link.Bandwidth)))
 		}
 	}
-	fmt.Fprintf(&b, "  %-21s %s/s\n  %-21s %s/s\n\n", "combining", size(int(links.Combine)), "copying",
-		size(int(links.Copy)))
+	fmt.Fprintf(&b, "  %-21s %s/s\n  %-21s %s/s\n\n", "combining", units.Bytes(int(links.Combine)), "copying",
+		units.Bytes(int(links.Copy)))
 	table := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "\talgorithm\tpredicted\tcorrected\twhy")
 	for i, c := range ranked {
@@ -57,14 +58,4 @@ func rounded(d time.Duration) time.Duration {
 		unit *= 10
 	}
 	return d.Round(unit)
-}
-
-// size formats bytes in binary units: "64 KiB".
-func size(bytes int) string {
-	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
-	x, unit := float64(bytes), 0
-	for x >= 1024 && unit < len(units)-1 {
-		x, unit = x/1024, unit+1
-	}
-	return fmt.Sprintf("%.4g %s", x, units[unit])
 }

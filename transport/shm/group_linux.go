@@ -70,9 +70,9 @@ func (g *group) join(rank int) *endpoint {
 	n := g.ranks
 	e := &endpoint{
 		g: g, rank: rank, mine: g.block(rank), views: make([][2]view, n), names: map[string]string{},
-		wake: make(chan struct{}, 1), down: make(chan transport.PeerDown, n), reported: make([]bool,
-			n), garbage: make([]error, n),
-		reply: make(chan struct{}, 1), outgoing: make([]pipeEnd, n), incoming: make([]pipeEnd, n), staged: make([]bool, n),
+		wake: make(chan struct{}, 1), down: make(chan transport.PeerDown, n), reported: make([]bool, n),
+		garbage: make([]error, n), reply: make(chan struct{}, 1), outgoing: make([]pipeEnd, n),
+		incoming: make([]pipeEnd, n), staged: make([]bool, n),
 	}
 	e.polls = g.polls
 	e.mine.cpus.store(affinity.Allowed())
