@@ -282,3 +282,102 @@ func TestCompare(t *testing.T) {
 		}
 	}
 }
+
+// slowDeletes is a handle whose deletions take a second. It counts them, and how many are in progress.
+type slowDeletes struct {
+	rendezvous.Store
+	t         *testing.T
+	refused   error // of the deletion with the number refusedAt
+	refusedAt int
+
+	mu                sync.Mutex
+	made, now, atOnce int
+	registrations     int // deleted
+	changes           int // of outcomes
+}
+
+func (s *slowDeletes) Delete(ctx context.Context, key string) error {
+	s.mu.Lock()
+	s.made, s.now = s.made+1, s.now+1
+	s.atOnce = max(s.atOnce, s.now)
+	refused := s.made == s.refusedAt
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		s.now--
+		if strings.Contains(key, "/registration/") {
+			s.registrations++
+		}
+		s.mu.Unlock()
+	}()
+	if refused {
+		return s.refused
+	}
+	select {
+	case <-time.After(time.Second):
+		return s.Store.Delete(ctx, key)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (s *slowDeletes) Set(ctx context.Context, key string, value []byte) error {
+	s.mu.Lock()
+	if strings.HasSuffix(key, "/outcome") {
+		s.changes++
+		if s.now > 0 || s.registrations < 300 {
+			s.t.Errorf("%q was set after %d of 300 registrations were deleted, with %d deletions in progress", key,
+				s.registrations, s.now)
+		}
+	}
+	s.mu.Unlock()
+	return s.Store.Set(ctx, key, value)
+}
+
+// TestDeletesTogether: the keys of an earlier epoch are deleted 32 at a time, all before the outcome is changed. The
+// first error ends it.
+func TestDeletesTogether(t *testing.T) {
+	const workers = 300
+	for _, refused := range []error{nil, errors.New("the disk is full")} {
+		synctest.Test(t, func(t *testing.T) {
+			m := rendezvous.NewMemory()
+			old := registration(0, workers)
+			for i := range workers {
+				key := old.Key("worker", fmt.Sprint("join/registration/", i))
+				if err := m.Open().Set(t.Context(), key, []byte("{}")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := m.Open().Set(t.Context(), "digits/epoch", []byte("0")); err != nil {
+				t.Fatal(err)
+			}
+			s := &slowDeletes{Store: m.Open(), t: t}
+			if refused != nil {
+				s.refused, s.refusedAt = refused, 100
+			}
+			next := registration(0, 1)
+			next.Epoch = 1
+			start := time.Now()
+			_, err := rendezvous.Join(t.Context(), s, next)
+			if refused != nil {
+				if !errors.Is(err, refused) || s.made > 100+32 || s.now > 0 || s.changes > 0 {
+					t.Errorf("%v after %d deletions, with %d in progress, and %d outcomes changed; want %v after about 100",
+						err, s.made, s.now, s.changes, refused)
+				}
+				return
+			}
+			left, _, failed := m.Open().List(t.Context(), "digits/0/")
+			if err != nil || failed != nil || len(left) > 0 {
+				t.Fatalf("%v, %v: %d keys are left of epoch 0", err, failed, len(left))
+			}
+			// 300 in 10 rounds, and the outcome
+			if took := time.Since(start); s.made != workers+1 || s.changes != 1 || s.atOnce > 32 || took != 11*time.Second {
+				t.Errorf("%d deletions, at most %d at the same time, took %v; want %d, 32, 11s", s.made, s.atOnce, took,
+					workers+1)
+			}
+			if err := rendezvous.DeleteJob(t.Context(), s, "digits"); err != nil || s.atOnce > 32 {
+				t.Errorf("%v, at most %d deletions at the same time", err, s.atOnce)
+			}
+		})
+	}
+}

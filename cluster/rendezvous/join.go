@@ -235,18 +235,21 @@ func (m *joiner) stale(current uint32) error {
 func (m *joiner) deleteEarlier(ctx context.Context) error {
 	job := jobKey(m.own.Job)
 	entries, _, err := m.store.List(ctx, job)
+	if err != nil {
+		return err
+	}
+	var keys []string
 	outcomes := map[string]bool{}
 	for _, e := range entries {
 		number, _, below := strings.Cut(strings.TrimPrefix(e.Key, job), "/")
-		if epoch, wrong := strconv.ParseUint(number, 10, 32); err == nil && below && wrong == nil &&
-			uint32(epoch) < m.own.Epoch {
+		if epoch, wrong := strconv.ParseUint(number, 10, 32); below && wrong == nil && uint32(epoch) < m.own.Epoch {
 			if at := strings.LastIndex(e.Key, "/"+registrationsKey); at >= 0 {
 				outcomes[e.Key[:at+1]+outcomeKey] = true
 			}
-			err = m.store.Delete(ctx, e.Key)
+			keys = append(keys, e.Key)
 		}
 	}
-	if err != nil || len(outcomes) == 0 {
+	if err := deleteKeys(ctx, m.store, keys); err != nil || len(outcomes) == 0 {
 		return err
 	}
 	over, err := json.Marshal(&outcome{Error: &JoinError{Kind: StaleEpoch, Text: "this epoch is over"}})
