@@ -60,6 +60,16 @@ func two(t testing.TB) (a, b *endpoint) {
 	return ends[0].(*endpoint), ends[1].(*endpoint)
 }
 
+// TestRegionPages checks that the region of each group can be mapped by itself, whatever the system's pages are.
+func TestRegionPages(t *testing.T) {
+	for ranks := 1; ranks <= 100; ranks++ {
+		if bytes := layoutOf(ranks).bytes; tableBytes%pageMax != 0 || bytes%pageMax != 0 {
+			t.Fatalf("a region of %d ranks has %d bytes, after a table of %d: want multiples of %d", ranks, bytes, tableBytes,
+				pageMax)
+		}
+	}
+}
+
 // TestMemoryAfterClose checks that a rank whose endpoint is closed before it publishes a call does not write into the
 // slot of the call before, which peers may still read.
 func TestMemoryAfterClose(t *testing.T) {

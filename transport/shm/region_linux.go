@@ -98,6 +98,10 @@ type layout struct {
 
 const page = 4096
 
+// pageMax is the largest page of a system for which Lockstep is built (arm64): the regions of groups, which are mapped
+// one by one, begin at multiples of it.
+const pageMax = 64 << 10
+
 func up(n, to int) int { return (n + to - 1) / to * to }
 
 // ringMax and ringMin bound the ring of a pipe; ringsMax the rings of a region.
@@ -117,7 +121,7 @@ func layoutOf(ranks int) layout {
 	l.blocks = page
 	l.pipes = l.blocks + ranks*l.blockStep
 	l.staging = up(l.pipes+ranks*ranks*l.piped, page)
-	l.bytes = l.staging + ranks*stagingBytes
+	l.bytes = up(l.staging+ranks*stagingBytes, pageMax)
 	return l
 }
 
