@@ -128,9 +128,15 @@ func (w *world) lock() (err error) {
 
 // locked reports whether a process holds its lock.
 func (w *world) locked(process int) bool {
+	locked, err := isLocked(w.life, process)
+	return err != nil || locked
+}
+
+// isLocked reports whether another open file holds the lock of a process on f.
+func isLocked(f *os.File, process int) (bool, error) {
 	l := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(process), Len: 1}
-	err := unix.FcntlFlock(w.life.Fd(), unix.F_OFD_GETLK, &l)
-	return err != nil || l.Type != unix.F_UNLCK
+	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &l)
+	return err == nil && l.Type != unix.F_UNLCK, err
 }
 
 // readConn waits for the end of the connection with a process, and handles it.

@@ -67,7 +67,11 @@ func HostID() string {
 	if err != nil {
 		return ""
 	}
+	_, err = isLocked(f, 0)
 	f.Close()
+	if err != nil {
+		return "" // a sandbox such as gVisor: watch needs these locks
+	}
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return ""
