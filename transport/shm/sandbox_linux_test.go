@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math/bits"
 	"runtime"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -21,8 +22,16 @@ func TestSandbox(t *testing.T) {
 		t.Skip("the sandbox filters the system calls of 64-bit programs")
 	}
 	t.Parallel()
-	start(t, "sandbox", 0, config(t, 2, 0, 1)).says(`host "", no error`)
+	switch line := start(t, "sandbox", 0, config(t, 2, 0, 1)).line(); {
+	case strings.HasPrefix(line, noFilter):
+		t.Skip(line)
+	case line != `host "", no error`:
+		t.Errorf("it printed %q", line)
+	}
 }
+
+// noFilter is what the sandbox prints first if the system has no filters of system calls, before the error.
+const noFilter = "no filter of system calls: "
 
 // sandboxPart opens a group when the system refuses locks of open files.
 func sandboxPart(c *child) error {
@@ -43,12 +52,14 @@ func sandboxPart(c *child) error {
 	}
 	runtime.LockOSThread()
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return err
+		c.say("%s%v", noFilter, err)
+		return nil
 	}
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
 	if _, _, err := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC,
 		uintptr(unsafe.Pointer(&program))); err != 0 {
-		return err
+		c.say("%s%v", noFilter, err)
+		return nil
 	}
 	runtime.UnlockOSThread()
 	ctx, cancel := soon()
