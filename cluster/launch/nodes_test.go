@@ -470,6 +470,33 @@ func TestReportsAreFenced(t *testing.T) {
 	}
 }
 
+// readOnly is a store that does not permit changes, as etcd for a user without the role.
+type readOnly struct{ rendezvous.Store }
+
+var errReadOnly = errors.New("permission denied")
+
+func (readOnly) Create(context.Context, string, []byte) ([]byte, bool, error) {
+	return nil, false, errReadOnly
+}
+
+// TestReadOnlyStore: an agent whose store does not permit changes ends with the reason.
+func TestReadOnlyStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := readOnly{rendezvous.NewMemory().Open()}
+		p := newPeers(&Agent{cfg: Config{ID: "lockstep", Nodes: 1, Store: store, HeartbeatTimeout: 30 * time.Second}})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		begin := time.Now()
+		err := p.takeReports(ctx)
+		if !errors.Is(err, errReadOnly) || !strings.Contains(err.Error(), `"=launch/lockstep/reporter/0"`) {
+			t.Errorf("%v, want %v", err, errReadOnly)
+		}
+		if after := time.Since(begin); after > 20*time.Second {
+			t.Errorf("after %v", after)
+		}
+	})
+}
+
 // TestDoubtedStore: a store that shows no heartbeats is lost if that lasts, however often it has happened for a
 // moment before.
 func TestDoubtedStore(t *testing.T) {

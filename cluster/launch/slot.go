@@ -183,7 +183,7 @@ func (p *peers) takeSlot(ctx context.Context, mine registration, report func(str
 // suspended here for so long that another has taken its slot does not take the reports from that one.
 func (p *peers) takeReports(ctx context.Context) error {
 	key := p.key("reporter", p.node)
-	for {
+	for attempt := 1; ; attempt++ {
 		before, revision, err := p.store.Get(ctx, key)
 		none := errors.Is(err, rendezvous.ErrNotFound)
 		if err == nil && string(before) == p.nonce {
@@ -200,11 +200,17 @@ func (p *peers) takeReports(ctx context.Context) error {
 		} else {
 			_, err = p.store.Swap(ctx, key, revision, []byte(p.nonce))
 		}
-		if err != nil && (final(err) || pause.For(ctx, min(p.interval, createPause)) != nil) {
-			return err
+		if err == nil {
+			continue // read it: another agent may have written it too
+		}
+		if final(err) || attempt >= takeAttempts || pause.For(ctx, min(p.interval, createPause)) != nil {
+			return fmt.Errorf("writing the key %q into the rendezvous store: %w", key, err)
 		}
 	}
 }
+
+// takeAttempts bounds the attempts of a write that fails, as its result may be unknown.
+const takeAttempts = 20
 
 // stillMine returns an error if another agent has taken this one's slot.
 func (p *peers) stillMine(ctx context.Context) error {

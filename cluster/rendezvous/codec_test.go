@@ -108,15 +108,24 @@ func FuzzRecord(f *testing.F) {
 	roster, _ := packRoster([]Registration{{Job: "a", Role: "worker", Workers: 2}, {Job: "a", Role: "worker", Workers: 2}})
 	f.Add(roster, 2)
 	f.Add([]byte{2, 0, 0, 0}, 2)
+	f.Add([]byte(`{"groups":[{"job":"a","role":"worker","worker":5,"workers":9}],"members":[0,1,0,2]}`), 2)
+	f.Add([]byte(`{"groups":[{"job":"a","role":"worker","workers":2}],"members":[0,1,1,2]}`), 2)
 	f.Fuzz(func(t *testing.T, b []byte, workers int) {
 		workers = max(1, min(workers, 100))
 		if values, err := unpack(b, workers); err == nil && values != nil && len(values) != workers {
 			t.Fatalf("%d values of %d workers", len(values), workers)
 		}
-		if registrations, err := unpackRoster(b, workers); err == nil && len(registrations) != workers {
-			t.Fatalf("%d registrations of %d workers", len(registrations), workers)
+		for _, packed := range [][]byte{b, pack([][]byte{b})} {
+			registrations, err := unpackRoster(packed, workers)
+			if err == nil && len(registrations) != workers {
+				t.Fatalf("%d registrations of %d workers", len(registrations), workers)
+			}
+			for w, c := range registrations {
+				if c.Worker != w || c.Workers != workers || c.check() != nil {
+					t.Fatalf("worker %d of %d: %+v", w, workers, c)
+				}
+			}
 		}
-		unpackRoster(pack([][]byte{b}), workers)
 	})
 }
 

@@ -19,8 +19,8 @@ import (
 // collectorsMax is the number of collectors of a wait. Up to as many workers all follow each other.
 const collectorsMax = 8
 
-// collects reports whether a worker is a collector. The collectors are spread over the workers, so that one host that
-// does not start never has all of them.
+// collects reports whether a worker is a collector. The collectors are spread over the numbers of the workers: where
+// these count up host by host, they are on several hosts.
 func collects(worker, workers int) bool { return worker%collectorStep(workers) == 0 }
 
 func collectorStep(workers int) int { return (workers + collectorsMax - 1) / collectorsMax }
@@ -68,10 +68,13 @@ func await(ctx context.Context, s Store, key string, workers int) (values [][]by
 	defer report.stop()
 	for after := uint64(0); ; {
 		entries, revision, failed := s.Changes(ctx, key+recordKey, after)
-		if err = failed; err != nil && !errors.Is(err, ErrCompacted) {
+		if errors.Is(failed, ErrCompacted) {
+			entries, revision, failed = s.List(ctx, key+recordKey)
+		}
+		if err = failed; err != nil {
 			break
 		}
-		after = revision // from the start again, if they were compacted
+		after = revision
 		for _, e := range entries {
 			if e.Key == key+recordKey && !e.Deleted {
 				return nil, e.Value, nil

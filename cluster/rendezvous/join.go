@@ -90,7 +90,9 @@ func Join(ctx context.Context, s Store, own Registration) ([]Registration, error
 	}
 	registrations, err := m.join(ctx)
 	if errors.Is(err, ErrFenced) { // in which epoch the job is now
-		if e := m.enterEpoch(ctx); e != nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWithin) // the deadline may have passed just now
+		defer cancel()
+		if e := m.enterEpoch(ctx); e != nil && ctx.Err() == nil {
 			err = e
 		}
 	}
@@ -409,10 +411,13 @@ func (m *joiner) await(ctx context.Context) (*outcome, error) {
 			after = revision
 		}
 		entries, revision, err := m.store.Changes(ctx, m.prefix+outcomeKey, after)
-		if err != nil && !errors.Is(err, ErrCompacted) {
+		if errors.Is(err, ErrCompacted) {
+			entries, revision, err = m.store.List(ctx, m.prefix+outcomeKey)
+		}
+		if err != nil {
 			return nil, err
 		}
-		after = revision // from the start again, if they were compacted
+		after = revision
 		if len(entries) > 0 && !entries[len(entries)-1].Deleted {
 			return m.current(ctx, entries[len(entries)-1].Value)
 		}

@@ -62,8 +62,12 @@ func unpackRoster(packed []byte, workers int) ([]Registration, error) {
 		return nil, fmt.Errorf("rendezvous: the roster has %d numbers, want 2 for each of %d", len(r.Members), workers)
 	}
 	for i := range r.Groups {
-		if err := r.Groups[i].check(); err != nil {
+		c := &r.Groups[i]
+		if err := c.check(); err != nil {
 			return nil, err
+		}
+		if c.Workers != workers {
+			return nil, fmt.Errorf("rendezvous: the roster of %d workers has %v, of %d", workers, c, c.Workers)
 		}
 	}
 	out := make([]Registration, workers)
