@@ -2,8 +2,12 @@ package rendezvous_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -81,6 +85,64 @@ func TestStaleAtDeadline(t *testing.T) {
 		for i, got := range joinAll(t.Context(), m.Open, 5*time.Second, registrations...) {
 			wantJoinError(t, got.err, rendezvous.StaleEpoch, fmt.Sprintf("worker %d (host a, pid %d) joined epoch 0", i, 100+i),
 				"the job is in epoch 2")
+		}
+	})
+}
+
+// compacting is a store that forgets all changes up to a revision, even if no key was deleted, as etcd may at any
+// moment: that of the first worker that reads a registration.
+type compacting struct {
+	rendezvous.Store
+	once  *sync.Once
+	past  *atomic.Uint64 // the revision
+	calls *atomic.Int64
+}
+
+func (c compacting) Get(ctx context.Context, key string) ([]byte, uint64, error) {
+	value, revision, err := c.Store.Get(ctx, key)
+	if strings.Contains(key, "/registration/") {
+		c.once.Do(func() {
+			err = errors.Join(err, c.Set(ctx, "other", nil))
+			_, now, failed := c.List(ctx, "other")
+			err = errors.Join(err, failed)
+			c.past.Store(now)
+		})
+	}
+	return value, revision, err
+}
+
+func (c compacting) Changes(ctx context.Context, prefix string, after uint64) ([]rendezvous.Entry, uint64, error) {
+	switch {
+	case c.calls.Add(1) > 1000:
+		return nil, 0, errors.New("it is asked again and again")
+	case after > 0 && after < c.past.Load():
+		return nil, 0, rendezvous.ErrCompacted
+	}
+	return c.Store.Changes(ctx, prefix, after)
+}
+
+// TestCompactedAlways: a worker whose registration is older than the changes that the store remembers waits without
+// requests.
+func TestCompactedAlways(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := rendezvous.NewMemory()
+		var once sync.Once
+		var past atomic.Uint64
+		var calls atomic.Int64
+		open := func() rendezvous.Store { return compacting{m.Open(), &once, &past, &calls} }
+		time.AfterFunc(time.Second, func() {
+			if _, err := rendezvous.Join(t.Context(), m.Open(), ofSeveral(several-1)); err != nil {
+				t.Error(err)
+			}
+		})
+		var registrations []rendezvous.Registration
+		for w := range several - 1 {
+			registrations = append(registrations, ofSeveral(w))
+		}
+		for w, got := range joinAll(t.Context(), open, time.Minute, registrations...) {
+			if got.err != nil || got.after > 2*time.Second {
+				t.Errorf("worker %d after %v: %v", w, got.after, got.err)
+			}
 		}
 	})
 }
