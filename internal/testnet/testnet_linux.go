@@ -105,6 +105,18 @@ func (s *Switch) Isolate(t testing.TB, hosts ...int) {
 	}
 }
 
+// CapReceives limits the receive buffers of a host's TCP connections that are opened later, in bytes. It skips the test
+// where the kernel cannot.
+func (s *Switch) CapReceives(t testing.TB, host, bytes int) {
+	t.Helper()
+	// The three numbers are the least size, the first one, and the largest one to which the kernel lets a buffer grow.
+	set := fmt.Sprintf("echo 4096 %d %d >/proc/sys/net/ipv4/tcp_rmem", bytes, bytes)
+	args := inNamespace(s.hosts[host], "sh", "-c", set)
+	if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+		t.Skipf("needs to set net.ipv4.tcp_rmem in a network namespace: %v: %s", err, out)
+	}
+}
+
 // CapLink limits the rate of a host's cable in both directions: "100mbit". So many bytes ("128kb") pass at once after
 // a pause. It skips the test where the kernel or iproute2 cannot.
 func (s *Switch) CapLink(t testing.TB, host int, rate, burst string) {
