@@ -27,8 +27,9 @@ const (
 	slowStep   = 50 * time.Millisecond // the computation of a step, which sleeps: the workers do not compete for cores
 	slowExcess = slowStep / 5
 	slowFrom   = 45 // the first slow step: the detector measures the noise of the first 35
-	// A reader that is slower than the steps uses up the two batches that it has read ahead first.
-	slowInputFrom = slowFrom + 2*int64(slowStep/slowExcess)
+	// A reader that is slower than the steps first uses up what it has read ahead: two batches, and the one that it
+	// has begun. Each lasts for so many steps.
+	slowInputFrom = slowFrom + 3*int64((slowStep+slowExcess)/slowExcess)
 	slowUntil     = 400
 )
 
