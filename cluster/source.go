@@ -180,7 +180,7 @@ func storeURL(text string) (string, error) {
 	}
 	const want = "want tcp://HOST:PORT, file:///FOLDER or etcd://HOST:PORT,HOST:PORT/PREFIX"
 	bad := func(why string) (string, error) {
-		return "", fmt.Errorf("%s is no store: %s: %s", strconv.Quote(clip(redact.URL(text))), why, want)
+		return "", fmt.Errorf("%s is not a valid store address: %s: %s", strconv.Quote(clip(redact.URL(text))), why, want)
 	}
 	switch scheme {
 	case "tcp":

@@ -248,7 +248,7 @@ func TestDataTimeoutOverWorkers(t *testing.T) {
 }
 
 // TestRefill checks that the reader of a training is two batches ahead, and that it fills the memory of a batch again
-// only when the replicas have begun the next step, or if there is no other batch.
+// only when the replicas have begun the next step, or when no other batch is left to take.
 func TestRefill(t *testing.T) {
 	for _, accumulate := range []int{1, 3} {
 		inBubble(t, distribute.Options{}, func(t *testing.T, s *distribute.Strategy) {

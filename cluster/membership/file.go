@@ -133,7 +133,7 @@ func (n *NodeFile) read(slot int, last uint64) (count uint64, payload []byte, fr
 	return count, b[8:], true
 }
 
-// answer reads the reporter's answer, unless its count is the last one. It returns false if there is no new one.
+// answer reads the reporter's answer. It returns false if the answer has the count last: then it was read before.
 func (n *NodeFile) answer(last uint64) (a answer, ok bool) {
 	count, text, fresh := n.read(n.slots, last)
 	if !fresh || json.Unmarshal(text, &a) != nil {

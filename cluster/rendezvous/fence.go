@@ -80,7 +80,7 @@ func (f *fenced) Delete(ctx context.Context, key string) error {
 	return f.Store.Delete(f.with(ctx), key)
 }
 
-// permits returns [ErrFenced] if a token's key does not have its value; nil is no token.
+// permits returns [ErrFenced] if a token's key does not have its value. A write whose token is nil is always permitted.
 func (t *table) permits(token *Token) error {
 	if token == nil {
 		return nil

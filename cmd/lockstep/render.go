@@ -210,7 +210,7 @@ var (
 const labelMax = 63 // bytes in a label of a host's name
 
 // podSuffix is as long as what Kubernetes appends to the name of each pod of a JobSet. The webhook of JobSet v0.12.0
-// counts it: it refuses a set whose longest pod name with it is no label (ValidateCreate in
+// counts it: it refuses a set whose longest pod name with it is not a valid label (ValidateCreate in
 // pkg/webhooks/jobset_webhook.go). Trainer makes a JobSet of each TrainJob, with its name.
 const podSuffix = "-abcde"
 

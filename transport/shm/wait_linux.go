@@ -93,9 +93,9 @@ func (e *endpoint) happened() bool {
 // goroutine that listens to the bell then gives a token to all ranks that wait although their parked is 0. Ringing does
 // nothing if the bell's counter is full: then its reader has not read it yet, and checks afterwards.
 //
-// A waker that is killed between the two is no loss either, since the end of its process wakes all. If it is stopped
-// there, the waiter checks once more when its context ends the wait. A token that arrives late or twice ends a later
-// wait early, which checks and blocks again.
+// If a waker is killed after it has changed parked and before it gives the token, the end of its process wakes all. If
+// it is stopped there, the waiter checks once more when its context ends the wait. A token that arrives late or twice
+// ends a later wait early, which checks and blocks again.
 func (e *endpoint) wait(ctx context.Context) error {
 	if e.spin() {
 		return nil
