@@ -125,13 +125,15 @@ func newWorld(n *Node, g GroupConfig) (*world, error) {
 		node: n, key: worldKey{g.Epoch, g.ID}, proc: make([]int, len(g.Addrs)), groups: map[uint64]*group{},
 		up: make(chan struct{}, len(g.Addrs)), hash: hashMembers(strings.Join(g.Addrs, " "), nil),
 	}
+	number := map[string]int{} // of the process, by its address
 	for r, addr := range g.Addrs {
-		at := slices.IndexFunc(w.procs, func(p process) bool { return p.addr == addr })
-		if at < 0 {
+		at, known := number[addr]
+		if !known {
 			if _, _, err := net.SplitHostPort(addr); err != nil {
 				return nil, fmt.Errorf("tcp: address of rank %d: %w", r, err)
 			}
 			at = len(w.procs)
+			number[addr] = at
 			w.procs = append(w.procs, process{addr: addr})
 		}
 		w.procs[at].ranks = append(w.procs[at].ranks, r)
