@@ -19,23 +19,68 @@ import (
 // collectorsMax is the number of collectors of a wait. Up to as many workers all follow each other.
 const collectorsMax = 8
 
-// collects reports whether a worker is a collector. The collectors are spread over the numbers of the workers: where
-// these count up host by host, they are on several hosts.
-func collects(worker, workers int) bool { return worker%collectorStep(workers) == 0 }
+// collector returns the i-th collector, and false if there are no more. The workers are cut into blocks of
+// collectorStep; each block has one collector, whose place in it differs from block to block by the triangular
+// numbers. So the collectors are on several hosts whether the workers are numbered host by host or in turn over the
+// hosts: equal distances would put all of them on one host if its number of hosts divides the distance.
+func collector(i, workers int) (int, bool) {
+	step := collectorStep(workers)
+	return min(i*step+i*(i+1)/2%step, workers-1), i*step < workers
+}
 
+// collects reports whether a worker is a collector. Worker 0 always is.
+func collects(worker, workers int) bool {
+	c, _ := collector(worker/collectorStep(workers), workers)
+	return c == worker
+}
+
+// collectorStep is the number of workers of each of which one is a collector.
 func collectorStep(workers int) int { return (workers + collectorsMax - 1) / collectorsMax }
 
 // collectorsMissing returns a function that looks up which collectors have no key "<prefix><number>" yet. Workers that
 // do not collect report these.
 func collectorsMissing(s Store, prefix string, workers int) func(context.Context) []int {
 	return func(ctx context.Context) (missing []int) {
-		for w := 0; w < workers; w += collectorStep(workers) {
+		for i := 0; ; i++ {
+			w, ok := collector(i, workers)
+			if !ok {
+				return missing
+			}
 			if _, _, err := s.Get(ctx, prefix+strconv.Itoa(w)); errors.Is(err, ErrNotFound) {
 				missing = append(missing, w)
 			}
 		}
-		return missing
 	}
+}
+
+// deputyEvery is how long the workers wait for the collectors before one worker of each block looks itself whether all
+// keys are there, and then the next one: the collectors may have failed.
+const deputyEvery = 5 * time.Second
+
+// deputy is the sequence of a worker's turns to look at the keys of all, as one that does not collect.
+type deputy struct {
+	next  time.Time
+	cycle time.Duration
+}
+
+func newDeputy(worker, workers int) deputy {
+	step := collectorStep(workers)
+	c, _ := collector(worker/step, workers)
+	turn := (worker - c + step) % step // 1 to step-1: the collector has 0
+	return deputy{time.Now().Add(time.Duration(turn) * deputyEvery), time.Duration(step-1) * deputyEvery}
+}
+
+// waitTurn calls wait with a context that ends with ctx, or when it is the worker's turn. It reports whether wait ended
+// because of that.
+func (d *deputy) waitTurn(ctx context.Context, wait func(context.Context)) bool {
+	until, cancel := context.WithDeadline(ctx, d.next)
+	defer cancel()
+	wait(until)
+	if until.Err() == nil || ctx.Err() != nil || time.Now().Before(d.next) {
+		return false
+	}
+	d.next = time.Now().Add(d.cycle)
+	return true
 }
 
 // recordKey is the part of the key of the record of an exchange or a comparison, below its key. No worker's key
@@ -44,34 +89,55 @@ const recordKey = "/all"
 
 // collect waits until every worker has a key "<key>/<number>". A collector gets their values, by worker, and writes the
 // record that summarize returns for them, if workers exist that do not collect. The others get that record, or the
-// values if the collectors have not written it when ctx ends.
+// values if the collectors have failed.
 func collect(
 	ctx context.Context, s Store, key string, worker, workers int, summarize func(values [][]byte) []byte,
 ) (values [][]byte, record []byte, err error) {
 	if !collects(worker, workers) {
-		return await(ctx, s, key, workers)
+		return await(ctx, s, key, worker, workers, summarize)
 	}
 	values, err = gather(ctx, s, key, workers, "arrived")
 	if err != nil || workers <= collectorsMax {
 		return values, nil, err
 	}
-	_, _, err = s.Create(ctx, key+recordKey, summarize(values))
-	return values, nil, err
+	return values, nil, publish(ctx, s, key, summarize(values))
 }
 
-// await waits for the record of an exchange or a comparison. If ctx ends first, it looks for the values themselves:
-// they are there if only the collectors have failed.
-func await(ctx context.Context, s Store, key string, workers int) (values [][]byte, record []byte, err error) {
+// publish writes the record of an exchange or a comparison. A store that cannot take it, or is lost, is no error: this
+// worker has all values, and the others look themselves when it is their turn.
+func publish(ctx context.Context, s Store, key string, record []byte) error {
+	if _, _, err := s.Create(ctx, key+recordKey, record); errors.Is(err, ErrFenced) {
+		return err
+	}
+	return nil
+}
+
+// await waits for the record of an exchange or a comparison. At its turns, and when ctx ends, it looks for the values
+// themselves: they are there if only the collectors have failed.
+func await(
+	ctx context.Context, s Store, key string, worker, workers int, summarize func(values [][]byte) []byte,
+) (values [][]byte, record []byte, err error) {
 	since := time.Now()
 	report := reportWait(ctx, Waiting{Role: roleDefault, Workers: workers, Key: key, done: "arrived"})
 	report.lookup(collectorsMissing(s, key+"/", workers))
 	defer report.stop()
-	for after := uint64(0); ; {
-		entries, revision, failed := s.Changes(ctx, key+recordKey, after)
-		if errors.Is(failed, ErrCompacted) {
-			entries, revision, failed = s.List(ctx, key+recordKey)
+	turns := newDeputy(worker, workers)
+	for after := uint64(0); err == nil; {
+		var entries []Entry
+		var revision uint64
+		if turns.waitTurn(ctx, func(ctx context.Context) {
+			entries, revision, err = s.Changes(ctx, key+recordKey, after)
+			if errors.Is(err, ErrCompacted) {
+				entries, revision, err = s.List(ctx, key+recordKey)
+			}
+		}) && err != nil {
+			if values, missing, failed := valuesNow(ctx, s, key, workers); failed == nil && len(missing) == 0 {
+				return values, nil, publish(ctx, s, key, summarize(values))
+			}
+			err = nil
+			continue
 		}
-		if err = failed; err != nil {
+		if err != nil {
 			break
 		}
 		after = revision

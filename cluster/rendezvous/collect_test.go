@@ -5,8 +5,10 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,8 +16,10 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// several is a number of workers of which every third one collects the registrations of all: 0, 3, 6, …
+// several is a number of workers of which these collect the registrations of all.
 const several = 20
+
+var collectors = []int{0, 4, 6, 9, 13, 15, 18}
 
 func ofSeveral(worker int) rendezvous.Registration {
 	return rendezvous.Registration{Job: "digits", Worker: worker, Workers: several, Host: "a", PID: 100 + worker}
@@ -29,18 +33,18 @@ func TestMissingCollectors(t *testing.T) {
 		ctx := rendezvous.WithWaiting(t.Context(), r.add)
 		var registrations []rendezvous.Registration
 		for w := range several {
-			if w%3 != 0 {
+			if !slices.Contains(collectors, w) {
 				registrations = append(registrations, ofSeveral(w))
 			}
 		}
 		for i, got := range joinAll(ctx, rendezvous.NewMemory().Open, 3*time.Second, registrations...) {
 			wantJoinError(t, got.err, rendezvous.Missing, "13 of 20 workers joined (worker 1 (host a, pid 101), ",
-				"missing: workers 0, 3, 6, 9, 12, 15 and 18; ")
+				"missing: workers 0, 4, 6, 9, 13, 15 and 18; ")
 			if got.after != 3*time.Second {
 				t.Errorf("process %d after %v", i, got.after)
 			}
 		}
-		want := "2s: waiting for workers 0, 3, 6, 9, 12, 15 and 18, and perhaps for others of the 20 workers"
+		want := "2s: waiting for workers 0, 4, 6, 9, 13, 15 and 18, and perhaps for others of the 20 workers"
 		if got := r.take(); len(got) != len(registrations) || got[0] != want {
 			t.Errorf("reported %q, want %q", got, want)
 		}
@@ -79,46 +83,134 @@ func (d dying) Changes(context.Context, string, uint64) ([]rendezvous.Entry, uin
 
 var errDying = errors.New("the process ends here")
 
-// TestCollectorsEnd: if all workers that collect end after they have registered or contributed, the others still join
-// and exchange, when their time is over.
+// TestCollectorsEnd: if all workers that collect end after they have registered or contributed, the others join,
+// exchange and compare as soon as one of them looks itself, long before their time is over.
 func TestCollectorsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := rendezvous.NewMemory()
 		var work sync.WaitGroup
+		facts := []rendezvous.Fact{{Name: "model", Value: "mlp"}}
 		for w := range several {
 			work.Go(func() {
 				s := m.Open()
-				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 				defer cancel()
-				if w%3 == 0 {
+				if slices.Contains(collectors, w) {
 					if _, err := rendezvous.Join(ctx, dying{s}, ofSeveral(w)); !errors.Is(err, errDying) {
 						t.Errorf("worker %d: %v", w, err)
 					}
 					rendezvous.Exchange(ctx, dying{s}, "digits/0/x", w, several, []byte{byte(w)})
+					rendezvous.Compare(ctx, dying{s}, "digits/0/c", w, several, facts)
 					return
+				}
+				begin := time.Now()
+				within := func(what string, most time.Duration) {
+					if took := time.Since(begin); took > most {
+						t.Errorf("worker %d: %s after %v, want at most %v", w, what, took, most)
+					}
+					begin = time.Now()
 				}
 				time.Sleep(time.Second) // the last one has not joined when the collectors end
 				all, err := rendezvous.Join(ctx, s, ofSeveral(w))
 				if err != nil || len(all) != several || all[several-1].PID != 100+several-1 {
 					t.Errorf("worker %d: %v, %v", w, all, err)
 				}
-				ctx, cancel = context.WithTimeout(t.Context(), 5*time.Second)
-				defer cancel()
+				within("joined", 6*time.Second)
 				values, err := rendezvous.Exchange(ctx, s, "digits/0/x", w, several, []byte{byte(w)})
 				if err != nil || len(values) != several || values[5][0] != 5 {
 					t.Errorf("worker %d: %v, %v", w, values, err)
 				}
-				missing := (*rendezvous.WaitError)(nil)
-				ctx, cancel = context.WithTimeout(t.Context(), 5*time.Second)
-				defer cancel()
-				_, err = rendezvous.Exchange(ctx, s, "digits/0/y", w, several, []byte{byte(w)})
-				if !errors.As(err, &missing) || fmt.Sprint(missing.Missing) != "[0 3 6 9 12 15 18]" {
+				within("exchanged", 5*time.Second)
+				if err := rendezvous.Compare(ctx, s, "digits/0/c", w, several, facts); err != nil {
 					t.Errorf("worker %d: %v", w, err)
 				}
+				within("compared", 5*time.Second)
+				missing := (*rendezvous.WaitError)(nil)
+				short, cancel := context.WithTimeout(t.Context(), 12*time.Second)
+				defer cancel()
+				_, err = rendezvous.Exchange(short, s, "digits/0/y", w, several, []byte{byte(w)})
+				if !errors.As(err, &missing) || fmt.Sprint(missing.Missing) != fmt.Sprint(collectors) {
+					t.Errorf("worker %d: %v", w, err)
+				}
+				within("timed out", 12*time.Second)
 			})
 		}
 		work.Wait()
 	})
+}
+
+// TestLateAfterCollectors: a worker that joins minutes after all collectors have ended is noticed at the next turn, and
+// the turns cost few requests.
+func TestLateAfterCollectors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := rendezvous.NewMemory()
+		var requests, bytes atomic.Int64
+		var work sync.WaitGroup
+		for w := range several {
+			work.Go(func() {
+				s := m.Open()
+				if slices.Contains(collectors, w) {
+					rendezvous.Join(t.Context(), dying{s}, ofSeveral(w))
+					return
+				}
+				if w == 1 {
+					time.Sleep(10*time.Minute + time.Second)
+				}
+				c := counted{s, &requests, &bytes, make(chan struct{}, several), new(bool)}
+				if all, err := rendezvous.Join(t.Context(), c, ofSeveral(w)); err != nil || len(all) != several {
+					t.Errorf("worker %d: %v, %v", w, all, err)
+				}
+			})
+		}
+		begin := time.Now()
+		work.Wait()
+		if took := time.Since(begin); took > 10*time.Minute+6*time.Second {
+			t.Errorf("joined after %v", took)
+		}
+		// 7 turns each 5 s, of 6 requests, and 10 for each worker.
+		if n := requests.Load(); n > 120*7*6+10*several {
+			t.Errorf("%d requests", n)
+		}
+	})
+}
+
+// refusing is a store that does not take the records of collectors.
+type refusing struct {
+	rendezvous.Store
+	err error
+}
+
+func (r refusing) Create(ctx context.Context, key string, value []byte) ([]byte, bool, error) {
+	if strings.HasSuffix(key, "/all") {
+		return nil, false, r.err
+	}
+	return r.Store.Create(ctx, key, value)
+}
+
+// TestRecordNotWritten: workers exchange and compare although the store takes no record; only a fenced one fails.
+func TestRecordNotWritten(t *testing.T) {
+	for _, refused := range []error{rendezvous.ErrFull, rendezvous.ErrLost, rendezvous.ErrFenced} {
+		synctest.Test(t, func(t *testing.T) {
+			m := rendezvous.NewMemory()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			var work sync.WaitGroup
+			for w := range several {
+				work.Go(func() {
+					s := refusing{m.Open(), refused}
+					values, err := rendezvous.Exchange(ctx, s, "digits/0/x", w, several, []byte{byte(w)})
+					fenced := refused == rendezvous.ErrFenced
+					if errors.Is(err, rendezvous.ErrFenced) != fenced || !fenced && (err != nil || values[5][0] != 5) {
+						t.Errorf("%v: worker %d: %v, %v", refused, w, values, err)
+					}
+					if err = rendezvous.Compare(ctx, s, "digits/0/c", w, several, nil); (err != nil) != fenced {
+						t.Errorf("%v: worker %d: %v", refused, w, err)
+					}
+				})
+			}
+			work.Wait()
+		})
+	}
 }
 
 // TestStaleForAll: a later epoch ends the waits of all workers of an earlier one, whether they collect or not.

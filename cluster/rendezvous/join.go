@@ -385,10 +385,11 @@ func (m *joiner) conclude(ctx context.Context) (*outcome, error) {
 	return m.propose(ctx, nil, roster)
 }
 
-// await waits for the outcome, as a worker that does not collect the registrations. A later epoch deletes first the
-// registrations and then the outcome: so one that is not deleted yet when this worker looks is followed by a change
-// of the outcome.
+// await waits for the outcome, as a worker that does not collect the registrations. At its turns it looks whether all
+// have registered: then only the collectors have failed. A later epoch deletes first the registrations and then the
+// outcome: so one that is not deleted yet when this worker looks is followed by a change of the outcome.
 func (m *joiner) await(ctx context.Context) (*outcome, error) {
+	turns := newDeputy(m.own.Worker, m.own.Workers)
 	for after := uint64(0); ; {
 		text, revision, err := m.store.Get(ctx, m.prefix+registrationsKey+strconv.Itoa(m.own.Worker))
 		if errors.Is(err, ErrNotFound) {
@@ -410,9 +411,17 @@ func (m *joiner) await(ctx context.Context) (*outcome, error) {
 			}
 			after = revision
 		}
-		entries, revision, err := m.store.Changes(ctx, m.prefix+outcomeKey, after)
-		if errors.Is(err, ErrCompacted) {
-			entries, revision, err = m.store.List(ctx, m.prefix+outcomeKey)
+		var entries []Entry
+		if turns.waitTurn(ctx, func(ctx context.Context) {
+			entries, revision, err = m.store.Changes(ctx, m.prefix+outcomeKey, after)
+			if errors.Is(err, ErrCompacted) {
+				entries, revision, err = m.store.List(ctx, m.prefix+outcomeKey)
+			}
+		}) && err != nil {
+			if out, err := m.concludeNow(ctx); out != nil || err != nil {
+				return out, err
+			}
+			continue
 		}
 		if err != nil {
 			return nil, err
