@@ -218,7 +218,7 @@ func (a *answer) compare(b *answer) (Claim, error) {
 	lone := o.Workers == 1 && b.source.depth <= insideAllocation && b.source.depth != stated
 	switch {
 	case w.Task.Type == Evaluator || o.Task.Type == Evaluator:
-		claim.Note = "an evaluator is no worker, so that they need not agree"
+		claim.Note = "an evaluator is not a worker, so they need not agree"
 	case w.Worker == o.Worker && w.Workers == o.Workers:
 		claim.Note = "agrees"
 		// An outer source may agree by chance with some of the workers only, and so adds nothing.

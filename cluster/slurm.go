@@ -254,11 +254,11 @@ func ExpandHostlist(list string) ([]string, error) {
 			}
 			lo, err := strconv.Atoi(from)
 			if err != nil {
-				return bad("%q is no number", clip(from))
+				return bad("%q is not a number", clip(from))
 			}
 			hi, err := strconv.Atoi(to)
 			if err != nil {
-				return bad("%q is no number", clip(to))
+				return bad("%q is not a number", clip(to))
 			}
 			if hi-lo >= hostsMax-len(hosts) {
 				return bad("more than %d hosts", hostsMax)

@@ -357,7 +357,7 @@ func (c *Call) elementsOf(name string, m *tensor.Memory) (int, error) {
 	case m.Kind == tensor.Device:
 		return 0, fmt.Errorf("memory of a device in %s: it must be readable by the processor", name)
 	case m.Bytes < 0 || n*c.Type.Bytes() != m.Bytes:
-		return 0, fmt.Errorf("%d bytes in %s, which are no whole number of %v elements", m.Bytes, name, c.Type)
+		return 0, fmt.Errorf("%d bytes in %s, which is not a whole number of %v elements", m.Bytes, name, c.Type)
 	case n > 0 && m.Ptr == nil:
 		return 0, fmt.Errorf("%d bytes in %s without a pointer", m.Bytes, name)
 	}

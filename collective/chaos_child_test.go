@@ -104,7 +104,7 @@ func (p *chaosProgram) join(process int, in io.Reader) (collective.Group, error)
 	if err != nil {
 		return nil, err
 	}
-	timeout := time.Minute // a busy machine is no fault
+	timeout := time.Minute // a busy machine is not a fault
 	if p.fault != nil {
 		if kind, ok := chaosFaulty[p.fault.Kind]; ok {
 			ends = p.spoil(ranks, ends, kind)

@@ -40,7 +40,7 @@ type chaosStep struct {
 
 	barrier bool
 
-	from, to int // from sends the source of call to to; -1: this is no send
+	from, to int // from sends the source of call to to; -1: this is not a send
 
 	colors int              // > 0: a split by rank modulo colors
 	inner  [][]*exampleCall // by color

@@ -45,7 +45,7 @@ func TestDescribe(t *testing.T) {
 						if e.Rank == rank {
 							return fmt.Sprintf("rank %d asks who %v are", rank, e.Peers)
 						}
-						return fmt.Sprintf("rank %d was told by %d", rank, e.Rank)
+						return fmt.Sprintf("rank %d was notified by %d", rank, e.Rank)
 					},
 				}
 			})
@@ -107,7 +107,7 @@ func TestDescribeLate(t *testing.T) {
 	groups := separate(t, 3, func(rank int) collective.Config {
 		return collective.Config{Stall: -1, Describe: func(e *collective.Error) string {
 			if rank != 0 {
-				return fmt.Sprintf("rank %d was told by %d", rank, e.Rank)
+				return fmt.Sprintf("rank %d was notified by %d", rank, e.Rank)
 			}
 			select {
 			case <-told:
@@ -135,7 +135,7 @@ func TestDescribeLate(t *testing.T) {
 	if late.Load() {
 		t.Error("rank 1 waited for rank 0's description")
 	}
-	for r, want := range []string{"found at last", "rank 1 was told by 0"} {
+	for r, want := range []string{"found at last", "rank 1 was notified by 0"} {
 		var e *collective.Error
 		if !errors.As(errs[r], &e) || e.Who != want || e.Kind != collective.ErrTimeout {
 			t.Errorf("rank %d: %v, want %q", r, errs[r], want)

@@ -398,7 +398,7 @@ func TestInvalidCalls(t *testing.T) {
 		{"sizes", func(c *collective.Call) { c.Src = mem.Slice(0, 16) }, "16 bytes in Src and 32 in Dst"},
 		{
 			"part of an element", func(c *collective.Call) { c.Src, c.Dst = mem.Slice(0, 15), mem.Slice(0, 15) },
-			"no whole number of float32",
+			"not a whole number of float32",
 		},
 		{"overlap", func(c *collective.Call) { c.Src, c.Dst = mem.Slice(0, 16), mem.Slice(8, 24) }, "Src and Dst overlap"},
 		{"device", func(c *collective.Call) { c.Src.Kind = tensor.Device }, "memory of a device"},

@@ -110,7 +110,7 @@ func TestListsEqualOneMemory(t *testing.T) {
 	})
 }
 
-// TestInvalidLists checks the errors for lists that are no valid memory of a call.
+// TestInvalidLists checks the errors for lists that are not valid memory of a call.
 func TestInvalidLists(t *testing.T) {
 	x := tensor.New(tensor.Float32, 4).Memory()
 	half := tensor.Memory{Ptr: x.Ptr, Bytes: 8}

@@ -19,7 +19,7 @@ var failureKinds = [...]error{
 }
 
 // encodeFailure encodes why a communicator has failed, for the other processes. comm and rank are those of an
-// error that is no *Error.
+// error that is not an *Error.
 func encodeFailure(err error, comm string, rank int) []byte {
 	e := (*Error)(nil)
 	if !errors.As(err, &e) {

@@ -92,8 +92,8 @@ func TestExamine(t *testing.T) {
 				}
 				all := strings.Join(append(r.Wrong, r.Notes...), "\n")
 				for _, says := range []string{
-					`the instructions differs: "AVX2" on workers 0, 1, "none" on worker 2: results may differ`,
-					`the processors differs: "2" on workers 0, 1, "3" on worker 2`,
+					`workers differ in instructions: "AVX2" on workers 0, 1, "none" on worker 2: results may differ`,
+					`workers differ in processors: "2" on workers 0, 1, "3" on worker 2`,
 				} {
 					if !strings.Contains(all, says) || r.Healthy() {
 						t.Errorf("%s\ndoes not say %q", all, says)
@@ -234,7 +234,7 @@ func silentWorker(t *testing.T, timeouts [3]time.Duration) {
 			continue
 		}
 		text := strings.Join(r.Wrong, "\n")
-		if !strings.Contains(text, "worker 2 (host") || !strings.Contains(text, "has not said what it found") ||
+		if !strings.Contains(text, "worker 2 (host") || !strings.Contains(text, "has not reported its results") ||
 			!silentRank.MatchString(text) {
 			t.Errorf("worker %d: %s", i, text)
 		}
@@ -261,7 +261,7 @@ func TestTurns(t *testing.T) {
 		}
 		for p, times := range met {
 			if times != 1 {
-				t.Errorf("%d workers: %v meet %d times", n, p, times)
+				t.Errorf("%d workers: %v are paired %d times", n, p, times)
 			}
 		}
 		if n > separateMax && len(all) != n-1+n%2 {

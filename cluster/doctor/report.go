@@ -88,8 +88,8 @@ const (
 func (r *Report) advise(silent []int) {
 	r.Wrong, r.Notes = nil, nil
 	for _, worker := range silent {
-		r.Wrong = append(r.Wrong, fmt.Sprintf("%s has not said what it found: it is stopped or gone, or cannot reach the "+
-			"others", r.name(worker)))
+		r.Wrong = append(r.Wrong, fmt.Sprintf("%s has not reported its results: it is stopped or has exited, or cannot "+
+			"reach the others", r.name(worker)))
 	}
 	several(&r.Wrong, "pairs have the like", r.unanswered())
 	for _, name := range r.factNames() {
@@ -159,7 +159,7 @@ func (r *Report) compare(name string) {
 	for _, g := range groups {
 		parts = append(parts, fmt.Sprintf("%q on %s", g.value, ranges.Text("worker", g.workers)))
 	}
-	text := fmt.Sprintf("the %s differs: %s", name, strings.Join(parts, ", "))
+	text := fmt.Sprintf("workers differ in %s: %s", name, strings.Join(parts, ", "))
 	if alike {
 		r.Wrong = append(r.Wrong, text+": results may differ in their last bits, or the workers may refuse each other")
 		return

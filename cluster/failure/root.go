@@ -20,7 +20,7 @@ type Report struct {
 // Find returns the root cause among the records of an epoch, which may be in any order. It returns false if
 // there is no record. The root cause is
 //
-//  1. the earliest failure that a worker caused itself: one that blames no other worker and is no loss, timeout
+//  1. the earliest failure that a worker caused itself: one that blames no other worker and is not a loss, timeout
 //     or interruption;
 //  2. else the worker that the others lost and that reported no failure itself, except that it was lost or was
 //     ended from outside: the one that most of them blame;

@@ -33,7 +33,7 @@ func TestFind(t *testing.T) {
 			[]int{0, 2},
 		},
 		{
-			"two of their own: the earlier",
+			"two independent failures: the earlier",
 			[]Record{{Worker: 0, Kind: "error", Time: at(9)}, {Worker: 1, Kind: "memory", Time: at(8)}},
 			1, "memory", false,
 			[]int{0},
@@ -72,7 +72,7 @@ func TestFind(t *testing.T) {
 			[]int{0},
 		},
 		{
-			"two lose each other, and a third that hears of it ends first",
+			"two lose each other, and a third that is notified ends first",
 			[]Record{
 				{Worker: 0, Kind: "lost", Blames: []int{2}, Time: at(7)},
 				{Worker: 1, Kind: "lost", Blames: []int{2}, Time: at(6)},
@@ -82,7 +82,7 @@ func TestFind(t *testing.T) {
 			[]int{1, 2},
 		},
 		{
-			"cut off from one, and told so by another",
+			"cut off from one, and notified by another",
 			[]Record{
 				{Worker: 0, Kind: "lost", Blames: []int{2}, Time: at(6), Step: 12, Phase: "reduce", Message: "m", Stack: "s"},
 				{Worker: 1, Kind: "lost", Blames: []int{2}, Time: at(7)},
@@ -92,7 +92,7 @@ func TestFind(t *testing.T) {
 			[]int{0, 1},
 		},
 		{
-			"cut off from the store, which it says itself",
+			"cut off from the store, which it reports itself",
 			[]Record{
 				{Worker: 0, Kind: "lost", Blames: []int{1}, Time: at(5)},
 				{Worker: 1, Kind: "store", Time: at(6)},
@@ -102,7 +102,7 @@ func TestFind(t *testing.T) {
 			[]int{0, 2},
 		},
 		{
-			"a time-out that blames nobody is still weaker than a failure",
+			"a time-out that blames no worker is still weaker than a failure",
 			[]Record{{Worker: 0, Kind: "timeout", Time: at(1)}, {Worker: 1, Kind: "exit", Time: at(6)}},
 			1, "exit", false,
 			[]int{0},
@@ -114,7 +114,7 @@ func TestFind(t *testing.T) {
 			[]int{0},
 		},
 		{
-			"a mismatch, which everybody tells",
+			"a mismatch, which all report",
 			[]Record{{Worker: 1, Kind: "mismatch", Time: at(4)}, {Worker: 0, Kind: "mismatch", Time: at(3)}},
 			0, "mismatch", false,
 			[]int{1},

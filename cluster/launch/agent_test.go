@@ -370,7 +370,7 @@ exit 1`, nil)
 	}
 }
 
-// TestSettling: workers that exit after another's failure before they are asked to are no root cause.
+// TestSettling: workers that exit after another's failure before they are asked to are not root causes.
 func TestSettling(t *testing.T) {
 	s := launchScript(t, `trap 'echo asked' TERM; echo $$ > $LOCKSTEP_RECORDS/pid$RANK
 until [ -s $LOCKSTEP_RECORDS/pid1 ]; do sleep 0.01; done; pid=$(cat $LOCKSTEP_RECORDS/pid1)
@@ -638,7 +638,7 @@ func TestPausedOutput(t *testing.T) {
 			}
 			if said := s.err.String(); len(which) == 1 &&
 				!regexp.MustCompile(`the last [0-9]+ lines \([0-9]+ bytes\) of standard output are lost`).MatchString(said) {
-				t.Errorf("not said what is lost:\n%.1000s", said)
+				t.Errorf("the lost lines are not reported:\n%.1000s", said)
 			}
 		})
 	}

@@ -89,7 +89,7 @@ while :; do sleep 0.02; done`, func(c *Config) { c.RestartsMax = 2 }, 1, 2, 1)
 			"then    workers 1, 2: asked to exit", "restart 1 of 2",
 		} {
 			if !strings.Contains(n.err.String(), want) {
-				t.Errorf("node %d did not tell %q:\n%s", i, want, n.err)
+				t.Errorf("node %d did not report %q:\n%s", i, want, n.err)
 			}
 		}
 	}
@@ -950,7 +950,7 @@ func TestCutOffAgentComesBack(t *testing.T) {
 		}
 	}
 	if said := nodes[1].err.String(); strings.Contains(said, "node 0 (") {
-		t.Errorf("the one that was cut off blames the other:\n%s", said)
+		t.Errorf("the node that was cut off blames the other:\n%s", said)
 	}
 }
 

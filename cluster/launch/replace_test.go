@@ -212,7 +212,7 @@ func TestStoppedAgentIsReplaced(t *testing.T) {
 	a.wait(t, 0)
 	c.wait(t, 0)
 	if want := "was taken"; !strings.Contains(b.out.String(), want) {
-		t.Errorf("the one that was replaced does not say %q:\n%s", want, b.out)
+		t.Errorf("the agent that was replaced does not report %q:\n%s", want, b.out)
 	}
 }
 

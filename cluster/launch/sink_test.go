@@ -76,7 +76,7 @@ func TestSinkOfAPausedReader(t *testing.T) {
 		s.put("", []byte("afterwards"), true)
 		s.close(t.Context())
 		if stalled != 1 {
-			t.Errorf("said %d times that nobody reads", stalled)
+			t.Errorf("reported %d times that there is no reader", stalled)
 		}
 		got := strings.Split(strings.TrimSuffix(out.b.String(), "\n"), "\n")
 		n := 0

@@ -94,7 +94,7 @@ func NewReporter(cfg ReporterConfig) *Reporter {
 }
 
 // Watch makes the reporter report for the workers that use a file, in an epoch of the job. A nil file ends that. If the
-// reporter replaces another process of the node, that worker's silence counts from since; -1 is no such worker.
+// reporter replaces another process of the node, that worker's silence counts from since; -1: no worker.
 func (r *Reporter) Watch(epoch uint32, file *NodeFile, workers []int, replaced int, since time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

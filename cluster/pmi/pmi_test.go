@@ -97,7 +97,7 @@ func TestExchange(t *testing.T) {
 				t.Errorf("process %d got %q, %v", rank, got, err)
 			}
 			if _, err := k.Get(t.Context(), "other"); !errors.Is(err, ErrProtocol) {
-				t.Errorf("a key that nobody put: %v", err)
+				t.Errorf("a key that was never put: %v", err)
 			}
 			if err := k.Put(t.Context(), "a b", "x"); err == nil {
 				t.Error("a key with a space was put")

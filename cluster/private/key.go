@@ -99,7 +99,7 @@ func readKey(path string) (string, error) {
 		return "", err
 	case !info.Mode().IsRegular() || ownerOf(info) != os.Geteuid() || runtime.GOOS != "windows" &&
 		info.Mode().Perm()&0o077 != 0:
-		return "", fmt.Errorf("%s is %v of user %d: want a file of this user's own that nobody else may read", path,
+		return "", fmt.Errorf("%s is %v of user %d: want a file of this user that no other user may read", path,
 			info.Mode(), ownerOf(info))
 	}
 	f, err := os.Open(path) // no other user can have replaced it: the folder was checked

@@ -53,7 +53,7 @@ func Folder() (string, error) {
 		errs = append(errs, err)
 	}
 	return "", fmt.Errorf("%w: remove what is there, or set TMPDIR or XDG_RUNTIME_DIR, the same for all workers of "+
-		"this host, to a folder that nobody else may change",
+		"this host, to a folder that no other user may change",
 		errors.Join(errs...))
 }
 

@@ -187,7 +187,7 @@ func TestKey(t *testing.T) {
 	}
 	path := filepath.Join(temporary, keyName)
 	must(t, os.Chmod(path, 0o644))
-	if _, err := Key(); err == nil || !strings.Contains(err.Error(), "nobody else may read") {
+	if _, err := Key(); err == nil || !strings.Contains(err.Error(), "no other user may read") {
 		t.Errorf("a key that others can read: %v", err)
 	}
 	must(t, os.Remove(path))

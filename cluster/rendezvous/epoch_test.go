@@ -205,7 +205,7 @@ func TestJoinAtRandom(t *testing.T) {
 				}
 			}
 			if won > 0 && (won != n || text != "") {
-				t.Errorf("%d of %d have met, others: %q", won, n, text)
+				t.Errorf("%d of %d have joined, others: %q", won, n, text)
 			}
 		})
 		if t.Failed() {
@@ -234,7 +234,7 @@ func TestExchangeErrors(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 		if _, err := rendezvous.Exchange(t.Context(), s, "k", 5, 5, nil); err == nil {
-			t.Error("worker 5 of 5 is no error")
+			t.Error("worker 5 of 5 is accepted")
 		}
 	})
 }

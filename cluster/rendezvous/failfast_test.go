@@ -53,7 +53,7 @@ func TestFailFast(t *testing.T) {
 	}
 	select {
 	case err := <-patient:
-		t.Errorf("the one who waits: %v", err)
+		t.Errorf("the waiting call: %v", err)
 	default:
 	}
 	gone.Store(false)
@@ -61,7 +61,7 @@ func TestFailFast(t *testing.T) {
 		t.Errorf("when the store is back: %v", err)
 	}
 	if err := <-patient; err != nil {
-		t.Errorf("the one who has waited: %v", err)
+		t.Errorf("the call that has waited: %v", err)
 	}
 	if err := s.Set(rendezvous.FailFast(ctx), "k", nil); err != nil {
 		t.Errorf("when the store is back: %v", err)

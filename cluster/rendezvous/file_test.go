@@ -108,7 +108,7 @@ func TestFolderAfterKilledWriters(t *testing.T) {
 		}
 		u := open(t, url, rendezvous.Config{})
 		if _, err := os.Stat(log + ".new"); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("what was to be a log is left: %v", err)
+			t.Errorf("the new log is left: %v", err)
 		}
 		set(t, u, "next", "3")
 		entries, revision, err := u.List(t.Context(), "")

@@ -24,7 +24,7 @@ type Store interface {
 	// Swap sets a key if its last change has that revision. If not, or if the key does not exist, it returns
 	// false.
 	Swap(ctx context.Context, key string, revision uint64, value []byte) (swapped bool, err error)
-	// Delete removes a key. A key that does not exist is no error, and no change.
+	// Delete removes a key. Deleting a key that does not exist is not an error, and not a change.
 	Delete(ctx context.Context, key string) error
 	// List returns all entries whose keys begin with prefix, ordered by key, and the store's revision at that
 	// moment.

@@ -40,7 +40,7 @@ func (w *wire) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	l := w.listener
 	w.mu.Unlock()
 	if l == nil {
-		return nil, errors.New("nobody listens")
+		return nil, errors.New("no listener")
 	}
 	ours, theirs := net.Pipe()
 	select {
@@ -50,7 +50,7 @@ func (w *wire) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 		w.mu.Unlock()
 		return ours, nil
 	case <-l.done:
-		return nil, errors.New("nobody listens any more")
+		return nil, errors.New("no listener any more")
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
@@ -226,7 +226,7 @@ func TestOpenWaits(t *testing.T) {
 		defer cancel()
 		start := time.Now()
 		_, err := rendezvous.Open(ctx, "tcp://10.0.0.1:29500", rendezvous.Config{Dial: w.dial})
-		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "nobody listens") ||
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "no listener") ||
 			time.Since(start) != 10*time.Second {
 			t.Fatalf("after %v: %v", time.Since(start), err)
 		}

@@ -71,7 +71,7 @@ func TestWaiting(t *testing.T) {
 			t.Error("a barrier of one of two")
 		}
 		if err := rendezvous.Leave(ctx, m.Open(), rendezvous.Registration{Workers: 2}); err == nil {
-			t.Error("nobody has left")
+			t.Error("Leave returned before the other worker left")
 		}
 		want = []string{"2s: waiting for worker 1 (1 of 2 arrived)", "4s: waiting for worker 1 (1 of 2 arrived)"}
 		if got := r.take(); !slices.Equal(got, want) {
@@ -89,7 +89,7 @@ func TestWaitingForStore(t *testing.T) {
 		_, err := rendezvous.Open(ctx, "tcp://10.0.0.1:7", rendezvous.Config{Dial: func(context.Context, string,
 			string,
 		) (net.Conn, error) {
-			return nil, errors.New("nobody is there")
+			return nil, errors.New("no listener")
 		}})
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v", err)

@@ -33,14 +33,14 @@ func TestFailures(t *testing.T) {
 	}{
 		{name: "killed", do: "kill", who: 2, kind: "lost"},
 		{name: "killed, by TCP", do: "kill", who: 1, change: func(c *child) { c.TCP = true }, kind: "lost"},
-		{name: "the one who serves the store is killed", do: "kill", who: 0, kind: "lost"},
+		{name: "the worker that serves the store is killed", do: "kill", who: 0, kind: "lost"},
 		{name: "exits", do: "exit", who: 1, kind: "lost"},
 		{name: "panics", do: "panic", who: 1, kind: "lost", own: "panic"},
 		{
 			name: "stopped", do: "stop", who: 2, change: func(c *child) { c.Heartbeat = 5 * time.Second }, kind: "lost",
 		},
 		{
-			name: "the one who serves the store is stopped", do: "stop", who: 0,
+			name: "the worker that serves the store is stopped", do: "stop", who: 0,
 			change: func(c *child) { c.Heartbeat = 5 * time.Second }, kind: "lost",
 		},
 		{
@@ -212,7 +212,7 @@ func checkRecords(t *testing.T, folder string, who, workers int, kind, own strin
 	for _, r := range records {
 		switch {
 		case r.Worker == who && (r.Kind != own || len(r.Blames) > 0):
-			t.Errorf("worker %d: kind %q, blames %v; want %q, nobody: %s", r.Worker, r.Kind, r.Blames, own, r.Message)
+			t.Errorf("worker %d: kind %q, blames %v; want %q, no worker: %s", r.Worker, r.Kind, r.Blames, own, r.Message)
 		case r.Worker != who && (r.Kind != kind || len(r.Blames) != 1 || r.Blames[0] != who):
 			t.Errorf("worker %d: kind %q, blames %v; want %q, worker %d: %s", r.Worker, r.Kind, r.Blames, kind, who, r.Message)
 		case r.Worker != who || own != "":

@@ -152,7 +152,7 @@ func wait(t *testing.T, holds func() bool) {
 	t.Helper()
 	for end := time.Now().Add(testWait); !holds(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("it does not come")
+			t.Fatal("timed out")
 		}
 	}
 }

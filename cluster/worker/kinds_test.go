@@ -35,7 +35,7 @@ func TestKinds(t *testing.T) {
 			&collective.Error{Kind: collective.ErrPeerLost, Rank: 2, Peers: []int{4}}, "lost",
 			[]int{2},
 		},
-		"peers that do not come": {
+		"peers that do not join": {
 			&collective.Error{Kind: collective.ErrTimeout, Rank: 3, Peers: []int{0, 1, 4}}, "timeout",
 			[]int{0, 2},
 		},

@@ -87,11 +87,11 @@ func (w *Worker) watchHeartbeats(ctx context.Context) {
 	case err != nil:
 		w.loseLease(err)
 	default:
-		why := fmt.Errorf("no heartbeat for %v: its process is stopped or gone, or its host cannot be reached",
+		why := fmt.Errorf("no heartbeat for %v: its process is stopped or has exited, or its host cannot be reached",
 			silent.Silent.Round(100*time.Millisecond))
 		if silent.HostReports {
-			why = fmt.Errorf("no heartbeat for %v: its process is stopped or gone, but another process of its host %s reports",
-				silent.Silent.Round(100*time.Millisecond), w.members[silent.Worker].Host)
+			why = fmt.Errorf("no heartbeat for %v: its process is stopped or has exited, but another process of its host %s "+
+				"reports", silent.Silent.Round(100*time.Millisecond), w.members[silent.Worker].Host)
 		}
 		others := w.silentHost(silent.Worker)
 		if len(others) > 0 {
@@ -223,7 +223,7 @@ func leaseFix(err error) string {
 	case errors.Is(err, rendezvous.ErrFenced):
 		return "this process or its host was suspended or cut off; where hosts pause, set a longer heartbeat timeout"
 	case errors.Is(err, membership.ErrAgent):
-		return "lockstep run on this host is suspended or gone"
+		return "lockstep run on this host is suspended or has exited"
 	case errors.Is(err, membership.ErrFile):
 		return "make room in the folder for temporary files (TMPDIR), and check that it can be written"
 	}
@@ -242,8 +242,8 @@ func (w *Worker) loseStore() {
 			"ended", errStoreLost, w.storeName(), me.Worker, silent, me.Host)
 	case w.job.Worker != 0:
 		e.Peers = w.members[0].Ranks()
-		e.Err = fmt.Errorf("the store %s has not answered for %v: worker 0, which serves it, is stopped or gone, or its "+
-			"host cannot be reached", w.storeName(), silent)
+		e.Err = fmt.Errorf("the store %s has not answered for %v: worker 0, which serves it, is stopped or has exited, or "+
+			"its host cannot be reached", w.storeName(), silent)
 		seen := w.member.States()[0]
 		e.Who = w.name(0) + " " + lastSeen(&seen) + "\n" + e.Who
 	default:

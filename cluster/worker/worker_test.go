@@ -156,7 +156,7 @@ func TestGone(t *testing.T) {
 				}) {
 					switch {
 					case i == gone && err != nil:
-						t.Errorf("the one that leaves: %v", err)
+						t.Errorf("the worker that leaves: %v", err)
 					case i == gone:
 					case err == nil || !errors.Is(err, collective.ErrPeerLost) ||
 						!strings.Contains(err.Error(), fmt.Sprintf("worker %d has failed and left the job", gone)) ||
@@ -454,7 +454,7 @@ func TestConfig(t *testing.T) {
 		{
 			"ports",
 			worker.Config{Ports: "7099-7000"},
-			`Ports: "7099-7000" is no port and no range of ports: want one such as 7000 or 7000-7099`,
+			`Ports: "7099-7000" is not a port or a range of ports: want one such as 7000 or 7000-7099`,
 		},
 		{
 			"number",
@@ -485,7 +485,7 @@ func TestConfig(t *testing.T) {
 			"LOCKSTEP_SECRET: the secret has 5 characters",
 		},
 		{
-			"nobody serves",
+			"no server",
 			worker.Config{Job: two(func(j *cluster.Job) { j.Worker = 1 }), RendezvousTimeout: 1},
 			"worker 0, which serves the store at tcp://127.0.0.1:1, was not reached",
 		},

@@ -104,7 +104,7 @@ func Load(path string) (*Table, error) {
 		return nil, fmt.Errorf("chooser: %w", err)
 	}
 	defer f.Close()
-	// the size that Stat reports is no bound: a device has the size 0
+	// the size that Stat reports is not a bound: a device has the size 0
 	text, err := io.ReadAll(io.LimitReader(f, tableBytesMax+1))
 	if err != nil {
 		return nil, fmt.Errorf("chooser: %w", err)

@@ -205,7 +205,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestFiles checks that written records can be read, and that files that are no records are named and do not hide the
+// TestFiles checks that written records can be read, and that files that are not records are named and do not hide the
 // others.
 func TestFiles(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "records")

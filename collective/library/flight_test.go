@@ -46,7 +46,7 @@ func TestFlights(t *testing.T) {
 		want     []string
 	}{
 		{
-			"a process does not come", []int{1, 2}, func(rank, i int) *collective.Call {
+			"a process makes no call", []int{1, 2}, func(rank, i int) *collective.Call {
 				if rank == 0 && i == 300 {
 					return nil
 				}
@@ -54,7 +54,7 @@ func TestFlights(t *testing.T) {
 			}, []string{"all have completed call 299, all_reduce SUM float32 [3] of \"w\"", "rank 0 has not entered call 300"},
 		},
 		{
-			"a local rank does not come", []int{1, 2}, func(rank, i int) *collective.Call {
+			"a local rank makes no call", []int{1, 2}, func(rank, i int) *collective.Call {
 				if rank == 2 && i == 5 {
 					return nil
 				}
@@ -71,7 +71,7 @@ func TestFlights(t *testing.T) {
 			}, []string{`the name differs: "b" and "a"`},
 		},
 		{
-			"who receives what nobody sends", []int{1, 1}, func(rank, i int) *collective.Call {
+			"a receive without a send", []int{1, 1}, func(rank, i int) *collective.Call {
 				if i < 3 {
 					return named("w", 2)
 				}
@@ -95,7 +95,7 @@ func TestFlights(t *testing.T) {
 						}()
 					}
 				}
-				time.Sleep(10 * time.Second) // they stand
+				time.Sleep(10 * time.Second) // the others wait
 				var text strings.Builder
 				if err := flight.Find(flights(groups, c.replicas)).Print(&text); err != nil {
 					t.Fatal(err)

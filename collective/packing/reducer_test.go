@@ -174,7 +174,7 @@ func reduceAndCompare(ctx context.Context, c collective.Communicator, tensors []
 		}
 		for i := range tensors {
 			if !bytes.Equal(got[i].HostBytes(), want[i].HostBytes()) {
-				return fmt.Errorf("tensor %d, %v [%d]: other bits than of its own call", i, tensors[i].Type, tensors[i].Count)
+				return fmt.Errorf("tensor %d, %v [%d]: other bits than in a separate call", i, tensors[i].Type, tensors[i].Count)
 			}
 		}
 	}

@@ -268,7 +268,7 @@ func TestCheckRefuses(t *testing.T) {
 			"no node", eager,
 			Problem{Op: AllReduce, Size: 4, Count: 4, Stage: 4},
 			on(0, at(3, func(s *Step) { s.Ranks = Ranks{1, 3} })),
-			0, 3, "ranks 1 to 2 are no node of the tree",
+			0, 3, "ranks 1 to 2 are not a node of the tree",
 		},
 		{
 			"part of the ranks", eager,

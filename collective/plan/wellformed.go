@@ -149,7 +149,7 @@ func (x *proof) wrongMove(rank int, s *Step, from, to int) (string, Span) {
 
 func (x *proof) wrongCombine(rank int, s *Step) (string, Span) {
 	if !isNode(len(x.ranks), s.Ranks) {
-		return fmt.Sprintf("ranks %d to %d are no node of the tree", s.Ranks.Lo, s.Ranks.Hi-1), s.In
+		return fmt.Sprintf("ranks %d to %d are not a node of the tree", s.Ranks.Lo, s.Ranks.Hi-1), s.In
 	}
 	if s.To != -1 && s.To != rank && !x.peer(rank, s.To) || s.To >= 0 && x.domainOf[s.To] != x.domainOf[rank] {
 		return "no peer of its domain to write to", s.Out

@@ -8,7 +8,7 @@
 //
 // Any host can connect. A connection that sends no hello costs as little as possible. On Linux the kernel delivers a
 // connection only after data has arrived on it. The goroutine that accepts reads the first bytes without blocking,
-// recognizes data that is no hello, and closes the connection. Only a connection whose hello is for a service and job
-// of this process, or is incomplete, gets a goroutine. Its time ([Config.Handshake]) and the number of them
+// recognizes data that is not a hello, and closes the connection. Only a connection whose hello is for a service and
+// job of this process, or is incomplete, gets a goroutine. Its time ([Config.Handshake]) and the number of them
 // ([Config.HalfOpen]) are bounded. Refusals are counted, and logged at most once a second for each reason.
 package listener

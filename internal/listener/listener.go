@@ -133,7 +133,7 @@ func (l *Listener) accept() {
 	}
 }
 
-// begin refuses a connection if the data that has arrived is no valid hello, and starts a goroutine for any other.
+// begin refuses a connection if the data that has arrived is not a valid hello, and starts a goroutine for any other.
 func (l *Listener) begin(c net.Conn) {
 	n, ended := readAvailable(c, l.first[:])
 	if !mayBe(l.first[:n]) || ended {
@@ -223,7 +223,7 @@ func ParsePorts(text string) (first, last int, err error) {
 		hi, err = strconv.ParseUint(to, 10, 16)
 	}
 	if err != nil || hi < lo || ranged && lo == 0 {
-		return 0, 0, fmt.Errorf("%q is no port and no range of ports: want one such as 7000 or 7000-7099", text)
+		return 0, 0, fmt.Errorf("%q is not a port or a range of ports: want one such as 7000 or 7000-7099", text)
 	}
 	return int(lo), int(hi), nil
 }

@@ -300,7 +300,7 @@ func FuzzHello(f *testing.F) {
 		var g Hello
 		if err := g.Decode(b); err != nil {
 			if r := (*Refusal)(nil); !errors.As(err, &r) {
-				t.Fatalf("%v is no refusal", err)
+				t.Fatalf("%v is not a refusal", err)
 			}
 			return
 		}

@@ -78,28 +78,28 @@ func testBounds(s *suite) {
 	s.holds(u, long, "v")
 	for _, key := range []string{"", long + "k", "@own", "a\nb", "\xff", "a\x00"} {
 		if err := u.Set(s.ctx, key, nil); err == nil {
-			s.Errorf("Set(%.20q) is no error", key)
+			s.Errorf("Set(%.20q) is accepted", key)
 		}
 		if _, _, err := u.Create(s.ctx, key, nil); err == nil {
-			s.Errorf("Create(%.20q) is no error", key)
+			s.Errorf("Create(%.20q) is accepted", key)
 		}
 		if _, err := u.Swap(s.ctx, key, 1, nil); err == nil {
-			s.Errorf("Swap(%.20q) is no error", key)
+			s.Errorf("Swap(%.20q) is accepted", key)
 		}
 		if err := u.Delete(s.ctx, key); err == nil {
-			s.Errorf("Delete(%.20q) is no error", key)
+			s.Errorf("Delete(%.20q) is accepted", key)
 		}
 	}
 	for _, prefix := range []string{long + "k", "a\nb", "\xff"} {
 		if _, _, err := u.List(s.ctx, prefix); err == nil {
-			s.Errorf("List(%.20q) is no error", prefix)
+			s.Errorf("List(%.20q) is accepted", prefix)
 		}
 		if _, _, err := u.Changes(s.ctx, prefix, 0); err == nil {
-			s.Errorf("Changes(%.20q) is no error", prefix)
+			s.Errorf("Changes(%.20q) is accepted", prefix)
 		}
 	}
 	if err := u.Set(s.ctx, "x", make([]byte, rendezvous.ValueMax+1)); err == nil {
-		s.Error("Set of a value that is too long is no error")
+		s.Error("Set of a value that is too long is accepted")
 	}
 	for _, key := range []string{"job/0/é", "a b", "%2F", "..", "x/../y", "x//y", "C:\\x", "-"} {
 		s.check(u.Set(s.ctx, key, []byte(key)))

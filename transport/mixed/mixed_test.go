@@ -159,7 +159,7 @@ func TestBadRegistrations(t *testing.T) {
 			"both claim rank 1",
 		},
 		{
-			"a rank of nobody",
+			"a rank of no process",
 			[2]mixed.Config{{Size: 3, Ranks: []int{0}}, {Size: 3, Ranks: []int{2}}},
 			"no process has rank 1 of 3",
 		},
@@ -205,7 +205,7 @@ func TestBadRegistrations(t *testing.T) {
 	defer cancel()
 	cfg := mixed.Config{Size: 2, Ranks: []int{0}, Exchange: transporttest.Exchanges(2)[0]}
 	if _, err := mixed.Open(ctx, cfg); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("nobody else comes: %v", err)
+		t.Errorf("no other process joins: %v", err)
 	}
 }
 

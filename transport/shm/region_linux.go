@@ -189,7 +189,7 @@ const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 func checkFile(f *os.File) (int64, error) {
 	has, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
 	if err != nil || has&unix.F_SEAL_SHRINK == 0 {
-		return 0, fmt.Errorf("shm: the other process sent a file that is no sealed shared memory (seals %#x, %v)", has, err)
+		return 0, fmt.Errorf("shm: the other process sent a file that is not sealed shared memory (seals %#x, %v)", has, err)
 	}
 	info, err := f.Stat()
 	if err != nil {

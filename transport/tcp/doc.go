@@ -16,7 +16,7 @@
 // least as many processors as ranks, and sends meanwhile what other exchanges in progress have to send. Then its thread
 // waits for the sockets in a system call, for milliseconds. If that did not suffice, and every 20 ms of such waits, it
 // has an epoll instance of the endpoint report to Go's poller, and blocks in [transport.Park], which everything can end
-// that ends a call. On other systems, and for connections that are no sockets, goroutines move the bytes through
+// that ends a call. On other systems, and for connections that are not sockets, goroutines move the bytes through
 // buffers. No call starts a goroutine or allocates.
 //
 // A send returns when the kernel has taken the frame, so a sender may be ahead of its receiver by the size of the

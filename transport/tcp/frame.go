@@ -40,7 +40,7 @@ func (h *head) encode(b *[headBytes]byte) {
 	le.PutUint32(b[76:], crc32.Checksum(b[:76], castagnoli))
 }
 
-// errFrame is the error of received data that is no frame of this protocol, or a damaged one.
+// errFrame is the error of received data that is not a frame of this protocol, or a damaged one.
 var errFrame = fmt.Errorf("%w: received an invalid frame", transport.ErrCorrupt)
 
 func (h *head) decode(b *[headBytes]byte) error {

@@ -9,7 +9,7 @@ import (
 const pumpBytes = 256 << 10
 
 // pump is a wire over any connection: two goroutines move the bytes through buffers. It is used for connections that
-// are no sockets, and on systems without non-blocking access to sockets.
+// are not sockets, and on systems without non-blocking access to sockets.
 type pump struct {
 	conn   net.Conn
 	notify func() // called whenever data has arrived or was written

@@ -235,7 +235,7 @@ type sockets struct {
 	held   []*socket
 }
 
-// add adds a wire and what is awaited of it. It returns false if the wire is no socket, or closed.
+// add adds a wire and what is awaited of it. It returns false if the wire is not a socket, or is closed.
 func (w *sockets) add(x wire, in, out bool) bool {
 	s := x.socket()
 	if s == nil || !s.acquire() {

@@ -138,7 +138,7 @@ func WithoutFrame(h transport.Header) transport.Header {
 	return h
 }
 
-// None reports whether c is no call.
+// None reports whether c describes no call.
 func (c *Call) None() bool { return c.Header.Op == 0 }
 
 // Collective reports whether c is a call of all ranks.
