@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 )
@@ -51,11 +52,11 @@ func unpackRoster(packed []byte, workers int) ([]Registration, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous: the roster: %w", err)
 	}
-	r := roster{Members: make([]int, 0, 2*workers)}
 	if texts == nil {
 		return nil, fmt.Errorf("rendezvous: the roster is empty")
 	}
-	if err := json.Unmarshal(texts[0], &r); err != nil {
+	r, err := decodeRoster(texts[0], workers)
+	if err != nil {
 		return nil, fmt.Errorf("rendezvous: the roster: %w", err)
 	}
 	if len(r.Members) != 2*workers {
@@ -83,4 +84,38 @@ func unpackRoster(packed []byte, workers int) ([]Registration, error) {
 		out[w].Worker, out[w].PID = w, r.Members[2*w+1]
 	}
 	return out, nil
+}
+
+// decodeRoster decodes the roster of a number of workers. Its lists are counted before they are decoded, since empty
+// elements take much more memory than text.
+func decodeRoster(text []byte, workers int) (roster, error) {
+	var raw struct {
+		Groups  json.RawMessage `json:"groups"`
+		Members json.RawMessage `json:"members"`
+	}
+	r := roster{Members: make([]int, 0, 2*workers)}
+	if err := json.Unmarshal(text, &raw); err != nil {
+		return r, err
+	}
+	if n := bytes.Count(raw.Members, []byte(",")) + 1; n != 2*workers {
+		return r, fmt.Errorf("it has %d numbers, want 2 for each of %d workers", n, workers)
+	}
+	if err := json.Unmarshal(raw.Members, &r.Members); err != nil {
+		return r, fmt.Errorf("its members: %w", err)
+	}
+	groups := json.NewDecoder(bytes.NewReader(raw.Groups))
+	if start, err := groups.Token(); err != nil || start != json.Delim('[') {
+		return r, fmt.Errorf("its groups are %.20q, want a list", raw.Groups)
+	}
+	for groups.More() {
+		if len(r.Groups) == workers {
+			return r, fmt.Errorf("it has more than %d groups, the number of workers", workers)
+		}
+		var c Registration
+		if err := groups.Decode(&c); err != nil {
+			return r, fmt.Errorf("group %d: %w", len(r.Groups), err)
+		}
+		r.Groups = append(r.Groups, c)
+	}
+	return r, nil
 }
