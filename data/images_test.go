@@ -115,7 +115,7 @@ func TestRandomShift(t *testing.T) {
 				}
 			}
 			if !explained {
-				t.Fatalf("image %d is no shift by up to %d: %v of %v", i, pixels, out.Inputs[0], images)
+				t.Fatalf("image %d is not a shift by up to %d: %v of %v", i, pixels, out.Inputs[0], images)
 			}
 		}
 	})

@@ -363,7 +363,7 @@ type bucketed struct {
 type bucketLengths struct {
 	mu   sync.Mutex
 	list []int          // by index
-	byID map[uint64]int // if they are no indices
+	byID map[uint64]int // if they are not indices
 
 	once    sync.Once
 	batches int // of epoch 0, after once

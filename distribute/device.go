@@ -51,7 +51,7 @@ func ParseDevice(s string) (Device, error) {
 				fields = fields[1:]
 			}
 			if !isIdentifier(fields[0]) {
-				return bad("'%s' in the device spec '%s' is no type of device: want a name such as CPU, GPU or TPU", fields[0], s)
+				return bad("'%s' in the device spec '%s' is not a device type: want a name such as CPU, GPU or TPU", fields[0], s)
 			}
 			d.Kind = strings.ToUpper(fields[0])
 			if len(fields) == 2 {

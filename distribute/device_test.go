@@ -84,8 +84,8 @@ func TestStrategyDevices(t *testing.T) {
 			message: "device GPU:0 does not exist",
 		},
 		{
-			name: "a kind that is no name", cfg: distribute.MirroredConfig{Devices: []string{"/device:7:0"}},
-			message: "'7' in the device spec '/device:7:0' is no type of device",
+			name: "a type that is not a name", cfg: distribute.MirroredConfig{Devices: []string{"/device:7:0"}},
+			message: "'7' in the device spec '/device:7:0' is not a device type",
 		},
 		{name: "malformed", cfg: distribute.MirroredConfig{Devices: []string{"FOO:0"}}, message: "unknown attribute 'FOO'"},
 		{

@@ -230,7 +230,7 @@ func goldenTFConfigResolver(g *goldenRun) (map[string]any, error) {
 
 func goldenSimpleResolver(g *goldenRun) (map[string]any, error) {
 	if raw, _ := g.c.Options["raw_spec"].(bool); raw {
-		return nil, errNotInGo // a map is no ClusterSpec
+		return nil, errNotInGo // a map is not a ClusterSpec
 	}
 	r, err := simpleResolver(g.c.Inputs["cluster_spec"], options(g, "ctor"))
 	if err != nil {
@@ -391,8 +391,8 @@ var tfConfigParts = []struct {
 	applies               func(*tfConfigCase) bool
 }{
 	{
-		"broken-tf-config", "TensorFlow reads what it needs of a TF_CONFIG that is no JSON object when some of it is given " +
-			"otherwise, and takes NaN for JSON",
+		"broken-tf-config", "TensorFlow reads what it needs of a TF_CONFIG that is not a JSON object when some of it is " +
+			"given otherwise, and takes NaN for JSON",
 		"expecting a JSON object", func(c *tfConfigCase) bool { return c.parts == nil },
 	},
 	{
@@ -453,7 +453,7 @@ var tfConfigParts = []struct {
 
 // tfConfigCase is a parsed case of a TF_CONFIG.
 type tfConfigCase struct {
-	parts, task map[string]any // of TF_CONFIG; nil if it is no object
+	parts, task map[string]any // of TF_CONFIG; nil if it is not an object
 	value       map[string]any // TensorFlow's answer
 	ctor        map[string]any
 	master      map[string]any
@@ -546,8 +546,8 @@ func withoutEmpty(g *goldenRun) (map[string]any, error) {
 
 // goldenClusterDefects lists TensorFlow's defects with clusters, like goldenDefects.
 var goldenClusterDefects = []goldenException{{
-	"chief-without-tasks", "in a cluster whose job chief has no tasks, nobody is TensorFlow's chief, and so nobody " +
-		"saves; here it is worker 0",
+	"chief-without-tasks", "in a cluster whose job chief has no tasks, no task is TensorFlow's chief, so none saves; " +
+		"here worker 0 is the chief",
 	func(c *goldenCase, _ string) bool {
 		spec, _ := c.Inputs["cluster_spec"].(map[string]any)
 		chiefs, there := spec[cluster.Chief]

@@ -22,7 +22,7 @@ func decodeValue(v any, devices []int) (distribute.Value, error) {
 	case map[string]any:
 		return decodeKind(v, devices)
 	}
-	return nil, fmt.Errorf("a %T is no value", v)
+	return nil, fmt.Errorf("a %T is not a value", v)
 }
 
 func decodeKind(v map[string]any, devices []int) (distribute.Value, error) {
@@ -78,7 +78,7 @@ func wrapErr(items []any, err error) (distribute.Value, error) { return items, e
 func decodeList(v any, devices []int, spread bool) ([]any, error) {
 	items, ok := v.([]any)
 	if !ok {
-		return nil, fmt.Errorf("a %T is no list", v)
+		return nil, fmt.Errorf("a %T is not a list", v)
 	}
 	out := make([]any, len(items))
 	for i, item := range items {
@@ -180,14 +180,14 @@ func setElement(t *tensor.Tensor, i int, x any) error {
 	case tensor.Bool:
 		b, ok := x.(bool)
 		if !ok {
-			return fmt.Errorf("%v is no bool", x)
+			return fmt.Errorf("%v is not a bool", x)
 		}
 		tensor.Data[bool](t)[i] = b
 		return nil
 	case tensor.String:
 		s, ok := x.(string)
 		if !ok {
-			return fmt.Errorf("%v is no string", x)
+			return fmt.Errorf("%v is not a string", x)
 		}
 		t.StringData()[i] = s
 		return nil
@@ -197,7 +197,7 @@ func setElement(t *tensor.Tensor, i int, x any) error {
 		text, ok = n.String(), true
 	}
 	if !ok {
-		return fmt.Errorf("%v is no number", x)
+		return fmt.Errorf("%v is not a number", x)
 	}
 	var err error
 	switch t.DType() {

@@ -110,7 +110,7 @@ func datasetOp(p data.Pipeline, o map[string]any) (data.Pipeline, error) {
 		return p.Map(func(_ context.Context, e data.Element) (data.Element, error) {
 			t, ok := e.(*tensor.Tensor)
 			if !ok {
-				return nil, fmt.Errorf("%w: %v is no tensor", distribute.ErrInvalid, e)
+				return nil, fmt.Errorf("%w: %v is not a tensor", distribute.ErrInvalid, e)
 			}
 			return f(t)
 		})

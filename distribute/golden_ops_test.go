@@ -1062,7 +1062,7 @@ func plainNumbers(v any) ([]float64, error) {
 	}
 	x, ok := hostNumber(v)
 	if !ok {
-		return nil, fmt.Errorf("%v is no number", v)
+		return nil, fmt.Errorf("%v is not a number", v)
 	}
 	return []float64{x}, nil
 }

@@ -25,7 +25,7 @@ type Selection struct {
 }
 
 // SelectCrossDeviceOps follows the rule of TensorFlow's function of that name, which its older strategies use.
-// It selects ReductionToOneDevice if a device is no GPU, if there are virtual GPUs, or without NCCL; otherwise
+// It selects ReductionToOneDevice if a device is not a GPU, if there are virtual GPUs, or without NCCL; otherwise
 // NcclAllReduce with one pack. A device that does not exist causes a warning only. [DefaultCrossDeviceOps] is
 // the rule of TensorFlow 2.21's MirroredStrategy and of the strategies here.
 func SelectCrossDeviceOps(devices []string, m Machine) (Selection, error) {

@@ -37,7 +37,7 @@ func TestDestinations(t *testing.T) {
 		"a device":                   {device, "CPU:2"},
 		"a number has no device":     {distribute.Like(3), ""},
 		"a device of another worker": {distribute.At("/job:worker/task:1/device:CPU:0"), ""},
-		"what is no device":          {distribute.At("nothing"), ""},
+		"not a device":               {distribute.At("nothing"), ""},
 	} {
 		got, err := s.ReduceTo(t.Context(), distribute.Sum, v, c.to)
 		if c.want == "" {

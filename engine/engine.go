@@ -205,7 +205,7 @@ type Optimized interface {
 	EMA() []int
 }
 
-// Summed is a [Program] with metrics that are no means over the examples.
+// Summed is a [Program] with metrics that are not means over the examples.
 type Summed interface {
 	Program
 	// Summaries specifies for each of Metrics how its value follows from sums over examples. Scalars.Metrics holds the

@@ -152,7 +152,7 @@ func TestHalfRounds(t *testing.T) {
 				for _, exact := range []float64{f.value(uint16(i)), (f.value(uint16(i)) + next) / 2} {
 					x := float32(exact)
 					if float64(x) != exact {
-						t.Fatalf("%v is no float32", exact)
+						t.Fatalf("%v is not a float32", exact)
 					}
 					for _, x := range []float32{x, math.Nextafter32(x, 0), math.Nextafter32(x, float32(math.Inf(1)))} {
 						f.check(t, x)

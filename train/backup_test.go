@@ -602,7 +602,7 @@ func TestRestart(t *testing.T) {
 			_, _, r := fitWithBackup(t, layout, ds, FitConfig{Epochs: 9, Steps: 4},
 				BackupConfig{Dir: dir, Resume: resume, Job: "own", Epoch: 1})
 			if r.Step != first {
-				t.Errorf("%v, resume %q, without a snapshot of its own: %+v", layout, resume, r)
+				t.Errorf("%v, resume %q, without a snapshot: %+v", layout, resume, r)
 			}
 			_, _, r = fitWithBackup(t, layout, ds, FitConfig{Epochs: 9, Steps: 5},
 				BackupConfig{Dir: dir, Resume: resume, Job: "own", Epoch: 1})

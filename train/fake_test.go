@@ -148,7 +148,7 @@ type fakeProgram struct {
 	closed bool
 }
 
-// Describe implements engine.Described: the rate is no variable.
+// Describe implements engine.Described: the rate is not a variable.
 func (p *fakeProgram) Describe() []string {
 	return []string{
 		"gradients: y = x·weights + bias", fmt.Sprintf("update: momentum, rate %v", p.model.rate),

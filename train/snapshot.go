@@ -363,7 +363,7 @@ type Restored struct {
 // the averages of the snapshot's replicas, and [Restored] reports that bits differ from here on. What compressed
 // gradients have kept for the next step is then divided evenly among the replicas; with another Config.Compress than
 // the snapshot's it is dropped, which Restored reports too. With DiLoCo and another number of workers, every worker
-// gets the mean of the workers' slots, or the first worker's if they are no floating-point numbers. A snapshot with
+// gets the mean of the workers' slots, or the first worker's if they are not floating-point numbers. A snapshot with
 // DiLoCo can be restored without it, and the reverse: the slots are then combined in the same way, or the outer
 // momentum starts at 0. Restored reports all of it, and with DiLoCo also the same replicas divided otherwise among as
 // many workers. On error nothing has changed, unless the engine itself failed.

@@ -16,7 +16,7 @@ import (
 // to it and update it between steps, and in functions that they execute by [distribute.Run]. Its components are the
 // program's variables: what is written is what the next step trains on.
 //
-// Averages ([engine.Average]) are sync-on-read, with the mean over the replicas; those that are no floating-point
+// Averages ([engine.Average]) are sync-on-read, with the mean over the replicas; those that are not floating-point
 // numbers are equal on all replicas, so replica 0's value is read. All others are mirrored. What replicas write to them
 // is combined: the mean of floating-point numbers, otherwise replica 0's value. Parameters are trainable.
 //

@@ -103,7 +103,7 @@ func collect(
 	return values, nil, publish(ctx, s, key, summarize(values))
 }
 
-// publish writes the record of an exchange or a comparison. A store that cannot take it, or is lost, is no error: this
+// publish writes the record of an exchange or a comparison. It ignores a store that cannot take it, or is lost: this
 // worker has all values, and the others look themselves when it is their turn.
 func publish(ctx context.Context, s Store, key string, record []byte) error {
 	if _, _, err := s.Create(ctx, key+recordKey, record); errors.Is(err, ErrFenced) {

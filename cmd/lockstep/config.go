@@ -141,7 +141,7 @@ func readConfig(file string) ([]configValue, error) {
 	for i := 0; i < len(top.Content); i += 2 {
 		v := configValue{name: top.Content[i].Value, line: top.Content[i].Line}
 		if slices.ContainsFunc(out, func(o configValue) bool { return o.name == v.name }) {
-			return nil, usagef("line %d: %s is there twice", v.line, v.name)
+			return nil, usagef("line %d: %s is set twice", v.line, v.name)
 		}
 		nodes := []*yaml.Node{top.Content[i+1]}
 		if nodes[0].Kind == yaml.SequenceNode {

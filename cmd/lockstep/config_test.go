@@ -84,7 +84,7 @@ func TestWrongConfigs(t *testing.T) {
 		"epochs: [1, 2]\n":                      "line 1: epochs is a list: want one value",
 		"epochs: {a: 1}\n":                      "line 1: the value of epochs must be a text, a number or a list of these",
 		"devices: [[a]]\n":                      "line 1: the value of devices must be a text, a number or a list of these",
-		"epochs: 1\nepochs: 2\n":                "line 2: epochs is there twice",
+		"epochs: 1\nepochs: 2\n":                "line 2: epochs is set twice",
 		"epochs\n":                              `want lines such as "epochs: 3"`,
 		"a: 'b\n":                               "--config ",
 		"epochs: 9999999999999\n":               "--epochs 9999999999999: want a number up to 1000000000000",

@@ -190,7 +190,7 @@ func (s *textStream) next(tokens []int32, last bool) string {
 // endsWithin reports whether text ends within a character.
 func endsWithin(text string) bool {
 	if strings.HasSuffix(text, string(utf8.RuneError)) {
-		return true // decoders write it for bytes that are no character
+		return true // decoders write it for bytes that are not a character
 	}
 	for n := 1; n < utf8.UTFMax && n <= len(text); n++ {
 		if tail := text[len(text)-n:]; utf8.RuneStart(tail[0]) {

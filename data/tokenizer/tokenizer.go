@@ -416,8 +416,8 @@ func (t *Tokenizer) tokensOf(w string) []int32 {
 	return narrow(nil, t.lib.Encode(mapped.String()))
 }
 
-// Decode implements [data.Tokenizer]. It drops special tokens, and numbers that are no tokens. WordPiece joins words by
-// single spaces.
+// Decode implements [data.Tokenizer]. It drops special tokens, and numbers that are not tokens. WordPiece joins words
+// by single spaces.
 func (t *Tokenizer) Decode(tokens []int32) string {
 	if t.unigram != nil {
 		return t.unigram.decode(t, tokens)

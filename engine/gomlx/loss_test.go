@@ -239,8 +239,8 @@ func TestLargeLogits(t *testing.T) {
 	}
 }
 
-// TestUnknownLabels checks that a label that is no class is visible in the loss, and that an example of weight 0 does
-// not count, whatever its loss is.
+// TestUnknownLabels checks that a label that is not a class is visible in the loss, and that an example of weight 0
+// does not count, whatever its loss is.
 func TestUnknownLabels(t *testing.T) {
 	eachEngine(t, 1, func(t *testing.T, e engine.Engine) {
 		p := compile(t, asGiven(gomlx.SparseCategoricalCrossEntropyLogits, gomlx.SparseCategoricalAccuracy()), e,

@@ -104,7 +104,7 @@ func TestCompileErrors(t *testing.T) {
 			metric.Sums++
 			m.Metrics = []gomlx.Metric{metric}
 		}, "metric confusion_matrix gives (Float32)[4, 9]: want 10 numbers per example, shape (4, 10)"},
-		{"main loss of its own", func(m *gomlx.Model) {
+		{"another main loss", func(m *gomlx.Model) {
 			*m = *dense(func(_ *model.Scope, x *graph.Node) *graph.Node {
 				train.AddMainLoss(graph.ReduceAllMean(x))
 				return x
@@ -117,7 +117,7 @@ func TestCompileErrors(t *testing.T) {
 				return graph.Add(x, v.NodeValue(x.Graph()))
 			})
 		}, "/own"},
-		{"parameter of its own", func(m *gomlx.Model) {
+		{"another parameter", func(m *gomlx.Model) {
 			*m = *dense(func(_ *model.Scope, x *graph.Node) *graph.Node {
 				return graph.Add(x, graph.Parameter(x.Graph(), "mine", shapes.Make(dtypes.Float32)))
 			})
@@ -301,7 +301,7 @@ func TestOutputsThatAreArguments(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !out[1].Equal(other.Inputs[0]) || !out[2].Equal(other.Inputs[0]) || !out[3].Equal(want) {
-				t.Errorf("predicted %v, want the input twice and what was kept", out[1:])
+				t.Errorf("predicted %v, want the input twice and the kept value", out[1:])
 			}
 			check("after a prediction")
 		}
@@ -359,7 +359,7 @@ func TestRolesOfVariables(t *testing.T) {
 		g := x.Graph()
 		scale := s.VariableWithValue("scale", float32(2)).SetTrainable(false) // never changes
 		x = graph.Mul(x, scale.NodeValue(g))
-		count := s.VariableWithValue("count", int64(0)) // an integer is no parameter, although it is marked as trainable
+		count := s.VariableWithValue("count", int64(0)) // an integer is not a parameter, although it is marked as trainable
 		if s.IsTraining(g) {
 			count.SetNodeValue(graph.OnePlus(count.NodeValue(g)))
 			x = layers.DropoutStatic(s, x, 0.5)

@@ -62,7 +62,7 @@ func Reduce(op Op, t tensor.DType, dst, a, b unsafe.Pointer, n int) {
 }
 
 // Scale sets dst[i] = src[i] / divisor, truly divided and rounded once (half-width numbers in float32). It panics if t
-// is no floating-point type: what the mean of integers is, is the caller's matter.
+// is not a floating-point type: the caller defines the mean of integers.
 func Scale(t tensor.DType, dst, src unsafe.Pointer, n, divisor int) {
 	switch t {
 	case tensor.Float32:

@@ -26,7 +26,7 @@ func TestPagesShowTheExamples(t *testing.T) {
 		}
 		for _, block := range blocks {
 			if !strings.Contains(examples.String(), block[1]) {
-				t.Errorf("%s contains a program that is no example: copy it from examples/:\n%s", page, block[1])
+				t.Errorf("%s contains a program that is not an example: copy it from examples/:\n%s", page, block[1])
 			}
 		}
 	}

@@ -122,7 +122,7 @@ func publish(t *testing.T, proxy, folder string) bool {
 	}
 	var b bytes.Buffer
 	if err := zip.Create(&b, m, files); err != nil {
-		t.Fatalf("%s is no module that Go takes: %v", folder, err)
+		t.Fatalf("%s is not a module that Go accepts: %v", folder, err)
 	}
 	at := filepath.Join(proxy, m.Path, "@v")
 	write(t, filepath.Join(at, "list"), version+"\n")

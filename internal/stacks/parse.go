@@ -82,7 +82,7 @@ func (p *parser) call(line string) {
 		return
 	}
 	p.at = nil
-	// Arguments hold no round brackets, a receiver's type may. "...23 frames elided..." is no call.
+	// Arguments hold no round brackets, a receiver's type may. "...23 frames elided..." is not a call.
 	open := strings.LastIndexByte(line, '(')
 	if open <= 0 || !strings.HasSuffix(line, ")") {
 		return

@@ -32,7 +32,7 @@ var bundleTypes = map[uint64]tensor.DType{
 	23: tensor.Uint64,
 }
 
-const bundleString = 7 // the dtype of strings, such as the object graph, which are no weights
+const bundleString = 7 // the dtype of strings, such as the object graph, which are not weights
 
 // bundleEntry describes one tensor of a bundle.
 type bundleEntry struct {

@@ -134,7 +134,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 			}
 			survives(t, dir, out)
 			if t.Failed() {
-				t.Fatalf("killed before step %d of %d on the disk, the machine as well: %v", kill, len(trace), machine)
+				t.Fatalf("killed before step %d of %d on the disk, with a power failure: %v", kill, len(trace), machine)
 			}
 		}
 	}

@@ -45,7 +45,7 @@ func onSmallDisk(t *testing.T, size string, keep, saves int) string {
 	}
 	dir := t.TempDir()
 	if out, err := exec.Command(unshare, "-m", "mount", "-t", "tmpfs", "none", dir).CombinedOutput(); err != nil {
-		t.Skipf("this machine lets nobody mount: %v, %s", err, out)
+		t.Skipf("this machine permits no mount: %v, %s", err, out)
 	}
 	cmd := child(t, dir, 0, saves, 0)
 	cmd.Env = append(cmd.Env, fmt.Sprintf("%s %d", cmd.Env[len(cmd.Env)-1], keep))

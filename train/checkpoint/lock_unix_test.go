@@ -143,7 +143,7 @@ func TestNoLocks(t *testing.T) {
 		h    Holder
 		want string // of the error; "": it is taken
 	}{
-		"nobody":             {text: ""},
+		"no holder":          {text: ""},
 		"torn":               {text: `{"host":"there","pi`},
 		"this process":       {h: me},
 		"one that has ended": {h: Holder{Host: "here", PID: ended.Process.Pid, Job: "other"}},

@@ -143,7 +143,7 @@ func TestSnapshotsAreKept(t *testing.T) {
 	}
 }
 
-// TestRemovedMeanwhile checks that it is no error if another process removes an old snapshot at the same moment.
+// TestRemovedMeanwhile checks that it is not an error if another process removes an old snapshot at the same moment.
 func TestRemovedMeanwhile(t *testing.T) {
 	dir := t.TempDir()
 	m := open(t, Config{Dir: dir, Keep: 1, watch: func(op, path string) error {
@@ -283,7 +283,7 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// TestForeign checks that files that are no snapshots are not changed, and that those with the name of a snapshot are
+// TestForeign checks that files that are not snapshots are not changed, and that those with the name of a snapshot are
 // refused by name.
 func TestForeign(t *testing.T) {
 	dir := t.TempDir()

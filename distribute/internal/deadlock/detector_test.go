@@ -330,7 +330,7 @@ func TestEarlyReturn(t *testing.T) {
 			}
 		})
 	})
-	t.Run("when nobody waits it is no failure", func(t *testing.T) {
+	t.Run("without waiting replicas it is not a failure", func(t *testing.T) {
 		bubble(t, func(t *testing.T, n int) {
 			w := newWorld(t, n, deadlock.Config{}, "a")
 			defer w.close()
@@ -404,7 +404,7 @@ func TestPanicOfRuntime(t *testing.T) {
 			t.Errorf("the panic is reported at %v, want %s", got, site)
 		}
 		if err := runtime.Error(nil); !errors.As(failure, &err) {
-			t.Error("the failure is no runtime.Error")
+			t.Error("the failure is not a runtime.Error")
 		}
 	})
 }

@@ -77,7 +77,7 @@ type Frame = stacks.Frame
 type CallReport struct {
 	Communicator string // its name; empty for merge calls, and for the communicator between a strategy's replicas
 	Op           string // "all_reduce", …, "merge_call"
-	Reduce       string // "SUM", …; empty if the operation is no reduction
+	Reduce       string // "SUM", …; empty if the operation is not a reduction
 	Seq          uint64 // number of the call on this communicator, from 0
 	Name         string // name of the tensor, or purpose of a merge call; or empty
 	DType        tensor.DType

@@ -56,7 +56,7 @@ func TestMerge(t *testing.T) {
 	})
 }
 
-// A merge function acts for all replicas: its calls are no replica's wait.
+// A merge function acts for all replicas: no replica waits in its calls.
 func TestMergeActsForAll(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
 		w := newWorld(t, n, deadlock.Config{}, "a", "b")

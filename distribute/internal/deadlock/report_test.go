@@ -38,7 +38,7 @@ func TestFailureAfterRebuild(t *testing.T) {
 			}
 			fail()
 			fail()
-			// Calls between the runs, for all replicas at once, are no mismatch either.
+			// Calls between the runs, for all replicas at once, are not a mismatch either.
 			if err := w.groups["a"].DoAll(t.Context(),
 				slices.Repeat([]collective.Call{{Op: collective.Barrier}}, n)); err != nil {
 				t.Error(err)

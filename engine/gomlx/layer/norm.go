@@ -102,7 +102,7 @@ func BatchNormWith(s *model.Scope, x *graph.Node, o BatchNormOptions) *graph.Nod
 }
 
 // moments returns mean and variance of each channel over the rows that are examples. used is 1, or 0 if there
-// are no examples.
+// are not examples.
 func moments(x *graph.Node) (mean, variance, used *graph.Node) {
 	l := localMoments(x)
 	return l.mean, graph.Div(l.squares, l.count), l.used

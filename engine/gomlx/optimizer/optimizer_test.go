@@ -280,7 +280,7 @@ func TestLikeThePaper(t *testing.T) {
 	}
 }
 
-// TestStateIsTheOptimizers checks that the state of an optimizer has the documented names, and is no weight of the
+// TestStateIsTheOptimizers checks that the state of an optimizer has the documented names, and is not a weight of the
 // model.
 func TestStateIsTheOptimizers(t *testing.T) {
 	for _, test := range []struct {

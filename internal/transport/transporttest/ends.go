@@ -123,7 +123,7 @@ func (g *group) deliveredNoMore() {
 	for _, e := range g.ends[:len(g.ends)-1] {
 		select {
 		case d := <-e.Down():
-			g.Errorf("rank %d was notified as well: %v", e.Rank(), &d)
+			g.Errorf("rank %d was notified too: %v", e.Rank(), &d)
 		default:
 		}
 	}

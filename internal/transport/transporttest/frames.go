@@ -25,7 +25,7 @@ var frameTests = []test{
 	{"header as sent", []int{2}, 0, headerAsSent},
 	{"held until received", []int{2}, unbuffered, heldUntilReceived},
 	{"inspect before data", []int{2}, 0, inspect},
-	{"inspect what nobody awaits", []int{2, 3}, unbuffered, unexpected},
+	{"inspect what no rank awaits", []int{2, 3}, unbuffered, unexpected},
 	{"inspect what others offer", []int{3, 5}, 0, unexpectedThird},
 	{"frame of wrong size", []int{2}, 0, wrongSize},
 	{"parker", []int{2}, 0, parker},

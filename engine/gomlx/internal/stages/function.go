@@ -200,7 +200,7 @@ func (f *function) withFunctions(name string, attributes []any, functions []comp
 	for _, g := range functions {
 		r, ok := g.(*function)
 		if !ok {
-			return nil, fmt.Errorf("stages: %s was given a %T, which is no function of this graph", name, g)
+			return nil, fmt.Errorf("stages: %s was given a %T, which is not a function of this graph", name, g)
 		}
 		o.functions = append(o.functions, r)
 	}

@@ -115,7 +115,7 @@ func unwrap(what string, v compute.Value) (compute.Value, error) {
 	}
 	x, ok := v.(*value)
 	if !ok {
-		return nil, fmt.Errorf("stages: %s was given a %T, which is no value of this graph", what, v)
+		return nil, fmt.Errorf("stages: %s was given a %T, which is not a value of this graph", what, v)
 	}
 	return x.real, nil
 }
