@@ -4,6 +4,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/collective/chooser"
 	"github.com/lockstep-ml/lockstep/collective/plan"
@@ -28,15 +29,18 @@ type site struct {
 // its domain has no staging buffer to measure.
 const spreadStageBytes = 32 << 10
 
-func findSite(end transport.Endpoint) site {
-	s := site{domain: []int{end.Rank()}}
+// findSite returns the site of a local rank. Places and domains are shared by all local ranks.
+func (t *team) findSite(end transport.Endpoint) site {
 	size, rank := end.Size(), end.Rank()
 	offers := end.Capabilities()
-	if domain := offers.Domain(rank); offers.Memory && len(domain) > 1 {
-		s.domain, s.stageBytes = domain, offers.StagingBytes/2
+	s := site{places: planPlaces(offers.Places)}
+	if offers.Memory {
+		s.domain = t.domain(&offers, rank)
 	}
-	for _, p := range offers.Places {
-		s.places = append(s.places, plan.Place(p))
+	if len(s.domain) > 1 {
+		s.stageBytes = offers.StagingBytes / 2
+	} else {
+		s.domain = []int{rank}
 	}
 	elsewhere := func(r int) bool { return s.places != nil && s.places[r].Worker != s.places[rank].Worker }
 	s.oneWorker = !slices.ContainsFunc(s.domain, elsewhere)
@@ -44,7 +48,7 @@ func findSite(end transport.Endpoint) site {
 	if s.oneProcess {
 		s.places = nil
 	}
-	s.where = s.whereabouts(end, offers.Memory)
+	s.where = t.whereabouts(&s, end.Transport(), offers.Memory)
 	if s.spread() {
 		s.stageBytes = spreadStageBytes
 	}
@@ -52,6 +56,23 @@ func findSite(end transport.Endpoint) site {
 		s.where.Cores = runtime.GOMAXPROCS(0)
 	}
 	return s
+}
+
+// planPlaces returns the places of a transport, which no one changes, in the form of package plan: the same memory,
+// because thousands of ranks would otherwise copy the places of thousands of ranks.
+func planPlaces(places []transport.Place) []plan.Place {
+	return unsafe.Slice((*plan.Place)(unsafe.SliceData(places)), len(places))
+}
+
+// domain returns the ranks of the domain of a local rank.
+func (t *team) domain(offers *transport.Capabilities, rank int) []int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	number := offers.Places[rank].Domain
+	if t.domains[number] == nil {
+		t.domains[number] = offers.Domain(rank)
+	}
+	return t.domains[number]
 }
 
 // sharesMemory reports whether other ranks access this rank's memory.
@@ -69,11 +90,15 @@ func (s *site) process(rank int) int {
 }
 
 // in reports whether a rank is in the domain.
-func (s *site) in(rank int) bool { return slices.Contains(s.domain, rank) }
+func (s *site) in(rank int) bool {
+	_, found := slices.BinarySearch(s.domain, rank)
+	return found
+}
 
-// whereabouts names the transports for the chooser, the same on all ranks.
-func (s *site) whereabouts(end transport.Endpoint, memory bool) (w chooser.Where) {
-	near, frames, both := strings.Cut(end.Transport(), "+")
+// whereabouts names the transports of a site for the chooser, the same on all ranks. The name of a transport of memory
+// and one of frames is "memory+frames".
+func (t *team) whereabouts(s *site, name string, memory bool) (w chooser.Where) {
+	near, frames, both := strings.Cut(name, "+")
 	if !both {
 		frames = near
 	}
@@ -81,21 +106,27 @@ func (s *site) whereabouts(end transport.Endpoint, memory bool) (w chooser.Where
 	if memory {
 		w.Memory = near
 	}
-	if !s.spread() {
-		return w
+	if s.spread() {
+		t.finding.Do(func() { t.memory = spreadMemory(s.places) })
+		w.Memory = t.memory
 	}
-	w.Memory = ""
+	return w
+}
+
+// spreadMemory names the transport of the memory of several domains: "shm" if one is of several workers, else "mem" if
+// one has several ranks, else "".
+func spreadMemory(places []plan.Place) (memory string) {
 	worker := map[int]int{} // the first rank of each domain
-	for _, p := range s.places {
+	for _, p := range places {
 		first, seen := worker[p.Domain]
 		switch {
 		case !seen:
 			worker[p.Domain] = p.Worker
 		case first != p.Worker:
-			w.Memory = "shm"
-		case w.Memory == "":
-			w.Memory = "mem"
+			return "shm"
+		default:
+			memory = "mem"
 		}
 	}
-	return w
+	return memory
 }

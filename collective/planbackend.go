@@ -54,7 +54,7 @@ func (b *planBackend) Size() int { return b.team.size }
 func (b *planBackend) Attach(f FrontEnd) {
 	b.front, b.calls.front, b.calls.rank = f, f, b.rank
 	b.team.join(&b.calls)
-	b.site = findSite(b.end)
+	b.site = b.team.findSite(b.end)
 	// a collective needs every rank of the domain
 	near := func(rank int) bool { return b.site.sharesMemory() && b.site.in(rank) }
 	b.blocked = b.team.blocked.Join(b.rank, near)

@@ -55,16 +55,16 @@ func TestManyRanks(t *testing.T) {
 				t.Errorf("%s: %d, want %d = %s", name, got, want, formula)
 			}
 		}
-		// For each pair of ranks: its place, and the numbers of the next frame and call (40 bytes); after a loss also who is
-		// down, and what was not read of it (16 bytes). For each rank: its structures, and after the first call its buffers.
-		memory := func(name string, pair, rank int, formula string) {
-			limit := pair*n*n + rank*n
+		// For each rank: its structures, and after the first call its buffers, the numbers of frames by peer, and its
+		// records. For each pair of ranks: after a loss two bits of the simulated network.
+		memory := func(name string, rank int, formula string) {
+			limit := rank * n
 			used := heapBytes() - begin
 			if t.Logf("%-40s %12d %12d  %s, a limit", name, used, limit, formula); used > limit {
 				t.Errorf("%s: %d, more than %d", name, used, limit)
 			}
 		}
-		memory("bytes of memory after the start", 48, 64<<10, "48 n² + 64 KiB n")
+		memory("bytes of memory after the start", 16<<10, "16 KiB n")
 		var before simnet.Counts
 		counted := func() simnet.Counts {
 			now := net.Counts()
@@ -115,7 +115,7 @@ func TestManyRanks(t *testing.T) {
 		row("all-reduce of 64 KiB: frames", c.Frames, 2*n*log, "2 n log2 n")
 		row("all-reduce of 64 KiB: bytes", c.Bytes, 2*(n-1)<<16, "2 (n-1) S")
 		t.Logf("virtual time of both %v", time.Since(began))
-		memory("bytes of memory after both", 48, 512<<10, "48 n² + 512 KiB n")
+		memory("bytes of memory after both", 512<<10, "512 KiB n")
 
 		for r := range killed {
 			net.Happen(simnet.Fault{Kind: simnet.Kill, Rank: n - 1 - r*n/64})
@@ -146,7 +146,7 @@ func TestManyRanks(t *testing.T) {
 		t.Logf("%-40s %12d", "the loss: frames until then", c.Frames)
 		row("the loss: notices", c.Notices, n*(n-1), "n (n-1): each rank ends, and notifies all")
 		row("the loss: queries", c.Queries, 0, "0: the ends of connections suffice")
-		memory("bytes of memory after the loss", 72, 512<<10, "72 n² + 512 KiB n")
+		memory("bytes of memory after the loss", 512<<10, "512 KiB n")
 		var all sync.WaitGroup
 		for _, g := range groups {
 			all.Go(func() { _ = g.Close() })

@@ -26,7 +26,11 @@ type team struct {
 
 	ranks atomic.Pointer[[]*recent] // the local ranks, in the order in which they joined
 
+	finding sync.Once
+	memory  string // the transport of the domains' memory, if there are several domains; see whereabouts
+
 	mu       sync.Mutex
+	domains  map[int][]int    // the ranks of the local ranks' domains, by their numbers
 	parts    map[uint64]*team // being split off: not all local ranks have arrived yet
 	taken    int              // of a team that is split off: how many have; guarded by its parent's mu
 	rebuilt  *team            // the team of the same ranks in the next epoch, made by the latest Rebuild
@@ -34,7 +38,8 @@ type team struct {
 }
 
 func newTeam(id uint64, size, local int) *team {
-	t := &team{id: id, size: size, local: local, broken: make(chan struct{}), parts: map[uint64]*team{}}
+	t := &team{id: id, size: size, local: local, broken: make(chan struct{})}
+	t.domains, t.parts = map[int][]int{}, map[uint64]*team{}
 	t.executors = executor.NewGroup(local)
 	t.ranks.Store(&[]*recent{})
 	return t
@@ -51,7 +56,7 @@ func (t *team) join(c *recent) {
 	if t.cfg == nil {
 		t.cfg = c.front.Config()
 	}
-	ranks := append(slices.Clone(*t.ranks.Load()), c)
+	ranks := append(*t.ranks.Load(), c) // readers of the list before do not see the new element
 	t.ranks.Store(&ranks)
 }
 

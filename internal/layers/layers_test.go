@@ -48,9 +48,12 @@ var mayImport = []struct {
 	{"internal/storetest", []string{"cluster/rendezvous"}},
 	{"collective/plan", []string{"tensor"}},
 	{"collective/chooser", []string{"tensor", "collective/plan", "internal/units"}},
-	{"collective/internal/fingerprint", []string{"tensor", "transport", "collective/plan"}},
+	{"collective/internal/byrank", nil},
+	{"collective/internal/fingerprint", []string{
+		"tensor", "transport", "collective/plan", "collective/internal/byrank",
+	}},
 	{"collective/internal/executor", []string{
-		"tensor", "internal/affinity", "internal/kernel", "transport", "collective/plan",
+		"tensor", "internal/affinity", "internal/kernel", "transport", "collective/plan", "collective/internal/byrank",
 	}},
 	{"collective/internal/fault", []string{
 		"transport", "tensor", "collective/plan", "collective/internal/fingerprint", "internal/ranges",

@@ -62,7 +62,7 @@ func (x *Executor) reduceTree(tree kernel.Tree, n int) error {
 	for _, v := range x.out {
 		x.dst = append(x.dst, v.p)
 	}
-	err := x.segments(n, tree.Type.Bytes(), func(lo, hi int) { tree.Reduce(x.scratch, x.dst, x.src, lo, hi) })
+	err := x.segments(n, tree.Type.Bytes(), func(lo, hi int) { x.reduceSources(tree, lo, hi) })
 	clear(x.src)
 	clear(x.dst)
 	return err
@@ -86,7 +86,7 @@ func (x *Executor) convertAndReduce(tree kernel.Tree, n int) error {
 			for i, v := range x.in {
 				kernel.Convert(tree.Type, v.t, x.src[i], v.at(lo), count)
 			}
-			tree.Reduce(x.scratch, x.dst, x.src, 0, count)
+			x.reduceSources(tree, 0, count)
 			for _, v := range x.out {
 				kernel.Convert(v.t, tree.Type, v.at(lo), base, count)
 			}

@@ -135,7 +135,7 @@ func (x *Executor) atOnce(severalLocal bool) error {
 		if x.mean {
 			tree.Divide = x.size
 		}
-		tree.Reduce(x.scratch, x.dst, x.src, 0, n)
+		x.reduceSources(tree, 0, n)
 		clear(x.dst)
 	}
 	if x.OneProcess && x.Group.torn.Load() {

@@ -125,8 +125,6 @@ func (c *current) begin(ctx context.Context, call *Call) {
 func New(cfg Config) *Executor {
 	x := &Executor{Config: cfg, localRank: localRank{rank: cfg.End.Rank()}, size: cfg.End.Size()}
 	n := len(cfg.Domain)
-	x.src, x.dst = make([]unsafe.Pointer, 0, n), make([]unsafe.Pointer, 0, n)
-	x.scratch = kernel.NewScratch(n)
 	x.sharesMemory = n > 1
 	x.streamBytes = streamBytes(affinity.LastLevel(), n)
 	capabilities := cfg.End.Capabilities()
@@ -136,6 +134,15 @@ func New(cfg Config) *Executor {
 	cfg.End.Inspect(x.inspect)
 	cfg.Group.join(&x.localRank)
 	return x
+}
+
+// reduceSources sets the elements [lo, hi) of every dst to the combination of those elements of every src. The memory
+// for partial sums is allocated for the first reduction: a rank that is alone in its domain makes none.
+func (x *Executor) reduceSources(tree kernel.Tree, lo, hi int) {
+	if x.scratch == nil {
+		x.scratch = kernel.NewScratch(len(x.Domain))
+	}
+	tree.Reduce(x.scratch, x.dst, x.src, lo, hi)
 }
 
 // await waits for a flag of a rank, or of all. The wait for flag 0 can be interrupted; then one atomic variable in

@@ -3,6 +3,7 @@ package executor
 import (
 	"fmt"
 
+	"github.com/lockstep-ml/lockstep/collective/internal/byrank"
 	"github.com/lockstep-ml/lockstep/collective/plan"
 	"github.com/lockstep-ml/lockstep/transport"
 )
@@ -13,11 +14,15 @@ type frames struct {
 	header  *transport.Header // of the current call
 	message bool              // the current call is a message between two ranks
 
-	sent     []uint32 // frames by receiver, since the start
-	received []uint32 // frames by sender
-	lastSeq  []uint64 // by sender: number of the last collective of which a frame was received, plus 1
-	verified bool     // the header of the next awaited frame was accepted
+	peers    byrank.Table[peerFrames]
+	verified bool // the header of the next awaited frame was accepted
 	wait     wait
+}
+
+// peerFrames are the frames exchanged with a peer since the start.
+type peerFrames struct {
+	sent, received uint32
+	lastSeq        uint64 // number of the last collective of which a frame was received, plus 1
 }
 
 // wait is what the current wait is for.
@@ -52,9 +57,7 @@ func (e *MissingFrame) Error() string {
 }
 
 func (f *frames) open(end transport.Endpoint) {
-	size := end.Size()
 	f.end = end
-	f.sent, f.received, f.lastSeq = make([]uint32, size), make([]uint32, size), make([]uint64, size)
 	f.noWait()
 }
 
@@ -73,8 +76,9 @@ func (f *frames) noWait() {
 // nextHeader returns the header of the next frame to a rank.
 func (f *frames) nextHeader(to int) transport.Header {
 	h := *f.header
-	h.Frame = f.sent[to]
-	f.sent[to]++
+	peer := f.peers.At(to)
+	h.Frame = peer.sent
+	peer.sent++
 	return h
 }
 
@@ -89,14 +93,14 @@ func (f *frames) inspect(peer int, h transport.Header) error {
 	own := *f.header
 	own.Frame = h.Frame
 	w := &f.wait
-	ahead := h.Frame - f.received[peer]
+	ahead := h.Frame - f.peers.Get(peer).received
 	awaited := peer == w.from && w.frames > 0
 	switch {
 	case awaited && h == own && ahead <= uint32(w.frames): // one more may have arrived already
 		if ahead == 0 {
 			f.verified = true
 			if !f.message {
-				f.lastSeq[peer] = h.Seq + 1
+				f.peers.At(peer).lastSeq = h.Seq + 1
 			}
 		}
 		return nil
@@ -112,20 +116,20 @@ func (f *frames) inspect(peer int, h transport.Header) error {
 // count counts a received frame.
 func (f *frames) count(peer int) error {
 	if !f.verified {
-		return &MissingFrame{peer, f.received[peer]}
+		return &MissingFrame{peer, f.Received(peer)}
 	}
 	f.verified = false
-	f.received[peer]++
+	f.peers.At(peer).received++
 	f.wait.frames--
 	return nil
 }
 
 // Received returns the number of frames received from a peer.
-func (f *frames) Received(peer int) uint32 { return f.received[peer] }
+func (f *frames) Received(peer int) uint32 { return f.peers.Get(peer).received }
 
 // LastCall returns the number of the last collective of which a frame of a peer was received, plus 1; 0 if there was
 // none.
-func (f *frames) LastCall(peer int) uint64 { return f.lastSeq[peer] }
+func (f *frames) LastCall(peer int) uint64 { return f.peers.Get(peer).lastSeq }
 
 // Entering reports whether the current wait is for the ranks of the domain to enter the call.
 func (f *frames) Entering() bool { return f.wait.flag == 0 }

@@ -30,9 +30,11 @@ type end struct {
 	// Guarded by net.mu.
 	sent    uint64
 	inbox   inbox
-	lost    []*transport.PeerDown // what this rank knows of its peers; nil: nothing yet
-	more    []*transport.PeerDown // those for which down has no room
-	left    bool                  // the peers were notified
+	lost    bitSet                      // the peers that are down as far as this rank knows
+	told    bitSet                      // those of them that were sent to down
+	telling bool                        // forward runs: down had no room
+	reasons map[int]*transport.PeerDown // why a peer is down, unless it is the end of the peer
+	gone    *transport.PeerDown         // why this rank is down for its peers; nil: it is not
 	closed  bool
 	answer  func(seq uint64) []byte
 	set     uint64 // number of flags set
@@ -179,12 +181,20 @@ func (e *end) begin(to int, out transport.Frame, from int, in []byte) (posted, e
 }
 
 // knows reports whether this rank knows that a peer is down.
-func (e *end) knows(peer int) bool { return e.lost != nil && e.lost[peer] != nil }
+func (e *end) knows(peer int) bool { return e.lost.has(peer) }
 
 // lostError returns a copy of what is known of a peer.
 func (e *end) lostError(peer int) error {
-	d := *e.lost[peer]
+	d := e.reason(peer)
 	return &d
+}
+
+// reason returns why a peer is down.
+func (e *end) reason(peer int) transport.PeerDown {
+	if d := e.reasons[peer]; d != nil {
+		return *d
+	}
+	return *e.group.ends[peer].gone
 }
 
 func (e *end) finish(ctx context.Context, x *posted) error {

@@ -155,44 +155,49 @@ func (n *Net) report(proc, lost int, why error) {
 // pair of ranks.
 const downMax = 64
 
-// lose records that a peer is down, unless that is known. The ends of a group share d.
+// lose records that a peer is down, unless that is known. It keeps a bit for each peer, not the reason, if the reason
+// is the end of the peer: the peers of a rank that has left would keep it for every pair of ranks.
 func (e *end) lose(d *transport.PeerDown) {
 	if e.closed || e.knows(d.Rank) {
 		return
 	}
-	if e.lost == nil {
-		e.lost = make([]*transport.PeerDown, len(e.group.ends))
+	e.lost.add(d.Rank, len(e.group.ends))
+	if d != e.group.ends[d.Rank].gone {
+		if e.reasons == nil {
+			e.reasons = map[int]*transport.PeerDown{}
+		}
+		e.reasons[d.Rank] = d
 	}
-	e.lost[d.Rank] = d
 	e.net.counts.Notices++
 	e.notify()
-	if len(e.more) == 0 {
-		select {
-		case e.down <- *d:
-			return
-		default:
-			go e.forward()
-		}
+	if e.telling {
+		return
 	}
-	e.more = append(e.more, d)
+	select {
+	case e.down <- *d:
+		e.told.add(d.Rank, len(e.group.ends))
+	default:
+		e.telling = true
+		go e.forward()
+	}
 }
 
-// forward sends what down had no room for, until none is left or the endpoint is closed.
+// forward sends what down had no room for, by rank, until nothing is left or the endpoint is closed.
 func (e *end) forward() {
 	for {
 		e.net.mu.Lock()
-		d := *e.more[0]
+		peer := e.lost.without(e.told)
+		if peer < 0 {
+			e.telling = false
+			e.net.mu.Unlock()
+			return
+		}
+		e.told.add(peer, len(e.group.ends))
+		d := e.reason(peer)
 		e.net.mu.Unlock()
 		select {
 		case e.down <- d:
 		case <-e.over:
-			return
-		}
-		e.net.mu.Lock()
-		e.more = e.more[1:]
-		last := len(e.more) == 0
-		e.net.mu.Unlock()
-		if last {
 			return
 		}
 	}
@@ -201,29 +206,28 @@ func (e *end) forward() {
 // leave notifies the peers that this rank is down, once. Neighbours that are notified at the same time share one event:
 // thousands of ranks that close at once would have an event for each pair otherwise.
 func (e *end) leave(why error) {
-	if e.left {
+	if e.gone != nil {
 		return
 	}
-	e.left = true
-	down := &transport.PeerDown{Rank: e.rank, Err: why}
+	e.gone = &transport.PeerDown{Rank: e.rank, Err: why}
 	first, at := 0, time.Time{}
 	for i, peer := range e.group.ends {
 		when := latest(time.Now().Add(e.net.latency(e.proc, peer.proc)), e.net.last[[2]int{e.proc, peer.proc}])
 		if i > 0 && !when.Equal(at) {
-			e.leaves(e.group.ends[first:i], at, down)
+			e.leaves(e.group.ends[first:i], at)
 			first = i
 		}
 		at = when
 	}
-	e.leaves(e.group.ends[first:], at, down)
+	e.leaves(e.group.ends[first:], at)
 }
 
 // leaves notifies peers at a time, unless the connection is cut by then. What this rank sends later arrives later.
-func (e *end) leaves(peers []*end, at time.Time, down *transport.PeerDown) {
+func (e *end) leaves(peers []*end, at time.Time) {
 	e.net.at(time.Until(at), func() {
 		for _, peer := range peers {
 			if peer != e && !e.net.dead[pair(e.proc, peer.proc)] {
-				peer.lose(down)
+				peer.lose(e.gone)
 			}
 		}
 	})
