@@ -98,7 +98,7 @@ func TestParkedNowhere(t *testing.T) {
 	if a.mine.at.Load() == 0 {
 		t.Skip("the CPU is unknown")
 	}
-	a.park()
+	a.park(parkedLong)
 	if at := a.mine.at.Load(); at != 0 {
 		t.Errorf("parked on CPU %d, want on none", at-1)
 	}

@@ -22,11 +22,14 @@
 //
 // # Waiting
 //
-// A wait spins for some microseconds if the host has a processor for every rank. Then it blocks until the peer rings
-// the bell of its process. The end of a process's connection shows the process with rank 0 at once that it has ended;
-// that one notifies all others. In case it is stopped, the others also poll the locks that each process holds while it
-// lives: about once a second, and often when it has left. A stopped process is not detected here; waits for it end at
-// the caller's deadline.
+// A wait spins for some microseconds. Then it blocks. If the host has fewer processors than ranks, the thread of the
+// rank first sleeps in a futex of shared memory, for milliseconds. After that, or with a processor for every rank, the
+// rank blocks in [transport.Park] until the peer rings the bell of its process.
+//
+// The end of a process's connection shows the process with rank 0 at once that it has ended; that one notifies all
+// others. In case it is stopped, the others also poll the locks that each process holds while it lives: about once a
+// second, and often when it has left. A stopped process is not detected here; waits for it end at the caller's
+// deadline.
 //
 // # The race detector
 //

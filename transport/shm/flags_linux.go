@@ -206,7 +206,7 @@ func (e *endpoint) Signal(flag int) error {
 // wakeReady wakes the ranks that wait for the flag that this rank has set last.
 func (e *endpoint) wakeReady() {
 	for r, b := range e.blocks {
-		if b.parked.Load() == 0 {
+		if b.parked.Load() == parkedNot {
 			continue
 		}
 		whose, target := int(b.whose.Load()), b.target.Load()

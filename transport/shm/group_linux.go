@@ -144,9 +144,13 @@ func (g *group) wakeAll() {
 	}
 }
 
-// wakeUp wakes a rank if it is still parked: the caller that clears the flag rings.
+// wakeUp wakes a rank if it is still parked: the caller that changes the word does it.
 func (g *group) wakeUp(rank int, b *block) {
-	if !b.parked.CompareAndSwap(1, 0) {
+	if b.parked.CompareAndSwap(parkedShort, parkedNot) {
+		futexWake(&b.parked)
+		return
+	}
+	if !b.parked.CompareAndSwap(parkedLong, parkedNot) {
 		return
 	}
 	if p := g.process[rank]; p != g.world.me {

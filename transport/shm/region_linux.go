@@ -46,10 +46,10 @@ type head struct {
 type block struct {
 	slots [2]slot // of the even and the odd calls
 
-	parked atomic.Uint32 // 1 while the rank is parked
+	parked atomic.Uint32 // how the rank is parked, or parkedNot
 	_      [4]byte
 	target atomic.Uint64 // the rank waits for this progress …
-	whose  atomic.Int32  // … of this rank, or -1: of all; waitsFrames: for a change of a pipe
+	whose  atomic.Int32  // … of this rank, or -1: of all; whoseFrames: for a change of a pipe
 	slot   atomic.Uint32 // … in its slot of this index
 	_      [64 - 24]byte
 

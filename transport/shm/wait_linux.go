@@ -2,7 +2,11 @@ package shm
 
 import (
 	"context"
+	"math"
+	"runtime"
+	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -83,35 +87,55 @@ func (e *endpoint) happened() bool {
 	return e.isSet(e.want.rank, e.want.target)
 }
 
+// A wait that has spun in vain blocks: in a short wait if its rank has no processor for itself, and after shortWait, or
+// otherwise, in a long one. A short wait sleeps on the thread of the rank, in a futex, until another rank wakes it. A
+// long wait calls [transport.Park], which also ends by the context. Where ranks share processors, a short wait ends
+// much sooner, since a long one ends by way of Go's poller, another goroutine and often another thread. Where they do
+// not, it ends as soon and takes more processor time: Go's monitor thread wakes up to see that the thread sleeps.
+var shortWait = 20 * time.Millisecond // replaced in tests
+
+// The values of block.parked.
+const (
+	parkedNot   = iota
+	parkedLong  // woken by a token, or by the bell of the rank's process
+	parkedShort // woken by the futex of this word
+)
+
 // wait blocks until the condition of e.want is true, cannot become true, or ctx ends.
 //
 // No wake-up is lost. The waiter writes what it waits for, sets its word parked, then checks the condition, then
 // blocks. A rank that makes a condition true does that first, and then reads parked. All of these are sequentially
 // consistent, so either the waiter sees the condition, or the waker sees parked. Where a condition needs several ranks,
-// the last of them sees what all others did. A waker changes parked from 1 to 0, so that only one rings, and puts a
-// token into the channel: directly if the waiter is of its process, else by the bell of the waiter's process. The
-// goroutine that listens to the bell then gives a token to all ranks that wait although their parked is 0. Ringing does
-// nothing if the bell's counter is full: then its reader has not read it yet, and checks afterwards.
+// the last of them sees what all others did. A waker changes parked to parkedNot, so that only one wakes.
 //
-// If a waker is killed after it has changed parked and before it gives the token, the end of its process wakes all. If
-// it is stopped there, the waiter checks once more when its context ends the wait. A token that arrives late or twice
-// ends a later wait early, which checks and blocks again.
+// It ends a short wait by the futex, which does not sleep if parked has changed. It ends a long wait by a token in the
+// channel: directly if the waiter is of its process, else by the bell of the waiter's process. The goroutine that
+// listens to the bell then gives a token to all ranks that wait although their word is parkedNot. Ringing does nothing
+// if the bell's counter is full: then its reader has not read it yet, and checks afterwards.
+//
+// If a waker is killed after it has changed parked and before it wakes the waiter, the end of its process wakes all. If
+// it is stopped there, the waiter checks once more when the time of a short wait, or its context, ends the wait. A
+// token that arrives late or twice ends a later wait early, which checks and blocks again.
 func (e *endpoint) wait(ctx context.Context) error {
 	if e.spin() {
 		return nil
 	}
+	var end time.Time // of short waits, which follow each other while frames move
 	for {
-		e.park()
-		err := e.impossible()
-		if !e.happened() && err == nil {
-			err = transport.Park(ctx, e.wake)
-			e.unpark()
-			if err == nil {
-				continue
-			}
-		} else {
-			e.unpark()
+		how := uint32(parkedLong)
+		if e.blocksShortly(&end) {
+			how = parkedShort
 		}
+		e.park(how)
+		err := e.impossible()
+		switch {
+		case err != nil || e.happened():
+		case how == parkedShort:
+			futexWait(&e.mine.parked, parkedShort, time.Until(end))
+		default:
+			err = transport.Park(ctx, e.wake)
+		}
+		e.unpark()
 		if e.happened() {
 			return nil
 		}
@@ -121,8 +145,47 @@ func (e *endpoint) wait(ctx context.Context) error {
 	}
 }
 
-// park announces that the rank is about to block.
-func (e *endpoint) park() {
+// blocksShortly reports whether the next wait is a short one, which ends at end. A zero end is that of the first short
+// wait since the last long one. There is none while other goroutines want this processor of Go's scheduler, which the
+// system call would keep from them for up to 10 ms.
+func (e *endpoint) blocksShortly(end *time.Time) bool {
+	if e.g.polls == pollsNot || e.polls >= pollsFirst {
+		return false
+	}
+	now := time.Now()
+	if runtime.Gosched(); time.Since(now) > spinTime {
+		return false
+	}
+	if end.IsZero() {
+		*end = now.Add(shortWait)
+	} else if !now.Before(*end) {
+		*end = time.Time{}
+		return false
+	}
+	return true
+}
+
+// Operations of the system call futex. The words are in shared memory, so they are not FUTEX_PRIVATE.
+const (
+	opFutexWait = 0
+	opFutexWake = 1
+)
+
+// futexWait sleeps until the word is woken, unless it does not have this value, for the given time at most. It may also
+// return early.
+func futexWait(word *atomic.Uint32, value uint32, most time.Duration) {
+	t := unix.NsecToTimespec(max(most, 0).Nanoseconds())
+	unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), opFutexWait, uintptr(value),
+		uintptr(unsafe.Pointer(&t)), 0, 0)
+}
+
+// futexWake wakes all threads that sleep on the word.
+func futexWake(word *atomic.Uint32) {
+	unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), opFutexWake, math.MaxInt32, 0, 0, 0)
+}
+
+// park announces that the rank is about to block, in this way.
+func (e *endpoint) park(how uint32) {
 	b := e.mine
 	whose := e.want.rank
 	if e.want.frames {
@@ -136,17 +199,21 @@ func (e *endpoint) park() {
 	b.target.Store(e.want.target)
 	b.slot.Store(uint32(e.calls & 1))
 	e.g.head.parkers.Add(1)
-	b.parked.Store(1)
+	b.parked.Store(how)
 }
 
 func (e *endpoint) unpark() {
-	e.mine.parked.Store(0)
+	e.mine.parked.Store(parkedNot)
 	e.g.head.parkers.Add(^uint32(0))
 	e.waiting.Store(false)
 }
 
 // token ends a wait of the rank.
 func (e *endpoint) token() {
+	if e.mine.parked.CompareAndSwap(parkedShort, parkedNot) {
+		futexWake(&e.mine.parked)
+		return
+	}
 	select {
 	case e.wake <- struct{}{}:
 	default: // it has one already

@@ -126,7 +126,7 @@ func (w *world) look() {
 			g.reportLocked()
 		}
 		for r := range g.ends {
-			if e := g.ends[r].Load(); e != nil && e.waiting.Load() && (gone || e.mine.parked.Load() == 0) {
+			if e := g.ends[r].Load(); e != nil && e.waiting.Load() && (gone || e.mine.parked.Load() == parkedNot) {
 				e.token()
 			}
 		}

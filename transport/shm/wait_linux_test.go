@@ -1,0 +1,178 @@
+package shm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// apart opens a group of two ranks as two processes do. They block at once when they wait.
+func apart(t testing.TB) (a, b *endpoint) {
+	t.Helper()
+	// All processes of the host share the names of groups.
+	cfg := Config{Name: fmt.Sprint(t.Name(), os.Getpid()), Size: 2, Ranks: []int{1}, ArenaBytes: page}
+	opened := make(chan *endpoint)
+	go func() {
+		ends, err := Open(context.Background(), cfg)
+		if err != nil {
+			t.Error(err)
+			close(opened)
+			return
+		}
+		opened <- ends[0].(*endpoint)
+	}()
+	listening := cfg
+	listening.Ranks = []int{0}
+	ends, err := Open(context.Background(), listening)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b = ends[0].(*endpoint), <-opened
+	t.Cleanup(func() { a.Close() })
+	if b == nil {
+		t.FailNow()
+	}
+	t.Cleanup(func() { b.Close() })
+	a.polls, b.polls = pollsNot, pollsNot
+	return a, b
+}
+
+// TestParkingAllocatesNothing checks that a rank that blocks at once, and the rank that wakes it, allocate nothing.
+func TestParkingAllocatesNothing(t *testing.T) {
+	for _, short := range []bool{false, true} {
+		t.Run(fmt.Sprintf("short=%v", short), func(t *testing.T) {
+			a, b := apart(t)
+			if !short {
+				a.g.polls, b.g.polls = pollsNot, pollsNot
+			}
+			call := func(e *endpoint) {
+				e.Publish(&transport.Slot{})
+				if err := errors.Join(e.Signal(0), e.Await(context.Background(), -1, 0),
+					e.Exchange(context.Background(), 1-e.rank, transport.Frame{}, 1-e.rank, nil)); err != nil {
+					t.Error(err)
+				}
+				if e.calls == 1 {
+					e.polls = pollsNot // the first call counts the CPUs
+				}
+			}
+			const runs = 300
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				for range runs + 1 {
+					call(b)
+				}
+			}()
+			if n := testing.AllocsPerRun(runs, func() { call(a) }); n >= 1 {
+				t.Errorf("%v allocations per call", n)
+			}
+			<-done
+		})
+	}
+}
+
+// TestShortWait checks that everything that ends a wait ends a short one before its time. A short wait for frames goes
+// on while they move.
+func TestShortWait(t *testing.T) {
+	old := shortWait
+	defer func() { shortWait = old }()
+	shortWait = time.Hour
+	await := func(e *endpoint) error {
+		e.Publish(&transport.Slot{})
+		return errors.Join(e.Signal(0), e.Await(context.Background(), -1, 0))
+	}
+	long := make([]byte, 3*ringMax)
+	exchange := func(e *endpoint) error {
+		return e.Exchange(context.Background(), 1-e.rank, transport.Frame{Data: long}, 1-e.rank, make([]byte, len(long)))
+	}
+	closed := func(err error) bool {
+		var down *transport.PeerDown
+		return errors.As(err, &down) && down.Rank == 1 && errors.Is(err, transport.ErrClosed)
+	}
+	fails := func(err error) bool {
+		var failure *transport.Failure
+		return errors.As(err, &failure) && string(failure.Reason) == "why"
+	}
+	interrupted := func(err error) bool { return errors.Is(err, transport.ErrInterrupted) }
+	ends := func(err error) bool { return err == nil }
+	for _, c := range []struct {
+		name   string
+		wait   func(e *endpoint) error
+		cause  func(a, b *endpoint)
+		wanted func(error) bool
+	}{
+		{"flag", await, func(_, b *endpoint) { await(b) }, ends},
+		{"frames", exchange, func(_, b *endpoint) { exchange(b) }, ends},
+		{"Interrupt", await, func(_, b *endpoint) { b.Interrupt() }, interrupted},
+		{"Interrupt here", await, func(a, _ *endpoint) { a.Interrupt() }, interrupted},
+		{"Fail", await, func(_, b *endpoint) { b.Fail([]byte("why")) }, fails},
+		{"Fail while frames move", exchange, func(_, b *endpoint) { b.Fail([]byte("why")) }, fails},
+		{"Close", await, func(_, b *endpoint) { b.Close() }, closed},
+		{"end of the process", await, func(_, b *endpoint) {
+			b.g.world.processes[0].conn.Close()
+		}, func(err error) bool {
+			var down *transport.PeerDown
+			return errors.As(err, &down) && down.Rank == 1
+		}},
+	} {
+		for _, oneProcess := range []bool{false, true} {
+			if oneProcess && c.name == "end of the process" {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s/%v", c.name, oneProcess), func(t *testing.T) {
+				open := apart
+				if oneProcess {
+					open = two
+				}
+				a, b := open(t)
+				if a.g.polls = pollsEach; oneProcess {
+					a.polls, b.polls = pollsNot, pollsNot
+				}
+				done := make(chan error, 1)
+				go func() { done <- c.wait(a) }()
+				for a.mine.parked.Load() == parkedNot {
+					time.Sleep(time.Millisecond)
+				}
+				if a.mine.parked.Load() == parkedLong {
+					t.Log("the wait is a long one, since this machine is too busy") // it ends in the same way
+				}
+				c.cause(a, b)
+				select {
+				case err := <-done:
+					if !c.wanted(err) {
+						t.Errorf("the wait ended with %v", err)
+					}
+				case <-time.After(20 * time.Second):
+					t.Fatal("the wait did not end")
+				}
+			})
+		}
+	}
+}
+
+// TestShortWaitEnds checks that a rank that is not woken soon blocks in a long wait, which its context ends, and that
+// it does so although frames move.
+func TestShortWaitEnds(t *testing.T) {
+	a, _ := two(t)
+	a.g.polls, a.polls = pollsEach, pollsNot
+	ctx, cancel := context.WithTimeout(context.Background(), 3*shortWait)
+	defer cancel()
+	a.Publish(&transport.Slot{})
+	if err := errors.Join(a.Signal(0), a.Await(ctx, -1, 0)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the wait ended with %v, want its deadline", err)
+	}
+	var end time.Time
+	now := time.Now()
+	if a.blocksShortly(&end) && end.Before(now.Add(shortWait)) {
+		t.Errorf("the first short wait ends %v after now, want %v", end.Sub(now), shortWait)
+	}
+	end = now.Add(-time.Second)
+	if a.blocksShortly(&end) {
+		t.Error("short waits have no end")
+	}
+}
