@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -133,7 +134,10 @@ func Opener(login Config) rendezvous.Opener {
 			return nil, fmt.Errorf("etcd at %s: %w", redact.URL(url), errUser)
 		}
 		for host := range strings.SplitSeq(hosts, ",") {
-			if h, p, err := net.SplitHostPort(host); err != nil || h == "" || p == "" {
+			if !isAddress(host) {
+				if strings.Contains(rest, "@") { // a password with a slash
+					return nil, fmt.Errorf("etcd at %s: %w", redact.URL(url), errUser)
+				}
 				return nil, fmt.Errorf("etcd at %q: want host:port, or several with commas between", hosts)
 			}
 			c.Endpoints = append(c.Endpoints, web+host)
@@ -142,6 +146,14 @@ func Opener(login Config) rendezvous.Opener {
 			hosts: hosts, prefix: strings.TrimSuffix(prefix, "/") + "/", timeout: cfg.ReconnectTimeout,
 		})
 	}
+}
+
+// isAddress reports whether a text is host:port. The port must be a number: for the name of a
+// service, etcd's client would wait forever.
+func isAddress(text string) bool {
+	host, port, err := net.SplitHostPort(text)
+	n, wrong := strconv.ParseUint(port, 10, 16)
+	return err == nil && host != "" && wrong == nil && n > 0
 }
 
 // errUser is the error of an address with a user or a password.

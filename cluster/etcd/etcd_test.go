@@ -161,7 +161,7 @@ func TestErrors(t *testing.T) {
 		}
 		return err
 	}
-	for _, bad := range []string{"", "host", "h:1,,h:2", ":1"} {
+	for _, bad := range []string{"host:http", "", "host", "h:1,,h:2", ":1"} {
 		if err := open(t.Context(), "etcd://"+bad, Config{}); !strings.Contains(err.Error(), "want host:port") {
 			t.Errorf("%q: %v", bad, err)
 		}
@@ -360,8 +360,13 @@ func TestDial(t *testing.T) {
 
 // TestNoPassword: a password in an address is an error that does not show it.
 func TestNoPassword(t *testing.T) {
-	for _, url := range []string{"etcd://root:hunter2@127.0.0.1:1/x", "etcds://a:1,root:hunter2@b:2", "etcd://hunter2@a"} {
-		_, err := rendezvous.Open(t.Context(), url, rendezvous.Config{Schemes: Schemes()})
+	for _, url := range []string{
+		"etcd://root:hunter2@127.0.0.1:1/x", "etcds://a:1,root:hunter2@b:2", "etcd://hunter2@a",
+		"etcd://root:hunter2/x@b:2/x",
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		_, err := rendezvous.Open(ctx, url, rendezvous.Config{Schemes: Schemes()})
+		cancel()
 		if err == nil || strings.Contains(err.Error(), "hunter2") || !strings.Contains(err.Error(), "ETCDCTL_PASSWORD") {
 			t.Errorf("%s: %v, want an error without the password", url, err)
 		}

@@ -1160,6 +1160,12 @@ func TestEtcdURL(t *testing.T) {
 			t.Errorf("%q: got %q, %v; want %q", in, got, err, want)
 		}
 	}
+	for _, in := range []string{"root:hunter2@a:1", "root:hunter2/x@a:1", "root:hunter2,x@a:1", "a:1,root:hunter2/@b:2"} {
+		if _, err := etcdURL(in); err == nil || strings.Contains(err.Error(), "hunter2") ||
+			!strings.Contains(err.Error(), "set ETCDCTL_USER and ETCDCTL_PASSWORD") {
+			t.Errorf("%q: %v", in, err)
+		}
+	}
 }
 
 func TestParseHosts(t *testing.T) {

@@ -114,13 +114,13 @@ func (m StoreConfig) dial(ctx context.Context, where string) (*JobStore, error) 
 // endpoint has no https://.
 func etcdURL(endpoint string) (string, error) {
 	scheme, prefix, hosts := "etcd", "lockstep", []string(nil)
+	if strings.Contains(endpoint, "@") {
+		return "", fmt.Errorf("etcd at %s: an address has no user and no password: set ETCDCTL_USER and ETCDCTL_PASSWORD",
+			redact.URL(endpoint))
+	}
 	for part := range strings.SplitSeq(endpoint, ",") {
 		if !strings.Contains(part, "://") {
 			part = "http://" + part
-		}
-		if strings.Contains(part, "@") {
-			return "", fmt.Errorf("etcd at %s: an address has no user and no password: set ETCDCTL_USER and ETCDCTL_PASSWORD",
-				redact.URL(endpoint))
 		}
 		u, err := url.Parse(part)
 		if err != nil || u.Hostname() == "" || u.Port() == "" || u.Scheme != "http" && u.Scheme != "https" {

@@ -14,6 +14,12 @@ func TestURL(t *testing.T) {
 		"tcp://me@host:1":                     "tcp://…@host:1",
 		"host1:2379,host2:2379":               "host1:2379,host2:2379",
 		"":                                    "",
+		"etcd://root:pa/ss@host:2379/prefix":  "etcd://…@host:2379/prefix",
+		"root:pa/s:/@s@host:2379":             "…@host:2379",
+		"root:p://a@host:1":                   "…@host:1",
+		"etcd://a:1,root:p/s,s/@b:2/x":        "etcd://…@b:2/x",
+		"file:///a@b,etcd://root:p/s@h:1":     "file:///a@b,etcd://…@h:1",
+		"://root:p/s@h:1":                     "://…@h:1",
 	} {
 		if got := URL(in); got != want {
 			t.Errorf("%q: %q, want %q", in, got, want)
