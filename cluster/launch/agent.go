@@ -335,10 +335,13 @@ func (a *Agent) unlessStopped(ctx context.Context, f func(context.Context) error
 // enter takes this node's slot in the job, and starts to receive the events of the other agents.
 func (a *Agent) enter(ctx context.Context) error {
 	if a.cfg.Nodes == 1 {
-		if a.cfg.StoreURL != "" && a.cfg.Store != nil {
-			if err := a.unlessStopped(ctx, a.peers.takeReports); err != nil {
-				return err
-			}
+		if a.cfg.Store == nil {
+			return nil
+		}
+		if err := a.unlessStopped(ctx, a.peers.takeReports); err != nil { // the token of the clean-up too
+			return err
+		}
+		if a.cfg.StoreURL != "" {
 			a.peers.startReporting()
 		}
 		return nil

@@ -41,6 +41,7 @@ type event struct {
 	interruption *interruption // the first signal
 	kill         bool          // the second signal
 	err          error         // the store cannot be reached
+	text         []byte        // of the entry, for the end of the job
 	storeBack    bool          // the store, of whose loss err was sent, shows all heartbeats again
 }
 
@@ -161,6 +162,7 @@ func (p *peers) endJob(ctx context.Context, code int, why string) {
 	p.writes.Wait()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
 	defer cancel()
+	why = why[:min(len(why), endTextMax)]
 	o := jobEnd{Node: p.node, Host: p.host, PID: os.Getpid(), Time: time.Now(), Code: code, Text: why}
 	if p.mine.Nonce != "" && !p.signEnd(ctx, &o) {
 		return
@@ -171,6 +173,9 @@ func (p *peers) endJob(ctx context.Context, code int, why string) {
 	}
 	p.create(ctx, p.key("event", "ended"), text) // for agents that join too late
 }
+
+// endTextMax bounds the text of the end of a job, in bytes: a later run deletes the end by its value.
+const endTextMax = 16 << 10
 
 // signEnd writes into this agent's slot that it ends the job. It returns false if it must not: the slot is
 // marked lost or has another agent, or the store cannot be reached.
@@ -309,18 +314,29 @@ func (p *peers) leave() bool {
 }
 
 // clean deletes the job's keys from the store: not every store ends with the job. The job's result stays, for
-// agents that join too late.
+// agents that join too late. A new run of the same name may have begun meanwhile: its keys stay. Each key is deleted
+// only if it still has the value that was listed. Longer ones, and those of workers, are deleted while the token of
+// reports is that of this agent: no worker of a new run starts before its agent of this node has taken it.
 func (p *peers) clean() {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTime)
 	defer cancel()
+	token := rendezvous.Token{Key: p.key("reporter", p.node), Value: []byte(p.nonce)}
+	mine := rendezvous.WithToken(p.store, token)
 	entries, _, err := p.store.List(ctx, p.prefix)
 	for i := 0; i < len(entries) && err == nil; i++ {
-		if entries[i].Key != p.key("event", "ended") {
-			err = p.store.Delete(ctx, entries[i].Key)
+		switch e := &entries[i]; {
+		case e.Key == p.key("event", "ended"), e.Key == token.Key:
+		case len(e.Value) > rendezvous.TokenMax:
+			err = mine.Delete(ctx, e.Key)
+		default:
+			err = rendezvous.DeleteValue(ctx, p.store, e.Key, e.Value)
 		}
 	}
 	if err == nil {
-		_ = rendezvous.DeleteJob(ctx, p.store, p.job) // a store that has ended keeps nothing
+		err = rendezvous.DeleteJob(ctx, mine, p.job)
+	}
+	if err == nil {
+		_ = mine.Delete(ctx, token.Key) // a store that has ended keeps nothing
 	}
 }
 
@@ -586,6 +602,7 @@ func (p *peers) decode(entry rendezvous.Entry) (ev event, ok bool) {
 	if ev.slot != nil {
 		ev.slot.revision, ev.jobEnd = entry.Revision, ev.slot.JobEnd
 	}
+	ev.text = entry.Value
 	return ev, ev.sound(p, numbers)
 }
 

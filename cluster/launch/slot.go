@@ -361,11 +361,11 @@ func (p *peers) ended(ctx context.Context, report func(string)) error {
 	return nil
 }
 
-// clear removes a conclusion of an earlier run. An agent of this run may have taken the slot since it was read: then
-// the slot stays as it is. Without the nonce, the agent that had the slot cannot write to it again.
+// clear removes a conclusion of an earlier run. An agent of this run may have taken the slot, or ended this run, since
+// it was read: then that stays as it is. Without the nonce, the agent that had the slot cannot write to it again.
 func (p *peers) clear(ctx context.Context, ev event) error {
 	if ev.slot == nil {
-		return p.store.Delete(ctx, p.key("event", "ended"))
+		return rendezvous.DeleteValue(ctx, p.store, p.key("event", "ended"), ev.text)
 	}
 	s := *ev.slot
 	s.Nonce, s.State, s.JobEnd = "", gone, nil

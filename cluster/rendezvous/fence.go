@@ -2,6 +2,8 @@ package rendezvous
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"strconv"
 )
 
@@ -15,8 +17,22 @@ func Fence(s Store, job string, epoch uint32) Store {
 }
 
 // WithToken returns a handle on a store whose writes have a token: the store refuses them with [ErrFenced] while the
-// token's key does not have its value. Reads are not restricted. The handle shares s, whose Close it calls.
+// token's key does not have its value, of at most [TokenMax] bytes. Reads are not restricted. The handle shares s,
+// whose Close it calls; s has no token.
 func WithToken(s Store, token Token) Store { return &fenced{s, token} }
+
+// DeleteValue deletes a key if it has that value, of at most [TokenMax] bytes: not if another process has changed it
+// since it was read. Then DeleteValue does nothing, and returns nil.
+func DeleteValue(ctx context.Context, s Store, key string, value []byte) error {
+	err := WithToken(s, Token{key, value}).Delete(ctx, key)
+	if errors.Is(err, ErrFenced) {
+		return nil
+	}
+	return err
+}
+
+// TokenMax is the largest size of a token's value, in bytes.
+const TokenMax = 1<<16 - 1
 
 // epochText is the value of the key of a job's epoch.
 func epochText(epoch uint32) []byte { return strconv.AppendUint(nil, uint64(epoch), 10) }
@@ -56,28 +72,46 @@ type fenced struct {
 	token Token
 }
 
-func (f *fenced) with(ctx context.Context) context.Context {
-	return context.WithValue(ctx, tokenKey{}, f.token)
+// with returns the context of a write with the token.
+func (f *fenced) with(ctx context.Context) (context.Context, error) {
+	if n := len(f.token.Value); n > TokenMax {
+		return nil, fmt.Errorf("rendezvous: the token %q of a write has %d bytes, want at most %d", f.token.Key, n, TokenMax)
+	}
+	return context.WithValue(ctx, tokenKey{}, f.token), nil
 }
 
 // Set implements [Store].
 func (f *fenced) Set(ctx context.Context, key string, value []byte) error {
-	return f.Store.Set(f.with(ctx), key, value)
+	ctx, err := f.with(ctx)
+	if err != nil {
+		return err
+	}
+	return f.Store.Set(ctx, key, value)
 }
 
 // Create implements [Store].
 func (f *fenced) Create(ctx context.Context, key string, value []byte) (current []byte, created bool, err error) {
-	return f.Store.Create(f.with(ctx), key, value)
+	if ctx, err = f.with(ctx); err != nil {
+		return nil, false, err
+	}
+	return f.Store.Create(ctx, key, value)
 }
 
 // Swap implements [Store].
 func (f *fenced) Swap(ctx context.Context, key string, revision uint64, value []byte) (swapped bool, err error) {
-	return f.Store.Swap(f.with(ctx), key, revision, value)
+	if ctx, err = f.with(ctx); err != nil {
+		return false, err
+	}
+	return f.Store.Swap(ctx, key, revision, value)
 }
 
 // Delete implements [Store].
 func (f *fenced) Delete(ctx context.Context, key string) error {
-	return f.Store.Delete(f.with(ctx), key)
+	ctx, err := f.with(ctx)
+	if err != nil {
+		return err
+	}
+	return f.Store.Delete(ctx, key)
 }
 
 // permits returns [ErrFenced] if a token's key does not have its value. A write whose token is nil is always permitted.
