@@ -88,108 +88,12 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 	if s.Engine() == nil {
 		return nil, errors.New("train: the strategy has no engine: set Engine in its configuration")
 	}
-	t := &Trainer{strategy: s, inner: s, workers: 1, assigned: assigned{variable: -1}}
+	t := &Trainer{strategy: s, inner: s, workers: 1, assigned: assigned{variable: -1}, config: cfg}
 	t.number = t.Timeline().NewTrainer()
 	t.makeSteps()
-	if err := cfg.complete(ctx, s.Options().Timeout); err != nil {
+	if err := t.open(ctx, m); err != nil {
 		t.failOthers(ctx, err)
-		return nil, err
-	}
-	n := s.NumReplicasInSync()
-	t.config = cfg
-	t.setShapes()
-	if err := t.rejectShard(cfg.Data); cfg.Data != nil && err != nil {
-		err = fmt.Errorf("train: Config.Data: %w", err)
-		t.failOthers(ctx, err)
-		return nil, err
-	}
-	if err := t.checkNoiseScale(); err != nil {
-		err = fmt.Errorf("train: Config.NoiseScale: %w", err)
-		t.failOthers(ctx, err)
-		return nil, err
-	}
-	var at *engine.Device
-	if d, ok := s.EngineParameterDevice(); ok {
-		at, t.central = &d, true
-	}
-	var devices []engine.Device
-	for replica, d := range s.EngineDevices() {
-		i := slices.Index(devices, d)
-		if i < 0 {
-			i, devices, t.devices = len(devices), append(devices, d), append(t.devices, &device{})
-		}
-		t.clocks = append(t.clocks, clock{idle: true})
-		t.devices[i].replicas, t.deviceOf = append(t.devices[i].replicas, replica), append(t.deviceOf, i)
-	}
-	t.at(PhaseCompile)
-	spec := engine.Spec{
-		Rows:           ceilDiv(cfg.GlobalBatch, n),
-		Inputs:         cfg.Inputs,
-		Labels:         cfg.Labels,
-		Devices:        devices,
-		ReplicaDevices: t.deviceOf,
-		Seed:           cfg.Seed,
-
-		Central:  at,
-		Replicas: n,
-		Sum:      t.sum,
-		Summed:   t.summedReplicas(),
-
-		BucketBytes: cfg.BucketBytes,
-	}
-	owners, err := t.shardSpec(ctx, &spec)
-	if err != nil {
-		err = fmt.Errorf("train: %w", err)
-		t.failOthers(ctx, err)
-		return nil, err
-	}
-	program, err := m.Compile(ctx, s.Engine(), spec)
-	if err == nil && t.central {
-		err = keepsCentral(s, program)
-	}
-	if err == nil {
-		if err = compressible(cfg.Compress, program.Parameters(), s); err != nil {
-			err = errors.Join(err, program.Close())
-		}
-	}
-	if err != nil {
-		err = fmt.Errorf("train: compiling the model: %w", err)
-		t.failOthers(ctx, err)
-		return nil, err
-	}
-	if p, ok := program.(engine.Advised); ok {
-		for _, text := range p.Advice() {
-			cfg.Logger.Info("train: " + text)
-		}
-	}
-	t.program, t.variables = program, program.Variables()
-	t.metrics, t.sums = metricsOf(program)
-	if cfg.ClipNorm > 0 && slices.Contains(t.Metrics(), normMetric) {
-		err := fmt.Errorf("train: the model has a metric %q, which Config.ClipNorm adds: rename it", normMetric)
-		t.failOthers(ctx, err)
-		return nil, errors.Join(err, program.Close())
-	}
-	if cfg.NoiseScale && slices.Contains(t.Metrics(), noiseMetric) {
-		err := fmt.Errorf("train: the model has a metric %q, which Config.NoiseScale adds: rename it", noiseMetric)
-		t.failOthers(ctx, err)
-		return nil, errors.Join(err, program.Close())
-	}
-	if err := t.makeVariables(); err != nil {
-		err = fmt.Errorf("train: %w", err)
-		t.failOthers(ctx, err)
-		return nil, errors.Join(err, program.Close())
-	}
-	if err := t.shard(ctx, owners); err != nil {
-		err = fmt.Errorf("train: %w", err)
-		t.failOthers(ctx, err)
-		return nil, errors.Join(err, program.Close())
-	}
-	t.computesIn()
-	t.plan()
-	if err := t.openDiLoCo(); err != nil {
-		err = fmt.Errorf("train: Config.DiLoCo: %w", err)
-		t.failOthers(ctx, err)
-		return nil, errors.Join(err, program.Close())
+		return nil, errors.Join(err, t.Close())
 	}
 	t.at(PhaseStart)
 	if t.others() {
@@ -200,15 +104,108 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 	return t, nil
 }
 
-// keepsCentral returns an error, after closing the program, unless the program keeps one copy of its
-// variables.
-func keepsCentral(s *distribute.Strategy, program engine.Program) error {
-	if p, ok := program.(engine.Central); ok && p.Central() {
+// open completes the configuration, compiles the model, and prepares the variables and the buckets.
+func (t *Trainer) open(ctx context.Context, m engine.Model) error {
+	if err := t.config.complete(ctx, t.strategy.Options().Timeout); err != nil {
+		return err
+	}
+	t.setShapes()
+	if err := t.rejectShard(t.config.Data); t.config.Data != nil && err != nil {
+		return fmt.Errorf("train: Config.Data: %w", err)
+	}
+	if err := t.checkNoiseScale(); err != nil {
+		return fmt.Errorf("train: Config.NoiseScale: %w", err)
+	}
+	owners, err := t.compile(ctx, m)
+	if err != nil {
+		return fmt.Errorf("train: %w", err)
+	}
+	if err := errors.Join(t.reserve(normMetric, "ClipNorm", t.config.ClipNorm > 0),
+		t.reserve(noiseMetric, "NoiseScale", t.config.NoiseScale)); err != nil {
+		return fmt.Errorf("train: %w", err)
+	}
+	if err := t.makeVariables(); err != nil {
+		return fmt.Errorf("train: %w", err)
+	}
+	if err := t.shard(ctx, owners); err != nil {
+		return fmt.Errorf("train: %w", err)
+	}
+	t.computesIn()
+	t.plan()
+	if err := t.openDiLoCo(); err != nil {
+		return fmt.Errorf("train: Config.DiLoCo: %w", err)
+	}
+	return nil
+}
+
+// compile compiles the model for the strategy's devices. owners are the owners of the parameters (see shardSpec).
+func (t *Trainer) compile(ctx context.Context, m engine.Model) (owners []int, err error) {
+	s := t.strategy
+	var devices []engine.Device
+	for replica, d := range s.EngineDevices() {
+		i := slices.Index(devices, d)
+		if i < 0 {
+			i, devices, t.devices = len(devices), append(devices, d), append(t.devices, &device{})
+		}
+		t.clocks = append(t.clocks, clock{idle: true})
+		t.devices[i].replicas, t.deviceOf = append(t.devices[i].replicas, replica), append(t.deviceOf, i)
+	}
+	t.at(PhaseCompile)
+	n := s.NumReplicasInSync()
+	spec := engine.Spec{
+		Rows:           ceilDiv(t.config.GlobalBatch, n),
+		Inputs:         t.config.Inputs,
+		Labels:         t.config.Labels,
+		Devices:        devices,
+		ReplicaDevices: t.deviceOf,
+		Seed:           t.config.Seed,
+
+		Replicas: n,
+		Sum:      t.sum,
+		Summed:   t.summedReplicas(),
+
+		BucketBytes: t.config.BucketBytes,
+	}
+	if d, ok := s.EngineParameterDevice(); ok {
+		spec.Central, t.central = &d, true
+	}
+	if owners, err = t.shardSpec(ctx, &spec); err != nil {
+		return nil, err
+	}
+	program, err := m.Compile(ctx, s.Engine(), spec)
+	if err == nil {
+		t.program = program
+		err = errors.Join(t.keepsCentral(), compressible(t.config.Compress, t.Parameters(), s))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("compiling the model: %w", err)
+	}
+	if p, ok := t.program.(engine.Advised); ok {
+		for _, text := range p.Advice() {
+			t.config.Logger.Info("train: " + text)
+		}
+	}
+	t.variables = t.program.Variables()
+	t.metrics, t.sums = metricsOf(t.program)
+	return owners, nil
+}
+
+// keepsCentral returns an error if the strategy keeps one copy of the variables, and the program does not.
+func (t *Trainer) keepsCentral() error {
+	if p, ok := t.program.(engine.Central); !t.central || ok && p.Central() {
 		return nil
 	}
-	return errors.Join(fmt.Errorf("the engine %s gives every replica its own variables, where %v keeps them on %s: use "+
+	return fmt.Errorf("the engine %s gives every replica its own variables, where %v keeps them on %s: use "+
 		"NewMirroredStrategy",
-		s.Engine().Name(), s, strings.Join(s.ParameterDevices(), ", ")), program.Close())
+		t.strategy.Engine().Name(), t.strategy, strings.Join(t.strategy.ParameterDevices(), ", "))
+}
+
+// reserve returns an error if the model has a metric of the name that a field of Config adds.
+func (t *Trainer) reserve(metric, field string, set bool) error {
+	if !set || !slices.Contains(t.Metrics(), metric) {
+		return nil
+	}
+	return fmt.Errorf("the model has a metric %q, which Config.%s adds: rename it", metric, field)
 }
 
 // at records the phase that begins, and reports it to Config.Progress.
@@ -234,7 +231,10 @@ func (t *Trainer) IsChief() bool { return t.strategy.Properties().ShouldCheckpoi
 // Close frees the program and its variables. The trainer must not be used afterwards.
 func (t *Trainer) Close() error {
 	t.spare = nil // their memory may belong to the program
-	err := t.program.Close()
+	var err error
+	if t.program != nil { // else New has failed
+		err = t.program.Close()
+	}
 	if t.inner != t.strategy {
 		err = errors.Join(err, t.inner.Close())
 	}
