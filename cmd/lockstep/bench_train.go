@@ -11,8 +11,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync/atomic"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -182,107 +180,99 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 	tuneGC(job)
 	in := catchInterrupts(ctx)
 	defer in.close()
-	w := o.workload()
-	cfg := sessionConfig{
-		engine: o.engine, plugin: o.plugin, replicas: o.replicas, logicalCPUs: o.replicas,
-		globalBatch: o.globalBatch, seed: 1, trace: o.trace.config(),
-		bucketBytes: o.step.bucketBytes.n, compress: o.step.compress.Codec, shard: o.step.shard.Sharding,
-	}
-	if job.Workers > 1 {
-		if cfg, err = o.share(cfg, job); err != nil {
-			return err
-		}
+	cfg, err := o.session(job)
+	if err != nil {
+		return err
 	}
 	s, err := openSession(in, cfg)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
-	var steps atomic.Int64
+	r := rounds{steps: o.steps, count: o.rounds}
 	if s.chief() {
 		defer reassure(os.Stderr, func() string {
 			return fmt.Sprintf("measuring %s on %s, %s done", count(o.replicas, "replica"), count(runtime.GOMAXPROCS(0), "core"),
-				count(int(steps.Load()), "step"))
+				count(int(r.taken.Load()), "step"))
 		})()
 	}
+	w := o.workload()
 	if err := s.compile(in, w.model, w.inputs, w.labels); err != nil {
 		return err
 	}
+	r.clock = &stepClock{recorder: s.trainer.Timeline()}
+	fit := train.FitConfig{Accumulate: o.step.accumulate}
+	fit.Callbacks = []train.Callback{in.callback(), r.callback(s.chief())}
 	batch := w.batch()
-	measured := o.rounds
 	var a *alone
-	var measureAlone train.Callback
 	if o.alone {
 		if a, err = newAlone(in, s, w, batch, o); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, a.close()) }()
-		if measureAlone = a.callback(); measured == benchRounds {
-			measured = aloneRounds
+		if fit.Callbacks = append(fit.Callbacks, a.callback()); r.count == benchRounds {
+			r.count = aloneRounds
 		}
 	}
-	times := &stepClock{recorder: s.trainer.Timeline()}
-	r := rounds{steps: o.steps, count: measured, clock: times}
-	fit := train.FitConfig{
-		Epochs: 1 + measured, StepsPerEpoch: o.steps, Accumulate: o.step.accumulate,
-		Callbacks: []train.Callback{in.callback(), {
-			OnEpochBegin: func(context.Context, train.EpochBegin) error { r.begin(); return nil },
-			OnStepEnd: func(_ context.Context, e train.Step) error {
-				steps.Add(1)
-				if r.add(e.Examples); r.done() && o.steps == 0 && s.chief() {
-					return train.ErrStop
-				}
-				return nil
-			},
-		}, measureAlone},
-	}
-	if o.steps == 0 {
+	if fit.Epochs, fit.StepsPerEpoch = 1+r.count, o.steps; o.steps == 0 {
 		fit.Epochs, fit.StepsPerEpoch = 1, math.MaxInt32
 	}
-	history, err := s.trainer.Fit(ctx, data.FromTensors(batch).Batch(o.globalBatch), fit)
+	batches := data.FromTensors(batch).Batch(o.globalBatch)
+	history, err := s.trainer.Fit(ctx, batches, fit)
 	switch {
 	case err != nil:
 		return err
 	case history.Stopped && (o.steps > 0 || in.interrupted.Load() || s.chief() && !r.done()):
 		return errInterrupted
 	}
-	rates := r.rates
-	parts, memory := times.perStep(), peakMemory()
+	m := o.describe(s, job.Workers)
+	m.PeakMemory, m.step = peakMemory(), r.clock.perStep()
 	if o.format != "plain" {
-		if parts.communication, err = s.trainer.CommunicationTime(in, benchSteps); err != nil {
+		if err := m.step.divide(in, s.trainer, batches, o.step.accumulate); err != nil {
 			return err
 		}
-		forward, err := s.trainer.ForwardTime(in, data.FromTensors(batch).Batch(o.globalBatch), forwardPasses)
-		if err != nil {
-			return err
-		}
-		parts.forward = forward * time.Duration(o.step.accumulate)
-		parts.whole = s.trainer.WholeSteps() && o.step.accumulate == 1
 	}
 	if !s.chief() {
 		return nil
 	}
-	slices.Sort(rates)
-	m := benchTrained{
-		Model: o.model, Optimizer: o.optimizer, Strategy: fmt.Sprint(s.strategy), Replicas: o.replicas,
-		Workers: job.Workers, GlobalBatch: o.globalBatch, Accumulate: o.step.accumulate,
-		BucketBytes: o.step.bucketBytes.n, Compression: o.step.compress.String(), Precision: o.step.precision,
-		ShardOptimizer: s.trainer.Sharded(), Engine: s.engine.Name(), Unit: w.unit,
-		PerSecond: number(rates[len(rates)/2]), ReduceShare: number(history.Speed.ReduceShare),
-		WaitShare: number(history.Speed.WaitShare), PeakMemory: memory, ParameterBytes: parameterBytes(s),
-		OptimizerBytes: s.trainer.OptimizerBytes(),
-		engine:         s.engine.Description(), worker: s.ofThisWorker(), step: parts,
-	}
-	m.host()
-	m.Tokens = m.PerSecond * number(w.tokens)
-	for _, x := range rates {
+	m.ReduceShare, m.WaitShare = number(history.Speed.ReduceShare), number(history.Speed.WaitShare)
+	slices.Sort(r.rates)
+	for _, x := range r.rates {
 		m.Rounds = append(m.Rounds, number(x))
 	}
+	m.PerSecond = m.Rounds[len(m.Rounds)/2]
+	m.Unit, m.Tokens = w.unit, m.PerSecond*number(w.tokens)
 	if o.alone {
 		cost := a.overhead()
 		m.overhead = &cost
 	}
 	return m.print(out, &o)
+}
+
+// session returns the configuration of this worker's session.
+func (o *benchTrainFlags) session(job *cluster.Job) (sessionConfig, error) {
+	cfg := sessionConfig{
+		engine: o.engine, plugin: o.plugin, replicas: o.replicas, logicalCPUs: o.replicas,
+		globalBatch: o.globalBatch, seed: 1, trace: o.trace.config(),
+		bucketBytes: o.step.bucketBytes.n, compress: o.step.compress.Codec, shard: o.step.shard.Sharding,
+	}
+	if job.Workers == 1 {
+		return cfg, nil
+	}
+	return o.share(cfg, job)
+}
+
+// describe returns a result without measurements.
+func (o *benchTrainFlags) describe(s *session, workers int) benchTrained {
+	m := benchTrained{
+		Model: o.model, Optimizer: o.optimizer, Strategy: fmt.Sprint(s.strategy), Replicas: o.replicas,
+		Workers: workers, GlobalBatch: o.globalBatch, Accumulate: o.step.accumulate,
+		BucketBytes: o.step.bucketBytes.n, Compression: o.step.compress.String(), Precision: o.step.precision,
+		ShardOptimizer: s.trainer.Sharded(), ParameterBytes: parameterBytes(s), OptimizerBytes: s.trainer.OptimizerBytes(),
+		Engine: s.engine.Name(), engine: s.engine.Description(), worker: s.ofThisWorker(),
+	}
+	m.host()
+	return m
 }
 
 // randomImages returns n images of noise with random labels.

@@ -1,13 +1,16 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
 	"strings"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/timeline"
+	"github.com/lockstep-ml/lockstep/train"
 )
 
 // stepClock adds up where the steps of this process spend their time, on its first replica.
@@ -51,6 +54,16 @@ func (c *stepClock) perStep() stepTimes {
 	return stepTimes{
 		input: mean(c.sum.input), compute: mean(c.sum.compute), exposed: mean(c.sum.exposed), update: mean(c.sum.update),
 	}
+}
+
+// divide measures the parts of the computation, and the communication alone.
+func (s *stepTimes) divide(ctx context.Context, t *train.Trainer, batches data.Dataset, accumulate int) (err error) {
+	if s.communication, err = t.CommunicationTime(ctx, benchSteps); err != nil {
+		return err
+	}
+	forward, err := t.ForwardTime(ctx, batches, forwardPasses)
+	s.forward, s.whole = forward*time.Duration(accumulate), t.WholeSteps() && accumulate == 1
+	return err
 }
 
 func (s stepTimes) table(out io.Writer) error {

@@ -1,6 +1,12 @@
 package main
 
-import "time"
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/train"
+)
 
 // roundTime is the least time of a round whose number of steps is not given. A step of a small model on XLA takes 1 ms:
 // 20 of them end before its threads and the processor's clock are steady.
@@ -13,9 +19,24 @@ type rounds struct {
 	clock *stepClock // reset after the first round
 	rates []float64  // examples per second of each measured round
 
+	taken          atomic.Int64 // steps, also those that are not measured
 	warm           bool
 	start          time.Time
 	made, examples int // in this round
+}
+
+// callback measures the steps of a Fit. With rounds by time the chief ends it.
+func (r *rounds) callback(chief bool) train.Callback {
+	return train.Callback{
+		OnEpochBegin: func(context.Context, train.EpochBegin) error { r.begin(); return nil },
+		OnStepEnd: func(_ context.Context, e train.Step) error {
+			r.taken.Add(1)
+			if r.add(e.Examples); r.done() && r.steps == 0 && chief {
+				return train.ErrStop
+			}
+			return nil
+		},
+	}
 }
 
 // begin starts a round.

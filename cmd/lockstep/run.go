@@ -108,6 +108,11 @@ not given. Flags may be written with underscores, such as --nproc_per_node.`,
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-")) // torchrun accepts both
 	})
+	o.add(f)
+	return cmd
+}
+
+func (o *runFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&o.perNode, "nproc-per-node", "1",
 		"workers on this node: a number, cpu (one per core), gpu (one per GPU), auto (gpu if there are GPUs, else cpu)")
 	f.StringVar(&o.nodes, "nnodes", "1", "number of nodes")
@@ -148,7 +153,6 @@ not given. Flags may be written with underscores, such as --nproc_per_node.`,
 		"copy its value from here")
 	f.StringVar(&o.ssh, "ssh", "", "`command` by which -H reaches a host; its arguments are the host and a shell "+
 		"command (default $LOCKSTEP_SSH, else \"ssh -o BatchMode=yes\")")
-	return cmd
 }
 
 // run starts the workers and returns when they have exited.

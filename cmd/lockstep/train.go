@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -9,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
@@ -104,8 +106,15 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 			return runTrain(cmd.Context(), cmd.OutOrStdout(), *o)
 		},
 	}
-	f := cmd.Flags()
-	f.SortFlags = false
+	cmd.Flags().SortFlags = false
+	o.add(cmd.Flags())
+	groupFlags(cmd, flagGroup{"Flags of the data", o.data.set}, flagGroup{"Flags of --model gpt", o.gptSet},
+		flagGroup{"Flags of callbacks (docs/callbacks.md)", o.callbacks.set},
+		flagGroup{"Flags of a worker (--strategy multi-worker)", o.workers.set})
+	return cmd
+}
+
+func (o *trainFlags) add(f *pflag.FlagSet) {
 	o.data.add(f)
 	f.StringVar(&o.model, "model", "", "model: "+strings.Join(modelNames, ", ")+" (default cnn for images, mlp for "+
 		"csv and parquet, gpt for text)")
@@ -153,10 +162,6 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	o.callbacks.add(f)
 	o.workers.add(f)
 	o.gptFlags.add(f, false)
-	groupFlags(cmd, flagGroup{"Flags of the data", o.data.set}, flagGroup{"Flags of --model gpt", o.gptSet},
-		flagGroup{"Flags of callbacks (docs/callbacks.md)", o.callbacks.set},
-		flagGroup{"Flags of a worker (--strategy multi-worker)", o.workers.set})
-	return cmd
 }
 
 // complete validates the flags and fills in the defaults that depend on other flags.
@@ -195,6 +200,29 @@ func (o *trainFlags) complete(given func(flag string) bool) error {
 }
 
 func (o *trainFlags) check(given func(flag string) bool) error {
+	if err := o.checkNames(given); err != nil {
+		return err
+	}
+	stray := o.workers.stray(given)
+	switch {
+	case given("clip-norm") && given("clip-value"):
+		return usagef("--clip-norm and --clip-value exclude each other: give one of them")
+	case given("global-batch") && given("batch-per-replica"):
+		return usagef("--global-batch and --batch-per-replica exclude each other: the global batch is the batch per " +
+			"replica times the number of replicas; give one of them")
+	case o.engine != "xla" && given("xla-plugin"):
+		return usagef("--xla-plugin is for --engine xla, not %s", o.engine)
+	case stray != "" && o.strategy != multiWorker:
+		return usagef("--%s is for --strategy multi-worker, not %s", stray, o.strategy)
+	}
+	return cmp.Or(o.checkNumbers(given), o.checkModel(given), o.data.check(given), o.step.check(),
+		o.adam.check(given, o.optimizer), o.diloco.check(given), o.workers.check(), o.checkpoint.check(given),
+		o.weights.check(given), errors.Join(o.callbacks.check(given, o), o.trace.check(given), o.dashboard.check(given)),
+		o.checkDevices(given))
+}
+
+// checkNames checks the flags whose value is one of a list.
+func (o *trainFlags) checkNames(given func(flag string) bool) error {
 	for _, c := range []struct {
 		flag, value string
 		allowed     []string
@@ -205,15 +233,19 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 		{"schedule", o.schedule, schedules},
 		{"engine", o.engine, gomlx.Names},
 		{"progress", o.progress, progressModes},
+		{"model", o.model, modelNames},
 	} {
-		if !slices.Contains(c.allowed, c.value) {
+		if (c.flag != "model" || given("model")) && !slices.Contains(c.allowed, c.value) {
 			return usagef("--%s %s: want %s", c.flag, c.value, oneOf(c.allowed))
 		}
 	}
+	return nil
+}
+
+func (o *trainFlags) checkNumbers(given func(flag string) bool) error {
 	for _, c := range []struct {
-		flag  string
-		value int
-		least int
+		flag         string
+		value, least int
 	}{
 		{"replicas", o.replicas, 1},
 		{"global-batch", o.globalBatch, 1},
@@ -226,73 +258,39 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 			return usagef("--%s %d: want at least %d", c.flag, c.value, c.least)
 		}
 	}
-	if given("model") && !slices.Contains(modelNames, o.model) {
-		return usagef("--model %s: want %s", o.model, oneOf(modelNames))
-	}
-	if fit := modelsFor(o.data.name); given("model") && !slices.Contains(fit, o.model) {
-		return usagef("--model %s does not fit --data %s: want %s", o.model, o.data.name, strings.Join(fit, ", "))
-	}
-	model := o.model
-	if model == "" {
-		model = dataSets[o.data.name].model
-	}
-	if err := o.gptFlags.check(model); err != nil {
-		return err
-	}
-	if given("hidden") && model != "mlp" {
-		return usagef("--hidden is for --model mlp, not %s", model)
-	}
-	if given("hidden") && (len(o.hidden) == 0 || slices.Min(o.hidden) < 1 || slices.Max(o.hidden) > dimensionMax) {
-		return usagef("--hidden %s: want widths from 1 to %s, such as 512,512", strings.Trim(fmt.Sprint(o.hidden), "[]"),
-			grouped(dimensionMax))
-	}
-	if err := o.data.check(given); err != nil {
-		return err
-	}
 	if o.replicas > replicasMax {
 		return usagef("--replicas %d: want at most %d", o.replicas, replicasMax)
 	}
-	if err := o.step.check(); err != nil {
-		return err
-	}
-	if err := o.adam.check(given, o.optimizer); err != nil {
-		return err
-	}
-	if err := o.diloco.check(given); err != nil {
-		return err
-	}
-	for flag, limit := range map[string]float64{"clip-norm": o.clipNorm, "clip-value": o.clipValue} {
-		if given(flag) && !(limit > 0 && limit <= math.MaxFloat64) {
-			return usagef("--%s %v: want a positive number", flag, limit)
+	for _, c := range []struct {
+		flag        string
+		value, most float64
+	}{
+		{"clip-norm", o.clipNorm, math.MaxFloat64},
+		{"clip-value", o.clipValue, math.MaxFloat64},
+		{"learning-rate", o.learningRate, math.MaxFloat32},
+	} {
+		if given(c.flag) && !(c.value > 0 && c.value <= c.most) {
+			return usagef("--%s %v: want a positive number", c.flag, c.value)
 		}
 	}
+	return nil
+}
+
+// checkModel checks the flags of the model.
+func (o *trainFlags) checkModel(given func(flag string) bool) error {
+	model := cmp.Or(o.model, dataSets[o.data.name].model)
+	if fit := modelsFor(o.data.name); given("model") && !slices.Contains(fit, model) {
+		return usagef("--model %s does not fit --data %s: want %s", model, o.data.name, strings.Join(fit, ", "))
+	}
 	switch {
-	case given("clip-norm") && given("clip-value"):
-		return usagef("--clip-norm and --clip-value exclude each other: give one of them")
-	case given("learning-rate") && !(o.learningRate > 0 && o.learningRate <= math.MaxFloat32):
-		return usagef("--learning-rate %v: want a positive number", o.learningRate)
-	case given("global-batch") && given("batch-per-replica"):
-		return usagef("--global-batch and --batch-per-replica exclude each other: the global batch is the batch per " +
-			"replica times the number of replicas; give one of them")
-	case o.engine != "xla" && given("xla-plugin"):
-		return usagef("--xla-plugin is for --engine xla, not %s", o.engine)
+	case !given("hidden"):
+	case model != "mlp":
+		return usagef("--hidden is for --model mlp, not %s", model)
+	case len(o.hidden) == 0 || slices.Min(o.hidden) < 1 || slices.Max(o.hidden) > dimensionMax:
+		return usagef("--hidden %s: want widths from 1 to %s, such as 512,512", strings.Trim(fmt.Sprint(o.hidden), "[]"),
+			grouped(dimensionMax))
 	}
-	if name := o.workers.stray(given); name != "" && o.strategy != multiWorker {
-		return usagef("--%s is for --strategy multi-worker, not %s", name, o.strategy)
-	}
-	if err := o.workers.check(); err != nil {
-		return err
-	}
-	if err := o.checkpoint.check(given); err != nil {
-		return err
-	}
-	if err := o.weights.check(given); err != nil {
-		return err
-	}
-	if err := errors.Join(o.callbacks.check(given, o), o.trace.check(given), o.dashboard.check(given)); err != nil {
-		return err
-	}
-	return o.checkDevices(given)
+	return o.gptFlags.check(model)
 }
 
 func (o *trainFlags) checkDevices(given func(flag string) bool) error {

@@ -9,6 +9,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -356,18 +357,10 @@ func (o *Options) Memory(size int) int {
 
 // filled returns o with its defaults filled in, or what is invalid.
 func (o Options) filled() (Options, error) {
-	if o.Op == 0 {
-		o.Op = collective.AllReduce
-	}
-	if o.Type == 0 {
-		o.Type = tensor.Float32
-	}
-	if o.Transport == "" {
-		o.Transport = "mem"
-	}
-	if o.Ranks == 0 {
-		o.Ranks = 2
-	}
+	o.Op = cmp.Or(o.Op, collective.AllReduce)
+	o.Type = cmp.Or(o.Type, tensor.Float32)
+	o.Transport = cmp.Or(o.Transport, "mem")
+	o.Ranks = cmp.Or(o.Ranks, 2)
 	if o.Sizes == nil {
 		o.Sizes = slices.Clone(Sizes)
 		o.Sizes[0] = max(o.Sizes[0], o.Type.Bytes())
@@ -375,85 +368,97 @@ func (o Options) filled() (Options, error) {
 	if o.Op == collective.Barrier {
 		o.Sizes, o.Limit = []int{0}, false
 	}
-	if o.Bind == "" {
-		o.Bind = affinity.Share
-	}
-	if o.Format == "" {
-		o.Format = "plain"
-	}
-	if o.Processors == 0 {
-		o.Processors = runtime.NumCPU()
-	}
+	o.Bind = cmp.Or(o.Bind, affinity.Share)
+	o.Format = cmp.Or(o.Format, "plain")
+	o.Processors = cmp.Or(o.Processors, runtime.NumCPU())
 	t, ok := Transports[o.Transport]
-	switch {
-	case !ok:
+	if !ok {
 		return o, fmt.Errorf("bench: unknown transport %q: want %s", o.Transport, TransportNames())
-	case t.lack() != "":
-		return o, fmt.Errorf("bench: transport %s: %s", o.Transport, t.lack())
-	case o.Ranks < 1 || o.Ranks > RanksMax:
-		return o, fmt.Errorf("bench: %d ranks: want 1 to %d", o.Ranks, RanksMax)
-	case o.Calls < 0 || o.Calls > CallsMax:
-		return o, fmt.Errorf("bench: %d calls of each size: want 1 to %d, or 0 for the default", o.Calls, CallsMax)
-	case o.Warmup > CallsMax:
-		return o, fmt.Errorf("bench: %d calls to warm up: want at most %d", o.Warmup, CallsMax)
-	case o.Check > CallsMax:
-		return o, fmt.Errorf("bench: %d checked calls: want at most %d", o.Check, CallsMax)
-	case o.Unaligned < 0 || o.Unaligned > UnalignedMax:
-		return o, fmt.Errorf("bench: buffers %d bytes after a boundary: want 0 to %d", o.Unaligned, UnalignedMax)
-	case o.Split.By != "" && (o.Split.By != "mod" && o.Split.By != "div" || o.Split.N < 1):
-		return o, fmt.Errorf("bench: split %v: want mod:N or div:N", o.Split)
-	case o.Limit && o.Split.By != "":
-		return o, fmt.Errorf("bench: a limit for split %v: want one group, the limit is that of one", o.Split)
-	case o.Op == collective.Send && o.smallest() < 2:
-		return o, fmt.Errorf("bench: %d ranks: a send needs two", o.smallest())
-	case o.Root < 0 || o.Root >= o.smallest():
-		return o, fmt.Errorf("bench: root %d of %d ranks", o.Root, o.smallest())
-	case !slices.Contains([]string{"plain", "table", "json"}, o.Format):
-		return o, fmt.Errorf("bench: unknown format %q: want plain, table or json", o.Format)
-	case !o.Type.IsNumeric():
-		return o, fmt.Errorf("bench: elements of %v: want a numeric dtype", o.Type)
 	}
-	if o.Processes == 0 {
-		o.Processes = t.processes(o.Ranks)
-	}
-	if o.Buffers == "" {
-		o.Buffers = t.buffers
-	}
-	if o.Name == "" {
-		if o.Name = "lockstep-" + o.Transport; o.TLS {
-			o.Name += "-tls"
+	err := o.checkCalls(t)
+	if err == nil {
+		o.Processes = cmp.Or(o.Processes, t.processes(o.Ranks))
+		o.Buffers = cmp.Or(o.Buffers, t.buffers)
+		if o.Name == "" {
+			if o.Name = "lockstep-" + o.Transport; o.TLS {
+				o.Name += "-tls"
+			}
 		}
+		err = cmp.Or(o.checkProcesses(t), o.checkSizes())
 	}
+	if err != nil {
+		return o, fmt.Errorf("bench: %w", err)
+	}
+	return o, nil
+}
+
+// checkCalls checks what the calls are, and between which ranks.
+func (o *Options) checkCalls(t *Transport) error {
+	switch {
+	case t.lack() != "":
+		return fmt.Errorf("transport %s: %s", o.Transport, t.lack())
+	case o.Ranks < 1 || o.Ranks > RanksMax:
+		return fmt.Errorf("%d ranks: want 1 to %d", o.Ranks, RanksMax)
+	case o.Calls < 0 || o.Calls > CallsMax:
+		return fmt.Errorf("%d calls of each size: want 1 to %d, or 0 for the default", o.Calls, CallsMax)
+	case o.Warmup > CallsMax:
+		return fmt.Errorf("%d calls to warm up: want at most %d", o.Warmup, CallsMax)
+	case o.Check > CallsMax:
+		return fmt.Errorf("%d checked calls: want at most %d", o.Check, CallsMax)
+	case o.Unaligned < 0 || o.Unaligned > UnalignedMax:
+		return fmt.Errorf("buffers %d bytes after a boundary: want 0 to %d", o.Unaligned, UnalignedMax)
+	case o.Split.By != "" && (o.Split.By != "mod" && o.Split.By != "div" || o.Split.N < 1):
+		return fmt.Errorf("split %v: want mod:N or div:N", o.Split)
+	case o.Limit && o.Split.By != "":
+		return fmt.Errorf("a limit for split %v: want one group, the limit is that of one", o.Split)
+	case o.Op == collective.Send && o.smallest() < 2:
+		return fmt.Errorf("%d ranks: a send needs two", o.smallest())
+	case o.Root < 0 || o.Root >= o.smallest():
+		return fmt.Errorf("root %d of %d ranks", o.Root, o.smallest())
+	case !slices.Contains([]string{"plain", "table", "json"}, o.Format):
+		return fmt.Errorf("unknown format %q: want plain, table or json", o.Format)
+	case !o.Type.IsNumeric():
+		return fmt.Errorf("elements of %v: want a numeric dtype", o.Type)
+	}
+	return nil
+}
+
+// checkProcesses checks how the ranks are divided among processes.
+func (o *Options) checkProcesses(t *Transport) error {
 	switch {
 	case o.Processes < 1 || o.Processes > o.Ranks:
-		return o, fmt.Errorf("bench: %d ranks over %d processes: want at least one rank a process", o.Ranks, o.Processes)
+		return fmt.Errorf("%d ranks over %d processes: want at least one rank a process", o.Ranks, o.Processes)
 	case o.Processes > ProcessesMax:
-		return o, fmt.Errorf("bench: %d processes: want at most %d, each with several ranks", o.Processes, ProcessesMax)
+		return fmt.Errorf("%d processes: want at most %d, each with several ranks", o.Processes, ProcessesMax)
 	case o.Transport == "shm" && o.Ranks > shm.SizeMax:
-		return o, fmt.Errorf("bench: %d ranks: the transport shm joins at most %d", o.Ranks, shm.SizeMax)
+		return fmt.Errorf("%d ranks: the transport shm joins at most %d", o.Ranks, shm.SizeMax)
 	case o.Processes > 1 && t.here != nil:
-		return o, fmt.Errorf("bench: transport %s joins the goroutines of one process, not %d processes", o.Transport,
+		return fmt.Errorf("transport %s joins the goroutines of one process, not %d processes", o.Transport,
 			o.Processes)
 	case o.TLS && (o.Transport != "tcp" || o.Processes == 1):
-		return o, fmt.Errorf("bench: TLS for %d processes over %s: want at least 2 over tcp", o.Processes, o.Transport)
+		return fmt.Errorf("TLS for %d processes over %s: want at least 2 over tcp", o.Processes, o.Transport)
 	case t.here == nil && o.Worker == nil:
-		return o, fmt.Errorf("bench: transport %s joins processes, and Options.Worker is not set", o.Transport)
+		return fmt.Errorf("transport %s joins processes, and Options.Worker is not set", o.Transport)
 	case len(o.Listen) > 0 && (o.Transport != "tcp" || len(o.Listen) != o.Processes):
-		return o, fmt.Errorf("bench: %d addresses to listen at, for %d processes over %s: want one for each process over tcp",
+		return fmt.Errorf("%d addresses to listen at, for %d processes over %s: want one for each process over tcp",
 			len(o.Listen), o.Processes, o.Transport)
 	case o.Buffers != "shared" && o.Buffers != "ordinary":
-		return o, fmt.Errorf("bench: unknown buffers %q: want shared or ordinary", o.Buffers)
+		return fmt.Errorf("unknown buffers %q: want shared or ordinary", o.Buffers)
 	}
+	return nil
+}
+
+func (o *Options) checkSizes() error {
 	for _, size := range o.Sizes {
 		if element := o.Type.Bytes(); size%element != 0 || size <= 0 && o.Op != collective.Barrier {
-			return o, fmt.Errorf("bench: size %d: want a multiple of %d bytes, the size of a %v", size, element, o.Type)
+			return fmt.Errorf("size %d: want a multiple of %d bytes, the size of a %v", size, element, o.Type)
 		}
 		if left, ok := memlimit.Available(); ok && int64(o.Memory(size)) > left {
-			return o, fmt.Errorf("bench: size %d: %d ranks take at least %d bytes of memory for it, and %d are available: "+
+			return fmt.Errorf("size %d: %d ranks take at least %d bytes of memory for it, and %d are available: "+
 				"want smaller sizes or fewer ranks", size, o.Ranks, o.Memory(size), left)
 		}
 	}
-	return o, nil
+	return nil
 }
 
 // smallest returns the number of ranks of the smallest group.
