@@ -81,6 +81,7 @@ func (j *judge) slept(now time.Time, gone time.Duration) {
 // view returns the view at a time, and when it will change if no report arrives.
 func (j *judge) view(now time.Time) (v View, next time.Time) {
 	next = now.Add(time.Hour)
+	v.Epoch = j.epoch()
 	var stalled []Doubt
 	waiting := false
 	for _, node := range slices.Sorted(maps.Keys(j.nodes)) {
@@ -94,18 +95,21 @@ func (j *judge) view(now time.Time) (v View, next time.Time) {
 		other := Doubt{Node: -1, Epoch: d.Epoch, Lost: !d.Lost, Silent: d.Silent} // workers with another timeout
 		for i := range n.report.Workers {
 			w := &n.report.Workers[i]
-			if w.Worker == 0 {
+			current := n.report.Epoch == v.Epoch
+			if w.Worker == 0 && current {
 				first := *w
 				first.Silent += milliseconds(silent)
 				v.First = &first
 			}
-			waiting = waiting || w.Waiting
+			waiting = waiting || w.Waiting && current
 			own, timeout := fromMilliseconds(w.Silent), j.timing.Timeout
 			if w.Timeout != 0 {
 				timeout = fromMilliseconds(w.Timeout)
 			}
 			if w.Final {
-				v.left(w.Worker)
+				if current {
+					v.left(w.Worker)
+				}
 				continue
 			}
 			due := j.due(now, n.received, own, timeout, &next)
@@ -140,6 +144,16 @@ func (j *judge) view(now time.Time) (v View, next time.Time) {
 		v.Doubts = append(v.Doubts, stalled[:min(len(stalled), stalledMost)]...)
 	}
 	return v, next
+}
+
+// epoch returns the latest epoch of the job in which a node has workers.
+func (j *judge) epoch() (latest uint32) {
+	for _, n := range j.nodes {
+		if len(n.report.Workers) > 0 {
+			latest = max(latest, n.report.Epoch)
+		}
+	}
+	return latest
 }
 
 // due reports whether a member is a suspect, by its silence when its node's report arrived and the time since then. It

@@ -353,6 +353,9 @@ func (m *Member) viewed() []WorkerState {
 	v := m.view
 	age := min(time.Since(m.viewAt), 2*m.cfg.Timing.Every) // an older view says nothing about now
 	m.mu.Unlock()
+	if v.Epoch != m.cfg.Epoch { // of an earlier run, or before a restart
+		v.First, v.Left = nil, nil
+	}
 	if f := v.First; f != nil {
 		out[0].Heartbeat, out[0].Seen, out[0].Stalled = f.Heartbeat, f.Count > 0, fromMilliseconds(f.Stalled)
 	}

@@ -78,6 +78,8 @@ type View struct {
 	// Released reports that the coordinator leaves: any other takes over at once.
 	Released bool    `json:"released,omitempty"`
 	Doubts   []Doubt `json:"doubts,omitempty"`
+	// Epoch is the latest epoch of the job that a node has reported: that of Left and First.
+	Epoch uint32 `json:"epoch,omitempty"`
 	// Left are the first and last numbers of ranges of workers that have left.
 	Left [][2]int `json:"left,omitempty"`
 	// First is the state of worker 0. If the store ends with it, nothing else says where it was.
