@@ -36,6 +36,10 @@ type planned struct {
 // regenerates plans occasionally.
 const plansMax = 512
 
+// stepsMax bounds the steps of these plans, each of 152 bytes: an all-to-all has one for each rank. A single plan may
+// have more.
+const stepsMax = 1 << 17
+
 // planner chooses the algorithms of a rank's collectives and makes their plans.
 type planner struct {
 	rank, size int
@@ -44,6 +48,7 @@ type planner struct {
 	prefer     preference // of the configuration
 
 	plans map[planKey]*planned
+	steps int      // of the plans
 	last  *planned // of the last collective
 }
 
@@ -68,8 +73,9 @@ func (x *planner) plan(r *Running) (p *planned, err error) {
 		if p, err = x.make(call, key); err != nil {
 			return nil, err
 		}
-		if len(x.plans) >= plansMax {
+		if x.steps += p.plan.Steps(); len(x.plans) >= plansMax || x.steps > stepsMax {
 			clear(x.plans)
+			x.steps = p.plan.Steps()
 		}
 		if x.plans == nil {
 			x.plans = map[planKey]*planned{}

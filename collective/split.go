@@ -53,30 +53,28 @@ func (c *communicator) splitOff(all []int64, color int) (*communicator, error) {
 
 // newPartition returns the parts of the ranks whose colors and keys are given in turns.
 func newPartition(number uint64, all []int64, color int) *Partition {
-	p := &Partition{Number: number}
+	p := &Partition{Number: number, Own: -1}
+	var ranks []int // by color, then by key, then by rank
 	for r := range len(all) / 2 {
-		if c := int(all[2*r]); c >= 0 && !slices.Contains(p.Colors, c) {
-			p.Colors = append(p.Colors, c)
-		}
-	}
-	slices.Sort(p.Colors)
-	p.Own = slices.Index(p.Colors, color)
-	for _, c := range p.Colors {
-		p.Ranks = append(p.Ranks, ranksOf(all, c))
-	}
-	return p
-}
-
-// ranksOf returns the ranks of a color, ordered by key, then by rank.
-func ranksOf(all []int64, color int) []int {
-	var ranks []int
-	for r := range len(all) / 2 {
-		if all[2*r] == int64(color) {
+		if all[2*r] >= 0 {
 			ranks = append(ranks, r)
 		}
 	}
-	slices.SortStableFunc(ranks, func(a, b int) int { return cmp.Compare(all[2*a+1], all[2*b+1]) })
-	return ranks
+	slices.SortFunc(ranks, func(a, b int) int {
+		return cmp.Or(cmp.Compare(all[2*a], all[2*b]), cmp.Compare(all[2*a+1], all[2*b+1]), cmp.Compare(a, b))
+	})
+	for begin, end := 0, 0; begin < len(ranks); begin = end {
+		c := all[2*ranks[begin]]
+		for end < len(ranks) && all[2*ranks[end]] == c {
+			end++
+		}
+		if int(c) == color {
+			p.Own = len(p.Colors)
+		}
+		p.Colors = append(p.Colors, int(c))
+		p.Ranks = append(p.Ranks, ranks[begin:end:end])
+	}
+	return p
 }
 
 // split returns the group of this rank's part. The first local rank to arrive makes it. Ranks may fail in a

@@ -134,7 +134,7 @@ func (w Where) over(p plan.Problem) string {
 	if frames == "" {
 		frames = w.Memory
 	}
-	domains, hosts, shared := spread(p)
+	domains, hosts, shared := p.Spread()
 	switch {
 	case hosts > 1:
 		frames = "network"
@@ -145,17 +145,4 @@ func (w Where) over(p plan.Problem) string {
 		return w.Memory + "+" + frames
 	}
 	return frames
-}
-
-// spread returns the number of domains and hosts of the ranks, and whether a domain has several ranks.
-func spread(p plan.Problem) (domains, hosts int, shared bool) {
-	if p.Places == nil {
-		return 1, 1, p.Size > 1
-	}
-	d, h := map[int]bool{}, map[int]bool{}
-	for _, place := range p.Places {
-		shared = shared || d[place.Domain]
-		d[place.Domain], h[place.Host] = true, true
-	}
-	return len(d), len(h), shared
 }

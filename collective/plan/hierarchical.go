@@ -67,30 +67,6 @@ func hierarchicalFits(p Problem, name string, ops ...Op) error {
 	return nil
 }
 
-// contiguous returns the ranks of each domain, or an error if one is not a contiguous range.
-func (p Problem) contiguous(name string) ([]Ranks, error) {
-	if p.Places == nil {
-		return []Ranks{{0, p.Size}}, nil
-	}
-	var all []Ranks
-	seen := map[int]int{} // by domain: its last rank
-	for rank, at := range p.Places {
-		last, ok := seen[at.Domain]
-		switch {
-		case !ok:
-			all = append(all, Ranks{rank, rank + 1})
-		case last != rank-1:
-			return nil, fmt.Errorf("%s needs the ranks of a domain to follow each other: ranks %d and %d are in domain %d, "+
-				"rank %d is not",
-				name, last, rank, at.Domain, rank-1)
-		default:
-			all[len(all)-1].Hi++
-		}
-		seen[at.Domain] = rank
-	}
-	return all, nil
-}
-
 // hierarchy is one rank's part in a plan over several domains.
 type hierarchy struct {
 	*writer

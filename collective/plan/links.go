@@ -13,16 +13,9 @@ type costs struct {
 // of returns the costs that apply to the problem's plans.
 func (l Links) of(p Problem) costs {
 	c := costs{Links: l, places: p.Places, frames: l.Host, shares: 1}
-	most, ranks := 0, map[int]int{}
-	for _, at := range p.Places {
-		if at.Host != p.Places[0].Host {
-			c.frames = l.Network
-		}
-		ranks[at.Host]++
-		most = max(most, ranks[at.Host])
-	}
-	if p.Places == nil {
-		most = p.Size
+	most, several := p.mostOnHost()
+	if several {
+		c.frames = l.Network
 	}
 	if l.Cores > 0 && most > l.Cores {
 		c.shares = float64(most) / float64(l.Cores)

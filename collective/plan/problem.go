@@ -54,26 +54,6 @@ func (p Problem) validateParts() error {
 	return nil
 }
 
-func (p Problem) validatePlaces() error {
-	if p.Places == nil {
-		return nil
-	}
-	if len(p.Places) != p.Size {
-		return fmt.Errorf("%d places for %d ranks", len(p.Places), p.Size)
-	}
-	domains, hosts := map[int]int{}, map[int]int{}
-	for rank, at := range p.Places {
-		if d, ok := domains[at.Worker]; ok && d != at.Domain {
-			return fmt.Errorf("worker %d is in domain %d, and rank %d of it in domain %d", at.Worker, d, rank, at.Domain)
-		}
-		if h, ok := hosts[at.Domain]; ok && h != at.Host {
-			return fmt.Errorf("domain %d is on host %d, and rank %d of it on host %d", at.Domain, h, rank, at.Host)
-		}
-		domains[at.Worker], hosts[at.Domain] = at.Domain, at.Host
-	}
-	return nil
-}
-
 // Lengths returns the number of elements in the Src and the Dst of a rank.
 func (p Problem) Lengths(rank int) (src, dst int) {
 	root, part := rank == p.Root, 0
@@ -133,29 +113,6 @@ func (p Problem) offsets() []int {
 		at[rank+1] = at[rank] + n
 	}
 	return at
-}
-
-// domain returns the number of the domain that a rank is in.
-func (p Problem) domain(rank int) int {
-	if p.Places == nil {
-		return 0
-	}
-	return p.Places[rank].Domain
-}
-
-// domains returns the ranks of each domain, in order, by the order of their first ranks.
-func (p Problem) domains() [][]int {
-	var all [][]int
-	index := map[int]int{}
-	for rank := range p.Size {
-		d := p.domain(rank)
-		if _, ok := index[d]; !ok {
-			index[d] = len(all)
-			all = append(all, nil)
-		}
-		all[index[d]] = append(all[index[d]], rank)
-	}
-	return all
 }
 
 // together returns an error if the ranks are not all in one domain.

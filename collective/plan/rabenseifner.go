@@ -140,7 +140,7 @@ func (h *halving) reversed(s int) int {
 // pairs returns how many slices before slice s have two parts: those whose owner is below beyond.
 func (h *halving) pairs(s int) int {
 	beyond, count, prefix := h.size-1<<h.levels, 0, 0
-	if s == 1<<h.levels {
+	if beyond == 0 || s == 1<<h.levels {
 		return beyond
 	}
 	for j := range h.levels { // bit j of the owner is the slice's bit levels-1-j
@@ -165,6 +165,9 @@ func (h *halving) place(member int) int {
 }
 
 func (h *halving) owner(place int) int {
+	if h.size == 1<<h.levels {
+		return h.reversed(place)
+	}
 	s := sort.Search(1<<h.levels, func(s int) bool { return h.cut(s+1) > place })
 	return h.reversed(s) + (place-h.cut(s))<<h.levels
 }

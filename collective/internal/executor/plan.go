@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"iter"
 	"slices"
 
 	"github.com/lockstep-ml/lockstep/collective/plan"
@@ -58,10 +59,13 @@ func NewPlan(a plan.Algorithm, problem plan.Problem, rank int, domain []int) *Pl
 	}
 	p.atOnce = p.prefixStageOnly && len(domain) == problem.Size && isAtOnce(p.steps, problem, rank)
 	for _, r := range domain { // the domain must agree, so these are the properties of all its plans together
-		p.merge(r, slices.Collect(a.Steps(problem, r)))
+		p.merge(r, a.Steps(problem, r))
 	}
 	return p
 }
+
+// Steps returns the number of steps.
+func (p *Plan) Steps() int { return len(p.steps) }
 
 // isAtOnce reports whether a rank's steps are those of [Plan.atOnce].
 func isAtOnce(steps []plan.Step, p plan.Problem, rank int) bool {
@@ -93,12 +97,14 @@ func isAtOnce(steps []plan.Step, p plan.Problem, rank int) bool {
 const atOnceElements = segmentBytes / 16
 
 // merge merges the properties of the plan of a rank of the domain.
-func (p *Plan) merge(rank int, steps []plan.Step) {
+func (p *Plan) merge(rank int, steps iter.Seq[plan.Step]) {
 	direct := func(s *plan.Step) bool {
 		return s.In.Buffer == plan.Src && s.Out.Buffer == plan.Dst && s.Own == plan.Span{} && s.Keep == plan.Span{}
 	}
-	for i := range steps {
-		s := &steps[i]
+	var last plan.Step
+	for step := range steps {
+		s := &step
+		last = step
 		in, out := published(s.In), published(s.Out)
 		switch s.Kind {
 		case plan.Signal, plan.Await:
@@ -116,9 +122,11 @@ func (p *Plan) merge(rank int, steps []plan.Step) {
 		default:
 			p.sharedDst = false
 		}
+		if p.touchesPeers && !p.sharedDst {
+			return // both are final
+		}
 	}
-	end := len(steps) - 1
-	p.sharedDst = p.sharedDst && end > 0 && steps[end].Kind == plan.Await && steps[end].From < 0 && steps[end].Flag > 0
+	p.sharedDst = p.sharedDst && last.Kind == plan.Await && last.From < 0 && last.Flag > 0
 }
 
 // published reports whether a span is in the call's Src or Dst, which a rank publishes to its domain.

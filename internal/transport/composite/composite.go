@@ -180,10 +180,12 @@ func (e *end) Split(id uint64, ranks []int) (transport.Endpoint, error) {
 	}
 	var places []transport.Place
 	var mine []int // of the domain, by their numbers there
-	for i, r := range ranks {
-		if r < 0 || r >= len(e.places) || slices.Contains(ranks[:i], r) {
+	taken := make([]bool, len(e.places))
+	for _, r := range ranks {
+		if r < 0 || r >= len(e.places) || taken[r] {
 			return nil, fmt.Errorf("composite: group %v of %d ranks: want each rank at most once", ranks, len(e.places))
 		}
+		taken[r] = true
 		places = append(places, e.places[r])
 		if e.shares(r) {
 			mine = append(mine, e.index[r])
