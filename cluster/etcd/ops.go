@@ -14,7 +14,7 @@ import (
 // Get implements [rendezvous.Store].
 func (s *store) Get(ctx context.Context, key string) (value []byte, revision uint64, err error) {
 	err = s.call(ctx, rendezvous.CheckPrefix(key), func(ctx context.Context) error {
-		for {
+		for torn := (tears{}); ; {
 			r, err := s.get(ctx, s.prefix+key)
 			if err != nil {
 				return err
@@ -25,6 +25,9 @@ func (s *store) Get(ctx context.Context, key string) (value []byte, revision uin
 			v, whole, err := s.load(ctx, r.Kvs[0].Value)
 			if whole || err != nil {
 				value, revision = v, uint64(r.Kvs[0].ModRevision)
+				return err
+			}
+			if err := torn.again(ctx, r.Kvs[0]); err != nil {
 				return err
 			}
 		}
@@ -90,7 +93,7 @@ func (s *store) put(
 // Create implements [rendezvous.Store].
 func (s *store) Create(ctx context.Context, key string, value []byte) (current []byte, created bool, err error) {
 	err = s.call(ctx, checkPair(key, value), func(ctx context.Context) error {
-		for {
+		for torn := (tears{}); ; {
 			is, done, err := s.put(ctx, key, value, clientv3.Compare(clientv3.CreateRevision(s.prefix+key), "=", 0))
 			if created = done; done || err != nil {
 				return err
@@ -101,6 +104,9 @@ func (s *store) Create(ctx context.Context, key string, value []byte) (current [
 			v, whole, err := s.load(ctx, is.Value)
 			if whole || err != nil {
 				current = v
+				return err
+			}
+			if err := torn.again(ctx, is); err != nil {
 				return err
 			}
 		}
@@ -162,6 +168,7 @@ func (s *store) List(ctx context.Context, prefix string) (entries []rendezvous.E
 // list returns the entries at one revision, in the given order. It starts again if a value in parts is replaced
 // meanwhile.
 func (s *store) list(ctx context.Context, prefix string, by clientv3.SortTarget) ([]rendezvous.Entry, uint64, error) {
+	torn := tears{}
 again:
 	r, err := s.get(ctx, s.prefix+prefix, clientv3.WithPrefix(), clientv3.WithSort(by, clientv3.SortAscend))
 	if err != nil {
@@ -177,6 +184,9 @@ again:
 			return nil, 0, err
 		}
 		if !whole {
+			if err := torn.again(ctx, kv); err != nil {
+				return nil, 0, err
+			}
 			goto again
 		}
 		entries = append(entries, e)

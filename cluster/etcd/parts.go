@@ -7,9 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/lockstep-ml/lockstep/internal/pause"
 )
 
 // A value of up to partBytes is stored after a zero byte. A larger one is stored in parts, under separate
@@ -72,6 +75,23 @@ func (s *store) load(ctx context.Context, stored []byte) (value []byte, whole bo
 	}
 	return value, true, nil
 }
+
+// tears has the latest revision at which each key's value lacked a part.
+type tears map[string]int64
+
+// again returns nil after a pause if a value that lacks parts can be read again: a writer has replaced it meanwhile.
+// Such a writer deletes the parts afterwards, so a key that still has the same revision will never have them.
+func (t tears) again(ctx context.Context, kv *mvccpb.KeyValue) error {
+	if t[string(kv.Key)] == kv.ModRevision {
+		return fmt.Errorf("etcd: the value of key %q is incomplete: another program deleted parts of it; delete the key",
+			kv.Key)
+	}
+	t[string(kv.Key)] = kv.ModRevision
+	return pause.For(ctx, tornPause)
+}
+
+// tornPause is how long a reader waits before it reads a value again that a writer has replaced meanwhile.
+const tornPause = 5 * time.Millisecond
 
 // dropOf deletes the parts of a value, if it has any.
 func (s *store) dropOf(ctx context.Context, stored []byte) error {
