@@ -13,7 +13,7 @@ func TestLocalBuffers(t *testing.T) {
 	_, ends := pair(t, Config{})
 	works(t, ends) // so both are connected
 	most := 2 * localSendBytes
-	if !ends[0].group.world.spin {
+	if ends[0].group.world.crowded {
 		most = 2 * crowdedSendBytes
 	}
 	for rank, e := range ends {

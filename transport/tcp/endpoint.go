@@ -33,6 +33,8 @@ type endpoint struct {
 	polled  sockets   // of a short wait
 	blocked time.Time // when the last short wait ended
 	parkAt  time.Time // from when on the next wait calls Park
+	yielded time.Time // when a wait last let other goroutines run
+	turnsAt time.Time // from when on waits take turns
 
 	wake   chan struct{} // one token ends one wait; see wait
 	parked atomic.Bool
@@ -233,7 +235,7 @@ func (e *endpoint) attach(a *connection, rank int, answer func() error) error {
 		return err
 	}
 	keepAlive(a.raw, e.group.world.node.cfg.KeepAlive)
-	limitLocal(a.raw, !e.group.world.spin)
+	limitLocal(a.raw, e.group.world.crowded)
 	p.stream = newStream(newWire(a.raw, a.shim, &e.poller), a.raw.RemoteAddr())
 	e.measure(p.stream, rank)
 	p.wanted.Store(true)

@@ -223,6 +223,21 @@ const (
 	spinLooks = 16 // steps between two readings of the clock
 )
 
+// With more ranks than processors a waiting rank yields its processor, so that the ranks of a processor take turns: in
+// most waits its data arrives while the others run. A processor that still has a rank to run does not become idle, and
+// no rank has to be woken, which takes longer than a turn. A rank that has waited for turnsTime sleeps.
+//
+// Where a yielded processor does not return within turnsTime, it computes: the thread that has it keeps it for a time
+// slice of some milliseconds, while a rank that sleeps gets it as soon as data arrives. So the rank sleeps at once in
+// all waits of the next turnsPause.
+const (
+	turnsTime  = 500 * time.Microsecond
+	turnsPause = 50 * time.Millisecond
+	// How often a rank that takes turns also lets other goroutines run. That may wake another thread of the process,
+	// which looks for goroutines, and so takes longer than a turn.
+	turnsYield = time.Millisecond
+)
+
 // isSlow reports whether bytes that arrived after a short wait of this duration came over a slow link, below 4 Gbit/s.
 // Between its packets a rank does not spin: at 1 Gbit/s it would spin for a quarter of the time.
 func isSlow(bytes uint64, waited time.Duration) bool {
@@ -342,10 +357,13 @@ func (e *endpoint) exhaust(x *post) (done bool, err error) {
 	}
 }
 
-// spin repeats step until it has made no progress for spinTime.
+// spin repeats step until it has made no progress for spinTime. With more ranks than processors it takes turns.
 func (e *endpoint) spin(x *post) (done bool, err error) {
-	if !e.group.world.spin {
+	switch w := e.group.world; {
+	case !w.block:
 		return e.exhaust(x)
+	case w.crowded:
+		return e.takeTurns(x)
 	}
 	var since time.Time
 	var moved uint64
@@ -364,6 +382,40 @@ func (e *endpoint) spin(x *post) (done bool, err error) {
 		}
 		runtime.Gosched()
 		yieldThread()
+	}
+}
+
+// takeTurns repeats step, and yields the processor whenever that makes no progress, until it has made none for
+// turnsTime.
+func (e *endpoint) takeTurns(x *post) (done bool, err error) {
+	if !canYield || time.Now().Before(e.turnsAt) {
+		return e.exhaust(x)
+	}
+	var idle time.Time // since when there is no progress
+	for moved := e.moved(x); ; {
+		if done, err := e.step(x); done || err != nil {
+			return done, err
+		}
+		if at := e.moved(x); at != moved {
+			moved, idle = at, time.Time{}
+			continue
+		}
+		now := time.Now()
+		if idle.IsZero() {
+			idle = now
+		}
+		if now.Sub(idle) > turnsTime {
+			return false, nil
+		}
+		if now.Sub(e.yielded) > turnsYield {
+			e.yielded = now
+			runtime.Gosched()
+		}
+		yieldThread()
+		if back := time.Now(); back.Sub(now) > turnsTime {
+			e.turnsAt = back.Add(turnsPause)
+			return e.exhaust(x)
+		}
 	}
 }
 

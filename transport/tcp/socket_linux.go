@@ -272,5 +272,8 @@ func (w *sockets) done() {
 	w.polled, w.held = w.polled[:0], w.held[:0]
 }
 
+// canYield reports that yieldThread has an effect.
+const canYield = true
+
 // yieldThread lets another thread run on this processor, if one is ready: the peer may be on the same one.
 func yieldThread() { unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }

@@ -27,4 +27,6 @@ func (*sockets) wait(time.Duration) bool { return false }
 
 func (*sockets) done() {}
 
+const canYield = false
+
 func yieldThread() {}

@@ -44,10 +44,11 @@ type world struct {
 	host  []int     // number of the host, by process
 	near  []bool    // by process: connections with it are not encrypted
 	self  int
-	spin  bool // this host has at least as many processors as ranks
-	block bool // so has Go's scheduler in this process: ranks may wait in system calls
-	hash  uint64
-	up    chan struct{} // receives a token for each link that is connected
+	block bool // Go's scheduler has a processor for each rank of this process: ranks may wait in system calls
+	// this host has more ranks than processors, or Go's scheduler in this process
+	crowded bool
+	hash    uint64
+	up      chan struct{} // receives a token for each link that is connected
 
 	mu       sync.Mutex
 	links    []*link // by process; nil if not connected yet, and for this one
@@ -161,7 +162,7 @@ func newWorld(n *Node, g GroupConfig) (*world, error) {
 	}
 	w.host = hosts(w.procs)
 	w.block = len(g.Local) <= runtime.GOMAXPROCS(0)
-	w.spin = w.block && w.ranksHere() <= affinity.Together()
+	w.crowded = !w.block || w.ranksHere() > affinity.Together()
 	return w, nil
 }
 
