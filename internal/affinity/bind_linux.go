@@ -153,20 +153,39 @@ func Current() int {
 	return int(cpu)
 }
 
+// Thread returns the number of the calling thread; 0: unknown.
+func Thread() int {
+	id, _ := unix.RawSyscallNoError(unix.SYS_GETTID, 0, 0, 0)
+	return int(id)
+}
+
+// Yield lets another thread that waits for this CPU run, if there is any.
+func Yield() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
+
 // Mover moves a thread that should not share a CPU. The zero value is ready. One goroutine at a time may use it.
 type Mover struct {
 	moved          time.Time
+	pause          time.Duration      // until the next move
 	before, others unix.CPUSetDynamic // for reuse
 }
 
-// movePause is the least time between two moves: a move takes about 10 microseconds.
-const movePause = 4 * time.Millisecond
+// Between two moves is a pause, since a move takes 10 to 100 microseconds. The first one is short, in case the system
+// has moved the thread back at once. It doubles with each move, and is short again after a time without any.
+const (
+	pauseFirst = 250 * time.Microsecond
+	pauseMost  = 4 * time.Millisecond
+	pauseReset = 100 * time.Millisecond
+)
 
 // Leave moves the calling thread from the CPU on which it runs to another one, if it may use one: to one that is not
 // taken, if there is any. It does nothing if it has moved shortly before. The thread may return to the CPU later.
 func (m *Mover) Leave(cpu int, taken []int) {
-	if cpu < 0 || time.Since(m.moved) < movePause {
+	since := time.Since(m.moved)
+	if cpu < 0 || since < m.pause {
 		return
+	}
+	if m.pause = min(2*m.pause, pauseMost); since > pauseReset {
+		m.pause = pauseFirst
 	}
 	m.moved = time.Now()
 	runtime.LockOSThread()

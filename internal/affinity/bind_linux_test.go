@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -92,7 +93,7 @@ func TestLeave(t *testing.T) {
 	}
 }
 
-// TestMoverPause calls a Mover often: it moves once.
+// TestMoverPause calls a Mover often: it moves once in each pause. The pauses double, and begin anew after some time.
 func TestMoverPause(t *testing.T) {
 	var m Mover
 	m.Leave(-1, nil)
@@ -102,8 +103,18 @@ func TestMoverPause(t *testing.T) {
 	m.Leave(Current(), nil)
 	first := m.moved
 	for range 10 {
-		if m.Leave(Current(), nil); m.moved != first && m.moved.Sub(first) < movePause {
+		if m.Leave(Current(), nil); m.moved != first && m.moved.Sub(first) < pauseFirst {
 			t.Fatalf("it moved twice within %v", m.moved.Sub(first))
 		}
+	}
+	for want := pauseFirst; want < pauseMost; want = min(2*want, pauseMost) {
+		m = Mover{moved: time.Now().Add(-want), pause: want}
+		if m.Leave(Current(), nil); m.pause != min(2*want, pauseMost) && m.pause != pauseFirst {
+			t.Errorf("after a pause of %v the next is %v", want, m.pause)
+		}
+	}
+	m = Mover{moved: time.Now().Add(-2 * pauseReset), pause: pauseMost}
+	if m.Leave(Current(), nil); m.pause != pauseFirst {
+		t.Errorf("long after the last move the pause is %v, want %v", m.pause, pauseFirst)
 	}
 }

@@ -22,6 +22,12 @@ func Run(_ []int, f func()) { f() }
 // Current returns -1: the CPU is unknown.
 func Current() int { return -1 }
 
+// Thread returns 0: the thread is unknown.
+func Thread() int { return 0 }
+
+// Yield does nothing.
+func Yield() {}
+
 // Mover moves no thread on this system.
 type Mover struct{}
 

@@ -40,6 +40,8 @@ type hub struct {
 	allocated sync.Once
 	staging   []byte // the staging buffers, by rank
 
+	moving atomic.Bool // a rank's thread moves to another processor
+
 	mu     sync.Mutex // in the root only
 	splits map[uint64]*split
 }
@@ -103,6 +105,7 @@ type endpoint struct {
 	procs     int    // number of processors, as last counted
 	blocks    int    // number of waits that have blocked
 	handovers int    // number of waits, in succession, that have ended as they yielded the processor
+	streak    int    // number of waits, in succession, that have neither blocked nor taken long
 	mover     affinity.Mover
 	taken     []int // processors on which other ranks waited; see separate
 	posts     [transport.PostsMax]exchange
@@ -119,7 +122,7 @@ type endpoint struct {
 	need atomic.Uint64 // the number of flags that it waits for, times 4; plus 2: in an odd call; plus 1: of all ranks
 	_    [48]byte
 
-	at     atomic.Int32 // the processor on which the rank last waited for long, + 1; 0: unknown, or it is parked
+	at     atomic.Uint64 // where the rank last was, as [endpoint.locate] determined it; 0: unknown, or it is parked
 	closed atomic.Bool
 	gone   atomic.Pointer[transport.PeerDown] // why this rank is down for its peers; nil: it is not
 	answer atomic.Pointer[func(seq uint64) []byte]

@@ -9,49 +9,102 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/affinity"
 )
 
-// TestSeparate lets ranks wait on the processor of others. Other load may move the thread back at once, so that a move
-// is only seen after some attempts.
+// TestSeparate lets a rank wait on the processor of another one. Other load may move the thread back at once, so that a
+// move is only seen after some attempts.
 func TestSeparate(t *testing.T) {
 	if len(affinity.Allowed()) < 2 {
 		t.Skip("one processor, or it is unknown")
 	}
 	defer func() { runtime.UnlockOSThread() }()
 	runtime.LockOSThread()
-	separate := func(ranks, rank int, share func(h *hub, cpu int)) (moved bool) {
-		h := newHub(ranks, true)
-		e := &h.ends[rank]
-		cpu := affinity.Current()
-		share(h, cpu)
-		asked := e.mover
-		e.separate()
-		if at := int(e.at.Load()) - 1; at < 0 {
-			t.Error("its processor is not known to others")
-		}
-		return !reflect.DeepEqual(e.mover, asked)
+	const otherThread = 1 << 12
+	for _, c := range []struct {
+		name  string
+		ranks int
+		calls uint64 // of rank 1, which is in its call 10
+		other uint64 // difference of its place
+		busy  bool   // another rank moves
+		moves bool
+	}{
+		{"another thread", 2, 10, otherThread, false, true},
+		{"another thread, in the call before", 2, 9, otherThread, false, true},
+		{"another thread, of three ranks", 3, 11, otherThread, false, true},
+		{"another thread, long ago", 2, 7, otherThread, false, false},
+		{"the same thread", 2, 10, 0, false, false},
+		{"another thread, while another rank moves", 2, 10, otherThread, true, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			moved := false
+			for i := 0; i < 1000 && !moved; i++ {
+				h := newHub(c.ranks, true)
+				h.moving.Store(c.busy)
+				e, other := &h.ends[0], &h.ends[1]
+				e.calls, other.calls = 10, c.calls
+				other.at.Store(other.locate() ^ c.other)
+				before := e.mover
+				e.separate()
+				if moved = !reflect.DeepEqual(e.mover, before); moved && e.at.Load() != 0 {
+					t.Error("others take it to be where it was")
+				}
+				if !moved && e.at.Load() == 0 {
+					t.Error("others do not know where it is")
+				}
+				if h.moving.Load() != c.busy {
+					t.Error("whether a rank moves has changed")
+				}
+			}
+			if moved != c.moves {
+				t.Errorf("moved is %v, want %v", moved, c.moves)
+			}
+		})
 	}
-	with := func(other int) func(h *hub, cpu int) {
-		return func(h *hub, cpu int) { h.ends[other].at.Store(int32(cpu + 1)) }
+	h := newHub(2, true)
+	if h.ends[0].yieldAndLeave(); h.moving.Load() {
+		t.Error("the rank still moves")
 	}
-	moves := func(ranks, rank int, share func(h *hub, cpu int)) bool {
-		for range 1000 {
-			if separate(ranks, rank, share) {
-				return true
+}
+
+// TestSpins: a wait spins for longer after many waits that have not blocked, and while another rank moves.
+func TestSpins(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
+	rounds := func(change func(e *endpoint)) int {
+		e := &newHub(2, true).ends[0]
+		e.procs = 2
+		change(e)
+		for round := 0; ; round++ {
+			if round > 0 {
+				e.procs = 2 // this machine may have fewer
+			}
+			if !e.spins(round) {
+				return round
 			}
 		}
-		return false
 	}
-	if !moves(2, 1, with(0)) {
-		t.Error("rank 1 stays on the processor of rank 0")
+	if runtime.NumCPU() < 2 {
+		t.Skip("one processor")
 	}
-	if !moves(3, 2, with(1)) {
-		t.Error("rank 2 stays on the processor of rank 1")
-	}
-	for range 100 {
-		if separate(2, 0, with(1)) {
-			t.Fatal("rank 0 leaves the processor to rank 1: both would move")
+	quick := func(n, last int) func(e *endpoint) {
+		return func(e *endpoint) {
+			for range n - 1 {
+				e.spun(0, 1)
+			}
+			e.spun(last, 1)
 		}
-		if separate(2, 1, func(*hub, int) {}) {
-			t.Fatal("rank 1 moves although rank 0 waits nowhere")
+	}
+	for _, c := range []struct {
+		name   string
+		change func(e *endpoint)
+		want   int
+	}{
+		{"first", func(*endpoint) {}, spinRounds},
+		{"few waits", quick(streakMin-1, 0), spinRounds},
+		{"many waits", quick(streakMin, 0), spinLong},
+		{"many waits and a long one", quick(streakMin, spinRounds), spinRounds},
+		{"another moves", func(e *endpoint) { e.hub.moving.Store(true) }, spinLong},
+		{"more ranks than processors", func(e *endpoint) { e.hub.n = 3 }, 0},
+	} {
+		if got := rounds(c.change); got != c.want {
+			t.Errorf("%s: a wait spins for %d rounds, want %d", c.name, got, c.want)
 		}
 	}
 }

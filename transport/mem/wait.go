@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/bits"
 	"runtime"
+	"time"
 
 	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/transport"
@@ -33,14 +34,15 @@ const (
 // A wait spins in rounds of spinPolls checks before it blocks, some 10 microseconds in all, about as long as blocking
 // and waking up takes. Between two rounds it yields, which takes as long as half a small call. So the first round has
 // spinFirst checks, unless the last wait has ended as it yielded: then the awaited rank probably needs this processor.
-//
-// The system may leave the threads of two ranks on one processor, which they hand over to each other at every call. So
-// a rank whose waits end handoverMax times in succession as it yields compares its processor with those of the others.
+// After streakMin waits that have not blocked, one may spin for spinLong rounds, about 100 microseconds: then it
+// outlasts an interruption of the awaited rank, and the two need not be separated again (see [endpoint.separate]). The
+// rounds after spinRounds also yield to other threads of the system.
 const (
-	spinRounds  = 32
-	spinPolls   = 128
-	spinFirst   = 1024
-	handoverMax = 16
+	spinRounds = 32
+	spinLong   = 256
+	streakMin  = 64
+	spinPolls  = 128
+	spinFirst  = 1024
 )
 
 // polls returns the number of checks in a round.
@@ -56,16 +58,23 @@ func (e *endpoint) polls(round int) int {
 // so that a later change has an effect.
 func (e *endpoint) spins(round int) bool {
 	if round > 0 {
-		if e.handovers >= handoverMax {
-			e.handovers = 0
+		switch {
+		case round == 1 && e.handovers%handoverMax == handoverMax-1:
+			e.yieldAndLeave()
+		case round == spinRounds:
 			e.separate()
 		}
-		e.countProcessors()
+		if e.countProcessors(); round >= spinRounds {
+			affinity.Yield()
+		}
 		runtime.Gosched()
 	}
-	if round < spinRounds && e.hub.n <= e.procs {
-		return true
+	if e.hub.n <= e.procs {
+		if round < spinRounds || round < spinLong && (e.streak >= streakMin || e.hub.moving.Load()) {
+			return true
+		}
 	}
+	e.streak = 0
 	if e.blocks++; e.blocks&15 == 0 {
 		e.countProcessors()
 	}
@@ -74,6 +83,9 @@ func (e *endpoint) spins(round int) bool {
 
 // spun notes how a wait has ended: in a round, after so many checks.
 func (e *endpoint) spun(round, polls int) {
+	if e.streak++; round >= spinRounds {
+		e.streak = 0
+	}
 	if round > 0 && polls == 0 {
 		e.handovers++
 	} else {
@@ -81,22 +93,74 @@ func (e *endpoint) spun(round, polls int) {
 	}
 }
 
-// separate moves the rank's thread to a processor on which no other rank waits, if it waits on the one on which another
-// rank waits, too. Of two ranks the higher one moves.
+// Two ranks can be on one processor while another is idle. When Go's scheduler wakes a thread to take one of two ranks
+// on a thread, the system may let that thread wait for the processor of the thread that wakes it: Linux does in virtual
+// machines, where it takes an idle processor that the hypervisor has stopped for a preempted one, until it balances the
+// load after some milliseconds. So the ranks separate themselves: one moves its thread to another processor. The others
+// spin meanwhile: if they blocked, their threads would be woken, to the same processor, again.
+
+// handoverMax is the number of waits, in succession, that end as the rank yields, after which it assumes that another
+// rank is on the same thread.
+const handoverMax = 16
+
+// yieldAndLeave yields this processor to other threads, and moves the rank's thread to another one if any has run: it
+// was probably waiting to take a rank from this thread. If none has run, it is on its way to another processor.
+func (e *endpoint) yieldAndLeave() {
+	e.taken = e.taken[:0]
+	e.move(func() bool {
+		start := time.Now()
+		affinity.Yield()
+		return time.Since(start) >= yieldTime
+	})
+}
+
+// yieldTime is longer than yielding to no thread takes.
+const yieldTime = 4 * time.Microsecond
+
+// separate moves the rank's thread to another processor if another rank was on this one, on another thread, in this
+// call or a call next to it.
 func (e *endpoint) separate() {
-	cpu := affinity.Current()
-	e.at.Store(int32(cpu + 1))
+	own := e.locate()
 	shared := false
 	e.taken = e.taken[:0]
 	for r := range e.hub.ends {
-		if at := int(e.hub.ends[r].at.Load()) - 1; r != e.rank && at >= 0 {
-			e.taken = append(e.taken, at)
-			shared = shared || at == cpu && r < e.rank
+		at := e.hub.ends[r].at.Load()
+		calls := int32(own>>placeCalls) - int32(at>>placeCalls)
+		if r == e.rank || at&placeCPU == 0 || calls > 2 || calls < -2 {
+			continue
 		}
+		e.taken = append(e.taken, int(at&placeCPU)-1)
+		shared = shared || (own^at)&placeCPU == 0 && (own^at)&placeThread != 0
 	}
 	if shared {
-		e.mover.Leave(cpu, e.taken)
+		e.move(func() bool { return true })
 	}
+}
+
+// move moves the rank's thread to another processor if should returns true: to one that is not taken, if there is any.
+// It does nothing while another rank of the group moves.
+func (e *endpoint) move(should func() bool) {
+	if e.hub.moving.CompareAndSwap(false, true) {
+		if should() {
+			e.mover.Leave(affinity.Current(), e.taken)
+			e.at.Store(0)
+		}
+		e.hub.moving.Store(false)
+	}
+}
+
+// A place is the processor of a rank + 1, its thread, and the number of the call in which it was there.
+const (
+	placeCPU    = 1<<12 - 1
+	placeThread = (1<<32 - 1) &^ placeCPU
+	placeCalls  = 32
+)
+
+// locate determines where the rank is, and shows it to the others.
+func (e *endpoint) locate() uint64 {
+	at := e.calls<<placeCalls | uint64(affinity.Thread())<<12&placeThread | uint64(affinity.Current()+1)&placeCPU
+	e.at.Store(at)
+	return at
 }
 
 // countProcessors counts the processors that the ranks may use now.
@@ -247,6 +311,9 @@ func (e *endpoint) waitFlags(ctx context.Context, v *flagWait) error {
 		if err == nil {
 			e.joinWaiters(word)
 			if err = transport.Park(ctx, e.wake); err == nil {
+				if e.hub.n <= e.procs {
+					e.separate()
+				}
 				if e.granted == word>>parkedBits {
 					return nil
 				}
@@ -327,6 +394,9 @@ func (e *endpoint) wakeWaiters() {
 	for w := range e.waiters {
 		if e.waiters[w].Load() == 0 {
 			continue
+		}
+		if e.hub.n <= e.procs {
+			e.locate() // for the ranks that are woken
 		}
 		for set := e.waiters[w].Swap(0); set != 0; set &= set - 1 {
 			peer := &e.hub.ends[w*64+bits.TrailingZeros64(set)]
