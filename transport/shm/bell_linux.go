@@ -16,7 +16,7 @@ import (
 // process has ended, marks its ranks in the control file, and rings all bells.
 //
 // The listening process may be stopped, or have left. So the others watch each other, too: they poll the locks that all
-// processes hold on the control file, by their numbers, as long as they live. See watch.
+// processes hold on the control file, by their first ranks, as long as they live. See watch.
 
 // newBell creates the bell of this process.
 func (w *world) newBell() error {
@@ -113,11 +113,14 @@ func (w *world) closeBells() {
 }
 
 // lock holds a lock on the control file, which others can see, until this process ends or the file is closed. Another
-// open file has the lock, since all processes share the one that they received.
+// open file has the lock, since all processes share the one that they received. A process locks before it can become a
+// member of the group, so a member without a lock has ended.
 func (w *world) lock() (err error) {
-	w.life, err = os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", w.control.Fd()), os.O_RDWR|unix.O_CLOEXEC, 0)
+	if w.life == nil {
+		w.life, err = os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", w.control.Fd()), os.O_RDWR|unix.O_CLOEXEC, 0)
+	}
 	if err == nil {
-		l := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(w.me), Len: 1}
+		l := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(w.cfg.Ranks[0]), Len: 1}
 		err = unix.FcntlFlock(w.life.Fd(), unix.F_OFD_SETLK, &l)
 	}
 	if err != nil {
@@ -128,13 +131,13 @@ func (w *world) lock() (err error) {
 
 // locked reports whether a process holds its lock.
 func (w *world) locked(process int) bool {
-	locked, err := isLocked(w.life, process)
+	locked, err := isLocked(w.life, w.processes[process].ranks[0])
 	return err != nil || locked
 }
 
-// isLocked reports whether another open file holds the lock of a process on f.
-func isLocked(f *os.File, process int) (bool, error) {
-	l := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(process), Len: 1}
+// isLocked reports whether another open file holds the lock of a process, by its first rank, on f.
+func isLocked(f *os.File, rank int) (bool, error) {
+	l := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(rank), Len: 1}
 	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &l)
 	return err == nil && l.Type != unix.F_UNLCK, err
 }
@@ -166,12 +169,10 @@ func (w *world) notify() {
 }
 
 // The intervals at which a process that did not listen watches others: while the one that listened has not left, and
-// afterwards. From then on a process whose ranks have not opened yet has startTime to do so. Before, it may take longer
-// (one of hundreds, or one that is stopped), since the end of its connection shows its end.
+// afterwards.
 const (
 	watchSlowly = time.Second
 	watchEvery  = 50 * time.Millisecond
-	startTime   = 10 * time.Second
 )
 
 // watch polls the locks of other processes, and notifies all of the end of one. Of the processes that are not known to
@@ -180,21 +181,20 @@ const (
 func (w *world) watch() {
 	tick := time.NewTicker(watchSlowly)
 	defer tick.Stop()
-	var since time.Time
 	leaderless := w.leaderless
 	for {
 		select {
 		case <-w.over:
 			return
 		case <-leaderless:
-			leaderless, since = nil, time.Now()
+			leaderless = nil
 			tick.Reset(watchEvery)
 			continue
 		case <-tick.C:
 		}
-		starting, lost := leaderless != nil || time.Since(since) < startTime, false
+		lost := false
 		for more := true; more; {
-			more = w.watchOnce(starting, &lost)
+			more = w.watchOnce(&lost)
 		}
 		if lost {
 			w.notify()
@@ -202,9 +202,8 @@ func (w *world) watch() {
 	}
 }
 
-// watchOnce polls the locks once, and reports whether it found an end. It sets lost if ranks were lost by that. With
-// starting set, it leaves out the processes whose ranks have not opened yet.
-func (w *world) watchOnce(starting bool, lost *bool) (found bool) {
+// watchOnce polls the locks once, and reports whether it found an end. It sets lost if ranks were lost by that.
+func (w *world) watchOnce(lost *bool) (found bool) {
 	others := make([]int, 0, len(w.processes))
 	for i := 1; i < len(w.processes); i++ {
 		if p := (w.me + i) % len(w.processes); w.processes[p].dead.Load() == nil {
@@ -212,8 +211,7 @@ func (w *world) watchOnce(starting bool, lost *bool) (found bool) {
 		}
 	}
 	for at := 1; at <= len(others); at *= 2 {
-		p := others[at-1]
-		if opened := w.root.block(w.processes[p].ranks[0]).state.Load() != 0; (opened || !starting) && !w.locked(p) {
+		if p := others[at-1]; !w.locked(p) {
 			found = true
 			*lost = w.end(p) || *lost
 		}

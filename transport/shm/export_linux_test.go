@@ -61,3 +61,6 @@ func OpenUnpolled(ctx context.Context, cfg Config) ([]transport.Endpoint, error)
 	}
 	return Open(ctx, cfg)
 }
+
+// Join joins a group like Open, but opens no ranks. The caller must keep what it returns.
+func Join(ctx context.Context, cfg Config) (joined any, err error) { return join(ctx, cfg) }

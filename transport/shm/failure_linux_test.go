@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -24,6 +25,7 @@ func init() {
 	parts["open"] = openPart
 	parts["write"] = writePart
 	parts["late"] = latePart
+	parts["join"] = joinPart
 }
 
 func (c *child) open() (transport.Endpoint, error) {
@@ -45,6 +47,20 @@ func openPart(c *child) error {
 	c.say("open")
 	c.wait()
 	return m.Close()
+}
+
+// joinPart joins, and opens nothing until it is killed.
+func joinPart(c *child) error {
+	ctx, cancel := soon()
+	defer cancel()
+	joined, err := shm.Join(ctx, c.cfg)
+	if err != nil {
+		return err
+	}
+	c.say("joined")
+	c.wait()
+	runtime.KeepAlive(joined)
+	return nil
 }
 
 // latePart enters a call on request, and then closes its endpoint on request.
@@ -180,38 +196,47 @@ func TestKilledWithoutListener(t *testing.T) {
 	}
 }
 
-// TestKilledWhileListenerStopped checks that the end of a process is noticed while the process with rank 0 is stopped.
+// TestKilledWhileListenerStopped checks that the end of a process, before or after it has opened its rank, is noticed
+// while the process with rank 0 is stopped.
 func TestKilledWhileListenerStopped(t *testing.T) {
-	t.Parallel()
-	cfg := config(t, 4)
-	var children []*started
-	for r := range 3 {
-		cfg.Ranks = []int{r}
-		children = append(children, start(t, "open", 0, cfg))
-	}
-	cfg.Ranks = []int{3}
-	end, err := (&child{cfg: cfg}).open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer end.Close()
-	for _, c := range children {
-		c.says("open")
-	}
-	if err := children[0].cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	defer children[0].cmd.Process.Signal(syscall.SIGCONT)
-	if err := children[2].cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	select {
-	case down := <-end.Down():
-		if down.Rank != 2 || !strings.Contains(down.Error(), "has ended") {
-			t.Errorf("%v, want that the process of rank 2 has ended", down.Error())
-		}
-	case <-time.After(20 * time.Second):
-		t.Fatal("the end of rank 2 was not noticed")
+	for part, says := range map[string]string{"open": "open", "join": "joined"} {
+		t.Run(part, func(t *testing.T) {
+			t.Parallel()
+			cfg := config(t, 4)
+			var children []*started
+			for r, part := range []string{"open", "open", part} {
+				cfg.Ranks = []int{r}
+				children = append(children, start(t, part, 0, cfg))
+			}
+			cfg.Ranks = []int{3}
+			end, err := (&child{cfg: cfg}).open()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer end.Close()
+			for i, c := range children {
+				if i < 2 {
+					c.says("open")
+				} else {
+					c.says(says)
+				}
+			}
+			if err := children[0].cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			defer children[0].cmd.Process.Signal(syscall.SIGCONT)
+			if err := children[2].cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case down := <-end.Down():
+				if down.Rank != 2 || !strings.Contains(down.Error(), "has ended") {
+					t.Errorf("%v, want that the process of rank 2 has ended", down.Error())
+				}
+			case <-time.After(20 * time.Second):
+				t.Fatal("the end of rank 2 was not noticed")
+			}
+		})
 	}
 }
 

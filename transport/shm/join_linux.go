@@ -37,12 +37,12 @@ type hello struct {
 	Proof    bool // Config.Authenticate follows
 }
 
-// helloReply replies to a hello: a refusal or "". Then follow Config.Authenticate, and the arena and the bell of the
-// dialing process.
+// helloReply replies to a hello: a refusal or "". Then follow Config.Authenticate, the control file, and the arena and
+// the bell of the dialing process, which holds its lock on the control file from then on.
 type helloReply struct{ Refused string }
 
-// joinReply ends the handshake: a refusal, or the members of the group, by process number. Then follow the control
-// file, and the arenas and bells of all other processes.
+// joinReply ends the handshake: a refusal, or the members of the group, by process number. Then follow the arenas
+// and bells of all other processes.
 type joinReply struct {
 	Refused   string
 	Processes []member
@@ -184,6 +184,7 @@ func quoted(v any) any {
 type rendezvous struct {
 	cfg      *Config
 	own      hello
+	control  *os.File
 	listener *net.UnixListener
 	stop     context.CancelFunc
 	work     sync.WaitGroup
@@ -220,6 +221,9 @@ func (w *world) listen(ctx context.Context) error {
 		return err
 	}
 	w.control = control
+	if err := w.lock(); err != nil {
+		return err
+	}
 	w.processes = []process{{pid: os.Getpid(), ranks: w.cfg.Ranks, bell: noBell}}
 	if len(w.cfg.Ranks) == w.cfg.Size {
 		return nil
@@ -232,7 +236,9 @@ func (w *world) listen(ctx context.Context) error {
 		return fmt.Errorf("shm: listening for the other processes of %q: %w", w.cfg.Name, err)
 	}
 	ctxWork, stop := context.WithCancel(context.Background())
-	p := &rendezvous{cfg: &w.cfg, own: w.cfg.hello(), listener: l, stop: stop, changed: make(chan struct{}, 1)}
+	p := &rendezvous{
+		cfg: &w.cfg, own: w.cfg.hello(), control: control, listener: l, stop: stop, changed: make(chan struct{}, 1),
+	}
 	w.rendezvous = p
 	p.work.Go(func() { p.accept(ctxWork) })
 	for !p.complete() {
@@ -301,6 +307,9 @@ func (p *rendezvous) handshake(ctx context.Context, conn *net.UnixConn) error {
 	}
 	if err := p.cfg.authenticate(conn, false, raw); err != nil {
 		return fmt.Errorf("process %d was refused: %w", pid, err)
+	}
+	if err := sendFiles(ctx, conn, []int{int(p.control.Fd())}); err != nil {
+		return fmt.Errorf("process %d: %w", pid, err)
 	}
 	j := &joiner{conn: conn, pid: pid, ranks: h.Ranks}
 	files, err := receiveFiles(conn, 2)
@@ -411,9 +420,9 @@ func (w *world) distribute(ctx context.Context, p *rendezvous) error {
 			j.arena.Close()
 		}
 	}()
-	files := make([]int, 0, 1+2*len(joiners))
+	files := make([]int, 0, 2*len(joiners))
 	for i, j := range joiners {
-		files = append(files[:0], int(w.control.Fd()), int(w.arena.file.Fd()), w.bellFD)
+		files = append(files[:0], int(w.arena.file.Fd()), w.bellFD)
 		for k := range joiners {
 			if k != i {
 				files = append(files, int(joiners[k].arena.Fd()), w.processes[k+1].bell)
@@ -505,6 +514,14 @@ func (w *world) enter(ctx context.Context, conn *net.UnixConn) error {
 	if err := w.cfg.authenticate(conn, true, hello); err != nil {
 		return fmt.Errorf("shm: process %d, which listens for %q: %w", pid, w.cfg.Name, err)
 	}
+	if err := w.receiveControl(conn, pid); err != nil {
+		return err
+	}
+	// While another process holds the lock, that one has taken the ranks and this one will be refused, or it is ending,
+	// and start will lock.
+	if err := w.lock(); err != nil && !errors.Is(err, unix.EAGAIN) {
+		return err
+	}
 	if err := sendFiles(ctx, conn, []int{int(w.arena.file.Fd()), w.bellFD}); err != nil {
 		return err
 	}
@@ -527,6 +544,20 @@ func (w *world) refused(pid int, why string) error {
 		w.cfg.Ranks, why)
 }
 
+// receiveControl receives the control file.
+func (w *world) receiveControl(conn *net.UnixConn, pid int) error {
+	files, err := receiveFiles(conn, 1)
+	if err != nil {
+		return fmt.Errorf("shm: process %d, which listens for %q: %w", pid, w.cfg.Name, err)
+	}
+	w.control = os.NewFile(uintptr(files[0]), "control")
+	if size, err := checkFile(w.control); err != nil ||
+		size != tableBytes+int64(layoutOf(w.cfg.Size).bytes)*(1+splitsMax) {
+		return fmt.Errorf("shm: process %d sent a control file of %d bytes: %v", pid, size, err)
+	}
+	return nil
+}
+
 // receiveGroup receives the messages and files that distribute sends.
 func (w *world) receiveGroup(conn *net.UnixConn, pid int) error {
 	var message joinReply
@@ -541,18 +572,8 @@ func (w *world) receiveGroup(conn *net.UnixConn, pid int) error {
 		return err
 	}
 	w.me = message.You
-	var err error
-	files := receiver{conn: conn, left: 1 + 2*(len(message.Processes)-1)}
+	files := receiver{conn: conn, left: 2 * (len(message.Processes) - 1)}
 	defer files.close()
-	control, err := files.next()
-	if err != nil {
-		return err
-	}
-	w.control = os.NewFile(uintptr(control), "control")
-	if size, err := checkFile(w.control); err != nil ||
-		size != tableBytes+int64(layoutOf(w.cfg.Size).bytes)*(1+splitsMax) {
-		return fmt.Errorf("shm: process %d sent a control file of %d bytes: %v", pid, size, err)
-	}
 	w.processes = make([]process, len(message.Processes))
 	for i := range w.processes {
 		w.processes[i].bell = noBell // none of them is received yet

@@ -10,15 +10,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestWatchStart watches a process that has not opened its rank yet. While the process that listened has a connection
-// with it, that one sees its end, so that it may take its time: it is one of hundreds, or stopped. Afterwards it has
-// startTime.
+// TestWatchStart watches a process that lives and one that has ended before it opened its rank, while the process that
+// listened has a connection with both: it is stopped.
 func TestWatchStart(t *testing.T) {
 	control, err := newFile("control", int64(layoutOf(3).bytes))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer control.Close()
+	alive := &world{cfg: Config{Ranks: []int{0}}, control: control}
+	if err := alive.lock(); err != nil {
+		t.Fatal(err)
+	}
+	defer alive.life.Close()
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{
 			cfg: Config{Size: 3, Ranks: []int{1}}, me: 1, processes: make([]process, 3), processOf: []int{0, 1, 2},
@@ -31,6 +35,9 @@ func TestWatchStart(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer w.life.Close()
+		if err := w.lock(); err != nil {
+			t.Errorf("locking again: %v", err)
+		}
 		var err error
 		if w.root, err = newGroup(w, 0, []int{0, 1, 2}); err != nil {
 			t.Fatal(err)
@@ -40,18 +47,22 @@ func TestWatchStart(t *testing.T) {
 		w.root.block(1).state.Store(stateOpen)
 		end := w.root.join(1)
 		w.readers.Go(w.watch)
-		time.Sleep(10 * startTime)
-		if synctest.Wait(); len(end.Down()) > 0 {
-			t.Errorf("%v, want nothing while the process that listened has not left", <-end.Down())
+		time.Sleep(2 * watchSlowly)
+		if synctest.Wait(); len(end.Down()) != 1 {
+			t.Fatalf("%d ranks are lost, want the one without a lock", len(end.Down()))
+		}
+		if down := <-end.Down(); down.Rank != 2 {
+			t.Errorf("%v, want rank 2", down.Error())
 		}
 		close(w.leaderless)
-		time.Sleep(startTime / 2)
+		time.Sleep(2 * watchSlowly)
 		if synctest.Wait(); len(end.Down()) > 0 {
-			t.Errorf("%v soon after the process that listened has left", <-end.Down())
+			t.Errorf("%v after the process that listened has left", <-end.Down())
 		}
-		time.Sleep(startTime)
-		if synctest.Wait(); len(end.Down()) != 2 {
-			t.Errorf("%d ranks are lost, want those that never opened: 0 and 2", len(end.Down()))
+		alive.life.Close()
+		time.Sleep(2 * watchEvery)
+		if synctest.Wait(); len(end.Down()) != 1 {
+			t.Errorf("%d ranks are lost, want the one whose process has ended", len(end.Down()))
 		}
 		close(w.over)
 		w.readers.Wait()
@@ -61,7 +72,7 @@ func TestWatchStart(t *testing.T) {
 // TestReceiveNoBell joins a group whose listening process ends before it has sent all files: this process closes the
 // files that it has received, and no other.
 func TestReceiveNoBell(t *testing.T) {
-	const n = filesMax/2 + 2 // the bell of the last but one is the first file of the second message
+	const n = filesMax/2 + 2 // the files of the last but one are in the second message
 	cfg := Config{Name: t.Name(), Size: n, Ranks: []int{n - 1}}
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -78,11 +89,6 @@ func TestReceiveNoBell(t *testing.T) {
 		defer c.Close()
 		conns[i] = c.(*net.UnixConn)
 	}
-	control, err := newFile("control", tableBytes+int64(layoutOf(n).bytes)*(1+splitsMax))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer control.Close()
 	mem, err := newFile("arena", page)
 	if err != nil {
 		t.Fatal(err)
@@ -94,7 +100,7 @@ func TestReceiveNoBell(t *testing.T) {
 	}
 	defer unix.Close(bell)
 
-	reply, files := joinReply{You: n - 1}, []int{int(control.Fd())}
+	reply, files := joinReply{You: n - 1}, []int(nil)
 	for i := range n {
 		reply.Processes = append(reply.Processes, member{i, []int{i}})
 		files = append(files, int(mem.Fd()), bell)
