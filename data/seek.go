@@ -564,13 +564,9 @@ func recovered(f func() error) (err error) {
 // 2·workers results wait to be yielded. All goroutines have ended when the loop ends.
 func parallel(ctx context.Context, workers int, src iter.Seq2[func() (Element, error), error],
 ) iter.Seq2[Element, error] {
-	type job struct {
-		f   func() (Element, error)
-		out chan result
-	}
 	return func(yield func(Element, error) bool) {
 		inner, cancel := context.WithCancel(ctx)
-		jobs, queue := make(chan job), make(chan chan result, 2*workers)
+		jobs, queue := make(chan parallelJob), make(chan chan result, 2*workers)
 		var group sync.WaitGroup
 		defer group.Wait()
 		defer cancel()
@@ -586,42 +582,7 @@ func parallel(ctx context.Context, workers int, src iter.Seq2[func() (Element, e
 				}
 			})
 		}
-		group.Go(func() {
-			defer close(queue)
-			defer close(jobs)
-			send := func(j job) bool {
-				select {
-				case queue <- j.out:
-				case <-inner.Done():
-					return false
-				}
-				if j.f == nil {
-					return true
-				}
-				select {
-				case jobs <- j:
-					return true
-				case <-inner.Done():
-					j.out <- result{err: context.Cause(inner)}
-					return false
-				}
-			}
-			if err := recovered(func() error {
-				for f, err := range src {
-					if err != nil {
-						return err
-					}
-					if !send(job{f, make(chan result, 1)}) {
-						return nil
-					}
-				}
-				return nil
-			}); err != nil {
-				j := job{out: make(chan result, 1)}
-				j.out <- result{err: err}
-				send(j)
-			}
-		})
+		group.Go(func() { feedJobs(inner, src, jobs, queue) })
 		for {
 			var out chan result
 			var more bool
@@ -647,6 +608,51 @@ func parallel(ctx context.Context, workers int, src iter.Seq2[func() (Element, e
 				return
 			}
 		}
+	}
+}
+
+// parallelJob is one call of [parallel].
+type parallelJob struct {
+	f   func() (Element, error)
+	out chan result // of capacity 1
+}
+
+// feedJobs passes the functions of src to the workers, and where their results will be to queue, in order. It closes
+// both. An error of src is the last result.
+func feedJobs(ctx context.Context, src iter.Seq2[func() (Element, error), error], jobs chan<- parallelJob,
+	queue chan<- chan result,
+) {
+	defer close(queue)
+	defer close(jobs)
+	enqueue := func(out chan result) bool {
+		select {
+		case queue <- out:
+			return true
+		case <-ctx.Done():
+			return false
+		}
+	}
+	if err := recovered(func() error {
+		for f, err := range src {
+			if err != nil {
+				return err
+			}
+			j := parallelJob{f, make(chan result, 1)}
+			if !enqueue(j.out) {
+				return nil
+			}
+			select {
+			case jobs <- j:
+			case <-ctx.Done():
+				j.out <- result{err: context.Cause(ctx)}
+				return nil
+			}
+		}
+		return nil
+	}); err != nil {
+		out := make(chan result, 1)
+		out <- result{err: err}
+		enqueue(out)
 	}
 }
 

@@ -367,23 +367,8 @@ func (t *Trainer) find(r *distribute.Replica, g *globalBatch, gradients []*tenso
 		return f, nil
 	}
 	inspector, ok := t.program.(engine.Inspector)
-	if ok {
-		for i, classes := range inspector.Classes() {
-			for row := range rows {
-				if classes == 0 || share.Weights[row] == 0 {
-					continue
-				}
-				one := share.Labels[i].Rows(row, row+1)
-				bad := func(x float64) bool { return x < 0 || x >= float64(classes) }
-				if at := slices.IndexFunc(one.Float64s(), bad); at >= 0 {
-					f.Cause, f.Example = causeLabel, id*g.per+row
-					f.Detail = fmt.Sprintf("%s: label %d is %v, but the model has %d outputs for the classes: "+
-						"use labels from 0 to %d, or a model with more outputs",
-						g.exampleText(f.Example), i, one.Float64s()[at], classes, classes-1)
-					return f, nil
-				}
-			}
-		}
+	if ok && t.findLabel(&f, r, g, inspector.Classes()) {
+		return f, nil
 	}
 	loss, bad := 0.0, -1 // of the first example whose loss is not finite
 	if ok && rows > 0 {
@@ -413,17 +398,35 @@ func (t *Trainer) find(r *distribute.Replica, g *globalBatch, gradients []*tenso
 			g.exampleText(f.Example), loss, finiteVariables)
 		return f, nil
 	}
-	for i, x := range gradients {
-		if at := tensor.FirstNotFinite(x); at >= 0 {
-			f.Cause = causeGradient
-			f.Detail = fmt.Sprintf("the gradient of %s is the first that is not finite: element %s is %v: clip "+
-				"what the model divides by or takes the root or logarithm of, or use a wider type than %s",
-				t.Parameters()[i].Name, position(x.Shape(), at), x.Float64s()[at], cmp.Or(t.computeName(), x.DType().String()))
-			return f, nil
+	f.Cause = causeNone
+	if i := slices.IndexFunc(gradients, func(x *tensor.Tensor) bool { return tensor.FirstNotFinite(x) >= 0 }); i >= 0 {
+		x, at := gradients[i], tensor.FirstNotFinite(gradients[i])
+		f.Cause = causeGradient
+		f.Detail = fmt.Sprintf("the gradient of %s is the first that is not finite: element %s is %v: clip "+
+			"what the model divides by or takes the root or logarithm of, or use a wider type than %s",
+			t.Parameters()[i].Name, position(x.Shape(), at), x.Float64s()[at], cmp.Or(t.computeName(), x.DType().String()))
+	}
+	return f, nil
+}
+
+// findLabel looks for a label that is not one of the model's classes, among the examples that count.
+func (t *Trainer) findLabel(f *finding, r *distribute.Replica, g *globalBatch, classes []int) bool {
+	id, share := t.replicaID(r), g.shares[r.LocalID()]
+	for i, n := range classes {
+		for row := range g.rows[id] {
+			if n == 0 || share.Weights[row] == 0 {
+				continue
+			}
+			label := share.Labels[i].Rows(row, row+1).Float64s()
+			if at := slices.IndexFunc(label, func(x float64) bool { return x < 0 || x >= float64(n) }); at >= 0 {
+				f.Cause, f.Example = causeLabel, id*g.per+row
+				f.Detail = fmt.Sprintf("%s: label %d is %v, but the model has %d outputs for the classes: "+
+					"use labels from 0 to %d, or a model with more outputs", g.exampleText(f.Example), i, label[at], n, n-1)
+				return true
+			}
 		}
 	}
-	f.Cause = causeNone
-	return f, nil
+	return false
 }
 
 // findElement looks for an element of an input or a label that is not finite, among the examples whose weight

@@ -697,32 +697,41 @@ func (t *table) tooLarge(g *group, what string) error {
 		"file may be damaged; else raise the limit, or write smaller row groups", what, g.first, t.o.RowGroupBytes))
 }
 
-// decode decodes a column of a row group. Without keep, nulls are filled, or an error.
-// It must not have more bytes than limit.
-func (t *table) decode(g *group, k int, keep bool, limit int64) (d decodedColumn, err error) {
+// size returns the number of elements of a column of a row group, and the bytes that they take, those of texts not
+// included. It checks them before memory is allocated.
+func (t *table) size(g *group, k int, limit int64) (n int, bytes int64, err error) {
 	c := &t.columns[k]
-	n := g.rows
+	n = g.rows
 	if c.List {
 		if c.Length > 0 && g.rows > math.MaxInt/c.Length {
-			return d, t.wrong(g, fmt.Errorf("column %q has %d lists of %d elements", c.Name, g.rows, c.Length))
+			return 0, 0, t.wrong(g, fmt.Errorf("column %q has %d lists of %d elements", c.Name, g.rows, c.Length))
 		}
 		n *= c.Length
 	}
-	if n > 0 && g.chunks[k].NumValues() < int64(g.rows) { // before memory is allocated
-		return d, t.wrong(g, fmt.Errorf("column %q has %d values for %d rows", c.Name, g.chunks[k].NumValues(),
-			g.rows))
+	if got := g.chunks[k].NumValues(); n > 0 && got < int64(g.rows) {
+		return 0, 0, t.wrong(g, fmt.Errorf("column %q has %d values for %d rows", c.Name, got, g.rows))
 	}
 	each := c.DType.Bytes()
 	switch {
 	case t.numbers[k] != nil:
 		each = tensor.Int32.Bytes() // the number of a category
 	case c.DType == tensor.String:
-		each = textBytes // and its own bytes
+		each = textBytes
 	}
 	if int64(n) > limit/int64(each) {
-		return d, t.tooLarge(g, fmt.Sprintf("column %q", c.Name))
+		return 0, 0, t.tooLarge(g, fmt.Sprintf("column %q", c.Name))
 	}
-	bytes := int64(n) * int64(each)
+	return n, int64(n) * int64(each), nil
+}
+
+// decode decodes a column of a row group. Without keep, nulls are filled, or an error.
+// It must not have more bytes than limit.
+func (t *table) decode(g *group, k int, keep bool, limit int64) (d decodedColumn, err error) {
+	c := &t.columns[k]
+	n, bytes, err := t.size(g, k, limit)
+	if err != nil {
+		return d, err
+	}
 	set := setter(c, n, t.numbers[k])
 	fill, filled := t.o.Fill[c.Name]
 	at, row, inRow := 0, -1, 0
