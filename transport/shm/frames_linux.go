@@ -120,7 +120,10 @@ func (e *endpoint) fill(p *pipeEnd, data []byte, put int) int {
 	return put
 }
 
-var errRing = errors.New("its count of a frame's bytes is invalid")
+var (
+	errRing     = errors.New("its count of a frame's bytes is invalid")
+	errReplaced = errors.New("it replaced a frame while that was received")
+)
 
 func (e *endpoint) gone(rank int, err error) error { return &transport.PeerDown{Rank: rank, Err: err} }
 
@@ -182,7 +185,10 @@ func (e *endpoint) receive() bool {
 		p.got.Store(uint64(x.got))
 	}
 	if x.got == len(x.in) {
-		p.state.CompareAndSwap(x.claimed, x.claimed-pipeClaimed+pipeTaken)
+		if !p.state.CompareAndSwap(x.claimed, x.claimed-pipeClaimed+pipeTaken) {
+			x.err = e.gone(x.from, errReplaced)
+			return false
+		}
 		e.poke(x.from)
 		x.from = -1
 		return true

@@ -163,6 +163,33 @@ func TestGarbageInPipes(t *testing.T) {
 	}
 }
 
+// TestReplacedFrame checks that a frame that its sender offers again while it is received is not accepted: its bytes
+// may be of two frames.
+func TestReplacedFrame(t *testing.T) {
+	a, b := two(t)
+	data := make([]byte, 2*ringMax)
+	done := make(chan error, 1)
+	go func() { done <- b.Exchange(context.Background(), -1, transport.Frame{}, 0, make([]byte, len(data))) }()
+	p := &a.outgoing[1]
+	if err := a.providePipe(p, 0, 1, pipeWhole); err != nil {
+		t.Fatal(err)
+	}
+	a.x = exchange{to: 1, from: -1, out: data}
+	a.offer(&transport.Frame{Data: data})
+	for p.state.Load()%pipeStates != pipeClaimed {
+		time.Sleep(time.Millisecond)
+	}
+	p.state.Store(p.frame*pipeStates + pipeOffered)
+	for a.x.put < len(data) {
+		a.x.put = a.fill(p, data, a.x.put)
+		a.poke(1)
+	}
+	var down *transport.PeerDown
+	if err := <-done; !errors.As(err, &down) || down.Rank != 0 {
+		t.Errorf("the exchange ended with %v, want a PeerDown of rank 0", err)
+	}
+}
+
 // FuzzMessage checks the messages of the handshake: an accepted hello or join reply is valid.
 func FuzzMessage(f *testing.F) {
 	own := Config{Job: "job", Size: 4, Ranks: []int{0}}

@@ -317,7 +317,11 @@ func (p *rendezvous) handshake(ctx context.Context, conn *net.UnixConn) error {
 		return fmt.Errorf("process %d: %w", pid, err)
 	}
 	j.arena, j.bell = os.NewFile(uintptr(files[0]), "arena"), files[1]
-	if err := cmp.Or(checkBell(j.bell), release()); err != nil {
+	if err := checkBell(j.bell); err != nil {
+		j.close()
+		return fmt.Errorf("process %d: %w", pid, err)
+	}
+	if err := release(); err != nil {
 		j.close()
 		return fmt.Errorf("handshake with process %d timed out: %w", pid, err)
 	}
