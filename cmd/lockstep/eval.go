@@ -37,13 +37,7 @@ the scale of the inputs follow from them (except for text).`,
   lockstep eval --from run2 --data-dir photos --format json`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			in := catchInterrupts(cmd.Context())
-			defer in.close()
-			err := o.run(in, cmd.OutOrStdout())
-			if in.interrupted.Load() {
-				return errInterrupted
-			}
-			return err
+			return interruptible(cmd, o.run)
 		},
 	}
 	f := cmd.Flags()

@@ -48,13 +48,7 @@ token.`,
 			if err := o.check(); err != nil {
 				return err
 			}
-			in := catchInterrupts(cmd.Context())
-			defer in.close()
-			err := o.run(in, cmd.OutOrStdout())
-			if in.interrupted.Load() {
-				return errInterrupted
-			}
-			return err
+			return interruptible(cmd, o.run)
 		},
 	}
 	f := cmd.Flags()

@@ -3,10 +3,13 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"sync/atomic"
 	"syscall"
+
+	"github.com/spf13/cobra"
 
 	"github.com/lockstep-ml/lockstep/train"
 )
@@ -40,6 +43,17 @@ func catchInterrupts(ctx context.Context) *interrupter {
 		}
 	}()
 	return i
+}
+
+// interruptible runs a command that the first Ctrl-C ends.
+func interruptible(cmd *cobra.Command, run func(ctx context.Context, out io.Writer) error) error {
+	in := catchInterrupts(cmd.Context())
+	defer in.close()
+	err := run(in, cmd.OutOrStdout())
+	if in.interrupted.Load() {
+		return errInterrupted
+	}
+	return err
 }
 
 // close stops catching signals.

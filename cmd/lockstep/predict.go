@@ -48,13 +48,7 @@ follow from them.`,
   lockstep predict --from run2 --data-file new.csv --format json`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			in := catchInterrupts(cmd.Context())
-			defer in.close()
-			err := o.run(in, cmd.OutOrStdout())
-			if in.interrupted.Load() {
-				return errInterrupted
-			}
-			return err
+			return interruptible(cmd, o.run)
 		},
 	}
 	f := cmd.Flags()

@@ -93,18 +93,14 @@ hosts, with a network card's bandwidth in each direction.`,
   lockstep simulate --ranks 16 --hosts 4 --straggler 3:2.5 --trace step.json`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			in := catchInterrupts(cmd.Context())
-			defer in.close()
 			s.cores = cmd.Flags().Changed("cores")
 			problem, err := s.check()
 			if err != nil {
 				return err
 			}
-			err = s.run(in, cmd.OutOrStdout(), cmd.ErrOrStderr(), problem)
-			if in.interrupted.Load() {
-				return errInterrupted
-			}
-			return err
+			return interruptible(cmd, func(ctx context.Context, out io.Writer) error {
+				return s.run(ctx, out, cmd.ErrOrStderr(), problem)
+			})
 		},
 	}
 	f := cmd.Flags()
