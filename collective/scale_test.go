@@ -3,6 +3,7 @@ package collective_test
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"log/slog"
 	"math/bits"
 	"runtime"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/internal/formula"
 	"github.com/lockstep-ml/lockstep/internal/transport/simnet"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
@@ -48,25 +50,26 @@ func TestManyRanks(t *testing.T) {
 			}
 			groups = append(groups, g)
 		}
-		t.Logf("%-40s %12s %12s", "", "counted", "formula")
-		row := func(name string, got, want int, formula string) {
-			t.Logf("%-40s %12d %12d  %s", name, got, want, formula)
+		formula.Head(t)
+		row := func(name string, got, want int, text string) {
+			formula.Row(t, fmt.Sprintf("%d ranks: %s", n, name), got, want, text)
 			if got != want {
-				t.Errorf("%s: %d, want %d = %s", name, got, want, formula)
+				t.Errorf("%s: %d, want %d = %s", name, got, want, text)
 			}
 		}
 		// For each rank: its structures, and after the first call its buffers, the numbers of frames by peer, and its
 		// records. For each pair of ranks: after a loss two bits of the simulated network.
-		memory := func(name string, rank int, formula string) {
+		memory := func(name string, rank int, text string) {
 			limit := rank * n
 			used := heapBytes() - begin
-			if t.Logf("%-40s %12d %12d  %s, a limit", name, used, limit, formula); used > limit {
+			formula.Row(t, fmt.Sprintf("%d ranks: %s", n, name), used, limit, "at most "+text)
+			if used > limit {
 				t.Errorf("%s: %d, more than %d", name, used, limit)
 			}
 		}
 		memory("bytes of memory after the start", 16<<10, "16 KiB n")
 		var before simnet.Counts
-		counted := func() simnet.Counts {
+		since := func() simnet.Counts {
 			now := net.Counts()
 			d := simnet.Counts{
 				Frames: now.Frames - before.Frames, Bytes: now.Bytes - before.Bytes,
@@ -103,7 +106,7 @@ func TestManyRanks(t *testing.T) {
 				t.Fatal(e)
 			}
 		}
-		c := counted()
+		c := since()
 		row("all-reduce of 4 B: frames", c.Frames, n*log, "n log2 n")
 		row("all-reduce of 4 B: bytes", c.Bytes, 4*n*log, "S n log2 n")
 		for _, e := range allReduce("rabenseifner", 16<<10) {
@@ -111,7 +114,7 @@ func TestManyRanks(t *testing.T) {
 				t.Fatal(e)
 			}
 		}
-		c = counted()
+		c = since()
 		row("all-reduce of 64 KiB: frames", c.Frames, 2*n*log, "2 n log2 n")
 		row("all-reduce of 64 KiB: bytes", c.Bytes, 2*(n-1)<<16, "2 (n-1) S")
 		t.Logf("virtual time of both %v", time.Since(began))
@@ -142,8 +145,8 @@ func TestManyRanks(t *testing.T) {
 		}
 		t.Logf("%d of %d lost, reported by all others after %v; ranks named: %d", killed, n, time.Since(began), len(named))
 		time.Sleep(time.Second) // all notices arrive
-		c = counted()
-		t.Logf("%-40s %12d", "the loss: frames until then", c.Frames)
+		c = since()
+		t.Logf("%d frames until then", c.Frames)
 		row("the loss: notices", c.Notices, n*(n-1), "n (n-1): each rank ends, and notifies all")
 		row("the loss: queries", c.Queries, 0, "0: the ends of connections suffice")
 		memory("bytes of memory after the loss", 512<<10, "512 KiB n")

@@ -14,6 +14,7 @@ import (
 	"github.com/lockstep-ml/lockstep/collective/bench"
 	"github.com/lockstep-ml/lockstep/collective/plan"
 	"github.com/lockstep-ml/lockstep/internal/affinity"
+	"github.com/lockstep-ml/lockstep/internal/formula"
 	"github.com/lockstep-ml/lockstep/internal/testnet"
 	"github.com/lockstep-ml/lockstep/simulate"
 )
@@ -85,7 +86,6 @@ func TestRealHosts(t *testing.T) {
 		}
 		latency := measure(bench.Options{Ranks: 2, Sizes: []int{4}, Algorithm: "recursive_doubling", Calls: 200}).Median
 		t.Logf("%s, latency %v", link.rate, latency)
-		t.Logf("%5s %-20s %10s %12s %12s %6s", "hosts", "algorithm", "bytes", "real", "simulated", "ratio")
 		for _, hosts := range link.hosts {
 			c := cluster(hosts, hosts, false)
 			c.Combine, c.Copy, c.MTU = 30e9, 12e9, 1500
@@ -105,8 +105,8 @@ func TestRealHosts(t *testing.T) {
 						real = min(real, measure(o).Median)
 						ratio = float64(r.Time) / float64(real)
 					}
-					t.Logf("%5d %-20s %10d %12v %12v %6.3f", hosts, name, bytes, real.Round(time.Microsecond),
-						r.Time.Round(time.Microsecond), ratio)
+					formula.Row(t, fmt.Sprintf("%s, %d hosts, %d MiB, %s: µs", link.rate, hosts, bytes>>20, name),
+						int(real.Microseconds()), int(r.Time.Microseconds()), fmt.Sprintf("simulated, %.3f times as long", ratio))
 					if ratio < 1-within || ratio > 1+within {
 						t.Errorf("%d hosts, %s, %d bytes: %v in reality, simulated %v", hosts, name, bytes, real, r.Time)
 					}

@@ -180,7 +180,7 @@ func TestPlace(t *testing.T) {
 // TestLargeCluster: a process of a job whose TF_CONFIG is too long for the environment starts, and reads the cluster
 // from a file.
 func TestLargeCluster(t *testing.T) {
-	const nodes, each = 100, 40
+	const nodes, each = 4096, 8
 	var slots []nodeSlot
 	for n := range nodes {
 		slots = append(slots, nodeSlot{registration: registration{

@@ -16,6 +16,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cluster/membership"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/internal/formula"
 )
 
 var (
@@ -393,10 +394,9 @@ func (c *cluster) count(t *testing.T, nodes, workers int) {
 	most := 4*n + 2 + 2*5
 	report, view := int64(frame+60+m*130), int64(4*frame+260)
 	mostBytes := n*(2*report+view) + view + 5*2*frame
-	before := n * m * n * m * 160
-	t.Logf("%3d nodes x %d workers: %4d messages a second (formula 4 N + 12: %4d), %7d bytes a second "+
-		"(formula 2 N (92 + 130 M) + 388 N + 708: %7d); each worker reading each one: %d bytes",
-		nodes, workers, messages, most, bytes, mostBytes, before)
+	size := fmt.Sprintf("%d nodes of %d workers: ", nodes, workers)
+	formula.Row(t, size+"messages a second", int(messages), int(most), "at most 4 N + 12")
+	formula.Row(t, size+"bytes a second", int(bytes), int(mostBytes), "at most 2 N (92 + 130 M) + 388 N + 708")
 	if messages > most || bytes > mostBytes || messages < 3*n {
 		t.Errorf("%d messages and %d bytes a second, want at most %d and %d", messages, bytes, most, mostBytes)
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/internal/formula"
 	"github.com/lockstep-ml/lockstep/internal/race"
 )
 
@@ -185,8 +186,9 @@ func (m *many) run(t *testing.T) time.Duration {
 		worker, collect int64 // requests of each worker, and of all collectors for each worker
 	}{{"join", 7, 8}, {"exchange", 2, 8}, {"compare", 2, 8}, {"leave", 1, 1}} {
 		requests, bytes := m.requests[part].Load(), m.bytes[part].Load()
-		t.Logf("%5d workers: %-8s %6d requests, at most %6d by the formula (of all for all: %8d), %9d bytes, %6d for each",
-			n, c.name, requests, c.worker*n+c.collect*n+16, n*n, bytes, bytes/n)
+		formula.Row(t, fmt.Sprintf("%d workers %s: requests to the store", n, c.name), int(requests),
+			int(c.worker*n+c.collect*n+16), fmt.Sprintf("at most %d n + 16", c.worker+c.collect))
+		t.Logf("%d bytes, %d for each worker", bytes, bytes/n)
 		if requests > c.worker*n+c.collect*n+16 {
 			t.Errorf("%d workers: %s takes %d requests", n, c.name, requests)
 		}

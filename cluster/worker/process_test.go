@@ -70,6 +70,7 @@ type child struct {
 	Hosted                    bool     // the test serves the store
 	Strategy                  bool     // it trains by a strategy's Runs
 	Addresses                 []string // of all workers, as TF_CONFIG lists them
+	Quiet                     bool     // its log is printed only if the test fails
 }
 
 // config returns the child's configuration.
@@ -340,7 +341,7 @@ func startBy(t *testing.T, c child, change func(*exec.Cmd)) *process {
 			}
 		}
 		close(p.logs)
-		if t.Failed() || testing.Verbose() {
+		if t.Failed() || testing.Verbose() && !c.Quiet {
 			t.Logf("worker %d, pid %d:\n%s", c.Worker, p.cmd.Process.Pid, text)
 		}
 	})

@@ -18,6 +18,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/worker"
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/internal/formula"
 )
 
 // manyProcesses is how many processes TestManyProcesses starts. 512 take about a minute on two cores.
@@ -88,6 +89,7 @@ func TestManyProcesses(t *testing.T) {
 		processes = append(processes, startBy(t, child{
 			Worker: i, Workers: n, Replicas: 1, Store: "tcp://" + server.Addr(), Hosted: true, Job: t.Name(), Do: "barriers",
 			Rendezvous: 5 * time.Minute, Heartbeat: 2 * time.Minute, Timeout: 5 * time.Minute,
+			Quiet: true,
 		}, func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, "GOMAXPROCS=1") }))
 	}
 	var join, barriers []time.Duration
@@ -107,6 +109,9 @@ func TestManyProcesses(t *testing.T) {
 	t.Logf("open files: median %d, most %d (worker 0 has the connections of the set-up)", middle(files), slices.Max(files))
 	t.Logf("resident: median %d KiB, of which %d KiB are not shared; largest %d KiB", middle(resident), middle(own),
 		slices.Max(resident))
+	formula.Row(t, fmt.Sprintf("%d processes: open files of the median one", n), middle(files), n+40, "at most n + 40")
+	formula.Row(t, fmt.Sprintf("%d processes: its memory that is not shared, KiB", n), middle(own), 16<<10+4*n,
+		"at most 16 MiB + 4 KiB n")
 	if got, most := middle(files), n+40; got > most {
 		t.Errorf("%d open files in a process of %d, want at most %d", got, n, most)
 	}

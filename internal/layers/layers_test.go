@@ -28,6 +28,7 @@ var mayImport = []struct {
 	{"internal/units", nil},
 	{"internal/redact", nil},
 	{"internal/race", nil},
+	{"internal/formula", nil},
 	{"internal/chart", nil},
 	{"internal/freeport", nil},
 	{"internal/browser", nil},
