@@ -127,21 +127,24 @@ func Parse(contents []byte) (*Tokenizer, error) {
 	return t, nil
 }
 
+// tokenizerFile is the part of a tokenizer.json that this package reads itself.
+type tokenizerFile struct {
+	AddedTokens  []addedToken `json:"added_tokens"`
+	Normalizer   *step        `json:"normalizer"`
+	PreTokenizer *step        `json:"pre_tokenizer"`
+	Model        struct {
+		Type         string          `json:"type"`
+		Vocab        json.RawMessage `json:"vocab"`
+		Dropout      *float64        `json:"dropout"`
+		Prefix       *string         `json:"continuing_subword_prefix"`
+		Suffix       *string         `json:"end_of_word_suffix"`
+		ByteFallback bool            `json:"byte_fallback"`
+		IgnoreMerges bool            `json:"ignore_merges"`
+	} `json:"model"`
+}
+
 func parse(contents []byte) (*Tokenizer, error) {
-	var file struct {
-		AddedTokens  []addedToken `json:"added_tokens"`
-		Normalizer   *step        `json:"normalizer"`
-		PreTokenizer *step        `json:"pre_tokenizer"`
-		Model        struct {
-			Type         string          `json:"type"`
-			Vocab        json.RawMessage `json:"vocab"`
-			Dropout      *float64        `json:"dropout"`
-			Prefix       *string         `json:"continuing_subword_prefix"`
-			Suffix       *string         `json:"end_of_word_suffix"`
-			ByteFallback bool            `json:"byte_fallback"`
-			IgnoreMerges bool            `json:"ignore_merges"`
-		} `json:"model"`
-	}
+	var file tokenizerFile
 	if err := json.Unmarshal(contents, &file); err != nil {
 		return nil, fmt.Errorf("not a tokenizer.json: %w", err)
 	}
@@ -165,58 +168,71 @@ func parse(contents []byte) (*Tokenizer, error) {
 		}
 		t.size = max(t.size, int(id)+1)
 	}
+	if err := t.readAdded(m.Type == "Unigram"); err != nil {
+		return nil, err
+	}
+	var err error
+	switch {
+	case m.Type == "Unigram":
+		return t, t.parseUnigram(contents)
+	case m.Type == "BPE":
+		if contents, err = t.readBPE(&file, vocabulary, contents); err != nil {
+			return nil, err
+		}
+	case file.PreTokenizer == nil || file.PreTokenizer.Type != "BertPreTokenizer" ||
+		file.Normalizer != nil && file.Normalizer.Type != "BertNormalizer":
+		return nil, errors.New("a WordPiece model without BERT's normalizer and pre-tokenizer")
+	}
+	if t.lib, err = hftokenizer.NewFromContent(&api.Config{}, contents); err != nil {
+		return nil, err
+	}
+	return t, t.lib.With(api.EncodeOptions{})
+}
+
+// readAdded checks the added tokens and sorts them, the longest first. Only Unigram models may strip spaces at them.
+func (t *Tokenizer) readAdded(strip bool) error {
 	for _, a := range t.added {
 		switch {
 		case a.Content == "" || a.ID < 0 || a.ID > 1<<30:
-			return nil, fmt.Errorf("the added token %q has the number %d", a.Content, a.ID)
-		case a.SingleWord, m.Type != "Unigram" && (a.Lstrip || a.Rstrip):
-			return nil, fmt.Errorf("the added token %q has lstrip, rstrip or single_word, which are not supported", a.Content)
+			return fmt.Errorf("the added token %q has the number %d", a.Content, a.ID)
+		case a.SingleWord, !strip && (a.Lstrip || a.Rstrip):
+			return fmt.Errorf("the added token %q has lstrip, rstrip or single_word, which are not supported", a.Content)
 		}
 		t.size = max(t.size, a.ID+1)
 		t.special[int32(a.ID)], t.addedText[int32(a.ID)] = a.Special, a.Content
 	}
 	slices.SortStableFunc(t.added, func(a, b addedToken) int { return len(b.Content) - len(a.Content) })
-	if m.Type == "Unigram" {
-		return t, t.parseUnigram(contents)
+	return nil
+}
+
+// readBPE reads a BPE model of bytes. It returns the contents for the library, which gets one word at a time, of which
+// the bytes are mapped to letters, and only merges.
+func (t *Tokenizer) readBPE(file *tokenizerFile, vocabulary map[string]int32, contents []byte) ([]byte, error) {
+	m := &file.Model
+	switch {
+	case m.Dropout != nil && *m.Dropout > 0:
+		return nil, errors.New("a model with dropout, which gives other tokens every time")
+	case m.Prefix != nil && *m.Prefix != "" || m.Suffix != nil && *m.Suffix != "" || m.ByteFallback:
+		return nil, errors.New("a BPE model with a prefix or suffix of subwords, or with byte_fallback: " +
+			"supported is BPE of bytes")
 	}
-	if m.Type == "BPE" {
-		switch {
-		case m.Dropout != nil && *m.Dropout > 0:
-			return nil, errors.New("a model with dropout, which gives other tokens every time")
-		case m.Prefix != nil && *m.Prefix != "" || m.Suffix != nil && *m.Suffix != "" || m.ByteFallback:
-			return nil, errors.New("a BPE model with a prefix or suffix of subwords, or with byte_fallback: " +
-				"supported is BPE of bytes")
+	for b, letter := range letters {
+		if _, ok := vocabulary[string(letter)]; !ok {
+			return nil, fmt.Errorf("the vocabulary lacks the byte %#04x: want all 256, so that every text has tokens", b)
 		}
-		for b, letter := range letters {
-			if _, ok := vocabulary[string(letter)]; !ok {
-				return nil, fmt.Errorf("the vocabulary lacks the byte %#04x: want all 256, so that every text has tokens", b)
-			}
-		}
-		if m.IgnoreMerges {
-			t.vocabulary = vocabulary
-		}
-		if err := t.setByteLevel(file.Normalizer, file.PreTokenizer); err != nil {
-			return nil, err
-		}
-		// The library gets one word at a time, of which the bytes are mapped to letters, and only merges.
-		var fields map[string]json.RawMessage
-		if err := json.Unmarshal(contents, &fields); err != nil {
-			return nil, err
-		}
-		fields["normalizer"], fields["pre_tokenizer"] = json.RawMessage("null"), json.RawMessage("null")
-		var err error
-		if contents, err = json.Marshal(fields); err != nil {
-			return nil, err
-		}
-	} else if file.PreTokenizer == nil || file.PreTokenizer.Type != "BertPreTokenizer" ||
-		file.Normalizer != nil && file.Normalizer.Type != "BertNormalizer" {
-		return nil, errors.New("a WordPiece model without BERT's normalizer and pre-tokenizer")
 	}
-	var err error
-	if t.lib, err = hftokenizer.NewFromContent(&api.Config{}, contents); err != nil {
+	if m.IgnoreMerges {
+		t.vocabulary = vocabulary
+	}
+	if err := t.setByteLevel(file.Normalizer, file.PreTokenizer); err != nil {
 		return nil, err
 	}
-	return t, t.lib.With(api.EncodeOptions{})
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(contents, &fields); err != nil {
+		return nil, err
+	}
+	fields["normalizer"], fields["pre_tokenizer"] = json.RawMessage("null"), json.RawMessage("null")
+	return json.Marshal(fields)
 }
 
 // setByteLevel reads the normalizer and the pre-tokenizer of a BPE model of bytes.
