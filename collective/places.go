@@ -52,8 +52,11 @@ func (t *team) findSite(end transport.Endpoint) site {
 	if s.spread() {
 		s.stageBytes = spreadStageBytes
 	}
-	if s.oneProcess && size > 1 {
+	switch {
+	case s.oneProcess && size > 1:
 		s.where.Cores = runtime.GOMAXPROCS(0)
+	case s.where.Memory == "":
+		s.where.Cores = offers.Processors
 	}
 	return s
 }

@@ -284,6 +284,9 @@ type Capabilities struct {
 	SharedReceives bool
 	// Encrypted reports, by rank, whether the connections with that rank are encrypted. nil: none is.
 	Encrypted []bool
+	// Processors is the number of processors that the ranks of a host share, the same on all ranks: that of the host with
+	// the fewest; 0: unknown.
+	Processors int
 }
 
 // Domain returns the ranks of the domain of a rank, that one included, in increasing order.

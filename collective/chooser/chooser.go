@@ -146,3 +146,12 @@ func (w Where) over(p plan.Problem) string {
 	}
 	return frames
 }
+
+// ranksPerCore returns how many ranks share a processor on average; 1 if the processors are unknown.
+func (w Where) ranksPerCore(p plan.Problem) float64 {
+	if w.Cores <= 0 {
+		return 1
+	}
+	_, hosts, _ := p.Spread()
+	return float64(p.Size) / float64(hosts*w.Cores)
+}

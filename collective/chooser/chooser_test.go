@@ -117,6 +117,38 @@ func TestMeasured(t *testing.T) {
 	}
 }
 
+// TestCrowdedRules checks that the built-in table takes the algorithm with the fewest frames where ranks share
+// processors, and only there. docs/performance.md has the measurements.
+func TestCrowdedRules(t *testing.T) {
+	for _, test := range []struct {
+		ranks, hosts, cores, bytes int
+		crowded                    bool
+	}{
+		{4, 1, 2, 4, true},
+		{4, 1, 2, 1 << 20, true},
+		{4, 1, 2, 4 << 20, false},
+		{4, 1, 3, 4, false},
+		{4, 1, 4, 4, false},
+		{4, 1, 0, 4, false}, // unknown
+		{3, 1, 2, 64 << 10, true},
+		{2, 1, 1, 4, false}, // one exchange
+		{8, 1, 2, 1 << 20, true},
+		{16, 1, 2, 1 << 20, true},
+		{16, 1, 8, 64 << 10, true},
+		{16, 1, 8, 1 << 20, false}, // the bytes of a tree pass through few of the processors
+		{64, 1, 64, 4, false},
+		{8, 4, 1, 4, false}, // over a network
+	} {
+		w := Where{Frames: "tcp", ElementBytes: 4, Cores: test.cores}
+		p := plan.Problem{Op: plan.AllReduce, Size: test.ranks, Count: test.bytes / 4}
+		p.Places = apart(test.ranks, test.ranks/test.hosts)
+		a, err := Default().Choose(p, w)
+		if crowded := a.Name == "reduce_broadcast"; err != nil || crowded != test.crowded {
+			t.Errorf("%+v: chose %s, %v", test, a.Name, err)
+		}
+	}
+}
+
 // TestRules checks that the first rule that applies and fits decides, and that a rule that does not fit is skipped.
 func TestRules(t *testing.T) {
 	x := table(t)

@@ -59,7 +59,9 @@ type Rule struct {
 	RanksMax  int    `json:"ranks_max,omitempty"` // 0: no limit
 	BytesMin  int    `json:"bytes_min,omitempty"`
 	BytesMax  int    `json:"bytes_max,omitempty"` // 0: no limit
-	Algorithm string `json:"algorithm"`
+	// RanksPerCoreMin is the least number of ranks for each processor of their hosts; 0: no limit.
+	RanksPerCoreMin float64 `json:"ranks_per_core_min,omitempty"`
+	Algorithm       string  `json:"algorithm"`
 }
 
 //go:embed table.json
@@ -181,6 +183,9 @@ func (t *Table) check() error {
 			r.BytesMax != 0 && r.BytesMax < r.BytesMin {
 			return fmt.Errorf("rule %d: an empty range", i)
 		}
+		if r.RanksPerCoreMin != 0 && !rate(r.RanksPerCoreMin) {
+			return fmt.Errorf("rule %d: %v ranks for each core: want a positive number", i, r.RanksPerCoreMin)
+		}
 	}
 	return nil
 }
@@ -232,7 +237,7 @@ func (t *Table) rule(p plan.Problem, w Where, bytes int) string {
 	for _, r := range t.Rules {
 		applies := (r.Operation == "" || r.Operation == p.Op.String()) && (r.Over == "" || r.Over == over) &&
 			p.Size >= r.RanksMin && (r.RanksMax == 0 || p.Size <= r.RanksMax) &&
-			bytes >= r.BytesMin && (r.BytesMax == 0 || bytes <= r.BytesMax)
+			bytes >= r.BytesMin && (r.BytesMax == 0 || bytes <= r.BytesMax) && w.ranksPerCore(p) >= r.RanksPerCoreMin
 		if !applies {
 			continue
 		}

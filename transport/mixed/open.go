@@ -6,9 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 
+	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/internal/transport/composite"
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/mem"
@@ -54,6 +56,9 @@ type registration struct {
 	TLS   bool   `json:"tls"`   // it encrypts connections between hosts
 	Proof bool   `json:"proof"` // it authenticates new connections
 	Apart string `json:"apart,omitempty"`
+	// Processors is how many processors the processes of this host share, as far as this one knows; 0: unknown, or it
+	// shares memory with them, and so no frames.
+	Processors int `json:"processors,omitempty"`
 }
 
 // registrationMax bounds the size of a registration, in bytes.
@@ -109,6 +114,9 @@ func (c *Config) exchange(ctx context.Context, node *tcp.Node) (*layout, error) 
 	}
 	mine.TLS, mine.Proof = c.TCP.TLS != nil, c.TCP.Authenticate != nil
 	mine.Share = !c.NoSharedMemory && mine.Host != ""
+	if !mine.Share {
+		mine.Processors = affinity.Together()
+	}
 	if c.Advertise != "" {
 		_, port, err := net.SplitHostPort(mine.Addr)
 		if err != nil {
@@ -155,6 +163,8 @@ type layout struct {
 	places  []transport.Place
 	domains [][]int // the ranks of each domain, in increasing order
 	host    []int   // the ranks that claim to be on this process's host, if that can be verified
+	// processors of the host that has the fewest; 0: unknown
+	processors int
 }
 
 // newLayout checks the registrations of all processes, which include mine, and returns the layout.
@@ -164,7 +174,8 @@ func newLayout(mine *registration, registrations []registration) (*layout, error
 		places: make([]transport.Place, mine.Size),
 	}
 	host := numbering{}
-	sharers := map[string]int{} // number of ranks that share memory, by host
+	sharers := map[string]int{}    // number of ranks that share memory, by host
+	processors := map[string]int{} // by host
 	for p := range registrations {
 		c := &registrations[p]
 		switch {
@@ -184,6 +195,8 @@ func newLayout(mine *registration, registrations []registration) (*layout, error
 		if c.Share {
 			sharers[name] += len(c.Ranks)
 		}
+		// a process that started early did not know the processors of those that were bound to others later
+		processors[name] = max(processors[name], c.Processors)
 		for _, r := range c.Ranks {
 			switch {
 			case r < 0 || r >= mine.Size:
@@ -206,6 +219,7 @@ func newLayout(mine *registration, registrations []registration) (*layout, error
 				"rank %d is at %s", r, l.addrs[r])
 		}
 	}
+	l.processors = slices.Min(slices.Collect(maps.Values(processors)))
 	domain := numbering{}
 	for r := range l.places {
 		p := &l.places[r]
@@ -280,7 +294,7 @@ func (l *layout) open(ctx context.Context, cfg *Config, node *tcp.Node) (ends []
 	if len(l.domains) == 1 {
 		return near, nil
 	}
-	group := tcp.GroupConfig{Epoch: cfg.Epoch, Addrs: l.addrs, Local: cfg.Ranks}
+	group := tcp.GroupConfig{Epoch: cfg.Epoch, Addrs: l.addrs, Local: cfg.Ranks, Processors: l.processors}
 	if group.SameHost, err = l.verifyHost(ctx, cfg); err != nil {
 		return nil, err
 	}

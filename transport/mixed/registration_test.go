@@ -36,3 +36,25 @@ func FuzzRegistrations(f *testing.F) {
 		}
 	})
 }
+
+// TestProcessors checks that all processes compute the same number of processors: of each host the largest number that
+// a process of it knows, and of the hosts the smallest, which is unknown if one is.
+func TestProcessors(t *testing.T) {
+	for _, test := range []struct{ first, second, other, want int }{
+		{2, 4, 8, 4},
+		{4, 2, 3, 3},
+		{2, 4, 0, 0},
+		{0, 4, 8, 4},
+	} {
+		registrations := []registration{
+			{Ranks: []int{0}, Size: 3, Addr: "h:0", Host: "x", Processors: test.first},
+			{Ranks: []int{1}, Size: 3, Addr: "h:1", Host: "x", Processors: test.second},
+			{Ranks: []int{2}, Size: 3, Addr: "g:0", Host: "y", Processors: test.other},
+		}
+		for i := range registrations {
+			if l, err := newLayout(&registrations[i], registrations); err != nil || l.processors != test.want {
+				t.Errorf("%+v: process %d counts %d processors, want %d (%v)", test, i, l.processors, test.want, err)
+			}
+		}
+	}
+}

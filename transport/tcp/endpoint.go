@@ -92,6 +92,7 @@ func (e *endpoint) Transport() string { return "tcp" }
 func (e *endpoint) Capabilities() transport.Capabilities {
 	return transport.Capabilities{
 		Places: e.group.places, Posts: true, SharedReceives: true, Encrypted: e.group.encrypted,
+		Processors: e.group.world.processors,
 	}
 }
 

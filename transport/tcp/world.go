@@ -33,6 +33,8 @@ type GroupConfig struct {
 	// even with [Config.TLS]; with TLS, this requires [Config.Authenticate]. Those processes must list the ranks of
 	// this one too.
 	SameHost []int
+	// Processors is declared in [transport.Capabilities]. It is the same in all processes; 0: unknown.
+	Processors int
 }
 
 // world is a group that Node.Group created, with all groups split from it.
@@ -46,9 +48,10 @@ type world struct {
 	self  int
 	block bool // Go's scheduler has a processor for each rank of this process: ranks may wait in system calls
 	// this host has more ranks than processors, or Go's scheduler in this process
-	crowded bool
-	hash    uint64
-	up      chan struct{} // receives a token for each link that is connected
+	crowded    bool
+	processors int // of GroupConfig
+	hash       uint64
+	up         chan struct{} // receives a token for each link that is connected
 
 	mu       sync.Mutex
 	links    []*link // by process; nil if not connected yet, and for this one
@@ -160,7 +163,7 @@ func newWorld(n *Node, g GroupConfig) (*world, error) {
 		}
 		w.near[w.proc[r]] = true
 	}
-	w.host = hosts(w.procs)
+	w.host, w.processors = hosts(w.procs), g.Processors
 	w.block = len(g.Local) <= runtime.GOMAXPROCS(0)
 	w.crowded = !w.block || w.ranksHere() > affinity.Together()
 	return w, nil
