@@ -14,6 +14,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/internal/formula"
+	"github.com/lockstep-ml/lockstep/internal/transport/overlay"
 	"github.com/lockstep-ml/lockstep/internal/transport/simnet"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
@@ -147,7 +148,15 @@ func TestManyRanks(t *testing.T) {
 		time.Sleep(time.Second) // all notices arrive
 		c = since()
 		t.Logf("%d frames until then", c.Frames)
-		row("the loss: notices", c.Notices, n*(n-1), "n (n-1): each rank ends, and notifies all")
+		// A loss passes once along each of the first connections in each direction, except to those that see it. So does the
+		// failure of the group; besides, a rank sends its failure to those that exchange frames with it.
+		next := len(overlay.New(n, overlay.MeshMax).Neighbours(0))
+		losses, failures := killed*next*(n-1-next), n*(next+log)
+		formula.Row(t, fmt.Sprintf("%d ranks: the loss: notices", n), c.Notices, losses+failures,
+			fmt.Sprintf("at most %d d (n-1-d) + n (d + log2 n), d = %d first connections", killed, next))
+		if c.Notices > losses+failures || c.Notices < losses/2 {
+			t.Errorf("the loss: %d notices, want %d to %d", c.Notices, losses/2, losses+failures)
+		}
 		row("the loss: queries", c.Queries, 0, "0: the ends of connections suffice")
 		memory("bytes of memory after the loss", 512<<10, "512 KiB n")
 		var all sync.WaitGroup

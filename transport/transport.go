@@ -146,8 +146,11 @@ type PeerDown struct {
 
 // Error names the rank and the reason.
 func (d *PeerDown) Error() string {
-	if errors.Is(d.Err, ErrClosed) {
+	switch {
+	case d.Err == ErrClosed:
 		return fmt.Sprintf("rank %d has closed its end", d.Rank)
+	case errors.Is(d.Err, ErrClosed):
+		return fmt.Sprintf("rank %d has closed its end: %v", d.Rank, d.Err)
 	}
 	return fmt.Sprintf("rank %d is down: %v", d.Rank, d.Err)
 }
@@ -252,12 +255,15 @@ type Endpoint interface {
 
 	// Down returns a channel that delivers each rank that has left the group, once: one that closed its end, is lost,
 	// or called Fail. It has the first reason, which is also the error of waits that need that rank. Delivery does not
-	// depend on a wait. The channel is never closed.
+	// depend on a wait, with two exceptions: a transport may report a rank that closed its end, or that called Fail when
+	// it knew that another rank had failed, only to ranks that exchange frames with it, now or later. The channel is
+	// never closed.
 	Down() <-chan PeerDown
 	// Fail reports to every reachable peer that the group has failed at this rank, and why. A peer's waits that need
 	// this rank, now or later, end with a PeerDown whose Err is a *[Failure] with that reason, truncated to [ReasonMax]
 	// bytes. Fail does not wait for the peers. Calls after the first, and after Close, do nothing. A rank that has
-	// failed may still access its peers' memory until it sets its last flag or closes.
+	// failed may still access its peers' memory until it sets its last flag or closes. Of several ranks that fail at the
+	// same time, a peer may be notified of one.
 	Fail(reason []byte)
 	// Close leaves the group. Peers that wait for this rank, now or later, get a PeerDown. Data that this rank sent
 	// before still arrives. The caller must end its Exchange and Await first. Closing again does nothing.

@@ -42,7 +42,7 @@ var mayImport = []struct {
 	{"internal/listener", nil},
 	{"transport/...", []string{
 		"tensor", "transport/...", "internal/affinity", "internal/listener", "internal/memlimit",
-		"internal/transport/composite",
+		"internal/transport/composite", "internal/transport/overlay",
 	}},
 	{"internal/transport/...", []string{"tensor", "transport/...", "internal/transport/..."}},
 	{"internal/librarytest", []string{"tensor", "collective", "collective/library", "transport/mem"}},

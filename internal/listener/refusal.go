@@ -21,19 +21,20 @@ const (
 	NoService // a service that the process does not have
 	Job       // another job
 	Epoch     // an epoch that is over
-	Group     // a group that is closed, or has other members at the acceptor
+	Group     // a group that has other members at the acceptor
 	Rank      // a rank that does not exist, or is in another process
 	Duplicate // the pair is connected already
 	Proof     // TLS or Rules.Authenticate failed
 	Slow      // no hello in time, or evicted by newer connections
 	Crowded   // too many connections
 	Frame     // an invalid message on an established connection
+	Closed    // a group or an endpoint that is closed
 	reasons
 )
 
 var reasonNames = [reasons]string{
 	"accepted", "magic", "version", "damaged", "service", "job", "epoch", "group", "rank", "duplicate", "proof", "slow",
-	"crowded", "frame",
+	"crowded", "frame", "closed",
 }
 
 // String returns the reason's name: "version", "duplicate".

@@ -11,5 +11,5 @@
 // it returns endpoints of package tcp. Otherwise each endpoint combines that of its domain with one of a TCP group of
 // all ranks. Flags, slots, staging buffers and memory buffers are those of the domain. All frames use TCP, also within
 // a domain, so that a wait has one place to poll and block. Plans for several domains use memory inside a domain and
-// frames between domains. Down, Fail and Ask use TCP too, because its control connections reach all ranks.
+// frames between domains. Down, Fail and Ask use TCP too, because its messages reach all ranks.
 package mixed

@@ -28,7 +28,7 @@ func (e *endpoint) Ask(rank int, seq uint64) []byte {
 	e.queries[tag] = answer
 	e.mu.Unlock()
 	m := &message{kind: msgAsk, from: uint32(e.rank), to: uint32(rank), tag: tag, seq: seq}
-	e.group.world.send(e.group, m, e.group.proc(rank))
+	e.send(m, e.group.proc(rank))
 	timer := time.NewTimer(askTimeout)
 	defer timer.Stop()
 	select {
@@ -53,5 +53,5 @@ func (e *endpoint) reply(m *message, proc int) {
 		back.known = back.text != nil
 		back.text = back.text[:min(len(back.text), transport.ReasonMax)]
 	}
-	e.group.world.send(e.group, back, proc)
+	e.send(back, proc)
 }

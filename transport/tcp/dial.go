@@ -15,9 +15,14 @@ type target struct {
 	plain bool // without TLS: its process is known to be on this host
 }
 
-// dial opens a connection and performs the handshake. It waits for the answer until ctx ends. It retries after
-// temporary errors, for at most patience if that is not 0.
-func (n *Node) dial(ctx context.Context, to target, h hello, patience time.Duration) (*connection, error) {
+// forever retries after temporary errors, until the context ends.
+func forever(err error, _ time.Duration) bool { return listener.Temporary(err) }
+
+// dial opens a connection and performs the handshake. It waits for the answer until ctx ends. retry decides from the
+// error and the time spent whether to try again.
+func (n *Node) dial(ctx context.Context, to target, h hello, retry func(err error, spent time.Duration) bool) (
+	*connection, error,
+) {
 	h.secure = n.cfg.TLS != nil && !to.plain
 	dialer := listener.Dialer{Rules: n.rules(), Dial: n.cfg.Dial, Handshake: n.cfg.Handshake, Patient: true}
 	pause := 5 * time.Millisecond
@@ -27,10 +32,11 @@ func (n *Node) dial(ctx context.Context, to target, h hello, patience time.Durat
 		switch {
 		case err == nil:
 			return newConnection(h, conn), nil
-		case !listener.Temporary(err):
+		case !retry(err, time.Since(since)) && listener.Temporary(err):
+			return nil, fmt.Errorf("connecting to %s: gave up after %v: %w", to.addr,
+				time.Since(since).Round(time.Millisecond), err)
+		case !retry(err, time.Since(since)):
 			return nil, fmt.Errorf("connecting to %s: %w", to.addr, err)
-		case patience > 0 && time.Since(since) > patience:
-			return nil, fmt.Errorf("connecting to %s: gave up after %v: %w", to.addr, patience, err)
 		}
 		select {
 		case <-time.After(pause):

@@ -1,11 +1,12 @@
 // Package tcp is a transport over TCP connections, for ranks of different processes on one or more hosts.
 //
 // A process opens a [Node], which has one listening port. [Node.Group] joins the ranks at the given addresses into a
-// group and returns the endpoints of this process. A control connection joins every two processes from the start. It
-// carries the rare messages: a rank has closed its end or has failed, queries about calls, requests for a connection.
-// When it ends, the peer process is lost. Two ranks that exchange frames have a data connection, which
-// is opened when the first frame needs it. A split group has separate data connections. The process of the higher
-// ranks dials that of the lower.
+// group and returns the endpoints of this process. Control connections join processes: all with each other up to 16,
+// each with few others of more (package overlay), and any two that exchange frames or queries. They carry the rare
+// messages: a rank has closed its end or has failed, queries about calls, requests for a connection. When one ends, the
+// peer process is lost. Processes pass the news of that, and of a failed group, on to those that have no connection
+// with it. Two ranks that exchange frames have a data connection, which is opened when the first frame needs it. A
+// split group has separate data connections. The process of the higher ranks dials that of the lower.
 //
 // # Moving a frame
 //
@@ -34,6 +35,6 @@
 // # Lost peers
 //
 // When a process ends, for any reason, its connections close, and its peers notice at once. When a host vanishes, its
-// peers notice on the control connection by [Config.KeepAlive]: by default after 15 seconds of silence. A stopped
+// peers notice on a control connection by [Config.KeepAlive]: by default after 15 seconds of silence. A stopped
 // process is not lost; waits for it end at the caller's deadline.
 package tcp

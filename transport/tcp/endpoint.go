@@ -42,9 +42,10 @@ type endpoint struct {
 	poller poller // ends long waits; opened under mu
 	down   chan transport.PeerDown
 	peers  []peer
-	failed sync.Once
 
 	mu      sync.Mutex
+	reason  []byte               // of Fail; nil before
+	more    []transport.PeerDown // those for which down has no room
 	answer  func(seq uint64) []byte
 	queries map[uint32]chan []byte // without an answer yet, by tag
 	lastTag uint32
@@ -69,14 +70,20 @@ type peerState struct {
 	broken bool  // a data connection ended; the reason may follow on the control connection
 }
 
+// alive is the state of every peer that is not down.
+var alive peerState
+
+// downMax is the room of an endpoint's channel of peers that are down.
+const downMax = 64
+
 func newEndpoint(g *group, rank int) *endpoint {
 	n := len(g.ranks)
 	e := &endpoint{
-		group: g, rank: rank, wake: make(chan struct{}, 1), down: make(chan transport.PeerDown, n), peers: make([]peer, n),
-		queries: map[uint32]chan []byte{},
+		group: g, rank: rank, wake: make(chan struct{}, 1), down: make(chan transport.PeerDown, min(n, downMax)),
+		peers: make([]peer, n), queries: map[uint32]chan []byte{},
 	}
 	for i := range e.peers {
-		e.peers[i].state.Store(&peerState{})
+		e.peers[i].state.Store(&alive)
 	}
 	e.poller.notify = e.unpark
 	e.ctx, e.cancel = context.WithCancel(context.Background())
@@ -125,10 +132,35 @@ func (e *endpoint) Fail(reason []byte) {
 	if e.closed.Load() {
 		return
 	}
-	e.failed.Do(func() {
-		text := append([]byte(nil), reason[:min(len(reason), transport.ReasonMax)]...)
-		e.group.world.send(e.group, &message{kind: msgFailed, from: uint32(e.rank), text: text}, -1)
-	})
+	var ranks []int // those that exchange frames with this one
+	e.mu.Lock()
+	again := e.reason != nil
+	if !again {
+		e.reason = append([]byte{}, reason[:min(len(reason), transport.ReasonMax)]...)
+		for r := range e.peers {
+			if e.peers[r].up.Load() {
+				ranks = append(ranks, r)
+			}
+		}
+	}
+	e.mu.Unlock()
+	if !again {
+		e.group.world.fail(e.group, e.failedMessage(), ranks)
+	}
+}
+
+// failedMessage returns the message of Fail, which was called.
+func (e *endpoint) failedMessage() *message {
+	w := e.group.world
+	return &message{
+		kind: msgFailed, group: e.group.id, from: uint32(e.rank), to: uint32(w.procs[w.self].ranks[0]), text: e.reason,
+	}
+}
+
+// send sends a message about this group to a process.
+func (e *endpoint) send(m *message, proc int) {
+	m.group = e.group.id
+	e.group.world.post(proc, m)
 }
 
 func (e *endpoint) Close() error {
@@ -138,7 +170,7 @@ func (e *endpoint) Close() error {
 	if again {
 		return nil
 	}
-	e.group.world.send(e.group, &message{kind: msgClosed, from: uint32(e.rank)}, -1)
+	e.group.world.announce(e.group, &message{kind: msgClosed, group: e.group.id, from: uint32(e.rank)})
 	e.cancel()
 	e.work.Wait()
 	e.mu.Lock()
@@ -184,10 +216,10 @@ func (e *endpoint) want(rank int) {
 		return
 	}
 	if !e.group.dials(e.rank, rank) {
-		m := &message{kind: msgConnect, from: uint32(e.rank), to: uint32(rank)}
-		e.group.world.send(e.group, m, e.group.proc(rank))
+		e.send(&message{kind: msgConnect, from: uint32(e.rank), to: uint32(rank)}, e.group.proc(rank))
 		return
 	}
+	e.group.world.post(e.group.proc(rank), nil) // the end of that link shows at once that the peer is down
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.closed.Load() {
@@ -201,11 +233,18 @@ func (e *endpoint) dial(rank int) {
 	a, err := w.node.dial(e.ctx, w.target(e.group.proc(rank)), hello{
 		purpose: listener.Data, job: w.node.job, world: w.key.id, group: e.group.id, members: e.group.members,
 		epoch: w.key.epoch, from: uint32(e.rank), to: uint32(rank),
-	}, w.node.cfg.Handshake)
+	}, func(err error, spent time.Duration) bool {
+		return listener.Temporary(err) && spent < w.node.cfg.Handshake && !(noListener(err) && e.peers[rank].gone())
+	})
 	if err == nil {
 		err = e.attach(a, rank, nil)
 	}
-	if err != nil {
+	switch {
+	case err == nil:
+	case hasLeft(err):
+		e.lost(rank, transport.ErrClosed)
+		e.broke(rank, nil, err)
+	default:
 		e.broke(rank, nil, fmt.Errorf("no connection: %w", err))
 	}
 }
@@ -216,14 +255,19 @@ func (e *endpoint) accept(a *connection) error {
 }
 
 // attach uses a connection as the data connection with a peer; answer, if not nil, accepts it.
-func (e *endpoint) attach(a *connection, rank int, answer func() error) error {
+func (e *endpoint) attach(a *connection, rank int, answer func() error) (err error) {
 	e.mu.Lock()
-	defer e.mu.Unlock()
+	defer func() {
+		failed := err == nil && e.reason != nil
+		e.mu.Unlock()
+		if failed { // it was not notified by Fail
+			e.send(e.failedMessage(), e.group.proc(rank))
+		}
+	}()
 	p := &e.peers[rank]
-	var err error
 	switch {
 	case e.closed.Load():
-		err = listener.Refuse(listener.Group, "rank %d has closed its end", e.rank)
+		err = listener.Refuse(listener.Closed, "rank %d has closed its end", e.rank)
 	case p.stream != nil:
 		err = listener.Refuse(listener.Duplicate, "rank %d is connected already", rank)
 	case answer != nil:
@@ -262,9 +306,12 @@ func (e *endpoint) measure(s *stream, rank int) {
 // receive handles a message about a rank, or a query.
 func (e *endpoint) receive(m *message, proc int) {
 	from := int(m.from)
-	if from >= len(e.peers) || from == e.rank || e.group.proc(from) != proc || m.kind >= msgConnect &&
-		int(m.to) != e.rank {
-		return // not about a rank of that process, or not for this rank
+	if uint64(m.from) >= uint64(len(e.peers)) || from == e.rank || m.kind >= msgConnect && int(m.to) != e.rank {
+		return // not about another rank, or not for this one
+	}
+	if about := e.group.proc(from); about != proc && m.kind != msgFailed || m.kind == msgFailed &&
+		about != e.group.world.proc[m.to] {
+		return // not about a rank of the process that it comes from
 	}
 	switch m.kind {
 	case msgClosed:
@@ -322,12 +369,48 @@ func (e *endpoint) update(rank int, change func(*peerState)) {
 		return
 	}
 	p.state.Store(&now)
-	if was.gone == nil && now.gone != nil {
-		e.down <- transport.PeerDown{Rank: rank, Err: now.gone} // has room for every rank once
+	if was.gone == nil && now.gone != nil && !e.closed.Load() {
+		e.deliver(transport.PeerDown{Rank: rank, Err: now.gone})
 	}
 	e.mu.Unlock()
 	e.unpark()
 }
+
+// deliver sends a peer that is down to Down. Room for every peer would need memory for every pair of ranks. The caller
+// holds mu.
+func (e *endpoint) deliver(d transport.PeerDown) {
+	if len(e.more) == 0 {
+		select {
+		case e.down <- d:
+			return
+		default:
+			e.work.Go(e.forward)
+		}
+	}
+	e.more = append(e.more, d)
+}
+
+// forward sends what down had no room for, until none is left or the endpoint is closed.
+func (e *endpoint) forward() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for len(e.more) > 0 {
+		d := e.more[0]
+		e.mu.Unlock()
+		select {
+		case e.down <- d:
+		case <-e.ctx.Done():
+		}
+		e.mu.Lock()
+		if e.more = e.more[1:]; e.closed.Load() {
+			return
+		}
+	}
+	e.more = nil
+}
+
+// gone reports whether the peer is down.
+func (p *peer) gone() bool { return p.state.Load().gone != nil }
 
 // brokenGrace is how long a broken data connection waits for its reason on the control connection: that the peer has
 // closed its endpoint, or that its process is lost.

@@ -79,6 +79,26 @@ func TestKill(t *testing.T) {
 	t.Logf("all survivors were notified after %v", time.Since(killed).Round(time.Millisecond))
 }
 
+// TestKillFewLinks: the same where few processes are linked, and one of them is stopped: the news go around it.
+func TestKillFewLinks(t *testing.T) {
+	all := startAll(t, 8, "ring", nil, "MESH=0")
+	for _, p := range all {
+		p.expect("turning")
+	}
+	all[1].cmd.Process.Signal(syscall.SIGSTOP)
+	all[2].cmd.Process.Kill()
+	for r, p := range all {
+		if r != 1 && r != 2 {
+			if why := p.expect("lost 2 its"); !strings.HasPrefix(why, "process is gone") && !strings.HasPrefix(why,
+				"connection was reset: its process has ended") {
+				t.Errorf("rank %d reports the loss of rank 2: its %s", r, why)
+			}
+		}
+	}
+	all[1].cmd.Process.Signal(syscall.SIGCONT)
+	all[1].expect("lost 2 its")
+}
+
 // TestStop: a stopped process is detected at the deadline; when it continues, its peers are down.
 func TestStop(t *testing.T) {
 	all := startAll(t, 2, "ring", nil, "PATIENCE=300")

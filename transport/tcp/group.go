@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/lockstep-ml/lockstep/internal/listener"
@@ -14,10 +15,10 @@ type group struct {
 	id      uint64
 	ranks   []int  // rank in the world, by rank in the group
 	members uint64 // hash of ranks
-	inProc  []bool // by process: whether it has ranks of the group
+	inProc  []bool // by process: whether it has ranks of the group; nil: each has
 	local   int    // number of ranks in this process
 	places  []transport.Place
-	// encrypted reports, by rank, whether the connections with it are encrypted.
+	// encrypted reports, by rank, whether the connections with it are encrypted; nil without TLS.
 	encrypted []bool
 
 	ends  []*endpoint // created and not closed
@@ -71,20 +72,14 @@ func (w *world) take(id uint64, ranks []int, rank int) (*endpoint, error) {
 		}
 		return mine
 	})
-	links := slices.Clone(w.links)
+	gone := maps.Clone(w.gone)
 	w.mu.Unlock()
 
 	for i := range messages {
 		e.receive(&messages[i].message, messages[i].proc)
 	}
-	for p, l := range links {
-		if l != nil {
-			select {
-			case <-l.read:
-				e.lose(p, errLost)
-			default:
-			}
-		}
+	for p, err := range gone {
+		e.lose(p, err)
 	}
 	for a, err := range pending {
 		if err == nil {
@@ -101,18 +96,38 @@ func (w *world) take(id uint64, ranks []int, rank int) (*endpoint, error) {
 func (w *world) newGroup(id uint64, ranks []int) *group {
 	g := &group{
 		world: w, id: id, ranks: slices.Clone(ranks), members: hashMembers("", ranks),
-		inProc: make([]bool, len(w.procs)), took: make([]bool, len(ranks)),
+		places: make([]transport.Place, len(ranks)), took: make([]bool, len(ranks)),
+	}
+	if len(ranks) < len(w.proc) {
+		g.inProc = make([]bool, len(w.procs))
+	}
+	if w.node.cfg.TLS != nil {
+		g.encrypted = make([]bool, len(ranks))
 	}
 	for at, r := range ranks {
 		p := w.proc[r]
-		g.places = append(g.places, transport.Place{Worker: at, Domain: at, Host: w.host[p]})
-		g.encrypted = append(g.encrypted, w.node.cfg.TLS != nil && p != w.self && !w.near[p])
-		g.inProc[p] = true
+		g.places[at] = transport.Place{Worker: at, Domain: at, Host: w.host[p]}
+		if g.encrypted != nil {
+			g.encrypted[at] = p != w.self && !w.near[p]
+		}
+		if g.inProc != nil {
+			g.inProc[p] = true
+		}
 		if p == w.self {
 			g.local++
 		}
 	}
 	return g
+}
+
+// has reports whether a process has ranks of the group.
+func (g *group) has(proc int) bool { return g.inProc == nil || g.inProc[proc] }
+
+// hasClosed reports whether a rank of this process has closed its endpoint. The caller holds the world's mu.
+func (g *group) hasClosed(rank uint32) bool {
+	return uint64(rank) < uint64(len(g.took)) && g.took[rank] && !slices.ContainsFunc(g.ends, func(e *endpoint) bool {
+		return e.rank == int(rank)
+	})
 }
 
 // proc returns the process of a rank of the group.
@@ -145,8 +160,8 @@ func (g *group) endpointFor(a *connection) (*endpoint, error) {
 			return e, nil
 		}
 	}
-	if g.taken == g.local {
-		return nil, listener.Refuse(listener.Group, "rank %d has closed its end", a.to)
+	if g.took[a.to] {
+		return nil, listener.Refuse(listener.Closed, "rank %d has closed its end", a.to)
 	}
 	return nil, nil
 }

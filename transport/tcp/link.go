@@ -23,6 +23,8 @@ type link struct {
 	done sync.WaitGroup // the writer
 	read chan struct{}  // closed when the reader has ended
 
+	bye bool // received msgBye; used by the reader only
+
 	mu      sync.Mutex
 	queue   []byte // encoded messages to send
 	writing bool   // the writer runs
@@ -125,9 +127,13 @@ func (l *link) received(in []byte, err error) ([]byte, error) {
 		case n > len(rest):
 			return in[:copy(in, rest)], nil
 		case m.kind == msgBye:
+			l.bye = true
 			return nil, io.EOF
+		case m.kind == msgOpen:
+			l.w.opened(l)
+		default:
+			l.w.receive(&m, l.proc)
 		}
-		l.w.receive(&m, l.proc)
 		rest = rest[n:]
 	}
 }
@@ -144,7 +150,7 @@ func (l *link) ended(err error) {
 	if closed {
 		return
 	}
-	l.w.lose(l.proc, lossReason(err))
+	l.w.ended(l, l.bye, lossReason(err))
 }
 
 // lossReason returns why a peer process is lost, from the error that ended its control connection. Only if the other

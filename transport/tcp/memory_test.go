@@ -2,6 +2,7 @@ package tcp_test
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"sync"
 	"testing"
@@ -11,13 +12,18 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
-// TestPeerMemory: a process that has sent nothing to a peer yet keeps at most 7 KiB for it: 2 KiB of data and
-// the stack of a goroutine that reads.
+// TestPeerMemory: a process that has sent nothing to a peer yet keeps at most 7 KiB for it if they are linked: 2 KiB of
+// data and the stack of a goroutine that reads; otherwise a small part of that.
 func TestPeerMemory(t *testing.T) {
 	if race.Enabled {
 		t.Skip("the race detector needs memory too")
 	}
-	const n, limit = 40, 7 << 10
+	for _, c := range []struct{ n, mesh, limit int }{{40, 40, 7 << 10}, {40, 16, 2 << 10}, {128, 16, 1 << 10}} {
+		t.Run(fmt.Sprintf("%d of %d", c.mesh, c.n), func(t *testing.T) { peerMemory(t, c.n, c.mesh, c.limit) })
+	}
+}
+
+func peerMemory(t *testing.T, n, mesh, limit int) {
 	nodes, addrs := make([]*tcp.Node, n), make([]string, n)
 	for i := range nodes {
 		node, err := tcp.Listen(tcp.Config{Job: "memory", HalfOpen: n})
@@ -25,6 +31,7 @@ func TestPeerMemory(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer node.Close()
+		node.SetMeshMax(mesh)
 		nodes[i], addrs[i] = node, node.Addr()
 	}
 	before := memoryBytes()

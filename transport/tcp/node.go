@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/internal/listener"
+	"github.com/lockstep-ml/lockstep/internal/transport/overlay"
 )
 
 // Node holds the groups of a process and the port on which their connections arrive. The port may be shared with other
@@ -18,6 +19,7 @@ type Node struct {
 	job      [16]byte
 	listener *listener.Listener
 	acceptor *listener.Acceptor
+	meshMax  int             // of the graphs of its groups, see [overlay.New]
 	ctx      context.Context // ends with Close
 	cancel   context.CancelFunc
 
@@ -41,7 +43,7 @@ func Listen(cfg Config) (*Node, error) {
 	cfg = cfg.filled()
 	n := &Node{
 		cfg: cfg, job: listener.JobID(cfg.Job), listener: cfg.SharedListener, worlds: map[worldKey]*world{},
-		changed: make(chan struct{}),
+		changed: make(chan struct{}), meshMax: overlay.MeshMax,
 	}
 	var err error
 	if n.listener == nil {
@@ -148,7 +150,7 @@ func (n *Node) route(a *connection) error {
 		case a.epoch < latest:
 			return listener.Refuse(listener.Epoch, "it belongs to epoch %d, which is over: this is epoch %d", a.epoch, latest)
 		case over:
-			return listener.Refuse(listener.Group, "the group is closed")
+			return listener.Refuse(listener.Closed, "the group is closed")
 		}
 		select {
 		case <-changed:
@@ -156,7 +158,7 @@ func (n *Node) route(a *connection) error {
 			return listener.Refuse(listener.Slow, "group %#x of epoch %d was not started here within %v", a.world, a.epoch,
 				n.cfg.Handshake)
 		case <-n.ctx.Done():
-			return listener.Refuse(listener.Group, "the process is shutting down")
+			return listener.Refuse(listener.NoService, "the process is shutting down")
 		}
 	}
 }

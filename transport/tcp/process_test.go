@@ -14,6 +14,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/lockstep-ml/lockstep/internal/transport/overlay"
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
@@ -56,6 +57,7 @@ func (c *child) check(err error) {
 func (c *child) join(cfg tcp.Config) (*tcp.Node, transport.Endpoint) {
 	node, err := tcp.Listen(cfg)
 	c.check(err)
+	node.SetMeshMax(envInt("MESH", overlay.MeshMax))
 	c.say("at %s", node.Addr())
 	fields := strings.Fields(c.read())
 	var rank int

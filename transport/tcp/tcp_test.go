@@ -13,7 +13,8 @@ import (
 )
 
 // opened opens a group of n ranks on processes nodes, each configured by config.
-func opened(t testing.TB, n, processes int, config func(process int) tcp.Config) []transport.Endpoint {
+func opened(t testing.TB, n, processes int, config func(process int) tcp.Config, change ...func(*tcp.Node),
+) []transport.Endpoint {
 	t.Helper()
 	processes = min(processes, n)
 	nodes := make([]*tcp.Node, processes)
@@ -26,6 +27,9 @@ func opened(t testing.TB, n, processes int, config func(process int) tcp.Config)
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { node.Close() })
+		for _, f := range change {
+			f(node)
+		}
 		nodes[p] = node
 	}
 	for r := range n {
@@ -74,4 +78,15 @@ func TestConformance(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestConformanceFewLinks: the same where few processes are linked from the start.
+func TestConformanceFewLinks(t *testing.T) {
+	transporttest.Run(t, transporttest.Transport{
+		Open: func(t *testing.T, n int) []transport.Endpoint {
+			return opened(t, n, 64, func(int) tcp.Config { return tcp.Config{} }, func(n *tcp.Node) { n.SetMeshMax(0) })
+		},
+		Buffers: true,
+		Lazy:    true,
+	})
 }

@@ -6,14 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"net"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/internal/listener"
+	"github.com/lockstep-ml/lockstep/internal/transport/overlay"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -51,10 +54,20 @@ type world struct {
 	crowded    bool
 	processors int // of GroupConfig
 	hash       uint64
-	up         chan struct{} // receives a token for each link that is connected
+	graph      overlay.Graph // of the links that exist from the start
+	next       []int         // this process's neighbours in it
+	ctx        context.Context
+	end        context.CancelFunc // ends ctx, and the dials of links
+	work       sync.WaitGroup     // dials of links, after the start
+	news       atomic.Int64       // number of messages sent about failures
 
 	mu       sync.Mutex
-	links    []*link // by process; nil if not connected yet, and for this one
+	links    map[int]*link    // by process, ended ones included
+	opening  map[int]*opening // links that are not usable yet, by process
+	gone     map[int]error    // why each process is down that has ended or has closed all its endpoints
+	heard    map[int]bool     // processes whose loss was reported on
+	failed   []uint64         // ids of the latest pastMax groups whose failure was reported on
+	joining  *joining         // until all processes have joined
 	groups   map[uint64]*group
 	pending  []*connection    // for endpoints that were not created here yet
 	messages []pendingMessage // for them
@@ -82,7 +95,8 @@ const (
 )
 
 // Group joins the ranks at the given addresses into a group. It returns the endpoints of this process, in the order of
-// Local. The caller must close each. Group waits until this process is connected with every other one, or ctx ends.
+// Local. The caller must close each. Group waits until every other process has called it and all are connected, or ctx
+// ends.
 func (n *Node) Group(ctx context.Context, g GroupConfig) ([]transport.Endpoint, error) {
 	w, err := newWorld(n, g)
 	if err != nil {
@@ -102,9 +116,10 @@ func (n *Node) Group(ctx context.Context, g GroupConfig) ([]transport.Endpoint, 
 	}
 	n.mu.Unlock()
 	if err != nil {
+		w.end()
 		return nil, err
 	}
-	if err := w.connect(ctx); err != nil {
+	if err := w.join(ctx); err != nil {
 		w.closeAll()
 		return nil, err
 	}
@@ -127,7 +142,8 @@ func (n *Node) Group(ctx context.Context, g GroupConfig) ([]transport.Endpoint, 
 func newWorld(n *Node, g GroupConfig) (*world, error) {
 	w := &world{
 		node: n, key: worldKey{g.Epoch, g.ID}, proc: make([]int, len(g.Addrs)), groups: map[uint64]*group{},
-		up: make(chan struct{}, len(g.Addrs)), hash: hashMembers(strings.Join(g.Addrs, " "), nil),
+		links: map[int]*link{}, opening: map[int]*opening{}, gone: map[int]error{}, heard: map[int]bool{},
+		hash: hashMembers(strings.Join(g.Addrs, " "), nil),
 	}
 	number := map[string]int{} // of the process, by its address
 	for r, addr := range g.Addrs {
@@ -143,7 +159,6 @@ func newWorld(n *Node, g GroupConfig) (*world, error) {
 		w.procs[at].ranks = append(w.procs[at].ranks, r)
 		w.proc[r] = at
 	}
-	w.links = make([]*link, len(w.procs))
 	if len(g.Local) == 0 || g.Local[0] < 0 || g.Local[0] >= len(g.Addrs) {
 		return nil, fmt.Errorf("tcp: local ranks %v in a group of %d", g.Local, len(g.Addrs))
 	}
@@ -166,6 +181,10 @@ func newWorld(n *Node, g GroupConfig) (*world, error) {
 	w.host, w.processors = hosts(w.procs), g.Processors
 	w.block = len(g.Local) <= runtime.GOMAXPROCS(0)
 	w.crowded = !w.block || w.ranksHere() > affinity.Together()
+	w.graph = overlay.New(len(w.procs), n.meshMax)
+	w.next = w.graph.Neighbours(w.self)
+	w.joining = newJoining(w)
+	w.ctx, w.end = context.WithCancel(n.ctx)
 	return w, nil
 }
 
@@ -204,49 +223,6 @@ func hashMembers(addrs string, ranks []int) uint64 {
 	return h.Sum64()
 }
 
-// connect opens the links: this process dials those of lower ranks, and the others dial it.
-func (w *world) connect(ctx context.Context) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	stop := context.AfterFunc(w.node.ctx, func() { cancel(transport.ErrClosed) })
-	defer stop()
-	var dialing sync.WaitGroup
-	defer dialing.Wait()
-	defer cancel(nil)
-	for p := range w.self {
-		dialing.Go(func() {
-			a, err := w.node.dial(ctx, w.target(p), w.hello(p), 0)
-			if err == nil {
-				err = w.join(a, p, nil)
-			}
-			if err != nil {
-				cancel(&transport.NotConnected{Ranks: w.procs[p].ranks, Err: err})
-			}
-		})
-	}
-	for range len(w.procs) - 1 {
-		select {
-		case <-w.up:
-		case <-ctx.Done():
-			return w.notConnected(context.Cause(ctx))
-		}
-	}
-	return nil
-}
-
-// notConnected returns the error of a group that could not be opened: it is due to the process that could not be
-// dialed, to those that are not connected if the time is over, or else to this process.
-func (w *world) notConnected(cause error) error {
-	ranks, text := w.missing()
-	err := fmt.Errorf("tcp: group %#x of epoch %d: %s: %w", w.key.id, w.key.epoch, text, cause)
-	if dialed := (*transport.NotConnected)(nil); errors.As(cause, &dialed) {
-		ranks = dialed.Ranks
-	} else if !errors.Is(cause, context.DeadlineExceeded) {
-		return err
-	}
-	return &transport.NotConnected{Ranks: ranks, Err: err}
-}
-
 // target returns how a process is dialed.
 func (w *world) target(proc int) target { return target{w.procs[proc].addr, w.near[proc]} }
 
@@ -266,61 +242,26 @@ func (w *world) hello(proc int) hello {
 	}
 }
 
-// missing returns the ranks of the processes that are not connected, and describes them.
-func (w *world) missing() (ranks []int, text string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	var who []string
-	for i, l := range w.links {
-		if l == nil && i != w.self {
-			ranks = append(ranks, w.procs[i].ranks...)
-			who = append(who, fmt.Sprintf("%v at %s", w.procs[i].ranks, w.procs[i].addr))
-		}
-	}
-	text = "not connected with ranks " + strings.Join(who, ", ")
-	if last := w.node.acceptor.LastRefusal(); last != "" {
-		text += " (" + last + ")"
-	}
-	return ranks, text
-}
-
-// join uses a connection as the link with a process. answer, if not nil, accepts the connection.
-func (w *world) join(a *connection, proc int, answer func() error) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	switch {
-	case w.closed:
-		a.raw.Close()
-		return listener.Refuse(listener.Group, "the group is closed")
-	case w.links[proc] != nil:
-		return listener.Refuse(listener.Duplicate, "ranks %v are connected already", w.procs[proc].ranks)
-	}
-	if answer != nil {
-		if err := answer(); err != nil {
-			return err
-		}
-	}
-	w.links[proc] = newLink(w, proc, a)
-	w.up <- struct{}{}
-	return nil
-}
-
 // accept answers a connection for this world and passes it to its link or endpoint, or returns the refusal.
 func (w *world) accept(a *connection) error {
 	if a.purpose == listener.Data {
 		return w.acceptStream(a)
 	}
-	proc := slices.IndexFunc(w.procs, func(p process) bool { return p.ranks[0] == int(a.from) })
+	proc := -1
+	if r := w.rankOf(a.from); r >= 0 && w.procs[w.proc[r]].ranks[0] == r {
+		proc = w.proc[r]
+	}
 	switch {
 	case a.members != w.hash:
 		return listener.Refuse(listener.Group, "it has other addresses for the ranks of group %#x", w.key.id)
-	case proc < 0 || proc <= w.self || int(a.to) != w.procs[w.self].ranks[0]:
+	case proc < 0 || proc == w.self || int(a.to) != w.procs[w.self].ranks[0] ||
+		proc < w.self && w.graph.Linked(proc, w.self):
 		return listener.Refuse(listener.Rank, "the process of rank %d does not dial that of rank %d", a.from, a.to)
 	}
 	if err := w.exposed(a, proc); err != nil {
 		return err
 	}
-	return w.join(a, proc, func() error { return a.answer(nil) })
+	return w.acceptLink(a, proc)
 }
 
 func (w *world) acceptStream(a *connection) error {
@@ -329,7 +270,7 @@ func (w *world) acceptStream(a *connection) error {
 	switch {
 	case w.closed || slices.Contains(w.past, a.group):
 		w.mu.Unlock()
-		return listener.Refuse(listener.Group, "the group is closed")
+		return listener.Refuse(listener.Closed, "the group is closed")
 	case g == nil && len(w.pending) >= pendingMax:
 		w.mu.Unlock()
 		return listener.Refuse(listener.Crowded, "%d connections already wait for groups that were not started here",
@@ -350,62 +291,63 @@ func (w *world) acceptStream(a *connection) error {
 	return e.accept(a)
 }
 
-// send sends a message about a group to process proc, or, if proc is negative, to every process of the group, this one
-// included.
-func (w *world) send(g *group, m *message, proc int) {
-	m.group = g.id
-	for p := range w.procs {
-		if proc >= 0 && p != proc || !g.inProc[p] {
-			continue
-		}
-		if p == w.self {
-			w.receive(m, p)
-		} else if l := w.link(p); l != nil {
-			l.send(m)
-		}
-	}
-}
-
-func (w *world) link(proc int) *link {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.links[proc]
-}
-
 // receive handles a message from a process.
 func (w *world) receive(m *message, proc int) {
+	switch m.kind {
+	case msgReady:
+		w.receiveReady(proc)
+		return
+	case msgMissing:
+		w.receiveMissing(m)
+		return
+	case msgLost:
+		w.receiveLost(m, proc)
+		return
+	case msgFailed:
+		if !w.forwardFailure(m, proc) {
+			return
+		}
+	}
 	w.mu.Lock()
 	g := w.groups[m.group]
-	if (g == nil || g.taken < g.local) && m.kind < msgAsk && !slices.Contains(w.past, m.group) &&
-		len(w.messages) < pendingMax {
+	over := slices.Contains(w.past, m.group)
+	if (g == nil || g.taken < g.local) && m.kind < msgAsk && !over {
+		if len(w.messages) == pendingMax {
+			w.messages = w.messages[1:]
+		}
 		w.messages = append(w.messages, pendingMessage{*m, proc})
 	}
 	var ends []*endpoint
 	if g != nil {
 		ends = slices.Clone(g.ends)
+		over = g.hasClosed(m.to)
 	}
 	w.mu.Unlock()
-	if m.kind == msgAsk && len(ends) == 0 {
-		if l := w.link(proc); l != nil {
-			l.send(&message{kind: msgAnswer, group: m.group, from: m.to, to: m.from, tag: m.tag, seq: m.seq})
-		}
+	if m.kind == msgConnect && over || m.kind == msgAsk && (over || len(ends) == 0) {
+		w.refuse(m, proc, over)
 	}
 	for _, e := range ends {
 		e.receive(m, proc)
 	}
 }
 
-// lose reports to all endpoints that a process is lost.
-func (w *world) lose(proc int, err error) {
-	w.mu.Lock()
+// refuse answers a request for a rank that has no endpoint here: it has closed it, or has not created it yet.
+func (w *world) refuse(m *message, proc int, closed bool) {
+	if closed {
+		w.post(proc, &message{kind: msgClosed, group: m.group, from: m.to})
+	}
+	if m.kind == msgAsk {
+		w.post(proc, &message{kind: msgAnswer, group: m.group, from: m.to, to: m.from, tag: m.tag, seq: m.seq})
+	}
+}
+
+// endpoints returns all open endpoints. The caller holds mu.
+func (w *world) endpoints() []*endpoint {
 	var ends []*endpoint
 	for _, g := range w.groups {
 		ends = append(ends, g.ends...)
 	}
-	w.mu.Unlock()
-	for _, e := range ends {
-		e.lose(proc, err)
-	}
+	return ends
 }
 
 // drop removes a closed endpoint, the group with its last endpoint, and the world with its last group.
@@ -425,43 +367,45 @@ func (w *world) drop(e *endpoint) {
 	last := w.open == 0
 	w.mu.Unlock()
 	if last {
-		w.end()
+		w.close()
 	}
 }
 
 // closeAll closes all endpoints and the links.
 func (w *world) closeAll() {
 	w.mu.Lock()
-	var ends []*endpoint
-	for _, g := range w.groups {
-		ends = append(ends, g.ends...)
-	}
+	ends := w.endpoints()
 	w.mu.Unlock()
 	for _, e := range ends {
 		e.Close()
 	}
-	w.end()
+	w.close()
 }
 
-// end refuses the pending connections and closes the links.
-func (w *world) end() {
+// close refuses the pending connections and closes the links.
+func (w *world) close() {
 	w.mu.Lock()
 	closed := w.closed
 	w.closed = true
-	links, pending := slices.Clone(w.links), w.pending
+	links, pending := slices.Collect(maps.Values(w.links)), w.pending
+	for _, o := range w.opening {
+		if o.accepted != nil {
+			links = append(links, o.accepted)
+		}
+	}
 	w.pending = nil
 	w.mu.Unlock()
 	if closed {
 		return
 	}
 	for _, a := range pending {
-		a.answer(listener.Refuse(listener.Group, "the group is closed"))
+		a.answer(listener.Refuse(listener.Closed, "the group is closed"))
 	}
+	w.end()
+	w.work.Wait()
 	var closing sync.WaitGroup
 	for _, l := range links {
-		if l != nil {
-			closing.Go(l.close)
-		}
+		closing.Go(l.close)
 	}
 	closing.Wait()
 	w.node.mu.Lock()
@@ -474,6 +418,3 @@ func (w *world) end() {
 	w.node.mu.Unlock()
 	w.node.closeIfEmpty()
 }
-
-// errLost is the error of a peer whose control connection ended without msgBye.
-var errLost = errors.New("its process is gone: the connection ended")

@@ -28,19 +28,20 @@ type end struct {
 	base   uint64 // number of flags set before the current call
 
 	// Guarded by net.mu.
-	sent    uint64
-	inbox   inbox
-	lost    bitSet                      // the peers that are down as far as this rank knows
-	told    bitSet                      // those of them that were sent to down
-	telling bool                        // forward runs: down had no room
-	reasons map[int]*transport.PeerDown // why a peer is down, unless it is the end of the peer
-	gone    *transport.PeerDown         // why this rank is down for its peers; nil: it is not
-	closed  bool
-	answer  func(seq uint64) []byte
-	set     uint64 // number of flags set
-	halted  bool   // it can no longer set a flag 0
-	slots   [2]transport.Slot
-	staging []byte
+	sent     uint64
+	inbox    inbox
+	lost     bitSet                      // the peers that are down as far as this rank knows
+	told     bitSet                      // those of them that were sent to down
+	telling  bool                        // forward runs: down had no room
+	reasons  map[int]*transport.PeerDown // why a peer is down, unless it is the end of the peer
+	gone     *transport.PeerDown         // why this rank is down for its peers; nil: it is not
+	notified map[int]bool                // peers that have sent, or send, why they are down
+	closed   bool
+	answer   func(seq uint64) []byte
+	set      uint64 // number of flags set
+	halted   bool   // it can no longer set a flag 0
+	slots    [2]transport.Slot
+	staging  []byte
 }
 
 // framer is an endpoint without memory.
@@ -174,6 +175,7 @@ func (e *end) begin(to int, out transport.Frame, from int, in []byte) (posted, e
 	case e.knows(to):
 		return x, e.lostError(to)
 	}
+	e.needs(to)
 	e.sent++
 	x.flight = &flight{from: e, to: e.group.ends[to], number: e.sent, header: out.Header, data: slices.Clone(out.Data)}
 	e.net.offer(x.flight)
@@ -225,6 +227,7 @@ func (e *end) receive(ctx context.Context, from int, in []byte) error {
 			if e.knows(from) {
 				return false, e.lostError(from)
 			}
+			e.needs(from)
 			return false, e.unexpected(from)
 		}
 		if err := e.inspected(from, f); err != nil {
@@ -360,7 +363,10 @@ func (e *end) Split(id uint64, ranks []int) (transport.Endpoint, error) {
 // inherit passes what is known of connections to an endpoint of a new group.
 func (e *end) inherit() {
 	if e.net.procs[e.proc].killed {
-		e.leave(ErrReset)
+		e.gone = &transport.PeerDown{Rank: e.rank, Err: ErrReset}
+		for _, peer := range e.group.ends {
+			e.leaves([]*end{peer}, time.Now().Add(e.net.latency(e.proc, peer.proc)))
+		}
 	}
 	for _, peer := range e.group.ends {
 		if e.net.dead[pair(e.proc, peer.proc)] {

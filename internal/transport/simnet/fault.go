@@ -2,7 +2,6 @@ package simnet
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/transport"
@@ -82,10 +81,12 @@ func (n *Net) happen(f Fault) {
 	case Corrupt, Forge:
 		n.next[[2]int{f.Rank, f.Peer}] = f.Kind
 	default:
-		for r, p := range n.cfg.Places {
-			if p.Worker == n.cfg.Places[f.Rank].Worker {
-				n.strike(&f, r)
-			}
+		killed := n.procs[f.Rank].killed
+		for _, r := range n.workers[n.worker[f.Rank]] {
+			n.strike(&f, r)
+		}
+		if f.Kind == Kill && !killed {
+			n.killed(n.worker[f.Rank])
 		}
 	}
 }
@@ -134,19 +135,29 @@ func (n *Net) sever(a, b int, whyA, whyB error) {
 	after := n.latency(b, a)
 	if whyA == nil {
 		whyA, whyB, after = ErrCut, ErrCut, n.cfg.Detect
-		n.at(after, func() { n.report(b, a, whyB) })
+		n.at(after, func() { n.report([]int{b}, a, whyB); n.detects(n.worker[b], n.worker[a], whyB) })
+		defer n.at(after, func() { n.detects(n.worker[a], n.worker[b], whyA) })
 	} else {
-		n.report(b, a, whyB)
+		n.report([]int{b}, a, whyB)
 	}
-	n.at(after, func() { n.report(a, b, whyA) })
+	n.at(after, func() { n.report([]int{a}, b, whyA) })
 }
 
-// report notifies a process that another is down, in all their groups.
-func (n *Net) report(proc, lost int, why error) {
+// report notifies ranks that another one is down, in all their groups.
+func (n *Net) report(ranks []int, lost int, why error) {
 	for _, g := range n.groups {
-		e, peer := slices.Index(g.ranks, proc), slices.Index(g.ranks, lost)
-		if e >= 0 && peer >= 0 {
-			g.ends[e].lose(&transport.PeerDown{Rank: peer, Err: why})
+		peer, ok := g.at[lost]
+		if !ok {
+			continue
+		}
+		down := g.ends[peer].gone
+		if down == nil || down.Err != why {
+			down = &transport.PeerDown{Rank: peer, Err: why}
+		}
+		for _, r := range ranks {
+			if at, ok := g.at[r]; ok {
+				g.ends[at].lose(down)
+			}
 		}
 	}
 }
@@ -168,7 +179,6 @@ func (e *end) lose(d *transport.PeerDown) {
 		}
 		e.reasons[d.Rank] = d
 	}
-	e.net.counts.Notices++
 	e.notify()
 	if e.telling {
 		return
@@ -201,34 +211,4 @@ func (e *end) forward() {
 			return
 		}
 	}
-}
-
-// leave notifies the peers that this rank is down, once. Neighbours that are notified at the same time share one event:
-// thousands of ranks that close at once would have an event for each pair otherwise.
-func (e *end) leave(why error) {
-	if e.gone != nil {
-		return
-	}
-	e.gone = &transport.PeerDown{Rank: e.rank, Err: why}
-	first, at := 0, time.Time{}
-	for i, peer := range e.group.ends {
-		when := latest(time.Now().Add(e.net.latency(e.proc, peer.proc)), e.net.last[[2]int{e.proc, peer.proc}])
-		if i > 0 && !when.Equal(at) {
-			e.leaves(e.group.ends[first:i], at)
-			first = i
-		}
-		at = when
-	}
-	e.leaves(e.group.ends[first:], at)
-}
-
-// leaves notifies peers at a time, unless the connection is cut by then. What this rank sends later arrives later.
-func (e *end) leaves(peers []*end, at time.Time) {
-	e.net.at(time.Until(at), func() {
-		for _, peer := range peers {
-			if peer != e && !e.net.dead[pair(e.proc, peer.proc)] {
-				peer.lose(e.gone)
-			}
-		}
-	})
 }

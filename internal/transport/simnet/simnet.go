@@ -24,6 +24,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/internal/transport/overlay"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -79,21 +80,27 @@ const frameBytes = 64
 type Net struct {
 	cfg Config
 
-	mu     sync.Mutex
-	procs  []proc               // by rank
-	cards  map[int]*card        // by host
-	free   time.Time            // when the switch is free
-	last   map[[2]int]time.Time // the latest arrival, by sender and receiver
-	dead   map[[2]int]bool      // cut connections, the lower rank first
-	next   map[[2]int]FaultKind // damage to the next frame, by sender and receiver
-	random *rand.Rand
-	root   *group
-	groups []*group          // those with open endpoints
-	splits map[uint64]*group // not yet taken by all their ranks
-	fresh  []*flight         // offered in this moment
-	counts Counts
-	events events
-	timer  *time.Timer
+	mu      sync.Mutex
+	procs   []proc               // by rank
+	worker  []int                // number of its worker, by rank
+	workers [][]int              // the ranks of each worker
+	graph   overlay.Graph        // of the connections of workers from the start
+	near    [][]int              // the neighbours in it, by worker
+	peers   []map[int]bool       // the other workers that each has exchanged frames with
+	heard   [][]bool             // the workers that know of its loss, by worker; nil: none
+	cards   map[int]*card        // by host
+	free    time.Time            // when the switch is free
+	last    map[[2]int]time.Time // the latest arrival, by sender and receiver
+	dead    map[[2]int]bool      // cut connections, the lower rank first
+	next    map[[2]int]FaultKind // damage to the next frame, by sender and receiver
+	random  *rand.Rand
+	root    *group
+	groups  []*group          // those with open endpoints
+	splits  map[uint64]*group // not yet taken by all their ranks
+	fresh   []*flight         // offered in this moment
+	counts  Counts
+	events  events
+	timer   *time.Timer
 }
 
 // proc is the state of a rank's process.
@@ -130,8 +137,22 @@ func New(cfg Config) (*Net, error) {
 		n.cards[p.Host] = &card{}
 	}
 	all := make([]int, len(cfg.Places))
-	for r := range all {
+	numbers := map[int]int{}
+	for r, p := range cfg.Places {
 		all[r] = r
+		w, known := numbers[p.Worker]
+		if !known {
+			w = len(n.workers)
+			numbers[p.Worker] = w
+			n.workers = append(n.workers, nil)
+		}
+		n.worker = append(n.worker, w)
+		n.workers[w] = append(n.workers[w], r)
+	}
+	n.graph = overlay.New(len(n.workers), overlay.MeshMax)
+	n.peers, n.heard = make([]map[int]bool, len(n.workers)), make([][]bool, len(n.workers))
+	for w := range n.workers {
+		n.near = append(n.near, n.graph.Neighbours(w))
 	}
 	n.root = n.group(all)
 	n.mu.Lock()
@@ -189,7 +210,7 @@ func (n *Net) Ends() []transport.Endpoint {
 type Counts struct {
 	Frames  int // data frames
 	Bytes   int // of the frames, without their headers
-	Notices int // that a rank is down: one to each peer that had not left
+	Notices int // messages that a rank is down or has failed; the end of a connection is not one
 	Queries int // about a rank's state, by Ask; each has an answer
 }
 
@@ -203,7 +224,9 @@ func (n *Net) Counts() Counts {
 // group is a group of ranks.
 type group struct {
 	net    *Net
-	ranks  []int // of the network, by rank of the group
+	ranks  []int       // of the network, by rank of the group
+	at     map[int]int // rank of the group, by rank of the network
+	heard  []bool      // the workers that know of its failure; nil: none
 	places []transport.Place
 	memory bool // some ranks access each other's memory
 	ends   []*end
@@ -212,10 +235,11 @@ type group struct {
 }
 
 func (n *Net) group(ranks []int) *group {
-	g := &group{net: n, ranks: ranks, open: len(ranks)}
+	g := &group{net: n, ranks: ranks, open: len(ranks), at: map[int]int{}}
 	domains := map[int][]int{}
 	for i, r := range ranks {
 		p := n.cfg.Places[r]
+		g.at[r] = i
 		g.places = append(g.places, p)
 		domains[p.Domain] = append(domains[p.Domain], i)
 	}

@@ -138,11 +138,16 @@ func peerCloses(g *group) {
 	time.Sleep(time.Millisecond)
 	g.ends[last].Close()
 	g.isDown("waiting to receive", result(g, "waiting to receive", waiting), last, closedReason)
-	g.delivered(closedReason)
+	if !g.Lazy {
+		g.delivered(closedReason)
+	}
 	for _, e := range g.ends[:last] {
 		g.isDown("sending later", send(ctx, e, last, frame(0, []byte("a"))), last, closedReason)
 		g.isDown("receiving later", receive(ctx, e, last, make([]byte, 1)), last, closedReason)
 		g.isDown("both later", e.Exchange(ctx, last, frame(0, []byte("a")), last, make([]byte, 1)), last, closedReason)
+	}
+	if g.Lazy {
+		g.delivered(closedReason)
 	}
 	g.deliveredNoMore()
 }

@@ -31,6 +31,8 @@ type Transport struct {
 	Buffers bool
 	// Allocates reports that a call may allocate. A transport for production must not.
 	Allocates bool
+	// Lazy reports that a rank that has closed its endpoint is reported only to ranks that need it.
+	Lazy bool
 	// Virtual selects virtual time: each test runs in a bubble of testing/synctest, and Open is called inside.
 	Virtual bool
 	// Large is the size of the largest frame, in bytes; default 5 MiB.

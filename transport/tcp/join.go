@@ -1,0 +1,274 @@
+package tcp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// joining is the state of a world until all its processes have joined. Each process connects with its neighbours in
+// the graph. Where that is not a mesh, it then reports to its parent in the tree that its whole subtree is connected,
+// and the root's answer comes back down: all processes are in the group.
+type joining struct {
+	parent   int
+	children []int
+	linked   chan struct{} // receives a token for each neighbour that is connected
+	ready    chan struct{} // receives a token for each child whose subtree is connected
+	complete chan struct{} // closed when the parent reports that all are
+	refused  chan struct{} // receives a token for each neighbour that could not be dialed
+	failed   chan *missing // receives the first report that the group cannot be opened
+	told     int           // number of tokens received from linked and refused
+
+	// Guarded by the world's mu.
+	reported map[int]bool // processes that have sent msgReady
+	missing  *missing     // what this process reports to its neighbours; nil: nothing
+}
+
+// missing is why a group cannot be opened, as one process reports it to the others.
+type missing struct {
+	reporter int // the lowest rank of the process that reports it
+	rank     int // the lowest rank of the process that is missing
+	late     bool
+	text     string
+}
+
+// reportGrace is how long a process whose own links are complete waits after its deadline for the report of another
+// one that knows who is missing, and how long a process that reports it waits for neighbours that are not connected
+// yet.
+const reportGrace = 500 * time.Millisecond
+
+func newJoining(w *world) *joining {
+	j := &joining{
+		parent: -1, linked: make(chan struct{}, len(w.next)), complete: make(chan struct{}),
+		refused: make(chan struct{}, len(w.next)), failed: make(chan *missing, 1), reported: map[int]bool{},
+	}
+	if !w.graph.Mesh() {
+		j.parent, j.children = w.graph.Parent(w.self), w.graph.Children(w.self)
+	}
+	j.ready = make(chan struct{}, len(j.children))
+	return j
+}
+
+// join connects with the neighbours: this process dials those of lower ranks, and the others dial it. Then it waits
+// until all processes have done so.
+func (w *world) join(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := context.AfterFunc(w.node.ctx, func() { cancel(transport.ErrClosed) })
+	defer stop()
+	var dialing sync.WaitGroup
+	defer dialing.Wait()
+	dials, give := context.WithCancel(w.ctx)
+	defer give()
+	j := w.joining
+	for _, p := range w.next {
+		if p > w.self {
+			break
+		}
+		dialing.Go(func() {
+			a, err := w.node.dial(dials, w.target(p), w.hello(p), forever)
+			if err == nil {
+				err = w.connected(a, p)
+			}
+			if err != nil {
+				cancel(&transport.NotConnected{Ranks: w.procs[p].ranks, Err: err})
+				j.refused <- struct{}{}
+			}
+		})
+	}
+	err := w.awaitAll(ctx, j)
+	if err != nil {
+		w.report(j)
+	}
+	w.mu.Lock()
+	w.joining = nil
+	w.mu.Unlock()
+	return err
+}
+
+// awaitAll waits until this process is connected with its neighbours, and all processes are with theirs.
+func (w *world) awaitAll(ctx context.Context, j *joining) error {
+	for range w.next {
+		if err := w.await(ctx, j, j.linked); err != nil {
+			return err
+		}
+	}
+	for range j.children {
+		if err := w.await(ctx, j, j.ready); err != nil {
+			return err
+		}
+	}
+	if j.parent >= 0 {
+		w.post(j.parent, &message{kind: msgReady})
+		if err := w.await(ctx, j, j.complete); err != nil {
+			return err
+		}
+	}
+	for _, p := range j.children {
+		w.post(p, &message{kind: msgReady})
+	}
+	return nil
+}
+
+// await receives from ready. If the group cannot be opened, it returns the error, of which it notifies the neighbours.
+func (w *world) await(ctx context.Context, j *joining, ready <-chan struct{}) error {
+	select {
+	case <-ready:
+		if ready == j.linked {
+			j.told++
+		}
+		return nil
+	case m := <-j.failed:
+		return w.reported(j, m)
+	case <-ctx.Done():
+	}
+	cause := context.Cause(ctx)
+	ranks, text := w.missing()
+	if len(ranks) == 0 && errors.Is(cause, context.DeadlineExceeded) {
+		timer := time.NewTimer(reportGrace)
+		defer timer.Stop()
+		select {
+		case <-ready:
+			return nil
+		case m := <-j.failed:
+			return w.reported(j, m)
+		case <-timer.C:
+		}
+		return w.failedToJoin(fmt.Errorf("not all ranks have joined: this process is connected with those that it needs: %w",
+			cause))
+	}
+	err := w.failedToJoin(fmt.Errorf("%s: %w", text, cause))
+	dialed := (*transport.NotConnected)(nil)
+	late := errors.Is(cause, context.DeadlineExceeded)
+	switch {
+	case errors.As(cause, &dialed):
+		ranks = dialed.Ranks
+	case !late:
+		return err
+	}
+	w.notify(j, &missing{
+		reporter: w.procs[w.self].ranks[0], rank: ranks[0], late: late, text: fmt.Sprintf("%s: %v", text, cause),
+	})
+	return &transport.NotConnected{Ranks: ranks, Err: err}
+}
+
+// failedToJoin adds the name of the group to the reason why it could not be opened.
+func (w *world) failedToJoin(err error) error {
+	return fmt.Errorf("tcp: group %#x of epoch %d: %w", w.key.id, w.key.epoch, err)
+}
+
+// missing returns the ranks of the neighbours that are not connected, and describes them.
+func (w *world) missing() (ranks []int, text string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var who []string
+	for _, p := range w.next {
+		if w.links[p] == nil {
+			ranks = append(ranks, w.procs[p].ranks...)
+			who = append(who, fmt.Sprintf("%v at %s", w.procs[p].ranks, w.procs[p].addr))
+		}
+	}
+	text = "not connected with ranks " + strings.Join(who, ", ")
+	if last := w.node.acceptor.LastRefusal(); last != "" {
+		text += " (" + last + ")"
+	}
+	return ranks, text
+}
+
+// notify sends the neighbours why the group cannot be opened: those that are connected, and those that connect later.
+func (w *world) notify(j *joining, m *missing) {
+	if w.graph.Mesh() {
+		return // each finds out by itself
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	j.missing = m
+	for _, l := range w.links {
+		l.send(m.message())
+	}
+}
+
+func (m *missing) message() *message {
+	text := m.text[:min(len(m.text), newsTextMax)]
+	return &message{kind: msgMissing, known: m.late, from: uint32(m.reporter), to: uint32(m.rank), text: []byte(text)}
+}
+
+// report waits shortly until all neighbours are connected that should be notified.
+func (w *world) report(j *joining) {
+	if j.missing == nil {
+		return
+	}
+	timer := time.NewTimer(reportGrace)
+	defer timer.Stop()
+	for ; j.told < len(w.next); j.told++ {
+		select {
+		case <-j.linked:
+		case <-j.refused:
+		case <-timer.C:
+			return
+		case <-w.ctx.Done():
+			return
+		}
+	}
+}
+
+// reported returns the error of a group that cannot be opened according to another process, and passes the report on.
+func (w *world) reported(j *joining, m *missing) error {
+	w.notify(j, m)
+	err := fmt.Errorf("rank %d reports: %s", m.reporter, m.text)
+	if m.late {
+		err = fmt.Errorf("%w (%w)", err, context.DeadlineExceeded)
+	}
+	return &transport.NotConnected{Ranks: w.procs[w.proc[m.rank]].ranks, Err: w.failedToJoin(err)}
+}
+
+// receiveReady handles the report of a child that its subtree is connected, or of the parent that all processes are.
+func (w *world) receiveReady(proc int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	j := w.joining
+	if j == nil || j.reported[proc] {
+		return
+	}
+	switch {
+	case proc == j.parent:
+		close(j.complete)
+	case proc > w.self && w.graph.Linked(proc, w.self) && !w.graph.Mesh() && w.graph.Parent(proc) == w.self:
+		j.ready <- struct{}{} // has room for each child once
+	default:
+		return
+	}
+	j.reported[proc] = true
+}
+
+// receiveMissing handles the report that the group cannot be opened.
+func (w *world) receiveMissing(m *message) {
+	if w.rankOf(m.from) >= 0 && w.rankOf(m.to) >= 0 {
+		w.abandon(&missing{reporter: int(m.from), rank: int(m.to), late: m.known, text: string(m.text)})
+	}
+}
+
+// abandon ends the wait for processes that have not joined, if it is not over.
+func (w *world) abandon(m *missing) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.joining != nil && !w.graph.Mesh() {
+		select {
+		case w.joining.failed <- m:
+		default:
+		}
+	}
+}
+
+// rankOf returns the rank in the world that a message names, or -1 if there is none.
+func (w *world) rankOf(named uint32) int {
+	if uint64(named) >= uint64(len(w.proc)) {
+		return -1
+	}
+	return int(named)
+}

@@ -1,0 +1,632 @@
+package tcp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/internal/transport/overlay"
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// job is a group of processes that are linked with few others, all in this process.
+type job struct {
+	*testing.T
+	nodes []*Node
+	ports []*accepted
+	ends  []*endpoint
+	graph overlay.Graph
+}
+
+// few returns a group of n processes with one rank each, which are linked with few others.
+func few(t *testing.T, n int) *job {
+	t.Helper()
+	j := &job{T: t, graph: overlay.New(n, 0), ends: make([]*endpoint, n)}
+	addrs := make([]string, n)
+	for i := range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		port := &accepted{Listener: l}
+		node, err := Listen(Config{Job: "news", Listener: port, HalfOpen: 4 * n, Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { node.Close() })
+		node.SetMeshMax(0)
+		j.nodes, j.ports, addrs[i] = append(j.nodes, node), append(j.ports, port), node.Addr()
+	}
+	var opening sync.WaitGroup
+	for i, node := range j.nodes {
+		opening.Go(func() {
+			ends, err := node.Group(t.Context(), GroupConfig{Addrs: addrs, Local: []int{i}})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			j.ends[i] = ends[0].(*endpoint)
+		})
+	}
+	opening.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	return j
+}
+
+// accepted is a listener that knows the connections that it has accepted.
+type accepted struct {
+	net.Listener
+
+	mu    sync.Mutex
+	conns []net.Conn
+}
+
+func (a *accepted) Accept() (net.Conn, error) {
+	c, err := a.Listener.Accept()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err == nil {
+		a.conns = append(a.conns, c)
+	}
+	return c, err
+}
+
+// kill ends a process without a message: its port and its connections close.
+func (j *job) kill(rank int) {
+	w := j.ends[rank].group.world
+	w.mu.Lock()
+	links := []*link{}
+	for _, l := range w.links {
+		links = append(links, l)
+	}
+	for _, o := range w.opening {
+		if o.accepted != nil {
+			links = append(links, o.accepted)
+		}
+	}
+	for _, l := range links {
+		l.mu.Lock()
+		l.closed = true // its end is not reported
+		l.mu.Unlock()
+		l.a.raw.Close()
+	}
+	j.ports[rank].Close()
+	j.ports[rank].mu.Lock()
+	for _, c := range j.ports[rank].conns {
+		c.Close()
+	}
+	j.ports[rank].mu.Unlock()
+	w.closed = true
+	w.mu.Unlock()
+	w.end()
+	for i := range j.ends[rank].peers {
+		if p := &j.ends[rank].peers[i]; p.up.Load() {
+			p.stream.w.close()
+		}
+	}
+}
+
+// sent returns the number of messages about failures that all processes have sent.
+func (j *job) sent() (n int) {
+	for _, e := range j.ends {
+		n += int(e.group.world.news.Load())
+	}
+	return n
+}
+
+// next returns the next rank that an endpoint reports as down.
+func (j *job) next(e transport.Endpoint) transport.PeerDown {
+	j.Helper()
+	select {
+	case d := <-e.Down():
+		return d
+	case <-time.After(time.Minute):
+		j.Fatalf("rank %d was notified of nothing", e.Rank())
+		return transport.PeerDown{}
+	}
+}
+
+// quiet reports an error if an endpoint reports a rank as down.
+func (j *job) quiet(e transport.Endpoint) {
+	j.Helper()
+	select {
+	case d := <-e.Down():
+		j.Errorf("rank %d was also notified that rank %d is down: %v", e.Rank(), d.Rank, d.Err)
+	default:
+	}
+}
+
+// passed returns how many messages carry the news of the loss of a process at most: one for each link between two
+// processes in each direction, if the receiver is not linked with the lost one.
+func (j *job) passed(lost int) (most int) {
+	for p := range j.ends {
+		for _, q := range j.graph.Neighbours(p) {
+			if p != lost && q != lost && !j.graph.Linked(q, lost) {
+				most++
+			}
+		}
+	}
+	return most
+}
+
+// TestNews: all processes learn of the loss of one, whether or not they are linked with it, by few messages.
+func TestNews(t *testing.T) {
+	const n, lost = 48, 21
+	j := few(t, n)
+	j.kill(lost)
+	for _, e := range j.ends {
+		if e.rank == lost {
+			continue
+		}
+		d := j.next(e)
+		if d.Rank != lost || !errors.Is(d.Err, errLost) == j.graph.Linked(e.rank, lost) ||
+			!strings.HasPrefix(d.Err.Error(), errLost.Error()) {
+			t.Errorf("rank %d was notified that rank %d is down: %v", e.rank, d.Rank, d.Err)
+		}
+		if by := "(reported by rank "; strings.Contains(d.Err.Error(), by) == j.graph.Linked(e.rank, lost) {
+			t.Errorf("rank %d got %v, want %q if it is not linked with rank %d", e.rank, d.Err, by, lost)
+		}
+		// A group that is created later knows it too.
+		sub, err := e.Split(5, []int{lost, e.rank})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := j.next(sub); d.Rank != 0 {
+			t.Errorf("rank %d of a later group is down, want rank 0", d.Rank)
+		}
+		sub.Close()
+	}
+	time.Sleep(20 * time.Millisecond)
+	most := j.passed(lost)
+	least := most - (n - 1 - len(j.graph.Neighbours(lost))) // a process does not send it back
+	if sent := j.sent(); sent < least || sent > most {
+		t.Errorf("%d messages, want %d to %d", sent, least, most)
+	} else {
+		t.Logf("%d messages between %d processes, of %d to %d; each to all others would be %d", sent, n, least, most,
+			(n-1)*(n-2))
+	}
+	for _, e := range j.ends {
+		j.quiet(e)
+	}
+}
+
+// TestNewsOfMany: processes that are lost at once, while others exchange frames and open links, are reported to all
+// others, and no other process is.
+func TestNewsOfMany(t *testing.T) {
+	for range attempts() {
+		seed := rand.Uint64()
+		random := rand.New(rand.NewPCG(seed, 0))
+		n := 20 + random.IntN(30)
+		j := few(t, n)
+		var busy sync.WaitGroup
+		ctx, cancel := context.WithCancel(t.Context())
+		for _, e := range j.ends {
+			peer := random.IntN(n)
+			if e.rank == peer {
+				continue
+			}
+			busy.Go(func() { e.Ask(peer, 0) })
+			busy.Go(func() { e.Exchange(ctx, peer, transport.Frame{Data: []byte("x")}, -1, nil) })
+		}
+		lost := j.victims(random)
+		var killing sync.WaitGroup
+		for r := range lost {
+			killing.Go(func() { j.kill(r) })
+		}
+		killing.Wait()
+		for _, e := range j.ends {
+			if lost[e.rank] {
+				continue
+			}
+			told := map[int]bool{}
+			for range lost {
+				d := j.next(e)
+				if told[d.Rank] || !lost[d.Rank] || errors.Is(d.Err, transport.ErrClosed) {
+					t.Errorf("seed %d: rank %d was notified that rank %d is down: %v", seed, e.rank, d.Rank, d.Err)
+				}
+				told[d.Rank] = true
+			}
+			j.quiet(e)
+		}
+		cancel()
+		busy.Wait()
+		if t.Failed() {
+			return
+		}
+		for _, node := range j.nodes {
+			node.Close()
+		}
+	}
+}
+
+func attempts() int {
+	if testing.Short() {
+		return 3
+	}
+	return 15
+}
+
+// victims returns up to six ranks without which all others are still connected with each other.
+func (j *job) victims(random *rand.Rand) map[int]bool {
+	n := len(j.ends)
+	for {
+		lost := map[int]bool{}
+		for range 1 + random.IntN(6) {
+			lost[random.IntN(n)] = true
+		}
+		reached := map[int]bool{}
+		for r := range n {
+			if !lost[r] {
+				j.reach(r, lost, reached)
+				break
+			}
+		}
+		if len(reached)+len(lost) == n {
+			return lost
+		}
+	}
+}
+
+func (j *job) reach(from int, lost, reached map[int]bool) {
+	reached[from] = true
+	for _, q := range j.graph.Neighbours(from) {
+		if !lost[q] && !reached[q] {
+			j.reach(q, lost, reached)
+		}
+	}
+}
+
+// TestNewsGoAround: a process that is stopped does not stop the news.
+func TestNewsGoAround(t *testing.T) {
+	const n, lost, stopped = 24, 0, 5
+	j := few(t, n)
+	w := j.ends[stopped].group.world
+	w.mu.Lock() // so it handles no message
+	j.kill(lost)
+	for _, e := range j.ends {
+		if e.rank != lost && e.rank != stopped {
+			if d := j.next(e); d.Rank != lost {
+				t.Errorf("rank %d was notified of rank %d", e.rank, d.Rank)
+			}
+		}
+	}
+	w.mu.Unlock()
+	if d := j.next(j.ends[stopped]); d.Rank != lost {
+		t.Errorf("the stopped process was notified of rank %d", d.Rank)
+	}
+}
+
+// TestNewsOfFailure: the members of a group that fails are all notified, with the text, also through processes outside
+// of it. If many fail, each other one is notified of one at least, by no more messages than one in each direction of a
+// link.
+func TestNewsOfFailure(t *testing.T) {
+	const n = 32
+	j := few(t, n)
+	var members []int
+	for r := 0; r < n; r += 3 {
+		members = append(members, r)
+	}
+	split := func(id uint64) (subs []transport.Endpoint) {
+		for _, r := range members {
+			e, err := j.ends[r].Split(id, members)
+			if err != nil {
+				t.Fatal(err)
+			}
+			subs = append(subs, e)
+		}
+		return subs
+	}
+	check := func(e transport.Endpoint, text string) {
+		t.Helper()
+		d := j.next(e)
+		if f := (*transport.Failure)(nil); !errors.As(d.Err, &f) || !strings.HasPrefix(string(f.Reason), text) {
+			t.Errorf("rank %d was notified of rank %d: %v", e.Rank(), d.Rank, d.Err)
+		}
+	}
+	most := 0
+	for r := range n {
+		most += len(j.graph.Neighbours(r))
+	}
+	subs := split(7)
+	subs[4].Fail([]byte("no more oil"))
+	for r, e := range subs {
+		if r != 4 {
+			check(e, "no more oil")
+		}
+	}
+	time.Sleep(20 * time.Millisecond)
+	for _, e := range subs {
+		j.quiet(e)
+	}
+	if sent := j.sent(); sent > most || sent < n-1 {
+		t.Errorf("%d messages, want %d to %d", sent, n-1, most)
+	}
+
+	before := j.sent()
+	others := split(8)
+	var failing sync.WaitGroup
+	for r, e := range others {
+		if r%3 != 0 {
+			failing.Go(func() { e.Fail(fmt.Appendf(nil, "rank %d", r)) })
+		}
+	}
+	failing.Wait()
+	for r, e := range others {
+		if r%3 == 0 {
+			check(e, "rank ")
+		}
+	}
+	time.Sleep(20 * time.Millisecond)
+	if sent := j.sent() - before; sent > most {
+		t.Errorf("%d messages, want at most %d", sent, most)
+	}
+
+	// A group that is created after its failure was reported.
+	late := members[2]
+	first, err := j.ends[members[0]].Split(9, []int{members[0], late})
+	if err != nil {
+		t.Fatal(err)
+	}
+	first.Fail([]byte("early"))
+	time.Sleep(20 * time.Millisecond)
+	second, err := j.ends[late].Split(9, []int{members[0], late})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(second, "early")
+	for _, e := range j.ends { // the whole group has not failed
+		j.quiet(e)
+	}
+}
+
+// TestSecondFailure: a rank that fails after its group has failed is down for those that need it, before and after.
+func TestSecondFailure(t *testing.T) {
+	j := few(t, 16)
+	j.ends[3].Fail([]byte("first"))
+	for _, e := range j.ends {
+		if e.rank != 3 {
+			j.next(e)
+		}
+	}
+	sends := func(from, to int) error {
+		return j.ends[from].Exchange(t.Context(), to, transport.Frame{Data: []byte("x")}, -1, nil)
+	}
+	if err := sends(14, 8); err != nil {
+		t.Fatal(err)
+	}
+	waiting := make(chan error, 1)
+	go func() { waiting <- j.ends[14].Exchange(t.Context(), -1, transport.Frame{}, 8, make([]byte, 1)) }()
+	time.Sleep(time.Millisecond)
+	j.ends[8].Fail([]byte("second"))
+	for name, err := range map[string]error{
+		"one that waits":             <-waiting,
+		"a higher one that did not":  j.ends[15].Exchange(t.Context(), -1, transport.Frame{}, 8, make([]byte, 1)),
+		"a lower one that did not":   j.ends[5].Exchange(t.Context(), -1, transport.Frame{}, 8, make([]byte, 1)),
+		"a neighbour that did not":   j.ends[9].Exchange(t.Context(), -1, transport.Frame{}, 8, make([]byte, 1)),
+		"one that waits for another": j.ends[5].Exchange(t.Context(), -1, transport.Frame{}, 3, make([]byte, 1)),
+	} {
+		if f := (*transport.Failure)(nil); !errors.As(err, &f) {
+			t.Errorf("%s got %v, want the failure", name, err)
+		}
+	}
+}
+
+// TestCloseUnlinked: a rank that needs one that has closed its endpoint, to which it had no link, gets ErrClosed: also
+// if the process of that one has left the group or ended.
+func TestCloseUnlinked(t *testing.T) {
+	const n, closed = 24, 12
+	j := few(t, n)
+	for i, c := range []struct {
+		name  string
+		close func()
+		ranks []int
+	}{
+		{"an endpoint", func() {}, []int{2, 22}},
+		{"all endpoints", func() { j.ends[closed].Close() }, []int{3, 21}},
+		{"the process", func() { j.nodes[closed].Close() }, []int{6, 18}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ranks := append([]int{closed}, c.ranks...)
+			if i < 2 {
+				sub, err := j.ends[closed].Split(uint64(40+i), ranks)
+				if err != nil {
+					t.Fatal(err)
+				}
+				sub.Close()
+			}
+			c.close()
+			for _, r := range c.ranks {
+				if j.graph.Linked(r, closed) {
+					t.Fatalf("rank %d is linked", r)
+				}
+				e, err := j.ends[r].Split(uint64(40+i), ranks)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer e.Close()
+				began := time.Now()
+				err = e.Exchange(t.Context(), -1, transport.Frame{}, 0, make([]byte, 1))
+				if down := (*transport.PeerDown)(nil); !errors.Is(err, transport.ErrClosed) || !errors.As(err, &down) {
+					t.Errorf("rank %d: %v, want that rank %d has closed its end", r, err, closed)
+				}
+				t.Logf("rank %d, after %v: %v", r, time.Since(began).Round(time.Millisecond), err)
+				if e.Ask(0, 0) != nil {
+					t.Errorf("a closed endpoint has answered")
+				}
+			}
+		})
+	}
+}
+
+// TestCrossing: all ranks exchange with all others at once. Each pair of processes keeps one link, and no process is
+// reported as lost.
+func TestCrossing(t *testing.T) {
+	const n = 20
+	j := few(t, n)
+	for _, e := range j.ends {
+		e.Answer(func(uint64) []byte { return []byte("here") })
+	}
+	var all sync.WaitGroup
+	for _, e := range j.ends {
+		all.Go(func() {
+			for d := 1; d < n; d++ {
+				to, from := (e.rank+d)%n, (e.rank+n-d)%n
+				in := make([]byte, 1)
+				if err := e.Exchange(t.Context(), to, transport.Frame{Data: []byte{byte(e.rank)}}, from, in); err != nil ||
+					int(in[0]) != from {
+					t.Errorf("rank %d got %v from %d: %v", e.rank, in, from, err)
+					return
+				}
+				if d%3 == 0 && string(e.Ask(to, 0)) != "here" {
+					t.Errorf("rank %d got no answer of %d", e.rank, to)
+				}
+			}
+		})
+	}
+	all.Wait()
+	for _, e := range j.ends {
+		j.quiet(e)
+		w := e.group.world
+		w.mu.Lock()
+		if len(w.links)+len(w.opening) != n-1 {
+			t.Errorf("process %d has %d links and opens %d, want %d", e.rank, len(w.links), len(w.opening), n-1)
+		}
+		w.mu.Unlock()
+	}
+}
+
+// TestJoinMissing: if a process does not join, all others get an error that names it, soon after the first finds out.
+func TestJoinMissing(t *testing.T) {
+	const n, absent = 20, 7
+	var nodes []*Node
+	addrs := make([]string, n)
+	for i := range n {
+		node, err := Listen(Config{Job: "news", HalfOpen: n, Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer node.Close()
+		node.SetMeshMax(0)
+		nodes, addrs[i] = append(nodes, node), node.Addr()
+	}
+	for _, c := range []struct {
+		name string
+		id   uint64
+		act  func() // of the absent one
+		want string
+	}{
+		{"absent", 1, func() {}, "not connected with ranks [7]"},
+		{"refusing", 2, func() {}, "of another job"},
+		{"leaving", 3, func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			if _, err := nodes[absent].Group(ctx, GroupConfig{ID: 3, Addrs: addrs, Local: []int{absent}}); err == nil {
+				t.Error("joined a group whose other members are late")
+			}
+		}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			addrs := slices.Clone(addrs)
+			if c.name == "refusing" {
+				node, err := Listen(Config{Job: "other", Logger: slog.New(slog.DiscardHandler)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer node.Close()
+				addrs[absent] = node.Addr()
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			defer cancel()
+			var joining sync.WaitGroup
+			joining.Go(c.act)
+			for i, node := range nodes {
+				if i == absent || c.name == "leaving" && i == absent+2 {
+					continue // the last one of them is late, so the other leaves while they wait
+				}
+				joining.Go(func() {
+					_, err := node.Group(ctx, GroupConfig{ID: c.id, Addrs: addrs, Local: []int{i}})
+					e := (*transport.NotConnected)(nil)
+					if !errors.As(err, &e) || c.name != "leaving" && (!slices.Equal(e.Ranks, []int{absent}) ||
+						errors.Is(err, context.DeadlineExceeded) != (c.name == "absent")) {
+						t.Errorf("rank %d: %v", i, err)
+					}
+				})
+			}
+			joining.Wait()
+		})
+	}
+}
+
+// TestHostileNews: news about ranks that do not exist, about the receiver, of groups that do not fit, or that have
+// passed too many processes, change nothing. Any number of unknown groups needs bounded memory and is passed on once.
+func TestHostileNews(t *testing.T) {
+	j := few(t, 12)
+	hostile := j.ends[0].group.world
+	peer := j.graph.Neighbours(0)[0]
+	l := hostile.links[peer]
+	target := j.ends[peer].group.world
+	other := 0
+	for r := range j.ends {
+		if r != peer && r != 0 && !j.graph.Linked(r, peer) {
+			other = r
+		}
+	}
+	for _, m := range []message{
+		{kind: msgLost, from: 0, to: 12},
+		{kind: msgLost, from: 0, to: 1<<32 - 1},
+		{kind: msgLost, from: 1 << 31, to: uint32(other)},
+		{kind: msgLost, from: 0, to: uint32(peer)},
+		{kind: msgLost, from: 0, to: uint32(other), text: make([]byte, newsTextMax+1)},
+		{kind: msgFailed, from: 0, to: 12},
+		{kind: msgFailed, from: 0, to: 1<<32 - 1},
+		{kind: msgFailed, from: 12, to: 0},
+		{kind: msgFailed, from: 1<<32 - 1, to: 0},
+		{kind: msgFailed, from: uint32(other), to: 0}, // of another process
+		{kind: msgClosed, from: uint32(other)},
+		{kind: msgClosed, from: 1<<32 - 1},
+		{kind: msgConnect, from: 0, to: 1<<32 - 1},
+		{kind: msgAsk, from: 0, to: 1<<32 - 1},
+		{kind: msgReady},
+		{kind: msgReady},
+		{kind: msgOpen},
+		{kind: msgMissing, from: 1, to: 2},
+		{kind: msgMissing, from: 1<<32 - 1, to: 2},
+	} {
+		l.send(&m)
+	}
+	const many = pastMax + 500
+	for id := range uint64(many) {
+		l.send(&message{kind: msgFailed, group: 1000 + id, tag: hopsMax, to: 0})
+	}
+	for id := range uint64(3) {
+		l.send(&message{kind: msgFailed, group: 1000 + many - 1 - id, to: 0}) // known
+	}
+	l.send(&message{kind: msgAsk, from: 0, to: uint32(peer), tag: 1})
+	for done := false; !done; time.Sleep(time.Millisecond) {
+		target.mu.Lock()
+		done = len(target.failed) > 0 && target.failed[len(target.failed)-1] == 1000+many-1
+		if len(target.messages) > pendingMax || len(target.failed) > pastMax {
+			t.Errorf("%d messages and %d groups are kept", len(target.messages), len(target.failed))
+		}
+		target.mu.Unlock()
+	}
+	for _, e := range j.ends {
+		j.quiet(e)
+	}
+	if sent := target.news.Load(); sent != 0 {
+		t.Errorf("the receiver has passed %d messages on", sent)
+	}
+	if err := j.ends[2].Exchange(t.Context(), peer, transport.Frame{Data: []byte("x")}, -1, nil); err != nil && peer != 2 {
+		t.Error(err)
+	}
+}
