@@ -64,6 +64,7 @@ func (t *team) findSite(end transport.Endpoint) site {
 // planPlaces returns the places of a transport, which no one changes, in the form of package plan: the same memory,
 // because thousands of ranks would otherwise copy the places of thousands of ranks.
 func planPlaces(places []transport.Place) []plan.Place {
+	_ = plan.Place(transport.Place{}) // compiles as long as the two have the same fields
 	return unsafe.Slice((*plan.Place)(unsafe.SliceData(places)), len(places))
 }
 

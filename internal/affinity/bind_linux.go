@@ -123,25 +123,42 @@ func Run(cpus []int, f func()) {
 		return
 	}
 	defer func() {
-		if restore(before, set) {
+		if restore(before, set, slices.Clone(set), slices.Clone(set)) {
 			runtime.UnlockOSThread() // else the thread ends with its goroutine, or serves it alone
 		}
 	}()
 	f()
 }
 
-// restore gives the calling thread its CPUs of before back. If these are all that its control group (cpuset) has, the
-// thread allows itself all CPUs instead: the kernel keeps a thread to what it has once requested, also when the group
-// gets more CPUs later. scratch is a mask of the same length, which it overwrites.
-func restore(before, scratch unix.CPUSetDynamic) bool {
-	scratch.Fill()
-	if unix.SchedSetaffinityDynamic(0, scratch) == nil {
-		scratch.Zero() // the kernel writes only as many bytes as its masks have
-		if unix.SchedGetaffinityDynamic(0, scratch) == nil && slices.Equal(scratch, before) {
-			return true
+// restore gives the calling thread, which was bound to these CPUs, its CPUs of before back. If somebody else, such as
+// taskset, has bound the thread meanwhile, it keeps those CPUs. If before is all that its control group (cpuset) has,
+// the thread allows itself all CPUs instead: the kernel keeps a thread to what it has once requested, also when the
+// group gets more CPUs later. now and all are masks of the same length, which it overwrites.
+func restore(before, bound, now, all unix.CPUSetDynamic) bool {
+	now.Zero() // the kernel writes only as many bytes as its masks have
+	all.Fill()
+	if unix.SchedGetaffinityDynamic(0, now) == nil && unix.SchedSetaffinityDynamic(0, all) == nil {
+		all.Zero()
+		if unix.SchedGetaffinityDynamic(0, all) == nil {
+			if !isBound(now, bound, all) {
+				before = now
+			}
+			if slices.Equal(before, all) {
+				return true
+			}
 		}
 	}
 	return unix.SchedSetaffinityDynamic(0, before) == nil
+}
+
+// isBound reports whether now is those CPUs of bound that the control group has.
+func isBound(now, bound, all unix.CPUSetDynamic) bool {
+	for i := range now {
+		if now[i] != bound[i]&all[i] {
+			return false
+		}
+	}
+	return true
 }
 
 // Current returns the CPU on which the calling thread runs; -1: unknown.
@@ -164,9 +181,9 @@ func Yield() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
 // Mover moves a thread that should not share a CPU. The zero value is ready. One goroutine at a time may use it.
 type Mover struct {
-	moved          time.Time
-	pause          time.Duration      // until the next move
-	before, others unix.CPUSetDynamic // for reuse
+	moved                    time.Time
+	pause                    time.Duration      // until the next move
+	before, others, now, all unix.CPUSetDynamic // for reuse
 }
 
 // Between two moves is a pause, since a move takes 10 to 100 microseconds. The first one is short, in case the system
@@ -198,13 +215,13 @@ func (m *Mover) Leave(cpu int, taken []int) {
 func (m *Mover) leave(cpu int, taken []int) bool {
 	if m.before == nil || unix.SchedGetaffinityDynamic(0, m.before) != nil {
 		m.before = maskOf(0)
-		m.others = slices.Clone(m.before)
+		m.others, m.now, m.all = slices.Clone(m.before), slices.Clone(m.before), slices.Clone(m.before)
 	}
 	elsewhere(m.others, m.before, cpu, taken)
 	if m.others.Count() == 0 || unix.SchedSetaffinityDynamic(0, m.others) != nil {
 		return true
 	}
-	return restore(m.before, m.others)
+	return restore(m.before, m.others, m.now, m.all)
 }
 
 // elsewhere sets others, a mask as long as may, to the CPUs to which a thread moves that runs on cpu and may use those

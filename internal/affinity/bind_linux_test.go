@@ -2,6 +2,7 @@ package affinity
 
 import (
 	"fmt"
+	"math/bits"
 	"runtime"
 	"slices"
 	"testing"
@@ -90,6 +91,52 @@ func TestLeave(t *testing.T) {
 	}()
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestRestore binds a thread, changes its CPUs as taskset does, and restores those of before: the change stays. Without
+// one the thread has all CPUs again, or those to which it was bound before.
+func TestRestore(t *testing.T) {
+	allowed := Allowed()
+	if len(allowed) < 2 {
+		t.Skip("one CPU")
+	}
+	all := maskOf(0)
+	only := func(cpu int) unix.CPUSetDynamic {
+		set := slices.Clone(all)
+		set.Zero()
+		set.Set(cpu)
+		return set
+	}
+	first, second := only(allowed[0]), only(allowed[1])
+	bad := only(allowed[1]) // the system ignores a CPU that does not exist
+	bad.Set(len(bad)*bits.UintSize - 1)
+	for _, c := range []struct {
+		name                         string
+		before, bound, changed, want unix.CPUSetDynamic
+	}{
+		{"not changed", all, second, second, all},
+		{"not changed, a CPU that does not exist", all, bad, second, all},
+		{"not changed, bound before", first, second, second, first},
+		{"bound meanwhile", all, second, first, first},
+		{"bound meanwhile and before", second, first, second, second},
+		{"released meanwhile", first, second, all, all},
+	} {
+		done := make(chan struct{})
+		go func() { // its thread ends with it
+			defer close(done)
+			runtime.LockOSThread()
+			if err := unix.SchedSetaffinityDynamic(0, c.changed); err != nil {
+				t.Error(err)
+			}
+			if !restore(c.before, slices.Clone(c.bound), slices.Clone(all), slices.Clone(all)) {
+				t.Errorf("%s: not restored", c.name)
+			}
+			if got := maskOf(0); !slices.Equal(got, c.want) {
+				t.Errorf("%s: CPUs %v, want %v", c.name, got, c.want)
+			}
+		}()
+		<-done
 	}
 }
 

@@ -124,9 +124,18 @@ func (w *world) lock() (err error) {
 		err = unix.FcntlFlock(w.life.Fd(), unix.F_OFD_SETLK, &l)
 	}
 	if err != nil {
-		return fmt.Errorf("shm: locking the control file: %w", err)
+		return fmt.Errorf("shm: locking the control file for rank %d: %w", w.cfg.Ranks[0], err)
 	}
 	return nil
+}
+
+// lockWithin locks. While another process holds the lock, it tries again, for the given time at most.
+func (w *world) lockWithin(most time.Duration) error {
+	for end := time.Now().Add(most); ; time.Sleep(time.Millisecond) {
+		if err := w.lock(); !errors.Is(err, unix.EAGAIN) || time.Now().After(end) {
+			return err
+		}
+	}
 }
 
 // locked reports whether a process holds its lock.

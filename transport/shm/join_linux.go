@@ -58,6 +58,7 @@ const (
 	protocolName = "lockstep shm"
 	messageMax   = 64 << 10
 	helloTime    = 5 * time.Second // bounds the handshake
+	lockTime     = helloTime / 50  // bounds the wait for a lock in it
 )
 
 // HostID returns a text that is equal in two processes if they can share memory: they have the same boot of a kernel,
@@ -521,9 +522,9 @@ func (w *world) enter(ctx context.Context, conn *net.UnixConn) error {
 	if err := w.receiveControl(conn, pid); err != nil {
 		return err
 	}
-	// While another process holds the lock, that one has taken the ranks and this one will be refused, or it is ending,
-	// and start will lock.
-	if err := w.lock(); err != nil && !errors.Is(err, unix.EAGAIN) {
+	// Another process that holds the lock has taken the ranks, and this one will be refused, or it is ending: the system
+	// closes its connection and its lock one after the other.
+	if err := w.lockWithin(lockTime); err != nil && !errors.Is(err, unix.EAGAIN) {
 		return err
 	}
 	if err := sendFiles(ctx, conn, []int{int(w.arena.file.Fd()), w.bellFD}); err != nil {

@@ -81,7 +81,7 @@ func (w *world) start() ([]transport.Endpoint, error) {
 	if w.table, err = mapFile(w.control, 0, tableBytes); err != nil {
 		return fail(err)
 	}
-	if err := w.lock(); err != nil {
+	if err := w.lockWithin(helloTime); err != nil { // usually it has the lock already
 		return fail(err)
 	}
 	if err := back(w.control, 0, w.table); err != nil {
