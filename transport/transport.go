@@ -128,7 +128,7 @@ func (s *Slot) Repeat(slot *Slot) {
 // NotConnected is the error of a group that could not be opened because of other ranks: they did not connect in time,
 // or refused the connection.
 type NotConnected struct {
-	Ranks []int
+	Ranks []int // nil: unknown
 	Err   error
 }
 

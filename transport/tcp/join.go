@@ -37,10 +37,13 @@ type missing struct {
 	text     string
 }
 
-// reportGrace is how long a process whose own links are complete waits after its deadline for the report of another
-// one that knows who is missing, and how long a process that reports it waits for neighbours that are not connected
-// yet.
-const reportGrace = 500 * time.Millisecond
+const (
+	// reportGrace is how long a process whose own links are complete waits after its deadline for the report of another
+	// one that knows who is missing.
+	reportGrace = 3 * time.Second
+	// leaveGrace is how long a process that reports it waits for neighbours that are not connected yet.
+	leaveGrace = 500 * time.Millisecond
+)
 
 func newJoining(w *world) *joining {
 	j := &joining{
@@ -139,8 +142,8 @@ func (w *world) await(ctx context.Context, j *joining, ready <-chan struct{}) er
 			return w.reported(j, m)
 		case <-timer.C:
 		}
-		return w.failedToJoin(fmt.Errorf("not all ranks have joined: this process is connected with those that it needs: %w",
-			cause))
+		return &transport.NotConnected{Err: w.failedToJoin(fmt.Errorf(
+			"not all ranks have joined: this process is connected with those that it needs: %w", cause))}
 	}
 	err := w.failedToJoin(fmt.Errorf("%s: %w", text, cause))
 	dialed := (*transport.NotConnected)(nil)
@@ -203,7 +206,7 @@ func (w *world) report(j *joining) {
 	if j.missing == nil {
 		return
 	}
-	timer := time.NewTimer(reportGrace)
+	timer := time.NewTimer(leaveGrace)
 	defer timer.Stop()
 	for ; j.told < len(w.next); j.told++ {
 		select {

@@ -66,6 +66,8 @@ func FuzzHello(f *testing.F) {
 func FuzzMessage(f *testing.F) {
 	f.Add((&message{kind: msgFailed, from: 1, group: 2, text: []byte("why")}).append(nil))
 	f.Add((&message{kind: msgAnswer, known: true, tag: 4, to: 3, seq: 9}).append(nil))
+	f.Add((&message{kind: msgLost, tag: hopsMax, from: 1, to: 1<<32 - 1, text: []byte("gone")}).append(nil))
+	f.Add((&message{kind: msgReady}).append((&message{kind: msgOpen}).append(nil)))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for len(b) > 0 {
 			var m message
