@@ -330,8 +330,11 @@ func (f *fit) epoch(ctx context.Context, stream *feeder) (end error) {
 	}))
 }
 
-// validate evaluates FitConfig.Validation.
+// validate evaluates FitConfig.Validation. Meanwhile the training's reader fills the batches of the last step.
 func (f *fit) validate(ctx context.Context) (result Result, err error) {
+	if f.t.feeding != nil {
+		f.t.feeding.refill()
+	}
 	if !f.cfg.EMA {
 		return f.t.Evaluate(ctx, f.cfg.Validation)
 	}

@@ -502,6 +502,44 @@ func TestReadsAhead(t *testing.T) {
 	}
 }
 
+// TestReadsAheadOfValidation checks that the batch of the last step is filled again while a validation runs: the reader
+// then has all batches ahead, and waits with one more example.
+func TestReadsAheadOfValidation(t *testing.T) {
+	fetched := make(chan int, 10)
+	all := lineExamples(4)
+	ds := data.FromSeq(8, func(context.Context) iter.Seq2[data.Element, error] {
+		return func(yield func(data.Element, error) bool) {
+			for i := range 8 {
+				fetched <- i
+				if !yield(all, nil) {
+					return
+				}
+			}
+		}
+	})
+	first := true
+	validation := data.FromSeq(1, func(ctx context.Context) iter.Seq2[data.Element, error] {
+		return func(yield func(data.Element, error) bool) {
+			for n := -1; first && n < 4; { // batch 0 is used, 1 to 3 are filled
+				select {
+				case n = <-fetched:
+				case <-ctx.Done():
+					yield(nil, context.Cause(ctx))
+					return
+				}
+			}
+			first = false
+			yield(all, nil)
+		}
+	})
+	trainer, _ := newFake(t, 1, 4, fakeModel{})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := trainer.Fit(ctx, ds, FitConfig{Validation: validation, ValidateEvery: 1}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestCheckMirrored(t *testing.T) {
 	trainer, p := newFake(t, 3, 4, fakeModel{})
 	if err := trainer.CheckMirrored(); err != nil {
