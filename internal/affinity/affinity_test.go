@@ -199,7 +199,7 @@ func TestRun(t *testing.T) {
 	same := []int{before[0], before[0]}
 	groups := [][]int{apart, same}
 	if lists, _ := filepath.Glob("/proc/self/task/*/children"); len(lists) == 0 {
-		groups = groups[:1] // Together goes by the parent
+		groups = groups[:1] // together goes by the parent
 	}
 	for _, cpus := range groups {
 		together := len(slices.Compact(slices.Clone(cpus)))
@@ -257,7 +257,7 @@ func TestPrintCPUs(t *testing.T) {
 		t.Skip("started by TestRun only")
 	}
 	io.ReadFull(os.Stdin, make([]byte, 1))
-	fmt.Printf("\non %v of %d\n", Allowed(), Together())
+	fmt.Printf("\non %v of %d\n", Allowed(), together(ListMax))
 	io.Copy(io.Discard, os.Stdin)
 }
 

@@ -49,32 +49,37 @@ func maskOf(pid int) unix.CPUSetDynamic {
 	return nil
 }
 
-// Together returns how many CPUs this process and those that its parent has started from the same executable may use
+// together returns how many CPUs this process and those that its parent has started from the same executable may use
 // together: the processes of a launcher, each of which it may have bound to a part of its CPUs. The CPU time that a
-// control group allows counts as so many CPUs.
-func Together() int {
+// control group allows counts as so many CPUs. It looks at no more processes than it takes to find enough CPUs.
+func together(enough int) int {
+	most := ListMax
+	if limit, ok := least(Limits()); ok {
+		most = limit
+	}
 	set := map[int]bool{}
-	for _, pid := range append(siblings(), 0) {
+	add := func(pid int) (more bool) {
 		for _, cpu := range allowed(pid) {
 			set[cpu] = true
 		}
+		return len(set) < min(enough, most)
 	}
-	cpus := max(len(set), 1)
-	if limit := least(Limits()); limit > 0 {
-		cpus = min(cpus, limit)
+	if add(0) {
+		siblings(add)
 	}
-	return cpus
+	return min(max(len(set), 1), most)
 }
 
-// siblings returns the processes that the parent of this one has started from the same executable, or the parent where
-// the system does not list them: then a process that was started with fewer CPUs than its parent has counts as bound by
-// a launcher.
-func siblings() (pids []int) {
+// siblings calls visit with the processes that the parent of this one has started from the same executable, until it
+// returns false; or with the parent where the system does not list them: then a process that was started with fewer
+// CPUs than its parent has counts as bound by a launcher.
+func siblings(visit func(pid int) (more bool)) {
 	parent := os.Getppid()
 	own, err := os.Stat("/proc/self/exe")
 	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", parent))
 	if err != nil || len(lists) == 0 {
-		return []int{parent}
+		visit(parent)
+		return
 	}
 	for _, list := range lists {
 		text, _ := os.ReadFile(list)
@@ -83,12 +88,11 @@ func siblings() (pids []int) {
 			if err != nil {
 				continue
 			}
-			if exe, err := os.Stat(fmt.Sprintf("/proc/%d/exe", pid)); err == nil && os.SameFile(exe, own) {
-				pids = append(pids, pid)
+			if exe, err := os.Stat(fmt.Sprintf("/proc/%d/exe", pid)); err == nil && os.SameFile(exe, own) && !visit(pid) {
+				return
 			}
 		}
 	}
-	return pids
 }
 
 // Limits returns the limits that the control groups of this process have on the CPU time of their processes.

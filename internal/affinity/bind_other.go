@@ -10,8 +10,8 @@ func Read() CPUs { return CPUs{} }
 // Allowed returns nil: the CPUs are unknown.
 func Allowed() []int { return nil }
 
-// Together returns how many CPUs this process may use.
-func Together() int { return runtime.NumCPU() }
+// together returns how many CPUs this process may use.
+func together(int) int { return runtime.NumCPU() }
 
 // Limits returns none: no limit of the CPU time is known.
 func Limits() []Limit { return nil }

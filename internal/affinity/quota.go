@@ -11,7 +11,7 @@ import (
 // Limit is the limit of a control group on the CPU time of its processes.
 type Limit struct {
 	Group uint64 // identifies the control group among those of this host; 0: unknown
-	CPUs  int    // how many CPUs' time its processes may use together, rounded up
+	CPUs  int    // how many CPUs' time its processes may use together, rounded down: 0 is less than one
 }
 
 // limits returns the limits of the control groups of this process. id identifies a folder of the file system.
@@ -28,7 +28,7 @@ func limits(root fs.FS, id func(fs.FileInfo) uint64) (out []Limit) {
 		if err != nil || errEach != nil || micros <= 0 || each <= 0 {
 			continue
 		}
-		l := Limit{CPUs: int(min((micros-1)/each+1, ListMax))}
+		l := Limit{CPUs: int(min(micros/each, ListMax))}
 		if info, err := fs.Stat(root, f.Path); err == nil {
 			l.Group = id(info)
 		}
@@ -37,14 +37,14 @@ func limits(root fs.FS, id func(fs.FileInfo) uint64) (out []Limit) {
 	return out
 }
 
-// least returns the lowest of the limits; 0: there is none.
-func least(limits []Limit) (cpus int) {
+// least returns the lowest of the limits, and false if there is none.
+func least(limits []Limit) (cpus int, ok bool) {
 	for _, l := range limits {
-		if cpus == 0 || l.CPUs < cpus {
-			cpus = l.CPUs
+		if !ok || l.CPUs < cpus {
+			cpus, ok = l.CPUs, true
 		}
 	}
-	return cpus
+	return cpus, ok
 }
 
 // line reads a file of one line; "" if there is none.

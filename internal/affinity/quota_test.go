@@ -11,10 +11,12 @@ func TestQuota(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		files map[string]string
-		want  int
+		want  int // -1: none
 	}{
-		{"none", map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, 0},
-		{"one and a half", map[string]string{"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "150000 100000\n"}, 2},
+		{"none", map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, -1},
+		{"one and a half", map[string]string{
+			"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "150000 100000\n",
+		}, 1},
 		{"two", map[string]string{"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "200000 100000\n"}, 2},
 		{"the least of the groups", map[string]string{
 			"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "800000 100000\n",
@@ -24,20 +26,24 @@ func TestQuota(t *testing.T) {
 			"proc/self/cgroup":                      "3:cpu,cpuacct:/x\n",
 			"sys/fs/cgroup/cpu/x/cpu.cfs_quota_us":  "50000\n",
 			"sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000\n",
-		}, 1},
+		}, 0},
 		{"version 1 without a limit", map[string]string{
 			"proc/self/cgroup": "3:cpu:/\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
 			"sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-		}, 0},
-		{"garbage", map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "5\n"}, 0},
-		{"a period of 0", map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "5 0\n"}, 0},
-		{"no control groups", nil, 0},
+		}, -1},
+		{"garbage", map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "5\n"}, -1},
+		{"a period of 0", map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "5 0\n"}, -1},
+		{"no control groups", nil, -1},
 	} {
 		root := fstest.MapFS{}
 		for name, text := range c.files {
 			root[name] = &fstest.MapFile{Data: []byte(text)}
 		}
-		if got := least(limits(root, func(fs.FileInfo) uint64 { return 0 })); got != c.want {
+		got, ok := least(limits(root, func(fs.FileInfo) uint64 { return 0 }))
+		if !ok {
+			got = -1
+		}
+		if got != c.want {
 			t.Errorf("%s: got %d, want %d", c.name, got, c.want)
 		}
 	}
@@ -56,7 +62,7 @@ func TestLimits(t *testing.T) {
 		"sys/fs/cgroup/a/b/c/cpu.max": {Data: []byte("50000 100000\n")},
 	}
 	got := limits(root, func(info fs.FileInfo) uint64 { return info.Sys().(uint64) })
-	if want := "[{3 1} {1 4}]"; fmt.Sprint(got) != want {
+	if want := "[{3 0} {1 4}]"; fmt.Sprint(got) != want {
 		t.Errorf("got %v, want %s", got, want)
 	}
 }

@@ -362,7 +362,7 @@ func (e *endpoint) spin(x *post) (done bool, err error) {
 	switch w := e.group.world; {
 	case !w.block:
 		return e.exhaust(x)
-	case w.crowded:
+	case w.isCrowded(time.Now()):
 		return e.takeTurns(x)
 	}
 	var since time.Time

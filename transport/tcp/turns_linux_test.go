@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -18,6 +19,7 @@ func crowdedPair(t *testing.T) [2]*endpoint {
 	_, ends := pair(t, Config{})
 	for _, e := range ends {
 		e.group.world.block, e.group.world.crowded = true, true
+		e.group.world.room = affinity.NewRoom(affinity.ListMax + 1)
 		t.Cleanup(func() { e.Close() })
 	}
 	works(t, ends)

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/internal/listener"
@@ -49,8 +50,9 @@ type world struct {
 	host  []int     // number of the host, by process
 	near  []bool    // by process: connections with it are not encrypted
 	self  int
-	block bool // Go's scheduler has a processor for each rank of this process: ranks may wait in system calls
-	// this host has more ranks than processors, or Go's scheduler in this process
+	block bool           // Go's scheduler has a processor for each rank of this process: ranks may wait in system calls
+	room  *affinity.Room // of the ranks of this host
+	// this host had more ranks than processors, or Go's scheduler in this process, when the group was made
 	crowded    bool
 	processors int // of GroupConfig
 	hash       uint64
@@ -180,13 +182,17 @@ func newWorld(n *Node, g GroupConfig) (*world, error) {
 	}
 	w.host, w.processors = hosts(w.procs), g.Processors
 	w.block = len(g.Local) <= runtime.GOMAXPROCS(0)
-	w.crowded = !w.block || w.ranksHere() > affinity.Together()
+	w.room = affinity.NewRoom(w.ranksHere())
+	w.crowded = w.isCrowded(time.Now())
 	w.graph = overlay.New(len(w.procs), n.meshMax)
 	w.next = w.graph.Neighbours(w.self)
 	w.joining = newJoining(w)
 	w.ctx, w.end = context.WithCancel(n.ctx)
 	return w, nil
 }
+
+// isCrowded reports whether this host has more ranks than processors now, or Go's scheduler in this process.
+func (w *world) isCrowded(now time.Time) bool { return !w.block || !w.room.Enough(now) }
 
 // hosts numbers the hosts of the processes: processes of different addresses are on different hosts.
 func hosts(procs []process) []int {
