@@ -180,8 +180,8 @@ func TestNews(t *testing.T) {
 			continue
 		}
 		d := j.next(e)
-		if d.Rank != lost || !errors.Is(d.Err, errLost) == j.graph.Linked(e.rank, lost) ||
-			!strings.HasPrefix(d.Err.Error(), errLost.Error()) {
+		if text := d.Err.Error(); d.Rank != lost || !strings.HasPrefix(text, errLost.Error()) &&
+			!strings.HasPrefix(text, "its connection was reset") { // the latter if it had not read all messages
 			t.Errorf("rank %d was notified that rank %d is down: %v", e.rank, d.Rank, d.Err)
 		}
 		if by := "(reported by rank "; strings.Contains(d.Err.Error(), by) == j.graph.Linked(e.rank, lost) {
