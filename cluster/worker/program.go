@@ -1,6 +1,8 @@
 package worker
 
 import (
+	"debug/elf"
+	"encoding/base64"
 	"fmt"
 	"io"
 	"maps"
@@ -8,6 +10,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strings"
 
 	"github.com/zeebo/xxh3"
 
@@ -40,8 +43,12 @@ func program() string {
 	return text
 }
 
-// Executable returns the XXH3 hash of this process's executable, in hexadecimal. It detects different builds, not
-// forged ones: every worker of a host computes it at its start, which takes 20 times as long with SHA-256.
+// Executable identifies the build of this process's executable, for users and for a comparison with other workers.
+// An ELF executable that the go command has built is identified by the content part of its build ID (what
+// go tool buildid prints after the last slash) and by its size, since every worker of a host reads this at its start
+// and a large file takes long. Any other executable is identified by the XXH3 hash of the whole file, in hexadecimal.
+// Both detect different builds, not forged ones. A Go executable that was changed after the build without changing its
+// size is not detected.
 func Executable() (string, error) {
 	path, err := os.Executable()
 	if runtime.GOOS == "linux" {
@@ -50,16 +57,68 @@ func Executable() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("worker: finding this executable: %w", err)
 	}
+	return identify(path)
+}
+
+// identify is Executable for the executable of that path.
+func identify(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return "", fmt.Errorf("worker: reading this executable: %w", err)
 	}
 	defer f.Close()
+	if id := goBuild(f); id != "" {
+		info, err := f.Stat()
+		if err != nil {
+			return "", fmt.Errorf("worker: reading this executable: %w", err)
+		}
+		return fmt.Sprintf("Go build %s of %d bytes", id, info.Size()), nil // strip keeps the ID
+	}
 	h, buffer := xxh3.New(), make([]byte, 256<<10)
 	if _, err := io.CopyBuffer(h, struct{ io.Reader }{f}, buffer); err != nil {
 		return "", fmt.Errorf("worker: reading this executable: %w", err)
 	}
 	return fmt.Sprintf("%016x", h.Sum64()), nil
+}
+
+// goBuild returns the content part of an ELF file's Go build ID, or "" if the file has no ID of the go command's form:
+// another format, no such note, or an ID that -ldflags=-buildid= has set, which may be equal in different builds.
+func goBuild(file io.ReaderAt) string {
+	f, err := elf.NewFile(file)
+	if err != nil {
+		return ""
+	}
+	section := f.Section(".note.go.buildid")
+	if section == nil || section.Type != elf.SHT_NOTE || section.Size > 4096 {
+		return ""
+	}
+	note, err := section.Data()
+	if err != nil || len(note) < 16 {
+		return ""
+	}
+	// cmd/internal/buildid: the lengths of name and descriptor, the type, and the name "Go".
+	length := f.ByteOrder.Uint32(note[4:])
+	if f.ByteOrder.Uint32(note) != 4 || f.ByteOrder.Uint32(note[8:]) != 4 || string(note[12:16]) != "Go\x00\x00" ||
+		uint64(length) > uint64(len(note)-16) {
+		return ""
+	}
+	return contentID(string(note[16 : 16+length]))
+}
+
+// contentID returns the last part of a build ID if the ID has the form that the go command gives executables: four
+// parts of 120 bits each in base64, the last of them the hash of the content. The linker writes the first part in its
+// place, which the go command then replaces.
+func contentID(id string) string {
+	parts := strings.Split(id, "/")
+	if len(parts) != 4 || parts[0] == parts[3] {
+		return ""
+	}
+	for _, p := range parts {
+		if b, err := base64.RawURLEncoding.DecodeString(p); err != nil || len(b) != 15 {
+			return ""
+		}
+	}
+	return parts[3]
 }
 
 // platform is the platform of this executable.
