@@ -131,7 +131,9 @@ func (e *endpoint) wait(ctx context.Context) error {
 		switch {
 		case err != nil || e.happened():
 		case how == parkedShort:
-			futexWait(&e.mine.parked, parkedShort, time.Until(end))
+			if !futexWait(&e.mine.parked, parkedShort, time.Until(end)) {
+				end = time.Now() // the next wait is a long one
+			}
 		default:
 			err = transport.Park(ctx, e.wake)
 		}
@@ -172,11 +174,13 @@ const (
 )
 
 // futexWait sleeps until the word is woken, unless it does not have this value, for the given time at most. It may also
-// return early.
-func futexWait(word *atomic.Uint32, value uint32, most time.Duration) {
+// return early. It reports whether the system has this call: a sandbox may refuse it, and kernels without 32-bit times
+// have it on 64-bit platforms only.
+func futexWait(word *atomic.Uint32, value uint32, most time.Duration) bool {
 	t := unix.NsecToTimespec(max(most, 0).Nanoseconds())
-	unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), opFutexWait, uintptr(value),
+	_, _, err := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), opFutexWait, uintptr(value),
 		uintptr(unsafe.Pointer(&t)), 0, 0)
+	return err == 0 || err == unix.EAGAIN || err == unix.EINTR || err == unix.ETIMEDOUT
 }
 
 // futexWake wakes all threads that sleep on the word.

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/transport"
 )
@@ -174,5 +176,21 @@ func TestShortWaitEnds(t *testing.T) {
 	end = now.Add(-time.Second)
 	if a.blocksShortly(&end) {
 		t.Error("short waits have no end")
+	}
+}
+
+// TestFutexWait checks that a wait for a word that has another value, and one that times out, count as waits, and that
+// one that the system refuses does not: the rank would repeat it until its time is over.
+func TestFutexWait(t *testing.T) {
+	var words [2]atomic.Uint32
+	words[0].Store(7)
+	if !futexWait(&words[0], 8, time.Minute) {
+		t.Error("a wait for another value is refused")
+	}
+	if !futexWait(&words[0], 7, time.Microsecond) {
+		t.Error("a wait of a microsecond is refused")
+	}
+	if unaligned := unsafe.Add(unsafe.Pointer(&words[0]), 1); futexWait((*atomic.Uint32)(unaligned), 0, time.Minute) {
+		t.Error("a wait that the system refuses counts as one")
 	}
 }
