@@ -17,7 +17,7 @@ const (
 	hopsMax = 255
 )
 
-// errLost is the error of a peer whose control connection ended without msgBye.
+// errLost is the error of a process whose control connection ended without msgBye.
 var errLost = errors.New("its process is gone: the connection ended")
 
 // lose handles the loss of a process that this one has noticed.

@@ -478,6 +478,77 @@ func TestCloseUnlinked(t *testing.T) {
 	}
 }
 
+// TestLeave: a process that leaves has closed its endpoints. It is not lost, also in groups that it left before it was
+// linked with this process.
+func TestLeave(t *testing.T) {
+	const n, leaves, stays = 24, 12, 2
+	j := few(t, n)
+	if j.graph.Linked(leaves, stays) {
+		t.Fatal("they are linked")
+	}
+	var subs [2]transport.Endpoint
+	for i, r := range []int{leaves, stays} {
+		e, err := j.ends[r].Split(5, []int{leaves, stays, 22})
+		if err != nil {
+			t.Fatal(err)
+		}
+		subs[i] = e
+	}
+	subs[0].Close()
+	if err := j.ends[leaves].Exchange(t.Context(), stays, transport.Frame{}, -1, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.ends[stays].Exchange(t.Context(), -1, transport.Frame{}, leaves, nil); err != nil {
+		t.Fatal(err)
+	}
+	j.ends[leaves].Close()
+	for _, e := range []transport.Endpoint{j.ends[stays], subs[1]} {
+		if d := j.next(e); !errors.Is(d.Err, transport.ErrClosed) {
+			t.Errorf("rank %d of a group of %d: %v, want that it has closed its endpoint", d.Rank, e.Size(), d.Err)
+		}
+	}
+}
+
+// TestConnectWhileClosing: a rank that requests a connection from one that is closing its endpoint, and has announced
+// that to others, does not wait for it.
+func TestConnectWhileClosing(t *testing.T) {
+	const n, closing, waits = 24, 12, 2
+	j := few(t, n)
+	e := j.ends[closing]
+	e.closed.Store(true) // the state of Close between its announcement and its end
+	defer e.closed.Store(false)
+	e.group.world.announce(e.group, &message{kind: msgClosed, group: e.group.id, from: closing})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	err := j.ends[waits].Exchange(ctx, -1, transport.Frame{}, closing, nil)
+	if down := (*transport.PeerDown)(nil); !errors.As(err, &down) || !errors.Is(err, transport.ErrClosed) {
+		t.Errorf("got %v, want that rank %d has closed its endpoint", err, closing)
+	}
+}
+
+// TestNeededLink: a link that this process needs is dialed if the connection of the other process ends before it is
+// used.
+func TestNeededLink(t *testing.T) {
+	const n, dialer, acceptor = 24, 12, 2
+	j := few(t, n)
+	w, other := j.ends[acceptor].group.world, j.ends[dialer].group.world
+	a, err := other.node.dial(t.Context(), other.target(acceptor), other.hello(acceptor), forever)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.post(dialer, nil) // the accepted connection counts
+	a.raw.Close()
+	for linked := false; !linked; time.Sleep(time.Millisecond) {
+		w.mu.Lock()
+		linked = w.links[dialer] != nil
+		opening := w.opening[dialer] != nil
+		w.mu.Unlock()
+		if !linked && !opening {
+			t.Fatal("the link was given up")
+		}
+	}
+}
+
 // TestCrossing: all ranks exchange with all others at once. Each pair of processes keeps one link, and no process is
 // reported as lost.
 func TestCrossing(t *testing.T) {

@@ -184,7 +184,7 @@ func (w *world) ended(l *link, bye bool, err error) {
 	usable := w.links[l.proc] == l
 	if o := w.opening[l.proc]; o != nil && o.accepted == l {
 		o.accepted = nil
-		if len(o.queue) > 0 && !w.closed {
+		if (o.needed || len(o.queue) > 0) && !w.closed && w.gone[l.proc] == nil {
 			w.dialLink(l.proc, o)
 		} else if !o.dialing {
 			delete(w.opening, l.proc)
@@ -193,8 +193,8 @@ func (w *world) ended(l *link, bye bool, err error) {
 	w.mu.Unlock()
 	switch {
 	case !usable:
-	case bye:
-		w.leave(l.proc, errLost)
+	case bye: // it did not announce the endpoints that it had closed before this link was open
+		w.leave(l.proc, transport.ErrClosed)
 		w.abandon(&missing{
 			reporter: w.procs[w.self].ranks[0], rank: w.procs[l.proc].ranks[0],
 			text: fmt.Sprintf("ranks %v have left before all had joined", w.procs[l.proc].ranks),
