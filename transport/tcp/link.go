@@ -101,16 +101,25 @@ func (l *link) readLoop() {
 	in := make([]byte, 0, readAhead)
 	for {
 		n, err := l.a.conn.Read(in[len(in):cap(in)])
-		if in, err = l.received(in[:len(in)+n], err); err != nil {
+		if in, err = l.received(in[:len(in)+n], err, l.handle); err != nil {
 			l.ended(err)
 			return
 		}
 	}
 }
 
-// received handles the complete messages at the start of in. It returns the rest, with room for the next message, and
-// the error that ends the connection: err, that of an invalid message, or io.EOF after msgBye.
-func (l *link) received(in []byte, err error) ([]byte, error) {
+// handle handles a message other than msgBye.
+func (l *link) handle(m *message) {
+	if m.kind == msgOpen {
+		l.w.opened(l)
+	} else {
+		l.w.receive(m, l.proc)
+	}
+}
+
+// received passes the complete messages at the start of in to handle. It returns the rest, with room for the next
+// message, and the error that ends the connection: err, that of an invalid message, or io.EOF after msgBye.
+func (l *link) received(in []byte, err error, handle func(*message)) ([]byte, error) {
 	rest := in
 	for {
 		var m message
@@ -129,10 +138,8 @@ func (l *link) received(in []byte, err error) ([]byte, error) {
 		case m.kind == msgBye:
 			l.bye = true
 			return nil, io.EOF
-		case m.kind == msgOpen:
-			l.w.opened(l)
 		default:
-			l.w.receive(&m, l.proc)
+			handle(&m)
 		}
 		rest = rest[n:]
 	}
