@@ -59,14 +59,13 @@ func (r *Report) left() (n int) {
 	return n
 }
 
-// silentSince lets the silence of a node begin at a time, unless it has sent reports since then.
-func (j *judge) silentSince(node int, since time.Time) {
-	n := j.nodes[node]
-	if n == nil {
-		n = &nodeState{}
-		j.nodes[node] = n
+// coordinated lets the silence of the former coordinator's node begin with its latest report, which was sent
+// [Report.ViewAge] after a view. The latest view arrived at a time at which that view was written, or later: so the
+// silence is never counted too early. The report of a process that has made no view is as new as those of the others.
+func (j *judge) coordinated(node int, viewAt time.Time) {
+	if n := j.nodes[node]; n != nil && n.report.ViewAge > 0 {
+		n.received = sooner(n.received, viewAt.Add(fromMilliseconds(n.report.ViewAge)))
 	}
-	n.received = since
 }
 
 // slept subtracts a time from every silence: this process did not run then and could not read reports.

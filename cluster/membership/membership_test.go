@@ -2,6 +2,7 @@ package membership_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -37,8 +38,12 @@ type cluster struct {
 
 	messages, bytes atomic.Int64
 	failing         atomic.Bool // each fifth Swap fails, in turns before and after it was made
+	noViews         atomic.Bool // all fail
 	swaps           atomic.Int64
 	fenced          atomic.Bool // the job is in a later epoch
+	unwatch         func()      // ends watch
+
+	spread, latency time.Duration // the longest random delay of a member's start, and of a message to or from the store
 }
 
 type member struct {
@@ -52,7 +57,8 @@ type member struct {
 	mu      sync.Mutex
 	verdict membership.WorkerState
 	err     error
-	at      time.Time
+	at      time.Time // when it was known
+	lost    time.Time // when a view first declared this worker lost; zero: never
 }
 
 // gate holds the store's calls of a process that is stopped, as long as it is.
@@ -122,7 +128,9 @@ func (l *link) call(ctx context.Context, bytes int, f func(context.Context) int)
 	}
 	l.c.messages.Add(1)
 	l.c.bytes.Add(int64(bytes))
+	l.c.delay(l.c.latency)
 	got := f(ctx)
+	l.c.delay(l.c.latency)
 	if l.c.cut[l.node].Load() {
 		return rendezvous.ErrLost // the answer is lost
 	}
@@ -132,6 +140,13 @@ func (l *link) call(ctx context.Context, bytes int, f func(context.Context) int)
 	l.c.messages.Add(1)
 	l.c.bytes.Add(int64(got))
 	return nil
+}
+
+// delay waits for a random time.
+func (c *cluster) delay(most time.Duration) {
+	if most > 0 {
+		time.Sleep(rand.N(most))
+	}
 }
 
 // frame is what a message has besides its content.
@@ -152,7 +167,7 @@ func (l *link) Set(ctx context.Context, key string, value []byte) (err error) {
 func (l *link) Swap(ctx context.Context, key string, revision uint64, value []byte) (done bool, err error) {
 	if e := l.call(ctx, frame+len(key)+len(value), func(ctx context.Context) int {
 		n := l.c.swaps.Add(1)
-		if done, err = false, rendezvous.ErrLost; l.c.failing.Load() && n%10 == 0 {
+		if done, err = false, rendezvous.ErrLost; l.c.noViews.Load() || l.c.failing.Load() && n%10 == 0 {
 			return frame
 		}
 		if done, err = l.Store.Swap(ctx, key, revision, value); l.c.failing.Load() && n%10 == 5 {
@@ -184,7 +199,14 @@ func (l *link) Changes(
 // start starts a job of nodes with so many workers each, for which agents report unless they are nil.
 func start(t *testing.T, nodes, workers int, timing membership.Timing, agents *membership.Timing) *cluster {
 	t.Helper()
-	c := &cluster{store: rendezvous.NewMemory(), timing: timing, cut: make([]atomic.Bool, nodes)}
+	return new(cluster).start(t, nodes, workers, timing, agents)
+}
+
+func (c *cluster) start(
+	t *testing.T, nodes, workers int, timing membership.Timing, agents *membership.Timing,
+) *cluster {
+	t.Helper()
+	c.store, c.timing, c.cut = rendezvous.NewMemory(), timing, make([]atomic.Bool, nodes)
 	var numbers []int
 	var files []*membership.NodeFile
 	for n := range nodes {
@@ -217,6 +239,7 @@ func start(t *testing.T, nodes, workers int, timing membership.Timing, agents *m
 			c.agents = append(c.agents, a)
 			go func() {
 				defer close(a.done)
+				c.delay(c.spread)
 				r.Run(ctx)
 			}()
 		}
@@ -242,6 +265,7 @@ func start(t *testing.T, nodes, workers int, timing membership.Timing, agents *m
 			c.members = append(c.members, m)
 			go func() {
 				defer close(m.done)
+				c.delay(c.spread)
 				m.Run(ctx)
 			}()
 			go func() {
@@ -254,7 +278,39 @@ func start(t *testing.T, nodes, workers int, timing membership.Timing, agents *m
 			}()
 		}
 	}
+	ctx, end := context.WithCancel(t.Context())
+	var watching sync.WaitGroup
+	watching.Go(func() { c.watch(ctx, c.store.Open()) })
+	c.unwatch = func() { end(); watching.Wait() }
 	return c
+}
+
+// watch records when a view in the store first declares each worker lost.
+func (c *cluster) watch(ctx context.Context, store rendezvous.Store) {
+	for after := uint64(0); ; {
+		entries, revision, err := store.Changes(ctx, "job/heartbeats-view", after)
+		if err != nil {
+			return
+		}
+		after = revision
+		for _, e := range entries {
+			var v membership.View
+			if json.Unmarshal(e.Value, &v) != nil {
+				continue
+			}
+			for _, d := range v.Doubts {
+				for _, w := range d.Workers {
+					if m := c.members[w]; d.Lost {
+						m.mu.Lock()
+						if m.lost.IsZero() {
+							m.lost = time.Now()
+						}
+						m.mu.Unlock()
+					}
+				}
+			}
+		}
+	}
 }
 
 // stop ends all members.
@@ -270,6 +326,7 @@ func (c *cluster) stop() {
 	for _, m := range all {
 		<-m.done
 	}
+	c.unwatch()
 }
 
 // result returns what a member has concluded.
@@ -501,10 +558,52 @@ func oneFault(t *testing.T, seed uint64) {
 	}
 }
 
+// TestLeaseOrder: in jobs of many sizes, with heartbeats and messages at random times, some nodes are cut off, often
+// with the coordinator. No view declares a worker lost before that worker has ended.
+func TestLeaseOrder(t *testing.T) {
+	sizes := []int{2, 3, 20}
+	if !testing.Short() {
+		sizes = nil
+		for n := 2; n <= 70; n += 1 + n/8 {
+			sizes = append(sizes, n)
+		}
+	}
+	for _, nodes := range sizes {
+		for _, agents := range []*membership.Timing{nil, &usual} {
+			synctest.Test(t, func(t *testing.T) { leaseOrder(t, nodes, agents) })
+		}
+	}
+}
+
+func leaseOrder(t *testing.T, nodes int, agents *membership.Timing) {
+	timing := usual
+	timing.Timeout = 12 * time.Second
+	c := &cluster{spread: 2 * time.Second, latency: rand.N(200 * time.Millisecond)}
+	c.start(t, nodes, 1+rand.IntN(2), timing, agents)
+	defer c.stop()
+	c.failing.Store(rand.IntN(2) == 0)
+	time.Sleep(5*time.Second + rand.N(5*time.Second))
+	if rand.IntN(2) == 0 { // the coordinator reports, and writes no view
+		c.noViews.Store(true)
+		time.Sleep(rand.N(2 * timing.Every))
+	}
+	began := time.Now()
+	first := rand.IntN(2) * rand.IntN(nodes)
+	var gone []int
+	for n := first; n < min(nodes, first+1+rand.IntN(min(5, nodes-1))); n++ {
+		c.cut[n].Store(true)
+		gone = append(gone, c.nodes[n]...)
+	}
+	c.noViews.Store(false)
+	time.Sleep(2*timing.Timeout + 4*timing.Every) // two nodes may have to take over
+	for _, w := range gone {
+		c.members[w].ordered(t, began)
+	}
+}
+
 // agree checks the verdicts of all members besides those that are gone.
 func (c *cluster) agree(t *testing.T, gone []int, began time.Time, bound time.Duration) {
 	t.Helper()
-	first := time.Time{}
 	for _, m := range c.members {
 		v, at, err := m.result()
 		switch {
@@ -521,20 +620,22 @@ func (c *cluster) agree(t *testing.T, gone []int, began time.Time, bound time.Du
 		case at.Sub(began) > bound || at.Sub(began) < c.timing.Timeout-2*c.timing.Every:
 			t.Errorf("worker %d: after %v, want at most %v", m.worker, at.Sub(began), bound)
 		}
-		if first.IsZero() || !at.IsZero() && at.Before(first) {
-			first = at
-		}
 	}
 	for _, w := range gone {
-		m := c.members[w]
-		if m.gate.closed() {
-			continue
+		if m := c.members[w]; !m.gate.closed() {
+			m.ordered(t, began)
 		}
-		_, at, err := m.result()
-		if !errors.Is(err, rendezvous.ErrLost) || at.After(first) {
-			t.Errorf("worker %d, which is cut off: %v at %v, want ErrLost before the others' verdict at %v", w, err,
-				at.Sub(began), first.Sub(began))
-		}
+	}
+}
+
+// ordered checks that a member that was cut off has ended before a view has declared it lost.
+func (m *member) ordered(t *testing.T, began time.Time) {
+	t.Helper()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !errors.Is(m.err, rendezvous.ErrLost) || m.lost.IsZero() || m.at.After(m.lost) {
+		t.Errorf("worker %d, which is cut off: %v at %v, want ErrLost before the verdict on it at %v", m.worker, m.err,
+			m.at.Sub(began), m.lost.Sub(began))
 	}
 }
 

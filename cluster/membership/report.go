@@ -18,7 +18,10 @@ type Report struct {
 	// Final marks the last report: all workers of the node have left.
 	Final bool `json:"final,omitempty"`
 	// Epoch is the epoch of the job that the workers are in.
-	Epoch   uint32         `json:"epoch"`
+	Epoch uint32 `json:"epoch"`
+	// ViewAge is how long after the latest view that the node is known to have written this report was sent, in
+	// milliseconds, at least 1: the next coordinator counts the silence of this node by it. 0: it has made no view.
+	ViewAge int64          `json:"view_age_ms,omitempty"`
 	Workers []WorkerReport `json:"workers,omitempty"`
 }
 
@@ -38,7 +41,7 @@ func DecodeReport(text []byte) (Report, error) {
 	if err := json.Unmarshal(text, &r); err != nil {
 		return r, fmt.Errorf("membership: a node's report: %w", err)
 	}
-	if r.Node < 0 || slices.ContainsFunc(r.Workers, func(w WorkerReport) bool {
+	if r.Node < 0 || r.ViewAge < 0 || slices.ContainsFunc(r.Workers, func(w WorkerReport) bool {
 		return w.Worker < 0 || w.Worker >= workersMax || w.Silent < 0 || w.Stalled < 0
 	}) {
 		return r, errors.New("membership: a node's report has a negative or too large number")

@@ -59,9 +59,10 @@ type Reporter struct {
 	view      *View // the latest; nil: none
 	viewText  []byte
 	viewAt    time.Time
-	revision  uint64 // of the view's key
-	fenced    bool   // the store refuses the reports: the job is in a later epoch
-	answered  bool   // the file has the latest view and echo
+	revision  uint64    // of the view's key
+	viewed    time.Time // when the write of the latest view that this process is known to have written began; zero: none
+	fenced    bool      // the store refuses the reports: the job is in a later epoch
+	answered  bool      // the file has the latest view and echo
 	rewritten time.Time
 }
 
@@ -288,17 +289,20 @@ func (r *Reporter) send(ctx context.Context) {
 			return
 		}
 		r.mu.Lock()
-		next := r.next
+		next, viewed := r.next, r.viewed
 		r.next = nil
 		r.mu.Unlock()
 		if next == nil {
 			continue
 		}
+		began := time.Now()
+		if !viewed.IsZero() {
+			next.ViewAge = milliseconds(began.Sub(viewed)) + 1
+		}
 		text, err := json.Marshal(next)
 		if err != nil {
 			panic(err) // our own types
 		}
-		began := time.Now()
 		if err := r.cfg.Store.Set(ctx, r.key(), text); err != nil {
 			if errors.Is(err, rendezvous.ErrFenced) {
 				r.mu.Lock()
@@ -411,19 +415,19 @@ func (r *Reporter) lead(ctx context.Context, before *View, since time.Time, revi
 	var following sync.WaitGroup
 	defer following.Wait()
 	defer cancel()
-	// The reports of the other nodes may be as new as this moment. The former coordinator's is as old as its last view.
+	// The reports of the other nodes may be as new as this moment.
 	now := time.Now()
 	c := &coordinator{reporter: r, judge: newJudge(r.cfg.Timing, r.cfg.Nodes, now), news: make(chan struct{}, 1)}
 	c.readAt, c.view.Node = now, r.cfg.Node
 	if before != nil {
 		c.view.Term = before.Term
-		if !before.Released && before.Node != r.cfg.Node && r.has(before.Node) {
-			c.judge.silentSince(before.Node, since.Add(r.cfg.Timing.Every))
-		}
 	}
 	c.view.Term++
 	if c.read(ctx) != nil {
 		return
+	}
+	if before != nil && !before.Released && before.Node != r.cfg.Node {
+		c.judge.coordinated(before.Node, since)
 	}
 	if done, err := c.write(ctx, before == nil, revision); !done || err != nil {
 		return
@@ -600,10 +604,25 @@ func (c *coordinator) write(ctx context.Context, create bool, revision uint64) (
 	if err != nil {
 		panic(err) // our own types
 	}
-	store, key := c.reporter.cfg.Store, c.reporter.cfg.Key+viewSuffix
+	r, began := c.reporter, time.Now()
+	r.wrote(began, false)
+	key := r.cfg.Key + viewSuffix
 	if create {
-		_, done, err = store.Create(ctx, key, text)
-		return done, err
+		_, done, err = r.cfg.Store.Create(ctx, key, text)
+	} else {
+		done, err = r.cfg.Store.Swap(ctx, key, revision, text)
 	}
-	return store.Swap(ctx, key, revision, text)
+	if done && err == nil {
+		r.wrote(began, true)
+	}
+	return done, err
+}
+
+// wrote records when the write of a view began. Until one is known to be written, the first one counts.
+func (r *Reporter) wrote(began time.Time, known bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if known || r.viewed.IsZero() {
+		r.viewed = began
+	}
 }
