@@ -32,8 +32,11 @@ type communicator struct {
 	work    chan struct{} // one token: the worker has something to do
 	pending atomic.Int64  // started calls that were not awaited
 
-	mu       sync.Mutex
-	next     uint64 // number of the next call, of any kind
+	sole  atomic.Uint64 // the state while no call or only a Do is in progress: see sole.go
+	ahead atomic.Uint64 // then: how many more collectives than calls were counted, modulo 2^64
+
+	mu       sync.Mutex // see lock, which makes next to doing valid
+	next     uint64     // number of the next call, of any kind
 	numbers  fingerprint.Numbers
 	turn     uint64
 	blocked  bool   // a Do or DoAll is in progress, or waits for its turn
@@ -77,9 +80,7 @@ func (c *communicator) Err() error { return c.group.cause() }
 func (c *communicator) Pending() int { return int(c.pending.Load()) }
 
 func (c *communicator) Progress() (begun, over uint64, call string) {
-	c.mu.Lock()
-	begun, over = c.next, c.turn
-	c.mu.Unlock()
+	begun, over = c.counts()
 	if begun == over {
 		return begun, over, ""
 	}
@@ -96,9 +97,9 @@ func (c *communicator) NewBuffer(bytes int) (tensor.Memory, error) {
 	if bytes < 0 {
 		return tensor.Memory{}, c.failure(ErrInvalid, fmt.Errorf("a buffer of %d bytes", bytes))
 	}
-	c.mu.Lock()
+	c.lock()
 	closing := c.closing
-	c.mu.Unlock()
+	c.unlock()
 	if closing {
 		return tensor.Memory{}, c.failure(ErrClosed, nil)
 	}
@@ -162,7 +163,9 @@ func (c *communicator) do(ctx context.Context, call *Call, then func() error) er
 	if err == nil && then != nil {
 		err = then()
 	}
-	c.finish(true)
+	if !c.finishSole(t.turn) {
+		c.finish(true)
+	}
 	c.group.watcher.leave(c.rank, t.seq, call, err)
 	return err
 }
@@ -230,14 +233,20 @@ const (
 
 // enter numbers a call and reports whether it may run now.
 func (c *communicator) enter(call *Call, how manner) (t ticket, ready bool, err error) {
-	c.mu.Lock()
+	if how == blocking && !call.pairwise() {
+		if t, ready = c.enterSole(); ready {
+			c.group.watcher.enter(c.rank, t.seq, call)
+			return t, true, nil
+		}
+	}
+	c.lock()
 	if c.closing {
-		c.mu.Unlock()
+		c.unlock()
 		return t, false, c.failure(ErrClosed, nil)
 	}
 	if how != started && c.blocked {
 		doing := c.doing
-		c.mu.Unlock()
+		c.unlock()
 		err := fmt.Errorf(
 			"this rank is in call %d on another goroutine: one goroutine at a time may use a communicator", doing)
 		return t, false, c.group.fail(c.callError(call, ticket{seq: doing}, ErrBusy, err), c.rank)
@@ -252,7 +261,7 @@ func (c *communicator) enter(call *Call, how manner) (t ticket, ready bool, err 
 	if how != started {
 		c.blocked, c.doing, c.direct = true, t.turn, how == blocking
 	}
-	c.mu.Unlock()
+	c.unlock()
 	c.group.watcher.enter(c.rank, t.seq, call)
 	return t, ready, nil
 }
@@ -279,7 +288,7 @@ func (c *communicator) block(ctx context.Context, token <-chan struct{}, call *C
 
 // finish passes the turn to the next call.
 func (c *communicator) finish(blocked bool) {
-	c.mu.Lock()
+	c.lock()
 	if blocked {
 		c.blocked = false
 	}
@@ -291,7 +300,7 @@ func (c *communicator) finish(blocked bool) {
 		wake(c.work)
 	}
 	c.leaveLocked()
-	c.mu.Unlock()
+	c.unlock()
 }
 
 // leaveLocked closes gone when no call is running any more.
@@ -312,9 +321,9 @@ func wake(c chan struct{}) {
 func (c *communicator) Abort(cause error) { c.group.abort(c.asError(cause)) }
 
 func (c *communicator) Close() error {
-	c.mu.Lock()
+	c.lock()
 	if c.closing {
-		c.mu.Unlock()
+		c.unlock()
 		<-c.closed
 		return c.closeErr
 	}
@@ -322,7 +331,7 @@ func (c *communicator) Close() error {
 	busy := c.turn != c.next
 	c.leaveLocked()
 	wake(c.work)
-	c.mu.Unlock()
+	c.unlock()
 	if busy {
 		c.group.abort(c.failure(ErrClosed, nil))
 	}
@@ -351,10 +360,10 @@ func (c *communicator) Flight() flight.Rank {
 	if missing != nil {
 		of = missing()
 	}
-	c.mu.Lock() // read after the calls: a call that had ended by then counts as ended
+	c.lock() // read after the calls: a call that had ended by then counts as ended
 	over, next := c.turn, c.next
 	out.Entered = c.numbers.Of(0, 0)
-	c.mu.Unlock()
+	c.unlock()
 	if err := g.cause(); err != nil {
 		out.Err = firstLine(err)
 	}

@@ -90,20 +90,20 @@ func (c *communicator) newHandle() *handle {
 
 // enqueue passes an entered call to the worker.
 func (c *communicator) enqueue(h *handle) {
-	c.mu.Lock()
+	c.lock()
 	c.queue = append(c.queue, h)
 	if !c.working {
 		c.working = true
 		c.workers.Go(c.serve)
 	}
-	c.mu.Unlock()
+	c.unlock()
 	wake(c.work)
 }
 
 // serve is the worker: it executes the queued calls until Close.
 func (c *communicator) serve() {
 	for {
-		c.mu.Lock()
+		c.lock()
 		var h *handle
 		if len(c.queue) > 0 && c.queue[0].turn == c.turn {
 			h = c.queue[0]
@@ -112,7 +112,7 @@ func (c *communicator) serve() {
 			c.queue = c.queue[:n]
 		}
 		end := c.closing && c.turn == c.next
-		c.mu.Unlock()
+		c.unlock()
 		switch {
 		case h != nil:
 			h.err = c.execute(h.ctx, h.call, h.ticket, false)

@@ -94,10 +94,10 @@ func (e *endpoint) spun(round, polls int) {
 }
 
 // Two ranks can be on one processor while another is idle. When Go's scheduler wakes a thread to take one of two ranks
-// on a thread, the system may let that thread wait for the processor of the thread that wakes it: Linux does in virtual
-// machines, where it takes an idle processor that the hypervisor has stopped for a preempted one, until it balances the
-// load after some milliseconds. So the ranks separate themselves: one moves its thread to another processor. The others
-// spin meanwhile: if they blocked, their threads would be woken, to the same processor, again.
+// on a thread, the system may let that thread wait for the processor of the thread that wakes it. Linux does so in a
+// virtual machine, until it balances the load after some milliseconds; probably it takes an idle processor, which the
+// hypervisor has stopped, for a preempted one. So the ranks separate themselves: one moves its thread to another
+// processor. The others spin meanwhile: if they blocked, their threads would be woken, to the same processor, again.
 
 // handoverMax is the number of waits, in succession, that end as the rank yields, after which it assumes that another
 // rank is on the same thread.

@@ -36,6 +36,9 @@ func (n *Numbers) Next(op plan.Op, peer int) uint64 {
 	return *count - 1
 }
 
+// SetCollectives sets the count of collectives.
+func (n *Numbers) SetCollectives(count uint64) { n.collectives = count }
+
 // Set makes n a copy of other.
 func (n *Numbers) Set(other *Numbers) {
 	n.collectives = other.collectives
