@@ -501,12 +501,23 @@ func TestLeave(t *testing.T) {
 	if err := j.ends[stays].Exchange(t.Context(), -1, transport.Frame{}, leaves, nil); err != nil {
 		t.Fatal(err)
 	}
+	for !j.linked(stays, leaves) { // the frame may arrive before the link is open
+		time.Sleep(time.Millisecond)
+	}
 	j.ends[leaves].Close()
 	for _, e := range []transport.Endpoint{j.ends[stays], subs[1]} {
 		if d := j.next(e); !errors.Is(d.Err, transport.ErrClosed) {
 			t.Errorf("rank %d of a group of %d: %v, want that it has closed its endpoint", d.Rank, e.Size(), d.Err)
 		}
 	}
+}
+
+// linked reports whether the link of a process with another one is open.
+func (j *job) linked(process, with int) bool {
+	w := j.ends[process].group.world
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.links[with] != nil
 }
 
 // TestConnectWhileClosing: a rank that requests a connection from one that is closing its endpoint, and has announced
