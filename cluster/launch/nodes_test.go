@@ -765,12 +765,12 @@ type between struct {
 	rendezvous.Store
 	key  string
 	call func()
+	once sync.Once
 }
 
 func (b *between) before(key string) {
-	if call := b.call; key == b.key && call != nil {
-		b.call = nil
-		call()
+	if key == b.key && b.call != nil {
+		b.once.Do(b.call)
 	}
 }
 
@@ -806,7 +806,7 @@ func TestClearingEarlierRun(t *testing.T) {
 		earlier, next := newNode(1, memory.Open()), newNode(1, memory.Open())
 		sit(earlier)
 		earlier.endJob(t.Context(), 3, "enough")
-		sit(newNode(0, &between{memory.Open(), next.key("event", "slot", 1), func() { sit(next) }}))
+		sit(newNode(0, &between{Store: memory.Open(), key: next.key("event", "slot", 1), call: func() { sit(next) }}))
 		if err := next.renew(t.Context(), 0, next.mine.registration); err != nil {
 			t.Errorf("the agent that has taken its slot meanwhile: %v", err)
 		}
@@ -821,7 +821,7 @@ func TestClearingEarlierRun(t *testing.T) {
 				t.Error("the agent of the earlier run has not left")
 			}
 		}
-		next := newNode(0, &between{memory.Open(), earlier.key("event", "slot", 1), leave})
+		next := newNode(0, &between{Store: memory.Open(), key: earlier.key("event", "slot", 1), call: leave})
 		sit(next)
 		if earlier.leave() {
 			t.Error("the agent of the earlier run has written to a slot that was cleared")
