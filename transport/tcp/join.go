@@ -26,6 +26,7 @@ type joining struct {
 
 	// Guarded by the world's mu.
 	reported map[int]bool // processes that have sent msgReady
+	answered map[int]bool // processes that have answered a query
 	missing  *missing     // what this process reports to its neighbours; nil: nothing
 }
 
@@ -41,6 +42,9 @@ const (
 	// reportGrace is how long a process whose own links are complete waits after its deadline for the report of another
 	// one that knows who is missing.
 	reportGrace = 3 * time.Second
+	// queryGrace is how much of that the processes that it waits for have to answer a query. One that does not is
+	// suspended.
+	queryGrace = time.Second
 	// leaveGrace is how long a process that reports it waits for neighbours that are not connected yet.
 	leaveGrace = 500 * time.Millisecond
 )
@@ -49,6 +53,7 @@ func newJoining(w *world) *joining {
 	j := &joining{
 		parent: -1, linked: make(chan struct{}, len(w.next)), complete: make(chan struct{}),
 		refused: make(chan struct{}, len(w.next)), failed: make(chan *missing, 1), reported: map[int]bool{},
+		answered: map[int]bool{},
 	}
 	if !w.graph.Mesh() {
 		j.parent, j.children = w.graph.Parent(w.self), w.graph.Children(w.self)
@@ -131,33 +136,87 @@ func (w *world) await(ctx context.Context, j *joining, ready <-chan struct{}) er
 	case <-ctx.Done():
 	}
 	cause := context.Cause(ctx)
+	late := errors.Is(cause, context.DeadlineExceeded)
 	ranks, text := w.missing()
-	if len(ranks) == 0 && errors.Is(cause, context.DeadlineExceeded) {
-		timer := time.NewTimer(reportGrace)
-		defer timer.Stop()
-		select {
-		case <-ready:
-			return nil
-		case m := <-j.failed:
-			return w.reported(j, m)
-		case <-timer.C:
+	if len(ranks) == 0 && late {
+		var err error
+		if ranks, text, err = w.awaitReport(j, ready, cause); len(ranks) == 0 {
+			return err
 		}
-		return &transport.NotConnected{Err: w.failedToJoin(fmt.Errorf(
-			"not all ranks have joined: this process is connected with those that it needs: %w", cause))}
+	}
+	dialed := (*transport.NotConnected)(nil)
+	if errors.As(cause, &dialed) {
+		ranks, text = dialed.Ranks, fmt.Sprintf("not connected with ranks %v", dialed.Ranks)
 	}
 	err := w.failedToJoin(fmt.Errorf("%s: %w", text, cause))
-	dialed := (*transport.NotConnected)(nil)
-	late := errors.Is(cause, context.DeadlineExceeded)
-	switch {
-	case errors.As(cause, &dialed):
-		ranks = dialed.Ranks
-	case !late:
+	if dialed == nil && !late {
 		return err
 	}
 	w.notify(j, &missing{
 		reporter: w.procs[w.self].ranks[0], rank: ranks[0], late: late, text: fmt.Sprintf("%s: %v", text, cause),
 	})
 	return &transport.NotConnected{Ranks: ranks, Err: err}
+}
+
+// awaitReport waits for what this process still needs after its deadline, although it is connected with its neighbours:
+// for ready, for the report of a process that knows who is missing, or for an answer of those that are to send ready.
+// It returns the ranks of one that does not answer, and describes them.
+func (w *world) awaitReport(j *joining, ready <-chan struct{}, cause error) (ranks []int, text string, err error) {
+	silent := w.silent(j)
+	for _, p := range silent {
+		// Its process answers a query of any rank, also of one that has no endpoint yet.
+		w.post(p, &message{kind: msgAsk, from: uint32(w.procs[w.self].ranks[0]), to: uint32(w.procs[p].ranks[0])})
+	}
+	since := time.Now()
+	for _, grace := range []time.Duration{queryGrace, reportGrace} {
+		timer := time.NewTimer(time.Until(since.Add(grace)))
+		defer timer.Stop()
+		select {
+		case <-ready:
+			return nil, "", nil
+		case m := <-j.failed:
+			return nil, "", w.reported(j, m)
+		case <-timer.C:
+		}
+		if grace == reportGrace {
+			break
+		}
+		for _, p := range silent {
+			w.mu.Lock()
+			suspended := !j.answered[p]
+			w.mu.Unlock()
+			if suspended {
+				return w.procs[p].ranks, fmt.Sprintf("the process of ranks %v at %s is connected, but does not respond: "+
+					"it is suspended or overloaded", w.procs[p].ranks, w.procs[p].addr), nil
+			}
+		}
+	}
+	return nil, "", &transport.NotConnected{Err: w.failedToJoin(fmt.Errorf(
+		"not all ranks have joined: this process is connected with those that it needs: %w", cause))}
+}
+
+// silent returns the processes whose report this process waits for: children, then the parent.
+func (w *world) silent(j *joining) (procs []int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, p := range j.children {
+		if !j.reported[p] {
+			procs = append(procs, p)
+		}
+	}
+	if len(procs) == 0 && j.parent >= 0 {
+		procs = append(procs, j.parent)
+	}
+	return procs
+}
+
+// receiveAnswer records that a process responds, while this one joins the group.
+func (w *world) receiveAnswer(proc int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.joining != nil {
+		w.joining.answered[proc] = true
+	}
 }
 
 // failedToJoin adds the name of the group to the reason why it could not be opened.
@@ -176,7 +235,9 @@ func (w *world) missing() (ranks []int, text string) {
 			who = append(who, fmt.Sprintf("%v at %s", w.procs[p].ranks, w.procs[p].addr))
 		}
 	}
-	text = "not connected with ranks " + strings.Join(who, ", ")
+	if text = "not all ranks have joined"; len(who) > 0 {
+		text = "not connected with ranks " + strings.Join(who, ", ")
+	}
 	if last := w.node.acceptor.LastRefusal(); last != "" {
 		text += " (" + last + ")"
 	}

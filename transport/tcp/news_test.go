@@ -599,7 +599,7 @@ func TestCrossing(t *testing.T) {
 
 // TestJoinMissing: if a process does not join, all others get an error that names it, soon after the first finds out.
 func TestJoinMissing(t *testing.T) {
-	const n, absent = 20, 7
+	const n, absent = 20, 8
 	var nodes []*Node
 	addrs := make([]string, n)
 	for i := range n {
@@ -614,20 +614,24 @@ func TestJoinMissing(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		id   uint64
-		act  func() // of the absent one
+		act  func(over <-chan struct{}) // of the absent one
 		want string
 	}{
-		{"absent", 1, func() {}, "not connected with ranks [7]"},
-		{"refusing", 2, func() {}, "of another job"},
-		{"leaving", 3, func() {
+		{"absent", 1, func(<-chan struct{}) {}, "not connected with ranks [8]"},
+		{"refusing", 2, func(<-chan struct{}) {}, "not connected with ranks [8]: connecting to "},
+		{"leaving", 3, func(<-chan struct{}) {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			defer cancel()
 			if _, err := nodes[absent].Group(ctx, GroupConfig{ID: 3, Addrs: addrs, Local: []int{absent}}); err == nil {
 				t.Error("joined a group whose other members are late")
 			}
 		}, ""},
+		{"suspended", 4, func(over <-chan struct{}) {
+			suspended(t, nodes[absent], GroupConfig{ID: 4, Addrs: addrs, Local: []int{absent}}, over)
+		}, "does not respond"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			late := c.name == "absent" || c.name == "suspended"
 			ctx, cancel := context.WithCancelCause(t.Context())
 			defer cancel(nil)
 			addrs := slices.Clone(addrs)
@@ -639,12 +643,13 @@ func TestJoinMissing(t *testing.T) {
 				defer node.Close()
 				addrs[absent] = node.Addr()
 			}
-			var joining sync.WaitGroup
-			joining.Go(c.act)
-			if c.name == "absent" {
+			var joining, members sync.WaitGroup
+			over := make(chan struct{})
+			joining.Go(func() { c.act(over) })
+			if late {
 				joining.Go(func() { // the deadline, once the others are connected
 					begin := time.Now()
-					for !connectedBut(nodes, absent, worldKey{0, c.id}) && time.Since(begin) < time.Minute {
+					for time.Since(begin) < time.Minute && !connectedBut(nodes, absent, worldKey{0, c.id}, c.name == "absent") {
 						time.Sleep(time.Millisecond)
 					}
 					cancel(context.DeadlineExceeded)
@@ -654,22 +659,24 @@ func TestJoinMissing(t *testing.T) {
 				if i == absent || c.name == "leaving" && i == absent+2 {
 					continue // the last one of them is late, so the other leaves while they wait
 				}
-				joining.Go(func() {
+				members.Go(func() {
 					_, err := node.Group(ctx, GroupConfig{ID: c.id, Addrs: addrs, Local: []int{i}})
 					e := (*transport.NotConnected)(nil)
 					if !errors.As(err, &e) || c.name != "leaving" && (!slices.Equal(e.Ranks, []int{absent}) ||
-						errors.Is(err, context.DeadlineExceeded) != (c.name == "absent")) {
+						errors.Is(err, context.DeadlineExceeded) != late || !strings.Contains(err.Error(), c.want)) {
 						t.Errorf("rank %d: %v", i, err)
 					}
 				})
 			}
+			members.Wait()
+			close(over)
 			joining.Wait()
 		})
 	}
 }
 
 // connectedBut reports whether all processes but one are connected with their other neighbours.
-func connectedBut(nodes []*Node, absent int, key worldKey) bool {
+func connectedBut(nodes []*Node, absent int, key worldKey, without bool) bool {
 	for i, node := range nodes {
 		if i == absent {
 			continue
@@ -681,7 +688,7 @@ func connectedBut(nodes []*Node, absent int, key worldKey) bool {
 			return false
 		}
 		want := len(w.next)
-		if w.graph.Linked(i, absent) {
+		if without && w.graph.Linked(i, absent) {
 			want--
 		}
 		w.mu.Lock()
@@ -692,6 +699,38 @@ func connectedBut(nodes []*Node, absent int, key worldKey) bool {
 		}
 	}
 	return true
+}
+
+// suspended makes the process of a node connect with its neighbours in a group, and then handle no message until over.
+func suspended(t *testing.T, node *Node, g GroupConfig, over <-chan struct{}) {
+	w, err := newWorld(node, g)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	node.mu.Lock()
+	node.worlds[w.key] = w
+	close(node.changed)
+	node.changed = make(chan struct{})
+	node.mu.Unlock()
+	for _, p := range w.next {
+		if p < w.self {
+			a, err := node.dial(t.Context(), w.target(p), w.hello(p), forever)
+			if err == nil {
+				err = w.connected(a, p)
+			}
+			if err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}
+	for range w.next {
+		<-w.joining.linked
+	}
+	w.mu.Lock()
+	<-over
+	w.mu.Unlock()
 }
 
 // TestHostileNews: news about ranks that do not exist, about the receiver, of groups that do not fit, or that have

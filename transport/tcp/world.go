@@ -309,6 +309,8 @@ func (w *world) receive(m *message, proc int) {
 	case msgLost:
 		w.receiveLost(m, proc)
 		return
+	case msgAnswer:
+		w.receiveAnswer(proc)
 	case msgFailed:
 		if !w.forwardFailure(m, proc) {
 			return
