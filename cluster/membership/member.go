@@ -434,6 +434,9 @@ func (m *Member) Lost(ctx context.Context) (WorkerState, error) {
 			switch {
 			case !v.Lost || v.Heartbeat.Final:
 			case v.Worker == m.cfg.Worker:
+				if err := m.writeError(); err != nil { // why the others have received no heartbeat
+					return v, err
+				}
 				return v, fmt.Errorf("%w: they have received no heartbeat of it for %v", ErrDeclaredLost,
 					v.Silent.Round(time.Millisecond))
 			case longest.Worker < 0 || v.Silent > longest.Silent:
@@ -462,13 +465,24 @@ func (m *Member) Lost(ctx context.Context) (WorkerState, error) {
 	}
 }
 
+// writeError returns an ErrFile if the latest heartbeat could not be written.
+func (m *Member) writeError() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.failed == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", ErrFile, m.failed)
+}
+
 // leaseEnded returns the error of a worker whose heartbeats the store has not acknowledged.
 func (m *Member) leaseEnded(silent time.Duration) error {
+	if err := m.writeError(); err != nil {
+		return err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch answered := time.Since(m.answerAt); {
-	case m.failed != nil:
-		return fmt.Errorf("%w: %w", ErrFile, m.failed)
 	case m.cfg.Agent && answered >= m.cfg.Timing.suspectAfter(): // it writes its answer even without a store
 		return fmt.Errorf("%w: it has written no answer for %v", ErrAgent, answered.Round(time.Millisecond))
 	}

@@ -219,7 +219,9 @@ func (m *Mover) Leave(cpu int, taken []int) {
 func (m *Mover) leave(cpu int, taken []int) bool {
 	if m.before == nil || unix.SchedGetaffinityDynamic(0, m.before) != nil {
 		m.before = maskOf(0)
-		m.others, m.now, m.all = slices.Clone(m.before), slices.Clone(m.before), slices.Clone(m.before)
+		n := len(m.before)
+		three := make(unix.CPUSetDynamic, 3*n)
+		m.others, m.now, m.all = three[:n:n], three[n:2*n:2*n], three[2*n:]
 	}
 	elsewhere(m.others, m.before, cpu, taken)
 	if m.others.Count() == 0 || unix.SchedSetaffinityDynamic(0, m.others) != nil {
