@@ -541,14 +541,14 @@ func oneFault(t *testing.T, seed uint64) {
 		c.agents[node].gate.run()
 	}
 	// A process that comes back has no lease, and learns that it is lost.
-	c.cut[node].Store(false)
-	for _, w := range gone {
-		c.members[w].gate.run()
-	}
-	for _, w := range gone {
+	for _, w := range gone { // before it runs: a process that finds that it was suspended counts from then on
 		if left := c.timing.Timeout - c.members[w].Silence(); left > 0 {
 			t.Errorf("worker %d comes back with a lease of %v", w, left)
 		}
+	}
+	c.cut[node].Store(false)
+	for _, w := range gone {
+		c.members[w].gate.run()
 	}
 	time.Sleep(4 * timing.Every)
 	for _, w := range gone {
