@@ -102,7 +102,7 @@ func TestDescribe(t *testing.T) {
 // TestDescribeLate checks that a slow description does not delay the failure on other ranks: they return without it and
 // request their own description. The rank that found the failure gets the slow description.
 func TestDescribeLate(t *testing.T) {
-	told := make(chan struct{})
+	reported := make(chan struct{})
 	var late atomic.Bool
 	groups := separate(t, 3, func(rank int) collective.Config {
 		return collective.Config{Stall: -1, Describe: func(e *collective.Error) string {
@@ -110,7 +110,7 @@ func TestDescribeLate(t *testing.T) {
 				return fmt.Sprintf("rank %d was notified by %d", rank, e.Rank)
 			}
 			select {
-			case <-told:
+			case <-reported:
 			case <-time.After(20 * time.Second):
 				late.Store(true)
 			}
@@ -130,7 +130,7 @@ func TestDescribeLate(t *testing.T) {
 	}
 	close(alarm.done)
 	other.Wait()
-	close(told)
+	close(reported)
 	found.Wait()
 	if late.Load() {
 		t.Error("rank 1 waited for rank 0's description")

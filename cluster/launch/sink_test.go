@@ -37,7 +37,7 @@ func TestSinkOfASlowReader(t *testing.T) {
 			s.put(fmt.Sprintf("%d ", i), line, true)
 		}
 		if waited := time.Since(begin); waited < lines/3*out.slow {
-			t.Errorf("who writes waited for %v only", waited)
+			t.Errorf("the writer waited for %v only", waited)
 		}
 		if left := s.close(t.Context()); left.lines != 0 {
 			t.Errorf("%+v are left", left)
@@ -67,7 +67,7 @@ func TestSinkOfAPausedReader(t *testing.T) {
 			s.put(fmt.Sprintf("%d ", i), line, true)
 		}
 		if waited := time.Since(begin); waited != stallTime {
-			t.Errorf("who writes waited for %v in all, want %v", waited, stallTime)
+			t.Errorf("the writer waited for %v in all, want %v", waited, stallTime)
 		}
 		s.put("", []byte("the agent's own"), false)
 		time.Sleep(time.Minute - stallTime)
@@ -76,7 +76,7 @@ func TestSinkOfAPausedReader(t *testing.T) {
 		s.put("", []byte("afterwards"), true)
 		s.close(t.Context())
 		if stalled != 1 {
-			t.Errorf("reported %d times that there is no reader", stalled)
+			t.Errorf("reported a missing reader %d times", stalled)
 		}
 		got := strings.Split(strings.TrimSuffix(out.b.String(), "\n"), "\n")
 		n := 0

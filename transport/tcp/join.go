@@ -22,7 +22,7 @@ type joining struct {
 	complete chan struct{} // closed when the parent reports that all are
 	refused  chan struct{} // receives a token for each neighbour that could not be dialed
 	failed   chan *missing // receives the first report that the group cannot be opened
-	told     int           // number of tokens received from linked and refused
+	tokens   int           // number of tokens received from linked and refused
 
 	// Guarded by the world's mu.
 	reported map[int]bool // processes that have sent msgReady
@@ -128,7 +128,7 @@ func (w *world) await(ctx context.Context, j *joining, ready <-chan struct{}) er
 	select {
 	case <-ready:
 		if ready == j.linked {
-			j.told++
+			j.tokens++
 		}
 		return nil
 	case m := <-j.failed:
@@ -269,7 +269,7 @@ func (w *world) report(j *joining) {
 	}
 	timer := time.NewTimer(leaveGrace)
 	defer timer.Stop()
-	for ; j.told < len(w.next); j.told++ {
+	for ; j.tokens < len(w.next); j.tokens++ {
 		select {
 		case <-j.linked:
 		case <-j.refused:

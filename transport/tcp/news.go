@@ -23,8 +23,8 @@ var errLost = errors.New("its process is gone: the connection ended")
 // lose handles the loss of a process that this one has noticed.
 func (w *world) lose(proc int, err error) {
 	w.mu.Lock()
-	first := !w.heard[proc]
-	w.heard[proc] = true
+	first := !w.lossKnown[proc]
+	w.lossKnown[proc] = true
 	w.mu.Unlock()
 	w.leave(proc, err)
 	w.abandon(&missing{
@@ -48,8 +48,8 @@ func (w *world) receiveLost(m *message, from int) {
 	}
 	proc := w.proc[rank]
 	w.mu.Lock()
-	first := !w.heard[proc]
-	w.heard[proc] = true
+	first := !w.lossKnown[proc]
+	w.lossKnown[proc] = true
 	linked := w.links[proc] != nil || w.graph.Linked(w.self, proc)
 	w.mu.Unlock()
 	if !first {

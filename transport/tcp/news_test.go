@@ -238,13 +238,13 @@ func TestNewsOfMany(t *testing.T) {
 			if lost[e.rank] {
 				continue
 			}
-			told := map[int]bool{}
+			reported := map[int]bool{}
 			for range lost {
 				d := j.next(e)
-				if told[d.Rank] || !lost[d.Rank] || d.Err == transport.ErrClosed {
+				if reported[d.Rank] || !lost[d.Rank] || d.Err == transport.ErrClosed {
 					t.Errorf("seed %d: rank %d was notified that rank %d is down: %v", seed, e.rank, d.Rank, d.Err)
 				}
-				told[d.Rank] = true
+				reported[d.Rank] = true
 			}
 			j.quiet(e)
 		}

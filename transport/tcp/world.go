@@ -63,19 +63,19 @@ type world struct {
 	work       sync.WaitGroup     // dials of links, after the start
 	news       atomic.Int64       // number of messages sent about failures
 
-	mu       sync.Mutex
-	links    map[int]*link    // by process, ended ones included
-	opening  map[int]*opening // links that are not usable yet, by process
-	gone     map[int]error    // why each process is down that has ended or has closed all its endpoints
-	heard    map[int]bool     // processes whose loss was reported on
-	failed   []uint64         // ids of the latest pastMax groups whose failure was reported on
-	joining  *joining         // until all processes have joined
-	groups   map[uint64]*group
-	pending  []*connection    // for endpoints that were not created here yet
-	messages []pendingMessage // for them
-	past     []uint64         // ids of the latest pastMax closed groups
-	open     int              // number of open endpoints
-	closed   bool
+	mu        sync.Mutex
+	links     map[int]*link    // by process, ended ones included
+	opening   map[int]*opening // links that are not usable yet, by process
+	gone      map[int]error    // why each process is down that has ended or has closed all its endpoints
+	lossKnown map[int]bool     // processes whose loss was reported on
+	failed    []uint64         // ids of the latest pastMax groups whose failure was reported on
+	joining   *joining         // until all processes have joined
+	groups    map[uint64]*group
+	pending   []*connection    // for endpoints that were not created here yet
+	messages  []pendingMessage // for them
+	past      []uint64         // ids of the latest pastMax closed groups
+	open      int              // number of open endpoints
+	closed    bool
 }
 
 // process is a process of the group.
@@ -144,7 +144,7 @@ func (n *Node) Group(ctx context.Context, g GroupConfig) ([]transport.Endpoint, 
 func newWorld(n *Node, g GroupConfig) (*world, error) {
 	w := &world{
 		node: n, key: worldKey{g.Epoch, g.ID}, proc: make([]int, len(g.Addrs)), groups: map[uint64]*group{},
-		links: map[int]*link{}, opening: map[int]*opening{}, gone: map[int]error{}, heard: map[int]bool{},
+		links: map[int]*link{}, opening: map[int]*opening{}, gone: map[int]error{}, lossKnown: map[int]bool{},
 		hash: hashMembers(strings.Join(g.Addrs, " "), nil),
 	}
 	number := map[string]int{} // of the process, by its address

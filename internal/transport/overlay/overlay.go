@@ -1,4 +1,4 @@
-// Package overlay defines which processes of a group keep a connection from the start, and so the ways that news take.
+// Package overlay defines which processes of a group keep a connection from the start, and so the paths of news.
 // Both ends of a connection, and the simulated network, compute the same graph from the number of processes.
 package overlay
 

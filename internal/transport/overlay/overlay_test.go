@@ -93,7 +93,7 @@ func TestLosses(t *testing.T) {
 	}
 }
 
-// reach returns the number of hops from a process to each, around those that are lost; -1: there is no way.
+// reach returns the number of hops from a process to each, around those that are lost; -1: it cannot be reached.
 func reach(next [][]int, from int, lost map[int]bool) []int {
 	hops := make([]int, len(next))
 	for i := range hops {

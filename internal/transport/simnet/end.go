@@ -31,7 +31,7 @@ type end struct {
 	sent     uint64
 	inbox    inbox
 	lost     bitSet                      // the peers that are down as far as this rank knows
-	told     bitSet                      // those of them that were sent to down
+	reported bitSet                      // those of them that were sent to down
 	telling  bool                        // forward runs: down had no room
 	reasons  map[int]*transport.PeerDown // why a peer is down, unless it is the end of the peer
 	gone     *transport.PeerDown         // why this rank is down for its peers; nil: it is not

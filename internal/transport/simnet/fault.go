@@ -185,7 +185,7 @@ func (e *end) lose(d *transport.PeerDown) {
 	}
 	select {
 	case e.down <- *d:
-		e.told.add(d.Rank, len(e.group.ends))
+		e.reported.add(d.Rank, len(e.group.ends))
 	default:
 		e.telling = true
 		go e.forward()
@@ -196,13 +196,13 @@ func (e *end) lose(d *transport.PeerDown) {
 func (e *end) forward() {
 	for {
 		e.net.mu.Lock()
-		peer := e.lost.without(e.told)
+		peer := e.lost.without(e.reported)
 		if peer < 0 {
 			e.telling = false
 			e.net.mu.Unlock()
 			return
 		}
-		e.told.add(peer, len(e.group.ends))
+		e.reported.add(peer, len(e.group.ends))
 		d := e.reason(peer)
 		e.net.mu.Unlock()
 		select {

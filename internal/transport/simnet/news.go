@@ -53,7 +53,7 @@ func (e *end) leave(why error) {
 	n, self := e.net, e.net.worker[e.proc]
 	to := map[int]bool{self: true}
 	_, failed := why.(*transport.Failure)
-	first := failed && e.group.hears(self)
+	first := failed && e.group.learnsFailure(self)
 	for p := range n.peers[self] {
 		to[p] = true
 	}
@@ -120,13 +120,13 @@ func (g *group) of(worker int) []*end {
 	return ends
 }
 
-// hears records that a worker knows of the failure of the group, and reports whether that is new.
-func (g *group) hears(worker int) bool {
-	if g.heard == nil {
-		g.heard = make([]bool, len(g.net.workers))
+// learnsFailure records that a worker knows of the failure of the group, and reports whether that is new.
+func (g *group) learnsFailure(worker int) bool {
+	if g.failureKnown == nil {
+		g.failureKnown = make([]bool, len(g.net.workers))
 	}
-	first := !g.heard[worker]
-	g.heard[worker] = true
+	first := !g.failureKnown[worker]
+	g.failureKnown[worker] = true
 	return first
 }
 
@@ -151,7 +151,7 @@ func (n *Net) pass(origin, from, source int, arrive func(to, from int)) {
 
 // failed handles the news that a group has failed at e.
 func (n *Net) failed(e *end, worker, from int) {
-	if !e.group.hears(worker) {
+	if !e.group.learnsFailure(worker) {
 		return
 	}
 	for _, peer := range e.group.of(worker) {
@@ -180,25 +180,25 @@ func (n *Net) killed(lost int) {
 
 // detects handles that a worker has noticed the loss of another one, or the cut of their connection.
 func (n *Net) detects(worker, lost int, why error) {
-	if !n.hears(worker, lost) {
+	if !n.learnsLoss(worker, lost) {
 		return
 	}
 	n.passLoss(worker, lost, -1, why)
 }
 
-// hears records that a worker knows of the loss of another one, and reports whether that is new.
-func (n *Net) hears(worker, lost int) bool {
-	if n.heard[lost] == nil {
-		n.heard[lost] = make([]bool, len(n.workers))
+// learnsLoss records that a worker knows of the loss of another one, and reports whether that is new.
+func (n *Net) learnsLoss(worker, lost int) bool {
+	if n.lossKnown[lost] == nil {
+		n.lossKnown[lost] = make([]bool, len(n.workers))
 	}
-	first := !n.heard[lost][worker]
-	n.heard[lost][worker] = true
+	first := !n.lossKnown[lost][worker]
+	n.lossKnown[lost][worker] = true
 	return first
 }
 
 func (n *Net) passLoss(worker, lost, from int, why error) {
 	n.pass(lost, worker, from, func(p, from int) {
-		if !n.hears(p, lost) {
+		if !n.learnsLoss(p, lost) {
 			return
 		}
 		if !n.linked(p, lost) {

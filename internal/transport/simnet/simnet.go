@@ -80,27 +80,27 @@ const frameBytes = 64
 type Net struct {
 	cfg Config
 
-	mu      sync.Mutex
-	procs   []proc               // by rank
-	worker  []int                // number of its worker, by rank
-	workers [][]int              // the ranks of each worker
-	graph   overlay.Graph        // of the connections of workers from the start
-	near    [][]int              // the neighbours in it, by worker
-	peers   []map[int]bool       // the other workers that each has exchanged frames with
-	heard   [][]bool             // the workers that know of its loss, by worker; nil: none
-	cards   map[int]*card        // by host
-	free    time.Time            // when the switch is free
-	last    map[[2]int]time.Time // the latest arrival, by sender and receiver
-	dead    map[[2]int]bool      // cut connections, the lower rank first
-	next    map[[2]int]FaultKind // damage to the next frame, by sender and receiver
-	random  *rand.Rand
-	root    *group
-	groups  []*group          // those with open endpoints
-	splits  map[uint64]*group // not yet taken by all their ranks
-	fresh   []*flight         // offered in this moment
-	counts  Counts
-	events  events
-	timer   *time.Timer
+	mu        sync.Mutex
+	procs     []proc               // by rank
+	worker    []int                // number of its worker, by rank
+	workers   [][]int              // the ranks of each worker
+	graph     overlay.Graph        // of the connections of workers from the start
+	near      [][]int              // the neighbours in it, by worker
+	peers     []map[int]bool       // the other workers that each has exchanged frames with
+	lossKnown [][]bool             // the workers that know of its loss, by worker; nil: none
+	cards     map[int]*card        // by host
+	free      time.Time            // when the switch is free
+	last      map[[2]int]time.Time // the latest arrival, by sender and receiver
+	dead      map[[2]int]bool      // cut connections, the lower rank first
+	next      map[[2]int]FaultKind // damage to the next frame, by sender and receiver
+	random    *rand.Rand
+	root      *group
+	groups    []*group          // those with open endpoints
+	splits    map[uint64]*group // not yet taken by all their ranks
+	fresh     []*flight         // offered in this moment
+	counts    Counts
+	events    events
+	timer     *time.Timer
 }
 
 // proc is the state of a rank's process.
@@ -150,7 +150,7 @@ func New(cfg Config) (*Net, error) {
 		n.workers[w] = append(n.workers[w], r)
 	}
 	n.graph = overlay.New(len(n.workers), overlay.MeshMax)
-	n.peers, n.heard = make([]map[int]bool, len(n.workers)), make([][]bool, len(n.workers))
+	n.peers, n.lossKnown = make([]map[int]bool, len(n.workers)), make([][]bool, len(n.workers))
 	for w := range n.workers {
 		n.near = append(n.near, n.graph.Neighbours(w))
 	}
@@ -223,15 +223,15 @@ func (n *Net) Counts() Counts {
 
 // group is a group of ranks.
 type group struct {
-	net    *Net
-	ranks  []int       // of the network, by rank of the group
-	at     map[int]int // rank of the group, by rank of the network
-	heard  []bool      // the workers that know of its failure; nil: none
-	places []transport.Place
-	memory bool // some ranks access each other's memory
-	ends   []*end
-	taken  int
-	open   int
+	net          *Net
+	ranks        []int       // of the network, by rank of the group
+	at           map[int]int // rank of the group, by rank of the network
+	failureKnown []bool      // the workers that know of its failure; nil: none
+	places       []transport.Place
+	memory       bool // some ranks access each other's memory
+	ends         []*end
+	taken        int
+	open         int
 }
 
 func (n *Net) group(ranks []int) *group {
