@@ -125,19 +125,36 @@ func TestServices(t *testing.T) {
 	}
 }
 
-// TestHalfOpenBound: connections without a hello are bounded in number and time, and do not keep others out.
+// dialHalfOpen makes a connection that sends only a part of a hello.
+func dialHalfOpen(t *testing.T, l *Listener) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", l.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	c.SetDeadline(time.Now().Add(time.Minute))
+	c.Write([]byte(magic))
+	return c
+}
+
+// checkClosed checks that the listener closes connections.
+func checkClosed(t *testing.T, conns []net.Conn) {
+	t.Helper()
+	for i, c := range conns {
+		if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatalf("connection %d, which sends no complete hello, is still open", i)
+		}
+	}
+}
+
+// TestHalfOpenBound: connections without a hello are bounded in number, and do not keep others out.
 func TestHalfOpenBound(t *testing.T) {
-	l := open(t, Config{HalfOpen: 16, Handshake: 3 * time.Second}) // the time that the valid connection may need at worst
+	l := open(t, Config{HalfOpen: 16, Handshake: time.Hour})
 	e := serve(t, l, Data, Rules{})
 	var conns []net.Conn
 	for range 200 {
-		c, err := net.Dial("tcp", l.Addr())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		c.Write([]byte(magic)) // a part of a hello
-		conns = append(conns, c)
+		conns = append(conns, dialHalfOpen(t, l))
 		l.mu.Lock()
 		half := len(l.half.all)
 		l.mu.Unlock()
@@ -148,14 +165,26 @@ func TestHalfOpenBound(t *testing.T) {
 	if text, err := call(t, l, Dialer{}, Hello{Service: Data, Job: JobID("ours")}); err != nil || text != "group's data" {
 		t.Errorf("among the half-open connections: %q, %v", text, err)
 	}
-	for _, c := range conns { // the listener closes every one
-		if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Fatal("a connection that sends nothing is still open")
-		}
+	const evicted = 200 - 15 // 15 and the valid one are the latest
+	checkClosed(t, conns[:evicted])
+	for begin := time.Now(); e.Counts()["slow"] < evicted && time.Since(begin) < time.Minute; { // counted once closed
+		time.Sleep(time.Millisecond)
+	}
+	if got := e.Counts(); !maps.Equal(got, map[string]uint64{"slow": evicted}) {
+		t.Errorf("counted %v, want %d that were slow", got, evicted)
 	}
 	l.Close()
-	if got := e.Counts(); !maps.Equal(got, map[string]uint64{"slow": 200}) {
-		t.Errorf("counted %v, want 200 that were slow", got)
+	checkClosed(t, conns)
+}
+
+// TestHalfOpenTime: connections without a hello are closed after the time for the handshake.
+func TestHalfOpenTime(t *testing.T) {
+	l := open(t, Config{Handshake: 100 * time.Millisecond})
+	e := serve(t, l, Data, Rules{})
+	conns := []net.Conn{dialHalfOpen(t, l), dialHalfOpen(t, l)}
+	checkClosed(t, conns) // once they are counted
+	if got := e.Counts(); !maps.Equal(got, map[string]uint64{"slow": 2}) {
+		t.Errorf("counted %v, want 2 that were slow", got)
 	}
 }
 
