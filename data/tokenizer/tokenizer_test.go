@@ -69,7 +69,6 @@ func encode(t *testing.T, tok *tokenizer.Tokenizer, text string) []int32 {
 
 // TestHostileExpressions checks that expressions that try exponentially many ways end with an error that names them.
 func TestHostileExpressions(t *testing.T) {
-	tokenizer.SetMatchMax(t, 100*time.Millisecond)
 	for _, c := range []struct{ name, from, to string }{
 		{
 			"gpt2", `"pre_tokenizer":{"type":"ByteLevel"`,
@@ -80,25 +79,32 @@ func TestHostileExpressions(t *testing.T) {
 			"t5", `"normalizer":`, `"normalizer":{"type":"Replace","pattern":{"Regex":"(a+)+b"},"content":"c"},"was":`,
 		},
 	} {
-		contents, err := os.ReadFile("testdata/" + c.name + ".json")
-		if err != nil {
-			t.Fatal(err)
-		}
-		var compact bytes.Buffer
-		if err := json.Compact(&compact, contents); err != nil {
-			t.Fatal(err)
-		}
-		tok, err := tokenizer.Parse([]byte(strings.Replace(compact.String(), c.from, c.to, 1)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := tok.Encode("aab"); err != nil {
-			t.Errorf("%s: %v", c.name, err)
-		}
-		_, err = tok.Encode(strings.Repeat("a", 60))
-		if err == nil || !strings.Contains(err.Error(), `the expression "(a+)+b" finds no match within 100ms`) {
-			t.Errorf("%s: got %v", c.name, err)
-		}
+		t.Run(c.name, func(t *testing.T) {
+			contents, err := os.ReadFile("testdata/" + c.name + ".json")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var compact bytes.Buffer
+			if err := json.Compact(&compact, contents); err != nil {
+				t.Fatal(err)
+			}
+			contents = []byte(strings.Replace(compact.String(), c.from, c.to, 1))
+			tok, err := tokenizer.Parse(contents) // a match that ends may take the usual time
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tok.Encode("aab"); err != nil {
+				t.Error(err)
+			}
+			tokenizer.SetMatchMax(t, 100*time.Millisecond)
+			if tok, err = tokenizer.Parse(contents); err != nil {
+				t.Fatal(err)
+			}
+			_, err = tok.Encode(strings.Repeat("a", 60))
+			if err == nil || !strings.Contains(err.Error(), `the expression "(a+)+b" finds no match within 100ms`) {
+				t.Errorf("got %v", err)
+			}
+		})
 	}
 }
 
