@@ -153,16 +153,29 @@ func TestStepsAllocateLittle(t *testing.T) {
 	for range 5 {
 		step()
 	}
-	const steps = 20
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	for range steps {
-		step()
-	}
-	runtime.ReadMemStats(&after)
-	objects, bytes := (after.Mallocs-before.Mallocs)/steps, (after.TotalAlloc-before.TotalAlloc)/steps
+	const objectsMax, bytesMax = 1000, 64 << 10
+	objects, bytes := allocations(20, objectsMax, bytesMax, step)
 	t.Logf("%d objects and %d bytes a step", objects, bytes)
-	if objects > 1000 || bytes > 64<<10 {
+	if objects > objectsMax || bytes > bytesMax {
 		t.Errorf("%d objects and %d bytes a step", objects, bytes)
 	}
+}
+
+// allocations returns the objects and bytes that a step allocates, on average over some steps. It measures up to ten
+// times, until both are within the bounds: a sync.Pool allocates once more for each processor on which the scheduler
+// continues a goroutine, and after garbage collections. What each step allocates itself is in every measurement.
+func allocations(steps, objectsMax, bytesMax uint64, step func()) (objects, bytes uint64) {
+	for range 10 {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for range steps {
+			step()
+		}
+		runtime.ReadMemStats(&after)
+		objects, bytes = (after.Mallocs-before.Mallocs)/steps, (after.TotalAlloc-before.TotalAlloc)/steps
+		if objects <= objectsMax && bytes <= bytesMax {
+			break
+		}
+	}
+	return objects, bytes
 }

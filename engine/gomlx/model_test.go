@@ -547,26 +547,19 @@ func TestStepsLeaveNoGarbage(t *testing.T) {
 	for range 5 {
 		trainStep(t, p, b, 8)
 	}
-	const steps = 50
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	for range steps {
-		trainStep(t, p, b, 8)
-	}
-	runtime.ReadMemStats(&after)
-	if perStep, parameters := (after.TotalAlloc-before.TotalAlloc)/steps, uint64(4*width*width); perStep > parameters {
+	const steps, parameters = 50, 4 * width * width
+	_, perStep := allocations(steps, math.MaxUint64, parameters, func() { trainStep(t, p, b, 8) })
+	if perStep > parameters {
 		t.Errorf("%d bytes allocated per step: the gradients and new values of %d bytes of parameters are not used again",
 			perStep, parameters)
 	}
 	// A caller who computes gradients only need not discard them each time.
-	runtime.ReadMemStats(&before)
-	for range steps {
+	_, perStep = allocations(steps, math.MaxUint64, parameters/2, func() {
 		if _, err := enginetest.Gradients(t.Context(), p, 0, b[0], 8, [3]uint64{}); err != nil {
 			t.Fatal(err)
 		}
-	}
-	runtime.ReadMemStats(&after)
-	if perStep, parameters := (after.TotalAlloc-before.TotalAlloc)/steps, uint64(4*width*width); perStep > parameters/2 {
+	})
+	if perStep > parameters/2 {
 		t.Errorf("%d bytes allocated for gradients of %d bytes, which the next ones replace", perStep, parameters)
 	}
 }
