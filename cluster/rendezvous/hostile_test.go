@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -82,6 +83,19 @@ func TestSecrets(t *testing.T) {
 	}
 }
 
+// following is a worker's handle that records up to which revision the worker has seen the registrations.
+type following struct {
+	rendezvous.Store
+	seen *atomic.Uint64
+}
+
+func (f following) Changes(ctx context.Context, prefix string, after uint64) ([]rendezvous.Entry, uint64, error) {
+	if strings.Contains(prefix, "/join/") {
+		f.seen.Store(after)
+	}
+	return f.Store.Changes(ctx, prefix, after)
+}
+
 // TestJoinWithWrongSecret: the workers that wait for one with the wrong secret get an error that names the refused
 // connection.
 func TestJoinWithWrongSecret(t *testing.T) {
@@ -93,24 +107,32 @@ func TestJoinWithWrongSecret(t *testing.T) {
 		t.Fatal("it was accepted")
 	}
 	ctx, end := context.WithCancelCause(t.Context())
-	time.AfterFunc(0, func() { // the deadline, when all that can have joined
+	var seen [2]atomic.Uint64 // by handle
+	var handles atomic.Int64
+	time.AfterFunc(0, func() { // the deadline, when all that can have joined, and know of each other
 		s := server.Store()
 		defer s.Close()
 		if _, _, err := s.Changes(ctx, "@refused", 0); err != nil {
 			t.Error(err)
 		}
-		for n := 0; n < 2; time.Sleep(time.Millisecond) {
+		for known := false; !known; time.Sleep(time.Millisecond) {
 			registrations, _, err := s.List(ctx, rendezvous.Key("digits", 0, "worker/join/registration/"))
-			if n = len(registrations); err != nil {
+			if err != nil {
 				t.Error(err)
 				break
 			}
+			newest := uint64(0)
+			for _, r := range registrations {
+				newest = max(newest, r.Revision)
+			}
+			known = len(registrations) == 2 && seen[0].Load() >= newest && seen[1].Load() >= newest
 		}
 		end(context.DeadlineExceeded)
 	})
-	for _, r := range joinAll(ctx, func() rendezvous.Store { return open(t, server.URL(), client) }, time.Hour,
-		registration(0, 3),
-		registration(2, 3)) {
+	handle := func() rendezvous.Store {
+		return following{open(t, server.URL(), client), &seen[handles.Add(1)-1]}
+	}
+	for _, r := range joinAll(ctx, handle, time.Hour, registration(0, 3), registration(2, 3)) {
 		wantJoinError(t, r.err, rendezvous.Missing, "missing: worker 1", "the store refused a connection from 127.0.0.1:",
 			"(proof): authentication: its proof is wrong")
 	}
