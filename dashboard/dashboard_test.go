@@ -20,7 +20,10 @@ import (
 	"github.com/lockstep-ml/lockstep/timeline"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	queryMax = time.Minute // all servers of the tests answer, on a busy machine too
+	goleak.VerifyTestMain(m)
+}
 
 // running returns the tracker of a job of four workers, of which worker 2 reads its input slowly.
 func running() *status.Tracker {

@@ -164,7 +164,7 @@ func sockets(folder string, entries []os.DirEntry) (paths []string) {
 }
 
 // queryMax bounds the query of one server for its job.
-const queryMax = time.Second
+var queryMax = time.Second // or the tests'
 
 // nameOf queries a server for the name of its job. A process that is suspended does not answer.
 func nameOf(ctx context.Context, client *http.Client) (name string, ok bool) {
