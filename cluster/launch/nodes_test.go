@@ -1346,7 +1346,10 @@ func TestHostsThatCannotBeReached(t *testing.T) {
 			func(r *Remote) { r.SSH = []string{"sh", "-c", `[ $0 = b ] && exit 255; sh -c "$1"`} },
 			"host b: the agent ended with exit code 255",
 		},
-		"no lockstep": {func(r *Remote) { r.Agent = []string{"/no/such/lockstep"} }, "exit code 127"},
+		"no lockstep": {
+			func(r *Remote) { r.Agent = []string{"/no/such/lockstep"} },
+			"install the same lockstep at this path",
+		},
 		"no folder": {
 			func(r *Remote) { r.Config.Dir = "/no/such/folder" },
 			"the working directory of the job, /no/such/folder, does not exist on this host",

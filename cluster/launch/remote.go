@@ -367,8 +367,11 @@ func (r *Remote) wait(ctx context.Context, ended <-chan *link) (int, error) {
 		return codeInterrupted, nil
 	}
 	last, _ := failed.tail.lines()
-	return 1, fmt.Errorf("launch: host %s: the agent ended with exit code %d: %s", failed.host.Name, failed.code,
-		strings.Join(last, " / "))
+	text := strings.Join(last, " / ")
+	if failed.code == 127 { // of a shell that found no program
+		text += ": install the same lockstep at this path on all hosts"
+	}
+	return 1, fmt.Errorf("launch: host %s: the agent ended with exit code %d: %s", failed.host.Name, failed.code, text)
 }
 
 // endedLine is the line on an agent's standard output when it has carried out its order, before the job's
@@ -420,7 +423,8 @@ func (o *order) prepare(ctx context.Context, logger *slog.Logger) (Config, *JobS
 		Show: func(rank int, s Stream) bool { return o.ShownAll[s] || slices.Contains(o.Shown[s], rank) },
 	}
 	if info, err := os.Stat(o.Dir); err != nil || !info.IsDir() {
-		return cfg, nil, fmt.Errorf("launch: the working directory of the job, %s, does not exist on this host", o.Dir)
+		return cfg, nil, fmt.Errorf("launch: the working directory of the job, %s, does not exist on this host: "+
+			"create it, or start the job in a folder that exists on all hosts", o.Dir)
 	}
 	key, err := secret.Parse(o.Secret)
 	if err != nil {

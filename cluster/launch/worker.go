@@ -234,6 +234,9 @@ func (w *worker) record(grace time.Duration) (failure.Record, bool) {
 			"exit", codeStopped
 	case w.err != nil:
 		r.Kind, r.Message = "error", "could not be started: "+w.err.Error()
+		if errors.Is(w.err, exec.ErrNotFound) {
+			r.Message += " (" + os.Getenv("PATH") + "): give the path of the program"
+		}
 	case w.ending.code == 0:
 		return r, false
 	case w.killed && w.ending.signal == "SIGKILL":

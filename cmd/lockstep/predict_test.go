@@ -54,6 +54,27 @@ func TestPredictImages(t *testing.T) {
 	}
 }
 
+// TestImagesDifferInSize checks that the error of the first image of another size names the flag that resizes them.
+func TestImagesDifferInSize(t *testing.T) {
+	dir := t.TempDir()
+	for i, class := range []string{"black", "white"} {
+		for j := range 4 {
+			writeGrey(t, filepath.Join(dir, class, string(rune('a'+j))+".png"), 8+i, 100)
+		}
+	}
+	cmd := newRoot()
+	cmd.SetArgs([]string{
+		"train", "--data", "images", "--data-dir", dir, "--model", "mlp", "--hidden", "4", "--epochs", "1",
+		"--global-batch", "4", "--replicas", "1", "--progress", "none",
+	})
+	cmd.SetOut(&strings.Builder{})
+	err := cmd.Execute()
+	if err == nil || !strings.Contains(err.Error(), "the images differ in size") ||
+		!strings.HasSuffix(err.Error(), "to resize the images, give --image-size") {
+		t.Errorf("got %v", err)
+	}
+}
+
 // writeGrey writes an image of one level.
 func writeGrey(t *testing.T, name string, side int, level uint8) {
 	t.Helper()

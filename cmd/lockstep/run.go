@@ -485,6 +485,12 @@ func findProgram(name string) error {
 	case errors.Is(err, exec.ErrDot):
 		return usagef("program %s: found in this folder, which is not searched: write ./%s", name, name)
 	case !strings.ContainsRune(name, filepath.Separator):
+		if strings.HasSuffix(name, ".py") {
+			return usagef("program %s: not found in $PATH: to run a Python script, write -- python %s", name, name)
+		}
+		if info, err := os.Stat(name); err == nil && !info.IsDir() {
+			return usagef("program %s: found in this folder, which is not searched: write ./%s", name, name)
+		}
 		return usagef("program %s: not found in $PATH", name)
 	}
 	return usagef("program %s: %v", name, errors.Unwrap(err))

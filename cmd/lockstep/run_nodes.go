@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -253,6 +254,7 @@ func (o *runFlags) runHosts(ctx context.Context, cfg launch.Config, watched *liv
 	if r.Agent, err = ownCommand(agentCommand); err != nil {
 		return err
 	}
+	r.Config.Command = pathOfOwn(r.Config.Command, r.Agent[0])
 	if r.Secret, err = o.secret(1); err != nil {
 		return err
 	}
@@ -268,6 +270,24 @@ func (o *runFlags) runHosts(ctx context.Context, cfg launch.Config, watched *liv
 		return err
 	}
 	return endWith(code)
+}
+
+// pathOfOwn returns the command with the path of this executable, if the program is its name without a folder: the
+// same path is valid on all hosts, whereas the PATH of a shell that ssh starts often lacks Go's folder of programs.
+func pathOfOwn(command []string, own string) []string {
+	if strings.ContainsRune(command[0], filepath.Separator) {
+		return command
+	}
+	found, err := exec.LookPath(command[0])
+	if err != nil {
+		return command
+	}
+	a, errA := os.Stat(found)
+	b, errB := os.Stat(own)
+	if errA != nil || errB != nil || !os.SameFile(a, b) {
+		return command
+	}
+	return append([]string{own}, command[1:]...)
 }
 
 // sshCommand returns the words of the command that reaches another host.

@@ -85,9 +85,9 @@ all-reduce it also prints the lower bound
 where n is the number of hosts, S the bytes and B the bandwidth of a host's
 network card.
 
-A link has a latency and a rate. The inside link is that of a host: what a rank
-sends to or reads from another rank. The outside link is that of a frame between
-hosts, with a network card's bandwidth in each direction.`,
+A link has a latency and a rate. The inside link is the one between two ranks of
+a host. The outside link is the one between two hosts: its rate is the bandwidth
+of a host's network card in each direction.`,
 		Example: `  lockstep simulate --ranks 1024 --hosts 128 --bytes 100MiB
   lockstep simulate --ranks 64 --hosts 8 --algorithm all --link outside=5us,100Gbit/s
   lockstep simulate --ranks 16 --hosts 4 --straggler 3:2.5 --trace step.json`,

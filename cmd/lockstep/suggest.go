@@ -9,6 +9,13 @@ import (
 	"github.com/spf13/pflag"
 )
 
+// elsewhere maps names of flags in other programs (mpirun -np, srun, scripts of PyTorch) to the flags of the same
+// meaning here.
+var elsewhere = map[string]string{
+	"lr": "learning-rate", "wd": "weight-decay", "batch": "global-batch", "batch-size": "global-batch",
+	"n": "nproc-per-node", "ntasks-per-node": "nproc-per-node",
+}
+
 // suggestFlag adds the flag that was probably meant to the error of an unknown flag.
 func suggestFlag(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
@@ -17,6 +24,9 @@ func suggestFlag(cmd *cobra.Command, err error) error {
 	}
 	var names []string
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	if name := elsewhere[unknown.GetSpecifiedName()]; name != "" && cmd.Flags().Lookup(name) != nil {
+		return fmt.Errorf("%w: did you mean --%s?", err, name)
+	}
 	if name := closest(unknown.GetSpecifiedName(), names); name != "" {
 		return fmt.Errorf("%w: did you mean --%s?", err, name)
 	}

@@ -373,7 +373,7 @@ func (r *trainRun) fit(ctx context.Context) error {
 		r.written = append(r.written, [2]string{"trace", file})
 	}
 	r.stopped = r.history.Stopped && !r.stoppedEarly
-	return err
+	return r.flags.data.explain(err) // files of images are read here
 }
 
 // batches returns the training data. Changes of images come before Batch, so that a worker changes only its rows.
