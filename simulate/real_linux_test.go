@@ -70,7 +70,7 @@ func TestRealHosts(t *testing.T) {
 				o.Listen = append(o.Listen, fmt.Sprintf("%s.%d:0", subnet, h+1))
 			}
 			next := 0
-			o.Transport, o.Bind = "tcp", affinity.None
+			o.Transport, o.Bind, o.Average = "tcp", affinity.None, bench.AverageRank0
 			o.Worker = func(ctx context.Context, job string) *exec.Cmd {
 				args := network.Command(next, os.Args[0])
 				next++

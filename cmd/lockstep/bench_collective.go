@@ -34,6 +34,7 @@ type benchFlags struct {
 	check   int
 	split   string
 	bind    string
+	average string
 	table   string
 	explain bool
 	plot    string
@@ -91,19 +92,20 @@ func newBenchCollective(name string) *cobra.Command {
 func benchLong(name string) string {
 	about := strings.ToUpper(name[:1]) + name[1:] + " measures " + benchAbout[name] + "."
 	text := strings.Join(wrapWords(about, helpColumns), "\n") + `
-A barrier precedes each timed call. On a terminal it prints a table with
-nccl-tests' columns, otherwise a line for each size with the median time of a
-call on rank 0:
+A barrier precedes each timed call. Every rank times every call. The time of a
+call is the average over the ranks, or with --average that on rank 0, on the
+fastest or on the slowest rank. On a terminal it prints a table with nccl-tests'
+columns, otherwise a line for each size with the median over the calls:
 
-  lockstep-mem ranks=2 bytes=1048576 us=101.3
+  lockstep-mem ranks=2 bytes=1048576 us=101.3 average=avg
 
 The columns time, best and p99 are the median, the shortest and the 99th
-percentile. algbw is the size divided by the time. busbw is algbw times the
-share of the size that the busiest rank must at least send or receive, such as
-2(n-1)/n for an all-reduce of n ranks. It can be compared between numbers of
-ranks, and with the bandwidth of the hardware. #wrong is the number of elements
-in the results of the checked calls that differ from what an oracle computes;
-if there are any, the exit code is 1.
+percentile of the calls' times. algbw is the size divided by the time. busbw is
+algbw times the share of the size that the busiest rank must at least send or
+receive, such as 2(n-1)/n for an all-reduce of n ranks. It can be compared
+between numbers of ranks, and with the bandwidth of the hardware. #wrong is the
+number of elements in the results of the checked calls that differ from what an
+oracle computes; if there are any, the exit code is 1.
 
 With --overlap the calls are non-blocking, and the column overlap is the share
 of a call that is hidden behind a computation of about the same length (as in
@@ -156,6 +158,8 @@ func (b *benchFlags) addFlags(cmd *cobra.Command, name string) {
 	f.StringVar(&b.table, "table", "", "`file` that lockstep bench --calibrate wrote, from which algorithms are chosen")
 	f.IntVarP(&o.Calls, "calls", "n", 0, "timed calls per size (default 500, fewer for large sizes)")
 	f.IntVarP(&b.warmup, "warmup", "w", 0, "calls per size before the timed ones (default a quarter of them)")
+	f.StringVarP(&b.average, "average", "a", string(bench.AverageAvg), "the time of a call: avg (over the ranks), min, "+
+		"max or rank0; or the number of nccl-tests, 0 (rank0) to 3 (max)")
 	f.StringVar(&o.Format, "format", "", "plain (one line per size, for other programs), table or json (default table on "+
 		"a terminal, else plain)")
 	f.BoolVar(&o.Overlap, "overlap", false, "make non-blocking calls, and measure how much of them is hidden behind "+
@@ -349,6 +353,10 @@ func (b *benchFlags) checkFlags(cmd *cobra.Command) error {
 	}
 	if err := b.checkGroups(); err != nil {
 		return err
+	}
+	var err error
+	if o.Average, err = bench.ParseAverage(b.average); err != nil {
+		return usagef("--average: %v", err)
 	}
 	if o.Warmup = b.warmup; changed("warmup") && b.warmup == 0 {
 		o.Warmup = -1

@@ -33,7 +33,7 @@ func flagValues() map[string]map[string][]string {
 		"lockstep bench": {
 			"format": {"plain", "table", "json"}, "transport": {"mem", "shm", "tcp"},
 			"transports": {"mem", "shm", "tcp"}, "buffers": {"shared", "ordinary"}, "dtype": benchTypes(),
-			"reduce": {"sum", "mean", "min", "max", "prod", allValues},
+			"reduce": {"sum", "mean", "min", "max", "prod", allValues}, "average": {"avg", "min", "max", "rank0"},
 		},
 		"lockstep bench data": {"format": {"plain", "json"}},
 		"lockstep simulate": {

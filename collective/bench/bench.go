@@ -1,6 +1,7 @@
 // Package bench measures collectives on this machine, in the way of other libraries' benchmarks, so that the
-// numbers are comparable: a barrier before each timed call, warm-up calls first, and the median time of a
-// call on rank 0 (the columns are those of nccl-tests, but with the median where nccl-tests has the mean).
+// numbers are comparable: a barrier before each timed call, warm-up calls first, and the median over the calls of the
+// average time of a call over the ranks (the columns are those of nccl-tests, which has the mean over the calls). Every
+// rank times every call, and the times are collected after all of them.
 // After the timed calls, further calls are checked: every element of their results is compared with that of an oracle,
 // which computes it from all ranks' contributions one after the other. With [Options.Overlap] the calls are
 // non-blocking, and the share of them that is hidden behind computation is measured.
@@ -53,9 +54,12 @@ type Options struct {
 	Check     int
 	Unaligned int   // bytes by which every buffer begins after a 64-byte boundary, 0 to [UnalignedMax]
 	Split     Split // groups of ranks that make the calls at the same time; Root is a rank of each group
-	Overlap   bool  // the calls are non-blocking; also measure how much of them is hidden behind computation
-	Limit     bool  // also measure the limit of the operation on this machine
-	TLS       bool  // the connections are encrypted, as those between the hosts of a job are; for "tcp"
+	// Average is how the ranks' times of a call become one time; default [AverageAvg]. With several groups the ranks are
+	// those of rank 0's group.
+	Average Average
+	Overlap bool // the calls are non-blocking; also measure how much of them is hidden behind computation
+	Limit   bool // also measure the limit of the operation on this machine
+	TLS     bool // the connections are encrypted, as those between the hosts of a job are; for "tcp"
 	// Processors is the number of processors that the ranks share; the default of Calls depends on it.
 	// Default those of this machine. It is the same for all processes.
 	Processors int
@@ -114,9 +118,11 @@ type Result struct {
 	Algorithm string        `json:"algorithm"` // requested; empty: chosen by the chooser
 	TLS       bool          `json:"tls"`       // the connections were encrypted
 	Bytes     int           `json:"bytes"`     // of the whole vector, rounded down so that every rank has the same part
-	Median    time.Duration `json:"median_ns"` // of a call on rank 0
+	Average   Average       `json:"average"`   // how the ranks' times of a call are one time
+	Median    time.Duration `json:"median_ns"` // of the calls' times by Average, as Best and P99
 	Best      time.Duration `json:"best_ns"`
-	P99       time.Duration `json:"p99_ns"` // no more than 1 % of the calls took longer
+	P99       time.Duration `json:"p99_ns"`  // no more than 1 % of the calls took longer
+	Medians   Medians       `json:"medians"` // of the same calls by each average
 	Calls     int           `json:"calls"`
 	AlgBW     float64       `json:"algbw"` // GB/s: Bytes / Median
 	// GB/s: AlgBW times the share of Bytes that the busiest rank must at least transfer
@@ -143,7 +149,7 @@ var ErrWrong = errors.New("wrong results")
 // Run makes the measurements one after the other and prints each result to w as soon as it is available, in the format
 // and with the name of the first. In the plain format a line is
 //
-//	NAME ranks=N bytes=B us=T
+//	NAME ranks=N bytes=B us=T average=A
 //
 // If there are several measurements, op=, dtype= and reduce= follow. In the table time is the median, and algbw is
 // bytes divided by time. busbw is algbw times the share of the
@@ -152,7 +158,7 @@ var ErrWrong = errors.New("wrong results")
 // number of wrong elements. With Limit
 // another column shows the share of the limit that was reached. The limit is the best time in which goroutines do the
 // ranks' reads and writes without synchronising or adding ("mem", "shm", "pipe"), or the median time of a bare exchange
-// over sockets between the same processes ("tcp"), measured in turns with the calls.
+// over sockets between the same processes ("tcp"), measured in turns with the calls and averaged over the processes.
 //
 // Run returns the results, those before an error included. The error is an [ErrWrong] if all measurements were made but
 // a result is wrong.
@@ -256,14 +262,14 @@ func (o *Options) count(size, ranks int) int {
 	return count
 }
 
-// result computes the result from rank 0's times. Its group has so many ranks.
-func (o *Options) result(bytes, ranks int, times []time.Duration) Result {
-	slices.Sort(times)
+// result computes the result from the times of the calls in rank 0's group, which has so many ranks.
+func (o *Options) result(bytes, ranks int, t *callTimes) Result {
+	times := slices.Sorted(slices.Values(t.by(o.Average)))
 	r := Result{
 		Op: o.Op.String(), Transport: o.Transport, Ranks: ranks, Groups: len(o.Split.Sizes(o.Ranks)),
 		Processes: o.Processes, Type: o.Type.String(), Buffers: o.Buffers, Unaligned: o.Unaligned, Algorithm: o.Algorithm,
 		TLS:   o.TLS,
-		Bytes: bytes, Calls: len(times),
+		Bytes: bytes, Calls: len(times), Average: o.Average, Medians: t.medians(),
 		Best: percentile(times, 0), Median: percentile(times, 50), P99: percentile(times, 99),
 	}
 	if o.Op.Reduces() {
@@ -368,6 +374,7 @@ func (o Options) filled() (Options, error) {
 	if o.Op == collective.Barrier {
 		o.Sizes, o.Limit = []int{0}, false
 	}
+	o.Average = cmp.Or(o.Average, AverageAvg)
 	o.Bind = cmp.Or(o.Bind, affinity.Share)
 	o.Format = cmp.Or(o.Format, "plain")
 	o.Processors = cmp.Or(o.Processors, runtime.NumCPU())
@@ -415,6 +422,8 @@ func (o *Options) checkCalls(t *Transport) error {
 		return fmt.Errorf("%d ranks: a send needs two", o.smallest())
 	case o.Root < 0 || o.Root >= o.smallest():
 		return fmt.Errorf("root %d of %d ranks", o.Root, o.smallest())
+	case !slices.Contains(Averages, o.Average):
+		return fmt.Errorf("unknown average %q over the ranks: want %s", o.Average, averageNames())
 	case !slices.Contains([]string{"plain", "table", "json"}, o.Format):
 		return fmt.Errorf("unknown format %q: want plain, table or json", o.Format)
 	case !o.Type.IsNumeric():

@@ -45,8 +45,8 @@ func TestPlain(t *testing.T) {
 	for _, transport := range []string{"mem", "pipe"} {
 		var out bytes.Buffer
 		_, err := bench.Run(t.Context(), &out, bench.Options{Transport: transport, Ranks: 3, Sizes: []int{4, 4096}, Calls: 5})
-		want := regexp.MustCompile(`^lockstep-` + transport + ` ranks=3 bytes=4 us=[0-9]+\.[0-9]\nlockstep-` + transport +
-			` ranks=3 bytes=4096 us=[0-9]+\.[0-9]\n$`)
+		want := regexp.MustCompile(`^lockstep-` + transport + ` ranks=3 bytes=4 us=[0-9]+\.[0-9] average=avg\nlockstep-` +
+			transport + ` ranks=3 bytes=4096 us=[0-9]+\.[0-9] average=avg\n$`)
 		if err != nil || !want.MatchString(out.String()) {
 			t.Errorf("%v, printed:\n%swant lines like %s", err, out.String(), want)
 		}
@@ -213,6 +213,49 @@ func TestSeveralRanksInAProcess(t *testing.T) {
 	}
 }
 
+// TestAverages checks by runs over each transport that the times of all ranks count.
+func TestAverages(t *testing.T) {
+	for _, test := range []struct {
+		transport string
+		averages  []bench.Average
+	}{
+		{"mem", bench.Averages},
+		{"shm", []bench.Average{bench.AverageAvg, bench.AverageMax}},
+		{"tcp", []bench.Average{bench.AverageMin, bench.AverageRank0}},
+	} {
+		for i, average := range test.averages {
+			o := bench.Options{
+				Transport: test.transport, Ranks: 2 + 2*(i%2), Sizes: []int{4, 64 << 10}, Calls: 7, Average: average,
+				Limit: test.transport == "tcp", Worker: worker,
+			}
+			results, err := bench.Measure(t.Context(), o)
+			if err != nil || len(results) != 2 {
+				t.Errorf("%s, %s: %v, %v", test.transport, average, results, err)
+			}
+			for _, r := range results {
+				m := r.Medians
+				selected := []time.Duration{m.Rank0, m.Avg, m.Min, m.Max}[slices.Index(bench.Averages, average)]
+				if r.Average != average || r.Median != selected || r.Calls != o.Calls {
+					t.Errorf("%s, %s: %+v", test.transport, average, r)
+				}
+				if m.Min < 0 || m.Min > m.Avg || m.Avg > m.Max || m.Min > m.Rank0 || m.Rank0 > m.Max {
+					t.Errorf("%s, %d ranks: not in order: %+v", test.transport, o.Ranks, m)
+				}
+			}
+		}
+	}
+}
+
+// TestGroupsOfOtherSizes measures in groups whose vectors are rounded to both sides of a limit of the number of calls.
+func TestGroupsOfOtherSizes(t *testing.T) {
+	results, err := bench.Measure(t.Context(), bench.Options{
+		Op: collective.AllGather, Ranks: 5, Split: bench.Split{By: "mod", N: 2}, Sizes: []int{1 << 20},
+	})
+	if err != nil || len(results) != 1 || results[0].Bytes >= 1<<20 {
+		t.Errorf("%+v, %v", results, err)
+	}
+}
+
 func TestTable(t *testing.T) {
 	var out bytes.Buffer
 	gather := bench.Options{
@@ -231,7 +274,8 @@ func TestTable(t *testing.T) {
 		mean += r.BusBW / 4
 	}
 	for _, want := range []string{
-		`^# all_gather, 2 ranks in 1 process over mem, algorithm chosen by size, \d+ processors\n# shared buffers\n`,
+		`^# all_gather, 2 ranks in 1 process over mem, algorithm chosen by size, \d+ processors\n# shared buffers\n` +
+			`# times are the average of each call over the ranks\n`,
 		`\n#   size    count     type redop     time     best      p99  algbw  busbw #wrong    limit share\n#  bytes elem`,
 		`\n 1048576   262144  float32  none +\d+\.\d +\d+\.\d +\d+\.\d +\d+\.\d\d +\d+\.\d\d      0 `,
 		`\n 1048576   524288 bfloat16  none `,
@@ -257,11 +301,16 @@ func TestJSON(t *testing.T) {
 	var r bench.Result
 	if e := json.Unmarshal(out.Bytes(), &r); err != nil || e != nil || r.Op != "all_gather" || r.Bytes != 1<<20 ||
 		r.Limit <= 0 || r.Share() <= 0 || r.Best > r.Median || r.Median > r.P99 || r.Wrong == nil || r.Reduce != "" ||
-		r.Groups != 1 || r.Overlap != nil {
+		r.Groups != 1 || r.Overlap != nil || r.Average != bench.AverageAvg || r.Medians.Avg != r.Median {
 		t.Errorf("%v, %v, printed:\n%s", err, e, out.String())
 	}
 	if busbw := r.AlgBW / 2; r.BusBW < busbw*0.99 || r.BusBW > busbw*1.01 {
 		t.Errorf("busbw %v of algbw %v: an all-gather of two ranks carries half", r.BusBW, r.AlgBW)
+	}
+	want := regexp.MustCompile(`"average":"avg","median_ns":\d+,"best_ns":\d+,"p99_ns":\d+,"medians":\{"rank0_ns":\d+,` +
+		`"avg_ns":\d+,"min_ns":\d+,"max_ns":\d+\},"calls":5,`)
+	if !want.MatchString(out.String()) {
+		t.Errorf("no %s in:\n%s", want, out.String())
 	}
 }
 
@@ -303,6 +352,7 @@ func TestWrongOptions(t *testing.T) {
 		},
 		{bench.Options{Split: bench.Split{By: "mod", N: 2}, Op: collective.Send}, "a send needs two"},
 		{bench.Options{Buffers: "fluffy"}, `unknown buffers "fluffy"`},
+		{bench.Options{Average: "median"}, `unknown average "median" over the ranks: want rank0, avg, min or max`},
 		{bench.Options{Reduce: collective.Mean, Type: tensor.Int32, Sizes: []int{4}}, "integers have no true mean"},
 	} {
 		if _, err := bench.Measure(t.Context(), test.opts); err == nil || !strings.Contains(err.Error(), test.text) {

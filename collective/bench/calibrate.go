@@ -102,7 +102,7 @@ func (c *Calibration) median(ctx context.Context, transport string, op collectiv
 ) (time.Duration, error) {
 	results, err := Measure(ctx, Options{
 		Op: op, Transport: transport, Ranks: ranks, Sizes: []int{size}, Algorithm: algorithm, Calls: c.Calls,
-		Worker: c.Worker,
+		Worker: c.Worker, Average: AverageRank0, // as the times of the built-in table: a sender's, a root's
 	})
 	if err != nil {
 		return 0, fmt.Errorf("%s, %v of %d bytes %s: %w", transport, op, size, algorithm, err)

@@ -10,8 +10,8 @@ import (
 )
 
 // Overlap is how much of a non-blocking call is hidden behind a computation between its Start and its Wait, as
-// IMB-NBC and OSU's osu_iallreduce define it. The times are medians on rank 0. The time of the call without a
-// computation is [Result.Median].
+// IMB-NBC and OSU's osu_iallreduce define it. The times are medians over the calls, by [Result.Average] over the
+// ranks. The time of the call without a computation is [Result.Median].
 type Overlap struct {
 	// Compute is the time of the computation without a call, on all ranks at once. Its amount is chosen so that it takes
 	// about as long as the call.
@@ -92,17 +92,17 @@ func scaled(units int, target, took time.Duration) int {
 // estimateCalls is how many calls at most the amount of the computation follows from.
 const estimateCalls = 20
 
-// overlap times non-blocking calls alone, the computation alone, and both, in turns. It returns no times on ranks other
-// than 0.
-func (m *member) overlap(ctx context.Context, p *part, calls int) (times []time.Duration, o *Overlap, err error) {
+// overlap times non-blocking calls alone, the computation alone, and both, in turns. Rank 0 gets the times, as by
+// [averageTimes].
+func (m *member) overlap(ctx context.Context, p *part, calls int) (pure callTimes, o *Overlap, err error) {
 	estimates := min(calls, estimateCalls)
 	estimate, err := m.times(ctx, p, estimates)
 	if err != nil {
-		return nil, nil, err
+		return pure, nil, err
 	}
-	target, err := m.fromFirst(ctx, median(estimate))
+	target, err := m.typical(ctx, p, estimate)
 	if err != nil {
-		return nil, nil, err
+		return pure, nil, err
 	}
 	work := newComputation()
 	run := func(units int) time.Duration {
@@ -111,50 +111,50 @@ func (m *member) overlap(ctx context.Context, p *part, calls int) (times []time.
 		return time.Since(start)
 	}
 	if err := m.barrier(ctx); err != nil { // the ranks share processors also while they calibrate
-		return nil, nil, err
+		return pure, nil, err
 	}
 	units := calibrate(target, run)
 	// Calls between computations may take longer than those that follow each other, as their ranks have slept.
-	t, err := m.turns(ctx, p, estimates, func() time.Duration { return run(units) }, true)
+	t, err := m.turns(ctx, p, estimates, func() time.Duration { return run(units) })
 	if err != nil {
-		return nil, nil, err
+		return pure, nil, err
 	}
-	if target, err = m.fromFirst(ctx, median(t.pure)); err != nil {
-		return nil, nil, err
+	if target, err = m.typical(ctx, p, t.pure); err != nil {
+		return pure, nil, err
 	}
 	units = scaled(units, target, median(t.compute))
-	t, err = m.turns(ctx, p, calls, func() time.Duration { return run(units) }, m.world.Rank() == 0)
-	if err != nil {
-		return nil, nil, err
+	if t, err = m.turns(ctx, p, calls, func() time.Duration { return run(units) }); err != nil {
+		return pure, nil, err
 	}
-	o = &Overlap{Compute: median(t.compute), During: median(t.during), Overall: median(t.overall)}
-	o.Share = hiddenShare(median(t.pure), o.Compute, o.Overall)
-	return t.pure, o, nil
+	var medians [4]time.Duration
+	for i, own := range [][]time.Duration{t.compute, t.during, t.overall, t.pure} {
+		if pure, err = m.average(ctx, p, own); err != nil {
+			return pure, nil, err
+		}
+		medians[i] = median(pure.by(m.opts.Average))
+	}
+	o = &Overlap{Compute: medians[0], During: medians[1], Overall: medians[2]}
+	o.Share = hiddenShare(medians[3], o.Compute, o.Overall)
+	return pure, o, nil
 }
 
 // turns are the times of calls and computations in turns.
 type turns struct{ pure, compute, during, overall []time.Duration }
 
-// turns makes so many calls alone, computations alone, and both, in turns. It keeps the times only if keep is set.
-func (m *member) turns(ctx context.Context, p *part, calls int, compute func() time.Duration, keep bool) (
-	*turns, error,
-) {
-	t := &turns{}
-	add := func(to *[]time.Duration, d time.Duration) {
-		if keep {
-			*to = append(*to, d)
-		}
-	}
+// turns makes so many calls alone, computations alone, and both, in turns, and returns this rank's times.
+func (m *member) turns(ctx context.Context, p *part, calls int, compute func() time.Duration) (*turns, error) {
+	times := func() []time.Duration { return make([]time.Duration, 0, calls) }
+	t := &turns{times(), times(), times(), times()}
 	for range calls {
 		took, err := m.timed(ctx, p)
 		if err != nil {
 			return nil, err
 		}
-		add(&t.pure, took)
+		t.pure = append(t.pure, took)
 		if err := m.barrier(ctx); err != nil {
 			return nil, err
 		}
-		add(&t.compute, compute())
+		t.compute = append(t.compute, compute())
 		if err := m.barrier(ctx); err != nil {
 			return nil, err
 		}
@@ -163,11 +163,11 @@ func (m *member) turns(ctx context.Context, p *part, calls int, compute func() t
 		if err != nil {
 			return nil, err
 		}
-		add(&t.during, compute())
+		t.during = append(t.during, compute())
 		if err := wait(); err != nil {
 			return nil, err
 		}
-		add(&t.overall, time.Since(start))
+		t.overall = append(t.overall, time.Since(start))
 	}
 	return t, nil
 }
@@ -182,6 +182,15 @@ func (m *member) start(ctx context.Context, p *part) (wait func() error, err err
 		return nil, err
 	}
 	return func() error { return h.Wait(ctx) }, nil
+}
+
+// typical returns the median time of calls in rank 0's group, by the average over its ranks, on all ranks.
+func (m *member) typical(ctx context.Context, p *part, own []time.Duration) (time.Duration, error) {
+	times, err := m.average(ctx, p, own)
+	if err != nil {
+		return 0, err
+	}
+	return m.fromFirst(ctx, median(times.by(m.opts.Average)))
 }
 
 // fromFirst returns rank 0's time on all ranks.

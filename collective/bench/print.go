@@ -58,7 +58,8 @@ func (p *printer) print(r Result) error {
 
 // plain formats a line for other programs.
 func (p *printer) plain(r Result) string {
-	line := fmt.Sprintf("%s ranks=%d bytes=%d us=%.1f", p.list[0].Name, r.Ranks, r.Bytes, micros(r.Median))
+	line := fmt.Sprintf("%s ranks=%d bytes=%d us=%.1f average=%s", p.list[0].Name, r.Ranks, r.Bytes, micros(r.Median),
+		r.Average)
 	if len(p.list) > 1 {
 		line += fmt.Sprintf(" op=%s dtype=%s", r.Op, r.Type)
 		if r.Reduce != "" {
@@ -148,6 +149,7 @@ func (p *printer) head() error {
 		}
 		b.WriteString("\n")
 	}
+	fmt.Fprintf(&b, "# times are %s\n", o.Average.text())
 	names, units := "", ""
 	if o.Overlap {
 		names += fmt.Sprintf(overlapColumns, "compute", "overall", "overlap")

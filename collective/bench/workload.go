@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 	"unsafe"
 
@@ -137,7 +136,7 @@ type member struct {
 
 	barrierCall collective.Call
 	firstLocal  bool            // it is the lowest rank of this process
-	limits      []time.Duration // times of bare exchanges
+	limits      []time.Duration // times of bare exchanges; 0 on ranks that are not firstLocal
 }
 
 // measureGroup measures every size on the ranks of this process, and reports rank 0's results.
@@ -180,7 +179,7 @@ func measureRank(
 		defer m.comm.Close()
 	}
 	for _, size := range opts.Sizes {
-		r, err := m.measure(ctx, opts.count(size, m.comm.Size()))
+		r, err := m.measure(ctx, size)
 		if err != nil {
 			return err
 		}
@@ -202,21 +201,22 @@ func parted(op collective.Op) bool {
 	return false
 }
 
-// measure times the calls of one size on one rank, and checks their results. The result is that of this rank.
-func (m *member) measure(ctx context.Context, count int) (Result, error) {
+// measure times the calls of one size on one rank, and checks their results. Rank 0's result has the times.
+func (m *member) measure(ctx context.Context, size int) (Result, error) {
+	count := m.opts.count(size, m.comm.Size())
 	p, err := newPart(m.comm, m.opts, count)
 	if err != nil {
 		return Result{}, err
 	}
 	defer p.close()
 	bytes := count * m.opts.Type.Bytes()
-	calls := m.opts.calls(bytes)
+	calls := m.opts.calls(size) // not by bytes, of which groups of different sizes may have different numbers
 	for range m.opts.warmup(calls) {
 		if _, err := m.timed(ctx, p); err != nil {
 			return Result{}, err
 		}
 	}
-	var times []time.Duration
+	var times callTimes
 	var overlap *Overlap
 	if m.opts.bare != nil && m.firstLocal { // it alone exchanges
 		m.opts.bare.resize(int(float64(bytes) * busFactor(m.opts.Op, m.opts.Processes)))
@@ -228,16 +228,22 @@ func (m *member) measure(ctx context.Context, count int) (Result, error) {
 			err = m.timedBare(ctx)
 		}
 	} else {
-		times, err = m.times(ctx, p, calls)
+		var own []time.Duration
+		if own, err = m.times(ctx, p, calls); err == nil {
+			times, err = m.average(ctx, p, own)
+		}
 	}
 	if err != nil {
 		return Result{}, err
 	}
-	r := m.opts.result(bytes, m.comm.Size(), times)
+	r := m.opts.result(bytes, m.comm.Size(), &times)
 	r.Overlap = overlap
 	if len(m.limits) > 0 {
-		slices.Sort(m.limits)
-		r.Limit = percentile(m.limits, 50)
+		limits, err := averageTimes(ctx, m.world, m.limits, m.firstLocal, m.opts.Processes)
+		if err != nil {
+			return r, err
+		}
+		r.Limit = median(limits.by(m.opts.Average))
 	}
 	if m.opts.checks() > 0 {
 		list, err := m.check(ctx, p)
@@ -251,16 +257,15 @@ func (m *member) measure(ctx context.Context, count int) (Result, error) {
 	return r, m.barrier(ctx) // no rank may release its memory while another is in the last call
 }
 
-// times times calls one by one. It returns no times on ranks other than 0, which alone reports them.
-func (m *member) times(ctx context.Context, p *part, calls int) (times []time.Duration, err error) {
+// times times calls one by one on this rank.
+func (m *member) times(ctx context.Context, p *part, calls int) ([]time.Duration, error) {
+	times := make([]time.Duration, 0, calls) // so that it does not grow between the calls
 	for range calls {
 		took, err := m.timed(ctx, p)
 		if err != nil {
 			return nil, err
 		}
-		if m.world.Rank() == 0 {
-			times = append(times, took)
-		}
+		times = append(times, took)
 		if err := m.timedBare(ctx); err != nil {
 			return nil, err
 		}
@@ -268,13 +273,18 @@ func (m *member) times(ctx context.Context, p *part, calls int) (times []time.Du
 	return times, nil
 }
 
-// timedBare makes a bare exchange after a barrier, if it is measured, and notes its time.
+// timedBare makes a bare exchange after a barrier, if it is measured, and records its time. Ranks that do not exchange
+// record 0.
 func (m *member) timedBare(ctx context.Context) error {
 	if !m.opts.Limit || !m.opts.bareExchange() {
 		return nil
 	}
-	if err := m.barrier(ctx); err != nil || m.opts.bare == nil || !m.firstLocal {
+	if err := m.barrier(ctx); err != nil {
 		return err
+	}
+	if !m.firstLocal {
+		m.limits = append(m.limits, 0)
+		return nil
 	}
 	start := time.Now()
 	err := m.opts.bare.exchange()
