@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -146,7 +147,7 @@ func TestListsDoNotAllocate(t *testing.T) {
 	if race.Enabled {
 		t.Skip("the race detector allocates")
 	}
-	const runs = 50
+	const runs, tries = 50, 5
 	for _, p := range placements {
 		if p.name != "mem" && p.name != "shm alone" && p.name != "pipes" {
 			continue // sockets of several connections allocate in the system's goroutines
@@ -164,13 +165,17 @@ func TestListsDoNotAllocate(t *testing.T) {
 				reduce()
 			}
 			if c.Rank() != 0 {
-				for range runs + 1 {
+				for range tries * (runs + 1) {
 					reduce()
 				}
 				return err
 			}
-			if allocs := testing.AllocsPerRun(runs, reduce); allocs > 0 {
-				return fmt.Errorf("%v allocations, want none", allocs)
+			allocs := math.Inf(1) // the least: on a busy machine a rank that has waited long probes the other
+			for range tries {
+				allocs = min(allocs, testing.AllocsPerRun(runs, reduce))
+			}
+			if allocs > 0 {
+				err = errors.Join(err, fmt.Errorf("%v allocations, want none", allocs))
 			}
 			return err
 		}) {

@@ -3,6 +3,7 @@ package distribute_test
 import (
 	"context"
 	"errors"
+	"math"
 	"reflect"
 	"strings"
 	"testing"
@@ -23,15 +24,21 @@ func skipRace(t *testing.T) {
 }
 
 // doesNotAllocate checks that f, which every replica calls as often, allocates nothing. testing.AllocsPerRun counts the
-// whole process, so one replica measures.
+// whole process, so one replica measures, several times: the runtime itself allocates now and then.
 func doesNotAllocate(t *testing.T, r *distribute.Replica, f func()) {
 	t.Helper()
-	const runs = 50
+	const runs, tries = 50, 5
 	if r.ID() != 0 {
-		for range runs + 1 {
+		for range tries * (runs + 1) {
 			f()
 		}
-	} else if allocs := testing.AllocsPerRun(runs, f); allocs > 0 {
+		return
+	}
+	allocs := math.Inf(1)
+	for range tries {
+		allocs = min(allocs, testing.AllocsPerRun(runs, f))
+	}
+	if allocs > 0 {
 		t.Errorf("%d replicas: %v allocations a call, want none", r.NumReplicas(), allocs)
 	}
 }

@@ -49,7 +49,8 @@ func (m *Meter) remove(s *stream) {
 }
 
 // Read appends to list the traffic with each rank since the last Read, if there was any, and returns the result. It
-// costs a system call for each connection that has sent data, and allocates only if list has no room.
+// costs a system call for each connection that has sent data, or whose data was not acknowledged, and allocates only if
+// list has no room.
 func (m *Meter) Read(list []Traffic) []Traffic {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -76,11 +77,12 @@ func (s *meteredStream) read() Traffic {
 	waited := time.Duration(s.received.Load())
 	t.Receiving, s.waited = waited-s.waited, waited
 	if sent := s.progress.Load(); sent != s.sent || s.unread {
-		if sending, bytes, ok := s.info.read(); ok {
+		sending, bytes, ok := s.info.read()
+		if ok {
 			t.Sending, s.sending = max(0, sending-s.sending), sending
 			t.Bytes, s.bytes = max(0, bytes-s.bytes), bytes
 		}
-		s.unread = sent != s.sent
+		s.unread = ok && (sent != s.sent || uint64(s.bytes) < sent)
 		s.sent = sent
 	}
 	return t
