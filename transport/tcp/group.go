@@ -40,7 +40,7 @@ func (w *world) take(id uint64, ranks []int, rank int) (*endpoint, error) {
 	}
 	var err error
 	switch {
-	case w.closed:
+	case w.closed || w.closing:
 		err = transport.ErrClosed
 	case g == nil || !slices.Equal(g.ranks, ranks) || g.took[at]:
 		err = fmt.Errorf("tcp: group %#x of ranks %v exists already", id, ranks)
@@ -149,7 +149,7 @@ func (g *group) endpointFor(a *connection) (*endpoint, error) {
 	switch {
 	case a.members != g.members:
 		return nil, listener.Refuse(listener.Group, "group %#x has other ranks here", a.group)
-	case int(a.from) >= n || int(a.to) >= n || a.from == a.to || g.proc(int(a.to)) != g.world.self ||
+	case uint64(a.from) >= uint64(n) || uint64(a.to) >= uint64(n) || a.from == a.to || g.proc(int(a.to)) != g.world.self ||
 		!g.dials(int(a.from), int(a.to)):
 		return nil, listener.Refuse(listener.Rank, "rank %d of group %#x does not dial rank %d here", a.from, a.group, a.to)
 	}

@@ -84,6 +84,9 @@ func (w *world) join(ctx context.Context) error {
 				err = w.connected(a, p)
 			}
 			if err != nil {
+				if w.ctx.Err() != nil { // the node closes
+					cancel(transport.ErrClosed)
+				}
 				cancel(&transport.NotConnected{Ranks: w.procs[p].ranks, Err: err})
 				j.refused <- struct{}{}
 			}

@@ -23,27 +23,34 @@ type link struct {
 	done sync.WaitGroup // the writer
 	read chan struct{}  // closed when the reader has ended
 
-	bye bool // received msgBye; used by the reader only
+	// Used by the reader only.
+	open bool // the dialer's first message is msgOpen
+	bye  bool // received msgBye
 
 	mu      sync.Mutex
 	queue   []byte // encoded messages to send
 	writing bool   // the writer runs
-	broken  bool   // a write has failed
+	broken  error  // why no more messages are sent
 	closed  bool
 }
 
 const (
 	// answersMax bounds the queue, in bytes, above which answers are dropped.
 	answersMax = 1 << 20
+	// queueMax bounds the queue, in bytes. The connection ends if the other end does not read for so long.
+	queueMax = 16 << 20
 	// closeTimeout bounds how long a closing link waits for the other end to receive the queued messages.
 	closeTimeout = 500 * time.Millisecond
 	// readAhead is the size of the buffer of a control connection, for a few messages without text.
 	readAhead = 256
 )
 
-func newLink(w *world, proc int, a *connection) *link {
+// errQueue ends a connection whose other end does not read.
+var errQueue = fmt.Errorf("it has not read the last %d MiB of messages", queueMax>>20)
+
+func newLink(w *world, proc int, a *connection, dialed bool) *link {
 	limitSilence(a.raw, w.node.cfg.KeepAlive)
-	l := &link{w: w, proc: proc, a: a, read: make(chan struct{})}
+	l := &link{w: w, proc: proc, a: a, read: make(chan struct{}), open: dialed}
 	go l.readLoop() // close awaits it
 	return l
 }
@@ -61,7 +68,11 @@ func (l *link) send(m *message) {
 
 // put queues a message, and starts the writer if it does not run. The caller holds mu.
 func (l *link) put(m *message) {
-	if l.broken {
+	if l.broken != nil {
+		return
+	}
+	if len(l.queue)+messageBytes+len(m.text) > queueMax {
+		l.breaks(errQueue)
 		return
 	}
 	l.queue = m.append(l.queue)
@@ -87,11 +98,22 @@ func (l *link) write() {
 		}
 		if _, err := l.a.conn.Write(out); err != nil {
 			l.mu.Lock()
-			l.broken = true
+			l.breaks(err)
 			l.mu.Unlock()
-			l.a.raw.Close() // readLoop reports the error
 			return
 		}
+	}
+}
+
+// breaks ends the connection, since no more messages can be sent. What the other end has sent, such as a msgBye, is
+// still received where the system allows that; then readLoop reports the error. The caller holds mu.
+func (l *link) breaks(err error) {
+	l.broken = err
+	l.queue = nil
+	if c, ok := l.a.raw.(interface{ CloseRead() error }); ok {
+		c.CloseRead() // fails if the connection has ended, which the reader notices by itself
+	} else {
+		l.a.raw.Close()
 	}
 }
 
@@ -135,9 +157,14 @@ func (l *link) received(in []byte, err error, handle func(*message)) ([]byte, er
 			return append(make([]byte, 0, n), rest...), nil
 		case n > len(rest):
 			return in[:copy(in, rest)], nil
+		case m.kind == msgOpen:
+			l.open = true
+			handle(&m)
 		case m.kind == msgBye:
 			l.bye = true
 			return nil, io.EOF
+		case !l.open:
+			return nil, fmt.Errorf("%w: kind %d before the first one, of kind %d", errMessage, m.kind, msgOpen)
 		default:
 			handle(&m)
 		}
@@ -152,6 +179,9 @@ func (l *link) ended(err error) {
 	}
 	l.mu.Lock()
 	closed := l.closed
+	if timeout := net.Error(nil); l.broken == errQueue || errors.As(l.broken, &timeout) && timeout.Timeout() {
+		err = l.broken // the reader does not see why
+	}
 	l.mu.Unlock()
 	l.a.raw.Close()
 	if closed {

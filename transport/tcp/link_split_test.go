@@ -39,7 +39,7 @@ func FuzzSplitReads(f *testing.F) {
 // received passes b to the reader of a link, as a connection that delivers it in pieces of these sizes plus one, again
 // and again. It returns the encoded messages, and the error that ends the connection.
 func received(b, sizes []byte) (messages []string, err error) {
-	l := &link{}
+	l := &link{open: true}
 	handle := func(m *message) { messages = append(messages, string(m.append(nil))) }
 	in := make([]byte, 0, readAhead)
 	for i := 0; ; i++ {

@@ -67,17 +67,7 @@ func (w *world) dialLink(proc int, o *opening) {
 	o.dialing = true
 	w.work.Go(func() {
 		defer o.cancel()
-		a, err := w.node.dial(ctx, w.target(proc), w.hello(proc), func(err error, spent time.Duration) bool {
-			switch {
-			case isRefused(err, listener.Duplicate):
-				return spent < w.node.cfg.Handshake
-			case noListener(err):
-				return spent < brokenGrace // the news of a loss would arrive meanwhile
-			case isSilent(err):
-				return true // a stopped process is not lost
-			}
-			return listener.Temporary(err) && spent < w.node.cfg.Handshake
-		})
+		a, err := w.node.dial(ctx, w.target(proc), w.hello(proc), w.redials())
 		if err == nil {
 			err = w.connected(a, proc)
 		}
@@ -85,6 +75,29 @@ func (w *world) dialLink(proc int, o *opening) {
 			w.notOpened(proc, o, err)
 		}
 	})
+}
+
+// redials returns a function that decides whether a process is dialed again, from the error and the time spent so far.
+// An attempt at a process that is suspended may take any time, before it is refused or nothing listens any more.
+func (w *world) redials() func(err error, spent time.Duration) bool {
+	duplicate, absent := time.Duration(-1), time.Duration(-1) // time of the first such error
+	since := func(first *time.Duration, spent time.Duration) time.Duration {
+		if *first < 0 {
+			*first = spent
+		}
+		return spent - *first
+	}
+	return func(err error, spent time.Duration) bool {
+		switch {
+		case isRefused(err, listener.Duplicate):
+			return since(&duplicate, spent) < w.node.cfg.Handshake
+		case noListener(err):
+			return since(&absent, spent) < brokenGrace // the news of a loss would arrive meanwhile
+		case isSilent(err):
+			return true // a stopped process is not lost
+		}
+		return listener.Temporary(err) && spent < w.node.cfg.Handshake
+	}
 }
 
 // notOpened handles the end of the attempts to dial a process.
@@ -115,7 +128,7 @@ func (w *world) connected(a *connection, proc int) error {
 		a.raw.Close()
 		return listener.Refuse(listener.Duplicate, "ranks %v are connected already", w.procs[proc].ranks)
 	}
-	l := newLink(w, proc, a)
+	l := newLink(w, proc, a, true)
 	l.send(&message{kind: msgOpen})
 	w.use(l)
 	return nil
@@ -165,7 +178,7 @@ func (w *world) acceptLink(a *connection, proc int) error {
 		o = &opening{}
 		w.opening[proc] = o
 	}
-	o.accepted = newLink(w, proc, a)
+	o.accepted = newLink(w, proc, a, false)
 	return nil
 }
 

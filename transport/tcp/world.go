@@ -75,6 +75,7 @@ type world struct {
 	messages  []pendingMessage // for them
 	past      []uint64         // ids of the latest pastMax closed groups
 	open      int              // number of open endpoints
+	closing   bool             // no more endpoints are created
 	closed    bool
 }
 
@@ -382,6 +383,7 @@ func (w *world) drop(e *endpoint) {
 // closeAll closes all endpoints and the links.
 func (w *world) closeAll() {
 	w.mu.Lock()
+	w.closing = true
 	ends := w.endpoints()
 	w.mu.Unlock()
 	for _, e := range ends {
