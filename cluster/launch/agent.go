@@ -57,7 +57,7 @@ type Config struct {
 	// HeartbeatTimeout is how long an agent may be without a heartbeat before the others declare it lost, and how
 	// long a worker may be stopped before it has failed. Default 30 seconds. An agent publishes a heartbeat every
 	// second, with a timeout below 8 seconds every eighth of it, and in a job of more than 1,000 nodes less often:
-	// there the timeout of agents is at least four intervals (membership.NewTiming).
+	// there the timeout of agents is at least four intervals (membership.NewTiming). It must be the same on all nodes.
 	HeartbeatTimeout time.Duration
 	// Bind is how the workers are bound to the CPUs of this process. Default [affinity.Share].
 	Bind affinity.Policy
@@ -385,6 +385,7 @@ func (a *Agent) registration(ports []int) registration {
 	return registration{
 		Node: a.cfg.Node, Host: a.host, PID: os.Getpid(), Workers: a.cfg.Workers,
 		Address: a.cfg.Address, MasterPort: ports[0], Ports: ports[1:], RestartsMax: a.cfg.RestartsMax,
+		Heartbeat: a.cfg.HeartbeatTimeout,
 	}
 }
 

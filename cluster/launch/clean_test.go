@@ -93,7 +93,7 @@ func TestEndOfNewRunStays(t *testing.T) {
 	key := "=launch/lockstep/event/ended"
 	store := &between{Store: memory.Open(), key: key}
 	p := newPeers(&Agent{cfg: Config{ID: "lockstep", Nodes: 2, Store: store, HeartbeatTimeout: time.Hour}})
-	p.create(t.Context(), key, []byte(`{"node":1,"code":7}`))
+	p.create(t.Context(), p.store, key, []byte(`{"node":1,"code":7}`))
 	_, held, err := p.readEnd(t.Context())
 	if err != nil || len(held) != 1 {
 		t.Fatal(held, err)

@@ -18,6 +18,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/cluster/failure"
 	"github.com/lockstep-ml/lockstep/cluster/membership"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
@@ -301,7 +302,7 @@ func TestStoppedBeforeTheStart(t *testing.T) {
 // TestDuplicateStopped: stopping an agent whose node slot another has does not end the job of that one.
 func TestDuplicateStopped(t *testing.T) {
 	memory := rendezvous.NewMemory()
-	ghost(t, memory, registration{})
+	ghost(t, memory, registration{Heartbeat: time.Hour})
 	a, err := New(Config{
 		Command: []string{"true"}, Workers: 1, Nodes: 2, Node: 1, Store: memory.Open(),
 		HeartbeatTimeout: time.Hour,
@@ -325,7 +326,7 @@ func TestLostAgent(t *testing.T) {
 	t.Parallel() // it waits for seconds
 	race.SkipShort(t, "it waits 5 s for a heartbeat")
 	memory := rendezvous.NewMemory()
-	ghost(t, memory, registration{})
+	ghost(t, memory, registration{Heartbeat: ghostTime})
 	err := runNode(t, t.Context(),
 		Config{Nodes: 2, Store: memory.Open(), HeartbeatTimeout: ghostTime, Grace: 100 * time.Millisecond})
 	if err == nil || !strings.Contains(err.Error(), "node 1 (host far, pid 42) is lost: no heartbeat for") {
@@ -356,7 +357,7 @@ func ghost(t *testing.T, memory *rendezvous.Memory, c registration) (nonce strin
 func TestLostAtTheStart(t *testing.T) {
 	t.Parallel() // it waits for seconds
 	memory := rendezvous.NewMemory()
-	nonce := ghost(t, memory, registration{})
+	nonce := ghost(t, memory, registration{Heartbeat: ghostTime})
 	store := memory.Open()
 	p := newPeers(&Agent{cfg: Config{ID: "lockstep", Node: 1, Nodes: 2, Store: store, HeartbeatTimeout: time.Hour}})
 	slots, _, _, err := p.read(t.Context())
@@ -420,8 +421,8 @@ func mayReport(t *testing.T, p *peers) {
 	}
 }
 
-// TestReportsAreFenced: the store refuses the reports of an agent whose slot another has taken, at whichever moment it
-// was suspended, and those of an agent of a job that is over.
+// TestReportsAreFenced: the store refuses the reports, events and failure records of an agent whose slot another has
+// taken, at whichever moment it was suspended, and those of an agent of a job that is over.
 func TestReportsAreFenced(t *testing.T) {
 	memory := rendezvous.NewMemory()
 	newNode := func(store rendezvous.Store) *peers {
@@ -452,6 +453,18 @@ func TestReportsAreFenced(t *testing.T) {
 	replace(first, second)
 	report(first, rendezvous.ErrFenced)
 	report(second, nil)
+	for _, p := range []*peers{first, second} {
+		p.publish(0, "event", "stop", uint32(0))
+		p.propose(epochMembers{Epoch: 5}, "event", "members", uint32(5))
+		p.record(failure.Record{Job: "lockstep", Worker: 1})
+		p.writes.Wait()
+		p.work.Wait()
+		for _, key := range []string{p.key("event", "stop", 0), p.key("event", "members", 5), "lockstep/0/failure/1"} {
+			if _, _, err := memory.Open().Get(t.Context(), key); (err == nil) != (p == second) {
+				t.Errorf("%s of the agent that was replaced (%v): %v", key, p == first, err)
+			}
+		}
+	}
 	suspended := &between{Store: memory.Open(), key: second.key("reporter", 1)}
 	third := newNode(suspended) // it has taken the slot, and then another one takes it
 	suspended.call = func() { replace(third, fourth) }
@@ -631,7 +644,7 @@ func TestNotReplaced(t *testing.T) {
 	t.Parallel()
 	race.SkipShort(t, "it waits 8 s for a node")
 	memory := rendezvous.NewMemory()
-	ghost(t, memory, registration{RestartsMax: 1})
+	ghost(t, memory, registration{RestartsMax: 1, Heartbeat: ghostTime})
 	out := &output{}
 	err := runNode(t, t.Context(), Config{
 		Nodes: 2, Store: memory.Open(), HeartbeatTimeout: ghostTime, Grace: 100 * time.Millisecond, RestartsMax: 1,
@@ -667,7 +680,7 @@ func TestNotReplaced(t *testing.T) {
 func TestSilentNode(t *testing.T) {
 	t.Parallel() // it waits for seconds
 	memory := rendezvous.NewMemory()
-	ghost(t, memory, registration{})
+	ghost(t, memory, registration{Heartbeat: ghostTime})
 	out := &output{}
 	a, err := New(Config{
 		Command: []string{"sh", "-c", `echo '{"epoch":0,"worker":0,"kind":"lost","message":"lost worker 1","blames":[1],"time":"2026-01-02T03:04:05Z"}' > $LOCKSTEP_RECORDS/failure-0-0.json; exit 1`},
@@ -789,8 +802,19 @@ func (b *between) Delete(ctx context.Context, key string) error {
 	return b.Store.Delete(ctx, key)
 }
 
+// readEnd returns how the job has ended, nil if it has not, and the events that hold it.
+func (p *peers) readEnd(ctx context.Context) (o *jobEnd, held []event, err error) {
+	events, err := p.readEvents(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	o, held = endOf(events)
+	return o, held, nil
+}
+
 // TestClearingEarlierRun: an agent that removes the end of an earlier run from a lasting store does not remove a
-// node slot that another agent of the new run has taken meanwhile, and leaves no end that is written meanwhile.
+// node slot that another agent of the new run has taken meanwhile, nor the end of the new run, and leaves no end of the
+// earlier run that is written meanwhile.
 func TestClearingEarlierRun(t *testing.T) {
 	begin := func(t *testing.T) (*rendezvous.Memory, func(node int, store rendezvous.Store) *peers, func(*peers)) {
 		memory := rendezvous.NewMemory()
@@ -814,6 +838,24 @@ func TestClearingEarlierRun(t *testing.T) {
 		sit(newNode(0, &between{Store: memory.Open(), key: next.key("event", "slot", 1), call: func() { sit(next) }}))
 		if err := next.renew(t.Context(), 0, next.mine.registration); err != nil {
 			t.Errorf("the agent that has taken its slot meanwhile: %v", err)
+		}
+	})
+	t.Run("ended", func(t *testing.T) {
+		memory, newNode, sit := begin(t)
+		earlier, next := newNode(1, memory.Open()), newNode(0, memory.Open())
+		sit(earlier)
+		earlier.endJob(t.Context(), 3, "enough")
+		end := func() { // the new run begins with node 0, and ends, while its node 1 removes the end of the earlier one
+			sit(next)
+			next.endJob(t.Context(), 7, "no more")
+		}
+		late := newNode(1, &between{Store: memory.Open(), key: earlier.key("event", "slot", 1), call: end})
+		err := late.takeSlot(t.Context(), registration{Node: 1, Workers: 1, Ports: []int{1}}, func(string) {})
+		if ended := (*jobEndedError)(nil); !errors.As(err, &ended) || ended.Code != 7 {
+			t.Errorf("error %v, want one that says how the new run has ended", err)
+		}
+		if o, held, err := next.readEnd(t.Context()); err != nil || o == nil || o.Code != 7 || len(held) != 2 {
+			t.Errorf("the end of the new run: %v, in %d keys, %v", o, len(held), err)
 		}
 	})
 	t.Run("left", func(t *testing.T) {

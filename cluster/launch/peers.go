@@ -52,9 +52,11 @@ type event struct {
 // event/stop/<epoch> ends it; event/end/<epoch>/<node> holds how a node's workers ended.
 // event/interrupt/<epoch> and event/kill/<epoch> hold the user's signals. event/ended ends the job.
 // Heartbeats go through package membership: an agent reports for its node, with the heartbeats of its workers.
-// reporter/<node> holds the nonce of the agent that may do so: it is the fencing token of the reports.
+// reporter/<node> holds the nonce of the agent that may do so: it is the fencing token of the reports, and of the
+// events and failure records that an agent writes.
 type peers struct {
 	store       rendezvous.Store // nil: none
+	fenced      rendezvous.Store // the same, whose writes are refused once another agent reports for this node
 	holder      string           // the process that serves the store, for display; "": it outlives all agents
 	lasts       bool
 	job         string
@@ -102,8 +104,9 @@ func newPeers(a *Agent) *peers {
 	p.writing, p.stopWriting = context.WithCancel(context.Background())
 	p.guard = a.guard
 	if p.store != nil {
+		p.fenced = rendezvous.WithToken(p.store, rendezvous.Token{Key: p.key("reporter", p.node), Value: []byte(p.nonce)})
 		p.reporter = membership.NewReporter(membership.ReporterConfig{
-			Store: rendezvous.WithToken(p.store, rendezvous.Token{Key: p.key("reporter", p.node), Value: []byte(p.nonce)}),
+			Store: p.fenced,
 			Key:   rendezvous.JobKey(p.job, status.Heartbeats), Node: p.node, Order: p.node, Nonce: p.nonce,
 			NodesMax: p.nodes, Timing: p.timing, Early: p.nodes <= membership.EarlyMax, By: -1, OnView: p.recordLost,
 		})
@@ -135,15 +138,15 @@ func (p *peers) propose(value any, key ...any) {
 	p.work.Go(func() {
 		ctx, cancel := context.WithTimeout(p.writing, storeTime)
 		defer cancel()
-		p.create(ctx, p.key(key...), text) // the value that is kept, or the loss of the store, arrives as an event
+		p.create(ctx, p.fenced, p.key(key...), text) // the value that is kept, or the loss of the store, arrives as an event
 	})
 }
 
 // create writes a value of which only the first one is kept; it retries when it is unknown whether the value
 // was written.
-func (p *peers) create(ctx context.Context, key string, value []byte) {
+func (p *peers) create(ctx context.Context, store rendezvous.Store, key string, value []byte) {
 	for {
-		_, _, err := p.store.Create(ctx, key, value)
+		_, _, err := store.Create(ctx, key, value)
 		if err == nil || final(err) || pause.For(ctx, min(p.interval, createPause)) != nil {
 			return
 		}
@@ -164,14 +167,18 @@ func (p *peers) endJob(ctx context.Context, code int, why string) {
 	defer cancel()
 	why = why[:min(len(why), endTextMax)]
 	o := jobEnd{Node: p.node, Host: p.host, PID: os.Getpid(), Time: time.Now(), Code: code, Text: why}
-	if p.mine.Nonce != "" && !p.signEnd(ctx, &o) {
-		return
+	store := p.store
+	if p.mine.Nonce != "" {
+		if !p.signEnd(ctx, &o) {
+			return
+		}
+		store = p.fenced // a later run may have begun by now
 	}
 	text, err := json.Marshal(o)
 	if err != nil {
 		panic(err) // our own types
 	}
-	p.create(ctx, p.key("event", "ended"), text) // for agents that join too late
+	p.create(ctx, store, p.key("event", "ended"), text) // for agents that join too late
 }
 
 // endTextMax bounds the text of the end of a job, in bytes: a later run deletes the end by its value.
@@ -220,8 +227,8 @@ func (p *peers) set(key string, value []byte) {
 	p.writes.Go(func() {
 		ctx, cancel := context.WithTimeout(p.writing, storeTime)
 		defer cancel()
-		for err := p.store.Set(ctx, key, value); err != nil && !final(err) && pause.For(ctx, p.interval) == nil; {
-			err = p.store.Set(ctx, key, value) // no other agent sets it
+		for err := p.fenced.Set(ctx, key, value); err != nil && !final(err) && pause.For(ctx, p.interval) == nil; {
+			err = p.fenced.Set(ctx, key, value) // no other agent sets it
 		}
 	})
 }
@@ -320,12 +327,11 @@ func (p *peers) leave() bool {
 func (p *peers) clean() {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTime)
 	defer cancel()
-	token := rendezvous.Token{Key: p.key("reporter", p.node), Value: []byte(p.nonce)}
-	mine := rendezvous.WithToken(p.store, token)
+	token, mine := p.key("reporter", p.node), p.fenced
 	entries, _, err := p.store.List(ctx, p.prefix)
 	for i := 0; i < len(entries) && err == nil; i++ {
 		switch e := &entries[i]; {
-		case e.Key == p.key("event", "ended"), e.Key == token.Key:
+		case e.Key == p.key("event", "ended"), e.Key == token:
 		case len(e.Value) > rendezvous.TokenMax:
 			err = mine.Delete(ctx, e.Key)
 		default:
@@ -336,7 +342,7 @@ func (p *peers) clean() {
 		err = rendezvous.DeleteJob(ctx, mine, p.job)
 	}
 	if err == nil {
-		_ = mine.Delete(ctx, token.Key) // a store that has ended keeps nothing
+		_ = mine.Delete(ctx, token) // a store that has ended keeps nothing
 	}
 }
 

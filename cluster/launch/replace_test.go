@@ -258,7 +258,12 @@ func TestCannotReplace(t *testing.T) {
 			"which cannot be replaced with --max-restarts 0; if that run of the job is over, choose another --rdzv-id",
 		},
 		"other restarts": {Config{RestartsMax: 1}, Config{RestartsMax: 2}, "was started with --max-restarts 1, node 1"},
-		"other nodes":    {Config{RestartsMax: 1}, Config{RestartsMax: 1, Nodes: 3}, "expects 2 nodes, but node 1"},
+		"other heartbeat timeout": {
+			Config{RestartsMax: 1},
+			Config{RestartsMax: 1, HeartbeatTimeout: 40 * time.Second},
+			"node 0 (host near, pid 7) was started with --heartbeat-timeout 30s, node 1",
+		},
+		"other nodes": {Config{RestartsMax: 1}, Config{RestartsMax: 1, Nodes: 3}, "expects 2 nodes, but node 1"},
 		"other workers": {
 			Config{RestartsMax: 1},
 			Config{RestartsMax: 1, Workers: 2},
@@ -268,10 +273,12 @@ func TestCannotReplace(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			memory := rendezvous.NewMemory()
-			nonce := ghost(t, memory, registration{RestartsMax: c.has.RestartsMax})
+			nonce := ghost(t, memory, registration{RestartsMax: c.has.RestartsMax, Heartbeat: 30 * time.Second})
 			store := memory.Open()
 			p := newPeers(&Agent{cfg: Config{ID: "lockstep", Nodes: 2, Store: store, HeartbeatTimeout: time.Hour}})
-			first := registration{Host: "near", PID: 7, Workers: 1, Ports: []int{2}, RestartsMax: c.has.RestartsMax}
+			first := registration{
+				Host: "near", PID: 7, Workers: 1, Ports: []int{2}, RestartsMax: c.has.RestartsMax, Heartbeat: 30 * time.Second,
+			}
 			if err := p.takeSlot(t.Context(), first, func(string) {}); err != nil {
 				t.Fatal(err)
 			}
@@ -296,6 +303,41 @@ func TestCannotReplace(t *testing.T) {
 				t.Error("it has ended the job for the others")
 			}
 		})
+	}
+}
+
+// TestOtherHeartbeatTimeout: a job whose agents were started with different heartbeat timeouts does not begin. The error
+// of each agent names both, and their values.
+func TestOtherHeartbeatTimeout(t *testing.T) {
+	t.Parallel()
+	memory := rendezvous.NewMemory()
+	errs := make(chan error, 2)
+	for node, timeout := range []time.Duration{20 * time.Second, 40 * time.Second} {
+		cfg := Config{
+			Command: []string{"false"}, Workers: 1, Node: node, Nodes: 2, Store: memory.Open(), HeartbeatTimeout: timeout,
+			RendezvousTimeout: patience,
+		}
+		a, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			_, err := a.Run(t.Context())
+			errs <- err
+		}()
+	}
+	who := fmt.Sprintf("(host %s, pid %d)", hostName(t), os.Getpid())
+	for range 2 {
+		err := <-errs
+		if err == nil {
+			t.Error("an agent has run the job")
+			continue
+		}
+		first := fmt.Sprintf("node 0 %s was started with --heartbeat-timeout 20s, node 1 %s with 40s", who, who)
+		second := fmt.Sprintf("node 1 %s was started with --heartbeat-timeout 40s, node 0 %s with 20s", who, who)
+		if !strings.Contains(err.Error(), first) && !strings.Contains(err.Error(), second) {
+			t.Errorf("error %v, want one that says %s", err, first)
+		}
 	}
 }
 

@@ -26,6 +26,8 @@ type registration struct {
 	MasterPort  int    `json:"master_port"`
 	Ports       []int  `json:"ports"`
 	RestartsMax int    `json:"restarts_max"`
+	// Heartbeat is the agent's heartbeat timeout, as its user has set it.
+	Heartbeat time.Duration `json:"heartbeat_timeout_ns"`
 }
 
 // String identifies the node: "node 1 (host b, pid 17)".
@@ -317,6 +319,9 @@ func (s *nodeSlot) incompatible(slots []*nodeSlot, begun []epochMembers) error {
 		case o.RestartsMax != s.RestartsMax:
 			return fmt.Errorf("%v was started with --max-restarts %d, %v with %d", &o.registration, o.RestartsMax,
 				&s.registration, s.RestartsMax)
+		case o.Heartbeat != s.Heartbeat:
+			return fmt.Errorf("%v was started with --heartbeat-timeout %v, %v with %v", &o.registration, o.Heartbeat,
+				&s.registration, s.Heartbeat)
 		}
 	}
 	for _, m := range begun {
@@ -338,15 +343,20 @@ func (p *peers) endIncompatible(ctx context.Context, why error, begun bool) erro
 // ended returns the error of a job that is over. A store that outlives jobs may still have the end of an
 // earlier job of this name.
 func (p *peers) ended(ctx context.Context, report func(string)) error {
-	o, held, err := p.readEnd(ctx)
-	switch {
-	case err != nil || o == nil:
+	events, err := p.readEvents(ctx)
+	if err != nil {
 		return err
+	}
+	o, held := endOf(events)
+	switch {
+	case o == nil:
+		return nil
 	case !p.lasts:
 		return &jobEndedError{*o}
 	}
 	p.earlier = fmt.Sprintf("an earlier run of job %q is over: %v", p.job, o)
 	report("lockstep run: " + p.earlier + "; starting a new run\n")
+	earlier := runOf(events)
 	for len(held) > 0 {
 		for _, ev := range held {
 			if err := p.clear(ctx, ev); err != nil {
@@ -354,11 +364,56 @@ func (p *peers) ended(ctx context.Context, report func(string)) error {
 			}
 		}
 		// An agent of the earlier run may have written its slot, with the end of the job, at the same time.
-		if _, held, err = p.readEnd(ctx); err != nil {
+		if events, err = p.readEvents(ctx); err != nil {
 			return err
+		}
+		if _, held = endOf(events); len(held) > 0 {
+			if o := earlier.notEnded(held); o != nil { // the new run has ended meanwhile
+				return &jobEndedError{*o}
+			}
 		}
 	}
 	return nil
+}
+
+// runOf returns the run of a job whose events were read.
+func runOf(events []event) *run {
+	r := &run{agents: map[string]bool{}}
+	for _, ev := range events {
+		if ev.slot != nil {
+			r.agents[ev.slot.Nonce] = true
+		}
+		if ev.jobEnd != nil {
+			r.ends = append(r.ends, *ev.jobEnd)
+		}
+	}
+	return r
+}
+
+// run identifies a run of a job on a lasting store.
+type run struct {
+	agents map[string]bool // the nonces of those that had slots
+	ends   []jobEnd
+}
+
+// notEnded returns the first end that is not this run's, nil if there is none.
+func (r *run) notEnded(held []event) *jobEnd {
+	for _, ev := range held { // an agent writes its slot first, and then the same end once more
+		if ev.slot != nil && r.agents[ev.slot.Nonce] {
+			r.ends = append(r.ends, *ev.jobEnd)
+		}
+	}
+	for _, ev := range held {
+		if !slices.ContainsFunc(r.ends, ev.jobEnd.equal) {
+			return ev.jobEnd
+		}
+	}
+	return nil
+}
+
+// equal reports whether two ends are the same one.
+func (o *jobEnd) equal(other jobEnd) bool {
+	return o.Node == other.Node && o.Host == other.Host && o.PID == other.PID && o.Time.Equal(other.Time)
 }
 
 // clear removes a conclusion of an earlier run. An agent of this run may have taken the slot, or ended this run, since
@@ -380,19 +435,10 @@ func (p *peers) clear(ctx context.Context, ev event) error {
 // cleared reports whether a later run cleared the slot and no agent has taken it since.
 func (s *nodeSlot) cleared() bool { return s.Nonce == "" }
 
-// readEnd returns how the job has ended, nil if it has not, and the events that hold it.
-func (p *peers) readEnd(ctx context.Context) (o *jobEnd, held []event, err error) {
-	entries, _, err := p.store.List(ctx, p.key("event")+"/")
-	if err != nil {
-		return nil, nil, err
-	}
-	slices.SortFunc(entries, func(a, b rendezvous.Entry) int { return cmp.Compare(a.Revision, b.Revision) })
-	for _, entry := range entries {
-		ev, ok := p.decode(entry)
-		if entry.Key == p.key("event", "ended") && !ok {
-			return nil, nil, fmt.Errorf("key %s holds %.100q", entry.Key, entry.Value)
-		}
-		if !ok || ev.jobEnd == nil {
+// endOf returns the first end among events, nil if there is none, and the events with one.
+func endOf(events []event) (o *jobEnd, held []event) {
+	for _, ev := range events {
+		if ev.jobEnd == nil {
 			continue
 		}
 		held = append(held, ev)
@@ -400,7 +446,26 @@ func (p *peers) readEnd(ctx context.Context) (o *jobEnd, held []event, err error
 			o = ev.jobEnd
 		}
 	}
-	return o, held, nil
+	return o, held
+}
+
+// readEvents returns all events in the store, in the order in which they were written.
+func (p *peers) readEvents(ctx context.Context) (events []event, err error) {
+	entries, _, err := p.store.List(ctx, p.key("event")+"/")
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(entries, func(a, b rendezvous.Entry) int { return cmp.Compare(a.Revision, b.Revision) })
+	for _, entry := range entries {
+		ev, ok := p.decode(entry)
+		if entry.Key == p.key("event", "ended") && !ok {
+			return nil, fmt.Errorf("key %s holds %.100q", entry.Key, entry.Value)
+		}
+		if ok {
+			events = append(events, ev)
+		}
+	}
+	return events, nil
 }
 
 // read returns the current slots, nil for those that are free, and the epochs that have begun.

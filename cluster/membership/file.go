@@ -2,7 +2,6 @@ package membership
 
 import (
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -136,7 +135,7 @@ func (n *NodeFile) read(slot int, last uint64) (count uint64, payload []byte, fr
 // answer reads the reporter's answer. It returns false if the answer has the count last: then it was read before.
 func (n *NodeFile) answer(last uint64) (a answer, ok bool) {
 	count, text, fresh := n.read(n.slots, last)
-	if !fresh || json.Unmarshal(text, &a) != nil {
+	if !fresh || decode(text, &a) != nil {
 		return answer{}, false
 	}
 	a.count = count

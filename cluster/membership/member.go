@@ -45,13 +45,13 @@ type Member struct {
 	view     View
 	viewAt   time.Time
 	answerAt time.Time
-	by       int  // the slot of the worker that wrote the answer
-	released bool // the writer of the answer has left
-	sent     map[uint64]time.Time
-	echo     uint64    // the latest heartbeat of this worker that the store has acknowledged
-	running  time.Time // when this worker wrote it, without the time since then in which this process did not run
-	fenced   bool      // the store refuses this node's reports
-	failed   error     // why the latest heartbeat could not be written; nil: it was
+	by       int                  // the slot of the worker that wrote the answer
+	released bool                 // the writer of the answer has left
+	sent     map[uint64]time.Time // when this worker wrote its latest heartbeats, at most sentMax
+	echo     uint64               // the latest heartbeat of this worker that the store has acknowledged
+	running  time.Time            // when this worker wrote it, without the time since then in which this process did not run
+	fenced   bool                 // the store refuses this node's reports
+	failed   error                // why the latest heartbeat could not be written; nil: it was
 }
 
 // The reasons for which [Member.Lost] ends a worker that has not lost another one. Each is a [rendezvous.ErrLost] too.
@@ -161,6 +161,10 @@ func (m *Member) publish(ctx context.Context) {
 	}
 }
 
+// sentMax is how many heartbeats are remembered that the store has not acknowledged: with one each 200 milliseconds,
+// those of 13 minutes.
+const sentMax = 1 << 12
+
 // write writes a heartbeat.
 func (m *Member) write(count uint64, final bool) {
 	h := m.cfg.State()
@@ -170,6 +174,7 @@ func (m *Member) write(count uint64, final bool) {
 	}
 	m.mu.Lock()
 	m.sent[count] = time.Now()
+	delete(m.sent, count-sentMax) // the store has not acknowledged it for long, and later ones suffice
 	m.mu.Unlock()
 	text, err := json.Marshal(&h)
 	if err != nil {

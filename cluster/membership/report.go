@@ -1,6 +1,7 @@
 package membership
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -38,7 +39,7 @@ type WorkerReport struct {
 // DecodeReport decodes and validates a report.
 func DecodeReport(text []byte) (Report, error) {
 	var r Report
-	if err := json.Unmarshal(text, &r); err != nil {
+	if err := decode(text, &r); err != nil {
 		return r, fmt.Errorf("membership: a node's report: %w", err)
 	}
 	if r.Node < 0 || r.ViewAge < 0 || slices.ContainsFunc(r.Workers, func(w WorkerReport) bool {
@@ -49,8 +50,39 @@ func DecodeReport(text []byte) (Report, error) {
 	return r, nil
 }
 
-// workersMax bounds the numbers of workers.
-const workersMax = 1 << 16
+const (
+	workersMax = 1 << 16 // bounds the numbers of workers, and so the length of every list
+	nestedMax  = 16      // bounds how deep lists and objects of a text are nested
+)
+
+// decode decodes a JSON text that another process has written. It refuses a list of more than workersMax elements
+// before it allocates any of them: an empty one has 3 bytes in the text and more than 100 in memory.
+func decode(text []byte, into any) error {
+	var commas [nestedMax]int
+	depth := 0
+	for i := 0; i < len(text) && depth >= 0; i++ {
+		switch text[i] {
+		case '"':
+			for i++; i < len(text) && text[i] != '"'; i++ {
+				if text[i] == '\\' {
+					i++
+				}
+			}
+		case '[', '{':
+			if depth++; depth == nestedMax {
+				return fmt.Errorf("it is nested deeper than %d levels", nestedMax-1)
+			}
+			commas[depth] = 0
+		case ']', '}':
+			depth--
+		case ',':
+			if commas[depth]++; commas[depth] == workersMax {
+				return fmt.Errorf("it has a list of more than %d elements", workersMax)
+			}
+		}
+	}
+	return json.Unmarshal(text, into) // which refuses what is not JSON before it allocates
+}
 
 // Doubt is what is not normal about a worker, or about a node and so about all its workers.
 type Doubt struct {
@@ -92,7 +124,10 @@ type View struct {
 // decodeView decodes and validates a view.
 func decodeView(text []byte) (*View, error) {
 	v := &View{}
-	if err := json.Unmarshal(text, v); err != nil {
+	if len(text) > viewMax {
+		return nil, fmt.Errorf("membership: a view of %d bytes, want at most %d", len(text), viewMax)
+	}
+	if err := decode(text, v); err != nil {
 		return nil, fmt.Errorf("membership: a view: %w", err)
 	}
 	for _, d := range v.Doubts {
@@ -107,6 +142,74 @@ func decodeView(text []byte) (*View, error) {
 		}
 	}
 	return v, nil
+}
+
+// viewMax bounds the text of a view, in bytes, so that an answer, of at most answerBytes, always has space for it and
+// for what the store has acknowledged. doubtsMax is how many doubts a view describes one by one if it would be longer.
+const (
+	viewMax   = answerBytes / 4 * 3
+	doubtsMax = 256
+)
+
+// encode returns the text of the view. If that is too long, it describes fewer doubts one by one.
+func (v *View) encode() []byte {
+	text, err := json.Marshal(v)
+	for _, whole := range []int{doubtsMax, 0} {
+		if err == nil && len(text) > viewMax {
+			text, err = json.Marshal(v.merged(whole))
+		}
+	}
+	if err != nil {
+		panic(err) // our own types
+	}
+	return text
+}
+
+// merged returns the view with so many whole doubts: those of lost members first, and of these the ones that have been
+// silent longest. The others are merged: each worker in doubt is listed, with the shortest silence of all that are like
+// it, but neither with its node nor with its phase.
+func (v *View) merged(whole int) *View {
+	if whole >= len(v.Doubts) {
+		return v
+	}
+	out, doubts := *v, slices.Clone(v.Doubts)
+	slices.SortStableFunc(doubts, func(a, b Doubt) int {
+		if a.Lost != b.Lost {
+			if a.Lost {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Compare(b.Silent, a.Silent)
+	})
+	type kind struct {
+		epoch                           uint32
+		lost, unseen, reported, stalled bool
+	}
+	groups := map[kind]int{}
+	out.Doubts = doubts[:whole:whole]
+	for i := range doubts[whole:] {
+		d := &doubts[whole+i]
+		k := kind{d.Epoch, d.Lost, d.Unseen, d.Reported, d.Stalled > 0}
+		at, known := groups[k]
+		if !known {
+			at = len(out.Doubts)
+			groups[k] = at
+			out.Doubts = append(out.Doubts, Doubt{
+				Node: -1, Epoch: d.Epoch, Lost: d.Lost, Unseen: d.Unseen, Reported: d.Reported, Silent: d.Silent,
+				Stalled: d.Stalled,
+			})
+		}
+		g := &out.Doubts[at]
+		g.Workers = append(g.Workers, d.Workers...)
+		g.Silent, g.Stalled = min(g.Silent, d.Silent), min(g.Stalled, d.Stalled)
+	}
+	for i := range out.Doubts[whole:] {
+		g := &out.Doubts[whole+i]
+		slices.Sort(g.Workers)
+		g.Workers = slices.Compact(g.Workers)
+	}
+	return &out
 }
 
 // lost returns the workers and nodes that the view declares lost.

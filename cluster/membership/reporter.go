@@ -198,9 +198,7 @@ func (r *Reporter) Leave(ctx context.Context) {
 	if v != nil && v.Node == r.cfg.Node && !v.Released {
 		released := *v
 		released.Released, released.Count = true, v.Count+1
-		if text, err := json.Marshal(&released); err == nil {
-			_, _ = r.cfg.Store.Swap(ctx, r.cfg.Key+viewSuffix, revision, text) // the lease ends anyway
-		}
+		_, _ = r.cfg.Store.Swap(ctx, r.cfg.Key+viewSuffix, revision, released.encode()) // the lease ends anyway
 	}
 	r.writeAnswer(now, true)
 }
@@ -600,10 +598,7 @@ func (r *Reporter) coordinates(term uint64) bool {
 // revision is the fencing token. After an error it is unknown whether it did.
 func (c *coordinator) write(ctx context.Context, create bool, revision uint64) (done bool, err error) {
 	c.view.Count++
-	text, err := json.Marshal(&c.view)
-	if err != nil {
-		panic(err) // our own types
-	}
+	text := c.view.encode()
 	r, began := c.reporter, time.Now()
 	r.wrote(began, false)
 	key := r.cfg.Key + viewSuffix

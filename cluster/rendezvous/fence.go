@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -18,7 +19,7 @@ func Fence(s Store, job string, epoch uint32) Store {
 
 // WithToken returns a handle on a store whose writes have a token: the store refuses them with [ErrFenced] while the
 // token's key does not have its value, of at most [TokenMax] bytes. Reads are not restricted. The handle shares s,
-// whose Close it calls; s has no token.
+// whose Close it calls. If s has another token already, every write is an error: a write has one.
 func WithToken(s Store, token Token) Store { return &fenced{s, token} }
 
 // DeleteValue deletes a key if it has that value, of at most [TokenMax] bytes: not if another process has changed it
@@ -74,6 +75,10 @@ type fenced struct {
 
 // with returns the context of a write with the token.
 func (f *fenced) with(ctx context.Context) (context.Context, error) {
+	if t, given := TokenOf(ctx); given && (t.Key != f.token.Key || !bytes.Equal(t.Value, f.token.Value)) {
+		return nil, fmt.Errorf("rendezvous: a write has two tokens, of the keys %q and %q, want one: pass the store "+
+			"without a token to WithToken, Fence and DeleteValue", t.Key, f.token.Key)
+	}
 	if n := len(f.token.Value); n > TokenMax {
 		return nil, fmt.Errorf("rendezvous: the token %q of a write has %d bytes, want at most %d", f.token.Key, n, TokenMax)
 	}
