@@ -306,8 +306,8 @@ func TestCannotReplace(t *testing.T) {
 	}
 }
 
-// TestOtherHeartbeatTimeout: a job whose agents were started with different heartbeat timeouts does not begin. The error
-// of each agent names both, and their values.
+// TestOtherHeartbeatTimeout: a job whose agents were started with different heartbeat timeouts does not begin. The
+// error of each agent names both, and their values.
 func TestOtherHeartbeatTimeout(t *testing.T) {
 	t.Parallel()
 	memory := rendezvous.NewMemory()

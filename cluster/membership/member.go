@@ -45,13 +45,13 @@ type Member struct {
 	view     View
 	viewAt   time.Time
 	answerAt time.Time
-	by       int                  // the slot of the worker that wrote the answer
-	released bool                 // the writer of the answer has left
-	sent     map[uint64]time.Time // when this worker wrote its latest heartbeats, at most sentMax
-	echo     uint64               // the latest heartbeat of this worker that the store has acknowledged
-	running  time.Time            // when this worker wrote it, without the time since then in which this process did not run
-	fenced   bool                 // the store refuses this node's reports
-	failed   error                // why the latest heartbeat could not be written; nil: it was
+	by       int  // the slot of the worker that wrote the answer
+	released bool // the writer of the answer has left
+	sent     map[uint64]time.Time
+	echo     uint64    // the latest heartbeat of this worker that the store has acknowledged
+	running  time.Time // when this worker wrote it, without the time since then in which this process did not run
+	fenced   bool      // the store refuses this node's reports
+	failed   error     // why the latest heartbeat could not be written; nil: it was
 }
 
 // The reasons for which [Member.Lost] ends a worker that has not lost another one. Each is a [rendezvous.ErrLost] too.
