@@ -132,10 +132,13 @@ func TestEveryViewFits(t *testing.T) {
 					v.left(w)
 					continue
 				}
-				v.Doubts = append(v.Doubts, Doubt{
+				d := Doubt{
 					Node: -1, Epoch: 1, Workers: []int{w}, Lost: w%3 > 0, Silent: int64(w), Reported: w%5 > 0, Unseen: w%7 == 0,
-					Phase: c.phase,
-				})
+				}
+				if w >= workersMax-4*doubtsMax { // those that are described one by one
+					d.Phase = c.phase
+				}
+				v.Doubts = append(v.Doubts, d)
 			}
 			got, err := decodeView(v.encode())
 			if err != nil {
