@@ -105,6 +105,9 @@ type Manifest struct {
 	// shape of Src, or of Dst if the rank has no Src; nil: a vector. It is compared where it is the same on
 	// all ranks
 	Shape []int
+	// Purpose describes, for errors, the call of the user for which this one exchanges something first: "all_gather of
+	// float32 (2,)". It is not compared.
+	Purpose string
 }
 
 // Call is one rank's part in an operation. Package plan documents which elements a rank reads from Src and

@@ -3,6 +3,7 @@ package collective
 import (
 	"context"
 
+	"github.com/lockstep-ml/lockstep/collective/flight"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/timeline"
 )
@@ -43,19 +44,13 @@ type Communicator interface {
 	Properties() Properties
 	// Pending returns how many started calls were not yet awaited.
 	Pending() int
+	// Progress returns how many calls this rank has begun, how many of them have ended and, if a call is running, the
+	// latest one in the form used in errors. Any goroutine may call it at any time.
+	Progress() (begun, over uint64, call string)
 	// Close ends the communicator and frees its resources once its calls have ended. Blocked and later calls
 	// of this rank return [ErrClosed]; peers that need this rank return [ErrPeerLost]. Any goroutine may call
 	// it at any time, more than once. It is an error if started calls were not awaited.
 	Close() error
-}
-
-// Observable is a Communicator that reports its progress. Any goroutine may call it at any time. The
-// communicators of [Open] implement it.
-type Observable interface {
-	Communicator
-	// Progress returns how many calls this rank has begun, how many of them have ended and, if a call is
-	// running, the latest one in the form used in errors.
-	Progress() (begun, over uint64, call string)
 }
 
 // Handle is a started call.
@@ -73,29 +68,20 @@ type Group interface {
 	Local() []Communicator
 	// DoAll executes one call per local rank concurrently; calls[i] is that of Local()[i].
 	DoAll(ctx context.Context, calls []Call) error
-	// Rebuild closes the group, failed or not, and makes a new one of the same ranks at the next epoch. Every
-	// process of the job must call it.
+	// Rebuild makes a new group of the same ranks at the next epoch, and closes this one, failed or not. Every
+	// process of the job must call it. It waits for other processes only where the backend does, until ctx ends. With
+	// an error this group stays open, and Rebuild can be called again; the new communicators are closed.
 	Rebuild(ctx context.Context) (Group, error)
+	// Watch attaches the monitor to the group and to the groups that Rebuild makes of it. No call may be running.
+	Watch(m Monitor)
+	// SetTimeline sets the recorder of the group and of the groups that Rebuild and Split make of it later, as
+	// [Config].Timeline does. No call may be running.
+	SetTimeline(r *timeline.Recorder)
+	// Flights returns the records of the last calls of the local ranks, also those of communicators that were split
+	// off. Any goroutine may call it at any time. It does not wait for a call.
+	Flights() []flight.Rank
 	// Close closes the communicators of all local ranks.
 	Close() error
-}
-
-// Timed is a [Group] whose calls a recorder can record, as [Config].Timeline does. The groups of [Open] and
-// [OpenBackends] implement it.
-type Timed interface {
-	Group
-	// SetTimeline sets the recorder of the group and of the groups that Rebuild and Split make of it later. No call may
-	// be running.
-	SetTimeline(r *timeline.Recorder)
-}
-
-// Watchable is a [Group] to which a [Monitor] can be attached after it was made. The groups of [Open]
-// implement it.
-type Watchable interface {
-	Group
-	// Watch attaches the monitor to the group and to the groups that Rebuild makes of it. No call may be
-	// running.
-	Watch(m Monitor)
 }
 
 // Properties are the guarantees of a communicator.
@@ -116,45 +102,27 @@ type Properties struct {
 // The proof relies on this: a call that all ranks have entered ends without further help from their
 // goroutines.
 type Monitor interface {
-	// Enter reports that rank begins collective number seq (from 0), before any peer can see it. It is on the
-	// hot path: it must not allocate, lock or block. [Group.DoAll] enters the calls of all local ranks before
-	// it waits.
+	// Enter reports that rank begins call number seq, before any peer can see it. It is on the hot path: it must not
+	// allocate, lock or block. [Group.DoAll] enters the calls of all local ranks before it waits.
+	//
+	// Collectives are numbered from 0. So are the sends of one rank to another, and the receives of the other rank
+	// from the first; a send and a receive with the same number belong together.
 	Enter(rank int, seq uint64, call *Call)
-	// Park reports that rank's goroutine is about to block until its peers have entered call seq. An error
-	// means that they never will: the communicator fails with exactly that error. The monitor may also abort
-	// any communicator from inside Park.
-	Park(rank int, seq uint64) error
+	// Park reports that rank's goroutine is about to block until its peers have entered the call. An error means that
+	// they never will: the communicator fails with exactly that error. The monitor may also abort any communicator
+	// from inside Park.
+	Park(rank int, seq uint64, call *Call) error
 	// Unpark reports that rank's goroutine runs again, after a Park that returned nil.
 	Unpark(rank int)
-	// Leave reports that call seq of rank has ended, with the error that it returns. It may block while a
-	// report is written.
-	Leave(rank int, seq uint64, err error)
+	// Leave reports that the call of rank has ended, with the error that it returns. It may block while a report is
+	// written.
+	Leave(rank int, seq uint64, call *Call, err error)
 	// Explain is called once, by the first rank that detects a failure (a mismatch, an invalid call, the end
 	// of a context, a deadline), before any other rank is notified. It returns the error that every rank will
 	// return. The monitor may inspect what all ranks do, and wraps err. Abort and Close are not explained.
 	Explain(rank int, err error) error
-}
-
-// PairMonitor is a Monitor that can also watch calls of two ranks, Send and Recv. They are numbered
-// separately: seq counts the sends of one rank to another, and the receives of the other rank from the first,
-// each from 0; a send and a receive with the same number belong together. A monitor that is not a PairMonitor
-// does not watch them.
-type PairMonitor interface {
-	Monitor
-	// EnterPair is Enter for such a call.
-	EnterPair(rank int, seq uint64, call *Call)
-	// ParkPair is Park for such a call: it blocks until the peer has entered its half. Unpark ends it.
-	ParkPair(rank int, seq uint64, call *Call) error
-	// LeavePair is Leave for such a call.
-	LeavePair(rank int, seq uint64, call *Call, err error)
-}
-
-// SplitMonitor is a Monitor that can also watch the communicators that [Communicator.Split] makes. A monitor
-// that is not a SplitMonitor does not watch them.
-type SplitMonitor interface {
-	Monitor
-	// Split returns the monitor of a new communicator. It is called once per new communicator, on the
-	// goroutine of any local rank. ranks[i] is the parent's rank of the new communicator's rank i; abort
-	// aborts the new communicator; release is called when all its local ranks have closed it.
+	// Split returns the monitor of a new communicator that [Communicator.Split] makes. It is called once per new
+	// communicator, on the goroutine of any local rank. ranks[i] is the parent's rank of the new communicator's rank
+	// i; abort aborts the new communicator; release is called when all its local ranks have closed it.
 	Split(name string, ranks []int, abort func(cause error)) (m Monitor, release func())
 }

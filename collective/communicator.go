@@ -54,8 +54,6 @@ type communicator struct {
 	all      handle        // the handle of DoAll
 }
 
-var _ Observable = (*communicator)(nil)
-
 func newCommunicator(g *group, b Backend) *communicator {
 	c := &communicator{
 		group:   g,
@@ -166,7 +164,7 @@ func (c *communicator) do(ctx context.Context, call *Call, then func() error) er
 	if !c.finishSole(t.turn) {
 		c.finish(true)
 	}
-	c.group.watcher.leave(c.rank, t.seq, call, err)
+	c.leaveMonitor(t.seq, call, err)
 	return err
 }
 
@@ -235,7 +233,7 @@ const (
 func (c *communicator) enter(call *Call, how manner) (t ticket, ready bool, err error) {
 	if how == blocking && !call.pairwise() {
 		if t, ready = c.enterSole(); ready {
-			c.group.watcher.enter(c.rank, t.seq, call)
+			c.enterMonitor(t.seq, call)
 			return t, true, nil
 		}
 	}
@@ -262,14 +260,38 @@ func (c *communicator) enter(call *Call, how manner) (t ticket, ready bool, err 
 		c.blocked, c.doing, c.direct = true, t.turn, how == blocking
 	}
 	c.unlock()
-	c.group.watcher.enter(c.rank, t.seq, call)
+	c.enterMonitor(t.seq, call)
 	return t, ready, nil
+}
+
+// enterMonitor reports to the monitor, if there is one, that a call begins.
+func (c *communicator) enterMonitor(seq uint64, call *Call) {
+	if m := c.group.cfg.Monitor; m != nil {
+		m.Enter(c.rank, seq, call)
+	}
+}
+
+// parkMonitor reports that the caller's goroutine is about to block. It returns the monitor to notify when the
+// goroutine runs again, or nil if there is none.
+func (c *communicator) parkMonitor(seq uint64, call *Call) (Monitor, error) {
+	m := c.group.cfg.Monitor
+	if m == nil {
+		return nil, nil
+	}
+	return m, m.Park(c.rank, seq, call)
+}
+
+// leaveMonitor reports that a call has ended.
+func (c *communicator) leaveMonitor(seq uint64, call *Call, err error) {
+	if m := c.group.cfg.Monitor; m != nil {
+		m.Leave(c.rank, seq, call, err)
+	}
 }
 
 // block waits for the token, which another goroutine sends. If ctx ends first, it fails the communicator, and
 // that releases the token. call and what describe in the error what it waited for.
 func (c *communicator) block(ctx context.Context, token <-chan struct{}, call *Call, t ticket, what string) {
-	monitor, err := c.group.watcher.park(c.rank, t.seq, call)
+	monitor, err := c.parkMonitor(t.seq, call)
 	if err != nil {
 		c.group.abort(c.asError(err))
 		<-token

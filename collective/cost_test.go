@@ -47,7 +47,7 @@ func (c *communicator) doBare(call *Call) error {
 	}
 	err = c.backend.(*planBackend).bare(call, t)
 	c.finish(true)
-	c.group.watcher.leave(c.rank, t.seq, call, err)
+	c.leaveMonitor(t.seq, call, err)
 	return err
 }
 

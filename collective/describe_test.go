@@ -145,7 +145,7 @@ func TestDescribeLate(t *testing.T) {
 
 // waitsInCall reports whether the only rank of a group waits for others.
 func waitsInCall(g collective.Group) bool {
-	return slices.ContainsFunc(g.(collective.Recorded).Flights(), func(r flight.Rank) bool {
+	return slices.ContainsFunc(g.Flights(), func(r flight.Rank) bool {
 		n := len(r.Calls)
 		return n > 0 && r.Calls[n-1].State == flight.Waiting
 	})
@@ -154,7 +154,7 @@ func waitsInCall(g collective.Group) bool {
 // TestProgress checks that Progress returns, to any goroutine, how many calls a rank has made and which one it is in.
 func TestProgress(t *testing.T) {
 	groups := separate(t, 2, func(int) collective.Config { return collective.Config{Stall: -1} })
-	first, second := groups[0].Local()[0].(collective.Observable), groups[1].Local()[0]
+	first, second := groups[0].Local()[0], groups[1].Local()[0]
 	if begun, over, call := first.Progress(); begun != 0 || over != 0 || call != "" {
 		t.Errorf("before the first call: %d, %d, %q", begun, over, call)
 	}

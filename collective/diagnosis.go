@@ -19,7 +19,7 @@ type localRank struct {
 	site    site
 	exec    *executor.Executor
 	calls   recent
-	blocked *fault.BlockedRank
+	blocked fault.Blocked // guarded by the team's blocking
 }
 
 // diagnosis determines why a rank's call does not end or has failed, and makes the call's error.

@@ -23,6 +23,9 @@
 //		}()
 //	}
 //
+// Package typed has these calls in one line for slices, and gathers values of any type. cluster/worker opens the group
+// of several processes.
+//
 // Every rank makes the same calls in the same order. A repeated call allocates nothing and starts no
 // goroutine. Package plan documents which elements each operation reads and writes; [Call] documents when Src
 // and Dst may be the same memory. Send and Recv involve two ranks only: the other ranks do not take part, and

@@ -555,11 +555,14 @@ func TestClose(t *testing.T) {
 // seam is an endpoint with a hook that runs when a call has just started on its rank.
 type seam struct {
 	transport.Endpoint
+	transport.SharedMemory
 	started func()
 }
 
+func (s seam) Memory() transport.SharedMemory { return s }
+
 func (s seam) Await(ctx context.Context, rank, mark int) error {
-	err := s.Endpoint.Await(ctx, rank, mark)
+	err := s.SharedMemory.Await(ctx, rank, mark)
 	if mark == 0 && err == nil {
 		s.started()
 	}
@@ -574,7 +577,7 @@ func TestAbortAfterTheStart(t *testing.T) {
 			ends := mem.New(3)
 			var g collective.Group
 			cause := errors.New("enough")
-			ends[2] = seam{ends[2], func() { g.Local()[2].Abort(cause) }}
+			ends[2] = seam{ends[2], ends[2].Memory(), func() { g.Local()[2].Abort(cause) }}
 			g, err := collective.Open(ends, collective.Config{})
 			if err != nil {
 				t.Fatal(err)
@@ -624,7 +627,7 @@ func TestAbortAfterTheLastFlag(t *testing.T) {
 		ends := mem.New(3)
 		var g collective.Group
 		cause := errors.New("enough")
-		ends[2] = seam{ends[2], func() { g.Local()[2].Abort(cause) }}
+		ends[2] = seam{ends[2], ends[2].Memory(), func() { g.Local()[2].Abort(cause) }}
 		g, err := collective.Open(ends, collective.Config{})
 		if err != nil {
 			t.Fatal(err)
@@ -657,7 +660,7 @@ func TestCancelAfterTheStart(t *testing.T) {
 		defer cancel()
 		ends := mem.New(2)
 		for i := range ends {
-			ends[i] = seam{ends[i], cancel}
+			ends[i] = seam{ends[i], ends[i].Memory(), cancel}
 		}
 		g, err := collective.Open(ends, collective.Config{Algorithm: algorithm})
 		if err != nil {
@@ -831,7 +834,7 @@ func TestGroupsOfOneRankEach(t *testing.T) {
 	t.Run("abort after the start", func(t *testing.T) {
 		ends := mem.New(2)
 		var groups []collective.Group
-		ends[1] = seam{ends[1], func() { groups[1].Local()[0].Abort(cause) }}
+		ends[1] = seam{ends[1], ends[1].Memory(), func() { groups[1].Local()[0].Abort(cause) }}
 		groups = alone(t, ends)
 		for rank, err := range eachAlone(groups, func(c collective.Communicator) error {
 			x := []float32{1}

@@ -65,11 +65,11 @@ func (p placement) cast(t *testing.T, n int, cfg collective.Config) *scene {
 func (s *scene) waiting() (waiting []int, settled bool) {
 	settled = true
 	for _, g := range s.groups {
-		for _, r := range g.(collective.Recorded).Flights() {
+		for _, r := range g.Flights() {
 			last := len(r.Calls) - 1
 			switch {
 			case s.calls[r.Rank] == nil || r.Rank == s.late:
-				if _, over, _ := s.comms[r.Rank].(collective.Observable).Progress(); over < 2 {
+				if _, over, _ := s.comms[r.Rank].Progress(); over < 2 {
 					settled = false // a rank that is still in the previous call is not late
 				}
 			case last < 2: // these are the first calls

@@ -47,7 +47,7 @@ func onEach(g Group, f func(c Communicator) error) []error {
 // flightOf returns the record of a rank of a communicator.
 func flightOf(t *testing.T, g Group, comm string, rank int) flight.Rank {
 	t.Helper()
-	for _, r := range g.(Recorded).Flights() {
+	for _, r := range g.Flights() {
 		if r.Comm == comm && r.Rank == rank {
 			return r
 		}
@@ -120,7 +120,7 @@ func TestFlightsOfFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer next.Close()
-	report := flight.Find([]flight.File{{Ranks: next.(Recorded).Flights()}})
+	report := flight.Find([]flight.File{{Ranks: next.Flights()}})
 	if len(report.Parts) != 2 {
 		t.Fatalf("%d communicators: %+v", len(report.Parts), report)
 	}
@@ -141,7 +141,7 @@ func TestFlightsOfFailure(t *testing.T) {
 		}
 		return nil
 	})
-	report = flight.Find([]flight.File{{Ranks: next.(Recorded).Flights()}})
+	report = flight.Find([]flight.File{{Ranks: next.Flights()}})
 	if text := report.Parts[1].Rows[1].Text; !strings.Contains(text, "failed in call 0") ||
 		!strings.Contains(text, "all_gather: invalid argument") {
 		t.Error(text)
@@ -177,7 +177,7 @@ func TestFlightsWhileCalled(t *testing.T) {
 	for !waits(0) || !waits(1) {
 		time.Sleep(time.Millisecond)
 	}
-	p := flight.Find([]flight.File{{Ranks: g.(Recorded).Flights()}}).Parts[0]
+	p := flight.Find([]flight.File{{Ranks: g.Flights()}}).Parts[0]
 	if p.Kind != flight.Absent || !slices.Equal(p.Blamed, []int{2}) || p.At != 500 {
 		t.Errorf("%s: %v at %d", p.Kind, p.Blamed, p.At)
 	}
@@ -190,7 +190,7 @@ func TestFlightsWhileCalled(t *testing.T) {
 			}
 			return
 		default:
-			g.(Recorded).Flights()
+			g.Flights()
 		}
 	}
 }

@@ -25,7 +25,10 @@ func (f FrontEnd) Failed() <-chan struct{} { return f.c.group.done }
 // Err returns the cause of the failure, or nil if there is none yet.
 func (f FrontEnd) Err() error { return f.c.group.cause() }
 
-// Fail makes err the cause of the communicator's failure, unless there is one already, and returns the cause.
+// Fail makes err the cause of the failure of all local ranks' communicators, and returns the cause. It first waits for
+// the description of the ranks concerned ([Config].Describe) and the monitor's explanation; the peers are notified
+// without them after 0.1 s. If another error is the cause already, or is about to be, Fail waits until it is settled,
+// and drops err.
 func (f FrontEnd) Fail(err error) error { return f.c.group.fail(err, f.c.rank) }
 
 // Abort is Fail for an error that needs no description or explanation, because the monitor has returned it.
@@ -87,7 +90,7 @@ func (f FrontEnd) Park(r *Running) (Monitor, error) {
 	if !r.user {
 		return nil, nil
 	}
-	return f.c.group.watcher.park(f.c.rank, r.seq, r.Call)
+	return f.c.parkMonitor(r.seq, r.Call)
 }
 
 // OpenBackends makes a communicator of this process's ranks over backends, in the order of rank, which it

@@ -125,7 +125,7 @@ func TestRebuildTwice(t *testing.T) {
 		defer next.Close()
 		groups = append(groups, next)
 		works(t, next)
-		if n := len(*next.(*group).members[0].backend.(*planBackend).team.ranks.Load()); n != 2 {
+		if n := len(next.(*group).members[0].backend.(*planBackend).team.executors.Ranks()); n != 2 {
 			t.Errorf("a team of %d ranks, want 2", n)
 		}
 	}

@@ -19,8 +19,7 @@ import (
 type group struct {
 	cfg     Config
 	size    int
-	local   int // number of local ranks
-	watcher watcher
+	local   int    // number of local ranks
 	release func() // frees the monitor that Split made, once all local ranks are closed; or nil
 	world   []int  // its ranks as numbered in the group that Open made; nil: the same
 	book    *book  // shared with the communicators derived from this one
@@ -54,11 +53,7 @@ const (
 	failed
 )
 
-var (
-	_ Watchable = (*group)(nil)
-	_ Recorded  = (*group)(nil)
-	_ Timed     = (*group)(nil)
-)
+var _ Group = (*group)(nil)
 
 // openGroup makes the communicators of the local ranks of a group. The configuration is complete.
 func openGroup(backends []Backend, cfg Config, b *book) *group {
@@ -73,9 +68,9 @@ func openGroup(backends []Backend, cfg Config, b *book) *group {
 }
 
 func newGroup(cfg Config, size, local int, b *book) *group {
-	g := &group{cfg: cfg, size: size, local: local, book: b, done: make(chan struct{}), splits: map[splitKey]*group{}}
-	g.Watch(cfg.Monitor)
-	return g
+	return &group{
+		cfg: cfg, size: size, local: local, book: b, done: make(chan struct{}), splits: map[splitKey]*group{},
+	}
 }
 
 // join makes the communicator of a local rank.
@@ -91,9 +86,7 @@ func (g *group) join(b Backend) *communicator {
 
 func (g *group) Local() []Communicator { return g.locals }
 
-func (g *group) Watch(m Monitor) {
-	g.watcher, g.cfg.Monitor = newWatcher(m), m
-}
+func (g *group) Watch(m Monitor) { g.cfg.Monitor = m }
 
 func (g *group) SetTimeline(r *timeline.Recorder) { g.cfg.Timeline = r }
 
@@ -116,7 +109,7 @@ func (g *group) fail(err error, explainer int) error {
 		return g.err
 	}
 	spread := g.addDescription(err)
-	if monitor := g.watcher.monitor; monitor != nil {
+	if monitor := g.cfg.Monitor; monitor != nil {
 		if explained := monitor.Explain(explainer, err); explained != nil {
 			err = explained
 		}

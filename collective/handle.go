@@ -70,7 +70,7 @@ func (g *group) DoAll(ctx context.Context, calls []Call) error {
 		if h.err != nil && err == nil {
 			err = h.err
 		}
-		g.watcher.leave(c.rank, h.seq, h.call, h.err)
+		c.leaveMonitor(h.seq, h.call, h.err)
 		h.ctx, h.call = nil, nil
 	}
 	return err
@@ -142,7 +142,7 @@ func (h *handle) Wait(ctx context.Context) error {
 		c.block(ctx, h.done, h.call, h.ticket, "a started call")
 	}
 	c.pending.Add(-1)
-	c.group.watcher.leave(c.rank, h.seq, h.call, h.err)
+	c.leaveMonitor(h.seq, h.call, h.err)
 	err := h.err
 	h.ctx, h.call = nil, nil
 	c.mu.Lock()

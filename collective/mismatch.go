@@ -26,10 +26,10 @@ func (d *diagnosis) compareEarly() error {
 			return err
 		}
 	}
-	d.behind = d.end.Behind(0, d.behind[:0])
+	d.behind = d.end.Memory().Behind(0, d.behind[:0])
 	behind := d.behind
 	for _, peer := range d.site.domain {
-		if !slices.Contains(behind, peer) && d.end.Peer(peer).Sum != d.slot.Sum {
+		if !slices.Contains(behind, peer) && d.end.Memory().Peer(peer).Sum != d.slot.Sum {
 			return d.mismatch(func(r int) bool { return !slices.Contains(behind, r) })
 		}
 	}
@@ -42,7 +42,7 @@ func (d *diagnosis) block() error {
 	if d.team.local == 1 {
 		return nil
 	}
-	if c := d.blocked.Block(d.calls.latest, &d.begun); c != nil {
+	if c := d.team.block(d.localRank, &d.begun); c != nil {
 		return d.conflict(c)
 	}
 	return nil
@@ -54,7 +54,7 @@ func (d *diagnosis) mismatch(here func(rank int) bool) error {
 	var parties fault.Parties
 	for _, r := range d.site.domain {
 		if here(r) {
-			parties.Add(r, d.end.Peer(r))
+			parties.Add(r, d.end.Memory().Peer(r))
 		}
 	}
 	text, others := parties.Mismatch()

@@ -47,14 +47,16 @@ func (r *recorder) Enter(rank int, seq uint64, call *collective.Call) {
 	r.note("%d enter %d %v", rank, seq, call.Op)
 }
 
-func (r *recorder) Park(rank int, seq uint64) error {
+func (r *recorder) Park(rank int, seq uint64, _ *collective.Call) error {
 	r.note("%d park %d", rank, seq)
 	return r.refuse
 }
 
 func (r *recorder) Unpark(rank int) { r.note("%d unpark", rank) }
 
-func (r *recorder) Leave(rank int, seq uint64, err error) { r.note("%d leave %d %v", rank, seq, err) }
+func (r *recorder) Leave(rank int, seq uint64, _ *collective.Call, err error) {
+	r.note("%d leave %d %v", rank, seq, err)
+}
 
 var errExplained = errors.New("explained")
 
@@ -72,6 +74,9 @@ func (r *recorder) Split(name string, ranks []int, _ func(error)) (collective.Mo
 	child := &recorder{}
 	if r.children[name] != nil {
 		panic("Split called twice for " + name)
+	}
+	if r.children == nil {
+		r.children = map[string]*recorder{}
 	}
 	r.children[name] = child
 	return child, func() {
@@ -219,24 +224,11 @@ func TestMonitorSplits(t *testing.T) {
 	}
 }
 
-// pairRecorder is a recorder of calls of two ranks too.
-type pairRecorder struct{ recorder }
-
-func (r *pairRecorder) EnterPair(rank int, seq uint64, call *collective.Call) {
-	r.note("%d enter pair %d %v", rank, seq, call.Op)
-}
-
-func (r *pairRecorder) ParkPair(int, uint64, *collective.Call) error { return nil }
-
-func (r *pairRecorder) LeavePair(rank int, seq uint64, call *collective.Call, err error) {
-	r.note("%d leave pair %d %v %v", rank, seq, call.Op, err)
-}
-
 // TestWatchPairs checks that a monitor that is attached later watches calls of two ranks too.
 func TestWatchPairs(t *testing.T) {
 	g := modes[0].opened(t, 2, collective.Config{})
-	r := &pairRecorder{}
-	g.(collective.Watchable).Watch(r)
+	r := &recorder{}
+	g.Watch(r)
 	mustEach(t, g, func(c collective.Communicator) error {
 		call := &collective.Call{Op: collective.Send, Type: tensor.Float32, Peer: 1 - c.Rank()}
 		if c.Rank() == 1 {
@@ -245,7 +237,7 @@ func TestWatchPairs(t *testing.T) {
 		return c.Do(background, call)
 	})
 	for rank, op := range []string{"send", "recv"} {
-		want := []string{"enter pair 0 " + op, "leave pair 0 " + op + " <nil>"}
+		want := []string{"enter 0 " + op, "leave 0 <nil>"}
 		// Whether a rank must wait for the other depends on which of them is first.
 		got := slices.DeleteFunc(r.of(rank), func(event string) bool { return strings.Contains(event, "park") })
 		if !slices.Equal(got, want) {

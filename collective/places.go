@@ -34,7 +34,7 @@ func (t *team) findSite(end transport.Endpoint) site {
 	size, rank := end.Size(), end.Rank()
 	offers := end.Capabilities()
 	s := site{places: planPlaces(offers.Places)}
-	if offers.Memory {
+	if end.Memory() != nil {
 		s.domain = t.domain(&offers, rank)
 	}
 	if len(s.domain) > 1 {
@@ -48,7 +48,7 @@ func (t *team) findSite(end transport.Endpoint) site {
 	if s.oneProcess {
 		s.places = nil
 	}
-	s.where = t.whereabouts(&s, end.Transport(), offers.Memory)
+	s.where = t.whereabouts(&s, end.Transport(), end.Memory() != nil)
 	if s.spread() {
 		s.stageBytes = spreadStageBytes
 	}

@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/collective/internal/executor"
+	"github.com/lockstep-ml/lockstep/collective/internal/fault"
 	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
@@ -53,11 +54,11 @@ func (b *planBackend) Size() int { return b.team.size }
 
 func (b *planBackend) Attach(f FrontEnd) {
 	b.front, b.calls.front, b.calls.rank = f, f, b.rank
-	b.team.join(&b.calls)
+	b.team.configure(f)
 	b.site = b.team.findSite(b.end)
 	// a collective needs every rank of the domain
 	near := func(rank int) bool { return b.site.sharesMemory() && b.site.in(rank) }
-	b.blocked = b.team.blocked.Join(b.rank, near)
+	b.blocked = fault.NewBlocked(b.rank, near)
 	cfg := b.team.cfg
 	b.planner = planner{rank: b.rank, size: b.team.size, site: &b.site, table: cfg.Chooser}
 	b.planner.prefer, _ = parsePreference(cfg.Algorithm) // validated before
@@ -92,7 +93,7 @@ func (b *planBackend) Fail(cause error) {
 		b.end.Fail(encodeFailure(cause, b.team.cfg.Name, b.rank))
 	}
 	if b.site.sharesMemory() {
-		b.end.Interrupt()
+		b.end.Memory().Interrupt()
 	}
 }
 
@@ -120,7 +121,7 @@ func (b *planBackend) Rebuild(context.Context) (Backend, error) {
 	for i := range ranks {
 		ranks[i] = i
 	}
-	team, end, err := b.team.next(&b.calls, func(id uint64) (transport.Endpoint, error) { return b.end.Split(id, ranks) })
+	team, end, err := b.team.next(b, func(id uint64) (transport.Endpoint, error) { return b.end.Split(id, ranks) })
 	if err != nil {
 		return nil, err
 	}
@@ -130,8 +131,8 @@ func (b *planBackend) Rebuild(context.Context) (Backend, error) {
 func (b *planBackend) Close() error { return b.end.Close() }
 
 func (b *planBackend) NewBuffer(bytes int) (tensor.Memory, error) {
-	if b.end.Capabilities().Memory {
-		return b.end.NewBuffer(bytes)
+	if m := b.end.Memory(); m != nil {
+		return m.NewBuffer(bytes)
 	}
 	return HeapBuffer(bytes), nil
 }

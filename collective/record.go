@@ -9,15 +9,6 @@ import (
 	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 )
 
-// Recorded is a [Group] whose ranks record their last calls, also those of communicators that were split off.
-// The groups of [Open] implement it.
-type Recorded interface {
-	Group
-	// Flights returns the records of the local ranks, by communicator. Any goroutine may call it at any time.
-	// It does not wait for a call.
-	Flights() []flight.Rank
-}
-
 const (
 	keptCalls  = 256       // of each rank, in each communicator; a power of two
 	timedBytes = 256 << 10 // a call that transfers as much is timed: it takes longer than reading the clock

@@ -19,7 +19,7 @@ func TestSoleCalls(t *testing.T) {
 	var collectives, calls [2]uint64
 	over := make(chan struct{})
 	for r, c := range g.Local() {
-		o := c.(collective.Observable)
+		o := c
 		observers.Go(func() {
 			var begun, ended uint64
 			for i := 0; ; i++ {
@@ -35,7 +35,7 @@ func TestSoleCalls(t *testing.T) {
 				begun, ended = b, e
 				switch i % 3 {
 				case 0:
-					g.(collective.Recorded).Flights()
+					g.Flights()
 				case 1:
 					if _, err := c.NewBuffer(4); err != nil {
 						t.Error(err)
@@ -87,11 +87,11 @@ func TestSoleCalls(t *testing.T) {
 	close(over)
 	observers.Wait()
 	for r, c := range g.Local() {
-		if begun, ended, _ := c.(collective.Observable).Progress(); begun != calls[r] || ended != calls[r] {
+		if begun, ended, _ := c.Progress(); begun != calls[r] || ended != calls[r] {
 			t.Errorf("rank %d: %d calls have begun and %d ended, want %d", r, begun, ended, calls[r])
 		}
 	}
-	for _, f := range g.(collective.Recorded).Flights() {
+	for _, f := range g.Flights() {
 		if f.Entered != collectives[f.Rank] || f.Queued != 0 {
 			t.Errorf("rank %d: %d collectives, %d queued; want %d and 0", f.Rank, f.Entered, f.Queued, collectives[f.Rank])
 		}

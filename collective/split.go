@@ -113,9 +113,8 @@ func (g *group) child(name string, ranks []int) *group {
 	}
 	s := newGroup(cfg, len(ranks), local, g.book)
 	s.world = g.within(ranks)
-	if m, ok := g.watcher.monitor.(SplitMonitor); ok {
-		monitor, release := m.Split(name, ranks, s.abort)
-		s.watcher, s.release = newWatcher(monitor), release
+	if m := g.cfg.Monitor; m != nil {
+		s.cfg.Monitor, s.release = m.Split(name, ranks, s.abort)
 	}
 	return s
 }

@@ -3,7 +3,6 @@ package collective
 import (
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/lockstep-ml/lockstep/collective/internal/executor"
 	"github.com/lockstep-ml/lockstep/collective/internal/fault"
@@ -17,14 +16,13 @@ type team struct {
 	id        uint64  // in headers; the same on all ranks
 	size      int
 	local     int             // number of local ranks
-	executors *executor.Group // executes their calls
-	blocked   fault.Blocked   // the calls in which they block
+	executors *executor.Group // the local ranks: each Caller is a planBackend
+
+	blocking sync.Mutex // guards their fields blocked
 
 	// closed when a rank has left a call that all ranks had entered: no frame of that call can be received
 	broken   chan struct{}
 	breaking sync.Once
-
-	ranks atomic.Pointer[[]*recent] // the local ranks, in the order in which they joined
 
 	finding sync.Once
 	memory  string // the transport of the domains' memory, if there are several domains; see whereabouts
@@ -41,7 +39,6 @@ func newTeam(id uint64, size, local int) *team {
 	t := &team{id: id, size: size, local: local, broken: make(chan struct{})}
 	t.domains, t.parts = map[int][]int{}, map[uint64]*team{}
 	t.executors = executor.NewGroup(local)
-	t.ranks.Store(&[]*recent{})
 	return t
 }
 
@@ -49,22 +46,34 @@ func newTeam(id uint64, size, local int) *team {
 // call.
 func (t *team) breakOff() { t.breaking.Do(func() { close(t.broken) }) }
 
-// join adds a local rank, whose front end is known.
-func (t *team) join(c *recent) {
+// configure sets the configuration, when the first local rank joins.
+func (t *team) configure(front FrontEnd) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.cfg == nil {
-		t.cfg = c.front.Config()
+		t.cfg = front.Config()
 	}
-	ranks := append(*t.ranks.Load(), c) // readers of the list before do not see the new element
-	t.ranks.Store(&ranks)
+}
+
+// block records the call in which a local rank blocks. It returns how the call conflicts with one in which another
+// local rank has blocked, or nil.
+func (t *team) block(own *localRank, begun *fingerprint.Numbers) (c *fault.Conflict) {
+	t.blocking.Lock()
+	defer t.blocking.Unlock()
+	own.blocked.Block(own.calls.latest, begun)
+	for _, x := range t.executors.Ranks() {
+		if c = own.blocked.Conflict(&x.Caller.(*planBackend).blocked); c != nil {
+			return c
+		}
+	}
+	return nil
 }
 
 // callsOf returns the calls of a local rank; nil: the rank is in another process.
 func (t *team) callsOf(rank int) *recent {
-	for _, c := range *t.ranks.Load() {
-		if c.rank == rank {
-			return c
+	for _, x := range t.executors.Ranks() {
+		if b := x.Caller.(*planBackend); b.rank == rank {
+			return &b.calls
 		}
 	}
 	return nil
@@ -87,8 +96,8 @@ func (t *team) child(id uint64, ranks []int) *team {
 	s := t.parts[id]
 	if s == nil {
 		local := 0
-		for _, c := range *t.ranks.Load() {
-			if slices.Contains(ranks, c.rank) {
+		for _, x := range t.executors.Ranks() {
+			if slices.Contains(ranks, x.Caller.(*planBackend).rank) {
 				local++
 			}
 		}
@@ -104,10 +113,12 @@ func (t *team) child(id uint64, ranks []int) *team {
 // next returns the team of the same ranks in the next epoch, and the rank's endpoint, which split makes under an id.
 // The first local rank makes the team, with which every Rebuild begins; so no team is left from a Rebuild that has
 // failed. That Rebuild has used up its id if the first rank had an endpoint.
-func (t *team) next(c *recent, split func(id uint64) (transport.Endpoint, error)) (*team, transport.Endpoint, error) {
+func (t *team) next(b *planBackend, split func(id uint64) (transport.Endpoint, error)) (
+	*team, transport.Endpoint, error,
+) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	first := c == (*t.ranks.Load())[0]
+	first := b.exec == t.executors.Ranks()[0]
 	attempt := t.rebuilds
 	if !first {
 		attempt--

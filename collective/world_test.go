@@ -116,7 +116,7 @@ func (p placement) world(t testing.TB, n int, cfg collective.Config) *world {
 				w.places = append(w.places, plan.Place(at))
 			}
 		}
-		if offers.Memory {
+		if ends[0].Memory() != nil {
 			w.where.Memory = "mem"
 		}
 		g, err := collective.Open(ends, cfg)

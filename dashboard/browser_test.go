@@ -52,6 +52,25 @@ func TestPage(t *testing.T) {
 	}
 	b.Click("#b-loss")
 	b.Await(`document.querySelector('[aria-label="Loss, numbers"]').hidden`)
+	for _, want := range []string{ // each expression is one that the page of a training makes true
+		`document.querySelector('#now').innerText.includes('1 h 02 min')`, // the time left
+		`document.querySelector('#now').innerText.includes('Images/s')`,
+		`document.querySelector('#settings').innerText.includes('resnet18')`,
+		`!document.querySelector('#settings').closest('section').hidden`,
+		`document.querySelector('[aria-label="Learning rate by step. Last: learning rate 0.0001333"]') !== null`,
+		`charts['m-accuracy'].plot.axes[1].label === 'accuracy, epoch so far' && charts.rate.plot.axes[1].label === 'images / s'`,
+		`charts['m-accuracy'].plot.data[3].filter((x) => x !== null).length === 3`, // of validations: at the steps 20, 40, 60
+		`charts.loss.plot.scales.y.distr !== 3`,
+		`Object.values(charts).every((c) => c.plot.width === c.box.clientWidth)`,
+	} {
+		if b.Eval(want) != true {
+			t.Errorf("false: %s", want)
+		}
+	}
+	b.Click("#l-loss")
+	b.Await(`charts.loss.plot.scales.y.distr === 3 && document.querySelector('#l-loss').getAttribute('aria-pressed') === 'true'`)
+	b.Eval(`document.querySelector('#smoothing').value = 0.9, document.querySelector('#smoothing').dispatchEvent(new Event('input'))`)
+	b.Await(`charts.loss.plot.data[2][0] === charts.loss.plot.data[1][0] && charts.loss.plot.data[2][59] > charts.loss.plot.data[1][59]`)
 	if file := os.Getenv("LOCKSTEP_AXE"); file != "" {
 		text, err := os.ReadFile(file)
 		if err != nil {

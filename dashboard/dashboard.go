@@ -20,10 +20,11 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/status"
+	"github.com/lockstep-ml/lockstep/internal/listener"
+	"github.com/lockstep-ml/lockstep/timeline"
 )
 
 //go:embed page
@@ -33,16 +34,14 @@ var page embed.FS
 type Source interface {
 	// Job returns the state now.
 	Job() status.Job
-	// Points returns the points of the charts after a step: see [status.Tracker.Points].
-	Points(after, series int64) (list []status.Point, now int64)
+	// Charts returns what the charts show after a step: see [status.Tracker.Charts].
+	Charts(after, series int64) status.Charts
 }
 
 // Message is what the server sends: as an event, and as the JSON document at /api/job.
 type Message struct {
-	Job    status.Job     `json:"job"`
-	Points []status.Point `json:"points"`
-	// Series numbers the points. If it is not that of the message before, Points replaces all earlier ones.
-	Series int64 `json:"series"`
+	Job status.Job `json:"job"`
+	status.Charts
 }
 
 const (
@@ -60,11 +59,13 @@ type Server struct {
 	token    string // "": none
 	cookie   string // its name: other dashboards on this host have others
 	http     http.Server
-	streams  chan struct{} // one token for each event stream
 	done     chan struct{}
 	close    sync.Once
+	feed     sync.WaitGroup // of ListenProcess
 
-	connections atomic.Int64
+	mu          sync.Mutex // guards the fields below
+	connections listener.Conns
+	streams     listener.Conns // those of event streams
 }
 
 // Listen serves the page at an address: host:port, or :port for loopback. If the host is not a loopback address, a
@@ -99,13 +100,17 @@ func listenTCP(address string) (net.Listener, error) {
 // serve serves content at a listener until Close.
 func serve(l net.Listener, source Source, token string, content func(*Server) http.Handler) *Server {
 	s := &Server{
-		source: source, listener: l, token: token, streams: make(chan struct{}, streamsMax), done: make(chan struct{}),
+		source: source, listener: l, token: token, done: make(chan struct{}),
+		connections: listener.Conns{Users: true}, streams: listener.Conns{Users: true},
 	}
 	name := sha256.Sum256([]byte(token))
 	s.cookie = fmt.Sprintf("lockstep-%x", name[:6])
 	s.http = http.Server{
 		Handler: s.guard(content(s)), ReadTimeout: requestTimeout, WriteTimeout: requestTimeout, IdleTimeout: time.Minute,
 		ConnState: s.count, MaxHeaderBytes: headerBytesMax,
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, connection{}, c)
+		},
 	}
 	go func() { _ = s.http.Serve(l) }() // until Close
 	return s
@@ -120,21 +125,38 @@ func (s *Server) URL() string {
 	return url
 }
 
-// count closes new connections beyond connectionsMax.
+// connection is the key of a request's connection in its context.
+type connection struct{}
+
+// count bounds the number of connections.
 func (s *Server) count(c net.Conn, state http.ConnState) {
 	switch state {
 	case http.StateNew:
-		if s.connections.Add(1) > connectionsMax {
-			c.Close()
-		}
+		s.add(&s.connections, c, connectionsMax)
 	case http.StateClosed:
-		s.connections.Add(-1)
+		s.remove(&s.connections, c)
 	}
+}
+
+// add adds a connection to a set of at most limit. One more closes another: one of the address, or of the user of this
+// host, that has the most, but not of this process' user while others have some.
+func (s *Server) add(to *listener.Conns, c net.Conn, limit int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	to.Add(c)
+	to.MakeRoom(limit)
+}
+
+func (s *Server) remove(from *listener.Conns, c net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	from.Remove(c)
 }
 
 // Close ends all connections. Closing again does nothing.
 func (s *Server) Close() error {
 	s.close.Do(func() { close(s.done) })
+	defer s.feed.Wait()
 	defer func() { _ = s.listener.Close() }() // the server closes it only if it has begun to serve
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -214,11 +236,14 @@ func (s *Server) authorized(w http.ResponseWriter, r *http.Request) bool {
 }
 
 func (s *Server) message(after, series int64) Message {
-	points, now := s.source.Points(after, series)
-	if points == nil {
-		points = []status.Point{}
+	charts := s.source.Charts(after, series)
+	if charts.Points == nil {
+		charts.Points = []status.Point{}
 	}
-	return Message{Job: s.source.Job(), Points: points, Series: now}
+	if charts.Measured == nil {
+		charts.Measured = []timeline.Measurement{}
+	}
+	return Message{Job: s.source.Job(), Charts: charts}
 }
 
 // job answers with the state now and all points, or with those after the step of ?after=, if ?series= is current.
@@ -233,13 +258,9 @@ func (s *Server) job(w http.ResponseWriter, r *http.Request) {
 
 // events sends a message twice a second, until the client or the server ends.
 func (s *Server) events(w http.ResponseWriter, r *http.Request) {
-	select {
-	case s.streams <- struct{}{}:
-		defer func() { <-s.streams }()
-	default:
-		http.Error(w, "too many pages are open", http.StatusServiceUnavailable)
-		return
-	}
+	c := r.Context().Value(connection{}).(net.Conn)
+	s.add(&s.streams, c, streamsMax)
+	defer s.remove(&s.streams, c)
 	w.Header().Set("Content-Type", "text/event-stream")
 	out := http.NewResponseController(w)
 	if err := out.SetReadDeadline(time.Time{}); err != nil { // the stream lasts longer than a request

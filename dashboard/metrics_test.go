@@ -17,8 +17,8 @@ import (
 // fixed is a source that does not change.
 type fixed struct{ job status.Job }
 
-func (f *fixed) Job() status.Job                             { return f.job }
-func (f *fixed) Points(int64, int64) ([]status.Point, int64) { return nil, 1 }
+func (f *fixed) Job() status.Job                   { return f.job }
+func (f *fixed) Charts(int64, int64) status.Charts { return status.Charts{Series: 1} }
 
 // TestMetrics checks the metrics of a job against Prometheus' rules for names, and their values as Prometheus reads
 // them: with its token, from the server of the page and from a separate one.

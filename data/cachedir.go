@@ -114,48 +114,18 @@ func (c *cachedIn) folder() (string, error) {
 // contents returns the fingerprint of ds with what only one host knows, or 0 if a source of ds has none. (That of a
 // stage is not 0 then.)
 func contents(ds Dataset) uint64 {
-	switch d := ds.(type) {
-	case *view:
-		return also(contents(d.base), Fingerprint(d))
-	case *mappedRows:
-		return also(contents(d.Seekable), Fingerprint(d))
-	case *joined:
-		return contentsOf(d, d.parts)
-	case *mixed:
-		return contentsOf(d, d.parts)
-	case *zipped:
-		return contentsOf(d, d.parts)
-	case *interleaved:
-		return contentsOf(d, d.parts)
-	case *cached:
-		return contents(d.src)
-	case *cachedIn:
-		return contents(d.src)
-	case indexed:
-		return contents(d.Indexed)
-	case *imageFiles:
-		return d.version()
-	case *table:
-		if b, _ := d.like.(Batch); b.Weights != nil {
-			for _, c := range d.columns {
-				if c.rows == b.Weights {
-					return hashColumn(&c, d.Fingerprint())
-				}
-			}
-		}
+	t := traitsOf(ds)
+	switch {
+	case t.contents != nil:
+		return t.contents()
+	case t.src != nil:
+		return also(contents(t.src), Fingerprint(ds))
 	}
-	if src, _, ok := upstream(ds); ok {
-		return also(contents(src), Fingerprint(ds))
-	}
+	h := uint64(0)
 	if f, ok := ds.(Fingerprinted); ok {
-		return f.Fingerprint()
+		h = f.Fingerprint()
 	}
-	return 0
-}
-
-func contentsOf(ds Dataset, parts []Pipeline) uint64 {
-	h := Fingerprint(ds)
-	for _, p := range parts {
+	for _, p := range t.parts {
 		h = also(contents(p), h)
 	}
 	return h

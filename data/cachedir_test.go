@@ -22,7 +22,7 @@ import (
 
 // kinds are elements of every kind that a cache holds, of a source that counts its reads.
 func kinds(n int, reads *atomic.Int64) data.Pipeline {
-	numbers := data.FromTensors(tensor.New(tensor.Int32, n)) // has a fingerprint
+	numbers := fromTensors(tensor.New(tensor.Int32, n)) // has a fingerprint
 	return data.Zip([]data.Pipeline{numbers}, nil).MapRandom(1, func(_ context.Context, r *rand.Rand, _ data.Element) (
 		data.Element, error,
 	) {
@@ -117,7 +117,7 @@ func TestCacheDir(t *testing.T) {
 func TestCacheDirOfOtherData(t *testing.T) {
 	dir := t.TempDir()
 	same := func(e data.Element) data.Pipeline {
-		return data.FromTensors(e).Map(func(_ context.Context, e data.Element) (data.Element, error) { return e, nil })
+		return fromTensors(e).Map(func(_ context.Context, e data.Element) (data.Element, error) { return e, nil })
 	}
 	weighted := func(w float32) data.Pipeline {
 		return same(data.Batch{Inputs: []*tensor.Tensor{tensor.Of([]int32{1})}, Weights: tensor.Of([]float32{w})})
@@ -200,7 +200,7 @@ func TestCacheDirTogether(t *testing.T) {
 // block_length=4) is the example of its documentation.
 func TestInterleave(t *testing.T) {
 	part := func(k, n int) data.Pipeline {
-		return data.FromTensors(tensor.Of(slices.Repeat([]int32{int32(k)}, n)))
+		return fromTensors(tensor.Of(slices.Repeat([]int32{int32(k)}, n)))
 	}
 	var six []data.Pipeline
 	for k := range 5 {

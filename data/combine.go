@@ -40,23 +40,16 @@ func seekableParts(method string, parts []Pipeline) {
 
 // randomAccess reports whether a dataset can be opened by position, without opening it.
 func randomAccess(ds Dataset) bool {
-	for {
-		switch d := ds.(type) {
-		case *view, Indexed, *joined, *mixed, *zipped, *interleaved:
-			return true
-		case *buffered, *passed, *sequence, *files, *interleavedStream:
-			return false
-		case *cached, *cachedIn:
-			return true
-		default:
-			src, _, ok := upstream(ds)
-			if !ok {
-				_, ok := d.(Seekable)
-				return ok
-			}
-			ds = src
-		}
+	t := traitsOf(ds)
+	switch {
+	case t.stream:
+		return false
+	case t.src != nil:
+		return randomAccess(t.src)
 	}
+	_, seekable := ds.(Seekable)
+	_, indexed := ds.(Indexed)
+	return seekable || indexed
 }
 
 // joined is the dataset of Concat.
@@ -69,10 +62,17 @@ func Concat(parts ...Pipeline) Pipeline {
 }
 
 // Len implements [Dataset].
-func (j *joined) Len() int {
+func (j *joined) Len() int { return sumOfLens(j.parts) }
+
+// sumOfLens returns the number of elements of all parts, negative if one is unknown.
+func sumOfLens(parts []Pipeline) int {
 	n := 0
-	for _, p := range j.parts {
-		n += p.Len()
+	for _, p := range parts {
+		k := p.Len()
+		if k < 0 {
+			return -1
+		}
+		n += k
 	}
 	return n
 }
@@ -147,8 +147,9 @@ type mixed struct {
 const mixBlock = 1024
 
 // Mix returns n elements of several datasets with random access, which it has too: of each as many as its weight says,
-// to within 1/1024 of all, in a random order that depends on the seed and the epoch (TensorFlow's
-// sample_from_datasets). The elements of a part keep their order. A part that ends begins again, with another epoch.
+// to within 1/1024 of all, but at least one in 1024, in a random order that depends on the seed and the epoch
+// (TensorFlow's sample_from_datasets). The elements of a part keep their order. A part that ends begins again, with
+// another epoch.
 // Mix panics unless there is a weight for each part, all of them are positive, and no part is empty.
 func Mix(n int, seed int64, weights []float64, parts ...Pipeline) Pipeline {
 	seekableParts("Mix", parts)
@@ -173,7 +174,11 @@ func Mix(n int, seed int64, weights []float64, parts ...Pipeline) Pipeline {
 	}
 	remainder := func(i int) float64 { return weights[i]/sum*mixBlock - float64(m.quota[i]) }
 	for ; given != mixBlock; given += sign(mixBlock - given) {
-		i := slices.MaxFunc(rest, func(a, b int) int {
+		candidates := rest
+		if given > mixBlock { // every part keeps at least one
+			candidates = slices.DeleteFunc(slices.Clone(rest), func(i int) bool { return m.quota[i] == 1 })
+		}
+		i := slices.MaxFunc(candidates, func(a, b int) int {
 			return sign(mixBlock-given) * compare(remainder(a), remainder(b))
 		})
 		m.quota[i] += sign(mixBlock - given)
@@ -284,7 +289,19 @@ func (z *zipped) Fingerprint() uint64 { return partsFingerprint(fmt.Sprint("Zip 
 // Open implements [Seekable].
 func (z *zipped) Open(ctx context.Context) (Reader, error) {
 	readers, err := readersOf(ctx, z.parts)
-	return &zippedReader{readers, z.inputs, z.Len()}, err
+	if err != nil {
+		return nil, err
+	}
+	n := 0
+	for i, r := range readers {
+		if i == 0 {
+			n = r.Len()
+		}
+		if r.Len() != n {
+			return nil, fmt.Errorf("data: Zip: in epoch %d part %d has %d elements, the first one %d", Epoch(ctx), i, r.Len(), n)
+		}
+	}
+	return &zippedReader{readers, z.inputs, n}, nil
 }
 
 // zippedReader is a Reader of the elements of several readers.

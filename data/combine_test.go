@@ -18,7 +18,7 @@ func numbers(lo, hi int) data.Pipeline {
 	for i := lo; i < hi; i++ {
 		x = append(x, int32(i))
 	}
-	return data.FromTensors(tensor.Of(x, len(x)))
+	return fromTensors(tensor.Of(x, len(x)))
 }
 
 // values returns the numbers of all elements.
@@ -108,6 +108,18 @@ func TestMix(t *testing.T) {
 	checkPositions(t, p.Take(2000), 3)
 }
 
+// TestMixSmallWeights checks that each part with a small weight has elements.
+func TestMixSmallWeights(t *testing.T) {
+	p := data.Mix(10240, 7, []float64{1, 1e-4, 1e-4}, numbers(0, 10), numbers(1000, 1010), numbers(2000, 2010))
+	var count [3]int
+	for _, x := range values(t, p, 0) {
+		count[x/1000]++
+	}
+	if count != [3]int{10220, 10, 10} {
+		t.Errorf("the parts have %v elements", count)
+	}
+}
+
 func TestZip(t *testing.T) {
 	x, y := numbers(0, 6), numbers(10, 16)
 	p := data.Zip([]data.Pipeline{x}, []data.Pipeline{y}).Shuffle(1)
@@ -159,7 +171,7 @@ func TestCache(t *testing.T) {
 // TestCacheOfBatches caches batches of several shuffled passes, some of which begin with the same row.
 func TestCacheOfBatches(t *testing.T) {
 	x := tensor.From([]int32{0, 1, 2, 3, 4, 5, 6, 7})
-	plain := data.FromTensors(data.Batch{Inputs: []*tensor.Tensor{x}}).Shuffle(3).Repeat(40).Batch(3)
+	plain := fromTensors(data.Batch{Inputs: []*tensor.Tensor{x}}).Shuffle(3).Repeat(40).Batch(3)
 	got := collect(t, plain.Cache(1<<20), 0)
 	for i, want := range collect(t, plain, 0) {
 		if a, b := want.(data.Batch).Inputs[0], got[i].(data.Batch).Inputs[0]; !a.Equal(b) {

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -32,6 +33,8 @@ type CSV struct {
 	NoHeader bool     // the first line has values, not names; columns are named by Names, or "0", "1", …
 	Names    []string // of the columns of a file without a header
 	Columns  []string // to read, in this order; nil: all. Fields of other columns are ignored
+	Drop     []string // columns to leave out of these
+	Dates    []string // columns of dates and times, read as days since 1970-01-01 UTC: see LoadCSV
 	Comment  string   // lines that start with it are ignored; empty: none
 	Missing  []string // fields that mean a missing value, such as "?" or ""; without them, such a field is an error
 	// Categories has an entry for each column of text: the names of its categories, in the order of their numbers. A
@@ -41,9 +44,12 @@ type CSV struct {
 }
 
 // LoadCSV reads a CSV file, gzipped or not, into memory. Every line must have as many fields as the first. Blank
-// lines, and spaces around fields, are ignored. Fields may be quoted, but not span lines. If a field of a column of
-// numbers is not a number (a *[FieldError]), a category is unknown, or the header is missing, the error is a
-// *[FormatError] with line and offset.
+// lines, and spaces around fields, are ignored. Fields may be quoted, but not span lines. A date is 2024-12-31 or
+// 2024/12/31, alone or with a time such as 15:04 or 15:04:05.5, which is a part of a day, and a zone as in RFC 3339
+// (default UTC).
+//
+// If fields of columns of numbers or dates are not numbers or dates (a *[FieldError], which has all these columns), a
+// category is unknown, or the header is missing, the error is a *[FormatError] with line and offset.
 func LoadCSV(name string, c CSV) (*Frame, error) {
 	s, err := openSource(name, "CSV")
 	if err != nil {
@@ -74,6 +80,9 @@ func (c CSV) read(s *source) (*Frame, error) {
 	var columns []csvColumn
 	var places []int // of the columns in a line
 	var fields [][]byte
+	var bad *FieldError // the first one, at a line and offset
+	var badLine int
+	var badOffset int64
 	for number := 1; ; number++ {
 		start := s.offset
 		line, err := s.line(number)
@@ -112,6 +121,16 @@ func (c CSV) read(s *source) (*Frame, error) {
 		for i, place := range places {
 			f := fields[place]
 			x, err := c.value(&columns[i], names[i], f)
+			if found := (*FieldError)(nil); errors.As(err, &found) {
+				if err, columns[i].bad = nil, true; bad == nil {
+					bad, badLine, badOffset = found, number, start+offsetIn(line, f)
+				} else {
+					bad.Others = append(bad.Others, *found)
+				}
+			}
+			if err != nil && bad != nil {
+				return nil, s.wrongLine(badLine, badOffset, bad)
+			}
 			if err != nil {
 				return nil, s.wrongLine(number, start+offsetIn(line, f), err)
 			}
@@ -120,6 +139,9 @@ func (c CSV) read(s *source) (*Frame, error) {
 	}
 	if names == nil {
 		return nil, s.wrong(s.offset, errors.New("the file is empty: a line with the columns' names expected"))
+	}
+	if bad != nil {
+		return nil, s.wrongLine(badLine, badOffset, bad)
 	}
 	frame := &Frame{Names: names, Values: tensor.Of(values, len(values)/len(names), len(names))}
 	for i := range columns {
@@ -134,33 +156,42 @@ func (c CSV) read(s *source) (*Frame, error) {
 type csvColumn struct {
 	numbers map[string]int // of the categories; nil for a column of numbers
 	known   []string       // all categories; nil if those in the file are still collected
+	date    bool
+	bad     bool // a field could not be read
 }
 
 // chosen returns the names of the columns to read, and their places among all.
 func (c CSV) chosen(all []string) (names []string, places []int, err error) {
-	places = make([]int, 0, len(all))
-	if len(c.Columns) == 0 {
-		for i := range all {
-			places = append(places, i)
-		}
-		return slices.Clone(all), places, nil
-	}
 	at := make(map[string]int, len(all)) // a table may have 100,000 columns
 	for i, name := range all {
 		at[name] = i
 	}
-	for _, name := range c.Columns {
+	dropped := make(map[string]bool, len(c.Drop))
+	for _, name := range c.Drop {
+		if _, ok := at[name]; !ok {
+			return nil, nil, fmt.Errorf("no column %q, which Drop of CSV leaves out: there are %s", name, quoteSome(all))
+		}
+		dropped[name] = true
+	}
+	wanted := c.Columns
+	if len(wanted) == 0 {
+		wanted = all
+	}
+	for _, name := range wanted {
 		switch place, ok := at[name]; {
 		case !ok:
 			return nil, nil, fmt.Errorf("no column %q: there are %s", name, quoteSome(all))
 		case place < 0:
 			return nil, nil, fmt.Errorf("the Columns of CSV have %q twice", name)
-		default:
-			places = append(places, place)
+		case !dropped[name]:
+			names, places = append(names, name), append(places, place)
 			at[name] = -1
 		}
 	}
-	return slices.Clone(c.Columns), places, nil
+	if len(names) == 0 {
+		return nil, nil, errors.New("the Drop of CSV leaves out all columns")
+	}
+	return names, places, nil
 }
 
 // columns returns the columns with the given names, of all in the file.
@@ -182,18 +213,57 @@ func (c CSV) columns(names, all []string) ([]csvColumn, error) {
 			columns[i].numbers[text] = k
 		}
 	}
+	for _, name := range c.Dates {
+		i := slices.Index(names, name)
+		switch {
+		case i < 0 && !slices.Contains(all, name):
+			return nil, fmt.Errorf("no column %q, which CSV reads as dates: there are %s", name, quoteSome(all))
+		case i >= 0 && columns[i].numbers != nil:
+			return nil, fmt.Errorf("column %q: CSV has categories for it, and reads it as dates: want one", name)
+		case i >= 0:
+			columns[i].date = true
+		}
+	}
 	return columns, nil
 }
 
-// FieldError reports a field that is not a number, in a column of numbers.
+// FieldError reports a field that is not a number, in a column of numbers, or not a date, in one of CSV.Dates.
 type FieldError struct {
 	Column string // its name
 	Field  string // the text that was found, shortened
+	Want   string // "number" or "date"
+	// Date reports that the field is a date, so that CSV.Dates can read the column.
+	Date bool
+	// Others has the first such field of each further column.
+	Others []FieldError
 }
 
 // Error implements error.
 func (e *FieldError) Error() string {
-	return fmt.Sprintf("column %q: %q is not a number", e.Column, e.Field)
+	text := fmt.Sprintf("column %q: %q is not a %s", e.Column, e.Field, e.Want)
+	for i, o := range e.Others {
+		if i == namesShown {
+			return fmt.Sprintf("%s; and so on, in %d more columns", text, len(e.Others)-i)
+		}
+		text += fmt.Sprintf("; column %q: %q is not a %s", o.Column, o.Field, o.Want)
+	}
+	return text
+}
+
+// dateLayouts are the forms of dates in a CSV file.
+var dateLayouts = []string{
+	"2006-01-02", "2006-01-02 15:04", "2006-01-02 15:04:05", "2006-01-02T15:04", "2006-01-02T15:04:05",
+	time.RFC3339, "2006-01-02 15:04:05Z07:00", "2006/01/02", "2006/01/02 15:04", "2006/01/02 15:04:05",
+}
+
+// daysOf returns the days from 1970-01-01 UTC to a date.
+func daysOf(text string) (days float64, ok bool) {
+	for _, layout := range dateLayouts {
+		if t, err := time.Parse(layout, text); err == nil {
+			return float64(t.Unix())/86400 + float64(t.Nanosecond())/86400e9, true
+		}
+	}
+	return 0, false
 }
 
 // value returns the number of a field in the column of a name.
@@ -203,10 +273,21 @@ func (c CSV) value(column *csvColumn, name string, field []byte) (float64, error
 			return math.NaN(), nil
 		}
 	}
+	if column.bad {
+		return 0, nil // it is reported
+	}
+	if column.date {
+		x, ok := daysOf(string(field))
+		if !ok {
+			return 0, &FieldError{Column: name, Field: clip(field), Want: "date"}
+		}
+		return x, nil
+	}
 	if column.numbers == nil {
 		x, err := strconv.ParseFloat(string(field), 64)
 		if err != nil {
-			return 0, &FieldError{Column: name, Field: clip(field)}
+			_, date := daysOf(string(field))
+			return 0, &FieldError{Column: name, Field: clip(field), Want: "number", Date: date}
 		}
 		return x, nil
 	}

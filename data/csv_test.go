@@ -2,6 +2,7 @@ package data_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -54,6 +55,40 @@ func TestCSV(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestCSVColumns checks that all columns that cannot be read are reported at once, and that columns are left out and
+// dates read as days.
+func TestCSVColumns(t *testing.T) {
+	const file = "day,a,name,when,b\n1970-01-02,1,x,2024-12-31 18:00,1\n1969-12-31,2,y,2024-12-31T12:00:00-06:00,?\n"
+	read := func(c data.CSV) (*data.Frame, error) { return data.ReadCSV(strings.NewReader(file), c) }
+	_, err := read(data.CSV{})
+	var field *data.FieldError
+	if !errors.As(err, &field) || len(field.Others) != 3 || !field.Date || field.Others[0].Date || !field.Others[1].Date ||
+		!strings.Contains(err.Error(), `line 2, offset 18: column "day": "1970-01-02" is not a number; column "name": "x" `+
+			`is not a number; column "when": "2024-12-31 18:00" is not a number; column "b": "?" is not a number`) {
+		t.Errorf("error %v", err)
+	}
+	c := data.CSV{Dates: []string{"day", "when"}, Drop: []string{"name"}, Missing: []string{"?"}}
+	frame, err := read(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := fmt.Sprint(frame.Names, tensor.Data[float64](frame.Values))
+	if got != "[day a when b] [1 1 20088.75 1 -1 2 20088.75 NaN]" {
+		t.Errorf("got %s", got)
+	}
+	for want, c := range map[string]data.CSV{
+		`no column "x", which Drop of CSV leaves out`:  {Drop: []string{"x"}},
+		`no column "x", which CSV reads as dates`:      {Dates: []string{"x"}},
+		"the Drop of CSV leaves out all columns":       {Columns: []string{"a"}, Drop: []string{"a"}},
+		`column "a": "1" is not a date`:                {Columns: []string{"a"}, Dates: []string{"a"}},
+		"CSV has categories for it, and reads it as d": {Categories: map[string][]string{"day": nil}, Dates: []string{"day"}},
+	} {
+		if _, err := read(c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %s", err, want)
+		}
 	}
 }
 

@@ -31,7 +31,10 @@ func Example() {
 	}
 	inputs, _ := frame.Floats("length", "width") // float32 [6, 2]
 	labels, _ := frame.Ints("kind")              // int32 [6]
-	all := data.FromTensors(data.Batch{Inputs: []*tensor.Tensor{inputs}, Labels: []*tensor.Tensor{labels}})
+	all, err := data.FromTensors(data.Batch{Inputs: []*tensor.Tensor{inputs}, Labels: []*tensor.Tensor{labels}})
+	if err != nil {
+		log.Fatal(err)
+	}
 	kept, held := all.Split(1.0/3, 1) // for training, for validation
 	batches := kept.Shuffle(1).Batch(3).Prefetch(2)
 	fmt.Println(batches.Len(), "batches,", held.Len(), "examples held back")
@@ -53,7 +56,11 @@ func Example() {
 
 func ExamplePipeline_MapRandom() {
 	img := tensor.From([]float32{0, 0, 0, 0, 1, 0, 0, 0, 0}, 1, 3, 3, 1)
-	moved := data.FromTensors(img).MapRandom(1, data.RandomShift(1))
+	images, err := data.FromTensors(img)
+	if err != nil {
+		log.Fatal(err)
+	}
+	moved := images.MapRandom(1, data.RandomShift(1))
 	for epoch := range 3 {
 		for e, err := range moved.Iter(data.WithEpoch(context.Background(), epoch)) {
 			if err != nil {

@@ -23,59 +23,43 @@ type Fingerprinted interface {
 // are not included. Workers compare it before they train. It is 0 if ds is a stream, or another package's dataset
 // that is not Fingerprinted.
 func Fingerprint(ds Dataset) uint64 {
-	switch d := ds.(type) {
-	case Pipeline:
-		if d.ds == nil {
-			return 0
-		}
-		return Fingerprint(d.ds)
-	case *view:
-		f := describe(Fingerprint(d.base), fmt.Sprint(d.stages))
-		var b []byte
-		for chunk := range slices.Chunk(d.fixed, 1024) {
-			b = b[:0]
-			for _, i := range chunk {
-				b = binary.LittleEndian.AppendUint64(b, uint64(i))
-			}
-			f = xxh3.HashSeed(b, f)
-		}
-		return f
-	case indexed:
-		if f, ok := d.Indexed.(Fingerprinted); ok {
-			return f.Fingerprint()
-		}
-		return describe(0, fmt.Sprint("source of ", d.Len()))
-	case *mappedRows:
-		return describe(Fingerprint(d.Seekable), fmt.Sprint("Map ", d.seed))
-	case *mapped:
-		return describe(Fingerprint(d.src), fmt.Sprint("Map ", d.seed))
-	case *batches:
-		return describe(Fingerprint(d.src), fmt.Sprint("Batch ", d.n, d.full))
-	case *interleavedStream: // streams have none
-		return 0
-	case *longest:
-		return describe(Fingerprint(d.src), fmt.Sprint("PaddedBatch ", d.n, d.pad.text()))
-	case *bucketed:
-		return describe(Fingerprint(d.src), fmt.Sprint("BucketByLength ", d.b.Boundaries, d.b.Rows, d.b.Full, d.b.text()))
-	case *repeated:
-		return describe(Fingerprint(d.src), fmt.Sprint("Repeat ", d.n))
-	case *taken:
-		return describe(Fingerprint(d.src), first{d.n}.String())
-	case *skipped:
-		return describe(Fingerprint(d.src), rest{d.n}.String())
-	case *sharded:
-		return describe(Fingerprint(d.src), every{d.index, d.count}.String())
-	case *hinted:
-		return Fingerprint(d.src)
-	case *pooled:
-		return Fingerprint(d.src)
-	case *prefetch:
-		return Fingerprint(d.src)
-	case Fingerprinted:
-		return d.Fingerprint()
+	if f, ok := ds.(Fingerprinted); ok {
+		return f.Fingerprint()
 	}
-	return 0
+	t := traitsOf(ds)
+	switch {
+	case t.src == nil, t.stream:
+		return 0
+	case t.text == "":
+		return Fingerprint(t.src)
+	}
+	return describe(Fingerprint(t.src), t.text)
 }
+
+// Fingerprint implements [Fingerprinted].
+func (v *view) Fingerprint() uint64 {
+	f := describe(Fingerprint(v.base), fmt.Sprint(v.stages))
+	var b []byte
+	for chunk := range slices.Chunk(v.fixed, 1024) {
+		b = b[:0]
+		for _, i := range chunk {
+			b = binary.LittleEndian.AppendUint64(b, uint64(i))
+		}
+		f = xxh3.HashSeed(b, f)
+	}
+	return f
+}
+
+// Fingerprint implements [Fingerprinted].
+func (i indexed) Fingerprint() uint64 {
+	if f, ok := i.Indexed.(Fingerprinted); ok {
+		return f.Fingerprint()
+	}
+	return describe(0, fmt.Sprint("source of ", i.Len()))
+}
+
+// Fingerprint implements [Fingerprinted]: a stream has none.
+func (x *interleavedStream) Fingerprint() uint64 { return 0 }
 
 // describe adds a description to a fingerprint.
 func describe(of uint64, text string) uint64 { return xxh3.HashStringSeed(text, of) }
@@ -91,6 +75,18 @@ func (t *table) Fingerprint() uint64 {
 		}
 	})
 	return t.hash
+}
+
+// contents is Fingerprint with the weights of examples, which are not in it.
+func (t *table) contents() uint64 {
+	if b, _ := t.like.(Batch); b.Weights != nil {
+		for _, c := range t.columns {
+			if c.rows == b.Weights {
+				return hashColumn(&c, t.Fingerprint())
+			}
+		}
+	}
+	return t.Fingerprint()
 }
 
 func hashColumn(c *column, seed uint64) uint64 {

@@ -221,13 +221,15 @@ func newIndexedFile(name, format string) (*indexedFile, error) {
 		return nil, fmt.Errorf("data: %w", err)
 	}
 	f.index = &fileIndex{size: info.Size(), time: info.ModTime().UnixNano()}
-	var magic [2]byte
-	if n, err := f.readAt(magic[:], 0); err != nil && n > 0 && err != io.EOF {
+	head := make([]byte, recordHeadBytes)
+	n, err := f.readAt(head, 0)
+	if err != nil && n > 0 && err != io.EOF {
 		return nil, f.wrong(0, err)
 	}
-	if magic == [2]byte{0x1f, 0x8b} {
-		return nil, f.wrong(0, errors.New("the file is compressed by gzip, so its records cannot be read separately: "+
-			"decompress it (gunzip), or read it as a stream"))
+	if isGzip(head[:n], format) {
+		stream := map[string]string{"text": " by data.Lines", formatTFRecord: " by data.TFRecords"}[format]
+		return nil, f.wrong(0, fmt.Errorf("the file is compressed by gzip, so its records cannot be read separately: "+
+			"decompress it (gunzip), or read it as a stream%s", stream))
 	}
 	return f, nil
 }

@@ -2,6 +2,7 @@ package data
 
 import (
 	"context"
+	"fmt"
 	"iter"
 	"math"
 	"math/rand/v2"
@@ -47,6 +48,9 @@ func (v *view) Len() int {
 	if v.fixed != nil {
 		n = len(v.fixed)
 	}
+	if n < 0 {
+		return -1 // unknown until the lengths of examples are
+	}
 	for _, s := range v.stages {
 		n = s.length(n)
 	}
@@ -59,12 +63,18 @@ func (v *view) Open(ctx context.Context) (Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	return relocate(base, v.Len(), v.order(Epoch(ctx))), nil
+	n := base.Len()
+	if n < v.base.Len() && slices.ContainsFunc(v.fixed, func(i int) bool { return i >= n }) {
+		return nil, fmt.Errorf("data: Split: epoch %d has %d elements, and the first one %d, whose parts Split lists: split "+
+			"before Shuffle, Take and BucketByLength", Epoch(ctx), n, v.base.Len())
+	}
+	n, at := v.order(n, Epoch(ctx))
+	return relocate(base, n, at), nil
 }
 
-// order returns the index into base of each position in one epoch.
-func (v *view) order(epoch int) func(position int) int {
-	n, at := v.base.Len(), func(p int) int { return p }
+// order returns the number of positions in one epoch, in which base has n elements, and the index into base of each.
+func (v *view) order(n, epoch int) (positions int, at func(position int) int) {
+	at = func(p int) int { return p }
 	if v.fixed != nil {
 		n, at = len(v.fixed), func(p int) int { return v.fixed[p] }
 	}
@@ -72,7 +82,7 @@ func (v *view) order(epoch int) func(position int) int {
 		at = s.order(n, epoch, at)
 		n = s.length(n)
 	}
-	return at
+	return n, at
 }
 
 // Iter implements [Dataset].
@@ -83,44 +93,19 @@ func (v *view) Iter(ctx context.Context) iter.Seq2[Element, error] {
 	return iterate(ctx, v)
 }
 
-// parts returns the pipelines that Concat, Mix, Zip, Interleave, Cache or CacheDir of v read.
-func (v *view) parts() []Pipeline {
-	base := v.base
-	for {
-		switch b := base.(type) {
-		case *joined:
-			return b.parts
-		case *mixed:
-			return b.parts
-		case *zipped:
-			return b.parts
-		case *interleaved:
-			return b.parts
-		case *cached:
-			return []Pipeline{b.src}
-		case *cachedIn:
-			return []Pipeline{b.src}
-		case *mappedRows:
-			base = b.Seekable
-		default:
-			return nil
+// root returns the dataset whose elements v reads, without the Maps.
+func (v *view) root() (base Dataset) {
+	for base = v.base; ; base = traitsOf(base).src {
+		if traitsOf(base).src == nil {
+			return base
 		}
 	}
 }
 
 // zips reports whether v reads a Zip, whose elements are those of no part.
 func (v *view) zips() bool {
-	base := v.base
-	for {
-		switch b := base.(type) {
-		case *zipped:
-			return true
-		case *mappedRows:
-			base = b.Seekable
-		default:
-			return false
-		}
-	}
+	_, ok := v.root().(*zipped)
+	return ok
 }
 
 // mapping returns p with the Map stages that v has.
@@ -148,7 +133,7 @@ func (v *view) split(fraction float64, seed int64) (kept, held *view) {
 			panic("data: Split after Shuffle would mix the parts between epochs: split first, then shuffle the parts")
 		}
 	}
-	n, order := v.Len(), v.order(0)
+	n, order := v.order(v.base.Len(), 0)
 	chosen := make([]int, n)
 	for i := range chosen {
 		chosen[i] = i

@@ -62,17 +62,7 @@ func (x *interleaved) order(open func(part int) bool, take func(part int) (more,
 }
 
 // Len implements [Dataset].
-func (x *interleaved) Len() int {
-	n := 0
-	for _, p := range x.parts {
-		k := p.Len()
-		if k < 0 {
-			return -1
-		}
-		n += k
-	}
-	return n
-}
+func (x *interleaved) Len() int { return sumOfLens(x.parts) }
 
 // Iter implements [Dataset].
 func (x *interleaved) Iter(ctx context.Context) iter.Seq2[Element, error] { return iterate(ctx, x) }

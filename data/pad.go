@@ -592,15 +592,11 @@ func Shapes(ctx context.Context, ds Dataset) ([]Sample, error) {
 	for at := ds; ; {
 		var samples []Sample
 		var err error
-		switch x := at.(type) {
-		case *bucketed:
-			samples, err = x.samples(ctx)
-		case *view:
-			if !x.zips() {
-				samples, err = samplesOf(ctx, x.parts())
-			}
-		case *interleavedStream:
-			samples, err = samplesOf(ctx, x.parts)
+		t := traitsOf(at)
+		if b, ok := at.(*bucketed); ok {
+			samples, err = b.samples(ctx)
+		} else if v, ok := at.(*view); !ok || !v.zips() {
+			samples, err = samplesOf(ctx, t.parts)
 		}
 		if err != nil {
 			return nil, err
@@ -608,11 +604,10 @@ func Shapes(ctx context.Context, ds Dataset) ([]Sample, error) {
 		if samples != nil {
 			return after(ctx, ds, at, samples)
 		}
-		src, _, ok := upstream(at)
-		if !ok {
+		if t.src == nil {
 			return nil, nil
 		}
-		at = src
+		at = t.src
 	}
 }
 

@@ -54,7 +54,7 @@ func TestPaddedBatch(t *testing.T) {
 		"element 1: its length is 3, which is more than the 2": p.PaddedBatch(2, 2, pad),
 		"padding of 1.5 in a tensor of int32":                  p.PaddedBatch(2, 3, data.Padding{Value: 1.5}),
 		"is missing or a scalar":                               numbers(0, 3).PaddedBatch(2, 3, data.Padding{}),
-		"a mask for a *tensor.Tensor": data.FromTensors(tensor.New(tensor.Int32, 2, 2)).PaddedBatch(2, 3,
+		"a mask for a *tensor.Tensor": fromTensors(tensor.New(tensor.Int32, 2, 2)).PaddedBatch(2, 3,
 			data.Padding{Mask: true}),
 		"element 1: its length is 3: want at most the last boundary, 2": p.BucketByLength(data.Buckets{
 			Boundaries: []int{1, 2}, Rows: []int{2},
@@ -114,6 +114,49 @@ func plainTexts(t *testing.T, p data.Pipeline) (list []string) {
 		list = append(list, strings.Join(texts, " "))
 	}
 	return list
+}
+
+// TestJoinedBuckets reads pipelines whose epochs have different numbers of batches, joined.
+func TestJoinedBuckets(t *testing.T) {
+	lengths := []int{1, 1, 1, 9, 9, 1, 9, 1, 1, 9, 9, 1}
+	buckets := func(seed int64) data.Pipeline {
+		return ragged(lengths).Shuffle(seed).Take(6).BucketByLength(data.Buckets{
+			Boundaries: []int{3, 9}, Rows: []int{3}, Padding: data.Padding{Also: []int{1}},
+		})
+	}
+	counts := map[int]bool{}
+	for epoch := range 20 {
+		parts := []data.Pipeline{buckets(1), buckets(2)}
+		want := 0
+		for _, p := range parts {
+			want += len(collect(t, p, epoch))
+		}
+		counts[want] = true
+		for what, p := range map[string]data.Pipeline{
+			"Concat": data.Concat(parts...), "Interleave": data.Interleave(2, 1, parts...),
+			"a shuffled Concat": data.Concat(parts...).Shuffle(3),
+		} {
+			p.Len() // that of the first epoch is kept
+			if got := len(collect(t, p, epoch)); got != want {
+				t.Errorf("epoch %d of %s has %d batches, want %d", epoch, what, got, want)
+			}
+			r, err := data.Open(data.WithEpoch(t.Context(), epoch), p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Len() != want {
+				t.Errorf("epoch %d of %s has %d batches by position, want %d", epoch, what, r.Len(), want)
+			}
+			for at := range r.Len() {
+				if _, err := r.At(t.Context(), at); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	if len(counts) < 2 {
+		t.Errorf("all epochs have %v batches: this tests nothing", counts)
+	}
 }
 
 // TestBucketByLength compares batches of buckets with those of a slow loop, by stream and by position, in several

@@ -31,13 +31,13 @@ func Of(ds Dataset) Pipeline {
 
 // FromTensors returns a pipeline of tensors in memory. Element i is row i of the first dimension of every
 // tensor in e, without that dimension. The pipeline shares the memory, which must not be modified afterwards.
-// FromTensors panics if e has no tensor, a scalar, or tensors with different numbers of rows.
-func FromTensors(e Element) Pipeline {
+// It is an error if e has no tensor, a scalar, or tensors with different numbers of rows.
+func FromTensors(e Element) (Pipeline, error) {
 	t, err := newTable(e)
 	if err != nil {
-		panic(err.Error())
+		return Pipeline{}, err
 	}
-	return Of(t)
+	return Of(t), nil
 }
 
 // FromFunc returns a pipeline with random access of n elements, which at computes. at may be called by

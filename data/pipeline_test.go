@@ -45,7 +45,7 @@ func sources(n int) map[string]data.Pipeline {
 		words[i] = fmt.Sprint("w", i)
 	}
 	return map[string]data.Pipeline{
-		"tensors": data.FromTensors(example{ID: tensor.Of(ids), Pair: tensor.Of(pairs, n, 2), Word: tensor.Strings(words)}),
+		"tensors": fromTensors(example{ID: tensor.Of(ids), Pair: tensor.Of(pairs, n, 2), Word: tensor.Strings(words)}),
 		"func": data.FromFunc(n, func(_ context.Context, i int) (data.Element, error) {
 			return exampleOf(i), nil
 		}),
@@ -544,7 +544,7 @@ func testContextEndsAnIteration(t *testing.T) {
 
 // TestBatchLeavesOut checks that an incomplete batch that is dropped may contain elements that do not fit together.
 func TestBatchLeavesOut(t *testing.T) {
-	ds := data.FromTensors(tensor.New(tensor.Float32, 8)).Batch(3).BatchFull(2) // of 3, 3 and 2 rows
+	ds := fromTensors(tensor.New(tensor.Float32, 8)).Batch(3).BatchFull(2) // of 3, 3 and 2 rows
 	n := 0
 	for _, err := range data.FromSeq(-1, ds.Repeat(2).Iter).Iter(t.Context()) {
 		if n++; err != nil {
@@ -554,7 +554,7 @@ func TestBatchLeavesOut(t *testing.T) {
 	if n != 2 {
 		t.Errorf("got %d batches of batches in two rounds, want 2", n)
 	}
-	ds = data.FromTensors(tensor.New(tensor.Float32, 8)).Batch(3).Skip(1).BatchFull(2) // of 3 and 2 rows
+	ds = fromTensors(tensor.New(tensor.Float32, 8)).Batch(3).Skip(1).BatchFull(2) // of 3 and 2 rows
 	for _, err := range ds.Iter(t.Context()) {
 		if err == nil || !strings.Contains(err.Error(), "tensor 0 of element 1 is float32(2,)") {
 			t.Errorf("got %v, want that element 1 does not fit", err)
@@ -606,7 +606,7 @@ func TestBatchRefusesWhatDiffers(t *testing.T) {
 
 func TestBatchOfRowsShares(t *testing.T) {
 	x := tensor.From([]int32{0, 1, 2, 3, 4})
-	for i, e := range collect(t, data.FromTensors(x).Skip(1).Batch(2), 0) {
+	for i, e := range collect(t, fromTensors(x).Skip(1).Batch(2), 0) {
 		if got := e.(*tensor.Tensor); &tensor.Data[int32](got)[0] != &tensor.Data[int32](x)[1+2*i] {
 			t.Errorf("batch %d is a copy", i)
 		}
@@ -621,6 +621,22 @@ func TestZeroPipeline(t *testing.T) {
 	} {
 		if q.Len() != 0 || len(collect(t, q, 0)) != 0 {
 			t.Errorf("%s: Len is %d", name, q.Len())
+		}
+	}
+}
+
+func TestFromTensorsErrors(t *testing.T) {
+	for want, e := range map[string]data.Element{
+		"data: tensor 0 is a scalar: rows are along the first dimension": tensor.Scalar(1.0),
+		"data: tensor 1 has 3 rows, the first one 2": []any{
+			tensor.New(tensor.Int8, 2), tensor.New(tensor.Int8, 3),
+		},
+		"data: an element without tensors has no rows": []any{},
+		"data: an element of type int contains a int":  3,
+	} {
+		p, err := data.FromTensors(e)
+		if err == nil || !strings.HasPrefix(err.Error(), want) || p.Len() != 0 {
+			t.Errorf("got %d elements, error %v, want %s", p.Len(), err, want)
 		}
 	}
 }
@@ -651,16 +667,6 @@ func TestMisusePanics(t *testing.T) {
 		},
 		{"Shuffle batches", func() { p.Batch(2).Shuffle(1) }, "data: Shuffle without random access"},
 		{"ShuffleBuffer", func() { p.ShuffleBuffer(1, 0) }, "data: ShuffleBuffer of 0 elements: want at least 1"},
-		{
-			"FromTensors scalar", func() { data.FromTensors(tensor.Scalar(1.0)) },
-			"data: tensor 0 is a scalar: rows are along the first dimension",
-		},
-		{
-			"FromTensors rows", func() { data.FromTensors([]any{tensor.New(tensor.Int8, 2), tensor.New(tensor.Int8, 3)}) },
-			"data: tensor 1 has 3 rows, the first one 2",
-		},
-		{"FromTensors none", func() { data.FromTensors([]any{}) }, "data: an element without tensors has no rows"},
-		{"FromTensors number", func() { data.FromTensors(3) }, "data: an element of type int contains a int"},
 		{"FromFunc", func() { data.FromFunc(-1, nil) }, "data: FromFunc of -1 elements, function given: false"},
 		{"FromSeq", func() { data.FromSeq(-2, nil) }, "data: FromSeq of -2 elements, function given: false"},
 		{"RandomShift", func() { data.RandomShift(-1) }, "data: RandomShift by -1 pixels"},
@@ -679,7 +685,7 @@ func TestMisusePanics(t *testing.T) {
 
 // TestBatchAllocates checks that a shuffled batch of rows in memory costs allocations per batch, not per row.
 func TestBatchAllocates(t *testing.T) {
-	x := data.FromTensors(data.Batch{
+	x := fromTensors(data.Batch{
 		Inputs: []*tensor.Tensor{tensor.New(tensor.Float32, 4096, 8)},
 		Labels: []*tensor.Tensor{tensor.New(tensor.Int32, 4096)},
 	}).Shuffle(1)
@@ -709,7 +715,7 @@ func BenchmarkShuffleBatch(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	floats := data.FromTensors(data.Batch{
+	floats := fromTensors(data.Batch{
 		Inputs: []*tensor.Tensor{tensor.New(tensor.Float32, n, 28, 28, 1)},
 		Labels: []*tensor.Tensor{tensor.New(tensor.Int32, n)},
 	})
@@ -742,4 +748,13 @@ func BenchmarkShuffleBatch(b *testing.B) {
 			b.ReportMetric(float64(total)/b.Elapsed().Seconds(), "rows/s")
 		})
 	}
+}
+
+// fromTensors is data.FromTensors for tensors that have equally many rows. It panics at an error.
+func fromTensors(e data.Element) data.Pipeline {
+	p, err := data.FromTensors(e)
+	if err != nil {
+		panic(err)
+	}
+	return p
 }

@@ -2,6 +2,7 @@ package data
 
 import (
 	"archive/tar"
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/binary"
@@ -167,8 +168,8 @@ func OpenCSV(ctx context.Context, name string, c CSV, o IndexOptions) (*CSVFile,
 		skip = 0
 	}
 	format := fmt.Sprintf("CSV %q %v %q", c.Comma, c.NoHeader, c.Comment)
-	if len(c.Columns) > 0 {
-		format += fmt.Sprintf(" %q", c.Columns)
+	if len(c.Columns)+len(c.Drop) > 0 {
+		format += fmt.Sprintf(" %q", names)
 	}
 	rows := newRecords(format, files, skip, func(f *indexedFile, i int, offset int64, raw []byte) (Element, error) {
 		line, err := f.line(i+skip, offset, firstLine(raw))
@@ -194,16 +195,12 @@ func OpenCSV(ctx context.Context, name string, c CSV, o IndexOptions) (*CSVFile,
 // OpenTFRecords returns a pipeline of the records of TFRecord files, like [TFRecords], with random access. It reads
 // the files once to build an index; see [IndexOptions].
 func OpenTFRecords(ctx context.Context, names []string, o IndexOptions) (Pipeline, error) {
-	files, err := indexFiles(ctx, "TFRecord", "TFRecord", names, o, scanTFRecords)
+	files, err := indexFiles(ctx, formatTFRecord, formatTFRecord, names, o, scanTFRecords)
 	if err != nil {
 		return Pipeline{}, err
 	}
-	return newRecords("TFRecord", files, 0, func(f *indexedFile, _ int, offset int64, raw []byte) (Element, error) {
-		s, err := newSource(bytes.NewReader(raw), f.name, f.format)
-		if err != nil {
-			return nil, err
-		}
-		s.offset = offset
+	return newRecords(formatTFRecord, files, 0, func(f *indexedFile, _ int, offset int64, raw []byte) (Element, error) {
+		s := &source{name: f.name, format: f.format, r: bufio.NewReader(bytes.NewReader(raw)), offset: offset}
 		record, err := s.record()
 		if err != nil {
 			return nil, err
@@ -325,7 +322,7 @@ func scanTar(f *indexedFile) (starts []int64, err error) {
 		at := next // of the headers of this file
 		next = in.at + (h.Size+511)&^511
 		if h.Typeflag != tar.TypeReg {
-			next = in.at
+			next = (in.at + 511) &^ 511 // after a PAX global header, whose padding is not read yet
 			continue
 		}
 		if key, _ := tarKey(h.Name); len(starts) == 0 || key != last {

@@ -44,6 +44,14 @@ func tarOf(t testing.TB, first, n int) []byte {
 	if err := w.WriteHeader(&tar.Header{Name: "dir/", Typeflag: tar.TypeDir}); err != nil {
 		t.Fatal(err)
 	}
+	// As in the archives of git archive.
+	global := tar.Header{
+		Typeflag: tar.TypeXGlobalHeader, Name: "pax_global_header",
+		PAXRecords: map[string]string{"comment": strings.Repeat("1ad0", 10)},
+	}
+	if err := w.WriteHeader(&global); err != nil {
+		t.Fatal(err)
+	}
 	for i := first; i < first+n; i++ {
 		long := strings.Repeat("long", 30*(i%2)) // needs another header
 		add(fmt.Sprintf("dir/%s%d.jpg", long, i), bytes.Repeat([]byte{byte(i)}, i*100))
@@ -131,13 +139,13 @@ func opened(t testing.TB, dir string) map[string]struct {
 				t.Errorf("the columns are %q", f.Names)
 			}
 			return f.Rows, nil
-		}, data.FromTensors(tensor.Strings([]string{"1", "2", "3", "4,5", "6", "7"}, 3, 2)), []string{csv}},
+		}, fromTensors(tensor.Strings([]string{"1", "2", "3", "4,5", "6", "7"}, 3, 2)), []string{csv}},
 		"IDX": {func(o data.IndexOptions) (data.Pipeline, error) {
 			return data.OpenIDX(ctx, idxFile, o)
-		}, data.FromTensors(images), []string{idxFile}},
+		}, fromTensors(images), []string{idxFile}},
 		"NPY": {func(o data.IndexOptions) (data.Pipeline, error) {
 			return data.OpenNPY(ctx, npyFile, o)
-		}, data.FromTensors(array), []string{npyFile}},
+		}, fromTensors(array), []string{npyFile}},
 	}
 }
 
@@ -345,5 +353,17 @@ func TestManyFiles(t *testing.T) {
 		if got := e.(*tensor.Tensor).StringData()[0]; got != fmt.Sprint(i) {
 			t.Fatalf("line %d is %q", i, got)
 		}
+	}
+}
+
+// TestLinesOfGzip checks that the error for a compressed file names the function that reads it.
+func TestLinesOfGzip(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "a.txt.gz")
+	if err := os.WriteFile(file, zipped([]byte("a\nb\n")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := data.OpenLines(t.Context(), []string{file}, data.IndexOptions{})
+	if err == nil || !strings.Contains(err.Error(), "decompress it (gunzip), or read it as a stream by data.Lines") {
+		t.Errorf("error %v", err)
 	}
 }

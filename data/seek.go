@@ -101,7 +101,7 @@ func IterFrom(ctx context.Context, ds Dataset, from int) iter.Seq2[Element, erro
 func IterReader(ctx context.Context, ds Dataset, r Reader, from int) iter.Seq2[Element, error] {
 	var seq Dataset = &sequence{-1, func(ctx context.Context) iter.Seq2[Element, error] { return readAll(ctx, r, from) }}
 	ahead := 0
-	for {
+	for ; ds != nil; ds = traitsOf(ds).src {
 		switch d := ds.(type) {
 		case *prefetch:
 			ahead = max(ahead, d.n)
@@ -110,11 +110,6 @@ func IterReader(ctx context.Context, ds Dataset, r Reader, from int) iter.Seq2[E
 		case *view:
 			ctx = withWorkers(ctx, max(d.workers, workersOf(ctx)))
 		}
-		src, _, ok := upstream(ds)
-		if !ok {
-			break
-		}
-		ds = src
 	}
 	if ahead > 0 {
 		seq = &prefetch{seq, ahead}
@@ -122,18 +117,17 @@ func IterReader(ctx context.Context, ds Dataset, r Reader, from int) iter.Seq2[E
 	return seq.Iter(ctx)
 }
 
-// ReadAhead returns the number of elements that the last [Pipeline.Prefetch] of ds keeps ready, or 0 if there is none.
-func ReadAhead(ds Dataset) int {
-	for {
+// ReadAhead reads seq, which reads parts of the elements of ds, as far ahead as the last [Pipeline.Prefetch] of ds
+// does. seq must satisfy the contract of [Dataset].
+func ReadAhead(ctx context.Context, ds Dataset, seq func(context.Context) iter.Seq2[Element, error],
+) iter.Seq2[Element, error] {
+	all := FromSeq(-1, seq)
+	for ; ds != nil; ds = traitsOf(ds).src {
 		if p, ok := ds.(*prefetch); ok {
-			return p.n
+			return all.Prefetch(p.n).Iter(ctx)
 		}
-		src, _, ok := upstream(ds)
-		if !ok {
-			return 0
-		}
-		ds = src
 	}
+	return all.Iter(ctx)
 }
 
 // iterate reads a Seekable dataset in order, by the number of goroutines in ctx.

@@ -99,7 +99,7 @@ func TestWorkers(t *testing.T) {
 
 // TestFingerprint checks what changes the fingerprint of a pipeline.
 func TestFingerprint(t *testing.T) {
-	of := func(x ...float32) data.Pipeline { return data.FromTensors(tensor.From(x)) }
+	of := func(x ...float32) data.Pipeline { return fromTensors(tensor.From(x)) }
 	p := of(1, 2, 3, 4)
 	kept, _ := p.Split(0.5, 1)
 	other, _ := p.Split(0.5, 3)
@@ -109,8 +109,8 @@ func TestFingerprint(t *testing.T) {
 		"other batches": p.Batch(3), "full": p.BatchFull(2), "skipped": p.Skip(1), "taken": p.Take(1), "kept": kept,
 		"other kept": other, "repeated": p.Repeat(2), "skipped batches": p.Batch(2).Skip(1),
 		"random": p.MapRandom(5, nil), "other random": p.MapRandom(6, nil), "random batches": p.Batch(2).MapRandom(5, nil),
-		"strings": data.FromTensors(tensor.Strings([]string{"a", "b"})),
-		"other":   data.FromTensors(tensor.Strings([]string{"a", "c"})),
+		"strings": fromTensors(tensor.Strings([]string{"a", "b"})),
+		"other":   fromTensors(tensor.Strings([]string{"a", "c"})),
 	} {
 		f := data.Fingerprint(p)
 		if again := data.Fingerprint(data.Of(p).Prefetch(2)); f == 0 || f != again {

@@ -26,46 +26,24 @@ func (h *hinted) Iter(ctx context.Context) iter.Seq2[Element, error] { return h.
 // [Pipeline.Through] follows the last Batch; or a [Pipeline.Map] follows a last Batch that is not full,
 // because its result for the smaller last batch is unknown. It is TensorFlow's compute_batch_size.
 func BatchSize(ds Dataset) (rows int, full, known bool) {
-	for {
-		switch d := ds.(type) {
-		case *batches:
-			return d.n, d.full, true
-		case *view:
-			return d.table().rowsOfRows(), true, true
-		case *longest:
-			return d.n, false, true
-		case *bucketed:
-			return 0, false, true
-		case *files:
-			return 0, true, true
-		case *passed:
-			return 0, false, false
-		case *mapped:
-			if rows, full, _ = BatchSize(d.src); full {
-				return rows, true, true
-			}
-			return 0, false, false
-		}
-		src, _, ok := upstream(ds)
-		if !ok {
-			return 0, false, false
-		}
-		ds = src
+	t := traitsOf(ds)
+	switch {
+	case t.batch != nil:
+		return t.batch.n, t.batch.full, t.batch.known
+	case t.src != nil:
+		return BatchSize(t.src)
 	}
+	return 0, false, false
 }
 
 // Files returns the names of the files that ds reads, or nil if it reads none.
 func Files(ds Dataset) []string {
-	for {
+	for ; ds != nil; ds = traitsOf(ds).src {
 		if f, ok := ds.(*files); ok {
 			return slices.Clone(f.names)
 		}
-		src, _, ok := upstream(ds)
-		if !ok {
-			return nil
-		}
-		ds = src
 	}
+	return nil
 }
 
 // shard is the part that Shard keeps. The zero value is the whole dataset.
@@ -75,36 +53,18 @@ type shard struct{ index, count int }
 // [ShardFiles], and which part. It recognises only datasets of this package, not elements that a function or
 // another package's dataset omits.
 func Sharded(ds Dataset) (index, count int, ok bool) {
-	for {
-		var s shard
-		switch d := ds.(type) {
-		case *sharded:
-			s = shard{d.index, d.count}
-		case *view:
-			s = d.shard
-			for _, p := range d.parts() {
-				if index, count, ok := Sharded(p); ok {
-					return index, count, true
-				}
+	for ; ds != nil; ds = traitsOf(ds).src {
+		t := traitsOf(ds)
+		for _, p := range t.parts {
+			if index, count, ok := Sharded(p); ok {
+				return index, count, true
 			}
-		case *interleavedStream:
-			for _, p := range d.parts {
-				if index, count, ok := Sharded(p); ok {
-					return index, count, true
-				}
-			}
-		case *files:
-			s = d.shard
 		}
-		if s.count > 1 {
-			return s.index, s.count, true
+		if t.shard.count > 1 {
+			return t.shard.index, t.shard.count, true
 		}
-		src, _, ok := upstream(ds)
-		if !ok {
-			return 0, 0, false
-		}
-		ds = src
 	}
+	return 0, 0, false
 }
 
 // ShardFiles returns ds restricted to the files index, index+count, …: one worker's shard. If ds reads no
@@ -151,46 +111,9 @@ func rewrite(ds Dataset, change func(Dataset) Dataset) Dataset {
 	if other := change(ds); other != nil {
 		return other
 	}
-	src, with, ok := upstream(ds)
-	if !ok {
+	t := traitsOf(ds)
+	if t.src == nil || t.with == nil {
 		return ds
 	}
-	return with(rewrite(src, change))
-}
-
-// upstream returns the source of a stage, and a function that rebuilds the stage with another source.
-func upstream(ds Dataset) (src Dataset, with func(Dataset) Dataset, ok bool) {
-	switch d := ds.(type) {
-	case Pipeline:
-		return d.ds, func(src Dataset) Dataset { return Of(src) }, d.ds != nil
-	case *batches:
-		return d.src, func(src Dataset) Dataset { return &batches{Of(src), d.n, d.full} }, true
-	case *longest:
-		return d.src, func(src Dataset) Dataset { return &longest{Of(src), d.n, d.pad} }, true
-	case *bucketed:
-		return d.src, func(src Dataset) Dataset {
-			return &bucketed{src: Of(src), b: d.b, lengths: &bucketLengths{list: d.b.Lengths}}
-		}, true
-	case *mapped:
-		return d.src, func(src Dataset) Dataset { return &mapped{src, d.f, d.seed} }, true
-	case *buffered:
-		return d.src, func(src Dataset) Dataset { return &buffered{src, d.seed, d.size} }, true
-	case *repeated:
-		return d.src, func(src Dataset) Dataset { return &repeated{src, d.n} }, true
-	case *taken:
-		return d.src, func(src Dataset) Dataset { return &taken{src, d.n} }, true
-	case *skipped:
-		return d.src, func(src Dataset) Dataset { return &skipped{src, d.n} }, true
-	case *sharded:
-		return d.src, func(src Dataset) Dataset { return &sharded{src, d.index, d.count} }, true
-	case *hinted:
-		return d.src, func(src Dataset) Dataset { return &hinted{src} }, true
-	case *passed:
-		return d.src, func(src Dataset) Dataset { return &passed{src, d.f} }, true
-	case *pooled:
-		return d.src, func(src Dataset) Dataset { return &pooled{src, d.n} }, true
-	case *prefetch:
-		return d.src, func(src Dataset) Dataset { return &prefetch{src, d.n} }, true
-	}
-	return nil, nil, false
+	return t.with(rewrite(t.src, change))
 }

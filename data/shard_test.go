@@ -71,27 +71,27 @@ func TestShardFiles(t *testing.T) {
 	if _, err := ShardFiles(whole, 0, 4); err == nil || !strings.Contains(err.Error(), "only has 3 file(s)") {
 		t.Errorf("three files for four workers: got %v", err)
 	}
-	if _, err := ShardFiles(FromTensors(tensor.From([]int32{1})).Batch(1), 0, 1); !errors.Is(err, ErrNoFiles) {
+	if _, err := ShardFiles(fromTensors(tensor.From([]int32{1})).Batch(1), 0, 1); !errors.Is(err, ErrNoFiles) {
 		t.Errorf("no files: got %v", err)
 	}
 }
 
 func TestShardHint(t *testing.T) {
-	whole := FromTensors(tensor.Strings([]string{"a", "b", "c", "d", "e"}, 5)).ShardHint().Batch(2)
+	whole := fromTensors(tensor.Strings([]string{"a", "b", "c", "d", "e"}, 5)).ShardHint().Batch(2)
 	if got := texts(t, whole); len(got) != 5 {
 		t.Errorf("read as it is: got %q, want all elements", got)
 	}
 	if got := texts(t, ShardHinted(whole, 1, 2)); !slices.Equal(got, []string{"b", "d"}) {
 		t.Errorf("worker 1 of 2: got %q, want b and d", got)
 	}
-	plain := FromTensors(tensor.Strings([]string{"a", "b"}, 2)).Shard(0, 2).Batch(2)
+	plain := fromTensors(tensor.Strings([]string{"a", "b"}, 2)).Shard(0, 2).Batch(2)
 	if got := texts(t, ShardHinted(plain, 1, 2)); !slices.Equal(got, []string{"a"}) {
 		t.Errorf("without a mark: got %q, want what there was", got)
 	}
 }
 
 func TestBatchSize(t *testing.T) {
-	source := FromTensors(tensor.From([]int32{1, 2, 3}))
+	source := fromTensors(tensor.From([]int32{1, 2, 3}))
 	same := func(_ context.Context, e Element) (Element, error) { return e, nil }
 	for name, c := range map[string]struct {
 		ds          Dataset
@@ -103,12 +103,12 @@ func TestBatchSize(t *testing.T) {
 		"full batches":        {source.Repeat(2).BatchFull(3).Take(1), 3, true, true},
 		"mapped batches":      {source.Batch(2).Map(same), 0, false, false},
 		"mapped full batches": {source.BatchFull(3).Map(same), 3, true, true},
-		"rows in memory": {FromTensors([]any{
+		"rows in memory": {fromTensors([]any{
 			tensor.New(tensor.Float32, 5, 4),
 			tensor.New(tensor.Float32, 5, 4, 2),
 		}).Skip(1), 4, true, true},
 		"unequal rows": {
-			FromTensors([]any{tensor.New(tensor.Float32, 5, 4), tensor.New(tensor.Float32, 5, 3)}), 0, true,
+			fromTensors([]any{tensor.New(tensor.Float32, 5, 4), tensor.New(tensor.Float32, 5, 3)}), 0, true,
 			true,
 		},
 		"another's": {Of(FromSeq(-1, source.Iter).Take(3)), 0, false, false},
@@ -123,7 +123,7 @@ func TestBatchSize(t *testing.T) {
 func TestSharded(t *testing.T) {
 	same := func(_ context.Context, e Element) (Element, error) { return e, nil }
 	through := func(_ context.Context, seq iter.Seq2[Element, error]) iter.Seq2[Element, error] { return seq }
-	rows := FromTensors(tensor.From([]int32{1, 2, 3, 4, 5, 6}))
+	rows := fromTensors(tensor.From([]int32{1, 2, 3, 4, 5, 6}))
 	stream := FromSeq(-1, rows.Iter)
 	dir := t.TempDir()
 	files, err := ShardFiles(Lines(filepath.Join(dir, "a"), filepath.Join(dir, "b")).Batch(2), 1, 2)
@@ -158,4 +158,13 @@ func TestSharded(t *testing.T) {
 			t.Errorf("%s: got Shard(%d, %d), %v", c.name, index, count, ok)
 		}
 	}
+}
+
+// fromTensors is FromTensors for tensors that have equally many rows. It panics at an error.
+func fromTensors(e Element) Pipeline {
+	p, err := FromTensors(e)
+	if err != nil {
+		panic(err)
+	}
+	return p
 }

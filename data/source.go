@@ -2,8 +2,8 @@ package data
 
 import (
 	"bufio"
-	"bytes"
 	"compress/gzip"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -73,11 +73,11 @@ func openSource(name, format string) (*source, error) {
 // newSource returns a source that reads r. name may be empty.
 func newSource(r io.Reader, name, format string) (*source, error) {
 	s := &source{name: name, format: format, r: bufio.NewReaderSize(r, 1<<16)}
-	magic, err := s.r.Peek(2)
+	head, err := s.r.Peek(recordHeadBytes)
 	if err != nil && err != io.EOF {
 		return nil, s.wrong(0, err)
 	}
-	if !bytes.Equal(magic, []byte{0x1f, 0x8b}) {
+	if !isGzip(head, format) {
 		return s, nil
 	}
 	s.packed = true
@@ -88,6 +88,16 @@ func newSource(r io.Reader, name, format string) (*source, error) {
 	}
 	s.r = bufio.NewReaderSize(&unpackedReader{r: z, packed: packed}, 1<<16)
 	return s, nil
+}
+
+// isGzip reports whether the first recordHeadBytes of a file, or all if it has fewer, are those of a gzip stream. The
+// length of a TFRecord may look like one, but not if the checksum of the length follows.
+func isGzip(head []byte, format string) bool {
+	if len(head) < 2 || head[0] != 0x1f || head[1] != 0x8b {
+		return false
+	}
+	return format != formatTFRecord || len(head) < recordHeadBytes ||
+		maskedCRC(head[:8]) != binary.LittleEndian.Uint32(head[8:])
 }
 
 // Decompressed contents may have unpackedRatioMax times their compressed length, and unpackedFreely bytes in

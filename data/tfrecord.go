@@ -11,6 +11,7 @@ import (
 // The framing of TFRecord files (tensorflow/core/lib/io/record_writer.h), all little-endian: uint64 length, uint32
 // masked CRC-32C of those 8 bytes, the record, uint32 masked CRC-32C of the record.
 const (
+	formatTFRecord  = "TFRecord"
 	recordHeadBytes = 12
 	recordFootBytes = 4
 )
@@ -41,7 +42,7 @@ func AppendTFRecord(dst, record []byte) []byte {
 // record is a string scalar; decode it (usually a tf.train.Example) with Map. The files are opened when they
 // are read. Both checksums of every record are verified: a corrupt or truncated file gives a *[FormatError].
 func TFRecords(names ...string) Pipeline {
-	return fromFiles("TFRecord", names, func(s *source, yield func(Element, error) bool) bool {
+	return fromFiles(formatTFRecord, names, func(s *source, yield func(Element, error) bool) bool {
 		for {
 			record, err := s.record()
 			if err == io.EOF {

@@ -6,6 +6,7 @@ import (
 	"hash/crc32"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -125,6 +126,34 @@ func TestTFRecordRoundTrip(t *testing.T) {
 			rt.Fatalf("got %q, want %q", got, want)
 		}
 	})
+}
+
+// TestTFRecordLikeGzip reads records whose lengths begin with the bytes of a gzip stream, as the first of a file and
+// later, plain and compressed.
+func TestTFRecordLikeGzip(t *testing.T) {
+	for _, n := range []int{0x8b1f, 0x8b1f + 8<<16} {
+		want := []string{strings.Repeat("a", n), "short", strings.Repeat("b", n)}
+		var file []byte
+		for _, r := range want {
+			file = data.AppendTFRecord(file, []byte(r))
+		}
+		plain, packed := writeFile(t, "plain", file), writeFile(t, "packed", zipped(file))
+		for _, name := range []string{plain, packed} {
+			if got := strings1(t, data.TFRecords(name)); !slices.Equal(got, want) {
+				t.Errorf("%d bytes, %s: got %d records, want %d", n, name, len(got), len(want))
+			}
+		}
+		p, err := data.OpenTFRecords(t.Context(), []string{plain}, data.IndexOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings1(t, p); !slices.Equal(got, want) {
+			t.Errorf("%d bytes, by position: got %d records, want %d", n, len(got), len(want))
+		}
+		if _, err := data.OpenTFRecords(t.Context(), []string{packed}, data.IndexOptions{}); err == nil {
+			t.Error("a compressed file, by position: no error")
+		}
+	}
 }
 
 func FuzzTFRecord(f *testing.F) {

@@ -25,16 +25,15 @@ var abandonedWrites = []struct {
 	{"Restore", func(_ context.Context, c *distribute.CrossReplica, v *distribute.Variable) error {
 		return v.Restore(c, tensor.Scalar(float32(7)))
 	}},
-	{"CrossReplica.Update", func(_ context.Context, c *distribute.CrossReplica, v *distribute.Variable) error {
-		_, err := c.Update(context.Background(), v, setSeven)
-		return err
+	{"Variable.Update", func(_ context.Context, c *distribute.CrossReplica, v *distribute.Variable) error {
+		return v.Update(c, func(_ context.Context, c *distribute.Component) error { return v.Assign(c, float32(7)) })
 	}},
 	{"Strategy.Update", func(ctx context.Context, c *distribute.CrossReplica, v *distribute.Variable) error {
-		_, err := c.Strategy().Update(ctx, v, setSeven)
+		_, err := c.Strategy().Extended().Update(ctx, v, setSeven)
 		return err
 	}},
 	{"Strategy.Scope", func(ctx context.Context, c *distribute.CrossReplica, v *distribute.Variable) error {
-		_, err := c.Strategy().Update(c.Strategy().Scope(ctx), v, setSeven)
+		_, err := c.Strategy().Extended().Update(c.Strategy().Scope(ctx), v, setSeven)
 		return err
 	}},
 	{"Strategy.Cross", func(ctx context.Context, c *distribute.CrossReplica, v *distribute.Variable) error {
@@ -46,15 +45,15 @@ var abandonedWrites = []struct {
 	}},
 	{"Run", func(ctx context.Context, c *distribute.CrossReplica, v *distribute.Variable) error {
 		_, err := distribute.Run(context.WithoutCancel(ctx), c.Strategy(),
-			func(_ context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+			func(_ context.Context, r *distribute.Replica, _ struct{}) (distribute.Value, error) {
 				return nil, v.Assign(r, float32(7))
-			})
+			}, nil)
 		return err
 	}},
 }
 
 func setSeven(_ context.Context, c *distribute.Component, _ ...distribute.Value) (distribute.Value, error) {
-	return nil, c.Assign(float32(7))
+	return nil, c.Variable().Assign(c, float32(7))
 }
 
 // lateCode is the code of a merge function that is abandoned while resume waits.
@@ -78,9 +77,9 @@ func TestAbandonedMergeFunction(t *testing.T) {
 // TestAbandonedUpdateFunction is the same for an update function, which has changed a component before.
 func TestAbandonedUpdateFunction(t *testing.T) {
 	for name, next := range map[string]func(context.Context, *distribute.Component) error{
-		"its component": func(_ context.Context, c *distribute.Component) error { return c.Assign(float32(7)) },
+		"its component": func(_ context.Context, c *distribute.Component) error { return c.Variable().Assign(c, float32(7)) },
 		"another update": func(ctx context.Context, c *distribute.Component) error {
-			_, err := c.Variable().Strategy().Update(ctx, c.Variable(), setSeven)
+			_, err := c.Variable().Strategy().Extended().Update(ctx, c.Variable(), setSeven)
 			return err
 		},
 	} {
@@ -89,9 +88,9 @@ func TestAbandonedUpdateFunction(t *testing.T) {
 				ctx context.Context, in *distribute.CrossReplica, v *distribute.Variable, resume func(),
 			) error {
 				var late error
-				_, err := in.Update(ctx, v,
+				_, err := in.Strategy().Extended().Update(ctx, v,
 					func(ctx context.Context, c *distribute.Component, _ ...distribute.Value) (distribute.Value, error) {
-						if err := c.Assign(float32(3)); err != nil {
+						if err := c.Variable().Assign(c, float32(3)); err != nil {
 							t.Errorf("before the failure: %v", err)
 						}
 						resume()
@@ -120,11 +119,11 @@ func checkAbandoned(t *testing.T, f lateCode) {
 		defer cancel()
 		var late error
 		err = inStepOf(ctx, s, func(ctx context.Context, r *distribute.Replica) error {
-			_, err := r.MergeCall(ctx,
-				func(ctx context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
+			_, err := distribute.MergeCall(ctx, r,
+				func(ctx context.Context, c *distribute.CrossReplica, _ distribute.PerReplica[int]) (distribute.Value, error) {
 					late = f(ctx, c, v, func() { time.Sleep(time.Minute) })
 					return nil, nil
-				})
+				}, 0)
 			return err
 		})
 		failure, ok := err.(*distribute.StepError)
@@ -164,23 +163,23 @@ func TestComponentAfterItsUpdate(t *testing.T) {
 		}
 		for _, fails := range []bool{false, true} {
 			var kept []*distribute.Component
-			_, err = s.Update(t.Context(), v,
+			_, err = s.Extended().Update(t.Context(), v,
 				func(_ context.Context, c *distribute.Component, _ ...distribute.Value) (distribute.Value, error) {
 					kept = append(kept, c)
 					if fails {
 						return nil, errStep
 					}
-					return nil, c.Assign(float32(2))
+					return nil, c.Variable().Assign(c, float32(2))
 				})
 			if errors.Is(err, errStep) != fails {
 				t.Errorf("%s: Update returned %v", name, err)
 			}
 			for _, c := range kept {
-				for method, write := range map[string]func(distribute.Value) error{
-					"Assign": c.Assign, "AssignAdd": c.AssignAdd, "AssignSub": c.AssignSub,
+				for method, write := range map[string]func(distribute.Context, distribute.Value) error{
+					"Assign": v.Assign, "AssignAdd": v.AssignAdd, "AssignSub": v.AssignSub,
 				} {
-					if err := write(float32(3)); !errors.Is(err, distribute.ErrContext) {
-						t.Errorf("%s: %s of %s after the update returned %v, want ErrContext", name, method, c.Name(), err)
+					if err := write(c, float32(3)); !errors.Is(err, distribute.ErrContext) {
+						t.Errorf("%s: %s of component %d after the update returned %v, want ErrContext", name, method, c.Replica(), err)
 					}
 				}
 			}

@@ -13,7 +13,12 @@ import (
 // nest of tensors with the same structure on all replicas. The tensors of one leaf have the same dtype and the
 // same dimensions, except for the length along the axis; the replicas exchange these lengths first.
 // IndexedSlices are not supported, as in TensorFlow. With one replica AllGather returns v unchanged.
-func (r *Replica) AllGather(ctx context.Context, v Value, axis int, opts ...Options) (Value, error) {
+func AllGather[T any](ctx context.Context, r *Replica, v T, axis int, opts ...Options) (T, error) {
+	out, err := r.allGather(ctx, exactly(v), axis, opts)
+	return resultAs[T]("AllGather", out, err)
+}
+
+func (r *Replica) allGather(ctx context.Context, v Value, axis int, opts []Options) (Value, error) {
 	const name = "AllGather"
 	run, o, err := r.enter(ctx, name, Sum, opts)
 	if err != nil {
@@ -70,7 +75,7 @@ func (r *Replica) gatherLeaves(
 			h[2+d] = int64(n)
 		}
 	}
-	headers, err := r.exchange(ctx, run, mine, "shapes of "+nestText(names), o)
+	headers, err := r.exchange(ctx, run, mine, "shapes of "+nestText(names), purpose("all_gather", leaves, names), o)
 	if err != nil {
 		return nil, err
 	}

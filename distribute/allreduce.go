@@ -15,7 +15,12 @@ import (
 // nest with an int32 tensor must contain that one tensor only, as in TensorFlow, which keeps int32 on the host.
 //
 // The tensors are reduced in packs ([Options.BytesPerPack]). Packing does not change the result, bit for bit.
-func (r *Replica) AllReduce(ctx context.Context, op ReduceOp, v Value, opts ...Options) (Value, error) {
+func AllReduce[T any](ctx context.Context, r *Replica, op ReduceOp, v T, opts ...Options) (T, error) {
+	out, err := r.allReduce(ctx, op, exactly(v), opts)
+	return resultAs[T]("AllReduce", out, err)
+}
+
+func (r *Replica) allReduce(ctx context.Context, op ReduceOp, v Value, opts []Options) (Value, error) {
 	const name = "AllReduce"
 	run, o, err := r.enter(ctx, name, op, opts)
 	if err != nil {
@@ -45,7 +50,7 @@ func (r *Replica) AllReduce(ctx context.Context, op ReduceOp, v Value, opts ...O
 		}
 		return tensor.Pack(v, out)
 	}
-	sparse, err := r.whichSparse(ctx, run, leaves, names, o)
+	sparse, err := r.whichSparse(ctx, run, op, leaves, names, o)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +140,7 @@ func (r *Replica) allReduceIntoByOps(ctx context.Context, op ReduceOp, dst, src 
 	for i, t := range src {
 		values[i] = t
 	}
-	out, err := r.AllReduce(ctx, op, values, o)
+	out, err := r.allReduce(ctx, op, values, []Options{o})
 	if err != nil {
 		return err
 	}

@@ -13,7 +13,7 @@ import (
 // whichSparse returns which leaves are IndexedSlices (1) on which replica: sparse[replica][i], or nil if none
 // is. The caller has not acquired the replica.
 func (r *Replica) whichSparse(
-	ctx context.Context, run *deadlock.Run, leaves []any, names []string, o Options,
+	ctx context.Context, run *deadlock.Run, op ReduceOp, leaves []any, names []string, o Options,
 ) (all [][]int64, err error) {
 	sparse := make([]int64, 0, 8)
 	mine := true
@@ -29,7 +29,8 @@ func (r *Replica) whichSparse(
 	if _, known := r.dense[key]; known && mine {
 		return nil, nil
 	}
-	all, err = r.exchange(ctx, run, sparse, "which are sparse of "+nestText(names), o)
+	all, err = r.exchange(ctx, run, sparse, "which are sparse of "+nestText(names),
+		purpose("all_reduce "+op.String(), leaves, names), o)
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +102,7 @@ func (r *Replica) reduceRows(
 		way = all.choose()
 	}
 	if way == SparseDense {
-		t, err := Densify(&tensor.IndexedSlices{Values: s.Values, Indices: s.Indices, DenseShape: all.denseShape})
+		t, err := densify(&tensor.IndexedSlices{Values: s.Values, Indices: s.Indices, DenseShape: all.denseShape})
 		if err != nil { // the others wait for this replica's tensor
 			return nil, run.Fail(located(errorf("AllReduce", ErrInvalid, "%s: %w", name, err)))
 		}
@@ -151,7 +152,7 @@ func (r *Replica) reduceRows(
 func (a *allSlices) result(way Sparse, rows, indices *tensor.Tensor) (Value, error) {
 	s := &tensor.IndexedSlices{Values: rows, Indices: indices, DenseShape: a.denseShape}
 	if way == SparseDense {
-		return Densify(s)
+		return densify(s)
 	}
 	return s, nil
 }
@@ -205,7 +206,7 @@ func (r *Replica) exchangeSlices(
 		mine[3] = int64(s.DenseShape.DType())
 		copy(mine[4+sliceDims:], tensor.Data[int64](sparse.Int64(s.DenseShape)))
 	}
-	headers, err := r.exchange(ctx, run, mine, "extent of "+name, o)
+	headers, err := r.exchange(ctx, run, mine, "extent of "+name, purpose("all_reduce", []any{s}, []string{name}), o)
 	if err != nil {
 		return nil, err
 	}

@@ -80,7 +80,7 @@ func TestStartAllToAllErrors(t *testing.T) {
 		}
 	}
 	s = mirrored(t, 2, func(cfg *distribute.MirroredConfig) {
-		cfg.Logger, cfg.CrossDeviceOps = quiet, distribute.ReductionToOneDevice{}
+		cfg.Logger, cfg.CrossDeviceOps = quiet, distribute.NewReductionToOneDevice("", nil)
 	})
 	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
 		_, err := r.StartAllGather(ctx, tensor.New(tensor.Int8, 4), tensor.New(tensor.Int8, 2), "x")

@@ -49,7 +49,7 @@ var (
 // With several workers, values are combined over all replicas of all workers, except with [AggregateFirst],
 // which uses the first replica of each worker. In cross-replica context every worker sets its own components.
 //
-// In cross-replica context a [*PerReplica] is an error for a sync-on-read variable and for a variable of a
+// In cross-replica context a [PerReplica] is an error for a sync-on-read variable and for a variable of a
 // strategy with one device. A sync-on-read variable with [AggregateSum] is set to an equal share of x on each
 // replica.
 func (v *Variable) Assign(in Context, x Value) error { return v.write(in, x, assign) }
@@ -62,6 +62,7 @@ func (v *Variable) AssignAdd(in Context, x Value) error { return v.write(in, x, 
 func (v *Variable) AssignSub(in Context, x Value) error { return v.write(in, x, assignSub) }
 
 func (v *Variable) write(in Context, x Value, m mutation) error {
+	x = untyped(x, v.strategy.oneDevice)
 	switch in := in.(type) {
 	case *Replica:
 		if err := errors.Join(v.checkOwner(m.op, in.strategy), in.current(m.op)); err != nil {
@@ -72,12 +73,12 @@ func (v *Variable) write(in Context, x Value, m mutation) error {
 		if err := errors.Join(v.checkOwner(m.op, in.strategy), in.valid(m.op)); err != nil {
 			return err
 		}
-		if p, ok := x.(*PerReplica); ok && (v.Kind() == SyncOnReadVariable || v.Kind() == PlainVariable) &&
+		if p, ok := x.(*perReplica); ok && (v.kind() == syncOnReadVariable || v.kind() == plainVariable) &&
 			(v.agg != AggregateSum || m.op == assign.op) {
 			return errorf(m.op, ErrInvalid, "variable %s, a %v, takes one tensor in cross-replica context, not %d values: "+
-				"reduce them first, or write in the step what each replica has", v.Name(), v.Kind(), len(p.values))
+				"reduce them first, or write in the step what each replica has", v.Name(), v.kind(), len(p.values))
 		}
-		if v.Kind() == SyncOnReadVariable && v.agg == AggregateSum {
+		if v.kind() == syncOnReadVariable && v.agg == AggregateSum {
 			if m.op != assign.op {
 				return errorf(m.op, ErrInvalid, "SyncOnReadVariable does not support %s in cross-replica context when "+
 					"aggregation is set to SUM: assign the new sum instead", m.op)
@@ -85,16 +86,25 @@ func (v *Variable) write(in Context, x Value, m mutation) error {
 			return v.setShares(in.run, m.op, x)
 		}
 		return v.setAll(in.run, x, m)
+	case *Component:
+		if err := in.of(m.op, v); err != nil {
+			return err
+		}
+		if in.update.over.Load() {
+			return errorf(m.op, ErrContext, "component %s was written after its update had ended: write it in the update "+
+				"function, or write the variable", v.ComponentName(in.index))
+		}
+		return v.setOne(in.update.run, in.index, x, m)
 	}
 	return errNoContext(m.op)
 }
 
 // combines reports whether the replicas' values are combined before the write.
 func (v *Variable) combines() bool {
-	switch v.Kind() {
-	case MirroredVariable:
+	switch v.kind() {
+	case mirroredVariable:
 		return v.agg != AggregateNone && v.strategy.size > 1
-	case AggregatingVariable:
+	case aggregatingVariable:
 		return true
 	}
 	return false
@@ -104,7 +114,7 @@ func (v *Variable) writeReplica(r *Replica, x Value, m mutation) error {
 	if !v.combines() {
 		return v.setOne(r.run, v.on(r.local), x, m)
 	}
-	inReplicaOrder := m.inReplicaOrder && v.Kind() == AggregatingVariable
+	inReplicaOrder := m.inReplicaOrder && v.kind() == aggregatingVariable
 	if v.agg == AggregateNone && !inReplicaOrder {
 		return errorf(m.op, ErrInvalid, "you must specify an aggregation method to update the variable %s of %v in replica "+
 			"context: set Aggregation in its config, for example AggregateSum", v.Name(), v.strategy)
@@ -113,10 +123,10 @@ func (v *Variable) writeReplica(r *Replica, x Value, m mutation) error {
 		func(ctx context.Context, c *CrossReplica, args ...Value) (Value, error) {
 			s, value := v.strategy, args[0]
 			if _, same := value.(distributed); !same && s.workersInSync > 1 {
-				value = s.onReplicas(value)
+				value = perReplicaOf(s.onReplicas(value)...)
 			}
 			if inReplicaOrder {
-				for _, x := range s.onReplicas(value).values {
+				for _, x := range s.onReplicas(value) {
 					if err := v.setAll(c.run, x, m); err != nil {
 						return nil, err
 					}
@@ -126,7 +136,7 @@ func (v *Variable) writeReplica(r *Replica, x Value, m mutation) error {
 			var err error
 			switch v.agg {
 			case AggregateFirst:
-				value, err = SelectReplica(0, value)
+				value, err = selectReplica(0, value, nil)
 			case AggregateSum:
 				value, err = s.reduceTo(ctx, m.op, Sum, value, v.devices, s.options)
 			case AggregateMean:
@@ -199,7 +209,7 @@ func (v *Variable) store(run *deadlock.Run, op string, i int, t *tensor.Tensor) 
 // truncated.
 func (v *Variable) setShares(run *deadlock.Run, op string, x Value) error {
 	if m, ok := x.(*Mirrored); ok {
-		x = m.Values()[0] // all are the same
+		x = m.Values[0] // all are the same
 	}
 	value, err := v.fit(op, x)
 	if err != nil {

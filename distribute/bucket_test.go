@@ -282,7 +282,7 @@ func TestBucketErrors(t *testing.T) {
 
 // TestBucketByOps: custom CrossDeviceOps reduce a bucket when it is awaited.
 func TestBucketByOps(t *testing.T) {
-	s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.CrossDeviceOps = distribute.ReductionToOneDevice{} })
+	s := mirrored(t, 2, onOneDevice)
 	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
 		b := onesBucket(1, 4, 9)
 		b.Scalars[0] = float64(r.ID() + 1)
@@ -306,7 +306,7 @@ func TestBucketByOps(t *testing.T) {
 // TestForgottenCallsByOps: custom CrossDeviceOps make forgotten calls in the order in which they were started, although
 // the replicas awaited earlier ones at other points.
 func TestForgottenCallsByOps(t *testing.T) {
-	s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.CrossDeviceOps = distribute.ReductionToOneDevice{} })
+	s := mirrored(t, 2, onOneDevice)
 	var buckets [2][3]distribute.Bucket
 	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
 		var first distribute.Handle

@@ -31,15 +31,17 @@ func (r *Replica) do(
 	return nil
 }
 
-// exchange gathers every replica's numbers on all replicas: all[replica][i]. what describes them in errors. The
-// caller has not acquired the replica.
+// exchange gathers every replica's numbers on all replicas: all[replica][i]. what describes them in errors, and purpose
+// the user's call. The caller has not acquired the replica.
 func (r *Replica) exchange(
-	ctx context.Context, run *deadlock.Run, mine []int64, what string, o Options,
+	ctx context.Context, run *deadlock.Run, mine []int64, what, purpose string, o Options,
 ) ([][]int64, error) {
 	if err := run.Acquire(r.local); err != nil {
 		return nil, err
 	}
 	defer run.Release(r.local)
+	r.manifest.Purpose = purpose
+	defer func() { r.manifest.Purpose = "" }()
 	n := len(mine)
 	t := tensor.New(tensor.Int64, r.comm().Size()*n)
 	numbers := tensor.Data[int64](t)
@@ -109,12 +111,12 @@ func (r *Replica) mergeLeaves(
 	out, err := r.mergeCall(ctx, name, o.Timeout,
 		func(ctx context.Context, _ *CrossReplica, args ...Value) (Value, error) {
 			leaves := args[:len(args)-1]
-			if p, ok := args[len(leaves)].(*PerReplica); ok {
+			if p, ok := args[len(leaves)].(*perReplica); ok {
 				return nil, errorf(name, ErrMismatch, "the structures of the nests differ between the replicas: %q", p.values)
 			}
 			batch := make([]Reduction, len(leaves))
 			for i, leaf := range leaves {
-				batch[i] = Reduction{Value: s.onReplicas(leaf), To: s.devices}
+				batch[i] = Reduction{Values: s.onReplicas(leaf), To: s.devices}
 			}
 			return f(ctx, batch)
 		}, append(leaves, strings.Join(names, " ")))

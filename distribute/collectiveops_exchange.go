@@ -11,7 +11,7 @@ import (
 
 // exchange gathers the numbers of all members on every worker: all[rank][i]. mine has those of the local
 // members, all of the same length. what describes them in errors and must be the same on all workers.
-func (c *CollectiveAllReduce) exchange(
+func (c *collectiveAllReduce) exchange(
 	ctx context.Context, what string, mine [][]int64, opts Options,
 ) ([][]int64, error) {
 	c.mu.Lock()
@@ -19,7 +19,7 @@ func (c *CollectiveAllReduce) exchange(
 	return c.exchangeLocked(ctx, what, mine, opts)
 }
 
-func (c *CollectiveAllReduce) exchangeLocked(
+func (c *collectiveAllReduce) exchangeLocked(
 	ctx context.Context, what string, mine [][]int64, opts Options,
 ) ([][]int64, error) {
 	if err := c.open(ctx); err != nil {
@@ -46,7 +46,7 @@ func (c *CollectiveAllReduce) exchangeLocked(
 // gatherValues gathers the values of all members on every worker, by rank. They are leaves, or nests of lists,
 // tuples and dictionaries. They are transferred as bytes, so their types and shapes may differ, and strings are
 // allowed.
-func (c *CollectiveAllReduce) gatherValues(
+func (c *collectiveAllReduce) gatherValues(
 	ctx context.Context, what string, mine []Value, opts Options,
 ) ([]Value, error) {
 	texts, lengths := make([][]byte, len(mine)), make([][]int64, len(mine))
@@ -92,7 +92,7 @@ func (c *CollectiveAllReduce) gatherValues(
 
 // broadcast sends the tensor of member 0 to every worker. All workers' tensors must have the same dtype, shape
 // and name.
-func (c *CollectiveAllReduce) broadcast(
+func (c *collectiveAllReduce) broadcast(
 	ctx context.Context, name string, t *tensor.Tensor, opts Options,
 ) (*tensor.Tensor, error) {
 	if t.DType() == tensor.String {

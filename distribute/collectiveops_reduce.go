@@ -15,10 +15,10 @@ import (
 // host, after those of other workers have been gathered. Without other workers, values whose number of
 // components is not the number of devices are reduced on the host, too. A value must be dense on all workers or
 // on none.
-func (c *CollectiveAllReduce) BatchReduce(
+func (c *collectiveAllReduce) BatchReduce(
 	ctx context.Context, op ReduceOp, batch []Reduction, opts Options,
 ) ([]Value, error) {
-	opts = c.cfg.Options.Merge(opts)
+	opts = c.cfg.Options.merge(opts)
 	sums := make([]*tensor.Tensor, len(batch))
 	var tensors []packing.Tensor
 	var at []int // index in the batch of each of tensors
@@ -26,11 +26,11 @@ func (c *CollectiveAllReduce) BatchReduce(
 	batch = slices.Clone(batch)
 	for i, b := range batch {
 		if c.others() {
-			if err := c.checkComponents(b.Value); err != nil {
+			if err := c.checkComponents(b.Values); err != nil {
 				return nil, err
 			}
 		}
-		ts, allDense, err := denseOperands(c.String(), b.Value.values)
+		ts, allDense, err := denseOperands(c.String(), b.Values)
 		if err != nil {
 			return nil, err
 		}
@@ -45,11 +45,11 @@ func (c *CollectiveAllReduce) BatchReduce(
 		case allDense && len(ts) > 1:
 			sums[i] = dense.Reduce(op, ts, opts.Accumulate)
 		case !allDense && c.others():
-			all, err := c.gatherValues(ctx, fmt.Sprintf("IndexedSlices %d", i), b.Value.values, opts)
+			all, err := c.gatherValues(ctx, fmt.Sprintf("IndexedSlices %d", i), b.Values, opts)
 			if err != nil {
 				return nil, err
 			}
-			batch[i].Value = NewPerReplica(all...)
+			batch[i].Values = all
 		}
 	}
 	if err := c.reducePacks(ctx, op, tensors, at, sources, sums, opts); err != nil {
@@ -60,7 +60,7 @@ func (c *CollectiveAllReduce) BatchReduce(
 }
 
 // reducePacks sums tensors pack by pack.
-func (c *CollectiveAllReduce) reducePacks(
+func (c *collectiveAllReduce) reducePacks(
 	ctx context.Context, op ReduceOp, tensors []packing.Tensor, at []int, sources [][]*tensor.Tensor,
 	sums []*tensor.Tensor, opts Options,
 ) error {
@@ -90,12 +90,13 @@ func (c *CollectiveAllReduce) reducePacks(
 
 // reducePack sums the tensors of one pack, where they lie, by one call. All local ranks share one destination buffer,
 // and the sums are slices of it.
-func (c *CollectiveAllReduce) reducePack(
+func (c *collectiveAllReduce) reducePack(
 	ctx context.Context, op ReduceOp, p packing.Pack, tensors []packing.Tensor, at []int, sources [][]*tensor.Tensor,
 	sums []*tensor.Tensor, opts Options,
 ) error {
 	sum := tensor.New(p.Type, p.Count)
-	manifest := collective.Manifest{Name: c.instance()}
+	c.reductions++
+	manifest := collective.Manifest{Name: fmt.Sprintf("reduction %d", c.reductions)}
 	o := opts.collective()
 	direct := op
 	if op == Mean && !p.Type.IsFloat() {
@@ -133,25 +134,25 @@ func (c *CollectiveAllReduce) reducePack(
 	return nil
 }
 
-// BatchGather implements [Gatherer]. With several workers it gathers the components of all of them, in the
+// BatchGather implements gatherer. With several workers it gathers the components of all of them, in the
 // order of the replicas.
-func (c *CollectiveAllReduce) BatchGather(
+func (c *collectiveAllReduce) BatchGather(
 	ctx context.Context, batch []Reduction, axis int, opts Options,
 ) ([]Value, error) {
 	if !c.others() {
 		return gatherHere(c.String(), batch, axis)
 	}
-	opts = c.cfg.Options.Merge(opts)
+	opts = c.cfg.Options.merge(opts)
 	all := slices.Clone(batch)
 	for i, b := range batch {
-		if err := c.checkComponents(b.Value); err != nil {
+		if err := c.checkComponents(b.Values); err != nil {
 			return nil, err
 		}
-		values, err := c.gatherValues(ctx, fmt.Sprintf("gather %d along axis %d", i, axis), b.Value.values, opts)
+		values, err := c.gatherValues(ctx, fmt.Sprintf("gather %d along axis %d", i, axis), b.Values, opts)
 		if err != nil {
 			return nil, err
 		}
-		all[i].Value = NewPerReplica(values...)
+		all[i].Values = values
 	}
 	return gatherHere(c.String(), all, axis)
 }

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/distribute/device"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -37,7 +37,6 @@ var conformanceSections = []struct {
 
 // conformanceTests are the rows of the table that are not data.
 var conformanceTests = map[string]func(*testing.T){
-	"B24": testSelectedByTheOldRule,
 	"B35": testReduceVariableDirectly,
 	"E21": testDefaultScopeDoesNotNest,
 	"E26": testTypesOfNestsAreKept,
@@ -51,7 +50,8 @@ var conformanceTests = map[string]func(*testing.T){
 
 // conformanceNone are the rows that mean nothing here, with the reason.
 var conformanceNone = map[string]string{
-	"B08": "a pair is a struct, ValueTo",
+	"B08": "values and destinations are two lists",
+	"B24": "no strategy of TensorFlow 2.21 chooses by the older rule",
 	"B28": "there are no graphs, so every shape is known",
 	"B33": "a CollectiveAllReduce is used by its pointer; it has no keys",
 	"B34": "NCCL's launches: there is no NCCL here",
@@ -136,60 +136,15 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-func testSelectedByTheOldRule(t *testing.T) {
-	gpus := []string{"GPU:0", "GPU:1"}
-	for name, c := range map[string]struct {
-		devices []string
-		machine distribute.Machine
-		want    string
-		packs   int
-		warns   string
-	}{
-		"GPUs and NCCL": {gpus, distribute.Machine{Devices: gpus, PhysicalGPUs: 2, NCCL: true}, "NcclAllReduce", 1, ""},
-		"GPUs without NCCL": {
-			gpus,
-			distribute.Machine{Devices: gpus, PhysicalGPUs: 2},
-			"ReductionToOneDevice", 0,
-			"NCCL is not found",
-		},
-		"one GPU's parts": {
-			gpus,
-			distribute.Machine{Devices: gpus, PhysicalGPUs: 1, NCCL: true},
-			"ReductionToOneDevice",
-			0, "virtual GPUs",
-		},
-		"a CPU beside a GPU": {
-			[]string{"CPU:0", "GPU:0"},
-			distribute.Machine{
-				Devices: []string{"CPU:0", "GPU:0"}, PhysicalGPUs: 1,
-				NCCL: true,
-			},
-			"ReductionToOneDevice", 0, "non-GPU",
-		},
-		"a GPU that hides": {
-			gpus,
-			distribute.Machine{Devices: gpus[:1], PhysicalGPUs: 1, NCCL: true},
-			"NcclAllReduce", 1,
-			"not visible",
-		},
-	} {
-		got, err := distribute.SelectCrossDeviceOps(c.devices, c.machine)
-		if err != nil || got.Ops != c.want || got.Packs != c.packs ||
-			!strings.Contains(strings.Join(got.Warnings, "\n"), c.warns) || (c.warns == "") != (len(got.Warnings) == 0) {
-			t.Errorf("%s: got %+v, %v, want %s with %d packs, warned of %q", name, got, err, c.want, c.packs, c.warns)
-		}
-	}
-}
-
 func testReduceVariableDirectly(t *testing.T) {
 	s := mirrored(t, 2)
 	v, err := newVariable(t.Context(), s, 3, distribute.VariableConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := distribute.ReduceWith(t.Context(), distribute.ReductionToOneDevice{}, distribute.Mean, v, v)
-	if m, ok := got.(*distribute.Mirrored); err != nil || !ok || m.Len() != 2 ||
-		!m.At(1).(*tensor.Tensor).Equal(scalar(3)) {
+	got, err := reduceWith(t.Context(), distribute.NewReductionToOneDevice("", nil), distribute.Mean, v, v)
+	if m, ok := got.(*distribute.Mirrored); err != nil || !ok || len(m.Values) != 2 ||
+		!m.Values[1].(*tensor.Tensor).Equal(scalar(3)) {
 		t.Errorf("got %v, %v, want tensors of 3 on both devices", got, err)
 	}
 }
@@ -206,7 +161,7 @@ func testDefaultScopeDoesNotNest(t *testing.T) {
 type pair struct{ A, B any }
 
 func testTypesOfNestsAreKept(t *testing.T) {
-	got, err := distribute.Regroup([]distribute.Value{
+	got, err := tf.Regroup([]distribute.Value{
 		pair{scalar(1), []any{scalar(2)}},
 		pair{scalar(3), []any{scalar(4)}},
 	})
@@ -214,7 +169,7 @@ func testTypesOfNestsAreKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	p, ok := got.(pair)
-	if !ok || p.A.(*distribute.PerReplica).Len() != 2 || p.B.([]any)[0].(*distribute.PerReplica).Len() != 2 {
+	if !ok || p.A.(*distribute.Components).Len() != 2 || p.B.([]any)[0].(*distribute.Components).Len() != 2 {
 		t.Errorf("got %T %v, want a pair of values per replica", got, got)
 	}
 }
@@ -226,15 +181,15 @@ func testComponentsRegroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	itself := func(_ context.Context, c *distribute.Component, _ ...distribute.Value) (distribute.Value, error) {
-		if distribute.ValueContainer(c) != v || distribute.ValueContainer(3) != 3 {
-			t.Error("a component's container is its variable, and a number's the number")
+		if c.Variable() != v {
+			t.Error("a component's container is its variable")
 		}
 		return c, nil
 	}
-	if got, err := s.Update(t.Context(), v, itself); err != nil || got != v {
+	if got, err := s.Extended().Update(t.Context(), v, itself); err != nil || got != v {
 		t.Errorf("got %v, %v, want the variable", got, err)
 	}
-	if got, err := distribute.Regroup([]distribute.Value{v, v}); err != nil || got != v {
+	if got, err := tf.Regroup([]distribute.Value{v, v}); err != nil || got != v {
 		t.Errorf("the variable on each replica: got %v, %v, want it", got, err)
 	}
 }
@@ -261,7 +216,7 @@ func testAllReduceOfSyncOnRead(t *testing.T) {
 		if err := v.Assign(r, float64(r.ID())); err != nil {
 			return err
 		}
-		got, err := r.AllReduce(ctx, distribute.Sum, v)
+		got, err := distribute.AllReduce(ctx, r, distribute.Sum, distribute.Value(v))
 		if err == nil && !got.(*tensor.Tensor).Equal(scalar(3)) {
 			t.Errorf("replica %d got %v, want 3", r.ID(), got)
 		}
@@ -274,7 +229,7 @@ func testAllReduceOfSyncOnRead(t *testing.T) {
 
 func testPerReplicaOfDataset(t *testing.T) {
 	s := mirrored(t, 2)
-	_, err := s.DistributeDataset(data.FromTensors(counting(0, 4)).Batch(2),
+	_, err := s.DistributeDataset(fromTensors(counting(0, 4)).Batch(2),
 		distribute.InputOptions{ReplicationMode: distribute.PerReplicaInput})
 	if !errors.Is(err, distribute.ErrUnsupported) || !strings.Contains(err.Error(), "DistributeDatasetsFromFunction") {
 		t.Errorf("got %v, want ErrUnsupported", err)
@@ -292,7 +247,7 @@ func testInputOptionsDefaults(t *testing.T) {
 		o    distribute.InputOptions
 		want []int
 	}{{o, []int{0, 1}}, {distribute.InputOptions{KeepOnHost: true, Prefetch: 1}, []int{0, 0}}} {
-		set, err := s.DistributeDataset(data.FromTensors(counting(0, 8)).Batch(2), c.o)
+		set, err := s.DistributeDataset(fromTensors(counting(0, 8)).Batch(2), c.o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -302,8 +257,8 @@ func testInputOptionsDefaults(t *testing.T) {
 				t.Fatal(err)
 			}
 			steps++
-			for i, x := range s.LocalResults(v) {
-				if d, _ := distribute.DeviceOf(x); d.Index != c.want[i] {
+			for i, x := range s.Extended().LocalResults(v) {
+				if d, _ := device.Of(x); d.Index != c.want[i] {
 					t.Errorf("%+v: replica %d has its share on %v, want CPU:%d", c.o, i, d, c.want[i])
 				}
 			}
@@ -316,7 +271,7 @@ func testInputOptionsDefaults(t *testing.T) {
 
 // optionsSpy is a user's CrossDeviceOps that keeps the options it was given.
 type optionsSpy struct {
-	distribute.ReductionToOneDevice
+	distribute.CrossDeviceOps
 	seen *[]distribute.Options
 }
 
@@ -324,21 +279,21 @@ func (o optionsSpy) BatchReduce(
 	ctx context.Context, op distribute.ReduceOp, batch []distribute.Reduction, opts distribute.Options,
 ) ([]distribute.Value, error) {
 	*o.seen = append(*o.seen, opts)
-	return o.ReductionToOneDevice.BatchReduce(ctx, op, batch, opts)
+	return o.CrossDeviceOps.BatchReduce(ctx, op, batch, opts)
 }
 
 func testCallOptionsPrevail(t *testing.T) {
 	var seen []distribute.Options
 	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{
-		LogicalCPUs: 2, CrossDeviceOps: optionsSpy{seen: &seen},
+		LogicalCPUs: 2, CrossDeviceOps: optionsSpy{distribute.NewReductionToOneDevice("", nil), &seen},
 		Options: distribute.Options{BytesPerPack: 100, Timeout: 7},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	v := distribute.NewPerReplica(scalar(1), scalar(2))
-	if _, err := s.BatchReduceTo(t.Context(), distribute.Sum, []distribute.ValueTo{{Value: v, To: v}},
+	v := distribute.NewComponents(scalar(1), scalar(2))
+	if _, err := s.Extended().BatchReduceTo(t.Context(), distribute.Sum, []distribute.Value{v}, []distribute.Value{v},
 		distribute.Options{BytesPerPack: 5}); err != nil {
 		t.Fatal(err)
 	}

@@ -3,11 +3,12 @@ package distribute
 import (
 	"context"
 
+	"github.com/lockstep-ml/lockstep/distribute/device"
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 )
 
-// Context is the context that code runs in: a [*Replica] (replica context) or a [*CrossReplica] (cross-replica
-// context). No other type implements it.
+// Context is the context that code runs in: a [*Replica] (replica context), a [*CrossReplica] (cross-replica context)
+// or the [*Component] of an update function. No other type implements it.
 type Context interface {
 	// Strategy returns the strategy that the context belongs to.
 	Strategy() *Strategy
@@ -16,15 +17,14 @@ type Context interface {
 
 // frame is the innermost strategy context that a context.Context carries.
 type frame struct {
-	strategy *Strategy
-	replica  *Replica      // in replica context
-	merge    *Strategy     // in a merge function: the strategy whose replicas wait for it
-	run      *deadlock.Run // in a merge function, and in scopes and update functions inside of it: its Run
-	update   int           // replica whose component an update function changes, or -1
-	at       *Device       // device of the component that an update function changes
-	colocate *[]Device     // devices on which new variables are placed, or nil
-	set      bool          // by WithStrategy, outside of all scopes
-	err      error         // the scope was entered in the wrong place: every use returns it
+	strategy  *Strategy
+	replica   *Replica       // in replica context
+	merge     *Strategy      // in a merge function: the strategy whose replicas wait for it
+	run       *deadlock.Run  // in a merge function, and in scopes and update functions inside of it: its Run
+	component *Component     // that an update function changes, or nil
+	colocate  *[]device.Spec // devices on which new variables are placed, or nil
+	set       bool           // by WithStrategy, outside of all scopes
+	err       error          // the scope was entered in the wrong place: every use returns it
 }
 
 type frameKey struct{}
@@ -62,7 +62,7 @@ func (s *Strategy) requireCross(ctx context.Context, op string) error {
 		return errorf(op, ErrContext, "mixing different strategies: %v is not %v", f.strategy, s)
 	case f.replica != nil:
 		return errorf(op, ErrContext, "called inside a step function; the method requires being in cross-replica context: "+
-			"use Replica.MergeCall")
+			"use MergeCall")
 	}
 	return failureOf(f.run)
 }

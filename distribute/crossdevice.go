@@ -3,12 +3,18 @@ package distribute
 import (
 	"context"
 
+	"github.com/lockstep-ml/lockstep/distribute/device"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// CrossDeviceOps implements reductions between the devices of a strategy (TensorFlow's CrossDeviceOps). The package
-// has [ReductionToOneDevice], [HierarchicalCopyAllReduce] and [CollectiveAllReduce], which all return the same bits.
-// Users may implement it.
+// CrossDeviceOps implements reductions between the devices of a strategy (TensorFlow's CrossDeviceOps). A strategy's
+// default are the library's collectives; those of [NewReductionToOneDevice], [NewHierarchicalCopyAllReduce] and
+// [NewNcclAllReduce] return the same bits. Users may implement it. If an implementation also has the method
+//
+//	BatchGather(ctx context.Context, batch []Reduction, axis int, opts Options) ([]Value, error)
+//
+// this concatenates the components of each value along an axis, in the order of the replicas, and places the results as
+// BatchReduce does; otherwise values are gathered on the host.
 //
 // Methods are called in cross-replica context, by one goroutine at a time.
 type CrossDeviceOps interface {
@@ -22,64 +28,8 @@ type CrossDeviceOps interface {
 
 // Reduction is one value to reduce and the devices that receive the result, at least one.
 type Reduction struct {
-	Value *PerReplica // components of one dtype and shape, or IndexedSlices; not to be changed
-	To    []Device    // of this process
-}
-
-// ReduceWith combines the components of v by ops, outside of a strategy, and places the result on the destination's
-// devices (TensorFlow's CrossDeviceOps.reduce). A single tensor is a value of one component.
-func ReduceWith(
-	ctx context.Context, ops CrossDeviceOps, op ReduceOp, v Value, to Destination, opts ...Options,
-) (Value, error) {
-	out, err := BatchReduceWith(ctx, ops, op, []ValueTo{{v, to}}, opts...)
-	if err != nil {
-		return nil, err
-	}
-	return out[0], nil
-}
-
-// BatchReduceWith is [ReduceWith] of several values at once (TensorFlow's CrossDeviceOps.batch_reduce).
-func BatchReduceWith(
-	ctx context.Context, ops CrossDeviceOps, op ReduceOp, batch []ValueTo, opts ...Options,
-) ([]Value, error) {
-	if ops == nil {
-		return nil, errorf("BatchReduceWith", ErrInvalid, "the CrossDeviceOps are nil")
-	}
-	name := ops.String()
-	if err := checkReduceOp(name, op); err != nil {
-		return nil, err
-	}
-	o, err := Options{}.over(opts)
-	if err != nil {
-		return nil, err
-	}
-	reductions := make([]Reduction, len(batch))
-	for i, b := range batch {
-		if reductions[i].Value, err = perReplica(b.Value); err != nil {
-			return nil, errorf(name, ErrInvalid, "value %d: %w", i, err)
-		}
-		if b.To == nil {
-			return nil, errNoDestination(name)
-		}
-		if reductions[i].To, err = b.To.destination(name); err != nil {
-			return nil, err
-		}
-	}
-	return ops.BatchReduce(ctx, op, reductions, o)
-}
-
-// Broadcast places a leaf value on the destination's devices (TensorFlow's CrossDeviceOps.broadcast): unwrapped on
-// one device, as a [*Mirrored] on several.
-func Broadcast(v Value, to Destination) (Value, error) {
-	devices, err := to.destination("Broadcast")
-	if err != nil {
-		return nil, err
-	}
-	leaf, err := operand(v)
-	if err != nil {
-		return nil, errorf("Broadcast", ErrInvalid, "%w", err)
-	}
-	return place(leaf, devices), nil
+	Values []Value       // by replica: components of one dtype and shape, or IndexedSlices; not to be changed
+	To     []device.Spec // of this process
 }
 
 // reduceEach reduces a batch value by value. It reduces dense tensors by reduce, which gets the index in the
@@ -91,14 +41,14 @@ func reduceEach(
 ) ([]Value, error) {
 	out := make([]Value, len(batch))
 	for i, b := range batch {
-		ts, allDense, err := denseOperands(name, b.Value.values)
+		ts, allDense, err := denseOperands(name, b.Values)
 		if err != nil {
 			return nil, err
 		}
 		var leaf Value
 		switch {
-		case len(b.Value.values) == 1 && !others:
-			if leaf, err = operand(b.Value.values[0]); err != nil {
+		case len(b.Values) == 1 && !others:
+			if leaf, err = operand(b.Values[0]); err != nil {
 				err = errorf(name, ErrInvalid, "%w", err)
 			} else if op == Mean && !isOn(leaf, b.To) {
 				leaf, err = meanOf(name, leaf, 1)
@@ -108,7 +58,7 @@ func reduceEach(
 				err = errorf(name, nil, "%w", err)
 			}
 		default:
-			leaf, err = reduceSlices(name, op, b.Value.values, opts)
+			leaf, err = reduceSlices(name, op, b.Values, opts)
 		}
 		if err != nil {
 			return nil, err
@@ -120,13 +70,7 @@ func reduceEach(
 
 // isOn reports whether a value is on its destination and nowhere else. A single component that is there is
 // returned unchanged, even as the mean of an integer, as in TensorFlow.
-func isOn(v Value, to []Device) bool {
-	d, ok := DeviceOf(v)
+func isOn(v Value, to []device.Spec) bool {
+	d, ok := device.Of(v)
 	return ok && len(to) == 1 && d.Kind == to[0].Kind && d.Index == to[0].Index
-}
-
-// ValueTo is a value and the destination of its reduction.
-type ValueTo struct {
-	Value Value       // a distributed value, a variable or a leaf
-	To    Destination // devices of the result
 }

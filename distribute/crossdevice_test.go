@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,8 +13,8 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/distribute/device"
 	"github.com/lockstep-ml/lockstep/tensor"
-	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
 // TestHierarchyGivesTheSameBits: for every grouping, number of packs and accumulation, the sums have
@@ -37,24 +36,25 @@ func TestHierarchyGivesTheSameBits(t *testing.T) {
 		shapes := [][]int{{rng.IntN(20)}, {}, {rng.IntN(5), 3}}
 		dtypes := []tensor.DType{tensor.Float32, tensor.Float16, tensor.BFloat16, tensor.Float64, tensor.Int8, tensor.Int64}
 		rng.Shuffle(len(dtypes), func(i, j int) { dtypes[i], dtypes[j] = dtypes[j], dtypes[i] })
-		var batch []distribute.ValueTo
+		var batch reductions
 		for i := range shapes {
 			components := make([]distribute.Value, n)
 			for r := range components {
 				components[r] = randomTensors(rng, shapes[i:i+1], dtypes[i:i+1])[0].OnDevice(r)
 			}
-			batch = append(batch, distribute.ValueTo{Value: distribute.NewPerReplica(components...), To: distribute.At("CPU:0")})
+			batch.add(distribute.NewComponents(components...), "CPU:0")
 		}
-		hier, err := distribute.NewHierarchicalCopyAllReduce(packs)
+		hier, err := distribute.NewHierarchicalCopyAllReduce(packs,
+			func(devices []device.Spec) []int { return groups[:len(devices)] })
 		if err != nil {
 			rt.Fatal(err)
 		}
-		hier = hier.WithGroups(func(devices []distribute.Device) []int { return groups[:len(devices)] })
-		want, err := distribute.BatchReduceWith(context.Background(), distribute.ReductionToOneDevice{}, op, batch, o)
+		want, err := tf.BatchReduceWith(context.Background(), distribute.NewReductionToOneDevice("", nil), op, batch.values,
+			batch.to, o)
 		if err != nil {
 			rt.Fatal(err)
 		}
-		got, err := distribute.BatchReduceWith(context.Background(), hier, op, batch, o)
+		got, err := tf.BatchReduceWith(context.Background(), hier, op, batch.values, batch.to, o)
 		if err != nil {
 			rt.Fatal(err)
 		}
@@ -80,16 +80,16 @@ func TestAccumulateIsOneRounding(t *testing.T) {
 	}
 	o := distribute.Options{Accumulate: collective.AccumulateFloat32}
 	s := mirrored(t, n)
-	all, err := distribute.RunTyped(t.Context(), s,
+	all, err := distribute.Run(t.Context(), s,
 		func(ctx context.Context, r *distribute.Replica, x *tensor.Tensor) (distribute.Value, error) {
-			return r.AllReduce(ctx, distribute.Mean, x, o)
+			return distribute.AllReduce(ctx, r, distribute.Mean, x, o)
 		}, parts)
 	if err != nil {
 		t.Fatal(err)
 	}
-	v := distribute.NewPerReplica(parts[0].OnDevice(0), parts[1].OnDevice(1), parts[2].OnDevice(2))
-	for _, ops := range []distribute.CrossDeviceOps{distribute.ReductionToOneDevice{}, s.CrossDeviceOps()} {
-		out, err := distribute.ReduceWith(t.Context(), ops, distribute.Mean, v, distribute.At("CPU:0"), o)
+	v := distribute.NewComponents(parts[0].OnDevice(0), parts[1].OnDevice(1), parts[2].OnDevice(2))
+	for _, ops := range []distribute.CrossDeviceOps{distribute.NewReductionToOneDevice("", nil), s.CrossDeviceOps()} {
+		out, err := reduceWith(t.Context(), ops, distribute.Mean, v, "CPU:0", o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -99,60 +99,29 @@ func TestAccumulateIsOneRounding(t *testing.T) {
 	}
 }
 
-func TestCollectiveKeys(t *testing.T) {
-	keys := distribute.NewCollectiveKeys(7)
-	if a, b, c := keys.GroupKey([]string{"a", "b"}), keys.GroupKey([]string{"b", "a"}), keys.GroupKey([]string{
-		"a",
-		"b",
-	}); a != 7 || b != 8 || c != 7 {
-		t.Errorf("groups %d, %d, %d: want 7, 8, 7", a, b, c)
-	}
-	if k, err := keys.InstanceKey(7, "a"); k != 100 || err != nil {
-		t.Errorf("got %d, %v, want 100", k, err)
-	}
-	other := keys.Clone()
-	for range 2 {
-		if _, err := other.InstanceKey(7, "a"); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if k, err := keys.InstanceKey(7, "a"); k != 101 || err != nil {
-		t.Errorf("after the clone has gone on: got %d, %v, want 101", k, err)
-	}
-	if k, _ := other.InstanceKey(7, "a"); k != 103 {
-		t.Errorf("the clone: got %d, want 103", k)
-	}
-	// Operations with keys from outside use them, and print them in errors.
+// TestReductionsAreNumbered: errors say which reduction of the group failed.
+func TestReductionsAreNumbered(t *testing.T) {
 	ops, err := distribute.NewCollectiveAllReduce(distribute.CollectiveConfig{
-		Devices: []string{"CPU:0", "CPU:1"},
-		Keys:    keys, Logger: quiet,
+		Devices: []string{"CPU:0", "CPU:1"}, Logger: quiet,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer ops.Close()
-	v := distribute.NewPerReplica(tensor.From([]float32{1}), tensor.From([]float32{2}).OnDevice(1))
+	v := distribute.NewComponents(tensor.From([]float32{1}), tensor.From([]float32{2}).OnDevice(1))
 	for range 2 {
-		if _, err := distribute.ReduceWith(t.Context(), ops, distribute.Sum, v, v); err != nil {
+		if _, err := reduceWith(t.Context(), ops, distribute.Sum, v, v); err != nil {
 			t.Fatal(err)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := distribute.ReduceWith(ctx, ops, distribute.Sum, v, v); err == nil ||
-		!containsAll(err.Error(), `"cross-replica group 9"`, `"instance 102 of group 9"`) {
-		t.Errorf("got %v, want an error that names the group and the instance", err)
+	if _, err := reduceWith(ctx, ops, distribute.Sum, v, v); err == nil ||
+		!containsAll(err.Error(), `"cross-replica group"`, `"reduction 3"`) {
+		t.Errorf("got %v, want an error that names the group and the reduction", err)
 	}
-	if _, err := distribute.ReduceWith(t.Context(), ops, distribute.Sum, v, v); err != nil {
+	if _, err := reduceWith(t.Context(), ops, distribute.Sum, v, v); err != nil {
 		t.Errorf("after a failure: %v", err)
-	}
-	clone, err := ops.Clone()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer clone.Close()
-	if _, err := distribute.ReduceWith(t.Context(), clone, distribute.Sum, v, v); err != nil {
-		t.Errorf("a clone: %v", err)
 	}
 }
 
@@ -180,46 +149,6 @@ func TestCollectiveConfigErrors(t *testing.T) {
 	}
 }
 
-// TestGroupOfSeveralWorkers: operations over parts of one group of communicators, as several workers have them,
-// reduce over all members.
-func TestGroupOfSeveralWorkers(t *testing.T) {
-	const workers, each = 2, 2
-	parts := workerGroups(t, workers, each)
-	results := make([]distribute.Value, workers)
-	var wait sync.WaitGroup
-	for w := range workers {
-		devices := []string{"CPU:0", "CPU:1"}
-		ops, err := distribute.NewCollectiveAllReduce(distribute.CollectiveConfig{
-			Devices: devices, GroupSize: workers * each,
-			Group: parts[w],
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := ops.Close(); err != nil {
-				t.Error(err)
-			}
-		})
-		wait.Go(func() {
-			v := distribute.NewPerReplica(tensor.From([]float32{float32(2 * w)}),
-				tensor.From([]float32{float32(2*w + 1)}).OnDevice(1))
-			var err error
-			if results[w], err = distribute.ReduceWith(t.Context(), ops, distribute.Mean, v, v); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	wait.Wait()
-	for w, v := range results {
-		for _, x := range v.(*distribute.Mirrored).Values() {
-			if got := tensor.Data[float32](x.(*tensor.Tensor))[0]; got != 1.5 {
-				t.Errorf("worker %d got %v, want the mean 1.5 of 0, 1, 2, 3", w, got)
-			}
-		}
-	}
-}
-
 // TestTimeoutsUnderEveryStrategy: a call's own timeout, or the strategy's, ends its wait, with every strategy.
 func TestTimeoutsUnderEveryStrategy(t *testing.T) {
 	devices := []string{"CPU:0", "CPU:1"}
@@ -234,7 +163,7 @@ func TestTimeoutsUnderEveryStrategy(t *testing.T) {
 		"one device's reduction": func() (*distribute.Strategy, error) {
 			return distribute.NewMirroredStrategy(distribute.MirroredConfig{
 				Devices: devices, LogicalCPUs: 2, Logger: quiet,
-				Options: o, CrossDeviceOps: distribute.ReductionToOneDevice{},
+				Options: o, CrossDeviceOps: distribute.NewReductionToOneDevice("", nil),
 			})
 		},
 		"central storage": func() (*distribute.Strategy, error) {
@@ -253,15 +182,15 @@ func TestTimeoutsUnderEveryStrategy(t *testing.T) {
 	slices := &tensor.IndexedSlices{Values: tensor.New(tensor.Float32, 1, 2), Indices: tensor.From([]int64{0})}
 	calls := map[string]func(context.Context, *distribute.Replica, ...distribute.Options) error{
 		"dense": func(ctx context.Context, r *distribute.Replica, o ...distribute.Options) error {
-			_, err := r.AllReduce(ctx, distribute.Sum, []any{float32(1), float32(2)}, o...)
+			_, err := distribute.AllReduce(ctx, r, distribute.Sum, []any{float32(1), float32(2)}, o...)
 			return err
 		},
 		"sparse": func(ctx context.Context, r *distribute.Replica, o ...distribute.Options) error {
-			_, err := r.AllReduce(ctx, distribute.Sum, slices, o...)
+			_, err := distribute.AllReduce(ctx, r, distribute.Sum, slices, o...)
 			return err
 		},
 		"gather": func(ctx context.Context, r *distribute.Replica, o ...distribute.Options) error {
-			_, err := r.AllGather(ctx, tensor.New(tensor.Float32, 2), 0, o...)
+			_, err := distribute.AllGather(ctx, r, tensor.New(tensor.Float32, 2), 0, o...)
 			return err
 		},
 		"bucket": func(ctx context.Context, r *distribute.Replica, o ...distribute.Options) error {
@@ -305,18 +234,18 @@ func TestTimeoutsUnderEveryStrategy(t *testing.T) {
 
 // TestAccumulationFnErrors: an error of a user's function names the function.
 func TestAccumulationFnErrors(t *testing.T) {
-	v := distribute.NewPerReplica(tensor.From([]float32{1}), tensor.From([]float32{2}).OnDevice(1))
+	v := distribute.NewComponents(tensor.From([]float32{1}), tensor.From([]float32{2}).OnDevice(1))
 	for message, f := range map[string]func([]*tensor.Tensor) (*tensor.Tensor, error){
-		"AccumulationFn: the step's own error":   func([]*tensor.Tensor) (*tensor.Tensor, error) { return nil, errStep },
-		"AccumulationFn returned nil without an": func([]*tensor.Tensor) (*tensor.Tensor, error) { return nil, nil },
+		"function: the step's own error":   func([]*tensor.Tensor) (*tensor.Tensor, error) { return nil, errStep },
+		"function returned nil without an": func([]*tensor.Tensor) (*tensor.Tensor, error) { return nil, nil },
 	} {
-		_, err := distribute.ReduceWith(t.Context(), distribute.ReductionToOneDevice{AccumulationFn: f}, distribute.Sum, v, v)
+		_, err := reduceWith(t.Context(), distribute.NewReductionToOneDevice("", f), distribute.Sum, v, v)
 		if err == nil || !containsAll(err.Error(), message) {
 			t.Errorf("got %v, want %q", err, message)
 		}
 	}
 	// For example the maximum.
-	most := distribute.ReductionToOneDevice{AccumulationFn: func(ts []*tensor.Tensor) (*tensor.Tensor, error) {
+	most := distribute.NewReductionToOneDevice("", func(ts []*tensor.Tensor) (*tensor.Tensor, error) {
 		out := ts[0].Clone()
 		for _, t := range ts[1:] {
 			for i, x := range tensor.Data[float32](t) {
@@ -324,24 +253,9 @@ func TestAccumulationFnErrors(t *testing.T) {
 			}
 		}
 		return out, nil
-	}}
-	out, err := distribute.ReduceWith(t.Context(), most, distribute.Sum, v, distribute.At("CPU:0"))
+	})
+	out, err := reduceWith(t.Context(), most, distribute.Sum, v, "CPU:0")
 	if err != nil || tensor.Data[float32](out.(*tensor.Tensor))[0] != 2 {
 		t.Errorf("got %v, %v, want the maximum 2", out, err)
 	}
-}
-
-// workerGroups opens one group of communicators in parts, as several processes would.
-func workerGroups(t *testing.T, workers, each int) []collective.Group {
-	t.Helper()
-	ends := mem.NewPipes(workers * each)
-	out := make([]collective.Group, workers)
-	for w := range out {
-		g, err := collective.Open(ends[w*each:(w+1)*each], collective.Config{Logger: quiet})
-		if err != nil {
-			t.Fatal(err)
-		}
-		out[w] = g
-	}
-	return out
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/distribute/internal/pieces"
@@ -21,17 +22,15 @@ import (
 // tensors without rows, and zeros for scalars. The workers agree on the end before each step, so all of them
 // must read the same number of steps. An error of one worker's dataset ends the iteration on all workers.
 //
-// With [ShardOff], [ShardFile] and [ShardHint] the sizes of the parts differ by one row at most, see
-// [BatchSizesForWorker], and parts continue from one batch into the next. This needs a dataset of package data,
-// which knows its batch size; other datasets are split as above. With [NewCentralStorageStrategy] these
-// policies drop a last step that lacks a part for some replica, as TensorFlow does; [ShardAuto] and [ShardData]
-// keep it.
+// With [ShardOff], [ShardFile] and [ShardHint] the sizes of the parts differ by one row at most (TensorFlow's
+// batch_sizes_for_worker), and parts continue from one batch into the next. This needs a dataset of package data, which
+// knows its batch size; other datasets are split as above. With [NewCentralStorageStrategy] these policies drop a last
+// step that lacks a part for some replica, as TensorFlow does; [ShardAuto] and [ShardData] keep it.
 //
 // A dataset that is already sharded by Shard(worker, workers) is an error with [ShardFile] and [ShardData]:
 // each worker would get a shard of its shard.
 //
-// An element is one nest of [*PerReplica] (see [Regroup]), an argument for [Run]. With a single replica it is
-// unchanged, and need not be a batch.
+// With a single replica its element is unchanged, and need not be a batch.
 func (s *Strategy) DistributeDataset(ds data.Dataset, opts ...InputOptions) (*DistributedDataset, error) {
 	const op = "DistributeDataset"
 	o, err := s.inputOptions(op, opts)
@@ -79,7 +78,7 @@ func (s *Strategy) DistributeDataset(ds data.Dataset, opts ...InputOptions) (*Di
 		d.steps = ds.Len()
 		d.pieces = func(ds data.Dataset) pieces.Pieces { return pieces.Split(ds, in.NumReplicasInSync, in.has) }
 	case known && rows > 0:
-		sizes := pieces.Sizes(rows, in.NumReplicasInSync, in.first)
+		sizes := pieces.Sizes(rows, in.order)
 		d.pieces = func(ds data.Dataset) pieces.Pieces { return pieces.Rebatch(ds, sizes) }
 	default:
 		d.pieces = func(ds data.Dataset) pieces.Pieces { return pieces.Split(ds, in.NumReplicasInSync, nil) }
@@ -154,15 +153,30 @@ func (s *Strategy) inputOptions(op string, opts []InputOptions) (InputOptions, e
 	return opts[0], opts[0].validate(op)
 }
 
-// Iter reads the dataset from its start and yields the elements of one step at a time. It yields an error at
+// Iter reads the dataset from its start and yields the replicas' elements of one step at a time, an argument for
+// [Run]. It yields an error at
 // most once, as its last pair. Inside a step it yields an error that matches [ErrContext].
-func (d *DistributedDataset) Iter(ctx context.Context) iter.Seq2[Value, error] {
+func (d *DistributedDataset) Iter(ctx context.Context) iter.Seq2[PerReplica[data.Element], error] {
 	const op = "DistributedDataset.Iter"
-	if err := d.strategy.requireCross(ctx, op); err != nil && d.strategy.kind != defaultKind {
-		return func(yield func(Value, error) bool) {
+	return func(yield func(PerReplica[data.Element], error) bool) {
+		if err := d.strategy.requireCross(ctx, op); err != nil && d.strategy.kind != defaultKind {
 			yield(nil, fmt.Errorf("%w. Take elements outside of the step and pass them to Run", err))
+			return
+		}
+		for v, err := range d.each(ctx) {
+			parts, ok := v.(PerReplica[data.Element])
+			if !ok && err == nil {
+				parts = PerReplica[data.Element]{v} // of the only replica
+			}
+			if !yield(parts, err) {
+				return
+			}
 		}
 	}
+}
+
+// each returns the steps' values: a PerReplica, or the dataset's elements for the only replica.
+func (d *DistributedDataset) each(ctx context.Context) iter.Seq2[Value, error] {
 	steps := d.together
 	switch {
 	case d.strategy.workersInSync > 1:
@@ -178,57 +192,21 @@ func (d *DistributedDataset) Iter(ctx context.Context) iter.Seq2[Value, error] {
 	return steps(ctx)
 }
 
-// ValueContext identifies for which replica [Strategy.DistributeValuesFromFunction] needs a value (TensorFlow's
-// ValueContext).
-type ValueContext struct {
-	ReplicaID   int // TensorFlow's replica_id_in_sync_group: over all workers
-	NumReplicas int // its num_replicas_in_sync
-}
-
-// String prints the context as TensorFlow does.
-func (c ValueContext) String() string {
-	return fmt.Sprintf("tf.distribute.ValueContext(replica id %d,  total replicas in sync: %d)", c.ReplicaID,
-		c.NumReplicas)
-}
-
-// DistributeValuesFromFunction calls f once per replica of this worker, in order, and returns the results as one
-// nest of [*PerReplica], even with one replica or if all values are equal (TensorFlow's
-// experimental_distribute_values_from_function). With [NewOneDeviceStrategy] it returns the result unchanged.
-func (s *Strategy) DistributeValuesFromFunction(
-	ctx context.Context, f func(ValueContext) (Value, error),
-) (Value, error) {
-	const op = "DistributeValuesFromFunction"
-	if err := s.requireCross(ctx, op); err != nil {
-		return nil, err
-	}
-	if f == nil {
-		return nil, errorf(op, ErrInvalid, "the value function is nil")
-	}
-	values := make([]Value, len(s.devices))
-	for i := range values {
-		v, err := f(ValueContext{s.first + i, s.size})
-		if err != nil {
-			return nil, errorf(op, nil, "replica %d: %w", s.first+i, err)
-		}
-		values[i] = v
-	}
-	if s.oneDevice {
-		return values[0], nil
-	}
-	return regroup(op, values, true)
-}
-
 // input returns the part of the job's input that the strategy's worker reads.
 func (s *Strategy) input(o InputOptions) inputShare {
-	in := inputShare{InputContext{s.workersInSync, s.workerID, s.size}, s.first, len(s.devices), true}
+	in := inputShare{InputContext{s.workersInSync, s.workerID, s.size}, s.ids, len(s.ids), true}
 	if o.Input != nil {
 		in.InputContext = *o.Input
-		in.replicas = in.NumReplicasInSync / in.NumInputPipelines
-		in.first = in.InputPipelineID * in.replicas
+		in.order, in.mine = make([]int, in.NumReplicasInSync), in.NumReplicasInSync/in.NumInputPipelines
+		for i := range in.order {
+			in.order[i] = (in.InputPipelineID*in.mine + i) % len(in.order)
+		}
 		return in
 	}
-	for _, n := range s.replicasOf {
-		in.turns = in.turns && n == len(s.devices)
+	for i := 1; i < len(s.replicasOf); i++ {
+		ids := s.replicasOf[(s.workerID+i)%len(s.replicasOf)]
+		in.order = slices.Concat(in.order, ids)
+		in.turns = in.turns && len(ids) == in.mine
 	}
 	return in
 }

@@ -5,6 +5,7 @@ import (
 	"iter"
 
 	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/distribute/device"
 	"github.com/lockstep-ml/lockstep/distribute/internal/pieces"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -57,10 +58,10 @@ func (d *DistributedDataset) together(ctx context.Context) iter.Seq2[Value, erro
 			}
 			if round := v.([]Value); len(round) == len(d.strategy.devices) {
 				v, err = d.group(round)
-			} else if v, err = d.fill(round); v == nil && err == nil {
-				return
+			} else {
+				v, err = d.fill(append(round, make([]Value, len(d.strategy.devices)-len(round))...), round[0])
 			}
-			if !yield(v, err) || err != nil {
+			if v == nil && err == nil || !yield(v, err) || err != nil {
 				return
 			}
 		}
@@ -90,39 +91,35 @@ func (d *DistributedDataset) apart(ctx context.Context) iter.Seq2[Value, error] 
 				}
 				missing = missing || !ok
 			}
-			if some == nil || missing && !d.pad {
+			if some == nil {
 				return
 			}
-			for i, v := range round {
-				if v != nil {
-					continue
-				}
-				var err error
-				if round[i], err = pieces.WithoutRows(some); round[i] == nil || err != nil {
-					if err != nil {
-						yield(nil, err)
-					}
-					return
-				}
+			v, err := Value(nil), error(nil)
+			if missing {
+				v, err = d.fill(round, some)
+			} else {
+				v, err = d.group(round)
 			}
-			if v, err := d.group(round); !yield(v, err) || err != nil {
+			if v == nil && err == nil || !yield(v, err) || err != nil {
 				return
 			}
 		}
 	}
 }
 
-// fill completes a step by pieces without rows. It returns nil if the elements have no rows.
-func (d *DistributedDataset) fill(round []Value) (Value, error) {
-	if !d.pad {
+// fill completes a step by pieces like another one, without rows. It returns nil if the elements have no rows.
+func (d *DistributedDataset) fill(round []Value, like Value) (Value, error) {
+	if !d.pad || pieces.HasScalars(like) {
 		return nil, nil
 	}
-	empty, err := pieces.WithoutRows(round[0])
-	if err != nil || empty == nil {
+	empty, err := pieces.WithoutRows(like)
+	if err != nil {
 		return nil, err
 	}
-	for len(round) < len(d.strategy.devices) {
-		round = append(round, empty)
+	for i, v := range round {
+		if v == nil {
+			round[i] = empty
+		}
 	}
 	return d.group(round)
 }
@@ -132,22 +129,19 @@ func (d *DistributedDataset) group(round []Value) (Value, error) {
 	const op = "DistributedDataset.Iter"
 	placed := make([]Value, len(round))
 	for i, piece := range round {
-		device := d.strategy.devices[i]
+		at := d.strategy.devices[i]
 		if d.options.KeepOnHost {
-			device = localCPU
+			at = device.CPU(0)
 		}
 		var err error
 		if placed[i], err = tensor.Map(piece, func(leaf any) (any, error) {
 			if t, ok := leaf.(*tensor.Tensor); ok && t == nil {
 				return leaf, nil // an optional part that is absent
 			}
-			return onDevice(leaf, device), nil
+			return onDevice(leaf, at), nil
 		}); err != nil {
 			return nil, errorf(op, ErrInvalid, "%w", err)
 		}
 	}
-	if len(placed) == 1 {
-		return placed[0], nil
-	}
-	return regroup(op, placed, true)
+	return PerReplica[data.Element](placed), nil
 }

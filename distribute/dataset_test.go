@@ -70,7 +70,7 @@ func TestDatasetIsSplitInOrder(t *testing.T) {
 				rt.Fatal(err)
 			}
 			per := (sizes[step] + n - 1) / n
-			for i, share := range s.LocalResults(v) {
+			for i, share := range s.Extended().LocalResults(v) {
 				x := share.(map[string]any)["x"].(*tensor.Tensor)
 				if want := max(0, min(per, sizes[step]-i*per)); x.Len() != want {
 					rt.Errorf("replica %d of %d gets %d of %d rows, want %d", i, n, x.Len(), sizes[step], want)
@@ -154,7 +154,7 @@ func TestOneDeviceKeepsElements(t *testing.T) {
 		t.Fatal(err)
 	}
 	for v, err := range set.Iter(t.Context()) {
-		if err != nil || v != x {
+		if err != nil || v[0] != x {
 			t.Errorf("got %v, %v, want the element itself", v, err)
 		}
 	}
@@ -168,7 +168,7 @@ func TestDistributeDatasetOfAShard(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	rows := data.FromTensors(counting(0, 16))
+	rows := fromTensors(counting(0, 16))
 	of := func(worker, workers int, policy distribute.AutoShardPolicy) distribute.InputOptions {
 		return distribute.InputOptions{AutoShard: policy, Input: &distribute.InputContext{
 			NumInputPipelines: workers, InputPipelineID: worker, NumReplicasInSync: 2 * workers,
@@ -194,4 +194,13 @@ func TestDistributeDatasetOfAShard(t *testing.T) {
 			t.Errorf("%s: got %v, want %q", c.name, err, c.want)
 		}
 	}
+}
+
+// fromTensors is data.FromTensors for tensors that have equally many rows. It panics at an error.
+func fromTensors(e data.Element) data.Pipeline {
+	p, err := data.FromTensors(e)
+	if err != nil {
+		panic(err)
+	}
+	return p
 }

@@ -87,7 +87,7 @@ func (d *DistributedDataset) agree(ctx context.Context, round []Value, like *Val
 		}
 	}
 	for len(round) < len(s.devices) {
-		empty, err := pieces.EmptyLike(*like)
+		empty, err := pieces.WithoutRows(*like)
 		if err != nil {
 			return nil, errorf(op, ErrInvalid, "%w", err)
 		}
@@ -102,7 +102,7 @@ func (d *DistributedDataset) sendLike(ctx context.Context, like Value) (Value, e
 	s := d.strategy
 	mine := make([]Value, len(s.devices))
 	if like != nil {
-		empty, err := pieces.EmptyLike(like)
+		empty, err := pieces.WithoutRows(like)
 		if err == nil {
 			_, err = wire.Encode(empty)
 		}

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/distribute/device"
 )
 
 // Default returns the strategy of code outside of all scopes: one replica on CPU:0, whose values are never
@@ -15,14 +16,14 @@ func Default() *Strategy { return defaultStrategy().strategy }
 // defaultStrategy makes the default strategy and the replica of code outside of a Run.
 var defaultStrategy = sync.OnceValue(func() *Replica {
 	s, err := (&Strategy{
-		kind: defaultKind, oneDevice: true, devices: []Device{localCPU}, params: []Device{localCPU},
+		kind: defaultKind, oneDevice: true, devices: []device.Spec{device.CPU(0)}, params: []device.Spec{device.CPU(0)},
 		task: cluster.NoTask,
 	}).open("Default")
 	if err != nil {
 		panic(err) // nothing can fail
 	}
 	r := &Replica{replicaState: newReplicaState(), strategy: s, home: s, device: &s.devices[0]}
-	r.frame = frame{strategy: s, replica: r, update: -1}
+	r.frame = frame{strategy: s, replica: r}
 	r.ctx = stepContext{context.Background(), &r.frame}
 	return r
 })

@@ -1,73 +1,63 @@
 package distribute
 
-import "github.com/lockstep-ml/lockstep/tensor"
+import (
+	"github.com/lockstep-ml/lockstep/distribute/device"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
 
-// Destination is the set of devices that receives the result of a reduction: the devices of a [*PerReplica],
-// [*Mirrored] or [*Variable], a device string ([At]), or the devices of any value ([Like]).
-type Destination interface {
-	destination(op string) ([]Device, error)
-}
-
-func errNoDestination(op string) error {
-	return errorf(op, ErrInvalid, "destinations can not be empty: the destination is nil; want a value (Like), a "+
-		"variable or a device (At)")
-}
-
-// At is the destination named by a device string.
-type At string
-
-func (a At) destination(op string) ([]Device, error) {
-	if a == "" {
-		return nil, errorf(op, ErrInvalid, "destinations can not be empty: want a device string such as CPU:0")
+// destination returns the devices that receive the result of a reduction: those of a distributed value or a variable,
+// that of a tensor, or the one that a name or a [device.Spec] gives.
+func destination(op string, to Value) ([]device.Spec, error) {
+	switch to := untyped(to, false).(type) {
+	case nil:
+		return nil, errorf(op, ErrInvalid, "destinations can not be empty: the destination is nil; want a value, a variable "+
+			"or the name of a device")
+	case stored:
+		return to.places(), nil
+	case distributed:
+		return devicesOf(op, to.byReplica())
+	case device.Spec:
+		return destination(op, to.String())
+	case string:
+		if to == "" {
+			return nil, errorf(op, ErrInvalid, "destinations can not be empty: want a device string such as CPU:0")
+		}
+		d, err := device.Canonical(to)
+		if err != nil {
+			return nil, errorf(op, ErrInvalid, "destination: %w", err)
+		}
+		if !d.Local() {
+			return nil, errorf(op, ErrInvalid, "destination %v belongs to another worker: want a device of this process", d)
+		}
+		return []device.Spec{d}, nil
 	}
-	d, err := CanonicalDevice(string(a))
-	if err != nil {
-		return nil, errorf(op, ErrInvalid, "destination: %w", err)
-	}
-	if !d.local() {
-		return nil, errorf(op, ErrInvalid, "destination %v belongs to another worker: want a device of this process", d)
-	}
-	return []Device{d}, nil
-}
-
-// Like returns the devices of v as a destination: those of a distributed value's components, or that of a
-// tensor. Other values have no device; using the destination is then an error.
-func Like(v Value) Destination {
-	if d, ok := v.(Destination); ok {
-		return d
-	}
-	return likeValue{v}
-}
-
-type likeValue struct{ v Value }
-
-func (l likeValue) destination(op string) ([]Device, error) {
-	if name, ok := l.v.(string); ok {
-		return At(name).destination(op)
-	}
-	if d, ok := DeviceOf(l.v); ok {
-		return []Device{d}, nil
+	if d, ok := device.Of(to); ok {
+		return []device.Spec{d}, nil
 	}
 	return nil, errorf(op, ErrInvalid, "destinations must be one of a distributed value, a variable, a tensor, or a "+
-		"device string, not %v", l.v)
+		"device string, not %v", to)
 }
 
-func (c *components) destination(op string) ([]Device, error) {
-	if len(c.values) == 0 {
+func errDestinations(op string, values, to []Value) error {
+	return errorf(op, ErrInvalid, "%d values and %d destinations given: want one for each", len(values), len(to))
+}
+
+// devicesOf returns the devices of components.
+func devicesOf(op string, values []Value) ([]device.Spec, error) {
+	if len(values) == 0 {
 		return nil, errorf(op, ErrInvalid, "destinations can not be empty: the value has no components")
 	}
-	devices := make([]Device, len(c.values))
-	for i, v := range c.values {
+	devices := make([]device.Spec, len(values))
+	for i, v := range values {
 		leaf := v
 		if tensor.IsNest(v) {
 			if leaves := tensor.Flatten(v); len(leaves) > 0 {
 				leaf = leaves[0]
 			}
 		}
-		d, ok := DeviceOf(leaf)
+		d, ok := device.Of(leaf)
 		if !ok {
-			d = localCPU
-			d.Index = i
+			d = device.CPU(i)
 		}
 		devices[i] = d
 	}
@@ -76,18 +66,18 @@ func (c *components) destination(op string) ([]Device, error) {
 
 // place puts a host leaf on devices: unwrapped on one, mirrored on several. Logical devices share the host's
 // memory and tensors are immutable, so nothing is copied.
-func place(v Value, to []Device) Value {
+func place(v Value, to []device.Spec) Value {
 	if len(to) == 1 {
 		return onDevice(v, to[0])
 	}
-	m := &Mirrored{components{make([]Value, len(to))}}
+	m := &Mirrored{make([]Value, len(to))}
 	for i, d := range to {
-		m.values[i] = onDevice(v, d)
+		m.Values[i] = onDevice(v, d)
 	}
 	return m
 }
 
-func onDevice(v Value, d Device) Value {
+func onDevice(v Value, d device.Spec) Value {
 	switch v := v.(type) {
 	case *tensor.Tensor:
 		return v.OnDevice(d.Index)
@@ -98,6 +88,3 @@ func onDevice(v Value, d Device) Value {
 	}
 	return v
 }
-
-// A Device is a [Destination], because its name is one.
-func (d Device) destination(op string) ([]Device, error) { return At(d.String()).destination(op) }

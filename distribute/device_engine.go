@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"strings"
 
+	"github.com/lockstep-ml/lockstep/distribute/device"
 	"github.com/lockstep-ml/lockstep/engine"
 )
 
@@ -66,18 +67,18 @@ func devicesOr(names []string, known []engine.Device, n int) []string {
 
 // canonicalDevices parses a strategy's list of devices. It returns an error unless all are known, local and
 // distinct.
-func canonicalDevices(op string, names []string, known []engine.Device) ([]Device, error) {
+func canonicalDevices(op string, names []string, known []engine.Device) ([]device.Spec, error) {
 	if len(names) == 0 {
 		return nil, errorf(op, ErrInvalid, "the list of devices is empty: give at least one, or nil for all devices (%s)",
 			joinDevices(known))
 	}
-	devices := make([]Device, len(names))
+	devices := make([]device.Spec, len(names))
 	for i, name := range names {
-		d, err := CanonicalDevice(name)
+		d, err := device.Canonical(name)
 		if err != nil {
 			return nil, errorf(op, ErrInvalid, "device %d: %w", i, err)
 		}
-		if !d.local() {
+		if !d.Local() {
 			return nil, errorf(op, ErrInvalid, "device %v belongs to another worker: in-graph multi-worker training with "+
 				"MirroredStrategy is not supported", d)
 		}
@@ -96,7 +97,7 @@ func canonicalDevices(op string, names []string, known []engine.Device) ([]Devic
 	return devices, nil
 }
 
-func isKnown(d Device, known []engine.Device) bool {
+func isKnown(d device.Spec, known []engine.Device) bool {
 	for _, k := range known {
 		if strings.EqualFold(k.Kind, d.Kind) && k.Index == d.Index {
 			return true

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/distribute/device"
 	"github.com/lockstep-ml/lockstep/engine"
 )
 
@@ -138,21 +139,21 @@ func FuzzParseDevice(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		d, err := distribute.ParseDevice(s)
+		d, err := device.Parse(s)
 		if err != nil {
 			if !errors.Is(err, distribute.ErrInvalid) {
 				t.Errorf("%q: got %v, want ErrInvalid", s, err)
 			}
 			return
 		}
-		again, err := distribute.ParseDevice(d.String())
+		again, err := device.Parse(d.String())
 		if d.Kind == "" && d.Index >= 0 {
 			t.Errorf("%q has an index but no kind: %+v", s, d)
 		}
 		if err != nil || again != d {
 			t.Errorf("%q is %+v, printed as %q, which is %+v, %v", s, d, d, again, err)
 		}
-		full, err := distribute.CanonicalDevice(s)
+		full, err := device.Canonical(s)
 		if err != nil || full.Job == "" || full.Kind == "" || full.Index < 0 || full.Task < 0 || full.Replica < 0 {
 			t.Errorf("%q is not canonical: %+v, %v", s, full, err)
 		}

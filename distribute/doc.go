@@ -8,9 +8,9 @@
 //  2. [Strategy.NewVariable], for each value that all replicas keep between steps.
 //  3. [Strategy.DistributeDataset], which splits batches between the replicas.
 //  4. [Run], once per step: it calls a step function on every replica, each on its own goroutine, all at the same
-//     time. In the step, [Replica.AllReduce] combines the replicas' values, and [Variable.AssignAdd] and other
+//     time. In the step, [AllReduce] combines the replicas' values, and [Variable.AssignAdd] and other
 //     methods change variables.
-//  5. [Strategy.Reduce] and [Variable.Read], to use results after a step; then [Strategy.Close].
+//  5. [Reduce] and [Variable.Read], to use results after a step; then [Strategy.Close].
 //
 // This step returns the sum of the replicas' values on each replica:
 //
@@ -19,10 +19,10 @@
 //		return err
 //	}
 //	defer s.Close()
-//	step := func(ctx context.Context, r *distribute.Replica, x *tensor.Tensor) (distribute.Value, error) {
-//		return r.AllReduce(ctx, distribute.Sum, x)
+//	step := func(ctx context.Context, r *distribute.Replica, x *tensor.Tensor) (*tensor.Tensor, error) {
+//		return distribute.AllReduce(ctx, r, distribute.Sum, x)
 //	}
-//	sums, err := distribute.RunTyped(ctx, s, step, []*tensor.Tensor{a, b})
+//	sums, err := distribute.Run(ctx, s, step, []*tensor.Tensor{a, b})
 //
 // [NewOneDeviceStrategy] has a single replica, for tests. [NewCentralStorageStrategy] keeps all variables on one
 // device. [Default] is the strategy of code that selects none. Package train does all of this for a model and a
@@ -31,15 +31,16 @@
 // # Contexts
 //
 // Code runs in one of two contexts. A step function is in replica context: it runs once per replica and gets a
-// [*Replica]. A merge function ([Replica.MergeCall]), an update function and all code outside of Run are in
+// [*Replica]. A merge function ([MergeCall]), an update function and all code outside of Run are in
 // cross-replica context: they run once for all replicas. As far as types allow, a function for the wrong
 // context does not compile. Otherwise it returns an error that matches [ErrContext].
 //
 // # Values
 //
-// A [Value] is a nest (TensorFlow's tf.nest, JAX's pytree; see package tensor) whose leaves are tensors,
-// [tensor.IndexedSlices], host numbers, and the distributed values [*PerReplica], with one component per
-// replica, and [*Mirrored], the same on every replica. A [*Variable] is mirrored (its updates keep it equal) or
+// A [PerReplica] has a value of your type for each replica: [Run] takes one and returns one, [Reduce] and [Gather]
+// combine one, and [AllReduce] and [AllGather] do so in a step. What they combine are tensors, [tensor.IndexedSlices],
+// numbers, and nests of these (TensorFlow's tf.nest, JAX's pytree; see package tensor), such as a struct of tensors.
+// [Extended] has TensorFlow's functions on values of any type. A [*Variable] is mirrored (its updates keep it equal) or
 // sync-on-read (one value per replica, aggregated when it is read in cross-replica context).
 //
 // # Reductions
@@ -49,9 +50,9 @@
 // [Handle.Then] starts a call that follows another one, with a computation in between.
 // [Replica.StartReduceToOwners] and [Replica.StartGatherFromOwners] are the two halves of an all-reduce, for optimizers
 // whose state is divided among the replicas (ZeRO-1). [CrossDeviceOps] implement reductions across replicas. All
-// implementations, all sizes of packs and [Replica.AllReduce] give the same bits: those of the canonical tree, a
-// fixed order of additions. [Sparse] says how IndexedSlices are reduced. [Replica.AllReduceGradient] and
-// [Replica.AllGatherGradient] are the gradients of collectives.
+// implementations, all sizes of packs and [AllReduce] give the same bits: those of the canonical tree, a
+// fixed order of additions. [Sparse] says how IndexedSlices are reduced. [AllReduceGradient] and
+// [AllGatherGradient] are the gradients of collectives.
 //
 // # Failures
 //

@@ -2,7 +2,6 @@ package distribute
 
 import (
 	"errors"
-	"fmt"
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
@@ -27,21 +26,10 @@ var (
 	ErrUnsupported = errors.ErrUnsupported       // not available for these values or this strategy
 )
 
-// Error describes a failed operation of this package.
-type Error struct {
-	Op   string // the operation: "Reduce"
-	Kind error  // one of the kinds above, or nil if Err suffices
-	Err  error  // what was wrong and what was expected
-	At   string // call site of Op on a replica, as "file:line (function)"; else empty
-}
-
-// Error returns the operation and what was wrong.
-func (e *Error) Error() string {
-	if e.At != "" {
-		return "distribute: " + e.Op + " at " + e.At + ": " + e.Err.Error()
-	}
-	return "distribute: " + e.Op + ": " + e.Err.Error()
-}
+// Error describes a failed operation of this package. Its fields are Op, the operation; Kind, one of the kinds above or
+// nil; Err, what was wrong and what was expected; and At, the call site of Op on a replica, as "file:line (function)",
+// else empty.
+type Error = kinds.Error
 
 // located adds the user's call site to an error. The stack of the call is gone when the step has returned.
 func located(err error) error {
@@ -53,22 +41,14 @@ func located(err error) error {
 	return err
 }
 
-// Unwrap returns the kind and the cause.
-func (e *Error) Unwrap() []error {
-	if e.Kind == nil {
-		return []error{e.Err}
-	}
-	return []error{e.Kind, e.Err}
-}
-
 // errorf returns an *Error; the format may wrap causes with %w.
 func errorf(op string, kind error, format string, args ...any) error {
-	return &Error{Op: op, Kind: kind, Err: fmt.Errorf(format, args...)}
+	return kinds.OpErrorf(op, kind, format, args...)
 }
 
 // failed adds the operation to an error of an internal package, and returns any other error unchanged.
 func failed(op string, err error) error {
-	if e, ok := err.(*kinds.Error); ok {
+	if e, ok := err.(*Error); ok && e.Op == "" {
 		return &Error{Op: op, Kind: e.Kind, Err: e.Err}
 	}
 	return err

@@ -7,6 +7,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/distribute/device"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -22,41 +23,13 @@ func twoReplicas() *distribute.Strategy {
 	return s
 }
 
-// Each replica gets its component of a distributed value. The results are regrouped into one value.
+// Each replica gets its part of the input, a value of the user's type, and returns one.
 func ExampleRun() {
-	s := twoReplicas()
-	defer s.Close()
-	ctx := context.Background()
-
-	input, err := s.DistributeValuesFromFunction(ctx, func(c distribute.ValueContext) (distribute.Value, error) {
-		return tensor.From([]float32{1, float32(c.ReplicaID)}), nil
-	})
-	if err != nil {
-		log.Fatal(err)
-	}
-	out, err := distribute.Run(ctx, s,
-		func(_ context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
-			x := tensor.Data[float32](args[0].(*tensor.Tensor))
-			return tensor.From([]float32{x[0] * 10, x[1] * 10}), nil
-		}, input)
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(out)
-	// Output:
-	// PerReplica:{
-	//   0: tf.Tensor([10.  0.], shape=(2,), dtype=float32),
-	//   1: tf.Tensor([10. 10.], shape=(2,), dtype=float32)
-	// }
-}
-
-// A step whose inputs and results have the user's types.
-func ExampleRunTyped() {
 	s := twoReplicas()
 	defer s.Close()
 
 	type loss struct{ Mean float64 }
-	losses, err := distribute.RunTyped(context.Background(), s,
+	losses, err := distribute.Run(context.Background(), s,
 		func(_ context.Context, _ *distribute.Replica, batch []float64) (loss, error) {
 			sum := 0.0
 			for _, x := range batch {
@@ -67,56 +40,56 @@ func ExampleRunTyped() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(losses)
-	// Output: [{2} {4.5}]
+	fmt.Println(losses[0], losses[1])
+	// Output: {2} {4.5}
 }
 
-// Every replica gets the sum of all replicas' values; a value may be a nest.
-func ExampleReplica_AllReduce() {
+// Every replica gets the sum of all replicas' values: of numbers, tensors, and structs of tensors.
+func ExampleAllReduce() {
+	s := twoReplicas()
+	defer s.Close()
+
+	type gradients struct{ Kernel, Bias *tensor.Tensor }
+	out, err := distribute.Run(context.Background(), s,
+		func(ctx context.Context, r *distribute.Replica, mine float32) (gradients, error) {
+			total, err := distribute.AllReduce(ctx, r, distribute.Sum, mine)
+			if err != nil {
+				return gradients{}, err
+			}
+			return distribute.AllReduce(ctx, r, distribute.Mean,
+				gradients{tensor.From([]float32{mine, total}), tensor.Scalar(mine)})
+		}, []float32{1, 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(out[0].Kernel, out[1].Bias)
+	// Output: tf.Tensor([1.5 3. ], shape=(2,), dtype=float32) tf.Tensor(1.5, shape=(), dtype=float32)
+}
+
+// A merge function runs once for all replicas.
+func ExampleMergeCall() {
 	s := twoReplicas()
 	defer s.Close()
 
 	out, err := distribute.Run(context.Background(), s,
-		func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-			return r.AllReduce(ctx, distribute.Sum, []any{tensor.Scalar(float32(1.5)), tensor.From([]float32{1, 2})})
-		})
-	if err != nil {
-		log.Fatal(err)
-	}
-	for _, v := range s.LocalResults(out) {
-		fmt.Println(tensor.Flatten(v)[1])
-	}
-	// Output:
-	// tf.Tensor([2. 4.], shape=(2,), dtype=float32)
-	// tf.Tensor([2. 4.], shape=(2,), dtype=float32)
-}
-
-// A merge function runs once for all replicas.
-func ExampleReplica_MergeCall() {
-	s := twoReplicas()
-	defer s.Close()
-
-	_, err := distribute.Run(context.Background(), s,
-		func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-			mine := tensor.From([]int64{int64(r.ID()), 7})
-			return r.MergeCall(ctx,
-				func(_ context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
-					fmt.Println("once:", args[0])
-					return nil, nil
+		func(ctx context.Context, r *distribute.Replica, mine string) (string, error) {
+			return distribute.MergeCall(ctx, r,
+				func(_ context.Context, _ *distribute.CrossReplica, all distribute.PerReplica[string]) (string, error) {
+					fmt.Println("once:", all[0], all[1])
+					return all[0] + all[1], nil
 				}, mine)
-		})
+		}, []string{"left", "right"})
 	if err != nil {
 		log.Fatal(err)
 	}
+	fmt.Println(out[0], out[1])
 	// Output:
-	// once: PerReplica:{
-	//   0: tf.Tensor([0 7], shape=(2,), dtype=int64),
-	//   1: tf.Tensor([1 7], shape=(2,), dtype=int64)
-	// }
+	// once: left right
+	// leftright leftright
 }
 
 // The gradients of all replicas are added and applied to every copy of a variable.
-func ExampleStrategy_Update() {
+func ExampleVariable_Update() {
 	s := twoReplicas()
 	defer s.Close()
 	ctx := context.Background()
@@ -126,56 +99,54 @@ func ExampleStrategy_Update() {
 		log.Fatal(err)
 	}
 	_, err = distribute.Run(ctx, s,
-		func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-			return r.MergeCall(ctx,
-				func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
-					sum, err := c.ReduceTo(ctx, distribute.Sum, args[0], v)
-					if err != nil {
-						return nil, err
-					}
-					return c.Update(ctx, v,
-						func(_ context.Context, v *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
-							return nil, v.Assign(args[0])
-						}, sum)
-				}, tensor.Scalar(float32(1)))
-		})
+		func(ctx context.Context, r *distribute.Replica, gradient float32) (struct{}, error) {
+			sum, err := distribute.AllReduce(ctx, r, distribute.Sum, gradient)
+			if err != nil {
+				return struct{}{}, err
+			}
+			return struct{}{}, v.Update(r, func(_ context.Context, c *distribute.Component) error {
+				return v.AssignSub(c, sum)
+			})
+		}, []float32{1, 2})
 	if err != nil {
 		log.Fatal(err)
 	}
 	fmt.Println(v)
 	// Output:
 	// MirroredVariable:{
-	//   0: <tf.Variable 'Variable:0' shape=() dtype=float32, numpy=2.0>,
-	//   1: <tf.Variable 'Variable/replica_1:0' shape=() dtype=float32, numpy=2.0>
+	//   0: <tf.Variable 'Variable:0' shape=() dtype=float32, numpy=-2.0>,
+	//   1: <tf.Variable 'Variable/replica_1:0' shape=() dtype=float32, numpy=-2.0>
 	// }
 }
 
-// The result of a reduction is placed on its destination.
-func ExampleStrategy_ReduceTo() {
+// The result of a reduction is placed on the current device.
+func ExampleReduce() {
 	s := twoReplicas()
 	defer s.Close()
 
-	v := distribute.NewPerReplica(tensor.From([]float32{1, 2}), tensor.From([]float32{3, 5}))
-	sum, err := s.ReduceTo(context.Background(), distribute.Mean, v, distribute.At("CPU:1"))
+	ctx := device.With(context.Background(), device.CPU(1))
+	v := distribute.PerReplica[*tensor.Tensor]{tensor.From([]float32{1, 2}), tensor.From([]float32{3, 5})}
+	mean, err := distribute.Reduce(ctx, s, distribute.Mean, v, distribute.ReduceOptions{})
 	if err != nil {
 		log.Fatal(err)
 	}
-	device, _ := distribute.DeviceOf(sum)
-	fmt.Println(device.Short(), sum)
+	at, _ := device.Of(mean)
+	fmt.Println(at.Short(), mean)
 	// Output: CPU:1 tf.Tensor([2.  3.5], shape=(2,), dtype=float32)
 }
 
 // The mean over the examples of shares of different lengths counts every example once.
-func ExampleStrategy_Reduce() {
+func ExampleReduce_axis() {
 	s := twoReplicas()
 	defer s.Close()
 
-	v := distribute.NewPerReplica(tensor.From([]float32{1, 2, 3}), tensor.From([]float32{6}))
-	mean, err := s.Reduce(context.Background(), distribute.Mean, v, distribute.ReduceOptions{Axis: []int{0}})
+	v := distribute.PerReplica[*tensor.Tensor]{tensor.From([]float32{1, 2, 3}), tensor.From([]float32{6})}
+	mean, err := distribute.Reduce(context.Background(), s, distribute.Mean, v,
+		distribute.ReduceOptions{Axis: []int{0}})
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(tensor.Data[float32](mean.(*tensor.Tensor))[0])
+	fmt.Println(tensor.Data[float32](mean)[0])
 	// Output: 3
 }
 
@@ -185,8 +156,11 @@ func ExampleStrategy_DistributeDataset() {
 	defer s.Close()
 	ctx := context.Background()
 
-	all := data.Batch{Inputs: []*tensor.Tensor{tensor.From([]int32{1, 2, 3, 4, 5, 6})}}
-	set, err := s.DistributeDataset(data.FromTensors(all).Batch(5))
+	all, err := data.FromTensors(data.Batch{Inputs: []*tensor.Tensor{tensor.From([]int32{1, 2, 3, 4, 5, 6})}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	set, err := s.DistributeDataset(all.Batch(5))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -194,16 +168,16 @@ func ExampleStrategy_DistributeDataset() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		rows, err := distribute.RunTyped(ctx, s,
-			func(_ context.Context, _ *distribute.Replica, v distribute.Value) (string, error) {
+		rows, err := distribute.Run(ctx, s,
+			func(_ context.Context, _ *distribute.Replica, v data.Element) (string, error) {
 				return v.(data.Batch).Inputs[0].Format(), nil
-			}, s.LocalResults(batch))
+			}, batch)
 		if err != nil {
 			log.Fatal(err)
 		}
-		fmt.Println(rows)
+		fmt.Println(rows[0], rows[1])
 	}
 	// Output:
-	// [[1 2 3] [4 5]]
-	// [[6] []]
+	// [1 2 3] [4 5]
+	// [6] []
 }

@@ -41,15 +41,15 @@ func sum(ctx context.Context, r *distribute.Replica, name string, shape ...int) 
 }
 
 func merge(ctx context.Context, r *distribute.Replica) error {
-	_, err := r.MergeCall(ctx,
-		func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
+	_, err := distribute.MergeCall(ctx, r,
+		func(context.Context, *distribute.CrossReplica, distribute.PerReplica[int]) (distribute.Value, error) {
 			return nil, nil
-		})
+		}, 0)
 	return err
 }
 
 func sumNest(ctx context.Context, r *distribute.Replica, key string) error {
-	_, err := r.AllReduce(ctx, distribute.Sum, map[string]any{key: float32(1)})
+	_, err := distribute.AllReduce(ctx, r, distribute.Sum, map[string]any{key: float32(1)})
 	return err
 }
 
@@ -99,7 +99,7 @@ var failures = []struct {
 	{
 		name: "a bad argument",
 		last: func(ctx context.Context, r *distribute.Replica) error {
-			_, err := r.AllReduce(ctx, distribute.Sum, []any{float32(1), "two"})
+			_, err := distribute.AllReduce(ctx, r, distribute.Sum, []any{float32(1), "two"})
 			return err
 		},
 		kind: distribute.ErrInvalid, message: []string{"distribute: AllReduce at ", "string"}, sites: 2,
@@ -158,7 +158,7 @@ var failures = []struct {
 		name: "a merge call against another operation's",
 		last: merge,
 		others: func(ctx context.Context, r *distribute.Replica) error {
-			_, err := r.NewVariable(ctx, distribute.VariableConfig{Initial: float32(1)})
+			_, err := r.Strategy().NewVariable(ctx, distribute.VariableConfig{Initial: float32(1)})
 			return err
 		},
 		kind: distribute.ErrMismatch, message: []string{
@@ -170,18 +170,18 @@ var failures = []struct {
 		name: "merge calls with other arguments",
 		last: merge,
 		others: func(ctx context.Context, r *distribute.Replica) error {
-			_, err := r.MergeCall(ctx,
-				func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
-					return nil, nil
-				}, float32(1))
+			_, err := distribute.MergeCall(ctx, r,
+				func(context.Context, *distribute.CrossReplica, distribute.PerReplica[string]) (int, error) {
+					return 0, nil
+				}, "other")
 			return err
 		},
-		kind: distribute.ErrMismatch, message: []string{"gives 0 arguments, replica 0 1"}, sites: 2,
+		kind: distribute.ErrMismatch, message: []string{"gives a *int, replica 0 a *string"}, sites: 1,
 	},
 	{
 		name: "no merge function",
 		last: func(ctx context.Context, r *distribute.Replica) error {
-			_, err := r.MergeCall(ctx, nil)
+			_, err := distribute.MergeCall[int, int](ctx, r, nil, 0)
 			return err
 		},
 		kind: distribute.ErrInvalid, message: []string{"the merge function is nil"}, sites: 2,
@@ -197,17 +197,17 @@ var failures = []struct {
 	{
 		name: "Close inside a merge function",
 		others: func(ctx context.Context, r *distribute.Replica) error {
-			_, err := r.MergeCall(ctx,
-				func(_ context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
+			_, err := distribute.MergeCall(ctx, r,
+				func(_ context.Context, c *distribute.CrossReplica, _ distribute.PerReplica[int]) (distribute.Value, error) {
 					return nil, c.Strategy().Close()
-				})
+				}, 0)
 			return err
 		},
 		last: func(ctx context.Context, r *distribute.Replica) error {
-			_, err := r.MergeCall(ctx,
-				func(_ context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
+			_, err := distribute.MergeCall(ctx, r,
+				func(_ context.Context, c *distribute.CrossReplica, _ distribute.PerReplica[int]) (distribute.Value, error) {
 					return nil, c.Strategy().Close()
-				})
+				}, 0)
 			return err
 		},
 		kind: distribute.ErrContext, message: []string{"Close would wait for the step to end"}, sites: 1,
@@ -222,9 +222,9 @@ var failures = []struct {
 		name: "nested Run",
 		last: func(ctx context.Context, r *distribute.Replica) error {
 			_, err := distribute.Run(ctx, r.Strategy(),
-				func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) {
+				func(context.Context, *distribute.Replica, struct{}) (distribute.Value, error) {
 					return nil, nil
-				})
+				}, nil)
 			return err
 		},
 		kind: distribute.ErrContext, message: []string{"Runs do not nest", "distribute: Run at "}, sites: 2,
@@ -233,9 +233,9 @@ var failures = []struct {
 		name: "nested Run that hides its context",
 		last: func(_ context.Context, r *distribute.Replica) error {
 			_, err := distribute.Run(context.Background(), r.Strategy(),
-				func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) {
+				func(context.Context, *distribute.Replica, struct{}) (distribute.Value, error) {
 					return nil, nil
-				})
+				}, nil)
 			return err
 		},
 		kind: distribute.ErrContext, message: []string{"inside a Run of the same strategy"}, sites: 1,
@@ -243,13 +243,13 @@ var failures = []struct {
 	{
 		name: "Run inside a merge function without its context",
 		others: func(ctx context.Context, r *distribute.Replica) error {
-			_, err := r.MergeCall(ctx,
-				func(_ context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
-					return distribute.Run(context.Background(), c.Strategy(),
+			_, err := distribute.MergeCall(ctx, r,
+				func(_ context.Context, c *distribute.CrossReplica, _ distribute.PerReplica[int]) (distribute.Value, error) {
+					return distribute.RunNest(context.Background(), c.Strategy(),
 						func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) {
 							return nil, nil
 						})
-				})
+				}, 0)
 			return err
 		},
 		last: merge,
@@ -258,10 +258,10 @@ var failures = []struct {
 	{
 		name: "a merge function that panics",
 		others: func(ctx context.Context, r *distribute.Replica) error {
-			_, err := r.MergeCall(ctx,
-				func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
+			_, err := distribute.MergeCall(ctx, r,
+				func(context.Context, *distribute.CrossReplica, distribute.PerReplica[int]) (distribute.Value, error) {
 					panic(errStep)
-				})
+				}, 0)
 			return err
 		},
 		last: merge,
@@ -297,7 +297,7 @@ func TestFailuresAreFoundAtOnce(t *testing.T) {
 						others = func(ctx context.Context, r *distribute.Replica) error { return sum(ctx, r, "gradient", 2) }
 					}
 					seen := make([]error, n)
-					_, err := distribute.RunTyped(t.Context(), s,
+					_, err := distribute.Run(t.Context(), s,
 						func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
 							do := others
 							if r.ID() == n-1 {
@@ -356,13 +356,13 @@ func checkStepError(t *testing.T, err, kind error, message []string, sites, n in
 func checkRunsAgain(t *testing.T, s *distribute.Strategy) {
 	t.Helper()
 	n := s.NumReplicasInSync()
-	out, err := distribute.RunTyped(t.Context(), s,
+	out, err := distribute.Run(t.Context(), s,
 		func(ctx context.Context, r *distribute.Replica, _ struct{}) (float32, error) {
-			v, err := r.AllReduce(ctx, distribute.Sum, float32(1))
+			v, err := distribute.AllReduce(ctx, r, distribute.Sum, float32(1))
 			if err != nil {
 				return 0, err
 			}
-			return tensor.Data[float32](v.(*tensor.Tensor))[0], merge(ctx, r)
+			return v, merge(ctx, r)
 		}, nil)
 	if err != nil {
 		t.Fatalf("the next Run: %v", err)
@@ -387,7 +387,7 @@ func TestBlockedReplicaIsFoundByTheDeadline(t *testing.T) {
 					stuck := make(chan struct{})
 					defer close(stuck)
 					start := time.Now()
-					_, err := distribute.RunTyped(t.Context(), s,
+					_, err := distribute.Run(t.Context(), s,
 						func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
 							if r.ID() == n-1 {
 								<-stuck // the user's channel
@@ -420,7 +420,7 @@ func TestCancellationEndsEveryWait(t *testing.T) {
 				ctx, cancel := context.WithCancelCause(t.Context())
 				time.AfterFunc(time.Second, func() { cancel(errStep) })
 				start := time.Now()
-				_, err := distribute.RunTyped(ctx, s,
+				_, err := distribute.Run(ctx, s,
 					func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
 						if r.ID() == 1 {
 							<-ctx.Done()
@@ -446,7 +446,7 @@ func TestCancellationBeforeRun(t *testing.T) {
 		s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
 		hold, released := make(chan struct{}), make(chan error)
 		go func() {
-			_, err := distribute.RunTyped(t.Context(), s,
+			_, err := distribute.Run(t.Context(), s,
 				func(context.Context, *distribute.Replica, struct{}) (struct{}, error) {
 					<-hold
 					return struct{}{}, nil
@@ -457,7 +457,7 @@ func TestCancellationBeforeRun(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		time.AfterFunc(time.Second, func() { cancel(errStep) })
 		for _, when := range []string{"while it waits", "before"} {
-			_, err := distribute.RunTyped(ctx, s, func(context.Context, *distribute.Replica, struct{}) (struct{}, error) {
+			_, err := distribute.Run(ctx, s, func(context.Context, *distribute.Replica, struct{}) (struct{}, error) {
 				t.Errorf("%s: the step ran", when)
 				return struct{}{}, nil
 			}, nil)
@@ -481,7 +481,7 @@ func TestRunsOfOneStrategyAreSerialised(t *testing.T) {
 	for range 8 {
 		wait.Go(func() {
 			for range 20 {
-				_, err := distribute.RunTyped(t.Context(), s,
+				_, err := distribute.Run(t.Context(), s,
 					func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
 						if r.ID() == 0 {
 							mu.Lock()
@@ -513,7 +513,7 @@ func TestRunsOfOneStrategyAreSerialised(t *testing.T) {
 func TestTheOddOneIsNamedFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := mirrored(t, 5, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
-		_, err := distribute.RunTyped(t.Context(), s,
+		_, err := distribute.Run(t.Context(), s,
 			func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
 				if r.ID() == 3 {
 					synctest.Wait() // all others wait for it
@@ -536,9 +536,9 @@ func TestNestedRun(t *testing.T) {
 		"its context": func(ctx context.Context) context.Context { return ctx },
 		"another":     func(context.Context) context.Context { return t.Context() },
 	} {
-		_, err := distribute.RunTyped(t.Context(), s,
+		_, err := distribute.Run(t.Context(), s,
 			func(ctx context.Context, _ *distribute.Replica, _ struct{}) (struct{}, error) {
-				_, err := distribute.RunTyped(outer(ctx), s, step, nil)
+				_, err := distribute.Run(outer(ctx), s, step, nil)
 				return struct{}{}, err
 			}, nil)
 		if !errors.Is(err, distribute.ErrNested) || !errors.Is(err, distribute.ErrContext) {
@@ -563,10 +563,10 @@ func TestInsideInnerRun(t *testing.T) {
 				s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
 				inner := func(f func(context.Context, *distribute.Replica) error) error {
 					return inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
-						_, err := r.MergeCall(ctx,
-							func(ctx context.Context, _ *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
+						_, err := distribute.MergeCall(ctx, r,
+							func(ctx context.Context, _ *distribute.CrossReplica, _ distribute.PerReplica[int]) (distribute.Value, error) {
 								return nil, inStepOf(ctx, s, f)
-							})
+							}, 0)
 						return err
 					})
 				}
@@ -597,11 +597,12 @@ func TestInsideInnerRun(t *testing.T) {
 
 func TestNoStep(t *testing.T) {
 	s := mirrored(t, 2)
-	if _, err := distribute.Run(t.Context(), s, nil); !errors.Is(err, distribute.ErrInvalid) {
+	if _, err := distribute.Run[int, int](t.Context(), s, nil, nil); !errors.Is(err, distribute.ErrInvalid) {
 		t.Errorf("Run: got %v, want ErrInvalid", err)
 	}
-	if _, err := distribute.RunTyped[int, int](t.Context(), s, nil, nil); !errors.Is(err, distribute.ErrInvalid) {
-		t.Errorf("RunTyped: got %v, want ErrInvalid", err)
+	step := func(context.Context, *distribute.Replica, int) (int, error) { return 0, nil }
+	if _, err := distribute.Run(t.Context(), s, step, []int{1}); !errors.Is(err, distribute.ErrInvalid) {
+		t.Errorf("one input for two replicas: got %v, want ErrInvalid", err)
 	}
 }
 
@@ -611,13 +612,13 @@ func TestClosedStrategy(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := distribute.Run(t.Context(), s,
-		func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) {
+		func(context.Context, *distribute.Replica, struct{}) (distribute.Value, error) {
 			return nil, nil
-		})
+		}, nil)
 	if !errors.Is(err, distribute.ErrClosed) {
 		t.Errorf("got %v, want ErrClosed", err)
 	}
-	_, err = s.Reduce(t.Context(), distribute.Sum, distribute.NewPerReplica(1.0, 2.0), distribute.ReduceOptions{})
+	_, err = distribute.Reduce(t.Context(), s, distribute.Sum, []float64{1, 2}, distribute.ReduceOptions{})
 	if !errors.Is(err, distribute.ErrClosed) {
 		t.Errorf("Reduce: got %v, want ErrClosed", err)
 	}
@@ -629,7 +630,7 @@ func TestCloseDuringRun(t *testing.T) {
 		s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
 		start := time.Now()
 		run := func(d time.Duration) error {
-			_, err := distribute.RunTyped(t.Context(), s,
+			_, err := distribute.Run(t.Context(), s,
 				func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
 					time.Sleep(d)
 					return struct{}{}, sum(ctx, r, "x", 1)
@@ -660,7 +661,7 @@ func TestWaitForAbandonedReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
 		start := time.Now()
-		_, err := distribute.RunTyped(t.Context(), s,
+		_, err := distribute.Run(t.Context(), s,
 			func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
 				if r.ID() == 0 {
 					return struct{}{}, errStep
@@ -687,11 +688,11 @@ func TestReplicaOutsideItsRun(t *testing.T) {
 		replicas[r.ID()], contexts[r.ID()] = r, ctx
 		return struct{}{}, nil
 	}
-	if _, err := distribute.RunTyped(t.Context(), s, note, nil); err != nil {
+	if _, err := distribute.Run(t.Context(), s, note, nil); err != nil {
 		t.Fatal(err)
 	}
 	use := func(ctx context.Context) error {
-		_, err := replicas[0].AllReduce(ctx, distribute.Sum, 1.0)
+		_, err := distribute.AllReduce(ctx, replicas[0], distribute.Sum, 1.0)
 		return err
 	}
 	if err := use(t.Context()); !errors.Is(err, distribute.ErrContext) {
@@ -705,7 +706,7 @@ func TestReplicaOutsideItsRun(t *testing.T) {
 					t.Errorf("in the next Run: got %v, want ErrContext", err)
 				}
 			}
-			if _, err := r.AllReduce(contexts[0], distribute.Sum, 1.0); !errors.Is(err, distribute.ErrContext) {
+			if _, err := distribute.AllReduce(contexts[0], r, distribute.Sum, 1.0); !errors.Is(err, distribute.ErrContext) {
 				t.Errorf("with the context of the Run before: got %v, want ErrContext", err)
 			}
 		}

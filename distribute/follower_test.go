@@ -114,7 +114,7 @@ func TestFollower(t *testing.T) {
 // TestFollowerByOps: custom CrossDeviceOps make both calls when the second one is awaited.
 func TestFollowerByOps(t *testing.T) {
 	s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) {
-		cfg.Logger, cfg.CrossDeviceOps = quiet, distribute.ReductionToOneDevice{}
+		cfg.Logger, cfg.CrossDeviceOps = quiet, distribute.NewReductionToOneDevice("", nil)
 	})
 	for _, first := range []bool{true, false} {
 		err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {

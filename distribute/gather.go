@@ -4,34 +4,50 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/lockstep-ml/lockstep/distribute/device"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Gather concatenates the replicas' components of v along an axis, in the order of the replicas, and returns
-// the result as one host value (TensorFlow's Strategy.gather). A negative axis counts from the end. The lengths
-// along the axis may differ. IndexedSlices are converted to dense tensors. A value that is not distributed is
-// returned unchanged; with several workers it is repeated once per worker. A mirrored value is repeated once
-// per replica. In a nest each leaf is gathered. Inside a step use [Replica.AllGather].
-func (s *Strategy) Gather(ctx context.Context, v Value, axis int, opts ...Options) (Value, error) {
+// Gather concatenates the replicas' values along an axis, in the order of the replicas, and returns the result as one
+// host value (TensorFlow's Strategy.gather). T is a tensor or a nest of tensors, each of which is gathered. A negative
+// axis counts from the end. The lengths along the axis may differ. IndexedSlices are converted to dense tensors. Inside
+// a step use [AllGather].
+func Gather[T any](ctx context.Context, s *Strategy, v PerReplica[T], axis int, opts ...Options) (T, error) {
+	d := whole(s, v)
+	p, ok := d.(*perReplica)
+	if !ok || len(p.values) == 0 || !tensor.IsNest(p.values[0]) {
+		out, err := extended{s}.Gather(ctx, d, axis, opts...)
+		return resultAs[T]("Gather", out, err)
+	}
+	out, err := tensor.Zip(func(_ string, leaves []any) (any, error) {
+		return extended{s}.Gather(ctx, perReplicaOf(leaves...), axis, opts...)
+	}, nil, p.values...)
+	return resultAs[T]("Gather", out, unlike("Gather", err))
+}
+
+// Gather implements [Extended]. A value that is not distributed is returned unchanged; with several workers it is
+// repeated once per worker. A mirrored value is repeated once per replica.
+func (s extended) Gather(ctx context.Context, v Value, axis int, opts ...Options) (Value, error) {
 	const name = "Gather"
-	if f := frameOf(ctx); f != nil && f.replica != nil && f.strategy == s {
+	if f := frameOf(ctx); f != nil && f.replica != nil && f.strategy == s.Strategy {
 		return nil, errorf(name, ErrContext, "called inside a step function; the method requires being in cross-replica "+
-			"context: use Replica.AllGather instead")
+			"context: use AllGather instead")
 	}
 	o, err := s.enterCross(ctx, name, Sum, opts)
 	if err != nil {
 		return nil, err
 	}
+	v = untyped(v, s.oneDevice)
 	if err := s.checkLocal(v); err != nil {
 		return nil, errorf(name, ErrInvalid, "%w", err)
 	}
 	if _, sparse := v.(*tensor.IndexedSlices); sparse {
-		return nil, errorf(name, ErrUnsupported, "gather does not support IndexedSlices: pass the replicas' components, or "+
-			"convert them with Densify")
+		return nil, errorf(name, ErrUnsupported, "gather does not support IndexedSlices that are the same on all replicas: "+
+			"pass a PerReplica with those of each replica")
 	}
 	d, ok := v.(distributed)
 	if kept, isStored := v.(stored); isStored {
-		d, ok = kept.perReplica(), true
+		d, ok = perReplicaOf(kept.Values()...), true
 	}
 	if !ok && (hasDistributed(v) || s.isWorkerValue(v) && tensor.IsNest(v)) {
 		return tensor.Map(v, func(leaf any) (any, error) { return s.Gather(ctx, leaf, axis, opts...) })
@@ -40,18 +56,18 @@ func (s *Strategy) Gather(ctx context.Context, v Value, axis int, opts ...Option
 		return s.gatherWorkers(ctx, name, v, axis, o)
 	}
 	if !ok && s.workersInSync > 1 {
-		d, ok = s.onReplicas(v), true
+		d, ok = perReplicaOf(s.onReplicas(v)...), true
 	}
 	if !ok || s.oneDevice {
 		return s.LocalResults(v)[0], nil
 	}
-	dense := make([]Value, len(d.Values()))
-	for i, c := range d.Values() {
+	dense := make([]Value, len(d.byReplica()))
+	for i, c := range d.byReplica() {
 		if dense[i], err = densified(c); err != nil {
 			return nil, errorf(name, ErrInvalid, "component %d: %w", i, err)
 		}
 	}
-	batch := []Reduction{{NewPerReplica(dense...), []Device{hostDevice(ctx)}}}
+	batch := []Reduction{{dense, []device.Spec{device.Host(ctx)}}}
 	out, err := gatherBatch(ctx, s.batchOps(batch), batch, axis, o)
 	if err != nil {
 		return nil, err
@@ -69,17 +85,9 @@ func (s *Strategy) gatherWorkers(ctx context.Context, name string, v Value, axis
 	if err != nil {
 		return nil, err
 	}
-	out, err := gatherHere(name, []Reduction{{NewPerReplica(all...), []Device{hostDevice(ctx)}}}, axis)
+	out, err := gatherHere(name, []Reduction{{all, []device.Spec{device.Host(ctx)}}}, axis)
 	if err != nil {
 		return nil, err
 	}
 	return out[0], nil
-}
-
-// Gather is [Strategy.Gather].
-func (c *CrossReplica) Gather(ctx context.Context, v Value, axis int, opts ...Options) (Value, error) {
-	if err := c.valid("Gather"); err != nil {
-		return nil, err
-	}
-	return c.strategy.Gather(ctx, v, axis, opts...)
 }

@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/distribute/device"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -89,7 +90,7 @@ func TestGather(t *testing.T) {
 	for n := 1; n <= 4; n++ {
 		strategies[n] = []*distribute.Strategy{
 			mirrored(t, n),
-			mirrored(t, n, func(cfg *distribute.MirroredConfig) { cfg.CrossDeviceOps = distribute.ReductionToOneDevice{} }),
+			mirrored(t, n, onOneDevice),
 		}
 	}
 	rapid.Check(t, func(rt *rapid.T) {
@@ -104,23 +105,23 @@ func TestGather(t *testing.T) {
 			components[i] = p.OnDevice(i)
 		}
 		for _, s := range strategies[n] {
-			v, err := s.Gather(context.Background(), distribute.NewPerReplica(components...), given)
+			v, err := s.Extended().Gather(context.Background(), distribute.NewComponents(components...), given)
 			if err == nil {
 				err = checkGathered(parts, axis, v.(*tensor.Tensor))
 			}
 			if err != nil {
 				rt.Fatalf("Gather by %v: %v", s.CrossDeviceOps(), err)
 			}
-			all, err := distribute.RunTyped(context.Background(), s,
+			all, err := distribute.Run(context.Background(), s,
 				func(ctx context.Context, r *distribute.Replica, x distribute.Value) (distribute.Value, error) {
-					return r.AllGather(ctx, map[string]any{"x": x}, given)
+					return distribute.AllGather(ctx, r, map[string]any{"x": x}, given)
 				}, components)
 			if err != nil {
 				rt.Fatal(err)
 			}
 			for i, v := range all {
 				got := v.(map[string]any)["x"].(*tensor.Tensor)
-				if d, _ := distribute.DeviceOf(got); d.Index != i {
+				if d, _ := device.Of(got); d.Index != i {
 					rt.Fatalf("replica %d got a tensor on %v", i, d)
 				}
 				if err := checkGathered(parts, axis, got); err != nil {
@@ -142,43 +143,44 @@ func TestGatherErrors(t *testing.T) {
 		kind    error
 		message string
 	}{
-		{"scalars", distribute.NewPerReplica(f32(), f32()), 0, distribute.ErrInvalid, "can't concatenate scalars"},
-		{"axis", distribute.NewPerReplica(f32(2), f32(2)), 1, distribute.ErrInvalid, "in the range [-1, 1), but got 1"},
-		{"negative axis", distribute.NewPerReplica(f32(2), f32(2)), -2, distribute.ErrInvalid, "but got -2"},
+		{"scalars", distribute.NewComponents(f32(), f32()), 0, distribute.ErrInvalid, "can't concatenate scalars"},
+		{"axis", distribute.NewComponents(f32(2), f32(2)), 1, distribute.ErrInvalid, "in the range [-1, 1), but got 1"},
+		{"negative axis", distribute.NewComponents(f32(2), f32(2)), -2, distribute.ErrInvalid, "but got -2"},
 		{
-			"other dimension", distribute.NewPerReplica(f32(1, 1), f32(1, 2)), 0, distribute.ErrMismatch,
+			"other dimension", distribute.NewComponents(f32(1, 1), f32(1, 2)), 0, distribute.ErrMismatch,
 			"dimension 1 in both shapes must be equal: shape[0] = [1,1] vs. shape[1] = [1,2]",
 		},
 		{
-			"ranks", distribute.NewPerReplica(f32(1), f32(1, 2)), 0, distribute.ErrMismatch,
+			"ranks", distribute.NewComponents(f32(1), f32(1, 2)), 0, distribute.ErrMismatch,
 			"ranks of all input tensors should match",
 		},
 		{
-			"dtypes", distribute.NewPerReplica(f32(1), tensor.From([]int64{1})), 0, distribute.ErrMismatch,
+			"dtypes", distribute.NewComponents(f32(1), tensor.From([]int64{1})), 0, distribute.ErrMismatch,
 			"expected to be a float32 tensor",
 		},
 		{"slices", rows, 0, distribute.ErrUnsupported, "gather does not support IndexedSlices"},
 		{
-			"slices of no known shape", distribute.NewPerReplica(rows, rows), 0, distribute.ErrInvalid,
+			"slices of no known shape", distribute.NewComponents(rows, rows), 0, distribute.ErrInvalid,
 			"dense shape of the IndexedSlices is not known",
 		},
 	} {
-		if _, err := s.Gather(t.Context(), c.v, c.axis); !errors.Is(err, c.kind) || !containsAll(err.Error(), c.message) {
+		_, err := s.Extended().Gather(t.Context(), c.v, c.axis)
+		if !errors.Is(err, c.kind) || !containsAll(err.Error(), c.message) {
 			t.Errorf("%s: got %v, want %v with %q", c.name, err, c.kind, c.message)
 		}
 	}
-	_, err := distribute.GatherWith(t.Context(), distribute.ReductionToOneDevice{}, distribute.NewPerReplica(rows, rows),
-		distribute.At("CPU:0"), 0)
+	_, err := tf.GatherWith(t.Context(), distribute.NewReductionToOneDevice("", nil), distribute.NewComponents(rows, rows),
+		"CPU:0", 0)
 	if !errors.Is(err, distribute.ErrUnsupported) || !containsAll(err.Error(), "gather/all_gather does not support "+
 		"IndexedSlices") {
 		t.Errorf("CrossDeviceOps: got %v", err)
 	}
 	err = inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
-		if _, err := r.AllGather(ctx, []any{f32(1), rows}, 0); !errors.Is(err, distribute.ErrUnsupported) ||
+		if _, err := distribute.AllGather(ctx, r, []any{f32(1), rows}, 0); !errors.Is(err, distribute.ErrUnsupported) ||
 			!containsAll(err.Error(), "all_gather does not support IndexedSlices", "gather_test.go") {
 			t.Errorf("in a step: got %v", err)
 		}
-		if _, err := s.Gather(ctx, f32(1), 0); !errors.Is(err, distribute.ErrContext) ||
+		if _, err := s.Extended().Gather(ctx, f32(1), 0); !errors.Is(err, distribute.ErrContext) ||
 			!containsAll(err.Error(), "AllGather") {
 			t.Errorf("Gather in a step: got %v", err)
 		}
@@ -191,7 +193,7 @@ func TestGatherErrors(t *testing.T) {
 
 // collecting is a user's CrossDeviceOps that gathers in reverse order.
 type collecting struct {
-	distribute.ReductionToOneDevice
+	distribute.CrossDeviceOps
 }
 
 func (collecting) BatchGather(
@@ -199,9 +201,9 @@ func (collecting) BatchGather(
 ) ([]distribute.Value, error) {
 	out := make([]distribute.Value, len(batch))
 	for i, b := range batch {
-		values := b.Value.Values()
-		v, err := distribute.GatherWith(ctx, distribute.ReductionToOneDevice{},
-			distribute.NewPerReplica(values[1], values[0]), distribute.NewMirrored(values...), axis, o)
+		values := b.Values
+		v, err := distribute.CurrentStrategy(ctx).Extended().GatherWith(ctx, distribute.NewReductionToOneDevice("", nil),
+			distribute.NewComponents(values[1], values[0]), mirroredOf(values...), axis, o)
 		if err != nil {
 			return nil, err
 		}
@@ -211,10 +213,12 @@ func (collecting) BatchGather(
 }
 
 func TestUsersGather(t *testing.T) {
-	s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.CrossDeviceOps = collecting{} })
+	s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) {
+		cfg.CrossDeviceOps = collecting{distribute.NewReductionToOneDevice("", nil)}
+	})
 	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
-		v, err := r.AllGather(ctx, tensor.From([]float32{float32(r.ID())}), 0)
-		if err == nil && fmt.Sprint(v.(*tensor.Tensor).Float64s()) != "[1 0]" {
+		v, err := distribute.AllGather(ctx, r, tensor.From([]float32{float32(r.ID())}), 0)
+		if err == nil && fmt.Sprint(v.Float64s()) != "[1 0]" {
 			err = fmt.Errorf("got %v, want the result of the user's operations", v)
 		}
 		return err
@@ -235,7 +239,7 @@ func TestSlicesAmongTensors(t *testing.T) {
 	}
 	reduce := func(values ...distribute.Value) error {
 		return inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
-			v, err := r.AllReduce(ctx, distribute.Sum, values[r.ID()])
+			v, err := distribute.AllReduce(ctx, r, distribute.Sum, values[r.ID()])
 			if err != nil {
 				return err
 			}

@@ -46,9 +46,9 @@ func decodeKind(v map[string]any, devices []int) (distribute.Value, error) {
 			return nil, err
 		}
 		if kind == "mirrored" {
-			return distribute.NewMirrored(values...), nil
+			return mirroredOf(values...), nil
 		}
-		return distribute.NewPerReplica(values...), nil
+		return distribute.NewComponents(values...), nil
 	case "list":
 		return wrapErr(decodeList(v["items"], devices, false))
 	case "tuple":
@@ -319,7 +319,7 @@ func matchKind(path string, want map[string]any, got distribute.Value, tol toler
 			match(path+".indices", want["indices"], s.Indices, tol),
 			match(path+".dense_shape", want["dense_shape"], dense, tol))
 	case "per_replica":
-		p, ok := got.(*distribute.PerReplica)
+		p, ok := got.(*distribute.Components)
 		if !ok {
 			return bad()
 		}
@@ -329,7 +329,7 @@ func matchKind(path string, want map[string]any, got distribute.Value, tol toler
 		if !ok {
 			return bad()
 		}
-		return matchAll(path, want["values"], m.Values(), tol)
+		return matchAll(path, want["values"], m.Values, tol)
 	case "list":
 		items, ok := got.([]any)
 		if !ok {

@@ -12,8 +12,8 @@ import (
 // contextState returns the state that a context reports.
 func contextState(ctx context.Context, s *distribute.Strategy) map[string]any {
 	state := map[string]any{
-		"in_cross_replica_context": distribute.InCrossReplica(ctx),
-		"has_strategy":             distribute.StrategyFrom(ctx) != nil,
+		"in_cross_replica_context": distribute.CurrentReplica(ctx) == nil,
+		"has_strategy":             distribute.CurrentStrategy(ctx) != distribute.Default(),
 		"replica_context":          nil,
 		"strategy_is_mine":         distribute.CurrentStrategy(ctx) == s,
 		"update_replica_id":        nil,
@@ -21,9 +21,9 @@ func contextState(ctx context.Context, s *distribute.Strategy) map[string]any {
 	if r := distribute.CurrentReplica(ctx); r != nil {
 		state["replica_context"] = map[string]any{"replica_id_in_sync_group": r.ID(), "num_replicas_in_sync": r.NumReplicas()}
 	}
-	if id, ok := distribute.UpdateReplica(ctx); ok {
-		state["update_replica_id"] = id
-	} else if _, ok := distribute.UpdateDevice(ctx); ok {
+	if c := distribute.CurrentComponent(ctx); c != nil && c.Variable().Kind() == "MirroredVariable" {
+		state["update_replica_id"] = c.Replica()
+	} else if c != nil {
 		state["update_replica_id"] = "device"
 	}
 	return state
@@ -31,7 +31,7 @@ func contextState(ctx context.Context, s *distribute.Strategy) map[string]any {
 
 // perReplicaStates runs a step that records the state of its context, and returns the states by replica.
 func perReplicaStates(ctx context.Context, s *distribute.Strategy) ([]any, error) {
-	return distribute.RunTyped(ctx, s, func(ctx context.Context, _ *distribute.Replica, _ int) (any, error) {
+	return distribute.Run(ctx, s, func(ctx context.Context, _ *distribute.Replica, _ int) (any, error) {
 		return contextState(ctx, s), nil
 	}, nil)
 }
@@ -42,13 +42,13 @@ func mergeAlone(
 ) (int, error) {
 	calls := 0
 	_, err := distribute.Run(ctx, s,
-		func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-			return r.MergeCall(ctx,
+		func(ctx context.Context, r *distribute.Replica, _ struct{}) (distribute.Value, error) {
+			return distribute.MergeNests(ctx, r,
 				func(ctx context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
 					calls++
 					return nil, f(ctx, c)
 				})
-		})
+		}, nil)
 	return calls, err
 }
 
@@ -98,21 +98,21 @@ func goldenContextQuery(g *goldenRun) (map[string]any, error) {
 			return nil, err
 		}
 		states := []any{}
-		_, err = s.Update(ctx, v,
+		_, err = s.Extended().Update(ctx, v,
 			func(ctx context.Context, c *distribute.Component, _ ...distribute.Value) (distribute.Value, error) {
 				states = append(states, contextState(ctx, s))
-				return c.Read(), nil
+				return valueOf(c), nil
 			})
 		return map[string]any{"per_component": states}, err
 	case "default_merge_call":
 		var state map[string]any
 		calls := 0
-		_, err := distribute.CurrentReplica(ctx).MergeCall(ctx,
-			func(ctx context.Context, _ *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
+		_, err := distribute.MergeCall(ctx, distribute.CurrentReplica(ctx),
+			func(ctx context.Context, _ *distribute.CrossReplica, _ distribute.PerReplica[int]) (distribute.Value, error) {
 				calls++
 				state = contextState(ctx, s)
 				return nil, nil
-			})
+			}, 0)
 		return map[string]any{"calls": calls, "value": state}, err
 	default:
 		return nil, fmt.Errorf("the runner does not know where %q is", where)

@@ -5,6 +5,8 @@ import (
 	"os"
 
 	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/distribute/device"
+	"github.com/lockstep-ml/lockstep/distribute/internal/devicelist"
 )
 
 // setTFConfig sets TF_CONFIG to the case's value, or unsets it if the case has none.
@@ -66,10 +68,10 @@ func goldenDeviceList(g *goldenRun) (map[string]any, error) {
 	devices := names(g.c.Inputs["devices"])
 	switch fn := g.c.Options["fn"]; fn {
 	case "is_single_worker":
-		single, err := distribute.IsSingleWorker(devices)
+		single, err := device.IsSingleWorker(devices)
 		return map[string]any{"value": single}, err
 	case "group":
-		groups, err := distribute.GroupDevices(devices)
+		groups, err := devicelist.ByTask(devices)
 		out := map[string]any{}
 		for job, tasks := range groups {
 			lists := []any{}
@@ -83,7 +85,7 @@ func goldenDeviceList(g *goldenRun) (map[string]any, error) {
 		if len(devices) == 0 {
 			return map[string]any{"value": nil}, nil // None: nothing to count
 		}
-		n, err := distribute.GPUsPerWorker(devices)
+		n, err := devicelist.GPUsPerWorker(devices)
 		return map[string]any{"value": n}, err
 	default:
 		return nil, fmt.Errorf("the runner does not know the function %v", fn)

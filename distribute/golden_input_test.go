@@ -13,6 +13,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/distribute/internal/pieces"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -35,7 +36,7 @@ func (g *goldenRun) dataset(spec map[string]any) (data.Dataset, error) {
 	var p data.Pipeline
 	switch kind := source["kind"]; kind {
 	case "range":
-		p = data.FromTensors(counting(0, intOf(source, "n", 0)))
+		p = fromTensors(counting(0, intOf(source, "n", 0)))
 	case "tensor_slices":
 		v, err := decodeValue(source["tensor"], nil)
 		if list, ok := v.([]any); ok && err == nil {
@@ -44,7 +45,7 @@ func (g *goldenRun) dataset(spec map[string]any) (data.Dataset, error) {
 		if err != nil {
 			return nil, err
 		}
-		p = data.FromTensors(v)
+		p = fromTensors(v)
 	case "files":
 		files, err := g.recordFiles(source["files"])
 		if err != nil {
@@ -77,8 +78,8 @@ func packed(list []any) (*tensor.Tensor, error) {
 	if len(rows) == 0 {
 		return nil, fmt.Errorf("an empty list: %w", distribute.ErrInvalid)
 	}
-	out, err := distribute.GatherWith(context.Background(), distribute.ReductionToOneDevice{},
-		distribute.NewPerReplica(rows...), distribute.At("CPU:0"), 0)
+	out, err := tf.GatherWith(context.Background(), distribute.NewReductionToOneDevice("", nil),
+		distribute.NewComponents(rows...), "CPU:0", 0)
 	if err != nil {
 		return nil, err
 	}
@@ -202,7 +203,7 @@ func unbatched(p data.Pipeline) data.Pipeline {
 						return
 					}
 				}
-				rows := data.FromTensors(batch)
+				rows := fromTensors(batch)
 				for e, err := range rows.Iter(ctx) {
 					if !yield(e, err) || err != nil {
 						return
@@ -290,7 +291,7 @@ func (g *goldenRun) drain(s *distribute.Strategy, set *distribute.DistributedDat
 			ended = false
 			break
 		}
-		steps = append(steps, []any(s.LocalResults(element)))
+		steps = append(steps, []any(s.Extended().LocalResults(element)))
 	}
 	if len(steps) == most {
 		ended = false // TensorFlow has not requested more
@@ -332,7 +333,7 @@ func (g *goldenRun) inputContext() *distribute.InputContext {
 
 // datasetFunction is the dataset function that a case names.
 func (g *goldenRun) datasetFunction(c distribute.InputContext) (data.Dataset, error) {
-	source := data.FromTensors(counting(0, intOf(g.c.Options, "n", 0)))
+	source := fromTensors(counting(0, intOf(g.c.Options, "n", 0)))
 	switch fn := g.c.Options["fn"]; fn {
 	case "per_replica_batch", "sharded":
 		size, err := c.PerReplicaBatchSize(intOf(g.c.Options, "global_batch_size", 0))
@@ -389,13 +390,15 @@ func goldenInputContext(g *goldenRun) (map[string]any, error) {
 
 func goldenBatchSizes(g *goldenRun) (map[string]any, error) {
 	o := g.c.Options
-	sizes, err := distribute.BatchSizesForWorker(intOf(o, "global_batch_size", 0), intOf(o, "num_workers", 1),
-		intOf(o, "num_replicas_per_worker", 1), intOf(o, "worker_index", 0))
-	out := []any{}
-	for _, n := range sizes {
+	replicas, out := intOf(o, "num_replicas_per_worker", 1), []any{}
+	ids := make([]int, intOf(o, "num_workers", 1)*replicas)
+	for i := range ids {
+		ids[i] = (intOf(o, "worker_index", 0)*replicas + i) % len(ids)
+	}
+	for _, n := range pieces.Sizes(intOf(o, "global_batch_size", 0), ids) {
 		out = append(out, n)
 	}
-	return map[string]any{"value": out}, err
+	return map[string]any{"value": out}, nil
 }
 
 // goldenDatasetSum sums all elements of a dataset over the replicas.
@@ -418,7 +421,7 @@ func goldenDatasetSum(g *goldenRun) (map[string]any, error) {
 		if err != nil {
 			return nil, err
 		}
-		sums, err := distribute.Run(g.Context(), s,
+		sums, err := distribute.RunNest(g.Context(), s,
 			func(_ context.Context, _ *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
 				sum := int64(0)
 				for i := range args[0].(*tensor.Tensor).Len() {
@@ -429,7 +432,7 @@ func goldenDatasetSum(g *goldenRun) (map[string]any, error) {
 		if err != nil {
 			return nil, err
 		}
-		step, err := s.Reduce(g.Context(), distribute.Sum, sums, distribute.ReduceOptions{})
+		step, err := s.Extended().Reduce(g.Context(), distribute.Sum, sums, distribute.ReduceOptions{})
 		if err != nil {
 			return nil, err
 		}
@@ -497,8 +500,8 @@ func allRows(parts []any) (distribute.Value, error) {
 		if len(leaves) == 0 {
 			return nil, nil
 		}
-		return distribute.GatherWith(context.Background(), distribute.ReductionToOneDevice{},
-			distribute.NewPerReplica(leaves...), distribute.At("CPU:0"), 0)
+		return tf.GatherWith(context.Background(), distribute.NewReductionToOneDevice("", nil),
+			distribute.NewComponents(leaves...), "CPU:0", 0)
 	}, nil, parts...)
 }
 

@@ -141,10 +141,10 @@ func bitsOf(v any) string {
 			dense = bitsOf(v.DenseShape)
 		}
 		return "slices(" + bitsOf(v.Values) + " " + bitsOf(v.Indices) + " " + dense + ")"
-	case *distribute.PerReplica:
+	case *distribute.Components:
 		return "per replica" + bitsOf(v.Values())
 	case *distribute.Mirrored:
-		return "mirrored" + bitsOf(v.Values())
+		return "mirrored" + bitsOf(v.Values)
 	case tensor.Tuple:
 		return "tuple" + bitsOf([]any(v))
 	case []any:

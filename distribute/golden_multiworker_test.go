@@ -27,27 +27,35 @@ const workerTimeout = 30 * time.Second
 // workerConfigs returns the configurations of workers in this process with the given numbers of replicas. Their groups
 // exchange messages like those of processes.
 func workerConfigs(t testing.TB, replicas ...int) []distribute.MultiWorkerConfig {
-	total := 0
-	for _, n := range replicas {
-		total += n
+	t.Helper()
+	ids, total := make([][]int, len(replicas)), 0
+	for w, n := range replicas {
+		for range n {
+			ids[w] = append(ids[w], total)
+			total++
+		}
 	}
-	return workersOf(t, mem.NewPipes(total), replicas...)
+	return workersOf(t, mem.NewPipes(total), ids...)
 }
 
-// workersOf is workerConfigs over the ends of one group.
-func workersOf(t testing.TB, ends []transport.Endpoint, replicas ...int) []distribute.MultiWorkerConfig {
+// workersOf is workerConfigs over the ends of one group, with the ids of each worker's replicas.
+func workersOf(t testing.TB, ends []transport.Endpoint, ids ...[]int) []distribute.MultiWorkerConfig {
 	t.Helper()
-	addresses := make([]string, len(replicas))
+	addresses := make([]string, len(ids))
 	for w := range addresses {
 		addresses[w] = fmt.Sprintf("host%d:1", w)
 	}
-	configs := make([]distribute.MultiWorkerConfig, len(replicas))
-	for w, n := range replicas {
-		group, err := collective.Open(ends[:n], collective.Config{Timeout: workerTimeout})
+	configs := make([]distribute.MultiWorkerConfig, len(ids))
+	for w, own := range ids {
+		var mine []transport.Endpoint
+		for _, id := range own {
+			mine = append(mine, ends[id])
+		}
+		n := len(own)
+		group, err := collective.Open(mine, collective.Config{Timeout: workerTimeout})
 		if err != nil {
 			t.Fatal(err)
 		}
-		ends = ends[n:]
 		configs[w] = distribute.MultiWorkerConfig{
 			Resolver: &cluster.Simple{
 				Cluster: cluster.NewSpec(map[string][]string{"worker": addresses}),
@@ -151,13 +159,13 @@ func (g *goldenRun) onWorker(s *distribute.Strategy, mine distribute.Value) (any
 	ctx := g.Context()
 	axis := intOf(g.c.Options, "axis", 0)
 	each := func(f replicaFunc) (distribute.Value, error) {
-		if _, ok := mine.(*distribute.PerReplica); ok {
-			return distribute.Run(ctx, s,
+		if _, ok := mine.(*distribute.Components); ok {
+			return distribute.RunNest(ctx, s,
 				func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
 					return f(ctx, r, args[0])
 				}, mine)
 		}
-		return distribute.Run(ctx, s,
+		return distribute.RunNest(ctx, s,
 			func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
 				return f(ctx, r, mine)
 			})
@@ -179,36 +187,40 @@ func (g *goldenRun) onWorker(s *distribute.Strategy, mine distribute.Value) (any
 			return nil, err
 		}
 		return each(func(ctx context.Context, r *distribute.Replica, mine distribute.Value) (distribute.Value, error) {
-			return r.AllReduce(ctx, op, mine)
+			return distribute.AllReduce(ctx, r, op, mine)
 		})
 	case "gather":
 		v, err := each(own)
 		if err != nil {
 			return nil, err
 		}
-		return s.Gather(ctx, v, axis)
+		return s.Extended().Gather(ctx, v, axis)
 	case "gather_host":
-		return s.Gather(ctx, mine, axis)
+		return s.Extended().Gather(ctx, mine, axis)
 	case "reduce_to_host", "batch_reduce_host":
 		return g.reduceHostTo(s, mine)
 	case "all_gather":
 		return each(func(ctx context.Context, r *distribute.Replica, mine distribute.Value) (distribute.Value, error) {
-			return r.AllGather(ctx, mine, axis)
+			return distribute.AllGather(ctx, r, mine, axis)
 		})
 	case "replica_id":
 		return each(func(_ context.Context, r *distribute.Replica, _ distribute.Value) (distribute.Value, error) {
 			return tensor.Scalar(int32(r.ID())), nil
 		})
 	case "values_from_function":
-		return s.DistributeValuesFromFunction(ctx, func(c distribute.ValueContext) (distribute.Value, error) {
+		v, err := s.Extended().DistributeValues(ctx, func(c distribute.ValueContext) (distribute.Value, error) {
 			return tensor.From([]int32{int32(c.ReplicaID), int32(c.NumReplicas)}), nil
 		})
+		if err != nil {
+			return nil, err
+		}
+		return distribute.Nested(s, v)
 	case "var_init":
 		v, err := s.NewVariable(ctx, distribute.VariableConfig{Initial: mine})
 		if err != nil {
 			return nil, err
 		}
-		return s.LocalResults(v), nil
+		return s.Extended().LocalResults(v), nil
 	case "var_assign":
 		return g.assignOnWorker(s, mine, each)
 	case "dataset", "dataset_from_function":
@@ -244,7 +256,7 @@ func (g *goldenRun) reduceOnWorker(
 			return nil, err
 		}
 	}
-	return s.Reduce(g.Context(), op, mine, distribute.ReduceOptions{Axis: axes})
+	return s.Extended().Reduce(g.Context(), op, mine, distribute.ReduceOptions{Axis: axes})
 }
 
 // reduceHostTo reduces a value of each worker to a device, or each of a list of them in one batch.
@@ -255,13 +267,13 @@ func (g *goldenRun) reduceHostTo(s *distribute.Strategy, mine distribute.Value) 
 	}
 	list, ok := mine.([]any)
 	if !ok {
-		return s.ReduceTo(g.Context(), op, mine, distribute.At("CPU:0"))
+		return s.Extended().ReduceTo(g.Context(), op, mine, "CPU:0")
 	}
-	var batch []distribute.ValueTo
+	var batch reductions
 	for _, v := range list {
-		batch = append(batch, distribute.ValueTo{Value: v, To: distribute.At("CPU:0")})
+		batch.add(v, "CPU:0")
 	}
-	out, err := s.BatchReduceTo(g.Context(), op, batch)
+	out, err := s.Extended().BatchReduceTo(g.Context(), op, batch.values, batch.to)
 	return []any(out), err
 }
 
@@ -329,7 +341,7 @@ func (g *goldenRun) drainOnWorker(s *distribute.Strategy, whole bool) (any, erro
 
 func propertiesOnWorker(s *distribute.Strategy) (any, error) {
 	p := s.Properties()
-	task, err := s.ClusterResolver().Task()
+	task, err := s.Properties().ClusterResolver.Task()
 	return map[string]any{
 		"num_replicas_in_sync": p.NumReplicasInSync, "worker_devices": anys(p.WorkerDevices),
 		"should_checkpoint":   p.ShouldCheckpoint,
@@ -420,8 +432,8 @@ func checkWorkersPlainly(g *goldenRun, answer map[string]any, err error) error {
 		}
 		switch action := g.c.Options["action"]; {
 		case action == "gather" || action == "all_gather":
-			want, err := distribute.GatherWith(g.Context(), distribute.ReductionToOneDevice{},
-				distribute.NewPerReplica(inputs...), distribute.At("CPU:0"), intOf(g.c.Options, "axis", 0))
+			want, err := tf.GatherWith(g.Context(), distribute.NewReductionToOneDevice("", nil),
+				distribute.NewComponents(inputs...), "CPU:0", intOf(g.c.Options, "axis", 0))
 			if t, ok := got.result.(*tensor.Tensor); err != nil || !ok || !t.Equal(want.(*tensor.Tensor)) {
 				return fmt.Errorf("worker %d: got %v, want %v, %w", w, got.result, want, err)
 			}

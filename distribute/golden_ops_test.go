@@ -12,8 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/distribute/device"
+	"github.com/lockstep-ml/lockstep/distribute/internal/sparse"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -112,7 +115,11 @@ func (g *goldenRun) reduceOp() (distribute.ReduceOp, error) {
 	if !ok {
 		return 0, fmt.Errorf("reduce_op %v: %w", g.c.Options["reduce_op"], errNotInGo)
 	}
-	return distribute.ParseReduceOp(strings.TrimPrefix(name, "$"))
+	op, err := collective.ParseReduceOp(strings.TrimPrefix(name, "$"))
+	if err != nil {
+		return 99, nil // no reduction: the call refuses it
+	}
+	return op, nil
 }
 
 // axis returns the case's axis for ReduceOptions. Only integers and tuples of them can be written in Go.
@@ -195,15 +202,15 @@ func communication(v any) (distribute.Options, error) {
 // destination returns the destination of a case's result.
 func (g *goldenRun) destination(
 	s *distribute.Strategy, spec any, value distribute.Value,
-) (distribute.Destination, error) {
+) (distribute.Value, error) {
 	switch d := spec.(type) {
 	case nil:
-		return distribute.Like(value), nil
+		return value, nil
 	case string:
 		if d == "value" {
-			return distribute.Like(value), nil
+			return value, nil
 		}
-		return distribute.At(d), nil
+		return d, nil
 	case map[string]any:
 		switch d["kind"] {
 		case "variable":
@@ -211,19 +218,19 @@ func (g *goldenRun) destination(
 		case "mirrored_on":
 			var values []distribute.Value
 			for _, name := range d["devices"].([]any) {
-				dev, err := distribute.CanonicalDevice(name.(string))
+				dev, err := device.Canonical(name.(string))
 				if err != nil {
 					return nil, err
 				}
 				values = append(values, tensor.Scalar(float32(1)).OnDevice(dev.Index))
 			}
 			if len(values) == 1 {
-				return distribute.Like(values[0]), nil
+				return values[0], nil
 			}
-			return distribute.NewMirrored(values...), nil
+			return mirroredOf(values...), nil
 		case "number":
 			n, err := decodeNumber(d["value"].(json.Number))
-			return distribute.Like(n), err
+			return n, err
 		}
 	}
 	return nil, fmt.Errorf("unknown destination %v", spec)
@@ -233,11 +240,11 @@ func (g *goldenRun) destination(
 func devicesOf(v distribute.Value) []any {
 	leaves := []distribute.Value{v}
 	if m, ok := v.(*distribute.Mirrored); ok {
-		leaves = m.Values()
+		leaves = m.Values
 	}
 	var out []any
 	for _, leaf := range leaves {
-		if d, ok := distribute.DeviceOf(leaf); ok {
+		if d, ok := device.Of(leaf); ok {
 			out = append(out, d.Short())
 		}
 	}
@@ -274,7 +281,7 @@ func goldenReduce(g *goldenRun) (map[string]any, error) {
 	if g.c.Options["in_scope"] == true {
 		ctx = s.Scope(ctx)
 	}
-	out, err := s.Reduce(ctx, op, v, distribute.ReduceOptions{Axis: axis})
+	out, err := s.Extended().Reduce(ctx, op, v, distribute.ReduceOptions{Axis: axis})
 	if err != nil {
 		return nil, err
 	}
@@ -303,7 +310,7 @@ func goldenReduceTo(g *goldenRun) (map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	out, err := s.ReduceTo(s.Scope(g.Context()), op, v, to, o)
+	out, err := s.Extended().ReduceTo(s.Scope(g.Context()), op, v, to, o)
 	return map[string]any{"value": out, "devices": devicesOf(out)}, err
 }
 
@@ -325,25 +332,26 @@ func goldenBatchReduceTo(g *goldenRun) (map[string]any, error) {
 		return nil, err
 	}
 	specs, _ := g.c.Options["destinations"].([]any)
-	batch := make([]distribute.ValueTo, len(values))
+	var batch reductions
 	for i, v := range values {
 		var spec any
 		if i < len(specs) {
 			spec = specs[i]
 		}
-		batch[i].Value = v
-		if batch[i].To, err = g.destination(s, spec, v); err != nil {
+		to, err := g.destination(s, spec, v)
+		if err != nil {
 			return nil, err
 		}
+		batch.add(v, to)
 	}
-	out, err := s.BatchReduceTo(s.Scope(g.Context()), op, batch, o)
+	out, err := s.Extended().BatchReduceTo(s.Scope(g.Context()), op, batch.values, batch.to, o)
 	if g.c.Options["in_function"] == true { // the case then lists components
 		for i, v := range out {
 			components := []any{v}
 			switch v := v.(type) {
 			case *distribute.Mirrored:
-				components = v.Values()
-			case *distribute.PerReplica:
+				components = v.Values
+			case *distribute.Components:
 				components = v.Values()
 			}
 			out[i] = components
@@ -369,14 +377,14 @@ func goldenAllReduce(g *goldenRun) (map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := distribute.Regroup(values); err != nil {
+	if _, err := tf.Regroup(values); err != nil {
 		return nil, err // TensorFlow got one argument, of one structure
 	}
-	out, err := distribute.RunTyped(g.Context(), s,
+	out, err := distribute.Run(g.Context(), s,
 		func(ctx context.Context, r *distribute.Replica, v distribute.Value) (distribute.Value, error) {
-			return r.AllReduce(ctx, op, v, o)
+			return distribute.AllReduce(ctx, r, op, v, o)
 		}, values)
-	return map[string]any{"per_replica": out}, err
+	return map[string]any{"per_replica": []any(out)}, err
 }
 
 func goldenBroadcast(g *goldenRun) (map[string]any, error) {
@@ -392,7 +400,7 @@ func goldenBroadcast(g *goldenRun) (map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	out, err := distribute.Broadcast(v, to)
+	out, err := tf.Broadcast(g.Context(), v, to)
 	return map[string]any{"value": out, "devices": devicesOf(out)}, err
 }
 
@@ -415,7 +423,7 @@ var runFunctions = map[string]struct {
 				if x.DType() == tensor.Bool {
 					return x.Clone(), nil // the product of bools is their conjunction, and 2 is true
 				}
-				return addAll(ctx, x, x)
+				return addAll(x, x)
 			}
 			return nil, fmt.Errorf("two times %v: %w", leaf, distribute.ErrInvalid)
 		})
@@ -429,18 +437,18 @@ var runFunctions = map[string]struct {
 					return nil, fmt.Errorf("%v and a replica id: %w", leaf, distribute.ErrInvalid)
 				}
 				if !x.DType().IsNumeric() {
-					return addAll(ctx, x, x) // it returns the reason
+					return addAll(x, x) // it returns the reason
 				}
 				ids := tensor.New(x.DType(), x.Shape()...)
 				for i := range ids.Len() {
 					setNumber(ids, i, float64(r.ID()))
 				}
-				return addAll(ctx, x, ids)
+				return addAll(x, ids)
 			})
 		},
 	},
 	"sum_args": {nil, func(ctx context.Context, _ *distribute.Replica, args []any) (distribute.Value, error) {
-		return addAll(ctx, args...)
+		return addAll(args...)
 	}},
 	"mean_loss": {[]string{"x"}, func(ctx context.Context, _ *distribute.Replica, args []any) (distribute.Value, error) {
 		return meanOf(ctx, args[0])
@@ -454,9 +462,9 @@ var runFunctions = map[string]struct {
 }
 
 // addAll adds tensors of one dtype and shape; host numbers count as tensors.
-func addAll(ctx context.Context, values ...any) (distribute.Value, error) {
-	return distribute.ReduceWith(ctx, distribute.ReductionToOneDevice{}, distribute.Sum,
-		distribute.NewPerReplica(values...), distribute.At("CPU:0"))
+func addAll(values ...any) (distribute.Value, error) {
+	return reduceWith(context.Background(), distribute.NewReductionToOneDevice("", nil), distribute.Sum,
+		distribute.NewComponents(values...), "CPU:0")
 }
 
 // meanOf returns the mean of a tensor's elements in the tensor's dtype, as tf.reduce_mean does: the
@@ -467,7 +475,7 @@ func meanOf(ctx context.Context, v distribute.Value) (distribute.Value, error) {
 		return nil, fmt.Errorf("the mean of %v: %w", v, distribute.ErrInvalid)
 	}
 	if !t.DType().IsNumeric() {
-		return addAll(ctx, t, t) // it returns the reason
+		return addAll(t, t) // it returns the reason
 	}
 	out := tensor.New(t.DType())
 	if t.DType().IsFloat() {
@@ -540,7 +548,7 @@ func (g *goldenRun) returned(v distribute.Value) (distribute.Value, error) {
 	}
 	return tensor.Map(v, func(leaf any) (any, error) {
 		switch x := leaf.(type) {
-		case *distribute.PerReplica:
+		case *distribute.Components:
 			components := slices.Clone(x.Values())
 			for i, c := range components {
 				var err error
@@ -548,7 +556,7 @@ func (g *goldenRun) returned(v distribute.Value) (distribute.Value, error) {
 					return nil, err
 				}
 			}
-			return distribute.NewPerReplica(components...), nil
+			return distribute.NewComponents(components...), nil
 		case int:
 			return tensor.Scalar(int32(x)), nil
 		case float64:
@@ -618,7 +626,7 @@ func goldenRunStep(g *goldenRun) (map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	out, err := distribute.Run(g.Context(), s,
+	out, err := distribute.RunNest(g.Context(), s,
 		func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
 			return f.call(ctx, r, args)
 		}, args...)
@@ -628,7 +636,7 @@ func goldenRunStep(g *goldenRun) (map[string]any, error) {
 	if out, err = g.returned(out); err != nil {
 		return nil, err
 	}
-	return map[string]any{"value": out, "local_results": s.LocalResults(out)}, nil
+	return map[string]any{"value": out, "local_results": s.Extended().LocalResults(out)}, nil
 }
 
 func goldenLocalResults(g *goldenRun) (map[string]any, error) {
@@ -637,7 +645,7 @@ func goldenLocalResults(g *goldenRun) (map[string]any, error) {
 		return nil, err
 	}
 	v, err := g.input("value")
-	return map[string]any{"local_results": s.LocalResults(v)}, err
+	return map[string]any{"local_results": s.Extended().LocalResults(v)}, err
 }
 
 // valueFunctions are the value functions that cases name.
@@ -672,12 +680,13 @@ func goldenValuesFromFunction(g *goldenRun) (map[string]any, error) {
 	if !ok {
 		return nil, fmt.Errorf("unknown fn %q", name)
 	}
-	out, err := s.DistributeValuesFromFunction(g.Context(),
+	out, err := s.Extended().DistributeValues(g.Context(),
 		func(c distribute.ValueContext) (distribute.Value, error) { return f(c), nil })
 	if err != nil {
 		return nil, err
 	}
-	return map[string]any{"value": out, "local_results": s.LocalResults(out)}, nil
+	nest, err := distribute.Nested(s, out)
+	return map[string]any{"value": nest, "local_results": s.Extended().LocalResults(nest)}, err
 }
 
 // goldenRegroup regroups like the case's call: leaves are wrapped even if they are the same on all replicas.
@@ -691,9 +700,7 @@ func goldenRegroup(g *goldenRun) (map[string]any, error) {
 		return nil, err
 	}
 	defer s.Close()
-	out, err := s.DistributeValuesFromFunction(g.Context(), func(c distribute.ValueContext) (distribute.Value, error) {
-		return values[c.ReplicaID], nil
-	})
+	out, err := distribute.Nested(s, values)
 	return map[string]any{"value": out}, err
 }
 
@@ -709,7 +716,7 @@ func goldenSelectReplica(g *goldenRun) (map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	out, err := distribute.SelectReplica(replica, v)
+	out, err := tf.SelectReplica(replica, v)
 	return map[string]any{"value": out}, err
 }
 
@@ -719,7 +726,7 @@ func goldenCanonicalizeDevice(g *goldenRun) (map[string]any, error) {
 	if d, ok := g.c.Options["default"].(string); ok {
 		defaults = []string{d}
 	}
-	d, err := distribute.CanonicalDevice(name, defaults...)
+	d, err := device.Canonical(name, defaults...)
 	return map[string]any{"value": d.String()}, err
 }
 
@@ -758,7 +765,7 @@ func (g *goldenRun) trainLoop(s *distribute.Strategy) (map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	source := data.FromTensors(data.Batch{
+	source := fromTensors(data.Batch{
 		Inputs: []*tensor.Tensor{parts["x"]},
 		Labels: []*tensor.Tensor{parts["y"]},
 	}).Batch(batch)
@@ -773,23 +780,23 @@ func (g *goldenRun) trainLoop(s *distribute.Strategy) (map[string]any, error) {
 			return nil, err
 		}
 		loss, gradient := linearLoss(weights, b.Inputs[0], b.Labels[0], batch)
-		reduced, err := r.AllReduce(ctx, op, gradient)
+		reduced, err := distribute.AllReduce(ctx, r, op, gradient)
 		if err != nil {
 			return nil, err
 		}
-		_, err = r.MergeCall(ctx,
+		_, err = distribute.MergeNests(ctx, r,
 			func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
-				mean, err := c.ReduceTo(ctx, distribute.Mean, args[0], w)
+				mean, err := c.Strategy().Extended().ReduceTo(ctx, distribute.Mean, args[0], w)
 				if err != nil {
 					return nil, err
 				}
-				return c.Update(ctx, w,
-					func(_ context.Context, v *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
+				return c.Strategy().Extended().Update(ctx, w,
+					func(_ context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
 						scaled, err := mapNumbers(args[0], func(x float64) float64 { return float64(float32(rate) * float32(x)) })
 						if err != nil {
 							return nil, err
 						}
-						return nil, v.AssignSub(scaled)
+						return nil, w.AssignSub(c, scaled)
 					}, mean)
 			}, reduced)
 		return loss, err
@@ -800,11 +807,11 @@ func (g *goldenRun) trainLoop(s *distribute.Strategy) (map[string]any, error) {
 			if err != nil {
 				return nil, err
 			}
-			perReplica, err := distribute.Run(g.Context(), s, step, element)
+			perReplica, err := distribute.RunNest(g.Context(), s, step, element)
 			if err != nil {
 				return nil, err
 			}
-			loss, err := s.Reduce(g.Context(), distribute.Sum, perReplica, distribute.ReduceOptions{})
+			loss, err := s.Extended().Reduce(g.Context(), distribute.Sum, perReplica, distribute.ReduceOptions{})
 			if err != nil {
 				return nil, err
 			}
@@ -892,10 +899,11 @@ func goldenVarCreate(g *goldenRun) (map[string]any, error) {
 		components = append(components, c)
 	}
 	return map[string]any{"value": map[string]any{
-		"class": v.Kind().String(), "synchronization": v.Synchronization().String(), "aggregation": v.Aggregation().String(),
-		"trainable": v.Trainable(), "name": v.Name(), "dtype": v.DType().String(), "shape": shape,
+		"class": v.Kind(), "synchronization": v.Config().Synchronization.String(),
+		"aggregation": v.Config().Aggregation.String(),
+		"trainable":   v.Config().Trainable, "name": v.Name(), "dtype": v.DType().String(), "shape": shape,
 		"component_names": names, "component_devices": shortDevices(v.Devices()), "components": components,
-		"created_in_scope": s.VariableCreatedInScope(v),
+		"created_in_scope": v.Strategy() == s,
 	}}, nil
 }
 
@@ -953,7 +961,7 @@ func checkAlone(g *goldenRun, answer map[string]any, err error) error {
 			components = d.Values()
 		}
 		alone = alone || len(components) < max(g.c.Replicas, 2)
-		got, err := distribute.SelectReplica(0, results[i])
+		got, err := tf.SelectReplica(0, results[i])
 		if err != nil {
 			return err
 		}
@@ -993,7 +1001,7 @@ func (g *goldenRun) reduction(answer map[string]any) (replicas, results []any, e
 		batch, _ := answer["values"].([]any)
 		for i, v := range batch {
 			if components, ok := v.([]any); ok { // inside of a function
-				batch[i] = distribute.NewPerReplica(components...)
+				batch[i] = distribute.NewComponents(components...)
 			}
 		}
 		out = batch
@@ -1002,11 +1010,11 @@ func (g *goldenRun) reduction(answer map[string]any) (replicas, results []any, e
 		out = answer["value"]
 	}
 	for i := range g.devices {
-		mine, e := distribute.SelectReplica(i, in)
+		mine, e := tf.SelectReplica(i, in)
 		err = errors.Join(err, e)
 		replicas = append(replicas, mine)
 	}
-	result, e := distribute.SelectReplica(0, out)
+	result, e := tf.SelectReplica(0, out)
 	return replicas, []any{result}, errors.Join(err, e)
 }
 
@@ -1054,7 +1062,7 @@ func plainNumbers(v any) ([]float64, error) {
 	case *tensor.Tensor:
 		return v.Float64s(), nil
 	case *tensor.IndexedSlices:
-		t, err := distribute.Densify(v)
+		t, err := sparse.Densify(v)
 		if err != nil {
 			return nil, err
 		}

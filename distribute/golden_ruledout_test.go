@@ -33,19 +33,15 @@ var ruledOut = map[string]struct {
 	"run_args_not_sequence": {
 		reason:  "arguments are the function's own, not a sequence",
 		code:    `distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, x distribute.Value) (distribute.Value, error) { return x, nil }, v)`,
-		message: "cannot use",
+		message: "PerReplica",
 	},
 	"reduce_missing_axis": {
 		reason: "the options, with the axis, are a parameter",
-		code:   `s.Reduce(ctx, distribute.Sum, v)`, message: "not enough arguments",
-	},
-	"reduce_to_list_destinations": {
-		reason: "a destination is not a list",
-		code:   `s.ReduceTo(ctx, distribute.Sum, v, []string{"CPU:0"})`, message: "does not implement",
+		code:   `s.Extended().Reduce(ctx, distribute.Sum, v)`, message: "not enough arguments",
 	},
 	"update_non_variable": {
 		reason: "what is updated is a variable",
-		code:   `s.Update(ctx, v, nil)`, message: "cannot use v",
+		code:   `s.Extended().Update(ctx, v, nil)`, message: "cannot use v",
 	},
 	"handle_outside_replica": {
 		reason: "a variable has no handle; its components' values are read and written in a context, outside of replicas too",
@@ -79,7 +75,7 @@ var ruledOut = map[string]struct {
 			var merged atomic.Int32
 			_, err := inRun(ctx, s, func(ctx context.Context, r *distribute.Replica) (distribute.Value, error) {
 				nested := func() (distribute.Value, error) {
-					return r.MergeCall(ctx,
+					return distribute.MergeNests(ctx, r,
 						func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
 							merged.Add(1)
 							return nil, nil
@@ -190,7 +186,7 @@ func TestRuledOut(t *testing.T) {
 		_, err = (&types.Config{Importer: from}).Check("p", fset, []*ast.File{file}, nil)
 		return err
 	}
-	if err := check(`s.Reduce(ctx, distribute.Sum, v, distribute.ReduceOptions{})`); err != nil {
+	if err := check(`s.Extended().Reduce(ctx, distribute.Sum, v, distribute.ReduceOptions{})`); err != nil {
 		t.Fatalf("a valid program does not compile: %v", err)
 	}
 	for name, c := range ruledOut {

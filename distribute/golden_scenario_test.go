@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/lockstep-ml/lockstep/cluster"
-	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -50,7 +50,7 @@ type bareStep = func(context.Context, *distribute.Replica) (distribute.Value, er
 
 // inRun runs a step function without arguments.
 func inRun(ctx context.Context, s *distribute.Strategy, f bareStep) (distribute.Value, error) {
-	return distribute.Run(ctx, s,
+	return distribute.RunNest(ctx, s,
 		func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
 			return f(ctx, r)
 		})
@@ -67,13 +67,13 @@ func (g *goldenRun) runMerging(ctx context.Context, s *distribute.Strategy, f me
 	if err != nil {
 		return nil, err
 	}
-	return distribute.Run(ctx, s,
+	return distribute.RunNest(ctx, s,
 		func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
 			x, err := timesOne(args[0])
 			if err != nil {
 				return nil, err
 			}
-			return r.MergeCall(ctx,
+			return distribute.MergeNests(ctx, r,
 				func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
 					return f(ctx, c, args[0])
 				}, x.OnDevice(r.ID()))
@@ -98,14 +98,14 @@ func newVariable(
 }
 
 // kindOf returns the name of TensorFlow's class of a variable.
-func kindOf(v *distribute.Variable) string { return v.Kind().String() }
+func kindOf(v *distribute.Variable) string { return v.Kind() }
 
 // errBoom is an error of a step, a ValueError in TensorFlow's cases.
 func errBoom(where string) error { return fmt.Errorf("%w: boom from %s", distribute.ErrInvalid, where) }
 
 // assignSeven sets a component to 7.
 func assignSeven(_ context.Context, c *distribute.Component, _ ...distribute.Value) (distribute.Value, error) {
-	return nil, c.Assign(scalar(7))
+	return nil, c.Variable().Assign(c, scalar(7))
 }
 
 // scenarios are those of the generator, by name, without those in [ruledOut].
@@ -123,7 +123,7 @@ var scenarios = map[string]scenario{
 		})
 	},
 	"reduce_other_strategy_scope": func(_ *goldenRun, ctx context.Context, s, other *distribute.Strategy) (any, error) {
-		return s.Reduce(other.Scope(ctx), distribute.Sum, scalar(1), distribute.ReduceOptions{})
+		return s.Extended().Reduce(other.Scope(ctx), distribute.Sum, scalar(1), distribute.ReduceOptions{})
 	},
 	"run_other_strategy_scope": func(_ *goldenRun, ctx context.Context, s, other *distribute.Strategy) (any, error) {
 		return inRun(other.Scope(ctx), s, one)
@@ -134,22 +134,23 @@ var scenarios = map[string]scenario{
 	},
 	"reduce_inside_run": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		return inRun(ctx, s, func(ctx context.Context, _ *distribute.Replica) (distribute.Value, error) {
-			return s.Reduce(ctx, distribute.Sum, scalar(1), distribute.ReduceOptions{})
+			return s.Extended().Reduce(ctx, distribute.Sum, scalar(1), distribute.ReduceOptions{})
 		})
 	},
 	"gather_inside_run": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		return inRun(ctx, s, func(ctx context.Context, _ *distribute.Replica) (distribute.Value, error) {
-			return s.Gather(ctx, tensor.From([]float32{1}), 0)
+			return s.Extended().Gather(ctx, tensor.From([]float32{1}), 0)
 		})
 	},
 	"reduce_to_inside_run": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		return inRun(ctx, s, func(ctx context.Context, _ *distribute.Replica) (distribute.Value, error) {
-			return s.ReduceTo(ctx, distribute.Sum, scalar(1), distribute.At("CPU:0"))
+			return s.Extended().ReduceTo(ctx, distribute.Sum, scalar(1), "CPU:0")
 		})
 	},
 	"batch_reduce_to_inside_run": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		return inRun(ctx, s, func(ctx context.Context, _ *distribute.Replica) (distribute.Value, error) {
-			return s.BatchReduceTo(ctx, distribute.Sum, []distribute.ValueTo{{Value: scalar(1), To: distribute.At("CPU:0")}})
+			return s.Extended().BatchReduceTo(ctx, distribute.Sum,
+				[]distribute.Value{scalar(1)}, []distribute.Value{"CPU:0"})
 		})
 	},
 	"update_inside_run_mirrored": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
@@ -158,17 +159,20 @@ var scenarios = map[string]scenario{
 			return nil, err
 		}
 		_, err = inRun(ctx, s, func(ctx context.Context, r *distribute.Replica) (distribute.Value, error) {
-			return r.Update(ctx, v, assignSeven)
+			return distribute.MergeNests(ctx, r,
+				func(ctx context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
+					return c.Strategy().Extended().Update(ctx, v, assignSeven)
+				})
 		})
 		return v.Values(), err
 	},
 	"merge_call_in_cross_replica": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
-		kept, err := distribute.RunTyped(ctx, s,
+		kept, err := distribute.Run(ctx, s,
 			func(_ context.Context, r *distribute.Replica, _ int) (*distribute.Replica, error) { return r, nil }, nil)
 		if err != nil {
 			return nil, err
 		}
-		return kept[0].MergeCall(s.Scope(ctx),
+		return distribute.MergeNests(s.Scope(ctx), kept[0],
 			func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
 				return 1, nil
 			})
@@ -182,7 +186,7 @@ var scenarios = map[string]scenario{
 			case 0:
 				first <- r
 			case 1:
-				return (<-first).MergeCall(ctx, nothing)
+				return distribute.MergeNests(ctx, <-first, nothing)
 			}
 			return nil, nil
 		})
@@ -190,7 +194,7 @@ var scenarios = map[string]scenario{
 	"merge_call_uneven_count": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		return inRun(ctx, s, func(ctx context.Context, r *distribute.Replica) (distribute.Value, error) {
 			if r.ID() == 0 {
-				if _, err := r.MergeCall(ctx, nothing); err != nil {
+				if _, err := distribute.MergeNests(ctx, r, nothing); err != nil {
 					return nil, err
 				}
 			}
@@ -200,7 +204,7 @@ var scenarios = map[string]scenario{
 	"merge_call_returns_mirrored": func(g *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		return g.runMerging(ctx, s,
 			func(ctx context.Context, c *distribute.CrossReplica, x distribute.Value) (distribute.Value, error) {
-				return c.ReduceTo(ctx, distribute.Sum, x, distribute.Like(x))
+				return c.Strategy().Extended().ReduceTo(ctx, distribute.Sum, x, x)
 			})
 	},
 	"merge_call_returns_per_replica_arg": func(g *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
@@ -212,7 +216,7 @@ var scenarios = map[string]scenario{
 	"merge_call_returns_host_tensor": func(g *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		return g.runMerging(ctx, s,
 			func(ctx context.Context, c *distribute.CrossReplica, x distribute.Value) (distribute.Value, error) {
-				return c.Reduce(ctx, distribute.Sum, x, distribute.ReduceOptions{})
+				return c.Strategy().Extended().Reduce(ctx, distribute.Sum, x, distribute.ReduceOptions{})
 			})
 	},
 	"merge_call_kwargs": func(g *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
@@ -220,7 +224,7 @@ var scenarios = map[string]scenario{
 		if err != nil {
 			return nil, err
 		}
-		return distribute.Run(ctx, s,
+		return distribute.RunNest(ctx, s,
 			func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
 				x, err := timesOne(args[0])
 				if err != nil {
@@ -230,17 +234,18 @@ var scenarios = map[string]scenario{
 				if err != nil {
 					return nil, err
 				}
-				return r.MergeCall(ctx,
+				return distribute.MergeNests(ctx, r,
 					func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
-						sum, err := c.Reduce(ctx, distribute.Sum, args[0], distribute.ReduceOptions{})
+						sum, err := c.Strategy().Extended().Reduce(ctx, distribute.Sum, args[0], distribute.ReduceOptions{})
 						if err != nil {
 							return nil, err
 						}
-						mean, err := c.Reduce(ctx, distribute.Mean, args[1].(map[string]any)["k"], distribute.ReduceOptions{})
+						mean, err := c.Strategy().Extended().Reduce(ctx, distribute.Mean, args[1].(map[string]any)["k"],
+							distribute.ReduceOptions{})
 						if err != nil {
 							return nil, err
 						}
-						return addAll(ctx, sum, mean)
+						return addAll(sum, mean)
 					}, args[0], map[string]any{"k": ten})
 			}, v)
 	},
@@ -248,7 +253,7 @@ var scenarios = map[string]scenario{
 		called := []any{}
 		_, err := inRun(ctx, s, func(ctx context.Context, r *distribute.Replica) (distribute.Value, error) {
 			id := r.ID()
-			return r.MergeCall(ctx,
+			return distribute.MergeNests(ctx, r,
 				func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
 					called = append(called, id)
 					return nil, nil
@@ -281,7 +286,7 @@ var scenarios = map[string]scenario{
 		}
 		out, err := inRun(ctx, s,
 			func(context.Context, *distribute.Replica) (distribute.Value, error) { return scalar(2), nil })
-		return []any{distribute.StrategyFrom(ctx) != nil, s.LocalResults(out)}, err
+		return []any{distribute.CurrentStrategy(ctx) != distribute.Default(), s.Extended().LocalResults(out)}, err
 	},
 	"run_result_structure_mismatch": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		return inRun(ctx, s, func(_ context.Context, r *distribute.Replica) (distribute.Value, error) {
@@ -300,10 +305,10 @@ var scenarios = map[string]scenario{
 	"run_options_ignored": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		out, err := inRun(ctx, s,
 			func(context.Context, *distribute.Replica) (distribute.Value, error) { return scalar(3), nil })
-		return s.LocalResults(out), err // these options do not exist here
+		return s.Extended().LocalResults(out), err // these options do not exist here
 	},
 	"per_replica_outside_run": func(_ *goldenRun, _ context.Context, _, _ *distribute.Strategy) (any, error) {
-		return distribute.Regroup([]distribute.Value{scalar(1), scalar(2)})
+		return tf.Regroup([]distribute.Value{scalar(1), scalar(2)})
 	},
 	"mirrored_used_outside_run": func(g *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		v, err := g.input("value")
@@ -347,9 +352,9 @@ var scenarios = map[string]scenario{
 		if err != nil {
 			return nil, err
 		}
-		return s.Update(s.Scope(ctx), v,
+		return s.Extended().Update(s.Scope(ctx), v,
 			func(_ context.Context, c *distribute.Component, _ ...distribute.Value) (distribute.Value, error) {
-				return changed(c, c.Assign(scalar(5)))
+				return changed(c, c.Variable().Assign(c, scalar(5)))
 			})
 	},
 	"update_per_replica_args": func(g *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
@@ -361,7 +366,7 @@ var scenarios = map[string]scenario{
 		if err != nil {
 			return nil, err
 		}
-		_, err = s.Update(s.Scope(ctx), v, updateFunctions["assign_add"], x)
+		_, err = s.Extended().Update(s.Scope(ctx), v, updateFunctions["assign_add"], x)
 		return v.Values(), err
 	},
 	"colocate_vars_with": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
@@ -370,7 +375,7 @@ var scenarios = map[string]scenario{
 		if err != nil {
 			return nil, err
 		}
-		if ctx, err = s.ColocateVariablesWith(ctx, base); err != nil {
+		if ctx, err = s.Extended().ColocateVariablesWith(ctx, base); err != nil {
 			return nil, err
 		}
 		slot, err := newVariable(ctx, s, 2, distribute.VariableConfig{Name: "slot"})
@@ -392,13 +397,13 @@ var scenarios = map[string]scenario{
 	},
 	"variable_created_in_scope_plain": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		v, err := newVariable(ctx, distribute.Default(), 1, distribute.VariableConfig{})
-		return s.VariableCreatedInScope(v), err
+		return v.Strategy() == s, err
 	},
 	"variable_created_in_scope_other": func(_ *goldenRun, ctx context.Context, s, other *distribute.Strategy) (any,
 		error,
 	) {
 		v, err := newVariable(ctx, other, 1, distribute.VariableConfig{})
-		return s.VariableCreatedInScope(v), err
+		return v.Strategy() == s, err
 	},
 	"create_var_in_run": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		v, err := createInRun(ctx, s, func(r *distribute.Replica) distribute.VariableConfig {
@@ -413,7 +418,7 @@ var scenarios = map[string]scenario{
 		out, err := inRun(ctx, s, func(ctx context.Context, r *distribute.Replica) (distribute.Value, error) {
 			list := []any{}
 			for i := range 2 {
-				v, err := r.NewVariable(ctx, distribute.VariableConfig{Name: "foo", Initial: scalar(float64(i + 1))})
+				v, err := r.Strategy().NewVariable(ctx, distribute.VariableConfig{Name: "foo", Initial: scalar(float64(i + 1))})
 				if err != nil {
 					return nil, err
 				}
@@ -440,7 +445,7 @@ var scenarios = map[string]scenario{
 			if r.ID() > 0 {
 				return scalar(0), nil
 			}
-			v, err := r.NewVariable(ctx, distribute.VariableConfig{Name: "foo", Initial: scalar(1)})
+			v, err := r.Strategy().NewVariable(ctx, distribute.VariableConfig{Name: "foo", Initial: scalar(1)})
 			if err != nil {
 				return nil, err
 			}
@@ -478,7 +483,7 @@ var scenarios = map[string]scenario{
 				return nil, err
 			}
 			if next == nil {
-				out = append(out, distribute.StrategyFrom(ctx) != nil)
+				out = append(out, distribute.CurrentStrategy(ctx) != distribute.Default())
 			} else {
 				out = append(out, distribute.CurrentStrategy(ctx) == next)
 			}
@@ -486,7 +491,7 @@ var scenarios = map[string]scenario{
 		return out, nil
 	},
 	"next_iterator_inside_run": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
-		set, err := s.DistributeDataset(data.FromTensors(counting(0, 4)).Batch(2))
+		set, err := s.DistributeDataset(fromTensors(counting(0, 4)).Batch(2))
 		if err != nil {
 			return nil, err
 		}
@@ -506,46 +511,53 @@ var scenarios = map[string]scenario{
 	},
 	"all_reduce_bad_reduce_op": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		return inRun(ctx, s, func(ctx context.Context, r *distribute.Replica) (distribute.Value, error) {
-			op, err := distribute.ParseReduceOp("MAX")
+			op, err := collective.ParseReduceOp("MAX")
 			if err != nil {
 				return nil, err
 			}
-			return r.AllReduce(ctx, op, scalar(1))
+			return distribute.AllReduce(ctx, r, op, scalar(1))
 		})
 	},
 	"reduce_bad_reduce_op": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
-		op, err := distribute.ParseReduceOp("PROD")
+		op, err := collective.ParseReduceOp("PROD")
 		if err != nil {
 			return nil, err
 		}
-		return s.Reduce(ctx, op, scalar(1), distribute.ReduceOptions{})
+		return s.Extended().Reduce(ctx, op, scalar(1), distribute.ReduceOptions{})
 	},
 	"reduce_op_not_enum_with_axis": func(g *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		v, err := g.input("value")
 		if err != nil {
 			return nil, err
 		}
-		return s.Reduce(ctx, 3, v, distribute.ReduceOptions{Axis: []int{0}})
+		return s.Extended().Reduce(ctx, 3, v, distribute.ReduceOptions{Axis: []int{0}})
 	},
 	"reduce_op_not_enum_no_axis": func(g *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		v, err := g.input("value")
 		if err != nil {
 			return nil, err
 		}
-		return s.Reduce(ctx, 3, v, distribute.ReduceOptions{})
+		return s.Extended().Reduce(ctx, 3, v, distribute.ReduceOptions{})
 	},
 	"batch_reduce_to_mixed_host_device": func(g *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		v, err := g.input("value")
 		if err != nil {
 			return nil, err
 		}
-		ints := distribute.NewPerReplica(tensor.Scalar(int32(1)), tensor.Scalar(int32(2)))
-		out, err := s.BatchReduceTo(s.Scope(ctx), distribute.Sum,
-			[]distribute.ValueTo{{Value: v, To: distribute.Like(v)}, {Value: ints, To: ints}})
+		ints := distribute.NewComponents(tensor.Scalar(int32(1)), tensor.Scalar(int32(2)))
+		out, err := s.Extended().BatchReduceTo(s.Scope(ctx), distribute.Sum,
+			[]distribute.Value{v, ints}, []distribute.Value{v, ints})
 		return []any(out), err
 	},
+	"reduce_to_list_destinations": func(g *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
+		v, err := g.input("value")
+		if err != nil {
+			return nil, err
+		}
+		return s.Extended().ReduceTo(s.Scope(ctx), distribute.Sum, v, []string{"CPU:0"})
+	},
 	"batch_reduce_to_empty": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
-		out, err := s.BatchReduceTo(s.Scope(ctx), distribute.Sum, nil)
+		out, err := s.Extended().BatchReduceTo(s.Scope(ctx), distribute.Sum, nil, nil)
 		return append([]any{}, out...), err
 	},
 	"strategy_reduce_sum_mirrored_variable": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any,
@@ -564,14 +576,14 @@ var scenarios = map[string]scenario{
 			return nil, err
 		}
 		return inRun(ctx, s, func(ctx context.Context, r *distribute.Replica) (distribute.Value, error) {
-			return r.AllReduce(ctx, distribute.Sum, v)
+			return distribute.AllReduce(ctx, r, distribute.Sum, distribute.Value(v))
 		})
 	},
 	"all_reduce_outside_strategy": func(_ *goldenRun, ctx context.Context, _, _ *distribute.Strategy) (any, error) {
-		return distribute.CurrentReplica(ctx).AllReduce(ctx, distribute.Sum, scalar(5))
+		return distribute.AllReduce(ctx, distribute.CurrentReplica(ctx), distribute.Sum, scalar(5))
 	},
 	"all_gather_outside_strategy": func(_ *goldenRun, ctx context.Context, _, _ *distribute.Strategy) (any, error) {
-		return distribute.CurrentReplica(ctx).AllGather(ctx, tensor.From([]float32{5}), 0)
+		return distribute.AllGather(ctx, distribute.CurrentReplica(ctx), tensor.From([]float32{5}), 0)
 	},
 	"replica_id_dtype": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		return inRun(ctx, s, func(_ context.Context, r *distribute.Replica) (distribute.Value, error) {
@@ -584,7 +596,7 @@ var scenarios = map[string]scenario{
 	"strategy_properties": func(_ *goldenRun, _ context.Context, s, _ *distribute.Strategy) (any, error) {
 		p := s.Properties()
 		var resolver any
-		if r := s.ClusterResolver(); r != nil {
+		if r := s.Properties().ClusterResolver; r != nil {
 			names := map[string]string{reflect.TypeFor[*cluster.TFConfig]().String(): "TFConfigClusterResolver"}
 			resolver = names[reflect.TypeOf(r).String()]
 		}
@@ -603,16 +615,16 @@ var scenarios = map[string]scenario{
 		if err != nil {
 			return nil, err
 		}
-		sum, err := d.Reduce(ctx, distribute.Sum, scalar(4), distribute.ReduceOptions{})
+		sum, err := d.Extended().Reduce(ctx, distribute.Sum, scalar(4), distribute.ReduceOptions{})
 		return map[string]any{
 			"num_replicas_in_sync": d.NumReplicasInSync(), "run": out, "reduce": sum,
-			"local_results_len": len(d.LocalResults(scalar(4))),
+			"local_results_len": len(d.Extended().LocalResults(scalar(4))),
 		}, err
 	},
 	"values_from_function_none": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
-		out, err := s.DistributeValuesFromFunction(ctx,
+		out, err := s.Extended().DistributeValues(ctx,
 			func(distribute.ValueContext) (distribute.Value, error) { return nil, nil })
-		return s.LocalResults(out), err
+		return s.Extended().LocalResults(out), err
 	},
 }
 
@@ -628,11 +640,11 @@ func mergeCallOrder(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy
 	_, err := inRun(ctx, s, func(ctx context.Context, r *distribute.Replica) (distribute.Value, error) {
 		for k := range 2 {
 			log.add("r%d.before%d", r.ID(), k)
-			_, err := r.MergeCall(ctx,
-				func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
+			_, err := distribute.MergeCall(ctx, r,
+				func(context.Context, *distribute.CrossReplica, distribute.PerReplica[int]) (distribute.Value, error) {
 					log.add("merge%d", k)
 					return nil, nil
-				})
+				}, 0)
 			if err != nil {
 				return nil, err
 			}
@@ -678,7 +690,7 @@ func colocate(ctx, at context.Context, owner, s *distribute.Strategy) (any, erro
 	if err != nil {
 		return nil, err
 	}
-	_, err = s.ColocateVariablesWith(at, v)
+	_, err = s.Extended().ColocateVariablesWith(at, v)
 	return nil, err
 }
 
@@ -687,7 +699,7 @@ func createInRun(
 	ctx context.Context, s *distribute.Strategy, cfg func(*distribute.Replica) distribute.VariableConfig,
 ) (*distribute.Variable, error) {
 	out, err := inRun(ctx, s, func(ctx context.Context, r *distribute.Replica) (distribute.Value, error) {
-		return r.NewVariable(ctx, cfg(r))
+		return r.Strategy().NewVariable(ctx, cfg(r))
 	})
 	if err != nil {
 		return nil, err
@@ -700,7 +712,7 @@ func reduceVariable(ctx context.Context, s *distribute.Strategy, op distribute.R
 	if err != nil {
 		return nil, err
 	}
-	return s.Reduce(s.Scope(ctx), op, v, distribute.ReduceOptions{})
+	return s.Extended().Reduce(s.Scope(ctx), op, v, distribute.ReduceOptions{})
 }
 
 // shortDevices returns device names in the form of the cases: "CPU:0".

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
@@ -57,10 +58,10 @@ type stepAnswer struct {
 var variableMutations = map[string]func(*distribute.Variable, distribute.Context, distribute.Value) error{
 	"assign": (*distribute.Variable).Assign, "assign_add": (*distribute.Variable).AssignAdd,
 	"assign_sub":  (*distribute.Variable).AssignSub,
-	"scatter_add": (*distribute.Variable).ScatterAdd, "scatter_sub": (*distribute.Variable).ScatterSub,
-	"scatter_mul": (*distribute.Variable).ScatterMul, "scatter_div": (*distribute.Variable).ScatterDiv,
-	"scatter_min": (*distribute.Variable).ScatterMin, "scatter_max": (*distribute.Variable).ScatterMax,
-	"scatter_update": (*distribute.Variable).ScatterUpdate,
+	"scatter_add": scatter(distribute.ScatterAdd), "scatter_sub": scatter(distribute.ScatterSub),
+	"scatter_mul": scatter(distribute.ScatterMul), "scatter_div": scatter(distribute.ScatterDiv),
+	"scatter_min": scatter(distribute.ScatterMin), "scatter_max": scatter(distribute.ScatterMax),
+	"scatter_update": scatter(distribute.ScatterUpdate),
 }
 
 func (p *program) step(st map[string]any) (any, error) {
@@ -93,7 +94,7 @@ func (p *program) step(st map[string]any) (any, error) {
 			x := x // a copy for each replica
 			if host, ok := hostNumber(x); ok {
 				if !t.DType().IsNumeric() {
-					return addAll(p.Context(), t, t) // it returns the reason
+					return addAll(t, t) // it returns the reason
 				}
 				number := tensor.New(t.DType())
 				setNumber(number, 0, host)
@@ -102,18 +103,18 @@ func (p *program) step(st map[string]any) (any, error) {
 			if t.DType() == tensor.String {
 				return appended(t, x)
 			}
-			return addAll(p.Context(), t, spread(x, t))
+			return addAll(t, spread(x, t))
 		})
 	case "read_outside_scope", "read_var":
 		return v.Read(cross)
 	case "components":
 		return v.Values(), nil
 	case "reduce":
-		op, err := distribute.ParseReduceOp(st["reduce_op"].(string))
+		op, err := collective.ParseReduceOp(st["reduce_op"].(string))
 		if err != nil {
 			return nil, err
 		}
-		out, err := p.s.Reduce(p.s.Scope(p.Context()), op, v, distribute.ReduceOptions{})
+		out, err := p.s.Extended().Reduce(p.s.Scope(p.Context()), op, v, distribute.ReduceOptions{})
 		if same, isVar := out.(*distribute.Variable); isVar && err == nil {
 			return same.Read(cross) // the value now, not after the steps that follow
 		}
@@ -174,7 +175,7 @@ func (p *program) mutate(
 			return nil, err
 		}
 	}
-	out, err := distribute.Run(p.Context(), p.s,
+	out, err := distribute.RunNest(p.Context(), p.s,
 		func(_ context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
 			if err := change(v, r, values[r.ID()]); err != nil {
 				return nil, err
@@ -184,22 +185,22 @@ func (p *program) mutate(
 	if err != nil || st["no_result"] == true {
 		return nil, err
 	}
-	if do, _ := st["do"].(string); v.Kind() == distribute.AggregatingVariable && strings.HasPrefix(do, "scatter_") {
-		// the one component for each replica, which TensorFlow did not merge
-		return slices.Repeat([]any{out}, len(values)), nil
+	results := p.s.Extended().LocalResults(out)
+	if do, _ := st["do"].(string); v.Kind() == "AggregatingVariable" && !strings.HasPrefix(do, "scatter_") {
+		return results[:1], nil // an assignment returns the variable in TensorFlow, and all replicas the same one
 	}
-	return p.s.LocalResults(out), nil
+	return results, nil
 }
 
 func (p *program) mutateCross(
 	st map[string]any, v *distribute.Variable, cross *distribute.CrossReplica, change func(distribute.Context) error,
 ) (any, error) {
-	readBack := v.Kind() == distribute.SyncOnReadVariable && v.Aggregation() == distribute.AggregateNone // this fails
+	readBack := v.Kind() == "SyncOnReadVariable" && v.Config().Aggregation == distribute.AggregateNone // this fails
 	if err := change(cross); err != nil || st["no_result"] == true && !readBack {
 		return nil, err
 	}
-	if v.Kind() == distribute.MirroredVariable && len(v.Values()) > 1 {
-		return distribute.NewMirrored(v.Values()...), nil
+	if v.Kind() == "MirroredVariable" && len(v.Values()) > 1 {
+		return mirroredOf(v.Values()...), nil
 	}
 	return v.Read(cross) // TensorFlow reads a sync-on-read variable back, which needs an aggregation
 }
@@ -215,7 +216,7 @@ func (p *program) read(
 		}
 		return f(t)
 	}
-	out, err := distribute.RunTyped(p.Context(), p.s,
+	out, err := distribute.Run(p.Context(), p.s,
 		func(_ context.Context, r *distribute.Replica, _ int) (distribute.Value, error) {
 			t, err := v.Read(r)
 			if err != nil {
@@ -223,7 +224,7 @@ func (p *program) read(
 			}
 			return f(t)
 		}, nil)
-	return out, err
+	return []any(out), err
 }
 
 // spread returns a scalar as a tensor of t's shape, and any other value unchanged.
@@ -255,42 +256,42 @@ func appended(t *tensor.Tensor, x distribute.Value) (distribute.Value, error) {
 // updateFunctions are the update functions, by the names in steps.
 var updateFunctions = map[string]distribute.UpdateFunc{
 	"assign": func(_ context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
-		return changed(c, c.Assign(args[0]))
+		return changed(c, c.Variable().Assign(c, args[0]))
 	},
 	"assign_add": func(_ context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
-		return changed(c, c.AssignAdd(args[0]))
+		return changed(c, c.Variable().AssignAdd(c, args[0]))
 	},
 	"assign_sub": func(_ context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
-		return changed(c, c.AssignSub(args[0]))
+		return changed(c, c.Variable().AssignSub(c, args[0]))
 	},
 	"read": func(_ context.Context, c *distribute.Component, _ ...distribute.Value) (distribute.Value, error) {
-		return c.Read(), nil
+		return valueOf(c), nil
 	},
 	"scale_add": func(ctx context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
-		by, ok := spread(asTensor(args[0], c.Read().DType()), c.Read()).(*tensor.Tensor)
-		if !ok || by.DType() != c.Read().DType() || !by.SameShape(c.Read()) || !by.DType().IsNumeric() {
-			_, err := addAll(ctx, c.Read(), args[0]) // it returns the reason
+		by, ok := spread(asTensor(args[0], valueOf(c).DType()), valueOf(c)).(*tensor.Tensor)
+		if !ok || by.DType() != valueOf(c).DType() || !by.SameShape(valueOf(c)) || !by.DType().IsNumeric() {
+			_, err := addAll(valueOf(c), args[0]) // it returns the reason
 			return nil, errors.Join(fmt.Errorf("scale_add by %v: %w", args[0], distribute.ErrInvalid), err)
 		}
-		scaled := tensor.New(c.Read().DType(), c.Read().Shape()...)
+		scaled := tensor.New(valueOf(c).DType(), valueOf(c).Shape()...)
 		for i := range scaled.Len() {
-			setProduct(scaled, i, c.Read(), by)
+			setProduct(scaled, i, valueOf(c), by)
 		}
-		sum, err := addAll(ctx, scaled, spread(asTensor(args[1], c.Read().DType()), c.Read()))
+		sum, err := addAll(scaled, spread(asTensor(args[1], valueOf(c).DType()), valueOf(c)))
 		if err != nil {
 			return nil, err
 		}
-		return changed(c, c.Assign(sum))
+		return changed(c, c.Variable().Assign(c, sum))
 	},
 	"return_list": func(_ context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
-		if err := c.AssignAdd(args[0]); err != nil {
+		if err := c.Variable().AssignAdd(c, args[0]); err != nil {
 			return nil, err
 		}
-		if !c.Read().DType().IsFloat() {
-			return nil, fmt.Errorf("10.0 is no %v: %w", c.Read().DType(), distribute.ErrInvalid)
+		if !valueOf(c).DType().IsFloat() {
+			return nil, fmt.Errorf("10.0 is not of type %v: %w", valueOf(c).DType(), distribute.ErrInvalid)
 		}
-		ten, err := mapNumbers(c.Read(), func(x float64) float64 { return 10 * x })
-		return []any{c.Read(), ten}, err
+		ten, err := mapNumbers(valueOf(c), func(x float64) float64 { return 10 * x })
+		return []any{valueOf(c), ten}, err
 	},
 }
 
@@ -298,7 +299,7 @@ func changed(c *distribute.Component, err error) (distribute.Value, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.Read(), nil
+	return valueOf(c), nil
 }
 
 // asTensor returns a host number as a tensor of the dtype, and a tensor as it is.
@@ -327,12 +328,12 @@ func (p *program) update(
 			return nil, err
 		}
 	}
-	update := (*distribute.CrossReplica).Update
+	update := p.s.Extended().Update
 	if st["group"] == false {
-		update = (*distribute.CrossReplica).UpdateUngrouped
+		update = p.s.Extended().UpdateUngrouped
 	}
 	if inCross {
-		out, err := update(cross, p.Context(), v, f, args...)
+		out, err := update(p.Context(), v, f, args...)
 		return loose(out), err
 	}
 	if st["values"] != nil {
@@ -340,32 +341,32 @@ func (p *program) update(
 		if err != nil {
 			return nil, err
 		}
-		args = []any{distribute.NewPerReplica(values...)}
+		args = []any{distribute.NewComponents(values...)}
 		if len(values) == 1 {
 			args = values
 		}
 	}
-	op, err := distribute.ParseReduceOp(st["reduce_op"].(string))
+	op, err := collective.ParseReduceOp(st["reduce_op"].(string))
 	if err != nil {
 		return nil, err
 	}
-	out, err := distribute.Run(p.Context(), p.s,
+	out, err := distribute.RunNest(p.Context(), p.s,
 		func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
-			return r.MergeCall(ctx,
+			return distribute.MergeNests(ctx, r,
 				func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
 					for i, arg := range args {
 						var err error
-						if args[i], err = c.ReduceTo(ctx, op, arg, v); err != nil {
+						if args[i], err = c.Strategy().Extended().ReduceTo(ctx, op, arg, v); err != nil {
 							return nil, err
 						}
 					}
-					return update(c, ctx, v, f, args...)
+					return update(ctx, v, f, args...)
 				}, args...)
 		}, args...)
 	if err != nil {
 		return nil, err
 	}
-	return loose(p.s.LocalResults(out)), nil
+	return loose(p.s.Extended().LocalResults(out)), nil
 }
 
 // loose converts tuples to lists, which TensorFlow's answers do not distinguish here.

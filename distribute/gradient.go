@@ -8,7 +8,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// AllReduceGradient returns the gradient of [Replica.AllReduce] (in TensorFlow a tape computes it). Let y =
+// AllReduceGradient returns the gradient of [AllReduce] (in TensorFlow a tape computes it). Let y =
 // AllReduce(x) on every replica, and dy be the gradient of a replica's loss with respect to its y. The result
 // is the gradient of the sum of all replicas' losses with respect to the replica's x. Every replica calls it
 // with its own x and dy, in the order of AllReduce's nest.
@@ -17,7 +17,14 @@ import (
 // has no gradient for IndexedSlices. Here the leaf of dy is the gradient with respect to the values of y, one
 // row per row of all replicas, and the result is the gradient with respect to the values of x. If some replicas
 // have a tensor and others IndexedSlices, y and dy are dense, and the gradient of a row is that of its index.
-func (r *Replica) AllReduceGradient(ctx context.Context, op ReduceOp, x, dy Value, opts ...Options) (Value, error) {
+func AllReduceGradient[T any](
+	ctx context.Context, r *Replica, op ReduceOp, x, dy T, opts ...Options,
+) (T, error) {
+	out, err := r.allReduceGradient(ctx, op, exactly(x), exactly(dy), opts)
+	return resultAs[T]("AllReduceGradient", out, err)
+}
+
+func (r *Replica) allReduceGradient(ctx context.Context, op ReduceOp, x, dy Value, opts []Options) (Value, error) {
 	const name = "AllReduceGradient"
 	run, o, err := r.enter(ctx, name, op, opts)
 	if err != nil {
@@ -37,11 +44,11 @@ func (r *Replica) AllReduceGradient(ctx context.Context, op ReduceOp, x, dy Valu
 			rows[i] = int64(s.Values.Shape()[0])
 		}
 	}
-	all, err := r.exchange(ctx, run, rows, "rows of "+nestText(names), o)
+	all, err := r.exchange(ctx, run, rows, "rows of "+nestText(names), purpose("the gradient of all_reduce", xs, names), o)
 	if err != nil {
 		return nil, err
 	}
-	sums, err := r.AllReduce(ctx, op, dys, o)
+	sums, err := r.allReduce(ctx, op, dys, []Options{o})
 	if err != nil {
 		return nil, err
 	}
@@ -112,11 +119,18 @@ func (r *Replica) operandPairs(op string, x, dy Value) (xs []any, names []string
 	return xs, names, dys, nil
 }
 
-// AllGatherGradient returns the gradient of [Replica.AllGather]. Let y = AllGather(x, axis) on every replica,
+// AllGatherGradient returns the gradient of [AllGather]. Let y = AllGather(x, axis) on every replica,
 // and dy be the gradient of a replica's loss with respect to its y. The result is the gradient of the sum of
 // all replicas' losses with respect to the replica's x: its own columns of AllReduce(Sum, dy). Every replica
 // calls it with its own x and dy.
-func (r *Replica) AllGatherGradient(ctx context.Context, x, dy Value, axis int, opts ...Options) (Value, error) {
+func AllGatherGradient[T any](
+	ctx context.Context, r *Replica, x, dy T, axis int, opts ...Options,
+) (T, error) {
+	out, err := r.allGatherGradient(ctx, exactly(x), exactly(dy), axis, opts)
+	return resultAs[T]("AllGatherGradient", out, err)
+}
+
+func (r *Replica) allGatherGradient(ctx context.Context, x, dy Value, axis int, opts []Options) (Value, error) {
 	const name = "AllGatherGradient"
 	run, o, err := r.enter(ctx, name, Sum, opts)
 	if err != nil {
@@ -145,11 +159,12 @@ func (r *Replica) AllGatherGradient(ctx context.Context, x, dy Value, axis int, 
 		}
 		lengths[i] = int64(t.Shape()[axes[i]])
 	}
-	all, err := r.exchange(ctx, run, lengths, "lengths of "+nestText(names), o)
+	why := purpose("the gradient of all_gather", xs, names)
+	all, err := r.exchange(ctx, run, lengths, "lengths of "+nestText(names), why, o)
 	if err != nil {
 		return nil, err
 	}
-	sums, err := r.AllReduce(ctx, Sum, dys, o)
+	sums, err := r.allReduce(ctx, Sum, dys, []Options{o})
 	if err != nil {
 		return nil, err
 	}

@@ -48,10 +48,10 @@ func reduceCase(op distribute.ReduceOp, value func(tensor.DType, int) distribute
 	return gradientCase{
 		value,
 		func(ctx context.Context, r *distribute.Replica, x distribute.Value) (distribute.Value, error) {
-			return r.AllReduce(ctx, op, x)
+			return distribute.AllReduce(ctx, r, op, x)
 		},
 		func(ctx context.Context, r *distribute.Replica, x, dy distribute.Value) (distribute.Value, error) {
-			return r.AllReduceGradient(ctx, op, x, dy)
+			return distribute.AllReduceGradient(ctx, r, op, x, dy)
 		},
 	}
 }
@@ -66,10 +66,10 @@ func gatherCase(axis int) gradientCase {
 			return []any{numbered(d, replica, rows, columns), map[string]any{"b": numbered(d, 7+replica, rows, columns)}}
 		},
 		func(ctx context.Context, r *distribute.Replica, x distribute.Value) (distribute.Value, error) {
-			return r.AllGather(ctx, x, axis)
+			return distribute.AllGather(ctx, r, x, axis)
 		},
 		func(ctx context.Context, r *distribute.Replica, x, dy distribute.Value) (distribute.Value, error) {
-			return r.AllGatherGradient(ctx, x, dy, axis)
+			return distribute.AllGatherGradient(ctx, r, x, dy, axis)
 		},
 	}
 }
@@ -131,7 +131,7 @@ func weight(replica, leaf, i int) float64 { return math.Cos(float64(replica*17 +
 
 // loss runs the collective and returns the sum of all replicas' losses, computed in float64.
 func (g *gradientCheck) loss(xs []distribute.Value) float64 {
-	losses, err := distribute.RunTyped(g.Context(), g.s,
+	losses, err := distribute.Run(g.Context(), g.s,
 		func(ctx context.Context, r *distribute.Replica, x distribute.Value) (float64, error) {
 			y, err := g.forward(ctx, r, x)
 			if err != nil {
@@ -157,7 +157,7 @@ func (g *gradientCheck) loss(xs []distribute.Value) float64 {
 
 // gradients returns the library's gradients.
 func (g *gradientCheck) gradients(xs []distribute.Value) []distribute.Value {
-	out, err := distribute.RunTyped(g.Context(), g.s,
+	out, err := distribute.Run(g.Context(), g.s,
 		func(ctx context.Context, r *distribute.Replica, x distribute.Value) (distribute.Value, error) {
 			y, err := g.forward(ctx, r, x)
 			if err != nil {

@@ -62,9 +62,7 @@ func adoptReplicaGroup(owner groupOwner, d *deadlock.Detector, group collective.
 		members[c.Rank()] = local
 	}
 	g.monitor = d.Monitor("", members, g.abort)
-	if w, ok := group.(collective.Watchable); ok {
-		w.Watch(g.monitor)
-	}
+	group.Watch(g.monitor)
 	return g
 }
 

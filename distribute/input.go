@@ -2,9 +2,9 @@ package distribute
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/lockstep-ml/lockstep/data"
-	"github.com/lockstep-ml/lockstep/distribute/internal/pieces"
 )
 
 // AutoShardPolicy specifies how the workers of a job shard a dataset (TensorFlow's
@@ -116,11 +116,25 @@ func (c *InputContext) validate(op string) error {
 	return nil
 }
 
+// ValueContext identifies for which replica [Extended].DistributeValues needs a value (TensorFlow's
+// ValueContext).
+type ValueContext struct {
+	ReplicaID   int // TensorFlow's replica_id_in_sync_group: over all workers
+	NumReplicas int // its num_replicas_in_sync
+}
+
+// String prints the context as TensorFlow does.
+func (c ValueContext) String() string {
+	return fmt.Sprintf("tf.distribute.ValueContext(replica id %d,  total replicas in sync: %d)", c.ReplicaID,
+		c.NumReplicas)
+}
+
 // inputShare is the part of the job's input that one worker reads.
 type inputShare struct {
 	InputContext
-	first, replicas int  // of the worker
-	turns           bool // parts of a batch go to the workers in turn; otherwise to the replicas by id
+	order []int // ids of all replicas: first those of this worker, then those of the following workers
+	mine  int   // number of this worker's replicas
+	turns bool  // parts of a batch go to the workers in turn; otherwise to the replicas by id
 }
 
 // has reports whether a part of a batch belongs to the worker.
@@ -128,7 +142,7 @@ func (in *inputShare) has(part int) bool {
 	if in.turns {
 		return part%in.NumInputPipelines == in.InputPipelineID
 	}
-	return part >= in.first && part < in.first+in.replicas
+	return slices.Contains(in.order[:in.mine], part)
 }
 
 // policy returns the effective policy for a dataset.
@@ -140,16 +154,4 @@ func (o InputOptions) policy(ds data.Dataset) AutoShardPolicy {
 		return ShardFile
 	}
 	return ShardData
-}
-
-// BatchSizesForWorker returns the sizes of the parts into which a worker cuts a global batch, one per replica
-// of the job. The sizes differ by at most one. Worker 0 has the larger parts first; every other worker has the
-// same list, rotated to start at its first replica (TensorFlow's batch_sizes_for_worker).
-func BatchSizesForWorker(global, workers, replicasPerWorker, worker int) ([]int, error) {
-	if global < 0 || workers < 1 || replicasPerWorker < 1 || worker < 0 || worker >= workers {
-		return nil, errorf("BatchSizesForWorker", ErrInvalid, "a global batch of %d for worker %d of %d with %d replicas "+
-			"each: want a worker from 0 to one less than their number, and a replica at least", global, worker, workers,
-			replicasPerWorker)
-	}
-	return pieces.Sizes(global, workers*replicasPerWorker, worker*replicasPerWorker), nil
 }

@@ -6,24 +6,48 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/distribute/device"
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 )
 
-// MergeCall waits until all replicas have called it, then calls f once for all of them, in cross-replica context
-// (TensorFlow's ReplicaContext.merge_call). It returns f's result on every replica: the replica's component of a
-// distributed value, and any other value unchanged. f gets the replicas' arguments regrouped, so the tensors of all
-// replicas become one [*PerReplica]. MergeCall uses the f of replica 0. f's context ends with the Run.
+// MergeCall waits until all replicas of this worker have called it, then calls f once for all of them, in cross-replica
+// context, with what each of them gave (TensorFlow's ReplicaContext.merge_call). It returns f's result on every
+// replica. MergeCall uses the f of replica 0. f's context ends with the Run.
 //
 // An error of f is returned on every replica.
-func (r *Replica) MergeCall(ctx context.Context, f MergeFunc, args ...Value) (Value, error) {
-	return r.mergeCall(ctx, mergeCallName, r.strategy.options.Timeout, f, args)
+func MergeCall[I, O any](
+	ctx context.Context, r *Replica, f func(context.Context, *CrossReplica, PerReplica[I]) (O, error), in I,
+) (O, error) {
+	var merge mergeFunc
+	if f != nil {
+		merge = func(ctx context.Context, c *CrossReplica, args ...Value) (Value, error) {
+			all := make(PerReplica[I], len(r.home.devices))
+			for i, mine := range r.strategy.onReplicas(args[0]) {
+				at, ok := mine.(*I)
+				if !ok {
+					return nil, errorf(mergeCallName, ErrMismatch, "replica %d gives a %T, replica 0 a %T", i, mine, &in)
+				}
+				all[i] = *at
+			}
+			out, err := f(ctx, c, all)
+			return &out, err
+		}
+	}
+	out, err := r.mergeCall(ctx, mergeCallName, r.strategy.options.Timeout, merge, []Value{&in})
+	if at, ok := out.(*O); ok && err == nil {
+		return *at, nil
+	} else if err == nil {
+		err = errorf(mergeCallName, ErrMismatch, "the merge function of replica 0 returns a %T: want a %T", out, at)
+	}
+	var none O
+	return none, err
 }
 
 // mergeCallName is the operation's name in merge calls by the user.
 const mergeCallName = "MergeCall"
 
 func (r *Replica) mergeCall(
-	ctx context.Context, name string, timeout time.Duration, f MergeFunc, args []Value,
+	ctx context.Context, name string, timeout time.Duration, f mergeFunc, args []Value,
 ) (Value, error) {
 	run, err := r.inRun(ctx, name)
 	if err != nil {
@@ -57,7 +81,7 @@ func (r *Replica) mergeCall(
 		return nil, err
 	}
 	r.leave(begin)
-	return SelectReplica(r.local, out)
+	return selectReplica(r.local, out, nil)
 }
 
 // mergeAll runs the merge function of a call that all replicas have entered. The last of them calls it.
@@ -78,7 +102,7 @@ func (r *Replica) mergeAll(ctx context.Context, run *deadlock.Run) (Value, error
 	args := make([]Value, n)
 	for i := range args {
 		var err error
-		if args[i], err = regroup(fmt.Sprintf("%s: argument %d", first.name, i), perArg[i], false); err != nil {
+		if args[i], err = regroup(fmt.Sprintf("%s: argument %d", first.name, i), perArg[i]); err != nil {
 			return nil, run.Fail(err)
 		}
 	}
@@ -86,8 +110,8 @@ func (r *Replica) mergeAll(ctx context.Context, run *deadlock.Run) (Value, error
 }
 
 // callMerge calls a merge function in cross-replica context. run is nil outside of all Runs.
-func (s *Strategy) callMerge(ctx context.Context, run *deadlock.Run, f MergeFunc, args []Value) (Value, error) {
-	c := &CrossReplica{strategy: s.self, device: hostDevice(ctx), merge: true, run: run}
+func (s *Strategy) callMerge(ctx context.Context, run *deadlock.Run, f mergeFunc, args []Value) (Value, error) {
+	c := &CrossReplica{strategy: s.self, device: device.Host(ctx), merge: true, run: run}
 	defer c.over.Store(true)
-	return f(&stepContext{ctx, &frame{strategy: s.self, merge: s, run: run, update: -1}}, c, args...)
+	return f(&stepContext{ctx, &frame{strategy: s.self, merge: s, run: run}}, c, args...)
 }

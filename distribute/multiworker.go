@@ -29,7 +29,7 @@ func NewMultiWorkerMirroredStrategy(cfg MultiWorkerConfig) (*Strategy, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := cfg.Options.Validate(); err != nil { // before joining
+	if err := cfg.Options.validate(); err != nil { // before joining
 		return nil, err
 	}
 	p, job, err := cfg.place(op)
@@ -101,16 +101,16 @@ func (s *Strategy) adoptGroup(op string, g collective.Group) error {
 		return errorf(op, ErrInvalid, "the group has %d communicators here for %d devices: want one each", len(local),
 			len(s.devices))
 	}
-	s.userGroup, s.size, s.first = g, local[0].Size(), local[0].Rank()
+	s.userGroup, s.size = g, local[0].Size()
 	if single := s.size == len(s.devices); single != (s.workersInSync == 1) {
 		return errorf(op, ErrInvalid, "the cluster has %d workers, and the group has %d communicators here, of %d in all: "+
 			"want a group of exactly these workers", s.workersInSync, len(local), s.size)
 	}
-	for i, c := range local {
-		if c.Rank() != s.first+i {
-			return errorf(op, ErrInvalid, "the group's communicators here are ranks %d and, at %d, %d: want consecutive ranks",
-				s.first, i, c.Rank())
-		}
+	for _, c := range local {
+		s.ids = append(s.ids, c.Rank())
+	}
+	if !slices.IsSorted(s.ids) {
+		return errorf(op, ErrInvalid, "the group's communicators here are ranks %v: want ascending ranks", s.ids)
 	}
 	return nil
 }
@@ -155,27 +155,24 @@ func (s *Strategy) joinWorkers(op string) error {
 	if err != nil {
 		return errorf(op, nil, "joining the other workers: %w", err)
 	}
-	s.replicasOf = make([]int, s.workersInSync)
-	last := int64(0)
+	s.replicasOf = make([][]int, s.workersInSync)
 	for rank, is := range all {
 		switch id, count := is[0], is[1]; {
 		case count != int64(s.workersInSync):
 			return errorf(op, ErrMismatch, "replica %d belongs to a cluster of %d workers, those of this worker to one of %d: "+
 				"want one cluster spec on all of them", rank, count, s.workersInSync)
-		case id < last || id > last+1 || rank == 0 && id != 0:
-			return errorf(op, ErrMismatch, "replica %d is of worker %d, the one before it of worker %d: want the group's "+
-				"ranks in the order of the workers, each worker's together, and every worker once", rank, id, last)
+		case id < 0 || id >= count:
+			return errorf(op, ErrMismatch, "replica %d is of worker %d: want one of %d workers", rank, id, count)
 		default:
-			s.replicasOf[id]++
-			last = id
+			s.replicasOf[id] = append(s.replicasOf[id], rank)
 		}
 	}
-	if missing := slices.Index(s.replicasOf, 0); missing >= 0 {
+	if missing := slices.IndexFunc(s.replicasOf, func(ids []int) bool { return len(ids) == 0 }); missing >= 0 {
 		return errorf(op, ErrMismatch, "worker %d of %d has no replica in the group", missing, s.workersInSync)
 	}
-	if n := s.replicasOf[s.workerID]; n != len(s.devices) {
-		return errorf(op, ErrMismatch, "two processes joined as worker %d: it has %d replicas here and %d in the group",
-			s.workerID, len(s.devices), n)
+	if ids := s.replicasOf[s.workerID]; !slices.Equal(ids, s.ids) {
+		return errorf(op, ErrMismatch, "two processes joined as worker %d: it has the replicas %v here and %v in the group",
+			s.workerID, s.ids, ids)
 	}
 	return nil
 }

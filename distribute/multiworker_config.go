@@ -28,11 +28,10 @@ type MultiWorkerConfig struct {
 	// Group is set. The strategy then joins ([worker.Join]), as TensorFlow's does, and its Close leaves the
 	// job. The strategy sets Job, Replicas and the communicator's options.
 	Join clusterworker.Config
-	// Group holds the communicators of this worker's replicas, in the order of Devices: its local ranks are
-	// this worker's replicas, and its size is the number of replicas of all workers. A worker's ranks are
-	// consecutive, and workers are in the order of [cluster.IDInCluster]. Workers may have different numbers of
-	// replicas. Set it to use your own communicators. Default: the group of Worker or the strategy's own. The
-	// strategy closes it, unless NewMultiWorkerMirroredStrategy fails.
+	// Group holds the communicators of this worker's replicas, in the order of Devices: its local ranks are this worker's
+	// replicas, and its size is the number of replicas of all workers. A worker's ranks are ascending, and need not be
+	// consecutive. Workers may have different numbers of replicas. Set it to use your own communicators. Default: the
+	// group of Worker or the strategy's own. The strategy closes it, unless NewMultiWorkerMirroredStrategy fails.
 	Group       collective.Group
 	Engine      engine.Engine // as in [MirroredConfig]
 	LogicalCPUs int           // as in MirroredConfig

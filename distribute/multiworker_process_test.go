@@ -109,7 +109,7 @@ func dyingProgram(ctx context.Context, s *distribute.Strategy, worker int) (stri
 		buckets = append(buckets, onesBucket(1, 100_000, 7))
 	}
 	run := func(step int) error {
-		_, err := distribute.RunTyped(ctx, s,
+		_, err := distribute.Run(ctx, s,
 			func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
 				if err := sumConcurrently(ctx, r); err != nil {
 					return struct{}{}, err

@@ -16,6 +16,22 @@ func named(v Value) (leaves []any, names []string) {
 	return leaves, names
 }
 
+// purpose describes a user's call with a nest, whose replicas exchange something first.
+func purpose(op string, leaves []any, names []string) string {
+	if len(leaves) > 1 {
+		return op + " of " + nestText(names)
+	}
+	leaf, what := leaves[0], "a tensor"
+	if s, ok := leaf.(*tensor.IndexedSlices); ok {
+		leaf, what = s.Values, "IndexedSlices"
+	}
+	if names[0] != "" {
+		what = names[0]
+	}
+	t := leaf.(*tensor.Tensor)
+	return op + " of " + what + ", " + t.DType().String() + " " + tensor.FormatShape(t.Shape())
+}
+
 // leafName names a tensor of a call in errors.
 func leafName(i int, name string) string {
 	if name == "" {

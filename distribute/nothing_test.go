@@ -20,25 +20,28 @@ func TestNothingGiven(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	two := distribute.NewPerReplica(tensor.Scalar(float32(1)), tensor.Scalar(float32(2)))
+	two := distribute.NewComponents(tensor.Scalar(float32(1)), tensor.Scalar(float32(2)))
 	for name, f := range map[string]func() error{
 		"a tensor to assign": func() error { return v.Assign(cross, (*tensor.Tensor)(nil)) },
 		"a tensor to reduce": func() error {
 			_, err := distribute.Run(ctx, m,
-				func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-					return r.AllReduce(ctx, distribute.Sum, []any{(*tensor.Tensor)(nil)})
-				})
+				func(ctx context.Context, r *distribute.Replica, _ struct{}) (distribute.Value, error) {
+					return distribute.AllReduce(ctx, r, distribute.Sum, []any{(*tensor.Tensor)(nil)})
+				}, nil)
 			return err
 		},
-		"a function of values": func() error { _, err := m.DistributeValuesFromFunction(ctx, nil); return err },
-		"a destination":        func() error { _, err := m.ReduceTo(m.Scope(ctx), distribute.Sum, two, nil); return err },
+		"a function of values": func() error {
+			_, err := m.Extended().DistributeValues(ctx, nil)
+			return err
+		},
+		"a destination": func() error { _, err := m.Extended().ReduceTo(m.Scope(ctx), distribute.Sum, two, nil); return err },
 		"a batch's destination": func() error {
-			_, err := m.BatchReduceTo(m.Scope(ctx), distribute.Sum, []distribute.ValueTo{{Value: two}})
+			_, err := m.Extended().BatchReduceTo(m.Scope(ctx), distribute.Sum, []distribute.Value{two}, []distribute.Value{nil})
 			return err
 		},
-		"operations": func() error { _, err := distribute.ReduceWith(ctx, nil, distribute.Sum, two, nil); return err },
+		"operations": func() error { _, err := reduceWith(ctx, nil, distribute.Sum, two, nil); return err },
 		"a destination of operations": func() error {
-			_, err := distribute.ReduceWith(ctx, distribute.ReductionToOneDevice{}, distribute.Sum, two, nil)
+			_, err := reduceWith(ctx, distribute.NewReductionToOneDevice("", nil), distribute.Sum, two, nil)
 			return err
 		},
 	} {

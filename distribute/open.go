@@ -3,7 +3,6 @@ package distribute
 import (
 	"log/slog"
 
-	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/timeline"
@@ -11,7 +10,7 @@ import (
 
 // open sets the defaults and starts the strategy's goroutines and communicators.
 func (s *Strategy) open(op string) (*Strategy, error) {
-	if err := s.options.Validate(); err != nil {
+	if err := s.options.validate(); err != nil {
 		return nil, err
 	}
 	if s.options.Timeout == 0 {
@@ -22,6 +21,9 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 	}
 	if s.self == nil {
 		s.self = s
+		if s.kind <= centralKind {
+			s.warnSeparate()
+		}
 	}
 	switch {
 	case s.member != nil:
@@ -38,11 +40,14 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 	for i, d := range s.devices {
 		short[i] = d.Short()
 	}
+	for i := 0; len(s.ids) < len(s.devices); i++ {
+		s.ids = append(s.ids, i)
+	}
 	if s.size == 0 {
 		s.size, s.workersInSync, s.chief = len(s.devices), 1, true
 	}
 	s.detector = deadlock.New(deadlock.Config{
-		Devices: short, First: s.first, Timeout: s.options.Timeout, Stall: s.stall,
+		Devices: short, IDs: s.ids, Timeout: s.options.Timeout, Stall: s.stall,
 		Logger: s.logger,
 	})
 	switch {
@@ -50,9 +55,7 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 		s.group.share(s.detector)
 	case s.userGroup != nil:
 		s.group = adoptReplicaGroup(s, s.detector, s.userGroup, s.size)
-		if g, ok := s.userGroup.(collective.Timed); ok {
-			g.SetTimeline(s.timeline)
-		}
+		s.userGroup.SetTimeline(s.timeline)
 	case s.size > 1:
 		group, err := openReplicaGroup(s, s.detector, len(s.devices), s.options.group(s.stall, s.logger, s.timeline))
 		if err != nil {
@@ -74,29 +77,38 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 	return s, nil
 }
 
-// selectOps selects the CrossDeviceOps of the strategy.
+// selectOps selects the CrossDeviceOps of the strategy, by the rule of TensorFlow 2.21's MirroredStrategy.
 func (s *Strategy) selectOps(op string) error {
 	var err error
 	var shared *replicaGroup
 	if s.workersInSync > 1 {
 		shared = s.group
 	}
-	cfg := CollectiveConfig{Devices: s.Devices(), GroupSize: s.size, Options: s.options, Logger: s.logger}
+	cfg := collectiveConfig{Devices: s.Devices(), GroupSize: s.size, Options: s.options, Logger: s.logger}
 	if s.collective, err = newCollectiveAllReduce(op, cfg, shared); err != nil {
 		return errorf(op, nil, "%w", err)
 	}
 	if s.kind != mirroredKind {
 		return nil
 	}
-	chosen, err := DefaultCrossDeviceOps(s.Devices(), Machine{Devices: s.Devices(), PhysicalGPUs: count(s.devices, isGPU)})
-	if err != nil {
-		return errorf(op, nil, "%w", err)
+	cpus, gpus := 0, 0
+	for _, d := range s.devices {
+		switch d.Kind {
+		case "CPU":
+			cpus++
+		case "GPU":
+			gpus++
+		}
 	}
-	if s.options.Implementation == ImplementationAuto {
-		s.options.Implementation = chosen.Implementation
-	}
-	if to := (ReductionToOneDevice{}); s.ops == nil && chosen.Ops == to.String() {
-		s.ops = to
+	switch auto := s.options.Implementation == ImplementationAuto; {
+	case cpus > 0 && gpus > 0:
+		if s.ops == nil {
+			s.ops = reductionToOneDevice{}
+		}
+	case auto && cpus == len(s.devices):
+		s.options.Implementation = ImplementationRing
+	case auto:
+		s.options.Implementation = ImplementationNCCL
 	}
 	return nil
 }

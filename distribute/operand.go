@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 
 	"github.com/lockstep-ml/lockstep/distribute/internal/dense"
@@ -69,6 +70,51 @@ func hostTensor(v Value) (*tensor.Tensor, error) {
 	return nil, fmt.Errorf("cannot reduce a %T: want a tensor, IndexedSlices or a host number", v)
 }
 
+// exactly returns a number of a Go type as a tensor of that type, and anything else unchanged. [hostTensor] follows
+// TensorFlow, where a number in a nest of any type has no size.
+func exactly[T any](v T) Value {
+	switch x := any(&v).(type) {
+	case *int:
+		return tensor.Scalar(int64(*x))
+	case *int32:
+		return tensor.Scalar(*x)
+	case *int64:
+		return tensor.Scalar(*x)
+	case *float32:
+		return tensor.Scalar(*x)
+	case *float64:
+		return tensor.Scalar(*x)
+	}
+	return v
+}
+
+// resultAs returns the result of an operation as a T: itself, or the number that [exactly] made a tensor of.
+func resultAs[T any](op string, v Value, err error) (out T, _ error) {
+	if err != nil || v == nil {
+		return out, err
+	}
+	if x, ok := v.(T); ok {
+		return x, nil
+	}
+	if t, ok := v.(*tensor.Tensor); ok && t.Rank() == 0 && dtypeOf(exactly(out)) == t.DType() {
+		switch to := any(&out).(type) {
+		case *int:
+			*to = int(tensor.Data[int64](t)[0])
+		case *int32:
+			*to = tensor.Data[int32](t)[0]
+		case *int64:
+			*to = tensor.Data[int64](t)[0]
+		case *float32:
+			*to = tensor.Data[float32](t)[0]
+		case *float64:
+			*to = tensor.Data[float64](t)[0]
+		}
+		return out, nil
+	}
+	return out, errorf(op, ErrInvalid, "the result is a %T, which a %v cannot hold: give tensors, or values of type any",
+		v, reflect.TypeFor[T]())
+}
+
 // isHostZero reports whether v is a host number equal to 0.
 func isHostZero(v Value) bool {
 	switch v.(type) {
@@ -104,7 +150,7 @@ func denseOperands(op string, values []Value) (ts []*tensor.Tensor, allDense boo
 	case sparse > 0:
 		for i, v := range values {
 			if ts[i] == nil {
-				if ts[i], err = Densify(v.(*tensor.IndexedSlices)); err != nil {
+				if ts[i], err = densify(v.(*tensor.IndexedSlices)); err != nil {
 					return nil, false, errorf(op, ErrInvalid, "component %d: %w", i, err)
 				}
 			}
@@ -132,7 +178,7 @@ func denseOperands(op string, values []Value) (ts []*tensor.Tensor, allDense boo
 // densified converts IndexedSlices to a dense tensor and returns other leaves unchanged.
 func densified(v Value) (Value, error) {
 	if s, ok := v.(*tensor.IndexedSlices); ok {
-		return Densify(s)
+		return densify(s)
 	}
 	return v, nil
 }
@@ -152,7 +198,7 @@ func stack(v Value) (*tensor.Tensor, error) {
 			return nil, err
 		}
 		if s, ok := leaf.(*tensor.IndexedSlices); ok {
-			return Densify(s)
+			return densify(s)
 		}
 		return leaf.(*tensor.Tensor), nil
 	}
@@ -175,24 +221,24 @@ func stack(v Value) (*tensor.Tensor, error) {
 	return dense.ConcatRows(parts), nil
 }
 
-// perReplica returns the components of a value of a batch. A single tensor is one component.
-func perReplica(v Value) (*PerReplica, error) {
+// componentsOf returns the components of a value of a batch. A single tensor is one component.
+func componentsOf(v Value) ([]Value, error) {
 	switch v := v.(type) {
-	case *PerReplica:
+	case *perReplica:
 		if len(v.values) > 0 {
-			return v, nil
+			return v.values, nil
 		}
 		return nil, errorf("PerReplica", ErrInvalid, "per-replica value must be non-empty")
 	case stored:
-		return v.perReplica(), nil
+		return v.Values(), nil
 	case *Mirrored:
-		return &PerReplica{v.components}, nil
+		return v.Values, nil
 	}
 	leaf, err := operand(v)
 	if err != nil {
 		return nil, err
 	}
-	return NewPerReplica(leaf), nil
+	return []Value{leaf}, nil
 }
 
 func repeat(v Value, n int) []Value {
@@ -229,9 +275,8 @@ func meanOf(name string, sum Value, n int) (Value, error) {
 	return dense.Divide(sum.(*tensor.Tensor), n), nil
 }
 
-// Densify converts s to a dense tensor (TensorFlow's tf.convert_to_tensor of IndexedSlices). Rows with the same
-// index are added. The dense shape must be known.
-func Densify(s *tensor.IndexedSlices) (*tensor.Tensor, error) {
+// densify converts s to a dense tensor (TensorFlow's tf.convert_to_tensor of IndexedSlices).
+func densify(s *tensor.IndexedSlices) (*tensor.Tensor, error) {
 	t, err := sparse.Densify(s)
 	return t, failed("Densify", err)
 }

@@ -23,16 +23,6 @@ const (
 	Mean = collective.Mean
 )
 
-// ParseReduceOp returns the reduction of that name, SUM or MEAN in any case.
-func ParseReduceOp(name string) (ReduceOp, error) {
-	for _, op := range []ReduceOp{Sum, Mean} {
-		if strings.EqualFold(name, op.String()) {
-			return op, nil
-		}
-	}
-	return 0, errorf("ParseReduceOp", ErrInvalid, "'%s' is not a valid ReduceOp: want SUM or MEAN", name)
-}
-
 // Implementation selects the implementation of the collectives (TensorFlow's CommunicationImplementation).
 type Implementation uint8
 
@@ -90,20 +80,19 @@ type Options struct {
 	Concurrent bool
 }
 
-// CollectiveHints returns the options for TensorFlow's older tf.distribute.experimental.CollectiveHints: the
-// size of packs and the timeout of a call. A hint of 0 leaves the option unset.
-func CollectiveHints(bytesPerPack int, timeout time.Duration) Options {
-	return Options{BytesPerPack: bytesPerPack, Timeout: timeout}
-}
-
-// NoTimeout as [Options.Timeout] disables the timeout, as TensorFlow's timeout_seconds of 0 does.
-const NoTimeout time.Duration = -1
+// Values of fields of [Options].
+const (
+	// NoTimeout as Timeout disables the timeout, as TensorFlow's timeout_seconds of 0 does.
+	NoTimeout time.Duration = -1
+	// OnePack as BytesPerPack puts all tensors of a dtype into one pack. 0 lets the library choose.
+	OnePack = packing.OnePack
+)
 
 // defaultTimeout bounds every wait unless the options change it.
 const defaultTimeout = 10 * time.Minute
 
-// Merge returns o with each field that is set in over replaced by that of over.
-func (o Options) Merge(over Options) Options {
+// merge returns o with each field that is set in over replaced by that of over.
+func (o Options) merge(over Options) Options {
 	if over.BytesPerPack != 0 {
 		o.BytesPerPack = over.BytesPerPack
 	}
@@ -126,8 +115,8 @@ func (o Options) Merge(over Options) Options {
 	return o
 }
 
-// Validate returns an error if the options are invalid.
-func (o Options) Validate() error {
+// validate returns an error if the options are invalid.
+func (o Options) validate() error {
 	switch {
 	case o.BytesPerPack < 0:
 		return errorf("Options", ErrInvalid, "argument BytesPerPack must be >=0, received %d", o.BytesPerPack)
@@ -149,9 +138,9 @@ func (o Options) Validate() error {
 // over merges a call's options into o and validates the result.
 func (o Options) over(call []Options) (Options, error) {
 	for _, c := range call {
-		o = o.Merge(c)
+		o = o.merge(c)
 	}
-	return o, o.Validate()
+	return o, o.validate()
 }
 
 // group returns the configuration of communicators between replicas.
@@ -174,9 +163,6 @@ func checkReduceOp(op string, r ReduceOp) error {
 	}
 	return nil
 }
-
-// OnePack as [Options.BytesPerPack] puts all tensors of a dtype into one pack. 0 lets the library choose.
-const OnePack = packing.OnePack
 
 // Sparse specifies how IndexedSlices are reduced.
 type Sparse uint8

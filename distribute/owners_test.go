@@ -144,7 +144,7 @@ func TestOwnerErrors(t *testing.T) {
 		t.Errorf("other owners: got %v, want a mismatch that names the tensors and the owners", err)
 	}
 	s = mirrored(t, 2, func(cfg *distribute.MirroredConfig) {
-		cfg.Logger, cfg.CrossDeviceOps = quiet, distribute.ReductionToOneDevice{}
+		cfg.Logger, cfg.CrossDeviceOps = quiet, distribute.NewReductionToOneDevice("", nil)
 	})
 	err = inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
 		_, err := r.StartGatherFromOwners(ctx, distribute.Bucket{})

@@ -25,7 +25,7 @@ func BenchmarkPacks(b *testing.B) {
 			}
 			b.SetBytes(int64(total))
 			b.ReportAllocs()
-			_, err := distribute.RunTyped(b.Context(), s,
+			_, err := distribute.Run(b.Context(), s,
 				func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
 					src, dst := make([]*tensor.Tensor, len(sizes)), make([]*tensor.Tensor, len(sizes))
 					for i, n := range sizes {

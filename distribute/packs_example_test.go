@@ -24,7 +24,7 @@ func ExampleReplica_StartAllReduce() {
 		weights = append(weights, v)
 	}
 	_, err := distribute.Run(ctx, s,
-		func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+		func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
 			var buckets []distribute.Bucket
 			var handles []distribute.Handle
 			for i, name := range []string{"kernel", "bias"} {
@@ -32,20 +32,20 @@ func ExampleReplica_StartAllReduce() {
 				b := distribute.Bucket{Dst: gradient, Src: gradient, Names: []string{name}}
 				h, err := r.StartAllReduce(ctx, distribute.Sum, b)
 				if err != nil {
-					return nil, err
+					return struct{}{}, err
 				}
 				buckets, handles = append(buckets, b), append(handles, h)
 			}
 			for i, h := range handles {
 				if err := h.Wait(ctx); err != nil {
-					return nil, err
+					return struct{}{}, err
 				}
 				if err := weights[i].AssignSub(r, buckets[i].Dst[0]); err != nil {
-					return nil, err
+					return struct{}{}, err
 				}
 			}
-			return nil, nil
-		})
+			return struct{}{}, nil
+		}, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -64,13 +64,13 @@ func ExampleReplica_StartAllReduce() {
 }
 
 // Every replica gets the values of all replicas, even if their lengths differ.
-func ExampleReplica_AllGather() {
+func ExampleAllGather() {
 	s := twoReplicas()
 	defer s.Close()
 
-	out, err := distribute.RunTyped(context.Background(), s,
-		func(ctx context.Context, r *distribute.Replica, mine []int32) (distribute.Value, error) {
-			return r.AllGather(ctx, tensor.From(mine), 0)
+	out, err := distribute.Run(context.Background(), s,
+		func(ctx context.Context, r *distribute.Replica, mine []int32) (*tensor.Tensor, error) {
+			return distribute.AllGather(ctx, r, tensor.From(mine), 0)
 		}, [][]int32{{1, 2, 3}, {4}})
 	if err != nil {
 		log.Fatal(err)
@@ -89,19 +89,19 @@ func ExampleSparse() {
 	defer s.Close()
 
 	for _, way := range []distribute.Sparse{distribute.SparseKeep, distribute.SparseAuto} {
-		out, err := distribute.RunTyped(context.Background(), s,
-			func(ctx context.Context, r *distribute.Replica, _ int) (distribute.Value, error) {
+		out, err := distribute.Run(context.Background(), s,
+			func(ctx context.Context, r *distribute.Replica, _ int) (*tensor.IndexedSlices, error) {
 				rows := &tensor.IndexedSlices{
 					Values:     tensor.From([]float32{1, 2}, 2, 1),
 					Indices:    tensor.From([]int64{7, int64(r.ID())}),
 					DenseShape: tensor.From([]int64{1000, 1}),
 				}
-				return r.AllReduce(ctx, distribute.Sum, rows, distribute.Options{Sparse: way})
+				return distribute.AllReduce(ctx, r, distribute.Sum, rows, distribute.Options{Sparse: way})
 			}, nil)
 		if err != nil {
 			log.Fatal(err)
 		}
-		rows := out[0].(*tensor.IndexedSlices)
+		rows := out[0]
 		fmt.Println(way, rows.Indices.Format(), rows.Values.Reshape(rows.Values.Len()).Format())
 	}
 	// Output:

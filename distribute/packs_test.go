@@ -59,19 +59,19 @@ func TestPacksGiveTheSameBits(t *testing.T) {
 				alone := make([]*tensor.Tensor, len(mine)) // each by a separate call
 				for i, x := range mine {
 					nest[i] = x
-					v, err := r.AllReduce(ctx, op, x)
+					v, err := distribute.AllReduce(ctx, r, op, x)
 					if err != nil {
 						return err
 					}
-					alone[i] = v.(*tensor.Tensor)
+					alone[i] = v
 				}
 				for _, size := range packSizes {
 					o := distribute.Options{BytesPerPack: size}
-					v, err := r.AllReduce(ctx, op, nest, o)
+					v, err := distribute.AllReduce(ctx, r, op, nest, o)
 					if err != nil {
 						return err
 					}
-					for i, x := range v.([]any) {
+					for i, x := range v {
 						if !x.(*tensor.Tensor).Equal(alone[i]) {
 							return fmt.Errorf("%v of tensor %d in packs of %d: %v, by itself %v", op, i, size, x, alone[i])
 						}
@@ -209,19 +209,20 @@ func TestConcurrentBatches(t *testing.T) {
 
 // batchRound reduces a batch of three values, which depend on the goroutine, and checks the sums.
 func batchRound(ctx context.Context, s *distribute.Strategy, g, i float32) error {
-	var batch []distribute.ValueTo
+	var batch reductions
 	for k := range 3 {
 		x := g*10_000 + i + float32(k)/4
-		v := distribute.NewPerReplica(tensor.From([]float32{x, -x}).OnDevice(0), tensor.From([]float32{x, x}).OnDevice(1))
-		batch = append(batch, distribute.ValueTo{Value: v, To: v})
+		v := distribute.NewComponents(tensor.From([]float32{x, -x}).OnDevice(0), tensor.From([]float32{x, x}).OnDevice(1))
+		batch.add(v, v)
 	}
-	out, err := s.BatchReduceTo(ctx, distribute.Sum, batch, distribute.Options{BytesPerPack: 1 + int(i)%40})
+	out, err := s.Extended().BatchReduceTo(ctx, distribute.Sum, batch.values, batch.to,
+		distribute.Options{BytesPerPack: 1 + int(i)%40})
 	if err != nil {
 		return err
 	}
 	for k, v := range out {
 		x := g*10_000 + i + float32(k)/4
-		for _, c := range v.(*distribute.Mirrored).Values() {
+		for _, c := range v.(*distribute.Mirrored).Values {
 			if got := tensor.Data[float32](c.(*tensor.Tensor)); got[0] != 2*x || got[1] != 0 {
 				return fmt.Errorf("value %d is %v, want [%v 0]", k, got, 2*x)
 			}

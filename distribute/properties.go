@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/distribute/device"
 )
 
 // Properties has TensorFlow's properties of a strategy (StrategyExtended's).
@@ -19,6 +20,8 @@ type Properties struct {
 	ParameterDevices    []string // where variables live
 	InputDevice         string   // where this worker's input pipeline runs
 	DefaultDevice       string   // set by a scope; empty: none, as with one worker
+
+	ClusterResolver cluster.Resolver // that the strategy was made with, or nil
 }
 
 // Properties returns TensorFlow's properties of a strategy of this kind (StrategyExtended's properties).
@@ -27,30 +30,17 @@ func (s *Strategy) Properties() Properties {
 		ShouldCheckpoint: s.chief, ShouldSaveSummary: s.chief, ShouldInit: true,
 		BetweenGraph:      s.kind == centralKind || s.kind == multiWorkerKind,
 		InMultiWorkerMode: s.workersInSync > 1,
-		NumReplicasInSync: s.size, WorkerDevices: s.Devices(), ParameterDevices: s.ParameterDevices(),
-		InputDevice: s.deviceName(localCPU),
+		NumReplicasInSync: s.size, WorkerDevices: s.Devices(), ParameterDevices: s.deviceNames(s.params),
+		InputDevice: s.deviceName(device.CPU(0)), ClusterResolver: s.resolver,
 	}
 	if p.InMultiWorkerMode {
-		p.DefaultDevice = Device{Job: s.task.Type, Replica: 0, Task: s.task.Index, Index: -1}.String()
+		p.DefaultDevice = device.Spec{Job: s.task.Type, Replica: 0, Task: s.task.Index, Index: -1}.String()
 	}
 	return p
 }
 
-// ParameterDevices returns the devices of a variable's components, in TensorFlow's full form.
-func (s *Strategy) ParameterDevices() []string { return s.deviceNames(s.params) }
-
-// ClusterResolver returns the resolver that the strategy was made with, or nil (TensorFlow's
-// Strategy.cluster_resolver).
-func (s *Strategy) ClusterResolver() cluster.Resolver { return s.resolver }
-
-// Stats returns the times so far. Those of a Run in progress may be counted in part.
-func (s *Strategy) Stats() Stats {
-	var out Stats
-	s.ReadStats(&out)
-	return out
-}
-
-// ReadStats sets out to the times so far, as [Strategy.Stats] returns them. It uses the memory of out.Replicas again.
+// ReadStats sets out to the times so far. Those of a Run in progress may be counted in part. It uses the memory of
+// out.Replicas again.
 func (s *Strategy) ReadStats(out *Stats) {
 	out.Runs, out.Elapsed = int(s.stats.runs.Load()), time.Duration(s.stats.elapsed.Load())
 	out.Replicas = out.Replicas[:0]

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 
+	"github.com/lockstep-ml/lockstep/distribute/device"
 	"github.com/lockstep-ml/lockstep/distribute/internal/dense"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -28,10 +29,11 @@ func (s *Strategy) reduceOps(r Reduction) CrossDeviceOps {
 	if s.ops == nil {
 		return s.collective
 	}
-	from, err := r.Value.destination("")
+	from, err := devicesOf("", r.Values)
+	isCPU := func(d device.Spec) bool { return d.Kind == "CPU" }
 	if err != nil || slices.ContainsFunc(r.To, isCPU) || !slices.Equal(from, r.To) ||
-		dtypeOf(r.Value.values[0]) == tensor.Int32 {
-		return ReductionToOneDevice{}
+		dtypeOf(r.Values[0]) == tensor.Int32 {
+		return reductionToOneDevice{}
 	}
 	return s.ops
 }
@@ -41,13 +43,13 @@ func (s *Strategy) batchOps(batch []Reduction) CrossDeviceOps {
 	switch {
 	case s.ops == nil:
 		return s.collective
-	case dtypeOf(batch[0].Value.values[0]) == tensor.Int32:
-		return ReductionToOneDevice{}
+	case dtypeOf(batch[0].Values[0]) == tensor.Int32:
+		return reductionToOneDevice{}
 	}
 	return s.ops
 }
 
-// ReduceOptions configure [Strategy.Reduce].
+// ReduceOptions configure [Reduce].
 type ReduceOptions struct {
 	// Axis lists the dimensions over which each replica's value is reduced first. Negative ones count from the
 	// end. The lengths may differ between replicas. Nil: none. An empty, non-nil Axis also reduces over no
@@ -56,10 +58,41 @@ type ReduceOptions struct {
 	Options
 }
 
-// Reduce combines the components of v and returns the result as one host value (TensorFlow's Strategy.reduce).
-// Without an axis it adds the components, leaf by leaf, and for a mean divides by their number. With an axis it
-// first sums each component over the axis; a mean then divides the sum of all elements by their number over all
-// replicas. So components of different lengths are weighted by their elements.
+// Reduce combines the replicas' values and returns the result as one host value, on the current device (see
+// [device.With]; TensorFlow's Strategy.reduce). T is a tensor, IndexedSlices, an int, int32, int64, float32 or float64,
+// or a nest of tensors and IndexedSlices. Without an axis it adds the values, leaf by leaf, and for a mean divides by
+// their number. With an axis it first sums each value over the axis; a mean then divides the sum of all elements by
+// their number over all replicas. So values of different lengths are weighted by their elements.
+//
+// One variable that all replicas return counts once, as in [Extended].Reduce. It is an error if T cannot hold the
+// result: a T of any type can.
+func Reduce[T any](ctx context.Context, s *Strategy, op ReduceOp, v PerReplica[T], opts ReduceOptions) (T, error) {
+	out, err := extended{s}.Reduce(ctx, op, whole(s, v), opts)
+	return resultAs[T]("Reduce", out, err)
+}
+
+// whole returns a value of all replicas for functions that do not know its type: the variable that all replicas have,
+// or their components.
+func whole[T any](s *Strategy, v PerReplica[T]) Value {
+	d := v.dynamic()
+	if len(v) == 1 && s.oneDevice || len(v) > 0 && sameVariable(d.values) != nil {
+		return d.values[0]
+	}
+	for i, x := range v {
+		d.values[i] = exactly(x)
+	}
+	return d
+}
+
+// sameVariable returns the variable that all leaves are, or nil.
+func sameVariable(leaves []Value) stored {
+	if v, ok := leaves[0].(stored); ok && sameLeaf(leaves) {
+		return v
+	}
+	return nil
+}
+
+// Reduce implements [Extended].
 //
 // A value that is not distributed is the same on all replicas. Its mean is the value itself. Its sum is an
 // error without an axis, and the number of replicas times its sum with one. A mirrored value's mean is the
@@ -67,24 +100,27 @@ type ReduceOptions struct {
 // workers a value that is not distributed may differ between the workers. Without an axis its sum and mean are
 // those of the workers' values (see [NewMultiWorkerMirroredStrategy]); with one it counts for every replica of
 // its worker.
-func (s *Strategy) Reduce(ctx context.Context, op ReduceOp, v Value, opts ReduceOptions) (Value, error) {
+func (s extended) Reduce(ctx context.Context, op ReduceOp, v Value, opts ReduceOptions) (Value, error) {
 	const name = "Reduce"
 	o, err := s.enterCross(ctx, name, op, []Options{opts.Options})
 	if err != nil {
 		return nil, err
 	}
-	host := []Device{hostDevice(ctx)}
+	v, host := untyped(v, s.oneDevice), []device.Spec{device.Host(ctx)}
 	if opts.Axis == nil {
 		return s.reduceToHost(ctx, name, op, v, host, o)
 	}
 	n := len(s.devices)
-	if m, ok := v.(*Mirrored); ok && len(m.values) > 0 {
-		v = m.values[0] // equal on all replicas
+	if m, ok := v.(*Mirrored); ok && len(m.Values) > 0 {
+		v = m.Values[0] // equal on all replicas
 	}
 	sums := make([]Value, n)
 	count := 0
 	for i := range sums {
 		mine, err := selectReplica(i, v, s.checkLocal)
+		if err == nil {
+			mine, err = s.ownComponents(i, mine)
+		}
 		if err != nil {
 			return nil, errorf(name, ErrInvalid, "%w", err)
 		}
@@ -105,7 +141,7 @@ func (s *Strategy) Reduce(ctx context.Context, op ReduceOp, v Value, opts Reduce
 	}
 	total := sums[0]
 	if s.size > 1 {
-		if total, err = s.reduceToHost(ctx, name, Sum, NewPerReplica(sums...), host, o); err != nil {
+		if total, err = s.reduceToHost(ctx, name, Sum, perReplicaOf(sums...), host, o); err != nil {
 			return nil, err
 		}
 	}
@@ -118,20 +154,36 @@ func (s *Strategy) Reduce(ctx context.Context, op ReduceOp, v Value, opts Reduce
 	return total, nil
 }
 
+// ownComponents returns the nest with every variable that has a component for each replica replaced by that of one.
+func (s *Strategy) ownComponents(replica int, v Value) (Value, error) {
+	own := func(leaf any) (any, error) {
+		if kept, ok := leaf.(stored); ok {
+			if p := kept.Values(); len(p) == len(s.devices) {
+				return p[replica], nil
+			}
+		}
+		return leaf, nil
+	}
+	if !tensor.IsNest(v) {
+		return own(v)
+	}
+	return tensor.Map(v, own)
+}
+
 func (s *Strategy) reduceToHost(
-	ctx context.Context, name string, op ReduceOp, v Value, host []Device, o Options,
+	ctx context.Context, name string, op ReduceOp, v Value, host []device.Spec, o Options,
 ) (Value, error) {
 	out, err := s.reduceTo(ctx, name, op, v, host, o)
 	if err != nil {
 		return nil, err
 	}
-	return s.LocalResults(out)[0], nil
+	return extended{s}.LocalResults(out)[0], nil
 }
 
 // ReduceTo combines the components of v and places the result on the destination's devices (TensorFlow's
 // StrategyExtended.reduce_to): a tensor on one, a [*Mirrored] on several. Values that are not distributed, and
-// mirrored values, are treated as in [Strategy.Reduce]. With [NewOneDeviceStrategy] it returns the value unchanged.
-func (s *Strategy) ReduceTo(ctx context.Context, op ReduceOp, v Value, to Destination, opts ...Options) (Value, error) {
+// mirrored values, are treated as in [Extended].Reduce. With [NewOneDeviceStrategy] it returns the value unchanged.
+func (s extended) ReduceTo(ctx context.Context, op ReduceOp, v, to Value, opts ...Options) (Value, error) {
 	const name = "ReduceTo"
 	o, err := s.enterCross(ctx, name, op, opts)
 	if err != nil {
@@ -141,52 +193,54 @@ func (s *Strategy) ReduceTo(ctx context.Context, op ReduceOp, v Value, to Destin
 	if err != nil {
 		return nil, err
 	}
-	return s.reduceTo(ctx, name, op, v, devices, o)
+	return s.reduceTo(ctx, name, op, untyped(v, s.oneDevice), devices, o)
 }
 
-// BatchReduceTo is [Strategy.ReduceTo] for several values, which may share transfers (TensorFlow's
+// BatchReduceTo is [Extended].ReduceTo for several values, which may share transfers (TensorFlow's
 // StrategyExtended.batch_reduce_to). The results are in the order of the batch.
-func (s *Strategy) BatchReduceTo(ctx context.Context, op ReduceOp, batch []ValueTo, opts ...Options) ([]Value, error) {
+func (s extended) BatchReduceTo(
+	ctx context.Context, op ReduceOp, values, destinations []Value, opts ...Options,
+) ([]Value, error) {
 	const name = "BatchReduceTo"
 	o, err := s.enterCross(ctx, name, op, opts)
-	if err != nil || len(batch) == 0 {
+	if err != nil || len(values) == 0 {
 		return nil, err
 	}
-	out := make([]Value, len(batch))
-	if s.oneDevice {
-		for i, b := range batch {
-			out[i] = b.Value
-		}
-		return out, nil
+	if len(destinations) != len(values) {
+		return nil, errDestinations(name, values, destinations)
 	}
+	if s.oneDevice {
+		return slices.Clone(values), nil
+	}
+	out := make([]Value, len(values))
 	var together []Reduction
 	var first []any
 	var places []int // indices in the batch of the values that are reduced together
-	workerValues := make([]bool, len(batch))
-	to := make([][]Device, len(batch))
-	for i, b := range batch {
-		if to[i], err = s.destination(name, b.To); err != nil {
+	workerValues := make([]bool, len(values))
+	to := make([][]device.Spec, len(values))
+	for i, v := range values {
+		if to[i], err = s.destination(name, destinations[i]); err != nil {
 			return nil, err
 		}
-		if workerValues[i] = s.isWorkerValue(b.Value); workerValues[i] {
+		if workerValues[i] = s.isWorkerValue(v); workerValues[i] {
 			continue
 		}
-		value, err := s.forReplicas(name, op, b.Value)
+		value, err := s.forReplicas(name, op, v)
 		if err != nil {
 			return nil, err
 		}
-		p, err := perReplica(value)
+		p, err := componentsOf(value)
 		if err != nil {
 			return nil, errorf(name, ErrInvalid, "value %d: %w", i, err)
 		}
-		together, places = append(together, Reduction{Value: p, To: to[i]}), append(places, i)
-		first = append(first, p.values[0])
+		together, places = append(together, Reduction{Values: p, To: to[i]}), append(places, i)
+		first = append(first, p[0])
 	}
 	if err := s.checkBatch(name, first); err != nil {
 		return nil, err
 	}
-	for i, b := range batch {
-		if err := s.checkLocal(b.Value); err != nil {
+	for i, v := range values {
+		if err := s.checkLocal(v); err != nil {
 			return nil, errorf(name, ErrInvalid, "value %d: %w", i, err)
 		}
 	}
@@ -199,9 +253,9 @@ func (s *Strategy) BatchReduceTo(ctx context.Context, op ReduceOp, batch []Value
 			out[places[i]] = v
 		}
 	}
-	for i, b := range batch {
+	for i, v := range values {
 		if workerValues[i] {
-			if out[i], err = s.reduceWorkers(ctx, name, op, b.Value, to[i], o); err != nil {
+			if out[i], err = s.reduceWorkers(ctx, name, op, v, to[i], o); err != nil {
 				return nil, err
 			}
 		}
@@ -229,7 +283,7 @@ func (s *Strategy) enterCross(ctx context.Context, name string, op ReduceOp, opt
 
 // reduceTo reduces a nest leaf by leaf.
 func (s *Strategy) reduceTo(
-	ctx context.Context, name string, op ReduceOp, v Value, to []Device, o Options,
+	ctx context.Context, name string, op ReduceOp, v Value, to []device.Spec, o Options,
 ) (Value, error) {
 	if err := s.checkLocal(v); err != nil {
 		return nil, errorf(name, ErrInvalid, "%w", err)
@@ -250,12 +304,12 @@ func (s *Strategy) reduceTo(
 	return tensor.Map(v, func(leaf any) (any, error) {
 		switch d := leaf.(type) {
 		case stored:
-			return s.reduceLeaf(ctx, name, op, d.perReplica(), to, o)
+			return s.reduceLeaf(ctx, name, op, d.Values(), to, o)
 		case distributed:
 			if err := s.checkLocal(leaf); err != nil {
 				return nil, errorf(name, ErrInvalid, "%w", err)
 			}
-			return s.reduceLeaf(ctx, name, op, &PerReplica{components{d.Values()}}, to, o)
+			return s.reduceLeaf(ctx, name, op, d.byReplica(), to, o)
 		}
 		if s.isWorkerValue(leaf) {
 			return s.reduceWorkers(ctx, name, op, leaf, to, o)
@@ -265,7 +319,7 @@ func (s *Strategy) reduceTo(
 			if err != nil {
 				return nil, err
 			}
-			return s.reduceLeaf(ctx, name, op, same.(*PerReplica), to, o)
+			return s.reduceLeaf(ctx, name, op, same.(*perReplica).values, to, o)
 		}
 		return s.reduceSame(name, op, leaf, to)
 	})
@@ -273,23 +327,27 @@ func (s *Strategy) reduceTo(
 
 // reduceLeaf reduces the components of one value, which may be nests themselves.
 func (s *Strategy) reduceLeaf(
-	ctx context.Context, name string, op ReduceOp, p *PerReplica, to []Device, o Options,
+	ctx context.Context, name string, op ReduceOp, values []Value, to []device.Spec, o Options,
 ) (Value, error) {
-	if len(p.values) == 0 {
+	if len(values) == 0 {
 		return nil, errorf(name, ErrInvalid, "per-replica value must be non-empty")
 	}
-	return tensor.Zip(func(_ string, leaves []any) (any, error) {
-		batch := []Reduction{{Value: &PerReplica{components{leaves}}, To: to}}
+	out, err := tensor.Zip(func(_ string, leaves []any) (any, error) {
+		if v := sameVariable(leaves); v != nil && len(v.Values()) == len(leaves) {
+			leaves = v.Values()
+		}
+		batch := []Reduction{{Values: leaves, To: to}}
 		out, err := s.reduceOps(batch[0]).BatchReduce(ctx, op, batch, o)
 		if err != nil {
 			return nil, err
 		}
 		return out[0], nil
-	}, nil, p.values...)
+	}, nil, values...)
+	return out, unlike(name, err)
 }
 
 // reduceSame reduces a value that is not distributed, so that it is the same on all replicas.
-func (s *Strategy) reduceSame(name string, op ReduceOp, v Value, to []Device) (Value, error) {
+func (s *Strategy) reduceSame(name string, op ReduceOp, v Value, to []device.Spec) (Value, error) {
 	switch {
 	case isHostZero(v), op == Mean:
 		return v, nil
@@ -311,7 +369,7 @@ func mirroredValue(v Value) (Value, bool) {
 		return v, true
 	case stored:
 		if v.keptEqual() {
-			return &Mirrored{v.perReplica().components}, true
+			return &Mirrored{v.Values()}, true
 		}
 	}
 	return nil, false
@@ -331,32 +389,4 @@ func (s *Strategy) checkBatch(name string, leaves []any) error {
 			"devices: int32 tensors count as host values, one batch each. Reduce them one by one, or as int64 or float32")
 	}
 	return nil
-}
-
-// Reduce is [Strategy.Reduce].
-func (c *CrossReplica) Reduce(ctx context.Context, op ReduceOp, v Value, opts ReduceOptions) (Value, error) {
-	if err := c.valid("Reduce"); err != nil {
-		return nil, err
-	}
-	return c.strategy.Reduce(ctx, op, v, opts)
-}
-
-// ReduceTo is [Strategy.ReduceTo].
-func (c *CrossReplica) ReduceTo(
-	ctx context.Context, op ReduceOp, v Value, to Destination, opts ...Options,
-) (Value, error) {
-	if err := c.valid("ReduceTo"); err != nil {
-		return nil, err
-	}
-	return c.strategy.ReduceTo(ctx, op, v, to, opts...)
-}
-
-// BatchReduceTo is [Strategy.BatchReduceTo].
-func (c *CrossReplica) BatchReduceTo(
-	ctx context.Context, op ReduceOp, batch []ValueTo, opts ...Options,
-) ([]Value, error) {
-	if err := c.valid("BatchReduceTo"); err != nil {
-		return nil, err
-	}
-	return c.strategy.BatchReduceTo(ctx, op, batch, opts...)
 }

@@ -11,6 +11,8 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/distribute/device"
+	"github.com/lockstep-ml/lockstep/distribute/internal/sparse"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -25,8 +27,8 @@ func (r *recorder) BatchReduce(
 	r.batches++
 	out := make([]distribute.Value, len(batch))
 	for i, b := range batch {
-		most := b.Value.At(0).(*tensor.Tensor).Clone()
-		for _, v := range b.Value.Values() {
+		most := b.Values[0].(*tensor.Tensor).Clone()
+		for _, v := range b.Values {
 			for j, x := range tensor.Data[float32](v.(*tensor.Tensor)) {
 				tensor.Data[float32](most)[j] = max(tensor.Data[float32](most)[j], x)
 			}
@@ -35,7 +37,7 @@ func (r *recorder) BatchReduce(
 		for j, d := range b.To {
 			values[j] = most.OnDevice(d.Index)
 		}
-		out[i] = distribute.NewMirrored(values...)
+		out[i] = mirroredOf(values...)
 	}
 	return out, nil
 }
@@ -46,7 +48,7 @@ func TestUsersCrossDeviceOps(t *testing.T) {
 	got := make([][]float32, 3)
 	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
 		x := tensor.From([]float32{float32(r.ID()), float32(1 - r.ID())})
-		v, err := r.AllReduce(ctx, distribute.Sum, x)
+		v, err := distribute.AllReduce(ctx, r, distribute.Sum, x)
 		if err != nil {
 			return err
 		}
@@ -54,7 +56,7 @@ func TestUsersCrossDeviceOps(t *testing.T) {
 		if err := r.AllReduceInto(ctx, distribute.Sum, []*tensor.Tensor{into}, []*tensor.Tensor{x}, nil); err != nil {
 			return err
 		}
-		got[r.ID()] = append(tensor.Data[float32](v.(*tensor.Tensor)), tensor.Data[float32](into)...)
+		got[r.ID()] = append(tensor.Data[float32](v), tensor.Data[float32](into)...)
 		return nil
 	})
 	if err != nil {
@@ -69,21 +71,21 @@ func TestUsersCrossDeviceOps(t *testing.T) {
 		t.Errorf("%d batches, want 2: one for each reduction", ops.batches)
 	}
 	// With a CPU as destination, a single reduction uses ReductionToOneDevice, not the user's operations.
-	v := distribute.NewPerReplica(tensor.From([]float32{1}), tensor.From([]float32{2}), tensor.From([]float32{3}))
-	out, err := s.ReduceTo(t.Context(), distribute.Sum, v, distribute.Like(v))
+	v := distribute.NewComponents(tensor.From([]float32{1}), tensor.From([]float32{2}), tensor.From([]float32{3}))
+	out, err := s.Extended().ReduceTo(t.Context(), distribute.Sum, v, v)
 	if err != nil || ops.batches != 2 {
 		t.Errorf("got %v, %v after %d batches", out, err, ops.batches)
 	}
 }
 
 func TestAccumulationFn(t *testing.T) {
-	ops := distribute.ReductionToOneDevice{AccumulationFn: func(ts []*tensor.Tensor) (*tensor.Tensor, error) {
+	ops := distribute.NewReductionToOneDevice("", func(ts []*tensor.Tensor) (*tensor.Tensor, error) {
 		return ts[len(ts)-1], nil
-	}}
+	})
 	s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.CrossDeviceOps = ops })
 	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
-		v, err := r.AllReduce(ctx, distribute.Mean, tensor.Scalar(float32(r.ID()*8)))
-		if err == nil && v.(*tensor.Tensor).Float64s()[0] != 4 {
+		v, err := distribute.AllReduce(ctx, r, distribute.Mean, tensor.Scalar(float32(r.ID()*8)))
+		if err == nil && v.Float64s()[0] != 4 {
 			t.Errorf("replica %d got %v, want the last one's 8, divided by 2", r.ID(), v)
 		}
 		return err
@@ -111,7 +113,7 @@ func TestReductionsGiveTheSameBits(t *testing.T) {
 			}
 			components[i] = x.OnDevice(i)
 		}
-		hier, err := distribute.NewHierarchicalCopyAllReduce(packs)
+		hier, err := distribute.NewHierarchicalCopyAllReduce(packs, nil)
 		if err != nil {
 			rt.Fatal(err)
 		}
@@ -124,16 +126,16 @@ func TestReductionsGiveTheSameBits(t *testing.T) {
 			rt.Fatal(err)
 		}
 		defer coll.Close()
-		v := distribute.NewPerReplica(components...)
+		v := distribute.NewComponents(components...)
 		var first *tensor.Tensor
-		for _, ops := range []distribute.CrossDeviceOps{distribute.ReductionToOneDevice{}, hier, coll} {
-			out, err := distribute.ReduceWith(context.Background(), ops, op, v, v)
+		for _, ops := range []distribute.CrossDeviceOps{distribute.NewReductionToOneDevice("", nil), hier, coll} {
+			out, err := reduceWith(context.Background(), ops, op, v, v)
 			if err != nil {
 				rt.Fatalf("%v: %v", ops, err)
 			}
-			for i, x := range out.(*distribute.Mirrored).Values() {
+			for i, x := range out.(*distribute.Mirrored).Values {
 				got := x.(*tensor.Tensor)
-				if d, _ := distribute.DeviceOf(got); d.Index != i {
+				if d, _ := device.Of(got); d.Index != i {
 					rt.Errorf("%v: component %d is on %s", ops, i, d.Short())
 				}
 				if first == nil {
@@ -195,7 +197,7 @@ func TestReduceOverAxes(t *testing.T) {
 			}
 			components[r] = x
 		}
-		out, err := s.Reduce(context.Background(), distribute.Mean, distribute.NewPerReplica(components...),
+		out, err := s.Extended().Reduce(context.Background(), distribute.Mean, distribute.NewComponents(components...),
 			distribute.ReduceOptions{Axis: axes})
 		if err != nil {
 			rt.Fatal(err)
@@ -216,17 +218,17 @@ func TestReduceOverAxes(t *testing.T) {
 
 func TestReduceListOverAxis(t *testing.T) {
 	s := mirrored(t, 2)
-	a := distribute.NewPerReplica(tensor.From([]float32{1, 2}), tensor.From([]float32{3, 4}))
-	b := distribute.NewPerReplica(tensor.From([]float32{10, 20}), tensor.From([]float32{30, 40}))
-	out, err := s.Reduce(t.Context(), distribute.Sum, []any{a, b}, distribute.ReduceOptions{Axis: []int{0}})
+	a := distribute.NewComponents(tensor.From([]float32{1, 2}), tensor.From([]float32{3, 4}))
+	b := distribute.NewComponents(tensor.From([]float32{10, 20}), tensor.From([]float32{30, 40}))
+	out, err := s.Extended().Reduce(t.Context(), distribute.Sum, []any{a, b}, distribute.ReduceOptions{Axis: []int{0}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if want := tensor.From([]float32{44, 66}); !out.(*tensor.Tensor).Equal(want) {
 		t.Errorf("got %v, want %v", out, want)
 	}
-	short := distribute.NewPerReplica(tensor.From([]float32{1}), tensor.From([]float32{1}))
-	_, err = s.Reduce(t.Context(), distribute.Sum, []any{a, short}, distribute.ReduceOptions{Axis: []int{0}})
+	short := distribute.NewComponents(tensor.From([]float32{1}), tensor.From([]float32{1}))
+	_, err = s.Extended().Reduce(t.Context(), distribute.Sum, []any{a, short}, distribute.ReduceOptions{Axis: []int{0}})
 	if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "item 1 of the list is float32(1,), "+
 		"item 0 float32(2,)") {
 		t.Errorf("got %v, want ErrInvalid that names the item that differs", err)
@@ -234,15 +236,15 @@ func TestReduceListOverAxis(t *testing.T) {
 }
 
 func TestMeanOfOneComponent(t *testing.T) {
-	v := distribute.NewPerReplica(tensor.From([]int32{3}))
+	v := distribute.NewComponents(tensor.From([]int32{3}))
 	for _, c := range []struct {
-		to   distribute.At
+		to   string
 		want *tensor.Tensor
 	}{
 		{"CPU:0", tensor.From([]int32{3})}, // it is unchanged
 		{"CPU:1", tensor.From([]float64{3})},
 	} {
-		out, err := distribute.ReduceWith(t.Context(), distribute.ReductionToOneDevice{}, distribute.Mean, v, c.to)
+		out, err := reduceWith(t.Context(), distribute.NewReductionToOneDevice("", nil), distribute.Mean, v, c.to)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -250,8 +252,8 @@ func TestMeanOfOneComponent(t *testing.T) {
 			t.Errorf("to %s: got %v, want %v", c.to, out, c.want)
 		}
 	}
-	_, err := distribute.ReduceWith(t.Context(), distribute.ReductionToOneDevice{}, distribute.Mean,
-		distribute.NewPerReplica(true), distribute.At("CPU:1"))
+	_, err := reduceWith(t.Context(), distribute.NewReductionToOneDevice("", nil), distribute.Mean,
+		distribute.NewComponents(true), "CPU:1")
 	if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "bool is not in the list of allowed "+
 		"values") {
 		t.Errorf("a bool: got %v", err)
@@ -262,7 +264,7 @@ func TestReduceErrors(t *testing.T) {
 	s, other := mirrored(t, 2), mirrored(t, 2)
 	ctx := t.Context()
 	f32 := tensor.From([]float32{1, 2})
-	pr := distribute.NewPerReplica(f32, f32)
+	pr := distribute.NewComponents(f32, f32)
 	for _, c := range []struct {
 		name    string
 		ctx     context.Context
@@ -286,19 +288,19 @@ func TestReduceErrors(t *testing.T) {
 			"cannot be reduced with the given reduce op SUM",
 		},
 		{
-			"bool", ctx, distribute.Sum, distribute.NewPerReplica(true, false), nil, distribute.ErrInvalid,
+			"bool", ctx, distribute.Sum, distribute.NewComponents(true, false), nil, distribute.ErrInvalid,
 			"bool is not in the list of allowed values",
 		},
 		{
-			"string", ctx, distribute.Mean, distribute.NewPerReplica("a", "b"), nil, distribute.ErrInvalid,
+			"string", ctx, distribute.Mean, distribute.NewComponents("a", "b"), nil, distribute.ErrInvalid,
 			"string is not in the list",
 		},
 		{
-			"dtypes", ctx, distribute.Sum, distribute.NewPerReplica(f32, tensor.From([]int32{1, 2})), nil,
+			"dtypes", ctx, distribute.Sum, distribute.NewComponents(f32, tensor.From([]int32{1, 2})), nil,
 			distribute.ErrMismatch, "expected to be a float32 tensor",
 		},
 		{
-			"shapes", ctx, distribute.Sum, distribute.NewPerReplica(f32, tensor.From([]float32{1})), nil, distribute.ErrMismatch,
+			"shapes", ctx, distribute.Sum, distribute.NewComponents(f32, tensor.From([]float32{1})), nil, distribute.ErrMismatch,
 			"[2], component 1 [1]",
 		},
 		{
@@ -310,34 +312,34 @@ func TestReduceErrors(t *testing.T) {
 		{"negative axis", ctx, distribute.Mean, pr, []int{-2}, distribute.ErrInvalid, "invalid reduction dimension -2"},
 		{"axis twice", ctx, distribute.Sum, pr, []int{0, -1}, distribute.ErrInvalid, "duplicate dimension"},
 		{
-			"sum of a mirrored value", ctx, distribute.Sum, distribute.NewMirrored(f32, f32), nil, distribute.ErrInvalid,
+			"sum of a mirrored value", ctx, distribute.Sum, mirroredOf(f32, f32), nil, distribute.ErrInvalid,
 			"mirrored",
 		},
-		{"no component", ctx, distribute.Sum, distribute.NewPerReplica(), nil, distribute.ErrInvalid, "must be non-empty"},
+		{"no component", ctx, distribute.Sum, distribute.NewComponents(), nil, distribute.ErrInvalid, "must be non-empty"},
 	} {
-		_, err := s.Reduce(c.ctx, c.op, c.v, distribute.ReduceOptions{Axis: c.axis})
+		_, err := s.Extended().Reduce(c.ctx, c.op, c.v, distribute.ReduceOptions{Axis: c.axis})
 		if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.message) {
 			t.Errorf("%s: got %v, want %v with %q", c.name, err, c.kind, c.message)
 		}
 	}
-	if _, err := s.ReduceTo(ctx, distribute.Sum, pr, distribute.At("")); err == nil ||
+	if _, err := s.Extended().ReduceTo(ctx, distribute.Sum, pr, ""); err == nil ||
 		!strings.Contains(err.Error(), "destinations can not be empty") {
 		t.Errorf("no destination: got %v", err)
 	}
-	if _, err := s.ReduceTo(ctx, distribute.Sum, pr, distribute.At("/job:worker/task:1/cpu:0")); !errors.Is(err,
+	if _, err := s.Extended().ReduceTo(ctx, distribute.Sum, pr, "/job:worker/task:1/cpu:0"); !errors.Is(err,
 		distribute.ErrInvalid) || !strings.Contains(err.Error(), "belongs to another worker") {
 		t.Errorf("another worker's destination: got %v", err)
 	}
-	if _, err := s.ReduceTo(ctx, distribute.Sum, pr, distribute.Like(3)); err == nil ||
+	if _, err := s.Extended().ReduceTo(ctx, distribute.Sum, pr, 3); err == nil ||
 		!strings.Contains(err.Error(), "destinations must be one of a") {
 		t.Errorf("a number as destination: got %v", err)
 	}
-	if _, err := s.ReduceTo(ctx, distribute.Sum, pr, pr, distribute.Options{BytesPerPack: -1}); err == nil ||
+	if _, err := s.Extended().ReduceTo(ctx, distribute.Sum, pr, pr, distribute.Options{BytesPerPack: -1}); err == nil ||
 		!strings.Contains(err.Error(), "must be >=0, received -1") {
 		t.Errorf("bad options: got %v", err)
 	}
 	err := inStep(t, s, func(ctx context.Context, _ *distribute.Replica) error {
-		_, err := s.Reduce(ctx, distribute.Sum, pr, distribute.ReduceOptions{})
+		_, err := s.Extended().Reduce(ctx, distribute.Sum, pr, distribute.ReduceOptions{})
 		if !errors.Is(err, distribute.ErrContext) || !strings.Contains(err.Error(), "MergeCall") {
 			t.Errorf("inside a step: got %v, want ErrContext with the way to get there", err)
 		}
@@ -350,13 +352,13 @@ func TestReduceErrors(t *testing.T) {
 
 func TestBatchReduceToNothing(t *testing.T) {
 	s := mirrored(t, 2)
-	out, err := s.BatchReduceTo(t.Context(), distribute.Sum, nil)
+	out, err := s.Extended().BatchReduceTo(t.Context(), distribute.Sum, nil, nil)
 	if err != nil || len(out) != 0 {
 		t.Errorf("got %v, %v, want nothing", out, err)
 	}
 	err = inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
-		v, err := r.AllReduce(ctx, distribute.Sum, []any{})
-		if list, ok := v.([]any); !ok || len(list) != 0 {
+		v, err := distribute.AllReduce(ctx, r, distribute.Sum, []any{})
+		if v == nil || len(v) != 0 {
 			t.Errorf("got %v, want an empty list", v)
 		}
 		return err
@@ -371,9 +373,9 @@ func TestDeviceMixedSparseAndDense(t *testing.T) {
 		Values: tensor.From([]float32{4, 5}, 1, 2), Indices: tensor.From([]int32{2}), DenseShape: tensor.From([]int64{3, 2}),
 	}
 	dense := tensor.From([]float32{1, 1, 2, 2, 3, 3}, 3, 2)
-	v := distribute.NewPerReplica(rows, dense)
-	out, err := distribute.ReduceWith(t.Context(), distribute.ReductionToOneDevice{}, distribute.Sum, v,
-		distribute.At("CPU:0"))
+	v := distribute.NewComponents(rows, dense)
+	out, err := reduceWith(t.Context(), distribute.NewReductionToOneDevice("", nil), distribute.Sum, v,
+		"CPU:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -381,7 +383,7 @@ func TestDeviceMixedSparseAndDense(t *testing.T) {
 		t.Errorf("got %v, want %v", out, want)
 	}
 	rows.Indices = tensor.From([]int32{3})
-	if _, err := distribute.Densify(rows); !errors.Is(err, distribute.ErrInvalid) ||
+	if _, err := sparse.Densify(rows); !errors.Is(err, distribute.ErrInvalid) ||
 		!strings.Contains(err.Error(), "index 3 of row 0 is outside of the 3 rows") {
 		t.Errorf("got %v", err)
 	}
@@ -404,24 +406,24 @@ func TestSparseSumIsTheDenseSum(t *testing.T) {
 				tensor.Data[int64](s.Indices)[j] = int64(rapid.IntRange(0, 4).Draw(rt, "index"))
 			}
 			components[i] = s
-			d, err := distribute.Densify(s)
+			d, err := sparse.Densify(s)
 			if err != nil {
 				rt.Fatal(err)
 			}
 			dense[i] = d
 		}
-		to := distribute.At("CPU:0")
-		sparse, err := distribute.ReduceWith(context.Background(), distribute.ReductionToOneDevice{}, distribute.Sum,
-			distribute.NewPerReplica(components...), to)
+		to := "CPU:0"
+		rows, err := reduceWith(context.Background(), distribute.NewReductionToOneDevice("", nil), distribute.Sum,
+			distribute.NewComponents(components...), to)
 		if err != nil {
 			rt.Fatal(err)
 		}
-		got, err := distribute.Densify(sparse.(*tensor.IndexedSlices))
+		got, err := sparse.Densify(rows.(*tensor.IndexedSlices))
 		if err != nil {
 			rt.Fatal(err)
 		}
-		want, err := distribute.ReduceWith(context.Background(), distribute.ReductionToOneDevice{}, distribute.Sum,
-			distribute.NewPerReplica(dense...), to)
+		want, err := reduceWith(context.Background(), distribute.NewReductionToOneDevice("", nil), distribute.Sum,
+			distribute.NewComponents(dense...), to)
 		if err != nil {
 			rt.Fatal(err)
 		}

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/distribute/device"
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 )
 
@@ -19,7 +20,7 @@ type Replica struct {
 	id       int       // among all workers' replicas
 	local    int       // among this worker's replicas
 	all      []Replica // of this worker, in this Run
-	device   *Device
+	device   *device.Spec
 	run      *deadlock.Run
 	over     atomic.Bool // the Run has ended
 	frame    frame
@@ -51,8 +52,8 @@ func newReplicaState() *replicaState {
 // begin initializes a replica for a Run.
 func (r *Replica) begin(s *Strategy, local int, all []Replica, run *deadlock.Run, state *replicaState) {
 	r.replicaState, r.strategy, r.home, r.device, r.run = state, s.self, s, &s.devices[local], run
-	r.id, r.local, r.all = s.first+local, local, all
-	r.frame = frame{strategy: s.self, replica: r, update: -1}
+	r.id, r.local, r.all = s.ids[local], local, all
+	r.frame = frame{strategy: s.self, replica: r}
 	r.ctx = stepContext{run.Context(), &r.frame}
 }
 

@@ -142,11 +142,11 @@ func TestStructsAndMapsInAllReduce(t *testing.T) {
 	s := mirrored(t, 2)
 	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
 		x := tensor.Scalar(float32(r.ID() + 1))
-		v, err := r.AllReduce(ctx, distribute.Sum, grads{Kernel: x, Slots: map[string]*tensor.Tensor{"m": x}, step: 7})
+		got, err := distribute.AllReduce(ctx, r, distribute.Sum,
+			grads{Kernel: x, Slots: map[string]*tensor.Tensor{"m": x}, step: 7})
 		if err != nil {
 			return err
 		}
-		got := v.(grads)
 		if got.Kernel.Float64s()[0] != 3 || got.Slots["m"].Float64s()[0] != 3 || got.step != 7 {
 			t.Errorf("got %+v", got)
 		}
@@ -169,18 +169,18 @@ func TestNestsThatDifferInAllReduce(t *testing.T) {
 		{"depth", nil, func(id int) any { return []any{x, []any{x}}[id] }},
 		{
 			"keys, the user's operations",
-			distribute.ReductionToOneDevice{},
+			distribute.NewReductionToOneDevice("", nil),
 			func(id int) any { return one([]string{"a", "b"}[id]) },
 		},
 		{
 			"depth, the user's operations",
-			distribute.ReductionToOneDevice{},
+			distribute.NewReductionToOneDevice("", nil),
 			func(id int) any { return []any{x, []any{x}}[id] },
 		},
 	} {
 		s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.CrossDeviceOps = c.ops })
 		err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
-			_, err := r.AllReduce(ctx, distribute.Sum, c.nest(r.ID()))
+			_, err := distribute.AllReduce(ctx, r, distribute.Sum, c.nest(r.ID()))
 			return err
 		})
 		if !errors.Is(err, distribute.ErrMismatch) || !strings.Contains(err.Error(), "differ") {
@@ -194,7 +194,7 @@ func TestConcurrentMergeCallsInOrder(t *testing.T) {
 	var log []int
 	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
 		for k := range 100 {
-			out, err := r.MergeCall(ctx,
+			out, err := distribute.MergeNests(ctx, r,
 				func(_ context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
 					log = append(log, k)
 					return args[0], nil
@@ -241,7 +241,8 @@ func TestStatsAddUp(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		got := s.Stats()
+		var got distribute.Stats
+		s.ReadStats(&got)
 		want := distribute.Stats{Runs: 3, Elapsed: 18 * time.Millisecond, Replicas: []distribute.ReplicaStats{
 			{Step: 18 * time.Millisecond, Wait: 15 * time.Millisecond, Calls: 3},
 			{Step: 15 * time.Millisecond, Wait: 3 * time.Millisecond, Calls: 3},

@@ -5,13 +5,12 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 )
 
-// Run calls step once per replica, each on its own goroutine, all at the same time, and returns their results
-// regrouped (see [Regroup]; TensorFlow's Strategy.run). Distributed values among the arguments, at any depth, are
-// replaced by the replica's component; other values are passed to every replica unchanged.
+// Run calls step once per replica, each on its own goroutine, all at the same time, and returns their results by
+// replica (TensorFlow's Strategy.run). A replica gets its element of in. If in is nil, every replica gets the zero
+// value; what all replicas share, step reads from its closure.
 //
 // Runs of one strategy are serialized. A Run inside a step is an error. A merge function may start one with its
 // context: it has the same replica ids and devices, while the replicas of the outer Run wait. If a replica
@@ -23,13 +22,16 @@ import (
 // them.
 //
 // step's context ends with the Run. step's replica must not be used after the Run.
-func Run(
-	ctx context.Context, s *Strategy, step func(context.Context, *Replica, ...Value) (Value, error), args ...Value,
-) (Value, error) {
+func Run[I, O any](
+	ctx context.Context, s *Strategy, step func(context.Context, *Replica, I) (O, error), in PerReplica[I],
+) (PerReplica[O], error) {
 	if err := s.requireNoStep(ctx, "Run"); err != nil {
 		return nil, err
 	}
-	results := make([]Value, len(s.devices))
+	if in != nil && len(in) != len(s.devices) {
+		return nil, errorf("Run", ErrInvalid, "%d inputs given for %d replicas: want one each, or nil", len(in),
+			len(s.devices))
+	}
 	if step == nil {
 		return nil, errorf("Run", ErrInvalid, "the step function is nil")
 	}
@@ -37,47 +39,7 @@ func Run(
 	if err != nil {
 		return nil, err
 	}
-	err = host.run(ctx, step, func(ctx context.Context, r *Replica) error {
-		mine := args
-		if hasDistributed(args) {
-			mine = make([]Value, len(args))
-			for i, arg := range args {
-				var err error
-				if mine[i], err = selectReplica(r.local, arg, s.checkLocal); err != nil {
-					return errorf("Run", ErrInvalid, "argument %d: %w", i, err)
-				}
-			}
-		}
-		out, err := step(ctx, r, mine...)
-		results[r.local] = out
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return regroup("Run", results, false)
-}
-
-// RunTyped is [Run] without nests: replica i gets in[i], and its result is element i of the returned slice. If
-// in is nil, every replica gets the zero value.
-func RunTyped[I, O any](
-	ctx context.Context, s *Strategy, step func(context.Context, *Replica, I) (O, error), in []I,
-) ([]O, error) {
-	if err := s.requireNoStep(ctx, "RunTyped"); err != nil {
-		return nil, err
-	}
-	if in != nil && len(in) != len(s.devices) {
-		return nil, errorf("RunTyped", ErrInvalid, "%d inputs given for %d replicas: want one each, or nil", len(in),
-			len(s.devices))
-	}
-	if step == nil {
-		return nil, errorf("RunTyped", ErrInvalid, "the step function is nil")
-	}
-	host, err := s.host(ctx)
-	if err != nil {
-		return nil, err
-	}
-	out := make([]O, len(s.devices))
+	out := make(PerReplica[O], len(s.devices))
 	err = host.run(ctx, step, func(ctx context.Context, r *Replica) error {
 		var mine I
 		if in != nil {
@@ -130,7 +92,7 @@ func (s *Strategy) host(ctx context.Context) (*Strategy, error) {
 		inner, err := (&Strategy{
 			self: s, kind: s.kind, task: s.task, oneDevice: s.oneDevice, devices: s.devices, params: s.params, engine: s.engine,
 			ops:  s.ops,
-			size: s.size, first: s.first, workersInSync: s.workersInSync, workerID: s.workerID, chief: s.chief, group: shared,
+			size: s.size, ids: s.ids, workersInSync: s.workersInSync, workerID: s.workerID, chief: s.chief, group: shared,
 			options: s.options, stall: s.stall, logger: s.logger,
 		}).open("Run")
 		if err != nil {
@@ -200,8 +162,8 @@ func (s *Strategy) countCalls(end bool) {
 			if lane(l) != laneMain {
 				comm = s.group.more[l][i]
 			}
-			if o, ok := comm.(collective.Observable); ok {
-				n, _, _ := o.Progress()
+			if comm != nil { // opened at its first use
+				n, _, _ := comm.Progress()
 				begun += n
 			}
 		}
@@ -224,6 +186,11 @@ func (s *Strategy) settle(ctx context.Context, run *deadlock.Run, abandoned []in
 		s.stopWorkers(abandoned)
 	}
 	if err == nil {
+		if s.member != nil {
+			if e := s.member.Recovered(); e != nil {
+				s.logger.Warn("distribute: this worker continues, but its failed step is still reported", "error", e)
+			}
+		}
 		return nil
 	}
 	if s.member != nil {

@@ -16,7 +16,7 @@ func BenchmarkRunEmpty(b *testing.B) {
 			step := func(context.Context, *distribute.Replica, struct{}) (struct{}, error) { return struct{}{}, nil }
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := distribute.RunTyped(b.Context(), s, step, nil); err != nil {
+				if _, err := distribute.Run(b.Context(), s, step, nil); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -38,7 +38,7 @@ func BenchmarkRunAllReduce(b *testing.B) {
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := distribute.RunTyped(b.Context(), s, step, tensors); err != nil {
+				if _, err := distribute.Run(b.Context(), s, step, tensors); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -52,7 +52,7 @@ func BenchmarkAllReduceInto(b *testing.B) {
 			s := mirrored(b, 2)
 			b.SetBytes(int64(4 * size))
 			b.ReportAllocs()
-			_, err := distribute.RunTyped(b.Context(), s,
+			_, err := distribute.Run(b.Context(), s,
 				func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
 					src, dst := []*tensor.Tensor{tensor.New(tensor.Float32, size)}, []*tensor.Tensor{tensor.New(tensor.Float32, size)}
 					for range b.N {
@@ -72,13 +72,13 @@ func BenchmarkAllReduceInto(b *testing.B) {
 func BenchmarkMergeCall(b *testing.B) {
 	s := mirrored(b, 2)
 	b.ReportAllocs()
-	_, err := distribute.RunTyped(b.Context(), s,
+	_, err := distribute.Run(b.Context(), s,
 		func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
 			for range b.N {
-				_, err := r.MergeCall(ctx,
-					func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
+				_, err := distribute.MergeCall(ctx, r,
+					func(context.Context, *distribute.CrossReplica, distribute.PerReplica[int]) (distribute.Value, error) {
 						return nil, nil
-					})
+					}, 0)
 				if err != nil {
 					return struct{}{}, err
 				}

@@ -31,14 +31,14 @@ func mirrored(t testing.TB, n int, change ...func(*distribute.MirroredConfig)) *
 func TestRunCallsEveryReplicaOnce(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 8} {
 		s := mirrored(t, n)
-		out, err := distribute.Run(t.Context(), s,
+		out, err := distribute.RunNest(t.Context(), s,
 			func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
-				return r.AllReduce(ctx, distribute.Sum, tensor.Scalar(float32(r.ID()+1)))
+				return distribute.AllReduce(ctx, r, distribute.Sum, tensor.Scalar(float32(r.ID()+1)))
 			})
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i, v := range s.LocalResults(out) {
+		for i, v := range s.Extended().LocalResults(out) {
 			if got, want := tensor.Data[float32](v.(*tensor.Tensor))[0], float32(n*(n+1)/2); got != want {
 				t.Errorf("replica %d of %d: got %v, want %v", i, n, got, want)
 			}
@@ -56,7 +56,7 @@ func TestRunAllocations(t *testing.T) {
 		s := mirrored(t, n)
 		const most = 8
 		if got := testing.AllocsPerRun(100, func() {
-			if _, err := distribute.RunTyped(t.Context(), s, step, nil); err != nil {
+			if _, err := distribute.Run(t.Context(), s, step, nil); err != nil {
 				t.Error(err)
 			}
 		}); got > most {

@@ -34,7 +34,7 @@ func (v *Variable) Restore(in *CrossReplica, x *tensor.Tensor) error {
 	if x == nil {
 		return errorf(op, ErrInvalid, "no value given for variable %s", v.Name())
 	}
-	if v.Kind() == SyncOnReadVariable && v.agg == AggregateSum {
+	if v.kind() == syncOnReadVariable && v.agg == AggregateSum {
 		return v.setShares(in.run, op, x)
 	}
 	set := assign

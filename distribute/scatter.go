@@ -7,36 +7,33 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// ScatterAdd adds the rows of x to the rows of the variable given by their indices (TensorFlow's scatter_add). x is
-// IndexedSlices or a distributed value of them. Rows with the same index are added in order. In replica context the
-// replicas' slices are first combined by the variable's aggregation, as in [Variable.Assign]: a sum has all rows in
-// the order of the replicas, a mean has the same rows divided by the number of replicas. A variable of
-// [NewCentralStorageStrategy] applies the replicas' rows in replica order, whatever its aggregation.
+// ScatterOp says what [Variable.Scatter] does with the rows of a variable and those of its argument.
+type ScatterOp = dense.ScatterOp
+
+// The operations, TensorFlow's scatter_add to scatter_update.
+const (
+	ScatterAdd    = dense.ScatterAdd    // adds
+	ScatterSub    = dense.ScatterSub    // subtracts
+	ScatterMul    = dense.ScatterMul    // multiplies; a mean multiplies by each row divided by the number of replicas
+	ScatterDiv    = dense.ScatterDiv    // divides; integers are truncated, and division by zero is an error
+	ScatterMin    = dense.ScatterMin    // keeps the smaller of each element
+	ScatterMax    = dense.ScatterMax    // keeps the larger of each element
+	ScatterUpdate = dense.ScatterUpdate // sets
+)
+
+// Scatter changes the rows of the variable that the indices of x give by the rows of x. x is IndexedSlices or a
+// distributed value of them. Rows with the same index are applied in order. In replica context the replicas' slices are
+// first combined by the variable's aggregation, as in [Variable.Assign]: a sum has all rows in the order of the
+// replicas, a mean has the same rows divided by the number of replicas. A variable of [NewCentralStorageStrategy]
+// applies the replicas' rows in replica order, whatever its aggregation.
 //
-// Sync-on-read variables do not support it; the error matches [ErrUnsupported].
-func (v *Variable) ScatterAdd(in Context, x Value) error { return v.scatter(in, x, dense.ScatterAdd) }
-
-// ScatterSub subtracts the rows of x, under the conditions of [Variable.ScatterAdd] (TensorFlow's scatter_sub).
-func (v *Variable) ScatterSub(in Context, x Value) error { return v.scatter(in, x, dense.ScatterSub) }
-
-// ScatterMul multiplies rows of the variable by the rows of x, under the conditions of [Variable.ScatterAdd]
-// (TensorFlow's scatter_mul). A mean multiplies by each row divided by the number of replicas.
-func (v *Variable) ScatterMul(in Context, x Value) error { return v.scatter(in, x, dense.ScatterMul) }
-
-// ScatterDiv divides rows of the variable by the rows of x, under the conditions of [Variable.ScatterMul]
-// (TensorFlow's scatter_div). Integer division truncates; integer division by zero is an error.
-func (v *Variable) ScatterDiv(in Context, x Value) error { return v.scatter(in, x, dense.ScatterDiv) }
-
-// ScatterMin keeps the smaller of each element of the variable and of the rows of x (TensorFlow's scatter_min). A
-// mirrored variable must have [AggregateNone] or [AggregateFirst]; the error for others matches [ErrUnsupported].
-func (v *Variable) ScatterMin(in Context, x Value) error { return v.scatter(in, x, dense.ScatterMin) }
-
-// ScatterMax keeps the larger elements, under the conditions of [Variable.ScatterMin] (TensorFlow's scatter_max).
-func (v *Variable) ScatterMax(in Context, x Value) error { return v.scatter(in, x, dense.ScatterMax) }
-
-// ScatterUpdate sets rows, under the conditions of [Variable.ScatterMin] (TensorFlow's scatter_update).
-func (v *Variable) ScatterUpdate(in Context, x Value) error {
-	return v.scatter(in, x, dense.ScatterUpdate)
+// Sync-on-read variables do not support it, and mirrored variables with [AggregateSum] or [AggregateMean] do not
+// support ScatterMin, ScatterMax and ScatterUpdate; the error matches [ErrUnsupported].
+func (v *Variable) Scatter(in Context, op ScatterOp, x Value) error {
+	if op > ScatterUpdate {
+		return errorf("Scatter", ErrInvalid, "ScatterOp(%d) is not one of ScatterAdd to ScatterUpdate", op)
+	}
+	return v.scatter(in, x, op)
 }
 
 // scatters are the mutations, by operation.
@@ -57,10 +54,10 @@ var scatters = func() (m [dense.ScatterUpdate + 1]mutation) {
 func (v *Variable) scatter(in Context, x Value, o dense.ScatterOp) error {
 	op := o.String()
 	switch name := "scatter_" + strings.ToLower(strings.TrimPrefix(op, "Scatter")); {
-	case v.Kind() == SyncOnReadVariable:
+	case v.kind() == syncOnReadVariable:
 		return errorf(op, ErrUnsupported, "variables with `synchronization=ON_READ` don't support `%s`: %s has a separate "+
 			"value on each replica; scatter to a tensor and assign it", name, v.Name())
-	case v.Kind() == MirroredVariable && o >= dense.ScatterMin && (v.agg == AggregateSum || v.agg == AggregateMean):
+	case v.kind() == mirroredVariable && o >= dense.ScatterMin && (v.agg == AggregateSum || v.agg == AggregateMean):
 		return errorf(op, ErrUnsupported, "%s is only supported for mirrored variable %s with NONE or `ONLY_FIRST_REPLICA` "+
 			"aggregation, got: %v", name, v.Name(), v.agg)
 	}

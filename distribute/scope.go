@@ -9,7 +9,7 @@ func (s *Strategy) Scope(ctx context.Context) context.Context {
 	if s.kind == defaultKind && frameOf(ctx) == nil {
 		return ctx // outside of every other scope is its scope
 	}
-	f := &frame{strategy: s, run: s.runOf(ctx), update: -1}
+	f := &frame{strategy: s, run: s.runOf(ctx)}
 	if err := s.requireCross(ctx, "Scope"); err != nil {
 		f.err = err
 	}
@@ -28,23 +28,15 @@ func WithStrategy(ctx context.Context, s *Strategy) (context.Context, error) {
 	if s == nil {
 		s = Default()
 	}
-	f := &frame{strategy: s, update: -1, set: true}
+	f := &frame{strategy: s, set: true}
 	if s.kind == defaultKind {
 		f = nil
 	}
 	return context.WithValue(ctx, frameKey{}, f), nil
 }
 
-// StrategyFrom returns the strategy whose scope or Run ctx belongs to, or nil if ctx is in no strategy other
-// than the default one (TensorFlow's has_strategy).
-func StrategyFrom(ctx context.Context) *Strategy {
-	if f := frameOf(ctx); f != nil {
-		return f.strategy
-	}
-	return nil
-}
-
-// CurrentStrategy returns the strategy whose scope or Run ctx belongs to, or [Default] (TensorFlow's get_strategy).
+// CurrentStrategy returns the strategy whose scope or Run ctx belongs to, or [Default] (TensorFlow's get_strategy; its
+// has_strategy reports whether it is another one than Default).
 func CurrentStrategy(ctx context.Context) *Strategy {
 	if f := frameOf(ctx); f != nil {
 		return f.strategy
@@ -52,18 +44,9 @@ func CurrentStrategy(ctx context.Context) *Strategy {
 	return Default()
 }
 
-// ReplicaFrom returns the replica whose step ctx belongs to, or nil if ctx is in cross-replica context or
-// outside of all strategies.
-func ReplicaFrom(ctx context.Context) *Replica {
-	if f := innermost(ctx); f != nil {
-		return f.replica
-	}
-	return nil
-}
-
 // CurrentReplica returns the replica whose step ctx belongs to. Outside of all strategies it returns the only
 // replica of [Default], so that code written for replicas also runs undistributed. In cross-replica context it
-// returns nil (TensorFlow's get_replica_context).
+// returns nil (TensorFlow's get_replica_context, and in_cross_replica_context).
 func CurrentReplica(ctx context.Context) *Replica {
 	if f := innermost(ctx); f != nil {
 		return f.replica
@@ -71,28 +54,11 @@ func CurrentReplica(ctx context.Context) *Replica {
 	return defaultStrategy()
 }
 
-// InCrossReplica reports whether ctx is in cross-replica context (TensorFlow's in_cross_replica_context): in a
-// scope, a merge function or an update function.
-func InCrossReplica(ctx context.Context) bool {
-	f := innermost(ctx)
-	return f != nil && f.replica == nil
-}
-
-// UpdateReplica returns the replica whose component is changed by the update function that ctx belongs to
-// (TensorFlow's get_update_replica_id). It returns false if all replicas share one component; that has a device
-// only, see [UpdateDevice].
-func UpdateReplica(ctx context.Context) (int, bool) {
-	if f := innermost(ctx); f != nil && f.update >= 0 {
-		return f.update, true
+// CurrentComponent returns the component that the update function changes which ctx belongs to, or nil (TensorFlow's
+// get_update_replica_id).
+func CurrentComponent(ctx context.Context) *Component {
+	if f := innermost(ctx); f != nil {
+		return f.component
 	}
-	return 0, false
-}
-
-// UpdateDevice returns the device of the component that is changed by the update function that ctx belongs to,
-// in TensorFlow's full form.
-func UpdateDevice(ctx context.Context) (string, bool) {
-	if f := innermost(ctx); f != nil && f.at != nil {
-		return f.at.String(), true
-	}
-	return "", false
+	return nil
 }

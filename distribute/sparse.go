@@ -67,7 +67,7 @@ func reduceSlices(op string, reduce ReduceOp, values []Value, o Options) (Value,
 		Indices: sparse.Indices(union, all.Indices.DType()), DenseShape: all.DenseShape,
 	}
 	if way == SparseDense {
-		return Densify(rows)
+		return densify(rows)
 	}
 	return rows, nil
 }

@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/distribute/internal/sparse"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -51,7 +52,7 @@ func drawSlices(rt *rapid.T, n int) []*tensor.IndexedSlices {
 // densified returns the dense tensor of a reduced value.
 func densified(v distribute.Value) (*tensor.Tensor, error) {
 	if s, ok := v.(*tensor.IndexedSlices); ok {
-		return distribute.Densify(s)
+		return sparse.Densify(s)
 	}
 	return v.(*tensor.Tensor), nil
 }
@@ -63,7 +64,7 @@ func TestSparseWays(t *testing.T) {
 	for n := 2; n <= 4; n++ {
 		strategies[n] = []*distribute.Strategy{
 			mirrored(t, n),
-			mirrored(t, n, func(cfg *distribute.MirroredConfig) { cfg.CrossDeviceOps = distribute.ReductionToOneDevice{} }),
+			mirrored(t, n, onOneDevice),
 		}
 	}
 	rapid.Check(t, func(rt *rapid.T) {
@@ -72,14 +73,14 @@ func TestSparseWays(t *testing.T) {
 		op := rapid.SampledFrom([]distribute.ReduceOp{distribute.Sum, distribute.Mean}).Draw(rt, "op")
 		var dense []distribute.Value
 		for _, s := range slices {
-			d, err := distribute.Densify(s)
+			d, err := sparse.Densify(s)
 			if err != nil {
 				rt.Fatal(err)
 			}
 			dense = append(dense, d)
 		}
-		want, err := distribute.ReduceWith(context.Background(), distribute.ReductionToOneDevice{}, op,
-			distribute.NewPerReplica(dense...), distribute.At("CPU:0"))
+		want, err := reduceWith(context.Background(), distribute.NewReductionToOneDevice("", nil), op,
+			distribute.NewComponents(dense...), "CPU:0")
 		if err != nil {
 			rt.Fatal(err)
 		}
@@ -88,9 +89,9 @@ func TestSparseWays(t *testing.T) {
 				distribute.SparseAuto, distribute.SparseGather, distribute.SparseReduce,
 				distribute.SparseDense,
 			} {
-				all, err := distribute.RunTyped(context.Background(), s,
+				all, err := distribute.Run(context.Background(), s,
 					func(ctx context.Context, r *distribute.Replica, x *tensor.IndexedSlices) (distribute.Value, error) {
-						return r.AllReduce(ctx, op, x, distribute.Options{Sparse: way})
+						return distribute.AllReduce[distribute.Value](ctx, r, op, x, distribute.Options{Sparse: way})
 					}, slices)
 				if err != nil {
 					rt.Fatalf("%v by %v: %v", way, s.CrossDeviceOps(), err)
@@ -118,15 +119,15 @@ func TestSparseWays(t *testing.T) {
 func TestSparseKeep(t *testing.T) {
 	one := mirrored(t, 3)
 	other := mirrored(t, 3,
-		func(cfg *distribute.MirroredConfig) { cfg.CrossDeviceOps = distribute.ReductionToOneDevice{} })
+		onOneDevice)
 	rapid.Check(t, func(rt *rapid.T) {
 		slices := drawSlices(rt, 3)
 		op := rapid.SampledFrom([]distribute.ReduceOp{distribute.Sum, distribute.Mean}).Draw(rt, "op")
 		var answers []string
 		for _, s := range []*distribute.Strategy{one, other} {
-			all, err := distribute.RunTyped(context.Background(), s,
+			all, err := distribute.Run(context.Background(), s,
 				func(ctx context.Context, r *distribute.Replica, x *tensor.IndexedSlices) (distribute.Value, error) {
-					return r.AllReduce(ctx, op, x)
+					return distribute.AllReduce(ctx, r, op, x)
 				}, slices)
 			if err != nil {
 				rt.Fatal(err)
@@ -153,7 +154,7 @@ func TestSparseChoice(t *testing.T) {
 	const table, width = 1000, 16
 	s := mirrored(t, 4)
 	reduce := func(index func(replica, row int) int64, rows int) distribute.Value {
-		all, err := distribute.RunTyped(t.Context(), s,
+		all, err := distribute.Run(t.Context(), s,
 			func(ctx context.Context, r *distribute.Replica, _ int) (distribute.Value, error) {
 				x := &tensor.IndexedSlices{
 					Values: tensor.New(tensor.Float32, rows, width), Indices: tensor.New(tensor.Int64, rows),
@@ -162,7 +163,8 @@ func TestSparseChoice(t *testing.T) {
 				for i := range rows {
 					tensor.Data[int64](x.Indices)[i] = index(r.ID(), i)
 				}
-				return r.AllReduce(ctx, distribute.Sum, x, distribute.Options{Sparse: distribute.SparseAuto})
+				return distribute.AllReduce[distribute.Value](ctx, r, distribute.Sum, x,
+					distribute.Options{Sparse: distribute.SparseAuto})
 			}, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -239,7 +241,7 @@ func TestSparseErrors(t *testing.T) {
 			if r.ID() == 1 {
 				x = c.x
 			}
-			_, err := r.AllReduce(ctx, distribute.Sum, x, distribute.Options{Sparse: c.way})
+			_, err := distribute.AllReduce(ctx, r, distribute.Sum, x, distribute.Options{Sparse: c.way})
 			return err
 		})
 		if !errors.Is(err, c.kind) || !containsAll(err.Error(), c.message) {

@@ -96,13 +96,15 @@ func TestVariableIn(t *testing.T) {
 			return nil
 		}, "[20 2] [20 2]"},
 		{"a failed Update", func() error {
-			_, err := s.Update(ctx, v, func(_ context.Context, c *distribute.Component, _ ...distribute.Value) (distribute.Value,
-				error,
-			) {
-				if err := c.Assign(tensor.From([]float32{7, 7})); err != nil || c.Replica() == 0 {
-					return nil, err
+			in, err := s.Cross(ctx)
+			if err != nil {
+				return err
+			}
+			err = v.Update(in, func(_ context.Context, c *distribute.Component) error {
+				if err := c.Variable().Assign(c, tensor.From([]float32{7, 7})); err != nil || c.Replica() == 0 {
+					return err
 				}
-				return nil, cause
+				return cause
 			})
 			if !errors.Is(err, cause) {
 				return fmt.Errorf("got %w", err)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/distribute/device"
 	"github.com/lockstep-ml/lockstep/engine"
 )
 
@@ -18,7 +19,7 @@ type MirroredConfig struct {
 	// LogicalCPUs is the number of logical CPU devices. Default: the engine's number, or without an engine one
 	// per core (GOMAXPROCS). TensorFlow's default is 1.
 	LogicalCPUs int
-	// CrossDeviceOps implement the reductions. Default: the library's collectives ([CollectiveAllReduce]).
+	// CrossDeviceOps implement the reductions. Default: the library's collectives.
 	CrossDeviceOps CrossDeviceOps
 	// Options are the default options of all reductions.
 	Options Options
@@ -38,7 +39,7 @@ func NewMirroredStrategy(cfg MirroredConfig) (*Strategy, error) {
 		return nil, err
 	}
 	names := devicesOr(cfg.Devices, known, len(known))
-	if _, err := IsSingleWorker(names); err != nil {
+	if _, err := device.IsSingleWorker(names); err != nil {
 		return nil, err
 	}
 	devices, err := canonicalDevices(op, names, known)
@@ -117,7 +118,7 @@ func NewCentralStorageStrategy(cfg CentralStorageConfig) (*Strategy, error) {
 	if err != nil {
 		return nil, err
 	}
-	params := []Device{localCPU}
+	params := []device.Spec{device.CPU(0)}
 	switch {
 	case cfg.ParameterDevice != "":
 		params, err = canonicalDevices(op, []string{cfg.ParameterDevice}, known)

@@ -11,6 +11,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster"
 	clusterworker "github.com/lockstep-ml/lockstep/cluster/worker"
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/distribute/device"
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/distribute/internal/undo"
 	"github.com/lockstep-ml/lockstep/engine"
@@ -22,17 +23,17 @@ import (
 type Strategy struct {
 	kind          strategyKind
 	oneDevice     bool             // one replica, whose values are never wrapped
-	devices       []Device         // of this worker's replicas
+	devices       []device.Spec    // of this worker's replicas
 	size          int              // number of replicas, of all workers
-	first         int              // id of this worker's first replica
+	ids           []int            // of this worker's replicas, ascending
 	workersInSync int              // number of workers
-	workerID      int              // this one, in the order of their replicas
+	workerID      int              // this one, from 0
 	chief         bool             // this worker writes what exactly one worker must write
-	replicasOf    []int            // by worker, if there are several
+	replicasOf    [][]int          // ids by worker, if there are several
 	userGroup     collective.Group // the communicators between the replicas, from the configuration
 	member        *clusterworker.Worker
-	joined        bool     // the strategy created member
-	params        []Device // devices of variables
+	joined        bool          // the strategy created member
+	params        []device.Spec // devices of variables
 	resolver      cluster.Resolver
 	task          cluster.Task // this process, if it is one of a cluster
 	engine        engine.Engine
@@ -41,7 +42,7 @@ type Strategy struct {
 	stall         time.Duration
 	logger        *slog.Logger
 	ops           CrossDeviceOps // given by the user, or nil
-	collective    *CollectiveAllReduce
+	collective    *collectiveAllReduce
 	detector      *deadlock.Detector // serializes Runs and Close, from the start of a Run until its outcome is settled
 	closed        atomic.Bool
 
@@ -61,6 +62,9 @@ type Strategy struct {
 
 	mu sync.Mutex
 }
+
+// extended implements [Extended].
+type extended struct{ *Strategy }
 
 // strategyKind is one of TensorFlow's strategies.
 type strategyKind uint8
@@ -112,14 +116,6 @@ func (s *Strategy) Engine() engine.Engine { return s.engine }
 // strategy, of its steps.
 func (s *Strategy) Timeline() *timeline.Recorder { return s.timeline }
 
-// Straggler returns the worker of the job that slows the others down, or nil. Only worker 0 knows it.
-func (s *Strategy) Straggler() *timeline.Straggler {
-	if s.member == nil {
-		return nil
-	}
-	return s.member.Straggler()
-}
-
 // Options returns the default options of all reductions.
 func (s *Strategy) Options() Options { return s.options }
 
@@ -147,18 +143,28 @@ func (s *Strategy) requireOpen(op string) error {
 // strategy created. It is nil for strategies of one process.
 func (s *Strategy) Worker() *clusterworker.Worker { return s.member }
 
-// LocalReplicas returns the id of this worker's first replica and the number of its replicas.
-func (s *Strategy) LocalReplicas() (first, n int) { return s.first, len(s.devices) }
+// LocalReplicas returns the ids of this worker's replicas, in ascending order: that with [Replica.LocalID] i has the
+// i-th of them. The caller must not change the list.
+func (s *Strategy) LocalReplicas() []int { return s.ids }
+
+// ReplicasByWorker returns the ids of each worker's replicas, in ascending order, by the worker's number in the
+// cluster. The caller must not change the lists.
+func (s *Strategy) ReplicasByWorker() [][]int {
+	if s.replicasOf == nil {
+		return [][]int{s.ids}
+	}
+	return s.replicasOf
+}
 
 // deviceName returns a device's full name. In a cluster it has the job and task of this process.
-func (s *Strategy) deviceName(d Device) string {
+func (s *Strategy) deviceName(d device.Spec) string {
 	if s.task.Known() {
 		d.Job, d.Task = s.task.Type, s.task.Index
 	}
 	return d.String()
 }
 
-func (s *Strategy) deviceNames(devices []Device) []string {
+func (s *Strategy) deviceNames(devices []device.Spec) []string {
 	names := make([]string, len(devices))
 	for i, d := range devices {
 		names[i] = s.deviceName(d)

@@ -38,7 +38,7 @@ func ExampleNewMirroredStrategy() {
 // Cross-device operations are chosen when the strategy is made.
 func ExampleNewMirroredStrategy_crossDeviceOps() {
 	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{
-		Devices: []string{"CPU:0", "CPU:1"}, LogicalCPUs: 2, CrossDeviceOps: distribute.ReductionToOneDevice{},
+		Devices: []string{"CPU:0", "CPU:1"}, LogicalCPUs: 2, CrossDeviceOps: distribute.NewReductionToOneDevice("", nil),
 	})
 	if err != nil {
 		log.Fatal(err)
@@ -46,9 +46,9 @@ func ExampleNewMirroredStrategy_crossDeviceOps() {
 	defer s.Close()
 
 	out, err := distribute.Run(context.Background(), s,
-		func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-			return r.AllReduce(ctx, distribute.Sum, 1.0)
-		})
+		func(ctx context.Context, r *distribute.Replica, _ struct{}) (*tensor.Tensor, error) {
+			return distribute.AllReduce(ctx, r, distribute.Sum, tensor.Scalar(float32(1)))
+		}, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -60,38 +60,24 @@ func ExampleNewMirroredStrategy_crossDeviceOps() {
 	// }
 }
 
-// A number, and a list of numbers, summed over two replicas.
-func ExampleReplica_AllReduce_lists() {
+// A list of numbers of any type, summed over two replicas: TensorFlow makes tensors of them.
+func ExampleAllReduce_list() {
 	s := twoReplicas()
 	defer s.Close()
-	ctx := context.Background()
 
-	for _, value := range []distribute.Value{1.0, []any{1.0, 2.0}} {
-		out, err := distribute.Run(ctx, s,
-			func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-				return r.AllReduce(ctx, distribute.Sum, value)
-			})
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(out)
+	out, err := distribute.Run(context.Background(), s,
+		func(ctx context.Context, r *distribute.Replica, _ struct{}) ([]any, error) {
+			return distribute.AllReduce(ctx, r, distribute.Sum, []any{1.0, int64(2)})
+		}, nil)
+	if err != nil {
+		log.Fatal(err)
 	}
-	// Output:
-	// PerReplica:{
-	//   0: tf.Tensor(2.0, shape=(), dtype=float32),
-	//   1: tf.Tensor(2.0, shape=(), dtype=float32)
-	// }
-	// [PerReplica:{
-	//   0: tf.Tensor(2.0, shape=(), dtype=float32),
-	//   1: tf.Tensor(2.0, shape=(), dtype=float32)
-	// } PerReplica:{
-	//   0: tf.Tensor(4.0, shape=(), dtype=float32),
-	//   1: tf.Tensor(4.0, shape=(), dtype=float32)
-	// }]
+	fmt.Println(out[0])
+	// Output: [tf.Tensor(2.0, shape=(), dtype=float32) tf.Tensor(4, shape=(), dtype=int64)]
 }
 
 func ExampleNewHierarchicalCopyAllReduce() {
-	ops, err := distribute.NewHierarchicalCopyAllReduce(1)
+	ops, err := distribute.NewHierarchicalCopyAllReduce(1, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -103,9 +89,9 @@ func ExampleNewHierarchicalCopyAllReduce() {
 	}
 	defer s.Close()
 
-	sums, err := distribute.RunTyped(context.Background(), s,
-		func(ctx context.Context, r *distribute.Replica, _ int) (distribute.Value, error) {
-			return r.AllReduce(ctx, distribute.Sum, tensor.From([]float32{1, float32(r.ID())}))
+	sums, err := distribute.Run(context.Background(), s,
+		func(ctx context.Context, r *distribute.Replica, _ int) (*tensor.Tensor, error) {
+			return distribute.AllReduce(ctx, r, distribute.Sum, tensor.From([]float32{1, float32(r.ID())}))
 		}, nil)
 	if err != nil {
 		log.Fatal(err)
@@ -116,7 +102,7 @@ func ExampleNewHierarchicalCopyAllReduce() {
 
 // A value that is 1 on each replica is summed into a variable: 2 with two replicas, and 1 with one. The strategy
 // decides the number of copies.
-func ExampleStrategy_ReduceTo_variable() {
+func ExampleVariable_AssignAdd() {
 	ctx := context.Background()
 	mirrored := twoReplicas()
 	central, err := distribute.NewCentralStorageStrategy(distribute.CentralStorageConfig{ComputeDevices: []string{
@@ -132,24 +118,15 @@ func ExampleStrategy_ReduceTo_variable() {
 	}
 	for _, s := range []*distribute.Strategy{mirrored, central, one} {
 		defer s.Close()
-		v, err := s.NewVariable(ctx, distribute.VariableConfig{Initial: 0.0})
+		v, err := s.NewVariable(ctx, distribute.VariableConfig{
+			Initial: 0.0, Aggregation: distribute.AggregateSum,
+		})
 		if err != nil {
 			log.Fatal(err)
 		}
-		_, err = distribute.Run(ctx, s,
-			func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-				return r.MergeCall(ctx,
-					func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
-						sum, err := c.ReduceTo(ctx, distribute.Sum, args[0], v)
-						if err != nil {
-							return nil, err
-						}
-						return c.Update(ctx, v,
-							func(_ context.Context, v *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
-								return nil, v.Assign(args[0])
-							}, sum)
-					}, tensor.Scalar(float32(1)))
-			})
+		_, err = distribute.Run(ctx, s, func(_ context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
+			return struct{}{}, v.AssignAdd(r, tensor.Scalar(float32(1)))
+		}, nil)
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -162,7 +139,7 @@ func ExampleStrategy_ReduceTo_variable() {
 }
 
 // An update runs once on each copy of a variable.
-func ExampleStrategy_Update_assign() {
+func ExampleStrategy_Extended() {
 	s := twoReplicas()
 	defer s.Close()
 	ctx := s.Scope(context.Background())
@@ -171,10 +148,12 @@ func ExampleStrategy_Update_assign() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	out, err := s.Update(ctx, v,
-		func(_ context.Context, v *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
-			err := v.Assign(args[0])
-			return v.Read(), err
+	out, err := s.Extended().Update(ctx, v,
+		func(_ context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
+			if err := v.Assign(c, args[0]); err != nil {
+				return nil, err
+			}
+			return v.Read(c)
 		}, 1.0)
 	if err != nil {
 		log.Fatal(err)
@@ -191,7 +170,7 @@ func ExampleStrategy_Update_assign() {
 func ExampleCurrentReplica() {
 	ctx := context.Background()
 	r := distribute.CurrentReplica(ctx)
-	sum, err := r.AllReduce(ctx, distribute.Sum, tensor.Scalar(float32(5)))
+	sum, err := distribute.AllReduce(ctx, r, distribute.Sum, tensor.Scalar(float32(5)))
 	if err != nil {
 		log.Fatal(err)
 	}

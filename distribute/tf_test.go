@@ -9,8 +9,9 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/cluster/worker"
-	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/distribute/device"
+	"github.com/lockstep-ml/lockstep/distribute/internal/devicelist"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -18,35 +19,35 @@ import (
 
 func TestDestinations(t *testing.T) {
 	s := mirrored(t, 3)
-	v := distribute.NewPerReplica(scalar(1), scalar(2), scalar(4))
+	v := distribute.NewComponents(scalar(1), scalar(2), scalar(4))
 	plain, err := newVariable(t.Context(), distribute.Default(), 9, distribute.VariableConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	device, err := distribute.ParseDevice("CPU:2")
+	cpu2, err := device.Parse("CPU:2")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct {
-		to   distribute.Destination
+		to   distribute.Value
 		want string
 	}{
-		"a tensor, its device":       {distribute.Like(scalar(0).OnDevice(1)), "CPU:1"},
+		"a tensor, its device":       {scalar(0).OnDevice(1), "CPU:1"},
 		"a variable of no strategy":  {plain, "CPU:0"},
-		"the name of a device":       {distribute.At("/device:CPU:1"), "CPU:1"},
-		"a device":                   {device, "CPU:2"},
-		"a number has no device":     {distribute.Like(3), ""},
-		"a device of another worker": {distribute.At("/job:worker/task:1/device:CPU:0"), ""},
-		"not a device":               {distribute.At("nothing"), ""},
+		"the name of a device":       {"/device:CPU:1", "CPU:1"},
+		"a device":                   {cpu2, "CPU:2"},
+		"a number has no device":     {3, ""},
+		"a device of another worker": {"/job:worker/task:1/device:CPU:0", ""},
+		"not a device":               {"nothing", ""},
 	} {
-		got, err := s.ReduceTo(t.Context(), distribute.Sum, v, c.to)
+		got, err := s.Extended().ReduceTo(t.Context(), distribute.Sum, v, c.to)
 		if c.want == "" {
 			if !errors.Is(err, distribute.ErrInvalid) {
 				t.Errorf("%s: got %v, %v, want ErrInvalid", name, got, err)
 			}
 			continue
 		}
-		if d, _ := distribute.DeviceOf(got); err != nil || d.Short() != c.want || !got.(*tensor.Tensor).Equal(scalar(7)) {
+		if d, _ := device.Of(got); err != nil || d.Short() != c.want || !got.(*tensor.Tensor).Equal(scalar(7)) {
 			t.Errorf("%s: got %v on %v, %v, want 7 on %s", name, got, d, err, c.want)
 		}
 	}
@@ -59,11 +60,11 @@ func TestCurrentDevice(t *testing.T) {
 	at := func(names ...string) context.Context {
 		ctx := t.Context()
 		for _, name := range names {
-			d, err := distribute.ParseDevice(name)
+			d, err := device.Parse(name)
 			if err != nil {
 				t.Fatal(err)
 			}
-			ctx = distribute.WithDevice(ctx, d)
+			ctx = device.With(ctx, d)
 		}
 		return ctx
 	}
@@ -78,17 +79,17 @@ func TestCurrentDevice(t *testing.T) {
 		{[]string{"/job:worker/task:1", "/device:CPU:3"}, "", "/job:worker/replica:0/task:1/device:CPU:3"},
 		{[]string{"/device:CPU:3"}, "/device:CPU:1", "/job:localhost/replica:0/task:0/device:CPU:1"},
 	} {
-		if got, err := distribute.ResolveDevice(at(c.scopes...), c.name); err != nil || got.String() != c.want {
+		if got, err := device.Resolve(at(c.scopes...), c.name); err != nil || got.String() != c.want {
 			t.Errorf("%q in %q: got %v, %v, want %s", c.name, c.scopes, got, err, c.want)
 		}
 	}
-	if _, err := distribute.ResolveDevice(at("CPU:1"), "FOO:0"); !errors.Is(err, distribute.ErrInvalid) {
+	if _, err := device.Resolve(at("CPU:1"), "FOO:0"); !errors.Is(err, distribute.ErrInvalid) {
 		t.Errorf("not a device: got %v", err)
 	}
 	s := mirrored(t, 3)
-	v := distribute.NewPerReplica(scalar(1), scalar(2), scalar(4))
-	sum, err := s.Reduce(at("CPU:2"), distribute.Sum, v, distribute.ReduceOptions{})
-	if d, _ := distribute.DeviceOf(sum); err != nil || d.Short() != "CPU:2" {
+	v := distribute.NewComponents(scalar(1), scalar(2), scalar(4))
+	sum, err := s.Extended().Reduce(at("CPU:2"), distribute.Sum, v, distribute.ReduceOptions{})
+	if d, _ := device.Of(sum); err != nil || d.Short() != "CPU:2" {
 		t.Errorf("Reduce on CPU:2: got %v, %v", d, err)
 	}
 	x, err := newVariable(t.Context(), s, 0, distribute.VariableConfig{})
@@ -105,30 +106,9 @@ func TestCurrentDevice(t *testing.T) {
 	if got, err := x.Read(cross); err != nil || !got.Equal(scalar(2)) {
 		t.Errorf("read on CPU:1: got %v, %v, want that replica's 2", got, err)
 	}
-	if got := distribute.NewMirrored(v.Values()[0],
+	if got := mirroredOf(v.Values()[0],
 		scalar(8).OnDevice(1)).Get(at("CPU:1")); !got.(*tensor.Tensor).Equal(scalar(8)) {
 		t.Errorf("a mirrored value on CPU:1: got %v, want 8", got)
-	}
-}
-
-func TestInputDevices(t *testing.T) {
-	local, err := distribute.InputDevices([]string{"CPU:0", "gpu:1"})
-	full := []string{"/job:localhost/replica:0/task:0/device:CPU:0", "/job:localhost/replica:0/task:0/device:GPU:1"}
-	if err != nil || !slices.Equal(local.Hosts, full[:1]) || !slices.Equal(local.Devices[0], full) || local.Default != "" {
-		t.Errorf("one worker: got %+v, %v", local, err)
-	}
-	remote, err := distribute.InputDevices([]string{"/job:worker/task:3/device:GPU:0", "/job:worker/task:3/device:GPU:1"})
-	if err != nil || remote.Hosts[0] != "/job:worker/replica:0/task:3/device:CPU:0" ||
-		remote.Default != "/job:worker/replica:0/task:3" {
-		t.Errorf("one worker of a cluster: got %+v, %v", remote, err)
-	}
-	several, err := distribute.InputDevices([]string{
-		"/job:worker/task:0/gpu:0", "/job:worker/task:0/gpu:1",
-		"/job:chief/task:0/gpu:0",
-	})
-	if err != nil || !slices.Equal(several.Hosts, []string{"/job:chief/task:0", "/job:worker/task:0"}) ||
-		len(several.Devices[1]) != 2 || several.Default != "/job:chief/task:0" {
-		t.Errorf("two workers: got %+v, %v", several, err)
 	}
 }
 
@@ -147,19 +127,19 @@ func TestDevicesOfSeveralWorkers(t *testing.T) {
 			t.Errorf("%q: got %v, want ErrInvalid with %q", c.devices, err, c.message)
 		}
 	}
-	if _, err := distribute.GPUsPerWorker([]string{gpu("0", "0"), gpu("0", "1"), gpu("1", "0")}); err == nil ||
+	if _, err := devicelist.GPUsPerWorker([]string{gpu("0", "0"), gpu("0", "1"), gpu("1", "0")}); err == nil ||
 		!strings.Contains(err.Error(), "same number of GPUs") {
 		t.Errorf("workers with unequal devices: got %v", err)
 	}
-	if _, err := distribute.GroupDevices([]string{"CPU:0", "CPU:1"}); !errors.Is(err, distribute.ErrInvalid) {
+	if _, err := devicelist.ByTask([]string{"CPU:0", "CPU:1"}); !errors.Is(err, distribute.ErrInvalid) {
 		t.Errorf("the devices of one worker, by worker: got %v", err)
 	}
 }
 
 func TestHostAndDeviceBatches(t *testing.T) {
-	ints := distribute.NewPerReplica(tensor.Scalar(int32(1)), tensor.Scalar(int32(2)))
-	floats := distribute.NewPerReplica(scalar(1), scalar(2))
-	batch := []distribute.ValueTo{{Value: ints, To: ints}, {Value: floats, To: floats}}
+	ints := distribute.NewComponents(tensor.Scalar(int32(1)), tensor.Scalar(int32(2)))
+	floats := distribute.NewComponents(scalar(1), scalar(2))
+	batch := []distribute.Value{ints, floats}
 	central, err := distribute.NewCentralStorageStrategy(distribute.CentralStorageConfig{ComputeDevices: []string{
 		"CPU:0",
 		"CPU:1",
@@ -169,12 +149,12 @@ func TestHostAndDeviceBatches(t *testing.T) {
 	}
 	defer central.Close()
 	for _, s := range []*distribute.Strategy{mirrored(t, 2), central} {
-		out, err := s.BatchReduceTo(t.Context(), distribute.Sum, batch[:1])
+		out, err := s.Extended().BatchReduceTo(t.Context(), distribute.Sum, batch[:1], batch[:1])
 		if m, ok := out[0].(*distribute.Mirrored); err != nil || !ok ||
-			!m.At(0).(*tensor.Tensor).Equal(tensor.Scalar(int32(3))) {
+			!m.Values[0].(*tensor.Tensor).Equal(tensor.Scalar(int32(3))) {
 			t.Errorf("%v: int32 alone: got %v, %v", s, out, err)
 		}
-		if _, err := s.BatchReduceTo(t.Context(), distribute.Sum, batch); (err == nil) != (s == central) {
+		if _, err := s.Extended().BatchReduceTo(t.Context(), distribute.Sum, batch, batch); (err == nil) != (s == central) {
 			t.Errorf("%v: int32 beside float32: got %v", s, err)
 		}
 	}
@@ -186,41 +166,50 @@ func TestUpdateByKeyword(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	named := map[string]any{"by": distribute.NewMirrored(scalar(10), scalar(20)), "often": 2}
+	named := map[string]any{"by": mirroredOf(scalar(10), scalar(20)), "often": 2}
 	scale := func(_ context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
 		by := args[0].(map[string]any)
 		for range by["often"].(int) {
-			if err := c.AssignAdd(by["by"]); err != nil {
+			if err := c.Variable().AssignAdd(c, by["by"]); err != nil {
 				return nil, err
 			}
 		}
 		return nil, nil
 	}
-	if got, err := s.Update(t.Context(), v, scale, named); err != nil || got != nil {
+	if got, err := s.Extended().Update(t.Context(), v, scale, named); err != nil || got != nil {
 		t.Errorf("a function that returns nothing: got %v, %v", got, err)
 	}
-	if got, err := s.UpdateUngrouped(t.Context(), v, scale, named); err != nil || len(got.(tensor.Tuple)) != 2 ||
-		got.(tensor.Tuple)[1] != nil {
+	got, err := s.Extended().UpdateUngrouped(t.Context(), v, scale, named)
+	if err != nil || len(got.(tensor.Tuple)) != 2 || got.(tensor.Tuple)[1] != nil {
 		t.Errorf("ungrouped: got %v, %v, want a tuple of nothing for each component", got, err)
 	}
 	if got := v.Values(); !got[0].(*tensor.Tensor).Equal(scalar(41)) || !got[1].(*tensor.Tensor).Equal(scalar(81)) {
 		t.Errorf("got %v, want 41 and 81", got)
 	}
 	err = inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
-		got, err := r.Update(ctx, v,
-			func(ctx context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
-				if device, ok := distribute.UpdateDevice(ctx); !ok || device != c.Device() || device != v.Devices()[c.Replica()] {
-					t.Errorf("component %s is updated on %q", c.Name(), device)
-				}
-				return changed(c, c.Assign(args[0]))
-			}, scalar(float64(r.ID())).OnDevice(r.ID()))
-		if err == nil && !got.(*tensor.Tensor).Equal(scalar(float64(r.ID()))) {
-			t.Errorf("from replica %d: got %v", r.ID(), got)
-		}
-		return err
+		return v.Update(r, func(ctx context.Context, c *distribute.Component) error {
+			if now := distribute.CurrentComponent(ctx); now != c || c.Device() != v.Devices()[c.Replica()] {
+				t.Errorf("component %d is updated in the context of %v, on %q", c.Replica(), now, c.Device())
+			}
+			return c.Variable().Assign(c, float64(c.Replica()))
+		})
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if got := v.Values(); !got[0].(*tensor.Tensor).Equal(scalar(0)) || !got[1].(*tensor.Tensor).Equal(scalar(1)) {
+		t.Errorf("updated in a step: got %v, want 0 and 1", got)
+	}
+	failure := errors.New("failed")
+	in, err := s.Cross(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = v.Update(in, func(_ context.Context, c *distribute.Component) error {
+		return errors.Join(c.Variable().Assign(c, 7.0), failure)
+	})
+	if got := v.Values(); !errors.Is(err, failure) || !got[0].(*tensor.Tensor).Equal(scalar(0)) {
+		t.Errorf("a failed update: got %v, %v, want the old value", got, err)
 	}
 }
 
@@ -270,9 +259,9 @@ array([[  1. , -20.5],
 			make(distribute.Default(), distribute.VariableConfig{Initial: 3}),
 			`<tf.Variable 'Variable:0' shape=() dtype=int32, numpy=3>`,
 		},
-		{distribute.NewPerReplica(matrix, 2), "PerReplica:{\n  0: tf.Tensor(\n[[  1.  -20.5]\n [  3.    4. ]], shape=(2, " +
+		{distribute.NewComponents(matrix, 2), "PerReplica:{\n  0: tf.Tensor(\n[[  1.  -20.5]\n [  3.    4. ]], shape=(2, " +
 			"2), dtype=float32),\n  1: 2\n}"},
-		{distribute.NewMirrored(scalar(1)), "Mirrored:{\n  0: tf.Tensor(1.0, shape=(), dtype=float32)\n}"},
+		{mirroredOf(scalar(1)), "Mirrored:{\n  0: tf.Tensor(1.0, shape=(), dtype=float32)\n}"},
 		{
 			distribute.InputContext{NumInputPipelines: 2, InputPipelineID: 1, NumReplicasInSync: 4},
 			"tf.distribute.InputContext(input pipeline id 1, total: 2)",
@@ -293,17 +282,18 @@ func stringOf(v any) string { return v.(interface{ String() string }).String() }
 func TestNestsThatDifferBetweenReplicas(t *testing.T) {
 	s := mirrored(t, 2)
 	nests := []distribute.Value{[]any{scalar(1)}, map[string]any{"x": scalar(1)}}
-	if _, err := distribute.RunTyped(t.Context(), s,
+	if _, err := distribute.Run(t.Context(), s,
 		func(ctx context.Context, r *distribute.Replica, v distribute.Value) (distribute.Value, error) {
-			return r.MergeCall(ctx, nothing, v)
+			return distribute.MergeNests(ctx, r, nothing, v)
 		}, nests); !errors.Is(err, distribute.ErrMismatch) {
 		t.Errorf("arguments of a merge call: got %v, want ErrMismatch", err)
 	}
-	if _, err := distribute.Run(t.Context(), s,
-		func(_ context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-			return nests[r.ID()], nil
-		}); !errors.Is(err, distribute.ErrMismatch) {
-		t.Errorf("results: got %v, want ErrMismatch", err)
+	if _, err := distribute.Reduce(t.Context(), s, distribute.Sum, nests, distribute.ReduceOptions{}); !errors.Is(err,
+		distribute.ErrMismatch) {
+		t.Errorf("values to reduce: got %v, want ErrMismatch", err)
+	}
+	if _, err := distribute.Gather(t.Context(), s, nests, 0); !errors.Is(err, distribute.ErrMismatch) {
+		t.Errorf("values to gather: got %v, want ErrMismatch", err)
 	}
 }
 
@@ -313,19 +303,19 @@ func TestVariableMadeInAFunctionUnderScope(t *testing.T) {
 		return distribute.CurrentStrategy(ctx).NewVariable(ctx, distribute.VariableConfig{Initial: 2.0})
 	}
 	v, err := layer(s.Scope(t.Context()))
-	if err != nil || !s.VariableCreatedInScope(v) || v.Kind() != distribute.MirroredVariable {
+	if err != nil || v.Strategy() != s || v.Kind() != "MirroredVariable" {
 		t.Errorf("in the scope: got %v, %v", v, err)
 	}
 	v, err = layer(t.Context())
-	if err != nil || s.VariableCreatedInScope(v) || v.Kind() != distribute.PlainVariable {
+	if err != nil || v.Strategy() == s || v.Kind() != "ResourceVariable" {
 		t.Errorf("outside of it: got %v, %v", v, err)
 	}
 	err = inStep(t, s, func(ctx context.Context, _ *distribute.Replica) error {
-		_, err := layer(ctx)
-		if !errors.Is(err, distribute.ErrContext) {
-			t.Errorf("in a step: got %v, want ErrContext, for there it is the replica's method", err)
+		v, err := layer(ctx)
+		if err != nil || v.Strategy() != s || len(v.Values()) != 2 {
+			t.Errorf("in a step: got %v, %v, want one variable for both replicas", v, err)
 		}
-		return nil
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -364,11 +354,11 @@ func TestSingleWorker(t *testing.T) {
 			continue
 		}
 		defer s.Close()
-		if got := s.Devices(); len(got) != 1 || got[0] != c.device || s.ClusterResolver() != c.resolver {
+		if got := s.Devices(); len(got) != 1 || got[0] != c.device || s.Properties().ClusterResolver != c.resolver {
 			t.Errorf("%+v: got %q, want %s", c.resolver, got, c.device)
 		}
 		v, err := newVariable(t.Context(), s, 1, distribute.VariableConfig{})
-		if err != nil || v.Devices()[0] != c.device || v.Kind() != distribute.MirroredVariable {
+		if err != nil || v.Devices()[0] != c.device || v.Kind() != "MirroredVariable" {
 			t.Errorf("a variable: got %v, %v", v, err)
 		}
 	}
@@ -386,9 +376,9 @@ func TestRunInsideAMerge(t *testing.T) {
 			if err := v.Assign(r, 1.0); err != nil {
 				return err
 			}
-			_, err := r.MergeCall(ctx,
-				func(ctx context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
-					out, err := distribute.RunTyped(ctx, c.Strategy(),
+			_, err := distribute.MergeCall(ctx, r,
+				func(ctx context.Context, c *distribute.CrossReplica, _ distribute.PerReplica[int]) (distribute.Value, error) {
+					out, err := distribute.Run(ctx, c.Strategy(),
 						func(ctx context.Context, r *distribute.Replica, _ int) (distribute.Value, error) {
 							if err := v.Assign(r, 5.0); err != nil {
 								return nil, err
@@ -396,7 +386,7 @@ func TestRunInsideAMerge(t *testing.T) {
 							if fail != nil && r.ID() == 1 {
 								return nil, fail
 							}
-							return r.AllReduce(ctx, distribute.Sum, scalar(float64(r.ID())))
+							return distribute.AllReduce(ctx, r, distribute.Sum, scalar(float64(r.ID())))
 						}, nil)
 					if err == nil && !out[2].(*tensor.Tensor).Equal(scalar(3)) {
 						t.Errorf("the sum inside: got %v, want 3", out)
@@ -411,7 +401,7 @@ func TestRunInsideAMerge(t *testing.T) {
 						return nil, nil // the outer Run continues
 					}
 					return nil, err
-				})
+				}, 0)
 			return err
 		}
 	}
@@ -443,7 +433,7 @@ func TestRunInsideAMerge(t *testing.T) {
 
 func TestRebatchedRowsGoOnIntoTheNextBatch(t *testing.T) {
 	s := mirrored(t, 2)
-	source := data.FromTensors(counting(0, 3)).Batch(2).Repeat(2) // 0 1, 2, 0 1, 2
+	source := fromTensors(counting(0, 3)).Batch(2).Repeat(2) // 0 1, 2, 0 1, 2
 	set, err := s.DistributeDataset(source, distribute.InputOptions{AutoShard: distribute.ShardOff})
 	if err != nil {
 		t.Fatal(err)
@@ -453,7 +443,7 @@ func TestRebatchedRowsGoOnIntoTheNextBatch(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, x := range s.LocalResults(v) {
+		for _, x := range s.Extended().LocalResults(v) {
 			if x.(*tensor.Tensor).Len() != 1 {
 				t.Errorf("a share of %v, want one row", x)
 			}
@@ -480,24 +470,25 @@ func TestScatterErrors(t *testing.T) {
 	}
 	row, zero := tensor.From([]int32{1, 0}, 1, 2), tensor.From([]int64{0})
 	for name, err := range map[string]error{
-		"no slices":          v.ScatterAdd(cross, row),
-		"nothing":            v.ScatterAdd(cross, &tensor.IndexedSlices{}),
-		"another dtype":      v.ScatterAdd(cross, slices(tensor.From([]float32{1, 2}, 1, 2), zero)),
-		"rows too short":     v.ScatterAdd(cross, slices(tensor.From([]int32{1}, 1, 1), zero)),
-		"more rows":          v.ScatterAdd(cross, slices(row, tensor.From([]int64{0, 1}))),
-		"an index too large": v.ScatterAdd(cross, slices(row, tensor.From([]int64{2}))),
-		"an index below 0":   v.ScatterAdd(cross, slices(row, tensor.From([]int32{-1}))),
-		"indices of floats":  v.ScatterAdd(cross, slices(row, tensor.From([]float32{0}))),
-		"division by zero":   v.ScatterDiv(cross, slices(row, zero)),
+		"no slices":          v.Scatter(cross, distribute.ScatterAdd, row),
+		"nothing":            v.Scatter(cross, distribute.ScatterAdd, &tensor.IndexedSlices{}),
+		"another dtype":      v.Scatter(cross, distribute.ScatterAdd, slices(tensor.From([]float32{1, 2}, 1, 2), zero)),
+		"rows too short":     v.Scatter(cross, distribute.ScatterAdd, slices(tensor.From([]int32{1}, 1, 1), zero)),
+		"more rows":          v.Scatter(cross, distribute.ScatterAdd, slices(row, tensor.From([]int64{0, 1}))),
+		"an index too large": v.Scatter(cross, distribute.ScatterAdd, slices(row, tensor.From([]int64{2}))),
+		"an index below 0":   v.Scatter(cross, distribute.ScatterAdd, slices(row, tensor.From([]int32{-1}))),
+		"indices of floats":  v.Scatter(cross, distribute.ScatterAdd, slices(row, tensor.From([]float32{0}))),
+		"division by zero":   v.Scatter(cross, distribute.ScatterDiv, slices(row, zero)),
 	} {
 		if !errors.Is(err, distribute.ErrInvalid) {
 			t.Errorf("%s: got %v, want ErrInvalid", name, err)
 		}
 	}
-	if err := v.ScatterAdd(nil, slices(row, zero)); !errors.Is(err, distribute.ErrContext) {
+	if err := v.Scatter(nil, distribute.ScatterAdd, slices(row, zero)); !errors.Is(err, distribute.ErrContext) {
 		t.Errorf("without a context: got %v", err)
 	}
-	if err := v.ScatterAdd(cross, slices(tensor.From([]int32{1, 1, 2, 2}, 2, 2), tensor.From([]int32{1, 1}))); err != nil {
+	twice := slices(tensor.From([]int32{1, 1, 2, 2}, 2, 2), tensor.From([]int32{1, 1}))
+	if err := v.Scatter(cross, distribute.ScatterAdd, twice); err != nil {
 		t.Fatal(err)
 	}
 	if got := v.Values()[1]; !got.(*tensor.Tensor).Equal(tensor.From([]int32{1, 2, 6, 7}, 2, 2)) {

@@ -21,7 +21,8 @@ var tfNames = []string{
 	"in_cross_replica_context", "get_replica_context", "reduce_to", "batch_reduce_to", "update(", "colocate_vars_with",
 	"variable_created_in_scope", "value_container", "worker_devices", "parameter_devices", "_default_device",
 	"_use_merge_call",
-	"_prefer_collective_ops", "replica_id_in_sync_group", "all_reduce", "all_gather", "merge_call", "DistributedValues",
+	"_prefer_collective_ops", "replica_id_in_sync_group", "all_reduce", "all_gather", "GradientTape", "merge_call",
+	"DistributedValues",
 	"PerReplica",
 	"Mirrored", "VariableSynchronization", "VariableAggregation", "assign_add", "scatter_add", "read_value", "Checkpoint",
 	"CrossDeviceOps", "ReductionToOneDevice", "HierarchicalCopyAllReduce", "NcclAllReduce", "CollectiveAllReduce",
@@ -36,11 +37,9 @@ var tfNames = []string{
 
 // oursAlone are the exported types and functions that the page omits, because TensorFlow has no counterpart.
 var oursAlone = []string{
-	"Bucket", "CentralStorageConfig", "CollectiveConfig", "Context", "DeviceGroups", "DeviceOf", "Error", "Follower",
-	"Handle",
-	"Machine", "MergeFunc", "NewMirrored", "NewPerReplica",
-	"OneDeviceConfig", "PackSizes", "ParseDevice", "PerWorker", "ReplicaStats", "Selection", "Stats", "UpdateFunc",
-	"Value", "VariableKind",
+	"Bucket", "CentralStorageConfig", "Context", "Error", "Follower", "Handle",
+	"OneDeviceConfig", "PerWorker", "ReplicaStats", "Stats", "UpdateFunc",
+	"Value",
 }
 
 // goNames finds the names in a cell of the page.
@@ -160,6 +159,8 @@ func exists(t *testing.T, name string) string {
 			path = "train/" + path
 		case "worker", "launch":
 			path = "cluster/" + path
+		case "device":
+			path = "distribute/device"
 		case "gomlx":
 			path = "engine/gomlx"
 		case "optimizer":

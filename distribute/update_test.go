@@ -25,12 +25,12 @@ func TestUpdatePanic(t *testing.T) {
 				t.Errorf("got the panic %v, want boom", got)
 			}
 		}()
-		_, err := s.Update(t.Context(), v,
+		_, err := s.Extended().Update(t.Context(), v,
 			func(_ context.Context, c *distribute.Component, _ ...distribute.Value) (distribute.Value, error) {
 				if c.Replica() == 1 {
 					panic("boom")
 				}
-				return nil, c.Assign(float32(7))
+				return nil, c.Variable().Assign(c, float32(7))
 			})
 		t.Errorf("Update returned: %v", err)
 	}()

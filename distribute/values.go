@@ -8,61 +8,77 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/lockstep-ml/lockstep/distribute/device"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Value is a nest of *tensor.Tensor, *tensor.IndexedSlices, [*PerReplica], [*Mirrored], [*Variable], host
-// numbers and any other argument or result of a step function.
+// Value is a nest of *tensor.Tensor, *tensor.IndexedSlices, [PerReplica], [*Mirrored], [*Variable], host numbers and
+// any other argument or result of a step function.
 type Value = any
 
-// PerReplica is a value with one component per replica, by replica id (TensorFlow's PerReplica, a
-// DistributedValues). Step functions return and distributed datasets yield such values. As an argument of a step
-// function it is replaced by the replica's component. Several goroutines may read it.
-type PerReplica struct{ components }
+// PerReplica has one value for each replica of this worker (TensorFlow's PerReplica, a DistributedValues): element i
+// belongs to the replica whose [Replica.LocalID] is i. [Run] gives and returns such values; [Reduce] and [Gather]
+// combine them.
+type PerReplica[T any] []T
+
+// String prints the components as TensorFlow does.
+func (p PerReplica[T]) String() string { return formatComponents("PerReplica", p) }
+
+// dynamic returns the value for code that does not know its type.
+func (p PerReplica[T]) dynamic() *perReplica {
+	values := make([]Value, len(p))
+	for i, v := range p {
+		values[i] = v
+	}
+	return &perReplica{values}
+}
+
+// untyped returns a PerReplica for code that does not know its type, and any other value unchanged. The value of a
+// strategy of one device is not wrapped.
+func untyped(v Value, oneDevice bool) Value {
+	p, ok := v.(interface{ dynamic() *perReplica })
+	if !ok {
+		return v
+	}
+	d := p.dynamic()
+	if oneDevice && len(d.values) == 1 {
+		return d.values[0]
+	}
+	return d
+}
+
+// perReplica is a PerReplica whose type is not known, as part of a nest.
+type perReplica struct{ values []Value }
 
 // Mirrored is a value that is the same on every replica (TensorFlow's Mirrored, a DistributedValues). Several
 // goroutines may read it.
-type Mirrored struct{ components }
+type Mirrored struct {
+	Values []Value // equal components, by replica
+}
 
-// NewPerReplica returns a value with one component per replica, by replica id.
-func NewPerReplica(values ...Value) *PerReplica { return &PerReplica{components{values}} }
-
-// NewMirrored returns a mirrored value with these components, by replica id. The caller guarantees that they
-// are equal.
-func NewMirrored(values ...Value) *Mirrored { return &Mirrored{components{values}} }
+func perReplicaOf(values ...Value) *perReplica { return &perReplica{values} }
 
 // String prints the components as TensorFlow does.
-func (p *PerReplica) String() string { return p.format("PerReplica") }
+func (p *perReplica) String() string { return formatComponents("PerReplica", p.values) }
 
 // String prints the components as TensorFlow does.
-func (m *Mirrored) String() string { return m.format("Mirrored") }
+func (m *Mirrored) String() string { return formatComponents("Mirrored", m.Values) }
 
-// Get returns the component on ctx's current device (see [WithDevice]) or, if that device has none, the first
+// Get returns the component on ctx's current device (see [device.With]) or, if that device has none, the first
 // component. TensorFlow does the same if a mirrored value is used as a tensor in cross-replica context.
 func (m *Mirrored) Get(ctx context.Context) Value {
-	at := hostDevice(ctx)
-	for _, v := range m.values {
-		if d, ok := DeviceOf(v); ok && d == at {
+	at := device.Host(ctx)
+	for _, v := range m.Values {
+		if d, ok := device.Of(v); ok && d == at {
 			return v
 		}
 	}
-	return m.values[0]
+	return m.Values[0]
 }
 
-type components struct{ values []Value }
-
-// Values returns the components by replica; the caller must not change them.
-func (c *components) Values() []Value { return c.values }
-
-// Len returns the number of components.
-func (c *components) Len() int { return len(c.values) }
-
-// At returns the component of a replica. It panics if there is none.
-func (c *components) At(replica int) Value { return c.values[replica] }
-
-func (c *components) format(name string) string {
-	lines := make([]string, len(c.values))
-	for i, v := range c.values {
+func formatComponents[T any](name string, values []T) string {
+	lines := make([]string, len(values))
+	for i, v := range values {
 		lines[i] = fmt.Sprintf("  %d: %v", i, v)
 	}
 	return name + ":{\n" + strings.Join(lines, ",\n") + "\n}"
@@ -70,70 +86,64 @@ func (c *components) format(name string) string {
 
 // distributed is implemented by values that are replaced by a component in the arguments of a step function. A
 // variable does not implement it: the step gets the whole variable.
-type distributed interface {
-	Values() []Value
-	isDistributed()
-}
+type distributed interface{ byReplica() []Value }
 
-func (*components) isDistributed() {}
+func (p *perReplica) byReplica() []Value { return p.values }
+
+func (m *Mirrored) byReplica() []Value { return m.Values }
 
 // stored is implemented by *Variable: components that are kept between steps, one per replica or one for all.
 type stored interface {
 	first() *tensor.Tensor
-	perReplica() *PerReplica
+	places() []device.Spec
+	Values() []Value
 	keptEqual() bool // its writes keep the components equal
 }
 
-// part is implemented by *Component: one of the parts of a whole. [Regroup] replaces all parts by the whole.
+// part is implemented by *Component: one of the parts of a whole. regroup replaces all parts by the whole.
 type part interface {
 	partOf() (whole Value, index, parts int)
 }
 
-// Regroup combines the replicas' nests, by replica, into one nest (TensorFlow's distribute_utils.regroup). Each leaf
-// becomes a [*PerReplica], with two exceptions: a leaf that is identical on all replicas (the same pointer, or equal
-// host values) is kept, and the components of one variable become the variable. A typed container that cannot hold
-// distributed values, such as a []*tensor.Tensor or a struct with a *tensor.Tensor field, becomes a PerReplica as a
-// whole. Nests with different structures are an error.
-func Regroup(perReplica []Value) (Value, error) { return regroup("Regroup", perReplica, false) }
-
-func regroup(op string, perReplica []Value, alwaysWrap bool) (Value, error) {
-	if len(perReplica) == 1 && !alwaysWrap {
-		return perReplica[0], nil
+// regroup is [Extended].Regroup under the name of an operation.
+func regroup(op string, replicas []Value) (Value, error) {
+	if len(replicas) == 1 {
+		return replicas[0], nil
 	}
-	if !alwaysWrap && !slices.ContainsFunc(perReplica, func(v Value) bool { return v != nil }) {
-		return nil, nil // the result of a step function without one
+	if !slices.ContainsFunc(replicas, func(v Value) bool { return v != nil }) {
+		return nil, nil // no value
 	}
-	return regroupAs(op, perReplica, func(leaves []any) Value {
+	return regroupAs(op, replicas, func(leaves []any) Value {
 		if v := wholeOf(leaves); v != nil {
 			return v
 		}
-		if !alwaysWrap && sameLeaf(leaves) {
+		if sameLeaf(leaves) {
 			return leaves[0]
 		}
-		return &PerReplica{components{leaves}}
+		return &perReplica{leaves}
 	})
 }
 
 // regroupAs combines nests into one; wrap makes its leaves.
-func regroupAs(op string, perReplica []Value, wrap func(leaves []any) Value) (Value, error) {
-	out, err := tensor.Zip(func(_ string, leaves []any) (any, error) { return wrap(leaves), nil }, isWhole, perReplica...)
-	if err != nil {
-		if se, ok := errors.AsType[*tensor.StructureError](err); ok {
-			return nil, errorf(op, ErrMismatch, "the structure of replica %d's nest differs from that of replica 0's: %w",
-				se.Nest, err)
-		}
-		return nil, errorf(op, ErrInvalid, "%w", err)
+func regroupAs(op string, replicas []Value, wrap func(leaves []any) Value) (Value, error) {
+	out, err := tensor.Zip(func(_ string, leaves []any) (any, error) { return wrap(leaves), nil }, isWhole, replicas...)
+	return out, unlike(op, err)
+}
+
+// unlike returns the error of nests that cannot be walked together, and any error of this package unchanged.
+func unlike(op string, err error) error {
+	if se, ok := errors.AsType[*tensor.StructureError](err); ok {
+		return errorf(op, ErrMismatch, "the structure of replica %d's nest differs from that of replica 0's: %w", se.Nest,
+			err)
 	}
-	return out, nil
+	if _, ok := errors.AsType[*Error](err); ok || err == nil {
+		return err
+	}
+	return errorf(op, ErrInvalid, "%w", err)
 }
 
-// SelectReplica returns the nest with every distributed value replaced by its component of the replica (TensorFlow's
-// distribute_utils.select_replica).
-func SelectReplica(replica int, v Value) (Value, error) {
-	return selectReplica(replica, v, func(Value) error { return nil })
-}
-
-// selectReplica is SelectReplica after a check of every distributed leaf by check.
+// selectReplica returns the nest with every distributed value replaced by its component of the replica, after a check
+// of every distributed leaf by check; nil: none.
 func selectReplica(replica int, v Value, check func(leaf Value) error) (Value, error) {
 	if !hasDistributed(v) {
 		return v, nil
@@ -143,14 +153,16 @@ func selectReplica(replica int, v Value, check func(leaf Value) error) (Value, e
 		if !ok {
 			return leaf, nil
 		}
-		if err := check(leaf); err != nil {
-			return nil, err
+		if check != nil {
+			if err := check(leaf); err != nil {
+				return nil, err
+			}
 		}
-		if values := d.Values(); replica >= 0 && replica < len(values) {
+		if values := d.byReplica(); replica >= 0 && replica < len(values) {
 			return values[replica], nil
 		}
 		return nil, errorf("SelectReplica", ErrInvalid, "there is no replica %d: the value has %d components", replica,
-			len(d.Values()))
+			len(d.byReplica()))
 	})
 }
 
@@ -237,20 +249,4 @@ func holdsAny(t reflect.Type) bool {
 		return true
 	}
 	return false
-}
-
-// DeviceOf returns the device of a leaf value, or false for a host number.
-func DeviceOf(v Value) (Device, bool) {
-	switch v := v.(type) {
-	case *tensor.Tensor:
-		d := localCPU
-		if v.Memory().Kind == tensor.Device {
-			d.Kind = "GPU"
-		}
-		d.Index = v.Memory().Device
-		return d, true
-	case *tensor.IndexedSlices:
-		return DeviceOf(v.Values)
-	}
-	return Device{}, false
 }

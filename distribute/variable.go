@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/lockstep-ml/lockstep/distribute/device"
 	"github.com/lockstep-ml/lockstep/distribute/internal/undo"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -78,7 +79,7 @@ type VariableConfig struct {
 type Variable struct {
 	strategy   *Strategy
 	name       string
-	devices    []Device // of the components
+	devices    []device.Spec // of the components
 	sync       Synchronization
 	agg        Aggregation
 	trainable  bool
@@ -93,47 +94,47 @@ func (v *Variable) Name() string { return v.name + ":0" }
 // Strategy returns the strategy that the variable belongs to.
 func (v *Variable) Strategy() *Strategy { return v.strategy }
 
-// VariableKind specifies how a strategy implements a variable.
-type VariableKind uint8
+// variableKind specifies how a strategy implements a variable.
+type variableKind uint8
 
-// The kinds of variables.
 const (
-	PlainVariable       VariableKind = iota // one component, for one replica
-	MirroredVariable                        // one component per replica, kept equal by writes
-	SyncOnReadVariable                      // one component per replica, combined by reads
-	AggregatingVariable                     // one component for several replicas; combined writes
+	plainVariable       variableKind = iota // one component, for one replica
+	mirroredVariable                        // one component per replica, kept equal by writes
+	syncOnReadVariable                      // one component per replica, combined by reads
+	aggregatingVariable                     // one component for several replicas; combined writes
 )
 
 // String returns the name of TensorFlow's class.
-func (k VariableKind) String() string {
-	return enumName("VariableKind", uint8(k), "ResourceVariable", "MirroredVariable", "SyncOnReadVariable",
-		"AggregatingVariable")
+func (k variableKind) String() string {
+	return [...]string{"ResourceVariable", "MirroredVariable", "SyncOnReadVariable", "AggregatingVariable"}[k]
 }
 
-// Kind returns how the strategy implements the variable.
-func (v *Variable) Kind() VariableKind {
+// Kind returns how the strategy implements the variable, as the name of TensorFlow's class: MirroredVariable,
+// SyncOnReadVariable, AggregatingVariable (one component for several replicas) or ResourceVariable (of one replica).
+func (v *Variable) Kind() string { return v.kind().String() }
+
+func (v *Variable) kind() variableKind {
 	switch {
 	case v.strategy.kind.mirrors() && v.sync == OnRead:
-		return SyncOnReadVariable
+		return syncOnReadVariable
 	case v.strategy.kind.mirrors():
-		return MirroredVariable
+		return mirroredVariable
 	case len(v.strategy.devices) > 1:
-		return AggregatingVariable
+		return aggregatingVariable
 	}
-	return PlainVariable
+	return plainVariable
 }
 
 // Devices returns the components' devices, in TensorFlow's full form.
 func (v *Variable) Devices() []string { return v.strategy.deviceNames(v.devices) }
 
-// Synchronization returns when the components are combined.
-func (v *Variable) Synchronization() Synchronization { return v.sync }
-
-// Aggregation returns how the replicas' values are combined.
-func (v *Variable) Aggregation() Aggregation { return v.agg }
-
-// Trainable reports whether the variable takes part in training.
-func (v *Variable) Trainable() bool { return v.trainable }
+// Config returns the configuration: when the components are combined and how, and whether the variable takes part in
+// training. It has no initial value.
+func (v *Variable) Config() VariableConfig {
+	return VariableConfig{
+		Name: v.name, Synchronization: v.sync, Aggregation: v.agg, Trainable: v.trainable, NotTrainable: !v.trainable,
+	}
+}
 
 // DType returns the type of the elements.
 func (v *Variable) DType() tensor.DType { return v.dtype }
@@ -188,8 +189,8 @@ func (v *Variable) String() string {
 		lines[i] = fmt.Sprintf("<tf.Variable '%s' shape=%s dtype=%v, numpy=%s>", v.ComponentName(i),
 			tensor.FormatShape(t.Shape()), t.DType(), numpy(t))
 	}
-	kind := v.Kind()
-	if kind == PlainVariable || kind == AggregatingVariable {
+	kind := v.kind()
+	if kind == plainVariable || kind == aggregatingVariable {
 		return lines[0]
 	}
 	for i := range lines {
@@ -207,9 +208,7 @@ func numpy(t *tensor.Tensor) string {
 	return s
 }
 
-func (v *Variable) destination(string) ([]Device, error) { return v.devices, nil }
-
-func (v *Variable) perReplica() *PerReplica { return NewPerReplica(v.Values()...) }
+func (v *Variable) places() []device.Spec { return v.devices }
 
 func (v *Variable) first() *tensor.Tensor { return v.mustLoad(0) }
 
@@ -217,7 +216,7 @@ func (v *Variable) keptEqual() bool { return v.sync == OnWrite }
 
 // Read returns the value (TensorFlow's read_value). In replica context it is the replica's own. In cross-replica
 // context it is the mirrored variable's value on the current device (see [Strategy.Cross]) or else on replica 0, or
-// the aggregate of a sync-on-read variable.
+// the aggregate of a sync-on-read variable. In an update function it is the component's value.
 func (v *Variable) Read(in Context) (*tensor.Tensor, error) {
 	const op = "Read"
 	switch in := in.(type) {
@@ -225,24 +224,33 @@ func (v *Variable) Read(in Context) (*tensor.Tensor, error) {
 		if err := v.checkOwner(op, in.strategy); err != nil {
 			return nil, err
 		}
-		return v.load(op, v.on(in.local))
+		t, err := v.load(op, v.on(in.local))
+		if err == nil && len(v.components) < len(in.strategy.devices) {
+			t = t.Reshape(t.Shape()...) // what a replica reads is its value, also of the only component
+		}
+		return t, err
 	case *CrossReplica:
 		if err := errors.Join(v.checkOwner(op, in.strategy), in.valid(op)); err != nil {
 			return nil, err
 		}
 		return v.readCross(in.context(), op, in.device)
+	case *Component:
+		if err := in.of(op, v); err != nil {
+			return nil, err
+		}
+		return v.load(op, in.index)
 	}
 	return nil, errNoContext(op)
 }
 
 func errNoContext(op string) error {
-	return errorf(op, ErrContext, "no context given: want the *Replica of a step or a *CrossReplica")
+	return errorf(op, ErrContext, "no context given: want the *Replica of a step, a *CrossReplica or a *Component")
 }
 
 // readCross returns the value in cross-replica context. A mirrored variable is read on the device at, if it has
 // a component there.
-func (v *Variable) readCross(ctx context.Context, op string, at Device) (*tensor.Tensor, error) {
-	if v.Kind() != SyncOnReadVariable {
+func (v *Variable) readCross(ctx context.Context, op string, at device.Spec) (*tensor.Tensor, error) {
+	if v.kind() != syncOnReadVariable {
 		return v.load(op, max(slices.Index(v.devices, at), 0))
 	}
 	reduce := Sum
@@ -265,7 +273,7 @@ func (v *Variable) readCross(ctx context.Context, op string, at Device) (*tensor
 			return nil, err
 		}
 	}
-	out, err := v.strategy.reduceLeaf(ctx, op, reduce, NewPerReplica(values...), v.devices[:1], v.strategy.options)
+	out, err := v.strategy.reduceLeaf(ctx, op, reduce, values, v.devices[:1], v.strategy.options)
 	if err != nil {
 		return nil, err
 	}
@@ -284,8 +292,9 @@ func (v *Variable) checkOwner(op string, s *Strategy) error {
 // componentOf returns a replica's part of a value: its component of a distributed value or variable, or the
 // value itself.
 func componentOf(replica int, x Value) (Value, error) {
+	x = untyped(x, false)
 	if src, ok := x.(*Variable); ok {
 		return src.load("Read", src.on(replica))
 	}
-	return SelectReplica(replica, x)
+	return selectReplica(replica, x, nil)
 }

@@ -14,7 +14,7 @@ import (
 
 // variableModel models a variable in plain arithmetic, with one number per component.
 type variableModel struct {
-	kind     distribute.VariableKind
+	kind     string
 	agg      distribute.Aggregation
 	replicas int
 	values   []float64
@@ -28,9 +28,9 @@ func (m *variableModel) on(replica int) int { return min(replica, len(m.values)-
 // inReplica models a write by all replicas at once, each with its number.
 func (m *variableModel) inReplica(apply func(old, x float64) float64, xs []float64) error {
 	switch {
-	case m.kind == distribute.AggregatingVariable && m.agg == distribute.AggregateNone:
+	case m.kind == "AggregatingVariable" && m.agg == distribute.AggregateNone:
 		return errModel
-	case m.kind == distribute.PlainVariable || m.kind == distribute.SyncOnReadVariable ||
+	case m.kind == "ResourceVariable" || m.kind == "SyncOnReadVariable" ||
 		m.agg == distribute.AggregateNone || m.replicas == 1:
 		for i := range m.values {
 			m.values[i] = apply(m.values[i], xs[i])
@@ -52,7 +52,7 @@ func (m *variableModel) inReplica(apply func(old, x float64) float64, xs []float
 
 // inCross models a write for all replicas; op distinguishes assignments.
 func (m *variableModel) inCross(op string, apply func(old, x float64) float64, x float64) error {
-	if m.kind == distribute.SyncOnReadVariable && m.agg == distribute.AggregateSum {
+	if m.kind == "SyncOnReadVariable" && m.agg == distribute.AggregateSum {
 		if op != "assign" {
 			return errModel
 		}
@@ -65,7 +65,7 @@ func (m *variableModel) inCross(op string, apply func(old, x float64) float64, x
 }
 
 func (m *variableModel) read() (float64, error) {
-	if m.kind != distribute.SyncOnReadVariable || m.agg == distribute.AggregateFirst {
+	if m.kind != "SyncOnReadVariable" || m.agg == distribute.AggregateFirst {
 		return m.values[0], nil
 	}
 	sum := 0.0
@@ -144,7 +144,7 @@ func TestVariablesAgainstAModel(t *testing.T) {
 			default:
 				xs := rapid.SliceOfN(number, m.replicas, m.replicas).Draw(rt, "xs")
 				want = m.inReplica(apply, xs)
-				_, got = distribute.RunTyped(ctx, s, func(_ context.Context, r *distribute.Replica, x float64) (int, error) {
+				_, got = distribute.Run(ctx, s, func(_ context.Context, r *distribute.Replica, x float64) (int, error) {
 					if err := write(v, r, tensor.Scalar(x).OnDevice(r.ID())); err != nil {
 						return 0, err
 					}

@@ -5,31 +5,34 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 
 	"github.com/lockstep-ml/lockstep/distribute/internal/undo"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// NewVariable makes a variable on every replica, in cross-replica context or outside of all strategies (TensorFlow's
-// tf.Variable in a scope). With several workers all workers call it, with the same name, dtype and shape; the
-// variable starts with the value of replica 0 on all of them. [Replica.NewVariable] makes one inside a step.
+// NewVariable makes a variable on every replica (TensorFlow's tf.Variable in a scope). With several workers all workers
+// call it, with the same name, dtype and shape; the variable starts with the value of replica 0 on all of them.
+//
+// Inside a step it makes one variable for all replicas. Every replica calls it with the step's context, in the same
+// order and with the same name (a number at its end may differ), and gets the same variable, with the configuration of
+// replica 0.
 func (s *Strategy) NewVariable(ctx context.Context, cfg VariableConfig) (*Variable, error) {
+	if f := innermost(ctx); f != nil && f.strategy == s && f.replica != nil {
+		return f.replica.newVariable(ctx, cfg)
+	}
 	if err := s.requireCross(ctx, "NewVariable"); err != nil {
 		return nil, err
 	}
 	return s.newVariable(ctx, cfg)
 }
 
-// NewVariable makes one variable for all replicas inside a step. Every replica calls it, in the same order and
-// with the same name (a number at its end may differ), and gets the same variable, with the configuration of
-// replica 0.
-func (r *Replica) NewVariable(ctx context.Context, cfg VariableConfig) (*Variable, error) {
+// newVariable makes one variable for all replicas inside a step.
+func (r *Replica) newVariable(ctx context.Context, cfg VariableConfig) (*Variable, error) {
 	s := r.strategy
 	out, err := r.mergeCall(ctx, "NewVariable", s.options.Timeout,
 		func(ctx context.Context, _ *CrossReplica, configs ...Value) (Value, error) {
 			all := []Value{configs[0]}
-			if p, ok := configs[0].(*PerReplica); ok {
+			if p, ok := configs[0].(*perReplica); ok {
 				all = p.values
 			}
 			first := all[0].(*VariableConfig)
@@ -46,25 +49,6 @@ func (r *Replica) NewVariable(ctx context.Context, cfg VariableConfig) (*Variabl
 		return nil, err
 	}
 	return out.(*created).v, nil
-}
-
-// LazyVariable makes a variable on its first use inside a step and keeps it for later Runs, as TensorFlow's
-// functions do with variables that they create. The zero value is ready to use. A LazyVariable belongs to one
-// strategy.
-type LazyVariable struct{ made atomic.Pointer[Variable] }
-
-// Get returns the variable. The first Run that calls it makes it by [Replica.NewVariable], so all replicas must
-// call it in that Run.
-func (l *LazyVariable) Get(ctx context.Context, r *Replica, cfg VariableConfig) (*Variable, error) {
-	if v := l.made.Load(); v != nil {
-		return v, v.checkOwner("LazyVariable", r.strategy)
-	}
-	// NewVariable waits for all replicas, so no replica gets the variable before all have reached this line.
-	v, err := r.NewVariable(ctx, cfg)
-	if err == nil {
-		l.made.Store(v)
-	}
-	return v, err
 }
 
 // created wraps a variable so that a merge call returns it whole, instead of its components.
@@ -181,20 +165,20 @@ func baseName(name string) string {
 
 // ColocateVariablesWith returns a context of a scope of s, in which new variables are placed on the devices of
 // v. v must belong to s (TensorFlow's colocate_vars_with).
-func (s *Strategy) ColocateVariablesWith(ctx context.Context, v *Variable) (context.Context, error) {
+func (s extended) ColocateVariablesWith(ctx context.Context, v *Variable) (context.Context, error) {
 	const op = "ColocateVariablesWith"
 	if err := s.requireCross(ctx, op); err != nil {
 		return nil, err
 	}
 	f := frameOf(ctx)
 	if f == nil && s.kind == defaultKind {
-		f = &frame{strategy: s, update: -1} // code outside of all scopes is in the default strategy's scope
+		f = &frame{strategy: s.Strategy} // code outside of all scopes is in the default strategy's scope
 	}
 	switch {
 	case f == nil:
 		return nil, errorf(op, ErrContext, "need to be inside a scope of %v: give a context that its Scope method returned",
 			s)
-	case v == nil || v.strategy != s:
+	case v == nil || v.strategy != s.Strategy:
 		return nil, errorf(op, ErrInvalid, "ColocateVariablesWith must only be passed a variable created in this "+
 			"strategy's scope, not %v", v)
 	default:
@@ -203,7 +187,3 @@ func (s *Strategy) ColocateVariablesWith(ctx context.Context, v *Variable) (cont
 		return context.WithValue(ctx, frameKey{}, &in), nil
 	}
 }
-
-// VariableCreatedInScope reports whether a variable belongs to the strategy (TensorFlow's
-// variable_created_in_scope).
-func (s *Strategy) VariableCreatedInScope(v *Variable) bool { return v != nil && v.strategy == s }

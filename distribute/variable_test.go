@@ -3,6 +3,7 @@ package distribute_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -53,7 +54,7 @@ func inStep(t *testing.T, s *distribute.Strategy, f func(ctx context.Context, r 
 func inStepOf(
 	ctx context.Context, s *distribute.Strategy, f func(ctx context.Context, r *distribute.Replica) error,
 ) error {
-	_, err := distribute.RunTyped(ctx, s,
+	_, err := distribute.Run(ctx, s,
 		func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
 			return struct{}{}, f(ctx, r)
 		}, nil)
@@ -140,11 +141,11 @@ func TestFailedRunLeavesVariables(t *testing.T) {
 		},
 		"updated in a merge": func(v *distribute.Variable) step {
 			return func(ctx context.Context, r *distribute.Replica) error {
-				_, err := r.MergeCall(ctx,
+				_, err := distribute.MergeNests(ctx, r,
 					func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
-						return c.Update(ctx, v,
-							func(_ context.Context, v *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
-								return nil, v.Assign(args[0])
+						return c.Strategy().Extended().Update(ctx, v,
+							func(_ context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
+								return nil, v.Assign(c, args[0])
 							}, args...)
 					}, tensor.From([]float32{7, 7}))
 				return err
@@ -186,9 +187,9 @@ func TestFailedRunLeavesVariables(t *testing.T) {
 func TestFailedUpdateLeavesVariable(t *testing.T) {
 	s := mirrored(t, 3)
 	v := variable(t, s, distribute.OnWrite, distribute.AggregateNone)
-	_, err := s.Update(t.Context(), v,
+	_, err := s.Extended().Update(t.Context(), v,
 		func(_ context.Context, c *distribute.Component, _ ...distribute.Value) (distribute.Value, error) {
-			if err := c.Assign(tensor.From([]float32{9, 9})); err != nil || c.Replica() < 2 {
+			if err := c.Variable().Assign(c, tensor.From([]float32{9, 9})); err != nil || c.Replica() < 2 {
 				return nil, err
 			}
 			return nil, errStep
@@ -203,7 +204,7 @@ func TestVariableMadeInStep(t *testing.T) {
 	s := mirrored(t, 3)
 	var made [3]*distribute.Variable
 	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
-		v, err := r.NewVariable(ctx, distribute.VariableConfig{Initial: float32(r.ID() + 3), Name: "w"})
+		v, err := r.Strategy().NewVariable(ctx, distribute.VariableConfig{Initial: float32(r.ID() + 3), Name: "w"})
 		made[r.ID()] = v
 		return err
 	})
@@ -220,7 +221,7 @@ func TestVariableMadeInStep(t *testing.T) {
 		if r.ID() == 1 {
 			name = "bar"
 		}
-		_, err := r.NewVariable(ctx, distribute.VariableConfig{Initial: 1.0, Name: name})
+		_, err := r.Strategy().NewVariable(ctx, distribute.VariableConfig{Initial: 1.0, Name: name})
 		return err
 	})
 	if !errors.Is(err, distribute.ErrMismatch) || !strings.Contains(err.Error(), "tried to create variable bar with "+
@@ -231,45 +232,11 @@ func TestVariableMadeInStep(t *testing.T) {
 		if r.ID() != 0 {
 			return nil
 		}
-		_, err := r.NewVariable(ctx, distribute.VariableConfig{Initial: 1.0})
+		_, err := r.Strategy().NewVariable(ctx, distribute.VariableConfig{Initial: 1.0})
 		return err
 	})
 	if !errors.Is(err, distribute.ErrDesync) {
 		t.Errorf("on replica 0 only: got %v, want ErrDesync", err)
-	}
-}
-
-func TestLazyVariableIsMadeOnce(t *testing.T) {
-	s := mirrored(t, 4)
-	var lazy distribute.LazyVariable
-	inits := 0
-	for run := range 3 {
-		err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
-			v, err := lazy.Get(ctx, r,
-				distribute.VariableConfig{
-					Aggregation: distribute.AggregateMean,
-					Init: func(context.Context) (distribute.Value, error) {
-						inits++
-						return 1.0, nil
-					},
-				})
-			if err != nil {
-				return err
-			}
-			if err := v.AssignAdd(r, tensor.Scalar(float32(1))); err != nil {
-				return err
-			}
-			if own, err := v.Read(r); err != nil || own.Float64s()[0] != float64(run+2) {
-				t.Errorf("Run %d, replica %d reads %v, %v, want %d", run, r.ID(), own, err, run+2)
-			}
-			return nil
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	if inits != 1 {
-		t.Errorf("the initial value was made %d times, want once", inits)
 	}
 }
 
@@ -300,19 +267,18 @@ func TestVariableContexts(t *testing.T) {
 		if _, err := s.Cross(ctx); !errors.Is(err, distribute.ErrContext) {
 			t.Errorf("Cross in a step: got %v, want ErrContext", err)
 		}
-		_, err := r.MergeCall(ctx,
-			func(_ context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
+		_, err := distribute.MergeCall(ctx, r,
+			func(_ context.Context, c *distribute.CrossReplica, _ distribute.PerReplica[int]) (distribute.Value, error) {
 				kept = c
 				return nil, mine.Assign(c, tensor.From([]float32{3, 4}))
-			})
+			}, 0)
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	wantValues(t, mine, []float64{3, 4}, []float64{3, 4})
-	if _, err := kept.Reduce(t.Context(), distribute.Sum, 1.0, distribute.ReduceOptions{}); !errors.Is(err,
-		distribute.ErrContext) {
+	if err := mine.Assign(kept, tensor.From([]float32{5, 6})); !errors.Is(err, distribute.ErrContext) {
 		t.Errorf("a merge function's context after it: got %v, want ErrContext", err)
 	}
 }
@@ -346,5 +312,89 @@ array([[ 1., 10.],
 	v, err = one.NewVariable(t.Context(), distribute.VariableConfig{Initial: 1.0})
 	if want := "<tf.Variable 'Variable:0' shape=() dtype=float32, numpy=1.0>"; err != nil || v.String() != want {
 		t.Errorf("got %v, %v, want %s", v, err, want)
+	}
+}
+
+// TestReduceVariableOverAxis has TensorFlow's answers for variables whose components differ.
+func TestReduceVariableOverAxis(t *testing.T) {
+	s := mirrored(t, 2)
+	for _, c := range []struct {
+		op   distribute.ReduceOp
+		axis []int
+		want []float64
+	}{
+		{distribute.Sum, []int{0}, []float64{23}},
+		{distribute.Mean, []int{0}, []float64{5.75}},
+		{distribute.Sum, []int{}, []float64{3, 20}},
+	} {
+		v, err := s.NewVariable(t.Context(), distribute.VariableConfig{
+			Initial: tensor.From([]float32{0, 0}), Synchronization: distribute.OnRead, Aggregation: distribute.AggregateSum,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := distribute.Run(t.Context(), s, func(_ context.Context, r *distribute.Replica, _ int) (any, error) {
+			return nil, v.Assign(r, tensor.From([]float32{float32(1 + r.ID()), 10}))
+		}, nil); err != nil {
+			t.Fatal(err)
+		}
+		for what, value := range map[string]distribute.Value{"the variable": v, "a nest of it": []any{v}} {
+			if what != "the variable" && (c.op == distribute.Mean || len(c.axis) > 0) {
+				continue
+			}
+			out, err := s.Extended().Reduce(t.Context(), c.op, value, distribute.ReduceOptions{Axis: c.axis})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := out.(*tensor.Tensor).Float64s(); !slices.Equal(got, c.want) {
+				t.Errorf("%v of %s over the axes %v: got %v, want %v", c.op, what, c.axis, got, c.want)
+			}
+		}
+	}
+}
+
+// TestReadCentralVariable: what the replicas read from the only component of a variable is a value of each.
+func TestReadCentralVariable(t *testing.T) {
+	s, err := distribute.NewCentralStorageStrategy(distribute.CentralStorageConfig{
+		ComputeDevices: []string{"CPU:0", "CPU:1"}, ParameterDevice: "CPU:0", LogicalCPUs: 2,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	v, err := s.NewVariable(t.Context(), distribute.VariableConfig{Initial: tensor.From([]float32{1, 2})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	read, err := distribute.RunNest(t.Context(), s, func(_ context.Context, r *distribute.Replica, _ ...distribute.Value) (
+		distribute.Value, error,
+	) {
+		return v.Read(r)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum, err := s.Extended().Reduce(t.Context(), distribute.Sum, read, distribute.ReduceOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := sum.(*tensor.Tensor).Float64s(); !slices.Equal(got, []float64{2, 4}) {
+		t.Errorf("got %v, want [2 4]", got)
+	}
+}
+
+// TestOneReplicaReduces: the error names the tensor of the caller, not what the replicas exchange first.
+func TestOneReplicaReduces(t *testing.T) {
+	s := mirrored(t, 2)
+	_, err := distribute.Run(t.Context(), s, func(ctx context.Context, r *distribute.Replica, _ int) (any, error) {
+		if r.ID() == 1 {
+			return nil, nil
+		}
+		return distribute.AllReduce(ctx, r, distribute.Sum, tensor.From([]float32{1, 2}))
+	}, nil)
+	const want = "replica 1 (CPU:1) returned, but replica 0 (CPU:0) waits for it in all_reduce SUM of a tensor, " +
+		"float32 (2,)"
+	if err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("got %v, want %q", err, want)
 	}
 }

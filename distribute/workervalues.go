@@ -5,13 +5,14 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/lockstep-ml/lockstep/distribute/device"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// checkLocal returns an error if v is a [*PerReplica] whose number of components is not this worker's number of
+// checkLocal returns an error if v is a [PerReplica] whose number of components is not this worker's number of
 // replicas. Without the check it could be used as a wrong value silently.
 func (s *Strategy) checkLocal(v Value) error {
-	p, ok := v.(*PerReplica)
+	p, ok := v.(*perReplica)
 	if n := len(s.devices); ok && len(p.values) != n {
 		return fmt.Errorf("the per-replica value has %d components, and %v %d replicas here: it must be non-empty and have "+
 			"one for each, in their order; does it belong to another strategy?", len(p.values), s, n)
@@ -22,21 +23,22 @@ func (s *Strategy) checkLocal(v Value) error {
 // LocalResults returns the components of v on this process, by replica (TensorFlow's experimental_local_results):
 // those of a distributed value, one nest per replica for a nest, and v itself for anything else. With
 // [NewOneDeviceStrategy] it always returns v itself.
-func (s *Strategy) LocalResults(v Value) []Value {
+func (s extended) LocalResults(v Value) []Value {
+	v = untyped(v, s.oneDevice)
 	kept, isStored := v.(stored)
 	switch d, ok := v.(distributed); {
 	case s.oneDevice:
 		return []Value{v}
 	case isStored:
-		return kept.perReplica().values
+		return kept.Values()
 	case ok:
-		return d.Values()
+		return d.byReplica()
 	case !tensor.IsNest(v):
 		return []Value{v}
 	}
 	out := make([]Value, len(s.devices))
 	for i := range out {
-		nest, err := SelectReplica(i, v)
+		nest, err := selectReplica(i, v, nil)
 		if err != nil {
 			return []Value{v} // a value of another strategy, with a different number of components
 		}
@@ -47,16 +49,16 @@ func (s *Strategy) LocalResults(v Value) []Value {
 
 // onReplicas wraps the components of an argument of a merge function. An argument that is the same object on all
 // replicas was not wrapped.
-func (s *Strategy) onReplicas(v Value) *PerReplica {
+func (s *Strategy) onReplicas(v Value) []Value {
 	switch v := v.(type) {
-	case *PerReplica:
-		return v
+	case *perReplica:
+		return v.values
 	case stored:
-		if p := v.perReplica(); len(p.values) == len(s.devices) {
-			return p
+		if values := v.Values(); len(values) == len(s.devices) {
+			return values
 		}
 	}
-	return NewPerReplica(repeat(v, len(s.devices))...)
+	return repeat(v, len(s.devices))
 }
 
 // isPlain reports whether a value is not distributed.
@@ -78,18 +80,19 @@ func (s *Strategy) forReplicas(name string, op ReduceOp, v Value) (Value, error)
 			"it is the same on the %d replicas of this worker, and other workers have one replica. "+
 			"Want a value of each replica, such as Run returns", v, op, len(s.devices))
 	}
-	return s.onReplicas(v), nil
+	return perReplicaOf(s.onReplicas(v)...), nil
 }
 
 // isWorkerValue reports whether a value belongs to the whole worker, and not to a replica. This is known only if
 // every worker has several replicas: the value of a worker's only replica is not wrapped.
 func (s *Strategy) isWorkerValue(v Value) bool {
-	return s.workersInSync > 1 && isPlain(v) && slices.Min(s.replicasOf) > 1
+	return s.workersInSync > 1 && isPlain(v) &&
+		!slices.ContainsFunc(s.replicasOf, func(ids []int) bool { return len(ids) < 2 })
 }
 
 // reduceWorkers reduces one value per worker. Each counts once, whatever the worker's number of replicas.
 func (s *Strategy) reduceWorkers(
-	ctx context.Context, name string, op ReduceOp, v Value, to []Device, o Options,
+	ctx context.Context, name string, op ReduceOp, v Value, to []device.Spec, o Options,
 ) (Value, error) {
 	leaf, err := operand(v)
 	if err != nil {
@@ -99,7 +102,7 @@ func (s *Strategy) reduceWorkers(
 	if err != nil {
 		return nil, err
 	}
-	out, err := ReductionToOneDevice{}.BatchReduce(ctx, op, []Reduction{{Value: NewPerReplica(all...), To: to}}, o)
+	out, err := reductionToOneDevice{}.BatchReduce(ctx, op, []Reduction{{Values: all, To: to}}, o)
 	if err != nil {
 		return nil, err
 	}
@@ -114,10 +117,9 @@ func (s *Strategy) workersValues(ctx context.Context, what string, v Value, o Op
 	if err != nil {
 		return nil, err
 	}
-	out, first := make([]Value, s.workersInSync), 0
-	for worker, replicas := range s.replicasOf {
-		out[worker] = all[first]
-		first += replicas
+	out := make([]Value, s.workersInSync)
+	for worker, ids := range s.replicasOf {
+		out[worker] = all[ids[0]]
 	}
 	return out, nil
 }
@@ -144,24 +146,12 @@ func (s *Strategy) countAll(ctx context.Context, name string, count int, o Optio
 }
 
 // destination returns the devices of a destination. Devices of this worker may be named with its task.
-func (s *Strategy) destination(op string, to Destination) ([]Device, error) {
-	if s.task.Known() {
-		at, ok := to.(At)
-		if l, like := to.(likeValue); like {
-			var name string
-			name, ok = l.v.(string)
-			at = At(name)
-		}
-		if d, err := CanonicalDevice(string(at)); ok && err == nil && d.Job == s.task.Type && d.Task == s.task.Index {
-			d.Job, d.Task = localCPU.Job, localCPU.Task
+func (s *Strategy) destination(op string, to Value) ([]device.Spec, error) {
+	if name, ok := to.(string); ok && s.task.Known() {
+		if d, err := device.Canonical(name); err == nil && d.Job == s.task.Type && d.Task == s.task.Index {
+			d.Job, d.Task = device.CPU(0).Job, device.CPU(0).Task
 			to = d
 		}
 	}
-	if to == nil {
-		return nil, errNoDestination(op)
-	}
-	return to.destination(op)
+	return destination(op, to)
 }
-
-// LocalResults is [Strategy.LocalResults].
-func (c *CrossReplica) LocalResults(v Value) []Value { return c.strategy.LocalResults(v) }

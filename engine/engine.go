@@ -54,7 +54,7 @@ type Spec struct {
 	Seed           int64 // of the initial values
 
 	// Central, if not nil, is the device that keeps the only copy of every variable, shared by all replicas.
-	// It is one of Devices, and all replicas must be local. A program that supports this is a [Central].
+	// It is one of Devices, and all replicas must be local. Info.Central reports whether the program does so.
 	Central *Device
 	// Replicas is the number of replicas of the whole job, including those of other processes. 0 means that all
 	// are local.
@@ -122,7 +122,24 @@ type Inference interface {
 	// Predict returns the predictions for Spec.Rows rows, in new tensors. It only reads the inputs, until it
 	// returns. Several calls may compute at the same time.
 	Predict(ctx context.Context, inputs []*tensor.Tensor) ([]*tensor.Tensor, error)
+	// ForInputs compiles the model for other inputs. Both use one set of values of the variables, those of this
+	// inference, so the new one must use no others, and is useless after Close of this one.
+	ForInputs(ctx context.Context, inputs []Feature) (Inference, error)
+	// NewState returns zeros for the inputs from first on. axis counts from that of the rows, 0.
+	NewState(first, axis int) (State, error)
+	// Continue is Predict with the values of a state as the last inputs, for a state of this inference or of one with
+	// the same set of values of the variables. The last results, one for each value of the state, are not
+	// returned: their first count elements along the state's axis replace those from at on in the state. After an
+	// error the state is as before. Calls with one state compute one after the other.
+	Continue(ctx context.Context, s State, at, count int, inputs []*tensor.Tensor) ([]*tensor.Tensor, error)
 	// Close frees the model, after calls in progress.
+	Close() error
+}
+
+// State is the last inputs of an [Inference], which stay where the engine computes from one call to the next, such as
+// the keys and values of a language model. Only Close must be called by others than the inference that made it, at
+// any time; it frees the memory after a call in progress.
+type State interface {
 	Close() error
 }
 
@@ -165,7 +182,7 @@ type Micro struct {
 // Scalars are the results of one micro-batch on one replica. Metrics is valid until the replica's next call.
 type Scalars struct {
 	Loss    float64   // the share of the global mean loss: the sum over replicas and micro-batches is the loss
-	Metrics []float64 // weighted sums over the examples, in the order of Program.Metrics; see also Summed
+	Metrics []float64 // weighted sums over the examples, in the order of Program.Metrics; see also Info.Summaries
 }
 
 // Bucket is a group of parameters whose gradients are handed over at the same time.
@@ -174,43 +191,41 @@ type Bucket struct {
 	Bytes      int   // of their gradients
 }
 
-// Central is a [Program] that can keep one copy of every variable for all replicas, on the device
-// Spec.Central. Read returns that copy and Write sets it, for any replica. An average becomes the mean of the
-// values that the replicas' Gradients compute, through Spec.Sum. New values are computed once per step: Update
-// has no effect on other devices than Spec.Central.
-type Central interface {
-	Program
-	// Central reports whether the program does so.
-	Central() bool
-}
-
-// Scheduled is a [Program] whose model may depend on the total number of training steps, such as a
-// learning-rate schedule over the whole training.
-type Scheduled interface {
-	Program
-	// LastStep returns the index in Variables of the variable that holds the number of the last step, counted
-	// from 1. The variable is an int64 scalar, negative while the number is unknown, and is written by the
-	// caller. LastStep returns -1 if the model does not depend on it.
-	LastStep() int
-}
-
-// Optimized is a [Program] that reports what its optimizer keeps in variables.
-type Optimized interface {
-	Program
-	// LearningRate returns the index in Variables of the learning rate, a scalar, or -1 if there is none. scheduled
-	// reports that every update sets it, so that writing it has no effect.
-	LearningRate() (variable int, scheduled bool)
-	// EMA returns, for each parameter, the index in Variables of the slot with its exponential moving average, of
-	// the same shape. It is nil if the optimizer keeps none.
-	EMA() []int
-}
-
-// Summed is a [Program] with metrics that are not means over the examples.
-type Summed interface {
-	Program
-	// Summaries specifies for each of Metrics how its value follows from sums over examples. Scalars.Metrics holds the
-	// sums of all metrics, one metric after the other.
-	Summaries() []Summary
+// Info describes a program. An index of a variable is one into Program.Variables, or -1 if there is none.
+type Info struct {
+	// Operations lists the operations of the programs for the Spec's shape, one per line, with everything that
+	// determines the results besides variables and batches: attributes, shapes, and the values of constants (such as
+	// rates). The workers of a job compare it before training. Equal models give equal lines in every process with an
+	// engine of the same name; models that compute anything else give different lines. It is empty for a single
+	// replica, which needs no comparison.
+	Operations []string
+	// Summaries specifies for each of Program.Metrics how its value follows from sums over examples. Scalars.Metrics
+	// holds the sums of all metrics, one metric after the other. Nil: each metric is the mean of one sum.
+	Summaries []Summary
+	// Classes has, for each label, its number of classes n: the label's elements are integers from 0 to n-1. It is 0 if
+	// the label is not a class, or the number is unknown. Nil: all are 0.
+	Classes []int
+	// ComputeDType is the type in which the layers compute; Invalid: unknown. If it is float16, Micro.LossScale has to
+	// keep small gradients from becoming 0.
+	ComputeDType tensor.DType
+	// LastStep is the variable that holds the number of the training's last step, counted from 1, for a model that
+	// depends on it, such as a learning-rate schedule over the whole training. It is an int64 scalar, negative while
+	// the number is unknown, and is written by the caller.
+	LastStep int
+	// LearningRate is the variable of the learning rate, a scalar. RateScheduled reports that every update sets it, so
+	// that writing it has no effect.
+	LearningRate  int
+	RateScheduled bool
+	// EMA has, for each parameter, the slot with its exponential moving average, of the same shape. It is nil if the
+	// optimizer keeps none.
+	EMA []int
+	// Central reports whether the program keeps one copy of every variable for all replicas, as Spec.Central requests.
+	// Read returns that copy and Write sets it, for any replica. An average becomes the mean of the values that the
+	// replicas' Gradients compute, through Spec.Sum. New values are computed once per step: Update has no effect on
+	// other devices than Spec.Central.
+	Central bool
+	// WholeStep reports whether Program.Step is supported.
+	WholeStep bool
 }
 
 // Summary describes the sums of a metric.
@@ -237,71 +252,12 @@ type Stream interface {
 	SetState(state []float64) error
 }
 
-// Advised is a program that has advice on the model, for example to replace a layer that is slow on the engine.
-type Advised interface {
-	// Advice returns one sentence for each.
-	Advice() []string
-}
-
-// Mixed is a [Program] that may compute in another type than that of its parameters.
-type Mixed interface {
-	Program
-	// ComputeDType is the type in which the layers compute. If it is float16, Micro.LossScale has to keep small
-	// gradients from becoming 0.
-	ComputeDType() tensor.DType
-}
-
-// Described is a [Program] that can describe its operations, so that the workers of a job can compare their
-// programs before training.
-type Described interface {
-	Program
-	// Describe lists the operations of all compiled programs, one per line, with everything that determines
-	// the results besides variables and batches: attributes, shapes, and the values of constants (such as
-	// rates). Equal models give equal lines in every process with an engine of the same name. Models that
-	// compute anything else give different lines. The result is empty for a single replica, which needs no
-	// comparison.
-	Describe() []string
-}
-
-// Inspector is a [Program] that helps to find the cause of a loss that is not finite. Its methods are called
-// only after a failure.
-type Inspector interface {
-	Program
-	// Losses returns a copy of the losses of all Spec.Rows rows, as computed by the replica's last Gradients
-	// or Evaluate. It returns an error after Commit or Discard, which free them.
-	Losses(replica int) ([]float64, error)
-	// Classes returns, for each label, its number of classes n: the label's elements are integers from 0 to
-	// n-1. It is 0 if the label is not a class, or the number is unknown.
-	Classes() []int
-}
-
-// WholeStep is a [Program] that can compute gradients and update in one program, if the job has one replica.
-type WholeStep interface {
-	Program
-	// Whole reports whether Step is supported. The result never changes.
-	Whole() bool
-	// Step is Gradients of a step's only micro-batch, and Update of every part with factor 1. finite reports
-	// whether all gradients are finite; they have no memory. The results are those of Gradients and Update, but
-	// may be rounded differently. m.Add and m.LossScale must not be set. Commit or Discard must follow.
-	Step(ctx context.Context, m Micro) (s Scalars, finite bool, err error)
-}
-
 // Shape is the shape of the batches of a replica.
 type Shape struct {
 	Rows           int       // including padding
 	Inputs, Labels []Feature // one row of each input and label
-	// Training also compiles Gradients, and Step of a [WholeStep]. Without it, the shape is for Evaluate and Predict.
+	// Training also compiles Gradients, and Step where it is supported. Without it, the shape is for Evaluate and Predict.
 	Training bool
-}
-
-// Shaped is a [Program] that computes on batches of several shapes, such as sequences of several lengths.
-type Shaped interface {
-	Program
-	// AddShape compiles the programs for batches of another shape than that of the Spec. From then on all methods that
-	// take batches or inputs take those of this shape too, which may be in any memory; NewBatch returns batches of the
-	// Spec's shape only. Variables, buckets and parts stay as they are. AddShape returns an error, and changes nothing,
-	// if the model has other variables, or variables of other shapes, for these batches. No other method may run.
-	AddShape(ctx context.Context, s Shape) error
 }
 
 // Role is the purpose of a variable. It determines how its values on the replicas relate.
@@ -378,6 +334,8 @@ func (v Variable) Bytes() int {
 // a replica of that device computes. All other methods that change state (Commit, Discard, Write, Close) require
 // that no other call is running.
 type Program interface {
+	// Info describes the program. The result never changes; the caller must not modify it.
+	Info() Info
 	// Parameters lists the trained variables, sorted by name.
 	Parameters() []Variable
 	// Variables lists all variables, sorted by role, then by name. The parameters are first, so an index into
@@ -393,6 +351,13 @@ type Program interface {
 	// without what other shards own, or of the device's share of one parameter that is divided. It is one group if the
 	// optimizer combines gradients of several parameters.
 	Parts(device int) [][]int
+
+	// AddShape compiles the programs for batches of another shape than that of the Spec, such as sequences of another
+	// length. From then on all methods that take batches or inputs take those of this shape too, which may be in any
+	// memory; NewBatch returns batches of the Spec's shape only. Variables, buckets and parts stay as they are.
+	// AddShape returns an error, and changes nothing, if the model has other variables, or variables of other shapes,
+	// for these batches, or if the engine computes on one shape only. No other method may run.
+	AddShape(ctx context.Context, s Shape) error
 
 	// NewBatch returns a zeroed batch with inputs, labels and weights, which Gradients, Evaluate and Predict
 	// of that replica read in place. So filling a batch takes one copy, where another batch takes two. The
@@ -414,7 +379,7 @@ type Program interface {
 	// belongs to the caller from ready of its bucket until Commit or Discard; Update reads it there. No other
 	// memory overlaps it. In a step without Gradients, it is zeroed memory that the caller fills: so gradients
 	// that the program did not compute can be applied. It returns an error if the gradients are incomplete,
-	// because Micro.Last was not set, the bucket is not ready, or Gradients failed, and after WholeStep.Step.
+	// because Micro.Last was not set, the bucket is not ready, or Gradients failed, and after Step.
 	Gradient(replica, parameter int) (*tensor.Tensor, error)
 
 	// Update computes new values of the parameters of a part, and of their slots, on a device, from factor times
@@ -434,6 +399,12 @@ type Program interface {
 	// that belong to the shares of its shard. It is empty if the device keeps none.
 	Kept(device, variable int) (from, to int)
 
+	// Step is Gradients of a step's only micro-batch, and Update of every part with factor 1, as one program: if
+	// Info.WholeStep is set, in a job of one replica. finite reports whether all gradients are finite; they have no
+	// memory. The results are those of Gradients and Update, but may be rounded differently. m.Add and m.LossScale must
+	// not be set. Commit or Discard must follow.
+	Step(ctx context.Context, m Micro) (s Scalars, finite bool, err error)
+
 	// Commit makes the new values visible: those of Update and Updated, and of the variables that Gradients
 	// changed. After Gradients alone, it makes only the latter visible.
 	Commit()
@@ -445,6 +416,10 @@ type Program interface {
 	Evaluate(ctx context.Context, replica int, b Batch, weightSum float64) (loss float64, metrics []float64, err error)
 	// Predict returns the model's outputs for the inputs, each with Spec.Rows rows, as new host tensors.
 	Predict(ctx context.Context, replica int, inputs []*tensor.Tensor) ([]*tensor.Tensor, error)
+
+	// Losses returns a copy of the losses of all rows, as computed by the replica's last Gradients or Evaluate: to find
+	// the cause of a loss that is not finite. It returns an error after Commit or Discard, which free them.
+	Losses(replica int) ([]float64, error)
 
 	// Read returns a copy of a variable's value on a replica: of a mirrored variable, that of its device.
 	// variable is an index into Variables. Of a slot of which the device keeps a part, Read returns that part, as a

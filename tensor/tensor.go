@@ -145,10 +145,15 @@ func (t *Tensor) Memory() Memory { return t.mem }
 func (t *Tensor) StringData() []string { return t.strings }
 
 // Data returns the elements as a slice that shares the tensor's memory. It panics if T is not the element type
-// or if the memory is on a device.
+// or if the memory is on a device. The elements of a String tensor are [Tensor.StringData]: Data[string] does not
+// compile, since strings are not in a Memory.
 func Data[T Element](t *Tensor) []T {
 	if want := DTypeOf[T](); want != t.dtype {
-		panic(fmt.Sprintf("tensor: Data[%v] of a %v tensor", want, t.dtype))
+		hint := ""
+		if t.dtype == String {
+			hint = ": use Tensor.StringData"
+		}
+		panic(fmt.Sprintf("tensor: Data[%v] of a %v tensor%s", want, t.dtype, hint))
 	}
 	if t.mem.Kind == Device {
 		panic("tensor: Data of device memory")

@@ -298,3 +298,13 @@ func TestPanics(t *testing.T) {
 		})
 	}
 }
+
+// TestDataOfStrings checks that the panic for a tensor of strings names what to call.
+func TestDataOfStrings(t *testing.T) {
+	defer func() {
+		if got := fmt.Sprint(recover()); !strings.Contains(got, "use Tensor.StringData") {
+			t.Errorf("panic: %s", got)
+		}
+	}()
+	tensor.Data[float32](tensor.Strings([]string{"a"}, 1))
+}

@@ -223,6 +223,31 @@ type Training struct {
 	Validation map[string]float64 `json:"validation,omitempty"`
 	// Unit names what a step's examples are, such as "images".
 	Unit string `json:"unit,omitempty"`
+	// LearningRate is that of the last update; nil: unknown.
+	LearningRate *float64 `json:"learning_rate,omitempty"`
+	// Elapsed is the time since this process began to train, and Left an estimate of the rest, by the mean time of a step
+	// with all that happens between steps; both in seconds. Left is nil if it is unknown.
+	Elapsed float64  `json:"elapsed_seconds"`
+	Left    *float64 `json:"left_seconds,omitempty"`
+	// Settings describe the training: names and values.
+	Settings map[string]string `json:"settings,omitempty"`
+	// Trainer is the number of the trainer, as in [Step].
+	Trainer int `json:"trainer"`
+	// Measured are the last measurements, at most [MeasurementsMax], in the order of their steps.
+	Measured []Measurement `json:"measured,omitempty"`
+}
+
+// MeasurementsMax is the most measurements of a [Training].
+const MeasurementsMax = 16
+
+// Measurement is what was measured at a step, besides the loss of its batch.
+type Measurement struct {
+	Step int64 `json:"step"` // as in [Step]
+	// Metrics are means over the epoch up to this step. Those that are not finite are left out.
+	Metrics      map[string]float64 `json:"metrics,omitempty"`
+	LearningRate *float64           `json:"learning_rate,omitempty"` // nil: unknown
+	// Validation has the finite numbers of the validation after this step, with the loss as "loss"; nil: none.
+	Validation map[string]float64 `json:"validation,omitempty"`
 }
 
 // SetTraining sets the progress of the training. The recorder takes ownership.

@@ -34,7 +34,7 @@ func TestAccumulateEqualsLargeBatches(t *testing.T) {
 			cfg.ClipNorm, cfg.ClipVariableNorm, cfg.ClipValue = clip.ClipNorm, clip.ClipVariableNorm, clip.ClipValue
 			trainer, p := newFakeWith(t, replicas, cfg, fakeModel{})
 			var steps []Step
-			h, err := trainer.Fit(t.Context(), data.FromTensors(all).Batch(size), FitConfig{
+			h, err := trainer.Fit(t.Context(), fromTensors(all).Batch(size), FitConfig{
 				Epochs: 2, Accumulate: accumulate,
 				Callbacks: []Callback{{OnStepEnd: stepsTo(&steps)}},
 			})

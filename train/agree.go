@@ -25,17 +25,14 @@ import (
 func (t *Trainer) Stop() { t.stopping.Store(true) }
 
 // others reports whether the job has other workers.
-func (t *Trainer) others() bool {
-	_, local := t.strategy.LocalReplicas()
-	return t.strategy.NumReplicasInSync() > local
-}
+func (t *Trainer) others() bool { return len(t.replicasOf) > 1 }
 
 // wantsStop reports whether this worker has a stop request to send to the other workers.
 func (t *Trainer) wantsStop() bool { return t.others() && (t.stopRequested || t.stopping.Load()) }
 
 // stopAgreed reports whether any worker had requested a stop when the last batch began.
 func (t *Trainer) stopAgreed() bool {
-	return t.parts[0].scalars[1+t.sums+agreedStop] > 0
+	return t.local[0].scalars[1+t.sums+agreedStop] > 0
 }
 
 // batchPosition is the position of a batch in the dataset: the pass, and the batch within it, both from 0.
@@ -107,7 +104,7 @@ func (t *Trainer) checkAgreement(ctx context.Context, r *distribute.Replica, b *
 	if !t.others() {
 		return nil
 	}
-	return t.checkAgreed(ctx, r, b, t.parts[r.LocalID()].scalars[1+t.sums:])
+	return t.checkAgreed(ctx, r, b, t.local[r.LocalID()].scalars[1+t.sums:])
 }
 
 // checkAgreed is checkAgreement of the sums of the values that putAgreement wrote.
@@ -134,7 +131,6 @@ func (t *Trainer) stepStates(b *stepBatches) []stepState {
 	list := make([]stepState, len(b.list))
 	for i, g := range b.list {
 		list[i] = t.stepState(g)
-		list[i][stateIndex] = uint64(i)
 	}
 	return list
 }
@@ -142,31 +138,19 @@ func (t *Trainer) stepStates(b *stepBatches) []stepState {
 // compareStates gathers the states of all replicas' workers, one per batch. It returns an error that describes their
 // differences, or errInexact if they are equal.
 func (t *Trainer) compareStates(ctx context.Context, r *distribute.Replica, states []stepState) error {
-	var mine []int64
-	for _, s := range states {
-		for _, x := range s {
-			mine = append(mine, int64(x))
-		}
+	if r.LocalID() > 0 { // a worker's other replicas have the same states
+		states = nil
 	}
-	rows, err := r.AllGather(ctx, tensor.From(mine, len(states), stateFields), 0)
+	all, err := fromReplicas(ctx, r, states)
 	if err != nil {
 		return fmt.Errorf("the workers are not at the same step, and comparing their states failed: %w", err)
 	}
-	all := tensor.Data[int64](rows.(*tensor.Tensor))
-	var workers [][]stepState // by worker and batch
-	seen := -1                // first replica of the last worker
-	for ; len(all) > 0; all = all[stateFields:] {
-		var s stepState
-		for i := range s {
-			s[i] = uint64(all[i])
-		}
-		if first := int(s[stateFirst]); first != seen {
-			workers, seen = append(workers, nil), first
-		}
-		// a worker's other replicas have the same states
-		if last := &workers[len(workers)-1]; int(s[stateIndex]) == len(*last) {
-			*last = append(*last, s)
-		}
+	if !t.withOthers(r) {
+		return errInexact // one worker has one state
+	}
+	workers := make([][]stepState, len(t.replicasOf))
+	for w, ids := range t.replicasOf {
+		workers[w] = all[ids[0]]
 	}
 	batches := slices.MinFunc(workers, func(a, b []stepState) int { return len(a) - len(b) })
 	for i := range batches {
@@ -190,23 +174,13 @@ func (t *Trainer) compareStates(ctx context.Context, r *distribute.Replica, stat
 // compareWorkers returns an error if workers accumulate different numbers of batches: the all-reduces of their models
 // would not match, before any step is compared. All workers get the same result.
 func (f *fit) compareWorkers(ctx context.Context) error {
-	if !f.t.others() {
-		return nil
-	}
-	rows := make([]distribute.Value, len(f.t.parts))
-	for i := range rows {
-		if rows[i] = tensor.New(tensor.Int64, 0, 1); i == 0 {
-			rows[i] = tensor.From([]int64{int64(f.cfg.Accumulate)}, 1, 1)
-		}
-	}
-	all, err := f.t.gather(ctx, rows)
+	list, err := fromWorkers(ctx, f.t, f.cfg.Accumulate)
 	if err != nil {
 		return fmt.Errorf("train: comparing the workers' configurations: %w", err)
 	}
-	list := tensor.Data[int64](all)
 	for w, n := range list {
 		if n != list[0] {
-			return fmt.Errorf("train: the workers do not make the same steps: %w", accumulateError(w, int(n), int(list[0])))
+			return fmt.Errorf("train: the workers do not make the same steps: %w", accumulateError(w, n, list[0]))
 		}
 	}
 	return nil
@@ -230,12 +204,10 @@ const (
 	stateOrder           // if only rows were read: the hash of the identities of all examples, as the order predicts them
 	stateData            // and the fingerprint of the dataset
 	stateAssigned        // hash of the values that variables were set to between steps
-	stateFirst           // the worker's first replica
 	stateVariable        // the variable that was set last: its index and 1, or 0
-	stateIndex           // of the batch in its step
 	stateFields          // the number of fields
 
-	stateMustAgree = stateFirst // number of fields, from the first, that must be equal
+	stateMustAgree = stateVariable // number of fields, from the first, that must be equal
 )
 
 // stepState identifies one batch of a step. It must be the same on all workers.
@@ -253,7 +225,6 @@ func (t *Trainer) stepState(g *globalBatch) stepState {
 		stateOrder:    g.identity.order,
 		stateData:     g.identity.data,
 		stateAssigned: t.assigned.hash,
-		stateFirst:    uint64(g.first),
 		stateVariable: uint64(t.assigned.variable + 1),
 	}
 }
@@ -401,9 +372,9 @@ func (t *Trainer) failOthers(ctx context.Context, err error) {
 		return
 	}
 	_, _ = distribute.Run(context.WithoutCancel(ctx), t.strategy,
-		func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) {
-			return nil, failureReport{err}
-		})
+		func(context.Context, *distribute.Replica, struct{}) (struct{}, error) {
+			return struct{}{}, failureReport{err}
+		}, nil)
 }
 
 // failureReport is an error that is sent to the other workers by a step that does nothing else. Errors omit

@@ -21,6 +21,7 @@ import (
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
@@ -35,31 +36,56 @@ func overWorkers(t failer, layout []int, f func(worker int, s *distribute.Strate
 	return overWorkersOn(t, layout, engines, f)
 }
 
+// overReplicas is overWorkers with the ids of each worker's replicas.
+func overReplicas(t failer, ids [][]int, f func(worker int, s *distribute.Strategy) error) []error {
+	t.Helper()
+	engines := make([]engine.Engine, len(ids))
+	for w := range ids {
+		engines[w] = fakeEngine{len(ids[w])}
+	}
+	return overReplicasOn(t, ids, engines, f)
+}
+
 // overWorkersOn is overWorkers with an engine for each worker.
 func overWorkersOn(t failer, layout []int, engines []engine.Engine,
 	f func(worker int, s *distribute.Strategy) error,
 ) []error {
 	t.Helper()
+	ids, next := make([][]int, len(layout)), 0
+	for w, n := range layout {
+		for range n {
+			ids[w] = append(ids[w], next)
+			next++
+		}
+	}
+	return overReplicasOn(t, ids, engines, f)
+}
+
+// overReplicasOn is overWorkersOn with the ids of each worker's replicas.
+func overReplicasOn(t failer, ids [][]int, engines []engine.Engine,
+	f func(worker int, s *distribute.Strategy) error,
+) []error {
+	t.Helper()
 	replicas := 0
 	var tasks []string
-	for w, n := range layout {
-		replicas += n
+	for w := range ids {
+		replicas += len(ids[w])
 		tasks = append(tasks, fmt.Sprintf("host%d:1", w))
 	}
 	spec := cluster.NewSpec(map[string][]string{"worker": tasks})
 	ends := mem.NewPipes(replicas)
-	errs := make([]error, len(layout))
+	errs := make([]error, len(ids))
 	var done, all sync.WaitGroup
-	all.Add(len(layout))
-	for w, n := range layout {
-		group, err := collective.Open(ends[:n], collective.Config{Timeout: time.Minute})
+	all.Add(len(ids))
+	for w := range ids {
+		var own []transport.Endpoint
+		var devices []string
+		for i, id := range ids[w] {
+			own, devices = append(own, ends[id]), append(devices, fmt.Sprintf("CPU:%d", i))
+		}
+		group, err := collective.Open(own, collective.Config{Timeout: time.Minute})
 		if err != nil {
 			t.Fatal(err)
-		}
-		ends = ends[n:]
-		var devices []string
-		for i := range n {
-			devices = append(devices, fmt.Sprintf("CPU:%d", i))
 		}
 		done.Go(func() {
 			s, err := distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{
@@ -215,7 +241,7 @@ func TestStopFromOutside(t *testing.T) {
 					return nil
 				}}}
 			}
-			h, err := trainer.Fit(t.Context(), data.FromTensors(lineExamples(7)).Batch(7).Repeat(-1), cfg)
+			h, err := trainer.Fit(t.Context(), fromTensors(lineExamples(7)).Batch(7).Repeat(-1), cfg)
 			if err != nil || !h.Stopped {
 				return fmt.Errorf("stopped: %v, error %w", h.Stopped, err)
 			}
@@ -392,7 +418,7 @@ func TestStartEqual(t *testing.T) {
 			"): give all workers the same model, engine, build and Config.BucketBytes",
 		},
 		{"a part of the data", func(c *Config, _ *fakeModel) {
-			*c = Config{Data: data.FromTensors(lineExamples(14)).Shard(1, 3).Batch(7), Seed: 3}
+			*c = Config{Data: fromTensors(lineExamples(14)).Shard(1, 3).Batch(7), Seed: 3}
 		}, "train: Config.Data: the dataset has Shard(1, 3), so this worker would train on only a part of its share"},
 		{"no model", func(_ *Config, m *fakeModel) { m.fail = func(string, int) error { return refuse } }, refuse.Error()},
 	} {
@@ -665,7 +691,7 @@ func TestWrongData(t *testing.T) {
 		b.Weights = tensor.From(slices.Repeat([]float32{1, 2}, rows*steps/2))
 		return b
 	}
-	datasetOf := func(b data.Batch) data.Dataset { return data.FromTensors(b).Batch(rows) }
+	datasetOf := func(b data.Batch) data.Dataset { return fromTensors(b).Batch(rows) }
 	for _, c := range []struct {
 		name   string
 		change func(b data.Batch, w int) data.Dataset // of the workers that have wrong data
@@ -687,14 +713,14 @@ func TestWrongData(t *testing.T) {
 			return datasetOf(b)
 		}, 3, " read other weights than worker"},
 		{
-			"the order", func(b data.Batch, _ int) data.Dataset { return data.FromTensors(b).Shuffle(5).Batch(rows) }, 1,
+			"the order", func(b data.Batch, _ int) data.Dataset { return fromTensors(b).Shuffle(5).Batch(rows) }, 1,
 			" read other inputs and labels and weights than worker",
 		},
 		{"a hidden part", func(b data.Batch, w int) data.Dataset {
-			return data.FromSeq(-1, data.FromTensors(b).Shard(w, 9).Iter).Batch(rows)
+			return data.FromSeq(-1, fromTensors(b).Shard(w, 9).Iter).Batch(rows)
 		}, 1, "examples in batch 1 of pass 1 over the data, "},
 		{
-			"a part", func(b data.Batch, w int) data.Dataset { return data.FromTensors(b).Shuffle(1).Shard(w, 3).Batch(rows) },
+			"a part", func(b data.Batch, w int) data.Dataset { return fromTensors(b).Shuffle(1).Shard(w, 3).Batch(rows) },
 			0, "Leave out Shard",
 		},
 	} {
@@ -740,7 +766,7 @@ func TestEqualData(t *testing.T) {
 		if w == 1 {
 			b.Weights = tensor.From(slices.Repeat([]float32{1}, 14))
 		}
-		_, err = trainer.Fit(t.Context(), data.FromTensors(b).Batch(7), FitConfig{Epochs: 2})
+		_, err = trainer.Fit(t.Context(), fromTensors(b).Batch(7), FitConfig{Epochs: 2})
 		return err
 	}) {
 		if err != nil {
@@ -781,7 +807,7 @@ func TestWrongDataElsewhere(t *testing.T) {
 			return err
 		}, "worker 2 took 1 steps before it, workers 0, 1 0."},
 		{"Shard in an evaluation", func(trainer *Trainer, b data.Batch) error {
-			_, err := trainer.Evaluate(t.Context(), data.FromTensors(b).Shard(1, 2).Batch(7))
+			_, err := trainer.Evaluate(t.Context(), fromTensors(b).Shard(1, 2).Batch(7))
 			return err
 		}, "the dataset has Shard(1, 2), so this worker would train on only a part of its share"},
 	} {
@@ -879,5 +905,112 @@ func BenchmarkContent(b *testing.B) {
 	b.SetBytes(128 * (28*28 + 1) * 4)
 	for b.Loop() {
 		contentOf(batch, true)
+	}
+}
+
+// TestOneWorkerCannotBegin: what ends Fit on one worker before its first step ends it on the others
+// with the cause.
+func TestOneWorkerCannotBegin(t *testing.T) {
+	for name, c := range map[string]struct {
+		prepare func(trainer *Trainer, cfg *FitConfig)
+		want    string
+	}{
+		"resume": {func(trainer *Trainer, _ *FitConfig) {
+			trainer.resume = &fitState{StepsPerEpoch: 7}
+		}, "FitConfig.StepsPerEpoch is 0, but the snapshot was taken with 7"},
+		"configuration": {func(_ *Trainer, cfg *FitConfig) { cfg.Steps = -1 }, "FitConfig.Steps is -1"},
+		"averages":      {func(_ *Trainer, cfg *FitConfig) { cfg.EMA = true }, "FitConfig.EMA is set"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			errs := overWorkers(t, []int{1, 1}, func(w int, s *distribute.Strategy) error {
+				cfg := fakeConfig(8)
+				cfg.Logger = slog.New(slog.DiscardHandler)
+				trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64}, cfg)
+				if err != nil {
+					return err
+				}
+				defer trainer.Close()
+				fit := FitConfig{Validation: sizes(lineExamples(8), 8)}
+				if w == 1 {
+					c.prepare(trainer, &fit)
+				}
+				_, err = trainer.Fit(t.Context(), sizes(lineExamples(16), 8, 8), fit)
+				return err
+			})
+			for w, err := range errs {
+				if err == nil || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("worker %d: got %v, want %q", w, err, c.want)
+				}
+			}
+		})
+	}
+}
+
+// TestSumOverBatchSize: with Keras' rule, the loss and the steps are those of the default with a learning rate that has
+// the scale of the weights, by Fit, Evaluate and accumulated batches, on one worker and two.
+func TestSumOverBatchSize(t *testing.T) {
+	const n, sum = 8, 6.0 // examples of a batch, and the sum of their weights
+	examples := lineExamples(4 * n)
+	examples.Weights = tensor.New(tensor.Float32, 4*n)
+	for i := range 4 * n {
+		tensor.Data[float32](examples.Weights)[i] = []float32{2, 0, 0.5, 0.5}[i%4]
+	}
+	run := func(layout []int, rule LossReduction, rate float64, accumulate int) (losses [2]float64, values []fakeValues) {
+		values = make([]fakeValues, len(layout))
+		for w, err := range overWorkers(t, layout, func(w int, s *distribute.Strategy) error {
+			cfg := fakeConfig(n)
+			cfg.Logger, cfg.LossReduction = slog.New(slog.DiscardHandler), rule
+			trainer, err := New(t.Context(), s, fakeModel{rate: rate}, cfg)
+			if err != nil {
+				return err
+			}
+			defer trainer.Close()
+			history, err := trainer.Fit(t.Context(), sizes(examples, n, n, n, n), FitConfig{Accumulate: accumulate})
+			if err != nil {
+				return err
+			}
+			result, err := trainer.Evaluate(t.Context(), sizes(examples, n, n, n, n))
+			if err != nil {
+				return err
+			}
+			if w == 0 {
+				losses = [2]float64{history.Epochs[0].Loss, result.Loss}
+			}
+			values[w] = trainer.program.(*fakeProgram).snapshot()[0]
+			return nil
+		}) {
+			if err != nil {
+				t.Fatalf("%v, worker %d: %v", layout, w, err)
+			}
+		}
+		return losses, values
+	}
+	for _, layout := range [][]int{{2}, {1, 1}} {
+		for _, accumulate := range []int{1, 2} {
+			wantLoss, want := run(layout, WeightedMean, 1.0/64*sum/n, accumulate)
+			gotLoss, got := run(layout, SumOverBatchSize, 1.0/64, accumulate)
+			for i := range gotLoss {
+				if math.Abs(gotLoss[i]-wantLoss[i]*sum/n) > 1e-12*wantLoss[i] {
+					t.Errorf("%v, %d batches a step: loss %v, want %v times %v", layout, accumulate, gotLoss, sum/n, wantLoss)
+				}
+			}
+			for i, w := range want[0][1] {
+				if math.Abs(got[0][1][i]-w) > 1e-12 {
+					t.Errorf("%v, %d batches a step: weights %v, want %v", layout, accumulate, got[0][1], want[0][1])
+				}
+			}
+		}
+	}
+	for _, cfg := range []Config{{Exchange: DiLoCo{InnerSteps: 1}}, {NoiseScale: true}} {
+		cfg.GlobalBatch, cfg.Inputs, cfg.Labels = 8, fakeConfig(8).Inputs, fakeConfig(8).Labels
+		cfg.LossReduction = SumOverBatchSize
+		for _, err := range overWorkers(t, []int{2}, func(_ int, s *distribute.Strategy) error {
+			_, err := New(t.Context(), s, fakeModel{}, cfg)
+			return err
+		}) {
+			if err == nil || !strings.Contains(err.Error(), "LossReduction") {
+				t.Errorf("got %v", err)
+			}
+		}
 	}
 }

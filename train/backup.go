@@ -39,6 +39,9 @@ type BackupConfig struct {
 	// Build holds other properties that affect the bits, such as the engine's version. A difference is
 	// reported in [Restored].
 	Build []Fact
+	// Metadata is stored in snapshots for programs that use the weights, as in the files of [Trainer.Export]: for
+	// example, the names of the classes. Nothing compares it.
+	Metadata map[string]string
 }
 
 // Values of BackupConfig.Resume.
@@ -54,7 +57,7 @@ type Backup struct {
 	t        *Trainer
 	cfg      BackupConfig
 	saves    bool                // the chief has a folder
-	writers  []int               // if all workers write snapshots: the first replica of each
+	inParts  bool                // all workers write snapshots, each a part
 	every    int                 // the chief's EverySteps
 	manager  *checkpoint.Manager // on the chief; nil: nothing is written here
 	restored bool
@@ -65,9 +68,7 @@ type Backup struct {
 // moment identifies a state of training.
 type moment struct {
 	committed, passes int64
-	epoch, step       int
-	next              batchPosition
-	truncated         bool
+	position          fitPosition
 }
 
 // NewBackup returns a Backup for t. It does not access files. The caller must call [Backup.Close].
@@ -122,7 +123,7 @@ func (b *Backup) Callback() Callback {
 
 // saveIfDue saves if a snapshot is due and the workers' parameters are equal.
 func (b *Backup) saveIfDue(ctx context.Context) error {
-	if !b.due || b.t.inRound() {
+	if !b.due || b.t.exchange.checkEqual() != nil {
 		return b.failed()
 	}
 	b.due = false
@@ -142,7 +143,7 @@ func (b *Backup) Save(ctx context.Context) error {
 }
 
 func (b *Backup) save(ctx context.Context, now moment) error {
-	if b.writers != nil {
+	if b.inParts {
 		b.last = now
 		err := b.startParts(ctx)
 		if err == nil && b.t.fitting.Load() == nil {
@@ -158,12 +159,17 @@ func (b *Backup) save(ctx context.Context, now moment) error {
 	if b.manager == nil {
 		return nil
 	}
-	s.Facts, s.Build, s.Job = b.cfg.Facts, b.cfg.Build, b.cfg.Job
-	c, err := s.Contents()
+	c, err := b.contents(s)
 	if err != nil {
 		return err
 	}
 	return b.stopIfFailed(b.manager.Start(c))
+}
+
+// contents completes a snapshot by the configuration, and converts it.
+func (b *Backup) contents(s *Snapshot) (*checkpoint.Contents, error) {
+	s.Facts, s.Build, s.Job, s.Metadata = b.cfg.Facts, b.cfg.Build, b.cfg.Job, b.cfg.Metadata
+	return s.Contents()
 }
 
 // failed returns the error of the first snapshot that could not be written.
@@ -203,9 +209,9 @@ func (b *Backup) stopIfFailed(err error) error {
 func (t *Trainer) moment() moment {
 	m := moment{committed: t.committed, passes: t.passes}
 	if s := t.resume; s != nil {
-		m.epoch, m.step, m.next, m.truncated = s.Epoch, s.Step, batchPosition{s.Pass, s.Batch}, s.Cut
+		m.position = s.position()
 	} else if f := t.fitting.Load(); f != nil {
-		m.epoch, m.step, m.next, m.truncated = f.position.epoch, f.position.step, f.position.next, f.position.truncated
+		m.position = f.position
 	}
 	return m
 }
@@ -215,10 +221,10 @@ func (t *Trainer) moment() moment {
 // writes to the folder, the error matches *checkpoint.LockedError on the chief.
 func (b *Backup) Restore(ctx context.Context) (Restored, error) {
 	var s *Snapshot
-	b.t.at(PhaseRestore)
-	message := shared{Saves: b.saves, Every: b.every}
+	b.t.enter(PhaseRestore)
+	message := restoreMessage{Saves: b.saves, Every: b.every}
 	var failure error
-	if b.t.strategy.Properties().ShouldCheckpoint {
+	if b.t.IsChief() {
 		if s, message.Restored, failure = b.find(); failure != nil {
 			if e := b.folder(); e != nil {
 				failure = e
@@ -228,14 +234,14 @@ func (b *Backup) Restore(ctx context.Context) (Restored, error) {
 		} else {
 			failure = b.open()
 		}
-		if failure == nil && b.saves && b.t.shards != nil {
+		if failure == nil && b.saves && b.t.Sharded() {
 			message.Holder, _ = checkpoint.ReadHolder(b.cfg.Dir) // unknown on a full disk
 		}
 		if failure == nil && b.saves {
 			message.Anew, failure = newerIn(b.cfg.Dir, message.Restored.Path)
 		}
 	}
-	s, message, err := b.t.share(ctx, s, message, failure)
+	s, message, err := b.t.snapshotFromChief(ctx, s, message, failure)
 	if err != nil {
 		return Restored{}, err
 	}
@@ -316,8 +322,12 @@ func (b *Backup) find() (*Snapshot, Restored, error) {
 	var refused []error
 	var err error
 	resume := b.cfg.Resume
+	reader := checkpoint.Reader{}
+	if report := b.t.config.Progress; report != nil {
+		reader.Progress = func() { report(b.t.committed+1, PhaseRestore) }
+	}
 	if b.cfg.Epoch > 0 && b.cfg.Dir != "" {
-		if s, _, err := checkpoint.Latest(b.cfg.Dir); err != nil {
+		if s, _, err := reader.Latest(b.cfg.Dir); err != nil {
 			return nil, Restored{}, err
 		} else if s != nil && writtenBy(s, b.cfg.Job) {
 			resume = ResumeAuto
@@ -327,10 +337,10 @@ func (b *Backup) find() (*Snapshot, Restored, error) {
 	case ResumeNever:
 	case ResumeAuto, "auto":
 		if b.cfg.Dir != "" {
-			on, refused, err = checkpoint.Latest(b.cfg.Dir)
+			on, refused, err = reader.Latest(b.cfg.Dir)
 		}
 	default:
-		on, refused, err = checkpoint.Find(resume)
+		on, refused, err = reader.Find(resume)
 	}
 	if on == nil || err != nil {
 		return nil, Restored{}, err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"log/slog"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -577,7 +578,7 @@ func FuzzSharedTensor(f *testing.F) {
 	f.Add(uint8(tensor.Float64), math.MaxInt, math.MaxInt, make([]byte, 8))
 	f.Fuzz(func(t *testing.T, dtype uint8, rows, columns int, elements []byte) {
 		d := tensor.DType(dtype)
-		v, err := sharedTensor{"x", d, []int{rows, columns}}.value(elements)
+		v, err := tensorHeader{"x", d, []int{rows, columns}}.value(elements)
 		if err == nil && (v.DType() != d || !slices.Equal(v.Shape(), []int{rows, columns}) ||
 			string(v.Memory().HostBytes()) != string(elements)) {
 			t.Errorf("%d (%d, %d) of %d bytes: got %v", dtype, rows, columns, len(elements), v)
@@ -674,8 +675,14 @@ func TestModelCheckpoint(t *testing.T) {
 	if err := fit(ModelCheckpointConfig{Path: filepath.Join(dir, "w-{epoch:02d}-{step}")}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := fit(ModelCheckpointConfig{Path: filepath.Join(dir, "best"), BestOnly: true}, ds); err != nil {
+	best := ModelCheckpointConfig{
+		Path: filepath.Join(dir, "best"), BestOnly: true, Metadata: map[string]string{"classes": "cat, dog"},
+	}
+	if err := fit(best, ds); err != nil {
 		t.Fatal(err)
+	}
+	if _, metadata, err := checkpoint.Load(best.Path); err != nil || metadata["classes"] != "cat, dog" {
+		t.Errorf("metadata %v, %v", metadata, err)
 	}
 	if err := fit(ModelCheckpointConfig{Path: filepath.Join(dir, "worst-{epoch}"), BestOnly: true, Mode: ModeMax},
 		ds); err != nil {
@@ -728,5 +735,122 @@ func TestModelCheckpoint(t *testing.T) {
 		if err := fit(m, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: got %v, want %q", m, err, want)
 		}
+	}
+}
+
+// TestDivergedSnapshots: no snapshot is written of workers whose mirrored variables differ, and training ends there.
+func TestDivergedSnapshots(t *testing.T) {
+	for _, layout := range [][]int{{1, 1}, {2}, {1, 2}} {
+		dir := t.TempDir()
+		errs := overWorkers(t, layout, func(w int, s *distribute.Strategy) error {
+			cfg := fakeConfig(8)
+			cfg.Logger = slog.New(slog.DiscardHandler)
+			trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64}, cfg)
+			if err != nil {
+				return err
+			}
+			defer trainer.Close()
+			b := backup(t, trainer, BackupConfig{Dir: dir, EverySteps: 2, Keep: 9})
+			flip := Callback{OnStepEnd: func(context.Context, Step) error {
+				if w == len(layout)-1 && trainer.Steps() == 5 {
+					replicas := trainer.program.(*fakeProgram).replicas
+					bits := math.Float64bits(replicas[len(replicas)-1].now[1][0])
+					replicas[len(replicas)-1].now[1][0] = math.Float64frombits(bits ^ 1)
+				}
+				return nil
+			}}
+			_, err = trainer.Fit(t.Context(), sizes(lineExamples(80), 8, 8, 8, 8, 8, 8, 8, 8, 8, 8), FitConfig{
+				Callbacks: []Callback{flip, b.Callback()},
+			})
+			return err
+		})
+		for w, err := range errs {
+			if err == nil || !strings.Contains(err.Error(), "the mirrored variable weights is no longer the same") {
+				t.Errorf("%v, worker %d: %v", layout, w, err)
+			}
+		}
+		last, _, err := checkpoint.Latest(dir)
+		if err != nil || last == nil {
+			t.Fatalf("%v: no snapshot: %v", layout, err)
+		}
+		if s, err := SnapshotOf(&last.Contents); err != nil || s.Step != 4 {
+			t.Errorf("%v: the last snapshot is of step %d, want 4: %v", layout, s.Step, err)
+		}
+	}
+}
+
+// TestContextEnds: a context that ends in Fit stops the workers after the same step, with a snapshot, and the error
+// says so in one line.
+func TestContextEnds(t *testing.T) {
+	for _, layout := range [][]int{{2}, {1, 1}} {
+		dir := t.TempDir()
+		histories := make([]*History, len(layout))
+		errs := overWorkers(t, layout, func(w int, s *distribute.Strategy) error {
+			cfg := fakeConfig(8)
+			cfg.Logger = slog.New(slog.DiscardHandler)
+			trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64}, cfg)
+			if err != nil {
+				return err
+			}
+			defer trainer.Close()
+			ctx, cancel := context.WithCancelCause(t.Context())
+			b := backup(t, trainer, BackupConfig{Dir: dir})
+			end := Callback{OnStepEnd: func(context.Context, Step) error {
+				if w == 0 && trainer.Steps() == 3 {
+					cancel(errors.New("the service ends"))
+					for !trainer.stopping.Load() {
+						time.Sleep(time.Millisecond)
+					}
+				}
+				return nil
+			}}
+			histories[w], err = trainer.Fit(ctx, sizes(lineExamples(64), 8, 8, 8, 8, 8, 8, 8, 8), FitConfig{
+				Epochs: 5, Callbacks: []Callback{end, b.Callback()},
+			})
+			if trainer.stopping.Load() {
+				t.Error("the stop request is left")
+			}
+			return err
+		})
+		const want = "train: stopped by the context in step 3: the service ends"
+		if errs[0] == nil || errs[0].Error() != want {
+			t.Errorf("%v: got %v, want %s", layout, errs[0], want)
+		}
+		for w, h := range histories {
+			if w > 0 && errs[w] != nil {
+				t.Errorf("%v, worker %d: %v", layout, w, errs[w])
+			}
+			if h.Steps != 3 || !h.Stopped {
+				t.Errorf("%v, worker %d: %d steps, stopped %t", layout, w, h.Steps, h.Stopped)
+			}
+		}
+		last, _, err := checkpoint.Latest(dir)
+		if err != nil || last == nil {
+			t.Fatalf("%v: no snapshot: %v", layout, err)
+		}
+		if s, err := SnapshotOf(&last.Contents); err != nil || s.Step != 3 {
+			t.Errorf("%v: the last snapshot is of step %d, want 3: %v", layout, s.Step, err)
+		}
+	}
+}
+
+// TestRestoreReportsProgress: a worker that reads a snapshot reports progress for what it has read: to the others, one
+// that reports none has hung.
+func TestRestoreReportsProgress(t *testing.T) {
+	dir := t.TempDir()
+	fitWithBackup(t, []int{2}, sizes(lineExamples(16), 7, 7, 2), FitConfig{Steps: 1}, BackupConfig{Dir: dir})
+	trainer, _ := newFake(t, 2, 7, fakeModel{})
+	reports := 0
+	trainer.config.Progress = func(_ int64, phase Phase) {
+		if phase == PhaseRestore {
+			reports++
+		}
+	}
+	b := backup(t, trainer, BackupConfig{Dir: dir, Resume: ResumeAuto})
+	if r, err := b.Restore(t.Context()); err != nil || !r.Found {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	if reports < 3 { // that the phase begins, and two passes over the file
+		t.Errorf("%d reports, want at least 3", reports)
 	}
 }

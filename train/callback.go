@@ -27,7 +27,7 @@ type Callback struct {
 	// OnTrainDone is called before Fit returns nil; its error becomes Fit's. The last callback's is called first, as
 	// deferred calls are, but a Backup's before all others: what the others change then is not in its snapshot.
 	OnTrainDone func(ctx context.Context, h *History) error
-	OnTrainEnd  func(ctx context.Context, h *History, err error) // always called, with Fit's results
+	OnTrainEnd  func(ctx context.Context, h *History, err error) // always called, with Fit's results but for a *TraceError
 
 	// Name, Save and Load keep a callback's state in snapshots. Save returns the state when a snapshot is taken: on
 	// several workers, the chief's is kept. Load gets it on every worker when Fit resumes, after OnTrainBegin; a
@@ -88,7 +88,7 @@ func (s Step) Mean() Result {
 	if s.round == nil {
 		return s.mean.result()
 	}
-	m := newMean(s.mean.metrics)
+	m := newMean(s.mean.metrics, s.mean.by)
 	m.merge(s.mean)
 	m.merge(s.round)
 	return m.result()

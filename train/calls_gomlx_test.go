@@ -7,6 +7,7 @@ import (
 
 	"github.com/gomlx/gomlx/ml/train/optimizer"
 
+	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/models"
 	"github.com/lockstep-ml/lockstep/train"
 )
@@ -31,12 +32,14 @@ func TestCallsOfAStep(t *testing.T) {
 		if bytes == 1 && buckets < 3 || buckets < 1 {
 			t.Fatalf("%d buckets of %d bytes", buckets, bytes)
 		}
-		before := trainer.Strategy().Stats().Replicas
+		var before, after distribute.Stats
+		trainer.Strategy().ReadStats(&before)
 		if _, err := trainer.Fit(t.Context(), loadDigits(t).Train.Take(steps*30).Batch(30), train.FitConfig{}); err != nil {
 			t.Fatal(err)
 		}
-		for replica, after := range trainer.Strategy().Stats().Replicas {
-			if calls := after.Calls - before[replica].Calls; calls != uint64(steps*buckets) {
+		trainer.Strategy().ReadStats(&after)
+		for replica := range after.Replicas {
+			if calls := after.Replicas[replica].Calls - before.Replicas[replica].Calls; calls != uint64(steps*buckets) {
 				t.Errorf("%d buckets: replica %d made %d calls in %d steps, want %d", buckets, replica, calls, steps, steps*buckets)
 			}
 		}

@@ -114,9 +114,9 @@ func TestCentralStorage(t *testing.T) {
 					}
 				}
 			}
-			kind := distribute.AggregatingVariable
+			kind := "AggregatingVariable"
 			if replicas == 1 {
-				kind = distribute.PlainVariable
+				kind = "ResourceVariable"
 			}
 			in, err := central.Strategy().Cross(t.Context())
 			if err != nil {

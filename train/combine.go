@@ -13,20 +13,14 @@ import (
 // the replicas. restore resets each replica to its local values. The caller must call restore once, also
 // after an error, while no replica computes.
 func (t *Trainer) combineAverages(ctx context.Context) (restore func() error, err error) {
-	type write struct {
-		replica, variable int
-		value             *tensor.Tensor
-	}
-	var undo []write
-	restore = func() error {
-		var errs []error
-		for _, w := range undo {
-			if err := t.program.Write(w.replica, w.variable, w.value); err != nil {
-				name := t.variables[w.variable].Name
-				errs = append(errs, fmt.Errorf("restoring the local value of %s on replica %d: %w", name, w.replica, err))
+	undo := map[int][]*tensor.Tensor{} // by variable: of each replica
+	restore = func() (err error) {
+		for i, own := range undo {
+			if e := t.write(i, own...); e != nil {
+				err = errors.Join(err, fmt.Errorf("restoring local values: %w", e))
 			}
 		}
-		return errors.Join(errs...)
+		return err
 	}
 	if t.strategy.NumReplicasInSync() == 1 || t.central {
 		return restore, nil
@@ -39,15 +33,18 @@ func (t *Trainer) combineAverages(ctx context.Context) (restore func() error, er
 		if err != nil {
 			return restore, fmt.Errorf("combining %s over the replicas: %w", v.Name, err)
 		}
-		for replica := range t.parts {
-			own, err := t.program.Read(replica, i)
+		own := make([]*tensor.Tensor, len(t.local))
+		for local := range own {
 			if err == nil {
-				undo = append(undo, write{replica, i, own})
-				err = t.program.Write(replica, i, combined)
+				own[local], err = t.program.Read(local, i)
 			}
-			if err != nil {
-				return restore, fmt.Errorf("combining %s over the replicas: replica %d: %w", v.Name, replica, err)
-			}
+		}
+		if err == nil {
+			undo[i] = own
+			err = t.write(i, combined)
+		}
+		if err != nil {
+			return restore, fmt.Errorf("combining %s over the replicas: %w", v.Name, err)
 		}
 	}
 	return restore, nil

@@ -14,7 +14,7 @@ import (
 
 // CommunicationTime returns how long the communication of a training step takes when nothing else runs: the median
 // time that the first local replica needs for the calls of a step, n times. The gradients of all buckets are reduced,
-// compressed if Config.Compress is set, and new values gathered if the optimizer is sharded. A step that waits for
+// compressed if Config.Exchange compresses, and new values gathered if the optimizer is sharded. A step that waits for
 // less has hidden the rest behind its computation. Every worker must call it, with the same n, while no other method
 // of the Trainer runs. It changes no variable. With one replica the result is 0.
 func (t *Trainer) CommunicationTime(ctx context.Context, n int) (time.Duration, error) {
@@ -26,14 +26,14 @@ func (t *Trainer) CommunicationTime(ctx context.Context, n int) (time.Duration, 
 	}
 	var times []time.Duration
 	err := t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
-		p := &t.parts[r.LocalID()]
+		p := &t.local[r.LocalID()]
 		p.ctx, p.replica = ctx, r
 		for i := range n + 1 { // the first one allocates
 			if err := t.fillGradients(r.LocalID()); err != nil {
 				return err
 			}
 			start := time.Now()
-			if err := t.exchangeAll(ctx, r, p); err != nil {
+			if err := t.exchangeAll(ctx, p); err != nil {
 				return err
 			}
 			if r.LocalID() == 0 && i > 0 {
@@ -51,8 +51,8 @@ func (t *Trainer) CommunicationTime(ctx context.Context, n int) (time.Duration, 
 }
 
 // WholeSteps reports whether a step of one batch computes gradients and update as one program, as the only replica of a
-// job does on an engine that supports it ([engine.WholeStep]).
-func (t *Trainer) WholeSteps() bool { return t.whole != nil && t.scale.Scale == 0 }
+// job does on an engine that supports it ([engine.Info].WholeStep).
+func (t *Trainer) WholeSteps() bool { return t.whole && t.scale.Scale == 0 }
 
 // ForwardTime returns how long the forward pass of a training step takes on the first local replica: the median of n
 // evaluations of the first global batch of ds, with loss and metrics, while this worker's other replicas evaluate their
@@ -97,7 +97,7 @@ func (t *Trainer) fillGradients(local int) error {
 		if err := t.memory(local, k); err != nil {
 			return err
 		}
-		for _, gradient := range t.parts[local].gradients[k] {
+		for _, gradient := range t.local[local].gradients[k] {
 			if gradient.DType() != tensor.Float32 {
 				continue
 			}
@@ -110,8 +110,8 @@ func (t *Trainer) fillGradients(local int) error {
 }
 
 // exchangeAll makes the calls of a step for a replica.
-func (t *Trainer) exchangeAll(ctx context.Context, r *distribute.Replica, p *part) error {
-	p.owners = t.toOwners()
+func (t *Trainer) exchangeAll(ctx context.Context, p *localReplica) error {
+	p.updates = true
 	for k := range t.buckets {
 		var scalars []float64
 		if k == len(t.buckets)-1 {
@@ -121,22 +121,13 @@ func (t *Trainer) exchangeAll(ctx context.Context, r *distribute.Replica, p *par
 			return err
 		}
 	}
-	if err := finishAll(ctx, p.reducing, nil); err != nil {
+	if err := t.exchange.finish(ctx, p, func(int) error { return nil }); err != nil {
 		return err
 	}
-	if p.owners {
-		if err := t.exchange(ctx, r); err != nil {
+	for k := range t.buckets {
+		if err := t.exchange.transfer(ctx, p, k); err != nil {
 			return err
 		}
 	}
-	for k := 0; t.shards != nil && k < len(t.buckets); k++ {
-		h, err := r.StartGatherFromOwners(ctx, distribute.Bucket{
-			Dst: p.pieces[k], Src: p.pieces[k], Names: t.buckets[k].pieceNames, Owners: t.buckets[k].owners,
-		})
-		if err != nil {
-			return err
-		}
-		p.gathering = append(p.gathering, h)
-	}
-	return p.finishGathers(ctx)
+	return t.exchange.applied(ctx, p)
 }

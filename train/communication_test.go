@@ -12,8 +12,14 @@ import (
 func TestCommunicationTime(t *testing.T) {
 	for _, test := range []struct {
 		codec string
-		shard Sharding
-	}{{"none", ShardOff}, {"none", ShardOn}, {"bfloat16", ShardOn}, {"int8", ShardOff}, {"powersgd:2", ShardOff}} {
+		shard Exchange
+	}{
+		{"none", AllReduce{}},
+		{"none", Sharded{}},
+		{"bfloat16", Sharded{}},
+		{"int8", AllReduce{}},
+		{"powersgd:2", AllReduce{}},
+	} {
 		codec, shard := test.codec, test.shard
 		_, want := (&compressed{codec: codec, steps: 2, shard: shard}).alone(t, 2)
 		measured := compressed{codec: codec, steps: 2, shard: shard, before: func(ctx context.Context, t *Trainer) error {

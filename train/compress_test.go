@@ -34,7 +34,7 @@ type compressed struct {
 	batches  data.Dataset // default: digits
 	policy   NotFinitePolicy
 	restored Restored
-	shard    Sharding
+	shard    Exchange
 	before   func(context.Context, *Trainer) error // nil: nothing
 }
 
@@ -55,7 +55,7 @@ func (c *compressed) train(ctx context.Context, s *distribute.Strategy) (snapsho
 		Optimizer: optimizer.Adam().LearningRate(0.01).Done(),
 	}
 	t, err := New(ctx, s, m, Config{
-		GlobalBatch: 30, Seed: 3, BucketBytes: 4096, Compress: codec, NotFinite: c.policy, ShardOptimizer: c.shard,
+		GlobalBatch: 30, Seed: 3, BucketBytes: 4096, Exchange: withCodec(c.shard, codec), NotFinite: c.policy,
 		Logger: slog.New(slog.DiscardHandler),
 		Inputs: []engine.Feature{{DType: tensor.Float32, Shape: []int{8, 8, 1}}},
 		Labels: []engine.Feature{{DType: tensor.Int32}},
@@ -131,7 +131,7 @@ func TestCompressOverWorkers(t *testing.T) {
 			t.Errorf("%s: the bits are those of uncompressed gradients", codec)
 		}
 		for i, layout := range [][]int{{2, 2}, {2, 2}, {1, 1, 1, 1}, {1, 1, 1, 1}, {4}} {
-			shard := [...]Sharding{ShardOn, ShardOff}[i%2]
+			shard := [...]Exchange{Sharded{}, AllReduce{}}[i%2]
 			engines := make([]engine.Engine, len(layout))
 			for w, n := range layout {
 				e, err := gomlx.Open("go", gomlx.Options{Devices: n})
@@ -313,14 +313,20 @@ func TestSnapshotOfCompressionIsTheChiefs(t *testing.T) {
 			Optimizer: optimizer.StochasticGradientDescent().Done(),
 		}
 		trainer, err := New(t.Context(), s, m, Config{
-			GlobalBatch: 4, Compress: compress.Codec{Method: compress.Int8},
+			GlobalBatch: 4, Exchange: AllReduce{Compress: compress.Codec{Method: compress.Int8}},
 			Inputs: []engine.Feature{{DType: tensor.Float32, Shape: []int{8, 8, 1}}},
 			Labels: []engine.Feature{{DType: tensor.Int32}},
 		})
 		if err != nil {
 			return err
 		}
-		list, err := trainer.readCompression(t.Context(), s.Properties().ShouldCheckpoint)
+		var list []*tensor.Tensor
+		for _, v := range trainer.exchange.kept() {
+			value, e := trainer.gather(t.Context(), v, false)
+			if err = errors.Join(err, e); value != nil {
+				list = append(list, value)
+			}
+		}
 		if want := 4 * (1 - w); err == nil && len(list) != want {
 			err = fmt.Errorf("worker %d keeps %d values, want %d", w, len(list), want)
 		}
@@ -329,6 +335,22 @@ func TestSnapshotOfCompressionIsTheChiefs(t *testing.T) {
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// withCodec returns the exchange with a codec.
+func withCodec(x Exchange, codec compress.Codec) Exchange {
+	switch x := x.(type) {
+	case Sharded:
+		x.Compress = codec
+		return x
+	case DiLoCo:
+		x.Compress = codec
+		return x
+	}
+	if codec.Method == compress.None {
+		return x
+	}
+	return AllReduce{Compress: codec}
 }
 
 func TestCompressConfig(t *testing.T) {
@@ -342,27 +364,27 @@ func TestCompressConfig(t *testing.T) {
 		"only PowerSGD uses them": {Method: compress.Int8, Rank: 2},
 	} {
 		cfg := fakeConfig(4)
-		cfg.Compress = codec
+		cfg.Exchange = AllReduce{Compress: codec}
 		if _, err := New(t.Context(), s, fakeModel{}, cfg); err == nil || !strings.Contains(err.Error(), text) {
 			t.Errorf("got %v, want %q", err, text)
 		}
 	}
 	custom, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{
-		Engine: fakeEngine{2}, CrossDeviceOps: distribute.ReductionToOneDevice{},
+		Engine: fakeEngine{2}, CrossDeviceOps: distribute.NewReductionToOneDevice("", nil),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer custom.Close()
 	cfg := fakeConfig(4)
-	cfg.Compress.Method = compress.Int8
+	cfg.Exchange = AllReduce{Compress: compress.Codec{Method: compress.Int8}}
 	if _, err := New(t.Context(), custom, fakeModel{}, cfg); err == nil ||
 		!strings.Contains(err.Error(), "ReductionToOneDevice only reduces: use a strategy without CrossDeviceOps") {
 		t.Errorf("int8 with custom CrossDeviceOps: %v", err)
 	}
 	errs := overWorkers(t, []int{1, 1}, func(w int, s *distribute.Strategy) error {
 		cfg := fakeConfig(4)
-		cfg.Compress.Method = compress.Method(w)
+		cfg.Exchange = AllReduce{Compress: compress.Codec{Method: compress.Method(w)}}
 		_, err := New(t.Context(), s, fakeModel{}, cfg)
 		return err
 	})

@@ -11,7 +11,6 @@ import (
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
-	"github.com/lockstep-ml/lockstep/train/compress"
 )
 
 // Config configures [New]. It describes the training data, by either Data, or Inputs and Labels.
@@ -40,25 +39,17 @@ type Config struct {
 	// the other, while the gradients of later ones are computed. 0: the engine's default. It must be the same on
 	// all workers; on XLA, another value may change the last bits of results.
 	BucketBytes int
-	// Compress specifies how gradients are exchanged between replicas. The default exchanges them as they are. Anything
-	// else changes the results, and pays off over links of about 1 Gbit/s and less; see package compress. It must be
-	// the same on all workers. A single replica exchanges nothing.
-	Compress compress.Codec
-	// DiLoCo lets each worker train by itself for many steps between two exchanges of parameters, over links that are
-	// too slow for an exchange of gradients in each step. It must be the same on all workers. Nil: gradients are
-	// exchanged in each step.
-	DiLoCo *DiLoCo
-	// ShardOptimizer divides the optimizer's state and the update of the parameters among the devices of the job, as
-	// DeepSpeed's ZeRO stage 1 and PyTorch's ZeroRedundancyOptimizer do: each device updates parameters of about the
-	// same total size, and has the slots of those only. Large ones are divided, if the optimizer works element by
-	// element. Gradients are reduced to the owners, which then send the new values to all devices. The bits of weights
-	// and slots are those of ShardOff. It must be the same on all workers.
+	// LossReduction is the rule by which the losses of a step's examples become one number. The default divides their
+	// weighted sum by the sum of the weights. It must be the same on all workers.
+	LossReduction LossReduction
+	// Exchange is how the replicas exchange what they compute: [AllReduce], [Sharded], or [DiLoCo] over links that are too
+	// slow for an exchange in each step. It must be the same on all workers.
 	//
-	// By default the engine decides, by the model, its own kind and the number of replicas: with package gomlx the
-	// optimizer is sharded if it has at least twice as many bytes as the parameters, as Adam has, these are at least 1
-	// MiB, and half of the gradients or more are reduced last, when no computation is left to hide that. With
-	// Config.DiLoCo, Config.Compress, central storage or CrossDeviceOps it is not.
-	ShardOptimizer Sharding
+	// By default it is AllReduce or Sharded, without compression, as the engine decides by the model, its own kind and
+	// the number of replicas: with package gomlx the optimizer is sharded if it has at least twice as many bytes as the
+	// parameters, as Adam has, these are at least 1 MiB, and half of the gradients or more are reduced last, when no
+	// computation is left to hide that. With central storage or CrossDeviceOps it is not.
+	Exchange Exchange
 	// Progress, if not nil, is called when a phase begins, with the step (from 1) and the phase. It is called
 	// several times a step, by the goroutine that does the work (for several replicas, that of the first
 	// one). Calls do not overlap. It must not block: a worker of a job reports through it that it is making
@@ -103,6 +94,50 @@ type Config struct {
 	Logger *slog.Logger
 }
 
+// LossReduction is a rule by which the losses of examples, each multiplied by its weight ([data.Batch].Weights, which
+// are Keras' sample_weight; a class_weight is that of the example's class), become the loss of a step. Metrics are
+// divided by the sum of the weights with both rules.
+type LossReduction uint8
+
+// The rules. Without weights they are the same.
+const (
+	// WeightedMean divides by the sum of the weights, as PyTorch's CrossEntropyLoss(weight=…) does: the loss does not
+	// depend on the scale of the weights.
+	WeightedMean LossReduction = iota
+	// SumOverBatchSize divides by the number of examples, as Keras' rule of that name does: examples of small weight
+	// make the loss, and so the step, smaller. Not with [DiLoCo] or Config.NoiseScale.
+	SumOverBatchSize
+)
+
+// String returns the rule's name: "weighted_mean", "sum_over_batch_size".
+func (r LossReduction) String() string {
+	if names := [...]string{"weighted_mean", "sum_over_batch_size"}; int(r) < len(names) {
+		return names[r]
+	}
+	return fmt.Sprintf("LossReduction(%d)", uint8(r))
+}
+
+// divisor returns what the weighted sum of the losses of so many examples is divided by.
+func (r LossReduction) divisor(weightSum float64, examples int64) float64 {
+	if r == SumOverBatchSize {
+		return float64(examples)
+	}
+	return weightSum
+}
+
+// check returns an error if the rule is invalid, or not supported with the rest of c.
+func (r LossReduction) check(c *Config) error {
+	switch {
+	case r > SumOverBatchSize:
+		return fmt.Errorf("train: Config.LossReduction is %v: want WeightedMean or SumOverBatchSize", r)
+	case r == SumOverBatchSize && c.diloco() != nil:
+		return errors.New("train: Config.LossReduction is SumOverBatchSize, which is not supported with DiLoCo")
+	case r == SumOverBatchSize && c.NoiseScale:
+		return errors.New("train: Config.LossReduction is SumOverBatchSize, which is not supported with Config.NoiseScale")
+	}
+	return nil
+}
+
 // Phase names a part of the trainer's work, as reported to Config.Progress.
 type Phase = string
 
@@ -114,7 +149,7 @@ const (
 	PhaseCompute  Phase = "compute"  // computes gradients
 	PhaseReduce   Phase = "reduce"   // all-reduces over replicas, which includes waiting for them
 	PhaseUpdate   Phase = "update"   // computes new values, not visible yet
-	PhaseOuter    Phase = "outer"    // exchanges the changes of the parameters, with Config.DiLoCo
+	PhaseOuter    Phase = "outer"    // exchanges the changes of the parameters, with DiLoCo
 	PhaseBetween  Phase = "between"  // runs callbacks between steps
 	PhaseEvaluate Phase = "evaluate" // evaluates one batch
 	PhasePredict  Phase = "predict"  // predicts one batch
@@ -139,12 +174,6 @@ func (c *Config) complete(ctx context.Context, timeout time.Duration) error {
 			return fmt.Errorf("train: Config.Data: first batch: %w", err)
 		}
 	}
-	if err := c.Compress.Check(); err != nil {
-		return fmt.Errorf("train: Config.Compress: %w", err)
-	}
-	if c.Compress.Method == compress.PowerSGD {
-		c.Compress.Rank = max(1, c.Compress.Rank)
-	}
 	switch {
 	case c.Data == nil && len(c.Inputs) == 0:
 		return errors.New("train: Config has neither Data nor Inputs: set a dataset of global batches, or the type and " +
@@ -157,13 +186,13 @@ func (c *Config) complete(ctx context.Context, timeout time.Duration) error {
 	case c.GlobalBatch < 1:
 		return fmt.Errorf("train: Config.GlobalBatch is %d: want at least 1", c.GlobalBatch)
 	}
-	if err := errors.Join(c.checkClipping(), c.checkSharding(), c.completeShapes()); err != nil {
+	if err := errors.Join(c.checkClipping(), c.completeShapes()); err != nil {
 		return err
 	}
 	if err := c.LossScaling.complete(); err != nil {
 		return err
 	}
-	if err := errors.Join(c.completeDiLoCo(), c.completeTrace()); err != nil {
+	if err := errors.Join(c.completeExchange(), c.completeTrace(), c.LossReduction.check(c)); err != nil {
 		return err
 	}
 	all := slices.Concat(c.Inputs, c.Labels)
@@ -175,6 +204,17 @@ func (c *Config) complete(ctx context.Context, timeout time.Duration) error {
 			return fmt.Errorf("train: Config has a feature of type %v and shape %s: want numbers and no negative dimension",
 				f.DType, tensor.FormatShape(f.Shape))
 		}
+	}
+	return nil
+}
+
+// completeExchange sets the default and those of the exchange.
+func (c *Config) completeExchange() (err error) {
+	if c.Exchange == nil {
+		c.Exchange = engineChoice{}
+	}
+	if c.Exchange, err = c.Exchange.complete(c); err != nil {
+		return fmt.Errorf("train: Config.Exchange: %w", err)
 	}
 	return nil
 }
@@ -216,8 +256,8 @@ func (c *Config) infer(ctx context.Context) error {
 	return nil
 }
 
-// firstElement reads the first element of ds, for which it waits so long. It returns when the dataset does, or
-// ignores the end of its context.
+// firstElement reads the first element of ds, for which it waits for at most timeout. If the dataset then ignores the
+// end of its context, its goroutine remains.
 func firstElement(ctx context.Context, ds data.Dataset, timeout time.Duration) (data.Element, error) {
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -256,7 +296,7 @@ func firstElement(ctx context.Context, ds data.Dataset, timeout time.Duration) (
 	}
 }
 
-// featuresOf returns what one row of each tensor is.
+// featuresOf returns the dtype and the shape of a row of each tensor.
 func featuresOf(kind string, tensors []*tensor.Tensor) ([]engine.Feature, error) {
 	var out []engine.Feature
 	for i, t := range tensors {

@@ -8,22 +8,23 @@ import (
 	"slices"
 
 	"github.com/lockstep-ml/lockstep/distribute"
-	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/train/compress"
 )
 
-// DiLoCo configures training with rare exchanges (Douillard and others, "DiLoCo: Distributed Low-Communication Training
-// of Language Models", 2023). The workers take InnerSteps steps, each by itself: the replicas of one worker share their
-// gradients, the workers exchange nothing. Then the mean over all replicas of what these steps have subtracted from the
-// parameters is the gradient of one outer step, by SGD with Nesterov's momentum (PyTorch's SGD with nesterov=True). All
-// workers continue with its result. So the results depend on how replicas are divided among workers.
+// DiLoCo is the [Exchange] of training with rare exchanges (Douillard and others, "DiLoCo: Distributed
+// Low-Communication Training of Language Models", 2023). The workers take InnerSteps steps, each by itself: the
+// replicas of one worker share their gradients, the workers exchange nothing. Then the mean over all replicas of what
+// these steps have subtracted from the parameters is the gradient of one outer step, by SGD with Nesterov's momentum
+// (PyTorch's SGD with nesterov=True). All workers continue with its result. So the results depend on how replicas are
+// divided among workers.
 //
 // An outer step also follows the last step of an epoch and of a training. Between two outer steps the parameters
 // differ between workers, so [Trainer.Snapshot], [Trainer.Evaluate] and [Trainer.Predict] are errors there, and a stop
 // request waits; see [Step].Outer. The optimizer's slots always differ between workers, and snapshots hold those of
 // each.
 //
-// Config.Compress applies to the exchange of an outer step. Not supported are [Trainer.Gradients], ApplyGradients,
+// Compress applies to the exchange of an outer step. Not supported are [Trainer.Gradients], ApplyGradients,
 // central storage, float16 (Config.LossScaling), moving averages of the weights (optimizer.EMA), and another
 // Config.NotFinite than [FailNotFinite].
 type DiLoCo struct {
@@ -34,6 +35,8 @@ type DiLoCo struct {
 	// Momentum is that of the outer steps, less than 1. Default: 0.9, as in the paper. Negative: none. Without momentum
 	// and with a learning rate of 1 an outer step takes the mean of the parameters: local SGD, or federated averaging.
 	Momentum float64 `json:"momentum"`
+	// Compress specifies how the changes of the parameters are exchanged in an outer step, as that of AllReduce.
+	Compress compress.Codec `json:"-"`
 }
 
 // The paper's best outer optimizer.
@@ -43,17 +46,14 @@ const (
 )
 
 // String describes the configuration.
-func (d *DiLoCo) String() string {
+func (d DiLoCo) String() string {
 	return fmt.Sprintf("DiLoCo with %s, outer learning rate %v and outer momentum %v", plural(d.InnerSteps, "inner step"),
 		d.LearningRate, max(d.Momentum, 0))
 }
 
-// completeDiLoCo sets the defaults and validates the rest.
-func (c *Config) completeDiLoCo() error {
-	if c.DiLoCo == nil {
-		return nil
-	}
-	d := *c.DiLoCo
+func (d DiLoCo) codec() compress.Codec { return d.Compress }
+
+func (d DiLoCo) complete(c *Config) (_ Exchange, err error) {
 	if d.LearningRate == 0 {
 		d.LearningRate = outerLearningRate
 	}
@@ -61,14 +61,14 @@ func (c *Config) completeDiLoCo() error {
 		d.Momentum = outerMomentum
 	}
 	if err := d.check(); err != nil {
-		return fmt.Errorf("train: Config.DiLoCo: %w", err)
+		return d, err
 	}
 	if c.NotFinite != FailNotFinite {
-		return fmt.Errorf("train: Config.DiLoCo with Config.NotFinite %q: a worker may skip a step that others take: leave "+
-			"NotFinite out", c.NotFinite)
+		return d, fmt.Errorf("DiLoCo with Config.NotFinite %q: a worker may skip a step that others take: leave NotFinite "+
+			"out", c.NotFinite)
 	}
-	c.DiLoCo = &d
-	return nil
+	d.Compress, err = completeCodec(d.Compress)
+	return d, err
 }
 
 // check returns an error if the configuration is invalid.
@@ -85,10 +85,13 @@ func (d *DiLoCo) check() error {
 	return nil
 }
 
-// diloco is the state of a training with DiLoCo. A round is the inner steps up to an outer step, and that step.
+// diloco is the exchange of DiLoCo and its state: inner steps all-reduce gradients over the replicas of this worker,
+// and outer steps sum the changes of the parameters over all. A round is the inner steps up to an outer step, and that
+// step.
 type diloco struct {
+	*allReduce            // of inner steps
+	changes    *allReduce // of outer steps
 	DiLoCo
-	outer    int64            // outer steps taken
 	momentum []*tensor.Tensor // of the outer steps, by parameter
 
 	// Of the round in progress:
@@ -101,11 +104,43 @@ type diloco struct {
 	scalars [][]float64      // by replica: mean and the values that workers compare; then their sums
 }
 
-// openDiLoCo makes the strategy and the state for DiLoCo, if it is configured.
-func (t *Trainer) openDiLoCo() error {
-	if t.config.DiLoCo == nil {
-		return nil
+// newDiLoCo makes the exchange, and with several workers the strategy for inner steps.
+func (t *Trainer) newDiLoCo(cfg DiLoCo) (*diloco, error) {
+	if err := t.supportsDiLoCo(); err != nil {
+		return nil, err
 	}
+	d := &diloco{DiLoCo: cfg, mean: t.newMean()}
+	for _, v := range t.Parameters() {
+		d.momentum = append(d.momentum, tensor.New(v.DType, v.Shape...))
+	}
+	for range t.local {
+		d.scalars = append(d.scalars, make([]float64, 2+len(d.mean.sums)+agreed))
+		d.rows = append(d.rows, make([]float64, agreed))
+	}
+	if !t.others() {
+		t.config.Logger.Warn(fmt.Sprintf("train: DiLoCo on a single worker exchanges nothing: an outer step every %s "+
+			"only changes how it trains; leave DiLoCo out, or start more workers", plural(d.InnerSteps, "step")))
+	} else {
+		var devices []string
+		for _, x := range t.strategy.EngineDevices() {
+			devices = append(devices, fmt.Sprintf("%s:%d", x.Kind, x.Index))
+		}
+		o := t.strategy.Options()
+		inner, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{
+			Devices: devices, Engine: t.strategy.Engine(), Logger: t.config.Logger,
+			Options: distribute.Options{Timeout: o.Timeout, Accumulate: o.Accumulate, Order: o.Order},
+		})
+		if err != nil {
+			return nil, err
+		}
+		t.inner = inner
+	}
+	d.allReduce, d.changes = t.newAllReduce(compress.Codec{}), t.newAllReduce(cfg.Compress)
+	return d, nil
+}
+
+// supportsDiLoCo returns an error if the strategy or the model does not support DiLoCo.
+func (t *Trainer) supportsDiLoCo() error {
 	switch {
 	case t.central:
 		return errors.New("central storage has no other workers: use NewMirroredStrategy or NewMultiWorkerMirroredStrategy")
@@ -123,80 +158,82 @@ func (t *Trainer) openDiLoCo() error {
 				"want a mean over all examples", m.name)
 		}
 	}
-	d := &diloco{DiLoCo: *t.config.DiLoCo, mean: t.newMean()}
 	for _, v := range t.Parameters() {
 		if v.DType != tensor.Float32 && v.DType != tensor.Float64 {
 			return fmt.Errorf("the parameter %s is %v: want float32 or float64", v.Name, v.DType)
 		}
-		d.momentum = append(d.momentum, tensor.New(v.DType, v.Shape...))
 	}
-	for range t.parts {
-		d.scalars = append(d.scalars, make([]float64, 2+len(d.mean.sums)+agreed))
-		d.rows = append(d.rows, make([]float64, agreed))
-	}
-	if !t.others() {
-		t.config.Logger.Warn(fmt.Sprintf("train: Config.DiLoCo on a single worker exchanges nothing: an outer step every %s "+
-			"only changes how it trains; leave DiLoCo out, or start more workers", plural(d.InnerSteps, "step")))
-	} else {
-		var devices []string
-		for _, x := range t.strategy.EngineDevices() {
-			devices = append(devices, fmt.Sprintf("%s:%d", x.Kind, x.Index))
-		}
-		o := t.strategy.Options()
-		inner, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{
-			Devices: devices, Engine: t.strategy.Engine(), Logger: t.config.Logger,
-			Options: distribute.Options{Timeout: o.Timeout, Accumulate: o.Accumulate, Order: o.Order},
-		})
-		if err != nil {
-			return err
-		}
-		t.inner = inner
-	}
-	t.diloco = d
 	return nil
 }
 
-// summedReplicas returns engine.Spec.Summed.
-func (t *Trainer) summedReplicas() int {
-	if t.config.DiLoCo == nil {
-		return 0
+// commit and discard are those of the outer steps: inner steps keep nothing.
+func (d *diloco) commit()  { d.changes.commit() }
+func (d *diloco) discard() { d.changes.discard() }
+
+// kept implements exchange: what the compression of outer steps keeps, and their momentum.
+func (d *diloco) kept() []*stateValue {
+	list := d.changes.kept()
+	for i, v := range d.t.Parameters() {
+		momentum := &stateValue{
+			name: "outer momentum of " + v.Name, kind: kindMomentum, dtype: v.DType, shape: v.Shape, mirrored: true,
+			read: func(int) (*tensor.Tensor, error) { return d.momentum[i].Clone(), nil },
+			write: func(_ int, value *tensor.Tensor) error {
+				copy(d.momentum[i].Memory().HostBytes(), value.Memory().HostBytes())
+				return nil
+			},
+		}
+		list = append(list, d.t.addEntries(momentum))
 	}
-	return len(t.deviceOf)
+	return list
 }
 
 // replicaID returns the id of a replica among those of all workers, also in an inner step.
 func (t *Trainer) replicaID(r *distribute.Replica) int {
-	first, _ := t.strategy.LocalReplicas()
-	return first + r.LocalID()
+	return t.ids()[r.LocalID()]
 }
 
 // fitOnly returns an error if only Fit can train.
 func (t *Trainer) fitOnly() error {
-	if t.diloco == nil {
+	if t.config.diloco() == nil {
 		return nil
 	}
-	return errors.New("Config.DiLoCo is set: only Fit takes inner and outer steps; leave DiLoCo out")
+	return errors.New("Config.Exchange is DiLoCo: only Fit takes inner and outer steps; use another exchange")
 }
 
-// inRound reports whether the workers' parameters differ.
-func (t *Trainer) inRound() bool { return t.diloco != nil && t.diloco.steps > 0 }
-
-// betweenRounds returns an error if the workers' parameters differ.
-func (t *Trainer) betweenRounds() error {
-	if !t.inRound() {
+// checkEqual implements exchange.
+func (d *diloco) checkEqual() error {
+	if d.steps == 0 {
 		return nil
 	}
 	return fmt.Errorf("after %d of %d inner steps of DiLoCo the workers' parameters differ: call it after an outer step "+
-		"(Step.Outer), or at the end of an epoch", t.diloco.steps, t.diloco.InnerSteps)
+		"(Step.Outer), or at the end of an epoch", d.steps, d.InnerSteps)
 }
 
-// ownShare restricts the step to this worker's share of its batches, if it is an inner step. all reports whether any
-// worker's share has examples.
-func (t *Trainer) ownShare(b *stepBatches) (all bool) {
-	all = b.weightSum > 0
-	if t.diloco == nil || !t.others() {
-		return all
+// fitStep implements exchange: it takes an inner step, and the outer step if the round is complete.
+func (d *diloco) fitStep(ctx context.Context, b *stepBatches, mean *mean) (result stepResult, err error) {
+	if b.weightSum == 0 {
+		return stepResult{round: d.mean}, nil
 	}
+	if result.stop, err = d.innerStep(ctx, b); err == nil && !result.stop {
+		result.taken = true
+		if d.steps >= d.InnerSteps {
+			result.outer, err = true, d.endRound(ctx, mean)
+		}
+	}
+	result.round = d.mean
+	return result, err
+}
+
+// endEpoch implements exchange: an outer step also follows the last step of an epoch.
+func (d *diloco) endEpoch(ctx context.Context, mean *mean) error {
+	if d.steps == 0 {
+		return nil
+	}
+	return d.endRound(ctx, mean)
+}
+
+// restrict restricts a step to this worker's share of its batches.
+func (d *diloco) restrict(b *stepBatches) {
 	b.weightSum = 0
 	for _, g := range b.list {
 		g.weightSum = 0
@@ -207,13 +244,12 @@ func (t *Trainer) ownShare(b *stepBatches) (all bool) {
 		}
 		b.weightSum += g.weightSum
 	}
-	return all
 }
 
 // beginRound begins a round before an inner step, unless one is in progress. The workers compare their states. stop
 // reports that one of them requested a stop.
-func (t *Trainer) beginRound(ctx context.Context, b *stepBatches) (stop bool, err error) {
-	d := t.diloco
+func (d *diloco) beginRound(ctx context.Context, b *stepBatches) (stop bool, err error) {
+	t := d.t
 	if d.steps > 0 {
 		return false, nil
 	}
@@ -222,10 +258,10 @@ func (t *Trainer) beginRound(ctx context.Context, b *stepBatches) (stop bool, er
 	} else {
 		b.stop = t.wantsStop()
 		err = t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
-			clear(t.parts[r.LocalID()].scalars)
+			clear(t.local[r.LocalID()].scalars)
 			return t.reduceScalars(ctx, r, b)
 		})
-		stop = err == nil && t.stopAgreed()
+		stop, b.stop = err == nil && t.stopAgreed(), false
 	}
 	if err != nil || stop {
 		return stop, err
@@ -237,36 +273,37 @@ func (t *Trainer) beginRound(ctx context.Context, b *stepBatches) (stop bool, er
 	return false, err
 }
 
-func (t *Trainer) readParameters(replica int) ([]*tensor.Tensor, error) {
+func (t *Trainer) readParameters(local int) ([]*tensor.Tensor, error) {
 	list := make([]*tensor.Tensor, len(t.Parameters()))
 	for i, v := range t.Parameters() {
 		var err error
-		if list[i], err = t.program.Read(replica, i); err != nil {
-			return nil, fmt.Errorf("reading %s on replica %d: %w", v.Name, replica, err)
+		if list[i], err = t.program.Read(local, i); err != nil {
+			return nil, fmt.Errorf("reading %s on replica %d: %w", v.Name, t.ids()[local], err)
 		}
 	}
 	return list, nil
 }
 
 // innerStep takes an inner step, on this worker alone. It counts even if none of its examples are this worker's.
-func (t *Trainer) innerStep(ctx context.Context, b *stepBatches) (stop bool, err error) {
-	if stop, err = t.beginRound(ctx, b); stop || err != nil {
+func (d *diloco) innerStep(ctx context.Context, b *stepBatches) (stop bool, err error) {
+	t := d.t
+	if t.others() {
+		d.restrict(b)
+	}
+	if stop, err = d.beginRound(ctx, b); stop || err != nil {
 		return stop, err
 	}
-	d := t.diloco
 	if t.others() {
 		for _, g := range b.list {
-			s := t.stepState(g)
-			s[stateIndex] = uint64(len(d.states))
-			d.states = append(d.states, s)
+			d.states = append(d.states, t.stepState(g))
 			for local, sums := range d.rows {
-				g.identity.put(g.first+local, local, sums)
+				g.identity.put(t.ids()[local], local, sums)
 			}
 		}
 	}
 	if b.weightSum == 0 {
 		t.committed++
-	} else if _, _, _, err = t.step(ctx, b); err != nil {
+	} else if _, err = t.step(ctx, b); err != nil {
 		t.failOthers(ctx, err)
 		return false, err
 	}
@@ -275,13 +312,9 @@ func (t *Trainer) innerStep(ctx context.Context, b *stepBatches) (stop bool, err
 	return false, nil
 }
 
-// endRound takes the outer step if the round has so many inner steps. It adds the loss and metrics of all workers to
-// mean.
-func (t *Trainer) endRound(ctx context.Context, least int, mean *mean) (outer bool, err error) {
-	d := t.diloco
-	if d == nil || d.steps < max(least, 1) {
-		return false, nil
-	}
+// endRound takes the outer step. It adds the loss and metrics of all workers to mean.
+func (d *diloco) endRound(ctx context.Context, mean *mean) error {
+	t := d.t
 	for i, to := range d.scalars {
 		clear(to)
 		if i == 0 { // all replicas of a worker have the same
@@ -298,72 +331,58 @@ func (t *Trainer) endRound(ctx context.Context, least int, mean *mean) (outer bo
 			copy(compared[agreedRow:agreedWriting], d.rows[i][agreedRow:])
 		}
 	}
-	err = t.run(ctx, t.exchangeChanges)
+	err := t.run(ctx, d.exchangeChanges)
 	if err == nil {
-		err = t.finiteChanges()
+		err = d.finiteChanges()
 	}
 	if err != nil {
 		t.discard()
-		return false, fmt.Errorf("outer step: %w", err)
+		return fmt.Errorf("outer step: %w", err)
 	}
-	if err := t.descend(); err != nil {
+	if err := d.descend(); err != nil {
 		t.failOthers(ctx, err)
-		return false, fmt.Errorf("outer step: %w", err)
+		return fmt.Errorf("outer step: %w", err)
 	}
-	t.commitExchanges()
+	d.commit()
 	t.program.Discard() // the sums are in the memory of gradients
 	all := d.scalars[0]
 	d.mean.loss, d.mean.weight = all[0], all[1]
 	copy(d.mean.sums, all[2:])
 	mean.merge(d.mean)
-	d.outer++
-	t.newRound()
-	return true, nil
+	t.outer++
+	d.newRound()
+	return nil
 }
 
-// roundMean returns the mean over the inner steps of the round in progress, or nil without DiLoCo.
-func (t *Trainer) roundMean() *mean {
-	if t.diloco == nil {
-		return nil
-	}
-	return t.diloco.mean
-}
-
-// newRound drops what belongs to the round in progress.
-func (t *Trainer) newRound() {
-	if d := t.diloco; d != nil {
-		d.steps, d.mean, d.states, d.weights = 0, t.newMean(), d.states[:0], nil
-		for _, sums := range d.rows {
-			clear(sums)
-		}
+// newRound forgets the round in progress.
+func (d *diloco) newRound() {
+	d.steps, d.mean, d.states, d.weights = 0, d.t.newMean(), d.states[:0], nil
+	for _, sums := range d.rows {
+		clear(sums)
 	}
 }
 
-// dropRound drops the round in progress, if there is one, after it has failed: the parameters get the values that they
-// had at its beginning on all workers, and its steps do not count. A round may have failed in its first step.
-func (t *Trainer) dropRound() error {
-	if t.inRound() {
-		d := t.diloco
+// drop implements exchange, after a round has failed, perhaps in its first step: the parameters get the values that
+// they had at its beginning on all workers, and its steps do not count.
+func (d *diloco) drop() error {
+	if d.steps > 0 {
 		for i, value := range d.weights {
-			for replica := range t.parts {
-				if err := t.program.Write(replica, i, value); err != nil {
-					return fmt.Errorf("dropping the inner steps since the last outer step: setting %s on replica %d: %w",
-						t.Parameters()[i].Name, replica, err)
-				}
+			if err := d.t.write(i, value); err != nil {
+				return fmt.Errorf("dropping the inner steps since the last outer step: %w", err)
 			}
 		}
-		t.committed, t.passes = d.begun, 0
+		d.t.committed, d.t.passes = d.begun, 0
 	}
-	t.newRound()
+	d.newRound()
 	return nil
 }
 
 // exchangeChanges sums what the round's inner steps have subtracted from the parameters over all replicas, in the
 // memory of the gradients.
-func (t *Trainer) exchangeChanges(ctx context.Context, r *distribute.Replica) error {
-	d, local := t.diloco, r.LocalID()
-	p := &t.parts[local]
-	t.replicaAt(r, PhaseOuter)
+func (d *diloco) exchangeChanges(ctx context.Context, r *distribute.Replica) error {
+	t, local := d.t, r.LocalID()
+	p := &t.local[local]
+	t.replicaEnters(r, PhaseOuter)
 	now, err := t.readParameters(local)
 	if err != nil {
 		return err
@@ -382,14 +401,14 @@ func (t *Trainer) exchangeChanges(ctx context.Context, r *distribute.Replica) er
 		if k == len(t.buckets)-1 {
 			call.Scalars = d.scalars[local]
 		}
-		if err := p.exchanging[k].start(ctx, r, d.outer, call); err != nil {
+		if err := d.changes.reductions[local][k].start(ctx, r, t.outer, call); err != nil {
 			return err
 		}
 	}
 	if r.NumReplicas() == 1 {
 		return nil
 	}
-	if err := finishAll(ctx, p.exchanging, nil); err != nil {
+	if err := d.changes.finish(ctx, p, func(int) error { return nil }); err != nil {
 		return err
 	}
 	if !t.others() {
@@ -406,12 +425,13 @@ func (t *Trainer) exchangeChanges(ctx context.Context, r *distribute.Replica) er
 }
 
 // finiteChanges returns an error if a sum of changes is not finite. It is the same on all workers.
-func (t *Trainer) finiteChanges() error {
+func (d *diloco) finiteChanges() error {
+	t := d.t
 	for k, b := range t.buckets {
-		for i, x := range t.parts[0].gradients[k] {
+		for i, x := range t.local[0].gradients[k] {
 			if at := tensor.FirstNotFinite(x); at >= 0 {
 				return fmt.Errorf("the changes of %s in %s, summed over all replicas, are not finite: element %s is %v: use "+
-					"smaller learning rates", b.names[i], plural(t.diloco.steps, "inner step"), position(x.Shape(), at),
+					"smaller learning rates", b.names[i], plural(d.steps, "inner step"), position(x.Shape(), at),
 					x.Float64s()[at])
 			}
 		}
@@ -420,99 +440,18 @@ func (t *Trainer) finiteChanges() error {
 }
 
 // descend takes the outer step from the sums of changes, and writes the new parameters on all replicas.
-func (t *Trainer) descend() error {
-	d := t.diloco
+func (d *diloco) descend() error {
+	t := d.t
 	for k, b := range t.buckets {
 		for i, parameter := range b.parameters {
 			value := d.weights[parameter]
-			d.nesterov(value, d.momentum[parameter], t.parts[0].gradients[k][i], t.strategy.NumReplicasInSync())
-			for replica := range t.parts {
-				if err := t.program.Write(replica, parameter, value); err != nil {
-					return fmt.Errorf("setting %s on replica %d: %w", b.names[i], replica, err)
-				}
+			d.nesterov(value, d.momentum[parameter], t.local[0].gradients[k][i], t.strategy.NumReplicasInSync())
+			if err := t.write(parameter, value); err != nil {
+				return err
 			}
 		}
 	}
 	return nil
-}
-
-// slotRows returns the number of different values of a slot: one per worker with DiLoCo, else one.
-func (t *Trainer) slotRows() int {
-	if t.diloco == nil {
-		return 1
-	}
-	return t.workers
-}
-
-// momentumName is the name of a parameter's outer momentum in a snapshot.
-func momentumName(parameter string) string { return "outer momentum of " + parameter }
-
-// saveDiLoCo adds the state of DiLoCo to the chief's snapshot.
-func (t *Trainer) saveDiLoCo(s *Snapshot) {
-	d := t.diloco
-	if d == nil {
-		return
-	}
-	cfg := d.DiLoCo
-	s.DiLoCo, s.Workers, s.division, s.outer = &cfg, t.workers, t.division(), d.outer
-	for i, v := range t.Parameters() {
-		s.OuterMomentum = append(s.OuterMomentum, Weight{momentumName(v.Name), d.momentum[i].Clone()})
-	}
-}
-
-// division returns the number of replicas of each worker.
-func (t *Trainer) division() []int {
-	n := t.strategy.NumReplicasInSync()
-	if t.firsts == nil {
-		return []int{n}
-	}
-	list := make([]int, len(t.firsts))
-	for w, first := range t.firsts {
-		next := n
-		if w+1 < len(t.firsts) {
-			next = t.firsts[w+1]
-		}
-		list[w] = next - first
-	}
-	return list
-}
-
-// restoreDiLoCo sets the state of DiLoCo to that of a snapshot. It returns a reason why bits differ from here on, or
-// "".
-func (t *Trainer) restoreDiLoCo(s *Snapshot) string {
-	describe := func(d *DiLoCo) string {
-		if d == nil {
-			return "no DiLoCo"
-		}
-		return d.String()
-	}
-	if d := t.diloco; d != nil {
-		t.newRound()
-		d.outer = s.outer
-		saved := map[string]*tensor.Tensor{}
-		for _, w := range s.OuterMomentum {
-			saved[w.Name] = w.Value
-		}
-		for i, v := range t.Parameters() {
-			to := d.momentum[i].Memory().HostBytes()
-			clear(to)
-			if value := saved[momentumName(v.Name)]; fits(value, v.DType, v.Shape) == nil {
-				copy(to, value.Memory().HostBytes())
-			}
-		}
-	}
-	then, now := describe(s.DiLoCo), describe(t.config.DiLoCo)
-	switch {
-	case then != now:
-		return fmt.Sprintf("the snapshot was made with %s, this training has %s", then, now)
-	case s.DiLoCo != nil && s.Workers != t.workers:
-		return fmt.Sprintf("the snapshot was made by %s with an optimizer state each, this training has %s: every worker "+
-			"starts with the mean", plural(s.Workers, "worker"), plural(t.workers, "worker"))
-	case s.DiLoCo != nil && s.division != nil && !slices.Equal(s.division, t.division()):
-		return fmt.Sprintf("the snapshot was made by workers of %v replicas, this training has workers of %v: each "+
-			"trains on another share of a batch, and has another weight in the outer step", s.division, t.division())
-	}
-	return ""
 }
 
 // subtract sets to = a - b.
@@ -549,9 +488,4 @@ func nesterov[T float32 | float64](value, momentum, sum []T, n, rate, mu T) {
 		momentum[i] = m
 		value[i] -= T(rate * (gradient + T(mu*m)))
 	}
-}
-
-// mirrored reports whether the variable is equal on all replicas of all workers, outside of a round.
-func (t *Trainer) mirrored(v engine.Variable) bool {
-	return v.Role != engine.Average && (t.diloco == nil || v.Role != engine.Slot)
 }

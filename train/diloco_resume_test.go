@@ -58,7 +58,7 @@ func (l *local) train(t *testing.T) {
 			Optimizer: optimizer.Adam().Done(),
 		}
 		trainer, err := New(t.Context(), s, m, Config{
-			GlobalBatch: 30, Seed: 3, BucketBytes: 4096, Compress: codec, DiLoCo: l.diloco,
+			GlobalBatch: 30, Seed: 3, BucketBytes: 4096, Exchange: withCodec(l.exchange(), codec),
 			Logger: slog.New(slog.DiscardHandler),
 			Inputs: []engine.Feature{{DType: tensor.Float32, Shape: []int{8, 8, 1}}},
 			Labels: []engine.Feature{{DType: tensor.Int32}},
@@ -121,6 +121,13 @@ func (l *local) train(t *testing.T) {
 	l.hash = hashes[0]
 }
 
+func (l *local) exchange() Exchange {
+	if l.diloco == nil {
+		return nil
+	}
+	return *l.diloco
+}
+
 // A training with DiLoCo resumes to the same bits from every outer step, with the optimizer's slots of each worker, the
 // outer momentum and the residuals of compression.
 func TestDiLoCoResumes(t *testing.T) {
@@ -170,7 +177,12 @@ func TestDiLoCoRestoresElsewhere(t *testing.T) {
 		diloco *DiLoCo
 		differ string
 	}{
-		{uneven, []int{2, 1}, three, "made by workers of [1 2] replicas, this training has workers of [2 1]"},
+		{
+			uneven,
+			[]int{2, 1},
+			three,
+			"made by workers with the replicas [[0] [1 2]], this training has workers with [[0 1] [2]]",
+		},
 		{before, []int{1, 1, 1}, three, "made by 2 workers with an optimizer state each, this training has 3 workers"},
 		{before, []int{1, 1}, nil, "this training has no DiLoCo"},
 		{before, []int{1, 1}, &DiLoCo{InnerSteps: 5}, "3 inner steps, outer learning rate 0.7 and outer momentum 0.9, this"},
@@ -215,5 +227,47 @@ func TestDiLoCoRestoresElsewhere(t *testing.T) {
 	}
 	if err == nil || !strings.Contains(err.Error(), "DiLoCo: InnerSteps is 0") {
 		t.Errorf("a broken snapshot: %v", err)
+	}
+}
+
+// TestRestoreRefusesKept checks that a snapshot whose compression or outer momentum does not fit is refused, and not
+// replaced by zeros.
+func TestRestoreRefusesKept(t *testing.T) {
+	m := wide{16, 32, 8}
+	for w, err := range overWorkersOn(t, []int{2}, goEngines(t, []int{2}), func(_ int, s *distribute.Strategy) error {
+		cfg := m.config()
+		cfg.Exchange = DiLoCo{InnerSteps: 3, Compress: compress.Codec{Method: compress.Int8}}
+		cfg.Logger = slog.New(slog.DiscardHandler)
+		trainer, err := New(t.Context(), s, m.model(), cfg)
+		if err != nil {
+			return err
+		}
+		defer trainer.Close()
+		good, err := trainer.Snapshot(t.Context())
+		if err != nil {
+			return err
+		}
+		for _, list := range []func(*Snapshot) *[]Weight{
+			func(s *Snapshot) *[]Weight { return &s.Compression },
+			func(s *Snapshot) *[]Weight { return &s.OuterMomentum },
+		} {
+			bad := *good
+			values := list(&bad)
+			*values = slices.Clone(*values)
+			(*values)[0].Value = tensor.New(tensor.Float32, 7)
+			want := (*values)[0].Name + ": got float32(7,), want "
+			if _, err := trainer.Restore(t.Context(), &bad); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("got %v, want %q", err, want)
+			}
+			*values = nil
+			if _, err := trainer.Restore(t.Context(), &bad); err != nil { // they begin with zeros
+				t.Error(err)
+			}
+		}
+		return nil
+	}) {
+		if err != nil {
+			t.Errorf("worker %d: %v", w, err)
+		}
 	}
 }

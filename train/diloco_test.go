@@ -118,7 +118,7 @@ func TestDiLoCoIsThePapers(t *testing.T) {
 			train := func(worker int, s *distribute.Strategy) error {
 				c := dilocoConfig()
 				given := cfg
-				c.DiLoCo = &given
+				c.Exchange = given
 				trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64}, c)
 				if err != nil {
 					return err
@@ -128,7 +128,7 @@ func TestDiLoCoIsThePapers(t *testing.T) {
 					return fmt.Errorf("New has changed the configuration to %+v", given)
 				}
 				o := &dilocoOracle{
-					cfg: *trainer.config.DiLoCo, rate: 1.0 / 64, layout: layout, workers: make([]dilocoWorker, len(layout)),
+					cfg: *trainer.config.diloco(), rate: 1.0 / 64, layout: layout, workers: make([]dilocoWorker, len(layout)),
 				}
 				for w := range o.workers {
 					o.workers[w].now = [3]float64{0, 3, 0}
@@ -153,7 +153,7 @@ func TestDiLoCoIsThePapers(t *testing.T) {
 						}
 						lo += n
 						o.step(b, (8+replicas-1)/replicas)
-						if step.Outer != (o.steps == 0) || step.Outer == trainer.inRound() {
+						if step.Outer != (o.steps == 0) || step.Outer == (trainer.exchange.checkEqual() != nil) {
 							return fmt.Errorf("step %d: Outer is %v after %d inner steps", step.Step, step.Outer, o.steps)
 						}
 						if step.Outer {
@@ -204,7 +204,7 @@ func dilocoFit(t *testing.T, layout []int, cfg DiLoCo, ds func(worker int) data.
 	histories, hashes = make([]*History, len(layout)), make([]string, len(layout))
 	errs = overWorkers(t, layout, func(w int, s *distribute.Strategy) error {
 		c := dilocoConfig()
-		c.DiLoCo = &cfg
+		c.Exchange = cfg
 		trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64, shift: 1.0 / 16}, c)
 		if err != nil {
 			return err
@@ -247,9 +247,39 @@ func TestDiLoCoWorkersAgree(t *testing.T) {
 		for _, v := range h.Validations {
 			steps = append(steps, v.Step)
 		}
-		if !slices.Equal(steps, []int{4, 11}) { // due after 3 and 6, 9 and 12; the epoch ends after 7
+		if !slices.Equal(steps, []int{4, 7, 11, 14}) { // due after 3 and 6, 9 and 12; the epochs end after 7 and 14
 			t.Errorf("worker %d validated after steps %v", w, steps)
 		}
+	}
+}
+
+// TestDiLoCoValidations: callbacks act on the validations at the ends of epochs that are shorter than a round.
+func TestDiLoCoValidations(t *testing.T) {
+	stopped := 0
+	histories, _, errs := dilocoFit(t, []int{1, 1}, DiLoCo{InnerSteps: 10}, func(int) data.Dataset {
+		return sizes(lineExamples(32), 8, 8, 8, 8)
+	}, func(_ int, trainer *Trainer) FitConfig {
+		stop, err := NewEarlyStopping(trainer, EarlyStoppingConfig{Patience: 1, MinDelta: 1e9})
+		if err != nil {
+			t.Error(err)
+		}
+		return FitConfig{
+			Epochs: 9, Validation: sizes(lineExamples(8), 8), ValidateEvery: 3, Callbacks: []Callback{stop},
+		}
+	})
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	for w, h := range histories {
+		if len(h.Validations) < 2 || len(h.Validations) > 3 || h.Validations[1].Step != 8 {
+			t.Errorf("worker %d has the validations %+v", w, h.Validations)
+		}
+		if h.Stopped {
+			stopped++
+		}
+	}
+	if stopped != 2 {
+		t.Errorf("%d of 2 workers stopped early", stopped)
 	}
 }
 
@@ -274,7 +304,7 @@ func TestDiLoCoStops(t *testing.T) {
 				}
 			} else {
 				cfg := dilocoConfig()
-				cfg.DiLoCo = &DiLoCo{InnerSteps: 3}
+				cfg.Exchange = DiLoCo{InnerSteps: 3}
 				trainer, _ := newFakeWith(t, layout[0], cfg, fakeModel{})
 				h, err := trainer.Fit(t.Context(), dilocoData(0), fit(0, trainer))
 				if err != nil {
@@ -331,7 +361,7 @@ func testDiLoCoFails(t *testing.T, call int) {
 			return nil
 		}}
 		c := dilocoConfig()
-		c.DiLoCo = &DiLoCo{InnerSteps: 4}
+		c.Exchange = DiLoCo{InnerSteps: 4}
 		trainer, err := New(t.Context(), s, m, c)
 		if err != nil {
 			return err
@@ -385,9 +415,13 @@ func TestDiLoCoNotFinite(t *testing.T) {
 		t.Error("the other worker has not failed")
 	}
 	cfg := dilocoConfig()
-	cfg.DiLoCo = &DiLoCo{InnerSteps: 2}
+	cfg.Exchange = DiLoCo{InnerSteps: 2}
 	trainer, p := newFakeWith(t, 2, cfg, fakeModel{})
-	_, err := trainer.Fit(t.Context(), dilocoData(0), FitConfig{Callbacks: []Callback{{
+	b := lineExamples(32)
+	for i := range 32 {
+		tensor.Data[float64](b.Inputs[0])[2*i+1] = 0 // the loss does not depend on the second weight
+	}
+	_, err := trainer.Fit(t.Context(), sizes(b, 8, 8, 8, 8), FitConfig{Callbacks: []Callback{{
 		OnStepEnd: func(context.Context, Step) error {
 			for _, r := range p.replicas {
 				r.now[1][1], r.next[1][1] = math.MaxFloat64, math.MaxFloat64
@@ -403,7 +437,7 @@ func TestDiLoCoNotFinite(t *testing.T) {
 // TestDiLoCoBetweenRounds: what needs equal parameters is an error in a round, and a custom loop always.
 func TestDiLoCoBetweenRounds(t *testing.T) {
 	cfg := dilocoConfig()
-	cfg.DiLoCo = &DiLoCo{InnerSteps: 2}
+	cfg.Exchange = DiLoCo{InnerSteps: 2}
 	trainer, _ := newFakeWith(t, 2, cfg, fakeModel{})
 	_, err := trainer.Fit(t.Context(), dilocoData(0), FitConfig{Callbacks: []Callback{{
 		OnStepEnd: func(ctx context.Context, s Step) error {
@@ -435,24 +469,26 @@ func TestDiLoCoBetweenRounds(t *testing.T) {
 func TestDiLoCoAlone(t *testing.T) {
 	var log bytes.Buffer
 	c := dilocoConfig()
-	c.DiLoCo, c.Logger = &DiLoCo{InnerSteps: 3}, slog.New(slog.NewTextHandler(&log, nil))
+	c.Exchange, c.Logger = DiLoCo{InnerSteps: 3}, slog.New(slog.NewTextHandler(&log, nil))
 	newFakeWith(t, 2, c, fakeModel{})
-	if !strings.Contains(log.String(), "Config.DiLoCo on a single worker exchanges nothing") {
+	if !strings.Contains(log.String(), "DiLoCo on a single worker exchanges nothing") {
 		t.Errorf("logged %q", log.String())
 	}
 }
 
 func TestDiLoCoConfig(t *testing.T) {
 	for text, change := range map[string]func(*Config, *fakeModel){
-		"InnerSteps is 0":         func(c *Config, _ *fakeModel) { c.DiLoCo.InnerSteps = 0 },
-		"LearningRate is NaN":     func(c *Config, _ *fakeModel) { c.DiLoCo.LearningRate = math.NaN() },
-		"LearningRate is -1":      func(c *Config, _ *fakeModel) { c.DiLoCo.LearningRate = -1 },
-		"Momentum is 1":           func(c *Config, _ *fakeModel) { c.DiLoCo.Momentum = 1 },
+		"InnerSteps is 0": func(c *Config, _ *fakeModel) { c.Exchange = DiLoCo{} },
+		"LearningRate is NaN": func(c *Config, _ *fakeModel) {
+			c.Exchange = DiLoCo{InnerSteps: 2, LearningRate: math.NaN()}
+		},
+		"LearningRate is -1":      func(c *Config, _ *fakeModel) { c.Exchange = DiLoCo{InnerSteps: 2, LearningRate: -1} },
+		"Momentum is 1":           func(c *Config, _ *fakeModel) { c.Exchange = DiLoCo{InnerSteps: 2, Momentum: 1} },
 		`Config.NotFinite "skip"`: func(c *Config, _ *fakeModel) { c.NotFinite = SkipNotFinite },
 		"compute in bfloat16":     func(_ *Config, m *fakeModel) { m.limit = 100 },
 	} {
 		cfg, m := dilocoConfig(), fakeModel{rate: 1}
-		cfg.DiLoCo = &DiLoCo{InnerSteps: 2}
+		cfg.Exchange = DiLoCo{InnerSteps: 2}
 		change(&cfg, &m)
 		s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: fakeEngine{2}})
 		if err != nil {
@@ -467,7 +503,7 @@ func TestDiLoCoConfig(t *testing.T) {
 	}
 	errs := overWorkers(t, []int{1, 1}, func(w int, s *distribute.Strategy) error {
 		cfg := fakeConfig(4)
-		cfg.DiLoCo = &DiLoCo{InnerSteps: 2 + w}
+		cfg.Exchange = DiLoCo{InnerSteps: 2 + w}
 		_, err := New(t.Context(), s, fakeModel{}, cfg)
 		return err
 	})

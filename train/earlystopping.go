@@ -96,7 +96,7 @@ func (e *earlyStopping) see(ctx context.Context, i int, p point, now bool) (err 
 	if e.wait < e.cfg.Patience || i == 0 && p.epoch == 0 {
 		return nil
 	}
-	if now && e.t.strategy.Properties().ShouldCheckpoint {
+	if now && e.t.IsChief() {
 		e.t.config.Logger.Info(fmt.Sprintf("train: stopping early after %v: %s is %.6g; the best is %.6g, of %v", p, e.name,
 			p.numbers[e.name], e.monitor.best, e.best))
 	}
@@ -108,7 +108,7 @@ func (e *earlyStopping) keep(ctx context.Context, now bool) (err error) {
 	f := e.t.fitting.Load()
 	switch {
 	case !e.cfg.RestoreBest:
-	case now || f.at(e.best): // else later steps have changed them
+	case now || f.isAt(e.best): // else later steps have changed them
 		get := e.t.Weights
 		if f.cfg.EMA {
 			get = e.t.EMAWeights
@@ -122,8 +122,8 @@ func (e *earlyStopping) keep(ctx context.Context, now bool) (err error) {
 	return err
 }
 
-// at reports whether no step was taken after a point.
-func (f *fit) at(p point) bool {
+// isAt reports whether no step was taken after a point.
+func (f *fit) isAt(p point) bool {
 	if p.step > 0 {
 		return p.step == f.history.Steps
 	}

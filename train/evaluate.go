@@ -18,8 +18,8 @@ import (
 // it with the same data. If [Trainer.Stop] ends it, on any worker, it returns [ErrStop]. A loss that is not
 // finite is an error, unless Config.NotFinite selects another policy.
 func (t *Trainer) Evaluate(ctx context.Context, ds data.Dataset) (Result, error) {
-	m := newMean(t.metrics)
-	if err := t.betweenRounds(); err != nil {
+	m := newMean(t.metrics, t.config.LossReduction)
+	if err := t.exchange.checkEqual(); err != nil {
 		return Result{}, fmt.Errorf("train: evaluate: %w", err)
 	}
 	var step stepBatches
@@ -39,7 +39,7 @@ func (t *Trainer) Evaluate(ctx context.Context, ds data.Dataset) (Result, error)
 			if !t.finiteLoss() {
 				if t.tolerates(true) {
 					t.notFinite++
-				} else if _, err := t.report(ctx, &step, true); err != nil {
+				} else if _, err := t.reportNotFinite(ctx, &step, true); err != nil {
 					return err
 				}
 			}
@@ -58,15 +58,16 @@ func (t *Trainer) Evaluate(ctx context.Context, ds data.Dataset) (Result, error)
 
 func (t *Trainer) evaluate(ctx context.Context, b *stepBatches) error {
 	return t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
-		t.replicaAt(r, PhaseEvaluate)
+		t.replicaEnters(r, PhaseEvaluate)
 		local, g := r.LocalID(), b.list[0]
-		clear(t.parts[local].scalars)
+		clear(t.local[local].scalars)
 		if g.rows[r.ID()] > 0 {
-			loss, metrics, err := t.program.Evaluate(ctx, local, g.shares[local], g.weightSum)
+			loss, metrics, err := t.program.Evaluate(ctx, local, g.shares[local],
+				t.config.LossReduction.divisor(g.weightSum, int64(g.examples)))
 			if err != nil {
 				return err
 			}
-			t.parts[local].add(engine.Scalars{Loss: loss, Metrics: metrics})
+			t.local[local].add(engine.Scalars{Loss: loss, Metrics: metrics})
 		}
 		return t.reduceScalars(ctx, r, b)
 	})
@@ -77,15 +78,15 @@ func (t *Trainer) evaluate(ctx context.Context, b *stepBatches) error {
 // [Trainer.Weights] returns. The tensors belong to the caller. With several workers, every worker calls it
 // with the same data, and gets the outputs for all examples.
 func (t *Trainer) Predict(ctx context.Context, ds data.Dataset) ([]*tensor.Tensor, error) {
-	if err := t.betweenRounds(); err != nil {
+	if err := t.exchange.checkEqual(); err != nil {
 		return nil, fmt.Errorf("train: predict: %w", err)
 	}
 	var pieces [][]*tensor.Tensor // by batch and replica, then by output
 	err := t.each(ctx, ds, false, func(g *globalBatch) error {
-		outputs := make([][]*tensor.Tensor, len(t.parts))
+		outputs := make([][]*tensor.Tensor, len(t.local))
 		err := t.run(ctx, func(ctx context.Context, r *distribute.Replica) (err error) {
-			t.replicaAt(r, PhasePredict)
-			local, others := r.LocalID(), r.NumReplicas() > len(t.parts)
+			t.replicaEnters(r, PhasePredict)
+			local, others := r.LocalID(), r.NumReplicas() > len(t.local)
 			if g.rows[r.ID()] == 0 && !others {
 				return nil
 			}
@@ -97,7 +98,7 @@ func (t *Trainer) Predict(ctx context.Context, ds data.Dataset) ([]*tensor.Tenso
 		if err != nil {
 			return err
 		}
-		if t.strategy.NumReplicasInSync() > len(t.parts) { // every replica has all replicas' rows
+		if t.strategy.NumReplicasInSync() > len(t.local) { // every replica has all replicas' rows
 			pieces = append(pieces, outputs[0])
 			return nil
 		}
@@ -140,27 +141,22 @@ func (t *Trainer) gatherOutputs(
 	b := &stepBatches{list: []*globalBatch{g}}
 	compared := make([]float64, agreed)
 	t.putAgreement(r, b, compared)
-	mine := []any{tensor.From(compared, 1, agreed)}
+	mine := []*tensor.Tensor{tensor.From(compared, 1, agreed)}
 	for _, o := range outputs {
 		mine = append(mine, o.Rows(0, g.rows[r.ID()]))
 	}
-	gathered, err := r.AllGather(ctx, mine, 0)
+	all, err := distribute.AllGather(ctx, r, mine, 0)
 	if err != nil {
 		return nil, err
 	}
-	all := gathered.([]any)
 	clear(compared)
-	for i, x := range tensor.Data[float64](all[0].(*tensor.Tensor)) { // the same on all replicas
+	for i, x := range tensor.Data[float64](all[0]) { // the same on all replicas
 		compared[i%agreed] += x
 	}
 	if err := t.checkAgreed(ctx, r, b, compared); err != nil {
 		return nil, err
 	}
-	out := make([]*tensor.Tensor, len(outputs))
-	for i, o := range all[1:] {
-		out[i] = o.(*tensor.Tensor)
-	}
-	return out, nil
+	return all[1:], nil
 }
 
 // each calls f for every global batch of ds, while averages are combined over the replicas.
@@ -178,7 +174,7 @@ func (t *Trainer) each(ctx context.Context, ds data.Dataset, labels bool, f func
 		return err
 	}
 	for {
-		t.at(PhaseData)
+		t.enter(PhaseData)
 		g, err := feed.next(ctx)
 		if err != nil {
 			t.failOthers(ctx, err)

@@ -44,7 +44,11 @@ func lines() data.Pipeline {
 	if err != nil {
 		log.Fatal(err)
 	}
-	return data.FromTensors(data.Batch{Inputs: []*tensor.Tensor{x}, Labels: []*tensor.Tensor{y}}).Batch(6)
+	all, err := data.FromTensors(data.Batch{Inputs: []*tensor.Tensor{x}, Labels: []*tensor.Tensor{y}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	return all.Batch(6)
 }
 
 // onTwoReplicas makes a trainer of the linear model on two replicas. close releases everything.
@@ -74,8 +78,11 @@ func ExampleTrainer_Predict() {
 	if _, err := t.Fit(ctx, lines(), train.FitConfig{Epochs: 400}); err != nil {
 		log.Fatal(err)
 	}
-	x := tensor.From([]float32{10, 20}, 2, 1)
-	outputs, err := t.Predict(ctx, data.FromTensors(data.Batch{Inputs: []*tensor.Tensor{x}}).Batch(2))
+	unknown, err := data.FromTensors(data.Batch{Inputs: []*tensor.Tensor{tensor.From([]float32{10, 20}, 2, 1)}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	outputs, err := t.Predict(ctx, unknown.Batch(2))
 	if err != nil {
 		log.Fatal(err)
 	}

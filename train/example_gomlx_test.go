@@ -45,8 +45,11 @@ func Example_goMLX() {
 			tensor.Data[float32](y)[i] = 1
 		}
 	}
-	all := data.Batch{Inputs: []*tensor.Tensor{x}, Labels: []*tensor.Tensor{y}}
-	batches := data.FromTensors(all).Shuffle(1).Batch(32)
+	all, err := data.FromTensors(data.Batch{Inputs: []*tensor.Tensor{x}, Labels: []*tensor.Tensor{y}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	batches := all.Shuffle(1).Batch(32)
 	t, err := train.New(ctx, s, &gomlx.Model{
 		Forward: func(s *model.Scope, inputs []*graph.Node) []*graph.Node {
 			return []*graph.Node{layers.Dense(s.In("dense"), inputs[0], true, 1)}

@@ -11,7 +11,7 @@ type Fact struct{ Name, Value string }
 
 // Facts returns the properties that must be the same on all workers before the first step, so that the
 // workers can compare them. They are the steps taken, how batches are split, and every variable's role,
-// dtype, shape and a 64-bit prefix of the hash of its value. Averages have no hash, because they differ
+// dtype, shape and a 64-bit hash of its value. Averages have no hash, because they differ
 // between replicas, nor have the optimizer's slots with DiLoCo, and those that a sharded optimizer has on some
 // devices only. With several workers, Facts includes [InitialFact].
 func (t *Trainer) Facts() ([]Fact, error) {
@@ -25,7 +25,8 @@ func (t *Trainer) Facts() ([]Fact, error) {
 		{"global batch", fmt.Sprint(t.config.GlobalBatch)},
 		{"seed", fmt.Sprint(t.config.Seed)},
 		{"buckets", fmt.Sprint(len(t.buckets))},
-		{"compression", t.config.Compress.String()},
+		{"compression", t.config.Exchange.codec().String()},
+		{"loss reduction", t.config.LossReduction.String()},
 		{"sharded optimizer", fmt.Sprint(t.Sharded())},
 		{"metrics", fmt.Sprint(t.Metrics())},
 		{"variables", fmt.Sprint(len(t.variables))},
@@ -35,7 +36,7 @@ func (t *Trainer) Facts() ([]Fact, error) {
 	}
 	for i, v := range t.variables {
 		value := fmt.Sprintf("%v of %v%s", v.Role, v.DType, tensor.FormatShape(v.Shape))
-		if t.mirrored(v) && !t.divided(i) {
+		if t.table[i].mirrored {
 			value += fmt.Sprintf(", values hashed %016x", uint64(prints[i]))
 		}
 		out = append(out, Fact{"variable " + v.Name, value})

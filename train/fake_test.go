@@ -118,6 +118,7 @@ type fakeReplica struct {
 	gradients []*tensor.Tensor // by parameter
 	own       [2]float64       // the weights' gradient before it is reduced
 	shift     float64          // of the predictions
+	losses    []float64        // of the rows of the last batch
 }
 
 // fakeDevice has the mirrored variables of its first replica.
@@ -148,21 +149,27 @@ type fakeProgram struct {
 	closed bool
 }
 
-// Describe implements engine.Described: the rate is not a variable.
-func (p *fakeProgram) Describe() []string {
-	return []string{
-		"gradients: y = x·weights + bias", fmt.Sprintf("update: momentum, rate %v", p.model.rate),
-		"update: return",
+// Info implements engine.Program. The rate is not a variable.
+func (p *fakeProgram) Info() engine.Info {
+	i := engine.Info{
+		Operations: []string{
+			"gradients: y = x·weights + bias", fmt.Sprintf("update: momentum, rate %v", p.model.rate), "update: return",
+		},
+		ComputeDType: tensor.Float64, LastStep: -1, LearningRate: -1,
 	}
+	if p.model.limit > 0 {
+		i.ComputeDType = tensor.Float16
+	}
+	return i
 }
 
-// ComputeDType implements engine.Mixed.
-func (p *fakeProgram) ComputeDType() tensor.DType {
-	if p.model.limit > 0 {
-		return tensor.Float16
-	}
-	return tensor.Float64
+// Step implements engine.Program.
+func (p *fakeProgram) Step(context.Context, engine.Micro) (engine.Scalars, bool, error) {
+	panic("Info.WholeStep is not set")
 }
+
+// Losses implements engine.Program.
+func (p *fakeProgram) Losses(replica int) ([]float64, error) { return p.replicas[replica].losses, nil }
 
 func (p *fakeProgram) Parameters() []engine.Variable { return fakeVariables[:2] }
 func (p *fakeProgram) Variables() []engine.Variable  { return fakeVariables }
@@ -197,7 +204,7 @@ func (p *fakeProgram) owned(device, variable int) bool {
 		p.shares[variable-2].Owner == p.spec.DeviceShards[device]
 }
 
-// AddShape implements engine.Shaped.
+// AddShape implements engine.Program.
 func (p *fakeProgram) AddShape(_ context.Context, s engine.Shape) error {
 	if err := p.model.failed("shape", 0); err != nil {
 		return err
@@ -209,7 +216,7 @@ func (p *fakeProgram) AddShape(_ context.Context, s engine.Shape) error {
 func (p *fakeProgram) NewBatch(int) (engine.Batch, error) {
 	rows := func(features []engine.Feature) (out []*tensor.Tensor) {
 		for _, f := range features {
-			out = append(out, tensor.New(f.DType, rowShape(p.spec.Rows, f.Shape)...))
+			out = append(out, tensor.New(f.DType, stackedShape(p.spec.Rows, f.Shape)...))
 		}
 		return out
 	}
@@ -228,9 +235,11 @@ func (p *fakeProgram) forward(r *fakeReplica, b engine.Batch, weightSum float64,
 		panic("a share has another number of rows than the program was compiled for")
 	}
 	x, y := tensor.Data[float64](b.Inputs[0]), tensor.Data[float64](b.Labels[0])
+	r.losses = r.losses[:0]
 	for i, w := range b.Weights {
 		in := x[2*i : 2*i+2]
 		d := predict(r, in) - y[i]
+		r.losses = append(r.losses, d*d)
 		loss += float64(w) * d * d / weightSum
 		if math.Abs(d) <= 0.5 {
 			near += float64(w)
@@ -386,8 +395,8 @@ func (p *fakeProgram) Write(replica, variable int, value *tensor.Tensor) error {
 	return nil
 }
 
-// fakeSharding is the ShardOptimizer of fakeConfig.
-var fakeSharding Sharding
+// fakeSharding is the Exchange of fakeConfig.
+var fakeSharding Exchange
 
 // fakeConfig is for a fakeModel.
 func fakeConfig(globalBatch int) Config {
@@ -397,7 +406,7 @@ func fakeConfig(globalBatch int) Config {
 		GlobalBatch: globalBatch,
 		Seed:        3,
 
-		ShardOptimizer: fakeSharding,
+		Exchange: fakeSharding,
 	}
 }
 
@@ -436,7 +445,7 @@ func share(t testing.TB, trainer *Trainer, deviceOf ...int) *fakeProgram {
 	spec := old.spec
 	spec.ReplicaDevices, spec.Devices = deviceOf, spec.Devices[:slices.Max(deviceOf)+1]
 	spec.Shards, spec.DeviceShards = 0, nil
-	trainer.deviceOf, trainer.buckets, trainer.squares, trainer.shards = deviceOf, nil, nil, nil
+	trainer.deviceOf, trainer.buckets, trainer.squares, trainer.table = deviceOf, nil, nil, nil
 	trainer.devices = make([]*device, len(spec.Devices))
 	for i := range trainer.devices {
 		trainer.devices[i] = &device{}
@@ -453,10 +462,14 @@ func share(t testing.TB, trainer *Trainer, deviceOf ...int) *fakeProgram {
 		t.Fatal(err)
 	}
 	trainer.program = p
-	if err := trainer.shard(t.Context(), owners); err != nil {
+	if owners, err = trainer.shardsChosen(t.Context(), owners); err != nil {
 		t.Fatal(err)
 	}
+	trainer.makeTable()
 	trainer.plan()
+	if err := trainer.openExchange(t.Context(), owners); err != nil {
+		t.Fatal(err)
+	}
 	return p.(*fakeProgram)
 }
 

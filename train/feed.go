@@ -136,7 +136,7 @@ func (f *feeder) got(ctx context.Context, g *globalBatch, ok bool) (*globalBatch
 	return g, f.t.compileShape(ctx, g.batchShape)
 }
 
-// release returns batches that are no longer in use. They are filled again after the next refill.
+// release lets the reader fill batches again that are no longer in use, after the next refill.
 func (f *feeder) release(list ...*globalBatch) { f.used = append(f.used, list...) }
 
 // refill wakes the reader, if it has no batch to fill, with those that were released. The first replica calls it when
@@ -319,7 +319,6 @@ type globalBatch struct {
 	evaluation bool // shapes that are not for training are allowed
 
 	shares    []engine.Batch // of this worker's replicas
-	first     int            // id of the first local replica
 	rows      []int          // examples by replica, of all workers; the rest of a share is padding
 	examples  int            // of all replicas
 	weightSum float64        // of all examples
@@ -344,11 +343,10 @@ func (t *Trainer) borrow(labels, evaluation bool) (*globalBatch, error) {
 		batchShape: t.shapes[0], t: t, memory: map[*batchShape][]engine.Batch{}, labels: labels, evaluation: evaluation,
 		rows: make([]int, n), hashed: t.others(),
 	}
-	g.first, _ = t.strategy.LocalReplicas()
-	for replica := range t.parts {
-		share, err := t.program.NewBatch(replica)
+	for local, replica := range t.ids() {
+		share, err := t.program.NewBatch(local)
 		if err != nil {
-			return nil, fmt.Errorf("memory for a batch of replica %d: %w", g.first+replica, err)
+			return nil, fmt.Errorf("memory for a batch of replica %d: %w", replica, err)
 		}
 		g.shares = append(g.shares, share)
 	}
@@ -356,7 +354,7 @@ func (t *Trainer) borrow(labels, evaluation bool) (*globalBatch, error) {
 	return g, nil
 }
 
-// giveBack returns batches that are no longer in use.
+// giveBack lets borrow reuse batches that are no longer in use.
 func (t *Trainer) giveBack(list ...*globalBatch) { t.spare = append(t.spare, list...) }
 
 // fill copies b into the shares. Padding is a copy of the batch's first example, with weight 0. Zeros would
@@ -383,17 +381,21 @@ func (g *globalBatch) fill(b *readRows) error {
 	for replica := range g.rows {
 		lo, hi := g.share(replica, b.size)
 		g.rows[replica] = hi - lo
-		if replica < g.first || replica >= g.first+len(g.shares) {
-			continue // another worker's
+	}
+	for local, replica := range g.t.ids() {
+		lo, hi := g.share(replica, b.size)
+		from := lo // in b.batch
+		if b.starts != nil {
+			from = b.starts[local]
 		}
-		share := &g.shares[replica-g.first]
+		share := &g.shares[local]
 		share.Padding = g.per - (hi - lo)
 		for i, dst := range share.Inputs {
-			copyRows(dst, b.batch.Inputs[i], lo-b.from, hi-b.from, b.padding)
+			copyRows(dst, b.batch.Inputs[i], from, from+hi-lo, b.padding)
 		}
 		if g.labels {
 			for i, dst := range share.Labels {
-				copyRows(dst, b.batch.Labels[i], lo-b.from, hi-b.from, b.padding)
+				copyRows(dst, b.batch.Labels[i], from, from+hi-lo, b.padding)
 			}
 		}
 		clear(share.Weights)
@@ -410,12 +412,6 @@ func (g *globalBatch) fill(b *readRows) error {
 		}
 	}
 	return nil
-}
-
-// share returns the rows of a replica, of a global batch of so many examples.
-func (g *globalBatch) share(replica, examples int) (lo, hi int) {
-	lo = min(replica*g.per, examples)
-	return lo, min(lo+g.per, examples)
 }
 
 // copyRows copies the rows [lo, hi) of src to the start of dst, and the row padding of src to the rest of dst.
@@ -435,7 +431,7 @@ func copyRows(dst, src *tensor.Tensor, lo, hi, padding int) {
 	}
 }
 
-// check returns an error unless b fits, which has all rows or some of a batch of so many examples.
+// check returns an error unless the program can compute b: all rows, or some, of a batch of so many examples.
 func (g *globalBatch) check(b data.Batch, examples int) error {
 	if len(b.Inputs) != len(g.Inputs) {
 		return fmt.Errorf("it has %d inputs: want %d", len(b.Inputs), len(g.Inputs))

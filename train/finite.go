@@ -1,13 +1,10 @@
 package train
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"slices"
 
@@ -98,59 +95,43 @@ func (t *Trainer) tolerates(evaluation bool) bool {
 // allFinite reports whether loss, gradients and the norms to clip them by of the last step are finite on all replicas.
 // The result is the same on every worker, because all replicas have the same sums.
 func (t *Trainer) allFinite() bool {
-	for i := range t.parts {
-		if t.parts[i].notFinite >= 0 {
+	for i := range t.local {
+		if t.local[i].notFinite >= 0 {
 			return false
 		}
 	}
-	if t.shards != nil && t.parts[0].scalars[t.shards.notFinite] > 0 {
-		return false
-	}
-	return t.finiteLoss() && t.notFiniteNorm() == ""
+	return t.exchange.finite() && t.finiteLoss() && t.notFiniteNorm() == ""
 }
 
-func (t *Trainer) finiteLoss() bool { return finite(t.parts[0].scalars[0]) }
+func (t *Trainer) finiteLoss() bool { return finite(t.local[0].scalars[0]) }
 
-// checkSums notes the first gradient of a bucket whose sum over all replicas is not finite, and adds the squares of the
-// sums if gradients are clipped by a norm. If all replicas have the same sums, each replica of a worker reads its part
-// of every one.
-func (t *Trainer) checkSums(local, bucket int) {
-	p := &t.parts[local]
-	sums, parameters, locals := p.gradients[bucket], t.buckets[bucket].parameters, len(t.parts)
-	if p.owners {
-		sums, parameters, local, locals = p.sums[bucket], t.buckets[bucket].sharesOf, 0, 1
+// checkSum notes the sum of a gradient, from a block of its parameter on, if it is not finite and no sum of an earlier
+// parameter is noted. It adds up the squares of the sum if gradients are clipped by a norm. The caller is number local
+// of several replicas, each of which checks its part of the sum.
+func (t *Trainer) checkSum(p *localReplica, sum *tensor.Tensor, parameter, from, local, locals int) {
+	first := p.notFinite < 0 || parameter < p.notFinite
+	if t.squares == nil {
+		lo, hi := local*sum.Len()/locals, (local+1)*sum.Len()/locals
+		if first && !kernel.FiniteBetween(sum, lo, hi) {
+			p.notFinite = parameter
+		}
+		return
 	}
-	for i, s := range sums {
-		if s == nil { // another replica owns it
-			continue
-		}
-		k := parameters[i]
-		if t.squares == nil {
-			lo, hi := local*s.Len()/locals, (local+1)*s.Len()/locals
-			if (p.notFinite < 0 || k < p.notFinite) && !kernel.FiniteBetween(s, lo, hi) {
-				p.notFinite = k
-			}
-			continue
-		}
-		blocks := t.squares[k]
-		if p.owners {
-			share := t.buckets[bucket].shares[i]
-			blocks = blocks[share.From/normBlock : normBlocks(share.To)]
-		}
-		for block := local * len(blocks) / locals; block < (local+1)*len(blocks)/locals; block++ {
-			blocks[block] = blockSquares(s, block)
-			if !finite(blocks[block]) && (p.notFinite < 0 || k < p.notFinite) &&
-				!kernel.FiniteBetween(s, block*normBlock, min((block+1)*normBlock, s.Len())) {
-				p.notFinite = k
-			}
+	n := normBlocks(sum.Len())
+	blocks := t.squares[parameter][from : from+n]
+	for block := local * n / locals; block < (local+1)*n/locals; block++ {
+		blocks[block] = blockSquares(sum, block)
+		if first && !finite(blocks[block]) &&
+			!kernel.FiniteBetween(sum, block*normBlock, min((block+1)*normBlock, sum.Len())) {
+			p.notFinite, first = parameter, false
 		}
 	}
 }
 
-// report handles a batch that is not finite: it finds the cause, and returns it as an error or logs it. Every
+// reportNotFinite handles a batch that is not finite: it finds the cause, and returns it as an error or logs it. Every
 // worker calls it. The caller must have discarded the step.
-func (t *Trainer) report(ctx context.Context, b *stepBatches, evaluation bool) (*NotFiniteError, error) {
-	e := &NotFiniteError{Step: t.committed, Loss: t.parts[0].scalars[0], evaluation: evaluation}
+func (t *Trainer) reportNotFinite(ctx context.Context, b *stepBatches, evaluation bool) (*NotFiniteError, error) {
+	e := &NotFiniteError{Step: t.committed, Loss: t.local[0].scalars[0], evaluation: evaluation}
 	norm := ""
 	if !evaluation {
 		e.Step++
@@ -201,11 +182,11 @@ const (
 // numbers, looks for values that are not finite, and sends its finding to all others. norm names a norm that is not
 // finite.
 func (t *Trainer) inspect(ctx context.Context, b *stepBatches, e *NotFiniteError, norm string) error {
-	sums := make([]int, len(t.parts))
+	sums := make([]int, len(t.local))
 	for i := range sums {
-		sums[i] = t.parts[i].notFinite
+		sums[i] = t.local[i].notFinite
 	}
-	var all []byte
+	var findings []finding
 	s := t.inner
 	if e.evaluation {
 		s = t.strategy
@@ -229,31 +210,19 @@ func (t *Trainer) inspect(ctx context.Context, b *stepBatches, e *NotFiniteError
 			f.Batch = i
 		}
 		f.Sum = sums[r.LocalID()]
-		text, err := json.Marshal(f)
-		if err != nil {
-			return err
-		}
-		gathered, err := r.AllGather(ctx, tensor.Of(text, len(text)), 0)
-		if err != nil {
-			return err
-		}
+		all, err := fromReplicas(ctx, r, f)
 		if r.LocalID() == 0 {
-			all = tensor.Data[byte](gathered.(*tensor.Tensor))
+			findings = all
 		}
-		return nil
+		return err
 	})
 	t.program.Discard()
 	if err != nil {
 		return err
 	}
-	findings, err := decodeFindings(all)
-	if err != nil {
-		return err
-	}
-	e.conclude(findings, t.Parameters(), t.config.Compress, norm, !e.evaluation && t.stepsWhole(b))
+	e.conclude(findings, t.Parameters(), t.config.Exchange.codec(), norm, !e.evaluation && t.stepsWhole(b))
 	if e.Replica >= 0 && s != t.strategy {
-		first, _ := t.strategy.LocalReplicas() // only this worker's have computed
-		e.Replica += first
+		e.Replica = t.ids()[e.Replica] // only this worker's have computed
 	}
 	return nil
 }
@@ -265,7 +234,7 @@ func (t *Trainer) gradientsUpTo(ctx context.Context, r *distribute.Replica, b *s
 	if evaluation {
 		return nil, nil
 	}
-	t.parts[r.LocalID()].replica = r // for the model's own all-reduces
+	t.local[r.LocalID()].replica = r // for the model's own all-reduces
 	m := t.micro(r, b, i)
 	m.Last = true
 	if _, err := t.program.Gradients(ctx, r.LocalID(), m, nil); err != nil {
@@ -278,19 +247,6 @@ func (t *Trainer) gradientsUpTo(ctx context.Context, r *distribute.Replica, b *s
 		}
 	}
 	return gradients, nil
-}
-
-func decodeFindings(text []byte) (list []finding, err error) {
-	for d := json.NewDecoder(bytes.NewReader(text)); ; {
-		var f finding
-		switch err := d.Decode(&f); {
-		case errors.Is(err, io.EOF):
-			return list, nil
-		case err != nil:
-			return nil, err
-		}
-		list = append(list, f)
-	}
 }
 
 // conclude selects the first cause, on the first replica that has it. whole reports whether the step was computed as
@@ -324,7 +280,7 @@ func (e *NotFiniteError) conclude(byReplica []finding, parameters []engine.Varia
 			"type, a smaller loss, or fewer replicas", v.Name, v.DType)
 		if codec.Method == compress.Float16 {
 			e.Detail = fmt.Sprintf("each replica's gradient of %s is finite, but one of them, or their sum, overflows float16, "+
-				"in which Config.Compress exchanges them: use bfloat16, or a smaller loss", v.Name)
+				"in which Config.Exchange compresses them: use bfloat16, or a smaller loss", v.Name)
 		}
 	}
 }
@@ -366,13 +322,12 @@ func (t *Trainer) find(r *distribute.Replica, g *globalBatch, gradients []*tenso
 	if t.findElement(&f, r, g, func(weight float32) bool { return weight != 0 }) {
 		return f, nil
 	}
-	inspector, ok := t.program.(engine.Inspector)
-	if ok && t.findLabel(&f, r, g, inspector.Classes()) {
+	if t.findLabel(&f, r, g, t.program.Info().Classes) {
 		return f, nil
 	}
 	loss, bad := 0.0, -1 // of the first example whose loss is not finite
-	if ok && rows > 0 {
-		losses, err := inspector.Losses(local)
+	if rows > 0 {
+		losses, err := t.program.Losses(local)
 		if err != nil {
 			return f, err
 		}

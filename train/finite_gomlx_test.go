@@ -141,7 +141,7 @@ func TestNotFiniteCauses(t *testing.T) {
 					}
 				}
 				before := hash(t, trainer)
-				h, err := trainer.Fit(t.Context(), data.FromTensors(b).Batch(8),
+				h, err := trainer.Fit(t.Context(), fromTensors(b).Batch(8),
 					train.FitConfig{Callbacks: []train.Callback{{
 						OnStepEnd: func(context.Context, train.Step) error { before = hash(t, trainer); return nil },
 					}}})
@@ -189,7 +189,7 @@ func TestNotFiniteFrozen(t *testing.T) {
 		NotFinite: train.SkipNotFinite,
 		Logger:    slog.New(slog.NewTextHandler(&log, nil)),
 	})
-	h, err := trainer.Fit(t.Context(), data.FromTensors(bad).Batch(8), train.FitConfig{})
+	h, err := trainer.Fit(t.Context(), fromTensors(bad).Batch(8), train.FitConfig{})
 	if err != nil || h.Steps != 3 || h.Skipped != 1 || !strings.Contains(log.String(), "example 5 ") {
 		t.Errorf("got %d steps, %d skipped, %v, log %s", h.Steps, h.Skipped, err, log.String())
 	}
@@ -197,12 +197,12 @@ func TestNotFiniteFrozen(t *testing.T) {
 		t.Fatal(err)
 	}
 	const nan = "the frozen variable /mask has NaN: element (1,)"
-	if _, err := trainer.Fit(t.Context(), data.FromTensors(numbers()).Batch(8), train.FitConfig{}); err == nil ||
+	if _, err := trainer.Fit(t.Context(), fromTensors(numbers()).Batch(8), train.FitConfig{}); err == nil ||
 		!strings.Contains(err.Error(), nan) {
 		t.Errorf("NaN in the frozen variable: got %v", err)
 	}
 	tensor.Data[float32](bad.Inputs[0])[3*3] = float32(math.NaN())
-	if _, err := trainer.Evaluate(t.Context(), data.FromTensors(bad).Batch(8)); err != nil {
+	if _, err := trainer.Evaluate(t.Context(), fromTensors(bad).Batch(8)); err != nil {
 		t.Errorf("an evaluation only warns: got %v", err)
 	}
 }
@@ -223,7 +223,7 @@ func TestNotFiniteWeightZero(t *testing.T) {
 	}
 	tensor.Data[float32](b.Weights)[8+2] = 0
 	trainer := newNumbers(t, m, train.Config{})
-	_, err := trainer.Fit(t.Context(), data.FromTensors(b).Batch(8), train.FitConfig{})
+	_, err := trainer.Fit(t.Context(), fromTensors(b).Batch(8), train.FitConfig{})
 	var e *train.NotFiniteError
 	if !errors.As(err, &e) || e.Replica != 0 || e.Example != 2 || !strings.Contains(err.Error(),
 		"input 0 is not finite: element (1,) is NaN") {
@@ -236,7 +236,7 @@ func TestNotFiniteWeightZero(t *testing.T) {
 func TestNotFiniteSkip(t *testing.T) {
 	b := numbers()
 	clean := newNumbers(t, numbersModel(nil), train.Config{})
-	sixteen := data.FromTensors(data.Batch{
+	sixteen := fromTensors(data.Batch{
 		Inputs: []*tensor.Tensor{b.Inputs[0].Rows(0, 16)},
 		Labels: []*tensor.Tensor{b.Labels[0].Rows(0, 16)},
 	})
@@ -251,7 +251,7 @@ func TestNotFiniteSkip(t *testing.T) {
 		NotFinite: train.SkipNotFinite,
 		Logger:    slog.New(slog.NewTextHandler(&log, nil)),
 	})
-	got, err := trainer.Fit(t.Context(), data.FromTensors(b).Batch(8), train.FitConfig{
+	got, err := trainer.Fit(t.Context(), fromTensors(b).Batch(8), train.FitConfig{
 		Epochs: 3,
 		Callbacks: []train.Callback{{
 			OnStepEnd: func(_ context.Context, s train.Step) error {
@@ -301,7 +301,7 @@ func TestNotFiniteWarn(t *testing.T) {
 		NotFinite: train.WarnNotFinite,
 		Logger:    slog.New(slog.NewTextHandler(&log, nil)),
 	})
-	h, err := trainer.Fit(t.Context(), data.FromTensors(b).Batch(8), train.FitConfig{Epochs: 2})
+	h, err := trainer.Fit(t.Context(), fromTensors(b).Batch(8), train.FitConfig{Epochs: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -326,7 +326,7 @@ func TestNotFiniteWarn(t *testing.T) {
 func TestNotFiniteEvaluate(t *testing.T) {
 	b := numbers()
 	tensor.Data[int32](b.Labels[0])[8+6] = 5
-	batches := data.FromTensors(b).Batch(8)
+	batches := fromTensors(b).Batch(8)
 	trainer := newNumbers(t, numbersModel(nil), train.Config{})
 	_, err := trainer.Evaluate(t.Context(), batches)
 	var e *train.NotFiniteError
@@ -335,7 +335,7 @@ func TestNotFiniteEvaluate(t *testing.T) {
 			"the data: label 0 is 5") {
 		t.Errorf("got %v", err)
 	}
-	if _, err = trainer.Fit(t.Context(), data.FromTensors(numbers()).Batch(8),
+	if _, err = trainer.Fit(t.Context(), fromTensors(numbers()).Batch(8),
 		train.FitConfig{Validation: batches}); !errors.As(err, &e) {
 		t.Errorf("validation: got %v", err)
 	}
@@ -350,4 +350,13 @@ func TestNotFiniteEvaluate(t *testing.T) {
 			t.Errorf("%v: got %+v, %v, log %s", policy, r, err, log.String())
 		}
 	}
+}
+
+// fromTensors is data.FromTensors for tensors that have equally many rows. It panics at an error.
+func fromTensors(e data.Element) data.Pipeline {
+	p, err := data.FromTensors(e)
+	if err != nil {
+		panic(err)
+	}
+	return p
 }

@@ -1,13 +1,16 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/timeline"
 )
 
 // MaxAccumulate is the largest number of batches that a step can accumulate.
@@ -27,6 +30,9 @@ type FitConfig struct {
 	// Steps is the total number of steps after which training ends, even inside an epoch. Steps before a
 	// [Trainer.Restore] count. Default: no limit.
 	Steps int
+	// StopGrace is how long a step may still take after the end of Fit's context before it is abandoned, and with it the
+	// snapshot of a [Backup]. Default 10 seconds; negative: no limit.
+	StopGrace time.Duration
 	// Accumulate is the number of batches of the dataset whose gradients one step accumulates (Keras'
 	// gradient_accumulation_steps). A step computes the gradients of its batches one after the other, all-reduces their
 	// sum once and updates the variables once, with the loss of all examples of these batches: it equals a step with one
@@ -42,8 +48,12 @@ type FitConfig struct {
 	Validation data.Dataset
 	// Unit names what the examples are, such as "images", in live displays (timeline.Training). Default: examples.
 	Unit string
+	// Settings describe the training on the live page, besides what the trainer knows: names and values, such as "model"
+	// and "resnet18". They must not change while Fit runs.
+	Settings map[string]string
 	// ValidateEvery is the number of steps, counted over all epochs, after which Validation is evaluated too (with
-	// DiLoCo, at the next outer step). The results are Step.Validation and History.Validations. [NewEarlyStopping],
+	// DiLoCo, at the next outer step, which may be that at the end of the epoch). The results are Step.Validation, or
+	// Epoch.Validation at the end of an epoch, and History.Validations. [NewEarlyStopping],
 	// [NewReduceLROnPlateau] and [NewModelCheckpoint] then act after these, and not after epochs. Default: only after
 	// every epoch.
 	ValidateEvery int
@@ -60,9 +70,14 @@ type FitConfig struct {
 // Epoch e reads ds with data.WithEpoch(ctx, e), so a shuffled pipeline has a new order in every epoch. Fit
 // returns an error if another Fit of this trainer is running, so a callback cannot call it.
 //
+// If ctx ends, training stops as by [Trainer.Stop]: after the current step, on all workers, with the snapshot that a
+// [Backup] writes. Fit then returns an error with the cause of ctx, on the other workers nil and History.Stopped. A
+// step that takes longer than FitConfig.StopGrace is abandoned. To stop without an error, call Stop.
+//
 // On an error, or if ctx ends, the history holds the epochs and steps until then, and all variables have the values of
 // the last complete step; with DiLoCo the parameters have those of the last outer step. Error texts count epochs and
-// steps from 1, as the progress line does. Fit ends with [Trainer.CheckMirrored] over all workers.
+// steps from 1, as the progress line does. Fit ends with [Trainer.CheckMirrored] over all workers. An error that is a
+// *[TraceError] itself means that only the trace is missing: training is complete.
 //
 // With several workers, every worker calls Fit with the same data and configuration; the callbacks may
 // differ. If a callback on any worker requests a stop, training ends on all workers after the same step: the
@@ -102,6 +117,12 @@ func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*His
 			"call one after the other, and none in a callback")
 	}
 	defer t.fitting.Store(nil)
+	var end *contextEnd
+	cause := ctx
+	if ctx.Err() == nil {
+		ctx, end = t.stopAtEnd(ctx, cmp.Or(cfg.StopGrace, stopGrace))
+		defer end.release()
+	}
 	var tr *tracing
 	err := cfg.validate()
 	if cfg.EMA && err == nil {
@@ -110,35 +131,107 @@ func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*His
 		}
 	}
 	switch {
-	case err == nil && ds == nil:
+	case err != nil:
+		t.failOthers(ctx, err)
+	case ds == nil:
 		err = f.dataFailed(ctx, errNoDataset)
-	case err == nil:
+	default:
 		if tr, err = t.startTrace(ctx, cfg.Accumulate); err == nil {
 			err = f.run(ctx)
 		}
 	}
+	byContext := end.trained()
 	if errors.Is(err, ErrStop) {
 		f.history.Stopped, err = true, nil
 		t.stopping.Store(false)
 	}
 	t.stopRequested = false
 	if err != nil {
-		err = errors.Join(err, t.dropRound())
+		err = errors.Join(err, t.exchange.drop())
 	}
-	f.history.Speed = f.speed.result(len(t.parts))
+	f.history.Speed = f.speed.result(len(t.local))
 	if err == nil {
 		err = t.checkAll(ctx)
 	}
-	err = moreSevere(err, t.endTrace(ctx, tr, err))
+	var trace *TraceError
+	if e := t.endTrace(ctx, tr, err); !errors.As(e, &trace) {
+		err = moreSevere(err, e)
+	}
 	if err == nil {
 		err = f.done(ctx)
+	}
+	if err == nil && f.history.Stopped && byContext {
+		err = fmt.Errorf("train: stopped by the context in step %d: %w", f.history.Steps, context.Cause(cause))
 	}
 	for _, c := range cfg.Callbacks {
 		if c.OnTrainEnd != nil {
 			c.OnTrainEnd(ctx, f.history, err)
 		}
 	}
-	return f.history, err
+	switch {
+	case trace == nil:
+		return f.history, err
+	case err == nil:
+		return f.history, trace
+	}
+	return f.history, errors.Join(err, trace)
+}
+
+// stopGrace is the default of FitConfig.StopGrace.
+const stopGrace = 10 * time.Second
+
+// contextEnd stops training when the context of Fit ends.
+type contextEnd struct {
+	t         *Trainer
+	cancel    context.CancelCauseFunc // of the longer context
+	unwatch   func() bool
+	mu        sync.Mutex // guards the fields below
+	abandon   *time.Timer
+	over      bool // training has ended: from now on the end of the context has no effect
+	requested bool // the context ended before
+}
+
+// stopAtEnd returns a context with the values of ctx. When ctx ends, it requests a stop, and a step that still runs
+// after grace is abandoned: the returned context ends. The caller must call trained and release.
+func (t *Trainer) stopAtEnd(ctx context.Context, grace time.Duration) (context.Context, *contextEnd) {
+	longer, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	e := &contextEnd{t: t, cancel: cancel}
+	e.unwatch = context.AfterFunc(ctx, func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.over {
+			return
+		}
+		e.requested = true
+		t.Stop()
+		if grace > 0 {
+			e.abandon = time.AfterFunc(grace, func() { cancel(context.Cause(ctx)) })
+		}
+	})
+	return longer, e
+}
+
+// trained ends the watch: the last snapshot may take as long as it needs. It reports whether the context has stopped
+// training, and withdraws the request, which the next Fit must not see.
+func (e *contextEnd) trained() bool {
+	if e == nil {
+		return false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.over = true
+	if e.abandon != nil {
+		e.abandon.Stop()
+	}
+	if e.requested {
+		e.t.stopping.Store(false)
+	}
+	return e.requested
+}
+
+func (e *contextEnd) release() {
+	e.unwatch()
+	e.cancel(nil)
 }
 
 func (c *FitConfig) validate() error {
@@ -183,7 +276,13 @@ type fit struct {
 	history   *History
 	speed     stopwatch
 	published time.Duration // when the recorder's Training was set, by its clock
+	measured  []timeline.Measurement
+	settings  map[string]string
 	position  fitPosition
+	mean      *mean // over the steps of the epoch in progress
+	// When it began, and when it published the progress first, by the recorder's clock; the steps until then.
+	began, first time.Duration
+	firstSteps   int
 	// validationDue: FitConfig.ValidateEvery asks for a validation, with DiLoCo after the next outer step.
 	validationDue bool
 }
@@ -199,10 +298,15 @@ func (f *fit) run(ctx context.Context) (err error) {
 		return err
 	}
 	if err := f.resumePosition(); err != nil {
+		f.t.failOthers(ctx, err)
 		return err
 	}
 	if err := f.setLastStep(); err != nil {
 		return f.dataFailed(ctx, err)
+	}
+	f.began, f.settings = f.t.Timeline().Now(), f.describe()
+	if err := f.checkValidation(ctx); err != nil {
+		return f.dataFailed(ctx, fmt.Errorf("FitConfig.Validation, batch 0: %w", err))
 	}
 	if err := f.compareWorkers(ctx); err != nil {
 		return err
@@ -232,6 +336,47 @@ func (f *fit) run(ctx context.Context) (err error) {
 		}
 	}
 	return nil
+}
+
+// checkValidation returns an error if the first batch of FitConfig.Validation does not fit: it would be found only
+// after an epoch. A stream is not read for this: its batch size counts if package data knows it.
+func (f *fit) checkValidation(ctx context.Context) error {
+	if f.cfg.Validation == nil {
+		return nil
+	}
+	r, err := data.Open(data.WithEpoch(ctx, 0), f.cfg.Validation)
+	if err == nil && r == nil {
+		return f.checkValidationStream()
+	}
+	if err != nil || r.Len() == 0 {
+		return err
+	}
+	e, err := r.At(ctx, 0)
+	if err != nil {
+		return err
+	}
+	b, ok := e.(data.Batch)
+	if !ok || len(b.Inputs) == 0 || b.Inputs[0] == nil || b.Inputs[0].Rank() == 0 {
+		return nil // reading it says what is wrong
+	}
+	g := &globalBatch{batchShape: f.t.shapeOf(b, b.Rows(), true, true), t: f.t, labels: true, evaluation: true}
+	if err := g.check(b, b.Rows()); err != nil {
+		return f.t.noShapeError(err)
+	}
+	return nil
+}
+
+func (f *fit) checkValidationStream() error {
+	rows, full, _ := data.BatchSize(f.cfg.Validation)
+	most := f.t.config.EvaluationBatch
+	for _, s := range f.t.config.Shapes {
+		most = max(most, s.GlobalBatch)
+	}
+	if rows <= most || !full && f.cfg.Validation.Len() < 2 { // the only batch may be smaller
+		return nil
+	}
+	return fmt.Errorf("its batches have %d examples: want at most the global batch of %d "+
+		"that the model was compiled for, or a larger Config.EvaluationBatch", rows, most)
 }
 
 // batches returns the number of batches of so many full steps, and stepsOf the number of steps over so many
@@ -291,16 +436,16 @@ func (f *fit) epoch(ctx context.Context, stream *feeder) (end error) {
 		return err
 	}
 	if done == 0 {
-		f.position.mean = f.t.newMean()
+		f.mean = f.t.newMean()
 		f.history.Epochs = append(f.history.Epochs, Epoch{Epoch: number})
 	}
 	epoch := &f.history.Epochs[len(f.history.Epochs)-1]
 	if err = f.steps(ctx, begin, stream, epoch); err == nil {
-		if _, err = f.t.endRound(ctx, 1, f.position.mean); err != nil {
+		if err = f.t.exchange.endEpoch(ctx, f.mean); err != nil {
 			err = fmt.Errorf("train: epoch %d: %w", number+1, err)
 		}
 	}
-	epoch.Result = f.position.mean.result()
+	epoch.Result = f.mean.result()
 	if errors.Is(err, ErrStop) && epoch.Steps == 0 { // requested before the epoch began, perhaps on another worker
 		f.history.Epochs = f.history.Epochs[:len(f.history.Epochs)-1]
 		return err
@@ -309,13 +454,22 @@ func (f *fit) epoch(ctx context.Context, stream *feeder) (end error) {
 		return err
 	}
 	if f.cfg.Validation != nil && err == nil {
+		due := f.validationDue // by a step of a round that the end of the epoch has ended
 		f.validationDue = false
 		if done := f.history.Validations; len(done) > 0 && done[len(done)-1].Step == f.history.Steps {
 			epoch.Validation = new(done[len(done)-1].Result)
 		} else if result, e := f.validate(ctx); e == nil {
 			epoch.Validation = &result
+			if due {
+				f.history.Validations = append(f.history.Validations, Validation{
+					Result: result, Epoch: number, Step: f.history.Steps, Training: epoch.Result,
+				})
+			}
 		} else if err = e; !errors.Is(err, ErrStop) {
 			return fmt.Errorf("train: epoch %d, validation: %w", number+1, err)
+		}
+		if epoch.Validation != nil {
+			f.publishResult(begin, epoch.Steps, epoch.Result, epoch.Validation)
 		}
 	}
 	if err != nil && !f.ended(begin) {
@@ -350,7 +504,7 @@ func (f *fit) validateStep(ctx context.Context, info *Step) error {
 	if f.cfg.ValidateEvery > 0 && f.history.Steps%f.cfg.ValidateEvery == 0 {
 		f.validationDue = true
 	}
-	if !f.validationDue || f.t.inRound() {
+	if !f.validationDue || f.t.exchange.checkEqual() != nil {
 		return nil
 	}
 	f.validationDue = false
@@ -377,12 +531,12 @@ func (f *fit) ended(begin EpochBegin) bool {
 
 // steps runs the steps of one epoch.
 func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch *Epoch) error {
-	mean := f.position.mean
+	mean := f.mean
 	var b stepBatches
 	for step := begin.Done + 1; f.cfg.StepsPerEpoch == 0 || step <= f.cfg.StepsPerEpoch; step++ {
 		f.t.strategy.ReadStats(&f.speed.before)
 		start := time.Now()
-		f.t.at(PhaseData)
+		f.t.enter(PhaseData)
 		err := stream.step(ctx, &b, f.cfg.Accumulate)
 		if err != nil {
 			f.t.failOthers(ctx, err)
@@ -391,31 +545,20 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 		if len(b.list) == 0 {
 			return nil
 		}
-		var made, stop, outer bool
-		var problem *NotFiniteError
-		switch all := f.t.ownShare(&b); {
-		case !all:
-		case f.t.diloco != nil:
-			if stop, err = f.t.innerStep(ctx, &b); err == nil && !stop {
-				made = true
-				outer, err = f.t.endRound(ctx, f.t.diloco.InnerSteps, mean)
-			}
-		default:
-			made, stop, problem, err = f.t.step(ctx, &b)
-		}
+		result, err := f.t.exchange.fitStep(ctx, &b, mean)
 		if err != nil {
 			return fmt.Errorf("train: epoch %d, step %d: %w", begin.Epoch+1, step, err)
 		}
-		if stop {
+		if result.stop {
 			return ErrStop
 		}
 		info := Step{
-			EpochBegin: begin, Step: step, Examples: b.examples, Skipped: !made, NotFinite: problem,
-			Duration: time.Since(start), mean: mean, round: f.t.roundMean(), Outer: outer,
-			Overflow:  !made && problem == nil && b.weightSum > 0,
-			Straggler: f.t.strategy.Straggler(),
+			EpochBegin: begin, Step: step, Examples: b.examples, Skipped: !result.taken, NotFinite: result.problem,
+			Duration: time.Since(start), mean: mean, round: result.round, Outer: result.outer,
+			Overflow:  !result.taken && result.problem == nil && b.weightSum > 0,
+			Straggler: f.t.strategy.Worker().Straggler(),
 		}
-		if !made {
+		if !result.taken {
 			f.history.Skipped++
 		}
 		if b.weightSum > 0 {
@@ -423,9 +566,6 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 			if f.t.config.ClipNorm > 0 {
 				info.GradientNorm = f.t.norm
 			}
-		}
-		if f.t.diloco == nil && (made || b.weightSum == 0) {
-			mean.add(&b, f.t)
 		}
 		last := b.list[len(b.list)-1].position
 		f.position.step, f.position.next = step, batchPosition{last.pass, last.batch + 1}
@@ -456,13 +596,13 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 // fire calls one function of every callback and returns the error that ends training now. With several
 // workers, a stop request does not end it yet: the workers agree on it in the next reduction.
 func (f *fit) fire(ctx context.Context, call func(Callback) error) error {
-	f.t.at(PhaseBetween)
+	f.t.enter(PhaseBetween)
 	err := fire(f.cfg.Callbacks, call)
 	if err == nil && f.t.stopping.Load() {
 		err = ErrStop
 	}
 	switch {
-	case err == nil || !f.t.others() && !(f.t.inRound() && errors.Is(err, ErrStop)):
+	case err == nil || !f.t.others() && !(errors.Is(err, ErrStop) && f.t.exchange.checkEqual() != nil):
 		return err
 	case errors.Is(err, ErrStop):
 		f.t.stopRequested = true

@@ -411,10 +411,10 @@ func TestConfigErrors(t *testing.T) {
 		{"empty data", s, fromData(data.Pipeline{}), "Config.Data: first batch: the dataset is empty"},
 		{"empty batch", s, fromData(sizes(lineExamples(4), 0, 4)), "first batch: it has no examples: set GlobalBatch"},
 		{
-			"no batch", s, fromData(data.FromTensors(tensor.Of([]float64{1}))),
+			"no batch", s, fromData(fromTensors(tensor.Of([]float64{1}))),
 			"first batch: it is a *tensor.Tensor: want a data.Batch",
 		},
-		{"one example", s, fromData(data.FromTensors(lineExamples(4))), "label 0 is missing or a scalar"},
+		{"one example", s, fromData(fromTensors(lineExamples(4))), "label 0 is missing or a scalar"},
 		{
 			"no inputs", s, fromData(batches(data.Batch{Labels: []*tensor.Tensor{tensor.Of([]float64{1})}})),
 			"it has no inputs",
@@ -607,5 +607,26 @@ func TestConfigFromData(t *testing.T) {
 		if err := trainer.Close(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// TestValidationIsCheckedFirst: a validation whose batches are too large is an error before the first step.
+func TestValidationIsCheckedFirst(t *testing.T) {
+	trainer, _ := newFake(t, 2, 8, fakeModel{})
+	held := data.FromFunc(1, func(context.Context, int) (data.Element, error) { return lineExamples(9), nil })
+	history, err := trainer.Fit(t.Context(), sizes(lineExamples(16), 8, 8), FitConfig{Validation: held})
+	if err == nil || !strings.Contains(err.Error(), "FitConfig.Validation, batch 0: it has 9 examples: want at most the "+
+		"global batch of 8 that the model was compiled for, or a larger Config.EvaluationBatch") {
+		t.Errorf("got %v", err)
+	}
+	if history.Steps > 0 {
+		t.Errorf("%d steps were taken", history.Steps)
+	}
+	stream := data.FromSeq(18, func(context.Context) iter.Seq2[data.Element, error] {
+		return func(func(data.Element, error) bool) { t.Error("the stream is read") }
+	}).Batch(9)
+	_, err = trainer.Fit(t.Context(), sizes(lineExamples(16), 8, 8), FitConfig{Validation: stream})
+	if err == nil || !strings.Contains(err.Error(), "its batches have 9 examples: want at most the global batch of 8") {
+		t.Errorf("a stream: got %v", err)
 	}
 }

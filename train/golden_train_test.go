@@ -163,7 +163,7 @@ func (c *goldenTraining) run(t *testing.T, layout []int) {
 func (c *goldenTraining) train(ctx context.Context, s *distribute.Strategy) (out *trainedGolden, err error) {
 	cfg := Config{
 		GlobalBatch: ceilDiv(c.Batch, c.Accumulate), ClipNorm: c.ClipGlobalNorm, BucketBytes: c.bucketBytes,
-		ShardOptimizer: fakeSharding,
+		Exchange: fakeSharding,
 	}
 	for i, in := range c.Inputs {
 		cfg.Inputs = append(cfg.Inputs, engine.Feature{DType: c.inputType(i), Shape: in.Shape})

@@ -16,12 +16,12 @@ type keptGradients struct {
 // KeepGradients makes the next step of Fit keep a copy of its gradients for [Trainer.KeptGradients]. No method of the
 // Trainer may run, but callbacks of Fit may call it. It copies the gradients of one step on this worker only, so the
 // other workers need not call it. On an engine that computes gradients and update of a single replica as one program,
-// which XLA does, that step computes them apart, and may round differently. KeepGradients returns an error with a
-// sharded optimizer, which sums each gradient on one replica only.
+// which XLA does, that step is computed as two programs, and may round differently. KeepGradients returns an error with
+// a sharded optimizer, which sums each gradient on one replica only.
 func (t *Trainer) KeepGradients() error {
-	if t.toOwners() {
+	if s, ok := t.exchange.(*sharded); ok && s.toOwners() {
 		return errors.New("train: keeping gradients: the optimizer is sharded, so no worker has all sums: set " +
-			"Config.ShardOptimizer to ShardOff")
+			"Config.Exchange to AllReduce")
 	}
 	t.kept.wanted, t.kept.ready = true, false
 	return nil
@@ -47,7 +47,7 @@ func (t *Trainer) keep(k int) {
 	if t.kept.values == nil {
 		t.kept.values = make([]*tensor.Tensor, len(t.Parameters()))
 	}
-	for i, x := range t.parts[0].gradients[k] {
+	for i, x := range t.local[0].gradients[k] {
 		t.kept.values[t.buckets[k].parameters[i]] = x.Clone()
 	}
 }

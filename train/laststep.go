@@ -3,18 +3,13 @@ package train
 import (
 	"fmt"
 
-	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
 // lastStep returns the index and the value of the variable that holds the number of the last step. The index
 // is negative if the model does not depend on it.
 func (t *Trainer) lastStep() (variable int, value int64, err error) {
-	p, ok := t.program.(engine.Scheduled)
-	if !ok {
-		return -1, 0, nil
-	}
-	if variable = p.LastStep(); variable < 0 {
+	if variable = t.program.Info().LastStep; variable < 0 {
 		return variable, 0, nil
 	}
 	x, err := t.program.Read(0, variable)

@@ -31,32 +31,39 @@ type Loaded struct {
 // LoadWeights sets variables of the model on every replica to weights of a file ([LoadWeights]), of this
 // or another program. A weight belongs to the variable that has its name, or its name with slashes for dots:
 // "transformer.h.0.ln_1.weight" is that of /transformer/h/0/ln_1/weight. Values of another floating-point type are
-// converted. Optimizer slots keep their values. Of moving averages of several replicas, which snapshots have, the
-// mean is taken.
+// converted. Optimizer slots keep their values: those of a snapshot are ignored. Of moving averages of several
+// replicas, which snapshots have, the mean is taken.
 //
 // Without LoadOptions.Partial, LoadWeights returns an error that lists what is missing and what the model does
 // not have. On error nothing has changed, unless the engine itself failed. With several workers, every worker
 // must call it with the same weights, as with [Trainer.SetVariable].
 func (t *Trainer) LoadWeights(weights []Weight, o LoadOptions) (Loaded, error) {
 	values, loaded, err := matchWeights(t.variables, weights, o)
+	if err == nil {
+		err = t.assignAll(values)
+	}
 	if err != nil {
 		return loaded, fmt.Errorf("train: load weights: %w", err)
-	}
-	for i, value := range values {
-		if value == nil {
-			continue
-		}
-		if err := t.assign(i, value); err != nil {
-			return loaded, fmt.Errorf("train: load weights: %w", err)
-		}
 	}
 	return loaded, nil
 }
 
 // LoadWeights reads weights from a file or a folder in any format that [checkpoint.LoadWeights] reads:
 // safetensors (also several files with an index, as of Hugging Face), checkpoints of TensorFlow, Keras and
-// GoMLX, and snapshots. The caller owns the tensors.
+// GoMLX, and snapshots ([checkpoint.IsSnapshot]), also those of which several workers wrote a part. A snapshot's
+// weights include the optimizer's slots, and a moving average of each replica. The caller owns the tensors.
 func LoadWeights(path string) ([]Weight, error) {
+	if checkpoint.IsSnapshot(path) {
+		on, err := checkpoint.ReadSnapshot(path)
+		if err != nil {
+			return nil, err
+		}
+		s, err := SnapshotOf(&on.Contents)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		return s.Variables, nil
+	}
 	tensors, _, err := checkpoint.LoadWeights(path)
 	if err != nil {
 		return nil, err
@@ -72,7 +79,7 @@ func weightsOf(tensors []checkpoint.Tensor) []Weight {
 	return weights
 }
 
-// tensorsOf returns weights as a file of them has them.
+// tensorsOf is the inverse of weightsOf.
 func tensorsOf(weights []Weight) []checkpoint.Tensor {
 	tensors := make([]checkpoint.Tensor, len(weights))
 	for i, w := range weights {
@@ -99,8 +106,11 @@ func matchWeights(variables []engine.Variable, weights []Weight, o LoadOptions) 
 			path := "/" + strings.ReplaceAll(w.Name, ".", "/")
 			i = slices.IndexFunc(variables, func(v engine.Variable) bool { return v.Name == path })
 		}
-		if i < 0 || variables[i].Role == engine.Slot {
+		if i < 0 {
 			loaded.Unexpected = append(loaded.Unexpected, w.Name)
+			continue
+		}
+		if variables[i].Role == engine.Slot {
 			continue
 		}
 		v := variables[i]
@@ -109,10 +119,10 @@ func matchWeights(variables []engine.Variable, weights []Weight, o LoadOptions) 
 		}
 		value := w.Value
 		if ofReplicas(value, v) {
-			value = oneOfRows(value, v)
+			value = combineComponents(value, v.DType, v.Shape)
 		}
 		if value != nil && value.DType() != v.DType && value.DType().IsFloat() && v.DType.IsFloat() {
-			value = convertFloats(value, v.DType)
+			value = fromFloat64s(v.DType, value.Shape(), value.Float64s())
 			loaded.Converted = append(loaded.Converted, v.Name)
 		}
 		if err := fits(value, v.DType, v.Shape); err != nil {
@@ -131,7 +141,7 @@ func matchWeights(variables []engine.Variable, weights []Weight, o LoadOptions) 
 	return values, loaded, loaded.check(o.Partial)
 }
 
-// ofReplicas reports whether a value has a moving average of each replica, as snapshots do.
+// ofReplicas reports whether a value is an average with a component of each replica, as in a snapshot.
 func ofReplicas(value *tensor.Tensor, v engine.Variable) bool {
 	return v.Role == engine.Average && value != nil && value.Rank() == len(v.Shape)+1 && value.Shape()[0] > 0 &&
 		slices.Equal(value.Shape()[1:], v.Shape)
@@ -165,9 +175,4 @@ func formatNames(names []string) string {
 		return "none"
 	}
 	return checkpoint.FormatNames(names)
-}
-
-// convertFloats returns the values in another floating-point type.
-func convertFloats(t *tensor.Tensor, dtype tensor.DType) *tensor.Tensor {
-	return fromFloat64s(dtype, t.Shape(), t.Float64s())
 }

@@ -71,8 +71,8 @@ func TestLoadWeightsErrors(t *testing.T) {
 	}{
 		{"1 missing (seen): want all", []Weight{{"bias", one}, {"weights", two}}, LoadOptions{}},
 		{
-			"1 missing (seen), and 2 that the model does not have (a, momentum/bias)",
-			[]Weight{{"a", one}, {"bias", one}, {"momentum/bias", one}, {"weights", two}},
+			"1 missing (seen), and 2 that the model does not have (a, velocity/bias)",
+			[]Weight{{"a", one}, {"bias", one}, {"momentum/bias", one}, {"velocity/bias", one}, {"weights", two}},
 			LoadOptions{},
 		},
 		{"no weight has the name of a variable: the weights are a; the model has bias", []Weight{{"a", one}}, LoadOptions{}},

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -69,11 +68,7 @@ func (t *Trainer) LossScale() (scale float64, overflows int) {
 
 // computesIn sets the type in which the model's layers compute, and the first loss scale.
 func (t *Trainer) computesIn() {
-	p, ok := t.program.(engine.Mixed)
-	if !ok {
-		return
-	}
-	if t.computeDType = p.ComputeDType(); t.computeDType == tensor.Float16 {
+	if t.computeDType = t.program.Info().ComputeDType; t.computeDType == tensor.Float16 {
 		t.scale.Scale = t.config.LossScaling.Initial
 	}
 }
@@ -81,7 +76,7 @@ func (t *Trainer) computesIn() {
 // overflowed reports whether the last step's gradients are not finite because of the loss scale. The result is the
 // same on every worker: see allFinite.
 func (t *Trainer) overflowed() bool {
-	return t.scale.Scale > 1 && finite(t.parts[0].scalars[0]) && !t.allFinite()
+	return t.scale.Scale > 1 && finite(t.local[0].scalars[0]) && !t.allFinite()
 }
 
 // lowerScale halves the loss scale after an overflow. does describes what happens instead of the step.
@@ -113,23 +108,28 @@ func (t *Trainer) computeName() string {
 	return ""
 }
 
-// restorePrecision sets the loss scale of a snapshot, and returns why bits differ from those of the training that made
-// it, if they do.
-func (t *Trainer) restorePrecision(s *Snapshot) string {
-	if t.scale.Scale != 0 {
-		t.scale = lossScale{Scale: t.config.LossScaling.Initial}
-		if s.scale != nil {
-			t.scale = *s.scale
-		}
+// restoreScale sets the loss scale of a snapshot.
+func (t *Trainer) restoreScale(s *Snapshot) {
+	if t.scale.Scale == 0 {
+		return
 	}
-	if now := t.computeName(); now != s.compute {
-		name := func(s string) string {
-			if s == "" {
-				return "in the type of its inputs"
-			}
-			return "in " + s
-		}
-		return fmt.Sprintf("the snapshot's model computed %s, this one computes %s", name(s.compute), name(now))
+	t.scale = lossScale{Scale: t.config.LossScaling.Initial}
+	if s.state.LossScale != nil {
+		t.scale = *s.state.LossScale
 	}
-	return ""
+}
+
+// otherPrecision returns how the model of a snapshot computed if this training's computes otherwise, or "".
+func (t *Trainer) otherPrecision(s *Snapshot) string {
+	now := t.computeName()
+	if now == s.state.Compute {
+		return ""
+	}
+	name := func(s string) string {
+		if s == "" {
+			return "in the type of its inputs"
+		}
+		return "in " + s
+	}
+	return fmt.Sprintf("the snapshot's model computed %s, this one computes %s", name(s.state.Compute), name(now))
 }

@@ -196,7 +196,7 @@ func TestLossScaleRefuses(t *testing.T) {
 	if err != nil || len(r.Differ) != 1 || r.Differ[0] != want {
 		t.Errorf("restored %+v, %v", r, err)
 	}
-	snapshot.scale.Scale = 0
+	snapshot.state.LossScale.Scale = 0
 	c, err := snapshot.Contents()
 	if err != nil {
 		t.Fatal(err)

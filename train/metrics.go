@@ -28,6 +28,7 @@ type mean struct {
 	streams  []engine.Stream // by metric; nil: it follows from the sums
 	weight   float64
 	examples int64
+	by       LossReduction
 }
 
 // metric is a metric with its name.
@@ -36,7 +37,7 @@ type metric struct {
 	engine.Summary
 }
 
-func newMean(metrics []metric) *mean {
+func newMean(metrics []metric, by LossReduction) *mean {
 	n, streams := 0, make([]engine.Stream, len(metrics))
 	for i, m := range metrics {
 		n += m.Sums
@@ -44,7 +45,7 @@ func newMean(metrics []metric) *mean {
 			streams[i] = m.Stream()
 		}
 	}
-	return &mean{metrics: metrics, sums: make([]float64, n), streams: streams}
+	return &mean{metrics: metrics, sums: make([]float64, n), streams: streams, by: by}
 }
 
 // newMean returns the mean over batches of a training, which may include the gradients' norm and noise scale.
@@ -56,15 +57,12 @@ func (t *Trainer) newMean() *mean {
 	if t.config.NoiseScale {
 		metrics = append(metrics, metric{noiseMetric, noiseSummary})
 	}
-	return newMean(metrics)
+	return newMean(metrics, t.config.LossReduction)
 }
 
 // metricsOf lists the metrics of a program, and the number of their sums.
 func metricsOf(p engine.Program) (list []metric, sums int) {
-	var summaries []engine.Summary
-	if s, ok := p.(engine.Summed); ok {
-		summaries = s.Summaries()
-	}
+	summaries := p.Info().Summaries
 	for i, name := range p.Metrics() {
 		m := metric{name, engine.Summary{Sums: 1}}
 		if summaries != nil {
@@ -82,7 +80,7 @@ func (m *mean) add(b *stepBatches, t *Trainer) {
 		return
 	}
 	loss, sums := t.scalars()
-	m.loss += loss * b.weightSum
+	m.loss += loss * m.by.divisor(b.weightSum, int64(b.examples))
 	for i, s := range sums {
 		m.sums[i] += s
 	}
@@ -116,7 +114,11 @@ func (m *mean) merge(other *mean) {
 }
 
 func (m *mean) result() Result {
-	r := Result{Loss: m.loss / m.weight, Metrics: make(map[string]float64, len(m.metrics)), Examples: m.examples}
+	r := Result{
+		Loss:     m.loss / m.by.divisor(m.weight, m.examples),
+		Metrics:  make(map[string]float64, len(m.metrics)),
+		Examples: m.examples,
+	}
 	sums := m.sums
 	for i, x := range m.metrics {
 		own := sums[:x.Sums]

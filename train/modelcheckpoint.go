@@ -17,7 +17,7 @@ import (
 // be nil.
 func (t *Trainer) Export(ctx context.Context, path string, metadata map[string]string) error {
 	weights, err := t.Weights(ctx)
-	if err != nil || !t.strategy.Properties().ShouldCheckpoint {
+	if err != nil || !t.IsChief() {
 		return err
 	}
 	return checkpoint.Save(path, tensorsOf(weights), metadata)
@@ -36,6 +36,8 @@ type ModelCheckpointConfig struct {
 	Monitor string
 	// Mode specifies whether a smaller or a larger value of Monitor is better.
 	Mode Mode
+	// Metadata is stored in the files, as by [Trainer.Export], beside the numbers that placeholders can name.
+	Metadata map[string]string
 }
 
 // NewModelCheckpoint returns a callback that writes the weights after every epoch (Keras' ModelCheckpoint
@@ -63,6 +65,7 @@ func NewModelCheckpoint(t *Trainer, cfg ModelCheckpointConfig) (Callback, error)
 			return fmt.Errorf("train: ModelCheckpointConfig.Path %s: %w", cfg.Path, err)
 		}
 		metadata := map[string]string{}
+		maps.Copy(metadata, cfg.Metadata)
 		for name, x := range numbers {
 			metadata[name] = strconv.FormatFloat(x, 'g', -1, 64)
 		}

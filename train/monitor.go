@@ -91,7 +91,7 @@ func (f *fit) known() map[string]bool {
 	for name := range f.t.newMean().result().Metrics {
 		out[name] = true
 	}
-	for name := range newMean(f.t.metrics).result().Metrics {
+	for name := range newMean(f.t.metrics, f.t.config.LossReduction).result().Metrics {
 		out["val_"+name] = validated
 	}
 	return out

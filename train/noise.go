@@ -34,14 +34,14 @@ func (t *Trainer) checkNoiseScale() error {
 		return nil
 	case t.strategy.NumReplicasInSync() < 2:
 		return errors.New("it compares the gradients of replicas, and there is one: want at least 2, or leave it out")
-	case t.config.DiLoCo != nil:
+	case t.config.diloco() != nil:
 		return errors.New("with DiLoCo the workers do not sum their gradients: leave it out")
 	}
 	return nil
 }
 
 // addSquares adds the squares of a bucket's gradients of this replica, which are complete and not reduced yet.
-func (t *Trainer) addSquares(p *part, k int) error {
+func (t *Trainer) addSquares(p *localReplica, k int) error {
 	if !t.config.NoiseScale {
 		return nil
 	}
@@ -65,7 +65,7 @@ func (t *Trainer) putNoise(local int, b *stepBatches) {
 	if !t.config.NoiseScale {
 		return
 	}
-	p, own := &t.parts[local], 0.0
+	p, own := &t.local[local], 0.0
 	for _, g := range b.list {
 		for _, w := range g.shares[local].Weights {
 			own += float64(w)
@@ -87,7 +87,7 @@ func (t *Trainer) putNoise(local int, b *stepBatches) {
 // expected to be gradient + noise/w, and that of the gradient of all gradient + noise/W. Equal weights give the
 // formulas of McCandlish et al.
 func (t *Trainer) noise(weightSum float64) (noise, gradient float64) {
-	from := t.parts[0].scalars[1+t.sums+agreed:]
+	from := t.local[0].scalars[1+t.sums+agreed:]
 	if from[1] < 2 {
 		return 0, 0
 	}

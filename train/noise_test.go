@@ -40,13 +40,13 @@ func TestNoiseScale(t *testing.T) {
 		gradient += (rows*ofAll - small*ofReplicas) / (rows - small)
 		noise += (ofReplicas - ofAll) / (1/small - 1.0/rows)
 	}
-	for _, sharding := range []Sharding{ShardOff, ShardOn} {
-		sharded(t, sharding)
+	for _, sharding := range []Exchange{AllReduce{}, Sharded{}} {
+		shardFakes(t, sharding)
 		seen := ""
 		for _, layout := range [][]int{{4}, {2, 2}, {1, 1, 1, 1}} {
 			for _, err := range overWorkers(t, layout, func(w int, s *distribute.Strategy) error {
 				cfg := fakeConfig(rows)
-				cfg.NoiseScale, cfg.ShardOptimizer = true, sharding
+				cfg.NoiseScale, cfg.Exchange = true, sharding
 				trainer, err := New(t.Context(), s, fakeModel{rate: 1e-300}, cfg)
 				if err != nil {
 					return err

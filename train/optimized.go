@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -52,18 +52,14 @@ func (t *Trainer) rateIsFree() error {
 }
 
 func (t *Trainer) learningRate() (variable int, scheduled bool) {
-	if p, ok := t.program.(engine.Optimized); ok {
-		return p.LearningRate()
-	}
-	return -1, false
+	i := t.program.Info()
+	return i.LearningRate, i.RateScheduled
 }
 
 // ema returns, for each parameter, the variable with its moving average.
 func (t *Trainer) ema() ([]int, error) {
-	if p, ok := t.program.(engine.Optimized); ok {
-		if list := p.EMA(); list != nil {
-			return list, nil
-		}
+	if list := t.program.Info().EMA; list != nil {
+		return list, nil
 	}
 	return nil, errNoEMA
 }
@@ -95,12 +91,23 @@ func (t *Trainer) WithEMA(ctx context.Context, f func() error) (err error) {
 	restore := func() (err error) {
 		for i, value := range parameters {
 			if value != nil {
-				err = errors.Join(err, t.writeMirrored(i, value))
+				err = errors.Join(err, t.write(i, value))
 			}
 		}
 		return err
 	}
 	defer func() { err = errors.Join(err, restore()) }()
+	if err := t.swapEMA(ctx, averages, parameters); err != nil {
+		if _, everywhere := errors.AsType[*distribute.StepError](err); !everywhere {
+			t.failOthers(ctx, err)
+		}
+		return err
+	}
+	return f()
+}
+
+// swapEMA sets the parameters to their moving averages, and stores the values that they had in before.
+func (t *Trainer) swapEMA(ctx context.Context, averages []int, before []*tensor.Tensor) error {
 	for i, average := range averages {
 		v := t.variables[i]
 		value, err := t.weight(ctx, average)
@@ -110,16 +117,14 @@ func (t *Trainer) WithEMA(ctx context.Context, f func() error) (err error) {
 		if value.DType() != v.DType {
 			value = fromFloat64s(v.DType, v.Shape, value.Float64s())
 		}
-		before, err := t.program.Read(0, i)
-		if err != nil {
+		if before[i], err = t.program.Read(0, i); err != nil {
 			return fmt.Errorf("train: reading %s: %w", v.Name, err)
 		}
-		parameters[i] = before
-		if err := t.writeMirrored(i, value); err != nil {
-			return err
+		if err := t.write(i, value); err != nil {
+			return fmt.Errorf("train: %w", err)
 		}
 	}
-	return f()
+	return nil
 }
 
 // setEMA sets the moving averages to weights, as EMAWeights returns them.
@@ -139,18 +144,6 @@ func (t *Trainer) setEMA(weights []Weight) error {
 		}
 		if err := t.assign(average, value); err != nil {
 			return fmt.Errorf("train: set the moving averages: %w", err)
-		}
-	}
-	return nil
-}
-
-// writeMirrored sets a mirrored variable on all replicas, for a time: the workers do not compare it.
-func (t *Trainer) writeMirrored(variable int, value *tensor.Tensor) error {
-	t.access.Lock()
-	defer t.access.Unlock()
-	for replica := range t.parts {
-		if err := t.program.Write(replica, variable, value); err != nil {
-			return fmt.Errorf("train: writing %s: %w", t.variables[variable].Name, err)
 		}
 	}
 	return nil

@@ -1,21 +1,11 @@
 package train
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"maps"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 
-	"github.com/lockstep-ml/lockstep/distribute"
-	"github.com/lockstep-ml/lockstep/engine"
-	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
@@ -38,176 +28,23 @@ type writtenPart struct {
 // findWriters decides whether all workers write parts of snapshots: if the optimizer is sharded, and all see the
 // chief's folder. holder has locked it.
 func (b *Backup) findWriters(ctx context.Context, holder checkpoint.Holder) error {
-	if b.writers = nil; b.t.shards == nil || !b.saves || !b.t.others() {
+	if b.inParts = false; !b.t.Sharded() || !b.saves || !b.t.others() {
 		return nil
 	}
-	type sight struct {
-		First int  `json:"first"` // replica
-		Sees  bool `json:"sees"`
-	}
-	first, _ := b.t.strategy.LocalReplicas()
-	mine := sight{First: first}
+	sees := false
 	if b.cfg.Dir != "" && holder.PID != 0 {
 		h, err := checkpoint.ReadHolder(b.cfg.Dir)
-		mine.Sees = err == nil && h.Since.Equal(holder.Since) && h.PID == holder.PID && h.Host == holder.Host
+		sees = err == nil && h.Since.Equal(holder.Since) && h.PID == holder.PID && h.Host == holder.Host
 	}
-	all, err := gatherMessages(ctx, b.t, mine)
+	all, err := fromWorkers(ctx, b.t, sees)
 	if err != nil {
 		return fmt.Errorf("train: restore: comparing the workers' folders: %w", err)
 	}
-	for _, s := range all {
-		if !s.Sees {
-			if b.manager != nil {
-				b.t.config.Logger.Info("train: not all workers have the folder of the snapshots, so worker 0 writes the "+
-					"whole state of the sharded optimizer", "folder", b.cfg.Dir)
-			}
-			b.writers = nil
-			return nil
-		}
-		b.writers = append(b.writers, s.First)
+	if b.inParts = !slices.Contains(all, false); !b.inParts && b.manager != nil {
+		b.t.config.Logger.Info("train: not all workers have the folder of the snapshots, so worker 0 writes the "+
+			"whole state of the sharded optimizer", "folder", b.cfg.Dir)
 	}
 	return nil
-}
-
-// gatherMessages returns the messages of all workers, in their order.
-func gatherMessages[T any](ctx context.Context, t *Trainer, mine T) (all []T, err error) {
-	text, err := json.Marshal(mine)
-	if err != nil {
-		return nil, err
-	}
-	rows := make([]distribute.Value, len(t.parts))
-	for i := range rows {
-		rows[i] = tensor.New(tensor.Uint8, 0)
-	}
-	rows[0] = tensor.From(text)
-	gathered, err := t.gather(ctx, rows)
-	if err != nil {
-		return nil, err
-	}
-	for d := json.NewDecoder(bytes.NewReader(tensor.Data[uint8](gathered))); ; {
-		var message T
-		switch err := d.Decode(&message); {
-		case errors.Is(err, io.EOF):
-			return all, nil
-		case err != nil:
-			return nil, err
-		}
-		all = append(all, message)
-	}
-}
-
-// writes lists the pieces of a mirrored variable that this worker writes: a parameter, whole, if it updates the first
-// elements, and otherwise what it is the first to keep.
-func (b *Backup) writes(variable int) (list []piece) {
-	all := b.t.piecesOf(variable)
-	if b.t.variables[variable].Role == engine.Parameter {
-		all = slices.Clone(all)
-		i := slices.IndexFunc(b.t.shards.shares, func(s engine.Share) bool { return s.Parameter == variable })
-		all[0].replica = b.t.shards.shares[i].Owner
-	}
-	for _, p := range all {
-		if b.t.localOf(p.replica) >= 0 {
-			list = append(list, p)
-		}
-	}
-	return list
-}
-
-// pieceName is the name of a range of the elements of a variable, in snapshots and in calls.
-func pieceName(name string, from, to int) string { return fmt.Sprintf("%s[%d:%d]", name, from, to) }
-
-// readPieces returns pieces of a mirrored variable, which local replicas have, with their names. A piece of all
-// elements is the variable.
-func (t *Trainer) readPieces(variable int, pieces []piece) (list []Weight, err error) {
-	v := t.variables[variable]
-	for _, p := range pieces {
-		value, err := t.program.Read(t.localOf(p.replica), variable)
-		if err != nil {
-			return nil, err
-		}
-		name := v.Name
-		if p.to-p.from < v.Bytes()/v.DType.Bytes() {
-			name = pieceName(name, p.from, p.to)
-			value = value.Reshape(value.Len())
-		}
-		list = append(list, Weight{name, value})
-	}
-	return list, nil
-}
-
-// dividedShapes returns the shapes of the variables that workers write in pieces, by name.
-func (t *Trainer) dividedShapes() map[string][]int {
-	shapes := map[string][]int{}
-	for i, v := range t.variables {
-		if len(t.piecesOf(i)) > 1 {
-			shapes[v.Name] = v.Shape
-		}
-	}
-	return shapes
-}
-
-// joinPieces replaces the pieces of variables by the variables, of the shapes given by name.
-func joinPieces(list []Weight, shapes map[string][]int) ([]Weight, error) {
-	type part struct {
-		from  int
-		value *tensor.Tensor
-	}
-	parts, joined := map[string][]part{}, []Weight{}
-	for _, w := range list {
-		name, from, to, ok := parsePiece(w.Name)
-		if _, divided := shapes[name]; !ok || !divided {
-			joined = append(joined, w)
-			continue
-		}
-		if s := w.Value.Shape(); len(s) != 1 || s[0] != to-from {
-			return nil, fmt.Errorf("%s has shape %s: want %d elements", w.Name, tensor.FormatShape(s), to-from)
-		}
-		parts[name] = append(parts[name], part{from, w.Value})
-	}
-	for _, name := range slices.Sorted(maps.Keys(shapes)) {
-		of := parts[name]
-		slices.SortStableFunc(of, func(a, b part) int { return a.from - b.from })
-		at := 0
-		for _, p := range of {
-			if p.from != at || p.value.DType() != of[0].value.DType() {
-				return nil, fmt.Errorf("no elements of %s from %d on, but %s from %d on", name, at,
-					p.value.DType(), p.from)
-			}
-			at += p.value.Len()
-		}
-		n := 1
-		for _, d := range shapes[name] {
-			if d < 0 || d > 0 && n > at/d {
-				n = -1
-				break
-			}
-			n *= d
-		}
-		if len(of) == 0 || n != at {
-			return nil, fmt.Errorf("%d elements of %s in %d pieces: want those of shape %s", at, name, len(of),
-				tensor.FormatShape(shapes[name]))
-		}
-		whole := tensor.New(of[0].value.DType(), shapes[name]...)
-		to := whole.Memory().HostBytes()
-		for _, p := range of {
-			to = to[copy(to, p.value.Memory().HostBytes()):]
-		}
-		joined = append(joined, Weight{name, whole})
-	}
-	return joined, nil
-}
-
-// parsePiece is the inverse of pieceName.
-func parsePiece(text string) (name string, from, to int, ok bool) {
-	open := strings.LastIndexByte(text, '[')
-	if open < 0 {
-		return "", 0, 0, false
-	}
-	lo, hi, found := strings.Cut(strings.TrimSuffix(text[open+1:], "]"), ":")
-	from, errFrom := strconv.Atoi(lo)
-	to, errTo := strconv.Atoi(hi)
-	ok = found && errFrom == nil && errTo == nil && from >= 0 && to >= from && pieceName(text[:open], from, to) == text
-	return text[:open], from, to, ok
 }
 
 // startParts waits for the snapshot in progress, which may be another Backup's, and then starts to write a part of a
@@ -221,54 +58,51 @@ func (b *Backup) startParts(ctx context.Context) error {
 	if err := b.finishParts(ctx); err != nil {
 		return err
 	}
-	type begun struct {
-		Folder string `json:"folder"`
-		Error  string `json:"error,omitempty"`
-	}
-	var mine begun
+	var folder string
 	var failure error
-	chief := b.manager != nil
-	if chief {
-		if mine.Folder, failure = b.manager.Begin(b.t.committed); failure != nil {
-			failure = b.stopIfFailed(failure)
-			mine.Error = failure.Error()
-		}
+	if b.manager != nil {
+		folder, failure = b.manager.Begin(b.t.committed)
+		failure = b.stopIfFailed(failure)
 	}
-	head, err := json.Marshal(mine)
-	if err == nil {
-		head, err = b.t.fromChief(ctx, chief, head)
-	}
-	var its begun
+	folder, err := fromChief(ctx, b.t, folder, failure)
 	switch {
 	case failure != nil:
 		return failure
 	case err != nil:
-		return fmt.Errorf("train: snapshot: receiving the chief's folder: %w", err)
+		return fmt.Errorf("train: snapshot: %w", err)
 	}
-	if err := json.Unmarshal(head, &its); err != nil {
-		return fmt.Errorf("train: snapshot: the chief's folder: %w", err)
-	}
-	if its.Error != "" {
-		return fmt.Errorf("the chief fails: %s", its.Error)
-	}
-	s, err := b.t.snapshot(ctx, b.writes)
+	var own []Weight
+	divided, bytes := map[string][]int{}, make([]int, len(b.t.replicasOf))
+	s, err := b.t.snapshot(ctx)
 	if err != nil {
 		return err
 	}
-	s.Facts, s.Build, s.Job = b.cfg.Facts, b.cfg.Build, b.cfg.Job
-	c, err := s.Contents()
+	for _, v := range b.t.stateTable() {
+		pieces, err := b.t.ownPieces(v, bytes)
+		if err != nil {
+			return fmt.Errorf("train: snapshot: reading %s: %w", v.name, err)
+		}
+		own = append(own, pieces...)
+		if v.inPieces() {
+			divided[v.name] = v.storedShape()
+		}
+		s.add(v, nil) // the manifest has its name
+	}
+	if b.t.IsChief() {
+		own = append(own, s.state.Fit.tensors()...)
+	}
+	s.state.Divided = divided
+	c, err := b.contents(s)
 	if err != nil {
 		return err
 	}
-	first, _ := b.t.strategy.LocalReplicas()
-	p := &partialSnapshot{
-		backup: b, contents: &checkpoint.Contents{Step: c.Step, State: c.State}, done: make(chan struct{}),
-	}
+	c.Tensors = nil
+	p := &partialSnapshot{backup: b, contents: c, done: make(chan struct{})}
 	b.t.partial = p
-	folder, number := filepath.Join(b.cfg.Dir, filepath.Base(its.Folder)), slices.Index(b.writers, first)
+	folder = filepath.Join(b.cfg.Dir, filepath.Base(folder))
 	go func() {
 		defer close(p.done)
-		if p.result.Part, p.result.err = checkpoint.WritePart(folder, number, c.Tensors); p.result.err != nil {
+		if p.result.Part, p.result.err = checkpoint.WritePart(folder, b.t.worker, tensorsOf(own)); p.result.err != nil {
 			p.result.Error = p.result.err.Error()
 		}
 	}()
@@ -284,7 +118,7 @@ func (b *Backup) finishParts(ctx context.Context) error {
 	}
 	<-p.done
 	b.t.partial = nil
-	all, err := gatherMessages(ctx, b.t, p.result)
+	all, err := fromWorkers(ctx, b.t, p.result)
 	if err != nil {
 		b.abandon()
 		return fmt.Errorf("train: snapshot: waiting for the other workers' parts: %w", err)
@@ -337,5 +171,5 @@ func (t *Trainer) writing() bool {
 // partsWritten reports whether a snapshot is in progress, of which all workers had written their parts before the
 // gradients of the last step were reduced. The result is the same on all workers.
 func (t *Trainer) partsWritten() bool {
-	return t.partial != nil && t.parts[0].scalars[1+t.sums+agreedWriting] == 0
+	return t.partial != nil && t.local[0].scalars[1+t.sums+agreedWriting] == 0
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
@@ -56,27 +57,27 @@ func fitInFolder(t *testing.T, layout []int, cfg FitConfig, own BackupConfig) (*
 // optimizer, and that it restores on any workers, with a sharded optimizer or without, as an unsharded one does with.
 func TestSnapshotsByOwners(t *testing.T) {
 	cfg := FitConfig{Epochs: 3}
-	sharded(t, ShardOff)
+	shardFakes(t, AllReduce{})
 	want, history, _ := fitInFolder(t, []int{3}, cfg, BackupConfig{})
-	layouts := [][]int{{3}, {1, 1, 1}, {1, 2}, {2, 1}}
+	layouts, metadata := [][]int{{3}, {1, 1, 1}, {1, 2}, {2, 1}}, map[string]string{"classes": "cat, dog"}
 	for i, from := range layouts {
 		for j, to := range layouts {
-			for mode, modes := range [][2]Sharding{{ShardOn, ShardOn}, {ShardOn, ShardOff}, {ShardOff, ShardOn}} {
+			for mode, modes := range [][2]Exchange{{Sharded{}, Sharded{}}, {Sharded{}, AllReduce{}}, {AllReduce{}, Sharded{}}} {
 				if (i+j+mode)%3 > 0 {
 					continue
 				}
 				dir := t.TempDir()
 				some := cfg
 				some.Steps = 1 + (3*i+j+mode)%8
-				sharded(t, modes[0])
-				fitInFolder(t, from, some, BackupConfig{Dir: dir, EverySteps: 2})
+				shardFakes(t, modes[0])
+				fitInFolder(t, from, some, BackupConfig{Dir: dir, EverySteps: 2, Metadata: metadata})
 				all, err := checkpoint.List(dir)
 				if err != nil || len(all) == 0 {
 					t.Fatal(err)
 				}
 				parts, err := filepath.Glob(filepath.Join(all[len(all)-1], "*.safetensors"))
 				files := 1
-				if modes[0] == ShardOn {
+				if modes[0] == (Sharded{}) {
 					files = len(from)
 				}
 				if err != nil || len(parts) != files {
@@ -85,7 +86,16 @@ func TestSnapshotsByOwners(t *testing.T) {
 				if left, _ := filepath.Glob(filepath.Join(dir, ".snapshot*")); left != nil {
 					t.Errorf("%v: %v is left", from, left)
 				}
-				sharded(t, modes[1])
+				weights, err := LoadWeights(all[len(all)-1])
+				if err != nil || len(weights) != len(fakeVariables) {
+					t.Errorf("%v, sharding %v: the weights of a snapshot: %d, %v", from, modes[0], len(weights), err)
+				}
+				if s, _, err := checkpoint.Find(all[len(all)-1]); err != nil {
+					t.Error(err)
+				} else if s, err := SnapshotOf(&s.Contents); err != nil || !reflect.DeepEqual(s.Metadata, metadata) {
+					t.Errorf("%v, sharding %v: metadata %v, %v", from, modes[0], s.Metadata, err)
+				}
+				shardFakes(t, modes[1])
 				got, h, restored := fitInFolder(t, to, cfg, BackupConfig{Dir: dir})
 				if !restored.Found || restored.Step != int64(some.Steps) || restored.Differ != nil || restored.Refused != nil {
 					t.Errorf("%v to %v, sharding %v: %+v", from, to, modes, restored)
@@ -99,10 +109,42 @@ func TestSnapshotsByOwners(t *testing.T) {
 	}
 }
 
+// TestPartsWithCallbackState checks that the state of a callback, which every worker has, is in one part only.
+func TestPartsWithCallbackState(t *testing.T) {
+	shardFakes(t, Sharded{})
+	dir := t.TempDir()
+	loaded := make([][]Weight, 2)
+	for range 2 { // the second time resumes
+		errs := overWorkers(t, []int{1, 1}, func(w int, s *distribute.Strategy) error {
+			trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64}, fakeConfig(7))
+			if err != nil {
+				return err
+			}
+			defer trainer.Close()
+			own := Callback{
+				Name: "own",
+				Save: func() []Weight { return []Weight{{"x", tensor.Scalar(float32(1 + w))}} },
+				Load: func(state []Weight) error { loaded[w] = state; return nil },
+			}
+			b := backup(t, trainer, BackupConfig{Dir: dir})
+			_, err = trainer.Fit(t.Context(), sizes(lineExamples(7), 7), FitConfig{Callbacks: []Callback{b.Callback(), own}})
+			return err
+		})
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for w, state := range loaded {
+		if len(state) != 1 || state[0].Name != "x" || tensor.Data[float32](state[0].Value)[0] != 1 {
+			t.Errorf("worker %d: loaded %v, want the chief's state", w, state)
+		}
+	}
+}
+
 // TestPartCannotBeWritten checks that a worker that cannot write its part of a snapshot ends the training on all
 // workers, and that the snapshots before it stay.
 func TestPartCannotBeWritten(t *testing.T) {
-	sharded(t, ShardOn)
+	shardFakes(t, Sharded{})
 	dir := t.TempDir()
 	errs := overWorkers(t, []int{1, 1}, func(w int, s *distribute.Strategy) error {
 		trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64}, fakeConfig(7))
@@ -139,7 +181,7 @@ func TestPartCannotBeWritten(t *testing.T) {
 
 // TestTwoBackups checks that two Backups of a trainer with a sharded optimizer write to their own folders.
 func TestTwoBackups(t *testing.T) {
-	sharded(t, ShardOn)
+	shardFakes(t, Sharded{})
 	dirs := []string{t.TempDir(), t.TempDir()}
 	errs := overWorkers(t, []int{1, 1}, func(w int, s *distribute.Strategy) error {
 		trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64}, fakeConfig(7))
@@ -179,7 +221,7 @@ func TestPartsWrittenCompressed(t *testing.T) {
 		engines[w] = e
 	}
 	errs := overWorkersOn(t, []int{1, 1}, engines, func(w int, s *distribute.Strategy) error {
-		c := &compressed{codec: "bfloat16", shard: ShardOn}
+		c := &compressed{codec: "bfloat16", shard: Sharded{}}
 		c.before = func(ctx context.Context, trainer *Trainer) error {
 			defer func() { trainer.partial = nil }()
 			trainer.partial = &partialSnapshot{done: written}

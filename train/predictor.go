@@ -57,7 +57,13 @@ func NewPredictor(ctx context.Context, m engine.Model, cfg PredictorConfig) (*Pr
 		return nil, fmt.Errorf("train: predictor: compiling the model: %w", err)
 	}
 	p := &Predictor{inference: x, cfg: cfg}
-	values, loaded, err := matchWeights(x.Variables(), cfg.Weights, cfg.Load)
+	variables := slices.Clone(x.Variables())
+	for i, v := range variables {
+		if v.Role == engine.Frozen { // without training, moving averages are frozen
+			variables[i].Role = engine.Average
+		}
+	}
+	values, loaded, err := matchWeights(variables, cfg.Weights, cfg.Load)
 	for i := 0; i < len(values) && err == nil; i++ {
 		if values[i] != nil {
 			err = x.Write(i, values[i])
@@ -117,6 +123,43 @@ func (p *Predictor) Predict(ctx context.Context, inputs ...*tensor.Tensor) ([]*t
 		}
 	}
 	return results, nil
+}
+
+// ForInputs compiles the model for other inputs: one row of each. Both predictors use one set of values of the
+// variables, in memory once, so the new one must use no others, and ends with this one. The caller must call
+// [Predictor.Close] for both.
+func (p *Predictor) ForInputs(ctx context.Context, inputs ...engine.Feature) (*Predictor, error) {
+	x, err := p.inference.ForInputs(ctx, inputs)
+	if err != nil {
+		return nil, fmt.Errorf("train: predictor: compiling the model for other inputs: %w", err)
+	}
+	q := &Predictor{inference: x, cfg: p.cfg, loaded: p.loaded}
+	q.cfg.Inputs = inputs
+	return q, nil
+}
+
+// NewState returns zeros for the inputs from first on, for Batch rows, which stay where the engine computes. axis
+// counts from that of the rows, 0. The caller must close it.
+func (p *Predictor) NewState(first, axis int) (engine.State, error) {
+	s, err := p.inference.NewState(first, axis)
+	if err != nil {
+		return nil, fmt.Errorf("train: predictor: %w", err)
+	}
+	return s, nil
+}
+
+// Continue is Predict for exactly Batch rows with the values of a state as the last inputs. The state must be of this
+// predictor, or of one with the same set of values (ForInputs). The last results, one for each value of the state,
+// are not returned: their first count elements along the state's axis replace those from at on in the state. After an
+// error the state is as before. Calls with one state compute one after the other.
+func (p *Predictor) Continue(ctx context.Context, s engine.State, at, count int, inputs ...*tensor.Tensor) (
+	[]*tensor.Tensor, error,
+) {
+	out, err := p.inference.Continue(ctx, s, at, count, inputs)
+	if err != nil {
+		return nil, fmt.Errorf("train: predict: %w", err)
+	}
+	return out, nil
 }
 
 // padded returns t, or a copy with zeros for the missing rows.

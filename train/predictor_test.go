@@ -2,6 +2,7 @@ package train_test
 
 import (
 	"context"
+	"math"
 	"strings"
 	"sync"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"github.com/lockstep-ml/lockstep/engine/gomlx/layer"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/train"
+	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
 // predicted has an average, which predictions use, and dropout, which they do not.
@@ -29,6 +31,81 @@ func predicted() *gomlx.Model {
 			return []*graph.Node{layers.Dense(s.In("readout"), x, true, 3), graph.ReduceSum(x, -1)}
 		},
 		Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: optimizer.Adam().Done(),
+	}
+}
+
+// TestPredictorOfSnapshot checks that a snapshot's weights, with a moving average of each replica, predict what the
+// trainer does.
+func TestPredictorOfSnapshot(t *testing.T) {
+	e, err := gomlx.OpenGo(gomlx.GoOptions{LogicalCPUs: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: e})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	inputs := []engine.Feature{{DType: tensor.Float32, Shape: []int{4}}}
+	m := predicted()
+	m.Loss = func(labels, predictions []*graph.Node) *graph.Node {
+		return gomlx.SparseCategoricalCrossEntropyLogits(labels, predictions[:1])
+	}
+	trainer, err := train.New(t.Context(), s, m, train.Config{
+		GlobalBatch: 8, Inputs: inputs, Labels: []engine.Feature{{DType: tensor.Int32}}, Seed: 3,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer trainer.Close()
+	x := tensor.New(tensor.Float32, 8, 4)
+	for i := range tensor.Data[float32](x) {
+		tensor.Data[float32](x)[i] = float32(i%5) - 2
+	}
+	ds := fromTensors(data.Batch{
+		Inputs: []*tensor.Tensor{x}, Labels: []*tensor.Tensor{tensor.New(tensor.Int32, 8)},
+	}).Batch(8)
+	dir := t.TempDir()
+	backup, err := train.NewBackup(trainer, train.BackupConfig{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer backup.Close()
+	fit := train.FitConfig{Callbacks: []train.Callback{backup.Callback()}}
+	if _, err := trainer.Fit(t.Context(), ds, fit); err != nil {
+		t.Fatal(err)
+	}
+	all, err := checkpoint.List(dir)
+	if err != nil || len(all) != 1 {
+		t.Fatal(all, err)
+	}
+	weights, err := train.LoadWeights(all[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l, err := trainer.LoadWeights(weights, train.LoadOptions{}); err != nil {
+		t.Errorf("the trainer loaded %+v, %v", l, err)
+	}
+	p, err := train.NewPredictor(t.Context(), &gomlx.Model{Forward: m.Forward}, train.PredictorConfig{
+		Engine: e, Inputs: inputs, Weights: weights, Load: train.LoadOptions{Partial: true},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	got, err := p.Predict(t.Context(), x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := trainer.Predict(t.Context(), ds)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, w := range tensor.Data[float32](want[0]) {
+		if g := tensor.Data[float32](got[0])[i]; math.Abs(float64(g-w)) > 1e-5 {
+			t.Errorf("logit %d is %v, want %v", i, g, w)
+		}
 	}
 }
 
@@ -105,7 +182,7 @@ func TestPredictor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, err := trainer.Predict(t.Context(), data.FromTensors(data.Batch{
+	want, err := trainer.Predict(t.Context(), fromTensors(data.Batch{
 		Inputs: []*tensor.Tensor{x}, Labels: []*tensor.Tensor{tensor.New(tensor.Int32, 8)},
 	}).Batch(8))
 	if err != nil {

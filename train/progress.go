@@ -4,9 +4,13 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/lockstep-ml/lockstep/internal/terminal"
 )
 
 // ProgressMode is the output format of [NewProgress].
@@ -14,16 +18,19 @@ type ProgressMode uint8
 
 // The modes.
 const (
-	ProgressPlain ProgressMode = iota // one line per epoch, and one every ten seconds within it: for files and pipes
-	ProgressBar                       // one line per epoch, redrawn continually, as in Keras: for terminals
+	// ProgressAuto is ProgressBar if the output is the user's terminal, else ProgressPlain. Terminals of TERM=dumb, and
+	// those that mpirun creates for its processes, get plain lines.
+	ProgressAuto  ProgressMode = iota
+	ProgressPlain              // one line per epoch, and one every ten seconds within it: for files and pipes
+	ProgressBar                // one line per epoch, redrawn continually, as in Keras: for terminals
 )
 
 // ProgressConfig configures [NewProgress].
 type ProgressConfig struct {
 	Out   io.Writer    // receives the output
-	Mode  ProgressMode // default ProgressPlain
+	Mode  ProgressMode // default ProgressAuto
 	Unit  string       // the name of examples, such as "images"; default "examples"
-	Width func() int   // returns the current width of the terminal, in columns; nil: 80
+	Width func() int   // returns the current width in columns; nil: that of the terminal Out, else 80
 }
 
 const (
@@ -34,13 +41,24 @@ const (
 )
 
 // NewProgress returns a callback that prints each epoch's steps, time, examples per second, loss and metrics.
-// It ignores write errors of cfg.Out. A callback serves one Fit at a time.
+// On a terminal it draws a bar, elsewhere plain lines: cfg.Out is a terminal if it is a file, or has its method Fd, and
+// that is one. It ignores write errors of cfg.Out. A callback serves one Fit at a time.
 func NewProgress(cfg ProgressConfig) Callback {
 	if cfg.Unit == "" {
 		cfg.Unit = "examples"
 	}
+	if cfg.Mode == ProgressAuto {
+		cfg.Mode = ProgressPlain
+		if terminal.CanRedraw(cfg.Out) && !startedByMPI() {
+			cfg.Mode = ProgressBar
+		}
+	}
 	if cfg.Width == nil {
-		cfg.Width = func() int { return 80 }
+		columns, isTerminal := terminal.Columns(cfg.Out)
+		if !isTerminal {
+			columns = func() int { return 80 }
+		}
+		cfg.Width = columns
 	}
 	p := &progress{cfg: cfg}
 	return Callback{
@@ -49,6 +67,13 @@ func NewProgress(cfg ProgressConfig) Callback {
 		OnEpochEnd:   func(_ context.Context, e Epoch) error { p.end(e); return nil },
 		OnTrainEnd:   func(context.Context, *History, error) { p.close() },
 	}
+}
+
+// startedByMPI reports whether mpirun or a similar launcher started this process. Then the terminal is not the
+// user's: Open MPI creates one for each process, and may write its output to a file.
+func startedByMPI() bool {
+	return slices.ContainsFunc([]string{"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_ID"},
+		func(name string) bool { return os.Getenv(name) != "" })
 }
 
 // progress prints the progress of one Fit.

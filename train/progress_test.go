@@ -23,7 +23,7 @@ func replay(t *testing.T, cfg ProgressConfig, steps, known int) string {
 		for epoch := range 2 {
 			begin := EpochBegin{Epoch: epoch, Epochs: 2, Steps: known}
 			check(t, c.OnEpochBegin(ctx, begin))
-			m := newMean([]metric{{"accuracy", engine.Summary{Sums: 1}}})
+			m := newMean([]metric{{"accuracy", engine.Summary{Sums: 1}}}, WeightedMean)
 			for step := 1; step <= steps; step++ {
 				time.Sleep(500 * time.Millisecond)
 				m.loss, m.weight = float64(64*step)*0.2512, float64(64*step)

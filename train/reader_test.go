@@ -174,7 +174,7 @@ func TestIgnorantDataset(t *testing.T) {
 		if _, err = trainer.Fit(ctx, blocked(release, lineExamples(4)), FitConfig{}); !errors.Is(err, cause) {
 			t.Errorf("got %v, want the cause", err)
 		}
-		if took := time.Since(start); took != time.Minute+endTimeout {
+		if took := time.Since(start); took != time.Minute+stopGrace+endTimeout {
 			t.Errorf("it took %v", took)
 		}
 		stop := Callback{OnStepEnd: func(context.Context, Step) error { time.Sleep(time.Second); return ErrStop }}

@@ -87,7 +87,7 @@ func (r *reduceLR) see(_ context.Context, _ int, p point, now bool) error {
 		return nil
 	}
 	next := max(rate*r.cfg.Factor, r.cfg.MinRate)
-	if r.t.strategy.Properties().ShouldCheckpoint {
+	if r.t.IsChief() {
 		r.t.config.Logger.Info(fmt.Sprintf("train: after %v, the learning rate is reduced from %.4g to %.4g: %s is %.6g; "+
 			"the best is %.6g", p, rate, next, r.name, p.numbers[r.name], r.best))
 	}

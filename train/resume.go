@@ -15,7 +15,6 @@ import (
 type fitPosition struct {
 	epoch     int           // in progress, or to begin next
 	step      int           // steps of it that were taken
-	mean      *mean         // over them
 	next      batchPosition // of the batch to read next
 	truncated bool          // the epoch was truncated by FitConfig.Steps
 }
@@ -54,6 +53,11 @@ func (f *fit) done(ctx context.Context) error {
 		f.t.failOthers(ctx, err)
 	}
 	return err
+}
+
+// position returns the position between two steps.
+func (s *fitState) position() fitPosition {
+	return fitPosition{s.Epoch, s.Step, batchPosition{s.Pass, s.Batch}, s.Cut}
 }
 
 // fitState is Fit's part of a snapshot.
@@ -144,7 +148,7 @@ func (f *fit) state() *fitState {
 		Steps: f.history.Steps, Skipped: f.history.Skipped,
 	}
 	if f.position.step > 0 {
-		m := f.position.mean
+		m := f.mean
 		s.Mean = &meanState{Loss: exact(m.loss), Weight: exact(m.weight), Examples: m.examples}
 		for _, sum := range m.sums {
 			s.Mean.Sums = append(s.Mean.Sums, exact(sum))
@@ -181,7 +185,7 @@ func (f *fit) state() *fitState {
 		}
 	}
 	if f.position.open() { // the history gets its result at its end only
-		s.Epochs[len(s.Epochs)-1].Result = stateOf(f.position.mean.result())
+		s.Epochs[len(s.Epochs)-1].Result = stateOf(f.mean.result())
 	}
 	return s
 }
@@ -262,6 +266,9 @@ func (s resultState) result() Result {
 
 // check returns an error if the numbers are inconsistent.
 func (s *fitState) check() error {
+	if s == nil {
+		return nil
+	}
 	least := min(s.StepsPerEpoch, s.Accumulate, s.Epoch, s.Step, s.Pass, s.Batch, s.Steps, s.Skipped)
 	switch {
 	case least < 0 || s.Batches < -1 || s.Skipped > s.Steps || s.Step > s.Steps:
@@ -301,7 +308,7 @@ func (f *fit) resumePosition() error {
 		return fmt.Errorf("train: resuming: the metrics of this training have %d sums, but the snapshot's had %d: use the "+
 			"same model, Config.ClipNorm and NoiseScale", len(f.t.newMean().sums), len(s.Mean.Sums))
 	}
-	f.position = fitPosition{epoch: s.Epoch, step: s.Step, next: batchPosition{s.Pass, s.Batch}, truncated: s.Cut}
+	f.position = s.position()
 	if s.Mean != nil {
 		m := f.t.newMean()
 		m.loss, m.weight, m.examples = float64(s.Mean.Loss), float64(s.Mean.Weight), s.Mean.Examples
@@ -321,7 +328,7 @@ func (f *fit) resumePosition() error {
 				return fmt.Errorf("train: resuming: the metric %q: %w", name, err)
 			}
 		}
-		f.position.mean = m
+		f.mean = m
 	}
 	f.history.Steps, f.history.Skipped = s.Steps, s.Skipped
 	for _, e := range s.Epochs {

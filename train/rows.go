@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"slices"
 
 	"github.com/zeebo/xxh3"
 
@@ -15,13 +16,13 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// readRows are the rows of a global batch that this worker has read: consecutive ones, which may be all, and perhaps
-// more.
+// readRows are the rows of a global batch that this worker has read: all, or the shares of its replicas one after the
+// other, and perhaps more.
 type readRows struct {
 	batch    data.Batch
-	size     int // examples of the global batch
-	from     int // the row of the global batch that is the first of batch
-	padding  int // the row of batch that is the first of the global batch, if a share of this worker has padding
+	size     int   // examples of the global batch
+	starts   []int // by local replica, the row of batch that is the first of its share; nil: batch has all rows
+	padding  int   // the row of batch that is the first of the global batch, if a share of this worker has padding
 	identity rowIdentity
 	shape    *batchShape // nil: it follows from batch
 }
@@ -88,30 +89,35 @@ func (d *rowIdentity) put(replica, local int, to []float64) {
 // that was read twice has the same contents. sums are the sums of what all replicas put. In an inner step of DiLoCo
 // these are the replicas of this worker; endRound compares the contents.
 func (t *Trainer) rightRows(r *distribute.Replica, b *stepBatches, sums []float64) bool {
-	first, inner := t.firstOf(r)
 	var want [2]uint32
 	for _, g := range b.list {
 		if p := g.identity.predicted; p != nil {
-			for _, x := range p[first : first+r.NumReplicas()] {
+			for i := range r.NumReplicas() {
+				x := p[t.memberID(r, i)]
 				want[0], want[1] = want[0]+x[0], want[1]+x[1]
 			}
 		}
 	}
 	for i := range 2 {
-		if uint32(uint64(sums[agreedRead+i])) != want[i] || !inner && sums[agreedRow+i] != 0 {
+		if uint32(uint64(sums[agreedRead+i])) != want[i] || t.withOthers(r) && sums[agreedRow+i] != 0 {
 			return false
 		}
 	}
 	return true
 }
 
-// firstOf returns the id of the first of the replicas that r communicates with, and whether it is in an inner step of
-// DiLoCo, where these are only those of this worker.
-func (t *Trainer) firstOf(r *distribute.Replica) (first int, inner bool) {
-	if inner = r.NumReplicas() < t.strategy.NumReplicasInSync(); inner {
-		first, _ = t.strategy.LocalReplicas()
+// withOthers reports whether r communicates with the replicas of all workers, as it does except in an inner step of
+// DiLoCo.
+func (t *Trainer) withOthers(r *distribute.Replica) bool {
+	return r.NumReplicas() == t.strategy.NumReplicasInSync()
+}
+
+// memberID returns the id of replica number i of those that r communicates with.
+func (t *Trainer) memberID(r *distribute.Replica, i int) int {
+	if t.withOthers(r) {
+		return i
 	}
-	return first, inner
+	return t.ids()[i]
 }
 
 // errContents is the error of a round of DiLoCo in which workers have read different contents of an example.
@@ -121,26 +127,21 @@ var errContents = errors.New("in one of the inner steps, two workers have read d
 // compareRows gathers which rows the replicas have read. It returns an error that names the worker that has read
 // others than the order predicts, or the workers that have read different contents of one row.
 func (t *Trainer) compareRows(ctx context.Context, r *distribute.Replica, b *stepBatches) error {
-	const fields = 5
-	first, inner := t.firstOf(r)
-	var mine []int64
+	type rowsRead struct {
+		Worker int
+		Read   [][2]uint32 // by batch: agreedRead
+		Row    [][2]int64  // by batch: agreedRow
+	}
+	mine := rowsRead{Worker: t.worker}
 	for _, g := range b.list {
 		list := make([]float64, agreed)
 		g.identity.put(t.replicaID(r), r.LocalID(), list)
-		mine = append(mine, int64(g.first), int64(list[agreedRead]), int64(list[agreedRead+1]), int64(list[agreedRow]),
-			int64(list[agreedRow+1]))
+		mine.Read = append(mine.Read, [2]uint32{uint32(list[agreedRead]), uint32(list[agreedRead+1])})
+		mine.Row = append(mine.Row, [2]int64{int64(list[agreedRow]), int64(list[agreedRow+1])})
 	}
-	gathered, err := r.AllGather(ctx, tensor.From(mine, 1, len(mine)), 0)
+	all, err := fromReplicas(ctx, r, mine) // by replica of the call
 	if err != nil {
 		return fmt.Errorf("the workers have not read the rows of this step, and comparing them failed: %w", err)
-	}
-	all := tensor.Data[int64](gathered.(*tensor.Tensor))
-	workers := make([]int, r.NumReplicas()) // by replica of the call
-	for replica := 1; replica < len(workers); replica++ {
-		workers[replica] = workers[replica-1]
-		if all[replica*len(mine)] != all[(replica-1)*len(mine)] {
-			workers[replica]++
-		}
 	}
 	for i, g := range b.list {
 		d := &g.identity
@@ -150,25 +151,24 @@ func (t *Trainer) compareRows(ctx context.Context, r *distribute.Replica, b *ste
 		if d.predicted == nil {
 			continue
 		}
-		for at := range workers {
-			replica, of := first+at, all[at*len(mine)+i*fields:][:fields]
-			p := d.predicted[replica]
-			if uint32(of[1]) != p[0] || uint32(of[2]) != p[1] {
+		for at, of := range all {
+			replica := t.memberID(r, at)
+			if of.Read[i] != d.predicted[replica] {
 				lo, hi := g.share(replica, g.examples)
-				name := fmt.Sprint("worker ", workers[at])
-				if inner {
+				name := fmt.Sprint("worker ", of.Worker)
+				if !t.withOthers(r) {
 					name = "this worker"
 				}
 				return fmt.Errorf("%s has not read the examples at the rows %d to %d of %s, which replica %d has to "+
 					"train on, but others: examples would be missing or doubled. Its data.RowReader returns other identities "+
 					"from ReadRows than from RowID", name, lo, hi-1, where, replica)
 			}
-			row[0], row[1] = row[0]+of[3], row[1]+of[4]
+			row[0], row[1] = row[0]+of.Row[i][0], row[1]+of.Row[i][1]
 		}
-		if !inner && row != [2]int64{} {
+		if t.withOthers(r) && row != [2]int64{} {
 			return fmt.Errorf("worker %d and worker %d read different contents of the same example, number %d of the source "+
 				"(counted from 0), in row %d of %s. All workers must have the same data: use the same files, functions and "+
-				"seeds of random changes", workers[d.owner], workers[d.second], d.id, d.row, where)
+				"seeds of random changes", all[d.owner].Worker, all[d.second].Worker, d.id, d.row, where)
 		}
 	}
 	return nil
@@ -180,36 +180,30 @@ func (t *Trainer) rowsOf(ctx context.Context, ds data.Dataset, r data.RowReader,
 ) iter.Seq2[data.Element, error] {
 	s := rowSelection{t: t, labels: labels, evaluation: evaluation, pass: data.Epoch(ctx)}
 	s.replicas = t.strategy.NumReplicasInSync()
-	s.first, s.local = t.strategy.LocalReplicas()
 	s.data = data.Fingerprint(ds)
-	p := data.FromSeq(-1, func(ctx context.Context) iter.Seq2[data.Element, error] {
+	return data.ReadAhead(ctx, ds, func(ctx context.Context) iter.Seq2[data.Element, error] {
 		return func(yield func(data.Element, error) bool) {
 			weighted := false
 			for batch := skip; batch < r.Len(); batch++ {
-				part, err := s.read(ctx, r, batch, &weighted)
-				if !yield(part, err) || err != nil {
+				b, err := s.read(ctx, r, batch, &weighted)
+				if !yield(b, err) || err != nil {
 					return
 				}
 			}
 		}
 	})
-	if n := data.ReadAhead(ds); n > 0 {
-		p = p.Prefetch(n)
-	}
-	return p.Iter(ctx)
 }
 
 // rowSelection selects the rows that a worker reads.
 type rowSelection struct {
-	t            *Trainer
-	labels       bool
-	evaluation   bool
-	per          int // rows of a share of the current batch
-	replicas     int // of all workers
-	first, local int // of this worker's replicas
-	pass         int
-	data         uint64 // fingerprint of the dataset
-	rows         []int  // scratch
+	t          *Trainer
+	labels     bool
+	evaluation bool
+	shape      *batchShape // of the current batch
+	replicas   int         // of all workers
+	pass       int
+	data       uint64 // fingerprint of the dataset
+	rows       []int  // scratch
 }
 
 // read reads this worker's rows of a batch. weighted is set once a batch has weights. The rows depend on the batch's
@@ -222,14 +216,14 @@ func (s *rowSelection) read(ctx context.Context, r data.RowReader, batch int, we
 	}
 	expected := s.t.smallest(size, s.evaluation, any)
 	for range len(s.t.shapes) + 1 {
-		part, err := s.readAs(ctx, r, batch, expected, weighted)
+		b, err := s.readShape(ctx, r, batch, expected, weighted)
 		if err != nil || !s.t.several() {
-			return part, err
+			return b, err
 		}
-		shape := s.t.shapeOf(part.batch, part.size, s.labels, s.evaluation)
+		shape := s.t.shapeOf(b.batch, b.size, s.labels, s.evaluation)
 		if shape.per == expected.per {
-			part.shape = shape
-			return part, nil
+			b.shape = shape
+			return b, nil
 		}
 		expected = shape
 	}
@@ -237,65 +231,60 @@ func (s *rowSelection) read(ctx context.Context, r data.RowReader, batch int, we
 		"data.Pipeline.BucketByLength and PaddedBatch make them", batch)
 }
 
-// readAs reads this worker's rows of a batch that is expected to have a shape.
-func (s *rowSelection) readAs(ctx context.Context, r data.RowReader, batch int, shape *batchShape, weighted *bool) (
+// readShape reads this worker's rows of a batch, if it has a shape.
+func (s *rowSelection) readShape(ctx context.Context, r data.RowReader, batch int, shape *batchShape, weighted *bool) (
 	*readRows, error,
 ) {
 	size := r.Rows(batch)
-	s.per = shape.per
-	share := func(replica int) (lo, hi int) {
-		lo = min(replica*s.per, size)
-		return lo, min(lo+s.per, size)
-	}
-	lo, _ := share(s.first)
-	_, hi := share(s.first + s.local - 1)
-	part := &readRows{size: size, from: lo}
-	d := &part.identity
+	s.shape = shape
+	b := &readRows{size: size}
+	d := &b.identity
 	s.predict(d, r, batch, size)
-	d.owner = min(d.row/s.per, s.replicas-1)
+	d.owner = min(d.row/shape.per, s.replicas-1)
 	d.second = s.t.secondReader(d.owner)
-	mine := func(replica int) bool { return replica >= s.first && replica < s.first+s.local }
-	d.own, d.other = -1, -1
-	if mine(d.owner) {
-		d.own = d.row - lo
-	}
 	if *weighted {
-		return part, part.readAll(ctx, r, batch, s)
+		return b, b.readAll(ctx, r, batch, s)
 	}
 	s.rows = s.rows[:0]
-	for row := lo; row < hi; row++ {
-		s.rows = append(s.rows, row)
+	for _, replica := range s.t.ids() {
+		b.starts = append(b.starts, len(s.rows))
+		lo, hi := shape.share(replica, size)
+		for row := lo; row < hi; row++ {
+			s.rows = append(s.rows, row)
+		}
 	}
-	if mine(d.second) {
+	shares := len(s.rows)
+	d.own, d.other = -1, -1
+	if s.t.localOf(d.owner) >= 0 {
+		d.own = slices.Index(s.rows, d.row)
+	}
+	if s.t.localOf(d.second) >= 0 {
 		d.other = len(s.rows)
 		s.rows = append(s.rows, d.row)
 	}
-	if hi-lo < s.local*s.per && lo > 0 {
-		part.padding = len(s.rows)
+	if shares < len(s.t.ids())*shape.per && s.t.ids()[0] > 0 && size > 0 {
+		b.padding = len(s.rows)
 		s.rows = append(s.rows, 0)
 	}
 	e, ids, err := r.ReadRows(ctx, batch, s.rows)
 	if err != nil {
 		return nil, err
 	}
-	if part.batch, err = rowsIn(e, batch, len(s.rows)); err != nil {
+	if b.batch, err = checkRows(e, batch, len(s.rows)); err != nil {
 		return nil, err
 	}
-	if part.batch.Weights != nil {
+	if b.batch.Weights != nil {
 		*weighted = true
-		return part, part.readAll(ctx, r, batch, s)
+		return b, b.readAll(ctx, r, batch, s)
 	}
-	d.setRead(s, size, func(row int) uint64 { return ids[row-lo] })
-	return part, nil
+	d.setRead(s, size, func(at, _ int) uint64 { return ids[at] })
+	return b, nil
 }
 
 // secondReader returns a replica of another worker than that of the replica owner.
 func (t *Trainer) secondReader(owner int) int {
-	w := 0
-	for w+1 < len(t.firsts) && t.firsts[w+1] <= owner {
-		w++
-	}
-	return t.firsts[(w+max(1, len(t.firsts)/2))%len(t.firsts)]
+	n := len(t.replicasOf)
+	return t.replicasOf[(t.workerOf(owner)+max(1, n/2))%n][0]
 }
 
 // readAll reads all rows of a batch.
@@ -304,25 +293,24 @@ func (p *readRows) readAll(ctx context.Context, r data.RowReader, batch int, s *
 	if err != nil {
 		return err
 	}
-	if p.batch, err = rowsIn(e, batch, p.size); err != nil {
+	if p.batch, err = checkRows(e, batch, p.size); err != nil {
 		return err
 	}
-	p.from, p.padding = 0, 0
+	p.starts, p.padding = nil, 0
 	d := &p.identity
-	for _, at := range []*int{&d.own, &d.other} {
-		if *at >= 0 {
-			*at = d.row
-		}
+	d.own, d.other = d.row, d.row
+	if s.t.localOf(d.owner) < 0 {
+		d.own = -1
 	}
-	if d.second >= s.first && d.second < s.first+s.local {
-		d.other = d.row
+	if s.t.localOf(d.second) < 0 {
+		d.other = -1
 	}
-	d.setRead(s, p.size, func(row int) uint64 { return r.RowID(batch, row) })
+	d.setRead(s, p.size, func(_, row int) uint64 { return r.RowID(batch, row) })
 	return nil
 }
 
-// rowsIn returns the batch that an element is, which must have so many rows.
-func rowsIn(e data.Element, batch, rows int) (data.Batch, error) {
+// checkRows returns an element of a dataset as a batch, or an error unless it has so many rows.
+func checkRows(e data.Element, batch, rows int) (data.Batch, error) {
 	b, err := batchOf(e)
 	if got := wholeBatch(b).size; err == nil && got != rows && got > 0 {
 		err = fmt.Errorf("its data.RowReader returned %d rows: want %d", got, rows)
@@ -340,7 +328,7 @@ func (s *rowSelection) predict(d *rowIdentity, r data.RowReader, batch, size int
 	for row := range size {
 		x := seen(r.RowID(batch, row), row)
 		d.order = d.order*31 + x
-		addHalves(&d.predicted[min(row/s.per, s.replicas-1)], x)
+		addHalves(&d.predicted[min(row/s.shape.per, s.replicas-1)], x)
 	}
 	d.order = max(1, d.order)
 	if size > 0 {
@@ -349,13 +337,16 @@ func (s *rowSelection) predict(d *rowIdentity, r data.RowReader, batch, size int
 	}
 }
 
-// setRead sets the identities of the rows of this worker's replicas, of which id returns that of each.
-func (d *rowIdentity) setRead(s *rowSelection, size int, id func(row int) uint64) {
-	d.read = make([][2]uint32, s.local)
-	for local := range s.local {
-		lo := min((s.first+local)*s.per, size)
-		for row := lo; row < min(lo+s.per, size); row++ {
-			addHalves(&d.read[local], seen(id(row), row))
+// setRead sets the identities of the rows of this worker's replicas. id returns that of each, by its position among
+// these rows and its row in the global batch.
+func (d *rowIdentity) setRead(s *rowSelection, size int, id func(at, row int) uint64) {
+	d.read = make([][2]uint32, len(s.t.ids()))
+	at := 0
+	for local, replica := range s.t.ids() {
+		lo, hi := s.shape.share(replica, size)
+		for row := lo; row < hi; row++ {
+			addHalves(&d.read[local], seen(id(at, row), row))
+			at++
 		}
 	}
 }

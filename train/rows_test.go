@@ -22,7 +22,7 @@ type counted struct {
 
 func (c *counted) of(n int) data.Pipeline {
 	c.reads = map[int]int{}
-	all := data.FromTensors(lineExamples(n))
+	all := fromTensors(lineExamples(n))
 	r, _ := data.Open(context.Background(), all)
 	return data.FromFunc(n, func(ctx context.Context, i int) (data.Element, error) {
 		c.mu.Lock()
@@ -77,7 +77,7 @@ func TestReadsOwnRows(t *testing.T) {
 // TestRowsEqualBatches checks that a training whose workers read only their rows has the bits of one whose workers read
 // everything.
 func TestRowsEqualBatches(t *testing.T) {
-	p := data.FromTensors(lineExamples(40)).Shuffle(1).Batch(7)
+	p := fromTensors(lineExamples(40)).Shuffle(1).Batch(7)
 	for _, layout := range [][]int{{1, 1}, {1, 2, 1}} {
 		var hashes []string
 		for _, ds := range []data.Dataset{p, p.Map(func(_ context.Context, e data.Element) (data.Element, error) {
@@ -106,8 +106,11 @@ func TestSecondReader(t *testing.T) {
 	for _, layout := range [][]int{{1, 1}, {3, 1}, {1, 3}, {1, 5, 1}, {4, 1, 1, 2}} {
 		trainer, workers := &Trainer{}, []int{}
 		for w, n := range layout {
-			trainer.firsts = append(trainer.firsts, len(workers))
-			workers = append(workers, slices.Repeat([]int{w}, n)...)
+			var ids []int
+			for range n {
+				ids, workers = append(ids, len(workers)), append(workers, w)
+			}
+			trainer.replicasOf = append(trainer.replicasOf, ids)
 		}
 		for owner, w := range workers {
 			if second := trainer.secondReader(owner); second < 0 || second >= len(workers) || workers[second] == w {
@@ -141,7 +144,7 @@ func (w wrongReader) ReadRows(ctx context.Context, p int, rows []int) (data.Elem
 // other data, another order, or other rows.
 func TestWrongRows(t *testing.T) {
 	const rows, n = 8, 24
-	good := func(b data.Batch) data.Pipeline { return data.FromTensors(b).Shuffle(1) }
+	good := func(b data.Batch) data.Pipeline { return fromTensors(b).Shuffle(1) }
 	same := func(_ context.Context, e data.Element) (data.Element, error) { return e, nil }
 	for _, c := range []struct {
 		name  string
@@ -236,7 +239,7 @@ func TestWrongRowsElsewhere(t *testing.T) {
 				return err
 			}
 			defer trainer.Close()
-			right := data.FromTensors(lineExamples(24)).Batch(8)
+			right := fromTensors(lineExamples(24)).Batch(8)
 			if w != 2 {
 				return do(trainer, right)
 			}
@@ -251,10 +254,10 @@ func TestWrongRowsElsewhere(t *testing.T) {
 
 // TestWrongRowsDiLoCo checks that inner steps of DiLoCo, in which workers exchange nothing, do not hide wrong rows.
 func TestWrongRowsDiLoCo(t *testing.T) {
-	right := data.FromTensors(lineExamples(24)).Map(func(_ context.Context, e data.Element) (data.Element, error) {
+	right := fromTensors(lineExamples(24)).Map(func(_ context.Context, e data.Element) (data.Element, error) {
 		return e, nil
 	}).Batch(8)
-	other := data.FromTensors(lineExamples(24)).Map(func(_ context.Context, e data.Element) (data.Element, error) {
+	other := fromTensors(lineExamples(24)).Map(func(_ context.Context, e data.Element) (data.Element, error) {
 		return data.Batch{Inputs: e.(data.Batch).Inputs, Labels: []*tensor.Tensor{tensor.Scalar(99.0)}}, nil
 	}).Batch(8)
 	for want, wrong := range map[string]data.Dataset{
@@ -263,7 +266,7 @@ func TestWrongRowsDiLoCo(t *testing.T) {
 	} {
 		for w, err := range overWorkers(t, []int{1, 2, 1}, func(w int, s *distribute.Strategy) error {
 			cfg := fakeConfig(8)
-			cfg.DiLoCo = &DiLoCo{InnerSteps: 3, LearningRate: 0.5}
+			cfg.Exchange = DiLoCo{InnerSteps: 3, LearningRate: 0.5}
 			trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64}, cfg)
 			if err != nil {
 				return err
@@ -281,4 +284,13 @@ func TestWrongRowsDiLoCo(t *testing.T) {
 			}
 		}
 	}
+}
+
+// fromTensors is data.FromTensors for tensors that have equally many rows. It panics at an error.
+func fromTensors(e data.Element) data.Pipeline {
+	p, err := data.FromTensors(e)
+	if err != nil {
+		panic(err)
+	}
+	return p
 }

@@ -31,6 +31,12 @@ type batchShape struct {
 	compiled   bool
 }
 
+// share returns the rows of a replica, of a global batch of so many examples.
+func (s *batchShape) share(replica, examples int) (lo, hi int) {
+	lo = min(replica*s.per, examples)
+	return lo, min(lo+s.per, examples)
+}
+
 // completeShapes sets the defaults of the shapes and checks them.
 func (c *Config) completeShapes() error {
 	if c.EvaluationBatch == 0 {
@@ -150,7 +156,7 @@ func hasFeatures(list []*tensor.Tensor, features []engine.Feature) bool {
 	})
 }
 
-// noShapeError adds the shapes of Config to an error of a batch that has none of them.
+// noShapeError adds the shapes of Config to the error of a batch whose shape is not among them.
 func (t *Trainer) noShapeError(err error) error {
 	if !t.several() {
 		return err
@@ -171,13 +177,8 @@ func (t *Trainer) compileShape(ctx context.Context, s *batchShape) error {
 	if s.compiled {
 		return nil
 	}
-	t.at(PhaseCompile)
-	p, ok := t.program.(engine.Shaped)
-	if !ok {
-		return fmt.Errorf("the engine %s computes on batches of one shape only: leave out Config.Shapes and "+
-			"Config.EvaluationBatch", t.strategy.Engine().Name())
-	}
-	err := p.AddShape(ctx, engine.Shape{Rows: s.per, Inputs: s.Inputs, Labels: s.Labels, Training: !s.evaluation})
+	t.enter(PhaseCompile)
+	err := t.program.AddShape(ctx, engine.Shape{Rows: s.per, Inputs: s.Inputs, Labels: s.Labels, Training: !s.evaluation})
 	if err != nil {
 		return fmt.Errorf("compiling the model for batches of %d examples of %s: %w", s.GlobalBatch,
 			formatFeatures(s.Inputs), err)
@@ -193,7 +194,7 @@ func (g *globalBatch) sharesFor(s *batchShape) []engine.Batch {
 	}
 	rows := func(features []engine.Feature) (list []*tensor.Tensor) {
 		for _, f := range features {
-			list = append(list, tensor.New(f.DType, rowShape(s.per, f.Shape)...))
+			list = append(list, tensor.New(f.DType, stackedShape(s.per, f.Shape)...))
 		}
 		return list
 	}

@@ -27,7 +27,7 @@ import (
 // TestEvaluationBatch checks that evaluation and prediction in larger batches give the results of a model that was
 // compiled for them, on any number of workers, and that training still refuses them.
 func TestEvaluationBatch(t *testing.T) {
-	examples := data.FromTensors(lineExamples(40))
+	examples := fromTensors(lineExamples(40))
 	var want string
 	for _, c := range []struct {
 		layout    []int
@@ -216,15 +216,16 @@ func TestRowsOfDifferentShapes(t *testing.T) {
 	rows := data.FromFunc(60, func(_ context.Context, i int) (data.Element, error) {
 		return data.Batch{Inputs: []*tensor.Tensor{tensor.New(tensor.Float32, 1+i%3/2)}}, nil // 1, 1, 2
 	})
-	x := &Trainer{shapes: []*batchShape{
+	x := &Trainer{replicasOf: [][]int{{0}, {1}, {2}}, worker: 2}
+	x.shapes = []*batchShape{
 		{Shape: Shape{GlobalBatch: 3, Inputs: features(1)}, per: 1},
 		{Shape: Shape{GlobalBatch: 6, Inputs: features(2)}, per: 2},
-	}, firsts: []int{0, 1, 2}}
+	}
 	r, err := data.Open(t.Context(), rows.Batch(3))
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, found, weighted := rowSelection{t: x, replicas: 3, first: 2, local: 1}, false, false
+	s, found, weighted := rowSelection{t: x, replicas: 3}, false, false
 	for batch := range r.Len() {
 		_, err := s.read(t.Context(), r.(data.RowReader), batch, &weighted)
 		found = found || err != nil && strings.Contains(err.Error(), "rows of different shapes")

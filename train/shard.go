@@ -2,7 +2,6 @@ package train
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -13,54 +12,38 @@ import (
 	"github.com/lockstep-ml/lockstep/train/compress"
 )
 
-// Sharding specifies whether the optimizer is sharded: see Config.ShardOptimizer. It implements encoding.TextMarshaler
-// and encoding.TextUnmarshaler.
-type Sharding uint8
-
-// The values of Config.ShardOptimizer.
-const (
-	ShardAuto Sharding = iota // the default: shards where the engine expects shorter steps
-	ShardOn                   // shards; New returns an error if it cannot
-	ShardOff                  // every device updates all parameters
-)
-
-var shardingNames = [...]string{"auto", "on", "off"}
-
-// String returns "auto", "on" or "off".
-func (s Sharding) String() string {
-	if int(s) < len(shardingNames) {
-		return shardingNames[s]
-	}
-	return fmt.Sprintf("Sharding(%d)", uint8(s))
-}
-
-// MarshalText implements encoding.TextMarshaler.
-func (s Sharding) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (s *Sharding) UnmarshalText(text []byte) error {
-	i := slices.Index(shardingNames[:], string(text))
-	if i < 0 {
-		return fmt.Errorf("%q: want auto, on or off", text)
-	}
-	*s = Sharding(i)
-	return nil
-}
-
-// shards describes a sharded optimizer.
-type shards struct {
+// sharded is the exchange of a sharded optimizer: the gradients of each share of a parameter are summed on the replica
+// that updates it, which then sends the new values to all. Compressed gradients are decoded, and so summed, on all
+// replicas; only the new values are sent then.
+type sharded struct {
+	*allReduce
 	shares []engine.Share // the owner is the replica that updates it, the first one of its device
-	pieces [][]piece      // by variable: its elements, each at the first replica that has them
-	whole  []bool         // by variable: all devices have all of it
 	leaves []leaf         // of the sums of squares
 
 	// The numbers that replicas exchange after those of every step:
-	notFinite int // index in part.scalars: the number of replicas with gradient sums that are not finite
-	squares   int // index in part.scalars: by leaf, the sum of squares; -1: there is none
+	notFinite int // index in localReplica.scalars: the number of replicas with gradient sums that are not finite
+	squares   int // index in localReplica.scalars: by leaf, the sum of squares; -1: there is none
+
+	buckets  []shardedBucket
+	replicas []shardedReplica // local ones
 }
 
-// piece is a range of the elements of a variable that a replica has.
-type piece struct{ from, to, replica int }
+// shardedBucket has the shares of a bucket's parameters.
+type shardedBucket struct {
+	shares     []engine.Share
+	parameters []int    // of the shares
+	inBucket   []int    // the place of each share's parameter among those of the bucket
+	names      []string // of the shares
+	owners     []int    // the replica that updates each share
+}
+
+// shardedReplica is what a local replica keeps from step to step. By bucket and share, it has the gradients, those that
+// the replica owns (others are nil), and the memory for the new values.
+type shardedReplica struct {
+	gradients, sums, values [][]*tensor.Tensor
+	sending                 []distribute.Handle // of the new values
+	sent                    int                 // the number of buckets whose new values are in sending
+}
 
 // leaf is a range of the blocks of a parameter's squares, whose sum is part of the tree of all (treeSum).
 type leaf struct{ parameter, from, to, owner int }
@@ -91,151 +74,155 @@ func leavesOf(parameters []engine.Variable, shares []engine.Share) (list []leaf,
 	return list, nil
 }
 
+// chooses reports whether the engine chooses whether the optimizer is sharded.
+func (t *Trainer) chooses() bool { return t.config.Exchange == engineChoice{} }
+
 // shardSpec decides whether the optimizer is sharded, and completes the spec then. It returns, by shard, the first
 // replica of its device. With several workers, every worker calls it, and an error is one on all of them.
 func (t *Trainer) shardSpec(ctx context.Context, spec *engine.Spec) ([]int, error) {
-	first, local := t.strategy.LocalReplicas()
-	mode := t.config.ShardOptimizer
-	if mode == ShardAuto && (t.config.DiLoCo != nil || t.central || !t.strategy.HasCollectives() ||
-		t.config.Compress.Method != compress.None) { // impossible, or all new values follow the compressed gradients
-		mode = ShardOff
+	_, sharded := t.config.Exchange.(Sharded)
+	possible := !t.central && t.strategy.HasCollectives()
+	kind := "without shards" // AllReduce and DiLoCo are compared later, with all of their configuration
+	if t.chooses() && possible || sharded {
+		kind = t.config.Exchange.String()
 	}
-	rows := make([]distribute.Value, local)
-	for replica := range rows {
-		device := first + t.devices[t.deviceOf[replica]].replicas[0]
-		rows[replica] = tensor.From([]int64{int64(mode), int64(device)}, 1, 2)
+	type request struct {
+		Kind   string
+		Owners []int // the first replica of each device
 	}
-	all, err := t.gather(ctx, rows)
+	mine := request{Kind: kind}
+	for _, d := range t.devices {
+		mine.Owners = append(mine.Owners, t.ids()[d.replicas[0]])
+	}
+	all, err := fromWorkers(ctx, t, mine)
 	if err != nil {
-		return nil, fmt.Errorf("comparing the workers' Config.ShardOptimizer: %w", err)
+		return nil, fmt.Errorf("comparing the workers' Config.Exchange: %w", err)
 	}
 	var owners []int
-	list := tensor.Data[int64](all)
-	for replica := range len(list) / 2 {
-		if wanted := Sharding(list[2*replica]); wanted != Sharding(list[0]) {
-			return nil, fmt.Errorf("Config.ShardOptimizer is %v for replica %d and %v for replica 0: want the same on all "+
-				"workers", wanted, replica, Sharding(list[0]))
+	for w, its := range all {
+		if its.Kind != all[0].Kind {
+			return nil, fmt.Errorf("Config.Exchange is %s on worker %d and %s on worker 0: want the same on all workers",
+				its.Kind, w, all[0].Kind)
 		}
-		if device := int(list[2*replica+1]); device == replica {
-			owners = append(owners, replica)
-		}
+		owners = append(owners, its.Owners...)
 	}
-	if mode == ShardOff || len(owners) == 1 {
+	slices.Sort(owners)
+	if len(owners) == 1 || !sharded && !(t.chooses() && possible) {
 		return nil, nil // a single device has everything
 	}
 	switch {
-	case t.config.DiLoCo != nil:
-		return nil, errors.New("Config.ShardOptimizer is on, and with Config.DiLoCo the workers have different states of " +
-			"the optimizer: want off, or no DiLoCo")
 	case t.central:
-		return nil, fmt.Errorf("Config.ShardOptimizer is on, and %v has one copy of the variables, which one device "+
-			"updates: want off, or another strategy", t.strategy)
-	case !t.strategy.HasCollectives():
-		return nil, fmt.Errorf("Config.ShardOptimizer is on, and %v only reduces: want off, or a strategy without "+
+		return nil, fmt.Errorf("Config.Exchange is Sharded, and %v has one copy of the variables, which one device "+
+			"updates: use AllReduce, or another strategy", t.strategy)
+	case !possible:
+		return nil, fmt.Errorf("Config.Exchange is Sharded, and %v only reduces: use AllReduce, or a strategy without "+
 			"CrossDeviceOps", t.strategy.CrossDeviceOps())
 	}
-	spec.Shards, spec.ShardIfFaster = len(owners), mode == ShardAuto
+	spec.Shards, spec.ShardIfFaster = len(owners), t.chooses()
 	for _, d := range t.devices {
-		spec.DeviceShards = append(spec.DeviceShards, slices.Index(owners, first+d.replicas[0]))
+		spec.DeviceShards = append(spec.DeviceShards, slices.Index(owners, t.ids()[d.replicas[0]]))
 	}
 	return owners, nil
 }
 
-// shard records which replica has what, once the program is compiled for these owners of the shards.
-func (t *Trainer) shard(ctx context.Context, owners []int) error {
-	if owners == nil {
-		return nil
+// shardsChosen returns owners, or nil if the engine has chosen not to shard the optimizer.
+func (t *Trainer) shardsChosen(ctx context.Context, owners []int) ([]int, error) {
+	if owners == nil || !t.chooses() {
+		return owners, nil
 	}
-	if t.config.ShardOptimizer == ShardAuto {
-		chosen := slices.ContainsFunc(t.program.Shares(), func(s engine.Share) bool { return s.Owner > 0 })
-		if err := t.sameChoice(ctx, chosen); err != nil || !chosen {
-			return err
-		}
+	chosen := slices.ContainsFunc(t.program.Shares(), func(s engine.Share) bool { return s.Owner > 0 })
+	if err := t.sameChoice(ctx, chosen); err != nil || !chosen {
+		return nil, err
 	}
-	parameters := t.program.Parameters()
-	s := &shards{shares: slices.Clone(t.program.Shares()), squares: -1}
-	updates := map[int]bool{}
+	return owners, nil
+}
+
+// newSharded makes the exchange of an optimizer that is sharded among owners, and divides the slots in the state table.
+func (t *Trainer) newSharded(ctx context.Context, all *allReduce, owners []int) (_ *sharded, err error) {
+	s := &sharded{allReduce: all, shares: slices.Clone(t.program.Shares()), squares: -1}
 	for i := range s.shares {
-		owner := owners[s.shares[i].Owner]
-		s.shares[i].Owner, updates[owner] = owner, true
+		s.shares[i].Owner = owners[s.shares[i].Owner]
 	}
-	rows := make([]distribute.Value, len(t.deviceOf))
-	for replica, device := range t.deviceOf {
-		var has []int64
-		for i := range t.variables {
-			from, to := t.program.Kept(device, i)
-			has = append(has, int64(from), int64(to))
-		}
-		rows[replica] = tensor.Of(has, 1, len(has))
-	}
-	all, err := t.gather(ctx, rows)
-	if err != nil {
-		return fmt.Errorf("comparing the workers' shards: %w", err)
-	}
-	has := tensor.Data[int64](all)
-	for i, v := range t.variables {
-		elements := v.Bytes() / v.DType.Bytes()
-		var pieces []piece
-		whole := true
-		for replica := range t.strategy.NumReplicasInSync() {
-			at := 2 * (replica*len(t.variables) + i)
-			p := piece{int(has[at]), int(has[at+1]), replica}
-			if whole = whole && p.to-p.from == elements; p.from == p.to && elements > 0 {
-				continue
-			}
-			if v.Role == engine.Slot && slices.Contains(owners, replica) && !updates[replica] {
-				return fmt.Errorf("Config.ShardOptimizer is on for %d devices, and the model has %s: replica %d would update "+
-					"none, though the model reads %s, which updates change; want off", len(owners),
-					plural(len(parameters), "parameter"), replica, v.Name)
-			}
-			if !slices.ContainsFunc(pieces, func(q piece) bool { return q.from == p.from && q.to == p.to }) {
-				pieces = append(pieces, p)
-			}
-		}
-		slices.SortFunc(pieces, func(a, b piece) int { return a.from - b.from })
-		at := 0
-		for _, p := range pieces {
-			if p.from != at {
-				at = -1
-				break
-			}
-			at = p.to
-		}
-		if at != elements || len(pieces) == 0 {
-			return fmt.Errorf("the engine %s does not keep each element of the %v %s on one device: %v",
-				t.strategy.Engine().Name(), v.Role, v.Name, pieces)
-		}
-		s.pieces, s.whole = append(s.pieces, pieces), append(s.whole, whole)
+	if err := s.divideSlots(ctx, owners); err != nil {
+		return nil, err
 	}
 	s.notFinite = t.summedScalars()
 	if t.config.needsSquares() {
 		s.squares = s.notFinite + 1
-		if s.leaves, err = leavesOf(parameters, s.shares); err != nil {
-			return err
+		if s.leaves, err = leavesOf(t.Parameters(), s.shares); err != nil {
+			return nil, err
 		}
 	}
-	t.shards = s
+	for i := range t.local {
+		t.local[i].scalars = make([]float64, s.notFinite+1+len(s.leaves))
+	}
+	s.plan()
+	return s, nil
+}
+
+// divideSlots changes the entries of the variables that some devices do not have: slots. An entry belongs to the first
+// of the replicas that have its elements. It checks that each element of every variable is on a device.
+func (s *sharded) divideSlots(ctx context.Context, owners []int) error {
+	t := s.t
+	mine := make([][][2]int, len(t.local)) // by local replica and variable: the elements from and up to which it has
+	for local, device := range t.deviceOf {
+		for i := range t.variables {
+			from, to := t.program.Kept(device, i)
+			mine[local] = append(mine[local], [2]int{from, to})
+		}
+	}
+	all, err := fromWorkers(ctx, t, mine)
+	if err != nil {
+		return fmt.Errorf("comparing the workers' shards: %w", err)
+	}
+	kept := byReplica(t, all) // then by variable
+	for i, v := range t.variables {
+		n := elements(v.Shape)
+		var entries []entry
+		mirrored := true
+		for replica, ranges := range kept {
+			e := entry{ranges[i][0], ranges[i][1], replica}
+			if mirrored = mirrored && e.to-e.from == n; e.from == e.to && n > 0 {
+				continue
+			}
+			updates := func(s engine.Share) bool { return s.Owner == replica }
+			if v.Role == engine.Slot && slices.Contains(owners, replica) && !slices.ContainsFunc(s.shares, updates) {
+				return fmt.Errorf("Config.Exchange is Sharded for %d devices, and the model has %s: replica %d would update "+
+					"none, though the model reads %s, which updates change; use AllReduce", len(owners),
+					plural(len(t.Parameters()), "parameter"), replica, v.Name)
+			}
+			if !slices.ContainsFunc(entries, func(q entry) bool { return q.from == e.from && q.to == e.to }) {
+				entries = append(entries, e)
+			}
+		}
+		slices.SortFunc(entries, func(a, b entry) int { return a.from - b.from })
+		next := 0
+		for _, e := range entries {
+			if e.from != next {
+				break
+			}
+			next = e.to
+		}
+		if last := len(entries) - 1; last < 0 || next != n || entries[last].to != n {
+			return fmt.Errorf("the engine %s does not keep each element of the %v %s on one device: %v",
+				t.strategy.Engine().Name(), v.Role, v.Name, entries)
+		}
+		if !mirrored {
+			t.table[i].entries, t.table[i].mirrored = entries, false
+		}
+	}
 	return nil
 }
 
 // sameChoice returns an error if the workers' engines have chosen differently whether the optimizer is sharded: engines
 // of two kinds may. All workers get the same result.
 func (t *Trainer) sameChoice(ctx context.Context, sharded bool) error {
-	if !t.others() {
-		return nil
-	}
-	rows := make([]distribute.Value, len(t.deviceOf))
-	for i := range rows {
-		if rows[i] = tensor.New(tensor.Bool, 0, 1); i == 0 {
-			rows[i] = tensor.From([]bool{sharded}, 1, 1)
-		}
-	}
-	all, err := t.gather(ctx, rows)
+	all, err := fromWorkers(ctx, t, sharded)
 	if err != nil {
 		return fmt.Errorf("comparing whether the workers' engines shard the optimizer: %w", err)
 	}
 	var chosen [2][]int // by worker
-	for w, yes := range tensor.Data[bool](all) {
+	for w, yes := range all {
 		i := 0
 		if yes {
 			i = 1
@@ -246,16 +233,8 @@ func (t *Trainer) sameChoice(ctx context.Context, sharded bool) error {
 		return nil
 	}
 	return fmt.Errorf("the engines choose differently whether the optimizer is sharded: yes on %s, no on %s; on this "+
-		"worker the engine is %s: use the same on all workers, or set Config.ShardOptimizer to ShardOn or ShardOff",
+		"worker the engine is %s: use the same on all workers, or set Config.Exchange to Sharded or AllReduce",
 		ranges.Text("worker", chosen[1]), ranges.Text("worker", chosen[0]), t.strategy.Engine().Name())
-}
-
-// scalars returns the number of further scalars of a step.
-func (s *shards) scalars() int {
-	if s == nil {
-		return 0
-	}
-	return 1 + len(s.leaves)
 }
 
 // isWhole reports whether a share is all of its parameter.
@@ -264,58 +243,17 @@ func (t *Trainer) isWhole(s engine.Share) bool {
 	return s.To-s.From == v.Bytes()/v.DType.Bytes()
 }
 
-// divided reports whether some devices do not have all of a variable.
-func (t *Trainer) divided(variable int) bool { return t.shards != nil && !t.shards.whole[variable] }
-
-// owned reports whether a local replica's device has all of a variable.
-func (t *Trainer) owned(replica, variable int) bool {
-	if !t.divided(variable) {
-		return true
-	}
-	from, to := t.program.Kept(t.deviceOf[replica], variable)
-	v := t.variables[variable]
-	return to-from == v.Bytes()/v.DType.Bytes()
-}
-
-// piecesOf returns the pieces of a mirrored variable.
-func (t *Trainer) piecesOf(variable int) []piece {
-	if t.shards == nil {
-		v := t.variables[variable]
-		return []piece{{0, v.Bytes() / v.DType.Bytes(), 0}}
-	}
-	return t.shards.pieces[variable]
-}
-
-// keeper returns the first replica that has all of a variable, and its local number, or -1 if it is another worker's or
-// if no replica has all.
-func (t *Trainer) keeper(variable int) (replica, local int) {
-	list := t.piecesOf(variable)
-	if len(list) > 1 {
-		return list[0].replica, -1
-	}
-	return list[0].replica, t.localOf(list[0].replica)
-}
-
-// localOf returns the local number of a replica, or -1 if it is another worker's.
-func (t *Trainer) localOf(replica int) int {
-	first, n := t.strategy.LocalReplicas()
-	if replica < first || replica >= first+n {
-		return -1
-	}
-	return replica - first
-}
-
-// readPiece returns the elements of a piece of a variable, of a local replica.
-func (t *Trainer) readPiece(variable int, p piece) (*tensor.Tensor, error) {
-	value, err := t.program.Read(t.localOf(p.replica), variable)
-	if err != nil {
-		return nil, err
-	}
-	return value.Reshape(value.Len()), nil
+// hasAll reports whether a local replica's device has all of a variable.
+func (t *Trainer) hasAll(local, variable int) bool {
+	from, to := t.program.Kept(t.deviceOf[local], variable)
+	return !t.table[variable].divided() || to-from == elements(t.variables[variable].Shape)
 }
 
 // Sharded reports whether the optimizer is sharded.
-func (t *Trainer) Sharded() bool { return t.shards != nil }
+func (t *Trainer) Sharded() bool {
+	_, sharded := t.exchange.(*sharded)
+	return sharded
+}
 
 // OptimizerBytes returns the size of the optimizer's slots that this worker's devices keep.
 func (t *Trainer) OptimizerBytes() (bytes int) {
@@ -330,10 +268,44 @@ func (t *Trainer) OptimizerBytes() (bytes int) {
 	return bytes
 }
 
-// toOwners reports whether a step that updates reduces each gradient to its owner only. Compressed gradients are
-// decoded on all replicas.
-func (t *Trainer) toOwners() bool {
-	return t.shards != nil && t.config.Compress.Method == compress.None
+// toOwners reports whether a step that updates sums each gradient on its owner only.
+func (s *sharded) toOwners() bool { return s.t.config.Exchange.codec().Method == compress.None }
+
+// plan prepares the buckets.
+func (s *sharded) plan() {
+	t := s.t
+	s.buckets, s.replicas = make([]shardedBucket, len(t.buckets)), make([]shardedReplica, len(t.deviceOf))
+	for k := range t.buckets {
+		b := &s.buckets[k]
+		for _, share := range s.shares {
+			at, found := slices.BinarySearch(t.buckets[k].parameters, share.Parameter)
+			if !found {
+				continue
+			}
+			name := t.buckets[k].names[at]
+			if !t.isWhole(share) {
+				name = pieceName(name, share.From, share.To)
+			}
+			b.shares, b.parameters = append(b.shares, share), append(b.parameters, share.Parameter)
+			b.inBucket, b.names, b.owners = append(b.inBucket, at), append(b.names, name), append(b.owners, share.Owner)
+		}
+		for i := range s.replicas {
+			r, n := &s.replicas[i], len(b.shares)
+			r.gradients = append(r.gradients, make([]*tensor.Tensor, n))
+			r.sums, r.values = append(r.sums, make([]*tensor.Tensor, n)), append(r.values, make([]*tensor.Tensor, n))
+		}
+	}
+}
+
+// memory sets the lists of a bucket's gradients.
+func (s *sharded) memory(p *localReplica, k int) {
+	b, r := &s.buckets[k], &s.replicas[p.local]
+	for i, share := range b.shares {
+		r.gradients[k][i] = s.t.shareOf(share, p.gradients[k][b.inBucket[i]], r.gradients[k][i])
+		if share.Owner == s.t.ids()[p.local] {
+			r.sums[k][i] = r.gradients[k][i]
+		}
+	}
 }
 
 // shareOf returns the elements of a share in the memory of its whole parameter. It keeps before if that is the same
@@ -349,168 +321,150 @@ func (t *Trainer) shareOf(s engine.Share, whole, before *tensor.Tensor) *tensor.
 	return whole.Reshape(whole.Len()).Rows(s.From, s.To)
 }
 
-// startToOwners starts to reduce a bucket to the owners of its parameters.
-func (t *Trainer) startToOwners(p *part, k int) error {
-	b := &t.buckets[k]
+// start implements exchange. The scalars follow the gradients in another call if these go to their owners.
+func (s *sharded) start(p *localReplica, k int, scalars []float64) error {
+	if !p.updates || !s.toOwners() {
+		return s.allReduce.start(p, k, scalars)
+	}
+	s.memory(p, k)
+	b, r := &s.buckets[k], &s.replicas[p.local]
 	h, err := p.replica.StartReduceToOwners(p.ctx, distribute.Sum,
-		distribute.Bucket{Dst: p.sums[k], Src: p.pieces[k], Names: b.pieceNames, Owners: b.owners})
+		distribute.Bucket{Dst: r.sums[k], Src: r.gradients[k], Names: b.names, Owners: b.owners})
 	if err == nil {
-		p.reducing[k].started = append(p.reducing[k].started[:0], h)
+		started := &s.reductions[p.local][k].started
+		*started = append((*started)[:0], h)
 	}
 	return err
 }
 
-// startGathers starts to copy the new values of the buckets from upto on that have been updated on the replica's
-// device, to all devices, in the order of the buckets. It returns the first bucket that was not.
-func (t *Trainer) startGathers(ctx context.Context, r *distribute.Replica, from, upto int) (int, error) {
-	local := r.LocalID()
-	p, d := &t.parts[local], t.devices[t.deviceOf[local]]
-	for k := from; k < upto; k++ {
-		if d.replicas[0] == local && slices.ContainsFunc(d.partsOf[k], func(part int) bool { return d.left[part] > 0 }) {
-			return k, nil
-		}
-		b := &t.buckets[k]
-		for i, s := range b.shares {
-			if d.replicas[0] != local { // its memory receives what its device gets by the first replica
-				p.values[k][i] = p.pieces[k][i]
-				continue
-			}
-			value, err := t.program.Updated(t.deviceOf[local], s.Parameter)
-			if err != nil {
-				return k, fmt.Errorf("the new value of %s: %w", b.pieceNames[i], err)
-			}
-			p.values[k][i] = t.shareOf(s, value, p.values[k][i])
-		}
-		h, err := r.StartGatherFromOwners(ctx, distribute.Bucket{
-			Dst: p.values[k], Src: p.values[k], Names: b.pieceNames, Owners: b.owners,
-		})
-		if err != nil {
-			return k, err
-		}
-		p.gathering = append(p.gathering, h)
+func (s *sharded) finish(ctx context.Context, p *localReplica, each func(k int) error) error {
+	if err := s.allReduce.finish(ctx, p, each); err != nil || !p.updates || !s.toOwners() {
+		return err
 	}
-	return upto, nil
+	return s.sumScalars(ctx, p)
 }
 
-// finishGathers waits for the new values.
-func (p *part) finishGathers(ctx context.Context) error {
-	for _, h := range p.gathering {
+func (s *sharded) checkSums(p *localReplica, k int) {
+	if !p.updates || !s.toOwners() {
+		s.allReduce.checkSums(p, k)
+		return
+	}
+	for i, sum := range s.replicas[p.local].sums[k] {
+		if share := &s.buckets[k].shares[i]; sum != nil { // else another replica owns it
+			s.t.checkSum(p, sum, share.Parameter, share.From/normBlock, 0, 1)
+		}
+	}
+}
+
+func (s *sharded) apply(ctx context.Context, p *localReplica, k int) error {
+	s.memory(p, k)
+	if p.first {
+		if err := s.t.update(ctx, p, k, s.replicas[p.local].sums[k], s.buckets[k].parameters); err != nil {
+			return err
+		}
+	}
+	return s.send(ctx, p, k)
+}
+
+// send starts to copy the new values of the buckets up to bucket upto that have been updated on the replica's device to
+// all devices.
+func (s *sharded) send(ctx context.Context, p *localReplica, upto int) error {
+	device := s.t.deviceOf[p.local]
+	d, r := s.t.devices[device], &s.replicas[p.local]
+	for k := r.sent; k <= upto; k++ {
+		if p.first && slices.ContainsFunc(d.updates[k], func(update int) bool { return d.left[update] > 0 }) {
+			return nil
+		}
+		for i, share := range s.buckets[k].shares {
+			if !p.first { // its memory receives what its device gets by the first replica
+				r.values[k][i] = r.gradients[k][i]
+				continue
+			}
+			value, err := s.t.program.Updated(device, share.Parameter)
+			if err != nil {
+				return fmt.Errorf("the new value of %s: %w", s.buckets[k].names[i], err)
+			}
+			r.values[k][i] = s.t.shareOf(share, value, r.values[k][i])
+		}
+		if err := s.sendValues(ctx, p, k, r.values[k]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sendValues starts to copy the owners' values of a bucket to all devices.
+func (s *sharded) sendValues(ctx context.Context, p *localReplica, k int, values []*tensor.Tensor) error {
+	b, r := &s.buckets[k], &s.replicas[p.local]
+	h, err := p.replica.StartGatherFromOwners(ctx,
+		distribute.Bucket{Dst: values, Src: values, Names: b.names, Owners: b.owners})
+	if err == nil {
+		r.sending, r.sent = append(r.sending, h), k+1
+	}
+	return err
+}
+
+// transfer implements exchange: it sends the gradients of a bucket in place of new values.
+func (s *sharded) transfer(ctx context.Context, p *localReplica, k int) error {
+	s.memory(p, k)
+	return s.sendValues(ctx, p, k, s.replicas[p.local].gradients[k])
+}
+
+func (s *sharded) finite() bool { return s.t.local[0].scalars[s.notFinite] == 0 }
+
+func (s *sharded) applied(ctx context.Context, p *localReplica) error {
+	r := &s.replicas[p.local]
+	for _, h := range r.sending {
 		if err := h.Wait(ctx); err != nil {
 			return err
 		}
 	}
-	p.gathering = p.gathering[:0]
+	r.sending, r.sent = r.sending[:0], 0
 	return nil
 }
 
-// exchange adds loss, metrics and the values that workers compare over all replicas, with what only owners know:
+// discard implements exchange. A failed step has not waited for what it sent.
+func (s *sharded) discard() {
+	s.allReduce.discard()
+	for i := range s.replicas {
+		r := &s.replicas[i]
+		r.sending, r.sent = r.sending[:0], 0
+	}
+}
+
+// sumScalars adds loss, metrics and the values that workers compare over all replicas, with what only owners know:
 // whether their sums of gradients are finite, and the sums' squares.
-func (t *Trainer) exchange(ctx context.Context, r *distribute.Replica) error {
-	s, p := t.shards, &t.parts[r.LocalID()]
+func (s *sharded) sumScalars(ctx context.Context, p *localReplica) error {
 	if p.notFinite >= 0 {
 		p.scalars[s.notFinite] = 1
 	}
 	for i, l := range s.leaves {
-		if l.owner == r.ID() {
-			p.scalars[s.squares+i] = treeSum(t.squares[l.parameter][l.from:l.to])
+		if l.owner == p.replica.ID() {
+			p.scalars[s.squares+i] = treeSum(s.t.squares[l.parameter][l.from:l.to])
 		}
 	}
-	h, err := r.StartAllReduce(ctx, distribute.Sum, distribute.Bucket{Scalars: p.scalars})
+	h, err := p.replica.StartAllReduce(ctx, distribute.Sum, distribute.Bucket{Scalars: p.scalars})
 	if err == nil {
 		err = h.Wait(ctx)
 	}
-	if err != nil || s.squares < 0 || r.LocalID() > 0 {
+	if err != nil || s.squares < 0 || p.local > 0 {
 		return err
 	}
 	for i, l := range s.leaves {
-		blocks := t.squares[l.parameter][l.from:l.to]
+		blocks := s.t.squares[l.parameter][l.from:l.to]
 		clear(blocks)
 		blocks[0] = p.scalars[s.squares+i] // the sum of the blocks; adding 0 changes no bit
 	}
 	return nil
 }
 
-// fromKeeper returns the value of a mirrored variable of the first replicas that have it, on every worker.
-func (t *Trainer) fromKeeper(ctx context.Context, variable int) (*tensor.Tensor, error) {
-	v := t.variables[variable]
-	value := tensor.New(v.DType, v.Shape...)
-	to := value.Memory().HostBytes()
-	for _, p := range t.piecesOf(variable) {
-		bits := to[:(p.to-p.from)*v.DType.Bytes()]
-		to = to[len(bits):]
-		local := t.localOf(p.replica) >= 0
-		if local {
-			mine, err := t.readPiece(variable, p)
-			if err != nil {
-				return nil, err
-			}
-			copy(bits, mine.Memory().HostBytes())
-		}
-		if t.others() {
-			got, err := t.fromWorker(ctx, local, bits)
-			if err != nil {
-				return nil, err
-			}
-			copy(bits, got)
-		}
-	}
-	return value, nil
-}
-
-// keptAtChief returns, on the chief, the value of a mirrored variable of the first replicas that have it. Other
-// workers, of which some send it, get nil.
-func (t *Trainer) keptAtChief(ctx context.Context, variable int) (*tensor.Tensor, error) {
-	if !t.others() {
-		return t.fromKeeper(ctx, variable)
-	}
-	v := t.variables[variable]
-	counts := make([]int, t.strategy.NumReplicasInSync())
-	values := slices.Repeat([]*tensor.Tensor{tensor.New(v.DType, 0)}, len(t.parts))
-	pieces := slices.Clone(t.piecesOf(variable))
-	for _, p := range pieces {
-		counts[p.replica] = p.to - p.from
-		if local := t.localOf(p.replica); local >= 0 {
-			var err error
-			if values[local], err = t.readPiece(variable, p); err != nil {
-				return nil, err
-			}
-		}
-	}
-	chief := t.strategy.Properties().ShouldCheckpoint
-	var all *tensor.Tensor
-	if chief {
-		all = tensor.New(v.DType, v.Shape...)
-	}
-	if err := t.sendToChief(ctx, v.Name, all, values, counts); err != nil || !chief || len(pieces) == 1 {
-		return all, err
-	}
-	slices.SortFunc(pieces, func(a, b piece) int { return a.replica - b.replica }) // the order in which they lie
-	value := tensor.New(v.DType, v.Shape...)
-	from := all.Memory().HostBytes()
-	for _, p := range pieces {
-		n := (p.to - p.from) * v.DType.Bytes()
-		copy(value.Memory().HostBytes()[p.from*v.DType.Bytes():], from[:n])
-		from = from[n:]
-	}
-	return value, nil
-}
-
-// notHere explains why a slot cannot be read.
-func (t *Trainer) notHere(variable int) error {
-	list := t.piecesOf(variable)
+// notOwnedError returns the error that explains why a slot cannot be read.
+func (t *Trainer) notOwnedError(variable int) error {
+	list := t.table[variable].entries
 	if len(list) > 1 {
-		return fmt.Errorf("Config.ShardOptimizer: %w (%d replicas have parts of it): call Trainer.Snapshot on all workers, "+
-			"or set ShardOff", engine.ErrNotOwned, len(list))
+		return fmt.Errorf("Sharded: %w (%d replicas have parts of it): call Trainer.Snapshot on all workers, "+
+			"or use AllReduce", engine.ErrNotOwned, len(list))
 	}
-	return fmt.Errorf("Config.ShardOptimizer: %w (that of replica %d): read it on its worker, or call Trainer.Snapshot "+
-		"on all workers, or set ShardOff", engine.ErrNotOwned, list[0].replica)
-}
-
-// checkSharding returns an error if the value is invalid.
-func (c *Config) checkSharding() error {
-	if c.ShardOptimizer > ShardOff {
-		return errors.New("train: Config.ShardOptimizer is " + c.ShardOptimizer.String() +
-			": want ShardAuto, ShardOn or ShardOff")
-	}
-	return nil
+	return fmt.Errorf("Sharded: %w (that of replica %d): read it on its worker, or call Trainer.Snapshot "+
+		"on all workers, or use AllReduce", engine.ErrNotOwned, list[0].owner)
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/lockstep-ml/lockstep/engine/gomlx/models"
 	"github.com/lockstep-ml/lockstep/train"
-	"github.com/lockstep-ml/lockstep/train/compress"
 )
 
 // TestShardOptimizerKeepsBits checks that Adam with a sharded optimizer makes the bits of an unsharded one, for weights
@@ -25,7 +24,7 @@ func TestShardOptimizerKeepsBits(t *testing.T) {
 		}
 		for i, cfg := range configs {
 			want, unsharded, hidden := "", 0, layers[i]
-			for _, cfg.ShardOptimizer = range []train.Sharding{train.ShardOff, train.ShardOn} {
+			for _, cfg.Exchange = range []train.Exchange{train.AllReduce{}, train.Sharded{}} {
 				cfg.GlobalBatch, cfg.Seed = 30, 1
 				trainer := newTrainerWith(t, engineName, 2, cfg, unchanged, optimizer.Adam().Done(),
 					models.MLP{Hidden: hidden}.Forward)
@@ -82,15 +81,14 @@ func TestShardAuto(t *testing.T) {
 		"sgd":          {opt: optimizer.StochasticGradientDescent().Done(), hidden: large},
 		"small":        {opt: adam(), hidden: []int{70}},
 		"first bucket": {opt: adam(), hidden: []int{600, 800, 70}, cfg: train.Config{BucketBytes: 1 << 18}},
-		"compressed":   {opt: adam(), hidden: large, cfg: train.Config{Compress: compress.Codec{Method: compress.BFloat16}}},
 		"norms":        {opt: together{adam()}, hidden: large},
 	} {
-		hashes := map[train.Sharding]string{}
-		for _, mode := range []train.Sharding{train.ShardAuto, train.ShardOff} {
+		hashes := map[train.Exchange]string{}
+		for _, mode := range []train.Exchange{nil, train.AllReduce{}} {
 			cfg := test.cfg
-			cfg.GlobalBatch, cfg.Seed, cfg.ShardOptimizer = 30, 1, mode
+			cfg.GlobalBatch, cfg.Seed, cfg.Exchange = 30, 1, mode
 			trainer := newTrainerWith(t, "go", 2, cfg, unchanged, test.opt, models.MLP{Hidden: test.hidden}.Forward)
-			if got := trainer.Sharded(); got != (test.want && mode == train.ShardAuto) {
+			if got := trainer.Sharded(); got != (test.want && mode == nil) {
 				t.Errorf("%s, %v: the optimizer is sharded: %v", name, mode, got)
 			}
 			if _, err := trainer.Fit(t.Context(), loadDigits(t).Train.Take(60).Batch(30), train.FitConfig{}); err != nil {
@@ -98,7 +96,7 @@ func TestShardAuto(t *testing.T) {
 			}
 			hashes[mode], _ = trainer.WeightsHash(t.Context())
 		}
-		if hashes[train.ShardAuto] != hashes[train.ShardOff] {
+		if hashes[nil] != hashes[train.AllReduce{}] {
 			t.Errorf("%s: %v", name, hashes)
 		}
 	}

@@ -21,10 +21,11 @@ import (
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/layer"
 	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/train/compress"
 )
 
-// sharded sets the ShardOptimizer of fakeConfig and of golden trainings for a test.
-func sharded(t *testing.T, s Sharding) {
+// shardFakes sets the ShardOptimizer of fakeConfig and of golden trainings for a test.
+func shardFakes(t *testing.T, s Exchange) {
 	t.Helper()
 	before := fakeSharding
 	fakeSharding = s
@@ -34,7 +35,7 @@ func sharded(t *testing.T, s Sharding) {
 // TestSharded runs tests of other files with a sharded optimizer. The fake program fills the slots that a device must
 // not use with NaN. One worker, and several, make the same trainings.
 func TestSharded(t *testing.T) {
-	sharded(t, ShardOn)
+	shardFakes(t, Sharded{})
 	for name, test := range map[string]func(*testing.T){
 		"fit":               TestFitEqualsOneLoop,
 		"failed steps":      TestFailedStepChangesNothing,
@@ -77,7 +78,7 @@ func TestShardedDevices(t *testing.T) {
 				cfg := fakeConfig(8)
 				change(&cfg)
 				if deviceOf != nil {
-					cfg.ShardOptimizer = ShardOn
+					cfg.Exchange = Sharded{}
 				}
 				trainer, _ := newFakeWith(t, 4, cfg, fakeModel{})
 				if deviceOf != nil {
@@ -129,7 +130,7 @@ func TestShardedDevices(t *testing.T) {
 func TestEnginesChooseDifferently(t *testing.T) {
 	for w, err := range overWorkers(t, []int{2, 1, 1}, func(w int, s *distribute.Strategy) error {
 		cfg := fakeConfig(8)
-		cfg.ShardOptimizer = ShardAuto
+		cfg.Exchange = nil
 		trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64, quick: w != 1}, cfg)
 		if err == nil {
 			trainer.Close()
@@ -145,7 +146,7 @@ func TestEnginesChooseDifferently(t *testing.T) {
 // TestSlotsAreGatheredAtChief checks that a snapshot that the chief writes has the slots of all workers, which the
 // others do not receive.
 func TestSlotsAreGatheredAtChief(t *testing.T) {
-	sharded(t, ShardOn)
+	shardFakes(t, Sharded{})
 	errs := overWorkers(t, []int{1, 1, 1}, func(w int, s *distribute.Strategy) error {
 		trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64}, fakeConfig(6))
 		if err != nil {
@@ -154,7 +155,8 @@ func TestSlotsAreGatheredAtChief(t *testing.T) {
 		defer trainer.Close()
 		divided := 0
 		for i, v := range trainer.variables {
-			if !trainer.divided(i) {
+			row := trainer.table[i]
+			if !row.divided() {
 				continue
 			}
 			divided++
@@ -162,12 +164,12 @@ func TestSlotsAreGatheredAtChief(t *testing.T) {
 			for j := range tensor.Data[float64](want) {
 				tensor.Data[float64](want)[j] = float64(i + j)
 			}
-			if _, local := trainer.keeper(i); local >= 0 {
+			if local := trainer.localOf(row.entries[0].owner); local >= 0 {
 				if err := trainer.program.Write(local, i, want); err != nil {
 					return err
 				}
 			}
-			got, err := trainer.keptAtChief(t.Context(), i)
+			got, err := trainer.gather(t.Context(), row, false)
 			switch {
 			case err != nil:
 				return err
@@ -208,26 +210,29 @@ func (m wide) config() Config {
 	return Config{
 		Inputs:      []engine.Feature{{DType: tensor.Float32, Shape: []int{m.in}}},
 		Labels:      []engine.Feature{{DType: tensor.Float32, Shape: []int{m.out}}},
-		GlobalBatch: 4, ShardOptimizer: ShardOn,
+		GlobalBatch: 4, Exchange: Sharded{},
 	}
 }
 
 // examples returns so many batches of the global batch.
 func (m wide) examples(n int) data.Dataset {
-	numbers := func(rows, columns, k int) *tensor.Tensor {
+	var list []data.Batch
+	for i := range n {
+		list = append(list, m.batch(4, i))
+	}
+	return batches(list...)
+}
+
+// batch returns so many examples, other ones for each i.
+func (m wide) batch(rows, i int) data.Batch {
+	numbers := func(columns, k int) *tensor.Tensor {
 		x := tensor.New(tensor.Float32, rows, columns)
 		for i := range tensor.Data[float32](x) {
 			tensor.Data[float32](x)[i] = float32(i*k%11-5) / 10
 		}
 		return x
 	}
-	var list []data.Batch
-	for i := range n {
-		list = append(list, data.Batch{
-			Inputs: []*tensor.Tensor{numbers(4, m.in, 3+i)}, Labels: []*tensor.Tensor{numbers(4, m.out, 5+i)},
-		})
-	}
-	return batches(list...)
+	return data.Batch{Inputs: []*tensor.Tensor{numbers(m.in, 3+i)}, Labels: []*tensor.Tensor{numbers(m.out, 5+i)}}
 }
 
 // goEngines opens a Go engine for each worker.
@@ -297,11 +302,11 @@ func TestOptimizerBytes(t *testing.T) {
 func TestDividedVariables(t *testing.T) {
 	m := wide{128, 640, 40}
 	const steps = 6
-	run := func(t *testing.T, layout []int, sharding Sharding, until int, dir string) (got string) {
+	run := func(t *testing.T, layout []int, sharding Exchange, until int, dir string) (got string) {
 		t.Helper()
 		errs := overWorkersOn(t, layout, goEngines(t, layout), func(w int, s *distribute.Strategy) error {
 			cfg := m.config()
-			cfg.ShardOptimizer, cfg.ClipNorm = sharding, 0.01
+			cfg.Exchange, cfg.ClipNorm = sharding, 0.01
 			trainer, err := New(t.Context(), s, m.model(), cfg)
 			if err != nil {
 				return err
@@ -317,9 +322,9 @@ func TestDividedVariables(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			divided := trainer.Sharded() && len(trainer.shards.shares) > len(trainer.Parameters())
-			if sharding == ShardOn && !divided {
-				return fmt.Errorf("nothing is divided: %v", trainer.shards)
+			if s, ok := trainer.exchange.(*sharded); sharding == (Sharded{}) &&
+				(!ok || len(s.shares) == len(trainer.Parameters())) {
+				return fmt.Errorf("nothing is divided: %v", s)
 			}
 			i := slices.IndexFunc(trainer.Variables(), func(v engine.Variable) bool { // Adam's moments
 				return v.Role == engine.Slot && v.Bytes() == 4*m.in*m.hidden
@@ -345,18 +350,24 @@ func TestDividedVariables(t *testing.T) {
 		}
 		return got
 	}
-	want := run(t, []int{4}, ShardOff, steps, "")
+	int8 := compress.Codec{Method: compress.Int8} // what it keeps of each replica is in the parts of the workers
+	want := map[compress.Codec]string{}
+	for _, codec := range []compress.Codec{{}, int8} {
+		want[codec] = run(t, []int{4}, AllReduce{Compress: codec}, steps, "")
+	}
 	for _, test := range []struct {
 		from, to []int
-		sharding [2]Sharding
+		sharding [2]Exchange
 	}{
-		{[]int{1, 1, 1, 1}, []int{2, 2}, [2]Sharding{ShardOn, ShardOn}},
-		{[]int{1, 3}, []int{4}, [2]Sharding{ShardOn, ShardOff}},
-		{[]int{4}, []int{1, 2, 1}, [2]Sharding{ShardOff, ShardOn}},
+		{[]int{1, 2, 1}, []int{2, 2}, [2]Exchange{Sharded{Compress: int8}, Sharded{Compress: int8}}},
+		{[]int{1, 1, 1, 1}, []int{2, 2}, [2]Exchange{Sharded{}, Sharded{}}},
+		{[]int{1, 3}, []int{4}, [2]Exchange{Sharded{}, AllReduce{}}},
+		{[]int{4}, []int{1, 2, 1}, [2]Exchange{AllReduce{}, Sharded{}}},
 	} {
 		dir := t.TempDir()
 		run(t, test.from, test.sharding[0], 3, dir)
-		if got := run(t, test.to, test.sharding[1], steps, dir); got != want {
+		got, want := run(t, test.to, test.sharding[1], steps, dir), want[test.sharding[0].codec()]
+		if got != want {
 			t.Errorf("%v to %v, sharding %v: got %s, want %s", test.from, test.to, test.sharding, got, want)
 		}
 	}
@@ -447,7 +458,7 @@ func TestNotFiniteDividedSlot(t *testing.T) {
 		i := slices.IndexFunc(trainer.Variables(), func(v engine.Variable) bool {
 			return v.Role == engine.Slot && v.Bytes() == 4*m.in*m.hidden
 		})
-		if !trainer.divided(i) {
+		if !trainer.table[i].divided() {
 			return errors.New("the slot is not divided")
 		}
 		v := trainer.Variables()[i]

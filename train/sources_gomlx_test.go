@@ -127,8 +127,8 @@ func sourcesOf(t *testing.T) map[string]data.Pipeline {
 		return text(tensor.Strings(e.(*tensor.Tensor).StringData()[1:2], []int{}...))
 	}
 	ofSequence := func(e data.Element) int { return int(tensor.Data[int32](e.(data.Batch).Inputs[0])[0]) / 2 }
-	memory := data.FromTensors(all)
-	numbers := data.FromTensors(tensor.Of(list))
+	memory := fromTensors(all)
+	numbers := fromTensors(tensor.Of(list))
 	tokens := make([]int32, 2*sourceRows+1)
 	for i := range tokens {
 		tokens[i] = int32(i)
@@ -156,7 +156,7 @@ func sourcesOf(t *testing.T) map[string]data.Pipeline {
 		"sequences":    numberedBy(must(data.Sequences(tensor.Of(tokens), 2)), ofSequence).Shuffle(1).Batch(7),
 		"Concat":       data.Concat(halves...).Shuffle(1).Batch(7),
 		"Mix":          data.Mix(sourceRows, 5, []float64{1, 3}, halves[0].Shuffle(2), halves[1]).Batch(7),
-		"Zip": data.Zip([]data.Pipeline{data.FromTensors(all.Inputs[0])}, []data.Pipeline{data.FromTensors(all.Labels[0])}).
+		"Zip": data.Zip([]data.Pipeline{fromTensors(all.Inputs[0])}, []data.Pipeline{fromTensors(all.Labels[0])}).
 			Shuffle(1).Batch(7),
 		"Cache": numberedBy(numbers, func(e data.Element) int {
 			return int(tensor.Data[int32](e.(*tensor.Tensor))[0])

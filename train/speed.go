@@ -33,7 +33,7 @@ type lap struct {
 	wait     time.Duration // of the first replica
 }
 
-// add adds a step, in which the first replica waited so long.
+// add adds a step. waited is the time in it that the first replica waited.
 func (w *stopwatch) add(s Step, waited time.Duration) {
 	l := &w.rest
 	if w.first.steps == 0 {

@@ -8,7 +8,6 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -26,13 +25,12 @@ func (t *Trainer) startEqual(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	chief := t.strategy.Properties().ShouldCheckpoint
 	mine := t.describe()
-	theirs, err := t.fromChief(ctx, chief, []byte(strings.Join(mine, "\n")))
+	theirs, err := fromChief(ctx, t, mine, nil)
 	if err != nil {
-		return fmt.Errorf("train: receiving the chief's model description: %w", err)
+		return fmt.Errorf("train: comparing the workers' models: %w", err)
 	}
-	for i, line := range strings.Split(string(theirs), "\n") {
+	for i, line := range theirs {
 		switch {
 		case i >= len(mine):
 			return fmt.Errorf("train: this worker's model differs from the chief's: the chief also has %s", line)
@@ -43,7 +41,7 @@ func (t *Trainer) startEqual(ctx context.Context) (err error) {
 			}
 			return fmt.Errorf("train: this worker's model differs from the chief's: it has %s, the chief has %s%s", mine[i],
 				line, hint)
-		case i == strings.Count(string(theirs), "\n") && len(mine) > i+1:
+		case i == len(theirs)-1 && len(mine) > i+1:
 			return fmt.Errorf("train: this worker's model differs from the chief's: it also has %s", mine[i+1])
 		}
 	}
@@ -56,30 +54,30 @@ func (t *Trainer) startEqual(ctx context.Context) (err error) {
 	}
 	for _, i := range differ {
 		v := t.variables[i]
-		value, err := t.fromKeeper(ctx, i)
+		value, err := t.gather(ctx, t.ofChief(t.table[i]), true)
 		if err != nil {
 			return fmt.Errorf("train: receiving the initial value of %s from the chief: %w", v.Name, err)
 		}
-		for replica := range t.parts {
-			if err := t.program.Write(replica, i, value); err != nil {
-				return fmt.Errorf("train: setting %s on replica %d: %w", v.Name, replica, err)
-			}
+		if err := t.write(i, value); err != nil {
+			return fmt.Errorf("train: %w", err)
 		}
 	}
 	return nil
 }
 
-// initialPrints returns, by local replica and variable, a 128-bit hash of the initial value: two numbers. Both are 0
-// where the replica's device does not have the variable, or another replica of this device represents it. It sets
-// t.initial.
-func (t *Trainer) initialPrints() ([][]int64, error) {
-	prints := make([][]int64, len(t.parts))
+// fingerprint is a 128-bit hash of a value.
+type fingerprint [2]uint64
+
+// initialPrints returns, by local replica and variable, the fingerprint of the initial value. It is 0 where the
+// replica's device does not have the variable, or another replica of this device represents it. It sets t.initial.
+func (t *Trainer) initialPrints() ([][]fingerprint, error) {
+	prints := make([][]fingerprint, len(t.local))
 	own := xxh3.New()
 	for replica := range prints {
-		prints[replica] = make([]int64, 2*len(t.variables))
+		prints[replica] = make([]fingerprint, len(t.variables))
 		first := t.devices[t.deviceOf[replica]].replicas[0] == replica
 		for i, v := range t.variables {
-			if !t.owned(replica, i) || !first && v.Role != engine.Average {
+			if !t.hasAll(replica, i) || !first && v.Role != engine.Average {
 				continue
 			}
 			value, err := t.program.Read(replica, i)
@@ -87,8 +85,7 @@ func (t *Trainer) initialPrints() ([][]int64, error) {
 				return nil, fmt.Errorf("train: reading %s: %w", v.Name, err)
 			}
 			h := xxh3.Hash128(value.Memory().HostBytes())
-			prints[replica][2*i], prints[replica][2*i+1] = int64(h.Hi), int64(h.Lo)
-			if replica == 0 && !t.divided(i) {
+			if prints[replica][i] = (fingerprint{h.Hi, h.Lo}); replica == 0 && !t.table[i].divided() {
 				b := h.Bytes()
 				own.Write(b[:])
 			}
@@ -100,25 +97,16 @@ func (t *Trainer) initialPrints() ([][]int64, error) {
 
 // differentValues returns the variables whose initial values differ between replicas, from the prints of this worker's.
 // All workers get the same result.
-func (t *Trainer) differentValues(ctx context.Context, prints [][]int64) (differ []int, err error) {
-	rows := make([]distribute.Value, len(prints))
-	for replica, p := range prints {
-		rows[replica] = tensor.Of(p, 1, len(p))
-	}
-	all, err := t.gather(ctx, rows)
+func (t *Trainer) differentValues(ctx context.Context, prints [][]fingerprint) (differ []int, err error) {
+	all, err := fromWorkers(ctx, t, prints)
 	if err != nil {
 		return nil, fmt.Errorf("train: comparing the workers' initial values: %w", err)
 	}
-	list, n := tensor.Data[int64](all), 2*len(t.variables)
-	for i := range t.variables {
-		keeper, _ := t.keeper(i)
-		want := list[keeper*n+2*i:][:2]
-		for replica := range len(list) / n {
-			got := list[replica*n+2*i:][:2]
-			if !slices.Equal(got, want) && (got[0] != 0 || got[1] != 0) {
-				differ = append(differ, i)
-				break
-			}
+	values := byReplica(t, all)
+	for i, v := range t.table {
+		want := values[t.ofChief(v).entries[0].owner][i]
+		if slices.ContainsFunc(values, func(of []fingerprint) bool { return of[i] != want && of[i] != fingerprint{} }) {
+			differ = append(differ, i)
 		}
 	}
 	return differ, nil
@@ -128,36 +116,25 @@ func (t *Trainer) differentValues(ctx context.Context, prints [][]int64) (differ
 // and layers are not variables. Engines with different names build different programs from one model, so only
 // workers with the same engine name are compared. All workers get the same result.
 func (t *Trainer) comparePrograms(ctx context.Context) error {
-	var lines []string
-	if p, ok := t.program.(engine.Described); ok {
-		lines = p.Describe()
-	}
+	lines := t.program.Info().Operations
 	text := strings.Join(lines, "\n")
-	first, _ := t.strategy.LocalReplicas()
-	rows := make([]distribute.Value, len(t.parts))
-	engineHash, textHash := xxh3.HashString(t.strategy.Engine().Name()), xxh3.HashString(text)
-	for i := range rows {
-		rows[i] = tensor.From([]int64{int64(first), int64(engineHash), int64(textHash)}, 1, 3)
+	type program struct {
+		Engine string // its name
+		Hash   uint64 // of the operations
 	}
-	all, err := t.gather(ctx, rows)
+	mine := program{t.strategy.Engine().Name(), xxh3.HashString(text)}
+	workers, err := fromWorkers(ctx, t, mine)
 	if err != nil {
 		return fmt.Errorf("train: comparing the workers' programs: %w", err)
 	}
-	type program struct{ first, engine, hash int64 } // of a worker
-	var workers []program
-	for list := tensor.Data[int64](all); len(list) > 0; list = list[3:] {
-		if p := (program{list[0], list[1], list[2]}); len(workers) == 0 || workers[len(workers)-1] != p {
-			workers = append(workers, p)
-		}
-	}
 	for w, p := range workers {
-		like := slices.IndexFunc(workers, func(q program) bool { return q.engine == p.engine })
-		if workers[like].hash == p.hash {
+		like := slices.IndexFunc(workers, func(q program) bool { return q.Engine == p.Engine })
+		if workers[like].Hash == p.Hash {
 			continue
 		}
 		var both [2]string
-		for i, q := range []program{workers[like], p} {
-			bytes, err := t.fromWorker(ctx, q.first == int64(first), []byte(text))
+		for i, sender := range []int{like, w} {
+			bytes, err := t.fromWorker(ctx, sender == t.worker, []byte(text))
 			if err != nil {
 				return fmt.Errorf("train: comparing the workers' programs (those of workers %d and %d differ): %w", like, w, err)
 			}
@@ -167,20 +144,13 @@ func (t *Trainer) comparePrograms(ctx context.Context) error {
 			"Give all workers the same model, loss and optimizer, with the same constants (such as rates)",
 			programDifference(like, w, both[0], both[1]))
 	}
-	t.workers, t.firsts = len(workers), nil
-	for _, p := range workers {
-		t.firsts = append(t.firsts, int(p.first))
-	}
 	var others []int
 	for w, p := range workers {
-		if p.first == int64(first) {
-			t.worker = w
-		}
-		if p.engine != int64(engineHash) {
+		if p.Engine != mine.Engine {
 			others = append(others, w)
 		}
 	}
-	if len(others) > 0 && t.strategy.Properties().ShouldCheckpoint { // one worker's warning is enough
+	if len(others) > 0 && t.IsChief() { // one worker's warning is enough
 		t.config.Logger.Warn("train: engines of different names build different programs of one model, which are not "+
 			"compared: make sure that all workers have the same model, loss and optimizer, with the same constants",
 			"engine", t.strategy.Engine().Name(), "workers with others", others)
@@ -206,7 +176,7 @@ const bucketsOfGradients = " buckets of gradients"
 func (t *Trainer) describe() []string {
 	out := []string{
 		fmt.Sprintf("global batches of %d", t.config.GlobalBatch), fmt.Sprintf("seed %d", t.config.Seed),
-		fmt.Sprint(len(t.buckets), bucketsOfGradients), fmt.Sprintf("compression %v", t.config.Compress),
+		fmt.Sprint(len(t.buckets), bucketsOfGradients), fmt.Sprintf("compression %v", t.config.Exchange.codec()),
 		fmt.Sprintf("metrics %q", t.Metrics()),
 		fmt.Sprintf("the policy %q for what is not finite", t.config.NotFinite),
 		fmt.Sprintf("gradients clipped by norm %v, by variable norm %v, by value %v",
@@ -221,7 +191,7 @@ func (t *Trainer) describe() []string {
 		out = append(out, fmt.Sprintf("batches of at most %d examples of %s with labels %s, for %s", s.GlobalBatch,
 			formatFeatures(s.Inputs), formatFeatures(s.Labels), purpose))
 	}
-	if d := t.config.DiLoCo; d != nil {
+	if d := t.config.diloco(); d != nil {
 		out = append(out, d.String())
 	}
 	if t.scale.Scale != 0 {
@@ -236,11 +206,3 @@ func (t *Trainer) describe() []string {
 	}
 	return out
 }
-
-// chiefError is a failure on the chief, as the other workers receive it.
-type chiefError struct{ text string }
-
-func (e *chiefError) Error() string { return "train: restore: on the chief: " + e.text }
-
-// FromWorker returns the worker that failed (see worker.Worker.Fail): 0, the chief.
-func (e *chiefError) FromWorker() int { return 0 }

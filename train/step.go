@@ -39,40 +39,38 @@ func (b *stepBatches) add(g *globalBatch) {
 }
 
 // step runs one training step: it computes gradients, all-reduces them, updates the variables, and then makes
-// the new values visible on all replicas or on none. stop reports that a worker requested a stop before this
-// step; then no worker took it. problem is not nil if loss or gradients are not finite; then made reports
-// whether the step was taken anyway.
-func (t *Trainer) step(ctx context.Context, b *stepBatches) (made, stop bool, problem *NotFiniteError, err error) {
-	b.stop = t.diloco == nil && t.wantsStop() // with DiLoCo the workers agree on it before a round
+// the new values visible on all replicas or on none. The request of b to stop is sent with the step.
+func (t *Trainer) step(ctx context.Context, b *stepBatches) (result stepResult, err error) {
 	once := func() (stop bool, err error) {
 		t.stepping = b
 		return t.transact(ctx, b, t.takeStep)
 	}
 	b.tolerated = t.tolerates(false)
-	if stop, err = once(); errors.Is(err, errNotFinite) && t.overflowed() {
+	if result.stop, err = once(); errors.Is(err, errNotFinite) && t.overflowed() {
 		t.lowerScale("the step is skipped")
-		return false, false, nil, nil
+		return stepResult{}, nil
 	}
 	if !errors.Is(err, errNotFinite) {
-		if made = err == nil && !stop; made && !t.allFinite() { // not reported, see tolerates
+		if result.taken = err == nil && !result.stop; result.taken && !t.allFinite() { // not reported, see tolerates
 			t.notFinite++
 			loss, _ := t.scalars()
-			problem = &NotFiniteError{
+			result.problem = &NotFiniteError{
 				Step: t.committed, Loss: loss, Replica: -1, Example: -1, Batch: -1,
 				Detail: "see the log for the first ones, with their causes",
 			}
 		}
-		if made && problem == nil {
+		if result.taken && result.problem == nil {
 			t.raiseScale()
 		}
-		return made, stop, problem, err
+		return result, err
 	}
-	if problem, err = t.report(ctx, b, false); err != nil || t.config.NotFinite == SkipNotFinite {
-		return false, false, problem, err
+	if result.problem, err = t.reportNotFinite(ctx, b, false); err != nil || t.config.NotFinite == SkipNotFinite {
+		return result, err
 	}
-	b.tolerated = true // repeat the step: report has recomputed and discarded it
-	stop, err = once()
-	return err == nil && !stop, stop, problem, err
+	b.tolerated = true // repeat the step: reportNotFinite has recomputed and discarded it
+	result.stop, err = once()
+	result.taken = err == nil && !result.stop
+	return result, err
 }
 
 // transact runs f on every replica, then commits on all. If f failed on any replica, or a worker requested a
@@ -114,15 +112,15 @@ func (t *Trainer) run(ctx context.Context, f func(context.Context, *distribute.R
 func (t *Trainer) runOn(ctx context.Context, s *distribute.Strategy,
 	f func(context.Context, *distribute.Replica) error,
 ) error {
-	for i := range t.parts {
-		t.parts[i].reset()
+	for i := range t.local {
+		t.local[i].reset()
 	}
 	for _, d := range t.devices {
 		d.computed.reset()
 	}
 	t.summed.reset()
 	t.running = f
-	_, err := distribute.Run(ctx, s, t.onReplica)
+	_, err := distribute.Run(ctx, s, t.onReplica, nil)
 	if failure, ok := err.(*distribute.StepError); ok { // not wrapped, so of this Run and not of an outer one
 		failure.Wait()
 	}
@@ -134,25 +132,13 @@ type bucket struct {
 	parameters []int
 	names      []string
 	hash       string // of the names, in their order
-
-	// With a sharded optimizer:
-	shares     []engine.Share
-	sharesOf   []int    // the parameter of each share
-	inBucket   []int    // the place of each share's parameter in parameters
-	pieceNames []string // of the shares
-	owners     []int    // of the shares: the replica that updates each
 }
 
-// part is the state that a local replica keeps from step to step.
-type part struct {
+// localReplica is the state that a local replica keeps from step to step.
+type localReplica struct {
+	local     int                // the replica's number on this worker
+	first     bool               // it is the first replica of its device, which updates the variables
 	gradients [][]*tensor.Tensor // by bucket: of the current step
-	reducing  []reduction        // by bucket
-	// exchanging are those with Config.Compress: reducing, or the exchanges of DiLoCo's outer steps.
-	exchanging []reduction
-	// With a sharded optimizer, by bucket and share: the gradients, those that this replica owns (others are nil), and
-	// the memory for the new values.
-	pieces, sums, values [][]*tensor.Tensor
-	gathering            []distribute.Handle // of the new values
 	// scalars are the loss, the metrics and the values that workers compare: of this replica until they are
 	// reduced, then the sums over all replicas. With a sharded optimizer, what only owners know follows.
 	scalars   []float64
@@ -163,22 +149,23 @@ type part struct {
 	// Of the step in progress:
 	ctx     context.Context
 	replica *distribute.Replica
-	failure error            // of starting a reduction
-	owners  bool             // gradients are reduced to their owners
-	ready   func(bucket int) // starts the reduction of a bucket, for engine.Program.Gradients
+	failure error // of starting a reduction
+	updates bool  // the step updates the variables
+
+	ready  func(bucket int)       // starts the reduction of a bucket, for engine.Program.Gradients
+	summed func(bucket int) error // checks the sums of a bucket, and applies them if this is possible
 }
 
-func (p *part) reset() {
-	p.notFinite, p.failure, p.ctx, p.replica, p.owners = -1, nil, nil, nil, false
-	p.gathering = p.gathering[:0]
+func (p *localReplica) reset() {
+	p.notFinite, p.failure, p.ctx, p.replica, p.updates = -1, nil, nil, nil, false
 }
 
 // device is the state of a device of the engine. The first of its replicas updates its variables.
 type device struct {
 	replicas []int
-	partsOf  [][]int // by bucket: the parts with gradients in it
-	buckets  []int   // by part: the number of its buckets
-	left     []int   // by part: the number of those that are not reduced yet
+	updates  [][]int // by bucket: the updates (parts of engine.Program) that use gradients of it
+	buckets  []int   // by update: the number of its buckets
+	left     []int   // by update: the number of those that are not reduced yet
 	computed barrier // all replicas have computed their gradients
 }
 
@@ -187,11 +174,11 @@ func (t *Trainer) makeSteps() {
 	t.takeStep = func(ctx context.Context, r *distribute.Replica) error {
 		return t.reduceGradients(ctx, r, t.stepping, true)
 	}
-	t.onReplica = func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+	t.onReplica = func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
 		if r.LocalID() == 0 && t.feeding != nil {
 			t.feeding.refill()
 		}
-		return nil, t.running(ctx, r)
+		return struct{}{}, t.running(ctx, r)
 	}
 }
 
@@ -204,32 +191,16 @@ func (t *Trainer) plan() {
 		for i, parameter := range b.Parameters {
 			names[i], bucketOf[parameter] = parameters[parameter].Name, k
 		}
-		made := bucket{parameters: b.Parameters, names: names, hash: compress.Hash(names)}
-		if t.shards != nil {
-			for _, s := range t.shards.shares {
-				at, found := slices.BinarySearch(b.Parameters, s.Parameter)
-				if !found {
-					continue
-				}
-				name := parameters[s.Parameter].Name
-				if !t.isWhole(s) {
-					name = pieceName(name, s.From, s.To)
-				}
-				made.shares, made.sharesOf = append(made.shares, s), append(made.sharesOf, s.Parameter)
-				made.inBucket = append(made.inBucket, at)
-				made.pieceNames, made.owners = append(made.pieceNames, name), append(made.owners, s.Owner)
-			}
-		}
-		t.buckets = append(t.buckets, made)
+		t.buckets = append(t.buckets, bucket{parameters: b.Parameters, names: names, hash: compress.Hash(names)})
 	}
 	for i, d := range t.devices {
 		d.computed.init(len(d.replicas))
-		d.partsOf = make([][]int, len(t.buckets))
-		for part, list := range t.program.Parts(i) {
+		d.updates = make([][]int, len(t.buckets))
+		for update, list := range t.program.Parts(i) {
 			n := 0
 			for _, parameter := range list {
-				if k := bucketOf[parameter]; !slices.Contains(d.partsOf[k], part) {
-					d.partsOf[k] = append(d.partsOf[k], part)
+				if k := bucketOf[parameter]; !slices.Contains(d.updates[k], update) {
+					d.updates[k] = append(d.updates[k], update)
 					n++
 				}
 			}
@@ -237,36 +208,23 @@ func (t *Trainer) plan() {
 		}
 		d.left = make([]int, len(d.buckets))
 	}
-	if w, ok := t.program.(engine.WholeStep); ok && w.Whole() && !t.config.clips() {
-		t.whole = w
-	}
-	t.parts = make([]part, len(t.deviceOf))
-	first, _ := t.strategy.LocalReplicas()
-	t.summed.init(len(t.parts))
+	t.whole = t.program.Info().WholeStep && !t.config.clips()
+	t.local = make([]localReplica, len(t.deviceOf))
+	t.summed.init(len(t.local))
 	if t.config.needsSquares() {
 		for _, v := range parameters {
 			t.squares = append(t.squares, make([]float64, normBlocks(v.Bytes()/v.DType.Bytes())))
 		}
 	}
-	for replica := range t.parts {
-		p := &t.parts[replica]
-		p.scalars = make([]float64, t.summedScalars()+t.shards.scalars())
+	for replica := range t.local {
+		p := &t.local[replica]
+		p.local, p.first = replica, t.devices[t.deviceOf[replica]].replicas[0] == replica
+		p.scalars = make([]float64, t.summedScalars())
 		if t.config.NoiseScale {
 			p.squares = make([]float64, len(parameters))
 		}
-		p.reducing = make([]reduction, len(t.buckets))
-		p.exchanging = p.reducing
-		if t.config.DiLoCo != nil {
-			p.exchanging = make([]reduction, len(t.buckets))
-		}
-		for k, codec := range t.exchanges(first + replica) {
-			p.exchanging[k].codec, p.exchanging[k].next = codec, codec.Next
-		}
 		for _, b := range t.buckets {
 			p.gradients = append(p.gradients, make([]*tensor.Tensor, len(b.parameters)))
-			p.pieces = append(p.pieces, make([]*tensor.Tensor, len(b.shares)))
-			p.sums = append(p.sums, make([]*tensor.Tensor, len(b.shares)))
-			p.values = append(p.values, make([]*tensor.Tensor, len(b.shares)))
 		}
 		p.ready = func(k int) {
 			t.reached(replica, k)
@@ -278,15 +236,25 @@ func (t *Trainer) plan() {
 				p.failure = t.startReduction(p, k, nil)
 			}
 		}
+		p.summed = func(k int) error {
+			t.exchange.checkSums(p, k)
+			if replica == 0 && t.kept.wanted {
+				t.keep(k)
+			}
+			if !p.updates || t.config.needsNorm() { // else the bucket is applied as soon as its gradients are summed
+				return nil
+			}
+			return t.exchange.apply(p.ctx, p, k)
+		}
 	}
 }
 
 // compute computes the replica's gradients, and the sums of its loss and metrics over the step's batches.
 func (t *Trainer) compute(ctx context.Context, r *distribute.Replica, b *stepBatches, ready func(bucket int)) error {
 	local := r.LocalID()
-	p := &t.parts[local]
+	p := &t.local[local]
 	p.ctx, p.replica = ctx, r // also for the model's own all-reduces
-	t.replicaAt(r, PhaseCompute)
+	t.replicaEnters(r, PhaseCompute)
 	clear(p.scalars)
 	for i := range b.list {
 		if b.list[i].weightSum == 0 {
@@ -308,7 +276,7 @@ func (t *Trainer) compute(ctx context.Context, r *distribute.Replica, b *stepBat
 // examples may be padding.
 func (t *Trainer) micro(r *distribute.Replica, b *stepBatches, i int) engine.Micro {
 	return engine.Micro{
-		Batch: b.list[i].shares[r.LocalID()], WeightSum: b.weightSum,
+		Batch: b.list[i].shares[r.LocalID()], WeightSum: t.config.LossReduction.divisor(b.weightSum, int64(b.examples)),
 		RNG:       randomState(t.config.Seed, t.committed, b.pass, i, t.replicaID(r)),
 		LossScale: t.scale.Scale,
 		Add:       hasWeights(b.list[:i]), Last: !hasWeights(b.list[i+1:]),
@@ -320,7 +288,7 @@ func hasWeights(list []*globalBatch) bool {
 }
 
 // add adds loss and metrics of a batch.
-func (p *part) add(s engine.Scalars) {
+func (p *localReplica) add(s engine.Scalars) {
 	p.scalars[0] += s.Loss
 	for i, m := range s.Metrics {
 		p.scalars[1+i] += m
@@ -335,15 +303,14 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 		return t.wholeStep(ctx, r, b)
 	}
 	local := r.LocalID()
-	p, d := &t.parts[local], t.devices[t.deviceOf[local]]
-	p.owners = update && t.toOwners()
-	gather := update && t.shards != nil
+	p, d := &t.local[local], t.devices[t.deviceOf[local]]
+	p.updates = update
 	err := t.compute(ctx, r, b, p.ready)
 	d.computed.arrive()
 	if err != nil {
 		return err
 	}
-	t.replicaAt(r, PhaseReduce)
+	t.replicaEnters(r, PhaseReduce)
 	t.putAgreement(r, b, p.scalars[1+t.sums:])
 	if p.failure == nil {
 		p.failure = t.addSquares(p, len(t.buckets)-1)
@@ -355,59 +322,33 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 	if p.failure != nil {
 		return p.failure
 	}
-	if update = update && d.replicas[0] == local; update {
+	if update && p.first {
 		if err := d.computed.wait(ctx); err != nil {
 			return err
 		}
 		copy(d.left, d.buckets)
 	}
-	early := !t.config.needsNorm() // update each part as soon as its gradients are summed
-	gathered := 0
-	apply := func(k int) (err error) { // what follows when the gradients of bucket k are summed and can be applied
-		if update {
-			if err = t.update(ctx, r, k); err != nil {
-				return err
-			}
-			t.replicaAt(r, PhaseReduce)
-		}
-		if gather {
-			gathered, err = t.startGathers(ctx, r, gathered, k+1)
-		}
+	if err := t.exchange.finish(ctx, p, p.summed); err != nil {
 		return err
-	}
-	err = finishAll(ctx, p.reducing, func(k int) error {
-		t.checkSums(local, k)
-		if local == 0 && t.kept.wanted {
-			t.keep(k)
-		}
-		if !early {
-			return nil
-		}
-		return apply(k)
-	})
-	if err != nil {
-		return err
-	}
-	if p.owners {
-		if err := t.exchange(ctx, r); err != nil {
-			return err
-		}
 	}
 	if err := t.checkAgreement(ctx, r, b); err != nil {
 		return err
 	}
 	t.summed.arrive()
-	if !early && (update || gather) {
+	if !p.updates {
+		return nil
+	}
+	if t.config.needsNorm() {
 		if err := t.summed.wait(ctx); err != nil {
 			return err
 		}
 		for k := range t.buckets {
-			if err := apply(k); err != nil {
+			if err := t.exchange.apply(ctx, p, k); err != nil {
 				return err
 			}
 		}
 	}
-	return p.finishGathers(ctx)
+	return t.exchange.applied(ctx, p)
 }
 
 // summedScalars returns the number of scalars that are reduced with the last bucket.
@@ -420,15 +361,15 @@ func (t *Trainer) summedScalars() int {
 
 // stepsWhole reports whether a step that updates is computed as one program.
 func (t *Trainer) stepsWhole(b *stepBatches) bool {
-	return t.whole != nil && t.scale.Scale == 0 && len(b.list) == 1 && !t.kept.wanted
+	return t.whole && t.scale.Scale == 0 && len(b.list) == 1 && !t.kept.wanted
 }
 
 // wholeStep computes gradients and updates as one program, for the only replica.
 func (t *Trainer) wholeStep(ctx context.Context, r *distribute.Replica, b *stepBatches) error {
-	p := &t.parts[r.LocalID()]
-	t.replicaAt(r, PhaseCompute)
+	p := &t.local[r.LocalID()]
+	t.replicaEnters(r, PhaseCompute)
 	clear(p.scalars)
-	s, finite, err := t.whole.Step(ctx, t.micro(r, b, 0))
+	s, finite, err := t.program.Step(ctx, t.micro(r, b, 0))
 	if err != nil {
 		return fmt.Errorf("gradients and update: %w", err)
 	}
@@ -442,57 +383,43 @@ func (t *Trainer) wholeStep(ctx context.Context, r *distribute.Replica, b *stepB
 
 // memory sets the list of a bucket's gradients, in the program's memory.
 func (t *Trainer) memory(local, k int) (err error) {
-	p, b := &t.parts[local], &t.buckets[k]
+	p, b := &t.local[local], &t.buckets[k]
 	for i, parameter := range b.parameters {
 		if p.gradients[k][i], err = t.program.Gradient(local, parameter); err != nil {
 			return fmt.Errorf("the gradient of %s: %w", b.names[i], err)
-		}
-	}
-	first, _ := t.strategy.LocalReplicas()
-	for j, s := range b.shares {
-		whole := p.gradients[k][b.inBucket[j]]
-		p.pieces[k][j] = t.shareOf(s, whole, p.pieces[k][j])
-		if s.Owner == first+local {
-			p.sums[k][j] = p.pieces[k][j]
 		}
 	}
 	return nil
 }
 
 // startReduction starts the all-reduce of a bucket, and of scalars.
-func (t *Trainer) startReduction(p *part, k int, scalars []float64) (err error) {
+func (t *Trainer) startReduction(p *localReplica, k int, scalars []float64) (err error) {
 	if err := t.memory(p.replica.LocalID(), k); err != nil {
 		return err
 	}
 	if p.replica.NumReplicas() == 1 {
 		return nil
 	}
-	if p.owners { // the scalars follow
-		return t.startToOwners(p, k)
-	}
-	return p.reducing[k].start(p.ctx, p.replica, t.committed,
-		distribute.Bucket{Dst: p.gradients[k], Src: p.gradients[k], Names: t.buckets[k].names, Scalars: scalars})
+	return t.exchange.start(p, k, scalars)
 }
 
-// update clips the gradients of bucket k, and computes new values of the parts of the replica's device of which it
-// is the last bucket.
-func (t *Trainer) update(ctx context.Context, r *distribute.Replica, k int) error {
-	local := r.LocalID()
-	d := t.devices[t.deviceOf[local]]
-	gradients, parameters := t.parts[local].gradients[k], t.buckets[k].parameters
-	if t.shards != nil {
-		gradients, parameters = t.parts[local].sums[k], t.buckets[k].sharesOf
-	}
+// update clips the gradients of bucket k, which are those of parameters, and executes the updates of
+// the replica's device of which it is the last bucket.
+func (t *Trainer) update(ctx context.Context, p *localReplica, k int, gradients []*tensor.Tensor, parameters []int,
+) error {
+	device := t.deviceOf[p.local]
+	d := t.devices[device]
 	factor := t.clip(gradients, parameters)
-	for _, part := range d.partsOf[k] {
-		if d.left[part]--; d.left[part] > 0 {
+	for _, update := range d.updates[k] {
+		if d.left[update]--; d.left[update] > 0 {
 			continue
 		}
-		t.replicaAt(r, PhaseUpdate)
-		if err := t.program.Update(ctx, t.deviceOf[local], local, part, factor); err != nil {
+		t.replicaEnters(p.replica, PhaseUpdate)
+		if err := t.program.Update(ctx, device, p.local, update, factor); err != nil {
 			return fmt.Errorf("update: %w", err)
 		}
 	}
+	t.replicaEnters(p.replica, PhaseReduce)
 	return nil
 }
 
@@ -501,15 +428,15 @@ func (t *Trainer) sum(ctx context.Context, replica int, dst, src []*tensor.Tenso
 	kind := t.clocks[replica].kind
 	t.begins(replica, timeline.Wait)
 	defer t.begins(replica, kind)
-	return t.parts[replica].replica.AllReduceInto(ctx, distribute.Sum, dst, src, names,
+	return t.local[replica].replica.AllReduceInto(ctx, distribute.Sum, dst, src, names,
 		distribute.Options{Concurrent: true}) // it does not wait for the buckets whose reduction has started
 }
 
 // reduceScalars all-reduces the loss and metrics of an evaluation, together with the values that the workers
 // compare.
 func (t *Trainer) reduceScalars(ctx context.Context, r *distribute.Replica, b *stepBatches) error {
-	t.replicaAt(r, PhaseReduce)
-	p := &t.parts[r.LocalID()]
+	t.replicaEnters(r, PhaseReduce)
+	p := &t.local[r.LocalID()]
 	t.putAgreement(r, b, p.scalars[1+t.sums:])
 	if r.NumReplicas() > 1 {
 		h, err := r.StartAllReduce(ctx, distribute.Sum, distribute.Bucket{Scalars: p.scalars[:t.summedScalars()]})
@@ -525,7 +452,7 @@ func (t *Trainer) reduceScalars(ctx context.Context, r *distribute.Replica, b *s
 
 // scalars returns the last step's loss and sums of metrics over all replicas. The next step overwrites them.
 func (t *Trainer) scalars() (loss float64, sums []float64) {
-	s := t.parts[0].scalars
+	s := t.local[0].scalars
 	return s[0], s[1 : 1+t.sums]
 }
 
@@ -594,7 +521,7 @@ func (t *Trainer) Gradients(ctx context.Context, batches ...data.Batch) ([]*tens
 	out := make([]*tensor.Tensor, len(t.Parameters()))
 	for k, bucket := range t.buckets {
 		for i, parameter := range bucket.parameters {
-			out[parameter] = t.parts[0].gradients[k][i].Clone()
+			out[parameter] = t.local[0].gradients[k][i].Clone()
 		}
 	}
 	t.commit() // nothing was updated: commits only what the forward pass changed, and what compression keeps
@@ -635,15 +562,14 @@ func (t *Trainer) ApplyGradients(ctx context.Context, gradients []*tensor.Tensor
 	}
 	_, err := t.transact(ctx, nil, func(ctx context.Context, r *distribute.Replica) error {
 		local := r.LocalID()
-		p, d := &t.parts[local], t.devices[t.deviceOf[local]]
-		update := d.replicas[0] == local
-		if !update && t.shards == nil {
+		p, d := &t.local[local], t.devices[t.deviceOf[local]]
+		if !p.first && !t.Sharded() {
 			return nil
 		}
-		if update {
+		if p.first {
 			copy(d.left, d.buckets)
 		}
-		gathered := 0
+		p.ctx, p.replica = ctx, r
 		for k, bucket := range t.buckets {
 			if err := t.memory(local, k); err != nil {
 				return err
@@ -651,18 +577,11 @@ func (t *Trainer) ApplyGradients(ctx context.Context, gradients []*tensor.Tensor
 			for i, parameter := range bucket.parameters {
 				copy(p.gradients[k][i].Memory().HostBytes(), gradients[parameter].Memory().HostBytes())
 			}
-			var err error
-			if update {
-				err = t.update(ctx, r, k)
-			}
-			if err == nil && t.shards != nil {
-				gathered, err = t.startGathers(ctx, r, gathered, k+1)
-			}
-			if err != nil {
+			if err := t.exchange.apply(ctx, p, k); err != nil {
 				return err
 			}
 		}
-		return p.finishGathers(ctx)
+		return t.exchange.applied(ctx, p)
 	})
 	if err != nil {
 		return fmt.Errorf("train: apply gradients: %w", err)

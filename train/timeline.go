@@ -1,7 +1,10 @@
 package train
 
 import (
+	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/distribute"
@@ -19,7 +22,7 @@ type clock struct {
 	since time.Duration
 }
 
-// kindOf returns what a phase is in the timeline.
+// kindOf returns the kind of work that the timeline shows for a phase.
 func kindOf(p Phase) timeline.Kind {
 	switch p {
 	case PhaseCompile:
@@ -63,9 +66,10 @@ func (t *Trainer) ends(local, bucket int) {
 	c, r := &t.clocks[local], t.Timeline()
 	now := r.Now()
 	if !c.idle {
-		if first, _ := t.strategy.LocalReplicas(); c.kind != timeline.Other {
+		if c.kind != timeline.Other {
 			r.Add(timeline.Event{
-				Kind: c.kind, Replica: first + local, Step: t.committed + 1, Start: c.since, End: now, Bucket: bucket,
+				Kind: c.kind, Replica: t.ids()[local], Step: t.committed + 1, Start: c.since, End: now,
+				Bucket: bucket,
 			})
 		}
 		if local == 0 {
@@ -116,35 +120,110 @@ func (t *Trainer) stepEnded(b *stepBatches) {
 // publishEvery is the shortest interval between two updates of the recorder's Training.
 const publishEvery = 100 * time.Millisecond
 
-// publish sets the progress of the training, for the live page and other readers.
+// publish sets the progress after a step, for the live page and other readers, if it is time to.
 func (f *fit) publish(s *Step) {
 	now := f.t.clocks[0].since
 	if now < f.published+publishEvery && s.Step != s.Steps && s.Validation == nil {
 		return
 	}
-	f.published = now
-	mean := s.Mean()
+	f.publishResult(s.EpochBegin, s.Step, s.Mean(), s.Validation)
+}
+
+// publishResult sets the progress after a step of an epoch: loss and metrics of the epoch so far, and the validation
+// that followed the step; nil: none.
+func (f *fit) publishResult(e EpochBegin, step int, mean Result, validation *Result) {
+	f.published = f.t.clocks[0].since
 	to := &timeline.Training{
-		Epoch: s.Epoch + 1, Epochs: s.Epochs, Step: s.Step, Steps: s.Steps, Unit: f.cfg.Unit,
-		Metrics: map[string]float64{},
+		Epoch: e.Epoch + 1, Epochs: e.Epochs, Step: step, Steps: e.Steps, Unit: f.cfg.Unit,
+		Metrics: map[string]float64{}, Settings: f.settings, Trainer: f.t.number,
 	}
 	if isFinite(mean.Loss) {
 		to.Loss = &mean.Loss
 	}
 	addFinite(to.Metrics, mean.Metrics)
-	latest := s.Validation
+	if rate, ok := f.t.LearningRate(); ok && isFinite(rate) {
+		to.LearningRate = &rate
+	}
+	to.Elapsed, to.Left = f.times(e, step)
+	to.Validation = finiteNumbers(f.latestValidation(validation))
+	m := timeline.Measurement{
+		Step: f.t.committed, Metrics: to.Metrics, LearningRate: to.LearningRate, Validation: finiteNumbers(validation),
+	}
+	if n := len(f.measured); n > 0 && f.measured[n-1].Step == m.Step {
+		f.measured = f.measured[:n-1]
+	}
+	f.measured = append(f.measured[max(len(f.measured)+1-timeline.MeasurementsMax, 0):], m)
+	to.Measured = slices.Clone(f.measured)
+	f.t.Timeline().SetTraining(to)
+}
+
+// times returns the time since the Fit began and an estimate of the rest, in seconds; nil: unknown.
+func (f *fit) times(e EpochBegin, step int) (elapsed float64, rest *float64) {
+	now := f.t.Timeline().Now()
+	elapsed = (now - f.began).Seconds()
+	if f.first == 0 { // the time before has compilation
+		f.first, f.firstSteps = now, f.history.Steps
+	}
+	made := f.history.Steps - f.firstSteps
+	steps := -1
+	if e.Steps >= 0 {
+		steps = e.Steps - step + (e.Epochs-1-e.Epoch)*e.Steps
+	}
+	if left := f.left(); left >= 0 && (steps < 0 || left < steps) {
+		steps = left
+	}
+	if steps == 0 {
+		return elapsed, new(0.0)
+	}
+	if steps < 0 || made < 1 {
+		return elapsed, nil
+	}
+	return elapsed, new((now - f.first).Seconds() / float64(made) * float64(steps))
+}
+
+// latestValidation returns the given validation, or the one before; nil: none yet.
+func (f *fit) latestValidation(latest *Result) *Result {
 	if n := len(f.history.Validations); latest == nil && n > 0 {
 		latest = &f.history.Validations[n-1].Result
 	}
 	for i := len(f.history.Epochs) - 1; i >= 0 && latest == nil; i-- {
 		latest = f.history.Epochs[i].Validation
 	}
-	if latest != nil {
-		to.Validation = map[string]float64{}
-		addFinite(to.Validation, latest.Metrics)
-		addFinite(to.Validation, map[string]float64{"loss": latest.Loss})
+	return latest
+}
+
+// describe returns the settings that the live page shows: those of FitConfig, and those of the trainer.
+func (f *fit) describe() map[string]string {
+	c := &f.t.config
+	out := map[string]string{
+		"strategy": f.t.strategy.String(), "replicas": fmt.Sprint(f.t.strategy.NumReplicasInSync()),
+		"global batch": fmt.Sprint(c.GlobalBatch), "seed": fmt.Sprint(c.Seed),
 	}
-	f.t.Timeline().SetTraining(to)
+	if f.cfg.Accumulate > 1 {
+		out["batches of a step"] = fmt.Sprint(f.cfg.Accumulate)
+	}
+	if text := c.Exchange.codec().String(); text != "none" {
+		out["compression"] = text
+	}
+	if f.t.Sharded() {
+		out["optimizer state"] = "sharded over the replicas"
+	}
+	if c.diloco() != nil {
+		out["DiLoCo"] = c.Exchange.String()
+	}
+	maps.Copy(out, f.cfg.Settings)
+	return out
+}
+
+// finiteNumbers returns the numbers of a result that JSON can encode; nil for none.
+func finiteNumbers(r *Result) map[string]float64 {
+	if r == nil {
+		return nil
+	}
+	out := map[string]float64{}
+	addFinite(out, r.Metrics)
+	addFinite(out, map[string]float64{"loss": r.Loss})
+	return out
 }
 
 func isFinite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }

@@ -2,14 +2,12 @@ package train
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/distribute"
-	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/timeline"
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
@@ -60,8 +58,8 @@ func (t *Trainer) startTrace(ctx context.Context, accumulate int) (*tracing, err
 		return nil, nil
 	}
 	perReplica := 10 + accumulate + perBucket*len(t.buckets)
-	share := traceEventsMax / t.workers
-	t.Timeline().Keep(min(c.Steps*perReplica*len(t.parts)*3/2, share))
+	most := traceEventsMax / len(t.replicasOf)
+	t.Timeline().Keep(min(c.Steps*perReplica*len(t.local)*3/2, most))
 	first, err := t.visit(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("train: Config.Trace: comparing the workers' clocks: %w", err)
@@ -104,7 +102,19 @@ type record struct {
 	Dropped     int
 }
 
-// endTrace writes the trace. failed is the error that ended Fit, or nil.
+// TraceError reports that Fit could not write the file of [Trace]. The training itself did not fail by it.
+type TraceError struct {
+	Err error // of the file
+}
+
+// Error implements error.
+func (e *TraceError) Error() string { return fmt.Sprintf("train: Config.Trace: %v", e.Err) }
+
+// Unwrap returns Err.
+func (e *TraceError) Unwrap() error { return e.Err }
+
+// endTrace writes the trace. failed is the error that ended Fit, or nil. If only the file fails, the error is a
+// *TraceError.
 func (t *Trainer) endTrace(ctx context.Context, tr *tracing, failed error) error {
 	if tr == nil {
 		return nil
@@ -127,7 +137,7 @@ func (t *Trainer) endTrace(ctx context.Context, tr *tracing, failed error) error
 		all.Workers[0].Note = "the training failed, so the events of the other workers are missing"
 	}
 	if err := checkpoint.WriteFile(t.config.Trace.Path, func(w io.Writer) error { return all.Write(w) }); err != nil {
-		return fmt.Errorf("train: Config.Trace: %w", err)
+		return &TraceError{err}
 	}
 	return nil
 }
@@ -144,7 +154,7 @@ func (t *Trainer) record(tr *tracing) record {
 	own := timeline.Timeline{Workers: []timeline.Worker{{Events: t.Timeline().Events()}}}
 	own.Trim(t.config.Trace.Steps, tr.began)
 	r.Events = own.Workers[0].Events
-	if most := traceEventsMax / t.workers; len(r.Events) > most {
+	if most := traceEventsMax / len(t.replicasOf); len(r.Events) > most {
 		r.Events = r.Events[len(r.Events)-most:]
 	}
 	return r
@@ -155,68 +165,7 @@ func (t *Trainer) gatherTrace(ctx context.Context, tr *tracing) (list []record, 
 	if tr.last, err = t.visit(ctx); err != nil {
 		return nil, err
 	}
-	mine := t.record(tr)
-	if !t.others() {
-		return []record{mine}, nil
-	}
-	text, err := json.Marshal(mine)
-	if err != nil {
-		return nil, err
-	}
-	parts, err := t.bytesToChief(ctx, "trace", text)
-	if err != nil || parts == nil {
-		return nil, err
-	}
-	for worker, part := range parts {
-		var r record
-		if err := json.Unmarshal(part, &r); err != nil {
-			return nil, fmt.Errorf("the events of worker %d: %w", worker, err)
-		}
-		list = append(list, r)
-	}
-	return list, nil
-}
-
-// bytesToChief returns, on the chief, what every worker gives, by worker. Other workers get nil.
-func (t *Trainer) bytesToChief(ctx context.Context, name string, text []byte) (parts [][]byte, err error) {
-	var lengths []int64
-	err = t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
-		var length int64
-		if r.LocalID() == 0 {
-			length = int64(len(text))
-		}
-		v, err := r.AllGather(ctx, tensor.From([]int64{length}, 1), 0)
-		if err == nil && r.LocalID() == 0 {
-			lengths = tensor.Data[int64](v.(*tensor.Tensor))
-		}
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	counts, total := make([]int, len(lengths)), 0
-	for replica, n := range lengths {
-		counts[replica] = int(n)
-		total += int(n)
-	}
-	values := make([]*tensor.Tensor, len(t.parts))
-	for local := range values {
-		values[local] = tensor.From(text, len(text))
-	}
-	var all *tensor.Tensor
-	if t.IsChief() {
-		all = tensor.New(tensor.Uint8, total)
-	}
-	if err := t.sendToChief(ctx, name, all, values, counts); err != nil || all == nil {
-		return nil, err
-	}
-	rest := tensor.Data[uint8](all)
-	for _, n := range counts {
-		if n > 0 {
-			parts, rest = append(parts, rest[:n]), rest[n:]
-		}
-	}
-	return parts, nil
+	return toChief(ctx, t, "trace", t.record(tr))
 }
 
 // joinRecords joins the records of workers, of which the first one has the clock of the timeline.

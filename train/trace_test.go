@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -143,6 +144,35 @@ func TestTraceOfAFailure(t *testing.T) {
 	}
 }
 
+// TestTraceCannotBeWritten checks that a file of the trace that cannot be written does not fail the training, of which
+// the error says so at the end.
+func TestTraceCannotBeWritten(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "none", "trace.json")
+	errs := overWorkers(t, []int{1, 1}, func(w int, s *distribute.Strategy) error {
+		cfg := fakeConfig(7)
+		cfg.Trace = &Trace{Path: path}
+		trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64}, cfg)
+		if err != nil {
+			return err
+		}
+		ended := errors.New("OnTrainEnd was not called")
+		h, err := trainer.Fit(t.Context(), sizes(lineExamples(16), 7, 7, 2), FitConfig{Epochs: 3, Callbacks: []Callback{{
+			OnTrainEnd: func(_ context.Context, _ *History, err error) { ended = err },
+		}}})
+		if trace, ok := err.(*TraceError); ok != (w == 0) || ok && !errors.Is(trace, fs.ErrNotExist) || !ok && err != nil {
+			t.Errorf("worker %d: error %v", w, err)
+		}
+		if h.Steps != 9 || ended != nil {
+			t.Errorf("worker %d: %d steps, OnTrainEnd saw %v", w, h.Steps, ended)
+		}
+		_, err = trainer.Weights(t.Context())
+		return errors.Join(err, trainer.Close())
+	})
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestTraceConfig(t *testing.T) {
 	cfg := fakeConfig(7)
 	cfg.Trace = &Trace{Path: "x", Steps: -1}
@@ -185,6 +215,50 @@ func TestTimes(t *testing.T) {
 		if want := []int{7, 7, 2}[i%3]; step.Examples != want || step.Loss <= 0 {
 			t.Errorf("step %d has %d examples, loss %v", i+1, step.Examples, step.Loss)
 		}
+	}
+}
+
+// TestMeasured checks at which steps metrics and validations are published, and the time that is left.
+func TestMeasured(t *testing.T) {
+	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: fakeEngine{2}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64}, fakeConfig(7))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer trainer.Close()
+	examples := sizes(lineExamples(16), 7, 7, 2) // three steps an epoch
+	var validation []float64
+	history, err := trainer.Fit(t.Context(), examples, FitConfig{
+		Epochs: 4, Validation: examples, Settings: map[string]string{"model": "line"},
+		Callbacks: []Callback{{OnEpochEnd: func(_ context.Context, e Epoch) error {
+			now := trainer.Timeline().Training()
+			m := now.Measured[len(now.Measured)-1]
+			if m.Step != int64(3*(e.Epoch+1)) || m.Validation["loss"] != e.Validation.Loss {
+				t.Errorf("at the end of epoch %d, the last measurement is %+v, want loss %v", e.Epoch, m, e.Validation.Loss)
+			}
+			if left := now.Left; e.Epoch > 0 && (left == nil || (*left == 0) != (e.Epoch == 3)) {
+				t.Errorf("at the end of epoch %d of 4, the time left is %v", e.Epoch, left)
+			}
+			validation = append(validation, e.Validation.Loss)
+			return nil
+		}}},
+	})
+	if err != nil || len(history.Epochs) != 4 {
+		t.Fatal(err, history)
+	}
+	now := trainer.Timeline().Training()
+	for _, m := range now.Measured {
+		if loss, ok := m.Validation["loss"]; ok != (m.Step%3 == 0) || ok && loss != validation[m.Step/3-1] {
+			t.Errorf("step %d has the validation %v, want those of %v at the ends of the epochs", m.Step, m.Validation,
+				validation)
+		}
+	}
+	if now.Settings["model"] != "line" || now.Settings["global batch"] != "7" || now.Elapsed <= 0 {
+		t.Errorf("settings %v, %v seconds", now.Settings, now.Elapsed)
 	}
 }
 

@@ -21,63 +21,76 @@ import (
 // The caller must call [Trainer.Close].
 type Trainer struct {
 	strategy *distribute.Strategy
-	inner    *distribute.Strategy // executes steps: strategy, or with DiLoCo one of this worker's replicas alone
-	diloco   *diloco              // nil: gradients are exchanged in each step
 	program  engine.Program
 	config   Config
-	parts    []part // by replica
-	spare    []*globalBatch
-	shapes   []*batchShape // of global batches; that of the program is first
-	buckets  []bucket
-	devices  []*device // in the order of engine.Spec.Devices
-	deviceOf []int     // by replica
-	central  bool      // one copy of the variables serves all replicas
-	shards   *shards   // nil: every device updates all parameters
+	metrics  []metric
+	sums     int  // of all metrics
+	central  bool // one copy of the variables serves all replicas
 
-	whole   engine.WholeStep // computes a step of one batch as one program; nil: it cannot, or gradients are clipped
-	squares [][]float64      // by parameter and block: of the step's gradients, if Config clips by a norm
-	norm    float64          // of the last step's gradients, with Config.ClipNorm
-	summed  barrier          // all replicas have added their squares
+	replicasOf [][]int // by worker, the ids of its replicas, ascending
+	worker     int     // this one's number
+
+	stepper
+	fitter
+	state
+}
+
+// stepper is what steps need.
+type stepper struct {
+	inner    *distribute.Strategy // executes steps: strategy, or with DiLoCo one of this worker's replicas alone
+	exchange exchange             // of gradients
+	local    []localReplica       // the replicas of this worker
+	buckets  []bucket
+	devices  []*device     // in the order of engine.Spec.Devices
+	deviceOf []int         // by replica
+	shapes   []*batchShape // of global batches; that of the program is first
+	spare    []*globalBatch
+
+	whole   bool        // the program computes a step of one batch as one program; no gradients are clipped
+	squares [][]float64 // by parameter and block: of the step's gradients, if Config clips by a norm
+	norm    float64     // of the last step's gradients, with Config.ClipNorm
+	summed  barrier     // all replicas have added their squares
+	kept    keptGradients
 
 	stepping  *stepBatches                                     // of the step in progress
-	feeding   *feeder                                          // whose batch was taken last; nil: closed
 	takeStep  func(context.Context, *distribute.Replica) error // computes and updates by them
 	running   func(context.Context, *distribute.Replica) error // what onReplica calls
-	onReplica func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error)
-
-	metrics   []metric
-	sums      int // of all metrics
-	variables []engine.Variable
-	// distributed are the strategy's variables for those of the program, in the same order. access serializes them.
-	distributed []*distribute.Variable
-	access      sync.Mutex
-	committed   int64               // steps whose values are visible
-	passes      int64               // calls of Gradients since the last of them
-	fitting     atomic.Pointer[fit] // the Fit in progress, or nil
-	resume      *fitState           // where the next Fit resumes; nil: at its beginning
-
-	partial *partialSnapshot // the snapshot in progress that several workers write; nil: none
-
-	assigned assigned    // values that variables were set to
-	workers  int         // in the job
-	firsts   []int       // of each worker, the first replica; nil: there is one worker
-	worker   int         // this one's number, in the order of the replicas
-	initial  uint64      // with several workers: hash of this worker's own initial values
-	stopping atomic.Bool // Stop was called
-	// a callback of the current Fit requested a stop, which the other workers have not received yet
-	stopRequested bool
-
-	kept keptGradients
-
-	computeDType tensor.DType // of the model's layers; Invalid: not known
-	scale        lossScale
-
-	notFinite int // non-finite batches that did not end Fit or Evaluate
+	onReplica func(context.Context, *distribute.Replica, struct{}) (struct{}, error)
 
 	clocks []clock                           // by replica
 	number int                               // of this trainer, in the timeline
 	took   [timeline.KindCount]time.Duration // by the first replica since the last step was committed
 	waited time.Duration                     // by it for collective calls, in the last step
+}
+
+// fitter is what Fit needs between steps.
+type fitter struct {
+	fitting  atomic.Pointer[fit] // the Fit in progress, or nil
+	feeding  *feeder             // whose batch was taken last; nil: closed
+	stopping atomic.Bool         // Stop was called
+	// a callback of the current Fit requested a stop, which the other workers have not received yet
+	stopRequested bool
+	partial       *partialSnapshot // the snapshot in progress that several workers write; nil: none
+	notFinite     int              // non-finite batches that did not end Fit or Evaluate
+}
+
+// state is what changes with the steps, and with what programs set between them.
+type state struct {
+	variables []engine.Variable
+	table     []*stateValue // the state table of the variables, in the same order
+	// distributed are the strategy's variables for those of the program, in the same order. access serializes them.
+	distributed []*distribute.Variable
+	access      sync.Mutex
+
+	committed int64     // steps whose values are visible
+	passes    int64     // calls of Gradients since the last of them
+	outer     int64     // outer steps of DiLoCo
+	resume    *fitState // where the next Fit resumes; nil: at its beginning
+	assigned  assigned  // values that variables were set to
+	initial   uint64    // with several workers: hash of this worker's own initial values
+
+	computeDType tensor.DType // of the model's layers; Invalid: not known
+	scale        lossScale
 }
 
 // New compiles m for the replicas of s. The strategy must have an engine and must outlive the trainer. With several
@@ -88,14 +101,16 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 	if s.Engine() == nil {
 		return nil, errors.New("train: the strategy has no engine: set Engine in its configuration")
 	}
-	t := &Trainer{strategy: s, inner: s, workers: 1, assigned: assigned{variable: -1}, config: cfg}
+	t := &Trainer{strategy: s, config: cfg, replicasOf: s.ReplicasByWorker()}
+	t.worker = t.workerOf(s.LocalReplicas()[0])
+	t.inner, t.assigned.variable = s, -1
 	t.number = t.Timeline().NewTrainer()
 	t.makeSteps()
 	if err := t.open(ctx, m); err != nil {
 		t.failOthers(ctx, err)
 		return nil, errors.Join(err, t.Close())
 	}
-	t.at(PhaseStart)
+	t.enter(PhaseStart)
 	if t.others() {
 		if err := t.startEqual(ctx); err != nil {
 			return nil, errors.Join(err, t.Close())
@@ -127,15 +142,13 @@ func (t *Trainer) open(ctx context.Context, m engine.Model) error {
 	if err := t.makeVariables(); err != nil {
 		return fmt.Errorf("train: %w", err)
 	}
-	if err := t.shard(ctx, owners); err != nil {
+	if owners, err = t.shardsChosen(ctx, owners); err != nil {
 		return fmt.Errorf("train: %w", err)
 	}
+	t.makeTable()
 	t.computesIn()
 	t.plan()
-	if err := t.openDiLoCo(); err != nil {
-		return fmt.Errorf("train: Config.DiLoCo: %w", err)
-	}
-	return nil
+	return t.openExchange(ctx, owners)
 }
 
 // compile compiles the model for the strategy's devices. owners are the owners of the parameters (see shardSpec).
@@ -150,7 +163,7 @@ func (t *Trainer) compile(ctx context.Context, m engine.Model) (owners []int, er
 		t.clocks = append(t.clocks, clock{idle: true})
 		t.devices[i].replicas, t.deviceOf = append(t.devices[i].replicas, replica), append(t.deviceOf, i)
 	}
-	t.at(PhaseCompile)
+	t.enter(PhaseCompile)
 	n := s.NumReplicasInSync()
 	spec := engine.Spec{
 		Rows:           ceilDiv(t.config.GlobalBatch, n),
@@ -162,9 +175,11 @@ func (t *Trainer) compile(ctx context.Context, m engine.Model) (owners []int, er
 
 		Replicas: n,
 		Sum:      t.sum,
-		Summed:   t.summedReplicas(),
 
 		BucketBytes: t.config.BucketBytes,
+	}
+	if t.config.diloco() != nil {
+		spec.Summed = len(t.deviceOf)
 	}
 	if d, ok := s.EngineParameterDevice(); ok {
 		spec.Central, t.central = &d, true
@@ -175,15 +190,10 @@ func (t *Trainer) compile(ctx context.Context, m engine.Model) (owners []int, er
 	program, err := m.Compile(ctx, s.Engine(), spec)
 	if err == nil {
 		t.program = program
-		err = errors.Join(t.keepsCentral(), compressible(t.config.Compress, t.Parameters(), s))
+		err = errors.Join(t.keepsCentral(), compressible(t.config.Exchange.codec(), t.Parameters(), s))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("compiling the model: %w", err)
-	}
-	if p, ok := t.program.(engine.Advised); ok {
-		for _, text := range p.Advice() {
-			t.config.Logger.Info("train: " + text)
-		}
 	}
 	t.variables = t.program.Variables()
 	t.metrics, t.sums = metricsOf(t.program)
@@ -192,12 +202,12 @@ func (t *Trainer) compile(ctx context.Context, m engine.Model) (owners []int, er
 
 // keepsCentral returns an error if the strategy keeps one copy of the variables, and the program does not.
 func (t *Trainer) keepsCentral() error {
-	if p, ok := t.program.(engine.Central); !t.central || ok && p.Central() {
+	if !t.central || t.program.Info().Central {
 		return nil
 	}
 	return fmt.Errorf("the engine %s gives every replica its own variables, where %v keeps them on %s: use "+
 		"NewMirroredStrategy",
-		t.strategy.Engine().Name(), t.strategy, strings.Join(t.strategy.ParameterDevices(), ", "))
+		t.strategy.Engine().Name(), t.strategy, strings.Join(t.strategy.Properties().ParameterDevices, ", "))
 }
 
 // reserve returns an error if the model has a metric of the name that a field of Config adds.
@@ -208,18 +218,18 @@ func (t *Trainer) reserve(metric, field string, set bool) error {
 	return fmt.Errorf("the model has a metric %q, which Config.%s adds: rename it", metric, field)
 }
 
-// at records the phase that begins, and reports it to Config.Progress.
-func (t *Trainer) at(phase Phase) {
+// enter records the phase that begins, and reports it to Config.Progress.
+func (t *Trainer) enter(phase Phase) {
 	t.begins(0, kindOf(phase))
 	if t.config.Progress != nil {
 		t.config.Progress(t.committed+1, phase)
 	}
 }
 
-// replicaAt records the phase that a replica begins. Only the worker's first replica reports it.
-func (t *Trainer) replicaAt(r *distribute.Replica, phase Phase) {
+// replicaEnters records the phase that a replica begins. Only the worker's first replica reports it.
+func (t *Trainer) replicaEnters(r *distribute.Replica, phase Phase) {
 	if r.LocalID() == 0 {
-		t.at(phase)
+		t.enter(phase)
 	} else {
 		t.begins(r.LocalID(), kindOf(phase))
 	}

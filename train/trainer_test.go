@@ -73,7 +73,7 @@ func TestPredict(t *testing.T) {
 	all := lineExamples(11)
 	for replicas := 1; replicas <= 4; replicas++ {
 		trainer, _ := newFake(t, replicas, 4, fakeModel{})
-		ds := data.FromTensors(data.Batch{Inputs: all.Inputs}).Batch(4) // no labels
+		ds := fromTensors(data.Batch{Inputs: all.Inputs}).Batch(4) // no labels
 		out, err := trainer.Predict(t.Context(), ds)
 		if err != nil {
 			t.Fatal(err)
@@ -274,16 +274,16 @@ func TestStepAllocations(t *testing.T) {
 		"ClipNorm": func(c *Config) { c.ClipNorm = 0.1 },
 	} {
 		unsharded := 0.0
-		for _, s := range []Sharding{ShardOff, ShardOn} {
+		for _, s := range []Exchange{AllReduce{}, Sharded{}} {
 			cfg := fakeConfig(512)
-			cfg.ShardOptimizer = s
+			cfg.Exchange = s
 			change(&cfg)
 			bytes, objects := stepAllocations(t, cfg)
 			if bytes > 8<<10 {
 				t.Errorf("%s, sharding %v: a step allocates %v bytes, as much as its batch", name, s, bytes)
 			}
 			switch {
-			case s == ShardOff:
+			case s == (AllReduce{}):
 				unsharded = objects
 			case objects > unsharded+0.5 && !race.Enabled: // sync.Pool drops items at random under the race detector
 				t.Errorf("%s: a step allocates %v objects, and %v with a sharded optimizer", name, unsharded, objects)

@@ -65,12 +65,13 @@ func (p *programVariable) Load(replica int) (*tensor.Tensor, error) {
 	t := p.t
 	t.access.Lock()
 	defer t.access.Unlock()
-	if !t.owned(replica, p.variable) {
+	if !t.hasAll(replica, p.variable) {
+		slot := t.table[p.variable]
 		if !t.others() {
-			return t.fromKeeper(context.Background(), p.variable)
+			return t.gather(context.Background(), slot, true)
 		}
-		if _, replica = t.keeper(p.variable); replica < 0 {
-			return nil, t.notHere(p.variable)
+		if replica = t.localOf(slot.entries[0].owner); replica < 0 || len(slot.entries) > 1 {
+			return nil, t.notOwnedError(p.variable)
 		}
 	}
 	return t.program.Read(replica, p.variable)
@@ -83,7 +84,7 @@ func (p *programVariable) Store(replica int, value *tensor.Tensor) error {
 	t.access.Lock()
 	defer t.access.Unlock()
 	changes := false
-	if t.divided(p.variable) { // workers that do not have it cannot compare
+	if t.table[p.variable].divided() { // workers that do not have it cannot compare
 		changes = replica == 0
 	} else if replica == 0 && t.variables[p.variable].Role != engine.Average {
 		old, err := t.program.Read(replica, p.variable)
@@ -109,13 +110,11 @@ func (t *Trainer) recordAssigned(variable int, value *tensor.Tensor) {
 
 // assign sets a variable on every replica, to a value that must be the same on all workers.
 func (t *Trainer) assign(variable int, value *tensor.Tensor) error {
-	if t.divided(variable) { // an assignment reads the old value
-		storage := &programVariable{t, variable}
-		for replica := range t.parts {
-			if err := storage.Store(replica, value); err != nil {
-				return err
-			}
+	if t.table[variable].divided() { // an assignment reads the old value
+		if err := t.write(variable, value); err != nil {
+			return err
 		}
+		t.recordAssigned(variable, value)
 		return nil
 	}
 	in, err := t.strategy.Cross(context.Background())
@@ -133,8 +132,8 @@ func (t *Trainer) assign(variable int, value *tensor.Tensor) error {
 
 // weight returns one value of a variable for all replicas.
 func (t *Trainer) weight(ctx context.Context, variable int) (*tensor.Tensor, error) {
-	if t.divided(variable) {
-		return t.fromKeeper(ctx, variable)
+	if v := t.table[variable]; v.divided() {
+		return t.gather(ctx, v, true)
 	}
 	in, err := t.strategy.Cross(ctx)
 	if err != nil {

@@ -22,13 +22,13 @@ func TestVariables(t *testing.T) {
 	}
 	for i, v := range trainer.Variables() {
 		d := trainer.Variable(v.Name)
-		kind := distribute.MirroredVariable
+		kind := "MirroredVariable"
 		if v.Name == "seen" {
-			kind = distribute.SyncOnReadVariable
+			kind = "SyncOnReadVariable"
 		}
 		if d.Name() != v.Name+":0" || d.Kind() != kind || d.Strategy() != trainer.Strategy() || d.DType() != v.DType ||
-			!slices.Equal(d.Shape(), v.Shape) || d.Trainable() != (i < 2) || !trainer.Strategy().VariableCreatedInScope(d) {
-			t.Errorf("%s: %v of %v%v, trainable %v", d.Name(), d.Kind(), d.DType(), d.Shape(), d.Trainable())
+			!slices.Equal(d.Shape(), v.Shape) || d.Config().Trainable != (i < 2) {
+			t.Errorf("%s: %v of %v%v, trainable %v", d.Name(), d.Kind(), d.DType(), d.Shape(), d.Config().Trainable)
 		}
 	}
 	if trainer.Variable("nothing") != nil {
@@ -46,10 +46,12 @@ func TestVariables(t *testing.T) {
 			t.Errorf("replica %d: weights %v after AssignAdd", replica, r.now[1])
 		}
 	}
-	_, err = trainer.Strategy().Update(t.Context(), weights, func(_ context.Context, c *distribute.Component,
-		_ ...distribute.Value,
-	) (distribute.Value, error) {
-		return nil, c.Assign(tensor.Of([]float64{c.Read().Float64s()[0], 7}))
+	err = weights.Update(in, func(_ context.Context, c *distribute.Component) error {
+		now, err := weights.Read(c)
+		if err != nil {
+			return err
+		}
+		return weights.Assign(c, tensor.Of([]float64{now.Float64s()[0], 7}))
 	})
 	if got := fmt.Sprint(p.replicas[0].now[1], p.replicas[1].now[1]); err != nil || got != "[4 7] [4 7]" {
 		t.Errorf("weights %s after Update: %v", got, err)
@@ -62,19 +64,19 @@ func TestVariables(t *testing.T) {
 	// combined.
 	step := func(failure error) error {
 		_, err := distribute.Run(t.Context(), trainer.Strategy(), func(_ context.Context, r *distribute.Replica,
-			_ ...distribute.Value,
-		) (distribute.Value, error) {
+			_ struct{},
+		) (struct{}, error) {
 			if err := seen.Assign(r, float64(10+r.ID())); err != nil {
-				return nil, err
+				return struct{}{}, err
 			}
 			if got, err := seen.Read(r); err != nil || got.Float64s()[0] != float64(10+r.ID()) {
-				return nil, fmt.Errorf("replica %d reads %v, %w", r.ID(), got, err)
+				return struct{}{}, fmt.Errorf("replica %d reads %v, %w", r.ID(), got, err)
 			}
 			if err := weights.Assign(r, tensor.Of([]float64{float64(2 * r.ID()), 5})); err != nil {
-				return nil, err
+				return struct{}{}, err
 			}
-			return nil, failure
-		})
+			return struct{}{}, failure
+		}, nil)
 		return err
 	}
 	cause := errors.New("failed")

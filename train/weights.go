@@ -10,7 +10,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/zeebo/xxh3"
+
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -70,12 +71,20 @@ func (t *Trainer) SetWeights(weights []Weight) error {
 	for name := range byName {
 		return fmt.Errorf("train: set weights: the model has no variable %s", name)
 	}
+	if err := t.assignAll(values); err != nil {
+		return fmt.Errorf("train: set weights: %w", err)
+	}
+	return nil
+}
+
+// assignAll sets the variables that have a value in the list.
+func (t *Trainer) assignAll(values []*tensor.Tensor) error {
 	for i, value := range values {
 		if value == nil {
 			continue
 		}
 		if err := t.assign(i, value); err != nil {
-			return fmt.Errorf("train: set weights: %w", err)
+			return err
 		}
 	}
 	return nil
@@ -140,11 +149,11 @@ func (t *Trainer) CheckMirrored() error {
 		var first *tensor.Tensor
 		var differ []string
 		with := 0
-		for replica := range t.parts {
-			if !t.owned(replica, i) {
+		for local, replica := range t.ids() {
+			if !t.hasAll(local, i) {
 				continue
 			}
-			value, err := t.program.Read(replica, i)
+			value, err := t.program.Read(local, i)
 			if err != nil {
 				return fmt.Errorf("train: reading %s on replica %d: %w", v.Name, replica, err)
 			}
@@ -176,24 +185,17 @@ func (t *Trainer) checkAll(ctx context.Context) error {
 		t.failOthers(ctx, err)
 		return err
 	}
-	all := make([][]int64, len(t.parts)) // by local replica: the fingerprints of all replicas
-	err = t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
-		rows, err := r.AllGather(ctx, tensor.From(prints, 1, len(prints)), 0)
-		if err == nil {
-			all[r.LocalID()] = tensor.Data[int64](rows.(*tensor.Tensor))
-		}
-		return err
-	})
+	all, err := fromWorkers(ctx, t, prints)
 	if err != nil {
 		return fmt.Errorf("train: comparing the workers' variables: %w", err)
 	}
 	for i, v := range t.variables {
-		if !t.mirrored(v) || t.divided(i) {
+		if !t.table[i].mirrored {
 			continue
 		}
 		var differ []string
 		for replica := range t.strategy.NumReplicasInSync() {
-			if all[0][replica*len(prints)+i] != all[0][i] {
+			if all[t.workerOf(replica)][i] != all[t.workerOf(0)][i] {
 				differ = append(differ, fmt.Sprint(replica))
 			}
 		}
@@ -205,20 +207,18 @@ func (t *Trainer) checkAll(ctx context.Context) error {
 	return nil
 }
 
-// fingerprints returns the first 64 bits of the SHA-256 of each variable on this worker's first replica. Those that
-// some devices do not have are 0.
-func (t *Trainer) fingerprints() ([]int64, error) {
-	out := make([]int64, len(t.variables))
+// fingerprints returns a hash (XXH3) of each variable that is the same on all replicas, and 0 for others.
+func (t *Trainer) fingerprints() ([]uint64, error) {
+	out := make([]uint64, len(t.variables))
 	for i, v := range t.variables {
-		if t.divided(i) {
+		if !t.table[i].mirrored {
 			continue
 		}
 		value, err := t.program.Read(0, i)
 		if err != nil {
 			return nil, fmt.Errorf("train: reading %s: %w", v.Name, err)
 		}
-		sum := sha256.Sum256(value.Memory().HostBytes())
-		out[i] = int64(binary.LittleEndian.Uint64(sum[:]))
+		out[i] = xxh3.Hash(value.Memory().HostBytes())
 	}
 	return out, nil
 }

@@ -56,9 +56,11 @@ func TestTrainOverWorkers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, layout := range [][]int{{1, 1, 1}, {1, 2}, {2, 1}} {
-		t.Run(fmt.Sprint(layout), func(t *testing.T) {
-			errs := overWorkers(t, layout, func(w int, s *distribute.Strategy) error {
+	for _, ids := range [][][]int{
+		{{0}, {1}, {2}}, {{0}, {1, 2}}, {{0, 1}, {2}}, {{0, 2}, {1}}, {{1}, {0, 2}}, {{2}, {0, 1}}, {{1}, {2}, {0}},
+	} {
+		t.Run(fmt.Sprint(ids), func(t *testing.T) {
+			errs := overReplicas(t, ids, func(w int, s *distribute.Strategy) error {
 				got, err := fitted(t.Context(), s)
 				if err != nil || got != want {
 					t.Errorf("worker %d: got\n%s, %v, want\n%s", w, got, err, want)

@@ -120,7 +120,7 @@ func newJob() *job {
 }
 
 func (j *job) dataset() data.Dataset {
-	p := data.FromTensors(j.examples).Shuffle(j.shuffle)
+	p := fromTensors(j.examples).Shuffle(j.shuffle)
 	p = j.shard(p).MapRandom(j.changes, func(_ context.Context, r *rand.Rand, e data.Element) (data.Element, error) {
 		b := e.(data.Batch)
 		x := b.Inputs[0].Clone()
@@ -180,7 +180,7 @@ func (j *job) train(ctx context.Context, change func(*job, **train.Trainer)) (ma
 func (j *job) stepOf(t *testing.T, i int) int {
 	t.Helper()
 	step := 0
-	for e, err := range data.FromTensors(tensor.From(indices(64))).Shuffle(j.shuffle).Batch(8).Iter(t.Context()) {
+	for e, err := range fromTensors(tensor.From(indices(64))).Shuffle(j.shuffle).Batch(8).Iter(t.Context()) {
 		if err != nil {
 			t.Fatal(err)
 		}

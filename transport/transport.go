@@ -2,18 +2,18 @@
 // knows ranks, frames and memory, but not the meaning of the bytes.
 //
 // An [Endpoint] is one rank's end of a group. It exchanges frames with every peer ([Endpoint.Exchange]). If two ranks
-// can access each other's memory (same process, shared memory), they also read each other's published slots
-// ([Endpoint.Publish], [Endpoint.Peer]). Such ranks are a domain: those of one process, or of one host. The domain is
-// the same for all its ranks and never changes. Every frame and every slot carries a [Header]. The receiver compares it
-// with its current call before it reads the data. [Capabilities] declares what an endpoint supports.
+// can access each other's memory (same process, shared memory), they also read each other's published slots, by
+// [SharedMemory]. Such ranks are a domain: those of one process, or of one host. The domain is the same for all its
+// ranks and never changes. Every frame and every slot carries a [Header]. The receiver compares it with its current
+// call before it reads the data. [Capabilities] declares where the ranks are.
 //
 // # Flags
 //
 // Synchronization flags order the memory accesses of a domain. In the call that it published, a rank sets flags 0, 1,
-// 2, …, each once and in that order ([Endpoint.Signal]), and awaits the flags of others ([Endpoint.Await]). A rank that
-// awaited a flag sees everything that the other rank wrote before it set that flag. All ranks of the domain set the
-// same number of flags in a call; the number is not limited. Each rank awaits flag 0 of all others before it publishes
-// its next call.
+// 2, …, each once and in that order ([SharedMemory.Signal]), and awaits the flags of others ([SharedMemory.Await]). A
+// rank that awaited a flag sees everything that the other rank wrote before it set that flag. All ranks of the domain
+// set the same number of flags in a call; the number is not limited. Each rank awaits flag 0 of all others before it
+// publishes its next call.
 //
 // Flag 0 is special: a call starts, in the domain, when the last rank of the domain sets it. A rank that cannot wait
 // any longer may withdraw from a call that has not started; then the call never starts. After the start, all ranks of
@@ -27,10 +27,9 @@
 //
 // # Writing a transport
 //
-// A transport implements [Endpoint]. One that only exchanges frames embeds [NoMemory], one without non-blocking
-// exchanges [NoPosts]; Capabilities declares both. Package internal/transport/transporttest has the conformance suite
-// that every transport must pass: it verifies the contracts of all methods that the capabilities declare, and that the
-// others fail.
+// A transport implements [Endpoint]. Two parts are optional: [SharedMemory] and [Poster]. Package
+// internal/transport/transporttest has the conformance suite that every transport must pass: it verifies the contracts
+// of all that the endpoints have.
 package transport
 
 import (
@@ -38,8 +37,6 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
-
-	"github.com/lockstep-ml/lockstep/tensor"
 )
 
 // The errors of waits and calls that end early. Another one is [PeerDown].
@@ -49,8 +46,7 @@ var (
 	// the frame does not fill the receiver's buffer exactly
 	ErrSize = errors.New("transport: frame of wrong size")
 	// a received frame is damaged: the Err of its sender's PeerDown
-	ErrCorrupt     = errors.New("transport: corrupt frame")
-	ErrUnsupported = errors.New("transport: unsupported operation") // the Capabilities of the endpoint exclude the method
+	ErrCorrupt = errors.New("transport: corrupt frame")
 )
 
 // Header identifies the call and the communicator of a frame or a slot. All fields except Frame must be equal on all
@@ -95,36 +91,6 @@ type Frame struct {
 	Data []byte // the sender's memory, not used after Exchange returns
 }
 
-// Slot describes a rank's part in the current call, for the ranks of its domain. All of them may use its memory from
-// flag 0 until this rank has awaited the call's last flag.
-//
-// The fields that peers read in every call are first, next to each other: Sum, and the pointers of Src and Dst.
-type Slot struct {
-	Sum      uint64        // Header.Sum(): peers compare it, and read the Header only if it differs
-	Src, Dst tensor.Memory // as the reading rank reaches them: only Ptr and Bytes are valid; Ptr is nil where it cannot
-	Header
-	Name      string // text behind Header.Names
-	Shape     []int  // text behind Header.Names; must not change until the second Publish after this one
-	Algorithm string // text behind Header.Plan
-}
-
-// Repeat makes s a copy of slot, except for the kind and the owner of Src and Dst. It is fast if slot differs from s
-// only in the number of the call and its memories.
-func (s *Slot) Repeat(slot *Slot) {
-	if slot.Sum == 0 || s.Sum-s.Seq*SumStep != slot.Sum-slot.Seq*SumStep || s.Name != slot.Name ||
-		s.Algorithm != slot.Algorithm || len(s.Shape) != len(slot.Shape) ||
-		len(s.Shape) > 0 && &s.Shape[0] != &slot.Shape[0] {
-		s.Header, s.Name, s.Shape, s.Algorithm = slot.Header, slot.Name, slot.Shape, slot.Algorithm
-	}
-	s.Sum, s.Seq = slot.Sum, slot.Seq
-	if s.Src.Ptr != slot.Src.Ptr || s.Src.Bytes != slot.Src.Bytes { // a pointer in memory costs more than a comparison
-		s.Src = tensor.Memory{Ptr: slot.Src.Ptr, Bytes: slot.Src.Bytes}
-	}
-	if s.Dst.Ptr != slot.Dst.Ptr || s.Dst.Bytes != slot.Dst.Bytes {
-		s.Dst = tensor.Memory{Ptr: slot.Dst.Ptr, Bytes: slot.Dst.Bytes}
-	}
-}
-
 // NotConnected is the error of a group that could not be opened because of other ranks: they did not connect in time,
 // or refused the connection.
 type NotConnected struct {
@@ -158,9 +124,8 @@ func (d *PeerDown) Error() string {
 // Unwrap returns the reason.
 func (d *PeerDown) Unwrap() error { return d.Err }
 
-// Endpoint is one rank's end of a group. One goroutine at a time may use it; Close, Fail and Interrupt may be called at
-// any time, by any goroutine. [Endpoint.Capabilities] declares which of its methods work: an endpoint that lacks memory
-// or non-blocking exchanges embeds [NoMemory] or [NoPosts].
+// Endpoint is one rank's end of a group. One goroutine at a time may use it, with its Poster and its SharedMemory;
+// Close, Fail and Interrupt may be called at any time, by any goroutine.
 type Endpoint interface {
 	// Rank returns the number of this rank in the group, from 0 to Size()-1.
 	Rank() int
@@ -168,7 +133,7 @@ type Endpoint interface {
 	Size() int
 	// Transport returns the name of the transport: "mem".
 	Transport() string
-	// Capabilities returns where the ranks are and what this endpoint supports. It never changes.
+	// Capabilities returns where the ranks are, and properties of the endpoint. It never changes.
 	Capabilities() Capabilities
 
 	// Exchange sends out to rank to and, at the same time, receives a frame from rank from into in; a negative rank
@@ -188,56 +153,12 @@ type Endpoint interface {
 	// number of times those of frames that other peers offer. It is called on the goroutine that is in Exchange.
 	// Inspect must be called before the first Exchange.
 	Inspect(inspect func(peer int, h Header) error)
-	// Post starts an exchange as Exchange does, and returns without waiting for a peer: the next exchange can be in
-	// progress while the caller uses the data of the last. At most [PostsMax] may be in progress. Each Complete ends
-	// the oldest one. Until then out.Data and in belong to the transport. A peer may receive a posted frame with
-	// Exchange, and vice versa. Exchange may be called only while no posted exchange is in progress. Post needs
-	// Capabilities.Posts.
-	Post(to int, out Frame, from int, in []byte) error
-	// Complete waits for the end of the oldest posted exchange, and returns its error as Exchange does. After a failure
-	// the later ones fail too; each still needs a Complete.
-	Complete(ctx context.Context) error
-
-	// Publish publishes slot to the peers of the domain, and starts this rank's next call. Peers that are still in the
-	// previous call can still read its slot. The endpoint copies slot, but not Shape.
-	Publish(slot *Slot)
-	// Peer returns the slot that the peer published for this rank's latest call, or nil if the peer is in another
-	// domain. The slot may be read after this rank has awaited flag 0 of that call, until its next Publish.
-	Peer(peer int) *Slot
-	// Reachable reports whether the ranks of the domain can reach this memory of this rank.
-	Reachable(tensor.Memory) bool
-	// StagingBuffer returns the staging buffer of a rank of the domain: memory of the transport that all ranks of the
-	// domain reach. It is aligned to 64 bytes, and has Capabilities.StagingBytes. It may be called before the first
-	// Publish.
-	StagingBuffer(rank int) []byte
-	// Inline returns memory beside the slot of a rank of the domain in the current call, which a peer that waits for
-	// flag 0 receives together with the flag: for the data of small calls. It has Capabilities.InlineBytes and is
-	// aligned to 8 bytes. The rank may write it between Publish and Signal(0), and its peers may read it as long as the
-	// slot.
-	Inline(rank int) []byte
-	// NewBuffer allocates zeroed memory that the ranks of the domain can access in place, of the given size, aligned to
-	// 64 bytes, with one reference. It is freed when its last reference is released, or by Close. Retired memory is not
-	// reused. If the system cannot provide shared memory, NewBuffer returns an error; a later write does not fail.
-	NewBuffer(bytes int) (tensor.Memory, error)
-	// Retire declares that this rank no longer uses a memory from a frame or slot of a failed call, but that a peer may
-	// still use it. The transport must not reuse that memory before Close.
-	Retire(tensor.Memory)
-	// Signal sets a flag of this rank. For flag 0 it returns ErrInterrupted, and does not set it, if the domain was
-	// interrupted before.
-	Signal(flag int) error
-	// Await blocks until a rank, or with rank -1 every rank of the domain, has set the flag in the current call. For a
-	// flag that is set it returns nil, even after a failure. It returns ErrInterrupted for flag 0 if the call can never
-	// start, a PeerDown if a rank that has not set the flag is down or has failed, and otherwise the error that ended
-	// the wait.
-	Await(ctx context.Context, rank, flag int) error
-	// Behind appends to ranks the ranks of the domain that have not set the flag in the current call, and returns the
-	// result.
-	Behind(flag int, ranks []int) []int
-	// Withdraw removes this rank from its current call and returns true if the call has not started; afterwards no call
-	// of this domain can start. It returns false if the call has started. It wakes no rank.
-	Withdraw() bool
-	// Interrupt prevents the start of every call that has not started, and wakes all ranks of the domain.
-	Interrupt()
+	// Posts returns the non-blocking exchanges of the rank, or nil if the transport has none. It is the same at every
+	// call.
+	Posts() Poster
+	// Memory returns how the rank shares memory with others, or nil if it shares none: then every rank is in a separate
+	// domain. It is the same at every call.
+	Memory() SharedMemory
 
 	// Answer sets the function that answers the queries of peers about this rank. It returns the text behind the header
 	// of this rank's call seq, or of its latest call if seq is unknown, at most [ReasonMax] bytes; nil if the rank has
@@ -270,21 +191,16 @@ type Endpoint interface {
 	Close() error
 }
 
-// Capabilities declares where the ranks of a group are, and which methods of an [Endpoint] work. The conformance suite
-// verifies the declaration. The caller must not change the slices.
+// Capabilities declares where the ranks of a group are, and properties of an [Endpoint]. The conformance suite verifies
+// the declaration. The caller must not change the slices.
 type Capabilities struct {
 	// Places holds the location of each rank, by rank. It is the same on every rank of the group.
 	Places []Place
-	// Memory reports that the endpoint supports memory: the methods Publish, Peer, Reachable, StagingBuffer, Inline,
-	// NewBuffer, Signal, Await, Behind, Withdraw and Interrupt. Without it every rank is in a separate domain.
-	Memory bool
 	// StagingBytes is the length of every rank's staging buffer, which is even and the same for all ranks; 0 without
-	// Memory.
+	// SharedMemory.
 	StagingBytes int
 	// InlineBytes is the length of the memory beside every rank's slot, the same for all ranks; 0: there is none.
 	InlineBytes int
-	// Posts reports that the endpoint supports non-blocking exchanges: Post and Complete.
-	Posts bool
 	// SharedReceives reports that posted exchanges may receive into the same memory: it is written only by the Complete
 	// that ends an exchange, and the caller may use it until the next Complete.
 	SharedReceives bool
@@ -310,6 +226,18 @@ func (c *Capabilities) Domain(rank int) []int {
 // worker are in one domain, and the ranks of a domain are on one host. The numbers distinguish the places of one group;
 // they have no other meaning.
 type Place struct{ Worker, Domain, Host int }
+
+// Poster is the non-blocking exchanges of an [Endpoint]: the next exchange can be in progress while the caller uses the
+// data of the last.
+type Poster interface {
+	// Post starts an exchange as Exchange does, and returns without waiting for a peer. At most [PostsMax] may be in
+	// progress. Each Complete ends the oldest one. Until then out.Data and in belong to the transport. A peer may receive
+	// a posted frame with Exchange, and vice versa. Exchange may be called only while no posted exchange is in progress.
+	Post(to int, out Frame, from int, in []byte) error
+	// Complete waits for the end of the oldest posted exchange, and returns its error as Exchange does. After a failure
+	// the later ones fail too; each still needs a Complete.
+	Complete(ctx context.Context) error
+}
 
 // PostsMax is the maximum number of exchanges in progress. With segments of 256 KiB it fills the buffers of a socket,
 // so that a rank that is not scheduled delays its peer as late as possible.

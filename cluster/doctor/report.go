@@ -64,7 +64,7 @@ func (w *Worker) fact(name string) string {
 type Pair struct {
 	A int `json:"a"`
 	B int `json:"b"`
-	// Reach is the transport between them: "shm", "unix", "tcp", "tcp+tls".
+	// Reach is the transport between them: "shm", "tcp", "tcp+tls".
 	Reach     string        `json:"reach"`
 	RoundTrip time.Duration `json:"round_trip_ns"`          // median for a message of 16 bytes and its answer
 	There     float64       `json:"there_bytes_per_second"` // bytes a second from A to B

@@ -8,8 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
-	"slices"
 	"sync"
 	"time"
 
@@ -45,6 +43,9 @@ type Config struct {
 	// RestartsMax is how often all workers are restarted after a failure, or after the loss of an agent,
 	// which another agent may replace then. It must be the same on all nodes.
 	RestartsMax int
+	// RestartDelay is the pause before a restart if the workers failed before their first step, or no later than in an
+	// attempt before. It doubles each time, up to a minute. Default 1 second; negative: none.
+	RestartDelay time.Duration
 	// RendezvousTimeout bounds how long the agents wait for one another at the start of an epoch, including
 	// for the replacement of a lost agent. Default 5 minutes.
 	RendezvousTimeout time.Duration
@@ -113,23 +114,25 @@ func (c Config) filled() (Config, error) {
 			*d = otherwise
 		}
 	}
+	if c.RestartDelay == 0 {
+		c.RestartDelay = time.Second
+	}
 	return c, nil
 }
 
 // Agent starts the workers of one node and watches them.
 type Agent struct {
-	cfg        Config
-	host       string
-	root       fs.FS
-	screen     screen
-	starter    *starter
-	guard      *guard
-	peers      *peers
-	signals    chan os.Signal // the user's
-	userSignal os.Signal      // the first of them
-	restart    string         // message to print when the next epoch has begun
-
-	temporary bool // the folder for records
+	cfg       Config
+	host      string
+	root      fs.FS
+	screen    screen
+	starter   *starter
+	guard     *guard
+	peers     *peers
+	signals   chan os.Signal // the user's
+	ports     *reserved      // for the workers of the next epoch; nil: none
+	processes *processes     // nil: none
+	temporary bool           // the folder for records
 
 	mu       sync.Mutex // guards the fields below
 	unlogged error      // the first error that left a log incomplete
@@ -181,13 +184,17 @@ func (a *Agent) Interrupt(sig os.Signal) {
 //
 // It returns when Stdout and Stderr have taken all output, unless the user ends the job: then it waits two
 // seconds for an output that accepts nothing, and reports how much is lost. A call of its Write may continue
-// after that.
+// after that. If a write to Stdout fails, the workers continue, and Run returns the error at the end, unless its
+// reader is gone.
 func (a *Agent) Run(ctx context.Context) (Outcome, error) {
-	defer a.screen.close(ctx)
-	return a.run(ctx)
+	o, err := a.runJob(ctx)
+	if lost := a.screen.close(ctx); lost != nil {
+		err, o.Code = errors.Join(err, lost), max(o.Code, 1)
+	}
+	return o, err
 }
 
-func (a *Agent) run(ctx context.Context) (Outcome, error) {
+func (a *Agent) runJob(ctx context.Context) (Outcome, error) {
 	a.starter = newStarter()
 	defer a.starter.close()
 	if len(a.cfg.Guard) > 0 {
@@ -201,13 +208,17 @@ func (a *Agent) run(ctx context.Context) (Outcome, error) {
 		return Outcome{Code: 1}, fmt.Errorf("launch: %w", err)
 	}
 	a.peers = newPeers(a)
-	defer a.peers.close()
-	o, err := a.epochs(ctx)
+	s := a.run(ctx, a.newState(), begin{})
+	defer a.peers.close(s.cutOff != nil)
+	if a.ports != nil {
+		defer a.ports.release()
+	}
+	o, err := s.result.Outcome, s.result.err
 	if a.unlogged != nil {
 		a.screen.print(fmt.Sprintf("lockstep run: the logs in %s are incomplete: %v\n", a.cfg.Logs, a.unlogged))
 	}
 	if a.temporary {
-		if o.Code == 0 || !a.flightRecords() {
+		if o.Code == 0 || o.Interrupted && o.Report == nil || !a.flightRecords() {
 			os.RemoveAll(a.cfg.Records)
 		}
 		a.guard.remove(a.cfg.Records)
@@ -218,151 +229,225 @@ func (a *Agent) run(ctx context.Context) (Outcome, error) {
 	return o, nil
 }
 
-// epochs runs one epoch after the other.
-func (a *Agent) epochs(ctx context.Context) (Outcome, error) {
-	if err := a.enter(ctx); err != nil {
-		o := Outcome{Code: codeOf(a, 1), Interrupted: a.userSignal != nil}
-		a.peers.withdraw(ctx, &o, err)
-		return o, err
+// newState returns the state of an agent that has not begun.
+func (a *Agent) newState() state {
+	return state{
+		cfg: &a.cfg, mine: a.registration(make([]int, a.cfg.Workers+1)), nonce: a.peers.nonce,
+		delays: restartDelays{first: a.cfg.RestartDelay, furthest: -1},
 	}
-	for number := a.peers.first; ; number++ {
-		e, err := a.begin(ctx, number)
-		if err != nil {
-			if a.peers.cutOff != nil {
-				err = a.isolated(err)
-			}
-			o := Outcome{Code: codeOf(a, 1), Restarts: int(number), Interrupted: a.userSignal != nil}
-			if ended := (*jobEndedError)(nil); errors.As(err, &ended) {
-				o.Code = ended.Code
-			}
-			if !errors.Is(err, errReplaced) {
-				a.peers.endJob(ctx, o.Code, err.Error())
-			}
-			return o, err
+}
+
+// run is the I/O around decide: it performs the actions, and feeds their results, the messages of the other agents and
+// what happens on this node back, until the agent has ended.
+func (a *Agent) run(ctx context.Context, s state, in input) state {
+	look := time.NewTicker(a.cfg.HeartbeatTimeout / missedMax)
+	defer look.Stop()
+	for actions := []action(nil); ; {
+		if in != nil {
+			var more []action
+			s, more = decide(s, time.Now(), in)
+			actions = append(actions, more...)
 		}
-		number = e.number
-		e.watch(ctx)
-		e.doubt(ctx)
-		a.peers.unwatchWorkers()
-		e.removeCluster()
-		o := e.outcome()
-		last := int(number) >= a.cfg.RestartsMax || o.Interrupted || ctx.Err() != nil || e.ownErr != nil ||
-			e.cutOff != nil && e.storeOut // it was awaited for the rendezvous timeout already
-		if o.Report != nil && !a.cfg.Quiet {
-			a.screen.print(e.failureText(o.Report))
-		}
-		if (o.Report != nil || e.cutOff != nil) && !a.cfg.Quiet {
-			a.restart = fmt.Sprintf("lockstep run: starting all %d workers again: restart %d of %d\n", e.layout.world, number+1,
-				a.cfg.RestartsMax)
-		}
-		if o.Code == 0 || last {
-			err := e.finalError()
-			if !errors.Is(err, errReplaced) {
-				a.peers.endJob(ctx, o.Code, e.summary(&o, err))
-			}
-			return o, err
-		}
-		if e.cutOff != nil {
-			if err := a.rejoin(ctx, e); err != nil {
-				if a.peers.cutOff != nil {
-					err = a.isolated(err)
-				}
-				o := Outcome{Code: codeOf(a, 1), Restarts: int(number), Interrupted: a.userSignal != nil}
-				return o, err
-			}
+		switch {
+		case len(actions) > 0:
+			in = a.perform(ctx, &s, actions[0])
+			actions = actions[1:]
+		case s.result != nil:
+			return s
+		default:
+			in = a.await(ctx, &s, look.C)
 		}
 	}
 }
 
-// rejoin waits until the store can be reached again, and ends the epoch on the other nodes if they have not
-// noticed yet that this node's workers have ended.
-func (a *Agent) rejoin(ctx context.Context, e *epoch) error {
-	p := a.peers
-	a.screen.print(fmt.Sprintf("lockstep run: node %d waits up to %v to reach the other nodes again\n", a.cfg.Node,
-		a.cfg.RendezvousTimeout))
-	ctx, cancel := context.WithTimeout(ctx, a.cfg.RendezvousTimeout)
-	defer cancel()
-	err := a.unlessStopped(ctx, func(ctx context.Context) error {
-		for {
-			err := p.probe(ctx)
-			if err == nil || p.gone(err) || pause.For(ctx, p.interval) != nil {
-				return err
-			}
-		}
-	})
-	if err != nil {
-		return err
+// await returns the next input.
+func (a *Agent) await(ctx context.Context, s *state, look <-chan time.Time) input {
+	var due <-chan time.Time
+	if at := s.deadline(); !at.IsZero() {
+		timer := time.NewTimer(time.Until(at))
+		defer timer.Stop()
+		due = timer.C
 	}
-	p.cutOff = nil
-	p.publish(e.layout.first, "event", "stop", e.number)
-	p.publish(e.ends[e.layout.node].bounded(), "event", "end", e.number, e.layout.node)
-	a.screen.print(fmt.Sprintf("lockstep run: node %d reaches the other nodes again\n", a.cfg.Node))
+	done := ctx.Done()
+	if s.canceled {
+		done = nil
+	}
+	var ended <-chan *worker
+	if a.processes == nil {
+		look = nil
+	} else {
+		ended = a.processes.ended
+	}
+	select {
+	case w := <-ended:
+		return exited{a.processes.exit(w)}
+	case in := <-a.peers.inputs:
+		return in
+	case sig := <-a.signals:
+		return signalled{sig}
+	case <-look:
+		return a.processes.suspended()
+	case <-due:
+		return tick{}
+	case <-done:
+		return canceled{context.Cause(ctx)}
+	}
+}
+
+// perform performs an action, and returns its result; nil: it has none.
+func (a *Agent) perform(ctx context.Context, s *state, act action) input {
+	p := a.peers
+	switch act := act.(type) {
+	case printText:
+		a.screen.print(string(act))
+	case readMessages:
+		var in found
+		in.stoppable = a.unlessStopped(ctx, func(ctx context.Context) (err error) {
+			in.messages, _, err = p.readMessages(ctx)
+			return err
+		})
+		return in
+	case clearEnds:
+		return cleared{a.unlessStopped(ctx, func(ctx context.Context) (err error) {
+			for i := 0; i < len(act.held) && err == nil; i++ {
+				err = p.clear(ctx, act.held[i])
+			}
+			return err
+		})}
+	case checkHolder:
+		var in contest
+		in.stoppable = a.unlessStopped(ctx, func(ctx context.Context) (err error) {
+			in.alive, err = p.reporter.Contested(ctx)
+			return err
+		})
+		return in
+	case writeSlot:
+		var in written
+		in.stoppable = a.unlessStopped(ctx, func(ctx context.Context) (err error) {
+			if err = rendezvous.AnnounceJob(ctx, p.store, p.job); err == nil {
+				in.done, err = p.writeSlot(ctx, act.slot, act.old)
+			}
+			return err
+		})
+		return in
+	case takeReports:
+		in := reporting{a.unlessStopped(ctx, p.takeReports)}
+		if a.cfg.Nodes == 1 && a.cfg.StoreURL != "" && in.err == nil {
+			p.startReporting()
+		}
+		return in
+	case startPeers:
+		p.start()
+	case joinEpoch:
+		return a.joinEpoch(ctx, s.number, act.by)
+	case propose:
+		p.propose(act.message)
+	case publish:
+		p.publish(act.message)
+	case startWorkers:
+		var err error
+		a.processes, err = a.launch(s.number, &s.epoch.layout)
+		return launched{err}
+	case readSlots:
+		ctx, cancel := context.WithTimeout(ctx, storeTime)
+		defer cancel()
+		if slots, _, _, err := p.read(ctx); err == nil { // else an input reports a lost store
+			return listed{slots}
+		}
+	case signalWorkers:
+		a.processes.signal(act.sig)
+	case stopWorkers:
+		a.processes.stop()
+	case killWorkers:
+		a.processes.kill()
+	case haltWorker:
+		w := a.processes.of(act.rank)
+		w.halt()
+		return halted{a.processes.exit(w)}
+	case publishFailure:
+		p.record(act.Record)
+	case gatherRecords:
+		return a.processes.gather()
+	case releaseWorkers:
+		p.unwatchWorkers()
+		a.processes.release()
+		a.processes = nil
+	case printFailure:
+		records := ""
+		if a.flightRecords() {
+			records = a.cfg.Records
+		}
+		a.screen.print(s.failureText(act.report, a.cfg.Logs, records))
+	case probeStore:
+		in := probed{err: p.reach(context.WithoutCancel(ctx))}
+		if in.err == nil {
+			ctx, cancel := context.WithTimeout(context.Background(), leaveTime)
+			defer cancel()
+			in.unrelated = rendezvous.UnrelatedProcesses(ctx, p.store, p.job)
+		}
+		return in
+	case pauseFor:
+		return waited{a.unlessStopped(ctx, func(ctx context.Context) error { return pause.For(ctx, act.Duration) })}
+	case awaitStore:
+		return waited{a.unlessStopped(ctx, p.awaitStore)}
+	case withdraw:
+		p.withdraw(ctx, &act.Outcome, act.err)
+	case endJob:
+		p.endJob(ctx, act.code, act.why)
+	}
 	return nil
 }
 
-// isolated returns the error of an agent that cannot reach the store.
-func (a *Agent) isolated(why error) error {
-	if a.peers.gone(why) {
-		return a.peers.storeLost(why)
-	}
-	return fmt.Errorf("node %d (host %s, pid %d) cannot reach the rendezvous store, so the state of "+
-		"the other nodes is unknown: its link is cut, or %s: %w",
-		a.cfg.Node, a.host, os.Getpid(), a.peers.outageCause(), why)
+// stoppable is the result of an action that the user's signal ends.
+type stoppable struct {
+	err error
+	sig os.Signal // the user's; nil: none
 }
 
+func (s stoppable) ended() stoppable { return s }
+
 // unlessStopped calls f with a context that ends when the user stops this node.
-func (a *Agent) unlessStopped(ctx context.Context, f func(context.Context) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+func (a *Agent) unlessStopped(ctx context.Context, f func(context.Context) error) (out stoppable) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- f(ctx) }()
 	for {
 		select {
-		case err := <-done:
-			if a.userSignal != nil { // whether f has finished or not
-				return a.stoppedEarly()
-			}
-			return err
+		case out.err = <-done:
+			return out
 		case sig := <-a.signals:
-			if a.userSignal == nil {
-				a.userSignal = sig
+			if out.sig == nil {
+				out.sig = sig
 			}
-			cancel(a.stoppedEarly())
+			cancel()
 		}
 	}
 }
 
-// enter takes this node's slot in the job, and starts to receive the events of the other agents.
-func (a *Agent) enter(ctx context.Context) error {
+// joinEpoch reserves the ports of this node's workers, and reports in its slot that it is ready for an epoch.
+func (a *Agent) joinEpoch(ctx context.Context, number uint32, by time.Time) (in ready) {
+	if a.ports == nil {
+		ports, err := reserve(a.cfg.Address, a.cfg.Workers+1)
+		if err != nil {
+			in.err = fmt.Errorf("reserving ports for the workers: %w", err)
+			return in
+		}
+		a.ports = ports
+	}
+	mine := a.registration(a.ports.numbers())
 	if a.cfg.Nodes == 1 {
-		if a.cfg.Store == nil {
-			return nil
+		in.slot = &nodeSlot{
+			registration: mine, Nodes: 1, Nonce: a.peers.nonce, State: present, Epoch: number, Ready: true,
 		}
-		if err := a.unlessStopped(ctx, a.peers.takeReports); err != nil { // the token of the clean-up too
-			return err
-		}
-		if a.cfg.StoreURL != "" {
-			a.peers.startReporting()
-		}
-		return nil
+		return in
 	}
-	if used := a.peers.timing.Timeout; used > a.cfg.HeartbeatTimeout && a.cfg.Node == 0 {
-		a.printUnlessQuiet(fmt.Sprintf("lockstep run: %d nodes report every %v, so the heartbeat timeout is %v instead of "+
-			"%v\n", a.cfg.Nodes, a.peers.timing.Every, used, a.cfg.HeartbeatTimeout))
-	}
-	err := a.unlessStopped(ctx, func(ctx context.Context) error {
-		return a.peers.takeSlot(ctx, a.registration(make([]int, a.cfg.Workers+1)), a.printUnlessQuiet)
-	})
-	if err == nil {
-		a.peers.start()
-	}
-	return err
-}
-
-// stoppedEarly returns the error of an agent whose user has ended the job before it, or its next epoch, has
-// begun; the others receive the same text.
-func (a *Agent) stoppedEarly() error {
-	return fmt.Errorf("node %d was stopped by %s before all nodes joined", a.cfg.Node, signalText(a.userSignal))
+	ctx, cancel := context.WithDeadline(ctx, by)
+	defer cancel()
+	in.stoppable = a.unlessStopped(ctx, func(ctx context.Context) error { return a.peers.renewed(ctx, number, mine) })
+	slot := a.peers.mine
+	in.slot = &slot
+	return in
 }
 
 // signalText formats a signal for display.
@@ -371,13 +456,6 @@ func signalText(sig os.Signal) string {
 		return signalName(sig) + " (Ctrl-C)"
 	}
 	return signalName(sig)
-}
-
-// printUnlessQuiet prints a message about the other nodes, unless another agent does.
-func (a *Agent) printUnlessQuiet(text string) {
-	if !a.cfg.Quiet {
-		a.screen.print(text)
-	}
 }
 
 // registration returns this agent's registration, with its ports.
@@ -415,156 +493,4 @@ func (a *Agent) recordFolder() (err error) {
 func (a *Agent) flightRecords() bool {
 	found, _ := filepath.Glob(filepath.Join(a.cfg.Records, "flight-*"))
 	return len(found) > 0
-}
-
-func codeOf(a *Agent, code int) int {
-	if a.userSignal != nil {
-		return codeInterrupted
-	}
-	return code
-}
-
-// begin joins the other agents and starts this node's workers.
-func (a *Agent) begin(ctx context.Context, number uint32) (*epoch, error) {
-	ports, err := reserve(a.cfg.Address, a.cfg.Workers+1)
-	if err != nil {
-		return nil, fmt.Errorf("reserving ports for the workers: %w", err)
-	}
-	defer ports.release()
-	members, err := a.join(ctx, number, a.registration(ports.numbers()))
-	if err != nil {
-		return nil, err
-	}
-	if a.restart != "" {
-		a.screen.print(a.restart)
-		a.restart = ""
-	}
-	e := &epoch{
-		stoppedSince: map[*worker]time.Time{}, agent: a, number: members.Epoch,
-		layout: lay(members.Slots, a.cfg.Node), ends: map[int]nodeEnd{}, losses: map[int]loss{}, began: time.Now(),
-	}
-	e.memory, e.counted = readMemoryKills(a.root)
-	logs, err := a.logFolder(e.number)
-	if err != nil {
-		return nil, err
-	}
-	file, folder, err := e.layout.clusterFile()
-	if e.clusterFile, e.clusterFolder = file, folder; folder != "" {
-		a.guard.add(folder)
-	}
-	if err != nil {
-		e.removeCluster()
-		return nil, fmt.Errorf("the cluster of TF_CONFIG, which is too long for the environment: %w", err)
-	}
-	ports.release()
-	e.start(logs)
-	e.catchUp(ctx)
-	return e, nil
-}
-
-func (a *Agent) logFolder(number uint32) (string, error) {
-	if a.cfg.Logs == "" {
-		return "", nil
-	}
-	dir := filepath.Join(a.cfg.Logs, fmt.Sprintf("epoch%d", number))
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", fmt.Errorf("folder for logs: %w", err)
-	}
-	return dir, nil
-}
-
-// show reports which of a worker's streams are shown.
-func (a *Agent) show(rank int) (out [2]bool) {
-	for s := Stdout; s <= Stderr; s++ {
-		out[s] = a.cfg.Show == nil || a.cfg.Show(rank, s)
-	}
-	return out
-}
-
-// layout is the assignment of ranks to nodes in an epoch.
-type layout struct {
-	slots []nodeSlot // by node
-	node  int        // this one
-	first int        // rank of its first worker
-	world int
-}
-
-func lay(slots []nodeSlot, node int) layout {
-	l := layout{slots: slots, node: node}
-	l.first = l.firstOf(node)
-	l.world = l.firstOf(len(slots))
-	return l
-}
-
-// assign returns the environment of this node's worker with a local number.
-func (l *layout) assign(local int) assignment {
-	p := assignment{
-		rank: l.first + local, world: l.world, local: local, locals: l.slots[l.node].Workers, node: l.node,
-		nodes:      len(l.slots),
-		masterAddr: l.slots[0].Address, masterPort: l.slots[0].MasterPort,
-	}
-	for _, c := range l.slots {
-		p.addresses = append(p.addresses, c.workerAddresses()...)
-	}
-	return p
-}
-
-// firstOf returns the rank of a node's first worker.
-func (l *layout) firstOf(node int) (rank int) {
-	for _, c := range l.slots[:node] {
-		rank += c.Workers
-	}
-	return rank
-}
-
-// nodeOf returns the node of a rank.
-func (l *layout) nodeOf(rank int) int {
-	for i, c := range l.slots {
-		if rank < c.Workers {
-			return i
-		}
-		rank -= c.Workers
-	}
-	return -1
-}
-
-// removeCluster removes the file with the cluster: the workers have ended.
-func (e *epoch) removeCluster() {
-	if e.clusterFolder != "" {
-		os.RemoveAll(e.clusterFolder)
-		e.agent.guard.remove(e.clusterFolder)
-		e.clusterFolder = ""
-	}
-}
-
-// start starts this node's workers.
-func (e *epoch) start(logs string) {
-	a, n := e.agent, e.agent.cfg.Workers
-	e.ended = make(chan *worker, n)
-	cpus, bound := affinity.Read(), make([][]int, n)
-	cores := runtime.GOMAXPROCS(0) // GOMAXPROCS respects the CPU limit of the control group
-	nodeFile := a.peers.watchWorkers(e.number, e.layout.first, n)
-	for local := range n {
-		bound[local] = cpus.Of(a.cfg.Bind, n, local)
-	}
-	share := threads(threadShare(cores, bound))
-	for local := range n {
-		p := e.layout.assign(local)
-		p.id, p.epoch, p.restartsMax = a.cfg.ID, e.number, a.cfg.RestartsMax
-		p.store, p.secret, p.record, p.nodeFile = a.cfg.StoreURL, a.cfg.Secret, a.cfg.Records, nodeFile
-		p.clusterFile = e.clusterFile
-		s := spec{
-			command: a.cfg.Command, dir: a.cfg.Dir, cpus: bound[local], logs: logs,
-			show:   a.show(p.rank),
-			env:    environment(a.cfg.Env, p.variables(), share),
-			prefix: fmt.Sprintf("[rank%d] ", p.rank),
-			grace:  a.cfg.Grace, unlogged: a.notLogged,
-		}
-		e.workers = append(e.workers, start(s, p.rank, a.starter, a.guard, &a.screen, &e.patience,
-			func(w *worker) { e.ended <- w }))
-	}
-	e.running = slices.Clone(e.workers)
-	if err := e.logBinding(logs, bound); err != nil {
-		a.notLogged(err)
-	}
 }

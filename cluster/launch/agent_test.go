@@ -148,7 +148,7 @@ func launchScript(t *testing.T, script string, change func(*Config)) *started {
 	s := &started{out: &output{}, err: &output{}, outcome: make(chan Outcome, 1)}
 	cfg := Config{
 		Command: []string{"sh", "-c", script}, Workers: 2, Stdout: s.out, Stderr: s.err,
-		Settle: 50 * time.Millisecond,
+		Settle: 50 * time.Millisecond, RestartDelay: time.Millisecond,
 	}
 	if change != nil {
 		change(&cfg)
@@ -337,6 +337,27 @@ while :; do sleep 0.05; done`, nil)
 	if o.Code != 137 || o.Report.Root.Worker != 1 || len(o.Report.Others) != 1 ||
 		!strings.Contains(s.err.String(), "then    worker 0: lost worker 1\n") {
 		t.Errorf("outcome %+v, report %+v:\n%s", o, o.Report, s.err)
+	}
+}
+
+// TestRecoveredFailure: a failure that a worker has reported and continued from fails no job, and is shown. If another
+// worker fails because of it, it is the root cause.
+func TestRecoveredFailure(t *testing.T) {
+	const reports = `if [ $RANK = 1 ]; then
+echo '{"epoch":0,"worker":1,"kind":"disk","message":"disk full: /x","time":"2026-01-02T03:04:05Z"}' > $LOCKSTEP_RECORDS/failure-0-1.json
+exit 0; fi
+`
+	s := launchScript(t, reports+`exit 0`, nil)
+	if o := s.wait(t); o.Code != 0 || o.Report != nil ||
+		!strings.Contains(s.err.String(), "worker 1 exited with code 0 after it reported a failure: disk full: /x\n") {
+		t.Errorf("outcome %+v:\n%s", o, s.err)
+	}
+	s = launchScript(t, reports+
+		`echo '{"epoch":0,"worker":0,"kind":"lost","message":"lost worker 1","blames":[1],"time":"2026-01-02T03:04:05Z"}' > $LOCKSTEP_RECORDS/failure-0-0.json
+exit 3`, nil)
+	if o := s.wait(t); o.Code == 0 || o.Report == nil || o.Report.Root.Worker != 1 ||
+		o.Report.Root.Message != "disk full: /x" {
+		t.Errorf("outcome %+v:\n%s", o, s.err)
 	}
 }
 

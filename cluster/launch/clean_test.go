@@ -21,7 +21,7 @@ func TestCleanDuringNewRun(t *testing.T) {
 	sit := func(p *peers) {
 		t.Helper()
 		mine := registration{Node: p.node, Workers: 1, Ports: []int{1}, RestartsMax: 3}
-		if err := p.takeSlot(t.Context(), mine, func(string) {}); err != nil {
+		if err := p.takeSlot(t.Context(), mine); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -93,7 +93,9 @@ func TestEndOfNewRunStays(t *testing.T) {
 	key := "=launch/lockstep/event/ended"
 	store := &between{Store: memory.Open(), key: key}
 	p := newPeers(&Agent{cfg: Config{ID: "lockstep", Nodes: 2, Store: store, HeartbeatTimeout: time.Hour}})
-	p.create(t.Context(), p.store, key, []byte(`{"node":1,"code":7}`))
+	if err := memory.Open().Set(t.Context(), key, []byte(`{"node":1,"code":7}`)); err != nil {
+		t.Fatal(err)
+	}
 	_, held, err := p.readEnd(t.Context())
 	if err != nil || len(held) != 1 {
 		t.Fatal(held, err)

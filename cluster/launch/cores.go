@@ -30,7 +30,7 @@ func threadShare(cores int, bound [][]int) int {
 
 // logBinding writes to the folder of logs, unless it is "", which CPUs each worker of this node may use. cpus are those
 // to which each is bound, nil: all.
-func (e *epoch) logBinding(logs string, cpus [][]int) error {
+func logBinding(logs string, l *layout, cpus [][]int) error {
 	if logs == "" {
 		return nil
 	}
@@ -40,9 +40,9 @@ func (e *epoch) logBinding(logs string, cpus [][]int) error {
 		if own == nil {
 			text = "all"
 		}
-		fmt.Fprintf(&b, "rank%d: %s\n", e.layout.first+local, text)
+		fmt.Fprintf(&b, "rank%d: %s\n", l.first+local, text)
 	}
-	return os.WriteFile(filepath.Join(logs, fmt.Sprintf("cpus.node%d.log", e.layout.node)), []byte(b.String()), 0o644)
+	return os.WriteFile(filepath.Join(logs, fmt.Sprintf("cpus.node%d.log", l.node)), []byte(b.String()), 0o644)
 }
 
 // ParseRanks parses a list of numbers: "0,2-3".

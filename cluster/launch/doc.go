@@ -16,5 +16,8 @@
 //	outcome, err := agent.Run(ctx)
 //	os.Exit(outcome.Code)
 //
+// The agent is a state machine apart from its I/O: decide.go has the function that returns, from a state and an input,
+// the next state and the actions to perform; agent.go performs them, and reads the inputs.
+//
 // The package does not depend on what a worker computes: programs in other languages work too.
 package launch

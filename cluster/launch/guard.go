@@ -27,12 +27,18 @@ func Guard(input io.Reader) {
 		}
 	}
 	var folders []string
+	var groups []int
 	for what := range left {
 		if pid, err := strconv.Atoi(what); err != nil {
 			folders = append(folders, what)
 		} else if pid > 1 {
 			killGroup(pid)
+			groups = append(groups, pid)
 		}
+	}
+	// Until they have ended, they may write records: a store of this agent's process has ended with it.
+	for _, pid := range groups {
+		awaitGroup(pid)
 	}
 	for _, folder := range folders {
 		if strings.HasPrefix(filepath.Base(folder), recordsPrefix) {

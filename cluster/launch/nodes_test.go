@@ -4,7 +4,6 @@ package launch
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -343,7 +342,7 @@ func ghost(t *testing.T, memory *rendezvous.Memory, c registration) (nonce strin
 	c.Node, c.Host, c.PID, c.Workers, c.Address, c.Ports = 1, "far", 42, 1, "127.0.0.1", []int{1}
 	a := &Agent{cfg: Config{ID: "lockstep", Node: 1, Nodes: 2, Store: memory.Open(), HeartbeatTimeout: time.Hour}}
 	p := newPeers(a)
-	if err := p.takeSlot(t.Context(), c, func(string) {}); err != nil {
+	if err := p.takeSlot(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.renew(t.Context(), 0, c); err != nil {
@@ -379,11 +378,8 @@ func TestLostAtTheStart(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	text, err := json.Marshal(epochMembers{Slots: []nodeSlot{*slots[0], late}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := store.Set(t.Context(), p.key("event", "members", 0), text); err != nil {
+	members := &epochMembers{Slots: []nodeSlot{*slots[0], late}}
+	if err := store.Set(t.Context(), p.keyOf(members), encode(members)); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-ended; err == nil ||
@@ -416,7 +412,7 @@ func otherNode(store rendezvous.Store) *membership.Reporter {
 // mayReport permits an agent without a slot to report for its node.
 func mayReport(t *testing.T, p *peers) {
 	t.Helper()
-	if err := p.store.Set(t.Context(), p.key("reporter", p.node), []byte(p.nonce)); err != nil {
+	if err := p.store.Set(t.Context(), p.reporterKey(), []byte(p.nonce)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -429,7 +425,7 @@ func TestReportsAreFenced(t *testing.T) {
 		return newPeers(&Agent{cfg: Config{ID: "lockstep", Node: 1, Nodes: 2, Store: store, HeartbeatTimeout: time.Hour}})
 	}
 	sit := func(p *peers) error {
-		return p.takeSlot(t.Context(), registration{Node: 1, Workers: 1, Ports: []int{1}}, func(string) {})
+		return p.takeSlot(t.Context(), registration{Node: 1, Workers: 1, Ports: []int{1}})
 	}
 	replace := func(p, by *peers) {
 		t.Helper()
@@ -454,18 +450,19 @@ func TestReportsAreFenced(t *testing.T) {
 	report(first, rendezvous.ErrFenced)
 	report(second, nil)
 	for _, p := range []*peers{first, second} {
-		p.publish(0, "event", "stop", uint32(0))
-		p.propose(epochMembers{Epoch: 5}, "event", "members", uint32(5))
+		stop, members := &epochStop{}, &epochMembers{ofEpoch: ofEpoch{5}}
+		p.publish(stop)
+		p.propose(members)
 		p.record(failure.Record{Job: "lockstep", Worker: 1})
 		p.writes.Wait()
 		p.work.Wait()
-		for _, key := range []string{p.key("event", "stop", 0), p.key("event", "members", 5), "lockstep/0/failure/1"} {
+		for _, key := range []string{p.keyOf(stop), p.keyOf(members), "lockstep/0/failure/1"} {
 			if _, _, err := memory.Open().Get(t.Context(), key); (err == nil) != (p == second) {
 				t.Errorf("%s of the agent that was replaced (%v): %v", key, p == first, err)
 			}
 		}
 	}
-	suspended := &between{Store: memory.Open(), key: second.key("reporter", 1)}
+	suspended := &between{Store: memory.Open(), key: second.reporterKey()}
 	third := newNode(suspended) // it has taken the slot, and then another one takes it
 	suspended.call = func() { replace(third, fourth) }
 	if err := second.lose(t.Context(), 1, second.nonce, time.Second); err != nil {
@@ -518,7 +515,7 @@ func TestDoubtedStore(t *testing.T) {
 		p := newPeers(&Agent{cfg: Config{ID: "lockstep", Nodes: 2, Store: store, HeartbeatTimeout: missedMax * time.Second}})
 		mayReport(t, p)
 		p.start()
-		defer p.close()
+		defer p.close(false)
 		p.work.Go(func() {
 			otherNode(store).Run(p.ctx)
 		})
@@ -530,13 +527,14 @@ func TestDoubtedStore(t *testing.T) {
 		}
 		time.Sleep(5 * time.Minute)
 		select {
-		case ev := <-p.events:
-			t.Fatalf("got %+v (%v), though the store was back each time", ev, ev.err)
+		case in := <-p.inputs:
+			t.Fatalf("got %+v, though the store was back each time", in)
 		default:
 		}
 		store.now.Store(true)
-		if ev := <-p.events; !errors.Is(ev.err, rendezvous.ErrLost) {
-			t.Errorf("got %+v, want that the store is lost", ev)
+		in := <-p.inputs
+		if loss, is := in.(storeLost); !is || !errors.Is(loss.err, rendezvous.ErrLost) {
+			t.Errorf("got %+v, want that the store is lost", in)
 		}
 	})
 }
@@ -557,13 +555,16 @@ func TestStoreBackAfterNormalExit(t *testing.T) {
 				p := a.peers
 				mayReport(t, p)
 				p.start()
-				defer p.close()
+				defer p.close(false)
 				p.work.Go(func() {
 					otherNode(other).Run(p.ctx)
 				})
-				e := &epoch{agent: a, layout: layout{slots: make([]nodeSlot, 2)}, ends: map[int]nodeEnd{0: {}}}
+				s := a.newState()
+				s.phase, s.slots = running, make([]*nodeSlot, 2)
+				s.epoch = epoch{layout: layout{slots: make([]nodeSlot, 2)}, ends: map[int]nodeEnd{0: {}}}
+				a.processes = &processes{agent: a}
 				watched := make(chan struct{})
-				go func() { defer close(watched); e.watch(t.Context()) }()
+				go func() { defer close(watched); s = a.run(t.Context(), s, nil) }()
 
 				time.Sleep(time.Minute)
 				store.now.Store(true)
@@ -580,11 +581,11 @@ func TestStoreBackAfterNormalExit(t *testing.T) {
 						t.Error("the agent still waits for the other node, though the store is lost")
 					}
 				}
-				if err := other.Set(t.Context(), p.key("event", "end", 0, 1), []byte(`{"node": 1}`)); err != nil {
+				if err := other.Set(t.Context(), p.keyOf(&nodeEnd{Node: 1}), []byte(`{"node": 1}`)); err != nil {
 					t.Fatal(err)
 				}
 				<-watched
-				if e.gaveUp == back || e.storeOut == back {
+				if e := s.epoch; e.gaveUp == back || e.storeOut == back {
 					t.Errorf("given up: %v, the store is lost: %v; want both to be %v", e.gaveUp, e.storeOut, !back)
 				}
 			})
@@ -610,7 +611,7 @@ func (f *forgetful) first(key string) bool {
 
 func (f *forgetful) Create(ctx context.Context, key string, value []byte) ([]byte, bool, error) {
 	if f.first("create " + key) {
-		return nil, false, errors.New("there is no leader")
+		return nil, false, errors.New("no leader is elected")
 	}
 	return f.Store.Create(ctx, key, value)
 }
@@ -723,7 +724,7 @@ func TestLostAgentEndsNothing(t *testing.T) {
 				return newPeers(&Agent{cfg: Config{ID: "lockstep", Node: 1, Nodes: 2, Store: store, HeartbeatTimeout: time.Hour}})
 			}
 			p := newNode(store)
-			if err := p.takeSlot(t.Context(), registration{Node: 1, Workers: 1, Ports: []int{1}}, func(string) {}); err != nil {
+			if err := p.takeSlot(t.Context(), registration{Node: 1, Workers: 1, Ports: []int{1}}); err != nil {
 				t.Fatal(err)
 			}
 			lose := func() {
@@ -754,7 +755,7 @@ func TestLostAgentEndsNothing(t *testing.T) {
 func TestEndIsInTheSlot(t *testing.T) {
 	memory := rendezvous.NewMemory()
 	p := newPeers(&Agent{cfg: Config{ID: "lockstep", Nodes: 2, Store: memory.Open(), HeartbeatTimeout: time.Hour}})
-	if err := p.takeSlot(t.Context(), registration{Workers: 1, Ports: []int{1}}, func(string) {}); err != nil {
+	if err := p.takeSlot(t.Context(), registration{Workers: 1, Ports: []int{1}}); err != nil {
 		t.Fatal(err)
 	}
 	if !p.signEnd(t.Context(), &jobEnd{Code: 3, Text: "enough"}) { // it stops before it writes the key for late agents
@@ -802,14 +803,32 @@ func (b *between) Delete(ctx context.Context, key string) error {
 	return b.Store.Delete(ctx, key)
 }
 
-// readEnd returns how the job has ended, nil if it has not, and the events that hold it.
-func (p *peers) readEnd(ctx context.Context) (o *jobEnd, held []event, err error) {
-	events, err := p.readEvents(ctx)
-	if err != nil {
-		return nil, nil, err
+// takeSlot takes the slot of a node, as the agent of one that has this registration.
+func (p *peers) takeSlot(ctx context.Context, mine registration) error {
+	cfg := Config{ID: p.job, Node: p.node, Nodes: p.nodes, Store: p.store, HeartbeatTimeout: time.Hour}
+	a := &Agent{cfg: cfg, peers: p}
+	s := a.newState()
+	s.mine = mine
+	s, actions := decide(s, time.Now(), begin{})
+	for len(actions) > 0 && s.result == nil && s.phase != joining {
+		in := a.perform(ctx, &s, actions[0])
+		if actions = actions[1:]; in != nil {
+			var more []action
+			s, more = decide(s, time.Now(), in)
+			actions = append(actions, more...)
+		}
 	}
-	o, held = endOf(events)
-	return o, held, nil
+	if s.result != nil {
+		return s.result.err
+	}
+	return nil
+}
+
+// readEnd returns how the job has ended, nil if it has not, and the messages that hold it.
+func (p *peers) readEnd(ctx context.Context) (o *jobEnd, held []message, err error) {
+	messages, _, err := p.readMessages(ctx)
+	o, held = endOf(messages)
+	return o, held, err
 }
 
 // TestClearingEarlierRun: an agent that removes the end of an earlier run from a lasting store does not remove a
@@ -823,8 +842,7 @@ func TestClearingEarlierRun(t *testing.T) {
 		}
 		sit := func(p *peers) {
 			t.Helper()
-			if err := p.takeSlot(t.Context(), registration{Node: p.node, Workers: 1, Ports: []int{1}},
-				func(string) {}); err != nil {
+			if err := p.takeSlot(t.Context(), registration{Node: p.node, Workers: 1, Ports: []int{1}}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -835,7 +853,7 @@ func TestClearingEarlierRun(t *testing.T) {
 		earlier, next := newNode(1, memory.Open()), newNode(1, memory.Open())
 		sit(earlier)
 		earlier.endJob(t.Context(), 3, "enough")
-		sit(newNode(0, &between{Store: memory.Open(), key: next.key("event", "slot", 1), call: func() { sit(next) }}))
+		sit(newNode(0, &between{Store: memory.Open(), key: next.slotKey(), call: func() { sit(next) }}))
 		if err := next.renew(t.Context(), 0, next.mine.registration); err != nil {
 			t.Errorf("the agent that has taken its slot meanwhile: %v", err)
 		}
@@ -849,8 +867,8 @@ func TestClearingEarlierRun(t *testing.T) {
 			sit(next)
 			next.endJob(t.Context(), 7, "no more")
 		}
-		late := newNode(1, &between{Store: memory.Open(), key: earlier.key("event", "slot", 1), call: end})
-		err := late.takeSlot(t.Context(), registration{Node: 1, Workers: 1, Ports: []int{1}}, func(string) {})
+		late := newNode(1, &between{Store: memory.Open(), key: earlier.slotKey(), call: end})
+		err := late.takeSlot(t.Context(), registration{Node: 1, Workers: 1, Ports: []int{1}})
 		if ended := (*jobEndedError)(nil); !errors.As(err, &ended) || ended.Code != 7 {
 			t.Errorf("error %v, want one that says how the new run has ended", err)
 		}
@@ -868,7 +886,7 @@ func TestClearingEarlierRun(t *testing.T) {
 				t.Error("the agent of the earlier run has not left")
 			}
 		}
-		next := newNode(0, &between{Store: memory.Open(), key: earlier.key("event", "slot", 1), call: leave})
+		next := newNode(0, &between{Store: memory.Open(), key: earlier.slotKey(), call: leave})
 		sit(next)
 		if earlier.leave() {
 			t.Error("the agent of the earlier run has written to a slot that was cleared")

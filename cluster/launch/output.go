@@ -3,12 +3,14 @@ package launch
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -41,6 +43,9 @@ func (s *screen) open(stdout, stderr io.Writer) {
 		s.sinks[Stdout] = newSink(stdout, func() {
 			s.print("lockstep run: standard output is not being read: lines of the workers are dropped until it is read again\n")
 		})
+		s.sinks[Stdout].failed = func(err error) {
+			s.print(fmt.Sprintf("lockstep run: standard output cannot be written, and the workers continue: %v\n", err))
+		}
 	}
 }
 
@@ -70,9 +75,11 @@ func (s *screen) hurry() {
 	}
 }
 
-// close waits until everything is written, like [sink.close], and reports what is lost.
-func (s *screen) close(ctx context.Context) {
-	if k := s.sinks[Stdout]; k != nil && k != s.sinks[Stderr] {
+// close waits until everything is written, like [sink.close], and reports what is lost. The error is the first one of
+// writing to standard output. EPIPE does not count: the reader has closed the output.
+func (s *screen) close(ctx context.Context) error {
+	k := s.sinks[Stdout]
+	if k != nil && k != s.sinks[Stderr] {
 		if left := k.close(ctx); left.lines > 0 {
 			s.print(fmt.Sprintf("lockstep run: the last %d lines (%d bytes) of standard output are lost: they were not read\n",
 				left.lines, left.bytes))
@@ -81,6 +88,14 @@ func (s *screen) close(ctx context.Context) {
 	if k := s.sinks[Stderr]; k != nil {
 		k.close(ctx) // there is no output left to report it on
 	}
+	if k == nil {
+		return nil
+	}
+	err := k.failedWrite()
+	if err == nil || errors.Is(err, syscall.EPIPE) {
+		return nil
+	}
+	return fmt.Errorf("launch: standard output lacks lines of the workers: %w", err)
 }
 
 // lineMax is the length, in bytes, at which a long line is split.

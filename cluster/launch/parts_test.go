@@ -353,17 +353,20 @@ func TestOthersAreShort(t *testing.T) {
 // first.
 func TestFirstIsByTime(t *testing.T) {
 	start := time.Unix(1_000_000, 0)
-	e := &epoch{agent: &Agent{}, failing: true, first: 4, firstAt: start.Add(2 * time.Second)}
-	for rank, after := range map[int]time.Duration{3: 3 * time.Second, 4: 2 * time.Second, 5: time.Second} {
-		e.workers = append(e.workers, &worker{rank: rank, tail: &tail{}, err: errors.New("no"), at: start.Add(after)})
+	e := &epoch{failing: true, cause: 4, causeAt: start.Add(2 * time.Second)}
+	add := func(rank int, after time.Duration, signalled bool) {
+		r := failure.Record{Worker: rank, Time: start.Add(after)}
+		e.exits = append(e.exits, exit{Record: r, failed: true, signalled: signalled})
 	}
-	e.workers = append(e.workers, &worker{rank: 6, tail: &tail{}, err: errors.New("no"), at: start, signalled: true})
+	add(3, 3*time.Second, false)
+	add(4, 2*time.Second, false)
+	add(5, time.Second, false)
+	add(6, 0, true)
 	e.order()
-	for _, w := range e.workers {
-		r, _ := w.record(time.Second)
-		e.attribute(w, &r)
-		if blames := w.rank < 5; blames != slices.Equal(r.Blames, []int{5}) || !blames && len(r.Blames) > 0 {
-			t.Errorf("worker %d blames %v; first was worker %d", w.rank, r.Blames, e.first)
+	for _, x := range e.exits {
+		e.attribute(&x)
+		if blames := x.Worker < 5; blames != slices.Equal(x.Blames, []int{5}) || !blames && len(x.Blames) > 0 {
+			t.Errorf("worker %d blames %v; first was worker %d", x.Worker, x.Blames, e.cause)
 		}
 	}
 }

@@ -3,17 +3,14 @@ package launch
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/failure"
@@ -22,28 +19,6 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/status"
 	"github.com/lockstep-ml/lockstep/internal/pause"
 )
-
-// interruption is a user's signal, forwarded to the other agents.
-type interruption struct {
-	Node      int  `json:"node"`
-	Terminate bool `json:"terminate,omitempty"` // SIGTERM, else Ctrl-C
-}
-
-// event is a message received from the other agents.
-type event struct {
-	epoch        uint32
-	slot         *nodeSlot
-	members      *epochMembers
-	jobEnd       *jobEnd
-	stop         bool
-	worker       int // the one that failed
-	end          *nodeEnd
-	interruption *interruption // the first signal
-	kill         bool          // the second signal
-	err          error         // the store cannot be reached
-	text         []byte        // of the entry, for the end of the job
-	storeBack    bool          // the store, of whose loss err was sent, shows all heartbeats again
-}
 
 // peers are the agents of the other nodes. With one node there are none, and all methods do next to nothing.
 //
@@ -57,8 +32,6 @@ type event struct {
 type peers struct {
 	store       rendezvous.Store // nil: none
 	fenced      rendezvous.Store // the same, whose writes are refused once another agent reports for this node
-	holder      string           // the process that serves the store, for display; "": it outlives all agents
-	lasts       bool
 	job         string
 	prefix      string
 	host        string
@@ -68,14 +41,14 @@ type peers struct {
 	timing      membership.Timing // of the reports
 	interval    time.Duration     // a tenth of the heartbeat timeout
 	wait        time.Duration
-	events      chan event
+	gone        func(error) bool // reports whether a store with this error will not come back
+	inputs      chan input       // messages of other agents, and news of the store
 	ctx         context.Context
 	cancel      context.CancelFunc
 	work        sync.WaitGroup
 	writes      sync.WaitGroup  // writes in progress
 	writing     context.Context // bounds them
 	stopWriting context.CancelFunc
-	cutOff      error // why the last access to the store failed; nil: it succeeded
 
 	reporter      *membership.Reporter // nil: no store
 	stopReporting func()               // nil: it does not run
@@ -84,27 +57,23 @@ type peers struct {
 	guard         *guard
 	recorded      map[int]string // the nonces of agents recorded as lost, by node
 
-	mine    nodeSlot // this agent's, set by takeSlot
-	first   uint32
-	slots   []*nodeSlot // by node, as of the events received
-	earlier string      // describes an earlier run of a job of this name
+	mine nodeSlot // this agent's, as it has written it
 }
 
 func newPeers(a *Agent) *peers {
 	p := &peers{
-		store: a.cfg.Store, holder: a.cfg.StoreHolder, lasts: a.cfg.StoreHolder == "", job: a.cfg.ID,
+		store: a.cfg.Store, job: a.cfg.ID,
 		prefix: "=launch/" + url.PathEscape(a.cfg.ID) + "/",
 		host:   a.host, node: a.cfg.Node, nodes: a.cfg.Nodes, nonce: rand.Text(),
 		timing: membership.NewTiming(a.cfg.HeartbeatTimeout, a.cfg.Nodes),
-		wait:   a.cfg.RendezvousTimeout, events: make(chan event),
-		slots: make([]*nodeSlot, a.cfg.Nodes),
+		wait:   a.cfg.RendezvousTimeout, gone: a.cfg.storeGone, inputs: make(chan input),
 	}
 	p.interval = p.timing.Timeout / missedMax
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.writing, p.stopWriting = context.WithCancel(context.Background())
 	p.guard = a.guard
 	if p.store != nil {
-		p.fenced = rendezvous.WithToken(p.store, rendezvous.Token{Key: p.key("reporter", p.node), Value: []byte(p.nonce)})
+		p.fenced = rendezvous.WithToken(p.store, rendezvous.Token{Key: p.reporterKey(), Value: []byte(p.nonce)})
 		p.reporter = membership.NewReporter(membership.ReporterConfig{
 			Store: p.fenced,
 			Key:   rendezvous.JobKey(p.job, status.Heartbeats), Node: p.node, Order: p.node, Nonce: p.nonce,
@@ -117,51 +86,25 @@ func newPeers(a *Agent) *peers {
 // storeTime bounds a write to the store.
 const storeTime = 20 * time.Second
 
-// publish writes a value for the other agents, asynchronously. If that fails, the others time out.
-func (p *peers) publish(value any, key ...any) {
-	if p.nodes == 1 {
-		return
-	}
-	text, err := json.Marshal(value)
-	if err != nil {
-		panic(err) // our own types
-	}
-	p.set(p.key(key...), text)
-}
+// publish writes a message for the other agents, asynchronously. If that fails, the others time out.
+func (p *peers) publish(m message) { p.set(p.keyOf(m), encode(m)) }
 
-// propose writes a value for the other agents of which only the first one is kept.
-func (p *peers) propose(value any, key ...any) {
-	text, err := json.Marshal(value)
-	if err != nil {
-		panic(err) // our own types
-	}
+// propose writes a message for the other agents of which only the first one is kept.
+func (p *peers) propose(m message) {
 	p.work.Go(func() {
 		ctx, cancel := context.WithTimeout(p.writing, storeTime)
 		defer cancel()
-		p.create(ctx, p.fenced, p.key(key...), text) // the value that is kept, or the loss of the store, arrives as an event
+		// the message that is kept, or the loss of the store, is an input
+		_, _ = rendezvous.Replace(ctx, p.fenced, p.keyOf(m), 0, encode(m), p.retry())
 	})
 }
 
-// create writes a value of which only the first one is kept; it retries when it is unknown whether the value
-// was written.
-func (p *peers) create(ctx context.Context, store rendezvous.Store, key string, value []byte) {
-	for {
-		_, _, err := store.Create(ctx, key, value)
-		if err == nil || final(err) || pause.For(ctx, min(p.interval, createPause)) != nil {
-			return
-		}
-	}
-}
-
+// createPause is the longest pause after a write whose result is unknown.
 const createPause = 500 * time.Millisecond
 
 // endJob ends the job for all agents, unless one has done so already. It is the last write: everything
-// published earlier is stored before it. An agent that the others have declared lost ends nothing, nor does
-// one that cannot reach the store: the others decide about the job.
+// published earlier is stored before it. An agent that the others have declared lost ends nothing.
 func (p *peers) endJob(ctx context.Context, code int, why string) {
-	if p.nodes == 1 || p.cutOff != nil {
-		return
-	}
 	p.writes.Wait()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
 	defer cancel()
@@ -169,16 +112,12 @@ func (p *peers) endJob(ctx context.Context, code int, why string) {
 	o := jobEnd{Node: p.node, Host: p.host, PID: os.Getpid(), Time: time.Now(), Code: code, Text: why}
 	store := p.store
 	if p.mine.Nonce != "" {
-		if !p.signEnd(ctx, &o) {
+		if !p.signEnd(ctx, &o) { // the others time out
 			return
 		}
 		store = p.fenced // a later run may have begun by now
 	}
-	text, err := json.Marshal(o)
-	if err != nil {
-		panic(err) // our own types
-	}
-	p.create(ctx, store, p.key("event", "ended"), text) // for agents that join too late
+	_, _ = rendezvous.Replace(ctx, store, p.keyOf(&o), 0, encode(&o), p.retry()) // for agents that join too late
 }
 
 // endTextMax bounds the text of the end of a job, in bytes: a later run deletes the end by its value.
@@ -187,21 +126,11 @@ const endTextMax = 16 << 10
 // signEnd writes into this agent's slot that it ends the job. It returns false if it must not: the slot is
 // marked lost or has another agent, or the store cannot be reached.
 func (p *peers) signEnd(ctx context.Context, o *jobEnd) bool {
-	for {
-		slots, _, _, err := p.read(ctx)
-		if err != nil {
-			return false // the others time out
-		}
-		now := slots[p.node]
-		if now == nil || now.Nonce != p.nonce || now.State != present {
-			return false
-		}
-		s := *now
+	done, _ := p.changeSlot(ctx, func(old, s *nodeSlot) bool {
 		s.JobEnd = o
-		if done, err := p.writeSlot(ctx, &s, now); done || err != nil {
-			return done
-		}
-	}
+		return old.State == present
+	})
+	return done
 }
 
 // withdraw ends the job for all agents when this one leaves it, if they count on it: it has taken its slot
@@ -227,7 +156,7 @@ func (p *peers) set(key string, value []byte) {
 	p.writes.Go(func() {
 		ctx, cancel := context.WithTimeout(p.writing, storeTime)
 		defer cancel()
-		for err := p.fenced.Set(ctx, key, value); err != nil && !final(err) && pause.For(ctx, p.interval) == nil; {
+		for err := p.fenced.Set(ctx, key, value); err != nil && !rendezvous.Final(err) && pause.For(ctx, p.interval) == nil; {
 			err = p.fenced.Set(ctx, key, value) // no other agent sets it
 		}
 	})
@@ -274,10 +203,11 @@ func (p *peers) lastSeen(worker int) string {
 
 // close leaves the job. The agent that serves the store, or else the first one that leaves, waits for a
 // limited time until the others have left too, and then deletes the job's keys from the store.
-func (p *peers) close() {
+// An agent that is cut off from the store does nothing of that.
+func (p *peers) close(cutOff bool) {
 	defer p.stopWriting()
 	p.unwatchWorkers()
-	if p.cutOff != nil { // the others cannot receive it
+	if cutOff { // the others cannot receive it
 		p.stopWriting()
 		p.cancel()
 		if p.stopReporting != nil {
@@ -307,17 +237,8 @@ func (p *peers) leave() bool {
 	}
 	ctx, cancel := context.WithTimeout(p.ctx, leaveTime)
 	defer cancel()
-	for {
-		slots, _, _, err := p.read(ctx)
-		if err != nil || slots[p.node] == nil || slots[p.node].Nonce != p.nonce {
-			return false
-		}
-		s := p.mine
-		s.State = gone
-		if done, err := p.writeSlot(ctx, &s, slots[p.node]); done || err != nil {
-			return done
-		}
-	}
+	done, _ := p.changeSlot(ctx, func(_, s *nodeSlot) bool { s.State = gone; return true })
+	return done
 }
 
 // clean deletes the job's keys from the store: not every store ends with the job. The job's result stays, for
@@ -327,11 +248,11 @@ func (p *peers) leave() bool {
 func (p *peers) clean() {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTime)
 	defer cancel()
-	token, mine := p.key("reporter", p.node), p.fenced
+	token, mine := p.reporterKey(), p.fenced
 	entries, _, err := p.store.List(ctx, p.prefix)
 	for i := 0; i < len(entries) && err == nil; i++ {
 		switch e := &entries[i]; {
-		case e.Key == p.key("event", "ended"), e.Key == token:
+		case e.Key == p.keyOf(&jobEnd{}), e.Key == token:
 		case len(e.Value) > rendezvous.TokenMax:
 			err = mine.Delete(ctx, e.Key)
 		default:
@@ -372,23 +293,13 @@ func (p *peers) awaitOthers() bool {
 		if !left {
 			return true
 		}
-		if _, _, err = p.store.Changes(ctx, p.key("event", "slot")+"/", revision); err != nil {
+		if _, _, err = p.store.Changes(ctx, p.slotsKey(), revision); err != nil {
 			return false
 		}
 	}
 }
 
-// bounded drops the parts that make a message too long for the store.
-func (n nodeEnd) bounded() nodeEnd {
-	size := func() int { b, _ := json.Marshal(n); return len(b) }
-	n.Failures = slices.Clone(n.Failures)
-	for i := len(n.Failures) - 1; i >= 0 && size() > rendezvous.ValueMax/2; i-- {
-		n.Failures[i].Stack, n.Failures[i].Stderr = "", nil
-	}
-	return n
-}
-
-// start starts to receive events and to report for this node, until close.
+// start starts to receive inputs and to report for this node, until close.
 func (p *peers) start() {
 	p.work.Go(p.receive)
 	p.startReporting()
@@ -486,7 +397,7 @@ func (p *peers) findLost() {
 			_ = pause.For(p.ctx, min(limit*3/2-silent, p.interval))
 			continue
 		}
-		p.send(event{err: fmt.Errorf("%w: it has not acknowledged this agent's reports for %v", rendezvous.ErrLost,
+		p.send(storeLost{fmt.Errorf("%w: it has not acknowledged this agent's reports for %v", rendezvous.ErrLost,
 			silent.Round(time.Second/10))})
 		for p.reach(p.ctx) != nil && pause.For(p.ctx, p.interval) == nil { //nolint:revive // retry
 		}
@@ -496,7 +407,7 @@ func (p *peers) findLost() {
 			_ = pause.For(p.ctx, p.interval)
 		}
 		if time.Since(back) >= 3*limit {
-			p.send(event{storeBack: true})
+			p.send(storeBack{})
 		}
 	}
 }
@@ -510,123 +421,68 @@ func (p *peers) reach(ctx context.Context) error {
 
 // probe returns nil when the store answers, or its error after its own patience.
 func (p *peers) probe(ctx context.Context) error {
-	_, _, err := p.store.Get(ctx, p.key("event", "slot", p.node))
+	_, _, err := p.store.Get(ctx, p.slotKey())
 	if errors.Is(err, rendezvous.ErrNotFound) {
 		return nil
 	}
 	return err
 }
 
-// gone reports whether a store with this error will not come back: it has ended, or the process that served
-// it has.
-func (p *peers) gone(err error) bool {
-	refused := p.holder != "" && errors.Is(err, syscall.ECONNREFUSED)
-	return refused || errors.Is(err, rendezvous.ErrEnded) || errors.Is(err, rendezvous.ErrClosed)
+// awaitStore waits until the store can be reached again, up to the rendezvous timeout.
+func (p *peers) awaitStore(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, p.wait)
+	defer cancel()
+	for {
+		err := p.probe(ctx)
+		if err == nil || p.gone(err) || pause.For(ctx, p.interval) != nil {
+			return err
+		}
+	}
 }
 
 // missedMax is the number of intervals, [peers.interval], in the heartbeat timeout.
 const missedMax = 10
 
-func (p *peers) send(ev event) {
+func (p *peers) send(in input) {
 	select {
-	case p.events <- ev:
+	case p.inputs <- in:
 	case <-p.ctx.Done():
 	}
 }
 
-// receive turns changes in the store into events. If the store cannot be reached for too long, findLost reports
-// it.
+// receive makes inputs of the changes in the store. If the store cannot be reached for too long, findLost reports it.
 func (p *peers) receive() {
-	var after uint64
-	for {
-		entries, revision, err := p.store.Changes(p.ctx, p.key("event")+"/", after)
-		switch {
-		case errors.Is(err, rendezvous.ErrCompacted):
-			after = 0 // receiving all events again does no harm
-			continue
-		case p.ctx.Err() != nil:
-			return
-		case err != nil:
-			if !errors.Is(err, rendezvous.ErrLost) || p.gone(err) {
-				p.send(event{err: err})
+	for after := uint64(0); p.ctx.Err() == nil; _ = pause.For(p.ctx, p.interval) {
+		err := rendezvous.Watch(p.ctx, p.store, p.events(), &after, func(changes []rendezvous.Entry) error {
+			for _, entry := range changes {
+				if m, ok := p.decode(entry); ok {
+					p.send(m)
+				}
 			}
-			_ = pause.For(p.ctx, p.interval)
-			continue
-		}
-		after = revision
-		for _, entry := range entries {
-			if ev, ok := p.decode(entry); ok && !ev.before(p.first) && (ev.slot == nil || !ev.slot.cleared()) {
-				p.send(ev)
-			}
+			return nil
+		})
+		if p.ctx.Err() == nil && (!errors.Is(err, rendezvous.ErrLost) || p.gone(err)) {
+			p.send(storeLost{err})
 		}
 	}
 }
 
-// decode decodes an event from another agent.
-func (p *peers) decode(entry rendezvous.Entry) (ev event, ok bool) {
-	parts := strings.Split(strings.TrimPrefix(entry.Key, p.prefix+"event/"), "/")
-	numbers := [2]int{-1, -1}
-	for i, part := range parts[1:] {
-		n, err := strconv.ParseUint(part, 10, 31)
-		if err != nil || i == len(numbers) {
-			return event{}, false
-		}
-		numbers[i] = int(n)
-	}
-	if entry.Deleted || parts[0] != "ended" && numbers[0] < 0 {
-		return event{}, false
-	}
-	ev.epoch = uint32(max(0, numbers[0]))
-	var into any
-	switch parts[0] {
-	case "slot":
-		ev.slot = &nodeSlot{}
-		into = ev.slot
-	case "members":
-		ev.members = &epochMembers{}
-		into = ev.members
-	case "ended":
-		ev.jobEnd = &jobEnd{}
-		into = ev.jobEnd
-	case "stop":
-		ev.stop, into = true, &ev.worker
-	case "end":
-		ev.end = &nodeEnd{}
-		into = ev.end
-	case "interrupt":
-		ev.interruption = &interruption{}
-		into = ev.interruption
-	case "kill":
-		ev.kill = true
-		return ev, true
-	default:
-		return event{}, false
-	}
-	if json.Unmarshal(entry.Value, into) != nil {
-		return event{}, false
-	}
-	if ev.slot != nil {
-		ev.slot.revision, ev.jobEnd = entry.Revision, ev.slot.JobEnd
-	}
-	ev.text = entry.Value
-	return ev, ev.sound(p, numbers)
-}
+// events is the prefix of the keys of messages.
+func (p *peers) events() string { return p.prefix + "event/" }
 
-// sound reports whether another agent's event is valid.
-func (ev *event) sound(p *peers, numbers [2]int) bool {
-	switch {
-	case ev.slot != nil:
-		return ev.slot.Node == numbers[0] && len(ev.slot.Ports) == ev.slot.Workers && ev.slot.Workers > 0
-	case ev.members != nil:
-		return len(ev.members.Slots) > 0 && ev.members.Epoch == ev.epoch
-	case ev.end != nil:
-		return ev.end.Node == numbers[1] && ev.end.Node < p.nodes
-	}
-	return ev.interruption == nil || ev.interruption.Node != p.node
-}
+// keyOf returns the key of a message.
+func (p *peers) keyOf(m message) string { return p.events() + m.path() }
 
-// before reports whether an event belongs to an earlier epoch, and so does not concern an agent that joined
-// later.
-func (ev *event) before(epoch uint32) bool {
-	return ev.slot == nil && ev.jobEnd == nil && ev.epoch < epoch
+// slotKey returns the key of this node's slot.
+func (p *peers) slotKey() string { return p.slotsKey() + strconv.Itoa(p.node) }
+
+// slotsKey is the prefix of the keys of all slots.
+func (p *peers) slotsKey() string { return p.events() + "slot/" }
+
+// reporterKey returns the key of the agent that may report for this node.
+func (p *peers) reporterKey() string { return p.prefix + "reporter/" + strconv.Itoa(p.node) }
+
+// decode returns the message of an entry, and false if it has none.
+func (p *peers) decode(entry rendezvous.Entry) (message, bool) {
+	return decode(strings.TrimPrefix(entry.Key, p.events()), entry)
 }

@@ -41,6 +41,7 @@ type order struct {
 	Dir         string          `json:"dir"`
 	Env         []string        `json:"env"`
 	RestartsMax int             `json:"restarts_max"`
+	Delay       time.Duration   `json:"restart_delay"`
 	Rendezvous  time.Duration   `json:"rendezvous"`
 	Heartbeat   time.Duration   `json:"heartbeat"`
 	Grace       time.Duration   `json:"grace"`
@@ -57,7 +58,7 @@ const orderMax = 8 << 20
 // agent itself.
 type Remote struct {
 	// Config configures all agents. These fields are used: Command, Dir, Env (which the workers get in
-	// addition to their host's environment), ID, RestartsMax, RendezvousTimeout, HeartbeatTimeout, Grace,
+	// addition to their host's environment), ID, RestartsMax, RestartDelay, RendezvousTimeout, HeartbeatTimeout, Grace,
 	// Bind, Logs, Stdout and Stderr.
 	Config Config
 	// Ranks are those whose output is shown, nil: all; Streams selects the streams.
@@ -127,14 +128,22 @@ func (r *Remote) interrupted() bool {
 }
 
 // Run starts the agents and returns the job's exit code when all have ended. The error names the host whose
-// agent failed. When ctx ends, the workers are killed.
+// agent failed, or is that of a write to standard output, as [Agent.Run] returns it. When ctx ends, the workers are
+// killed.
 func (r *Remote) Run(ctx context.Context) (int, error) {
 	r.mu.Lock()
 	if r.screen.open(r.Config.Stdout, r.Config.Stderr); r.interrupts > 0 {
 		r.screen.hurry()
 	}
 	r.mu.Unlock()
-	defer r.screen.close(ctx)
+	code, err := r.run(ctx)
+	if lost := r.screen.close(ctx); lost != nil {
+		err, code = errors.Join(err, lost), max(code, 1)
+	}
+	return code, err
+}
+
+func (r *Remote) run(ctx context.Context) (int, error) {
 	address, err := r.address(ctx)
 	if err != nil {
 		return 1, fmt.Errorf("launch: %w", err)
@@ -208,8 +217,8 @@ func (r *Remote) start(node int, h Host, store string, ended chan<- *link) error
 	o := order{
 		Version: orderVersion, ID: c.ID, Secret: r.Secret.Text(), Store: store, Node: node, Nodes: len(r.Hosts),
 		Workers: h.Workers, Command: c.Command,
-		Dir: c.Dir, Env: c.Env, RestartsMax: c.RestartsMax, Rendezvous: c.RendezvousTimeout, Heartbeat: c.HeartbeatTimeout,
-		Grace: c.Grace, Bind: c.Bind, Logs: c.Logs,
+		Dir: c.Dir, Env: c.Env, RestartsMax: c.RestartsMax, Delay: c.RestartDelay, Rendezvous: c.RendezvousTimeout,
+		Heartbeat: c.HeartbeatTimeout, Grace: c.Grace, Bind: c.Bind, Logs: c.Logs,
 	}
 	for s := range o.Shown {
 		o.ShownAll[s] = r.Streams[s] && r.Ranks == nil
@@ -418,8 +427,9 @@ func (o *order) prepare(ctx context.Context, logger *slog.Logger) (Config, *JobS
 	cfg := Config{
 		Command: o.Command, Dir: o.Dir, Env: append(os.Environ(), o.Env...), Workers: o.Workers, Node: o.Node, Nodes: o.Nodes,
 		ID: o.ID, Secret: o.Secret,
-		RestartsMax: o.RestartsMax, RendezvousTimeout: o.Rendezvous, HeartbeatTimeout: o.Heartbeat, Grace: o.Grace,
-		Bind: o.Bind, Logs: o.Logs, Quiet: o.Node != 0,
+		RestartsMax: o.RestartsMax, RestartDelay: o.Delay, RendezvousTimeout: o.Rendezvous, HeartbeatTimeout: o.Heartbeat,
+		Grace: o.Grace,
+		Bind:  o.Bind, Logs: o.Logs, Quiet: o.Node != 0,
 		Show: func(rank int, s Stream) bool { return o.ShownAll[s] || slices.Contains(o.Shown[s], rank) },
 	}
 	if info, err := os.Stat(o.Dir); err != nil || !info.IsDir() {

@@ -279,11 +279,11 @@ func TestCannotReplace(t *testing.T) {
 			first := registration{
 				Host: "near", PID: 7, Workers: 1, Ports: []int{2}, RestartsMax: c.has.RestartsMax, Heartbeat: 30 * time.Second,
 			}
-			if err := p.takeSlot(t.Context(), first, func(string) {}); err != nil {
+			if err := p.takeSlot(t.Context(), first); err != nil {
 				t.Fatal(err)
 			}
 			m := `{"epoch":0,"slots":[{"node":0,"workers":1},{"node":1,"host":"far","pid":42,"workers":1}]}`
-			if err := store.Set(t.Context(), p.key("event", "members", 0), []byte(m)); err != nil {
+			if err := store.Set(t.Context(), p.keyOf(&epochMembers{}), []byte(m)); err != nil {
 				t.Fatal(err)
 			}
 			if err := p.lose(t.Context(), 1, nonce, time.Second); err != nil {
@@ -299,7 +299,7 @@ func TestCannotReplace(t *testing.T) {
 			if _, err = a.Run(t.Context()); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error %v, want one that says %q", err, c.want)
 			}
-			if _, _, err := store.Get(t.Context(), p.key("event", "ended")); err == nil {
+			if _, _, err := store.Get(t.Context(), p.keyOf(&jobEnd{})); err == nil {
 				t.Error("it has ended the job for the others")
 			}
 		})

@@ -10,31 +10,32 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/failure"
 )
 
-// failureText formats the report of a failure: its root cause first, then the consequences.
-func (e *epoch) failureText(rep *failure.Report) string {
+// failureText formats the report of a failure: its root cause first, then the consequences. logs is the folder with the
+// output of all workers, records that with the records of their last calls; "": there is none.
+func (s *state) failureText(rep *failure.Report, logs, records string) string {
 	var b strings.Builder
 	r := rep.Root
 	fmt.Fprintf(&b, "lockstep run: the job failed; root cause: worker %d\n", r.Worker)
 	row := func(name, format string, args ...any) {
 		fmt.Fprintf(&b, "  %-7s %s\n", name, fmt.Sprintf(format, args...))
 	}
-	row("who", "%s", e.who(r))
+	row("who", "%s", s.epoch.who(r))
 	row("what", "%s", indent(r.Message))
-	row("when", "%s", e.when(r))
+	row("when", "%s", s.when(r))
 	if r.ExitCode > 0 {
 		row("code", "%d", r.ExitCode)
 	}
 	if stack := strings.TrimSpace(r.Stack); stack != "" {
 		row("stack", "%s", bounded(stack, stackLines))
 	}
-	if last := beyond(e.stderrOf(r.Worker), r.Stack); len(last) > 0 {
+	if last := beyond(s.epoch.stderrOf(r.Worker), r.Stack); len(last) > 0 {
 		row("stderr", "%s", indent(joinLines(last)))
 	}
-	if e.agent.cfg.Logs != "" {
-		row("logs", "%s", e.agent.cfg.Logs)
+	if logs != "" {
+		row("logs", "%s", logs)
 	}
-	if e.agent.flightRecords() {
-		row("records", "%s; lockstep doctor %s shows where the workers diverge", e.agent.cfg.Records, e.agent.cfg.Records)
+	if records != "" {
+		row("records", "%s; lockstep doctor %s shows where the workers diverge", records, records)
 	}
 	others(&b, rep.Others)
 	return b.String()
@@ -81,13 +82,13 @@ func (e *epoch) who(r failure.Record) string {
 }
 
 // when formats the time and the position of a failure.
-func (e *epoch) when(r failure.Record) string {
+func (s *state) when(r failure.Record) string {
 	out := r.Time.Local().Format("2006-01-02 15:04:05.000")
-	if since := r.Time.Sub(e.began); since >= 0 {
+	if since := r.Time.Sub(s.epoch.began); since >= 0 {
 		out += fmt.Sprintf(", %v after the start", since.Round(time.Millisecond))
 	}
-	if e.number > 0 {
-		out += fmt.Sprintf(", restart %d", e.number)
+	if s.number > 0 {
+		out += fmt.Sprintf(", restart %d", s.number)
 	}
 	switch {
 	case r.Step >= 0 && r.Phase != "":

@@ -19,8 +19,10 @@ import (
 // line in their place gives their number.
 type sink struct {
 	out io.Writer
-	// stalled is called, without a lock, when the first lines are dropped; may be nil.
+	// stalled is called, without a lock, when the first lines are dropped, and failed at the first error of a write; both
+	// may be nil.
 	stalled func()
+	failed  func(error)
 	done    chan struct{} // closed when the writer has ended
 
 	mu          sync.Mutex // guards the fields below
@@ -30,6 +32,7 @@ type sink struct {
 	changed     chan struct{}
 	unread      bool     // the output accepts nothing
 	left        omission // what was dropped since the last line
+	failure     error    // the first of a write
 	hurried     bool     // callers must not wait any more
 	closed      bool     // no more lines arrive
 	abandoned   bool     // close waits no more
@@ -165,7 +168,7 @@ func (s *sink) run() {
 		for rest := batch; len(rest) > 0; {
 			n := lineEnd(rest)
 			s.mu.Unlock()
-			_, _ = s.out.Write(rest[:n]) // a closed terminal must not stop the workers
+			s.write(rest[:n])
 			s.mu.Lock()
 			s.size, s.lines = s.size-n, s.lines-bytes.Count(rest[:n], newline)
 			rest = rest[n:]
@@ -176,6 +179,30 @@ func (s *sink) run() {
 			spare = batch
 		}
 	}
+}
+
+// write writes lines. An error does not stop the workers.
+func (s *sink) write(lines []byte) {
+	_, err := s.out.Write(lines)
+	if err == nil {
+		return
+	}
+	s.mu.Lock()
+	first := s.failure == nil
+	if first {
+		s.failure = err
+	}
+	s.mu.Unlock()
+	if first && s.failed != nil {
+		s.failed(err)
+	}
+}
+
+// failedWrite returns the first error of a write.
+func (s *sink) failedWrite() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failure
 }
 
 // lineEnd returns the number of bytes that are written at once: whole lines, at least one.

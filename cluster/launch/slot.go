@@ -1,10 +1,8 @@
 package launch
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -67,6 +65,10 @@ type nodeSlot struct {
 	revision uint64
 }
 
+func (s *nodeSlot) path() string { return fmt.Sprintf("slot/%d", s.Node) }
+
+func (s *nodeSlot) valid() bool { return s.Node >= 0 && s.Workers > 0 && len(s.Ports) == s.Workers }
+
 type slotState string
 
 const (
@@ -74,22 +76,6 @@ const (
 	lost    slotState = "lost" // it has no heartbeat
 	gone    slotState = "gone" // it has left
 )
-
-// epochMembers is the start of an epoch: the agents in it. The first one written for an epoch is valid.
-type epochMembers struct {
-	Epoch uint32     `json:"epoch"`
-	Slots []nodeSlot `json:"slots"` // by node
-}
-
-// has reports whether an agent takes part.
-func (m *epochMembers) has(nonce string) bool {
-	for i := range m.Slots {
-		if m.Slots[i].Nonce == nonce {
-			return true
-		}
-	}
-	return false
-}
 
 // jobEnd is how the job ended: the first one that an agent writes.
 type jobEnd struct {
@@ -99,6 +85,8 @@ type jobEnd struct {
 	Time time.Time `json:"time"`
 	Code int       `json:"code"`
 	Text string    `json:"text,omitempty"`
+
+	text []byte // in the store
 }
 
 func (o *jobEnd) String() string {
@@ -109,6 +97,9 @@ func (o *jobEnd) String() string {
 	return text
 }
 
+func (o *jobEnd) path() string { return "ended" }
+func (o *jobEnd) valid() bool  { return true }
+
 // jobEndedError is the error of an agent that waits for a job which the others have ended.
 type jobEndedError struct{ jobEnd }
 
@@ -117,191 +108,90 @@ func (e *jobEndedError) Error() string { return e.String() }
 // errReplaced is the error of an agent that was declared lost and whose slot another agent has taken.
 var errReplaced = errors.New("its node slot was taken")
 
-// takeSlot takes this node's slot and determines the epoch. Only one agent can have it: another agent that is
-// alive keeps it, and one without a heartbeat for the heartbeat timeout is replaced.
-func (p *peers) takeSlot(ctx context.Context, mine registration, report func(string)) error {
-	if err := p.ended(ctx, report); err != nil {
-		return err
-	}
-	if err := rendezvous.AnnounceJob(ctx, p.store, p.job); err != nil {
-		return err
-	}
-	s := nodeSlot{registration: mine, Nodes: p.nodes, Nonce: p.nonce, State: present}
-	holder := livenessCheck{polls: 2 * missedMax}
-	for {
-		slots, begun, _, err := p.read(ctx)
-		if err != nil {
-			return err
-		}
-		if err := s.incompatible(slots, begun); err != nil {
-			return p.endIncompatible(ctx, err, len(begun) > 0)
-		}
-		s.Epoch = uint32(len(begun))
-		old := slots[p.node]
-		if old != nil && old.Nonce != s.Nonce && old.State == present {
-			heartbeat, _, err := p.store.Get(ctx, p.reporter.KeyOf(p.node))
-			if err != nil && !errors.Is(err, rendezvous.ErrNotFound) {
-				return err
-			}
-			switch holder.observe(old, heartbeat) {
-			case alive:
-				return fmt.Errorf("node %d of job %q joined twice: its agent is on host %s as pid %d, and is alive; this one is "+
-					"on host %s as pid %d", p.node, p.job, old.Host, old.PID, s.Host, s.PID)
-			case unknown:
-				if holder.seen == 1 {
-					report(fmt.Sprintf("lockstep run: %v has this node slot: checking its heartbeat for up to %v\n", &old.registration,
-						missedMax*p.interval))
-				}
-				if err := pause.For(ctx, p.interval/2); err != nil {
-					return err
-				}
-				continue
-			}
-		}
-		if len(begun) > 0 {
-			if err := p.mayReplace(&s, old, &begun[len(begun)-1]); err != nil {
-				return err
-			}
-		}
-		done, err := p.writeSlot(ctx, &s, old)
-		if err != nil {
-			return err
-		}
-		if done {
-			p.first = s.Epoch
-			if err := p.takeReports(ctx); err != nil {
-				return err
-			}
-			if err := p.reporter.First(ctx); err != nil {
-				return err
-			}
-			return p.checkOthers(ctx, &s)
-		}
-	}
-}
-
 // takeReports makes this agent the one that may report for its node: from now on the store refuses the reports of an
 // agent that had the slot before, however late they arrive. The agents of several nodes have slots: one that was
 // suspended here for so long that another has taken its slot does not take the reports from that one.
+// It sends the first report of a node of several.
 func (p *peers) takeReports(ctx context.Context) error {
-	key := p.key("reporter", p.node)
-	for attempt := 1; ; attempt++ {
+	key := p.reporterKey()
+	for p.store != nil {
 		before, revision, err := p.store.Get(ctx, key)
-		none := errors.Is(err, rendezvous.ErrNotFound)
 		if err == nil && string(before) == p.nonce {
-			return nil
+			if p.nodes == 1 {
+				return nil
+			}
+			return p.reporter.First(ctx)
 		}
-		if err == nil || none {
-			err = p.stillMine(ctx)
+		if errors.Is(err, rendezvous.ErrNotFound) {
+			revision, err = 0, nil
+		}
+		if p.nodes > 1 && err == nil {
+			_, err = p.mySlot(ctx)
 		}
 		if err != nil {
 			return err
 		}
-		if none {
-			_, _, err = p.store.Create(ctx, key, []byte(p.nonce))
-		} else {
-			_, err = p.store.Swap(ctx, key, revision, []byte(p.nonce))
-		}
-		if err == nil {
-			continue // read it: another agent may have written it too
-		}
-		if final(err) || attempt >= takeAttempts || pause.For(ctx, min(p.interval, createPause)) != nil {
+		writing, cancel := context.WithTimeout(ctx, takeTime)
+		_, err = rendezvous.Replace(writing, p.store, key, revision, []byte(p.nonce), p.retry())
+		if cancel(); err != nil {
 			return fmt.Errorf("writing the key %q into the rendezvous store: %w", key, err)
 		}
 	}
-}
-
-// takeAttempts bounds the attempts of a write that fails, as its result may be unknown.
-const takeAttempts = 20
-
-// stillMine returns an error if another agent has taken this one's slot.
-func (p *peers) stillMine(ctx context.Context) error {
-	if p.nodes == 1 {
-		return nil
-	}
-	text, _, err := p.store.Get(ctx, p.key("event", "slot", p.node))
-	if err != nil {
-		return err
-	}
-	var now nodeSlot
-	if err := json.Unmarshal(text, &now); err != nil {
-		return err
-	}
-	if now.Nonce != p.nonce {
-		return p.replaced(&now)
-	}
 	return nil
 }
+
+// takeTime bounds the attempts to write a key that the store may not let this agent write.
+const takeTime = 15 * time.Second
+
+// retry is the pause after a write whose result is unknown.
+func (p *peers) retry() time.Duration { return min(p.interval, createPause) }
 
 // replaced returns the error of an agent whose slot another one has taken.
-func (p *peers) replaced(by *nodeSlot) error {
-	return fmt.Errorf("%v was declared lost, and %w by the agent on host %s with pid %d", &p.mine.registration,
-		errReplaced, by.Host, by.PID)
+func (s *nodeSlot) replaced(by *nodeSlot) error {
+	return fmt.Errorf("%v was declared lost, and %w by the agent on host %s with pid %d", &s.registration, errReplaced,
+		by.Host, by.PID)
 }
 
-// checkOthers compares a slot that was taken with those that others have taken at the same time: of two, at
-// least the later one sees both.
-func (p *peers) checkOthers(ctx context.Context, s *nodeSlot) error {
-	slots, begun, _, err := p.read(ctx)
-	if err != nil {
-		return err
-	}
-	if err := s.incompatible(slots, begun); err != nil {
-		return p.endIncompatible(ctx, err, len(begun) > 0)
-	}
-	return nil
-}
-
-// writeSlot writes the slot, in place of old. It returns false if another agent was faster. A store that does not
-// know whether it has written, such as one between two leaders, is read, and written again if necessary.
+// writeSlot writes the slot, in place of old. It returns false if another agent was faster.
 func (p *peers) writeSlot(ctx context.Context, s, old *nodeSlot) (bool, error) {
-	text, err := json.Marshal(s)
-	if err != nil {
-		return false, err
+	revision := uint64(0)
+	if old != nil {
+		revision = old.revision
 	}
-	key := p.key("event", "slot", p.node)
-	var done bool
-	if old == nil {
-		_, done, err = p.store.Create(ctx, key, text)
-	} else {
-		done, err = p.store.Swap(ctx, key, old.revision, text)
-	}
-	for err != nil && !final(err) && pause.For(ctx, min(p.interval, createPause)) == nil {
-		now, revision, e := p.store.Get(ctx, key)
-		switch {
-		case e == nil && bytes.Equal(now, text):
-			done, err = true, nil
-		case errors.Is(e, rendezvous.ErrNotFound) && old == nil:
-			_, done, err = p.store.Create(ctx, key, text)
-		case e != nil && !errors.Is(e, rendezvous.ErrNotFound):
-			err = e
-		case e == nil && old != nil && revision == old.revision:
-			done, err = p.store.Swap(ctx, key, old.revision, text)
-		default:
-			err = nil
-		}
-	}
+	done, err := rendezvous.Replace(ctx, p.store, p.slotKey(), revision, encode(s), p.retry())
 	if done {
-		p.mine, p.slots[p.node] = *s, s
+		p.mine = *s
 	}
 	return done, err
 }
 
-// final reports whether the store would return this error again.
-func final(err error) bool {
-	return errors.Is(err, rendezvous.ErrLost) || errors.Is(err, rendezvous.ErrClosed) || errors.Is(err, rendezvous.ErrFull)
+// changeSlot changes this agent's slot. It returns false if change does, given the slot in the store and the new one,
+// and an error if another agent has the slot.
+func (p *peers) changeSlot(ctx context.Context, change func(old, s *nodeSlot) bool) (done bool, err error) {
+	for !done && err == nil {
+		var old *nodeSlot
+		if old, err = p.mySlot(ctx); err != nil {
+			return false, err
+		}
+		s := p.mine
+		if !change(old, &s) {
+			return false, nil
+		}
+		done, err = p.writeSlot(ctx, &s, old)
+	}
+	return done, err
 }
 
-// mayReplace returns the error of an agent that cannot join a job that has begun.
-func (p *peers) mayReplace(s, old *nodeSlot, last *epochMembers) error {
+// mayReplace returns the error of an agent that cannot join a job that has begun; last is its last epoch.
+func (s *nodeSlot) mayReplace(last *epochMembers, job string) error {
 	was := &last.Slots[s.Node].registration
 	again := "; if that run of the job is over, choose another --rdzv-id"
 	switch {
 	case s.RestartsMax == 0:
-		return fmt.Errorf("job %q has started with %v, which cannot be replaced with --max-restarts 0%s", p.job, was, again)
+		return fmt.Errorf("job %q has started with %v, which cannot be replaced with --max-restarts 0%s", job, was, again)
 	case s.Epoch > uint32(s.RestartsMax):
 		return fmt.Errorf("job %q has started with %v, which cannot be replaced any more: the job has used its %d "+
-			"restarts (--max-restarts)%s", p.job, was, s.RestartsMax, again)
+			"restarts (--max-restarts)%s", job, was, s.RestartsMax, again)
 	case was.Workers != s.Workers:
 		return fmt.Errorf("%v has %d workers, but %v, which it would replace, had %d: the number must stay the same, "+
 			"since results depend on it", &s.registration, s.Workers, was, was.Workers)
@@ -310,7 +200,7 @@ func (p *peers) mayReplace(s, old *nodeSlot, last *epochMembers) error {
 }
 
 // incompatible returns an error if an agent cannot be in the same job as others.
-func (s *nodeSlot) incompatible(slots []*nodeSlot, begun []epochMembers) error {
+func (s *nodeSlot) incompatible(slots []*nodeSlot, begun []*epochMembers) error {
 	for _, o := range slots {
 		switch {
 		case o == nil || o.State != present || o.Nonce == s.Nonce:
@@ -332,260 +222,183 @@ func (s *nodeSlot) incompatible(slots []*nodeSlot, begun []epochMembers) error {
 	return nil
 }
 
-// endIncompatible ends a job that has not begun for all, since it is unknown which agent is right.
-func (p *peers) endIncompatible(ctx context.Context, why error, begun bool) error {
-	if !begun {
-		p.endJob(ctx, 1, why.Error())
-	}
-	return why
+// run identifies a run of a job on a lasting store.
+type run struct {
+	agents map[string]bool // the nonces of those that had slots
+	ends   []*jobEnd
 }
 
-// ended returns the error of a job that is over. A store that outlives jobs may still have the end of an
-// earlier job of this name.
-func (p *peers) ended(ctx context.Context, report func(string)) error {
-	events, err := p.readEvents(ctx)
-	if err != nil {
-		return err
-	}
-	o, held := endOf(events)
-	switch {
-	case o == nil:
-		return nil
-	case !p.lasts:
-		return &jobEndedError{*o}
-	}
-	p.earlier = fmt.Sprintf("an earlier run of job %q is over: %v", p.job, o)
-	report("lockstep run: " + p.earlier + "; starting a new run\n")
-	earlier := runOf(events)
-	for len(held) > 0 {
-		for _, ev := range held {
-			if err := p.clear(ctx, ev); err != nil {
-				return err
-			}
-		}
-		// An agent of the earlier run may have written its slot, with the end of the job, at the same time.
-		if events, err = p.readEvents(ctx); err != nil {
-			return err
-		}
-		if _, held = endOf(events); len(held) > 0 {
-			if o := earlier.notEnded(held); o != nil { // the new run has ended meanwhile
-				return &jobEndedError{*o}
-			}
-		}
-	}
-	return nil
-}
-
-// runOf returns the run of a job whose events were read.
-func runOf(events []event) *run {
+// runOf returns the run of a job that has written messages.
+func runOf(messages []message) *run {
 	r := &run{agents: map[string]bool{}}
-	for _, ev := range events {
-		if ev.slot != nil {
-			r.agents[ev.slot.Nonce] = true
+	for _, m := range messages {
+		if s, is := m.(*nodeSlot); is {
+			r.agents[s.Nonce] = true
 		}
-		if ev.jobEnd != nil {
-			r.ends = append(r.ends, *ev.jobEnd)
+		if o := endIn(m); o != nil {
+			r.ends = append(r.ends, o)
 		}
 	}
 	return r
 }
 
-// run identifies a run of a job on a lasting store.
-type run struct {
-	agents map[string]bool // the nonces of those that had slots
-	ends   []jobEnd
-}
-
 // notEnded returns the first end that is not this run's, nil if there is none.
-func (r *run) notEnded(held []event) *jobEnd {
-	for _, ev := range held { // an agent writes its slot first, and then the same end once more
-		if ev.slot != nil && r.agents[ev.slot.Nonce] {
-			r.ends = append(r.ends, *ev.jobEnd)
+func (r *run) notEnded(held []message) *jobEnd {
+	ends := slices.Clone(r.ends)
+	for _, m := range held { // an agent writes its slot first, and then the same end once more
+		if s, is := m.(*nodeSlot); is && r.agents[s.Nonce] {
+			ends = append(ends, s.JobEnd)
 		}
 	}
-	for _, ev := range held {
-		if !slices.ContainsFunc(r.ends, ev.jobEnd.equal) {
-			return ev.jobEnd
+	for _, m := range held {
+		if o := endIn(m); !slices.ContainsFunc(ends, o.equal) {
+			return o
 		}
 	}
 	return nil
 }
 
 // equal reports whether two ends are the same one.
-func (o *jobEnd) equal(other jobEnd) bool {
+func (o *jobEnd) equal(other *jobEnd) bool {
 	return o.Node == other.Node && o.Host == other.Host && o.PID == other.PID && o.Time.Equal(other.Time)
 }
 
 // clear removes a conclusion of an earlier run. An agent of this run may have taken the slot, or ended this run, since
 // it was read: then that stays as it is. Without the nonce, the agent that had the slot cannot write to it again.
-func (p *peers) clear(ctx context.Context, ev event) error {
-	if ev.slot == nil {
-		return rendezvous.DeleteValue(ctx, p.store, p.key("event", "ended"), ev.text)
+func (p *peers) clear(ctx context.Context, m message) error {
+	if o, is := m.(*jobEnd); is {
+		return rendezvous.DeleteValue(ctx, p.store, p.keyOf(o), o.text)
 	}
-	s := *ev.slot
+	s := *m.(*nodeSlot)
 	s.Nonce, s.State, s.JobEnd = "", gone, nil
-	text, err := json.Marshal(&s)
-	if err != nil {
-		return err
-	}
-	_, err = p.store.Swap(ctx, p.key("event", "slot", s.Node), s.revision, text)
+	_, err := p.store.Swap(ctx, p.keyOf(&s), s.revision, encode(&s))
 	return err
 }
 
 // cleared reports whether a later run cleared the slot and no agent has taken it since.
 func (s *nodeSlot) cleared() bool { return s.Nonce == "" }
 
-// endOf returns the first end among events, nil if there is none, and the events with one.
-func endOf(events []event) (o *jobEnd, held []event) {
-	for _, ev := range events {
-		if ev.jobEnd == nil {
-			continue
-		}
-		held = append(held, ev)
-		if o == nil {
-			o = ev.jobEnd
+// endIn returns the end of the job in a message; nil: it has none.
+func endIn(m message) *jobEnd {
+	switch m := m.(type) {
+	case *jobEnd:
+		return m
+	case *nodeSlot:
+		return m.JobEnd
+	}
+	return nil
+}
+
+// endOf returns the first end among messages, nil if there is none, and the messages with one.
+func endOf(messages []message) (o *jobEnd, held []message) {
+	for _, m := range messages {
+		if end := endIn(m); end != nil {
+			o, held = cmp.Or(o, end), append(held, m)
 		}
 	}
 	return o, held
 }
 
-// readEvents returns all events in the store, in the order in which they were written.
-func (p *peers) readEvents(ctx context.Context) (events []event, err error) {
-	entries, _, err := p.store.List(ctx, p.key("event")+"/")
-	if err != nil {
-		return nil, err
-	}
+// readMessages returns all messages in the store, in the order in which they were written, and its revision.
+func (p *peers) readMessages(ctx context.Context) (messages []message, revision uint64, err error) {
+	entries, revision, err := p.store.List(ctx, p.events())
 	slices.SortFunc(entries, func(a, b rendezvous.Entry) int { return cmp.Compare(a.Revision, b.Revision) })
 	for _, entry := range entries {
-		ev, ok := p.decode(entry)
-		if entry.Key == p.key("event", "ended") && !ok {
-			return nil, fmt.Errorf("key %s holds %.100q", entry.Key, entry.Value)
-		}
-		if ok {
-			events = append(events, ev)
+		if m, ok := p.decode(entry); ok {
+			messages = append(messages, m)
+		} else if entry.Key == p.keyOf(&jobEnd{}) {
+			err = fmt.Errorf("key %s holds %.100q", entry.Key, entry.Value)
 		}
 	}
-	return events, nil
+	return messages, revision, err
+}
+
+// slotsIn returns the slots in the messages, nil for those that are free, and the epochs that have begun.
+func slotsIn(messages []message, nodes int) (slots []*nodeSlot, begun []*epochMembers) {
+	slots = make([]*nodeSlot, nodes)
+	epochs := map[uint32]*epochMembers{}
+	for _, m := range messages {
+		switch m := m.(type) {
+		case *nodeSlot:
+			if m.Node < nodes {
+				slots[m.Node] = m
+			}
+		case *epochMembers:
+			epochs[m.Epoch] = m
+		}
+	}
+	for m, ok := epochs[0]; ok; m, ok = epochs[uint32(len(begun))] {
+		begun = append(begun, m)
+	}
+	return slots, begun
 }
 
 // read returns the current slots, nil for those that are free, and the epochs that have begun.
-func (p *peers) read(ctx context.Context) (slots []*nodeSlot, begun []epochMembers, revision uint64, err error) {
-	entries, revision, err := p.store.List(ctx, p.key("event")+"/")
+func (p *peers) read(ctx context.Context) (slots []*nodeSlot, begun []*epochMembers, revision uint64, err error) {
+	messages, revision, err := p.readMessages(ctx)
 	if err != nil {
 		return nil, nil, 0, err
 	}
-	slots = make([]*nodeSlot, p.nodes)
-	met := map[uint32]epochMembers{}
-	for _, entry := range entries {
-		switch ev, ok := p.decode(entry); {
-		case !ok:
-		case ev.slot != nil && ev.slot.Node < p.nodes:
-			slots[ev.slot.Node] = ev.slot
-		case ev.members != nil:
-			met[ev.epoch] = *ev.members
-		}
-	}
-	for m, ok := met[0]; ok; m, ok = met[uint32(len(begun))] {
-		begun = append(begun, m)
-	}
+	slots, begun = slotsIn(messages, p.nodes)
 	return slots, begun, revision, nil
 }
 
-// livenessCheck determines whether an agent is alive, by its heartbeat. It counts polls, not time: an agent that was
-// stopped itself knows nothing about the others.
-type livenessCheck struct {
-	polls     int // number of polls without a change after which it is dead
-	nonce     string
-	heartbeat []byte
-	seen      int
-}
-
-type liveness int
-
-const (
-	unknown liveness = iota
-	alive
-	dead
-)
-
-// observe records the heartbeat of the agent in a slot.
-func (v *livenessCheck) observe(s *nodeSlot, heartbeat []byte) liveness {
-	changed := v.seen > 0 && v.nonce == s.Nonce && !bytes.Equal(v.heartbeat, heartbeat)
-	if v.nonce != s.Nonce {
-		v.seen = 0
+// readSlot returns a node's slot, or [rendezvous.ErrNotFound].
+func (p *peers) readSlot(ctx context.Context, node int) (*nodeSlot, error) {
+	key := p.keyOf(&nodeSlot{registration: registration{Node: node}})
+	text, revision, err := p.store.Get(ctx, key)
+	if err != nil {
+		return nil, err
 	}
-	v.nonce, v.heartbeat = s.Nonce, heartbeat
-	v.seen++
-	switch {
-	case changed:
-		return alive
-	case v.seen > v.polls:
-		return dead
+	s, ok := p.decode(rendezvous.Entry{Key: key, Value: text, Revision: revision})
+	if !ok {
+		return nil, rendezvous.ErrNotFound
 	}
-	return unknown
+	return s.(*nodeSlot), nil
 }
 
 // renew publishes the epoch that this agent wants to join, and its ports. An agent that was declared lost but
 // is alive is back with this, unless another has taken its slot.
 func (p *peers) renew(ctx context.Context, epoch uint32, mine registration) error {
-	for {
-		text, revision, err := p.store.Get(ctx, p.key("event", "slot", p.node))
-		if err != nil {
-			return err
-		}
-		var old nodeSlot
-		if err := json.Unmarshal(text, &old); err != nil {
-			return err
-		}
-		if old.Nonce != p.nonce {
-			return p.replaced(&old)
-		}
-		old.revision = revision
-		s := p.mine
+	_, err := p.changeSlot(ctx, func(_, s *nodeSlot) bool {
 		s.registration, s.Epoch, s.State, s.Ready = mine, epoch, present, true
-		if done, err := p.writeSlot(ctx, &s, &old); done || err != nil {
+		return true
+	})
+	return err
+}
+
+// renewed calls renew repeatedly while the store cannot be reached.
+func (p *peers) renewed(ctx context.Context, epoch uint32, mine registration) error {
+	for {
+		err := p.renew(ctx, epoch, mine)
+		if !errors.Is(err, rendezvous.ErrLost) || p.gone(err) || pause.For(ctx, p.interval) != nil {
 			return err
 		}
 	}
 }
 
+// mySlot returns this agent's slot, or an error if another agent has taken it.
+func (p *peers) mySlot(ctx context.Context) (*nodeSlot, error) {
+	s, err := p.readSlot(ctx, p.node)
+	if err == nil && s.Nonce != p.nonce {
+		err = p.mine.replaced(s)
+	}
+	return s, err
+}
+
 // lose records that an agent has no heartbeat, unless another has its slot already.
 func (p *peers) lose(ctx context.Context, node int, nonce string, silent time.Duration) error {
-	key := p.key("event", "slot", node)
-	text, revision, err := p.store.Get(ctx, key)
-	var s nodeSlot
+	s, err := p.readSlot(ctx, node)
 	switch {
 	case errors.Is(err, rendezvous.ErrNotFound):
 		return nil
 	case err != nil:
 		return err
-	case json.Unmarshal(text, &s) != nil || s.State != present || s.Nonce != nonce:
+	case s.State != present || s.Nonce != nonce:
 		return nil
 	}
 	s.State, s.Since = lost, time.Now().Add(-silent)
 	s.Why = fmt.Sprintf("no heartbeat for %v", silent.Round(time.Second/10))
-	if text, err = json.Marshal(&s); err != nil {
-		return err
-	}
-	_, err = p.store.Swap(ctx, key, revision, text) // if not swapped: it is alive, or another agent has recorded it
+	_, err = p.store.Swap(ctx, p.keyOf(s), s.revision, encode(s)) // if not: it is alive, or another agent has recorded it
 	return err
-}
-
-// key returns a key of the agents.
-func (p *peers) key(parts ...any) string {
-	key := p.prefix
-	for i, part := range parts {
-		if i > 0 {
-			key += "/"
-		}
-		switch part := part.(type) {
-		case string:
-			key += part
-		case int:
-			key += strconv.Itoa(part)
-		case uint32:
-			key += strconv.FormatUint(uint64(part), 10)
-		}
-	}
-	return key
 }

@@ -146,6 +146,11 @@ func (w *worker) wait(patience *atomic.Bool, grace time.Duration, scr *screen) {
 		}
 	}
 	killGroup(pid)
+	awaitGroup(pid)
+}
+
+// awaitGroup waits until all processes of a killed group have ended.
+func awaitGroup(pid int) {
 	for end := time.Now().Add(killedWithin); groupLives(pid) && time.Now().Before(end); {
 		time.Sleep(leftoverPoll)
 	}

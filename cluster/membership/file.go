@@ -90,8 +90,13 @@ func (n *NodeFile) Remove() {
 	}
 }
 
-// Close closes this process's handle.
-func (n *NodeFile) Close() error { return n.file.Close() }
+// Close closes this process's handle. On nil it does nothing.
+func (n *NodeFile) Close() error {
+	if n == nil {
+		return nil
+	}
+	return n.file.Close()
+}
 
 // write writes a slot; slot n.slots is the answer.
 func (n *NodeFile) write(slot int, count uint64, payload []byte) error {

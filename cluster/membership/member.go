@@ -116,7 +116,7 @@ func (m *Member) Run(ctx context.Context) {
 				m.cfg.File.Remove() // the processes that have it open need no name
 			}
 		}
-		due = now.Add(m.cfg.Timing.Min)
+		due = time.Now().Add(m.cfg.Timing.Min) // reading the file may have taken long: this process ran meanwhile
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():

@@ -1,6 +1,7 @@
 package membership
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -140,8 +141,32 @@ func (r *Reporter) First(ctx context.Context) error {
 	return r.cfg.Store.Set(ctx, r.key(), text)
 }
 
-// KeyOf returns the key of a node's reports.
-func (r *Reporter) KeyOf(node int) string { return r.cfg.Key + "/" + strconv.Itoa(node) }
+// Contested reports, before Run, whether another process reports for this node: true as soon as it sends a report,
+// false when it has sent none for the timeout. It counts looks, not time: a process that was stopped itself knows
+// nothing about others.
+func (r *Reporter) Contested(ctx context.Context) (bool, error) {
+	var first []byte
+	for look := range contestedLooks + 1 {
+		text, _, err := r.cfg.Store.Get(ctx, r.key())
+		switch {
+		case err != nil && !errors.Is(err, rendezvous.ErrNotFound):
+			return false, err
+		case look == 0:
+			first = text
+		case !bytes.Equal(text, first):
+			return true, nil
+		}
+		if look < contestedLooks {
+			if err := pause.For(ctx, r.cfg.Timing.Timeout/contestedLooks); err != nil {
+				return false, err
+			}
+		}
+	}
+	return false, nil
+}
+
+// contestedLooks is how often Contested looks for a new report.
+const contestedLooks = 20
 
 // StoreSilence returns the time since this process sent the latest report that the store has acknowledged, without the
 // time in which the process did not run.
@@ -205,7 +230,8 @@ func (r *Reporter) Leave(ctx context.Context) {
 
 const viewSuffix = "-view"
 
-func (r *Reporter) key() string { return r.KeyOf(r.cfg.Node) }
+// key returns the key of this node's reports.
+func (r *Reporter) key() string { return r.cfg.Key + "/" + strconv.Itoa(r.cfg.Node) }
 
 // readSlots reads the workers' new heartbeats, and reports whether one has begun a phase or left.
 func (r *Reporter) readSlots(now time.Time) (news bool) {
@@ -325,22 +351,15 @@ func (r *Reporter) send(ctx context.Context) {
 // readViews follows the view.
 func (r *Reporter) readViews(ctx context.Context) {
 	key := r.cfg.Key + viewSuffix
-	for after := uint64(0); ctx.Err() == nil; {
-		entries, revision, err := r.cfg.Store.Changes(ctx, key, after)
-		switch {
-		case errors.Is(err, rendezvous.ErrCompacted):
-			after = 0
-			continue
-		case err != nil:
-			pause.For(ctx, r.cfg.Timing.Every)
-			continue
-		}
-		after = revision
-		for _, e := range entries {
-			if e.Key == key && !e.Deleted {
-				r.saw(e.Value, e.Revision)
+	for after := uint64(0); ctx.Err() == nil; pause.For(ctx, r.cfg.Timing.Every) {
+		_ = rendezvous.Watch(ctx, r.cfg.Store, key, &after, func(changes []rendezvous.Entry) error {
+			for _, e := range changes {
+				if e.Key == key && !e.Deleted {
+					r.saw(e.Value, e.Revision)
+				}
 			}
-		}
+			return nil
+		})
 	}
 }
 

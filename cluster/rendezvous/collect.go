@@ -53,26 +53,26 @@ func collectorsMissing(s Store, prefix string, workers int) func(context.Context
 	}
 }
 
-// deputyEvery is how long the workers wait for the collectors before one worker of each block looks itself whether all
+// lookEvery is how long the workers wait for the collectors before one worker of each block looks itself whether all
 // keys are there, and then the next one: the collectors may have failed.
-const deputyEvery = 5 * time.Second
+const lookEvery = 5 * time.Second
 
-// deputy is the sequence of a worker's turns to look at the keys of all, as one that does not collect.
-type deputy struct {
+// lookTurns are the times at which a worker that waits for the collectors' record looks at the keys of all itself.
+type lookTurns struct {
 	next  time.Time
 	cycle time.Duration
 }
 
-func newDeputy(worker, workers int) deputy {
+func newLookTurns(worker, workers int) lookTurns {
 	step := collectorStep(workers)
 	c, _ := collector(worker/step, workers)
 	turn := (worker - c + step) % step // 1 to step-1: the collector has 0
-	return deputy{time.Now().Add(time.Duration(turn) * deputyEvery), time.Duration(step-1) * deputyEvery}
+	return lookTurns{time.Now().Add(time.Duration(turn) * lookEvery), time.Duration(step-1) * lookEvery}
 }
 
-// waitTurn calls wait with a context that ends with ctx, or when it is the worker's turn. It reports whether wait ended
-// because of that.
-func (d *deputy) waitTurn(ctx context.Context, wait func(context.Context)) bool {
+// waitTurn calls wait with a context that ends with ctx, or at the worker's next turn. It reports whether wait ended
+// because of that turn; what wait has read by then is incomplete, and its error is dropped.
+func (d *lookTurns) waitTurn(ctx context.Context, wait func(context.Context)) bool {
 	until, cancel := context.WithDeadline(ctx, d.next)
 	defer cancel()
 	wait(until)
@@ -121,7 +121,7 @@ func await(
 	report := reportWait(ctx, Waiting{Role: roleDefault, Workers: workers, Key: key, done: "arrived"})
 	report.lookup(collectorsMissing(s, key+"/", workers))
 	defer report.stop()
-	turns := newDeputy(worker, workers)
+	turns := newLookTurns(worker, workers)
 	for after := uint64(0); err == nil; {
 		var entries []Entry
 		var revision uint64
@@ -171,8 +171,8 @@ func valuesNow(ctx context.Context, s Store, key string, workers int) (values []
 	return values, absent(now, "", workers), nil
 }
 
-// apart returns the values of all workers, which all have been written.
-func apart(ctx context.Context, s Store, key string, workers int) ([][]byte, error) {
+// listValues returns the values of all workers, which all have been written, without a record.
+func listValues(ctx context.Context, s Store, key string, workers int) ([][]byte, error) {
 	values, missing, err := valuesNow(ctx, s, key, workers)
 	if err == nil && len(missing) > 0 {
 		err = fmt.Errorf("the value of %s was deleted", numbers(roleDefault, missing))
@@ -184,7 +184,7 @@ func apart(ctx context.Context, s Store, key string, workers int) ([][]byte, err
 const (
 	recordMax  = 1 << 20 // bytes as it is stored: etcd's servers accept a little more than that in one request
 	valuesMax  = 1 << 23 // bytes of all values and their lengths: more would hardly shrink to recordMax
-	apartBytes = 4       // of a record without the values
+	countBytes = 4       // of a record without the values
 	recordHead = 8       // bytes before the compressed ones
 	deflateMax = 1100    // how often DEFLATE shrinks bytes at most, rounded up
 )
@@ -193,16 +193,16 @@ const (
 // DEFLATE (4): the length of each value, and the values. Values that repeat one another, as those of the workers of a
 // host do, take little space. It returns the number of values alone if the record were too long.
 func pack(values [][]byte) []byte {
-	apart := binary.LittleEndian.AppendUint32(nil, uint32(len(values)))
+	count := binary.LittleEndian.AppendUint32(nil, uint32(len(values)))
 	var lengths []byte
 	total := 0
 	for _, v := range values {
 		lengths = binary.AppendUvarint(lengths, uint64(len(v)))
 		if total += len(v); total+len(lengths) > valuesMax {
-			return apart
+			return count
 		}
 	}
-	out := bytes.NewBuffer(binary.LittleEndian.AppendUint32(bytes.Clone(apart), uint32(total+len(lengths))))
+	out := bytes.NewBuffer(binary.LittleEndian.AppendUint32(bytes.Clone(count), uint32(total+len(lengths))))
 	w, err := flate.NewWriter(out, flate.DefaultCompression)
 	if err != nil {
 		panic(err) // the level is valid
@@ -212,22 +212,22 @@ func pack(values [][]byte) []byte {
 		w.Write(v)
 	}
 	if w.Close(); out.Len() > recordMax {
-		return apart
+		return count
 	}
 	return out.Bytes()
 }
 
 // unpack decodes what pack has encoded. It returns nil without an error if the record does not contain the values.
 func unpack(record []byte, workers int) ([][]byte, error) {
-	if len(record) < apartBytes || binary.LittleEndian.Uint32(record) != uint32(workers) {
+	if len(record) < countBytes || binary.LittleEndian.Uint32(record) != uint32(workers) {
 		return nil, fmt.Errorf("an invalid record of %d bytes: want the values of %d workers", len(record), workers)
 	}
-	if len(record) == apartBytes {
+	if len(record) == countBytes {
 		return nil, nil
 	}
 	size := 0
 	if len(record) > recordHead {
-		size = int(binary.LittleEndian.Uint32(record[apartBytes:]))
+		size = int(binary.LittleEndian.Uint32(record[countBytes:]))
 	}
 	if size > min(valuesMax, deflateMax*len(record)) {
 		return nil, fmt.Errorf("an invalid record of %d bytes, decompressed %d", len(record), size)

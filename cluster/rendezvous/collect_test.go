@@ -156,7 +156,7 @@ func TestLateAfterCollectors(t *testing.T) {
 				if w == 1 {
 					time.Sleep(10*time.Minute + time.Second)
 				}
-				c := counted{s, &requests, &bytes, make(chan struct{}, several), new(bool)}
+				c := counted{s, &requests, &bytes, make(chan struct{}, several), new(atomic.Bool)}
 				if all, err := rendezvous.Join(t.Context(), c, ofSeveral(w)); err != nil || len(all) != several {
 					t.Errorf("worker %d: %v, %v", w, all, err)
 				}

@@ -68,9 +68,9 @@ func TestCompactedWait(t *testing.T) {
 	})
 }
 
-// TestStaleAtDeadline: a worker whose time is over as a later epoch has begun, whose first worker ended before it
-// deleted the keys of this one, reports that.
-func TestStaleAtDeadline(t *testing.T) {
+// TestStaleAtOnce: a later epoch ends the waits of an earlier one, also if its first worker ended before it deleted the
+// keys of that one.
+func TestStaleAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := rendezvous.NewMemory()
 		time.AfterFunc(time.Second, func() {
@@ -82,9 +82,12 @@ func TestStaleAtDeadline(t *testing.T) {
 		for w := range several - 1 {
 			registrations = append(registrations, ofSeveral(w))
 		}
-		for i, got := range joinAll(t.Context(), m.Open, 5*time.Second, registrations...) {
+		for i, got := range joinAll(t.Context(), m.Open, time.Hour, registrations...) {
 			wantJoinError(t, got.err, rendezvous.StaleEpoch, fmt.Sprintf("worker %d (host a, pid %d) joined epoch 0", i, 100+i),
 				"the job is in epoch 2")
+			if got.after != time.Second {
+				t.Errorf("worker %d after %v", i, got.after)
+			}
 		}
 	})
 }

@@ -112,7 +112,7 @@ func Compare(ctx context.Context, s Store, key string, worker, workers int, mine
 			return fmt.Errorf("rendezvous: comparison %q: invalid result: %w", key, err)
 		}
 	case values == nil:
-		if values, err = apart(ctx, s, key, workers); err != nil {
+		if values, err = listValues(ctx, s, key, workers); err != nil {
 			return fmt.Errorf("rendezvous: comparison %q: %w", key, err)
 		}
 		fallthrough

@@ -20,7 +20,7 @@ func Exchange(ctx context.Context, s Store, key string, worker, workers int, min
 		return values, err
 	}
 	if values, err = unpack(record, workers); values == nil && err == nil {
-		values, err = apart(ctx, s, key, workers)
+		values, err = listValues(ctx, s, key, workers)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous: exchange %q: %w", key, err)

@@ -8,7 +8,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/internal/pause"
 )
 
 // JoinErrorKind is why a rendezvous failed.
@@ -127,17 +130,22 @@ func (m *joiner) join(ctx context.Context) ([]Registration, error) {
 	}
 	out, err := m.register(ctx)
 	if err == nil && out == nil {
-		m.report = reportWait(ctx, Waiting{
+		current, stop := m.whileCurrent(ctx)
+		m.report = reportWait(current, Waiting{
 			Role: m.own.Role, Missing: absent(nil, "", m.own.Workers),
 			Workers: m.own.Workers, done: "joined",
 		})
 		if collects(m.own.Worker, m.own.Workers) {
-			out, err = m.wait(ctx)
+			out, err = m.wait(current)
 		} else {
 			m.report.lookup(collectorsMissing(m.store, m.prefix+registrationsKey, m.own.Workers))
-			out, err = m.await(ctx)
+			out, err = m.await(current)
 		}
 		m.report.stop()
+		stop()
+		if err != nil && context.Cause(current) == errEpochOver {
+			err = m.deleted(ctx)
+		}
 	}
 	if err != nil && ctx.Err() != nil {
 		out, err = m.giveUp(ctx)
@@ -181,6 +189,32 @@ func (m *joiner) list(ctx context.Context) error {
 	now := map[string]Entry{}
 	merge(now, entries, m.prefix)
 	return m.read(now)
+}
+
+// errEpochOver ends the wait of a worker whose job has entered a later epoch.
+var errEpochOver = errors.New("the epoch is over")
+
+const watchPause = time.Second // after a failed watch of the epoch
+
+// whileCurrent returns a context that ends with ctx, or with errEpochOver when the job enters a later epoch. The caller
+// must call stop.
+func (m *joiner) whileCurrent(ctx context.Context) (current context.Context, stop func()) {
+	current, cancel := context.WithCancelCause(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		key := jobKey(m.own.Job) + epochKey
+		later := func(now map[string]Entry) (bool, error) {
+			epoch, err := strconv.ParseUint(string(now[""].Value), 10, 32)
+			over := err == nil && uint32(epoch) > m.own.Epoch
+			if over {
+				cancel(errEpochOver)
+			}
+			return over, nil
+		}
+		for follow(current, m.store, key, later) != nil && pause.For(current, watchPause) == nil {
+		}
+	})
+	return current, func() { cancel(nil); watch.Wait() }
 }
 
 // enterEpoch ensures that the job is in the registration's epoch.
@@ -233,7 +267,7 @@ func (m *joiner) stale(current uint32) error {
 		"%v joined epoch %d of job %q, which is over: the job is in epoch %d", &m.own, m.own.Epoch, m.own.Job, current)}
 }
 
-// deleteEarlier deletes the keys of earlier epochs, and ends the waits of workers that still join them.
+// deleteEarlier deletes the keys of earlier epochs, whose waits have ended.
 func (m *joiner) deleteEarlier(ctx context.Context) error {
 	job := jobKey(m.own.Job)
 	entries, _, err := m.store.List(ctx, job)
@@ -241,29 +275,13 @@ func (m *joiner) deleteEarlier(ctx context.Context) error {
 		return err
 	}
 	var keys []string
-	outcomes := map[string]bool{}
 	for _, e := range entries {
 		number, _, below := strings.Cut(strings.TrimPrefix(e.Key, job), "/")
 		if epoch, wrong := strconv.ParseUint(number, 10, 32); below && wrong == nil && uint32(epoch) < m.own.Epoch {
-			if at := strings.LastIndex(e.Key, "/"+registrationsKey); at >= 0 {
-				outcomes[e.Key[:at+1]+outcomeKey] = true
-			}
 			keys = append(keys, e.Key)
 		}
 	}
-	if err := deleteKeys(ctx, m.store, keys); err != nil || len(outcomes) == 0 {
-		return err
-	}
-	over, err := json.Marshal(&outcome{Error: &JoinError{Kind: StaleEpoch, Text: "this epoch is over"}})
-	for key := range outcomes { // after the registrations: see await
-		if err == nil {
-			err = m.store.Set(ctx, key, over)
-		}
-		if err == nil {
-			err = m.store.Delete(ctx, key)
-		}
-	}
-	return err
+	return deleteKeys(ctx, m.store, keys)
 }
 
 // register writes the registration. It returns an outcome if one is known already.
@@ -343,7 +361,7 @@ func (m *joiner) evaluate(ctx context.Context, now map[string]Entry) (*outcome, 
 		m.report.missing(absent(now, registrationsKey, m.own.Workers))
 	}
 	if e, ok := now[outcomeKey]; ok {
-		return m.current(ctx, e.Value)
+		return parseOutcome(e.Value)
 	}
 	at := slices.IndexFunc(m.registrations, func(c Registration) bool {
 		return c.Worker == m.own.Worker &&
@@ -386,10 +404,9 @@ func (m *joiner) conclude(ctx context.Context) (*outcome, error) {
 }
 
 // await waits for the outcome, as a worker that does not collect the registrations. At its turns it looks whether all
-// have registered: then only the collectors have failed. A later epoch deletes first the registrations and then the
-// outcome: so one that is not deleted yet when this worker looks is followed by a change of the outcome.
+// have registered: then only the collectors have failed.
 func (m *joiner) await(ctx context.Context) (*outcome, error) {
-	turns := newDeputy(m.own.Worker, m.own.Workers)
+	turns := newLookTurns(m.own.Worker, m.own.Workers)
 	for after := uint64(0); ; {
 		text, revision, err := m.store.Get(ctx, m.prefix+registrationsKey+strconv.Itoa(m.own.Worker))
 		if errors.Is(err, ErrNotFound) {
@@ -405,7 +422,7 @@ func (m *joiner) await(ctx context.Context) (*outcome, error) {
 			text, _, err := m.store.Get(ctx, m.prefix+outcomeKey)
 			switch {
 			case err == nil:
-				return m.current(ctx, text)
+				return parseOutcome(text)
 			case !errors.Is(err, ErrNotFound):
 				return nil, err
 			}
@@ -428,18 +445,9 @@ func (m *joiner) await(ctx context.Context) (*outcome, error) {
 		}
 		after = revision
 		if len(entries) > 0 && !entries[len(entries)-1].Deleted {
-			return m.current(ctx, entries[len(entries)-1].Value)
+			return parseOutcome(entries[len(entries)-1].Value)
 		}
 	}
-}
-
-// current parses an outcome. That of an epoch that is over has an error of this worker.
-func (m *joiner) current(ctx context.Context, text []byte) (*outcome, error) {
-	out, err := parseOutcome(text)
-	if err == nil && out.Error != nil && out.Error.Kind == StaleEpoch {
-		return nil, m.deleted(ctx)
-	}
-	return out, err
 }
 
 // read decodes the registrations that are new.
@@ -508,7 +516,7 @@ func (m *joiner) giveUp(ctx context.Context) (*outcome, error) {
 // missing: then only the collectors have failed. It returns nil if workers are missing, or the store does not answer.
 func (m *joiner) concludeNow(ctx context.Context) (*outcome, error) {
 	if text, _, err := m.store.Get(ctx, m.prefix+outcomeKey); err == nil {
-		return m.current(ctx, text)
+		return parseOutcome(text)
 	}
 	if m.list(ctx) != nil {
 		return nil, nil

@@ -40,7 +40,7 @@ func packRoster(registrations []Registration) ([]byte, error) {
 		return nil, err
 	}
 	packed := pack([][]byte{text})
-	if len(packed) == apartBytes {
+	if len(packed) == countBytes {
 		return nil, nil
 	}
 	return packed, nil

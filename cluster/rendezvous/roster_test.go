@@ -20,7 +20,7 @@ func TestHostileRoster(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			packed := pack([][]byte{[]byte(c.text)})
-			if len(packed) == apartBytes {
+			if len(packed) == countBytes {
 				t.Fatal("the text is too long for a record")
 			}
 			var before, after runtime.MemStats

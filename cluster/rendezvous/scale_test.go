@@ -26,15 +26,14 @@ type counted struct {
 	rendezvous.Store
 	requests, bytes *atomic.Int64
 	decoding        chan struct{} // bounds the workers that decode a record: in a job each has its own memory
-	decodes         *bool
+	decodes         *atomic.Bool
 }
 
 // begin ends the decoding of what the last request of this worker returned.
 func (c counted) begin() {
-	if *c.decodes {
+	if c.decodes.Swap(false) {
 		<-c.decoding
 	}
-	*c.decodes = false
 }
 
 func (c counted) count(key string, value []byte, entries ...rendezvous.Entry) {
@@ -44,9 +43,8 @@ func (c counted) count(key string, value []byte, entries ...rendezvous.Entry) {
 	}
 	c.requests.Add(1)
 	c.bytes.Add(int64(n))
-	if len(entries) == 1 && len(entries[0].Value) > 4<<10 && !*c.decodes {
+	if len(entries) == 1 && len(entries[0].Value) > 4<<10 && c.decodes.CompareAndSwap(false, true) {
 		c.decoding <- struct{}{}
-		*c.decodes = true
 	}
 }
 
@@ -130,7 +128,7 @@ func (m *many) work(ctx context.Context, w int) error {
 		return err
 	}
 	defer s.Close()
-	decodes := false
+	var decodes atomic.Bool
 	counting := func(part int) rendezvous.Store {
 		return counted{s, &m.requests[part], &m.bytes[part], m.decoding, &decodes}
 	}
@@ -184,7 +182,7 @@ func (m *many) run(t *testing.T) time.Duration {
 	for part, c := range []struct {
 		name            string
 		worker, collect int64 // requests of each worker, and of all collectors for each worker
-	}{{"join", 7, 8}, {"exchange", 2, 8}, {"compare", 2, 8}, {"leave", 1, 1}} {
+	}{{"join", 9, 8}, {"exchange", 2, 8}, {"compare", 2, 8}, {"leave", 1, 1}} {
 		requests, bytes := m.requests[part].Load(), m.bytes[part].Load()
 		formula.Row(t, fmt.Sprintf("%d workers %s: requests to the store", n, c.name), int(requests),
 			int(c.worker*n+c.collect*n+16), fmt.Sprintf("at most %d n + 16", c.worker+c.collect))

@@ -88,10 +88,23 @@ func (t *Tracker) report(text []byte) {
 	}
 }
 
-// FollowLocal keeps the tracker up to date with the only worker of a job, whose recorder it reads, until ctx ends.
-func FollowLocal(ctx context.Context, r *timeline.Recorder, t *Tracker, every time.Duration) {
+// Local is the state of a job whose only worker is this process. It is read from the recorder for each request.
+type Local struct {
+	*Tracker
+
+	Recorder *timeline.Recorder
+}
+
+// Job returns the state now.
+func (l *Local) Job() Job {
+	l.Report(0, localReport(l.Recorder))
+	return l.Tracker.Job()
+}
+
+// Follow keeps the charts up to date, also without requests, until ctx ends.
+func (l *Local) Follow(ctx context.Context, every time.Duration) {
 	for {
-		t.Report(0, LocalReport(r))
+		l.Report(0, localReport(l.Recorder))
 		select {
 		case <-time.After(every):
 		case <-ctx.Done():
@@ -100,8 +113,8 @@ func FollowLocal(ctx context.Context, r *timeline.Recorder, t *Tracker, every ti
 	}
 }
 
-// LocalReport returns the report of the only worker of a job, which is this process.
-func LocalReport(r *timeline.Recorder) timeline.Report {
+// localReport returns the report of the only worker of a job, which is this process.
+func localReport(r *timeline.Recorder) timeline.Report {
 	report := r.Report()
 	report.PID = os.Getpid()
 	var err error

@@ -73,9 +73,15 @@ type Point struct {
 	Input             float64  `json:"input_share"`
 	Compute           float64  `json:"compute_share"`
 	Wait              float64  `json:"wait_share"`
-	// Metrics are those of the epoch so far, and Validation the latest validation's, when the point was made.
-	Metrics    map[string]float64 `json:"metrics,omitempty"`
-	Validation map[string]float64 `json:"validation,omitempty"`
+}
+
+// Charts has what the charts show, in the order of the steps.
+type Charts struct {
+	Points []Point `json:"points"`
+	// Measured has the steps at which metrics, the learning rate and validations were measured.
+	Measured []timeline.Measurement `json:"measured"`
+	// Series is a number. If it is not the one before, Points and Measured replace all earlier ones.
+	Series int64 `json:"series"`
 }
 
 const (
@@ -92,8 +98,9 @@ type Tracker struct {
 	workers   []tracked
 	detector  *timeline.Detector
 	points    []Point
+	measured  []timeline.Measurement
 	stride    int64 // steps between two points
-	series    int64 // see Points
+	series    int64 // see Charts
 	trainer   int   // the latest one of the latest epoch with steps
 	restarted bool  // no steps of this epoch yet
 	lost      error // of the store; nil: it is reached
@@ -199,8 +206,11 @@ func (t *Tracker) Report(epoch uint32, r timeline.Report) {
 		w.seen = time.Now()
 	}
 	if r.Training != nil && r.Worker == 0 {
-		t.job.Training = r.Training
+		training := *r.Training
+		training.Measured = nil // see Charts
+		t.job.Training = &training
 	}
+	defer t.measure(r)
 	fresh := r.Steps
 	for len(fresh) > 0 && fresh[0].End <= w.end {
 		fresh = fresh[1:]
@@ -231,7 +241,7 @@ func (t *Tracker) begin(w *tracked, s timeline.Step) {
 		if t.trainer > 0 {
 			t.event(false, "another training has begun")
 		}
-		t.trainer, t.points = s.Trainer, nil
+		t.trainer, t.points, t.measured = s.Trainer, nil, nil
 		t.stride, t.series = 1, t.series+1
 		for i := range t.workers {
 			t.workers[i].last = 0
@@ -283,6 +293,7 @@ func (t *Tracker) chart(steps []timeline.Step, r timeline.Report) {
 	}
 	if kept < len(t.points) {
 		t.points = t.points[:kept]
+		t.measured = slices.DeleteFunc(t.measured, func(m timeline.Measurement) bool { return m.Step >= steps[0].Step })
 		t.series++
 	}
 	for _, s := range steps {
@@ -297,22 +308,49 @@ func (t *Tracker) chart(steps []timeline.Step, r timeline.Report) {
 		if !math.IsNaN(s.Loss) && !math.IsInf(s.Loss, 0) {
 			p.Loss = &s.Loss
 		}
-		if r.Training != nil {
-			p.Metrics, p.Validation = r.Training.Metrics, r.Training.Validation
-		}
 		t.points = append(t.points, p)
 	}
 	if len(t.points) > pointsKept {
 		t.stride *= 2
 		t.series++
-		kept := t.points[:0]
-		for i, p := range t.points {
-			if i%2 == 0 {
-				kept = append(kept, p)
-			}
-		}
-		t.points = kept
+		t.points = everySecond(t.points, nil)
 	}
+}
+
+// measure adds the measurements of worker 0 that are new, or more complete than those of the same step before.
+func (t *Tracker) measure(r timeline.Report) {
+	if r.Worker != 0 || r.Training == nil || r.Training.Trainer != t.trainer {
+		return
+	}
+	for _, m := range r.Training.Measured {
+		n := len(t.measured)
+		if n > 0 && t.measured[n-1].Step == m.Step {
+			t.measured[n-1] = m
+		} else if n == 0 || t.measured[n-1].Step < m.Step {
+			t.measured = append(t.measured, m)
+		}
+	}
+	if len(t.measured) > pointsKept {
+		t.series++
+		t.measured = everySecond(t.measured, func(m timeline.Measurement) bool { return len(m.Validation) > 0 })
+	}
+}
+
+// everySecond returns every second element and those that keep selects, unless these alone are more than pointsKept.
+func everySecond[T any](list []T, keep func(T) bool) []T {
+	selected := 0
+	for _, x := range list {
+		if keep != nil && keep(x) {
+			selected++
+		}
+	}
+	kept := list[:0]
+	for i, x := range list {
+		if i%2 == 0 || selected > 0 && selected <= pointsKept/2 && keep(x) {
+			kept = append(kept, x)
+		}
+	}
+	return kept
 }
 
 // detect looks for a straggler.
@@ -398,7 +436,7 @@ func (t *Tracker) Job() Job {
 	for i := range t.workers {
 		out.Workers[i] = t.workers[i].Worker
 	}
-	out.Events = slices.Clone(t.job.Events)
+	out.Events = append([]Event{}, t.job.Events...) // in JSON a list, also without an event
 	return out
 }
 
@@ -444,16 +482,20 @@ func (t *Tracker) problem(now time.Time) string {
 	return ""
 }
 
-// Points returns the points of the charts after a step, and the number of the series that they belong to. If that is
-// not the given one, earlier points were dropped: then the list has all points, and replaces those of the caller.
-func (t *Tracker) Points(after, series int64) (list []Point, now int64) {
+// Charts returns the points of the charts after a step, and the measurements from that step on: a validation takes time
+// after its step. If the number of their series is not the given one, earlier points were dropped: then the lists have
+// all, and replace those of the caller.
+func (t *Tracker) Charts(after, series int64) Charts {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	i := 0
+	i, k := 0, 0
 	if series == t.series {
 		for i < len(t.points) && t.points[i].Step <= after {
 			i++
 		}
+		for k < len(t.measured) && t.measured[k].Step < after {
+			k++
+		}
 	}
-	return slices.Clone(t.points[i:]), t.series
+	return Charts{slices.Clone(t.points[i:]), slices.Clone(t.measured[k:]), t.series}
 }

@@ -58,7 +58,7 @@ func TestTracker(t *testing.T) {
 		if j.Straggler == nil || j.Straggler.Worker != 1 || !strings.HasPrefix(named, "worker 1 is slow") {
 			t.Errorf("straggler %+v, named %q: want worker 1", j.Straggler, named)
 		}
-		if points, _ := tr.Points(0, 0); len(points) != 60 || points[59].Loss != nil {
+		if points := tr.Charts(0, 0).Points; len(points) != 60 || points[59].Loss != nil {
 			t.Errorf("%d points: want each step once, without a loss", len(points))
 		}
 		time.Sleep(silentTime)
@@ -112,13 +112,14 @@ func TestPoints(t *testing.T) {
 	for i := int64(1); i <= last; i++ {
 		tr.Report(0, steps(0, i, i, time.Millisecond))
 	}
-	all, series := tr.Points(last, 1)
+	charts := tr.Charts(last, 1)
+	all, series := charts.Points, charts.Series
 	if len(all) > pointsKept || len(all) < pointsKept/2 || series < 2 || all[0].Step != 1 ||
 		all[len(all)-1].Step < last-4 {
 		t.Errorf("%d points of steps %d to %d, series %d", len(all), all[0].Step, all[len(all)-1].Step, series)
 	}
-	if list, now := tr.Points(all[len(all)-1].Step, series); len(list) != 0 || now != series {
-		t.Errorf("%d new points, series %d: want none, %d", len(list), now, series)
+	if c := tr.Charts(all[len(all)-1].Step, series); len(c.Points) != 0 || c.Series != series {
+		t.Errorf("%d new points, series %d: want none, %d", len(c.Points), c.Series, series)
 	}
 	tr.add("0/heartbeats/-1", rendezvous.Entry{Value: []byte(`{"count":1}`)})
 	tr.add("0/heartbeats/99999999", rendezvous.Entry{Value: []byte(`{"count":1}`)})
@@ -130,6 +131,46 @@ func TestPoints(t *testing.T) {
 	}
 }
 
+// TestMeasured checks that what was measured at a step stays at that step: a report has many steps at once, and a
+// validation ends after its step was reported.
+func TestMeasured(t *testing.T) {
+	tr := NewTracker("job", nil)
+	report := func(from, to int64, measured ...timeline.Measurement) {
+		r := steps(0, from, to, time.Millisecond)
+		r.Training = &timeline.Training{Measured: measured}
+		tr.Report(0, r)
+	}
+	metrics := func(x float64) map[string]float64 { return map[string]float64{"accuracy": x} }
+	report(1, 54, timeline.Measurement{Step: 10, Metrics: metrics(0.1)},
+		timeline.Measurement{Step: 54, Metrics: metrics(0.5)})
+	first := tr.Charts(0, 0)
+	if n := len(first.Measured); n != 2 || first.Measured[0].Step != 10 || first.Measured[1].Step != 54 ||
+		tr.Job().Training.Measured != nil {
+		t.Errorf("measured %+v, want at the steps 10 and 54", first.Measured)
+	}
+	validated := timeline.Measurement{Step: 54, Metrics: metrics(0.5), Validation: metrics(0.4)}
+	report(55, 80, validated, timeline.Measurement{Step: 70, Metrics: metrics(0.6)})
+	report(55, 80, validated, timeline.Measurement{Step: 70, Metrics: metrics(0.6)})
+	next := tr.Charts(54, first.Series)
+	if n := len(next.Measured); n != 2 || next.Measured[0].Validation["accuracy"] != 0.4 || next.Measured[1].Step != 70 ||
+		next.Measured[1].Validation != nil {
+		t.Errorf("then %+v, want the validation at step 54, and step 70", next.Measured)
+	}
+	for _, p := range next.Points {
+		if p.Step <= 54 {
+			t.Errorf("step %d was sent twice", p.Step)
+		}
+	}
+	tr.Report(1, func() timeline.Report { // resumed from step 60
+		r := steps(0, 61, 62, time.Millisecond)
+		r.Training = &timeline.Training{Measured: []timeline.Measurement{{Step: 62, Metrics: metrics(0.3)}}}
+		return r
+	}())
+	if all := tr.Charts(80, next.Series).Measured; len(all) != 3 || all[2].Step != 62 {
+		t.Errorf("after a restart at step 60: %+v, want step 70 replaced by step 62", all)
+	}
+}
+
 // TestEarlierSteps checks that the charts follow a training back to an earlier step: after a restart from a snapshot,
 // after a return inside of a process, and when another trainer begins.
 func TestEarlierSteps(t *testing.T) {
@@ -137,7 +178,8 @@ func TestEarlierSteps(t *testing.T) {
 	var series int64
 	check := func(after string, first, last, step int64) {
 		t.Helper()
-		points, now := tr.Points(1000, series)
+		charts := tr.Charts(1000, series)
+		points, now := charts.Points, charts.Series
 		if n := len(points); n == 0 || points[0].Step != first || points[n-1].Step != last || now == series {
 			t.Errorf("%s: %d points %+v, series %d after %d: want steps %d to %d, and another series", after, n, points, now,
 				series, first, last)
@@ -162,8 +204,8 @@ func TestEarlierSteps(t *testing.T) {
 	tr.Report(1, later(steps(0, 1, 3, time.Millisecond), 2*time.Hour, 2))
 	check("another trainer", 1, 3, 3)
 	tr.Report(1, later(steps(0, 46, 50, time.Millisecond), 3*time.Hour, 1)) // the first one trains on, too
-	if points, now := tr.Points(0, series); len(points) != 3 || now != series || tr.Job().Step != 3 {
-		t.Errorf("%d points: want those of the latest trainer only", len(points))
+	if c := tr.Charts(0, series); len(c.Points) != 3 || c.Series != series || tr.Job().Step != 3 {
+		t.Errorf("%d points: want those of the latest trainer only", len(c.Points))
 	}
 	tr.Report(2, later(steps(0, 1, 5, time.Millisecond), 0, 1)) // new processes number their trainers from 1
 	check("restart during the second trainer", 1, 5, 5)

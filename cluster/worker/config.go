@@ -48,8 +48,8 @@ type Config struct {
 	// ProgressTimeout is how long a worker's training goroutine may make no progress, outside any call, while
 	// others wait for it; it is logged as stuck after HeartbeatTimeout. Default: the deadline of the waiting
 	// workers (Collective.Timeout, 10 minutes) plus HeartbeatTimeout, so that the deadline expires first.
-	// Negative: no limit. A shorter timeout does not apply to the phases "compile", "restore" and "snapshot",
-	// which may be slow: these have the default.
+	// Negative: no limit. A shorter timeout does not apply to the phases "compile" and "snapshot", which may be slow:
+	// these have the default.
 	ProgressTimeout time.Duration
 	// Listen is the address that the process listens on, without a port. Default: that of the interface by
 	// which it reaches the store; loopback, if all workers are on this host. Ports is the port or the range
@@ -228,8 +228,9 @@ func (c *Config) keepAlive() net.KeepAliveConfig {
 	return net.KeepAliveConfig{Enable: true, Idle: c.HeartbeatTimeout - 2*third, Interval: third, Count: 2}
 }
 
-// slowPhases are those in which a healthy worker may make no progress for a long time.
-var slowPhases = []string{"compile", "restore", "snapshot"}
+// slowPhases are those in which a healthy worker may make no progress for a long time. One that reads a snapshot
+// reports progress meanwhile.
+var slowPhases = []string{"compile", "snapshot"}
 
 // progressLimit returns how long a worker may stay in a phase while others wait for it; negative: no limit.
 func (c *Config) progressLimit(phase string) time.Duration {

@@ -49,15 +49,27 @@ func (w *Worker) unanswered() bool {
 	return w.member != nil && w.cfg.HeartbeatTimeout > 0 && w.member.Silence() >= w.cfg.HeartbeatTimeout/2
 }
 
-// accessStore is access for a worker that fails, but returns errNoAnswer once the store has failed
-// to answer.
+// markStoreSilent records that the store has not answered.
+func (w *Worker) markStoreSilent() {
+	now := time.Now()
+	w.silentAt.Store(&now)
+}
+
+// storeSilent reports whether the store has not answered this worker, and has not acknowledged a heartbeat since. Then
+// it is not queried: each query would wait in vain.
+func (w *Worker) storeSilent() bool {
+	at := w.silentAt.Load()
+	return at != nil && (w.member == nil || w.member.Silence() >= time.Since(*at))
+}
+
+// accessStore is access for a worker that fails, but returns errNoAnswer while the store does not answer.
 func (w *Worker) accessStore(most time.Duration, use func(context.Context) error) error {
-	if w.storeSilent.Load() {
+	if w.storeSilent() {
 		return errNoAnswer
 	}
 	err := access(context.Background(), most, use)
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, rendezvous.ErrLost) {
-		w.storeSilent.Store(true)
+		w.markStoreSilent()
 	}
 	return err
 }
@@ -121,7 +133,7 @@ func (w *Worker) describeWorker(ctx context.Context, worker int, e *collective.E
 		text += ", which detected it,"
 	}
 	seen, r := w.member.States()[worker], (*failure.Record)(nil)
-	if w.storeSilent.Load() || access(ctx, w.storeWait(worker), func(ctx context.Context) (err error) {
+	if w.storeSilent() || access(ctx, w.storeWait(worker), func(ctx context.Context) (err error) {
 		if seen, err = w.member.Latest(ctx, worker); err == nil {
 			r, err = w.recordOf(ctx, worker)
 		}

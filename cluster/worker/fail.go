@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
@@ -23,22 +25,22 @@ var ErrInterrupted = errors.New("interrupted")
 // Fail reports why this worker fails: to the other workers, whose errors then include it, and, by a file in
 // the folder named by LOCKSTEP_RECORDS, to the launcher. Strategies call it for a failed Run; a program calls
 // it for other errors, before Close. The first failure is kept; one that happens after further progress
-// replaces it. If err, or an error that it wraps, has a method FromWorker() int, it is a consequence of that
-// worker's failure; if it has a method Plain() error, that error is reported instead. The returned error
-// describes what could not be reported, and is not err.
+// replaces it, and [Worker.Recovered] withdraws it. If err, or an error that it wraps, has a method
+// FromWorker() int, it is a consequence of that worker's failure; if it has a method Plain() error, that error
+// is reported instead. The returned error describes what could not be reported, and is not err.
 func (w *Worker) Fail(err error) error {
 	if err == nil {
 		return nil
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	w.reporting.Lock()
+	defer w.reporting.Unlock()
 	count := w.progress.count.Load()
-	if w.failed && count == w.failedAt {
+	if w.failure != nil && count == w.failure.at {
 		return nil
 	}
 	r := w.record(err)
-	w.failed, w.lost = true, r.Blames
-	defer func() { w.failedAt = w.progress.count.Load() }()
+	w.failure = &ownFailure{blames: r.Blames}
+	defer func() { w.failure.at = w.progress.count.Load() }()
 	var errs []error
 	if folder, ok := w.cfg.Getenv(cluster.EnvRecords); ok && folder != "" {
 		errs = append(errs, failure.Write(folder, r))
@@ -66,6 +68,34 @@ func (w *Worker) Fail(err error) error {
 	if e := errors.Join(errs...); e != nil {
 		return fmt.Errorf("worker: reporting the failure: %w", e)
 	}
+	return nil
+}
+
+// Recovered withdraws the failure that Fail has reported, if any: this worker continues the job, so that neither the
+// launcher nor a later error of another worker counts it. Strategies call it for a Run that succeeds. The error
+// describes what could not be withdrawn.
+func (w *Worker) Recovered() error {
+	w.reporting.Lock()
+	defer w.reporting.Unlock()
+	if w.failure == nil || w.Err() != nil {
+		return nil
+	}
+	var errs []error
+	if folder, ok := w.cfg.Getenv(cluster.EnvRecords); ok && folder != "" {
+		r := failure.Record{Epoch: w.job.Epoch, Worker: w.job.Worker}
+		if err := os.Remove(filepath.Join(folder, r.Name())); !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	if w.store != nil {
+		errs = append(errs, w.accessStore(w.storeWait(), func(ctx context.Context) error {
+			return w.store.Delete(ctx, w.key("failure", w.job.Worker))
+		}))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("worker: withdrawing the report of a failure: %w", err)
+	}
+	w.failure = nil
 	return nil
 }
 

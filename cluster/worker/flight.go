@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
-	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/collective/flight"
 )
 
@@ -25,19 +25,8 @@ func (w *Worker) Flights() *flight.File {
 			Replicas: m.Replicas,
 		})
 	}
-	f.Ranks = w.current.flights()
+	f.Ranks = w.flights()
 	return f
-}
-
-// flights returns the flight records of the current group, if it keeps any.
-func (c *current) flights() []flight.Rank {
-	c.mu.Lock()
-	g := c.group
-	c.mu.Unlock()
-	if r, ok := g.(collective.Recorded); ok {
-		return r.Flights()
-	}
-	return nil
 }
 
 // recordsFolder returns the folder for the records of a job of several workers, or "".
@@ -75,16 +64,17 @@ func (w *Worker) requestFlights(ctx context.Context, why string) error {
 func (w *Worker) serveFlightRequests(ctx context.Context) error {
 	ask := w.key("flight")
 	_, after, err := w.store.List(ctx, ask)
-	for err == nil {
-		entries, next, e := w.store.Changes(ctx, ask, after)
-		after, err = next, e
-		for _, entry := range entries {
+	if err != nil {
+		return err
+	}
+	return rendezvous.Watch(ctx, w.store, ask, &after, func(changes []rendezvous.Entry) error {
+		for _, entry := range changes {
 			if e := w.writeFlights(string(entry.Value)); e != nil {
 				w.cfg.Logger.Warn("worker: writing the records of the last calls failed", "error", e)
 			}
 		}
-	}
-	return err
+		return nil
+	})
 }
 
 // serveSignal makes all workers write their records when this one receives the signal for it.

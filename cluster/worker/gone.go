@@ -37,17 +37,8 @@ func (w *Worker) unlessGone(ctx context.Context, key string, wait func(context.C
 // writing a value under the key, or, without a key, when another worker has left at all.
 func (w *Worker) watchGone(ctx context.Context, key string) {
 	prefix := w.key("gone") + "/"
-	for after := uint64(0); ; {
-		entries, revision, err := w.store.Changes(ctx, prefix, after)
-		switch {
-		case errors.Is(err, rendezvous.ErrCompacted):
-			after = 0
-			continue
-		case err != nil: // the wait gets the same error
-			return
-		}
-		after = revision
-		for _, e := range entries {
+	_ = rendezvous.Watch(ctx, w.store, prefix, new(uint64), func(changes []rendezvous.Entry) error {
+		for _, e := range changes {
 			n, err := strconv.Atoi(strings.TrimPrefix(e.Key, prefix))
 			if err != nil || n < 0 || n >= len(w.members) || n == w.job.Worker || e.Deleted {
 				continue
@@ -59,11 +50,13 @@ func (w *Worker) watchGone(ctx context.Context, key string) {
 			}
 			ctx, cancel := context.WithTimeout(ctx, endWait)
 			defer cancel()
-			w.end(&collective.Error{
+			gone := &collective.Error{
 				Kind: collective.ErrPeerLost, Comm: w.cfg.Collective.Name, Rank: -1, Peers: w.members[n].Ranks(),
 				Err: fmt.Errorf("worker %d has failed and left the job", n), Who: w.describeWorker(ctx, n, nil, false),
-			})
-			return
+			}
+			w.endSession(gone)
+			return gone
 		}
-	}
+		return nil
+	}) // a lost store ends the wait too
 }

@@ -10,11 +10,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/cluster/etcd"
+	"github.com/lockstep-ml/lockstep/cluster/membership"
 	"github.com/lockstep-ml/lockstep/cluster/private"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
@@ -31,6 +33,12 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
+// joined is set when this process joins a job.
+var joined atomic.Bool
+
+// Joined reports whether this process has called [Join], with whatever result.
+func Joined() bool { return joined.Load() }
+
 // Join makes this process a worker of its job, and waits for all other workers. The error identifies the
 // workers at fault: missing after [Config.RendezvousTimeout], joined twice, or different. A job of one worker
 // needs no store and opens no port.
@@ -39,10 +47,10 @@ func Join(ctx context.Context, cfg Config) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Worker{cfg: cfg, job: cfg.Job, secret: cfg.Secret, timeline: timeline.NewRecorder()}
+	joined.Store(true)
+	w := &Worker{cfg: cfg, job: cfg.Job, secret: cfg.Secret, timeline: timeline.NewRecorder(), session: newSession()}
 	w.progress.step.Store(-1)
 	w.progress.phaseBegun = make(chan struct{}, 1)
-	w.life, w.endLife = context.WithCancelCause(context.Background())
 	if w.job.Workers == 1 {
 		return w.singleProcess()
 	}
@@ -56,13 +64,14 @@ func Join(ctx context.Context, cfg Config) (*Worker, error) {
 				err, cluster.EnvSecret)
 		}
 	}
-	cfg.Logger.Info("worker: joining", "who", w.job.String(), "job", w.job.ID, "epoch", w.job.Epoch,
-		"store", w.storeName(), "cpus", affinity.Text(affinity.Allowed()), "read", valuesText(w.job.Values))
+	cfg.Logger.Info("worker: joining", "who", w.job.String(), "job", w.job.ID)
+	cfg.Logger.Debug("worker: joining by", "epoch", w.job.Epoch, "store", w.storeName(),
+		"cpus", affinity.Text(affinity.Allowed()), "read", valuesText(w.job.Values))
 	w.Progress(-1, "rendezvous")
-	me := w.info() // reads the whole executable, so do it before waiting for others
+	me, launched := w.info() // reads the whole executable, so do it before waiting for others
 	ctx, cancel := w.waiting(ctx)
 	defer cancel()
-	if err := w.join(ctx, me); err != nil {
+	if err := w.join(ctx, me, launched); err != nil {
 		return nil, fmt.Errorf("worker: %v: %w", w.job, err)
 	}
 	w.progress.phase.Store(nil) // the program reports the next phase
@@ -92,7 +101,7 @@ func (w *Worker) open(ends []transport.Endpoint) error {
 		}
 		return err
 	}
-	w.setGroup(g)
+	w.world = w.use(g)
 	return nil
 }
 
@@ -106,11 +115,6 @@ func (w *Worker) collective() collective.Config {
 	return c
 }
 
-func (w *Worker) setGroup(g collective.Group) {
-	w.current.replace(g)
-	w.group = &group{g, &w.current}
-}
-
 // link creates the group of all workers' replicas.
 func (w *Worker) link(ctx context.Context) error {
 	if o := w.cfg.Opener; o != nil {
@@ -119,7 +123,7 @@ func (w *Worker) link(ctx context.Context) error {
 			return err
 		}
 		if g != nil {
-			w.setGroup(g)
+			w.world = w.use(g)
 			w.links = w.linksBy(g)
 			return nil
 		}
@@ -132,21 +136,23 @@ func (w *Worker) link(ctx context.Context) error {
 	return w.open(ends)
 }
 
-// join joins the rendezvous and connects to the other workers.
-func (w *Worker) join(ctx context.Context, me info) error {
-	defer w.closeLaunched() // unless the member has it
+// join joins the rendezvous and connects to the other workers. launched is the launcher's file of this node, which join
+// closes unless the member has it; nil: none.
+func (w *Worker) join(ctx context.Context, me info, launched *membership.NodeFile) error {
 	if err := w.openStore(ctx); err != nil {
+		launched.Close()
 		return err
 	}
 	if err := w.awaitMembers(ctx, me); err != nil {
 		w.failRendezvous(err)
 		w.keepStore()
 		w.closeStore()
+		launched.Close()
 		return err
 	}
 	working, stopWork := context.WithCancel(context.Background())
 	w.stopWork = stopWork
-	err := w.startMonitoring(working)
+	err := w.startMonitoring(working, launched)
 	if err == nil { // before another worker's failure, of which this may be the cause too, ends the wait
 		err = w.checkHosts()
 	}
@@ -358,14 +364,15 @@ type info struct {
 	MixedBuilds bool   `json:"mixed_builds,omitempty"`
 }
 
-// info returns the Data of this worker's registration.
-func (w *Worker) info() info {
-	me := info{HostID: shm.HostID(), Folder: folderID(), Apart: w.cfg.Apart, Node: w.openLaunched()}
+// info returns the Data of this worker's registration, and the file of [Worker.openLaunched].
+func (w *Worker) info() (me info, launched *membership.NodeFile) {
+	me = info{HostID: shm.HostID(), Folder: folderID(), Apart: w.cfg.Apart}
+	me.Node, launched = w.openLaunched()
 	if o := w.cfg.Opener; o != nil {
 		me.Opener = o.Name
 	}
 	w.addProgram(&me)
-	return me
+	return me, launched
 }
 
 // awaitMembers waits for the registrations of the other workers.

@@ -16,11 +16,11 @@ import (
 // TestKinds: the kind of an error in a record, and the workers that it blames. This is worker 1, whose ranks are 2
 // and 3.
 func TestKinds(t *testing.T) {
-	w := &Worker{job: &cluster.Job{Worker: 1, Workers: 3}, members: []Member{
+	w := &Worker{job: &cluster.Job{Worker: 1, Workers: 3}, session: &session{members: []Member{
 		{Worker: 0, Replicas: 2},
 		{Worker: 1, First: 2, Replicas: 2},
 		{Worker: 2, First: 4, Replicas: 1},
-	}}
+	}}}
 	for name, c := range map[string]struct {
 		err    error
 		kind   string
@@ -85,7 +85,7 @@ func (p plainly) Plain() error { return p.error }
 
 // TestPlain: a failure is reported as its plain error, if it has one.
 func TestPlain(t *testing.T) {
-	w := &Worker{job: &cluster.Job{Worker: 0, Workers: 2}}
+	w := &Worker{job: &cluster.Job{Worker: 0, Workers: 2}, session: newSession()}
 	err := fmt.Errorf("replica 0 returned an error: %w, from the function at agree.go",
 		plainly{fmt.Errorf("writing: %w", syscall.ENOSPC)})
 	if r := w.record(err); r.Message != "writing: no space left on device" || r.Kind != "disk" {
@@ -94,7 +94,7 @@ func TestPlain(t *testing.T) {
 }
 
 func BenchmarkProgress(b *testing.B) {
-	w := &Worker{}
+	w := &Worker{session: newSession()}
 	phases := []string{"compute", "reduce"}
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {

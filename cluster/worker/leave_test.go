@@ -99,16 +99,16 @@ func TestCutOff(t *testing.T) {
 					t.Fatal(err)
 				}
 				s := &cutStore{Store: rendezvous.NewMemory().Open(), closed: make(chan struct{})}
-				w := &Worker{cfg: cfg, job: cfg.Job, store: s}
+				w := &Worker{cfg: cfg, job: cfg.Job, session: newSession()}
+				w.store = s
 				w.progress.step.Store(-1)
 				w.progress.phaseBegun = make(chan struct{}, 1)
-				w.life, w.endLife = context.WithCancelCause(context.Background())
 				for i := range 3 {
 					w.members = append(w.members, Member{Worker: i, Host: "h", PID: i, First: i, Replicas: 1})
 				}
 				working, stopWork := context.WithCancel(context.Background())
 				w.stopWork = stopWork
-				if err := w.startMonitoring(working); err != nil {
+				if err := w.startMonitoring(working, nil); err != nil {
 					t.Fatal(err)
 				}
 				nodes, _ := w.nodes()

@@ -57,31 +57,22 @@ func appendTo(lists [][]int, at map[string]int, id string, worker int) [][]int {
 
 // openLaunched opens the file by which lockstep run reads the heartbeats of its workers, and returns the node's number;
 // nil if there is none, or if this process cannot open it, as in another container.
-func (w *Worker) openLaunched() *int {
+func (w *Worker) openLaunched() (*int, *membership.NodeFile) {
 	path, _ := w.cfg.Getenv(cluster.EnvNodeFile)
 	number, _ := w.cfg.Getenv(cluster.EnvNode)
 	node, err := strconv.Atoi(number)
 	if path == "" || err != nil || node < 0 || w.job.Source != "lockstep run" || w.job.LocalWorker < 0 ||
 		w.job.LocalWorker >= w.job.LocalWorkers {
-		return nil
+		return nil, nil
 	}
 	if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
-		return nil
+		return nil, nil
 	}
 	file, err := membership.OpenNodeFile(path, w.job.LocalWorkers)
 	if err != nil {
-		return nil
+		return nil, nil
 	}
-	w.launched = file
-	return &node
-}
-
-// closeLaunched closes the file of openLaunched, if it is still open.
-func (w *Worker) closeLaunched() {
-	if w.launched != nil {
-		w.launched.Close()
-		w.launched = nil
-	}
+	return &node, file
 }
 
 // folderID identifies the folder that the workers of a node share; "": there is none.
@@ -103,13 +94,7 @@ const (
 )
 
 // nodeFile opens the file of this worker's node. The caller closes it.
-func (w *Worker) nodeFile(nodes [][]int, launched bool) (*membership.NodeFile, error) {
-	if launched {
-		file := w.launched
-		w.launched = nil
-		return file, nil
-	}
-	w.closeLaunched() // a worker of another node has no agent that reports for it
+func (w *Worker) nodeFile(nodes [][]int) (*membership.NodeFile, error) {
 	var mine []int
 	for _, workers := range nodes {
 		for _, i := range workers {

@@ -44,7 +44,7 @@ func TestNodes(t *testing.T) {
 			nil,
 		},
 	} {
-		w := &Worker{}
+		w := &Worker{session: newSession()}
 		for i, data := range test.data {
 			if len(data) > 2 {
 				data = "{" + data + "}"

@@ -21,7 +21,8 @@ func TestProgressLimit(t *testing.T) {
 		{time.Minute, 0, defaultHeartbeat, "compute", time.Minute},
 		{time.Minute, 0, defaultHeartbeat, "compile", long},
 		{time.Minute, -1, defaultHeartbeat, "snapshot", -1},
-		{time.Hour, 0, defaultHeartbeat, "restore", time.Hour},
+		{time.Hour, 0, defaultHeartbeat, "snapshot", time.Hour},
+		{time.Minute, 0, defaultHeartbeat, "restore", time.Minute},
 		{-1, 0, defaultHeartbeat, "compute", -1},
 	} {
 		cfg := Config{ProgressTimeout: c.progress, HeartbeatTimeout: c.heartbeat}

@@ -192,7 +192,7 @@ func (c *child) run(ctx context.Context, w *worker.Worker) (result string, err e
 	total := float32(0)
 	for step := range c.Steps {
 		w.Progress(int64(step), "compute")
-		sums, err := distribute.RunTyped(ctx, s, func(ctx context.Context, r *distribute.Replica, _ int) (float32, error) {
+		sums, err := distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, _ int) (float32, error) {
 			if step == c.At && r.ID()+1 == w.Members()[c.Worker].First+c.Replicas {
 				if err := c.shown(ctx, w, step); err != nil {
 					return 0, err
@@ -202,11 +202,7 @@ func (c *child) run(ctx context.Context, w *worker.Worker) (result string, err e
 				}
 				act(c.Do)
 			}
-			sum, err := r.AllReduce(ctx, distribute.Sum, tensor.Scalar(float32(r.ID()+1)*float32(step+1)))
-			if err != nil {
-				return 0, err
-			}
-			return tensor.Data[float32](sum.(*tensor.Tensor))[0], nil
+			return distribute.AllReduce(ctx, r, distribute.Sum, float32(r.ID()+1)*float32(step+1))
 		}, nil)
 		if err != nil {
 			return "", err

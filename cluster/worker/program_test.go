@@ -58,7 +58,7 @@ func TestPrograms(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var logs strings.Builder
-			w := &Worker{cfg: Config{Logger: slog.New(slog.NewTextHandler(&logs, nil))}}
+			w := &Worker{cfg: Config{Logger: slog.New(slog.NewTextHandler(&logs, nil))}, session: newSession()}
 			for i, o := range c.all {
 				data, err := json.Marshal(o.info)
 				if err != nil {

@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 
 	"github.com/lockstep-ml/lockstep/cluster/membership"
-	"github.com/lockstep-ml/lockstep/collective"
 )
 
 // progress is the position that this worker's program has reported.
@@ -54,12 +53,8 @@ func (w *Worker) heartbeat() membership.Heartbeat {
 		p.Phase = clip(*phase, 200)
 	}
 	calls := uint64(0)
-	for _, c := range w.current.now() {
-		o, ok := c.(collective.Observable)
-		if !ok {
-			continue
-		}
-		begun, over, call := o.Progress()
+	for _, c := range w.communicators() {
+		begun, over, call := c.Progress()
 		calls += over
 		p.Progress += begun + over
 		if p.Waiting = p.Waiting || begun != over; p.Text == "" && call != "" {

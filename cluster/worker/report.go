@@ -21,7 +21,12 @@ const reportEvery = 500 * time.Millisecond
 const followEvery = 200 * time.Millisecond
 
 // Straggler returns the worker that slows the job down, or nil. Only worker 0 looks for it.
-func (w *Worker) Straggler() *timeline.Straggler { return w.straggler.Load() }
+func (w *Worker) Straggler() *timeline.Straggler {
+	if w == nil {
+		return nil
+	}
+	return w.straggler.Load()
+}
 
 // Status returns the tracker of the job's state; nil on all workers but worker 0.
 func (w *Worker) Status() *status.Tracker { return w.tracker }

@@ -37,7 +37,7 @@ func TestSilentHost(t *testing.T) {
 // TestSameHost: workers are on one host if its name is the same and the identities do not contradict.
 func TestSameHost(t *testing.T) {
 	const id = "boot net user 1000 amd64"
-	w := &Worker{}
+	w := &Worker{session: newSession()}
 	for i, m := range [][2]string{
 		{"a", id},
 		{"a", id},

@@ -17,16 +17,19 @@ import (
 )
 
 // startMonitoring publishes this worker's heartbeat and watches those of the others until ctx ends, when the worker
-// leaves.
-func (w *Worker) startMonitoring(ctx context.Context) error {
+// leaves. file is the launcher's file of this node; nil: none.
+func (w *Worker) startMonitoring(ctx context.Context, file *membership.NodeFile) error {
 	nodes, numbers := w.nodes()
 	key := w.key(status.Heartbeats)
 	if numbers != nil {
 		key = rendezvous.JobKey(w.job.ID, status.Heartbeats)
 	}
-	file, err := w.nodeFile(nodes, numbers != nil)
-	if err != nil {
-		return err
+	if numbers == nil { // a worker has no agent that reports for it
+		file.Close()
+		var err error
+		if file, err = w.nodeFile(nodes); err != nil {
+			return err
+		}
 	}
 	timing := membership.NewTiming(w.cfg.HeartbeatTimeout, len(nodes))
 	if numbers != nil {
@@ -187,7 +190,7 @@ func (w *Worker) lose(ctx context.Context, worker int, why error, stuck bool, ot
 		}
 	}
 	slices.Sort(peers)
-	w.end(&collective.Error{
+	w.endSession(&collective.Error{
 		Kind: collective.ErrPeerLost, Comm: w.cfg.Collective.Name, Rank: -1, Peers: peers,
 		Err: fmt.Errorf("worker %d is lost: %w", worker, why), Who: who + "\n" + w.self(),
 	})
@@ -208,7 +211,7 @@ func (w *Worker) loseLease(err error) {
 		return
 	}
 	me := &w.members[w.job.Worker]
-	w.end(&collective.Error{
+	w.endSession(&collective.Error{
 		Kind: collective.ErrPeerLost, Comm: w.cfg.Collective.Name, Rank: me.First, Who: w.self(),
 		Err: fmt.Errorf("%w: worker %d ends: %w: %s", errLeaseEnded, me.Worker, err, fix),
 	})
@@ -232,7 +235,7 @@ func leaseFix(err error) string {
 
 // loseStore ends the group because the state of the others is unknown without the store.
 func (w *Worker) loseStore() {
-	w.storeSilent.Store(true)
+	w.markStoreSilent()
 	me, silent := &w.members[w.job.Worker], w.cfg.HeartbeatTimeout
 	e := &collective.Error{Kind: collective.ErrPeerLost, Comm: w.cfg.Collective.Name, Rank: -1, Who: w.self()}
 	switch {
@@ -249,7 +252,7 @@ func (w *Worker) loseStore() {
 	default:
 		e.Err = fmt.Errorf("the store %s has not answered for %v", w.storeName(), silent)
 	}
-	w.end(e)
+	w.endSession(e)
 }
 
 // self describes what this worker does, for an error about others.
@@ -258,10 +261,9 @@ func (w *Worker) self() string {
 	return w.name(w.job.Worker) + ", which reports this, is " + positionText(&p)
 }
 
-// end makes cause the end of the group and of all waits of this worker, unless there is one already.
-func (w *Worker) end(cause error) {
-	if w.current.end(cause) {
-		w.endLife(cause)
+// endSession ends the session of this worker, and so its group and all its waits, unless it has ended already.
+func (w *Worker) endSession(cause error) {
+	if w.end(cause) {
 		w.cfg.Logger.Error("worker: the job cannot continue", "error", cause)
 	}
 }

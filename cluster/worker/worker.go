@@ -7,14 +7,11 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
-	"github.com/lockstep-ml/lockstep/cluster/membership"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
-	"github.com/lockstep-ml/lockstep/cluster/status"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/internal/listener"
 	"github.com/lockstep-ml/lockstep/internal/pause"
@@ -24,38 +21,16 @@ import (
 // Worker is this process as a worker of its job. [Join] creates it, Close ends it. Its methods are safe for
 // concurrent use.
 type Worker struct {
-	cfg           Config
-	secret        secret.Secret // the job's or, if it has none, this host's; none with DataPlaintext unless oneHost
-	job           *cluster.Job
-	registration  rendezvous.Registration
-	registrations []rendezvous.Registration // of all, by worker
-	infos         []decodedInfo             // their Data
-	members       []Member                  // by worker
-	links         string                    // the transports to the others
-	current       current
-	group         *group
-	progress      progress
-	timeline      *timeline.Recorder
-	meter         linkMeter
-	tracker       *status.Tracker // of worker 0 in a job of several
-	straggler     atomic.Pointer[timeline.Straggler]
-	member        *membership.Member   // nil: a job of one worker
-	launched      *membership.NodeFile // the launcher's; nil: none
-	store         rendezvous.Store     // nil: a job of one worker
-	server        *rendezvous.Server   // nil: another process serves it
-	port          *listener.Listener   // where it is served
-
-	life     context.Context // ends with Close, or with the end of the job; the cause is the reason
-	endLife  context.CancelCauseFunc
-	stopWork context.CancelFunc // ends the goroutines
-	work     sync.WaitGroup
-
-	storeSilent atomic.Bool // the store has not answered this worker, which fails: it is not queried any more
-
-	mu       sync.Mutex
-	failed   bool
-	failedAt uint64 // progress at the failure
-	lost     []int  // the workers that were blamed
+	cfg      Config
+	secret   secret.Secret // the job's or, if it has none, this host's; none with DataPlaintext unless oneHost
+	job      *cluster.Job
+	progress progress
+	timeline *timeline.Recorder
+	meter    linkMeter
+	server   *rendezvous.Server // of the store; nil: another process serves it
+	port     *listener.Listener // where it is served
+	*session
+	world *group // the first group of the session
 
 	closing  sync.Once
 	closeErr error
@@ -75,7 +50,7 @@ func (w *Worker) Members() []Member { return append([]Member(nil), w.members...)
 
 // Group returns the communicators of this worker's replicas, connected to those of all other workers. It
 // stays the same during the worker's whole life. A strategy that uses it may close it, and Close does.
-func (w *Worker) Group() collective.Group { return w.group }
+func (w *Worker) Group() collective.Group { return w.world }
 
 // Resolver returns the job as TensorFlow's cluster resolver.
 func (w *Worker) Resolver() cluster.Resolver { return w.job.Resolver() }
@@ -86,7 +61,7 @@ func (w *Worker) Resolver() cluster.Resolver { return w.job.Resolver() }
 func (w *Worker) Store() rendezvous.Store { return w.store }
 
 // Err returns the error that ended the job for this worker, such as the loss of another worker, or nil.
-func (w *Worker) Err() error { return w.current.why() }
+func (w *Worker) Err() error { return w.ended() }
 
 // Compare compares the facts of all workers: "model", "global batch", …. All workers call it, with the same
 // name, once per name. If a fact differs, each gets an error that matches [ErrDiffer] and lists the values
@@ -220,7 +195,7 @@ func (w *Worker) Close() error {
 // closeGroup closes the communicators in use, which their user may have closed already.
 func (w *Worker) closeGroup() error {
 	var errs []error
-	for _, c := range w.current.now() {
+	for _, c := range w.communicators() {
 		errs = append(errs, c.Close())
 	}
 	return errors.Join(errs...)
@@ -232,9 +207,9 @@ func (w *Worker) leave() error {
 		w.endLife(nil)
 		return nil
 	}
-	w.mu.Lock()
-	failed := w.failed || w.Err() != nil
-	w.mu.Unlock()
+	w.reporting.Lock()
+	failed := w.failure != nil || w.Err() != nil
+	w.reporting.Unlock()
 	var err error
 	if failed {
 		w.publishGone()
@@ -268,9 +243,12 @@ func (w *Worker) leaveFailed() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), leaveWait)
 	defer cancel()
-	w.mu.Lock()
-	lost := w.lost
-	w.mu.Unlock()
+	var lost []int
+	w.reporting.Lock()
+	if w.failure != nil {
+		lost = w.failure.blames
+	}
+	w.reporting.Unlock()
 	for ctx.Err() == nil && w.othersAlive(lost) {
 		pause.For(ctx, w.cfg.heartbeatInterval()/4)
 	}
@@ -290,7 +268,7 @@ func (w *Worker) othersAlive(lost []int) bool {
 // does not answer, and closes the store.
 func (w *Worker) stop() {
 	w.endLife(nil)
-	if w.storeSilent.Load() {
+	if w.storeSilent() {
 		w.store.Close()
 	}
 	w.stopWork()

@@ -1,6 +1,7 @@
 package worker_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -414,6 +415,31 @@ func TestSingleProcess(t *testing.T) {
 	}
 }
 
+// TestRecovered: the other workers do not find a failure that was withdrawn, and a later one is reported again.
+func TestRecovered(t *testing.T) {
+	all := joinAll(t, 1, 1)
+	find := func() error {
+		_, _, err := all[1].Store().Get(context.Background(), rendezvous.Key("in one process", 0, "failure", "0"))
+		return err
+	}
+	for range 2 {
+		if err := errors.Join(all[0].Fail(errors.New("disk full")), find()); err != nil {
+			t.Error(err)
+		}
+		if err := errors.Join(all[0].Recovered(), all[0].Recovered()); err != nil {
+			t.Error(err)
+		}
+		if err := find(); !errors.Is(err, rendezvous.ErrNotFound) {
+			t.Errorf("the report is left: %v", err)
+		}
+	}
+	for i, err := range each(all, func(w *worker.Worker) error { return w.Close() }) {
+		if err != nil {
+			t.Errorf("worker %d: %v", i, err)
+		}
+	}
+}
+
 // TestPanicking: a worker that is closed by a deferred function while its program panics leaves a record of the
 // panic.
 func TestPanicking(t *testing.T) {
@@ -540,4 +566,37 @@ func TestMissingWorker(t *testing.T) {
 func freeStore(t *testing.T) string {
 	t.Helper()
 	return fmt.Sprintf("tcp://127.0.0.1:%d", freeport.Take(t, 1))
+}
+
+// TestJoiningLine: the line that a joining worker logs is short; what it has read is logged at level debug.
+func TestJoiningLine(t *testing.T) {
+	for _, level := range []slog.Level{slog.LevelInfo, slog.LevelDebug} {
+		store, logs := "file://"+filepath.ToSlash(t.TempDir()), make([]bytes.Buffer, 2)
+		var workers sync.WaitGroup
+		for i := range logs {
+			job := &cluster.Job{
+				ID: "line", Worker: i, Workers: 2, Store: store,
+				Values: []cluster.Value{{Name: "LONG_VARIABLE", Value: strings.Repeat("x", 300)}},
+			}
+			logger := slog.New(slog.NewTextHandler(&logs[i], &slog.HandlerOptions{Level: level}))
+			workers.Go(func() {
+				w, err := worker.Join(t.Context(), worker.Config{Job: job, Logger: logger})
+				if err == nil {
+					err = w.Close()
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		workers.Wait()
+		text := logs[1].String()
+		line, _, _ := strings.Cut(text, "\n")
+		if !strings.Contains(line, "worker 1 of 2") || len(line) > 150 {
+			t.Errorf("level %v: %q", level, line)
+		}
+		if got := strings.Contains(text, "LONG_VARIABLE"); got != (level == slog.LevelDebug) {
+			t.Errorf("level %v: what it read is logged: %v in\n%s", level, got, text)
+		}
+	}
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/setup"
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
@@ -142,7 +143,7 @@ func injectFaults() {
 	if err := json.Unmarshal([]byte(text), &m.chaosPlan); err != nil {
 		panic(err)
 	}
-	onProgress = m.at
+	setup.OnProgress = m.at
 }
 
 // at injects the fault that is due, if any.

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/secret"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
@@ -102,7 +103,7 @@ func chaosHost(t *testing.T) bool {
 func chaosUninterrupted(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "summary.json")
-	if out, err := lockstepProcess(t, append(chaosTraining[:len(chaosTraining):len(chaosTraining)], "--replicas",
+	if out, err := clitest.Process(t, append(chaosTraining[:len(chaosTraining):len(chaosTraining)], "--replicas",
 		fmt.Sprint(chaosWorkers), "--summary", file)...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -212,7 +213,8 @@ func (r *chaosRun) start() {
 	var ready []io.WriteCloser
 	for i := range hosts {
 		args := r.command(i, hosts)
-		env := append(os.Environ(), asCommand+"=1", planVariable+"="+r.text, "TMPDIR="+filepath.Join(r.dir, "temporary"))
+		env := append(os.Environ(), clitest.AsCommand+"=1", planVariable+"="+r.text, "TMPDIR="+filepath.Join(r.dir,
+			"temporary"))
 		if hosts > 1 {
 			env = append(env, "LOCKSTEP_SECRET="+key)
 		}
@@ -442,7 +444,7 @@ func (r *chaosRun) checkSnapshots() {
 	}
 	entries, err := os.ReadDir(dir)
 	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool { // the second, if it was not noticed
-		return e.Name() == configFile || e.Name() == filepath.Base(r.plan.ballast())
+		return e.Name() == "config.yaml" || e.Name() == filepath.Base(r.plan.ballast())
 	})
 	if err != nil || len(entries) != len(all) {
 		t.Errorf("files other than snapshots: %v, %v", entries, err)

@@ -8,12 +8,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
 )
 
 // TestUnderLaunchers: the same training under lockstep run and under mpirun gives the bits of one process, and prints
 // its launcher.
 func TestUnderLaunchers(t *testing.T) {
-	skipShort(t, "a job for each launcher")
+	clitest.SkipShort(t, "a job for each launcher")
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -44,16 +46,16 @@ func TestUnderLaunchers(t *testing.T) {
 			args := append(c.command[1:], "--strategy", "multi-worker", "--progress", "none", "--out", dir)
 			cmd := exec.CommandContext(t.Context(), c.command[0], append(args, small...)...)
 			// two concurrent mpiruns may both create their folder
-			cmd.Env = append(os.Environ(), asCommand+"=1", "TMPDIR="+t.TempDir(),
+			cmd.Env = append(os.Environ(), clitest.AsCommand+"=1", "TMPDIR="+t.TempDir(),
 				"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1",
 				"PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe")
 			out, err := cmd.CombinedOutput()
-			summary, _ := os.ReadFile(filepath.Join(dir, summaryFile))
+			summary, _ := os.ReadFile(filepath.Join(dir, "summary.json"))
 			if err != nil || !strings.Contains(string(out), c.source) ||
 				!strings.Contains(string(summary), `"weights_hash": "`+want) {
 				t.Errorf("%v\n%s\nwant %q and the weights hash %s, the chief wrote %s", err, out, c.source, want, summary)
 			}
-			report, err := os.ReadFile(filepath.Join(dir, reportFile))
+			report, err := os.ReadFile(filepath.Join(dir, "report.html"))
 			if err != nil || !strings.Contains(string(report), "bus bandwidth") {
 				t.Errorf("%v: the report has no time of the all-reduce", err)
 			}

@@ -2,6 +2,10 @@
 // collectives. Run "lockstep help".
 package main
 
-import "os"
+import (
+	"os"
 
-func main() { os.Exit(run(os.Args[1:])) }
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/root"
+)
+
+func main() { os.Exit(root.Run(os.Args[1:])) }

@@ -17,18 +17,19 @@ import (
 	library "github.com/parquet-go/parquet-go"
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/root"
 	"github.com/lockstep-ml/lockstep/internal/freeport"
 	"github.com/lockstep-ml/lockstep/internal/race"
 )
 
-// asCommand makes the test binary run as lockstep, for tests that start it as a separate process.
-const asCommand = "LOCKSTEP_TEST_AS_COMMAND"
-
 func TestMain(m *testing.M) {
-	if os.Getenv(asCommand) != "" {
+	if os.Getenv(clitest.AsCommand) != "" {
 		injectFaults()
 		main()
 	}
+	clitest.Commands = root.New
 	if strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe") != "lockstep" { // a script's command
 		flag.Parse()
 		if err := flag.Set("test.parallel", "4"); err != nil { // the processes mostly wait
@@ -36,38 +37,6 @@ func TestMain(m *testing.M) {
 		}
 	}
 	testscript.Main(m, map[string]func(){"lockstep": main})
-}
-
-// lockstepProcess returns the command as a separate process, which is killed at the end of the test.
-func lockstepProcess(t *testing.T, args ...string) *exec.Cmd {
-	t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), exe, args...)
-	cmd.Env = append(os.Environ(), asCommand+"=1")
-	return cmd
-}
-
-// exitCode returns the exit code of a process from the error of Wait; -1: it did not exit.
-func exitCode(err error) int {
-	var exit *exec.ExitError
-	switch {
-	case err == nil:
-		return 0
-	case errors.As(err, &exit):
-		return exit.ExitCode()
-	}
-	return -1
-}
-
-// skipShort skips a test with -short, and prints why.
-func skipShort(t *testing.T, why string) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("-short: " + why)
-	}
 }
 
 // TestScripts runs the scripts in testdata/script.
@@ -84,8 +53,8 @@ func TestScripts(t *testing.T) {
 			return race.Enabled, nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"usage":     exits(exitUsage),
-			"fails":     exits(exitError),
+			"usage":     exits(cli.ExitUsage),
+			"fails":     exits(cli.ExitError),
 			"samefield": sameField,
 			"sorted":    sortedField,
 			"jsonlines": jsonLines,

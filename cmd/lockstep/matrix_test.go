@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/secret"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
 )
 
 var matrixEngine = flag.String("engine", "go", "engine of TestMatrix; another one has one row only")
@@ -95,7 +96,7 @@ func TestMatrix(t *testing.T) {
 	for _, p := range rows {
 		fmt.Fprintf(&table, "\n%-14s", p.name)
 		if p.processes == 1 {
-			s, _ := trainOnce(t, append([]string{"--replicas", p.own, "--engine", *matrixEngine}, small...)...)
+			s, _ := clitest.Train(t, append([]string{"--replicas", p.own, "--engine", *matrixEngine}, small...)...)
 			want[p.replicas] = s["weights_hash"].(string)
 			fmt.Fprintf(&table, "%.14s", want[p.replicas])
 			continue
@@ -118,7 +119,7 @@ func placed(t *testing.T, hosts *twoHosts, p placement, w way, want string) stri
 	dir := t.TempDir()
 	all := make([]*workerProcess, w.hosts)
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "LOCKSTEP_SECRET") })
-	env = append(env, asCommand+"=1", "GOMAXPROCS=1")
+	env = append(env, clitest.AsCommand+"=1", "GOMAXPROCS=1")
 	if w.secret {
 		env = append(env, "LOCKSTEP_SECRET="+secret.New().Text())
 	}
@@ -138,7 +139,7 @@ func placed(t *testing.T, hosts *twoHosts, p placement, w way, want string) stri
 	}
 	output := ""
 	for _, o := range all {
-		o.code = exitCode(o.cmd.Wait())
+		o.code = clitest.ExitCode(o.cmd.Wait())
 		output += o.String() + "\n"
 		if o.code != 0 {
 			t.Errorf("exit code %d", o.code)

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
 	"github.com/lockstep-ml/lockstep/internal/freeport"
 )
 
@@ -137,7 +138,7 @@ func (s *slurm) command(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
 	// The nodes have names that only this Slurm knows, so their address is given.
-	cmd.Env = append(os.Environ(), asCommand+"=1", s.conf, "TMPDIR="+s.dir,
+	cmd.Env = append(os.Environ(), clitest.AsCommand+"=1", s.conf, "TMPDIR="+s.dir,
 		cluster.EnvStore+"=tcp://127.0.0.1:"+fmt.Sprint(freeport.Take(t, 1)))
 	cmd.Dir, cmd.WaitDelay = s.dir, 5*time.Second
 	return cmd
@@ -145,7 +146,7 @@ func (s *slurm) command(t *testing.T, args ...string) *exec.Cmd {
 
 // TestSlurm runs trainings of 4 workers, on two nodes with two tasks each.
 func TestSlurm(t *testing.T) {
-	skipShort(t, "it starts a Slurm cluster")
+	clitest.SkipShort(t, "it starts a Slurm cluster")
 	s := startSlurm(t)
 	exe, err := os.Executable()
 	if err != nil {
@@ -154,7 +155,7 @@ func TestSlurm(t *testing.T) {
 	const steps = 40
 	training := []string{"train", "--model", "mlp", "--steps", fmt.Sprint(steps), "--progress", "none"}
 	workers := append(training[:len(training):len(training)], "--replicas", "1", "--strategy", "multi-worker")
-	one, err := lockstepProcess(t, append(training, "--replicas", "4")...).CombinedOutput()
+	one, err := clitest.Process(t, append(training, "--replicas", "4")...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, one)
 	}
@@ -196,7 +197,7 @@ func TestSlurm(t *testing.T) {
 	})
 
 	t.Run("sbatch", func(t *testing.T) {
-		render := lockstepProcess(t, append([]string{
+		render := clitest.Process(t, append([]string{
 			"render", "slurm", "--nnodes", "2", "--nproc-per-node", "2",
 			"--max-restarts", "1", "--time", "4", "--", exe,
 		}, workers...)...)

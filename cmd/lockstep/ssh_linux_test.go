@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
 	"github.com/lockstep-ml/lockstep/internal/freeport"
 )
 
@@ -24,7 +25,7 @@ import (
 // gives the bits of one process, the exit code is that of the worker that failed, and Ctrl-C leaves no process on the
 // hosts.
 func TestSSH(t *testing.T) {
-	skipShort(t, "whole jobs over ssh")
+	clitest.SkipShort(t, "whole jobs over ssh")
 	ssh := serveSSH(t)
 	hosts := []string{"run", "-H", "far1:1,far2:1", "--ssh", ssh, "--rdzv-endpoint", "127.0.0.1", "--rdzv-timeout", "5m"}
 	exe, err := os.Executable()
@@ -38,9 +39,9 @@ func TestSSH(t *testing.T) {
 			"--", exe, "train", "--strategy", "multi-worker", "--replicas", "1",
 			"--progress", "none", "--out", dir,
 		}, small)
-		p := &workerProcess{cmd: lockstepProcess(t, args...)}
+		p := &workerProcess{cmd: clitest.Process(t, args...)}
 		p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
-		p.code = exitCode(p.cmd.Run())
+		p.code = clitest.ExitCode(p.cmd.Run())
 		wantHash(t, []*workerProcess{p}, dir, want)
 		for rank := range 2 {
 			if !strings.Contains(p.stdout.String(), fmt.Sprintf("[rank%d] ", rank)) {
@@ -50,15 +51,16 @@ func TestSSH(t *testing.T) {
 	})
 
 	t.Run("exit code", func(t *testing.T) {
-		out, err := lockstepProcess(t, slices.Concat(hosts,
+		out, err := clitest.Process(t, slices.Concat(hosts,
 			[]string{"--", "sh", "-c", "if [ $RANK = 1 ]; then exit 6; fi; exec sleep 1000"})...).CombinedOutput()
-		if code := exitCode(err); code != 6 || !strings.Contains(string(out), "who     worker 1 of 2, node 1, host ") {
+		if code := clitest.ExitCode(err); code != 6 || !strings.Contains(string(out),
+			"who     worker 1 of 2, node 1, host ") {
 			t.Errorf("exit code %d, want 6, and worker 1 to be named:\n%s", code, out)
 		}
 	})
 
 	t.Run("Ctrl-C", func(t *testing.T) {
-		cmd := lockstepProcess(t, slices.Concat(hosts, []string{"--", "sh", "-c", "echo at $$; exec sleep 1000"})...)
+		cmd := clitest.Process(t, slices.Concat(hosts, []string{"--", "sh", "-c", "echo at $$; exec sleep 1000"})...)
 		var stderr strings.Builder
 		cmd.Stderr = &stderr
 		stdout, err := cmd.StdoutPipe()
@@ -79,7 +81,7 @@ func TestSSH(t *testing.T) {
 			t.Fatal(err)
 		}
 		rest, _ := io.ReadAll(stdout)
-		if code := exitCode(cmd.Wait()); code != 130 || len(workers) != 2 {
+		if code := clitest.ExitCode(cmd.Wait()); code != 130 || len(workers) != 2 {
 			t.Fatalf("exit code %d, want 130; workers %v, want two:\n%s%s", code, workers, rest, stderr.String())
 		}
 		for _, pid := range workers {
@@ -92,9 +94,9 @@ func TestSSH(t *testing.T) {
 	})
 
 	t.Run("a host that has no sshd", func(t *testing.T) {
-		out, err := lockstepProcess(t, "run", "-H", "far1,nowhere", "--ssh", ssh, "--rdzv-endpoint", "127.0.0.1", "--",
+		out, err := clitest.Process(t, "run", "-H", "far1,nowhere", "--ssh", ssh, "--rdzv-endpoint", "127.0.0.1", "--",
 			"sleep", "1000").CombinedOutput()
-		if code := exitCode(err); code != 1 || !strings.Contains(string(out), "host nowhere: ") {
+		if code := clitest.ExitCode(err); code != 1 || !strings.Contains(string(out), "host nowhere: ") {
 			t.Errorf("exit code %d, want 1, and the host to be named:\n%s", code, out)
 		}
 	})
@@ -129,7 +131,7 @@ PermitRootLogin yes
 StrictModes no
 UsePAM no
 SetEnv %[3]s=1
-`, port, dir, asCommand) // the agents are this test binary, too
+`, port, dir, clitest.AsCommand) // the agents are this test binary, too
 	client := fmt.Sprintf(`
 Host far1
 	HostName 127.0.0.1

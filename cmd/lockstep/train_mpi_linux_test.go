@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
 )
 
 // mpiruns are the launchers under which training is tested, and the names under which lockstep detects them.
@@ -31,8 +32,8 @@ var mpiruns = []struct {
 // TestMPI: under mpirun, training with Lockstep's collectives gives the bits of one process. With MPI's collectives it
 // reaches the same accuracy. The source of the job is printed.
 func TestMPI(t *testing.T) {
-	skipShort(t, "whole jobs under mpirun")
-	one, _ := trainOnce(t, append([]string{"--replicas", "2"}, small...)...)
+	clitest.SkipShort(t, "whole jobs under mpirun")
+	one, _ := clitest.Train(t, append([]string{"--replicas", "2"}, small...)...)
 	for _, m := range mpiruns {
 		t.Run(m.detected, func(t *testing.T) {
 			command, err := exec.LookPath(m.command)
@@ -67,12 +68,12 @@ func TestMPI(t *testing.T) {
 // TestHydraOnHosts: under Hydra on several hosts, which passes no addresses, the workers find each other by its
 // key-value space, with Lockstep's collectives and with MPI's. The hosts are names of this one.
 func TestHydraOnHosts(t *testing.T) {
-	skipShort(t, "whole jobs under mpirun")
+	clitest.SkipShort(t, "whole jobs under mpirun")
 	command, err := exec.LookPath("mpirun.mpich")
 	if err != nil {
 		t.Skip("mpirun.mpich is not installed")
 	}
-	one, _ := trainOnce(t, append([]string{"--replicas", "2"}, small...)...)
+	one, _ := clitest.Train(t, append([]string{"--replicas", "2"}, small...)...)
 	for _, implementation := range []string{"auto", "mpi"} {
 		dir := t.TempDir()
 		out := underMPI(t, command, []string{"-launcher", "fork", "-hosts", "127.0.0.1:1,127.0.0.2:1", "-np", "2"},
@@ -119,7 +120,7 @@ func underMPI(t *testing.T, command string, args, flags []string) string {
 	args = append(append(append([]string{}, args...), exe, "train", "--strategy", "multi-worker", "--replicas", "1",
 		"--progress", "none", "--rdzv-timeout", "5m"), flags...)
 	cmd := exec.CommandContext(ctx, command, args...)
-	cmd.Env = append(os.Environ(), asCommand+"=1", "GOMAXPROCS=1", fmt.Sprintf("TMPDIR=%s", t.TempDir()))
+	cmd.Env = append(os.Environ(), clitest.AsCommand+"=1", "GOMAXPROCS=1", fmt.Sprintf("TMPDIR=%s", t.TempDir()))
 	cmd.WaitDelay = 5 * time.Second
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -131,7 +132,7 @@ func underMPI(t *testing.T, command string, args, flags []string) string {
 // TestStoppedUnderMPI: if a worker is suspended during a reduction by MPI, the others name it and its last reported
 // activity, long before the deadline of the call. Their records name the call in which they wait for it.
 func TestStoppedUnderMPI(t *testing.T) {
-	skipShort(t, "whole jobs under mpirun")
+	clitest.SkipShort(t, "whole jobs under mpirun")
 	command, err := exec.LookPath("mpirun.openmpi")
 	if err != nil {
 		t.Skip("mpirun.openmpi is not installed")
@@ -147,7 +148,8 @@ func TestStoppedUnderMPI(t *testing.T) {
 		"--replicas", "1", "--model", "mlp", "--epochs", "10000", "--progress", "none", "--implementation", "mpi",
 		"--heartbeat-timeout", "5s")
 	records := t.TempDir()
-	cmd.Env = append(os.Environ(), asCommand+"=1", "GOMAXPROCS=1", "TMPDIR="+t.TempDir(), cluster.EnvRecords+"="+records)
+	cmd.Env = append(os.Environ(), clitest.AsCommand+"=1", "GOMAXPROCS=1", "TMPDIR="+t.TempDir(),
+		cluster.EnvRecords+"="+records)
 	cmd.WaitDelay = 5 * time.Second
 	pid, report := 0, ""
 	member := regexp.MustCompile(`worker 1 \(rank 1, host .*, pid (\d+)\)`)
@@ -181,7 +183,7 @@ func TestStoppedUnderMPI(t *testing.T) {
 	if silent < 5*time.Second { // how much later it is detected depends on the machine
 		t.Errorf("the report does not state that worker 1 was silent for 5 s or longer:\n%s", all)
 	}
-	parted, err := lockstepProcess(t, "doctor", records).CombinedOutput()
+	parted, err := clitest.Process(t, "doctor", records).CombinedOutput()
 	for _, want := range []string{"records of 1 of 2 workers", "none of worker 1", "2 ranks"} {
 		if !strings.Contains(string(parted), want) {
 			t.Errorf("lockstep doctor, %v: %s\nwant %q", err, parted, want)

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
 )
 
 // TestProgressOnATerminal: the bar is drawn on a terminal, but not on the terminal that Open MPI creates for each
@@ -25,7 +27,7 @@ func TestProgressOnATerminal(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			terminal, out := openTerminal(t)
-			cmd := lockstepProcess(t, "train", "--model", "mlp", "--global-batch", "64", "--steps", "2")
+			cmd := clitest.Process(t, "train", "--model", "mlp", "--global-batch", "64", "--steps", "2")
 			cmd.Env = append(cmd.Environ(), "TERM=xterm")
 			cmd.Env = append(cmd.Env, c.env...)
 			var stderr strings.Builder

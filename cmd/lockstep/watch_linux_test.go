@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/status"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
 	"github.com/lockstep-ml/lockstep/dashboard"
 )
 
@@ -42,7 +44,7 @@ func startWatched(t *testing.T, flags ...string) *watchedJob {
 		"--", exe, "train", "--model", "mlp", "--strategy", "multi-worker", "--replicas", "1", "--epochs", "100000",
 		"--global-batch", "64",
 	})
-	j.p.cmd = lockstepProcess(t, args...)
+	j.p.cmd = clitest.Process(t, args...)
 	j.p.cmd.Env = append(j.p.cmd.Environ(), "TMPDIR="+temp)
 	j.p.cmd.Stdout = io.Discard
 	stderr, err := j.p.cmd.StderrPipe()
@@ -65,10 +67,10 @@ func startWatched(t *testing.T, flags ...string) *watchedJob {
 
 // top runs lockstep top and returns its output and exit code.
 func (j *watchedJob) top(args ...string) (string, int) {
-	cmd := lockstepProcess(j.t, append([]string{"top", "--once"}, args...)...)
+	cmd := clitest.Process(j.t, append([]string{"top", "--once"}, args...)...)
 	cmd.Env = append(cmd.Environ(), "TMPDIR="+j.temp)
 	out, err := cmd.CombinedOutput()
-	return string(out), exitCode(err)
+	return string(out), clitest.ExitCode(err)
 }
 
 // await waits until both workers have published steps, as lockstep top shows them.
@@ -93,7 +95,7 @@ func (j *watchedJob) end() {
 	if err := j.p.cmd.Process.Signal(syscall.SIGINT); err != nil {
 		j.t.Fatal(err)
 	}
-	if code := exitCode(j.p.cmd.Wait()); code != 130 {
+	if code := clitest.ExitCode(j.p.cmd.Wait()); code != 130 {
 		j.t.Errorf("exit code %d, want 130", code)
 	}
 }
@@ -101,7 +103,7 @@ func (j *watchedJob) end() {
 // TestWatch watches a job of two processes: by its page, and by lockstep top with its name, a part of it, nothing, and
 // the address of the page.
 func TestWatch(t *testing.T) {
-	skipShort(t, "a whole job")
+	clitest.SkipShort(t, "a whole job")
 	j := startWatched(t, "--nproc-per-node", "2", "--rdzv-id", "watched")
 	job := j.await("watched")
 	if job.Job != "watched" || job.Workers[1].State != "running" || job.Training == nil || job.ExamplesPerSecond <= 0 {
@@ -113,8 +115,8 @@ func TestWatch(t *testing.T) {
 			t.Errorf("top %v: exit code %d:\n%s", args, code, out)
 		}
 	}
-	if out, code := j.top("other"); code != exitUsage || !strings.Contains(out, "no job other of this user runs on this "+
-		"host, but watched") {
+	if out, code := j.top("other"); code != cli.ExitUsage || !strings.Contains(out,
+		"no job other of this user runs on this "+"host, but watched") {
 		t.Errorf("exit code %d:\n%s", code, out)
 	}
 	answer, err := http.Get(j.page)
@@ -127,14 +129,14 @@ func TestWatch(t *testing.T) {
 		t.Errorf("%v: the page is\n%s", err, text)
 	}
 	j.end()
-	if out, code := j.top(); code != exitError || !strings.Contains(out, "no job of this user runs on this host") {
+	if out, code := j.top(); code != cli.ExitError || !strings.Contains(out, "no job of this user runs on this host") {
 		t.Errorf("after the end: exit code %d:\n%s", code, out)
 	}
 }
 
 // TestWatchHosts watches a job that -H starts on two hosts.
 func TestWatchHosts(t *testing.T) {
-	skipShort(t, "a whole job over ssh")
+	clitest.SkipShort(t, "a whole job over ssh")
 	ssh := serveSSH(t)
 	j := startWatched(t, "-H", "far1:1,far2:1", "--ssh", ssh, "--rdzv-endpoint", "127.0.0.1", "--rdzv-id", "hosts")
 	if job := j.await(j.page); job.Job != "hosts" || job.Training == nil {
@@ -146,7 +148,7 @@ func TestWatchHosts(t *testing.T) {
 // TestTableOnATerminal: lockstep run shows a table of the workers on a terminal, below their output, which it leaves as
 // it is; and nothing remains of the table.
 func TestTableOnATerminal(t *testing.T) {
-	skipShort(t, "whole jobs")
+	clitest.SkipShort(t, "whole jobs")
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -156,7 +158,7 @@ func TestTableOnATerminal(t *testing.T) {
 			t.Parallel()
 			terminal, out := openTerminal(t)
 			progress := strings.Replace(mode, "piped", "auto", 1)
-			cmd := lockstepProcess(t, "run", "--nproc-per-node", "2", "--progress", progress, "--", exe, "train", "--model",
+			cmd := clitest.Process(t, "run", "--nproc-per-node", "2", "--progress", progress, "--", exe, "train", "--model",
 				"mlp", "--strategy", "multi-worker", "--replicas", "1", "--epochs", "2", "--global-batch", "64")
 			cmd.Env = append(cmd.Environ(), "TERM=xterm", "TMPDIR="+t.TempDir())
 			cmd.Stdout, cmd.Stderr = out, out
@@ -193,9 +195,9 @@ func TestTableOnATerminal(t *testing.T) {
 			if drawn := strings.Contains(text, "\nworker  host"); drawn != (mode == "auto") {
 				t.Errorf("a table was drawn: %v:\n%s", drawn, text)
 			}
-			e := &emulator{t: t, columns: 80, lines: []string{""}}
+			e := &clitest.Emulator{T: t, Columns: 80, Lines: []string{""}}
 			_, _ = e.Write([]byte(text)) // it returns no error
-			screen := strings.Join(e.lines, "\n")
+			screen := strings.Join(e.Lines, "\n")
 			if strings.Contains(screen, "\nworker  host") || !strings.Contains(screen, "[rank0] epoch 2/2: ") ||
 				!strings.Contains(screen, "weights hash") {
 				t.Errorf("the screen at the end:\n%s", screen)

@@ -11,12 +11,14 @@ import (
 	"testing"
 
 	"github.com/lockstep-ml/lockstep/cluster/secret"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
 )
 
 // TestNamespaces: two workers in separate network namespaces, connected by a veth pair, are two hosts. Without a secret
 // they refuse to start. With one they give the bits of one process, encrypted or not.
 func TestNamespaces(t *testing.T) {
-	skipShort(t, "whole jobs in network namespaces")
+	clitest.SkipShort(t, "whole jobs in network namespaces")
 	probe := exec.Command("ip", "link", "set", "lo", "up")
 	probe.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 	if out, err := probe.CombinedOutput(); err != nil {
@@ -36,7 +38,7 @@ func TestNamespaces(t *testing.T) {
 	})
 	t.Run("no secret", func(t *testing.T) {
 		for w, p := range inNamespaces(t, nil, small) {
-			if p.code != exitError || !strings.Contains(p.stderr.String(), "--data-plaintext") ||
+			if p.code != cli.ExitError || !strings.Contains(p.stderr.String(), "--data-plaintext") ||
 				!strings.Contains(p.stderr.String(), "LOCKSTEP_SECRET") {
 				t.Errorf("worker %d: %v\nwant an error with the two ways out", w, p)
 			}
@@ -62,7 +64,7 @@ func inNamespaces(t *testing.T, env, flags []string) []*workerProcess {
 			"lockstep%d up && exec \"$@\"", w+1, w, w)
 		p := &workerProcess{cmd: exec.CommandContext(t.Context(), "sh",
 			append([]string{"-c", network, "sh", exe}, args...)...)}
-		p.cmd.Env = append(append(os.Environ(), asCommand+"=1", "GOMAXPROCS=1",
+		p.cmd.Env = append(append(os.Environ(), clitest.AsCommand+"=1", "GOMAXPROCS=1",
 			fmt.Sprintf(`TF_CONFIG={"cluster":{"worker":["10.78.0.1:7070","10.78.0.2:7070"]},`+
 				`"task":{"type":"worker","index":%d}}`, w)), env...)
 		p.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
@@ -89,7 +91,7 @@ func inNamespaces(t *testing.T, env, flags []string) []*workerProcess {
 		in.Close()
 	}
 	for _, p := range all {
-		p.code = exitCode(p.cmd.Wait())
+		p.code = clitest.ExitCode(p.cmd.Wait())
 	}
 	return all
 }

@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +17,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/root"
 	"github.com/lockstep-ml/lockstep/internal/freeport"
 )
 
@@ -47,7 +49,7 @@ func (j job) start(t *testing.T, workers int) []*workerProcess {
 		if j.own != nil {
 			args = append(args, j.own(w)...)
 		}
-		p := &workerProcess{cmd: lockstepProcess(t, args...)}
+		p := &workerProcess{cmd: clitest.Process(t, args...)}
 		p.cmd.Env = append(p.cmd.Env, "GOMAXPROCS=1")
 		if j.env != nil {
 			p.cmd.Env = append(p.cmd.Env, j.env(w)...)
@@ -69,7 +71,7 @@ func (j job) start(t *testing.T, workers int) []*workerProcess {
 					j.watch(w, s.Text(), p)
 				}
 			}
-			p.code, p.took = exitCode(p.cmd.Wait()), time.Since(begin)
+			p.code, p.took = clitest.ExitCode(p.cmd.Wait()), time.Since(begin)
 		})
 	}
 	done.Wait()
@@ -106,7 +108,7 @@ var small = []string{"--model", "mlp", "--hidden", "64", "--global-batch", "61",
 // hashOfOne trains in one process.
 func hashOfOne(t *testing.T, replicas int) string {
 	t.Helper()
-	s, _ := trainOnce(t, append([]string{"--replicas", fmt.Sprint(replicas)}, small...)...)
+	s, _ := clitest.Train(t, append([]string{"--replicas", fmt.Sprint(replicas)}, small...)...)
 	return s["weights_hash"].(string)
 }
 
@@ -142,7 +144,7 @@ func summaryHash(t *testing.T, file string) string {
 
 // TestSources: workers join one job by every source of its description, and each worker prints its source.
 func TestSources(t *testing.T) {
-	skipShort(t, "a job for each launcher")
+	clitest.SkipShort(t, "a job for each launcher")
 	port := freeport.Take(t, 2)
 	endpoint := fmt.Sprintf("127.0.0.1:%d", port)
 	want := hashOfOne(t, 2)
@@ -193,7 +195,7 @@ func TestSources(t *testing.T) {
 func TestWorkersThatDiffer(t *testing.T) {
 	t.Parallel()
 	weights := filepath.Join(t.TempDir(), "weights")
-	root := newRoot()
+	root := root.New()
 	root.SetOut(&strings.Builder{})
 	root.SetArgs([]string{
 		"train", "--replicas", "1", "--model", "cnn", "--steps", "1", "--global-batch", "8",
@@ -211,7 +213,7 @@ func TestWorkersThatDiffer(t *testing.T) {
 			`--global-batch is "61" for worker 0 (host HOST, pid PID) and worker 2 (host HOST, pid PID), ` +
 				`but "60" for worker 1 (host HOST, pid PID)`,
 		},
-		{[]string{"--weights", filepath.Join(weights, weightsFile)}, `--weights is "not given" for worker 0`},
+		{[]string{"--weights", filepath.Join(weights, "weights.safetensors")}, `--weights is "not given" for worker 0`},
 		{[]string{"--data", "mnist", "--data-dir", "absent"}, `--data is "digits" for worker 0`},
 		{[]string{"--hidden", "32"}, `--hidden is "[64]" for worker 0`},
 		{[]string{"--seed", "2"}, `--seed is "1" for worker 0`},
@@ -232,7 +234,7 @@ func TestWorkersThatDiffer(t *testing.T) {
 			}.start(t, 3)
 			for w, p := range all {
 				text := hostAndPID.ReplaceAllString(p.stderr.String(), "(host HOST, pid PID)")
-				if p.code != exitError || !strings.Contains(text, c.want) {
+				if p.code != cli.ExitError || !strings.Contains(text, c.want) {
 					t.Errorf("worker %d: %v\nwant %s", w, p, c.want)
 				}
 			}
@@ -268,7 +270,7 @@ func TestFailingWorker(t *testing.T) {
 				},
 			}.start(t, 2)
 			for w, p := range all {
-				if p.code != exitError || !strings.Contains(p.stderr.String(), c.want) || p.took > 3*time.Minute {
+				if p.code != cli.ExitError || !strings.Contains(p.stderr.String(), c.want) || p.took > 3*time.Minute {
 					t.Errorf("worker %d: %v\nwant %s", w, p, c.want)
 				}
 			}
@@ -299,8 +301,8 @@ func TestInterruptOneWorker(t *testing.T) {
 				}
 			}()
 			all := job{
-				flags: append(tinyTable(t), "--replicas", "1", "--global-batch", "20", "--epochs", "1000000", "--progress", "plain",
-					"--out", dir),
+				flags: append(clitest.TinyTable(t), "--replicas", "1", "--global-batch", "20", "--epochs", "1000000", "--progress",
+					"plain", "--out", dir),
 				env: tfConfig(t, 2),
 				watch: func(w int, line string, p *workerProcess) {
 					if strings.HasPrefix(line, "worker ") && processes[w] == nil {
@@ -318,7 +320,7 @@ func TestInterruptOneWorker(t *testing.T) {
 				Steps       int
 				WeightsHash string `json:"weights_hash"`
 			}
-			text, err := os.ReadFile(filepath.Join(dir, summaryFile))
+			text, err := os.ReadFile(filepath.Join(dir, "summary.json"))
 			if err != nil {
 				t.Fatalf("%v\n%v\n%v", err, all[0], all[1])
 			}
@@ -329,11 +331,11 @@ func TestInterruptOneWorker(t *testing.T) {
 				t.Errorf("worker %d does not report why it stopped: %v", 1-target, p)
 			}
 			for w, p := range all {
-				if p.code != exitInterrupted || !strings.Contains(p.stdout.String(), s.WeightsHash) {
+				if p.code != cli.ExitInterrupted || !strings.Contains(p.stdout.String(), s.WeightsHash) {
 					t.Errorf("worker %d: %v", w, p)
 				}
 			}
-			if end := fmt.Sprintf("%s, weights hash %s", count(s.Steps, "step"), s.WeightsHash); !s.Interrupted ||
+			if end := fmt.Sprintf("%s, weights hash %s", cli.Count(s.Steps, "step"), s.WeightsHash); !s.Interrupted ||
 				!strings.Contains(all[1].stdout.String(), end) {
 				t.Errorf("the chief prints %s, the other %v", text, all[1])
 			}
@@ -343,44 +345,15 @@ func TestInterruptOneWorker(t *testing.T) {
 
 // TestMissingWorker: the error of a rendezvous timeout names the missing worker.
 func TestMissingWorker(t *testing.T) {
-	skipShort(t, "waits until a rendezvous times out")
+	clitest.SkipShort(t, "waits until a rendezvous times out")
 	by := tfConfig(t, 3)
 	all := job{
 		flags: append([]string{"--replicas", "1", "--rdzv-timeout", "10s"}, small...),
 		env:   func(w int) []string { return by(2 * w) },
 	}.start(t, 2)
 	for w, p := range all {
-		if p.code != exitError || !strings.Contains(p.stderr.String(), "worker 1") || p.took > 3*time.Minute {
+		if p.code != cli.ExitError || !strings.Contains(p.stderr.String(), "worker 1") || p.took > 3*time.Minute {
 			t.Errorf("worker %d: %v\nwant an error that names worker 1", 2*w, p)
 		}
-	}
-}
-
-// TestListenAddress: --interface accepts the name of an interface, or an address.
-func TestListenAddress(t *testing.T) {
-	all, err := net.Interfaces()
-	if err != nil {
-		t.Fatal(err)
-	}
-	loopback := ""
-	for _, i := range all {
-		if i.Flags&net.FlagLoopback != 0 {
-			loopback = i.Name
-		}
-	}
-	if loopback == "" {
-		t.Skip("this host has no loopback interface")
-	}
-	for name, want := range map[string]string{
-		"": "", "10.1.2.3": "10.1.2.3", "fd00::1": "fd00::1",
-		loopback: "127.0.0.1",
-	} {
-		if got, err := listenAddress(name); err != nil || got != want {
-			t.Errorf("%s: %s, %v, want %s", name, got, err, want)
-		}
-	}
-	if _, err := listenAddress("nosuch0"); err == nil ||
-		!strings.Contains(err.Error(), "--interface nosuch0: want an address or a network interface") {
-		t.Errorf("no such interface: %v", err)
 	}
 }

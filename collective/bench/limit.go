@@ -30,8 +30,9 @@ func trafficOf(op collective.Op, ranks, bytes int) traffic {
 }
 
 // MemoryLimit returns the time in which this many goroutines concurrently read and write what the ranks of an
-// operation on bytes must, as plain copies, without synchronising or adding. No implementation in memory can
-// be faster.
+// operation on bytes must, as plain copies to other memory, without synchronising or adding. It is an
+// estimate of the least time, not a bound: an operation in place, or one whose data fits into the caches, can take
+// less.
 func MemoryLimit(op collective.Op, ranks, bytes int) time.Duration {
 	defer debug.FreeOSMemory() // or the next measurement would share the machine with the garbage collector
 	t := trafficOf(op, ranks, bytes)

@@ -21,7 +21,7 @@ import (
 type Where struct {
 	// the transport by which the ranks of a domain access each other's memory ("mem", "shm"); empty: none
 	Memory       string
-	Frames       string // the transport of frames within a host: "mem", "shm", "unix", "tcp"; empty: as Memory
+	Frames       string // the transport of frames within a host: "mem", "shm", "tcp"; empty: as Memory
 	ElementBytes int    // of an element in the partial sums' type; 0: 1
 	Cores        int    // processors of this host; 0: as many as ranks
 }

@@ -118,7 +118,7 @@ func TestMeasured(t *testing.T) {
 }
 
 // TestCrowdedRules checks that the built-in table takes the algorithm with the fewest frames where ranks share
-// processors, and only there. docs/performance.md has the measurements.
+// processors, and only there. docs/experiments.md has the measurements.
 func TestCrowdedRules(t *testing.T) {
 	for _, test := range []struct {
 		ranks, hosts, cores, bytes int

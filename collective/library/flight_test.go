@@ -26,7 +26,7 @@ func flights(groups []collective.Group, replicas []int) []flight.File {
 	for p, g := range groups {
 		files = append(files, flight.File{
 			Header: flight.Header{Version: 1, Job: "test", Worker: p, At: time.Now(), Members: members},
-			Ranks:  g.(collective.Recorded).Flights(),
+			Ranks:  g.Flights(),
 		})
 	}
 	return files
@@ -136,7 +136,7 @@ func TestFlightsOfSplits(t *testing.T) {
 					err = sub.Do(t.Context(), sum(1))
 				}
 				if m.Rank() == 2 && err == nil {
-					ranks := g.(collective.Recorded).Flights()
+					ranks := g.Flights()
 					i := slices.IndexFunc(ranks, func(r flight.Rank) bool { return strings.HasSuffix(r.Comm, "/1.0") })
 					if i < 0 || ranks[i].Rank != 0 || !slices.Equal(ranks[i].World, []int{2, 1, 0}) ||
 						len(ranks[i].Calls) != 1 || ranks[i].Calls[0].State != flight.Done {
@@ -156,7 +156,7 @@ func TestFlightsOfSplits(t *testing.T) {
 		}
 	})
 	for p, g := range groups {
-		ranks := g.(collective.Recorded).Flights()
+		ranks := g.Flights()
 		if len(ranks) != replicas[p] || len(ranks[0].Calls) != 1 || ranks[0].Entered != 1 {
 			t.Errorf("process %d: %+v", p, ranks)
 		}

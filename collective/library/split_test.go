@@ -252,7 +252,7 @@ func TestNextCallDuringRound(t *testing.T) {
 			case <-stop:
 				return
 			case <-time.After(100 * time.Microsecond):
-				groups[0].(collective.Recorded).Flights()
+				groups[0].Flights()
 			}
 		}
 	}()
@@ -280,7 +280,7 @@ func TestWaitsFor(t *testing.T) {
 		groups := openGroups(t, []int{3, 1}, collective.Config{})
 		g := groups[0]
 		check := func(arrived int, want []int, state flight.State) {
-			for _, r := range g.(collective.Recorded).Flights()[:arrived] {
+			for _, r := range g.Flights()[:arrived] {
 				c := r.Calls[len(r.Calls)-1]
 				if c.State != state || !slices.Equal(c.WaitsFor, want) {
 					t.Errorf("%d ranks have arrived: rank %d is %s for ranks %v, want %s for %v",

@@ -32,6 +32,7 @@ import (
 	"maps"
 	"math"
 	"os"
+	"path/filepath"
 	"slices"
 	"sort"
 	"strings"
@@ -107,9 +108,41 @@ func (c *Column) shape() []int {
 	return []int{}
 }
 
-// Open opens files with the same columns as one table: the rows of one file after those of another. It reads the files
+// expand replaces directories by their files *.parquet, and patterns by the files that match, sorted.
+func expand(names []string) (files []string, err error) {
+	for _, name := range names {
+		pattern := name
+		switch info, err := os.Stat(name); {
+		case err == nil && info.IsDir():
+			pattern = filepath.Join(escape.Replace(name), "*.parquet")
+		case err == nil || !strings.ContainsAny(name, "*?["):
+			files = append(files, name)
+			continue
+		}
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			return nil, fmt.Errorf("parquet: %s: %w", name, err)
+		}
+		if len(found) == 0 {
+			return nil, fmt.Errorf("parquet: no file matches %s: want a file, a directory with files *.parquet, or a pattern",
+				pattern)
+		}
+		files = append(files, found...)
+	}
+	return files, nil
+}
+
+// escape quotes the characters of a directory's name that have a meaning in patterns.
+var escape = strings.NewReplacer("[", "[[]", "*", "[*]", "?", "[?]")
+
+// Open opens files with the same columns as one table: the rows of one file after those of another. A name may also be
+// a directory, for its files *.parquet, or a pattern as in [filepath.Match]; their files are sorted. It reads the files
 // once to hash their contents; see Options.Index. The error for invalid contents is a [data.FormatError].
 func Open(ctx context.Context, names []string, o Options) (*File, error) {
+	names, err := expand(names)
+	if err != nil {
+		return nil, err
+	}
 	t, err := open(names, o)
 	if err != nil {
 		return nil, err
@@ -135,6 +168,10 @@ func Open(ctx context.Context, names []string, o Options) (*File, error) {
 // texts as categories, with or without an entry in Options.Categories. It returns a [ColumnError] for a list, and for
 // an integer from 2⁵³ on, which a float64 may not hold.
 func Load(ctx context.Context, names []string, o Options) (*data.Frame, error) {
+	names, err := expand(names)
+	if err != nil {
+		return nil, err
+	}
 	t, err := open(names, o)
 	if err != nil {
 		return nil, err
@@ -475,22 +512,14 @@ func dtypeOf(c *parquet.Column, e format.SchemaElement) (d tensor.DType, err err
 	case parquet.Boolean:
 		return tensor.Bool, nil
 	case parquet.Int32, parquet.Int64:
-		d = tensor.Int32
-		if kind == parquet.Int64 {
-			d = tensor.Int64
-		}
 		integer, ok := logical.(*format.IntType)
 		if !ok {
-			return d, nil
+			integer = &format.IntType{BitWidth: 32, IsSigned: true}
+			if kind == parquet.Int64 {
+				integer.BitWidth = 64
+			}
 		}
-		signed, unsigned := map[int8]tensor.DType{
-			8: tensor.Int8, 16: tensor.Int16, 32: tensor.Int32, 64: tensor.Int64,
-		}, map[int8]tensor.DType{8: tensor.Uint8, 16: tensor.Uint16, 32: tensor.Uint32, 64: tensor.Uint64}
-		list := unsigned
-		if integer.IsSigned {
-			list = signed
-		}
-		return list[integer.BitWidth], nil
+		return integerType(integer, kind)
 	case parquet.Float:
 		return tensor.Float32, nil
 	case parquet.Double:
@@ -505,6 +534,20 @@ func dtypeOf(c *parquet.Column, e format.SchemaElement) (d tensor.DType, err err
 	}
 	return 0, fmt.Errorf("the type %v, which cannot be read: want numbers, booleans, texts, or times of 64 bits",
 		c.Type())
+}
+
+// integerType returns the type of an annotated integer, which a column of the physical type kind stores.
+func integerType(t *format.IntType, kind parquet.Kind) (tensor.DType, error) {
+	list := map[int8]tensor.DType{8: tensor.Uint8, 16: tensor.Uint16, 32: tensor.Uint32, 64: tensor.Uint64}
+	if t.IsSigned {
+		list = map[int8]tensor.DType{8: tensor.Int8, 16: tensor.Int16, 32: tensor.Int32, 64: tensor.Int64}
+	}
+	d, ok := list[t.BitWidth]
+	if !ok || t.BitWidth == 64 && kind == parquet.Int32 {
+		return 0, fmt.Errorf("integers of %d bits in a column of the type %v: want 8, 16, 32 or 64 bits, at most those of "+
+			"the column", t.BitWidth, kind)
+	}
+	return d, nil
 }
 
 // checkFill checks a value of Options.Fill.

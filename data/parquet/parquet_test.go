@@ -3,6 +3,7 @@ package parquet_test
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -228,7 +229,43 @@ func TestOtherPlaces(t *testing.T) {
 	}
 }
 
-// TestLoad reads a table into memory.
+// TestDirectory checks that a directory and a pattern open the files in them, in the order of their names.
+func TestDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a[1]")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, dir, "b.parquet", 9, rowsOf(20, 30))
+	a := write(t, dir, "a.parquet", 9, rowsOf(0, 20))
+	if err := os.WriteFile(filepath.Join(dir, "_SUCCESS"), nil, 0o600); err != nil { // Spark writes it
+		t.Fatal(err)
+	}
+	t.Chdir(dir)
+	o := parquet.Options{Columns: []string{"i64"}}
+	for _, name := range []string{dir, "*.parquet", "[ab].parquet"} {
+		frame, err := parquet.Load(t.Context(), []string{name}, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, err := parquet.Load(t.Context(), []string{a}, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, want := tensor.Data[float64](frame.Values), tensor.Data[float64](first.Values)
+		if len(got) != 30 || !slices.Equal(got[:20], want) {
+			t.Errorf("%s: %v, want 30 rows, first those of a.parquet", name, got)
+		}
+		if f, err := parquet.Open(t.Context(), []string{name}, o); err != nil || f.Rows.Len() != 30 {
+			t.Errorf("%s: %v: want 30 rows", name, err)
+		}
+	}
+	if _, err := parquet.Load(t.Context(), []string{"c*.parquet"}, o); err == nil ||
+		!strings.Contains(err.Error(), "no file matches c*.parquet: want a file, a directory with files *.parquet, or a "+
+			"pattern") {
+		t.Errorf("error %v", err)
+	}
+}
+
 func TestLoad(t *testing.T) {
 	names := []string{write(t, t.TempDir(), "a.parquet", 9, rowsOf(0, 20))}
 	frame, err := parquet.Load(t.Context(), names, parquet.Options{Columns: []string{"text", "b", "f64", "i64"}})
@@ -546,5 +583,38 @@ json.dump(rows, open(out + "/rows.json", "w"))
 			}
 			i++
 		}
+	}
+}
+
+// TestFlippedFooterBits checks that no wrong bit in a footer makes the package panic, or gives a column no type.
+func TestFlippedFooterBits(t *testing.T) {
+	type narrow struct {
+		A int8   `parquet:"a,int(8)"`
+		B uint16 `parquet:"b,uint(16)"`
+		C int64  `parquet:"c"`
+	}
+	name := write(t, t.TempDir(), "narrow.parquet", 4, []narrow{{1, 2, 3}, {-4, 5, 6}})
+	whole, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	footer := len(whole) - 8 - int(binary.LittleEndian.Uint32(whole[len(whole)-8:]))
+	widths := 0
+	for bit := 8 * footer; bit < 8*len(whole); bit++ {
+		b := bytes.Clone(whole)
+		b[bit/8] ^= 1 << (bit % 8)
+		if err := os.WriteFile(name, b, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		frame, err := parquet.Load(t.Context(), []string{name}, parquet.Options{})
+		if err != nil && strings.Contains(err.Error(), "want 8, 16, 32 or 64 bits, at most those of the column") {
+			widths++
+		}
+		if err == nil && frame.Values == nil {
+			t.Errorf("bit %d: no values and no error", bit)
+		}
+	}
+	if widths < 10 {
+		t.Errorf("%d flipped bits made a width that no integer has, or that its column does not hold", widths)
 	}
 }

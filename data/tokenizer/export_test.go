@@ -5,9 +5,10 @@ import (
 	"time"
 )
 
-// SetMatchMax sets the longest time for a match of expressions that are compiled from now on, until the test ends.
-func SetMatchMax(t testing.TB, d time.Duration) {
-	before := matchMax
-	matchMax = d
-	t.Cleanup(func() { matchMax = before })
+// SetTextMax sets the longest time for a short text, with expressions that are compiled from now on, until the test
+// ends.
+func SetTextMax(t testing.TB, d time.Duration) {
+	before := textMax
+	textMax = d
+	t.Cleanup(func() { textMax = before })
 }

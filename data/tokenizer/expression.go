@@ -2,19 +2,33 @@ package tokenizer
 
 import (
 	"fmt"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/dlclark/regexp2"
 )
 
-// matchMax is the longest time for one match of an expression. Those of real tokenizers need microseconds; an
-// expression such as (a+)+b tries exponentially many ways.
-var matchMax = 10 * time.Second // a test shortens it
+// The longest time for all matches of one text is textMax and runeMax for each of its runes. Expressions of real
+// tokenizers need microseconds for a match; one such as (a+)+b tries exponentially many ways.
+var (
+	textMax = time.Second // a test shortens it
+	runeMax = 20 * time.Microsecond
+)
+
+// allowance is the time that the expressions may still take for a text.
+type allowance struct{ whole, left time.Duration }
+
+// allow returns the allowance of a text.
+func allow(text string) *allowance {
+	d := textMax + time.Duration(len(text))*runeMax
+	return &allowance{d, d}
+}
 
 // expression is a regular expression with backtracking. Its matches have a time limit.
 type expression struct {
-	at   *regexp2.Regexp
 	text string
+	pool sync.Pool // of *regexp2.Regexp: each has the time limit of the text that uses it
 }
 
 func compile(text string) (*expression, error) {
@@ -22,8 +36,9 @@ func compile(text string) (*expression, error) {
 	if err != nil {
 		return nil, err
 	}
-	at.MatchTimeout = matchMax
-	return &expression{at, text}, nil
+	e := &expression{text: text, pool: sync.Pool{New: func() any { return regexp2.MustCompile(text, regexp2.None) }}}
+	e.pool.Put(at)
+	return e, nil
 }
 
 // mustCompile is compile for expressions of this package.
@@ -36,31 +51,42 @@ func mustCompile(text string) *expression {
 }
 
 // each calls f for each match, which are runes [from, to), in their order.
-func (e *expression) each(text []rune, f func(from, to int)) error {
-	m, err := limited(e, func() (*regexp2.Match, error) { return e.at.FindRunesMatch(text) })
+func (e *expression) each(a *allowance, text []rune, f func(from, to int)) error {
+	at := e.pool.Get().(*regexp2.Regexp)
+	defer e.pool.Put(at)
+	m, err := e.next(a, at, func() (*regexp2.Match, error) { return at.FindRunesMatch(text) })
 	for m != nil {
 		f(m.Index, m.Index+m.Length)
 		last := m
-		m, err = limited(e, func() (*regexp2.Match, error) { return e.at.FindNextMatch(last) })
+		m, err = e.next(a, at, func() (*regexp2.Match, error) { return at.FindNextMatch(last) })
 	}
 	return err
 }
 
 // replace replaces the matches by a text.
-func (e *expression) replace(text, by string) (string, error) {
-	return limited(e, func() (string, error) { return e.at.Replace(text, by, -1, -1) })
+func (e *expression) replace(a *allowance, text, by string) (string, error) {
+	runes, out, end := []rune(text), strings.Builder{}, 0
+	err := e.each(a, runes, func(from, to int) {
+		out.WriteString(string(runes[end:from]) + by)
+		end = to
+	})
+	return out.String() + string(runes[end:]), err
 }
 
-// limited calls match a second time if it fails: its only errors are of the time limit, which also passes while the
-// process is stopped.
-func limited[T any](e *expression, match func() (T, error)) (T, error) {
-	result, err := match()
-	if err != nil {
-		result, err = match()
+// next makes one match and takes its time from the allowance. The only error of match is that of its time limit. Time
+// also passes while the process is stopped or waits for a processor, so a match that takes too long is made once more.
+func (e *expression) next(
+	a *allowance, at *regexp2.Regexp, match func() (*regexp2.Match, error),
+) (*regexp2.Match, error) {
+	for range 2 {
+		at.MatchTimeout = a.left
+		began := time.Now()
+		m, err := match()
+		if took := time.Since(began); err == nil && took < a.left {
+			a.left -= took
+			return m, nil
+		}
 	}
-	if err != nil {
-		err = fmt.Errorf("tokenizer: the expression %.200q finds no match within %v: it tries too many ways; use another "+
-			"tokenizer.json", e.text, e.at.MatchTimeout)
-	}
-	return result, err
+	return nil, fmt.Errorf("tokenizer: the expression %.200q does not find its matches in a text within %v: it tries "+
+		"too many ways; use another tokenizer.json", e.text, a.whole)
 }

@@ -35,7 +35,7 @@ type Tokenizer struct {
 	special    map[int32]bool
 	vocabulary map[string]int32 // of the model, if a word that is in it is not split
 	byteLevel  bool             // bytes are mapped to letters, and lib gets single words
-	normalize  func(string) (string, error)
+	normalize  func(*allowance, string) (string, error)
 	prefix     bool // a space is put before each text
 	splits     []split
 
@@ -154,7 +154,7 @@ func parse(contents []byte) (*Tokenizer, error) {
 	}
 	t := &Tokenizer{
 		added: file.AddedTokens, special: map[int32]bool{}, addedText: map[int32]string{},
-		normalize: func(s string) (string, error) { return s, nil },
+		normalize: func(_ *allowance, s string) (string, error) { return s, nil },
 	}
 	var vocabulary map[string]int32
 	if m.Type != "Unigram" {
@@ -249,8 +249,8 @@ func (t *Tokenizer) setByteLevel(normalizer, pre *step) error {
 				return fmt.Errorf("a BPE model with the normalizer %q: supported are NFC, NFD, NFKC and NFKD", s.Type)
 			}
 			before := t.normalize
-			t.normalize = func(s string) (string, error) {
-				s, err := before(s)
+			t.normalize = func(a *allowance, s string) (string, error) {
+				s, err := before(a, s)
 				return form.String(s), err
 			}
 		}
@@ -302,13 +302,14 @@ func (t *Tokenizer) Token(text string) (int32, bool) {
 }
 
 // Encode implements [data.Tokenizer]. Added tokens in the text, such as <|endoftext|>, are found. It adds none. It
-// returns an error if an expression of the file needs more than 10 seconds for a match, twice.
+// returns an error if the expressions of the file take longer than a second, and 20 µs for each byte of the text.
 func (t *Tokenizer) Encode(text string) ([]int32, error) {
 	if !t.byteLevel && t.unigram == nil {
 		return narrow(nil, t.lib.Encode(text)), nil
 	}
 	var tokens []int32
 	var err error
+	a := allow(text)
 	next := slices.Repeat([]int{-1}, len(t.added)) // where each is next in the text
 	for at := 0; at < len(text); {
 		first := -1
@@ -324,32 +325,32 @@ func (t *Tokenizer) Encode(text string) ([]int32, error) {
 			}
 		}
 		if first < 0 {
-			return t.encode(tokens, text[at:], at == 0)
+			return t.encode(a, tokens, text[at:], at == 0)
 		}
-		a := t.added[first]
-		before, after := text[at:next[first]], text[next[first]+len(a.Content):]
-		if a.Lstrip {
+		added := t.added[first]
+		before, after := text[at:next[first]], text[next[first]+len(added.Content):]
+		if added.Lstrip {
 			before = strings.TrimRightFunc(before, unicode.IsSpace)
 		}
-		if a.Rstrip {
+		if added.Rstrip {
 			after = strings.TrimLeftFunc(after, unicode.IsSpace)
 		}
-		if tokens, err = t.encode(tokens, before, at == 0); err != nil {
+		if tokens, err = t.encode(a, tokens, before, at == 0); err != nil {
 			return nil, err
 		}
-		tokens = append(tokens, int32(a.ID))
+		tokens = append(tokens, int32(added.ID))
 		at = len(text) - len(after)
 	}
 	return tokens, nil
 }
 
 // encode appends the tokens of a text without added tokens. begins reports whether no other text is before it.
-func (t *Tokenizer) encode(tokens []int32, text string, begins bool) ([]int32, error) {
+func (t *Tokenizer) encode(a *allowance, tokens []int32, text string, begins bool) ([]int32, error) {
 	if text == "" {
 		return tokens, nil
 	}
 	raw := text
-	text, err := t.normalize(text)
+	text, err := t.normalize(a, text)
 	if err != nil {
 		return nil, err
 	}
@@ -370,7 +371,7 @@ func (t *Tokenizer) encode(tokens []int32, text string, begins bool) ([]int32, e
 	for _, s := range t.splits {
 		var parts []string
 		for _, w := range words {
-			if parts, err = s.apply(parts, w); err != nil {
+			if parts, err = s.apply(a, parts, w); err != nil {
 				return nil, err
 			}
 		}
@@ -383,7 +384,7 @@ func (t *Tokenizer) encode(tokens []int32, text string, begins bool) ([]int32, e
 }
 
 // apply appends the pieces of a text.
-func (s split) apply(parts []string, text string) ([]string, error) {
+func (s split) apply(a *allowance, parts []string, text string) ([]string, error) {
 	add := func(part string, delimiter bool) {
 		if part != "" && !(delimiter && s.remove) {
 			parts = append(parts, part)
@@ -391,7 +392,7 @@ func (s split) apply(parts []string, text string) ([]string, error) {
 	}
 	runes := []rune(text) // expressions count in these
 	end := 0
-	err := s.at.each(runes, func(from, to int) {
+	err := s.at.each(a, runes, func(from, to int) {
 		add(string(runes[end:from]), s.invert)
 		add(string(runes[from:to]), !s.invert)
 		end = to

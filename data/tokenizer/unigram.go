@@ -322,7 +322,7 @@ func (u *unigram) decode(t *Tokenizer, tokens []int32) string {
 }
 
 // normalizerOf returns the function of a normalizer.
-func normalizerOf(normalizer *step) (func(string) (string, error), error) {
+func normalizerOf(normalizer *step) (func(*allowance, string) (string, error), error) {
 	steps := []step{}
 	if normalizer != nil {
 		steps = []step{*normalizer}
@@ -330,23 +330,23 @@ func normalizerOf(normalizer *step) (func(string) (string, error), error) {
 			steps = normalizer.Normalizers
 		}
 	}
-	var list []func(string) (string, error)
+	var list []func(*allowance, string) (string, error)
 	for _, s := range steps {
 		f, err := s.replacer()
 		if f == nil && err == nil {
 			var total func(string) string
 			total, err = s.normalizer()
-			f = func(s string) (string, error) { return total(s), nil }
+			f = func(_ *allowance, s string) (string, error) { return total(s), nil }
 		}
 		if err != nil {
 			return nil, err
 		}
 		list = append(list, f)
 	}
-	return func(s string) (string, error) {
+	return func(a *allowance, s string) (string, error) {
 		var err error
 		for _, f := range list {
-			if s, err = f(s); err != nil {
+			if s, err = f(a, s); err != nil {
 				return "", err
 			}
 		}
@@ -358,7 +358,7 @@ func normalizerOf(normalizer *step) (func(string) (string, error), error) {
 var forms = map[string]norm.Form{"NFC": norm.NFC, "NFD": norm.NFD, "NFKC": norm.NFKC, "NFKD": norm.NFKD}
 
 // replacer returns the normalizer Replace of an expression, or nil for another step.
-func (s *step) replacer() (func(string) (string, error), error) {
+func (s *step) replacer() (func(*allowance, string) (string, error), error) {
 	if s.Type != "Replace" || s.Pattern.Regex == "" {
 		return nil, nil
 	}
@@ -366,8 +366,7 @@ func (s *step) replacer() (func(string) (string, error), error) {
 	if err != nil {
 		return nil, fmt.Errorf("the pattern %q of the normalizer: %w", s.Pattern.Regex, err)
 	}
-	literal := strings.ReplaceAll(s.Content, "$", "$$")
-	return func(text string) (string, error) { return at.replace(text, literal) }, nil
+	return func(a *allowance, text string) (string, error) { return at.replace(a, text, s.Content) }, nil
 }
 
 // normalizer returns the function of a step that needs no expression.

@@ -1150,8 +1150,8 @@ func testShardsOf(t *testing.T, c Config, build func() engine.Model, divides boo
 
 // testWholeStep checks that a step in one program is that of two, but for rounding.
 func testWholeStep(t *testing.T, c Config) {
-	p, ok := compile(t, c, c.Averaging(), 1, 4).(engine.WholeStep)
-	if !ok || !p.Whole() {
+	p := compile(t, c, c.Averaging(), 1, 4)
+	if !p.Info().WholeStep {
 		t.Skip("the program has no whole step")
 	}
 	q := compile(t, c, c.Averaging(), 1, 4)
@@ -1201,7 +1201,7 @@ func testWholeStep(t *testing.T, c Config) {
 	if _, _, err := p.Step(t.Context(), micro); err == nil {
 		t.Error("a whole step with a loss scale: no error")
 	}
-	if two := compile(t, c, c.Averaging(), 2, 4).(engine.WholeStep); two.Whole() {
+	if compile(t, c, c.Averaging(), 2, 4).Info().WholeStep {
 		t.Error("a whole step for two replicas")
 	}
 }
@@ -1441,11 +1441,7 @@ func testShapes(t *testing.T, c Config) {
 	const replicas, rows, evaluated = 2, 4, 12
 	e := open(t, c, replicas)
 	p := mustCompile(t, c.Averaging(), e, spec(e, replicas, rows))
-	shaped, ok := p.(engine.Shaped)
-	if !ok {
-		t.Skip("the engine has one shape")
-	}
-	add := func(s engine.Shape) error { return shaped.AddShape(t.Context(), s) }
+	add := func(s engine.Shape) error { return p.AddShape(t.Context(), s) }
 	like := spec(e, replicas, rows)
 	for _, s := range []engine.Shape{
 		{Rows: 2 * rows, Inputs: like.Inputs, Labels: like.Labels, Training: true},

@@ -72,14 +72,14 @@ func BenchmarkWholeStep(b *testing.B) {
 					defer p.Close()
 					x := randomBatch(1, rows, tensor.New(tensor.Float32, m.shape...).Len(), 10)
 					x.Inputs[0] = x.Inputs[0].Reshape(append([]int{rows}, m.shape...)...)
-					if !p.(engine.WholeStep).Whole() {
+					if !p.Info().WholeStep {
 						b.Skip("two programs are always used")
 					}
 					micro := engine.Micro{Batch: x, WeightSum: float64(rows), Last: true}
 					var one, two []float64
 					for i := 0; b.Loop(); i++ {
 						start := time.Now()
-						if _, _, err := p.(engine.WholeStep).Step(context.Background(), micro); err != nil {
+						if _, _, err := p.Step(context.Background(), micro); err != nil {
 							b.Fatal(err)
 						}
 						p.Commit()

@@ -49,7 +49,7 @@ func (bl *builder) buckets(gradients *executable) []engine.Bucket {
 			results[k] = firstGradient + i
 		}
 		times := goCosts
-		if !bl.b.kernels {
+		if bl.b.name == "xla" {
 			times = xlaCosts
 		}
 		ends = defaultBuckets(bytes, workOf(gradients.g, results), bl.replicas(), times)
@@ -66,10 +66,10 @@ func (bl *builder) buckets(gradients *executable) []engine.Bucket {
 	return list
 }
 
-// costs are times of an engine, as BenchmarkCuts measured them on one core with AVX-512.
+// costs are times of an engine on one core, rounded. BenchmarkCuts measures a cut.
 type costs struct {
 	operation int64 // a floating-point operation
-	cut       int64 // a cut: on XLA, it separates what would have been fused
+	cut       int64 // a cut: it separates what would have been fused
 }
 
 var (

@@ -18,6 +18,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/stages"
+	"github.com/lockstep-ml/lockstep/tensor"
 )
 
 // compile builds every program of m, draws the initial values, and copies them to each replica.
@@ -53,7 +54,6 @@ type builder struct {
 	hooks    map[string]any    // per-step updates that layers have registered
 	classes  []int             // by label; 0: not a class
 	sums     []int             // by metric: their number
-	slow     slowLayers
 
 	shares      []engine.Share
 	ofUpdates   map[string]bool // paths of the variables that an update of all parameters uses
@@ -128,17 +128,16 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 	}
 
 	p := &program{
-		advice:  bl.slow.list(),
-		backend: bl.b, spec: bl.spec, lossType: bl.lossType, width: bl.width,
+		backend: bl.b, spec: bl.spec, lossType: bl.lossType,
 		parameters: len(bl.trained), buckets: buckets, shares: bl.shares, updates: updates, wholeUpdate: bl.wholeUpdate,
-		classes: bl.classes, model: bl.m,
+		model: bl.m,
 	}
 	p.shape = bl.shape(true)
 	p.gradients, p.step, p.evaluate, p.predict = gradients, step, evaluate, predict
 	p.shapes = []*shape{p.shape}
 	for i, x := range bl.m.Metrics {
 		p.metrics = append(p.metrics, x.Name)
-		p.summaries = append(p.summaries, engine.Summary{Sums: bl.sums[i], Value: x.Value, Stream: x.stream})
+		p.info.Summaries = append(p.info.Summaries, engine.Summary{Sums: bl.sums[i], Value: x.Value, Stream: x.stream})
 		p.sums += bl.sums[i]
 	}
 	if p.variables, err = bl.variables(); err != nil {
@@ -162,9 +161,6 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 	if err := p.averagesNeedDevices(); err != nil {
 		return nil, err
 	}
-	if bl.b.fused != nil {
-		p.fuseUpdates()
-	}
 	// XLA compiles slowly: programs that every step needs are compiled now, the others on first use.
 	for _, x := range append([]*executable{gradients}, p.allUpdates()...) {
 		if err := ctx.Err(); err != nil {
@@ -182,7 +178,21 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 		p.Close()
 		return nil, err
 	}
+	bl.describe(p)
 	return p, nil
+}
+
+// describe sets what Info returns besides the metrics' summaries.
+func (bl *builder) describe(p *program) {
+	i := &p.info
+	i.Operations, i.Classes, i.EMA = p.operations(), bl.classes, p.ema()
+	i.ComputeDType = tensor.Float32
+	if half(bl.width) {
+		i.ComputeDType, _ = fromGoMLX(bl.width)
+	}
+	i.LastStep = p.named(lastStepPath) // which GoMLX's train.Loop sets
+	i.LearningRate, i.RateScheduled = p.learningRate()
+	i.Central, i.WholeStep = p.central != nil, p.step != nil
 }
 
 // resultsOf lists the outputs of the gradients program that are handed over together.
@@ -796,7 +806,7 @@ func (bl *builder) variables() ([]variable, error) {
 }
 
 // newExecutable creates an executable with an empty graph. With several replicas the graph is recorded, for
-// its all-reduces and its description, and on the Go engine for its kernels.
+// its all-reduces and its description.
 func (bl *builder) newExecutable(name string) *executable {
 	return bl.newExecutableOn(name, func(b compute.Backend) compute.Backend { return b })
 }
@@ -804,8 +814,8 @@ func (bl *builder) newExecutable(name string) *executable {
 // newExecutableOn is newExecutable on a wrapper of the backend.
 func (bl *builder) newExecutableOn(name string, wrap func(compute.Backend) compute.Backend) *executable {
 	x := &executable{name: name}
-	b := bl.b.builder(&bl.slow)
-	if bl.replicas() > 1 || bl.b.kernels {
+	b := bl.b.builder()
+	if bl.replicas() > 1 {
 		x.recorder = stages.New(b)
 		x.recorder.Defer = true
 		b = x.recorder
@@ -814,9 +824,6 @@ func (bl *builder) newExecutableOn(name string, wrap func(compute.Backend) compu
 		b = castingBackend(b, bl.store)
 	}
 	x.g = graph.NewGraph(wrap(b), "lockstep: "+name)
-	if bl.b.kernels {
-		x.recorder.Attach(x.g)
-	}
 	bl.graphs = append(bl.graphs, x)
 	return x
 }
@@ -876,13 +883,11 @@ type executable struct {
 	args        []argument       // by the graph's parameters
 	changes     []string         // variables whose new values are the last outputs, in this order
 	changed     []int            // the same, by index
-	recorder    *stages.Recorder // nil for one replica on XLA
+	recorder    *stages.Recorder // nil for one replica
 	description []string         // of the operations, if they are recorded
 	positions   []int            // of the outputs in the order of recording, if they are recorded
 	buckets     [][]int          // outputs that are handed over when they are computed, if they are recorded
 	inference   bool             // an evaluate or predict program
-	fuses       []bool           // by change: it may be computed in one pass over memory; nil: none
-	scales      []bool           // by argument: a gradient, which the pass can multiply by a factor; nil: none
 	share       *engine.Share    // of an update program: the elements of its only parameter; nil: all of its parameters
 	whole, flat string           // with a share: the dimensions of the parameter, and of the share
 	slots       []string         // with a share: the slots of which it has these elements
@@ -891,8 +896,7 @@ type executable struct {
 	mu       sync.Mutex
 	outputs  []*graph.Node
 	compiled bool
-	exe      compute.Executable // nil: not compiled yet, or nothing is left for it
-	fusion   *stages.Fusion     // what exe leaves to passes over memory; nil: nothing
+	exe      compute.Executable // nil: not compiled yet
 }
 
 // bind maps each parameter of the graph to its argument.
@@ -963,11 +967,7 @@ func (x *executable) compile() error {
 			return err
 		}
 		if x.recorder != nil {
-			d := x.g.Executable().(*stages.Deferred)
-			if x.fuses != nil {
-				x.fuse(d)
-			}
-			x.exe, err = d.Compile(x.buckets)
+			x.exe, err = x.g.Executable().(*stages.Deferred).Compile(x.buckets)
 			return err
 		}
 		if err = x.g.Compile(x.outputs...); err == nil {

@@ -31,9 +31,6 @@ func (p *program) openCentral() error {
 		at.Kind, at.Index)
 }
 
-// Central implements [engine.Central].
-func (p *program) Central() bool { return p.central != nil }
-
 // keepsAverages reports whether a step's changes of averages by r are committed to the central copy. They are
 // those of the first replica of the central device: all replicas compute the same ones.
 func (p *program) keepsAverages(r *replica) bool {

@@ -17,12 +17,12 @@ func TestCentral(t *testing.T) {
 		spec := features(e, 4, 5)
 		spec.Devices, spec.Central = e.Devices()[:replicas], &e.Devices()[1]
 		p := compile(t, dense(nil), e, spec)
-		if c, ok := p.(engine.Central); !ok || !c.Central() {
+		if !p.Info().Central {
 			t.Fatal("the program does not keep its variables in one place")
 		}
 		spec.Central = nil
 		mirrored := compile(t, dense(nil), e, spec)
-		if mirrored.(engine.Central).Central() {
+		if mirrored.Info().Central {
 			t.Error("a program without Spec.Central says that it keeps its variables in one place")
 		}
 		same := func(when string) {

@@ -44,6 +44,9 @@ func AllReduce(x *graph.Node, op ReduceOp) *graph.Node {
 		panic(fmt.Errorf("gomlx.AllReduce: cannot compute the mean of %s: want a floating-point type", x.DType()))
 	case c == nil || c.replicas == 1:
 		return x
+	case c.replicas == 0:
+		panic(errors.New("gomlx.AllReduce: the loss of a gomlx.Gradient is that of one replica: all-reduce the results of " +
+			"Gradient.Of by distribute.AllReduce"))
 	case c.recorder == nil:
 		c.inference = true
 		return x
@@ -70,7 +73,7 @@ func (c *collectives) sum(x *graph.Node, name string) (y *graph.Node) {
 }
 
 // Replicas returns the number of replicas over which AllReduce adds in the model of graph g: those of all workers, or
-// of one worker if the workers take inner steps of DiLoCo (train.Config.DiLoCo).
+// of one worker if the workers take inner steps of DiLoCo (train.DiLoCo). In the loss of a [Gradient] it is 0.
 func Replicas(g *graph.Graph) int {
 	if c := collectivesOf(g); c != nil {
 		return c.replicas
@@ -80,7 +83,7 @@ func Replicas(g *graph.Graph) int {
 
 // collectives is a graph's information about the other replicas.
 type collectives struct {
-	replicas  int
+	replicas  int              // 0: a Gradient, which knows no others
 	summable  bool             // Spec.Sum is set
 	recorder  *stages.Recorder // nil in inference
 	forward   int              // all-reduces of the model function so far
@@ -184,7 +187,7 @@ func (r *replica) runStages(ctx context.Context, p *stages.Program, take stages.
 		r.sums[p] = append(r.sums[p], x)
 	}
 	sums := r.sums[p]
-	return p.Run(r.args, r.device.num, r.p.backend.recycles,
+	return p.Run(r.args, r.device.num, r.p.backend.name != "xla",
 		func(which []int, buffers []compute.Buffer) ([]compute.Buffer, error) {
 			return r.exchange(ctx, sums, which, buffers)
 		}, take)

@@ -82,7 +82,7 @@ func (c constants) describe(t *testing.T, e engine.Engine) []string {
 	s := features(e, 4, 12)
 	s.Replicas, s.BucketBytes = 2, 100
 	s.Sum = func(context.Context, int, []*tensor.Tensor, []*tensor.Tensor, []string) error { return nil }
-	return compile(t, c.model(), e, s).(engine.Described).Describe()
+	return compile(t, c.model(), e, s).Info().Operations
 }
 
 // TestDescribe checks that equal models have equal descriptions, however often they are built, and that every constant
@@ -153,7 +153,7 @@ func TestDescribeShards(t *testing.T) {
 		s.Sum = func(context.Context, int, []*tensor.Tensor, []*tensor.Tensor, []string) error { return nil }
 		c := someConstants()
 		c.beta = beta
-		return compile(t, c.model(), e, s).(engine.Described).Describe()
+		return compile(t, c.model(), e, s).Info().Operations
 	}
 	first := describe(0, 0.9)
 	if second := describe(1, 0.9); !slices.Equal(first, second) {

@@ -31,12 +31,9 @@ type device struct {
 	values   []compute.Buffer // by variable: the committed values
 	pending  []compute.Buffer // by variable: uncommitted values of the updates; nil if none
 	replaced []int            // the variables that the updates set
-	kept     []int            // the variables whose old values become memory for new ones: the foreign and the fused
-	spare    []compute.Buffer // by variable that is kept: memory for its next value; nil if none
-	own      []bool           // by variable that is kept: the committed value can become a spare
-	old      []compute.Buffer // scratch, for oldValues
-	// oldValues takes the values that a step replaces.
-	oldValues *recycler
+	kept     []int            // the foreign parameters, whose old values become memory for new ones
+	spare    []compute.Buffer // by parameter that is kept: memory for its next value; nil if none
+	own      []bool           // by parameter that is kept: the committed value can become a spare
 
 	// Where host and device share no memory, Updated lends a host copy of a parameter. The value on the device
 	// is out of date from Commit until it is needed.
@@ -57,22 +54,18 @@ func newDevice(p *program, index int, d engine.Device, u *updates) (*device, err
 		values:  make([]compute.Buffer, n), pending: make([]compute.Buffer, n),
 		lent: make([]*tensor.Tensor, p.parameters), dirty: make([]bool, p.parameters), behind: make([]bool, p.parameters),
 		versions: make([]uint64, n), copied: make([]uint64, n),
-		spare: make([]compute.Buffer, n), own: make([]bool, n),
+		spare: make([]compute.Buffer, p.parameters), own: make([]bool, n),
 	}
 	var err error
 	if x.num, err = p.backend.deviceNum(d); err != nil {
 		return nil, err
 	}
 	seen, used := make([]bool, n), make([]bool, n)
-	fused := make([]bool, n)
 	whole := slices.Clone(seen) // parameters
 	for _, y := range u.programs {
 		for _, v := range y.changed {
 			seen[v], used[v] = true, true
 			whole[v] = y.share == nil
-		}
-		for _, v := range y.fusedChanges() {
-			fused[v] = true
 		}
 	}
 	for _, x := range append([]*executable{p.gradients, p.evaluate, p.predict}, u.programs...) {
@@ -89,7 +82,7 @@ func newDevice(p *program, index int, d engine.Device, u *updates) (*device, err
 		if v < p.parameters {
 			x.foreign[v] = !whole[v]
 		}
-		if fused[v] || v < p.parameters && !whole[v] {
+		if v < p.parameters && !whole[v] {
 			x.kept = append(x.kept, v)
 		}
 	}
@@ -101,14 +94,12 @@ func newDevice(p *program, index int, d engine.Device, u *updates) (*device, err
 			of.shape = shapes.Make(of.shape.DType, of.Shape...)
 		}
 	}
-	var list []shapes.Shape
 	for v, yes := range seen {
 		if yes && !slices.Contains(x.kept, v) && p.mirrored(v) {
-			x.replaced, list = append(x.replaced, v), append(list, x.variables[v].shape)
+			x.replaced = append(x.replaced, v)
 		}
 	}
-	x.oldValues, err = newRecycler(p.backend, list)
-	return x, err
+	return x, nil
 }
 
 // update runs the update program of a part with the gradients of r.
@@ -123,9 +114,7 @@ func (d *device) update(ctx context.Context, r *replica, part int, factor float6
 	}
 	if factor != 1 {
 		for _, i := range parameters {
-			if x.multipliesInMemory(i) {
-				multiply(x.part(r.memory[i]), factor)
-			}
+			multiply(x.part(r.memory[i]), factor)
 		}
 	}
 	out, err := r.run(ctx, x, nil)
@@ -133,14 +122,7 @@ func (d *device) update(ctx context.Context, r *replica, part int, factor float6
 	if err != nil {
 		return err
 	}
-	changed := x.changed
-	if x.fusion != nil {
-		if err := d.runFused(r, x, out, factor); err != nil {
-			return err
-		}
-		changed = x.restChanges()
-	}
-	for i, v := range changed {
+	for i, v := range x.changed {
 		if x.share != nil && v == x.share.Parameter {
 			if err = d.takeShare(x, out[i]); err != nil {
 				return err
@@ -222,25 +204,17 @@ func (d *device) foreignMemory(i int) (*tensor.Tensor, error) {
 		d.dirty[i] = true
 		return d.lent[i], nil
 	}
-	if err := d.keptMemory(i); err != nil {
-		return nil, err
+	if d.pending[i] == nil {
+		d.pending[i], d.spare[i] = d.spare[i], nil
 	}
-	return viewOf(d.pending[i], v.Variable, v.shape, d.num)
-}
-
-// keptMemory provides memory that the host can write for the new value of a variable that is kept.
-func (d *device) keptMemory(i int) error {
-	if d.pending[i] != nil {
-		return nil
-	}
-	if d.pending[i], d.spare[i] = d.spare[i], nil; d.pending[i] == nil {
-		c, err := newHostBuffer(d.p.backend, d.num, d.variables[i].shape)
+	if d.pending[i] == nil {
+		c, err := newHostBuffer(d.p.backend, d.num, v.shape)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		d.pending[i] = c.buffer
 	}
-	return nil
+	return viewOf(d.pending[i], v.Variable, v.shape, d.num)
 }
 
 // value returns the committed value of a variable on the device.
@@ -317,11 +291,9 @@ func (d *device) set(v int, b compute.Buffer) {
 // commit makes the new values visible and frees those that they replace. Averages that an update has changed
 // were taken by their replica.
 func (d *device) commit() {
-	d.old = d.old[:0]
 	for _, v := range d.replaced {
 		if next := d.pending[v]; next != nil {
-			d.old = append(d.old, d.values[v])
-			d.values[v], d.pending[v] = nil, nil
+			d.pending[v] = nil
 			d.set(v, next)
 		}
 	}
@@ -341,7 +313,6 @@ func (d *device) commit() {
 			d.behind[i], d.dirty[i] = true, false
 		}
 	}
-	d.oldValues.free(d.old)
 	d.discard() // averages that no replica took
 }
 
@@ -364,8 +335,6 @@ func (d *device) close() {
 	for _, b := range append(d.values, d.spare...) {
 		release(b)
 	}
-	d.oldValues.close()
-	d.oldValues = nil
 }
 
 // viewOf returns a buffer as a tensor. Host and device share its memory.

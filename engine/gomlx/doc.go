@@ -1,5 +1,5 @@
 // Package gomlx implements package engine with GoMLX. It compiles an ordinary GoMLX model function to an
-// [engine.Program], and runs it on GoMLX's pure-Go backend or on XLA.
+// [engine.Program], and runs it on Lockstep's pure-Go backend or on XLA.
 //
 // A model function uses GoMLX's packages (ml/model, ml/layers, core/graph). The optimizer is one of
 // ml/train/optimizer or of engine/gomlx/optimizer. Lockstep adds two things that data-parallel training needs

@@ -7,17 +7,16 @@ import (
 	"strings"
 
 	"github.com/gomlx/compute"
-	"github.com/gomlx/compute/gobackend"
 
+	planned "github.com/lockstep-ml/lockstep/backend"
 	"github.com/lockstep-ml/lockstep/engine"
-	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/elementwise"
 )
 
 // Versions of the GoMLX modules pinned in go.mod.
 const (
-	gomlxVersion   = "v0.28.2"
-	computeVersion = "v0.1.4"
-	goXLAVersion   = "v0.4.3"
+	gomlxVersion   = "v0.28.8"
+	computeVersion = "v0.1.6"
+	goXLAVersion   = "v0.4.5"
 )
 
 // PluginEnv is the name of the environment variable with the path of the PJRT plugin for [OpenXLA].
@@ -49,40 +48,26 @@ type GoOptions struct {
 	LogicalCPUs int // devices to offer; 0: one per core (GOMAXPROCS)
 }
 
-// OpenGo opens GoMLX's pure-Go backend, which needs no cgo and no installation. It offers the CPU as several
-// logical devices, one for each replica. A build with GOEXPERIMENT=simd multiplies matrices several times
-// faster, and rounds differently in the last bits.
+// OpenGo opens Lockstep's own backend, package backend of this module, in pure Go: it needs no cgo and no installation.
+// It offers the CPU as several logical devices, one for each replica. It computes with the same bits with any number of
+// cores. Operations that it has no instructions for are executed by GoMLX's Go backend.
 func OpenGo(o GoOptions) (engine.Engine, error) {
 	n, err := deviceCount(o.LogicalCPUs)
 	if err != nil {
 		return nil, err
 	}
-	b, err := newGoBackend()
+	b, err := planned.New("")
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("gomlx: open the Go backend: %w", err)
 	}
 	return &backend{
 		Backend: b,
 		name:    "go",
-		description: fmt.Sprintf("GoMLX %s, pure Go backend (compute %s, %s, %s)", gomlxVersion, computeVersion, simd(),
+		description: fmt.Sprintf("Lockstep's backend in pure Go (GoMLX %s, compute %s, %s)", gomlxVersion, computeVersion,
 			runtime.Version()),
-		kind:     "CPU",
-		devices:  n,
-		recycles: true,
-		kernels:  true,
-		fused:    elementwise.NewPool(runtime.GOMAXPROCS(0) - 1),
+		kind:    "CPU",
+		devices: n,
 	}, nil
-}
-
-// newGoBackend creates a Go backend that runs the operations of a program sequentially, each on all free
-// cores. By default, a program that runs alone starts all operations that are ready, as workers of one pool.
-// Matrix products request workers of the same pool. If they fill the pool, they deadlock.
-func newGoBackend() (compute.Backend, error) {
-	b, err := gobackend.New("ops_sequential")
-	if err != nil {
-		return nil, fmt.Errorf("gomlx: open the Go backend: %w", err)
-	}
-	return b, nil
 }
 
 // XLAOptions configures [OpenXLA]. The zero value works if LOCKSTEP_XLA_PLUGIN is set.
@@ -102,18 +87,14 @@ type backend struct {
 	description string
 	kind        string // of its devices
 	devices     int
-	physical    bool              // device i is the backend's device i; otherwise all devices are its device 0
-	recycles    bool              // donated buffers return to the pool from which outputs are allocated
-	whole       bool              // a step in one program is faster than in two
-	kernels     bool              // loops on the host may replace operations
-	fused       *elementwise.Pool // of the goroutines for updates
+	physical    bool // device i is the backend's device i; otherwise all devices are its device 0
+	whole       bool // a step in one program is faster than in two
 }
 
-// builder returns the backend for which graphs are built: the backend itself, or a wrapper that also notes the
-// use of slow layers.
-func (b *backend) builder(slow *slowLayers) compute.Backend {
-	if b.name == "go" {
-		return wideBackend{b.Backend, slow}
+// builder returns the backend for which graphs are built.
+func (b *backend) builder() compute.Backend {
+	if b.name != "xla" {
+		return wideBackend{b.Backend}
 	}
 	return b.Backend
 }

@@ -54,14 +54,8 @@ func explained(err error) error {
 	}
 	const otherwise = "run the model on the xla engine (OpenXLA), or build it from other operations"
 	m := unimplemented.FindStringSubmatch(err.Error())
-	switch {
-	case m == nil:
+	if m == nil {
 		return fmt.Errorf("%w: want another type or operation, or %s", err, otherwise)
-	case strings.HasPrefix(m[1], "BatchNorm"):
-		return &explanation{fmt.Sprintf("the Go engine lacks the operation %s, which GoMLX's norm.BatchNorm takes "+
-			"by default: want layer.BatchNorm or "+
-			"layer.SyncBatchNorm of github.com/lockstep-ml/lockstep/engine/gomlx/layer, which have the same "+
-			"variables, or the xla engine (OpenXLA)", m[1]), err}
 	}
 	return &explanation{fmt.Sprintf("the Go engine lacks the operation %s: %s", m[1], otherwise), err}
 }
@@ -131,7 +125,8 @@ var ofGo = []string{
 // foreign lists the prefixes of other functions that are not user code, this package first.
 var foreign = []string{
 	"github.com/lockstep-ml/lockstep/engine/gomlx.", "github.com/lockstep-ml/lockstep/engine/gomlx/layer.",
-	"github.com/gomlx/", "github.com/pkg/errors",
+	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/", "github.com/lockstep-ml/lockstep/backend",
+	"github.com/lockstep-ml/lockstep/internal/record.", "github.com/gomlx/", "github.com/pkg/errors",
 }
 
 func isUser(f runtime.Frame) bool {

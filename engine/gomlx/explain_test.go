@@ -55,12 +55,6 @@ func TestCompileExplains(t *testing.T) {
 			"Model.Loss gives (Float32): want one number per example, shape (4): its graph does not end in the mean",
 			"gomlx.BatchLoss takes",
 		}},
-		{"GoMLX's batch normalisation", func(s *model.Scope, in []*graph.Node) []*graph.Node {
-			return []*graph.Node{layer.Dense(s.In("a"), flat(norm.BatchNorm(s.In("n"), in[0], -1).Done()), 10)}
-		}, sparse, []string{
-			"explain_test.go:", "the Go engine lacks the operation BatchNormForTraining",
-			"want layer.BatchNorm or layer.SyncBatchNorm",
-		}},
 		{"an operation that the engine lacks", func(s *model.Scope, in []*graph.Node) []*graph.Node {
 			x := graph.Real(graph.FFT(graph.ConvertDType(in[0], dtypes.Complex64)))
 			return []*graph.Node{layer.Dense(s.In("a"), flat(x), 10)}
@@ -180,8 +174,8 @@ func TestInspector(t *testing.T) {
 			},
 			Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: optimizer.Adam().Done(),
 		}
-		p := compile(t, m, e, features(e, 4, 2)).(engine.Inspector)
-		if got := p.Classes(); len(got) != 1 || got[0] != 3 {
+		p := compile(t, m, e, features(e, 4, 2))
+		if got := p.Info().Classes; len(got) != 1 || got[0] != 3 {
 			t.Errorf("classes %v, want 3 of the only label", got)
 		}
 		if _, err := p.Losses(0); err == nil {

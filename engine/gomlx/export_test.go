@@ -25,8 +25,8 @@ var Versions = map[string]string{
 }
 
 // LiveBytes returns the number of bytes of the parameters' copies that a program holds: old and new values, slots,
-// memory for new slots, gradients; and of everything else, such as batches.
-func LiveBytes(p engine.Program) (values, pending, slots, spares, gradients, others int) {
+// gradients; and of everything else, such as batches.
+func LiveBytes(p engine.Program) (values, pending, slots, gradients, others int) {
 	q := p.(*program)
 	bytes := func(list []compute.Buffer, keep func(v int) bool) (sum int) {
 		for v, b := range list {
@@ -47,7 +47,6 @@ func LiveBytes(p engine.Program) (values, pending, slots, spares, gradients, oth
 		values += bytes(d.values, parameter)
 		slots += bytes(d.values, other)
 		pending += bytes(d.pending, parameter) + bytes(d.spare, parameter)
-		spares += bytes(d.spare, other)
 		others += bytes(d.pending, other)
 		for _, t := range d.lent {
 			if t != nil {
@@ -74,5 +73,16 @@ func LiveBytes(p engine.Program) (values, pending, slots, spares, gradients, oth
 			}
 		}
 	}
-	return values, pending, slots, spares, gradients, others
+	return values, pending, slots, gradients, others
 }
+
+// Unshared returns an engine on the same backend whose host and devices share no memory.
+func Unshared(e engine.Engine) engine.Engine {
+	b := *e.(*backend)
+	b.Backend = unshared{b.Backend}
+	return &b
+}
+
+type unshared struct{ compute.Backend }
+
+func (unshared) HasSharedBuffers() bool { return false }

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"slices"
-	"strings"
 	"testing"
 
 	"github.com/gomlx/compute/dtypes"
@@ -21,7 +19,6 @@ import (
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/engine/enginetest"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
-	"github.com/lockstep-ml/lockstep/engine/gomlx/layer"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/models"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -137,50 +134,4 @@ func gptOfGoMLX(s *model.Scope, inputs []*graph.Node) []*graph.Node {
 	readout := s.In("readout")
 	x = layers.Dense(readout, normalize(readout, x), false, vocabulary)
 	return []*graph.Node{graph.Reshape(x, rows, positions, vocabulary)}
-}
-
-// TestAdviceOnSlowLayers checks that a program names the GoMLX layers that are slow on the Go engine, and no other.
-func TestAdviceOnSlowLayers(t *testing.T) {
-	e := openEngine(t, "go", 2)
-	sequence := []engine.Feature{{DType: tensor.Int32, Shape: []int{4}}}
-	image := []engine.Feature{{DType: tensor.Float32, Shape: []int{8, 8, 1}}}
-	label := []engine.Feature{{DType: tensor.Int32}}
-	convolution := func(s *model.Scope, in []*graph.Node) []*graph.Node {
-		x := layers.Convolution(s, in[0]).Channels(2).KernelSize(3).Done()
-		return []*graph.Node{layer.Dense(s, graph.Reshape(x, x.Shape().Dim(0), -1), 3)}
-	}
-	for _, test := range []struct {
-		name           string
-		forward        models.Forward
-		inputs, labels []engine.Feature
-		want           []string
-	}{
-		{"gpt", models.GPT{}.Forward, sequence, sequence, nil},
-		{"cnn", models.CNN{Same: true}.Forward, image, label, nil},
-		{"mlp", models.MLP{}.Forward, image, label, nil},
-		{
-			"gpt of GoMLX's layers", gptOfGoMLX, sequence, sequence,
-			[]string{"activation.Gelu", "attention.MultiHeadAttention", "layers.Dense", "norm.LayerNorm"},
-		},
-		{"convolution of GoMLX", convolution, image, label, []string{"layers.Convolution"}},
-	} {
-		for _, replicas := range []int{1, 2} {
-			t.Run(fmt.Sprintf("%s, %d replicas", test.name, replicas), func(t *testing.T) {
-				p := compile(t, &gomlx.Model{
-					Forward: test.forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits,
-					Optimizer: optimizer.StochasticGradientDescent(),
-				}, e, engine.Spec{
-					Rows: 2, Seed: 1, Devices: e.Devices()[:replicas], Inputs: test.inputs, Labels: test.labels,
-				})
-				var got []string
-				for _, text := range p.(engine.Advised).Advice() {
-					name, _, _ := strings.Cut(strings.TrimPrefix(text, "GoMLX's "), " is slow on the Go engine: use layer.")
-					got = append(got, name)
-				}
-				if !slices.Equal(got, test.want) {
-					t.Errorf("advice on %q, want %q", got, test.want)
-				}
-			})
-		}
-	}
 }

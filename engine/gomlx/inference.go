@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/gomlx/compute"
@@ -15,15 +16,27 @@ import (
 
 // inference implements [engine.Inference].
 type inference struct {
+	m         *Model
 	b         *backend
 	device    compute.DeviceNum
 	spec      engine.Spec
 	x         *executable
-	variables []variable
-	random    compute.Buffer // the random state, the same in each call
+	variables []variable // of the values
+	values    *inferenceValues
+	shares    bool // the values are those of another inference, which closes them
 
-	mu     sync.RWMutex // held for reading by Predict, for writing by Write and Close
-	values []compute.Buffer
+	mu     sync.RWMutex // held for reading by Predict, for writing by Close
+	closed bool
+
+	updating sync.Mutex
+	updates  map[stateForm]*graph.Graph // of new values of states; compiled on first use
+}
+
+// inferenceValues are the values of the variables, of all inferences of one model that share them.
+type inferenceValues struct {
+	mu     sync.RWMutex // held for reading by Predict, for writing by Write and Close; after inference.mu
+	list   []compute.Buffer
+	random compute.Buffer // the random state, the same in each call
 	closed bool
 }
 
@@ -50,28 +63,56 @@ func (m *Model) CompileInference(ctx context.Context, e engine.Engine, spec engi
 	}
 	alone := *m
 	alone.Loss, spec.Labels, spec.Replicas = nil, nil, 1
-	bl, err := newBuilder(&alone, b, spec)
-	if err != nil {
-		return nil, err
+	p := &inference{
+		m: &alone, b: b, device: num, spec: spec, values: &inferenceValues{},
+		updates: map[stateForm]*graph.Graph{},
 	}
-	p := &inference{b: b, device: num, spec: spec}
-	if err := p.build(bl); err != nil {
-		p.Close()
-		return nil, err
+	if err := p.build(); err != nil {
+		return nil, errors.Join(err, p.Close())
 	}
 	return p, nil
 }
 
-// build compiles the program and uploads the initial values.
-func (p *inference) build(bl *builder) (err error) {
+// ForInputs implements [engine.Inference].
+func (p *inference) ForInputs(ctx context.Context, inputs []engine.Feature) (engine.Inference, error) {
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("gomlx: compile: %w", context.Cause(ctx))
+	}
+	q := &inference{
+		m: p.m, b: p.b, device: p.device, spec: p.spec, values: p.values, variables: p.variables, shares: true,
+		updates: map[stateForm]*graph.Graph{},
+	}
+	q.spec.Inputs = inputs
+	if err := q.build(); err != nil {
+		return nil, errors.Join(err, q.Close())
+	}
+	return q, nil
+}
+
+// build compiles the program and, if the values are not shared, uploads the initial ones.
+func (p *inference) build() error {
+	bl, err := newBuilder(p.m, p.b, p.spec)
+	if err != nil {
+		return err
+	}
 	if err := bl.masters(); err != nil {
 		return err
 	}
 	if p.x, err = bl.prediction(); err != nil {
 		return bl.explain(err)
 	}
-	if p.variables, err = bl.variables(); err != nil {
+	own, err := bl.variables()
+	if err != nil {
 		return err
+	}
+	if !p.shares {
+		p.variables = own
+	}
+	for _, v := range own {
+		if !slices.ContainsFunc(p.variables, func(w variable) bool { return w.Name == v.Name && w.shape.Equal(v.shape) }) {
+			return fmt.Errorf("gomlx: the model has for these inputs the variable %s of shape %s, which it has not for those "+
+				"whose values it shares: want the same variables", v.Name, v.shape)
+		}
 	}
 	index := map[string]int{}
 	for i, v := range p.variables {
@@ -88,11 +129,14 @@ func (p *inference) build(bl *builder) (err error) {
 	if err := p.x.compile(); err != nil {
 		return err
 	}
-	p.values = make([]compute.Buffer, len(p.variables))
+	if p.shares {
+		return nil
+	}
+	p.values.list = make([]compute.Buffer, len(p.variables))
 	if err := initialValues(bl.store, p.variables, p.Write); err != nil {
 		return err
 	}
-	p.random, err = p.b.BufferFromFlatData(p.device, []uint64{uint64(p.spec.Seed), 0, 0}, graph.RNGStateShape)
+	p.values.random, err = p.b.BufferFromFlatData(p.device, []uint64{uint64(p.spec.Seed), 0, 0}, graph.RNGStateShape)
 	return err
 }
 
@@ -114,17 +158,17 @@ func (p *inference) Write(i int, value *tensor.Tensor) error {
 	if err := sameType(value, v.DType, v.Shape); err != nil {
 		return fmt.Errorf("gomlx: write variable %s: %w", v.Name, err)
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
+	p.values.mu.Lock()
+	defer p.values.mu.Unlock()
+	if p.values.closed {
 		return errClosedInference
 	}
 	b, err := p.b.BufferFromFlatData(p.device, flatOf(value.Memory(), v.shape.DType, value.Len()), v.shape)
 	if err != nil {
 		return fmt.Errorf("gomlx: write variable %s: %w", v.Name, err)
 	}
-	release(p.values[i])
-	p.values[i] = b
+	release(p.values.list[i])
+	p.values.list[i] = b
 	return nil
 }
 
@@ -132,24 +176,53 @@ var errClosedInference = errors.New("gomlx: the model is closed")
 
 // Predict implements [engine.Inference].
 func (p *inference) Predict(ctx context.Context, inputs []*tensor.Tensor) (out []*tensor.Tensor, err error) {
-	if ctx.Err() != nil {
-		return nil, fmt.Errorf("gomlx: predict: %w", context.Cause(ctx))
-	}
 	if len(inputs) != len(p.spec.Inputs) {
 		return nil, fmt.Errorf("gomlx: predict: %d inputs, want %d", len(inputs), len(p.spec.Inputs))
 	}
+	end, err := p.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	results, err := p.execute(inputs, nil)
+	for _, b := range results {
+		var t *tensor.Tensor
+		if err == nil {
+			t, err = toHost(b)
+		}
+		out = append(out, t)
+		release(b)
+	}
+	return out, err
+}
+
+// begin keeps the program and the values of the variables until end.
+func (p *inference) begin(ctx context.Context) (end func(), err error) {
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("gomlx: predict: %w", context.Cause(ctx))
+	}
 	p.mu.RLock()
-	defer p.mu.RUnlock()
-	if p.closed {
+	p.values.mu.RLock()
+	end = func() {
+		p.values.mu.RUnlock()
+		p.mu.RUnlock()
+	}
+	if p.closed || p.values.closed {
+		end()
 		return nil, errClosedInference
 	}
-	fed := make([]compute.Buffer, len(inputs))
+	return end, nil
+}
+
+// execute runs the program, between begin and its end. kept are the last inputs, after inputs.
+func (p *inference) execute(inputs []*tensor.Tensor, kept []compute.Buffer) (results []compute.Buffer, err error) {
+	fed := make([]compute.Buffer, len(inputs), len(inputs)+len(kept))
 	defer func() {
-		for _, b := range fed {
+		for _, b := range fed[:len(inputs)] {
 			release(b)
 		}
 	}()
-	for i, f := range p.spec.Inputs {
+	for i, f := range p.spec.Inputs[:len(inputs)] {
 		if err := sameRows(inputs[i], f.DType, p.spec.Rows, f.Shape); err != nil {
 			return nil, fmt.Errorf("gomlx: predict: input %d: %w", i, err)
 		}
@@ -162,31 +235,23 @@ func (p *inference) Predict(ctx context.Context, inputs []*tensor.Tensor) (out [
 			return nil, fmt.Errorf("gomlx: predict: input %d: %w", i, err)
 		}
 	}
+	fed = append(fed, kept...)
 	args := make([]compute.Buffer, len(p.x.args))
 	for i, a := range p.x.args {
 		switch a.kind {
 		case inputArg:
 			args[i] = fed[a.index]
 		case rngArg:
-			args[i] = p.random
+			args[i] = p.values.random
 		default:
-			args[i] = p.values[a.index]
+			args[i] = p.values.list[a.index]
 		}
 	}
-	var results []compute.Buffer
 	err = catch("run predict", func() (err error) {
 		results, err = p.x.exe.Execute(args, nil, p.device)
 		return err
 	})
-	for _, b := range results {
-		var t *tensor.Tensor
-		if err == nil {
-			t, err = toHost(b)
-		}
-		out = append(out, t)
-		release(b)
-	}
-	return out, err
+	return results, err
 }
 
 // Close implements [engine.Inference].
@@ -197,11 +262,24 @@ func (p *inference) Close() error {
 		return nil
 	}
 	p.closed = true
-	for _, b := range append(p.values, p.random) {
-		release(b)
+	if !p.shares {
+		p.values.close()
 	}
 	if p.x != nil {
 		p.x.close()
 	}
+	for _, g := range p.updates {
+		g.Finalize()
+	}
 	return nil
+}
+
+func (v *inferenceValues) close() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.closed = true
+	for _, b := range append(v.list, v.random) {
+		release(b)
+	}
+	v.list = nil
 }

@@ -5,15 +5,16 @@ import (
 
 	"github.com/gomlx/gomlx/ml/model"
 
+	planned "github.com/lockstep-ml/lockstep/backend"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// initialValues draws the values of all variables on the host, with a separate Go backend, and passes each to
+// initialValues draws the values of all variables on the host, with a separate backend in pure Go, and passes each to
 // write, which must not keep it: so there is only one copy besides those that write makes. Backends draw
 // different numbers from the same seed, and every engine must start from the same values. The user's initialisers
 // run there too.
 func initialValues(store *model.Store, variables []variable, write func(v int, value *tensor.Tensor) error) error {
-	host, err := newGoBackend()
+	host, err := planned.New("")
 	if err != nil {
 		return err
 	}

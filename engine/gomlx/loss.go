@@ -5,10 +5,7 @@ import (
 	"math"
 
 	"github.com/gomlx/compute/dtypes"
-	"github.com/gomlx/compute/shapes"
 	"github.com/gomlx/gomlx/core/graph"
-
-	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/gradient"
 )
 
 // Loss builds the loss per example: a node of shape (rows), from labels and predictions of shape (rows, …).
@@ -81,12 +78,7 @@ func SparseCategoricalCrossEntropyLogits(labels, predictions []*graph.Node) *gra
 		graph.GreaterOrEqual(number, graph.ScalarZero(g, dtypes.Int64)),
 		graph.LessThan(number, graph.Scalar(g, dtypes.Int64, classes)))
 	oneHot := graph.OneHot(label, classes, logits.DType())
-	losses := crossEntropy
-	wide := logits.DType() == dtypes.Float32 || logits.DType() == dtypes.Float64
-	if wide && logits.Rank() > 2 && g.Backend().String() == "go" {
-		losses = fusedCrossEntropy
-	}
-	perLabel := losses(oneHot, logits)
+	perLabel := crossEntropy(oneHot, logits)
 	return perExample(graph.Where(known, perLabel, graph.Scalar(g, perLabel.DType(), math.NaN())))
 }
 
@@ -161,33 +153,6 @@ func Huber(delta float64) Loss {
 // crossEntropy takes probabilities and logits of the same shape, and reduces the last dimension.
 func crossEntropy(labels, logits *graph.Node) *graph.Node {
 	return graph.ReduceSum(graph.Neg(graph.Mul(labels, graph.LogSoftmax(logits))), -1)
-}
-
-// fusedCrossEntropy is crossEntropy for the Go backend, whose fused softmax computes exponentials in float32. Its
-// gradient is the softmax less the labels. The largest probability is one over the sum of the exponentials of the
-// logits less the largest logit, so its logarithm takes the place of the logarithm of a sum, and never
-// underflows.
-func fusedCrossEntropy(labels, logits *graph.Node) *graph.Node {
-	dims := logits.Shape().Dimensions
-	last := len(dims) - 1
-	matrix := func(x *graph.Node) *graph.Node { return graph.Reshape(x, -1, dims[last]) }
-	product := func(a, b *graph.Node) *graph.Node { // sums and broadcasts as matrix products are fast
-		return graph.DotGeneral(a, []int{1}, nil, b, []int{0}, nil)
-	}
-	labels = matrix(labels)
-	ones := func(rows, columns int) *graph.Node {
-		return graph.Ones(logits.Graph(), shapes.Make(logits.DType(), rows, columns))
-	}
-	var p *graph.Node
-	y := gradient.With([]*graph.Node{matrix(logits)}, func(in []*graph.Node) *graph.Node {
-		p = graph.Softmax(in[0], -1)
-		label := graph.Reshape(product(graph.Mul(labels, in[0]), ones(dims[last], 1)), -1)
-		return graph.Sub(graph.Sub(graph.ReduceMax(in[0], -1), label), graph.Log(graph.ReduceMax(p, -1)))
-	}, func(_ []*graph.Node, _, v *graph.Node) []*graph.Node {
-		wide := product(graph.Reshape(v, -1, 1), ones(1, dims[last]))
-		return []*graph.Node{graph.Mul(graph.Sub(p, labels), wide)}
-	})
-	return graph.Reshape(y, dims[:last]...)
 }
 
 // perExample averages over all dimensions except the first.

@@ -9,8 +9,8 @@ import (
 	"github.com/lockstep-ml/lockstep/engine/gomlx/optimizer"
 )
 
-// LearningRate implements [engine.Optimized].
-func (p *program) LearningRate() (variable int, scheduled bool) {
+// learningRate returns the variable of the learning rate, or -1, and whether every update sets it.
+func (p *program) learningRate() (variable int, scheduled bool) {
 	variable = p.named(path.Join("/", gomlxoptimizer.Scope, gomlxoptimizer.ParamLearningRate))
 	if variable < 0 {
 		return variable, false
@@ -20,8 +20,8 @@ func (p *program) LearningRate() (variable int, scheduled bool) {
 	})
 }
 
-// EMA implements [engine.Optimized].
-func (p *program) EMA() []int {
+// ema returns, for each parameter, the slot with its moving average; nil: the optimizer keeps none.
+func (p *program) ema() []int {
 	list := make([]int, p.parameters)
 	for i := range list {
 		if list[i] = p.named(optimizer.EMAScope + p.variables[i].Name); list[i] < 0 {

@@ -11,9 +11,6 @@ import (
 	"github.com/gomlx/compute/shapes"
 	"github.com/gomlx/gomlx/core/graph"
 	"github.com/gomlx/gomlx/ml/model"
-
-	"github.com/lockstep-ml/lockstep/engine"
-	"github.com/lockstep-ml/lockstep/tensor"
 )
 
 // Precision is the type in which a model computes: see [Model.Precision].
@@ -170,17 +167,6 @@ func (bl *builder) checkWidth(g *graph.Graph) error {
 }
 
 func half(d dtypes.DType) bool { return d == dtypes.Float16 || d == dtypes.BFloat16 }
-
-// ComputeDType implements [engine.Mixed].
-func (p *program) ComputeDType() tensor.DType {
-	if half(p.width) {
-		d, _ := fromGoMLX(p.width)
-		return d
-	}
-	return tensor.Float32
-}
-
-var _ engine.Mixed = (*program)(nil)
 
 // castingBackend builds graphs in which variables have another dtype than their values: the program's parameter
 // has the dtype of the variable in the store, and the graph sees its conversion.

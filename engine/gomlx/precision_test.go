@@ -79,7 +79,7 @@ func TestMixedPrecision(t *testing.T) {
 						Metrics: []gomlx.Metric{gomlx.SparseCategoricalAccuracy()}, Precision: p,
 					}
 					program := compile(t, m, e, features(e, rows, test.shape...))
-					if got := program.(engine.Mixed).ComputeDType(); got.String() != strings.ToLower(dtype.String()) {
+					if got := program.Info().ComputeDType; got.String() != strings.ToLower(dtype.String()) {
 						t.Errorf("%s computes in %v", p, got)
 					}
 					var losses []float64

@@ -22,18 +22,15 @@ type variable struct {
 
 // program implements [engine.Program].
 type program struct {
-	advice     []string // on slow layers
+	info       engine.Info
 	backend    *backend
 	spec       engine.Spec
 	lossType   dtypes.DType
-	width      dtypes.DType // in which layers compute, of a mixed precision
 	metrics    []string
-	summaries  []engine.Summary // of the metrics
-	sums       int              // of all metrics
-	variables  []variable       // parameters first
+	sums       int        // of all metrics
+	variables  []variable // parameters first
 	parameters int
 	buckets    []engine.Bucket
-	classes    []int // by label; 0: not a class
 
 	*shape               // of the Spec, with its programs
 	shapes      []*shape // all, that of the Spec first
@@ -43,37 +40,15 @@ type program struct {
 	ofUpdates   []bool           // by variable: an update of all parameters uses it
 	wholeUpdate []string         // description of that update, if updates are sharded
 
-	devices      []*device
-	replicas     []*replica
-	central      *device     // that keeps the only copy of every variable; nil: every device has one
-	oldGradients []*recycler // by bucket: for a replica's gradients
+	devices  []*device
+	replicas []*replica
+	central  *device // that keeps the only copy of every variable; nil: every device has one
 }
 
-var (
-	_ engine.Program   = (*program)(nil)
-	_ engine.Central   = (*program)(nil)
-	_ engine.Scheduled = (*program)(nil)
-	_ engine.WholeStep = (*program)(nil)
-	_ engine.Described = (*program)(nil)
-	_ engine.Inspector = (*program)(nil)
-	_ engine.Optimized = (*program)(nil)
-	_ engine.Summed    = (*program)(nil)
-	_ engine.Shaped    = (*program)(nil)
-)
+var _ engine.Program = (*program)(nil)
 
 // open creates the devices and replicas, without values of the variables.
 func (p *program) open() error {
-	for _, b := range p.buckets {
-		var gradients []shapes.Shape
-		for _, i := range b.Parameters {
-			gradients = append(gradients, p.variables[i].shape)
-		}
-		old, err := newRecycler(p.backend, gradients)
-		if err != nil {
-			return err
-		}
-		p.oldGradients = append(p.oldGradients, old)
-	}
 	for i, d := range p.spec.Devices {
 		shard := 0
 		if p.spec.Shards > 1 {
@@ -136,8 +111,8 @@ func (p *program) allUpdates() (list []*executable) {
 	return list
 }
 
-// Describe implements [engine.Described].
-func (p *program) Describe() []string {
+// operations describes all compiled programs.
+func (p *program) operations() []string {
 	var list []string
 	add := func(name string, lines []string) {
 		for _, line := range lines {
@@ -153,8 +128,8 @@ func (p *program) Describe() []string {
 	return list
 }
 
-// Advice implements [engine.Advised].
-func (p *program) Advice() []string { return p.advice }
+// Info implements [engine.Program].
+func (p *program) Info() engine.Info { return p.info }
 
 // Parameters implements [engine.Program].
 func (p *program) Parameters() []engine.Variable { return p.describe(p.parameters) }
@@ -173,9 +148,6 @@ func (p *program) describe(n int) []engine.Variable {
 // Metrics implements [engine.Program].
 func (p *program) Metrics() []string { return p.metrics }
 
-// Summaries implements [engine.Summed].
-func (p *program) Summaries() []engine.Summary { return p.summaries }
-
 // Buckets implements [engine.Program].
 func (p *program) Buckets() []engine.Bucket { return p.buckets }
 
@@ -191,11 +163,6 @@ func (p *program) NewBatch(replica int) (engine.Batch, error) {
 	return r.newBatch()
 }
 
-// LastStep implements [engine.Scheduled]: the variable is the one that GoMLX's train.Loop sets.
-func (p *program) LastStep() int {
-	return slices.IndexFunc(p.variables, func(v variable) bool { return v.Name == lastStepPath })
-}
-
 // Gradients implements [engine.Program].
 func (p *program) Gradients(ctx context.Context, replica int, m engine.Micro, ready func(bucket int)) (engine.Scalars,
 	error,
@@ -207,10 +174,7 @@ func (p *program) Gradients(ctx context.Context, replica int, m engine.Micro, re
 	return r.computeGradients(ctx, m, ready)
 }
 
-// Whole implements [engine.WholeStep].
-func (p *program) Whole() bool { return p.step != nil }
-
-// Step implements [engine.WholeStep].
+// Step implements [engine.Program].
 func (p *program) Step(ctx context.Context, m engine.Micro) (engine.Scalars, bool, error) {
 	r, err := p.replica(0)
 	switch {
@@ -321,7 +285,7 @@ func (p *program) Evaluate(ctx context.Context, replica int, b engine.Batch, wei
 	return s.Loss, slices.Clone(s.Metrics), err
 }
 
-// Losses implements [engine.Inspector].
+// Losses implements [engine.Program].
 func (p *program) Losses(replica int) ([]float64, error) {
 	r, err := p.replica(replica)
 	if err != nil {
@@ -336,9 +300,6 @@ func (p *program) Losses(replica int) ([]float64, error) {
 	}
 	return t.Float64s(), nil
 }
-
-// Classes implements [engine.Inspector].
-func (p *program) Classes() []int { return p.classes }
 
 // Predict implements [engine.Program].
 func (p *program) Predict(ctx context.Context, replica int, inputs []*tensor.Tensor) ([]*tensor.Tensor, error) {
@@ -423,10 +384,6 @@ func (p *program) Close() error {
 	for _, s := range p.shapes {
 		s.close()
 	}
-	for _, old := range p.oldGradients {
-		old.close()
-	}
-	p.oldGradients = nil
 	return nil
 }
 

@@ -39,7 +39,6 @@ type replica struct {
 
 	averages        []compute.Buffer // by variable: the committed values of averages
 	pendingAverages []compute.Buffer // by variable: uncommitted values of the gradients program; nil if none
-	oldAverages     *recycler        // for the values that a step replaces
 	losses          compute.Buffer   // by row: of the last gradients or evaluate program; nil if none
 
 	// gradients are the buffers of the step's gradients. memory is set when they are complete: views of the
@@ -57,7 +56,6 @@ type replica struct {
 	results []float64                  // the same
 	doing   map[*executable]string     // what runs, for errors
 	args    []compute.Buffer           // scratch
-	old     []compute.Buffer           // scratch
 }
 
 // feed are the buffers for batches of one shape.
@@ -184,12 +182,7 @@ func newReplica(p *program, index int, d *device) (*replica, error) {
 			r.staged = append(r.staged, tensor.New(v.DType, v.Shape...))
 		}
 	}
-	var averages []shapes.Shape
-	for _, v := range p.gradients.changed {
-		averages = append(averages, p.variables[v].shape)
-	}
-	r.oldAverages, err = newRecycler(p.backend, averages)
-	return r, err
+	return r, nil
 }
 
 // newBatch returns a batch in new host buffers.
@@ -320,9 +313,6 @@ func (r *replica) run(ctx context.Context, x *executable, take stages.Take) (out
 		doing = "run " + r.nameOf(x)
 		r.doing[x] = doing
 	}
-	if x.exe == nil {
-		return nil, nil
-	}
 	err = catch(doing, func() error {
 		if p, ok := x.exe.(*stages.Program); ok {
 			out, err = r.runStages(ctx, p, take)
@@ -451,7 +441,7 @@ func (r *replica) computeGradients(ctx context.Context, m engine.Micro, ready fu
 // isScale reports whether x is positive and finite in float32, in which gradients are multiplied.
 func isScale(x float64) bool { return float32(x) > 0 && float32(x) <= math.MaxFloat32 }
 
-// step implements [engine.WholeStep.Step].
+// step implements [engine.Program.Step].
 func (r *replica) step(ctx context.Context, m engine.Micro) (engine.Scalars, bool, error) {
 	r.discard()
 	r.begun = true // gradients of a whole step have no memory
@@ -491,7 +481,6 @@ func (r *replica) step(ctx context.Context, m engine.Micro) (engine.Scalars, boo
 // addGradients takes the gradients of a bucket, divides them by scale, and adds them to those of earlier
 // micro-batches if add is set.
 func (r *replica) addGradients(bucket int, gradients []compute.Buffer, add bool, scale float64) error {
-	r.old = r.old[:0]
 	for j, i := range r.p.buckets[bucket].Parameters {
 		b := gradients[j]
 		to, from, err := r.takeGradient(i, b, add)
@@ -511,10 +500,9 @@ func (r *replica) addGradients(bucket int, gradients []compute.Buffer, add bool,
 			kernel.Reduce(kernel.Sum, to.DType(), a, a, b, to.Len())
 		}
 		if r.staged != nil || add {
-			r.old = append(r.old, b)
+			release(b)
 		}
 	}
-	r.p.oldGradients[bucket].free(r.old)
 	return nil
 }
 
@@ -569,13 +557,9 @@ func (r *replica) handOver(bucket int, ready func(bucket int)) error {
 
 // freeGradients frees the gradients of the step.
 func (r *replica) freeGradients() {
-	for k, b := range r.p.buckets {
-		r.old = r.old[:0]
-		for _, i := range b.Parameters {
-			r.old = append(r.old, r.gradients[i])
-			r.gradients[i] = nil
-		}
-		r.p.oldGradients[k].free(r.old)
+	for i, b := range r.gradients {
+		release(b)
+		r.gradients[i] = nil
 	}
 	clear(r.memory)
 }
@@ -638,7 +622,6 @@ func (r *replica) write(v int, value *tensor.Tensor) error {
 // commit makes the uncommitted averages visible, and frees the step's other results. An update may have changed
 // an average, too.
 func (r *replica) commit() {
-	r.old = r.old[:0]
 	for _, v := range r.p.gradients.changed {
 		next := r.pendingAverages[v]
 		switch {
@@ -656,12 +639,11 @@ func (r *replica) commit() {
 				release(next)
 				next, r.device.pending[v] = updated, nil
 			}
-			r.old = append(r.old, r.averages[v])
+			release(r.averages[v])
 			r.averages[v] = next
 		}
 		r.pendingAverages[v] = nil
 	}
-	r.oldAverages.free(r.old)
 	r.discard()
 }
 
@@ -696,7 +678,6 @@ func (r *replica) close() {
 	for _, c := range r.borrowed {
 		c.close()
 	}
-	r.oldAverages.close()
 }
 
 // toHost copies a buffer to a host tensor.

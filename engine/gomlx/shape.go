@@ -49,7 +49,7 @@ func (s *shape) close() {
 	}
 }
 
-// AddShape implements [engine.Shaped].
+// AddShape implements [engine.Program].
 func (p *program) AddShape(ctx context.Context, s engine.Shape) error {
 	if p.replicas == nil {
 		return errors.New("gomlx: the program is closed")
@@ -189,7 +189,7 @@ func (p *program) sameRoles(bl *builder) error {
 
 // metricSums lists the number of sums of each metric.
 func (p *program) metricSums() (list []int) {
-	for _, s := range p.summaries {
+	for _, s := range p.info.Summaries {
 		list = append(list, s.Sums)
 	}
 	return list

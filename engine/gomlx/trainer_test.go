@@ -124,9 +124,9 @@ func compareWithTrainer(t *testing.T, e engine.Engine, m *gomlx.Model, opt optim
 		}); err != nil {
 			t.Fatal(err)
 		}
-		if w := p.(engine.WholeStep); w.Whole() && step%2 == 0 { // in one program or in two
+		if p.Info().WholeStep && step%2 == 0 { // in one program or in two
 			m := engine.Micro{Batch: b, WeightSum: float64(rows), RNG: [3]uint64{1, 0, 3}, Last: true}
-			if _, finite, err := w.Step(t.Context(), m); err != nil || !finite {
+			if _, finite, err := p.Step(t.Context(), m); err != nil || !finite {
 				t.Fatal(finite, err)
 			}
 			p.Commit()

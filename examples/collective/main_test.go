@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -9,16 +10,17 @@ import (
 
 func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
-// TestSums runs the program over goroutines and over processes.
-func TestSums(t *testing.T) {
-	for _, processes := range []string{"1", "2", "4"} {
-		out := exampletest.Run(t, "-processes", processes)
-		if n := strings.Count(out, ": [6 4 2]\n"); n != ranks {
-			t.Errorf("%s processes: %d sums in\n%s", processes, n, out)
+// TestProgram runs the program as one process and as several.
+func TestProgram(t *testing.T) {
+	for processes := 1; processes <= 2; processes++ {
+		out := ""
+		if ranks := fmt.Sprint(4 / processes); processes == 1 {
+			out = exampletest.Run(t, "-ranks", ranks)
+		} else {
+			out = strings.Join(exampletest.Workers(t, processes, "-ranks", ranks), "")
 		}
-	}
-	cmd, out := exampletest.Command(t, nil, "-processes", "3")
-	if err := cmd.Run(); err == nil || !strings.Contains(out.String(), "want 1, 2 or 4") {
-		t.Errorf("3 processes: %v, %s", err, out)
+		if n := strings.Count(out, ": [6 4 2], in the processes ["); n != 4 {
+			t.Errorf("%d processes: %d sums in\n%s", processes, n, out)
+		}
 	}
 }

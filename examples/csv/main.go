@@ -44,7 +44,7 @@ func main() {
 	table := must(data.ReadCSV(strings.NewReader(flowers), data.CSV{})) // data.LoadCSV reads a file
 	inputs := must(table.Floats("sepal_length", "sepal_width", "petal_length", "petal_width"))
 	labels := must(table.Ints("kind"))
-	all := data.FromTensors(data.Batch{Inputs: []*tensor.Tensor{inputs}, Labels: []*tensor.Tensor{labels}})
+	all := must(data.FromTensors(data.Batch{Inputs: []*tensor.Tensor{inputs}, Labels: []*tensor.Tensor{labels}}))
 	training, validation := all.Split(0.2, 1) // a fifth is held back, at random
 	batches := training.Shuffle(1).Batch(16)
 
@@ -54,6 +54,7 @@ func main() {
 		Optimizer: optimizer.Adam().LearningRate(0.01).Done(),
 		Metrics:   []gomlx.Metric{gomlx.SparseCategoricalAccuracy()},
 	}, train.Config{Data: batches, Seed: 1}))
+	defer trainer.Close()
 	must(trainer.Fit(ctx, batches, train.FitConfig{
 		Epochs: 20, Validation: validation.Batch(16),
 		Callbacks: []train.Callback{train.NewProgress(train.ProgressConfig{Out: os.Stdout, Unit: "flowers"})},
@@ -65,7 +66,8 @@ func main() {
 	}
 
 	found := tensor.From([]float32{5.1, 3.5, 1.4, 0.2, 6.7, 3.1, 5.6, 2.4}, 2, 4) // two new flowers
-	scores := must(trainer.Predict(ctx, data.FromTensors(data.Batch{Inputs: []*tensor.Tensor{found}}).Batch(2)))
+	unknown := must(data.FromTensors(data.Batch{Inputs: []*tensor.Tensor{found}}))
+	scores := must(trainer.Predict(ctx, unknown.Batch(2)))
 	for i := range 2 {
 		s := tensor.Data[float32](scores[0])[3*i : 3*i+3]
 		best := 0

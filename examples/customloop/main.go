@@ -1,5 +1,5 @@
-// Command customloop is a custom training loop on plain tensors, without a model library: linear regression on two
-// replicas, which synchronize in an all-reduce and in a merge call.
+// Command customloop is a custom training loop: linear regression on two replicas. GoMLX computes the gradients of a
+// loss, and the replicas synchronize in an all-reduce and in a merge call.
 package main
 
 import (
@@ -9,7 +9,10 @@ import (
 	"log"
 	"os"
 
+	"github.com/gomlx/gomlx/core/graph"
+
 	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -24,48 +27,66 @@ const (
 	learningRate = 0.25
 )
 
+// batch is a replica's half of the global batch.
+type batch struct{ x, y *tensor.Tensor }
+
 func run(ctx context.Context, out io.Writer) error {
-	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{
-		Devices:     []string{"CPU:0", "CPU:1"},
-		LogicalCPUs: 2,
-	})
+	e, err := gomlx.OpenGo(gomlx.GoOptions{LogicalCPUs: 2})
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: e})
 	if err != nil {
 		return err
 	}
 	defer s.Close()
+	gradient, err := gomlx.NewGradient(e, squaredError)
+	if err != nil {
+		return err
+	}
+	defer gradient.Close()
+	devices := s.EngineDevices()
 	w, err := s.NewVariable(ctx, distribute.VariableConfig{Name: "w", Initial: tensor.Of([]float32{0, 0})})
 	if err != nil {
 		return err
 	}
-	// Each replica's half of the batch: inputs, and labels y = x0 + 3 x1.
-	x := distribute.NewPerReplica(tensor.Of([]float32{1, 1, 1, -1}, 2, 2), tensor.Of([]float32{-1, 1, -1, -1}, 2, 2))
-	y := distribute.NewPerReplica(tensor.Of([]float32{4, -2}), tensor.Of([]float32{2, -4}))
+	// Each replica's inputs, and labels y = x0 + 3 x1.
+	data := []batch{
+		{x: tensor.Of([]float32{1, 1, 1, -1}, 2, 2), y: tensor.Of([]float32{4, -2})},
+		{x: tensor.Of([]float32{-1, 1, -1, -1}, 2, 2), y: tensor.Of([]float32{2, -4})},
+	}
 
-	step := func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
+	step := func(ctx context.Context, r *distribute.Replica, b batch) (*tensor.Tensor, error) {
 		now, err := w.Read(r)
 		if err != nil {
 			return nil, err
 		}
-		loss, gradient := squaredError(now, args[0].(*tensor.Tensor), args[1].(*tensor.Tensor))
+		loss, gradients, err := gradient.Of(ctx, devices[r.LocalID()], []*tensor.Tensor{now}, []*tensor.Tensor{b.x, b.y})
+		if err != nil {
+			return nil, err
+		}
 		// In replica context: every replica contributes its loss, and gets the sum.
-		total, err := r.AllReduce(ctx, distribute.Sum, loss)
+		total, err := distribute.AllReduce(ctx, r, distribute.Sum, loss)
 		if err != nil {
 			return nil, err
 		}
 		// In cross-replica context, once for all replicas: sum the gradients, and update every replica's component.
-		_, err = r.MergeCall(ctx, func(ctx context.Context, c *distribute.CrossReplica,
-			args ...distribute.Value,
-		) (distribute.Value, error) {
-			sum, err := c.ReduceTo(ctx, distribute.Sum, args[0], w)
+		_, err = distribute.MergeCall(ctx, r, func(ctx context.Context, c *distribute.CrossReplica,
+			gradients distribute.PerReplica[*tensor.Tensor],
+		) (struct{}, error) {
+			sum, err := distribute.Reduce(ctx, s, distribute.Sum, gradients, distribute.ReduceOptions{})
 			if err != nil {
-				return nil, err
+				return struct{}{}, err
 			}
-			return c.Update(ctx, w, descend, sum)
-		}, gradient)
+			return struct{}{}, w.Update(c, func(_ context.Context, component *distribute.Component) error {
+				return w.AssignSub(component, descent(sum))
+			})
+		}, gradients[0])
 		return total, err
 	}
 	for range 3 {
-		losses, err := distribute.Run(ctx, s, step, x, y)
+		losses, err := distribute.Run(ctx, s, step, data)
 		if err != nil {
 			return err
 		}
@@ -76,31 +97,18 @@ func run(ctx context.Context, out io.Writer) error {
 	return err
 }
 
-// squaredError returns a replica's share of the mean squared error of x·w against y, and its gradient.
-func squaredError(w, x, y *tensor.Tensor) (loss, gradient *tensor.Tensor) {
-	weights, inputs := tensor.Data[float32](w), tensor.Data[float32](x)
-	var sum float32
-	g := make([]float32, len(weights))
-	for i, label := range tensor.Data[float32](y) {
-		row := inputs[i*len(weights) : (i+1)*len(weights)]
-		d := -label
-		for j, v := range row {
-			d += v * weights[j]
-		}
-		sum += d * d / examples
-		for j, v := range row {
-			g[j] += 2 * d * v / examples
-		}
-	}
-	return tensor.Scalar(sum), tensor.Of(g)
+// squaredError is a replica's share of the mean squared error of x·w against y.
+func squaredError(parameters, inputs []*graph.Node) *graph.Node {
+	w, x, y := parameters[0], inputs[0], inputs[1]
+	d := graph.Sub(graph.ReduceSum(graph.Mul(x, graph.InsertAxes(w, 0)), 1), y)
+	return graph.DivScalar(graph.ReduceAllSum(graph.Square(d)), examples)
 }
 
-// descend is the optimizer: component -= learningRate * gradient.
-func descend(_ context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
-	gradient := tensor.Data[float32](args[0].(*tensor.Tensor))
-	step := make([]float32, len(gradient))
-	for i, g := range gradient {
+// descent is the optimizer: what it subtracts from the weights, learningRate * gradient.
+func descent(gradient *tensor.Tensor) *tensor.Tensor {
+	step := make([]float32, gradient.Len())
+	for i, g := range tensor.Data[float32](gradient) {
 		step[i] = learningRate * g
 	}
-	return nil, c.AssignSub(tensor.Of(step))
+	return tensor.Of(step)
 }

@@ -81,9 +81,11 @@ func run(ctx context.Context, out io.Writer, o options) (err error) {
 	defer func() { err = errors.Join(err, s.Close()) }()
 	cut := len(text) / 10 * 9
 	batches := sequences(text[:cut]).Shuffle(1).Batch(o.batch)
-	cfg := train.Config{Data: batches, Compress: codec, ClipNorm: 1}
+	cfg := train.Config{Data: batches, Exchange: train.AllReduce{Compress: codec}, ClipNorm: 1}
 	if o.innerSteps > 0 {
-		cfg.DiLoCo = &train.DiLoCo{InnerSteps: o.innerSteps, LearningRate: o.outerRate, Momentum: o.outerMomentum}
+		cfg.Exchange = train.DiLoCo{
+			InnerSteps: o.innerSteps, LearningRate: o.outerRate, Momentum: o.outerMomentum, Compress: codec,
+		}
 	}
 	t, err := train.New(ctx, s, &gomlx.Model{
 		Forward: models.GPT{Width: o.width, Blocks: o.blocks}.Forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits,

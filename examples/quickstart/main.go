@@ -29,6 +29,7 @@ func main() {
 		Metrics:   []gomlx.Metric{gomlx.SparseCategoricalAccuracy()},
 	}
 	trainer := must(train.New(ctx, strategy, model, train.Config{Data: batches, Seed: 1}))
+	defer trainer.Close()
 	progress := train.NewProgress(train.ProgressConfig{Out: os.Stdout})
 	must(trainer.Fit(ctx, batches, train.FitConfig{Epochs: 10, Callbacks: []train.Callback{progress}}))
 	result := must(trainer.Evaluate(ctx, images.Test.Batch(64)))

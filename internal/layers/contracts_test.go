@@ -53,26 +53,31 @@ var (
 	_ interface {
 		Capabilities() transport.Capabilities
 		Exchange(ctx context.Context, to int, out transport.Frame, from int, in []byte) error
-		Publish(*transport.Slot)
-		Peer(int) *transport.Slot
+		Posts() transport.Poster
+		Memory() transport.SharedMemory
 		Inspect(func(peer int, h transport.Header) error)
 		Down() <-chan transport.PeerDown
-		Retire(tensor.Memory)
 		Close() error
 	} = transport.Endpoint(nil)
+	_ interface {
+		Publish(*transport.Slot)
+		Peer(int) *transport.Slot
+		Retire(tensor.Memory)
+	} = transport.SharedMemory(nil)
 	_ = transport.Capabilities{
-		Places: []transport.Place(nil), Memory: false, StagingBytes: 0, Posts: false, SharedReceives: false,
+		Places: []transport.Place(nil), StagingBytes: 0, SharedReceives: false,
 		Encrypted: []bool(nil),
 	}
 
-	_ func(context.Context, *distribute.Strategy,
-		func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error),
-		...distribute.Value) (distribute.Value, error) = distribute.Run
 	_ func(context.Context, *distribute.Strategy, func(context.Context, *distribute.Replica, int) (string, error),
-		[]int) ([]string, error) = distribute.RunTyped[int, string]
-	_ func(*distribute.Replica, context.Context,
-		func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error),
-		...distribute.Value) (distribute.Value, error) = (*distribute.Replica).MergeCall
+		distribute.PerReplica[int]) (distribute.PerReplica[string], error) = distribute.Run[int, string]
+	_ func(context.Context, *distribute.Replica,
+		func(context.Context, *distribute.CrossReplica, distribute.PerReplica[int]) (string, error),
+		int) (string, error) = distribute.MergeCall[int, string]
+	_ func(context.Context, *distribute.Strategy, distribute.ReduceOp, distribute.PerReplica[float32],
+		distribute.ReduceOptions) (float32, error) = distribute.Reduce[float32]
+	_ func(context.Context, *distribute.Replica, distribute.ReduceOp, float32,
+		...distribute.Options) (float32, error) = distribute.AllReduce[float32]
 	_ func(v *distribute.Variable, in distribute.Context, x distribute.Value) error = (*distribute.Variable).Assign
 	_                                                                               = [...]distribute.Context{
 		(*distribute.Replica)(nil), (*distribute.CrossReplica)(nil),

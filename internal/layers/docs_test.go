@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// TestPagesShowTheExamples checks that every Go program in the README and the tutorial is an example, which has a test
-// that runs it. A page may omit the part before "package main", or show only some consecutive lines.
+// TestPagesShowTheExamples checks that every Go program in the README, the tutorial, and the last part of gomlx.md is
+// an example, which has a test that runs it. A page may omit the part before "package main", or show only some
+// consecutive lines.
 func TestPagesShowTheExamples(t *testing.T) {
 	var examples strings.Builder
 	files, err := filepath.Glob("../../examples/*/main.go")
@@ -19,8 +20,11 @@ func TestPagesShowTheExamples(t *testing.T) {
 	for _, file := range files {
 		examples.WriteString(read(t, file))
 	}
-	for _, page := range []string{"../../README.md", "../../docs/tutorial.md"} {
-		blocks := goBlock.FindAllStringSubmatch(read(t, page), -1)
+	for page, from := range map[string]string{
+		"../../README.md": "", "../../docs/tutorial.md": "", "../../docs/gomlx.md": "\n## A step of your own\n",
+	} {
+		_, text, _ := strings.Cut(read(t, page), from)
+		blocks := goBlock.FindAllStringSubmatch(text, -1)
 		if len(blocks) == 0 {
 			t.Errorf("%s contains no Go program", page)
 		}

@@ -16,22 +16,24 @@ import (
 // fileLayers lists the files of distribute by layer, the lowest first. A file uses no name of a file in a higher layer,
 // nor of a file to its right in its own layer.
 var fileLayers = []struct{ layer, files string }{
-	{"errors, devices, options", "errors device device_lists device_groups device_engine device_current " +
-		"options keys input stats"},
+	{"errors, devices, options", "errors device_engine options input stats"},
 	{"values", "values destination operand sparse nests"},
 	{"reductions", "group crossdevice gatherer onedevice hierarchical scalars reducers " +
-		"collectiveops collectiveops_exchange collectiveops_reduce select"},
-	{"strategies", "strategy properties implementation"},
-	{"contexts", "context crossreplica workervalues replica handle workers open default scope run merge"},
+		"collectiveops collectiveops_exchange collectiveops_reduce"},
+	{"strategies", "strategy properties implementation separate"},
+	{"contexts", "context component crossreplica workervalues replica handle workers open default scope run merge"},
 	{"reductions of a strategy and in a step", "reduce gather calls packs allreduce_sparse allreduce bucket alltoall " +
 		"allgather gradient"},
-	{"variables", "variable variable_new assign scatter update save"},
+	{"variables", "variable variable_new assign scatter update save extended"},
 	{"datasets", "dataset_steps dataset_workers dataset"},
 	{"constructors", "strategies multiworker_config multiworker"},
 }
 
 // upward lists the uses against the layers: fields whose types are in a higher layer.
-var upward = []string{"strategy.go -> workers.go", "context.go -> replica.go", "replica.go -> handle.go"}
+var upward = []string{
+	"strategy.go -> workers.go", "context.go -> replica.go", "replica.go -> handle.go",
+	"context.go -> component.go", "component.go -> variable.go",
+}
 
 // TestFilesUseLowerFiles checks that the files of distribute are in layers.
 func TestFilesUseLowerFiles(t *testing.T) {
@@ -105,4 +107,18 @@ type noImports struct{}
 
 func (noImports) Import(path string) (*types.Package, error) {
 	return nil, fmt.Errorf("%s is not loaded", path)
+}
+
+// filesMax is the largest number of Go files, tests among them, in a folder of the command.
+const filesMax = 20
+
+// TestFoldersOfTheCommandAreSmall counts the files of the command's packages.
+func TestFoldersOfTheCommandAreSmall(t *testing.T) {
+	files := map[string]int{}
+	walk(t, ".go", func(path, _ string) { files[filepath.Dir(path)]++ })
+	for folder, n := range files {
+		if strings.HasPrefix(filepath.ToSlash(folder), "cmd/lockstep") && n > filesMax {
+			t.Errorf("%s has %d Go files, want at most %d: divide the package", folder, n, filesMax)
+		}
+	}
 }

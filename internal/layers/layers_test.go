@@ -20,12 +20,13 @@ var mayImport = []struct {
 	{"tensor", nil},
 	{"internal/kernel/...", []string{"tensor"}},
 	{"timeline", nil},
-	{"dashboard", []string{"cluster/private", "cluster/status", "cluster/rendezvous", "timeline"}},
+	{"dashboard", []string{"cluster/private", "cluster/status", "cluster/rendezvous", "internal/listener", "timeline"}},
 	{"timeline/timelinetest", nil},
 	{"internal/stacks", nil},
 	{"internal/pause", nil},
 	{"internal/ranges", nil},
 	{"internal/units", nil},
+	{"internal/terminal", nil},
 	{"internal/redact", nil},
 	{"internal/race", nil},
 	{"internal/formula", nil},
@@ -77,7 +78,7 @@ var mayImport = []struct {
 		"cluster/...", "collective/...", "transport/...", "tensor", "internal/listener",
 		"internal/affinity", "internal/pause", "internal/ranges", "internal/redact", "internal/stacks", "timeline",
 	}},
-	{"cluster/rendezvous/...", []string{"cluster/...", "internal/listener", "internal/redact"}},
+	{"cluster/rendezvous/...", []string{"cluster/...", "internal/listener", "internal/pause", "internal/redact"}},
 	{"cluster/membership", []string{"cluster/rendezvous", "internal/pause"}},
 	{"cluster/status", []string{"cluster/membership", "cluster/rendezvous", "timeline"}},
 	{"cluster/launch", []string{"cluster/...", "internal/affinity", "internal/pause", "internal/redact"}},
@@ -87,26 +88,75 @@ var mayImport = []struct {
 	{"engine/gomlx/dataparallel", []string{
 		"tensor", "engine/gomlx/internal/stages", "collective", "cluster/worker",
 	}},
-	{"engine/gomlx/...", []string{"tensor", "data", "engine", "internal/kernel", "engine/gomlx/..."}},
+	{"engine/gomlx/...", []string{
+		"tensor", "data", "engine", "internal/kernel", "internal/record", "engine/gomlx/...", "backend",
+	}},
+	{"internal/record", nil},
+	{"backend/internal/...", nil},
+	{"backend", []string{"internal/record", "backend/internal/..."}},
 	{"data/...", []string{"tensor", "data/...", "internal/memlimit"}},
 	{"distribute/internal/deadlock", []string{"tensor", "collective", "internal/stacks"}},
+	{"distribute/internal/devicelist", []string{"distribute/device", "distribute/internal/..."}},
 	{"distribute/internal/...", []string{"tensor", "collective", "internal/kernel", "data", "distribute/internal/..."}},
+	{"distribute/device", []string{"tensor", "distribute/internal/..."}},
 	{"distribute", []string{
 		"tensor", "collective", "collective/packing", "collective/mpi", "collective/nccl",
-		"transport/mem", "distribute/internal/...", "internal/stacks", "internal/kernel", "engine", "data",
-		"cluster/...", "timeline",
+		"transport/mem", "distribute/internal/...", "distribute/device", "internal/stacks", "internal/kernel", "engine",
+		"data", "cluster/...", "timeline",
 	}},
 	{"train/compress", []string{"tensor", "internal/kernel"}},
 	{"train/...", []string{
-		"tensor", "internal/kernel", "internal/ranges", "internal/stacks", "engine", "data/...", "distribute",
-		"train/...", "cluster/...", "timeline",
+		"tensor", "internal/kernel", "internal/ranges", "internal/stacks", "internal/terminal", "engine", "data/...",
+		"distribute", "train/...", "cluster/...", "timeline",
 	}},
-	{"cmd/...", []string{"..."}},
+	{"cmd/lockstep", []string{"cmd/lockstep/internal/root"}},
+	{"cmd/lockstep/internal/root", []string{"cmd/lockstep/internal/..."}},
+	{"cmd/lockstep/internal/machine", []string{"cluster", "internal/memlimit"}},
+	{"cmd/lockstep/internal/page", []string{"train/checkpoint", "internal/chart"}},
+	{"cmd/lockstep/internal/clitest", []string{"train/checkpoint"}},
+	{"cmd/lockstep/internal/cli", []string{
+		"train", "internal/affinity", "internal/terminal", "internal/units", "cmd/lockstep/internal/machine",
+	}},
+	{"cmd/lockstep/internal/live", []string{
+		"cluster/rendezvous", "cluster/status", "dashboard", "internal/terminal", "internal/units",
+		"cmd/lockstep/internal/cli",
+	}},
+	{"cmd/lockstep/internal/run", []string{
+		"cluster/...", "internal/affinity", "internal/redact", "internal/terminal", "cmd/lockstep/internal/cli",
+		"cmd/lockstep/internal/live",
+	}},
+	{"cmd/lockstep/internal/inspect", []string{
+		"cluster/...", "collective/...", "simulate", "transport/shm", "internal/foreign", "internal/kernel",
+		"internal/units", "cmd/lockstep/internal/cli", "cmd/lockstep/internal/live", "cmd/lockstep/internal/machine",
+		"cmd/lockstep/internal/page", "cmd/lockstep/internal/run",
+	}},
+	{"cmd/lockstep/internal/setup", []string{
+		"tensor", "timeline", "collective", "cluster/...", "engine/...", "distribute", "train/...", "internal/listener",
+		"cmd/lockstep/internal/cli",
+	}},
+	{"cmd/lockstep/internal/sets", []string{
+		"tensor", "data/...", "engine/...", "train/...", "cmd/lockstep/internal/cli", "cmd/lockstep/internal/setup",
+	}},
+	{"cmd/lockstep/internal/training", []string{
+		"tensor", "data/...", "collective/...", "cluster/...", "engine/...", "distribute/...", "train/...", "internal/chart",
+		"internal/units", "cmd/lockstep/internal/cli", "cmd/lockstep/internal/live", "cmd/lockstep/internal/machine",
+		"cmd/lockstep/internal/page", "cmd/lockstep/internal/sets", "cmd/lockstep/internal/setup",
+	}},
+	{"cmd/lockstep/internal/predict", []string{
+		"tensor", "data/...", "engine/...", "train/...", "cmd/lockstep/internal/cli", "cmd/lockstep/internal/sets",
+		"cmd/lockstep/internal/setup", "cmd/lockstep/internal/training",
+	}},
+	{"cmd/lockstep/internal/bench", []string{
+		"tensor", "data/...", "collective/...", "cluster/...", "engine/...", "distribute", "train/...",
+		"internal/affinity", "internal/chart", "internal/memlimit", "internal/terminal", "internal/units",
+		"cmd/lockstep/internal/cli", "cmd/lockstep/internal/machine", "cmd/lockstep/internal/run",
+		"cmd/lockstep/internal/setup",
+	}},
 	{"examples/...", []string{"..."}},
 }
 
 // reachesGoMLX lists the packages that may depend on GoMLX, at any depth.
-var reachesGoMLX = []string{"engine/gomlx/...", "cmd/...", "examples/..."}
+var reachesGoMLX = []string{"backend", "internal/record", "engine/gomlx/...", "cmd/...", "examples/..."}
 
 func TestImportsGoOneWay(t *testing.T) {
 	for _, p := range list(t, "{{.ImportPath}}|{{join .Imports \" \"}}", "./...") {

@@ -49,7 +49,7 @@ func (a *Accepted) Establish() error {
 	}
 	a.listener.mu.Lock()
 	defer a.listener.mu.Unlock()
-	if a.established = a.listener.half.remove(a.Raw); !a.established {
+	if a.established = a.listener.half.Remove(a.Raw); !a.established {
 		return errEvicted
 	}
 	return nil
@@ -60,7 +60,7 @@ func (a *Accepted) handshake() {
 	l := a.listener
 	defer func() {
 		l.mu.Lock()
-		l.half.remove(a.Raw)
+		l.half.Remove(a.Raw)
 		l.mu.Unlock()
 	}()
 	a.Deadline = time.Now().Add(l.cfg.Handshake)

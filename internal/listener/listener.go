@@ -62,7 +62,7 @@ type Listener struct {
 
 	mu        sync.Mutex
 	acceptors []*Acceptor
-	half      halfOpen
+	half      Conns
 	accepting bool
 	closed    bool
 }
@@ -99,7 +99,7 @@ func (l *Listener) Close() error {
 		e.Close()
 	}
 	l.mu.Lock()
-	l.half.makeRoom(0)
+	l.half.MakeRoom(0)
 	l.mu.Unlock()
 	l.work.Wait()
 	return err
@@ -124,7 +124,7 @@ func (l *Listener) accept() {
 		}
 		// Probably out of file descriptors: close half-open connections, and wait.
 		l.mu.Lock()
-		l.half.makeRoom(0)
+		l.half.MakeRoom(0)
 		l.mu.Unlock()
 		select {
 		case <-time.After(acceptPause):
@@ -153,8 +153,8 @@ func (l *Listener) begin(c net.Conn) {
 	l.mu.Lock()
 	closed := l.closed
 	if !closed {
-		l.half.makeRoom(l.cfg.HalfOpen - 1)
-		l.half.add(c)
+		l.half.MakeRoom(l.cfg.HalfOpen - 1)
+		l.half.Add(c)
 		l.work.Add(1)
 	}
 	l.mu.Unlock()

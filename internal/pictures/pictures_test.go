@@ -29,7 +29,6 @@ func TestPictures(t *testing.T) {
 	p := &pictures{t: t, folder: folder, work: t.TempDir()}
 	p.lockstep = filepath.Join(p.work, "lockstep")
 	build := exec.Command("go", "build", "-o", p.lockstep, "../../cmd/lockstep")
-	build.Env = append(os.Environ(), "GOEXPERIMENT=simd")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

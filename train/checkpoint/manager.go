@@ -356,10 +356,13 @@ func (m *Manager) remove(n name) error {
 	return os.RemoveAll(unfinished)
 }
 
+// Latest is [Reader.Latest] of a zero Reader.
+func Latest(dir string) (s *Snapshot, refused []error, err error) { return Reader{}.Latest(dir) }
+
 // Latest returns the newest readable snapshot of a folder, and the reasons why newer ones were rejected. If
 // the folder does not exist or has no snapshots, it returns nil without an error. If it has snapshots but
 // none is readable, it returns an error.
-func Latest(dir string) (s *Snapshot, refused []error, err error) {
+func (r Reader) Latest(dir string) (s *Snapshot, refused []error, err error) {
 	all, refused, err := list(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, nil
@@ -368,7 +371,7 @@ func Latest(dir string) (s *Snapshot, refused []error, err error) {
 		return nil, nil, err
 	}
 	for _, n := range slices.Backward(all) {
-		s, err := ReadSnapshot(filepath.Join(dir, n.String()))
+		s, err := r.ReadSnapshot(filepath.Join(dir, n.String()))
 		if err == nil {
 			return s, refused, nil
 		}
@@ -380,11 +383,14 @@ func Latest(dir string) (s *Snapshot, refused []error, err error) {
 	return nil, nil, nil
 }
 
+// Find is [Reader.Find] of a zero Reader.
+func Find(path string) (s *Snapshot, refused []error, err error) { return Reader{}.Find(path) }
+
 // Find reads the snapshot at path if path is a snapshot ([ReadSnapshot]), and otherwise the newest one in the
 // folder path ([Latest]). It returns an error if there is none.
-func Find(path string) (s *Snapshot, refused []error, err error) {
-	if _, ok := parseName(filepath.Base(path)); ok || exists(filepath.Join(path, manifestFile)) {
-		s, err = ReadSnapshot(path)
+func (r Reader) Find(path string) (s *Snapshot, refused []error, err error) {
+	if IsSnapshot(path) {
+		s, err = r.ReadSnapshot(path)
 		return s, nil, err
 	}
 	if info, err := os.Stat(path); err != nil {
@@ -393,11 +399,17 @@ func Find(path string) (s *Snapshot, refused []error, err error) {
 		return nil, nil, fmt.Errorf("checkpoint: %s is not a folder: want a snapshot (%sNUMBER-step-STEP), "+
 			"or a folder of them", path, namePrefix)
 	}
-	if s, refused, err = Latest(path); err == nil && s == nil {
+	if s, refused, err = r.Latest(path); err == nil && s == nil {
 		err = fmt.Errorf("checkpoint: %s contains no snapshot: want a folder %sNUMBER-step-STEP, or a folder of them", path,
 			namePrefix)
 	}
 	return s, refused, err
+}
+
+// IsSnapshot reports whether path is one snapshot, by its name or its manifest. It reads nothing else.
+func IsSnapshot(path string) bool {
+	_, ok := parseName(filepath.Base(path))
+	return ok || exists(filepath.Join(path, manifestFile))
 }
 
 func exists(path string) bool {

@@ -201,17 +201,27 @@ func partSums(parts []Part) (text []byte) {
 	return text
 }
 
+// Reader reads snapshots. Its zero value works.
+type Reader struct {
+	// Progress, if not nil, is called whenever another mebibyte, or less at the end of a tensor or file, has been read,
+	// by the goroutine that reads: twice for each, since files are verified before they are decoded.
+	Progress func()
+}
+
+// ReadSnapshot is [Reader.ReadSnapshot] of a zero Reader.
+func ReadSnapshot(path string) (*Snapshot, error) { return Reader{}.ReadSnapshot(path) }
+
 // ReadSnapshot reads the snapshot in the folder path. Every byte is verified against a checksum. If a byte
 // has changed or is missing, or the folder is not a snapshot, the error names the file.
-func ReadSnapshot(path string) (*Snapshot, error) {
-	s, err := readSnapshot(path)
+func (r Reader) ReadSnapshot(path string) (*Snapshot, error) {
+	s, err := r.readSnapshot(path)
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint: the snapshot %s is refused: %w", path, err)
 	}
 	return s, nil
 }
 
-func readSnapshot(path string) (*Snapshot, error) {
+func (r Reader) readSnapshot(path string) (*Snapshot, error) {
 	switch info, err := os.Stat(path); {
 	case err != nil:
 		return nil, err
@@ -267,7 +277,7 @@ func readSnapshot(path string) (*Snapshot, error) {
 		if p.File != tensorsFile && !partPattern.MatchString(p.File) {
 			return nil, fmt.Errorf("%s lists a part %q: not a snapshot", manifestFile, p.File)
 		}
-		tensors, err := readTensors(filepath.Join(path, p.File), p.Bytes, p.SHA256)
+		tensors, err := r.readTensors(filepath.Join(path, p.File), p.Bytes, p.SHA256)
 		if err != nil {
 			return nil, err
 		}
@@ -283,7 +293,7 @@ func readSnapshot(path string) (*Snapshot, error) {
 }
 
 // readTensors reads a safetensors file after verifying its size and SHA-256.
-func readTensors(path string, size int64, want string) ([]Tensor, error) {
+func (r Reader) readTensors(path string, size int64, want string) ([]Tensor, error) {
 	file := filepath.Base(path)
 	f, info, err := openRegular(path)
 	if err != nil {
@@ -294,18 +304,40 @@ func readTensors(path string, size int64, want string) ([]Tensor, error) {
 		return nil, fmt.Errorf("%s has %d bytes, %s says %d: truncated, or of another snapshot", file, info.Size(),
 			manifestFile, size)
 	}
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
+	in, h := io.ReaderAt(f), sha256.New()
+	if r.Progress != nil {
+		in = &inPieces{f, r.Progress}
+	}
+	if _, err := io.CopyBuffer(h, io.NewSectionReader(in, 0, size), make([]byte, pieceBytes)); err != nil {
 		return nil, err
 	}
 	if got := hex.EncodeToString(h.Sum(nil)); got != want {
 		return nil, damaged(file, got, want)
 	}
-	tensors, _, err := Read(f, size)
+	tensors, _, err := Read(in, size)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	return tensors, nil
+}
+
+// pieceBytes is how much a Reader reads at once.
+const pieceBytes = 1 << 20
+
+// inPieces reports each piece that is read.
+type inPieces struct {
+	io.ReaderAt
+	progress func()
+}
+
+func (r *inPieces) ReadAt(b []byte, at int64) (n int, err error) {
+	for first := true; first || n < len(b) && err == nil; first = false {
+		var read int
+		read, err = r.ReaderAt.ReadAt(b[n:min(n+pieceBytes, len(b))], at+int64(n))
+		n += read
+		r.progress()
+	}
+	return n, err
 }
 
 func damaged(file, got, want string) error {

@@ -48,7 +48,7 @@ func New(t *train.Trainer, cfg Config) (train.Callback, error) {
 		return train.Callback{}, errors.New("tensorboard: Config.EverySteps and HistogramEvery: want 0 or more")
 	case cfg.Gradients && t.Sharded():
 		return train.Callback{}, errors.New("tensorboard: Config.Gradients: the optimizer is sharded, so no worker has all " +
-			"gradients: leave out Config.Gradients, or set train.Config.ShardOptimizer to train.ShardOff")
+			"gradients: leave out Config.Gradients, or set train.Config.Exchange to train.AllReduce")
 	}
 	for name, x := range cfg.HParams {
 		if _, _, err := protoValue(x); err != nil {

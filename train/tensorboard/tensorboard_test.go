@@ -161,7 +161,7 @@ func TestCallback(t *testing.T) {
 		Optimizer: optimizer.SGD().LearningRate(0.25).Done(),
 		Metrics:   []gomlx.Metric{gomlx.SparseCategoricalAccuracy()},
 	}
-	sharded, err := train.New(t.Context(), s, m, train.Config{Data: batches, ShardOptimizer: train.ShardOn})
+	sharded, err := train.New(t.Context(), s, m, train.Config{Data: batches, Exchange: train.Sharded{}})
 	check(t, err)
 	defer sharded.Close()
 	if _, err := tensorboard.New(sharded, tensorboard.Config{Dir: dir, HistogramEvery: 1, Gradients: true}); err == nil ||

@@ -37,7 +37,7 @@ const (
 const (
 	postEvery   = 5 * time.Second // Trainer's recommendation: it limits its requests to the Kubernetes API
 	postTimeout = 5 * time.Second
-	answerMax   = 64 << 10 // bytes that are read
+	responseMax = 64 << 10 // bytes that are read
 
 	lastTries = 3           // of the last report of a complete training, which no other replaces
 	lastPause = time.Second // between them
@@ -71,10 +71,10 @@ func FromEnvironment(lookup func(string) (string, bool)) (cfg Config, ok bool) {
 
 // New returns a callback of the chief that reports the progress of a Fit: percentage, estimated time that remains,
 // loss, metrics and those of the validation, at most every 5 seconds and at the end. Numbers that are not finite, and
-// metrics with names of more than 64 characters, which Trainer refuses, are left out. It does not wait for an answer in
-// a step, and no failure of a report ends the training. At the end it waits for an answer, for at most 10 seconds. The
-// last report of a complete training is tried three times, which can take 22 seconds. It returns an error
-// for an invalid configuration.
+// metrics with names of more than 64 characters, which Trainer refuses, are left out. It does not wait for a response
+// in a step, and no failure of a report ends the training. At the end it waits for a response, for at most 10 seconds.
+// The last report of a complete training is tried three times, which can take 22 seconds. It returns an error for an
+// invalid configuration.
 func New(t *train.Trainer, cfg Config) (train.Callback, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
@@ -264,15 +264,15 @@ func (r *reporter) try(s status) (again bool, err error) {
 		}
 		request.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
 	}
-	answer, err := r.client.Do(request)
+	response, err := r.client.Do(request)
 	if err != nil {
 		return true, err
 	}
-	defer answer.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(answer.Body, answerMax))
-	if code := answer.StatusCode; code != http.StatusOK {
+	defer response.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(response.Body, responseMax))
+	if code := response.StatusCode; code != http.StatusOK {
 		text := bytes.TrimSpace(body[:min(len(body), 1000)])
-		err = errors.Join(fmt.Errorf("%s answers %s: %s", r.cfg.URL, answer.Status, text), err)
+		err = errors.Join(fmt.Errorf("%s answers %s: %s", r.cfg.URL, response.Status, text), err)
 		return code >= 500 || code == http.StatusTooManyRequests, err
 	}
 	return err != nil, err

@@ -19,16 +19,16 @@ func BenchmarkFlags(b *testing.B) {
 				wg.Go(func() {
 					ctx := context.Background()
 					for i := range b.N {
-						e.Publish(&transport.Slot{Header: transport.Header{Seq: uint64(i)}})
-						e.Signal(0)
-						e.Await(ctx, -1, 0)
+						e.Memory().Publish(&transport.Slot{Header: transport.Header{Seq: uint64(i)}})
+						e.Memory().Signal(0)
+						e.Memory().Await(ctx, -1, 0)
 						for r := range n {
-							if e.Peer(r).Seq != uint64(i) {
+							if e.Memory().Peer(r).Seq != uint64(i) {
 								b.Error("another call")
 							}
 						}
-						e.Signal(1)
-						e.Await(ctx, -1, 1)
+						e.Memory().Signal(1)
+						e.Memory().Await(ctx, -1, 1)
 					}
 				})
 			}

@@ -8,16 +8,6 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// piper is the endpoint of a rank that only exchanges frames.
-type piper struct {
-	*endpoint
-	transport.NoMemory
-}
-
-func (p *piper) Capabilities() transport.Capabilities {
-	return transport.Capabilities{Places: p.hub.places, Posts: true}
-}
-
 // pipe carries frames from one rank to another, without a buffer: the sender offers its frames, and the receiver copies
 // from the sender's memory. Each frame in progress has a slot; both ranks use the slots cyclically.
 type pipe struct {

@@ -88,7 +88,7 @@ func newHub(n int, memory bool) *hub {
 func (h *hub) all() []transport.Endpoint {
 	out := make([]transport.Endpoint, h.n)
 	for i := range out {
-		out[i] = h.ends[i].as()
+		out[i] = &h.ends[i]
 	}
 	return out
 }
@@ -147,19 +147,27 @@ func (s *slotLines) inline() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(&s.data)), inlineBytes)
 }
 
-// as returns the endpoint, with or without memory.
-func (e *endpoint) as() transport.Endpoint {
-	if e.hub.memory {
-		return &sharer{e}
-	}
-	return &piper{endpoint: e}
-}
-
 func (e *endpoint) Rank() int { return e.rank }
 
 func (e *endpoint) Size() int { return e.hub.n }
 
 func (e *endpoint) Transport() string { return "mem" }
+
+func (e *endpoint) Capabilities() transport.Capabilities {
+	if !e.hub.memory {
+		return transport.Capabilities{Places: e.hub.places}
+	}
+	return transport.Capabilities{Places: e.hub.places, StagingBytes: stagingBytes, InlineBytes: inlineBytes}
+}
+
+func (e *endpoint) Posts() transport.Poster { return e }
+
+func (e *endpoint) Memory() transport.SharedMemory {
+	if !e.hub.memory {
+		return nil
+	}
+	return e
+}
 
 func (e *endpoint) Inspect(inspect func(peer int, h transport.Header) error) { e.inspect = inspect }
 
@@ -236,7 +244,7 @@ func (e *endpoint) Split(id uint64, ranks []int) (transport.Endpoint, error) {
 	if !slices.Contains(s.taken, false) {
 		delete(root.splits, id)
 	}
-	return s.hub.ends[at].as(), nil
+	return &s.hub.ends[at], nil
 }
 
 // part returns a new group of n of the ranks.

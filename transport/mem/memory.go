@@ -10,7 +10,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// sharer is the endpoint of a rank that accesses the memory of others.
+// Memory, flags and slots of the ranks of a hub with memory.
 //
 // Each rank counts the flags that it has set since the beginning, in a word of the slot of its current call: others
 // wait for that word, and find the rest of the slot on the same cache line. Since all ranks set equally many flags in a
@@ -20,7 +20,6 @@ import (
 // other flags in any case. So a call starts when the last word reaches its flag 0, and it never starts once a word that
 // has not reached it is stopped: both are compare-and-swaps on that one word, and one of them is first. Withdraw stops
 // the word of one rank that is behind, and then that rank's other word; Interrupt stops those of all.
-type sharer struct{ *endpoint }
 
 // stopBit in a rank's word prevents a further flag 0.
 const stopBit = 1 << 63
@@ -28,76 +27,70 @@ const stopBit = 1 << 63
 // count returns the number of flags that the rank has set, up to the last call of an odd or even number.
 func (e *endpoint) count(parity uint64) uint64 { return e.slots[parity].flags.Load() &^ stopBit }
 
-func (s *sharer) Capabilities() transport.Capabilities {
-	return transport.Capabilities{
-		Places: s.hub.places, Memory: true, StagingBytes: stagingBytes, InlineBytes: inlineBytes, Posts: true,
-	}
-}
+func (e *endpoint) Reachable(tensor.Memory) bool { return true }
 
-func (s *sharer) Reachable(tensor.Memory) bool { return true }
+func (e *endpoint) StagingBuffer(rank int) []byte { return e.hub.stagingBuffer(rank) }
 
-func (s *sharer) StagingBuffer(rank int) []byte { return s.hub.stagingBuffer(rank) }
-
-func (s *sharer) Inline(rank int) []byte { return s.hub.ends[rank].slots[s.calls&1].inline() }
+func (e *endpoint) Inline(rank int) []byte { return e.hub.ends[rank].slots[e.calls&1].inline() }
 
 // Retire does nothing: memory of this process is not reused while anything refers to it.
-func (s *sharer) Retire(tensor.Memory) {}
+func (e *endpoint) Retire(tensor.Memory) {}
 
 // Publish writes the slot of this call. Two slots are enough: a rank can begin the call after next only when all ranks
 // have begun the next one, and so have read the slots of this one.
-func (s *sharer) Publish(slot *transport.Slot) {
-	s.calls++
-	s.base = s.set
-	s.slots[s.calls&1].Repeat(slot)
+func (e *endpoint) Publish(slot *transport.Slot) {
+	e.calls++
+	e.base = e.set
+	e.slots[e.calls&1].Repeat(slot)
 }
 
-func (s *sharer) Peer(peer int) *transport.Slot {
-	return &s.hub.ends[peer].slots[s.calls&1].Slot
+func (e *endpoint) Peer(peer int) *transport.Slot {
+	return &e.hub.ends[peer].slots[e.calls&1].Slot
 }
 
-func (s *sharer) Signal(flag int) error {
-	if s.set != s.base+uint64(flag) {
-		panic(fmt.Sprintf("mem: flag %d is set as number %d of its call", flag, s.set-s.base))
+func (e *endpoint) Signal(flag int) error {
+	if e.set != e.base+uint64(flag) {
+		panic(fmt.Sprintf("mem: flag %d is set as number %d of its call", flag, e.set-e.base))
 	}
 	// A compare-and-swap from the known count costs a quarter of an addition here: it takes the cache line from the
 	// peers that poll it once, without reading it first. It fails only if the stop bit is set, which stays set.
-	word := &s.slots[s.calls&1].flags
-	was := s.set
+	word := &e.slots[e.calls&1].flags
+	was := e.set
 	if flag == 0 {
 		was = word.Load() &^ stopBit // of the call before the last one; only this rank changes it
 	}
-	if !word.CompareAndSwap(was, s.set+1) {
+	if !word.CompareAndSwap(was, e.set+1) {
 		if flag == 0 {
 			return transport.ErrInterrupted
 		}
-		word.Store(s.set + 1 | stopBit)
+		word.Store(e.set + 1 | stopBit)
 	}
-	s.set++
-	s.wakeWaiters()
+	e.set++
+	e.wakeWaiters()
 	return nil
 }
 
-func (s *sharer) Await(ctx context.Context, rank, flag int) error {
-	v := flagWait{parity: s.calls & 1, rank: rank, target: s.base + uint64(flag) + 1, start: flag == 0}
-	if v.behind(s.endpoint) < 0 {
+func (e *endpoint) Await(ctx context.Context, rank, flag int) error {
+	v := flagWait{parity: e.calls & 1, rank: rank, target: e.base + uint64(flag) + 1, start: flag == 0}
+	if v.behind(e) < 0 {
 		return nil
 	}
-	return s.waitFlags(ctx, &v)
+	return e.waitFlags(ctx, &v)
 }
 
-func (s *sharer) Behind(flag int, ranks []int) []int {
-	for r := range s.hub.ends {
-		if s.hub.ends[r].count(s.calls&1) < s.base+uint64(flag)+1 {
+func (e *endpoint) Behind(flag int, ranks []int) []int {
+	for r := range e.hub.ends {
+		if e.hub.ends[r].count(e.calls&1) < e.base+uint64(flag)+1 {
 			ranks = append(ranks, r)
 		}
 	}
 	return ranks
 }
 
-func (s *sharer) Withdraw() bool {
-	for r := range s.hub.ends {
-		if e := &s.hub.ends[r]; e.stopBefore(s.calls&1, s.base+1) {
-			e.slots[^s.calls&1].flags.Or(stopBit)
+func (e *endpoint) Withdraw() bool {
+	for r := range e.hub.ends {
+		if other := &e.hub.ends[r]; other.stopBefore(e.calls&1, e.base+1) {
+			other.slots[^e.calls&1].flags.Or(stopBit)
 			return true
 		}
 	}
@@ -117,14 +110,14 @@ func (e *endpoint) stopBefore(parity, target uint64) bool {
 	}
 }
 
-func (s *sharer) Interrupt() {
-	for r := range s.hub.ends {
-		for i := range s.hub.ends[r].slots {
-			s.hub.ends[r].slots[i].flags.Or(stopBit)
+func (e *endpoint) Interrupt() {
+	for r := range e.hub.ends {
+		for i := range e.hub.ends[r].slots {
+			e.hub.ends[r].slots[i].flags.Or(stopBit)
 		}
 	}
-	for r := range s.hub.ends {
-		s.hub.ends[r].unpark()
+	for r := range e.hub.ends {
+		e.hub.ends[r].unpark()
 	}
 }
 
@@ -137,9 +130,9 @@ const hugePage = 2 << 20
 
 // NewBuffer returns memory of the garbage collector, without an owner to release it. Large buffers use huge pages, if
 // the system provides them.
-func (s *sharer) NewBuffer(bytes int) (tensor.Memory, error) {
+func (e *endpoint) NewBuffer(bytes int) (tensor.Memory, error) {
 	switch {
-	case s.closed.Load():
+	case e.closed.Load():
 		return tensor.Memory{}, transport.ErrClosed
 	case bytes < 0 || bytes > bufferMax:
 		return tensor.Memory{}, fmt.Errorf("mem: a buffer of %d bytes", bytes)

@@ -6,7 +6,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// By returns the transport between the rank of an endpoint, of any package, and a peer: "mem", "shm", "unix", "tcp", or
+// By returns the transport between the rank of an endpoint, of any package, and a peer: "mem", "shm", "tcp", or
 // "tcp+tls" if it is encrypted.
 func By(e transport.Endpoint, peer int) string {
 	c := e.Capabilities()

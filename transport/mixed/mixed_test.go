@@ -128,8 +128,8 @@ func TestStagingBuffers(t *testing.T) {
 		ends := m.open(t, 5)
 		var lengths []int
 		for _, e := range ends {
-			if e.Capabilities().Memory {
-				lengths = append(lengths, len(e.StagingBuffer(e.Rank())))
+			if e.Memory() != nil {
+				lengths = append(lengths, len(e.Memory().StagingBuffer(e.Rank())))
 			}
 		}
 		for _, n := range lengths {

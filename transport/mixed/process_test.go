@@ -60,22 +60,23 @@ func turn(rank, size int) error {
 		cancel(&d)
 	}()
 	out, in := make([]byte, 50_000), make([]byte, 50_000)
-	peer := (rank + 2) % size
+	peer, memory, posts := (rank+2)%size, e.Memory(), e.Posts()
 	for seq := uint64(0); ; seq++ {
 		if seq == 10 {
 			fmt.Fprintln(os.Stdout, "turning")
 		}
 		h := transport.Header{Seq: seq}
-		e.Publish(&transport.Slot{Header: h})
+		memory.Publish(&transport.Slot{Header: h})
 		for mark := range 2 {
-			if err := e.Signal(mark); err != nil {
+			if err := memory.Signal(mark); err != nil {
 				return err
 			}
-			if err := e.Await(ctx, -1, mark); err != nil {
+			if err := memory.Await(ctx, -1, mark); err != nil {
 				return err
 			}
 		}
-		if err := errors.Join(e.Post(peer, transport.Frame{Header: h, Data: out}, peer, in), e.Complete(ctx)); err != nil {
+		err := errors.Join(posts.Post(peer, transport.Frame{Header: h, Data: out}, peer, in), posts.Complete(ctx))
+		if err != nil {
 			return err
 		}
 	}

@@ -141,15 +141,15 @@ func useGroup(f *os.File) error {
 		if n := e.Capabilities().StagingBytes; n < 2*smallBytes {
 			return fmt.Errorf("a staging buffer of %d bytes is too short for this test", n)
 		}
-		staging := e.StagingBuffer(e.Rank())
+		staging := e.Memory().StagingBuffer(e.Rank())
 		for i := range staging {
 			staging[i] = 1
 		}
-		e.Publish(&transport.Slot{})
-		if err := e.Signal(0); !errors.Is(err, unix.ENOSPC) {
+		e.Memory().Publish(&transport.Slot{})
+		if err := e.Memory().Signal(0); !errors.Is(err, unix.ENOSPC) {
 			return fmt.Errorf("Signal after a staging buffer without memory: %v, want %w", err, unix.ENOSPC)
 		}
-		if err := e.Await(ctx, -1, 0); !errors.Is(err, unix.ENOSPC) {
+		if err := e.Memory().Await(ctx, -1, 0); !errors.Is(err, unix.ENOSPC) {
 			return fmt.Errorf("Await after a staging buffer without memory: %v, want %w", err, unix.ENOSPC)
 		}
 	}

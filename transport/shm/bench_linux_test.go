@@ -41,14 +41,14 @@ var background = context.Background()
 
 // begin enters a call.
 func begin(m transport.Endpoint, slot transport.Slot) (stop bool, err error) {
-	m.Publish(&slot)
-	if err := m.Signal(0); err != nil {
+	m.Memory().Publish(&slot)
+	if err := m.Memory().Signal(0); err != nil {
 		return false, err
 	}
-	if err := m.Await(background, -1, 0); err != nil {
+	if err := m.Memory().Await(background, -1, 0); err != nil {
 		return false, err
 	}
-	return m.Peer(0).Root != 0, nil
+	return m.Memory().Peer(0).Root != 0, nil
 }
 
 // flags awaits flag 0 of all ranks.
@@ -60,10 +60,10 @@ func flags(m transport.Endpoint, _ int) func(h transport.Header) (bool, error) {
 func staging(m transport.Endpoint, bytes int) func(h transport.Header) (bool, error) {
 	data := make([]byte, bytes)
 	return func(h transport.Header) (bool, error) {
-		half := len(m.StagingBuffer(0)) / 2 * int(h.Seq&1)
-		copy(m.StagingBuffer(m.Rank())[half:], data)
+		half := len(m.Memory().StagingBuffer(0)) / 2 * int(h.Seq&1)
+		copy(m.Memory().StagingBuffer(m.Rank())[half:], data)
 		stop, err := begin(m, transport.Slot{Header: h})
-		copy(data, m.StagingBuffer(1 - m.Rank())[half:])
+		copy(data, m.Memory().StagingBuffer(1 - m.Rank())[half:])
 		return stop, err
 	}
 }

@@ -1,8 +1,8 @@
 // Package shm is a transport over shared memory, for the processes of one host.
 //
-// [Open] opens a group of ranks, one or several per process. On Linux all ranks of the group are one domain. On other
-// systems, and where a sandbox forbids shared memory (memfd_create), the ranks exchange frames over unix sockets with
-// the protocol of package tcp; [HostID] is then empty.
+// [Open] opens a group of ranks, one or several per process, which are one domain. It needs Linux, outside of sandboxes
+// that forbid memfd_create or locks of open files. Elsewhere [HostID] is empty, Open returns an error, and package
+// mixed joins the processes by package tcp.
 //
 // # Shared files
 //
@@ -86,6 +86,9 @@ func WhyApart(a, b string) string {
 	}
 	return strings.Join(out, ", ")
 }
+
+var errNoSharedMemory = errors.New("shm: processes cannot share memory on this system: open the group with package " +
+	"mixed, which then joins them by TCP")
 
 // hostIDParts are the parts of a [HostID]: the boot, the namespaces of network and of users, the user, the
 // architecture.

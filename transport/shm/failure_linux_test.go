@@ -255,12 +255,12 @@ func TestBellWithoutPoller(t *testing.T) {
 	m := ends[0]
 	defer m.Close()
 	other.says("open")
-	m.Publish(&transport.Slot{})
-	if err := m.Signal(0); err != nil {
+	m.Memory().Publish(&transport.Slot{})
+	if err := m.Memory().Signal(0); err != nil {
 		t.Fatal(err)
 	}
 	blocks, done := make(chan struct{}, 1), make(chan error, 1)
-	go func() { done <- m.Await(blocking{ctx, blocks}, -1, 0) }()
+	go func() { done <- m.Memory().Await(blocking{ctx, blocks}, -1, 0) }()
 	<-blocks
 	other.in()
 	select {
@@ -331,8 +331,8 @@ func writePart(c *child) error {
 	c.say("in")
 	c.wait()
 	for r := range m.Size() {
-		fill(m.StagingBuffer(r), 0xee)
-		if src := m.Peer(r).Src; src.Ptr != nil {
+		fill(m.Memory().StagingBuffer(r), 0xee)
+		if src := m.Memory().Peer(r).Src; src.Ptr != nil {
 			fill(src.HostBytes(), 0xee)
 		}
 	}
@@ -365,20 +365,20 @@ func TestStopped(t *testing.T) {
 	if err := sleeper.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	m.Publish(&transport.Slot{})
-	if err := m.Signal(0); err != nil {
+	m.Memory().Publish(&transport.Slot{})
+	if err := m.Memory().Signal(0); err != nil {
 		t.Fatal(err)
 	}
 	patience, cancel := context.WithTimeout(background, 100*time.Millisecond)
 	defer cancel()
-	if err := m.Await(patience, -1, 0); !errors.Is(err, context.DeadlineExceeded) {
+	if err := m.Memory().Await(patience, -1, 0); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("waiting for a stopped process: %v", err)
 	}
-	if behind := m.Behind(0, nil); !slices.Equal(behind, []int{1}) || !m.Withdraw() {
+	if behind := m.Memory().Behind(0, nil); !slices.Equal(behind, []int{1}) || !m.Memory().Withdraw() {
 		t.Fatalf("ranks %v are behind, or the call has started", behind)
 	}
 	m.Fail([]byte("rank 1 is stuck"))
-	m.Retire(named)
+	m.Memory().Retire(named)
 	named.Owner.Release()
 
 	fresh := buffer(t, m, 1<<20)
@@ -389,7 +389,7 @@ func TestStopped(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	staging := [][]byte{ends[0].StagingBuffer(0), ends[0].StagingBuffer(1)}
+	staging := [][]byte{ends[0].Memory().StagingBuffer(0), ends[0].Memory().StagingBuffer(1)}
 	for r, s := range staging {
 		fill(s, 7)
 		defer ends[r].Close()
@@ -415,7 +415,7 @@ func TestStopped(t *testing.T) {
 
 func buffer(t *testing.T, m transport.Endpoint, bytes int) tensor.Memory {
 	t.Helper()
-	mem, err := m.NewBuffer(bytes)
+	mem, err := m.Memory().NewBuffer(bytes)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -55,12 +55,10 @@ func (e *endpoint) Publish(s *transport.Slot) {
 	e.quick[i] = s.Src.Bytes == 0 && s.Dst.Bytes == 0
 	to.set(&s.Header)
 	to.sum = s.Sum
-	src, hasSrc := e.g.world.place(s.Src)
-	dst, hasDst := e.g.world.place(s.Dst)
 	to.text = e.version[i] << 1
-	if hasSrc || hasDst {
+	if !e.quick[i] {
 		to.text |= 1
-		to.src, to.dst = src, dst
+		to.src, to.dst = e.g.world.place(s.Src), e.g.world.place(s.Dst)
 	}
 }
 

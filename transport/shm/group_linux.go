@@ -164,7 +164,6 @@ func (g *group) wakeUp(rank int, b *block) {
 
 // endpoint is one rank's end of the group.
 type endpoint struct {
-	transport.NoPosts
 	g      *group
 	rank   int
 	mine   *block
@@ -212,9 +211,11 @@ func (e *endpoint) Size() int                                                { r
 func (e *endpoint) Transport() string                                        { return "shm" }
 func (e *endpoint) Inspect(inspect func(peer int, h transport.Header) error) { e.inspect = inspect }
 func (e *endpoint) Down() <-chan transport.PeerDown                          { return e.down }
+func (e *endpoint) Posts() transport.Poster                                  { return nil }
+func (e *endpoint) Memory() transport.SharedMemory                           { return e }
 
 func (e *endpoint) Capabilities() transport.Capabilities {
-	return transport.Capabilities{Places: e.g.places, Memory: true, StagingBytes: stagingBytes, InlineBytes: inlineBytes}
+	return transport.Capabilities{Places: e.g.places, StagingBytes: stagingBytes, InlineBytes: inlineBytes}
 }
 
 func (e *endpoint) NewBuffer(bytes int) (tensor.Memory, error) {

@@ -4,20 +4,12 @@ package shm
 
 import (
 	"context"
-	"slices"
 
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// Open joins the group and returns the ends of this process's ranks, in their order. It returns when all processes of
-// the group are there, or with an error when ctx ends or this process is refused. Each endpoint has to be closed.
-func Open(ctx context.Context, cfg Config) ([]transport.Endpoint, error) {
-	if err := cfg.check(); err != nil {
-		return nil, err
-	}
-	cfg.Ranks = slices.Clone(cfg.Ranks)
-	return openFrames(ctx, cfg)
-}
+// Open returns an error: only Linux has the shared memory that this package needs.
+func Open(context.Context, Config) ([]transport.Endpoint, error) { return nil, errNoSharedMemory }
 
-// HostID returns a text that is equal in two processes if they can share memory: there are none on this system.
+// HostID returns a text that is equal in two processes if they can share memory: "" on this system.
 func HostID() string { return "" }

@@ -16,7 +16,7 @@ import (
 func init() { parts["sandbox"] = sandboxPart }
 
 // TestSandbox opens a group in a sandbox whose kernel has no locks of open files, as that of gVisor: processes there do
-// not share memory.
+// not share memory, and Open says so.
 func TestSandbox(t *testing.T) {
 	if bits.UintSize < 64 {
 		t.Skip("the sandbox filters the system calls of 64-bit programs")
@@ -25,7 +25,7 @@ func TestSandbox(t *testing.T) {
 	switch line := start(t, "sandbox", 0, config(t, 2, 0, 1)).line(); {
 	case strings.HasPrefix(line, noFilter):
 		t.Skip(line)
-	case line != `host "", no error`:
+	case !strings.HasPrefix(line, `host "", shm: processes cannot share memory on this system`):
 		t.Errorf("it printed %q", line)
 	}
 }
@@ -68,9 +68,6 @@ func sandboxPart(c *child) error {
 	for _, e := range ends {
 		err = errors.Join(err, e.Close())
 	}
-	if err != nil {
-		return err
-	}
-	c.say("host %q, no error", shm.HostID())
+	c.say("host %q, %v", shm.HostID(), err)
 	return nil
 }

@@ -83,11 +83,11 @@ func TestLeftBeforeThePart(t *testing.T) {
 		t.Fatal(err)
 	}
 	m, blocks, done := part, make(chan struct{}, 1), make(chan error, 1)
-	m.Publish(&transport.Slot{})
-	if err := m.Signal(0); err != nil {
+	m.Memory().Publish(&transport.Slot{})
+	if err := m.Memory().Signal(0); err != nil {
 		t.Fatal(err)
 	}
-	go func() { done <- m.Await(blocking{ctx, blocks}, 0, 0) }()
+	go func() { done <- m.Memory().Await(blocking{ctx, blocks}, 0, 0) }()
 	<-blocks
 	if err := ends[0].Close(); err != nil {
 		t.Fatal(err)

@@ -18,14 +18,14 @@ import (
 
 // Open joins the group and returns the endpoints of this process's ranks, in increasing order. It waits until all
 // processes have joined. It returns an error if ctx ends, or if this process is refused; the error then names the value
-// that differs, on both sides. The caller must close every endpoint.
+// that differs, on both sides, or if [HostID] is empty. The caller must close every endpoint.
 func Open(ctx context.Context, cfg Config) ([]transport.Endpoint, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
 	cfg.Ranks = slices.Clone(cfg.Ranks)
 	if HostID() == "" {
-		return openFrames(ctx, cfg)
+		return nil, errNoSharedMemory
 	}
 	w, err := join(ctx, cfg)
 	if err != nil {
@@ -167,13 +167,13 @@ func (w *world) close() {
 	w.control.Close()
 }
 
-// place returns the location of memory of this process, and whether other processes can reach it.
-func (w *world) place(m tensor.Memory) (place, bool) {
+// place returns the location of memory of this process; without a process if others cannot reach it.
+func (w *world) place(m tensor.Memory) place {
 	at, ok := w.arena.offset(m)
 	if !ok {
-		return place{bytes: uint64(m.Bytes)}, false
+		return place{bytes: uint64(m.Bytes)}
 	}
-	return place{process: uint64(w.me) + 1, offset: uint64(at), bytes: uint64(m.Bytes)}, true
+	return place{process: uint64(w.me) + 1, offset: uint64(at), bytes: uint64(m.Bytes)}
 }
 
 // memory returns the memory at a place; its Ptr is nil if it cannot be reached. It returns false if the place is

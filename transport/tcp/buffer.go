@@ -5,7 +5,7 @@ import "net"
 // The send buffers of connections within a host, which bound the data in flight in one direction. The system's own
 // buffers grow to megabytes, and then every byte leaves the second-level caches between the sender's copy and the
 // receiver's. Linux allows these sizes without privileges, and doubles them for its own accounting.
-// docs/performance.md has the measurements.
+// docs/experiments.md has the measurements.
 const (
 	localSendBytes = 104 << 10
 	// with more ranks than processors: a rank shall not stop to send because its peer is not running

@@ -18,6 +18,20 @@ type target struct {
 // forever retries after temporary errors, until the context ends.
 func forever(err error, _ time.Duration) bool { return listener.Temporary(err) }
 
+// retries returns a function that decides whether to dial again, from the error and the time spent so far: as long as
+// the other end accepts connections and does not answer, since a stopped process is not lost, and for the time of a
+// handshake after other temporary errors, which begin again when such a process continues.
+func (n *Node) retries() func(err error, spent time.Duration) bool {
+	silent := time.Duration(0) // until then
+	return func(err error, spent time.Duration) bool {
+		if isSilent(err) {
+			silent = spent
+			return true
+		}
+		return listener.Temporary(err) && spent-silent < n.cfg.Handshake
+	}
+}
+
 // dial opens a connection and performs the handshake. It waits for the answer until ctx ends. retry decides from the
 // error and the time spent whether to try again.
 func (n *Node) dial(ctx context.Context, to target, h hello, retry func(err error, spent time.Duration) bool) (

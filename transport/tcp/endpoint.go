@@ -17,7 +17,6 @@ import (
 
 // endpoint is one rank's end of a group.
 type endpoint struct {
-	transport.NoMemory
 	group  *group
 	rank   int
 	ctx    context.Context // ends with Close
@@ -98,10 +97,14 @@ func (e *endpoint) Transport() string { return "tcp" }
 
 func (e *endpoint) Capabilities() transport.Capabilities {
 	return transport.Capabilities{
-		Places: e.group.places, Posts: true, SharedReceives: true, Encrypted: e.group.encrypted,
+		Places: e.group.places, SharedReceives: true, Encrypted: e.group.encrypted,
 		Processors: e.group.world.processors,
 	}
 }
+
+func (e *endpoint) Posts() transport.Poster { return e }
+
+func (e *endpoint) Memory() transport.SharedMemory { return nil }
 
 func (e *endpoint) Inspect(inspect func(peer int, h transport.Header) error) { e.inspect = inspect }
 
@@ -230,11 +233,12 @@ func (e *endpoint) want(rank int) {
 // dial opens the data connection with a peer.
 func (e *endpoint) dial(rank int) {
 	w := e.group.world
+	retry := w.node.retries()
 	a, err := w.node.dial(e.ctx, w.target(e.group.proc(rank)), hello{
 		purpose: listener.Data, job: w.node.job, world: w.key.id, group: e.group.id, members: e.group.members,
 		epoch: w.key.epoch, from: uint32(e.rank), to: uint32(rank),
 	}, func(err error, spent time.Duration) bool {
-		return listener.Temporary(err) && spent < w.node.cfg.Handshake && !(noListener(err) && e.peers[rank].gone())
+		return retry(err, spent) && !((noListener(err) || isSilent(err)) && e.peers[rank].gone())
 	})
 	if err == nil {
 		err = e.attach(a, rank, nil)

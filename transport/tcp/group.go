@@ -2,7 +2,6 @@ package tcp
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/lockstep-ml/lockstep/internal/listener"
@@ -55,15 +54,7 @@ func (w *world) take(id uint64, ranks []int, rank int) (*endpoint, error) {
 	g.took[at] = true
 	g.taken++
 	w.open++
-	var messages []pendingMessage
-	for _, n := range w.messages {
-		if n.group == id {
-			messages = append(messages, n)
-		}
-	}
-	if g.taken == g.local {
-		w.messages = slices.DeleteFunc(w.messages, func(n pendingMessage) bool { return n.group == id })
-	}
+	requests := w.deliver(e)
 	pending := map[*connection]error{} // with the refusal, or nil
 	w.pending = slices.DeleteFunc(w.pending, func(a *connection) bool {
 		mine := a.group == id && int(a.to) == at
@@ -72,14 +63,10 @@ func (w *world) take(id uint64, ranks []int, rank int) (*endpoint, error) {
 		}
 		return mine
 	})
-	gone := maps.Clone(w.gone)
 	w.mu.Unlock()
 
-	for i := range messages {
-		e.receive(&messages[i].message, messages[i].proc)
-	}
-	for p, err := range gone {
-		e.lose(p, err)
+	for i := range requests {
+		e.receive(&requests[i].message, requests[i].proc)
 	}
 	for a, err := range pending {
 		if err == nil {
@@ -91,6 +78,52 @@ func (w *world) take(id uint64, ranks []int, rank int) (*endpoint, error) {
 		}
 	}
 	return e, nil
+}
+
+// deliver passes what is known about the other ranks to a new endpoint, before any later message. It returns the
+// pending requests for connections. The caller holds mu.
+func (w *world) deliver(e *endpoint) (requests []pendingMessage) {
+	g := e.group
+	for _, pending := range []*[]pendingMessage{&w.failures, &w.messages} { // no rank fails after it has closed
+		for i := range *pending {
+			switch m := &(*pending)[i]; {
+			case m.group != g.id:
+			case m.kind == msgConnect:
+				requests = append(requests, *m)
+			default:
+				e.receive(&m.message, m.proc)
+			}
+		}
+	}
+	if g.taken == g.local {
+		w.forget(g.id)
+	}
+	for p, err := range w.gone {
+		e.lose(p, err)
+	}
+	return requests
+}
+
+// keep keeps a message for endpoints that were not created yet. The caller holds mu.
+func (w *world) keep(m *message, proc int) {
+	kept := &w.messages
+	if m.kind == msgFailed {
+		kept = &w.failures
+		if slices.ContainsFunc(*kept, func(n pendingMessage) bool { return n.group == m.group && n.from == m.from }) {
+			return // the same news arrive from several processes
+		}
+	}
+	if len(*kept) == pendingMax {
+		*kept = (*kept)[1:]
+	}
+	*kept = append(*kept, pendingMessage{*m, proc})
+}
+
+// forget drops the messages that are kept for a group. The caller holds mu.
+func (w *world) forget(group uint64) {
+	for _, pending := range []*[]pendingMessage{&w.failures, &w.messages} {
+		*pending = slices.DeleteFunc(*pending, func(n pendingMessage) bool { return n.group == group })
+	}
 }
 
 func (w *world) newGroup(id uint64, ranks []int) *group {

@@ -160,7 +160,7 @@ func TestRedials(t *testing.T) {
 		{
 			"silent",
 			[]error{os.ErrDeadlineExceeded, io.EOF, io.EOF},
-			[]time.Duration{time.Hour, time.Second, 10 * time.Second},
+			[]time.Duration{time.Hour, time.Hour + 9*time.Second, time.Hour + 10*time.Second},
 			[]bool{true, true, false},
 		},
 	} {

@@ -81,6 +81,7 @@ func (w *world) dialLink(proc int, o *opening) {
 // An attempt at a process that is suspended may take any time, before it is refused or nothing listens any more.
 func (w *world) redials() func(err error, spent time.Duration) bool {
 	duplicate, absent := time.Duration(-1), time.Duration(-1) // time of the first such error
+	retry := w.node.retries()
 	since := func(first *time.Duration, spent time.Duration) time.Duration {
 		if *first < 0 {
 			*first = spent
@@ -93,10 +94,8 @@ func (w *world) redials() func(err error, spent time.Duration) bool {
 			return since(&duplicate, spent) < w.node.cfg.Handshake
 		case noListener(err):
 			return since(&absent, spent) < brokenGrace // the news of a loss would arrive meanwhile
-		case isSilent(err):
-			return true // a stopped process is not lost
 		}
-		return listener.Temporary(err) && spent < w.node.cfg.Handshake
+		return retry(err, spent)
 	}
 }
 
@@ -229,7 +228,7 @@ func (e *ended) Unwrap() error { return e.err }
 
 // noListener reports whether dialing has failed because nothing listens at the address.
 func noListener(err error) bool {
-	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) // the latter for unix sockets
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) // of unix sockets
 }
 
 // isSilent reports whether dialing has failed because the other end accepts connections, but does not answer.

@@ -26,7 +26,7 @@ func TestSentAmongPosts(t *testing.T) {
 	for rank := 1; rank >= 0; rank-- {
 		ends[rank].Inspect(func(int, transport.Header) error { return nil })
 		for i := range posts {
-			if err := ends[rank].Post(1-rank, transport.Frame{Data: make([]byte, size(rank, i))}, 1-rank,
+			if err := ends[rank].Posts().Post(1-rank, transport.Frame{Data: make([]byte, size(rank, i))}, 1-rank,
 				make([]byte, size(1-rank, i))); err != nil {
 				t.Fatal(err)
 			}
@@ -34,7 +34,7 @@ func TestSentAmongPosts(t *testing.T) {
 	}
 	complete := func(e *endpoint) (err error) {
 		for range posts {
-			err = errors.Join(err, e.Complete(ctx))
+			err = errors.Join(err, e.Posts().Complete(ctx))
 		}
 		return err
 	}

@@ -4,7 +4,6 @@ import (
 	"net"
 	"os"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -43,34 +42,7 @@ func awaitLost(t *testing.T, e *endpoint, want string) {
 }
 
 // twoEnds returns two ranks with a node each, which are closed when the test ends.
-func twoEnds(t *testing.T) [2]*endpoint {
+func twoEnds(t *testing.T) []*endpoint {
 	t.Helper()
-	var nodes []*Node
-	var addrs []string
-	for range 2 {
-		n, err := Listen(Config{Job: "unreachable"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { n.Close() })
-		nodes, addrs = append(nodes, n), append(addrs, n.Addr())
-	}
-	var ends [2]*endpoint
-	var opening sync.WaitGroup
-	for rank, n := range nodes {
-		opening.Go(func() {
-			all, err := n.Group(t.Context(), GroupConfig{Addrs: addrs, Local: []int{rank}})
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			ends[rank] = all[0].(*endpoint)
-			t.Cleanup(func() { ends[rank].Close() })
-		})
-	}
-	opening.Wait()
-	if t.Failed() {
-		t.FailNow()
-	}
-	return ends
+	return openedPair(t, [][]int{{0}, {1}}, [2]Config{})
 }

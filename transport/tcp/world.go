@@ -72,7 +72,8 @@ type world struct {
 	joining   *joining         // until all processes have joined
 	groups    map[uint64]*group
 	pending   []*connection    // for endpoints that were not created here yet
-	messages  []pendingMessage // for them
+	messages  []pendingMessage // for them, except:
+	failures  []pendingMessage // of groups; also of those that will have no rank here: they leave the room of the others
 	past      []uint64         // ids of the latest pastMax closed groups
 	open      int              // number of open endpoints
 	closing   bool             // no more endpoints are created
@@ -92,7 +93,7 @@ type pendingMessage struct {
 }
 
 const (
-	pendingMax = 4096 // bounds the pending connections, and the pending messages
+	pendingMax = 4096 // bounds the pending connections, the pending messages, and the pending failures
 	pastMax    = 4096
 	rootID     = 0 // of the whole world, among its groups
 )
@@ -321,10 +322,7 @@ func (w *world) receive(m *message, proc int) {
 	g := w.groups[m.group]
 	over := slices.Contains(w.past, m.group)
 	if (g == nil || g.taken < g.local) && m.kind < msgAsk && !over {
-		if len(w.messages) == pendingMax {
-			w.messages = w.messages[1:]
-		}
-		w.messages = append(w.messages, pendingMessage{*m, proc})
+		w.keep(m, proc)
 	}
 	var ends []*endpoint
 	if g != nil {
@@ -332,7 +330,8 @@ func (w *world) receive(m *message, proc int) {
 		over = g.hasClosed(m.to)
 	}
 	w.mu.Unlock()
-	if m.kind == msgConnect && over || m.kind == msgAsk && (over || len(ends) == 0) {
+	taken := slices.ContainsFunc(ends, func(e *endpoint) bool { return e.rank == int(m.to) })
+	if m.kind == msgConnect && over || m.kind == msgAsk && (over || !taken) {
 		w.refuse(m, proc, over)
 	}
 	for _, e := range ends {
@@ -371,7 +370,7 @@ func (w *world) drop(e *endpoint) {
 		if w.past = append(w.past, g.id); len(w.past) > pastMax {
 			w.past = w.past[1:]
 		}
-		w.messages = slices.DeleteFunc(w.messages, func(n pendingMessage) bool { return n.group == g.id })
+		w.forget(g.id)
 	}
 	last := w.open == 0
 	w.mu.Unlock()

@@ -39,8 +39,10 @@
 //
 // A plan that touches no peer's Src or Dst may do its steps before the first Await early, before all ranks have
 // entered. Other plans depend on what the slots say. If some rank's memory is not accessible to all, or ranks have
-// the same Dst, all ranks of the domain execute the private plan ([Caller.PrivatePlan]) in place of the call's. All
-// see the same slots, so all decide alike.
+// the same Dst, all ranks of the domain execute the private plan ([Caller.PrivatePlan]) in place of the call's. A rank
+// with such memory begins with that plan at once, unless ranks exchange frames in it. If all ranks of the domain do, as
+// for gradients in the memory of an engine, they go on. Else the others change to it after flag 0, and its first flag
+// is flag 1 for all. All see the same slots, so all decide alike.
 //
 // # Results that several ranks share
 //

@@ -97,7 +97,7 @@ func (x *Executor) copyOperand(s *plan.Step) error {
 // run executes an exchange.
 func (e *exchange) run(segments int) (err error) {
 	e.wait.frames, e.verified = 0, false
-	if segments > 1 && e.posts {
+	if segments > 1 && e.posts != nil {
 		err = e.overlapped(segments)
 	} else {
 		err = e.oneByOne(segments)
@@ -156,11 +156,11 @@ func (e *exchange) overlapped(segments int) error {
 			at, segment := e.at(posted)
 			to, frame, from, buf := at.offer(segment, posted%transport.PostsMax)
 			bufs[posted%transport.PostsMax] = buf
-			if err := e.End.Post(to, frame, from, buf); err != nil {
+			if err := e.posts.Post(to, frame, from, buf); err != nil {
 				return e.drain(posted-done, err)
 			}
 		}
-		err := e.End.Complete(e.ctx)
+		err := e.posts.Complete(e.ctx)
 		if err == nil {
 			at, segment := e.at(done)
 			err = at.take(segment, bufs[done%transport.PostsMax])
@@ -176,7 +176,7 @@ func (e *exchange) overlapped(segments int) error {
 // memory any more. They end at once, because the endpoint has failed.
 func (e *exchange) drain(posted int, err error) error {
 	for range posted {
-		e.End.Complete(endedContext{e.ctx})
+		e.posts.Complete(endedContext{e.ctx})
 	}
 	return err
 }

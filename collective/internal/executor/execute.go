@@ -2,10 +2,12 @@ package executor
 
 import (
 	"context"
+	"slices"
 
 	"github.com/lockstep-ml/lockstep/collective/plan"
 	"github.com/lockstep-ml/lockstep/internal/kernel"
 	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport"
 )
 
 // Execute executes a call. The transport waits by ctx; while it does, [Executor.Missing] returns the ranks that
@@ -65,8 +67,12 @@ func (x *Executor) inDomain() error {
 			cut.Store(x.inRegions)
 		}
 	}
-	x.publish()
-	if x.plan.atOnce && x.call.Partial == x.call.Type {
+	private := x.publish()
+	if private {
+		if err := x.usePrivatePlan(); err != nil {
+			return err
+		}
+	} else if x.plan.atOnce && x.call.Partial == x.call.Type {
 		x.inline = x.plan.Problem.Count*x.call.Type.Bytes() <= x.inlineBytes
 		if !x.inRegions { // ranks may differ in this
 			return x.atOnce(severalLocal)
@@ -74,8 +80,10 @@ func (x *Executor) inDomain() error {
 	}
 	done := 0
 	if !x.plan.touchesPeers { // the peers' memory cannot change the plan
-		done = x.plan.early
 		x.assign(severalLocal && !x.plan.prefixStageOnly)
+		if !private || !x.plan.exchanges { // a rank with another plan receives frames only after its flag 0
+			done = x.plan.early
+		}
 		if err := x.steps(x.plan.steps[:done]); err != nil {
 			return err
 		}
@@ -83,24 +91,38 @@ func (x *Executor) inDomain() error {
 	if err := x.enter(); err != nil {
 		return err
 	}
-	shared := severalLocal && x.Group.sharesDst(&x.localRank, x.half, x.Domain)
+	shared := severalLocal && x.Group.sharesDst(x, x.half, x.Domain)
 	switch {
 	case x.plan.touchesPeers:
 		x.peerRegions()
-		if x.hidden() || !x.plan.sharedDst && x.aliased() {
-			var err error
-			if x.plan, err = x.Caller.PrivatePlan(); err != nil {
+		if x.hidden() > 0 || !x.plan.sharedDst && x.aliased() {
+			if err := x.usePrivatePlan(); err != nil {
 				return err
 			}
 			// Flag 0 was for entering the call; the steps before the plan's first flag are executed now.
 			x.flagOffset = 1
+		} else {
+			x.sharedDst = x.plan.sharedDst
 		}
-		x.sharedDst = x.plan.sharedDst
-		x.assign(shared && !x.plan.sharedDst)
+		x.assign(shared && !x.sharedDst)
 	case shared && x.plan.prefixStageOnly:
 		x.assign(true)
 	}
+	if private && (x.plan.exchanges || x.hidden() < len(x.Domain)) {
+		x.flagOffset = 1 // for all: the others have changed to the private plan only now
+		if slices.ContainsFunc(x.plan.steps[:done], func(s plan.Step) bool { return s.Kind == plan.Signal }) {
+			if err := x.shared.Signal(1); err != nil {
+				return err
+			}
+		}
+	}
 	return x.finish(done)
+}
+
+// usePrivatePlan replaces the call's plan by the one for ranks that cannot access each other's memory.
+func (x *Executor) usePrivatePlan() (err error) {
+	x.plan, err = x.Caller.PrivatePlan()
+	return err
 }
 
 // atOnce executes a plan with [Plan.atOnce], as its steps say, without their generality: a small call takes as long as
@@ -112,7 +134,7 @@ func (x *Executor) atOnce(severalLocal bool) error {
 	if err := x.enter(); err != nil {
 		return err
 	}
-	if severalLocal && x.Group.sharesDst(&x.localRank, x.half, x.Domain) {
+	if severalLocal && x.Group.sharesDst(x, x.half, x.Domain) {
 		x.assign(true)
 	}
 	x.committed = true
@@ -167,42 +189,48 @@ func (x *Executor) finish(done int) error {
 	return nil
 }
 
-// publish shows the call to the peers of the domain, with its memories if the plan accesses those of peers.
-func (x *Executor) publish() {
+// publish shows the call to the peers of the domain, with its memories if the plan accesses those of peers. It reports
+// whether peers cannot access one of these.
+func (x *Executor) publish() (private bool) {
 	s := &x.call.Slot
 	if x.plan.touchesPeers {
 		s.Src, s.Dst = x.visible(x.call.Src, x.call.SrcList), x.visible(x.call.Dst, x.call.DstList)
+		private = isHidden(s)
 	} else if s.Src.Bytes|s.Dst.Bytes != 0 { // of the call before
 		s.Src, s.Dst = tensor.Memory{}, tensor.Memory{}
 	}
-	x.End.Publish(s)
+	x.shared.Publish(s)
+	return private
 }
 
 // visible returns a memory, or one that is a list of memories, as the peers see it.
 func (x *Executor) visible(m tensor.Memory, list []tensor.Memory) tensor.Memory {
-	if m.Bytes > 0 && (list == nil && !x.End.Reachable(m) || list != nil && !x.reachable(list)) {
+	if m.Bytes > 0 && (list == nil && !x.shared.Reachable(m) || list != nil && !x.reachable(list)) {
 		m.Ptr = nil
 	}
 	return m
 }
 
-// hidden reports whether a rank of the domain uses memory in the call that not all ranks of the domain can
-// access.
-func (x *Executor) hidden() bool {
+// hidden returns how many ranks of the domain use memory in the call that not all ranks of the domain can access.
+func (x *Executor) hidden() (ranks int) {
 	for _, r := range x.Domain {
-		if s := x.End.Peer(r); s.Src.Ptr == nil && s.Src.Bytes > 0 || s.Dst.Ptr == nil && s.Dst.Bytes > 0 {
-			return true
+		if isHidden(x.shared.Peer(r)) {
+			ranks++
 		}
 	}
-	return false
+	return ranks
+}
+
+func isHidden(s *transport.Slot) bool {
+	return s.Src.Ptr == nil && s.Src.Bytes > 0 || s.Dst.Ptr == nil && s.Dst.Bytes > 0
 }
 
 // aliased reports whether two ranks of the domain have one Dst.
 func (x *Executor) aliased() bool {
 	for i, r := range x.Domain {
-		dst := x.End.Peer(r).Dst.Ptr
+		dst := x.shared.Peer(r).Dst.Ptr
 		for _, other := range x.Domain[:i] {
-			if dst != nil && x.End.Peer(other).Dst.Ptr == dst {
+			if dst != nil && x.shared.Peer(other).Dst.Ptr == dst {
 				return true
 			}
 		}
@@ -212,14 +240,14 @@ func (x *Executor) aliased() bool {
 
 // enter waits until all ranks of the domain have entered the call, and compares their calls.
 func (x *Executor) enter() error {
-	if err := x.End.Signal(0); err != nil {
+	if err := x.shared.Signal(0); err != nil {
 		return err
 	}
 	if err := x.await(-1, 0); err != nil {
 		return err
 	}
 	for _, peer := range x.Domain {
-		if peer != x.rank && x.End.Peer(peer).Sum != x.call.Slot.Sum {
+		if peer != x.rank && x.shared.Peer(peer).Sum != x.call.Slot.Sum {
 			return x.Caller.Mismatch()
 		}
 	}
@@ -229,11 +257,11 @@ func (x *Executor) enter() error {
 // Leave leaves a failed call. When it returns, no local rank accesses this rank's memory any more, and memory that
 // ranks of other processes may still access is retired.
 func (x *Executor) Leave(call *Call) {
-	x.Group.depart(&x.localRank)
-	if !x.OneProcess {
+	x.Group.depart(x)
+	if !x.OneProcess && x.shared != nil {
 		for _, list := range [...][]tensor.Memory{{call.Src, call.Dst}, call.SrcList, call.DstList} {
 			for _, m := range list {
-				x.End.Retire(m)
+				x.shared.Retire(m)
 			}
 		}
 	}

@@ -36,7 +36,7 @@ type Caller interface {
 	// that describes how the calls differ, or nil if they do not.
 	Mismatch() error
 	// PrivatePlan returns the plan for the current call in a domain whose ranks cannot access all memories that
-	// the call's plan needs.
+	// the call's plan needs. It accesses no Src or Dst of another rank.
 	PrivatePlan() (*Plan, error)
 }
 
@@ -62,12 +62,13 @@ type Executor struct {
 	Config
 	localRank
 	size         int
-	sharesMemory bool // there are other ranks in the domain
-	posts        bool // the endpoint can post exchanges
-	oneReceive   bool // and they may receive into the same memory
-	lists        bool // the last call had lists of memories
-	inlineBytes  int  // the length of the data beside a slot
-	streamBytes  int  // how much the domain reads and writes in a call whose results are written by streaming stores
+	sharesMemory bool             // there are other ranks in the domain
+	posts        transport.Poster // nil: the endpoint cannot post exchanges
+	oneReceive   bool             // posted exchanges may receive into the same memory
+	lists        bool             // the last call had lists of memories
+	inlineBytes  int              // the length of the data beside a slot
+	// streamBytes is how much the domain reads and writes in a call whose results are written by streaming stores.
+	streamBytes int
 	current
 	frames
 
@@ -129,10 +130,11 @@ func New(cfg Config) *Executor {
 	x.streamBytes = streamBytes(affinity.LastLevel(), n)
 	capabilities := cfg.End.Capabilities()
 	x.inlineBytes = capabilities.InlineBytes
-	x.posts, x.oneReceive = capabilities.Posts, capabilities.SharedReceives
-	x.frames.open(cfg.End)
+	x.posts, x.oneReceive = cfg.End.Posts(), capabilities.SharedReceives
+	x.shared = cfg.End.Memory()
+	x.noWait()
 	cfg.End.Inspect(x.inspect)
-	cfg.Group.join(&x.localRank)
+	cfg.Group.join(x)
 	return x
 }
 
@@ -151,7 +153,7 @@ func (x *Executor) reduceSources(tree kernel.Tree, lo, hi int) {
 func (x *Executor) await(rank, flag int) error {
 	x.wait.flag, x.wait.of = flag, rank
 	for {
-		err := x.End.Await(x.ctx, rank, flag)
+		err := x.shared.Await(x.ctx, rank, flag)
 		switch {
 		case err == nil:
 			x.entered, x.wait.flag = x.OneProcess, -1
@@ -160,7 +162,7 @@ func (x *Executor) await(rank, flag int) error {
 			return err
 		}
 		x.Group.withdrawing.Add(1)
-		if x.End.Withdraw() {
+		if x.shared.Withdraw() {
 			return err
 		}
 		x.Group.withdrawing.Add(-1)

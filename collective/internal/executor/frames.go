@@ -10,9 +10,9 @@ import (
 
 // frames numbers the frames of a rank, and verifies those that it receives.
 type frames struct {
-	end     transport.Endpoint
-	header  *transport.Header // of the current call
-	message bool              // the current call is a message between two ranks
+	shared  transport.SharedMemory // nil: no memory is shared
+	header  *transport.Header      // of the current call
+	message bool                   // the current call is a message between two ranks
 
 	peers    byrank.Table[peerFrames]
 	verified bool // the header of the next awaited frame was accepted
@@ -54,11 +54,6 @@ type MissingFrame struct {
 // Error names the sender and the frame.
 func (e *MissingFrame) Error() string {
 	return fmt.Sprintf("a frame of rank %d is missing: number %d was not received", e.Peer, e.Number)
-}
-
-func (f *frames) open(end transport.Endpoint) {
-	f.end = end
-	f.noWait()
 }
 
 // begin begins a call.
@@ -148,7 +143,7 @@ func (f *frames) Missing(ranks []int) []int {
 	case w.flag >= 0 && w.of >= 0:
 		return append(ranks, w.of)
 	case w.flag >= 0:
-		return f.end.Behind(w.flag, ranks)
+		return f.shared.Behind(w.flag, ranks)
 	}
 	return ranks
 }

@@ -7,12 +7,12 @@ import (
 	"unsafe"
 )
 
-// Group is what the local ranks of one communicator share: the ranks of this process.
+// Group is the local ranks of one communicator, and what they share.
 type Group struct {
-	local       int                          // number of local ranks
-	torn        atomic.Bool                  // a rank left out part of a call that all ranks had entered
-	withdrawing atomic.Int32                 // ranks that try to withdraw from a call, or have withdrawn
-	ranks       atomic.Pointer[[]*localRank] // for ranks that must not wait
+	local       int                         // number of local ranks
+	torn        atomic.Bool                 // a rank left out part of a call that all ranks had entered
+	withdrawing atomic.Int32                // ranks that try to withdraw from a call, or have withdrawn
+	ranks       atomic.Pointer[[]*Executor] // in the order in which they joined; for ranks that must not wait
 
 	_       [64]byte // ranks lock mu in every call, and read what precedes it
 	mu      sync.Mutex
@@ -43,11 +43,14 @@ type result struct {
 func NewGroup(local int) *Group {
 	g := &Group{local: local}
 	g.changed.L = &g.mu
-	g.ranks.Store(&[]*localRank{})
+	g.ranks.Store(&[]*Executor{})
 	return g
 }
 
-func (g *Group) join(x *localRank) {
+// Ranks returns the executors of the local ranks, in the order in which they joined. The caller must not change it.
+func (g *Group) Ranks() []*Executor { return *g.ranks.Load() }
+
+func (g *Group) join(x *Executor) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	ranks := append(slices.Clone(*g.ranks.Load()), x)
@@ -63,12 +66,12 @@ func (g *Group) Withdrawing() bool { return g.withdrawing.Load() > 0 }
 // then they may access each other's memory. The wait is short, because the failure ends what they wait for. A rank
 // first marks itself as inside and then checks whether the group has failed; depart runs after the failure and
 // then reads who is inside. So no rank enters unnoticed.
-func (g *Group) depart(x *localRank) {
+func (g *Group) depart(x *Executor) {
 	x.inside.Store(false)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.changed.Broadcast()
-	for slices.ContainsFunc(*g.ranks.Load(), func(x *localRank) bool { return x.inside.Load() }) {
+	for slices.ContainsFunc(g.Ranks(), func(x *Executor) bool { return x.inside.Load() }) {
 		g.changed.Wait()
 	}
 }
@@ -82,12 +85,12 @@ func (g *Group) left() {
 
 // sharesDst reports whether another local rank of the domain has the same Dst, in an even or an odd call. All ranks
 // of the domain have entered the call.
-func (g *Group) sharesDst(x *localRank, half int, domain []int) bool {
+func (g *Group) sharesDst(x *Executor, half int, domain []int) bool {
 	own := x.dsts[half].Load()
 	if own == nil {
 		return false
 	}
-	for _, other := range *g.ranks.Load() {
+	for _, other := range g.Ranks() {
 		if other != x && other.dsts[half].Load() == own && slices.Contains(domain, other.rank) {
 			return true
 		}

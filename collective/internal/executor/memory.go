@@ -98,9 +98,9 @@ func (x *Executor) of(rank int, s *plan.Span) vector {
 	}
 	switch s.Buffer {
 	case plan.Src:
-		return x.locate(rank, x.End.Peer(rank).Src.Ptr, x.call.Type, s)
+		return x.locate(rank, x.shared.Peer(rank).Src.Ptr, x.call.Type, s)
 	case plan.Dst:
-		return x.locate(rank, x.End.Peer(rank).Dst.Ptr, x.call.Type, s)
+		return x.locate(rank, x.shared.Peer(rank).Dst.Ptr, x.call.Type, s)
 	case plan.Stage:
 		return first(x.stage(rank), x.call.Partial, s)
 	}
@@ -110,8 +110,11 @@ func (x *Executor) of(rank int, s *plan.Span) vector {
 // stage returns where a rank's contribution to this call is: in its half of the staging buffer, or beside its slot.
 func (x *Executor) stage(rank int) unsafe.Pointer {
 	if x.inline {
-		return unsafe.Pointer(unsafe.SliceData(x.End.Inline(rank)))
+		return unsafe.Pointer(unsafe.SliceData(x.shared.Inline(rank)))
 	}
-	buffer := x.End.StagingBuffer(rank)
+	if x.shared == nil {
+		return nil // only spans without elements are there
+	}
+	buffer := x.shared.StagingBuffer(rank)
 	return advance(unsafe.Pointer(unsafe.SliceData(buffer)), x.half*len(buffer)/2)
 }

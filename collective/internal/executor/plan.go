@@ -22,6 +22,7 @@ type Plan struct {
 	committed int
 	// touchesPeers reports that a rank of the domain accesses the Src or Dst of another.
 	touchesPeers bool
+	exchanges    bool // touchesPeers is false, and ranks of the domain exchange frames
 	// sharedDst reports that ranks of the domain that share one Dst may run the plan unchanged: everything
 	// written to a Dst is final, comes from a Src, and is awaited by all ranks.
 	sharedDst       bool
@@ -108,6 +109,8 @@ func (p *Plan) merge(rank int, steps iter.Seq[plan.Step]) {
 		in, out := published(s.In), published(s.Out)
 		switch s.Kind {
 		case plan.Signal, plan.Await:
+		case plan.Exchange:
+			p.exchanges, p.sharedDst = true, false
 		case plan.Pull:
 			p.touchesPeers = p.touchesPeers || in
 			p.sharedDst = p.sharedDst && direct(s)

@@ -83,18 +83,18 @@ func (x *Executor) layOut(call *Call) {
 // reachable reports whether all ranks of the domain reach the memories of a list: they must also see the list, so they
 // must be in this process.
 func (x *Executor) reachable(list []tensor.Memory) bool {
-	ranks := *x.Group.ranks.Load()
+	ranks := x.Group.Ranks()
 	for _, r := range x.Domain {
-		if !slices.ContainsFunc(ranks, func(l *localRank) bool { return l.rank == r }) {
+		if !slices.ContainsFunc(ranks, func(l *Executor) bool { return l.rank == r }) {
 			return false
 		}
 	}
-	return !slices.ContainsFunc(list, func(m tensor.Memory) bool { return m.Bytes > 0 && !x.End.Reachable(m) })
+	return !slices.ContainsFunc(list, func(m tensor.Memory) bool { return m.Bytes > 0 && !x.shared.Reachable(m) })
 }
 
 // peerRegions notes whether ranks of the domain have a Src or a Dst in several regions, which this rank accesses.
 func (x *Executor) peerRegions() {
-	for _, l := range *x.Group.ranks.Load() {
+	for _, l := range x.Group.Ranks() {
 		x.inRegions = x.inRegions || l.cut[x.half].Load() && slices.Contains(x.Domain, l.rank)
 	}
 }
@@ -115,7 +115,7 @@ func (x *Executor) regionsOf(rank int, b plan.Buffer) *regions {
 	if !published(plan.Span{Buffer: b}) {
 		return nil
 	}
-	for _, l := range *x.Group.ranks.Load() {
+	for _, l := range x.Group.Ranks() {
 		switch {
 		case l.rank != rank:
 		case b == plan.Src:

@@ -34,7 +34,7 @@ func (x *Executor) step(s *plan.Step) error {
 	switch s.Kind {
 	case plan.Signal:
 		if flag := s.Flag + x.flagOffset; flag > 0 && x.sharesMemory { // enter has set the first flag
-			return x.End.Signal(flag)
+			return x.shared.Signal(flag)
 		}
 	case plan.Await:
 		if flag := s.Flag + x.flagOffset; flag > 0 && x.sharesMemory {
@@ -74,7 +74,7 @@ func (x *Executor) writtenByAnother(b plan.Buffer) bool {
 		if r == x.rank {
 			return false
 		}
-		if x.End.Peer(r).Dst.Ptr == x.call.Dst.Ptr {
+		if x.shared.Peer(r).Dst.Ptr == x.call.Dst.Ptr {
 			return true
 		}
 	}

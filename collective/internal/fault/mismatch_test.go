@@ -121,12 +121,13 @@ func TestBlocked(t *testing.T) {
 		"the peer has received":      {send(1), collective(0), one(plan.Send, 1), both(plan.Recv, 0), always, false, false},
 		"this rank was in it":        {send(1), collective(0), both(plan.Send, 1), one(0, 0), always, false, false},
 	} {
-		var b Blocked
-		own, peer := b.Join(0, test.near), b.Join(1, test.near)
-		if c := peer.Block(numbered(test.peer), &test.peers); c != nil {
+		own, peer := NewBlocked(0, test.near), NewBlocked(1, test.near)
+		peer.Block(numbered(test.peer), &test.peers)
+		if c := peer.Conflict(&own); c != nil {
 			t.Errorf("%s: one blocked rank conflicts: %+v", name, c)
 		}
-		c := own.Block(numbered(test.own), &test.begun)
+		own.Block(numbered(test.own), &test.begun)
+		c := own.Conflict(&peer)
 		if (c != nil) != test.conflict || c != nil && (c.Deadlock != test.deadlock || c.Peer != 1) {
 			t.Errorf("%s: %+v, want a conflict %v, a deadlock %v", name, c, test.conflict, test.deadlock)
 		}

@@ -59,16 +59,16 @@ func TestNoAllocation(t *testing.T) {
 			},
 			"enter and leave": func() {
 				m.Enter(0, seq, call)
-				m.Leave(0, seq, nil)
+				m.Leave(0, seq, call, nil)
 				seq++
 			},
 			"park and unpark": func() {
 				m.Enter(0, seq, call)
-				if err := m.Park(0, seq); err != nil {
+				if err := m.Park(0, seq, call); err != nil {
 					t.Error(err)
 				}
 				m.Unpark(0)
-				m.Leave(0, seq, nil)
+				m.Leave(0, seq, call, nil)
 				seq++
 			},
 		}
@@ -122,7 +122,7 @@ func BenchmarkEnterLeave(b *testing.B) {
 		seq := uint64(0)
 		for b.Loop() {
 			m.Enter(0, seq, call)
-			m.Leave(0, seq, nil)
+			m.Leave(0, seq, call, nil)
 			seq++
 		}
 	})
@@ -133,15 +133,16 @@ func BenchmarkParkUnpark(b *testing.B) {
 		b.Run(fmt.Sprintf("replicas=%d", n), func(b *testing.B) {
 			l := deadlock.New(deadlock.Config{Devices: devices(n)})
 			m := l.Monitor("a", nil, nil)
-			m.Enter(0, 0, vector("w", 3))
+			call := vector("w", 3)
+			m.Enter(0, 0, call)
 			inRun(b, l, func(*deadlock.Run) {
 				for b.Loop() {
-					if err := m.Park(0, 0); err != nil {
+					if err := m.Park(0, 0, call); err != nil {
 						b.Error(err)
 					}
 					m.Unpark(0)
 				}
-				m.Leave(0, 0, nil)
+				m.Leave(0, 0, call, nil)
 			})
 		})
 	}

@@ -15,8 +15,8 @@ import (
 type Config struct {
 	// Devices holds the device of each local replica: "CPU:0". Its length is the number of local replicas, at least 1.
 	Devices []string
-	// First is the id of the first local replica; lower ids are in other processes. Reports name replicas by id.
-	First int
+	// IDs are the ids of the local replicas, by which reports name them; others are in other processes. Default: 0, 1, ….
+	IDs []int
 	// Timeout bounds the wait of a merge call for the other replicas. Default 10 minutes; negative: no limit.
 	Timeout time.Duration
 	// Stall is the wait after which a merge call logs a warning, once. Default 30 seconds; negative: never.
@@ -55,6 +55,9 @@ type Detector struct {
 func New(cfg Config) *Detector {
 	if len(cfg.Devices) == 0 {
 		panic("deadlock: New: Config.Devices is empty")
+	}
+	for i := len(cfg.IDs); i < len(cfg.Devices); i++ {
+		cfg.IDs = append(cfg.IDs, i)
 	}
 	cfg.Timeout = orDefault(cfg.Timeout, timeoutDefault)
 	cfg.Stall = orDefault(cfg.Stall, stallDefault)
@@ -176,7 +179,7 @@ func (l *Detector) Replicas() int { return len(l.cfg.Devices) }
 
 // name returns the name of a replica in reports: "replica 1 (CPU:1)".
 func (l *Detector) name(replica int) string {
-	return fmt.Sprintf("replica %d (%s)", l.cfg.First+replica, l.cfg.Devices[replica])
+	return fmt.Sprintf("replica %d (%s)", l.cfg.IDs[replica], l.cfg.Devices[replica])
 }
 
 func (l *Detector) logger() *slog.Logger {

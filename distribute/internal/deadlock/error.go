@@ -83,6 +83,8 @@ type CallReport struct {
 	DType        tensor.DType
 	Shape        []int
 	Root         int // of a broadcast
+	// Purpose describes the call of the user for which this one exchanges something first; or empty.
+	Purpose string
 }
 
 // State is the state of a replica.
@@ -261,6 +263,9 @@ func (r *ReplicaReport) blocked() string {
 // String describes the call as in: all_reduce SUM #3 "dense/kernel" float32 (784, 512) on main.
 func (c *CallReport) String() string {
 	var b strings.Builder
+	if c.Purpose != "" {
+		b.WriteString(c.Purpose + ", whose first step is ")
+	}
 	b.WriteString(c.Op)
 	if c.Reduce != "" {
 		b.WriteString(" " + c.Reduce)
@@ -290,6 +295,9 @@ func (c *CallReport) String() string {
 
 // brief describes the call by operation and number.
 func (c *CallReport) brief() string {
+	if c.Purpose != "" {
+		return c.Purpose
+	}
 	short := CallReport{Op: c.Op, Reduce: c.Reduce, Seq: c.Seq, Communicator: c.Communicator}
 	if c.Op == mergeOp {
 		short.Name = c.Name
@@ -318,7 +326,7 @@ func describe(m *Monitor, seq uint64, call *collective.Call) *CallReport {
 		c.Reduce = call.Reduce.String()
 	}
 	if call.Manifest != nil {
-		c.Name = call.Manifest.Name
+		c.Name, c.Purpose = call.Manifest.Name, call.Manifest.Purpose
 		c.Shape = append(c.Shape, call.Manifest.Shape...)
 	}
 	if size := call.Type.Bytes(); c.Shape == nil && size > 0 {

@@ -66,8 +66,8 @@ func (r *Run) Merge(
 	m := r.merge
 	seq := m.monitor.slots[replica].entered.Load()
 	m.members[replica].manifest.Name = purpose
-	m.monitor.Enter(replica, seq, &m.members[replica].call)
-	defer m.monitor.Leave(replica, seq, nil)
+	m.monitor.enter(replica, seq, &m.members[replica].call)
+	defer m.monitor.leave(replica, seq)
 	if ctx.Err() != nil {
 		return nil, m.explain(r, replica, seq, endOf(ctx), 0)
 	}

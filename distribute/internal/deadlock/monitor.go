@@ -22,7 +22,7 @@ type Monitor struct {
 	pairs    sync.Map // by [2]int of sender and receiver: the *Monitor of the calls between them
 }
 
-var _ collective.SplitMonitor = (*Monitor)(nil)
+var _ collective.Monitor = (*Monitor)(nil)
 
 // inflight is the number of calls of one rank that a report can describe. A rank that has started more is tracked
 // too, but the report does not describe its oldest ones.
@@ -58,6 +58,12 @@ func newMonitor(l *Detector, name string, members []int, abort func(error)) *Mon
 
 // Enter reports that rank starts call number seq. It takes no lock and does not allocate.
 func (m *Monitor) Enter(rank int, seq uint64, call *collective.Call) {
+	if at, role := m.monitorOf(rank, call); at != nil {
+		at.enter(role, seq, call)
+	}
+}
+
+func (m *Monitor) enter(rank int, seq uint64, call *collective.Call) {
 	s := &m.slots[rank]
 	s.entered.Store(seq + 1)
 	s.calls[seq%inflight].Store(call)
@@ -68,7 +74,13 @@ func (m *Monitor) Enter(rank int, seq uint64, call *collective.Call) {
 //
 // (Leave clears the call and then reads the flag; a report sets the flag and then reads the calls. So either the
 // report finds no call, or Leave sees the flag and waits.)
-func (m *Monitor) Leave(rank int, seq uint64, _ error) {
+func (m *Monitor) Leave(rank int, seq uint64, call *collective.Call, _ error) {
+	if at, role := m.monitorOf(rank, call); at != nil {
+		at.leave(role, seq)
+	}
+}
+
+func (m *Monitor) leave(rank int, seq uint64) {
 	s := &m.slots[rank]
 	s.calls[seq%inflight].Store(nil)
 	s.left.Add(1)
@@ -79,7 +91,19 @@ func (m *Monitor) Leave(rank int, seq uint64, _ error) {
 
 // Park reports that the goroutine of rank's replica is about to block until the other members have entered call
 // number seq. If they never will, the run fails: Park aborts all communicators and returns the failure.
-func (m *Monitor) Park(rank int, seq uint64) error {
+func (m *Monitor) Park(rank int, seq uint64, call *collective.Call) error {
+	at, role := m.monitorOf(rank, call)
+	if at == nil {
+		return nil
+	}
+	err := at.park(role, seq)
+	if at != m {
+		m.slots[rank].parked.Store(at.slots[role].parked.Swap(nil)) // for Unpark
+	}
+	return err
+}
+
+func (m *Monitor) park(rank int, seq uint64) error {
 	l := m.detector
 	s := &m.slots[rank]
 	s.parked.Store(nil)
@@ -135,7 +159,7 @@ func (m *Monitor) Unpark(rank int) {
 // describes every replica. If the run has failed already, it returns that failure. Outside a run it only returns the
 // report.
 func (m *Monitor) Explain(rank int, err error) error {
-	at, role := m.monitorOf(rank, err)
+	at, role := m.failedMonitor(rank, err)
 	f := fault{kind: faultFound, replica: m.members[rank], monitor: at, seq: at.slots[role].last(), cause: err}
 	if errors.Is(err, collective.ErrBusy) && f.replica >= 0 {
 		f.kind = faultBusy

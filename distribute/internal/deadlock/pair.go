@@ -10,17 +10,18 @@ import (
 // as a communicator of size two: its rank 0 sends, its rank 1 receives, and calls with the same number match. A
 // sender that waits for a receiver that waits for it in another call is an ordinary cycle.
 
-var _ collective.PairMonitor = (*Monitor)(nil)
-
 // sender and receiver are the ranks of a pair's monitor.
 const (
 	sender = iota
 	receiver
 )
 
-// pair returns the monitor of one direction between two ranks, and which rank of it makes the call; nil if the call
-// names no peer.
-func (m *Monitor) pair(rank int, call *collective.Call) (*Monitor, int) {
+// monitorOf returns the monitor that tracks a call of rank, and which rank of it makes the call: m, or that of one
+// direction between two ranks. It returns nil if the call names no peer.
+func (m *Monitor) monitorOf(rank int, call *collective.Call) (*Monitor, int) {
+	if call.Op != collective.Send && call.Op != collective.Recv {
+		return m, rank
+	}
 	if call.Peer < 0 || call.Peer >= len(m.members) || call.Peer == rank {
 		return nil, 0
 	}
@@ -42,33 +43,8 @@ func (m *Monitor) pair(rank int, call *collective.Call) (*Monitor, int) {
 	return p.(*Monitor), role
 }
 
-// EnterPair reports that rank starts call number seq with its peer.
-func (m *Monitor) EnterPair(rank int, seq uint64, call *collective.Call) {
-	if p, role := m.pair(rank, call); p != nil {
-		p.Enter(role, seq, call)
-	}
-}
-
-// ParkPair reports that the goroutine of rank's replica is about to block until its peer has entered the matching call.
-func (m *Monitor) ParkPair(rank int, seq uint64, call *collective.Call) error {
-	p, role := m.pair(rank, call)
-	if p == nil {
-		return nil
-	}
-	err := p.Park(role, seq)
-	m.slots[rank].parked.Store(p.slots[role].parked.Swap(nil)) // for Unpark
-	return err
-}
-
-// LeavePair reports that the call has ended.
-func (m *Monitor) LeavePair(rank int, seq uint64, call *collective.Call, err error) {
-	if p, role := m.pair(rank, call); p != nil {
-		p.Leave(role, seq, err)
-	}
-}
-
-// monitorOf returns the monitor of the call that failed with err, m or that of a pair, and the rank there.
-func (m *Monitor) monitorOf(rank int, err error) (*Monitor, int) {
+// failedMonitor returns the monitor of the call that failed with err, m or that of a pair, and the rank there.
+func (m *Monitor) failedMonitor(rank int, err error) (*Monitor, int) {
 	e := (*collective.Error)(nil)
 	if !errors.As(err, &e) || e.Op != collective.Send && e.Op != collective.Recv {
 		return m, rank

@@ -99,7 +99,7 @@ func (r *Run) nested(replica int) error {
 // describe fills in the report of one replica.
 func (r *Run) describe(out *ReplicaReport, replica int, v *view, f fault) {
 	them := &r.replicas[replica]
-	out.Replica, out.Device, out.State = r.detector.cfg.First+replica, r.detector.cfg.Devices[replica], them.state
+	out.Replica, out.Device, out.State = r.detector.cfg.IDs[replica], r.detector.cfg.Devices[replica], them.state
 	out.Err, out.Panic, out.text, out.Stack = them.err, them.value, them.text, them.stack
 	out.Calls = r.callsLeft(replica) - them.before
 	if them.state.Ended() {
@@ -270,7 +270,7 @@ func (r *Run) reasonStuck(chain []hop) (string, []error) {
 			merges++
 		}
 		next := chain[(i+1)%len(chain)].replica
-		waits[i] = fmt.Sprintf("%s waits for replica %d in %s", name(h.replica), r.detector.cfg.First+next,
+		waits[i] = fmt.Sprintf("%s waits for replica %d in %s", name(h.replica), r.detector.cfg.IDs[next],
 			h.wait.call(h.replica).brief())
 	}
 	kinds := []error{collective.ErrDesync}

@@ -60,7 +60,7 @@ func TestReportBesideCalls(t *testing.T) {
 			call.Manifest.Shape[0] = int(seq)
 			m.Enter(0, seq, call)
 			runtime.Gosched() // on one processor no report might be made in between
-			m.Leave(0, seq, nil)
+			m.Leave(0, seq, call, nil)
 			select {
 			case <-stop:
 				return

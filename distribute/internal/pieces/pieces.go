@@ -12,12 +12,12 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Sizes returns the sizes of n parts, starting with that of replica first.
-func Sizes(global, n, first int) []int {
-	sizes := make([]int, n)
-	for i := range sizes {
-		sizes[i] = global / n
-		if (i+first)%n < global%n {
+// Sizes returns the sizes of the parts of these replicas, which are all replicas of the job.
+func Sizes(global int, ids []int) []int {
+	sizes := make([]int, len(ids))
+	for i, id := range ids {
+		sizes[i] = global / len(ids)
+		if id < global%len(ids) {
 			sizes[i]++
 		}
 	}
@@ -31,28 +31,45 @@ type Pieces = func(context.Context) iter.Seq2[any, error]
 // worker, or all. Of batches whose rows can be read separately and have one shape, it reads only these parts. Other
 // batches are read whole: as in TensorFlow, elements that do not fit in one batch are an error on every worker.
 func Split(ds data.Dataset, n int, mine func(part int) bool) Pieces {
-	parts := make([]int, n)
-	for part := range parts {
-		parts[part] = part
+	all := true
+	for part := range n {
+		all = all && (mine == nil || mine(part))
+	}
+	// cut yields the parts of a batch of so many rows.
+	cut := func(rows int, read func(lo, hi int) (any, error), yield func(any, error) bool) bool {
+		per := (rows + n - 1) / n
+		for part := range n {
+			if !all && !mine(part) {
+				continue
+			}
+			piece, err := read(min(part*per, rows), min((part+1)*per, rows))
+			if !yield(piece, err) || err != nil {
+				return false
+			}
+		}
+		return true
 	}
 	return func(ctx context.Context) iter.Seq2[any, error] {
-		return func(yield func(any, error) bool) {
-			if mine != nil && slices.ContainsFunc(parts, func(part int) bool { return !mine(part) }) {
-				r, err := data.Open(ctx, ds)
-				if err != nil {
-					yield(nil, err)
-					return
-				}
-				if rows, ok := r.(data.RowReader); ok && data.Uniform(rows) {
-					ahead := data.FromSeq(-1, func(ctx context.Context) iter.Seq2[any, error] {
-						return splitRows(ctx, rows, n, mine)
-					})
-					if k := data.ReadAhead(ds); k > 0 {
-						ahead = ahead.Prefetch(k)
+		r, err := data.Reader(nil), error(nil)
+		if !all {
+			r, err = data.Open(ctx, ds)
+		}
+		if rows, ok := r.(data.RowReader); ok && data.Uniform(rows) {
+			return data.ReadAhead(ctx, ds, func(ctx context.Context) iter.Seq2[any, error] {
+				return func(yield func(any, error) bool) {
+					for batch := range rows.Len() {
+						read := func(lo, hi int) (any, error) { return readRows(ctx, rows, batch, lo, hi) }
+						if !cut(rows.Rows(batch), read, yield) {
+							return
+						}
 					}
-					ahead.Iter(ctx)(yield)
-					return
 				}
+			})
+		}
+		return func(yield func(any, error) bool) {
+			if err != nil {
+				yield(nil, err)
+				return
 			}
 			for element, err := range ds.Iter(ctx) {
 				rows := 0
@@ -63,49 +80,25 @@ func Split(ds data.Dataset, n int, mine func(part int) bool) Pieces {
 					yield(nil, err)
 					return
 				}
-				per := (rows + n - 1) / n
-				for c := range n {
-					if mine != nil && !mine(c) {
-						continue
-					}
-					part, err := rowsBetween(element, min(c*per, rows), min((c+1)*per, rows))
-					if !yield(part, err) || err != nil {
-						return
-					}
+				if !cut(rows, func(lo, hi int) (any, error) { return rowsBetween(element, lo, hi) }, yield) {
+					return
 				}
 			}
 		}
 	}
 }
 
-// splitRows is Split, which reads only one worker's parts.
-func splitRows(ctx context.Context, r data.RowReader, n int, mine func(part int) bool) iter.Seq2[any, error] {
-	return func(yield func(any, error) bool) {
-		for batch := range r.Len() {
-			size := r.Rows(batch)
-			per := (size + n - 1) / n
-			for c := range n {
-				if !mine(c) {
-					continue
-				}
-				var rows []int
-				for row := min(c*per, size); row < min((c+1)*per, size); row++ {
-					rows = append(rows, row)
-				}
-				wanted := len(rows)
-				if wanted == 0 {
-					rows = []int{0} // for the structure of the part
-				}
-				part, _, err := r.ReadRows(ctx, batch, rows)
-				if err == nil {
-					part, err = rowsBetween(part, 0, wanted)
-				}
-				if !yield(part, err) || err != nil {
-					return
-				}
-			}
-		}
+// readRows reads the rows [lo, hi) of a batch.
+func readRows(ctx context.Context, r data.RowReader, batch, lo, hi int) (any, error) {
+	rows := make([]int, max(hi-lo, 1)) // one for the structure of a part without rows
+	for i := range hi - lo {
+		rows[i] = lo + i
 	}
+	part, _, err := r.ReadRows(ctx, batch, rows)
+	if err != nil {
+		return nil, err
+	}
+	return rowsBetween(part, 0, hi-lo)
 }
 
 // Rebatch concatenates the rows of all elements and cuts them into pieces of the given sizes, which repeat.
@@ -189,18 +182,8 @@ func rowsBetween(element any, lo, hi int) (any, error) {
 	})
 }
 
-// WithoutRows returns an element without its rows, or nil if one of its tensors has no rows.
+// WithoutRows returns an element without its rows. A scalar, which has none, is zero.
 func WithoutRows(element any) (any, error) {
-	for _, leaf := range tensor.Flatten(element) {
-		if t, ok := leaf.(*tensor.Tensor); ok && t != nil && t.Rank() == 0 {
-			return nil, nil
-		}
-	}
-	return rowsBetween(element, 0, 0)
-}
-
-// EmptyLike returns an element without rows; a scalar is zero.
-func EmptyLike(element any) (any, error) {
 	return tensor.Map(element, func(leaf any) (any, error) {
 		t, _ := leaf.(*tensor.Tensor)
 		switch {
@@ -210,6 +193,14 @@ func EmptyLike(element any) (any, error) {
 			return tensor.New(t.DType()), nil
 		}
 		return t.Rows(0, 0), nil
+	})
+}
+
+// HasScalars reports whether one of an element's tensors has no rows.
+func HasScalars(element any) bool {
+	return slices.ContainsFunc(tensor.Flatten(element), func(leaf any) bool {
+		t, ok := leaf.(*tensor.Tensor)
+		return ok && t != nil && t.Rank() == 0
 	})
 }
 

@@ -96,7 +96,7 @@ func TestSplit(t *testing.T) {
 		{"rebatched", rows(t, Rebatch(batches(3, 3), []int{2, 1})), "[[0 1] [2] [3 4] [5]]"},
 		{"rebatched, with a smaller last piece", rows(t, Rebatch(batches(4, 1), []int{3})), "[[0 1 2] [3 4]]"},
 		{"rebatched, with pieces without rows", rows(t, Rebatch(batches(1), []int{1, 0})), "[[0] []]"},
-		{"sizes", fmt.Sprint(Sizes(5, 3, 0), Sizes(5, 3, 1)), "[2 2 1] [2 1 2]"},
+		{"sizes", fmt.Sprint(Sizes(5, []int{0, 1, 2}), Sizes(5, []int{1, 2, 0})), "[2 2 1] [2 1 2]"},
 	} {
 		if c.got != c.want {
 			t.Errorf("%s: got %s, want %s", c.name, c.got, c.want)

@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/distribute/internal/dense"
+	"github.com/lockstep-ml/lockstep/distribute/internal/kinds"
 	"github.com/lockstep-ml/lockstep/internal/kernel"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -36,13 +37,17 @@ func Add(sums []Sum, packs int, wide bool) {
 }
 
 // Sizes returns the lengths of n parts of total elements: n-1 parts of total/n elements, and a last part with the rest.
-func Sizes(total, n int) []int {
+// It is an error if n is less than 1.
+func Sizes(total, n int) ([]int, error) {
+	if n <= 0 {
+		return nil, kinds.Errorf(kinds.Invalid, "num_packs must be greater than zero, not %d", n)
+	}
 	sizes := make([]int, n)
 	for i := range sizes {
 		sizes[i] = total / n
 	}
 	sizes[n-1] = total - (n-1)*(total/n)
-	return sizes
+	return sizes, nil
 }
 
 // part is the range [lo, hi) of the elements of a sum.
@@ -58,10 +63,11 @@ func split(sums []Sum, n int) [][]part {
 		whole[i] = part{s, 0, s.To.Len()}
 		total += whole[i].hi
 	}
-	if n == 0 {
+	sizes, err := Sizes(total, n)
+	if err != nil {
 		return [][]part{whole}
 	}
-	sizes, packs, pack := Sizes(total, n), make([][]part, n), 0
+	packs, pack := make([][]part, n), 0
 	for _, p := range whole {
 		for p.lo < p.hi {
 			for sizes[pack] == 0 {

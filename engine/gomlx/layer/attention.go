@@ -5,17 +5,13 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/gomlx/compute"
 	"github.com/gomlx/compute/dtypes"
 	"github.com/gomlx/compute/shapes"
 	"github.com/gomlx/gomlx/core/graph"
 	"github.com/gomlx/gomlx/ml/layers/regularizer"
 	"github.com/gomlx/gomlx/ml/model"
-	"github.com/gomlx/gomlx/ml/nn"
 
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
-	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/fused"
-	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/gradient"
 )
 
 // AttentionOptions are the settings of [SelfAttention].
@@ -51,12 +47,7 @@ func SelfAttention(s *model.Scope, x *graph.Node, o AttentionOptions) *graph.Nod
 	a := attentionShape{rows: dims[0], positions: dims[1], heads: heads, width: width / heads, causal: o.Causal}
 	weightShape := shapes.Make(dtype, a.rows, a.heads, a.positions, a.positions)
 	mask := dropoutMask(s, x, weightShape, o.Dropout)
-	var y *graph.Node
-	if kernels(x) {
-		y = a.byKernels(in, mask)
-	} else {
-		y = a.plain(in, mask)
-	}
+	y := a.attend(in, mask)
 	output := s.In("output")
 	if o.Output != nil {
 		output = output.WithInitializer(o.Output)
@@ -85,9 +76,9 @@ type attentionShape struct {
 	causal                        bool
 }
 
-// plain builds the attention from GoMLX's operations. The dropout of the weights is nil or of their shape,
+// attend builds the attention. The dropout of the weights is nil or of their shape,
 // (rows, heads, positions, positions).
-func (a attentionShape) plain(in []*graph.Node, dropout *graph.Node) *graph.Node {
+func (a attentionShape) attend(in []*graph.Node, dropout *graph.Node) *graph.Node {
 	parts := a.project(in)
 	batch := []int{0, 1}
 	scores := graph.DotGeneral(graph.MulScalar(parts[0], a.scale()), []int{3}, batch, parts[1], []int{3}, batch)
@@ -125,79 +116,4 @@ func (a attentionShape) mask(scores *graph.Node) *graph.Node {
 		low = -6e4
 	}
 	return graph.Where(graph.LowerTriangular(g, a.positions), graph.ScalarZero(g, dtype), graph.Scalar(g, dtype, low))
-}
-
-// byKernels builds the attention for the Go engine, with kernels for all except matrix products.
-func (a attentionShape) byKernels(in []*graph.Node, dropout *graph.Node) *graph.Node {
-	all, dtype, batch := a.heads*a.width, in[0].DType(), a.heads*a.rows
-	var parts []*graph.Node // queries, keys and values, of shape (rows·heads, positions, width)
-	var p *graph.Node
-	square := []shapes.Shape{shapes.Make(dtype, batch, a.positions, a.positions)}
-	attributes := []any{a.positions, a.scale(), a.causal}
-	drop := func(x *graph.Node) *graph.Node { return x }
-	if dropout != nil {
-		dropout = graph.Reshape(dropout, batch, a.positions, a.positions)
-		drop = func(x *graph.Node) *graph.Node { return graph.Mul(x, dropout) }
-	}
-	return gradient.With(in, func(in []*graph.Node) *graph.Node {
-		bias := graph.Concatenate(in[2:5], 0)
-		parts = a.split(nn.Dense(in[0], in[1], bias, compute.DenseLayoutInputOutputs), 3)
-		scores := batchDot(parts[0], parts[1], 2)
-		p = kernel("softmax", attributes, softmax[float32](a), softmax[float64](a), square, scores)[0]
-		return a.merge(batchDot(drop(p), parts[2], 1))
-	}, func(in []*graph.Node, _, v *graph.Node) []*graph.Node {
-		do := a.split(v, 1)[0]
-		dv := batchDot(transpose(drop(p)), do, 1)
-		dp := drop(batchDot(do, parts[2], 2))
-		ds := kernel("gradient of softmax", attributes, softmaxGradient[float32](a), softmaxGradient[float64](a),
-			append(square, square...), p, dp) // and its transpose
-		d := a.merge(batchDot(ds[0], parts[1], 1), batchDot(ds[1], parts[0], 1), dv)
-		gradients := []*graph.Node{dot(d, 1, in[1], 1), weightGradient(in[0], d)}
-		db := columnSums(d)
-		for i := range 3 {
-			gradients = append(gradients, graph.Slice(db, graph.AxisRange(i*all, (i+1)*all)))
-		}
-		return gradients
-	})
-}
-
-func softmax[T fused.Float](a attentionShape) body[T] {
-	return func(out, in [][]T) { fused.Softmax(out[0], in[0], a.positions, T(a.scale()), a.causal) }
-}
-
-func softmaxGradient[T fused.Float](a attentionShape) body[T] {
-	return func(out, in [][]T) {
-		fused.SoftmaxGradient(out[0], in[0], in[1], a.positions, T(a.scale()), a.causal)
-		fused.Transpose(out[1], out[0], a.positions, a.positions)
-	}
-}
-
-// split cuts the columns of x, of shape (rows·positions, parts·heads·width), into parts of shape (rows·heads,
-// positions, width).
-func (a attentionShape) split(x *graph.Node, parts int) []*graph.Node {
-	results := make([]shapes.Shape, parts)
-	for i := range results {
-		results[i] = shapes.Make(x.DType(), a.rows*a.heads, a.positions, a.width)
-	}
-	return kernel("split", []any{a.positions, a.heads}, splitHeads[float32](a), splitHeads[float64](a), results, x)
-}
-
-func splitHeads[T fused.Float](a attentionShape) body[T] {
-	return func(out, in [][]T) { fused.Split(out, in[0], a.positions, a.heads, a.width) }
-}
-
-// merge is the inverse of split.
-func (a attentionShape) merge(parts ...*graph.Node) *graph.Node {
-	result := shapes.Make(parts[0].DType(), a.rows*a.positions, len(parts)*a.heads*a.width)
-	return kernel("merge", []any{a.positions, a.heads}, mergeHeads[float32](a), mergeHeads[float64](a),
-		[]shapes.Shape{result}, parts...)[0]
-}
-
-func mergeHeads[T fused.Float](a attentionShape) body[T] {
-	return func(out, in [][]T) { fused.Merge(out[0], in, a.positions, a.heads, a.width) }
-}
-
-// batchDot contracts the last axis of a with an axis of b, for each index of the first axis of both.
-func batchDot(a, b *graph.Node, axis int) *graph.Node {
-	return graph.DotGeneral(a, []int{2}, []int{0}, b, []int{axis}, []int{0})
 }

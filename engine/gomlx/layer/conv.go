@@ -10,7 +10,7 @@ import (
 	"github.com/gomlx/gomlx/ml/layers/regularizer"
 	"github.com/gomlx/gomlx/ml/model"
 
-	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/fused"
+	"github.com/lockstep-ml/lockstep/backend"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/gradient"
 )
 
@@ -39,7 +39,7 @@ func Conv2D(s *model.Scope, x *graph.Node, filters, size int, same bool) *graph.
 	if x.Shape().Dim(1)+border.sum() < size || x.Shape().Dim(2)+border.sum() < size {
 		panic(fmt.Errorf("layer.Conv2D: a kernel of %d does not fit into images of shape %s", size, x.Shape()))
 	}
-	if onGoBackend(g) || size%2 == 0 || productsOnXLA(x, filters, size, border) {
+	if size%2 == 0 || !onLockstep(g) && productsOnXLA(x, filters, size, border) {
 		return convolve(x, weights.NodeValue(g), biases.NodeValue(g), size, border)
 	}
 	padding := [2]int{border.before, border.after}
@@ -70,21 +70,7 @@ func convolve(x, kernel, bias *graph.Node, size int, border border) *graph.Node 
 	height, width := dims[1]+border.sum()-size+1, dims[2]+border.sum()-size+1
 	windows, weights := rows*height*width, size*size*channels
 	var patches *graph.Node
-	c := fused.Convolution{
-		Rows: rows, Height: dims[1], Width: dims[2], Channels: channels, Size: size, Before: border.before,
-		OutHeight: height, OutWidth: width,
-	}
-	loops := size > 1 && windows*weights >= leastKernel && kernels(x)
-	product := func(in []*graph.Node) *graph.Node {
-		y := dot(patches, 1,
-			graph.Concatenate([]*graph.Node{graph.Reshape(in[1], weights, filters), graph.Reshape(in[2], 1, filters)}, 0), 0)
-		return graph.Reshape(y, rows, height, width, filters)
-	}
 	return gradient.With([]*graph.Node{x, kernel, bias}, func(in []*graph.Node) *graph.Node {
-		if loops {
-			patches = windowsOf(in[0], c)
-			return product(in)
-		}
 		x, dtype := frame(in[0], border), x.DType()
 		var parts []*graph.Node
 		for i := range size {
@@ -95,19 +81,15 @@ func convolve(x, kernel, bias *graph.Node, size int, border border) *graph.Node 
 		}
 		parts = append(parts, graph.Ones(x.Graph(), shapes.Make(dtype, rows, height, width, 1)))
 		patches = graph.Reshape(graph.Concatenate(parts, 3), windows, weights+1)
-		return product(in)
+		y := dot(patches, 1,
+			graph.Concatenate([]*graph.Node{graph.Reshape(in[1], weights, filters), graph.Reshape(in[2], 1, filters)}, 0), 0)
+		return graph.Reshape(y, rows, height, width, filters)
 	}, func(in []*graph.Node, _, v *graph.Node) []*graph.Node {
 		v = graph.Reshape(v, windows, filters)
-		place, all := placeGradients(v, in[1], channels, filters)
+		place := placeGradients(v, in[1], channels, filters)
 		var sum *graph.Node
-		if loops {
-			sum = addWindows(place, all, c)
-		}
 		for i := range size {
 			for j := range size {
-				if loops {
-					continue
-				}
 				part := pad(graph.Reshape(place(i, j), rows, height, width, channels), i, size-1-i, j, size-1-j)
 				if sum == nil {
 					sum = part
@@ -116,7 +98,7 @@ func convolve(x, kernel, bias *graph.Node, size int, border border) *graph.Node 
 				}
 			}
 		}
-		if border.sum() > 0 && !loops {
+		if border.sum() > 0 {
 			inside := func(size int) graph.SliceAxisSpec { return graph.AxisRange(border.before, border.before+size) }
 			sum = graph.Slice(sum, graph.AxisRange(), inside(dims[1]), inside(dims[2]), graph.AxisRange())
 		}
@@ -131,51 +113,24 @@ func convolve(x, kernel, bias *graph.Node, size int, border border) *graph.Node 
 
 // placeGradients returns a function that gives, for each position in the window, the gradient with respect to
 // the pixels there: v, of shape (windows, filters), times the kernel at that position. If these products are
-// too small for the backend's fast matrix kernel, they are slices of one large product, all.
-func placeGradients(v, kernel *graph.Node, channels, filters int) (place func(i, j int) *graph.Node, all *graph.Node) {
+// small, they are slices of one large product.
+func placeGradients(v, kernel *graph.Node, channels, filters int) func(i, j int) *graph.Node {
 	if v.Shape().Dim(0)*channels*filters >= largeProduct {
 		return func(i, j int) *graph.Node {
 			k := graph.Slice(kernel, graph.AxisElem(i), graph.AxisElem(j), graph.AxisRange(), graph.AxisRange())
 			return dot(v, 1, graph.Reshape(k, channels, filters), 1)
-		}, nil
+		}
 	}
 	size := kernel.Shape().Dim(0)
-	all = dot(v, 1, graph.Reshape(kernel, size*size*channels, filters), 1)
+	all := dot(v, 1, graph.Reshape(kernel, size*size*channels, filters), 1)
 	return func(i, j int) *graph.Node {
 		at := (i*size + j) * channels
 		return graph.Slice(all, graph.AxisRange(), graph.AxisRange(at, at+channels))
-	}, all
-}
-
-// windowsOf returns the windows of x with a one each, of shape (windows, numbers), by one loop.
-func windowsOf(x *graph.Node, c fused.Convolution) *graph.Node {
-	shape := shapes.Make(x.DType(), c.Rows*c.OutHeight*c.OutWidth, c.Size*c.Size*c.Channels+1)
-	return kernel("windows", []any{c}, windowed[float32](c), windowed[float64](c), []shapes.Shape{shape}, x)[0]
-}
-
-func windowed[T fused.Float](c fused.Convolution) body[T] {
-	return func(out, in [][]T) { fused.Windows(out[0], in[0], c) }
-}
-
-// addWindows adds up the gradients of the pixels by one loop, in the order of the graph that it replaces.
-func addWindows(place func(i, j int) *graph.Node, all *graph.Node, c fused.Convolution) *graph.Node {
-	parts := []*graph.Node{all}
-	if all == nil {
-		parts = nil
-		for k := range c.Size * c.Size {
-			parts = append(parts, place(k/c.Size, k%c.Size))
-		}
 	}
-	shape := shapes.Make(parts[0].DType(), c.Rows, c.Height, c.Width, c.Channels)
-	return kernel("add windows", []any{c}, windowsAdded[float32](c), windowsAdded[float64](c), []shapes.Shape{shape},
-		parts...)[0]
 }
 
-func windowsAdded[T fused.Float](c fused.Convolution) body[T] {
-	return func(out, in [][]T) { fused.AddWindows(out[0], in, c) }
-}
-
-// largeProduct is the number of multiplications from which the backend uses its fast matrix kernel.
+// largeProduct is the number of multiplications from which one product for each position is faster than slices of one
+// for all.
 const largeProduct = 4 << 20
 
 // MaxPool2D is the maximum over windows of 2 by 2 pixels, for x of shape (rows, height, width, channels). It
@@ -185,14 +140,10 @@ func MaxPool2D(x *graph.Node) *graph.Node {
 		panic(fmt.Errorf("layer.MaxPool2D takes images of an even height and width, (rows, height, width, channels), not %s",
 			x.Shape()))
 	}
-	dims := x.Shape().Dimensions
-	rows, height, width, channels := dims[0], dims[1], dims[2], dims[3]
-	if !onGoBackend(x.Graph()) {
-		return maxQuarters(x)
+	if onLockstep(x.Graph()) {
+		return graph.MaxPool(x).Window(2).Done()
 	}
-	x = maxHalves(graph.Reshape(x, rows*height*width/2, 2*channels))
-	x = maxHalves(graph.Reshape(x, rows*height/2, width*channels))
-	return graph.Reshape(x, rows, height/2, width/2, channels)
+	return maxQuarters(x)
 }
 
 // maxQuarters is MaxPool2D for XLA. Every operation, also of the gradient, has the axes (rows, height/2, width/2,
@@ -227,23 +178,6 @@ func maxQuarters(x *graph.Node) *graph.Node {
 	})
 }
 
-// maxHalves is the elementwise maximum of the left and the right half of every row.
-func maxHalves(x *graph.Node) *graph.Node {
-	half := x.Shape().Dim(1) / 2
-	split := func(x *graph.Node) (left, right *graph.Node) {
-		return graph.Slice(x, graph.AxisRange(), graph.AxisRange(0, half)), graph.Slice(x, graph.AxisRange(),
-			graph.AxisRange(half))
-	}
-	var left, right *graph.Node
-	return gradient.With([]*graph.Node{x}, func(in []*graph.Node) *graph.Node {
-		left, right = split(in[0])
-		return graph.Max(left, right)
-	}, func(_ []*graph.Node, _, v *graph.Node) []*graph.Node {
-		first := graph.Mul(v, number(graph.GreaterOrEqual(left, right), v.DType()))
-		return []*graph.Node{graph.Concatenate([]*graph.Node{first, graph.Sub(v, first)}, 1)}
-	})
-}
-
 // frame adds zero pixels around the images. It uses Concatenate, because GoMLX has no gradient for Pad, which
 // it needs even for dead code.
 func frame(x *graph.Node, b border) *graph.Node {
@@ -273,5 +207,5 @@ func pad(x *graph.Node, top, bottom, left, right int) *graph.Node {
 		compute.PadAxis{Start: left, End: right}, compute.PadAxis{})
 }
 
-// onGoBackend reports whether the graph is for the pure-Go backend.
-func onGoBackend(g *graph.Graph) bool { return g.Backend().String() == "go" }
+// onLockstep reports whether a graph is for Lockstep's own backend, where GoMLX's operations are the fastest.
+func onLockstep(g *graph.Graph) bool { return g.Backend().Name() == backend.Name }

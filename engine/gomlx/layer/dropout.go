@@ -28,6 +28,6 @@ func dropoutMask(s *model.Scope, x *graph.Node, shape shapes.Shape, rate float64
 		return nil
 	}
 	uniform := s.RandomUniform(g, shapes.Make(dtypes.Float32, shape.Dimensions...))
-	kept := number(graph.GreaterOrEqual(uniform, graph.Scalar(g, dtypes.Float32, rate)), shape.DType)
+	kept := graph.ConvertDType(graph.GreaterOrEqual(uniform, graph.Scalar(g, dtypes.Float32, rate)), shape.DType)
 	return graph.StopGradient(graph.MulScalar(kept, 1/(1-rate)))
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/gomlx/gomlx/ml/model"
 
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
-	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/gradient"
 )
 
 // Embedding replaces every integer of x by a row of a trained table of the given dtype, with a row for each of
@@ -32,25 +31,5 @@ func Positions(s *model.Scope, x *graph.Node) *graph.Node {
 	}
 	dims := x.Shape().Dimensions
 	table := s.VariableWithShape("positions", shapes.Make(x.DType(), dims[1], dims[2])).NodeValue(x.Graph())
-	if !fast(x) {
-		return graph.Add(x, graph.ExpandLeftToRank(table, 3))
-	}
-	flat := gradient.With([]*graph.Node{graph.Reshape(x, dims[0], -1), table}, func(in []*graph.Node) *graph.Node {
-		return graph.Add(in[0], repeat(graph.Reshape(in[1], 1, -1), dims[0]))
-	}, func(_ []*graph.Node, _, v *graph.Node) []*graph.Node {
-		return []*graph.Node{v, graph.Reshape(columnSums(v), dims[1], dims[2])}
-	})
-	return graph.Reshape(flat, dims...)
-}
-
-// repeat concatenates n copies of x along the first axis.
-func repeat(x *graph.Node, n int) *graph.Node {
-	if n == 1 {
-		return x
-	}
-	copies := make([]*graph.Node, n)
-	for i := range copies {
-		copies[i] = x
-	}
-	return graph.Concatenate(copies, 0)
+	return graph.Add(x, graph.ExpandLeftToRank(table, 3))
 }

@@ -11,8 +11,6 @@ import (
 	"github.com/gomlx/gomlx/ml/nn"
 
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
-	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/fused"
-	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/gradient"
 )
 
 // LayerNorm normalises every row of x along the last axis, to mean 0 and variance 1, and applies a trained gain
@@ -31,32 +29,7 @@ func LayerNorm(s *model.Scope, x *graph.Node, epsilon float64) *graph.Node {
 	shape := shapes.Make(gomlx.VariableDType(x), features)
 	gain := s.WithInitializer(initializer.One).VariableWithShape("gain", shape).NodeValue(g)
 	offset := s.WithInitializer(initializer.Zero).VariableWithShape("offset", shape).NodeValue(g)
-	if !kernels(x) {
-		y := nn.LayerNorm(gomlx.AtLeastFloat32(x), []int{x.Rank() - 1}, epsilon, gomlx.AtLeastFloat32(gain),
-			gomlx.AtLeastFloat32(offset), nil)
-		return graph.ConvertDType(y, dtype)
-	}
-	return graph.ReshapeWithShape(layerNorm(graph.Reshape(x, -1, features), gain, offset, epsilon), x.Shape())
-}
-
-// layerNorm normalises the rows of a matrix, for the Go engine.
-func layerNorm(x, gain, offset *graph.Node, epsilon float64) *graph.Node {
-	var moments *graph.Node
-	return gradient.With([]*graph.Node{x, gain, offset}, func(in []*graph.Node) *graph.Node {
-		out := kernel("layer norm", []any{epsilon}, normalize[float32](epsilon), normalize[float64](epsilon),
-			[]shapes.Shape{x.Shape(), shapes.Make(x.DType(), x.Shape().Dim(0), 2)}, in...)
-		moments = out[1]
-		return out[0]
-	}, func(in []*graph.Node, _, v *graph.Node) []*graph.Node {
-		return kernel("gradient of layer norm", nil, normalizeGradient[float32], normalizeGradient[float64],
-			[]shapes.Shape{x.Shape(), gain.Shape(), offset.Shape()}, in[0], in[1], moments, v)
-	})
-}
-
-func normalize[T fused.Float](epsilon float64) body[T] {
-	return func(out, in [][]T) { fused.LayerNorm(out[0], out[1], in[0], in[1], in[2], T(epsilon)) }
-}
-
-func normalizeGradient[T fused.Float](out, in [][]T) {
-	fused.LayerNormGradient(out[0], out[1], out[2], in[0], in[1], in[2], in[3])
+	y := nn.LayerNorm(gomlx.AtLeastFloat32(x), []int{x.Rank() - 1}, epsilon, gomlx.AtLeastFloat32(gain),
+		gomlx.AtLeastFloat32(offset), nil)
+	return graph.ConvertDType(y, dtype)
 }

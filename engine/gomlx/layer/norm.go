@@ -26,8 +26,8 @@ const (
 //
 // Mean and variance exclude padding, and a replica without examples does not change its averages. All
 // examples count equally, whatever their weights, as in Keras. The gradient is exact, through mean and
-// variance. GoMLX's norm.BatchNorm includes padding. By default it does not run on the Go backend, and with
-// UseBackendInference(false) it treats mean and variance as constants in the gradient.
+// variance. GoMLX's norm.BatchNorm includes padding, and with UseBackendInference(false) it treats mean
+// and variance as constants in the gradient.
 //
 // Each replica normalises by its local examples, as TensorFlow's layer does by default. The averages are
 // combined over the replicas when they are read. The variables are "batch_normalization/scale", "…/offset",

@@ -44,35 +44,41 @@ func (c CacheShape) Inputs(n int) []engine.Feature {
 
 // Predictor computes a Continue function for one row, as train.Predictor does.
 type Predictor interface {
-	Predict(ctx context.Context, inputs ...*tensor.Tensor) ([]*tensor.Tensor, error)
+	NewState(first, axis int) (engine.State, error)
+	Continue(ctx context.Context, s engine.State, at, count int, inputs ...*tensor.Tensor) ([]*tensor.Tensor, error)
 }
 
-// Decoder computes the logits of one sequence, of which it keeps keys and values: a new token costs one position. Its
-// methods must not be called concurrently.
+// Decoder computes the logits of one sequence, whose keys and values stay where the engine computes: a new token
+// computes one position, and only tokens and logits are copied between host and engine. Where these share no memory,
+// the engine copies all keys and values within its own, once for each call. The methods must not be called
+// concurrently.
 type Decoder struct {
 	shape   CacheShape
 	step    Predictor
 	block   Predictor
 	inBlock int
-	cache   []*tensor.Tensor // (1, heads, positions, width): keys and values of each block
+	state   engine.State // (1, heads, positions, width): keys and values of each block
 	length  int
 }
 
 // NewDecoder returns a decoder of an empty sequence. step computes Continue for [CacheShape.Inputs] of one
-// token. block computes it for inBlock tokens, which is faster for long prompts; nil means that tokens are
-// computed one by one. NewDecoder panics if step is nil, or if there is a block of less than one token. Append
-// returns an error if a predictor's outputs are not those of Continue for so many tokens.
-func NewDecoder(shape CacheShape, step, block Predictor, inBlock int) *Decoder {
+// token. block computes it for inBlock tokens, which is faster for long prompts, and shares the variables of step
+// (train.Predictor.ForInputs); nil means that tokens are computed one by one. NewDecoder panics if step is nil, or if
+// there is a block of less than one token. The caller must call [Decoder.Close].
+func NewDecoder(shape CacheShape, step, block Predictor, inBlock int) (*Decoder, error) {
 	if step == nil || block != nil && inBlock < 1 {
 		panic(fmt.Sprintf("models: NewDecoder with the step %v, and a block of %d tokens: want a step, and at least 1 token "+
 			"in a block", step, inBlock))
 	}
-	d := &Decoder{shape: shape, step: step, block: block, inBlock: inBlock}
-	for range 2 * shape.Blocks {
-		d.cache = append(d.cache, tensor.New(tensor.Float32, 1, shape.Heads, shape.Positions, shape.HeadWidth))
+	s, err := step.NewState(2, 2)
+	if err != nil {
+		return nil, fmt.Errorf("models: NewDecoder: keys and values: %w", err)
 	}
-	return d
+	return &Decoder{shape: shape, step: step, block: block, inBlock: inBlock, state: s}, nil
 }
+
+// Close frees keys and values. The predictors stay open.
+func (d *Decoder) Close() error { return d.state.Close() }
 
 // Len returns the number of tokens of the sequence.
 func (d *Decoder) Len() int { return d.length }
@@ -111,42 +117,18 @@ func (d *Decoder) Append(ctx context.Context, tokens ...int32) (logits []float32
 func (d *Decoder) compute(ctx context.Context, p Predictor, n int, tokens []int32) ([]float32, error) {
 	padded := make([]int32, n)
 	copy(padded, tokens)
-	in := append([]*tensor.Tensor{tensor.Of(padded, 1, n), tensor.Of([]int32{int32(d.length)}, 1)}, d.cache...)
-	out, err := p.Predict(ctx, in...)
+	out, err := p.Continue(ctx, d.state, d.length, len(tokens), tensor.Of(padded, 1, n),
+		tensor.Of([]int32{int32(d.length)}, 1))
 	if err != nil {
 		return nil, err
 	}
-	if len(out) != 1+len(d.cache) {
-		return nil, fmt.Errorf("models: Decoder: the model has %d outputs: want %d, those of Continue", len(out),
-			1+len(d.cache))
-	}
-	if err := d.check(out, n); err != nil {
-		return nil, err
-	}
-	width, positions := d.shape.HeadWidth, d.shape.Positions
-	for i, kept := range out[1:] {
-		to, from := tensor.Data[float32](d.cache[i]), tensor.Data[float32](kept)
-		for h := range d.shape.Heads {
-			copy(to[(h*positions+d.length)*width:][:len(tokens)*width], from[h*n*width:])
-		}
+	want := []int{1, n, d.shape.Vocabulary}
+	if len(out) != 1 || out[0].DType() != tensor.Float32 || !slices.Equal(out[0].Shape(), want) {
+		return nil, fmt.Errorf("models: Decoder: the model for %d tokens has other outputs than keys, values, and logits, "+
+			"float32 of shape %v: want those of Continue for CacheShape.Inputs(%d)", n, want, n)
 	}
 	d.length += len(tokens)
 	return tensor.Data[float32](out[0])[(len(tokens)-1)*d.shape.Vocabulary:][:d.shape.Vocabulary], nil
-}
-
-// check returns an error if the outputs are not those of Continue for one row of n tokens.
-func (d *Decoder) check(out []*tensor.Tensor, n int) error {
-	want := []int{1, n, d.shape.Vocabulary}
-	for i, x := range out {
-		if i > 0 {
-			want = []int{1, d.shape.Heads, n, d.shape.HeadWidth}
-		}
-		if x.DType() != tensor.Float32 || !slices.Equal(x.Shape(), want) {
-			return fmt.Errorf("models: Decoder: output %d of the model for %d tokens is %v of shape %v: want float32 of shape "+
-				"%v, as Continue gives for CacheShape.Inputs(%d)", i, n, x.DType(), x.Shape(), want, n)
-		}
-	}
-	return nil
 }
 
 // continuedInputs are the inputs of Continue.

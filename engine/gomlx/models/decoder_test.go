@@ -69,11 +69,24 @@ func TestDecoder(t *testing.T) {
 			}
 			want := tensor.Data[float32](out[0])
 			c := m.Cache(positions)
-			d := models.NewDecoder(c, predictor(m.Continue, c.Inputs(1)), predictor(m.Continue, c.Inputs(4)), 4)
+			step := predictor(m.Continue, c.Inputs(1))
+			block, err := step.ForInputs(t.Context(), c.Inputs(4)...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer block.Close()
+			sent := &counted{Predictor: step}
+			d, err := models.NewDecoder(c, sent, &counted{Predictor: block}, 4)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.Close()
+			other := &fromHost{c: c, step: step, block: block}
 			at := 0
 			for _, n := range []int{1, 1, 6, 1, 2, 0, 5, 1, 4, 1, 0, 11} { // 0: from the beginning
 				if n == 0 {
 					d.Reset()
+					other.reset()
 					at = 0
 					continue
 				}
@@ -81,11 +94,20 @@ func TestDecoder(t *testing.T) {
 				if at += n; err != nil || d.Len() != at {
 					t.Fatalf("%d tokens after %d: length %d, %v", n, at-n, d.Len(), err)
 				}
+				same := other.append(t, 4, tokens[at-n:at]...)
 				for i, x := range got {
+					if x != same[i] {
+						t.Fatalf("%d tokens, of which %d were new: logit %d is %v, and %v with keys and values of the host", at, n, i, x,
+							same[i])
+					}
 					if w := want[(at-1)*c.Vocabulary+i]; math.Abs(float64(x-w)) > 2e-5 {
 						t.Fatalf("%d tokens, of which %d were new: logit %d is %v, want %v", at, n, i, x, w)
 					}
 				}
+			}
+			if sent.in != 8*sent.calls || sent.out != 4*c.Vocabulary*sent.calls || sent.calls == 0 {
+				t.Errorf("%d tokens sent %d bytes and received %d: want token and position, 8 bytes, and logits", sent.calls,
+					sent.in, sent.out)
 			}
 			if _, err := d.Append(t.Context(), 1); err == nil || !strings.Contains(err.Error(), "11 positions") {
 				t.Errorf("a token too many: got %v", err)
@@ -117,24 +139,94 @@ func arbitrary(t *testing.T, e engine.Engine, forward models.Forward, positions 
 	return weights
 }
 
+// counted counts the bytes between host and predictor.
+type counted struct {
+	models.Predictor
+	calls, in, out int
+}
+
+func (c *counted) Continue(ctx context.Context, s engine.State, at, count int, inputs ...*tensor.Tensor) (
+	[]*tensor.Tensor, error,
+) {
+	out, err := c.Predictor.Continue(ctx, s, at, count, inputs...)
+	c.calls++
+	for _, x := range inputs {
+		c.in += x.Memory().Bytes
+	}
+	for _, x := range out {
+		c.out += x.Memory().Bytes
+	}
+	return out, err
+}
+
+// fromHost computes logits with Predict of Continue, with keys and values that the host keeps.
+type fromHost struct {
+	c           models.CacheShape
+	step, block *train.Predictor
+	kept        []*tensor.Tensor
+	length      int
+}
+
+func (h *fromHost) reset() { h.kept, h.length = nil, 0 }
+
+func (h *fromHost) append(t *testing.T, inBlock int, tokens ...int32) (logits []float32) {
+	t.Helper()
+	for len(h.kept) < 2*h.c.Blocks {
+		h.kept = append(h.kept, tensor.New(tensor.Float32, 1, h.c.Heads, h.c.Positions, h.c.HeadWidth))
+	}
+	for len(tokens) > 0 {
+		p, n := h.step, 1
+		if len(tokens) > 1 {
+			p, n = h.block, inBlock
+		}
+		padded := make([]int32, n)
+		count := copy(padded, tokens)
+		in := []*tensor.Tensor{tensor.Of(padded, 1, n), tensor.Of([]int32{int32(h.length)}, 1)}
+		out, err := p.Predict(t.Context(), append(in, h.kept...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, x := range out[1:] {
+			to, from := tensor.Data[float32](h.kept[i]), tensor.Data[float32](x)
+			for head := range h.c.Heads {
+				copy(to[(head*h.c.Positions+h.length)*h.c.HeadWidth:][:count*h.c.HeadWidth], from[head*n*h.c.HeadWidth:])
+			}
+		}
+		logits = tensor.Data[float32](out[0])[(count-1)*h.c.Vocabulary:][:h.c.Vocabulary]
+		tokens, h.length = tokens[count:], h.length+count
+	}
+	return logits
+}
+
 // TestDecoderErrors checks that a failed call changes nothing, and that another model is refused.
 func TestDecoderErrors(t *testing.T) {
 	c := models.GPT{Width: 4, Heads: 1, Blocks: 1}.Cache(5)
 	broken := errors.New("broken")
-	d := models.NewDecoder(c, predict(func() ([]*tensor.Tensor, error) { return nil, broken }), nil, 0)
+	d := newDecoder(t, c, predict(func() ([]*tensor.Tensor, error) { return nil, broken }))
 	if _, err := d.Append(t.Context(), 1, 2); !errors.Is(err, broken) || d.Len() != 0 {
 		t.Errorf("got %v, length %d", err, d.Len())
 	}
-	d = models.NewDecoder(c, predict(func() ([]*tensor.Tensor, error) {
-		return []*tensor.Tensor{tensor.New(tensor.Float32, 1, 1, 256)}, nil
-	}), nil, 0)
-	if _, err := d.Append(t.Context(), 1); err == nil || !strings.Contains(err.Error(), "1 outputs: want 3") {
+	d = newDecoder(t, c, predict(func() ([]*tensor.Tensor, error) {
+		return []*tensor.Tensor{tensor.New(tensor.Float32, 1, 1, 255)}, nil
+	}))
+	if _, err := d.Append(t.Context(), 1); err == nil || !strings.Contains(err.Error(), "shape [1 1 256]") {
 		t.Errorf("got %v", err)
 	}
 }
 
+func newDecoder(t *testing.T, c models.CacheShape, p models.Predictor) *models.Decoder {
+	t.Helper()
+	d, err := models.NewDecoder(c, p, nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
 type predict func() ([]*tensor.Tensor, error)
 
-func (f predict) Predict(_ context.Context, _ ...*tensor.Tensor) ([]*tensor.Tensor, error) {
+func (f predict) NewState(int, int) (engine.State, error) { return nil, nil }
+
+func (f predict) Continue(context.Context, engine.State, int, int, ...*tensor.Tensor) ([]*tensor.Tensor, error) {
 	return f()
 }

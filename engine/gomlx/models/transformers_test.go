@@ -179,10 +179,11 @@ func TestTrainTransformers(t *testing.T) {
 				copy(tensor.Data[int32](x)[row*10:], ids[:10])
 				copy(tensor.Data[int32](y)[row*10:], ids[1:])
 			}
-			history, err := trainer.Fit(t.Context(), data.FromTensors(data.Batch{
-				Inputs: []*tensor.Tensor{x}, Labels: []*tensor.Tensor{y},
-			}).Batch(2),
-				train.FitConfig{Epochs: 5})
+			rows, err := data.FromTensors(data.Batch{Inputs: []*tensor.Tensor{x}, Labels: []*tensor.Tensor{y}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			history, err := trainer.Fit(t.Context(), rows.Batch(2), train.FitConfig{Epochs: 5})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -151,7 +151,7 @@ func TestScheduledUses(t *testing.T) {
 		p         engine.Program
 		scheduled bool
 	}{{p, false}, {s, true}} {
-		i, scheduled := test.p.(engine.Optimized).LearningRate()
+		i, scheduled := test.p.Info().LearningRate, test.p.Info().RateScheduled
 		if i < 0 || test.p.Variables()[i].Name != rateName || scheduled != test.scheduled {
 			t.Errorf("learning rate: variable %d, scheduled %v: want scheduled %v", i, scheduled, test.scheduled)
 		}
@@ -204,12 +204,12 @@ func TestEMA(t *testing.T) {
 					want[name] = got
 				}
 			}
-			for i, v := range one.(engine.Optimized).EMA() {
+			for i, v := range one.Info().EMA {
 				if got, want := one.Variables()[v].Name, "/EMA"+one.Parameters()[i].Name; got != want {
 					t.Errorf("the average of parameter %d is %s, want %s", i, got, want)
 				}
 			}
-			if list := bare.(engine.Optimized).EMA(); list != nil {
+			if list := bare.Info().EMA; list != nil {
 				t.Errorf("an optimizer without averages has %v", list)
 			}
 		}
@@ -220,7 +220,7 @@ func TestEMA(t *testing.T) {
 func TestEMAOfHalfWidth(t *testing.T) {
 	p := line(t, tensor.BFloat16, optimizer.EMA(optimizer.SGD().Done(), optimizer.EMAConfig{}), 0, nil)
 	makeStep(t, p, tensor.BFloat16, 0)
-	for _, i := range p.(engine.Optimized).EMA() {
+	for _, i := range p.Info().EMA {
 		if v := p.Variables()[i]; v.DType != tensor.Float32 || v.Role != engine.Slot {
 			t.Errorf("%s is a %v of %v, want a slot of float32", v.Name, v.Role, v.DType)
 		}

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"unsafe"
 
-	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -47,10 +46,11 @@ const (
 // end is one rank's endpoint. The domain's endpoint uses rank numbers of the domain; end converts them to and from
 // those of the group.
 type end struct {
-	transport.Endpoint // of all ranks: frames, failures, queries
+	transport.Endpoint     // of all ranks: frames, failures, queries
+	transport.SharedMemory // of near
 	*Group
 	domain  []int
-	near    transport.Endpoint // of the domain: memory
+	near    transport.Endpoint // of the domain
 	staging []byte             // staging buffer, if the rank is the only one of its domain
 	wait    outer              // context of a wait in the domain
 }
@@ -73,7 +73,9 @@ func (o *outer) Park(ready <-chan struct{}) error {
 // those of the group; far is its endpoint in a group of all ranks. The caller closes only the result, which closes
 // both.
 func (g *Group) Join(rank int, near, far transport.Endpoint) transport.Endpoint {
-	e := &end{Endpoint: far, Group: g, domain: g.domains[g.places[rank].Domain], near: near}
+	e := &end{
+		Endpoint: far, SharedMemory: near.Memory(), Group: g, domain: g.domains[g.places[rank].Domain], near: near,
+	}
 	if len(e.domain) == 1 {
 		e.staging = make([]byte, g.staging+64)
 		at := -int(uintptr(unsafe.Pointer(&e.staging[0]))) & 63
@@ -88,7 +90,7 @@ func (e *end) Transport() string { return e.near.Transport() + "+" + e.Endpoint.
 // Capabilities describes the memory of the domain, which is not encrypted, and the frames of the whole group.
 func (e *end) Capabilities() transport.Capabilities {
 	c := e.Endpoint.Capabilities()
-	c.Places, c.Memory, c.StagingBytes, c.InlineBytes = e.places, true, e.Group.staging, 0
+	c.Places, c.StagingBytes, c.InlineBytes = e.places, e.Group.staging, 0
 	if c.Encrypted != nil {
 		c.Encrypted = slices.Clone(c.Encrypted)
 		for _, r := range e.domain {
@@ -106,8 +108,6 @@ func (e *end) Fail(reason []byte) {
 	e.Endpoint.Fail(reason)
 }
 
-func (e *end) Retire(m tensor.Memory) { e.near.Retire(m) }
-
 func (e *end) Close() error { return errors.Join(e.near.Close(), e.Endpoint.Close()) }
 
 // mapped converts the rank numbers of a domain's error to those of the group.
@@ -124,52 +124,42 @@ func (e *end) mapped(err error) error {
 	return err
 }
 
-func (e *end) Publish(slot *transport.Slot) { e.near.Publish(slot) }
+func (e *end) Memory() transport.SharedMemory { return e }
 
 func (e *end) Peer(peer int) *transport.Slot {
 	if !e.shares(peer) {
 		return nil
 	}
-	return e.near.Peer(e.index[peer])
+	return e.SharedMemory.Peer(e.index[peer])
 }
-
-func (e *end) Reachable(m tensor.Memory) bool { return e.near.Reachable(m) }
 
 func (e *end) StagingBuffer(rank int) []byte {
 	if e.staging != nil {
 		return e.staging
 	}
-	return e.near.StagingBuffer(e.index[rank])[:e.Group.staging:e.Group.staging]
+	return e.SharedMemory.StagingBuffer(e.index[rank])[:e.Group.staging:e.Group.staging]
 }
 
 // Inline returns nil: all ranks of a group decide alike where the data of a call is, and those of other domains have no
 // such memory.
 func (e *end) Inline(int) []byte { return nil }
 
-func (e *end) Signal(flag int) error { return e.near.Signal(flag) }
-
 func (e *end) Await(ctx context.Context, rank, flag int) error {
 	if rank >= 0 {
 		rank = e.index[rank]
 	}
 	e.wait.Context = ctx
-	return e.mapped(e.near.Await(&e.wait, rank, flag))
+	return e.mapped(e.SharedMemory.Await(&e.wait, rank, flag))
 }
 
 func (e *end) Behind(flag int, ranks []int) []int {
 	at := len(ranks)
-	ranks = e.near.Behind(flag, ranks)
+	ranks = e.SharedMemory.Behind(flag, ranks)
 	for i := at; i < len(ranks); i++ {
 		ranks[i] = e.domain[ranks[i]]
 	}
 	return ranks
 }
-
-func (e *end) Withdraw() bool { return e.near.Withdraw() }
-
-func (e *end) Interrupt() { e.near.Interrupt() }
-
-func (e *end) NewBuffer(bytes int) (tensor.Memory, error) { return e.near.NewBuffer(bytes) }
 
 // Split splits the domain's endpoint if the listed ranks are in one domain, the endpoint of all ranks if each is in a
 // separate domain, and otherwise both.

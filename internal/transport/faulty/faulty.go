@@ -62,7 +62,8 @@ func Wrap(e transport.Endpoint, cfg Config) transport.Endpoint {
 		cfg.DelayMax = time.Millisecond
 	}
 	return &end{
-		Endpoint: e, cfg: cfg, random: rand.New(rand.NewPCG(cfg.Seed, uint64(e.Rank()))), closed: make(chan struct{}),
+		Endpoint: e, Poster: e.Posts(), SharedMemory: e.Memory(), cfg: cfg,
+		random: rand.New(rand.NewPCG(cfg.Seed, uint64(e.Rank()))), closed: make(chan struct{}),
 		last: map[int]transport.Header{}, cut: map[int]bool{},
 	}
 }
@@ -79,7 +80,9 @@ func WrapAll(ends []transport.Endpoint, cfg Config) []transport.Endpoint {
 // end is a wrapped endpoint.
 type end struct {
 	transport.Endpoint
-	cfg Config
+	transport.Poster       // nil: it has none
+	transport.SharedMemory // nil: it has none
+	cfg                    Config
 
 	// Used by the rank's goroutine only.
 	random  *rand.Rand
@@ -236,12 +239,26 @@ func (e *end) Close() error {
 	return e.Endpoint.Close()
 }
 
+func (e *end) Posts() transport.Poster {
+	if e.Poster == nil {
+		return nil
+	}
+	return e
+}
+
+func (e *end) Memory() transport.SharedMemory {
+	if e.SharedMemory == nil {
+		return nil
+	}
+	return e
+}
+
 func (e *end) Post(to int, out transport.Frame, from int, in []byte) error {
 	if err := e.strike("Post", to, from); err != nil {
 		return err
 	}
 	c := e.begin("Post", to, &out, from, in)
-	if err := e.Endpoint.Post(to, out, from, in); err != nil {
+	if err := e.Poster.Post(to, out, from, in); err != nil {
 		return err
 	}
 	e.posted = append(e.posted, c)
@@ -250,7 +267,7 @@ func (e *end) Post(to int, out transport.Frame, from int, in []byte) error {
 
 func (e *end) Complete(ctx context.Context) error {
 	if len(e.posted) == 0 {
-		return e.Endpoint.Complete(ctx)
+		return e.Poster.Complete(ctx)
 	}
 	c := e.posted[0]
 	e.posted = slices.Delete(e.posted, 0, 1)
@@ -261,7 +278,7 @@ func (e *end) Complete(ctx context.Context) error {
 		cancel(struck)
 		ctx = ended
 	}
-	err := e.ended(&c, e.Endpoint.Complete(ctx))
+	err := e.ended(&c, e.Poster.Complete(ctx))
 	if struck != nil {
 		return struck
 	}
@@ -272,14 +289,14 @@ func (e *end) Signal(flag int) error {
 	if err := e.strike("Signal"); err != nil {
 		return err
 	}
-	return e.Endpoint.Signal(flag)
+	return e.SharedMemory.Signal(flag)
 }
 
 func (e *end) Await(ctx context.Context, rank, flag int) error {
 	if err := e.halt(ctx, "Await", rank); err != nil {
 		return err
 	}
-	return e.Endpoint.Await(ctx, rank, flag)
+	return e.SharedMemory.Await(ctx, rank, flag)
 }
 
 func (e *end) Split(id uint64, ranks []int) (transport.Endpoint, error) {

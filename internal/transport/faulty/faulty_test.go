@@ -113,8 +113,8 @@ func exchangeUntilError(ends []transport.Endpoint, posted bool) []error {
 				}
 				in := make([]byte, 100)
 				if posted {
-					if errs[i] = e.Post(1-i, out, 1-i, in); errs[i] == nil {
-						errs[i] = e.Complete(ctx)
+					if errs[i] = e.Posts().Post(1-i, out, 1-i, in); errs[i] == nil {
+						errs[i] = e.Posts().Complete(ctx)
 					}
 				} else {
 					errs[i] = e.Exchange(ctx, 1-i, out, 1-i, in)
@@ -149,9 +149,9 @@ func TestFlags(t *testing.T) {
 				wg.Go(func() {
 					defer e.Close()
 					for range 300 {
-						e.Publish(&transport.Slot{})
+						e.Memory().Publish(&transport.Slot{})
 						for flag := range 2 {
-							if errs[i] = errors.Join(e.Signal(flag), e.Await(ctx, -1, flag)); errs[i] != nil {
+							if errs[i] = errors.Join(e.Memory().Signal(flag), e.Memory().Await(ctx, -1, flag)); errs[i] != nil {
 								return
 							}
 						}

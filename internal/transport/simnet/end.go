@@ -44,29 +44,27 @@ type end struct {
 	staging  []byte
 }
 
-// framer is an endpoint without memory.
-type framer struct {
-	*end
-	transport.NoMemory
-}
-
-func (f *framer) Capabilities() transport.Capabilities {
-	return transport.Capabilities{Places: f.group.places, Posts: true}
-}
-
-// as returns the endpoint, with or without memory.
-func (e *end) as() transport.Endpoint {
-	if e.group.memory {
-		return &sharer{e}
-	}
-	return &framer{end: e}
-}
-
 func (e *end) Rank() int { return e.rank }
 
 func (e *end) Size() int { return len(e.group.ends) }
 
 func (e *end) Transport() string { return "simnet" }
+
+func (e *end) Capabilities() transport.Capabilities {
+	if !e.group.memory {
+		return transport.Capabilities{Places: e.group.places}
+	}
+	return transport.Capabilities{Places: e.group.places, StagingBytes: stagingBytes}
+}
+
+func (e *end) Posts() transport.Poster { return e }
+
+func (e *end) Memory() transport.SharedMemory {
+	if !e.group.memory {
+		return nil
+	}
+	return e
+}
 
 // shares reports whether a rank is in the domain of this rank.
 func (e *end) shares(rank int) bool { return slices.Contains(e.domain, rank) }
@@ -357,7 +355,7 @@ func (e *end) Split(id uint64, ranks []int) (transport.Endpoint, error) {
 	if g.taken++; g.taken == len(ranks) {
 		delete(n.splits, id)
 	}
-	return g.ends[at].as(), nil
+	return g.ends[at], nil
 }
 
 // inherit passes what is known of connections to an endpoint of a new group.

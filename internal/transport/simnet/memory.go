@@ -10,76 +10,69 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// sharer is an endpoint that accesses the memory of the ranks of its domain.
-type sharer struct{ *end }
-
 // stagingBytes is the length of a rank's staging buffer.
 const stagingBytes = 64 << 10
 
-func (s *sharer) Capabilities() transport.Capabilities {
-	return transport.Capabilities{Places: s.group.places, Memory: true, StagingBytes: stagingBytes, Posts: true}
+func (e *end) Reachable(tensor.Memory) bool { return true }
+
+func (e *end) StagingBuffer(rank int) []byte { return e.group.ends[rank].staging }
+
+func (e *end) Inline(int) []byte { return nil }
+
+func (e *end) Retire(tensor.Memory) {}
+
+func (e *end) Publish(slot *transport.Slot) {
+	e.net.mu.Lock()
+	defer e.net.mu.Unlock()
+	e.calls++
+	e.base = e.set
+	e.slots[e.calls&1] = *slot
 }
 
-func (s *sharer) Reachable(tensor.Memory) bool { return true }
-
-func (s *sharer) StagingBuffer(rank int) []byte { return s.group.ends[rank].staging }
-
-func (s *sharer) Inline(int) []byte { return nil }
-
-func (s *sharer) Retire(tensor.Memory) {}
-
-func (s *sharer) Publish(slot *transport.Slot) {
-	s.net.mu.Lock()
-	defer s.net.mu.Unlock()
-	s.calls++
-	s.base = s.set
-	s.slots[s.calls&1] = *slot
-}
-
-func (s *sharer) Peer(peer int) *transport.Slot {
-	if !s.shares(peer) {
+func (e *end) Peer(peer int) *transport.Slot {
+	if !e.shares(peer) {
 		return nil
 	}
-	return &s.group.ends[peer].slots[s.calls&1]
+	return &e.group.ends[peer].slots[e.calls&1]
 }
 
-func (s *sharer) Signal(flag int) error {
-	err := s.alive()
-	defer s.net.mu.Unlock()
+func (e *end) Signal(flag int) error {
+	err := e.alive()
+	defer e.net.mu.Unlock()
 	switch {
 	case err != nil:
 		return err
-	case s.set != s.base+uint64(flag):
-		panic(fmt.Sprintf("simnet: flag %d is set as number %d of its call", flag, s.set-s.base))
-	case flag == 0 && s.halted:
+	case e.set != e.base+uint64(flag):
+		panic(fmt.Sprintf("simnet: flag %d is set as number %d of its call", flag, e.set-e.base))
+	case flag == 0 && e.halted:
 		return transport.ErrInterrupted
 	}
-	s.set++
-	s.notifyDomain()
+	e.set++
+	e.notifyDomain()
 	return nil
 }
 
-func (s *sharer) notifyDomain() {
-	for _, r := range s.domain {
-		s.group.ends[r].notify()
+func (e *end) notifyDomain() {
+	for _, r := range e.domain {
+		e.group.ends[r].notify()
 	}
 }
 
-func (s *sharer) Await(ctx context.Context, rank, flag int) error {
-	target := s.base + uint64(flag) + 1
-	return s.until(ctx, func() (bool, error) {
+func (e *end) Await(ctx context.Context, rank, flag int) error {
+	target := e.base + uint64(flag) + 1
+	return e.until(ctx, func() (bool, error) {
 		all := true
 		var err error
-		for _, r := range s.domain {
-			switch p := s.group.ends[r]; {
+		for _, r := range e.domain {
+			switch p := e.group.ends[r]; {
 			case p.set >= target:
 			case flag == 0 && p.halted:
 				err = transport.ErrInterrupted
 				all = all && rank >= 0 && r != rank
 			case rank < 0 || r == rank:
 				all = false
-				if s.knows(r) && err == nil {
-					err = s.lostError(r)
+				if e.knows(r) && err == nil {
+					err = e.lostError(r)
 				}
 			}
 		}
@@ -90,22 +83,22 @@ func (s *sharer) Await(ctx context.Context, rank, flag int) error {
 	})
 }
 
-func (s *sharer) Behind(flag int, ranks []int) []int {
-	s.net.mu.Lock()
-	defer s.net.mu.Unlock()
-	for _, r := range s.domain {
-		if s.group.ends[r].set < s.base+uint64(flag)+1 {
+func (e *end) Behind(flag int, ranks []int) []int {
+	e.net.mu.Lock()
+	defer e.net.mu.Unlock()
+	for _, r := range e.domain {
+		if e.group.ends[r].set < e.base+uint64(flag)+1 {
 			ranks = append(ranks, r)
 		}
 	}
 	return ranks
 }
 
-func (s *sharer) Withdraw() bool {
-	s.net.mu.Lock()
-	defer s.net.mu.Unlock()
-	for _, r := range s.domain {
-		if p := s.group.ends[r]; p.set < s.base+1 {
+func (e *end) Withdraw() bool {
+	e.net.mu.Lock()
+	defer e.net.mu.Unlock()
+	for _, r := range e.domain {
+		if p := e.group.ends[r]; p.set < e.base+1 {
 			p.halted = true
 			return true
 		}
@@ -113,18 +106,18 @@ func (s *sharer) Withdraw() bool {
 	return false
 }
 
-func (s *sharer) Interrupt() {
-	s.net.mu.Lock()
-	defer s.net.mu.Unlock()
-	for _, r := range s.domain {
-		s.group.ends[r].halted = true
+func (e *end) Interrupt() {
+	e.net.mu.Lock()
+	defer e.net.mu.Unlock()
+	for _, r := range e.domain {
+		e.group.ends[r].halted = true
 	}
-	s.notifyDomain()
+	e.notifyDomain()
 }
 
-func (s *sharer) NewBuffer(bytes int) (tensor.Memory, error) {
-	err := s.alive()
-	s.net.mu.Unlock()
+func (e *end) NewBuffer(bytes int) (tensor.Memory, error) {
+	err := e.alive()
+	e.net.mu.Unlock()
 	switch {
 	case err != nil:
 		return tensor.Memory{}, err

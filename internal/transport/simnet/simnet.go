@@ -201,7 +201,7 @@ func (c *Config) check() error {
 func (n *Net) Ends() []transport.Endpoint {
 	out := make([]transport.Endpoint, len(n.root.ends))
 	for i, e := range n.root.ends {
-		out[i] = e.as()
+		out[i] = e
 	}
 	return out
 }

@@ -129,13 +129,13 @@ func transfers(t *testing.T, ends []transport.Endpoint, pairs [][2]int) []time.D
 				default:
 					continue
 				}
-				if err := e.Post(to, transport.Frame{Data: make([]byte, mega)}, from, make([]byte, mega)); err != nil {
+				if err := e.Posts().Post(to, transport.Frame{Data: make([]byte, mega)}, from, make([]byte, mega)); err != nil {
 					t.Error(err)
 				}
 				of = append(of, i)
 			}
 			for _, i := range of {
-				if err := e.Complete(ctx); err != nil {
+				if err := e.Posts().Complete(ctx); err != nil {
 					t.Error(err)
 				}
 				if e.Rank() == pairs[i][1] {

@@ -37,8 +37,8 @@ var flagTests = []test{
 
 // enter publishes a slot of call seq and sets flag 0.
 func enter(m transport.Endpoint, seq int, src tensor.Memory) error {
-	m.Publish(&transport.Slot{Header: transport.Header{Seq: uint64(seq)}, Src: src, Shape: []int{seq}})
-	return m.Signal(0)
+	m.Memory().Publish(&transport.Slot{Header: transport.Header{Seq: uint64(seq)}, Src: src, Shape: []int{seq}})
+	return m.Memory().Signal(0)
 }
 
 // start enters a call and awaits all others.
@@ -46,12 +46,12 @@ func start(m transport.Endpoint, seq int, src tensor.Memory) error {
 	if err := enter(m, seq, src); err != nil {
 		return err
 	}
-	return m.Await(ctx, -1, 0)
+	return m.Memory().Await(ctx, -1, 0)
 }
 
 // pass sets a flag and awaits it from all.
 func pass(m transport.Endpoint, flag int) error {
-	return errors.Join(m.Signal(flag), m.Await(ctx, -1, flag))
+	return errors.Join(m.Memory().Signal(flag), m.Memory().Await(ctx, -1, flag))
 }
 
 // slotsAndFlags: all ranks that awaited a flag see what was written before it, call after call, also in calls that have
@@ -67,7 +67,7 @@ func slotsAndFlags(g *group) {
 				return
 			}
 			for _, r := range domainOf(m) {
-				if slot := m.Peer(r); slot.Seq != uint64(seq) || len(slot.Shape) != 1 || slot.Shape[0] != seq {
+				if slot := m.Memory().Peer(r); slot.Seq != uint64(seq) || len(slot.Shape) != 1 || slot.Shape[0] != seq {
 					g.Errorf("rank %d in call %d sees rank %d in call %d, shape %v", m.Rank(), seq, r, slot.Seq, slot.Shape)
 				}
 			}
@@ -75,7 +75,7 @@ func slotsAndFlags(g *group) {
 				continue
 			}
 			for _, r := range domainOf(m) {
-				*(*int64)(unsafe.Add(m.Peer(r).Src.Ptr, 8*m.Rank())) = int64(seq)
+				*(*int64)(unsafe.Add(m.Memory().Peer(r).Src.Ptr, 8*m.Rank())) = int64(seq)
 			}
 			for flag := 1; flag < 4; flag++ {
 				if err := pass(m, flag); err != nil {
@@ -98,7 +98,7 @@ func slotsAndFlags(g *group) {
 // alone: the only rank of a domain does not wait.
 func alone(g *group) {
 	m := g.ends[0]
-	if !m.Capabilities().Memory {
+	if m.Memory() == nil {
 		return
 	}
 	for seq := range 3 {
@@ -106,13 +106,13 @@ func alone(g *group) {
 			g.Errorf("call %d: %v", seq, err)
 		}
 	}
-	if behind := m.Behind(1, nil); len(behind) != 0 {
+	if behind := m.Memory().Behind(1, nil); len(behind) != 0 {
 		g.Errorf("ranks %v are behind", behind)
 	}
-	if m.Withdraw() {
+	if m.Memory().Withdraw() {
 		g.Error("withdrew from a call that has started")
 	}
-	m.Interrupt()
+	m.Memory().Interrupt()
 	if err := enter(m, 3, tensor.Memory{}); !errors.Is(err, transport.ErrInterrupted) {
 		g.Errorf("entering after Interrupt: %v, want %v", err, transport.ErrInterrupted)
 	}
@@ -132,7 +132,7 @@ func manyFlags(g *group) {
 					break
 				}
 				for _, p := range domain {
-					if got := *(*int64)(m.Peer(p.Rank()).Src.Ptr); got != int64(flag) {
+					if got := *(*int64)(m.Memory().Peer(p.Rank()).Src.Ptr); got != int64(flag) {
 						g.Errorf("rank %d sees %d of rank %d after flag %d", m.Rank(), got, p.Rank(), flag)
 					}
 				}
@@ -163,12 +163,12 @@ func flagsOfOne(g *group) {
 			sum := int64(seq)
 			if at > 0 && err == nil {
 				before := domain[order[at-1]].Rank()
-				if err = m.Await(ctx, before, 1); err == nil {
-					sum = *(*int64)(m.Peer(before).Src.Ptr)
+				if err = m.Memory().Await(ctx, before, 1); err == nil {
+					sum = *(*int64)(m.Memory().Peer(before).Src.Ptr)
 				}
 			}
 			*own = sum + 1
-			err = errors.Join(err, m.Signal(1))
+			err = errors.Join(err, m.Memory().Signal(1))
 			if at == n-1 && *own != int64(seq+n) {
 				g.Errorf("call %d ended with %d, want %d (seed %d)", seq, *own, seq+n, seed)
 			}
@@ -189,18 +189,18 @@ func flagSet(g *group) {
 		}
 	})
 	last := domain[len(domain)-1]
-	if err := last.Signal(1); err != nil {
+	if err := last.Memory().Signal(1); err != nil {
 		g.Fatal(err)
 	}
-	last.Interrupt()
+	last.Memory().Interrupt()
 	last.Fail([]byte("oil"))
 	last.Close()
 	result(g, "Down", domain[0].Down())
 	over, cancel := context.WithCancel(ctx)
 	cancel()
 	for _, m := range domain[:len(domain)-1] {
-		if err := errors.Join(m.Await(over, -1, 0), m.Await(over, last.Rank(), 0),
-			m.Await(over, last.Rank(), 1)); err != nil {
+		if err := errors.Join(m.Memory().Await(over, -1, 0), m.Memory().Await(over, last.Rank(), 0),
+			m.Memory().Await(over, last.Rank(), 1)); err != nil {
 			g.Errorf("rank %d: %v for a flag that is set", m.Rank(), err)
 		}
 	}
@@ -229,9 +229,9 @@ func flagsBetweenFrames(g *group) {
 // waits are the ways to wait for the flag of one rank.
 func waits(domain []transport.Endpoint, m transport.Endpoint, rank, flag int) error {
 	if m.Rank() == domain[0].Rank() {
-		return m.Await(ctx, -1, flag)
+		return m.Memory().Await(ctx, -1, flag)
 	}
-	return m.Await(ctx, rank, flag)
+	return m.Memory().Await(ctx, rank, flag)
 }
 
 // flagsEnd lets all but the last rank of a domain wait for the last, before the start or at flag 1, until it leaves.
@@ -246,7 +246,7 @@ func flagsEnd(g *group, leave func(last transport.Endpoint), reason func(error) 
 			go func() {
 				err := enter(m, 0, tensor.Memory{})
 				if flag == 1 {
-					err = errors.Join(err, m.Await(ctx, -1, 0))
+					err = errors.Join(err, m.Memory().Await(ctx, -1, 0))
 				}
 				if m != last && err == nil {
 					err = waits(domain, m, last.Rank(), flag)
@@ -288,7 +288,7 @@ func flagsCancelled(g *group) {
 		if err := enter(m, 0, tensor.Memory{}); err != nil {
 			g.Fatal(err)
 		}
-		if err := m.Await(waiting, rank, 0); !errors.Is(err, cause) {
+		if err := m.Memory().Await(waiting, rank, 0); !errors.Is(err, cause) {
 			g.Errorf("waiting for rank %d: %v, want %v", rank, err, cause)
 		}
 		g.close()
@@ -306,7 +306,7 @@ func flagsParked(g *group) {
 			if err := enter(domain[0], 0, tensor.Memory{}); err != nil {
 				return err
 			}
-			return domain[0].Await(p, rank, 0)
+			return domain[0].Memory().Await(p, rank, 0)
 		})
 		time.Sleep(2 * time.Millisecond)
 		for _, m := range slices.Backward(domain[1:]) {
@@ -335,17 +335,18 @@ func withdrawBefore(g *group) {
 			}
 			waiting, cancel := context.WithTimeout(ctx, time.Duration(i*50+1)*time.Millisecond)
 			defer cancel()
-			err := m.Await(waiting, -1, 0)
+			err := m.Memory().Await(waiting, -1, 0)
 			if m == first {
-				if behind := m.Behind(0, nil); !slices.Contains(behind, last.Rank()) || slices.Contains(behind, m.Rank()) {
+				behind := m.Memory().Behind(0, nil)
+				if !slices.Contains(behind, last.Rank()) || slices.Contains(behind, m.Rank()) {
 					g.Errorf("rank %d says that ranks %v are behind", m.Rank(), behind)
 				}
 				for range 2 {
-					if !m.Withdraw() {
+					if !m.Memory().Withdraw() {
 						g.Error("Withdraw says that the call has started")
 					}
 				}
-				m.Interrupt()
+				m.Memory().Interrupt()
 			}
 			errs <- err
 		}()
@@ -370,10 +371,10 @@ func withdrawAfter(g *group) {
 		}
 	})
 	for _, m := range domain {
-		if m.Withdraw() {
+		if m.Memory().Withdraw() {
 			g.Errorf("rank %d withdrew from a call that has started", m.Rank())
 		}
-		m.Interrupt()
+		m.Memory().Interrupt()
 	}
 	together(domain, func(m transport.Endpoint) {
 		for flag := 1; flag < 5; flag++ {
@@ -381,7 +382,7 @@ func withdrawAfter(g *group) {
 				g.Errorf("rank %d: flag %d after Interrupt: %v", m.Rank(), flag, err)
 			}
 		}
-		if m.Withdraw() {
+		if m.Memory().Withdraw() {
 			g.Errorf("rank %d withdrew from a call that is over", m.Rank())
 		}
 		if err := enter(m, 1, tensor.Memory{}); !errors.Is(err, transport.ErrInterrupted) {
@@ -409,7 +410,7 @@ func agreement(g *group, domain []transport.Endpoint, patience func(rank int) ti
 				}
 				err := waiting.Err() // a wait that need not block does not see it
 				if err == nil {
-					err = m.Await(waiting, -1, 0)
+					err = m.Memory().Await(waiting, -1, 0)
 				}
 				if err != nil && leave(m) {
 					return
@@ -439,9 +440,9 @@ func withdrawRace(g *group) {
 			patience[m.Rank()] = time.Duration(random.IntN(300)) * time.Microsecond
 		}
 		agreement(g, domain, func(r int) time.Duration { return patience[r] }, func(m transport.Endpoint) bool {
-			left := m.Withdraw()
+			left := m.Memory().Withdraw()
 			if left {
-				m.Interrupt()
+				m.Memory().Interrupt()
 			}
 			return left
 		})
@@ -464,28 +465,28 @@ func withdrawLag(g *group) {
 		}
 	})
 	together(domain[:n-1], func(m transport.Endpoint) { // of flag 1 they need each other's only
-		err := m.Signal(1)
+		err := m.Memory().Signal(1)
 		for _, p := range domain[:n-1] {
-			err = errors.Join(err, m.Await(ctx, p.Rank(), 1))
+			err = errors.Join(err, m.Memory().Await(ctx, p.Rank(), 1))
 		}
 		if err = errors.Join(err, enter(m, 1, tensor.Memory{})); err != nil {
 			g.Errorf("rank %d: %v", m.Rank(), err)
 		}
 	})
-	if !domain[0].Withdraw() {
+	if !domain[0].Memory().Withdraw() {
 		g.Error("a call has started without its last rank")
 	}
-	if err := errors.Join(laggard.Signal(1), laggard.Await(ctx, -1, 1)); err != nil {
+	if err := errors.Join(laggard.Memory().Signal(1), laggard.Memory().Await(ctx, -1, 1)); err != nil {
 		g.Errorf("the call before: %v", err)
 	}
 	if err := enter(laggard, 1, tensor.Memory{}); !errors.Is(err, transport.ErrInterrupted) {
 		g.Errorf("entering after a withdrawal: %v, want %v", err, transport.ErrInterrupted)
 	}
 	for _, m := range domain[:n-1] {
-		if !m.Withdraw() {
+		if !m.Memory().Withdraw() {
 			g.Errorf("rank %d could not withdraw from a call that never starts", m.Rank())
 		}
-		if err := m.Await(ctx, -1, 0); !errors.Is(err, transport.ErrInterrupted) {
+		if err := m.Memory().Await(ctx, -1, 0); !errors.Is(err, transport.ErrInterrupted) {
 			g.Errorf("rank %d: the start after a withdrawal: %v, want %v", m.Rank(), err, transport.ErrInterrupted)
 		}
 	}
@@ -506,11 +507,11 @@ func interrupt(g *group) {
 			if i%2 == 1 {
 				rank = domain[0].Rank()
 			}
-			errs <- m.Await(ctx, rank, 0)
+			errs <- m.Memory().Await(ctx, rank, 0)
 		}()
 	}
 	time.Sleep(time.Millisecond)
-	domain[0].Interrupt()
+	domain[0].Memory().Interrupt()
 	for range n - 1 {
 		if err := result(g, "a waiting rank", errs); !errors.Is(err, transport.ErrInterrupted) {
 			g.Errorf("a waiting rank got %v, want %v", err, transport.ErrInterrupted)
@@ -527,7 +528,7 @@ func interruptRace(g *group) {
 		var interrupted atomic.Int32
 		time.AfterFunc(time.Duration(random.IntN(300))*time.Microsecond, func() {
 			defer interrupted.Add(1)
-			domain[0].Interrupt()
+			domain[0].Memory().Interrupt()
 		})
 		agreement(g, domain, func(int) time.Duration { return time.Hour }, func(m transport.Endpoint) bool { return true })
 		for interrupted.Load() == 0 {
@@ -545,9 +546,10 @@ func flagsNoAllocation(g *group) {
 	const runs = 200
 	slot := transport.Slot{Header: transport.Header{Seq: 1}}
 	call := func(m, peer transport.Endpoint) error {
-		m.Publish(&slot)
-		return errors.Join(m.Signal(0), m.Await(ctx, -1, 0), m.Signal(1), m.Await(ctx, peer.Rank(), 1), m.Signal(2),
-			m.Await(ctx, -1, 2))
+		s := m.Memory()
+		s.Publish(&slot)
+		return errors.Join(s.Signal(0), s.Await(ctx, -1, 0), s.Signal(1), s.Await(ctx, peer.Rank(), 1), s.Signal(2),
+			s.Await(ctx, -1, 2))
 	}
 	peer := async(func() error {
 		for range runs + 1 {

@@ -41,7 +41,9 @@ func identity(g *group) {
 		if e.Transport() == "" {
 			g.Error("Transport is empty")
 		}
-		e.Retire(tensor.Memory{})
+		if m := e.Memory(); m != nil {
+			m.Retire(tensor.Memory{})
+		}
 	}
 }
 
@@ -63,7 +65,7 @@ func places(g *group) {
 		for r, at := range c.Places {
 			if r == i || g.Domain != nil && g.Domain(n, i) == g.Domain(n, r) {
 				domain = append(domain, r)
-			} else if e.Peer(r) != nil {
+			} else if e.Memory() != nil && e.Memory().Peer(r) != nil {
 				g.Errorf("rank %d sees a slot of rank %d, which is in another domain", i, r)
 			}
 			if at.Worker == own.Worker && at.Domain != own.Domain || at.Domain == own.Domain && at.Host != own.Host {
@@ -81,37 +83,23 @@ func capabilities(g *group) {
 	first := g.ends[0].Capabilities()
 	for r, e := range g.ends {
 		c := e.Capabilities()
-		if c.Memory != first.Memory || c.StagingBytes != first.StagingBytes || c.Posts != first.Posts ||
-			c.InlineBytes != first.InlineBytes || c.SharedReceives != first.SharedReceives {
+		if (e.Memory() == nil) != (g.ends[0].Memory() == nil) || (e.Posts() == nil) != (g.ends[0].Posts() == nil) ||
+			c.StagingBytes != first.StagingBytes || c.InlineBytes != first.InlineBytes ||
+			c.SharedReceives != first.SharedReceives {
 			g.Errorf("rank %d declares %+v, rank 0 %+v", r, c, first)
 		}
 		if c.Encrypted != nil && (len(c.Encrypted) != len(g.ends) || c.Encrypted[r]) {
 			g.Errorf("rank %d of %d declares that these connections are encrypted: %v", r, len(g.ends), c.Encrypted)
 		}
-		var unsupported []error
-		if c.Memory {
-			for _, p := range domainOf(e) {
-				if n := len(e.StagingBuffer(p)); n != c.StagingBytes || n == 0 || n%2 != 0 {
-					g.Errorf("rank %d: the staging buffer of rank %d has %d bytes, declared are %d", r, p, n, c.StagingBytes)
-				}
+		if e.Memory() == nil {
+			if c.StagingBytes != 0 || c.InlineBytes != 0 || len(domainOf(e)) > 1 {
+				g.Errorf("rank %d shares no memory, and declares it: %+v", r, c)
 			}
-		} else {
-			_, err := e.NewBuffer(64)
-			unsupported = append(unsupported, err, enter(e, 0, tensor.Memory{}), e.Await(ctx, -1, 0))
-			e.Interrupt()
-			reaches := e.Reachable(tensor.HostMemory([]byte{1})) || e.StagingBuffer(r) != nil || e.Peer(r) != nil ||
-				e.Inline(r) != nil
-			if reaches || c.StagingBytes != 0 || c.InlineBytes != 0 || len(domainOf(e)) > 1 ||
-				len(e.Behind(0, nil)) > 0 || e.Withdraw() {
-				g.Errorf("rank %d declares no memory, and has it: %+v", r, c)
-			}
+			continue
 		}
-		if !c.Posts {
-			unsupported = append(unsupported, e.Post(-1, transport.Frame{}, -1, nil), e.Complete(ctx))
-		}
-		for _, err := range unsupported {
-			if !errors.Is(err, transport.ErrUnsupported) {
-				g.Errorf("rank %d: a method that %+v excludes returned %v, want %v", r, c, err, transport.ErrUnsupported)
+		for _, p := range domainOf(e) {
+			if n := len(e.Memory().StagingBuffer(p)); n != c.StagingBytes || n == 0 || n%2 != 0 {
+				g.Errorf("rank %d: the staging buffer of rank %d has %d bytes, declared are %d", r, p, n, c.StagingBytes)
 			}
 		}
 	}
@@ -405,24 +393,31 @@ func parkedSender(g *group) {
 	}
 }
 
-// noAllocation: neither rank allocates in an exchange. AllocsPerRun counts the whole process, so both count.
+// noAllocation: neither rank allocates in an exchange. AllocsPerRun counts the whole process, so both count, and so
+// does what else the process does: on a busy machine a wait may be long enough for a timer. One of three counts is 0.
 func noAllocation(g *group) {
 	g.acceptAll()
 	a, b := make([]byte, 64), make([]byte, 64)
 	const runs = 200
-	peer := async(func() error {
+	var counts []float64
+	for range 3 {
+		peer := async(func() error {
+			in := make([]byte, 64)
+			var err error
+			for range runs + 1 {
+				err = errors.Join(err, g.ends[1].Exchange(ctx, 0, frame(0, b), 0, in))
+			}
+			return err
+		})
 		in := make([]byte, 64)
-		var err error
-		for range runs + 1 {
-			err = errors.Join(err, g.ends[1].Exchange(ctx, 0, frame(0, b), 0, in))
+		n := testing.AllocsPerRun(runs, func() { g.ends[0].Exchange(ctx, 1, frame(0, a), 1, in) })
+		if err := result(g, "rank 1", peer); err != nil {
+			g.Error(err)
 		}
-		return err
-	})
-	in := make([]byte, 64)
-	if n := testing.AllocsPerRun(runs, func() { g.ends[0].Exchange(ctx, 1, frame(0, a), 1, in) }); n >= 1 {
-		g.Errorf("%v allocations per exchange, want 0", n)
+		if n < 1 {
+			return
+		}
+		counts = append(counts, n)
 	}
-	if err := result(g, "rank 1", peer); err != nil {
-		g.Error(err)
-	}
+	g.Errorf("%v allocations per exchange, want 0 once", counts)
 }

@@ -28,7 +28,7 @@ func staging(g *group) {
 	for _, domain := range g.domains() {
 		for _, m := range domain {
 			for _, p := range domain {
-				s := m.StagingBuffer(p.Rank())
+				s := m.Memory().StagingBuffer(p.Rank())
 				if length < 0 {
 					length = len(s)
 				}
@@ -41,13 +41,13 @@ func staging(g *group) {
 		}
 	}
 	g.each(func(m transport.Endpoint) {
-		pattern(m.StagingBuffer(m.Rank()), m.Rank(), m.Rank(), 0)
+		pattern(m.Memory().StagingBuffer(m.Rank()), m.Rank(), m.Rank(), 0)
 		if err := start(m, 0, tensor.Memory{}); err != nil {
 			g.Errorf("rank %d: %v", m.Rank(), err)
 			return
 		}
 		for _, r := range domainOf(m) {
-			if !bytes.Equal(m.StagingBuffer(r), pattern(make([]byte, length), r, r, 0)) {
+			if !bytes.Equal(m.Memory().StagingBuffer(r), pattern(make([]byte, length), r, r, 0)) {
 				g.Errorf("rank %d sees other bytes in the staging buffer of rank %d than that wrote", m.Rank(), r)
 			}
 		}
@@ -57,14 +57,14 @@ func staging(g *group) {
 			return
 		}
 		for _, r := range domainOf(m) {
-			m.StagingBuffer(r)[length-1-m.Rank()] = byte(100 + m.Rank())
+			m.Memory().StagingBuffer(r)[length-1-m.Rank()] = byte(100 + m.Rank())
 		}
 		if err := pass(m, 2); err != nil {
 			g.Errorf("rank %d: %v", m.Rank(), err)
 			return
 		}
 		for _, r := range domainOf(m) {
-			if got := m.StagingBuffer(m.Rank())[length-1-r]; got != byte(100+r) {
+			if got := m.Memory().StagingBuffer(m.Rank())[length-1-r]; got != byte(100+r) {
 				g.Errorf("rank %d does not find in its staging buffer what rank %d wrote, but %d", m.Rank(), r, got)
 			}
 		}
@@ -77,23 +77,23 @@ func inline(g *group) {
 	together(g.shared(), func(m transport.Endpoint) {
 		length := m.Capabilities().InlineBytes
 		for seq := range 200 {
-			m.Publish(&transport.Slot{Header: transport.Header{Seq: uint64(seq)}})
-			own := m.Inline(m.Rank())
+			m.Memory().Publish(&transport.Slot{Header: transport.Header{Seq: uint64(seq)}})
+			own := m.Memory().Inline(m.Rank())
 			if len(own) != length || length > 0 && uintptr(unsafe.Pointer(unsafe.SliceData(own)))%8 != 0 {
 				g.Errorf("rank %d: %d bytes at %p beside its slot, want %d, aligned to 8", m.Rank(), len(own),
 					unsafe.SliceData(own), length)
 				return
 			}
 			pattern(own, m.Rank(), seq, 0)
-			if err := errors.Join(m.Signal(0), m.Await(ctx, -1, 0)); err != nil {
+			if err := errors.Join(m.Memory().Signal(0), m.Memory().Await(ctx, -1, 0)); err != nil {
 				g.Errorf("rank %d: %v", m.Rank(), err)
 				return
 			}
 			for _, r := range domainOf(m) {
-				if got := m.Inline(r); !bytes.Equal(got, pattern(make([]byte, length), r, seq, 0)) {
+				if got := m.Memory().Inline(r); !bytes.Equal(got, pattern(make([]byte, length), r, seq, 0)) {
 					g.Errorf("call %d: rank %d reads %x beside the slot of rank %d", seq, m.Rank(), got, r)
 				}
-				if got := m.Peer(r).Seq; got != uint64(seq) {
+				if got := m.Memory().Peer(r).Seq; got != uint64(seq) {
 					g.Errorf("call %d: rank %d finds call %d in the slot of rank %d", seq, m.Rank(), got, r)
 				}
 			}
@@ -115,13 +115,13 @@ func slots(g *group) {
 			if seq == 3 {
 				own.Dst = ordinary
 			}
-			m.Publish(&own)
-			if err := errors.Join(m.Signal(0), m.Await(ctx, -1, 0)); err != nil {
+			m.Memory().Publish(&own)
+			if err := errors.Join(m.Memory().Signal(0), m.Memory().Await(ctx, -1, 0)); err != nil {
 				g.Errorf("rank %d: %v", m.Rank(), err)
 				return
 			}
 			for _, r := range domainOf(m) {
-				want, got := slotOf(r, seq), m.Peer(r)
+				want, got := slotOf(r, seq), m.Memory().Peer(r)
 				if got.Header != want.Header || got.Sum != want.Sum || got.Name != want.Name ||
 					!slices.Equal(got.Shape, want.Shape) || got.Algorithm != want.Algorithm {
 					g.Errorf("rank %d sees of rank %d %+v, want %+v", m.Rank(), r, *got, want)
@@ -132,9 +132,9 @@ func slots(g *group) {
 				switch {
 				case seq < 3:
 					got.Dst.HostBytes()[m.Rank()] = byte(seq*50 + m.Rank())
-				case got.Dst.Bytes != 48 || (got.Dst.Ptr != nil) != m.Reachable(ordinary) && r != m.Rank():
+				case got.Dst.Bytes != 48 || (got.Dst.Ptr != nil) != m.Memory().Reachable(ordinary) && r != m.Rank():
 					g.Errorf("rank %d sees ordinary memory of rank %d as %+v, though Reachable says %v", m.Rank(), r, got.Dst,
-						m.Reachable(ordinary))
+						m.Memory().Reachable(ordinary))
 				}
 			}
 			if err := pass(m, 1); err != nil {
@@ -148,13 +148,14 @@ func slots(g *group) {
 			}
 		}
 		// A slot without memory, and an empty one.
-		m.Publish(&transport.Slot{})
-		if err := errors.Join(m.Signal(0), m.Await(ctx, -1, 0)); err != nil {
+		m.Memory().Publish(&transport.Slot{})
+		if err := errors.Join(m.Memory().Signal(0), m.Memory().Await(ctx, -1, 0)); err != nil {
 			g.Errorf("rank %d: %v", m.Rank(), err)
 			return
 		}
 		for _, r := range domainOf(m) {
-			if s := m.Peer(r); s.Header != (transport.Header{}) || s.Name != "" || len(s.Shape) != 0 || s.Algorithm != "" ||
+			s := m.Memory().Peer(r)
+			if s.Header != (transport.Header{}) || s.Name != "" || len(s.Shape) != 0 || s.Algorithm != "" ||
 				s.Src.Bytes != 0 || s.Dst.Ptr != nil {
 				g.Errorf("rank %d sees an empty slot of rank %d as %+v", m.Rank(), r, *s)
 			}
@@ -182,17 +183,17 @@ func slotOf(rank, seq int) transport.Slot {
 func reachable(g *group) {
 	m := g.shared()[0]
 	ordinary := tensor.HostMemory(make([]byte, 64))
-	if got := m.Reachable(ordinary); got == g.Processes {
+	if got := m.Memory().Reachable(ordinary); got == g.Processes {
 		g.Errorf("Reachable says %v of ordinary memory", got)
 	}
-	if !m.Reachable(tensor.Memory{}) {
+	if !m.Memory().Reachable(tensor.Memory{}) {
 		g.Error("Reachable says no of memory without bytes")
 	}
-	mem, err := m.NewBuffer(1000)
+	mem, err := m.Memory().NewBuffer(1000)
 	if err != nil {
 		g.Fatal(err)
 	}
-	if !m.Reachable(mem) || !m.Reachable(mem.Slice(500, 1000)) {
+	if !m.Memory().Reachable(mem) || !m.Memory().Reachable(mem.Slice(500, 1000)) {
 		g.Error("Reachable returns false for the transport's own buffer, or a part of it")
 	}
 }
@@ -203,7 +204,7 @@ func buffers(g *group) {
 	together(domain, func(m transport.Endpoint) {
 		var mems []tensor.Memory
 		for _, size := range []int{1, 64, 65, 4096, 100_001, 3 << 20} {
-			mem, err := m.NewBuffer(size)
+			mem, err := m.Memory().NewBuffer(size)
 			if err != nil {
 				g.Errorf("rank %d: NewBuffer(%d): %v", m.Rank(), size, err)
 				return
@@ -228,8 +229,8 @@ func buffers(g *group) {
 				return
 			}
 			for _, r := range domainOf(m) {
-				if want := pattern(make([]byte, mem.Bytes), r, mem.Bytes, 0)[mem.Bytes/3:]; !bytes.Equal(m.Peer(r).Src.HostBytes(),
-					want) {
+				want := pattern(make([]byte, mem.Bytes), r, mem.Bytes, 0)[mem.Bytes/3:]
+				if got := m.Memory().Peer(r).Src.HostBytes(); !bytes.Equal(got, want) {
 					g.Errorf("rank %d sees other bytes in a buffer of rank %d", m.Rank(), r)
 				}
 			}
@@ -252,7 +253,7 @@ func release(mem tensor.Memory) {
 func buffersGivenBack(g *group) {
 	a := g.shared()[0]
 	const size = 1 << 20
-	mem, err := a.NewBuffer(size)
+	mem, err := a.Memory().NewBuffer(size)
 	if err != nil {
 		g.Fatal(err)
 	}
@@ -262,10 +263,10 @@ func buffersGivenBack(g *group) {
 	}
 	pattern(mem.HostBytes(), 1, 2, 3)
 	held := unsafe.Pointer(mem.Ptr)
-	a.Retire(mem)
+	a.Memory().Retire(mem)
 	release(mem)
 	for range 100 { // more than would fit if nothing were given back
-		next, err := a.NewBuffer(size)
+		next, err := a.Memory().NewBuffer(size)
 		if err != nil {
 			g.Fatalf("after others were released: %v", err)
 		}
@@ -283,17 +284,17 @@ func buffersGivenBack(g *group) {
 
 func buffersWrong(g *group) {
 	a := g.shared()[0]
-	if _, err := a.NewBuffer(-1); err == nil {
+	if _, err := a.Memory().NewBuffer(-1); err == nil {
 		g.Error("NewBuffer(-1): no error")
 	}
-	if mem, err := a.NewBuffer(0); err != nil || mem.Bytes != 0 {
+	if mem, err := a.Memory().NewBuffer(0); err != nil || mem.Bytes != 0 {
 		g.Errorf("NewBuffer(0): %+v, %v", mem, err)
 	}
-	if _, err := a.NewBuffer(math.MaxInt); err == nil {
+	if _, err := a.Memory().NewBuffer(math.MaxInt); err == nil {
 		g.Error("NewBuffer of more than half an address space: no error")
 	}
 	a.Close()
-	if _, err := a.NewBuffer(64); !errors.Is(err, transport.ErrClosed) {
+	if _, err := a.Memory().NewBuffer(64); !errors.Is(err, transport.ErrClosed) {
 		g.Errorf("NewBuffer after Close: %v, want %v", err, transport.ErrClosed)
 	}
 }

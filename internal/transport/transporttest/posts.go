@@ -46,7 +46,7 @@ func manyInProgress(g *group) {
 					pattern(make([]byte, size), me, to, round), make([]byte, size),
 					pattern(make([]byte, size), from, me, round),
 				}
-				if err := p.Post(to, frame(uint64(round), x.out), from, x.in); err != nil {
+				if err := p.Posts().Post(to, frame(uint64(round), x.out), from, x.in); err != nil {
 					g.Errorf("rank %d: Post %d: %v", me, round, err)
 					return
 				}
@@ -55,7 +55,7 @@ func manyInProgress(g *group) {
 			if len(pending) < transport.PostsMax && round < rounds {
 				continue
 			}
-			if err := p.Complete(ctx); err != nil || !bytes.Equal(pending[0].in, pending[0].want) {
+			if err := p.Posts().Complete(ctx); err != nil || !bytes.Equal(pending[0].in, pending[0].want) {
 				g.Errorf("rank %d, about round %d: other bytes than sent, or %v (seed %d)", me, round, err, seed)
 				return
 			}
@@ -74,7 +74,7 @@ func postsDoNotWait(g *group) {
 	in := make([]byte, len(out))
 	for i := range transport.PostsMax {
 		lo, hi := i*g.Large, (i+1)*g.Large
-		if err := p.Post(1, frame(uint64(i), out[lo:hi]), 1, in[lo:hi]); err != nil {
+		if err := p.Posts().Post(1, frame(uint64(i), out[lo:hi]), 1, in[lo:hi]); err != nil {
 			g.Fatalf("Post %d: %v", i, err)
 		}
 	}
@@ -92,7 +92,7 @@ func postsDoNotWait(g *group) {
 		return nil
 	})
 	for range transport.PostsMax {
-		if err := p.Complete(ctx); err != nil {
+		if err := p.Posts().Complete(ctx); err != nil {
 			g.Errorf("Complete: %v", err)
 		}
 	}
@@ -113,13 +113,13 @@ func sharedReceives(g *group) {
 		to, from := (me+1)%n, (me+n-1)%n
 		in := make([]byte, g.Large)
 		for i := range transport.PostsMax {
-			if err := p.Post(to, frame(uint64(i), pattern(make([]byte, g.Large), me, to, i)), from, in); err != nil {
+			if err := p.Posts().Post(to, frame(uint64(i), pattern(make([]byte, g.Large), me, to, i)), from, in); err != nil {
 				g.Errorf("rank %d: Post %d: %v", me, i, err)
 				return
 			}
 		}
 		for i := range transport.PostsMax {
-			err := p.Complete(ctx)
+			err := p.Posts().Complete(ctx)
 			if err != nil || !bytes.Equal(in, pattern(make([]byte, g.Large), from, me, i)) {
 				g.Errorf("rank %d: Complete %d: other bytes than sent, or %v", me, i, err)
 				return
@@ -150,7 +150,7 @@ func postsAndExchanges(g *group) {
 		to, from := (me+1)%n, (me+n-1)%n
 		var pending []posted
 		complete := func() error {
-			err := p.Complete(ctx)
+			err := p.Posts().Complete(ctx)
 			if err == nil && !bytes.Equal(pending[0].in, pending[0].want) {
 				err = errors.New("other bytes than sent")
 			}
@@ -168,7 +168,7 @@ func postsAndExchanges(g *group) {
 				if len(pending) == transport.PostsMax {
 					err = complete()
 				}
-				err = errors.Join(err, p.Post(to, frame(uint64(round), x.out), from, x.in))
+				err = errors.Join(err, p.Posts().Post(to, frame(uint64(round), x.out), from, x.in))
 				pending = append(pending, x)
 			} else {
 				for len(pending) > 0 && err == nil {
@@ -206,7 +206,7 @@ func oneSidedPosts(g *group) {
 			round, peer := i/(n-1), 1+i%(n-1)
 			half := buf[1000*(i%transport.PostsMax):][:1000]
 			if pending == transport.PostsMax && p.Rank() == 0 {
-				if err := p.Complete(ctx); err != nil {
+				if err := p.Posts().Complete(ctx); err != nil {
 					g.Errorf("rank 0, round %d: %v", round, err)
 					return
 				}
@@ -215,11 +215,11 @@ func oneSidedPosts(g *group) {
 			var err error
 			switch {
 			case p.Rank() == 0:
-				err = p.Post(peer, frame(uint64(round), pattern(half, 0, peer, round)), -1, nil)
+				err = p.Posts().Post(peer, frame(uint64(round), pattern(half, 0, peer, round)), -1, nil)
 				pending++
 			case p.Rank() == peer:
-				if err = p.Post(-1, transport.Frame{}, 0, half); err == nil {
-					err = p.Complete(ctx)
+				if err = p.Posts().Post(-1, transport.Frame{}, 0, half); err == nil {
+					err = p.Posts().Complete(ctx)
 				}
 				if !bytes.Equal(half, pattern(make([]byte, 1000), 0, peer, round)) {
 					g.Errorf("rank %d got other bytes in round %d", peer, round)
@@ -231,7 +231,7 @@ func oneSidedPosts(g *group) {
 			}
 		}
 		for ; pending > 0; pending-- {
-			if err := p.Complete(ctx); err != nil {
+			if err := p.Posts().Complete(ctx); err != nil {
 				g.Errorf("rank 0, at the end: %v", err)
 			}
 		}
@@ -244,17 +244,17 @@ func cancelledPosts(g *group) {
 	p := g.ends[0]
 	out, in := make([]byte, 1000*transport.PostsMax), make([]byte, 1000*transport.PostsMax)
 	for i := range transport.PostsMax {
-		if err := p.Post(1, frame(uint64(i), out[1000*i:][:1000]), 1, in[1000*i:][:1000]); err != nil {
+		if err := p.Posts().Post(1, frame(uint64(i), out[1000*i:][:1000]), 1, in[1000*i:][:1000]); err != nil {
 			g.Fatal(err)
 		}
 	}
 	cause := errors.New("enough")
 	waiting, cancel := context.WithCancelCause(ctx)
 	time.AfterFunc(time.Millisecond, func() { cancel(cause) })
-	if err := p.Complete(waiting); !errors.Is(err, cause) {
+	if err := p.Posts().Complete(waiting); !errors.Is(err, cause) {
 		g.Errorf("Complete: %v, want %v", err, cause)
 	}
-	second := async(func() error { return p.Complete(ctx) })
+	second := async(func() error { return p.Posts().Complete(ctx) })
 	if err := result(g, "the second Complete", second); err == nil {
 		g.Error("the second Complete succeeded after the first had failed")
 	}
@@ -267,13 +267,13 @@ func postsClose(g *group) {
 	p := g.ends[0]
 	buf := make([]byte, 2000*transport.PostsMax)
 	for i := range transport.PostsMax {
-		if err := p.Post(1, frame(uint64(i), buf[2000*i:][:1000]), 1, buf[2000*i+1000:][:1000]); err != nil {
+		if err := p.Posts().Post(1, frame(uint64(i), buf[2000*i:][:1000]), 1, buf[2000*i+1000:][:1000]); err != nil {
 			g.Fatal(err)
 		}
 	}
 	time.AfterFunc(time.Millisecond, func() { g.ends[1].Close() })
 	for i := range transport.PostsMax {
-		done := async(func() error { return p.Complete(ctx) })
+		done := async(func() error { return p.Posts().Complete(ctx) })
 		g.isDown("Complete", result(g, "Complete", done), 1, closedReason)
 		_ = i
 	}
@@ -297,14 +297,14 @@ func postRefused(g *group) {
 	p := g.ends[1]
 	in := bytes.Repeat([]byte("xyz"), transport.PostsMax)
 	for i := range transport.PostsMax {
-		if err := p.Post(-1, transport.Frame{}, 0, in[3*i:][:3]); err != nil {
+		if err := p.Posts().Post(-1, transport.Frame{}, 0, in[3*i:][:3]); err != nil {
 			g.Fatal(err)
 		}
 	}
-	if err := p.Complete(ctx); err != nil || string(in[:3]) != "abc" {
+	if err := p.Posts().Complete(ctx); err != nil || string(in[:3]) != "abc" {
 		g.Errorf("the first: %q, %v", in[:3], err)
 	}
-	if err := p.Complete(ctx); !errors.Is(err, refusal) || string(in[3:6]) != "xyz" {
+	if err := p.Posts().Complete(ctx); !errors.Is(err, refusal) || string(in[3:6]) != "xyz" {
 		g.Errorf("the refused one: %q, %v, want %v", in[3:], err, refusal)
 	}
 	cancel()
@@ -316,9 +316,10 @@ func postsNoAllocation(g *group) {
 	const runs = 200
 	round := func(p transport.Endpoint, buf []byte) error {
 		peer := 1 - p.Rank()
+		x := p.Posts()
 		return errors.Join(
-			p.Post(peer, frame(0, buf[:64]), peer, buf[64:128]), p.Post(peer, frame(0, buf[128:192]), peer, buf[192:]),
-			p.Complete(ctx), p.Complete(ctx))
+			x.Post(peer, frame(0, buf[:64]), peer, buf[64:128]), x.Post(peer, frame(0, buf[128:192]), peer, buf[192:]),
+			x.Complete(ctx), x.Complete(ctx))
 	}
 	peer := async(func() error {
 		buf := make([]byte, 256)

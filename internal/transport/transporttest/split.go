@@ -27,7 +27,7 @@ var askTests = []test{
 // use exchanges around a group, and uses flags if it has memory.
 func use(e transport.Endpoint, id int) error {
 	e.Inspect(accept)
-	if e.Capabilities().Memory {
+	if e.Memory() != nil {
 		if err := errors.Join(start(e, 0, tensor.Memory{}), pass(e, 1)); err != nil {
 			return err
 		}
@@ -168,7 +168,9 @@ func groupsApart(g *group) {
 		func(e transport.Endpoint) { e.Close() },
 		func(e transport.Endpoint) { e.Fail([]byte("oil")) },
 		func(e transport.Endpoint) {
-			e.Interrupt()
+			if m := e.Memory(); m != nil {
+				m.Interrupt()
+			}
 		},
 	} {
 		subs := make([]transport.Endpoint, n)

@@ -45,8 +45,8 @@ func OneDomain(n, rank int) int { return 0 }
 // Pairs is the Domain of a transport where ranks 0 and 1, 2 and 3, … access each other's memory.
 func Pairs(n, rank int) int { return rank / 2 }
 
-// Run tests everything that the contracts of package transport promise for the methods that the endpoints declare to
-// support ([transport.Capabilities]), and that the others are unsupported. After each test no goroutine is left.
+// Run tests everything that the contracts of package transport promise, with [transport.SharedMemory] and
+// [transport.Poster] if the endpoints have them. After each test no goroutine is left.
 func Run(t *testing.T, tr Transport) {
 	if tr.Large == 0 {
 		tr.Large = 5<<20 + 3
@@ -128,7 +128,7 @@ func (g *group) lacks(needs need) string {
 		text string
 	}{
 		{memory, g.shared() != nil, "no two ranks access each other's memory"},
-		{posts, g.ends[0].Capabilities().Posts, "it has no non-blocking exchanges"},
+		{posts, g.ends[0].Posts() != nil, "it has no non-blocking exchanges"},
 		{unbuffered, !g.Buffers, "a send may complete before its receiver receives"},
 		{frugal, !g.Allocates, "it may allocate"},
 	} {
@@ -303,10 +303,10 @@ func (p *parked) Park(ready <-chan struct{}) error {
 
 // buffer returns zeroed memory of this rank that its domain reaches.
 func (g *group) buffer(m transport.Endpoint, bytes int) tensor.Memory {
-	if words := tensor.HostMemory(make([]uint64, (bytes+7)/8)).Slice(0, bytes); m.Reachable(words) {
+	if words := tensor.HostMemory(make([]uint64, (bytes+7)/8)).Slice(0, bytes); m.Memory().Reachable(words) {
 		return words
 	}
-	mem, err := m.NewBuffer(bytes)
+	mem, err := m.Memory().NewBuffer(bytes)
 	if err != nil {
 		g.Fatalf("rank %d: NewBuffer(%d): %v", m.Rank(), bytes, err)
 	}

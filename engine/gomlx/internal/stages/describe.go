@@ -25,7 +25,7 @@ var _ compute.Executable = (*Deferred)(nil)
 // has all-reduces or is cut into several buckets. buckets groups results that Program.Run hands over when they are
 // complete, in this order, by their index. Compile drops the record, so Describe must be called before.
 func (d *Deferred) Compile(buckets [][]int) (compute.Executable, error) {
-	if d.exe != nil || len(d.b.main.outputs) == 0 { // Fuse may have taken all results
+	if d.exe != nil {
 		return d.exe, nil
 	}
 	real, err := unwrapAll("Return", valuesOf(d.b.main.outputs))
@@ -105,7 +105,7 @@ func valuesOf(list []*value) []compute.Value {
 func (b *builder) forget() {
 	for _, f := range b.functions {
 		for _, o := range f.ops {
-			o.emit, o.attributes, o.literal = nil, nil, nil
+			o.emit, o.attributes = nil, nil
 		}
 	}
 }

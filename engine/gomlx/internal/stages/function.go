@@ -7,10 +7,15 @@ import (
 
 	"github.com/gomlx/compute"
 	"github.com/gomlx/compute/shapes"
+
+	"github.com/lockstep-ml/lockstep/internal/record"
 )
 
-// function records the operations of one function: the main one, one with a name, or a closure.
+// function records the operations of one function: the main one, one with a name, or a closure. The operations that
+// a newer version of GoMLX adds return an error.
 type function struct {
+	record.Operations
+
 	b       *builder
 	real    compute.Function
 	name    string
@@ -48,8 +53,7 @@ func (f *function) Shape(v compute.Value) (shapes.Shape, error) {
 }
 
 // add records an operation and adds it to the whole graph. attributes are its arguments that are not values.
-func (f *function) add(name string, attributes []any,
-	emit func(to compute.Function, in []compute.Value) ([]compute.Value, error), inputs ...compute.Value) ([]compute.Value,
+func (f *function) add(name string, attributes []any, emit record.Emit, inputs ...compute.Value) ([]compute.Value,
 	error,
 ) {
 	o := &op{
@@ -105,14 +109,10 @@ func (f *function) Parameter(name string, shape shapes.Shape, sharding *compute.
 
 func (f *function) Constant(flat any, dims ...int) (compute.Value, error) {
 	dims = slices.Clone(dims)
-	v, err := first1(f.add("Constant", []any{constant(flat, dims)},
+	return first1(f.add("Constant", []any{constant(flat, dims)},
 		func(to compute.Function, _ []compute.Value) ([]compute.Value, error) {
 			return list1(to.Constant(flat, dims...))
 		}))
-	if err == nil {
-		v.(*value).op.literal = flat
-	}
-	return v, err
 }
 
 // Identity adds an identity, or an all-reduce within Recorder.AllReduce.
@@ -137,9 +137,6 @@ func (f *function) Identity(x compute.Value) (compute.Value, error) {
 	if o.kind == sumOp {
 		f.b.sums = append(f.b.sums, v.(*value))
 	}
-	if r := f.b.recorder; r.noting {
-		r.noted = append(r.noted, v.(*value))
-	}
 	return v, nil
 }
 
@@ -163,38 +160,8 @@ func (f *function) Return(outputs []compute.Value, shardings []*compute.Sharding
 	return f.real.Return(real, shardings)
 }
 
-func (f *function) Call(called compute.Function, inputs ...compute.Value) ([]compute.Value, error) {
-	return f.withFunctions("Call", nil, []compute.Function{called}, inputs,
-		func(to compute.Function, in []compute.Value, functions []compute.Function) ([]compute.Value, error) {
-			return to.Call(functions[0], in...)
-		})
-}
-
-func (f *function) Sort(comparator compute.Function, axis int, isStable bool, inputs ...compute.Value) ([]compute.Value,
-	error,
-) {
-	return f.withFunctions("Sort", []any{axis, isStable}, []compute.Function{comparator}, inputs,
-		func(to compute.Function, in []compute.Value, functions []compute.Function) ([]compute.Value, error) {
-			return to.Sort(functions[0], axis, isStable, in...)
-		})
-}
-
-func (f *function) While(cond, body compute.Function, initialState ...compute.Value) ([]compute.Value, error) {
-	return f.withFunctions("While", nil, []compute.Function{cond, body}, initialState,
-		func(to compute.Function, in []compute.Value, functions []compute.Function) ([]compute.Value, error) {
-			return to.While(functions[0], functions[1], in...)
-		})
-}
-
-func (f *function) If(pred compute.Value, trueBranch, falseBranch compute.Function) ([]compute.Value, error) {
-	return f.withFunctions("If", nil, []compute.Function{trueBranch, falseBranch}, []compute.Value{pred},
-		func(to compute.Function, in []compute.Value, functions []compute.Function) ([]compute.Value, error) {
-			return to.If(in[0], functions[0], functions[1])
-		})
-}
-
 func (f *function) withFunctions(name string, attributes []any, functions []compute.Function, inputs []compute.Value,
-	emit emitter,
+	emit record.Emitter,
 ) ([]compute.Value, error) {
 	o := &op{name: name, attributes: attributes, emit: emit}
 	for _, g := range functions {
@@ -207,105 +174,6 @@ func (f *function) withFunctions(name string, attributes []any, functions []comp
 	return f.record(o, inputs)
 }
 
-func (f *function) DynamicReshape(operand compute.Value, dimensions ...compute.DynamicDimensionSpec) (compute.Value,
-	error,
-) {
-	dimensions = slices.Clone(dimensions)
-	inputs := []compute.Value{operand}
-	static := slices.Clone(dimensions)
-	for i, d := range dimensions {
-		inputs, static[i].Value = append(inputs, d.Value), nil
-	}
-	return first1(f.add("DynamicReshape", []any{static},
-		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-			list := slices.Clone(dimensions)
-			for i := range list {
-				list[i].Value = in[1+i]
-			}
-			return list1(to.DynamicReshape(in[0], list...))
-		}, inputs...))
-}
-
-func (f *function) QuantizedEmbeddingLookup(data, indices compute.Value, q *compute.Quantization) (compute.Value,
-	error,
-) {
-	return first1(f.add("QuantizedEmbeddingLookup", []any{*quantization(q, []compute.Value{nil, nil})},
-		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-			return list1(to.QuantizedEmbeddingLookup(in[0], in[1], quantization(q, in[2:])))
-		}, data, indices, q.Scale, q.ZeroPoint))
-}
-
-func (f *function) FusedQuantizedDense(x, weights, bias compute.Value, q *compute.Quantization,
-	activation compute.ActivationType,
-) (compute.Value, error) {
-	return first1(f.add("FusedQuantizedDense", []any{*quantization(q, []compute.Value{nil, nil}), activation},
-		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-			return list1(to.FusedQuantizedDense(in[0], in[1], in[2], quantization(q, in[3:]), activation))
-		}, x, weights, bias, q.Scale, q.ZeroPoint))
-}
-
-// quantization returns q with other values.
-func quantization(q *compute.Quantization, in []compute.Value) *compute.Quantization {
-	c := *q
-	c.Scale, c.ZeroPoint = in[0], in[1]
-	return &c
-}
-
-func (f *function) FusedScaledDotProductAttention(query, key, val compute.Value, layout compute.AttentionAxesLayout,
-	options *compute.ScaledDotProductAttentionConfig,
-) (compute.Value, []compute.Value, error) {
-	out, err := f.add("FusedScaledDotProductAttention", attentionAttributes(layout, options),
-		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-			output, states, err := to.FusedScaledDotProductAttention(in[0], in[1], in[2], layout, attention(options, in[3:]))
-			return append([]compute.Value{output}, states...), err
-		}, append([]compute.Value{query, key, val}, attentionValues(options)...)...)
-	if err != nil {
-		return nil, nil, err
-	}
-	return out[0], out[1:], nil
-}
-
-func (f *function) FusedScaledDotProductAttentionVJP(query, key, val compute.Value, layout compute.AttentionAxesLayout,
-	options *compute.ScaledDotProductAttentionConfig, output compute.Value, states []compute.Value,
-	dOutput compute.Value,
-) (compute.Value, compute.Value, compute.Value, error) {
-	inputs := append([]compute.Value{query, key, val, output, dOutput}, attentionValues(options)...)
-	n := len(inputs)
-	return first3(f.add("FusedScaledDotProductAttentionVJP", attentionAttributes(layout, options),
-		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-			return list3(to.FusedScaledDotProductAttentionVJP(in[0], in[1], in[2], layout, attention(options, in[5:n]), in[3],
-				in[n:], in[4]))
-		}, append(inputs, states...)...))
-}
-
-// attentionValues lists the values in options, nil for those that are not set.
-func attentionValues(options *compute.ScaledDotProductAttentionConfig) []compute.Value {
-	if options == nil {
-		return nil
-	}
-	return []compute.Value{options.QuerySeqLen, options.KeyValueSeqLen, options.Bias}
-}
-
-// attentionAttributes lists the parts of layout and options that are not values.
-func attentionAttributes(layout compute.AttentionAxesLayout, options *compute.ScaledDotProductAttentionConfig) []any {
-	if options == nil {
-		return []any{layout}
-	}
-	return []any{layout, *attention(options, []compute.Value{nil, nil, nil})}
-}
-
-// attention returns options with other values.
-func attention(options *compute.ScaledDotProductAttentionConfig,
-	in []compute.Value,
-) *compute.ScaledDotProductAttentionConfig {
-	if options == nil {
-		return nil
-	}
-	c := *options
-	c.QuerySeqLen, c.KeyValueSeqLen, c.Bias = in[0], in[1], in[2]
-	return &c
-}
-
 func first1(list []compute.Value, err error) (compute.Value, error) {
 	if err != nil {
 		return nil, err
@@ -313,24 +181,4 @@ func first1(list []compute.Value, err error) (compute.Value, error) {
 	return list[0], nil
 }
 
-func first2(list []compute.Value, err error) (a, b compute.Value, _ error) {
-	if err != nil {
-		return nil, nil, err
-	}
-	return list[0], list[1], nil
-}
-
-func first3(list []compute.Value, err error) (a, b, c compute.Value, _ error) {
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	return list[0], list[1], list[2], nil
-}
-
 func list1(a compute.Value, err error) ([]compute.Value, error) { return []compute.Value{a}, err }
-
-func list2(a, b compute.Value, err error) ([]compute.Value, error) { return []compute.Value{a, b}, err }
-
-func list3(a, b, c compute.Value, err error) ([]compute.Value, error) {
-	return []compute.Value{a, b, c}, err
-}

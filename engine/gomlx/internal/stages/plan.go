@@ -12,14 +12,12 @@ import (
 // plan determines the stage in which an operation of the main function is computed.
 type plan struct {
 	planned bool
-	level   int  // the number of all-reduces and kernels in sequence before it; for these, before their operands
+	level   int  // the number of all-reduces in sequence before it; for these, before their operands
 	stage   int  // of the operations of its level, those that the first buckets need are in the first stages
 	free    bool // it depends only on constants, so every stage that uses it computes it
 }
 
-// assign sets the levels of the operations that the results need: the earliest that their inputs allow, but not
-// before a kernel that was recorded earlier. Otherwise the forward pass would already compute what only the backward
-// pass needs, such as transposed activations.
+// assign sets the levels of the operations that the results need: the earliest that their inputs allow.
 func (b *builder) assign() {
 	for _, v := range b.main.outputs {
 		v.op.planned = true
@@ -31,7 +29,6 @@ func (b *builder) assign() {
 			}
 		}
 	}
-	floor := 0 // of operations that are recorded next
 	for _, o := range b.main.ops {
 		if !o.planned {
 			continue
@@ -41,32 +38,24 @@ func (b *builder) assign() {
 			o.free = o.free && v.op.free
 			o.level = max(o.level, v.op.doneIn())
 		}
-		switch {
-		case o.kind == hostOp:
-			o.level = max(o.level, floor-1)
-			floor = max(floor, o.level+1)
-		case o.kind == plainOp && !o.free:
-			o.level = max(o.level, floor)
-		}
 	}
 }
 
 // repeated reports whether every stage that uses o computes it, instead of passing its value between stages.
 func (o *op) repeated() bool { return o.free || o.name == "BroadcastInDim" }
 
-// stage is one executable, and the all-reduces and kernels after it.
+// stage is one executable, and the all-reduces after it.
 type stage struct {
 	args    []*value // parameters, sums and values of earlier stages
-	outputs []*value // operands of the all-reduces and kernels that end it, and values for later stages
+	outputs []*value // operands of the all-reduces that end it, and values for later stages
 	results []int    // results of the program, by index: they follow the outputs
 	buckets []int    // whose last results are those of this stage
 	sums    []int    // the all-reduces that end it
-	kernels []*op    // the kernels that end it
 	exe     compute.Executable
 
 	operands []*value // of sums
 	last     []bool   // by argument: a value of an earlier stage that is not needed after this one
-	dropped  []*value // not needed after the all-reduces and kernels
+	dropped  []*value // not needed after the all-reduces
 }
 
 // stages splits the graph at its all-reduces and buckets. It sets the outputs of each stage; build finds its
@@ -102,23 +91,8 @@ func (b *builder) stages(buckets [][]int) []*stage {
 			st.output(s.op.inputs[0])
 		}
 	}
-	for _, o := range b.main.ops {
-		if o.planned && o.kind == hostOp {
-			st := list[last[o.level]]
-			st.kernels = append(st.kernels, o)
-			for _, v := range o.inputs {
-				switch {
-				case v.op.kind != plainOp:
-				case v.op.repeated():
-					st.output(v)
-				default:
-					list[v.op.stage].output(v)
-				}
-			}
-		}
-	}
 	for i, v := range b.main.outputs {
-		at := len(list) - 1 // parameters, sums, outputs of kernels and constants
+		at := len(list) - 1 // parameters, sums and constants
 		switch k := bucketOf[i]; {
 		case v.op.kind == plainOp && !v.op.free:
 			at = v.op.stage
@@ -135,41 +109,7 @@ func (b *builder) stages(buckets [][]int) []*stage {
 			s.args = append(s.args, v)
 		}
 	}
-	recycle(b, list)
 	return list
-}
-
-// recycle makes the values that only kernels still need arguments of the next executable. It ignores them, but
-// returns their memory to the backend's pool, because they are donated.
-func recycle(b *builder, list []*stage) {
-	after := map[*value]int{}
-	for i, s := range list {
-		for _, v := range s.args {
-			after[v] = i
-		}
-		for _, o := range s.kernels {
-			for _, v := range o.inputs {
-				after[v] = max(after[v], i+1)
-			}
-		}
-	}
-	for i, s := range list {
-		for _, o := range s.kernels {
-			for _, v := range o.inputs {
-				if v.op.kind != plainOp || after[v] != i+1 {
-					continue
-				}
-				for _, next := range list[i+1:] {
-					if len(next.returned(b)) > 0 {
-						if !slices.Contains(next.args, v) {
-							next.args = append(next.args, v)
-						}
-						break
-					}
-				}
-			}
-		}
-	}
 }
 
 // place sets the stage of every operation. A level has one stage per bucket that is complete in it, at least
@@ -231,7 +171,7 @@ func (b *builder) place(levels int, buckets [][]int) (last, stageOf []int) {
 
 // doneIn returns the level in which the values of o can be results.
 func (o *op) doneIn() int {
-	if o.kind == sumOp || o.kind == hostOp {
+	if o.kind == sumOp {
 		return o.level + 1
 	}
 	return o.level

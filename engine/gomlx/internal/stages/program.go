@@ -9,7 +9,7 @@ import (
 	"github.com/gomlx/compute/shapes"
 )
 
-// Program is a compiled graph with all-reduces, buckets or kernels. Several goroutines may run it concurrently.
+// Program is a compiled graph with all-reduces or buckets. Several goroutines may run it concurrently.
 type Program struct {
 	stages  []*stage
 	sums    []Sum
@@ -17,18 +17,13 @@ type Program struct {
 	names   []string // of the graph's parameters
 	shapes  []shapes.Shape
 	outputs []shapes.Shape
-	slots   map[*value]int // in which a run keeps an output of a stage or of a kernel
-	classes map[*value]int // of the outputs of kernels: their shapes in host
-	host    hostMemory
+	slots   map[*value]int // in which a run keeps an output of a stage
 }
 
 var _ compute.Executable = (*Program)(nil)
 
 func newProgram(b *builder, buckets [][]int) (*Program, error) {
-	p := &Program{
-		buckets: buckets, slots: map[*value]int{}, classes: map[*value]int{},
-		host: hostMemory{backend: b.recorder.Backend},
-	}
+	p := &Program{buckets: buckets, slots: map[*value]int{}}
 	for i, v := range b.parameters {
 		shape, err := b.Builder.OpShape(v.real)
 		if err != nil {
@@ -61,15 +56,6 @@ func newProgram(b *builder, buckets [][]int) (*Program, error) {
 				p.slots[v] = len(p.slots)
 			}
 		}
-		for _, o := range s.kernels {
-			for _, v := range o.outputs {
-				shape, err := b.Builder.OpShape(v.real)
-				if err != nil {
-					return nil, err
-				}
-				p.slots[v], p.classes[v] = len(p.slots), p.host.class(shape)
-			}
-		}
 	}
 	p.findLastUses()
 	return p, nil
@@ -79,18 +65,9 @@ func newProgram(b *builder, buckets [][]int) (*Program, error) {
 func (p *Program) findLastUses() {
 	needed := map[*value]bool{}
 	for _, s := range slices.Backward(p.stages) {
-		list := slices.Clone(s.outputs)
-		for _, o := range s.kernels {
-			list = append(append(list, o.inputs...), o.outputs...)
-		}
-		for _, v := range list {
-			if _, kept := p.slots[v]; kept && !needed[v] && !slices.Contains(s.dropped, v) {
+		for _, v := range s.outputs {
+			if !needed[v] {
 				s.dropped = append(s.dropped, v)
-			}
-		}
-		for _, o := range s.kernels {
-			for _, v := range o.inputs {
-				needed[v] = true
 			}
 		}
 		for _, v := range s.args {
@@ -124,7 +101,6 @@ func (p *Program) Run(args []compute.Buffer, device compute.DeviceNum, donate bo
 	r := &run{
 		p: p, args: args, slots: make([]compute.Buffer, len(p.slots)), sums: make([]compute.Buffer, len(p.sums)),
 		results: make([]compute.Buffer, len(p.outputs)), device: device, donate: donate,
-		flats: make([]any, len(p.slots)),
 	}
 	defer r.release()
 	for _, s := range p.stages {
@@ -134,9 +110,6 @@ func (p *Program) Run(args []compute.Buffer, device compute.DeviceNum, donate bo
 		}
 		if err == nil {
 			err = r.exchange(s, exchange)
-		}
-		if err == nil {
-			err = r.compute(s)
 		}
 		for _, v := range s.dropped {
 			r.free(v)
@@ -158,12 +131,11 @@ type run struct {
 	slots   []compute.Buffer // values that later stages need
 	sums    []compute.Buffer
 	results []compute.Buffer
-	flats   []any // by slot: the memory of the output of a kernel
 	device  compute.DeviceNum
 	donate  bool
 }
 
-// buffer returns an argument of a stage or a kernel.
+// buffer returns an argument of a stage.
 func (r *run) buffer(v *value) compute.Buffer {
 	switch v.op.kind {
 	case parameterOp:
@@ -238,16 +210,11 @@ func (r *run) exchange(s *stage, exchange Exchange) error {
 	return nil
 }
 
-// free frees the value that a slot holds. The memory of an output of a kernel is kept for later runs.
+// free frees the value that a slot holds.
 func (r *run) free(v *value) {
 	slot := r.p.slots[v]
-	b := r.slots[slot]
+	free(r.slots[slot])
 	r.slots[slot] = nil
-	if class, host := r.p.classes[v]; host && b != nil {
-		r.p.host.put(class, hostBuffer{b, r.flats[slot]})
-		return
-	}
-	free(b)
 }
 
 func free(b compute.Buffer) {
@@ -270,7 +237,6 @@ func (p *Program) Finalize() {
 			s.exe = nil
 		}
 	}
-	p.host.close()
 }
 
 // Inputs implements compute.Executable.

@@ -5,6 +5,8 @@ import (
 
 	"github.com/gomlx/compute"
 	"github.com/gomlx/compute/shapes"
+
+	"github.com/lockstep-ml/lockstep/internal/record"
 )
 
 // Recorder is the backend of one graph. It computes nothing, and owns no resources.
@@ -16,9 +18,6 @@ type Recorder struct {
 	Defer bool
 
 	next string // if not empty, the next Identity becomes an all-reduce with this name
-
-	noting bool // the values of identities are noted
-	noted  []*value
 }
 
 // New returns a Recorder that wraps b, for one graph.
@@ -54,8 +53,6 @@ type builder struct {
 	functions  []*function // all of them
 	parameters []*value
 	sums       []*value // outputs of the all-reduces
-	hosts      int      // kernels
-	fused      bool     // Fuse has taken results out: the backend does not accept unused parameters after the others
 	ops        int
 }
 
@@ -70,7 +67,10 @@ func (b *builder) NewFunction(name string) (compute.Function, error) {
 }
 
 func (b *builder) function(f *function) *function {
-	f.b = b
+	f.b, f.Record, f.RecordWithFunctions = b, f.add, f.withFunctions
+	f.ErrFn = func(op compute.OpType) error {
+		return fmt.Errorf("gomlx: the operation %v cannot be recorded: this version of Lockstep does not know it", op)
+	}
 	b.functions = append(b.functions, f)
 	return f
 }
@@ -83,7 +83,7 @@ func (b *builder) OpShape(v compute.Value) (shapes.Shape, error) {
 	return b.Builder.OpShape(real)
 }
 
-// Compile returns the backend's executable, a [Program] if the graph has all-reduces or kernels, or a [Deferred].
+// Compile returns the backend's executable, a [Program] if the graph has all-reduces, or a [Deferred].
 func (b *builder) Compile() (compute.Executable, error) {
 	if b.recorder.Defer {
 		return &Deferred{b: b}, nil
@@ -92,7 +92,7 @@ func (b *builder) Compile() (compute.Executable, error) {
 }
 
 func (b *builder) compile(buckets [][]int) (compute.Executable, error) {
-	if len(b.sums) == 0 && b.hosts == 0 && len(buckets) < 2 && !b.fused {
+	if len(b.sums) == 0 && len(buckets) < 2 {
 		return b.Builder.Compile()
 	}
 	p, err := newProgram(b, buckets)
@@ -131,10 +131,6 @@ func unwrapAll(what string, list []compute.Value) ([]compute.Value, error) {
 	return out, nil
 }
 
-// emitter adds an operation to a function of the whole graph or of a stage. functions are the counterparts,
-// in that graph, of the operation's function arguments.
-type emitter func(to compute.Function, in []compute.Value, functions []compute.Function) ([]compute.Value, error)
-
 // op is a recorded operation.
 type op struct {
 	name       string
@@ -144,12 +140,10 @@ type op struct {
 	inputs     []*value // nil for an omitted argument
 	functions  []*function
 	outputs    []*value
-	emit       emitter
+	emit       record.Emitter
 	parameter  int // its index if kind is parameterOp or sumOp
 	kind       opKind
-	run        func(out, in []any) // if kind is hostOp
-	literal    any                 // the elements of a constant
-	plan                           // of operations of the main function
+	plan       // of operations of the main function
 }
 
 type opKind uint8
@@ -158,7 +152,6 @@ const (
 	plainOp opKind = iota
 	parameterOp
 	sumOp
-	hostOp
 )
 
 // needs lists the values of the main function that the operation uses, directly or in its functions.

@@ -1,0 +1,815 @@
+package backend
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"unsafe"
+
+	"github.com/gomlx/compute"
+	"github.com/gomlx/compute/dtypes"
+	"github.com/gomlx/compute/shapes"
+
+	"github.com/lockstep-ml/lockstep/backend/internal/product"
+	"github.com/lockstep-ml/lockstep/backend/internal/vector"
+	"github.com/lockstep-ml/lockstep/internal/record"
+)
+
+// executable is a plan with its memory. It may be executed concurrently.
+type executable struct {
+	backend *Backend
+	names   []string
+	shapes  []shapes.Shape // of the parameters
+	outputs []shapes.Shape
+	classes []string // of the outputs, for free buffers
+
+	slots     []slot
+	constants []compute.Buffer
+	// foreignOutputs are the slots of the outputs that the Go backend makes.
+	foreignOutputs map[int]int
+	instructions   []instruction
+	arenaBytes     int
+	scratchBytes   int
+
+	mu   sync.Mutex
+	free []*frame
+}
+
+var _ compute.Executable = (*executable)(nil)
+
+// slot is where the memory of a node comes from.
+type slot struct {
+	kind   slotKind
+	index  int   // of the parameter, constant or output
+	donors []int // of an output: the parameters whose memory it can take if they are donated
+	offset int   // in the arena
+	shape  shapes.Shape
+}
+
+type slotKind uint8
+
+const (
+	arenaSlot slotKind = iota
+	parameterSlot
+	constantSlot
+	outputSlot
+	sharedSlot  // a buffer of the Go backend, which reads it
+	foreignSlot // a buffer that the Go backend makes
+)
+
+// frame is the memory of one execution.
+type frame struct {
+	arena   []uint64
+	memory  []unsafe.Pointer // by slot
+	buffers []compute.Buffer // by slot: those that the Go backend knows
+	taken   []*Buffer        // donated arguments whose memory outputs have
+	worker  worker
+	job     job
+}
+
+// instruction executes a unit.
+type instruction interface {
+	run(e *executable, f *frame) error
+}
+
+// newExecutable plans a graph.
+func newExecutable(b *Backend, g *record.Builder) (*executable, error) {
+	e := &executable{backend: b, scratchBytes: product.ScratchBytes, foreignOutputs: map[int]int{}}
+	for _, v := range g.Parameters {
+		e.names = append(e.names, v.Op.Attributes[0].(string))
+		e.shapes = append(e.shapes, v.Shape)
+	}
+	p := newPlanner()
+	needs := needed(g.Entry.Outputs)
+	for o := range needs {
+		for _, v := range o.Inputs {
+			p.users[v]++
+		}
+	}
+	for _, v := range g.Entry.Outputs {
+		p.users[v]++
+	}
+	for _, o := range g.Entry.Ops {
+		if needs[o] {
+			p.lower(o)
+		}
+	}
+	outputs := e.chooseOutputs(p, g.Entry.Outputs)
+	p.prune(outputs)
+	order := p.ordered()
+	stored := stored(order, outputs)
+	for _, u := range order { // an output needs memory that belongs to the caller
+		u.constant = u.constant &&
+			!slices.ContainsFunc(u.nodes, func(n *node) bool { return slices.Contains(outputs, n) }) &&
+			!slices.ContainsFunc(u.requires(), func(d *unit) bool { return !d.constant })
+	}
+	if err := e.planMemory(p, order, stored, outputs); err != nil {
+		return nil, err
+	}
+	names := map[string]bool{} // of what the Go backend executes
+	var once []instruction     // their results are constant
+	for _, u := range order {
+		if err := e.compile(u, stored); err != nil {
+			return nil, err
+		}
+		if last := len(e.instructions) - 1; u.constant {
+			once = append(once, e.instructions[last])
+			e.instructions = e.instructions[:last]
+		}
+		for _, n := range u.nodes {
+			if n.kind == foreignNode {
+				names[fmt.Sprintf("%s(%s)", n.op.Name, n.dtype)] = true
+			}
+		}
+	}
+	b.log("operations", "operations", slices.Sorted(maps.Keys(names))...)
+	if len(once) == 0 {
+		return e, nil
+	}
+	f, err := e.frame()
+	if err != nil {
+		return nil, err
+	}
+	e.free = append(e.free, f)
+	for _, x := range once {
+		if err := x.run(e, f); err != nil {
+			return nil, err
+		}
+	}
+	return e, nil
+}
+
+// chooseOutputs returns the node of each output: a different one for each, with the elements of the output.
+func (e *executable) chooseOutputs(p *planner, values []*record.Value) []*node {
+	read := map[*node]bool{} // by the Go backend
+	for _, n := range p.nodes {
+		if n.kind == foreignNode {
+			for _, v := range n.in {
+				read[v.of] = true
+			}
+		}
+	}
+	var list []*node
+	for _, x := range values {
+		v := p.views[x]
+		n := v.of
+		sameShape := slices.Equal(n.dims, x.Shape.Dimensions)
+		if !v.identity() || n.unit == nil || slices.Contains(list, n) || (n.kind == foreignNode || read[n]) && !sameShape {
+			n = &node{kind: elementNode, dims: v.dims, dtype: n.dtype, in: []view{v}}
+			p.place(n)
+			p.add(n)
+		}
+		list = append(list, n)
+		e.outputs, e.classes = append(e.outputs, x.Shape), append(e.classes, x.Shape.String())
+	}
+	return list
+}
+
+// stored returns the nodes that need memory: those that another unit reads, and outputs.
+func stored(order []*unit, outputs []*node) map[*node]bool {
+	set := map[*node]bool{}
+	for _, u := range order {
+		for _, n := range u.nodes {
+			if u.kind == singleUnit {
+				set[n] = true
+			}
+			for _, v := range n.in {
+				if v.of != nil && v.of.unit != nil && v.of.unit.root() != u {
+					set[v.of] = true
+				}
+			}
+		}
+	}
+	for _, n := range outputs {
+		set[n] = true
+	}
+	return set
+}
+
+// planMemory gives slots to the nodes that need memory.
+func (e *executable) planMemory(p *planner, order []*unit, stored map[*node]bool, outputs []*node) error {
+	for _, n := range p.nodes {
+		switch n.kind {
+		case parameterNode:
+			e.slot(n, slot{kind: parameterSlot, index: n.parameter})
+		case constantNode:
+			flat, err := e.keep(n)
+			if err != nil {
+				return err
+			}
+			if size(n.dims) > 0 {
+				bytes := size(n.dims) * n.bytes()
+				copy(unsafe.Slice((*byte)(pointerOf(flat)), bytes), unsafe.Slice((*byte)(pointerOf(n.literal)), bytes))
+			}
+		}
+	}
+	for k, n := range outputs {
+		if n.kind != foreignNode {
+			s := slot{kind: outputSlot, index: k}
+			if slices.Equal(n.dims, e.outputs[k].Dimensions) { // else a donated argument has another shape
+				s.donors = p.donors(n, order)
+			}
+			e.slot(n, s)
+			continue
+		}
+		e.slot(n, slot{kind: foreignSlot})
+		e.foreignOutputs[k] = n.slot
+	}
+	for _, u := range order {
+		for _, n := range u.nodes {
+			if u.constant && stored[n] {
+				if _, err := e.keep(n); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	last := map[*node]int{} // unit that reads a node
+	for i, u := range order {
+		for _, n := range u.nodes {
+			for _, v := range n.in {
+				if v.of == nil {
+					continue
+				}
+				last[v.of] = i
+				if u.kind == foreignUnit && v.of.slot < 0 && v.of.kind != foreignNode {
+					e.slot(v.of, slot{kind: sharedSlot})
+				}
+			}
+		}
+	}
+	// Blocks of the arena, in the order of their addresses. What a unit writes must not lie where it reads.
+	type block struct{ offset, end, until int }
+	var blocks []block
+	for i, u := range order {
+		blocks = slices.DeleteFunc(blocks, func(b block) bool { return b.until < i })
+		for _, n := range u.nodes {
+			switch {
+			case !stored[n] || n.slot >= 0:
+				continue
+			case n.kind == foreignNode:
+				e.slot(n, slot{kind: foreignSlot})
+				continue
+			}
+			bytes := (size(n.dims)*n.bytes() + alignment - 1) &^ (alignment - 1)
+			at, gap := 0, 0
+			for gap < len(blocks) && blocks[gap].offset-at < bytes {
+				at = blocks[gap].end
+				gap++
+			}
+			blocks = slices.Insert(blocks, gap, block{at, at + bytes, max(last[n], i)})
+			e.slot(n, slot{kind: arenaSlot, offset: at})
+			e.arenaBytes = max(e.arenaBytes, at+bytes)
+		}
+	}
+	return nil
+}
+
+// keep gives a node memory that lasts as long as the executable.
+func (e *executable) keep(n *node) (flat any, err error) {
+	b, flat, err := e.backend.inner.NewSharedBuffer(0, shapes.Make(n.dtype, n.dims...))
+	if err != nil {
+		return nil, err
+	}
+	e.slot(n, slot{kind: constantSlot, index: len(e.constants)})
+	e.constants = append(e.constants, b)
+	return flat, nil
+}
+
+// donors lists the parameters whose memory an output of a loop can take, the best one first: those whose elements
+// nothing reads later than the output's elements are written.
+func (p *planner) donors(n *node, order []*unit) []int {
+	if n.unit.kind != loopUnit {
+		return nil
+	}
+	home := n.unit.root()
+	var candidates []*node
+	for _, x := range p.nodes {
+		if x.kind == parameterNode && x.dtype == n.dtype && slices.Equal(x.dims, n.dims) {
+			candidates = append(candidates, x)
+		}
+	}
+	at := slices.Index(order, home)
+	for i, u := range order {
+		for _, m := range u.nodes {
+			for _, v := range m.in {
+				if i > at || i == at && (m.index > n.index || !v.identity()) {
+					candidates = slices.DeleteFunc(candidates, func(x *node) bool { return x == v.of })
+				}
+			}
+		}
+	}
+	slices.SortStableFunc(candidates, func(a, b *node) int { return n.reads(b) - n.reads(a) })
+	var list []int
+	for _, x := range candidates {
+		list = append(list, x.parameter)
+	}
+	return list
+}
+
+// reads returns 1 if an operand is x.
+func (n *node) reads(x *node) int {
+	if slices.ContainsFunc(n.in, func(v view) bool { return v.of == x }) {
+		return 1
+	}
+	return 0
+}
+
+func (e *executable) slot(n *node, s slot) {
+	s.shape = shapes.Make(n.dtype, n.dims...)
+	n.slot = len(e.slots)
+	e.slots = append(e.slots, s)
+}
+
+// compile adds the instruction of a unit.
+func (e *executable) compile(u *unit, stored map[*node]bool) error {
+	switch {
+	case u.kind == loopUnit:
+		l := compileLoop(u, stored)
+		e.scratchBytes = max(e.scratchBytes, l.scratch)
+		e.instructions = append(e.instructions, l.instruction())
+	case u.kind == foreignUnit:
+		x, err := compileForeign(e, u, stored)
+		if err != nil {
+			return err
+		}
+		e.instructions = append(e.instructions, x)
+	case u.nodes[0].kind == productNode:
+		e.instructions = append(e.instructions, newProduct(u.nodes[0]))
+	case u.nodes[0].kind == columnNode:
+		e.instructions = append(e.instructions, newColumns(u.nodes[0]))
+	case u.nodes[0].kind == tasksNode:
+		x := u.nodes[0].newTasks(u.nodes[0])
+		e.scratchBytes = max(e.scratchBytes, x.scratch)
+		e.instructions = append(e.instructions, x)
+	default:
+		e.instructions = append(e.instructions, newAssembly(u.nodes[0]))
+	}
+	return nil
+}
+
+// tasksInstruction is divided into tasks.
+type tasksInstruction struct {
+	tasks   int
+	scratch int
+	task    func(task int, memory []unsafe.Pointer, w *worker)
+}
+
+func (l *loop) instruction() instruction {
+	return &tasksInstruction{tasks: l.tasks(), scratch: l.scratch, task: l.run}
+}
+
+func (x *tasksInstruction) run(e *executable, f *frame) error {
+	if x.tasks == 1 {
+		x.task(0, f.memory, &f.worker)
+		return nil
+	}
+	e.backend.team.execute(x, f.memory, &f.job, &f.worker)
+	return nil
+}
+
+// taskOperations is how many operations a task of a product has at least, apart from the last one.
+const taskOperations = 2 << 20
+
+func newProduct(n *node) instruction {
+	p := n.product
+	perBatch := max(1, 2*p.Rows*p.Columns*p.Depth)
+	batch := size(p.batch)
+	x := &tasksInstruction{scratch: product.ScratchBytes}
+	a, b, to := n.in[0].of.slot, n.in[1].of.slot, n.slot
+	if batch > 1 || perBatch < 2*taskOperations {
+		each := max(1, taskOperations/perBatch, (batch+mostTasks-1)/mostTasks)
+		x.tasks = (batch + each - 1) / each
+		x.task = func(task int, memory []unsafe.Pointer, w *worker) {
+			for i := task * each; i < min((task+1)*each, batch); i++ {
+				p.run(n.dtype, memory[to], memory[a], memory[b], i, 0, p.Rows, 0, p.Columns, w.scratch)
+			}
+		}
+		return x
+	}
+	parts := min(perBatch/taskOperations, 32)
+	// Columns in whole panels; rows, if there are too few of them.
+	const panel = 32
+	columnParts := min(parts, (p.Columns+panel-1)/panel)
+	if p.Columns < 8*panel && p.Rows > p.Columns {
+		columnParts = 1
+	}
+	rowParts := max(1, min(parts/columnParts, p.Rows/128)) // each packs all panels
+	x.tasks = columnParts * rowParts
+	panels := (p.Columns + panel - 1) / panel
+	x.task = func(task int, memory []unsafe.Pointer, w *worker) {
+		i, j := task/columnParts, task%columnParts
+		p.run(n.dtype, memory[to], memory[a], memory[b], 0, p.Rows*i/rowParts, p.Rows*(i+1)/rowParts,
+			min(panels*j/columnParts*panel, p.Columns), min(panels*(j+1)/columnParts*panel, p.Columns), w.scratch)
+	}
+	return x
+}
+
+// run computes a part of the product of one combination of batch indices.
+func (p *productPlan) run(t dtypes.DType, c, a, b unsafe.Pointer, batch, r0, r1, j0, j1 int, scratch unsafe.Pointer) {
+	atA, atB, atC := p.first[0], p.first[1], 0
+	for axis, d := range slices.Backward(p.batch) {
+		atA += batch % d * p.stride[0][axis]
+		atB += batch % d * p.stride[1][axis]
+		atC += batch % d * p.stride[2][axis]
+		batch /= d
+	}
+	if t == dtypes.Float32 {
+		multiply[float32](&p.Product, c, a, b, atC, atA, atB, r0, r1, j0, j1, scratch)
+	} else {
+		multiply[float64](&p.Product, c, a, b, atC, atA, atB, r0, r1, j0, j1, scratch)
+	}
+}
+
+func multiply[T product.Float](p *product.Product, c, a, b unsafe.Pointer, atC, atA, atB, r0, r1, j0, j1 int,
+	scratch unsafe.Pointer,
+) {
+	bytes := int(unsafe.Sizeof(*new(T)))
+	part := func(from unsafe.Pointer, at, rows, columns, row, column int) []T {
+		n := 0
+		if rows > 0 && columns > 0 {
+			n = (rows-1)*row + (columns-1)*column + 1
+		}
+		return unsafe.Slice((*T)(unsafe.Add(from, at*bytes)), n)
+	}
+	product.Run(p, part(c, atC, p.Rows, p.Columns, p.C, 1), part(a, atA, p.Rows, p.Depth, p.A.Row, p.A.Column),
+		part(b, atB, p.Depth, p.Columns, p.B.Row, p.B.Column), r0, r1, j0, j1, scratch)
+}
+
+// newColumns reduces the middle axis of (outer, reduced, inner), in groups of columnGroup rows.
+func newColumns(n *node) *tasksInstruction {
+	v := n.in[0]
+	outer, gone := len(n.parts[0].dims), len(n.parts[1].dims)
+	outerView := view{offset: v.offset, dims: v.dims[:outer], strides: v.strides[:outer]}
+	goneView := view{dims: v.dims[outer : outer+gone], strides: v.strides[outer : outer+gone]}
+	inner := size(v.dims[outer+gone:])
+	outers, reduced := size(outerView.dims), size(goneView.dims)
+	from, to := v.of.slot, n.slot
+	width := min(inner, blockElements)
+	perRow := (inner + width - 1) / width
+	if outers == 1 && perRow == 1 && inner >= 64 && reduced*inner > taskElements {
+		width = (inner/4 + 31) &^ 31
+		perRow = (inner + width - 1) / width
+	}
+	t, bytes := typeOf(n.dtype)
+	name := [...]string{vector.Sum: "Add", vector.Largest: "Max", vector.Smallest: "Min"}[n.reduce]
+	combine := vector.Lookup(name, t, t)
+	return &tasksInstruction{
+		tasks: outers * perRow, scratch: width * bytes,
+		task: func(task int, memory []unsafe.Pointer, w *worker) {
+			o, column := task/perRow, task%perRow*width
+			n := min(width, inner-column)
+			base := unsafe.Add(memory[from], (outerView.at(o)+column)*bytes)
+			total := unsafe.Add(memory[to], (o*inner+column)*bytes)
+			in := &w.in
+			for group := 0; group < reduced; group += columnGroup {
+				sum := total
+				if group > 0 {
+					sum = w.scratch
+				}
+				for i := group; i < min(group+columnGroup, reduced); i++ {
+					row := unsafe.Add(base, goneView.at(i)*bytes)
+					if i == group {
+						copy(unsafe.Slice((*byte)(sum), n*bytes), unsafe.Slice((*byte)(row), n*bytes))
+						continue
+					}
+					in[0], in[1], in[2] = sum, row, row
+					combine(sum, in, n)
+				}
+				if group > 0 {
+					in[0], in[1], in[2] = total, sum, sum
+					combine(total, in, n)
+				}
+			}
+		},
+	}
+}
+
+// columnGroup is the number of rows whose sum is added to those before.
+const columnGroup = 256
+
+// at returns the position of an element by its number in row-major order.
+func (v view) at(i int) int {
+	offset := v.offset
+	for axis, d := range slices.Backward(v.dims) {
+		offset += i % d * v.strides[axis]
+		i /= d
+	}
+	return offset
+}
+
+// newAssembly copies parts of a node from operands. Tasks divide each part. If parts overlap there is one task, since
+// later parts replace earlier ones.
+func newAssembly(n *node) *tasksInstruction {
+	bytes, to := n.bytes(), n.slot
+	type part struct {
+		slot          int
+		from          view
+		rows          view // of the part
+		count         int  // of rows
+		inner, stride int  // elements of a row
+	}
+	var parts []part
+	for i, v := range n.in {
+		if size(v.dims) == 0 {
+			continue
+		}
+		x := part{slot: v.of.slot, from: v.collapsed(), inner: 1, stride: 1}
+		c := n.parts[i].collapsed()
+		if last := len(c.dims) - 1; last >= 0 {
+			x.inner, x.stride = c.dims[last], c.strides[last]
+			c.dims, c.strides = c.dims[:last], c.strides[:last]
+		}
+		x.rows, x.count = c, size(c.dims)
+		parts = append(parts, x)
+	}
+	tasks := 1
+	if !n.overlap {
+		tasks = max(1, min(mostTasks, size(n.dims)/taskElements))
+	}
+	return &tasksInstruction{tasks: tasks, task: func(task int, memory []unsafe.Pointer, _ *worker) {
+		for i := range parts {
+			x := &parts[i]
+			for r := x.count * task / tasks; r < x.count*(task+1)/tasks; r++ {
+				at := unsafe.Add(memory[to], x.rows.at(r)*bytes)
+				if x.stride == 1 {
+					copyView(at, memory[x.slot], x.from, bytes, r*x.inner, (r+1)*x.inner)
+					continue
+				}
+				for j := range x.inner {
+					k := r*x.inner + j
+					copyView(unsafe.Add(at, j*x.stride*bytes), memory[x.slot], x.from, bytes, k, k+1)
+				}
+			}
+		}
+	}}
+}
+
+// foreign executes a subgraph by the Go backend.
+type foreign struct {
+	exe     compute.Executable
+	in, out []int // slots
+}
+
+func compileForeign(e *executable, u *unit, stored map[*node]bool) (*foreign, error) {
+	x := &foreign{}
+	b := e.backend.inner.Builder("part")
+	main := b.Main()
+	values, done := map[*node]compute.Value{}, map[*record.Op]bool{}
+	value := func(v view, of *record.Value) (compute.Value, error) {
+		switch {
+		case of == nil:
+			return nil, nil
+		case v.of == nil:
+			list, err := of.Op.Emit(main, nil, nil)
+			if err != nil {
+				return nil, err
+			}
+			return list[0], nil
+		}
+		y, known := values[v.of]
+		if !known {
+			var err error
+			y, err = main.Parameter(fmt.Sprint("#", len(x.in)), e.slots[v.of.slot].shape, nil)
+			if err != nil {
+				return nil, err
+			}
+			values[v.of], x.in = y, append(x.in, v.of.slot)
+		}
+		if slices.Equal(v.dims, v.of.dims) {
+			return y, nil
+		}
+		return main.Reshape(y, v.dims...)
+	}
+	byOp := map[*record.Op][]*node{}
+	for _, n := range u.nodes {
+		byOp[n.op] = append(byOp[n.op], n)
+	}
+	var outputs []compute.Value
+	for _, n := range u.nodes {
+		if done[n.op] {
+			continue
+		}
+		done[n.op] = true
+		in := make([]compute.Value, len(n.in))
+		for i, v := range n.in {
+			var err error
+			if in[i], err = value(v, n.op.Inputs[i]); err != nil {
+				return nil, err
+			}
+		}
+		list, err := n.op.Emit(main, in, nil)
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range byOp[n.op] {
+			values[m] = list[m.result]
+		}
+	}
+	for _, n := range u.nodes {
+		if stored[n] {
+			outputs, x.out = append(outputs, values[n]), append(x.out, n.slot)
+		}
+	}
+	if err := main.Return(outputs, nil); err != nil {
+		return nil, err
+	}
+	var err error
+	x.exe, err = b.Compile()
+	return x, err
+}
+
+func (x *foreign) run(e *executable, f *frame) error {
+	in := make([]compute.Buffer, len(x.in))
+	for i, s := range x.in {
+		in[i] = f.buffers[s]
+	}
+	out, err := x.exe.Execute(in, make([]bool, len(in)), 0)
+	if err != nil {
+		return err
+	}
+	for i, s := range x.out {
+		flat, err := out[i].Data()
+		if err != nil {
+			return err
+		}
+		f.buffers[s], f.memory[s] = out[i], pointerOf(flat)
+	}
+	return nil
+}
+
+// Finalize implements compute.Executable.
+func (e *executable) Finalize() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, f := range e.free {
+		f.release(e)
+	}
+	e.free = nil
+	for _, x := range e.instructions {
+		if y, ok := x.(*foreign); ok {
+			y.exe.Finalize()
+		}
+	}
+	for _, b := range e.constants {
+		_ = b.Finalize() // it is freed with the backend otherwise
+	}
+	e.instructions, e.constants = nil, nil
+}
+
+func (f *frame) release(e *executable) {
+	for i, s := range e.slots {
+		if s.kind == sharedSlot {
+			_ = f.buffers[i].Finalize() // it is freed with the backend otherwise
+		}
+	}
+}
+
+// Inputs implements compute.Executable.
+func (e *executable) Inputs() ([]string, []shapes.Shape) { return e.names, e.shapes }
+
+// Outputs implements compute.Executable.
+func (e *executable) Outputs() []shapes.Shape { return e.outputs }
+
+// frame returns memory for an execution.
+func (e *executable) frame() (*frame, error) {
+	e.mu.Lock()
+	if n := len(e.free); n > 0 {
+		f := e.free[n-1]
+		e.free = e.free[:n-1]
+		e.mu.Unlock()
+		return f, nil
+	}
+	e.mu.Unlock()
+	f := &frame{
+		arena:  make([]uint64, (e.arenaBytes+alignment)/8+1),
+		memory: make([]unsafe.Pointer, len(e.slots)), buffers: make([]compute.Buffer, len(e.slots)),
+	}
+	f.worker.reserve(e.scratchBytes)
+	arena := align(unsafe.Pointer(&f.arena[0]))
+	for i, s := range e.slots {
+		switch s.kind {
+		case arenaSlot:
+			f.memory[i] = unsafe.Add(arena, s.offset)
+		case sharedSlot, constantSlot:
+			if s.kind == constantSlot {
+				f.buffers[i] = e.constants[s.index]
+			} else {
+				b, _, err := e.backend.inner.NewSharedBuffer(0, s.shape)
+				if err != nil {
+					return nil, err
+				}
+				f.buffers[i] = b
+			}
+			flat, err := f.buffers[i].Data()
+			if err != nil {
+				return nil, err
+			}
+			f.memory[i] = pointerOf(flat)
+		}
+	}
+	return f, nil
+}
+
+// Execute implements compute.Executable.
+func (e *executable) Execute(in []compute.Buffer, donate []bool, _ compute.DeviceNum) ([]compute.Buffer, error) {
+	b := e.backend
+	if b.IsFinalized() {
+		return nil, errFinalized
+	}
+	if len(in) != len(e.shapes) || len(donate) != 0 && len(donate) != len(in) {
+		return nil, fmt.Errorf("the graph has %d parameters, but was executed with %d arguments, and %d to donate",
+			len(e.shapes), len(in), len(donate))
+	}
+	for i, x := range in {
+		y, err := b.own(x)
+		if err == nil && !y.shape.Equal(e.shapes[i]) {
+			err = fmt.Errorf("it has shape %s, want %s", y.shape, e.shapes[i])
+		}
+		if err != nil {
+			return nil, fmt.Errorf("argument %d (%s): %w", i, e.names[i], err)
+		}
+	}
+	f, err := e.frame()
+	if err != nil {
+		return nil, err
+	}
+	b.team.running.Add(1)
+	out, err := e.execute(f, in, donate)
+	b.team.running.Add(-1)
+	for i, s := range e.slots {
+		switch s.kind {
+		case foreignSlot:
+			if f.buffers[i] != nil {
+				_ = f.buffers[i].Finalize() // garbage otherwise
+			}
+			f.buffers[i], f.memory[i] = nil, nil
+		case parameterSlot, outputSlot:
+			f.buffers[i], f.memory[i] = nil, nil
+		}
+	}
+	if err == nil {
+		for i, yes := range donate {
+			if yes {
+				_ = in[i].Finalize() // an error would mean that the backend is finalized
+			}
+		}
+	}
+	b.reuse(f.taken)
+	f.taken = f.taken[:0]
+	e.mu.Lock()
+	e.free = append(e.free, f)
+	e.mu.Unlock()
+	return out, err
+}
+
+// output returns a buffer for an output: with the memory of a donated argument, if possible.
+func (e *executable) output(s slot, f *frame, in []compute.Buffer, donate []bool) (*Buffer, error) {
+	for _, p := range s.donors {
+		if len(donate) == 0 || !donate[p] || in[p].(*Buffer).inner == nil {
+			continue
+		}
+		if at := slices.Index(in, in[p]); at < p || slices.Contains(in[p+1:], in[p]) { // another argument, too
+			continue
+		}
+		f.taken = append(f.taken, in[p].(*Buffer))
+		return e.backend.take(in[p].(*Buffer)), nil
+	}
+	return e.backend.buffer(e.outputs[s.index], e.classes[s.index])
+}
+
+// execute runs the instructions. The slots of parameters are before those of outputs, which may take their memory.
+func (e *executable) execute(f *frame, in []compute.Buffer, donate []bool) ([]compute.Buffer, error) {
+	out := make([]compute.Buffer, len(e.outputs))
+	for i, s := range e.slots {
+		var b *Buffer
+		switch s.kind {
+		case parameterSlot:
+			b = in[s.index].(*Buffer)
+		case outputSlot:
+			var err error
+			if b, err = e.output(s, f, in, donate); err != nil {
+				return nil, err
+			}
+			out[s.index] = b
+		default:
+			continue
+		}
+		var err error
+		if f.memory[i], err = b.pointer(); err != nil {
+			return nil, err
+		}
+		f.buffers[i] = b.inner
+	}
+	for _, x := range e.instructions {
+		if err := x.run(e, f); err != nil {
+			return nil, err
+		}
+	}
+	for k, s := range e.foreignOutputs {
+		out[k] = &Buffer{backend: e.backend, inner: f.buffers[s], shape: e.outputs[k]}
+		f.buffers[s] = nil
+	}
+	return out, nil
+}

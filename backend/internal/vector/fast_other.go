@@ -1,0 +1,13 @@
+//go:build !amd64 || noasm
+
+package vector
+
+import "unsafe"
+
+func addFast(map[key]Loop) {}
+
+func reduceFast[T number](Reduction, *[lanes]T, []T) bool { return false }
+
+func scatterLargestFast[T float32 | float64](_, _ unsafe.Pointer, _ []int, _ unsafe.Pointer, _ int) int {
+	return 0
+}
