@@ -20,20 +20,24 @@ const (
 )
 
 // PluginEnv is the name of the environment variable with the path of the PJRT plugin for [OpenXLA].
-// [XLAOptions.Plugin] takes precedence over it.
+// [XLAOptions.Plugin] takes precedence over it, and it over installed plugins.
 const PluginEnv = "LOCKSTEP_XLA_PLUGIN"
 
-// Names lists the engines that [Open] supports.
-var Names = []string{"go", "xla"}
+// Names lists the engines that [Open] supports. "auto" is the one of [Choose].
+var Names = []string{"auto", "go", "xla"}
 
 // Options configures [Open]. The zero value is right for most.
 type Options struct {
 	Devices int    // logical CPU devices to offer; 0: one per core (GOMAXPROCS)
-	Plugin  string // xla: path of the PJRT plugin; empty: $LOCKSTEP_XLA_PLUGIN
+	Plugin  string // xla: path of the PJRT plugin; empty: see XLAOptions.Plugin
 }
 
 // Open opens an engine by its name, one of [Names]. The caller must close it.
 func Open(name string, o Options) (engine.Engine, error) {
+	if name == "auto" {
+		c := Choose()
+		name, o.Plugin = c.Engine, c.Plugin
+	}
 	switch name {
 	case "go":
 		return OpenGo(GoOptions{LogicalCPUs: o.Devices})
@@ -70,9 +74,9 @@ func OpenGo(o GoOptions) (engine.Engine, error) {
 	}, nil
 }
 
-// XLAOptions configures [OpenXLA]. The zero value works if LOCKSTEP_XLA_PLUGIN is set.
+// XLAOptions configures [OpenXLA]. The zero value works if a plugin is installed.
 type XLAOptions struct {
-	Plugin  string // absolute path of the PJRT plugin (a .so file); empty: $LOCKSTEP_XLA_PLUGIN
+	Plugin  string // absolute path of the PJRT plugin (a .so file); empty: the first of [Plugins]
 	Devices int    // CPU plugins: devices to offer; 0: one per core (GOMAXPROCS)
 
 	// staged, for tests only, makes the engine copy between host and device memory as for an accelerator,

@@ -86,3 +86,6 @@ func Unshared(e engine.Engine) engine.Engine {
 type unshared struct{ compute.Backend }
 
 func (unshared) HasSharedBuffers() bool { return false }
+
+// ChooseAmong is Choose for a machine with these plugins and devices.
+var ChooseAmong = choose

@@ -6,13 +6,15 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
+	"slices"
 
 	"github.com/gomlx/go-xla/compute/xla"
 	"github.com/gomlx/go-xla/pjrt"
 
 	"github.com/lockstep-ml/lockstep/engine"
 )
+
+const builtWithXLA = true
 
 // OpenXLA opens XLA through a PJRT plugin, given by its absolute path. It never downloads one. A CPU plugin
 // offers the requested number of devices; its threads use all cores in any case. An accelerator's plugin
@@ -57,27 +59,21 @@ func (o XLAOptions) plugin() (string, error) {
 	if path == "" {
 		path, from = os.Getenv(PluginEnv), "$"+PluginEnv
 	}
-	switch {
-	case path == "":
-		return "", fmt.Errorf("gomlx: XLA needs a PJRT plugin: set XLAOptions.Plugin or $%s to the absolute path of one, "+
-			"such as pjrt_c_api_cpu_plugin.so", PluginEnv)
-	case !strings.HasPrefix(path, "/"):
+	if path == "" {
+		installed := Plugins()
+		i := slices.IndexFunc(installed, func(p Plugin) bool { return p.Kind == "CPU" || hasDevice(p.Kind) })
+		if i < 0 {
+			return "", fmt.Errorf("gomlx: XLA needs a PJRT plugin, and none for this machine is installed: run \"lockstep "+
+				"engine install cpu\" (or cuda12, cuda13, tpu), or set XLAOptions.Plugin or $%s to the absolute path of one",
+				PluginEnv)
+		}
+		path, from = installed[i].Path, installed[i].From
+	}
+	if !filepath.IsAbs(path) {
 		return "", fmt.Errorf("gomlx: the PJRT plugin %q of %s is not an absolute path", path, from)
 	}
 	if _, err := os.Stat(path); err != nil {
 		return "", fmt.Errorf("gomlx: the PJRT plugin of %s: %w", from, err)
 	}
 	return path, nil
-}
-
-// pluginKind derives a plugin's kind of device from its file name, the only information before it is loaded.
-func pluginKind(path string) string {
-	name := strings.ToLower(filepath.Base(path))
-	switch {
-	case pjrt.IsCUDAName(name), strings.Contains(name, "rocm"), strings.Contains(name, "gpu"):
-		return "GPU"
-	case strings.Contains(name, "tpu"):
-		return "TPU"
-	}
-	return "CPU"
 }

@@ -111,6 +111,7 @@ var mayImport = []struct {
 	}},
 	{"cmd/lockstep", []string{"cmd/lockstep/internal/root"}},
 	{"cmd/lockstep/internal/root", []string{"cmd/lockstep/internal/..."}},
+	{"cmd/lockstep/internal/engines", []string{"engine/gomlx", "cmd/lockstep/internal/cli"}},
 	{"cmd/lockstep/internal/machine", []string{"cluster", "internal/memlimit"}},
 	{"cmd/lockstep/internal/page", []string{"train/checkpoint", "internal/chart"}},
 	{"cmd/lockstep/internal/clitest", []string{"train/checkpoint"}},

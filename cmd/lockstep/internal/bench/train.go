@@ -272,7 +272,7 @@ func (o *benchTrainFlags) describe(s *setup.Session, workers int) benchTrained {
 		BucketBytes: o.step.BucketBytes.N, Compression: o.step.Compress.String(), Precision: o.step.Precision,
 		ShardOptimizer: s.Trainer.Sharded(), ParameterBytes: setup.ParameterBytes(s),
 		OptimizerBytes: s.Trainer.OptimizerBytes(),
-		Engine:         s.Engine.Name(), engine: s.Engine.Description(), worker: s.OfThisWorker(),
+		Engine:         s.Engine.Name(), engine: s.Config.Engine.Describe(s.Engine), worker: s.OfThisWorker(),
 	}
 	m.host()
 	return m

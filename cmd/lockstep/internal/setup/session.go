@@ -57,7 +57,7 @@ func OpenSession(ctx context.Context, cfg SessionConfig) (s *Session, err error)
 			err = errors.Join(err, s.Close())
 		}
 	}()
-	if s.Engine, err = cfg.Engine.Open(cfg.LogicalCPUs); err != nil {
+	if s.Engine, err = s.Config.Engine.Open(cfg.LogicalCPUs); err != nil {
 		return s, err
 	}
 	if s.Devices == nil && (cfg.Replicas > 0 || cfg.Job != nil) {
@@ -173,12 +173,16 @@ func firstDevices(e engine.Engine, n int) ([]string, error) {
 const ReplicasMax = 1024
 
 // EngineFlags choose the engine.
-type EngineFlags struct{ Name, plugin string }
+type EngineFlags struct {
+	Name   string
+	plugin string
+	why    string // after Open, for --engine auto: why it is this engine
+}
 
 // Add adds the flags.
 func (o *EngineFlags) Add(f *pflag.FlagSet) {
-	f.StringVar(&o.Name, "engine", "go", "compute engine: "+cli.OneOf(gomlx.Names))
-	f.StringVar(&o.plugin, "xla-plugin", "", "PJRT plugin `file` (default $"+gomlx.PluginEnv+")")
+	f.StringVar(&o.Name, "engine", "auto", "compute engine: "+cli.OneOf(gomlx.Names))
+	f.StringVar(&o.plugin, "xla-plugin", "", "PJRT plugin `file` (default: see lockstep engine list)")
 	cli.NotCompared(f, "engine", "xla-plugin") // the engines' descriptions are compared
 }
 
@@ -187,13 +191,34 @@ func (o *EngineFlags) Check() error {
 	switch {
 	case !slices.Contains(gomlx.Names, o.Name):
 		return cli.Usagef("--engine %s: want %s", o.Name, cli.OneOf(gomlx.Names))
-	case o.Name != "xla" && o.plugin != "":
+	case o.Name == "go" && o.plugin != "":
 		return cli.Usagef("--xla-plugin is for --engine xla, not %s", o.Name)
 	}
 	return nil
 }
 
-// Open opens the engine with so many CPU devices.
+// Open opens the engine with so many CPU devices. A plugin that is named makes "auto" XLA.
 func (o *EngineFlags) Open(devices int) (engine.Engine, error) {
-	return gomlx.Open(o.Name, gomlx.Options{Devices: devices, Plugin: o.plugin})
+	name, plugin := o.Name, o.plugin
+	if name == "auto" {
+		c := gomlx.Choice{Engine: "xla", Plugin: plugin, Why: "--xla-plugin is given"}
+		if plugin == "" {
+			c = gomlx.Choose()
+		}
+		name, plugin, o.why = c.Engine, c.Plugin, c.Why
+	}
+	e, err := gomlx.Open(name, gomlx.Options{Devices: devices, Plugin: plugin})
+	if err != nil && o.why != "" {
+		return nil, fmt.Errorf("--engine auto is %s here, since %s: %w. --engine go computes on the processor", name, o.why,
+			err)
+	}
+	return e, err
+}
+
+// Describe returns the opened engine's description, with the reason for it if the user has not named it.
+func (o *EngineFlags) Describe(e engine.Engine) string {
+	if o.why == "" {
+		return e.Description()
+	}
+	return e.Description() + ": " + o.why
 }

@@ -304,7 +304,7 @@ func (r *trainRun) announce() error {
 	t.Row("optimizer", "%s, learning rate %v (%s)%s, seed %d, %s", r.flags.optimizer, r.flags.learningRate,
 		r.flags.schedule, clipped, r.flags.seed, r.length())
 	r.announceSnapshots(&t)
-	t.Row("engine", "%s", r.Engine.Description())
+	t.Row("engine", "%s", r.Config.Engine.Describe(r.Engine))
 	t.Row("machine", "%s, %s/%s, %s", cli.Count(runtime.GOMAXPROCS(0), "core"), runtime.GOOS, runtime.GOARCH,
 		machine.Vectors())
 	if err := t.Print(r.out); err != nil {
