@@ -50,26 +50,11 @@ func (h *hierarchy) broadcastBetween() {
 	g.allGather(h.writer)
 }
 
-// broadcast sends the whole region from the root to all members, along a binomial tree.
-func (g *group) broadcast(w *writer, root int) {
-	number, _ := g.below(root)
-	all, reach := g.span(0, g.size), 1<<bits.Len(uint(g.size-1))
-	if number > 0 {
-		reach = number & -number
-		w.put(receive(g.above(-reach), all))
-	}
-	for reach /= 2; reach > 0; reach /= 2 {
-		if number+reach < g.size {
-			w.put(send(g.above(reach), all))
-		}
-	}
-}
-
 // reduceBetween reduces the sums of all domains, and leaves each rank with what its domain receives.
 func (h *hierarchy) reduceBetween(s *sums) {
 	g := h.between(h.local)
 	if !h.long {
-		h.double(g, s)
+		s.double(h.writer, &g, h.ranks)
 		lo, hi := 0, h.lane(h.local).length()
 		if h.p.Op == ReduceScatter {
 			lo, hi = h.piece(h.lane(h.local))
@@ -101,56 +86,6 @@ func (h *hierarchy) reduceBetween(s *sums) {
 		}
 		g.gather(h.writer, place(root))
 	}
-}
-
-// double is recursive doubling over the domains; the domains that do not fill a power of two at the end form
-// a tail, as in recursiveDoubling. Two members exchange the sums of the largest nodes in the domains that
-// each covers.
-func (h *hierarchy) double(g group, s *sums) {
-	t := tailOf(g.size)
-	rounds := bits.Len(uint(g.size - 1))
-	exchangeWith := func(peer, lo, hi, from, to int) {
-		s.exchange(h.writer, g.rank(peer), s.nodes(h.ranks(lo, hi)), s.nodes(h.ranks(from, to)))
-	}
-	spread := func(k, holders int) {
-		if t.length(k) == 0 || g.self < g.size-t.length(k) {
-			return
-		}
-		nodes := s.nodes(h.ranks(g.size-t.length(k), g.size))
-		switch place := t.place(k, g.self); {
-		case place < holders && holders+place < t.length(k):
-			s.send(h.writer, g.rank(t.rank(k, holders+place)), nodes)
-		case place >= holders && place < 2*holders:
-			s.take(h.writer, g.rank(t.rank(k, place-holders)), nodes)
-		}
-	}
-	for k := range rounds {
-		block := 1 << k
-		// where the incomplete blocks of this round and of the next begin
-		whole, tail := g.size&^(2*block-1), g.size-t.length(k)
-		switch {
-		case g.self < whole:
-			lo, from := g.self&^(block-1), (g.self^block)&^(block-1)
-			exchangeWith(g.self^block, lo, lo+block, from, from+block)
-		case g.size&block == 0:
-			spread(k, t.holders[k])
-		default:
-			peer := t.join(k, g.self)
-			switch {
-			case peer < 0:
-			case g.self < tail:
-				exchangeWith(peer, whole, tail, tail, g.size)
-			default:
-				exchangeWith(peer, tail, g.size, whole, tail)
-			}
-		}
-	}
-	if g.size&(g.size-1) != 0 {
-		for holders := t.holders[rounds]; holders < g.size; holders *= 2 {
-			spread(rounds, holders)
-		}
-	}
-	s.settle(h.writer)
 }
 
 // pairwise is the reduce-scatter for domains that are not a tree: in n - 1 rounds every member sends to each
@@ -200,6 +135,56 @@ func newSums(h *hierarchy) *sums {
 		}
 	}
 	return s
+}
+
+// double is recursive doubling over the members of a group, which have sums of consecutive ranks: those of members
+// [lo, hi) are of ranks(lo, hi). The members that do not fill a power of two at the end form a tail, as in
+// recursiveDoubling. Two members exchange the sums of the largest nodes in the ranks that each covers.
+func (s *sums) double(w *writer, g *group, ranks func(lo, hi int) Ranks) {
+	t := tailOf(g.size)
+	rounds := bits.Len(uint(g.size - 1))
+	exchangeWith := func(peer, lo, hi, from, to int) {
+		s.exchange(w, g.rank(peer), s.nodes(ranks(lo, hi)), s.nodes(ranks(from, to)))
+	}
+	spread := func(k, holders int) {
+		if t.length(k) == 0 || g.self < g.size-t.length(k) {
+			return
+		}
+		nodes := s.nodes(ranks(g.size-t.length(k), g.size))
+		switch place := t.place(k, g.self); {
+		case place < holders && holders+place < t.length(k):
+			s.send(w, g.rank(t.rank(k, holders+place)), nodes)
+		case place >= holders && place < 2*holders:
+			s.take(w, g.rank(t.rank(k, place-holders)), nodes)
+		}
+	}
+	for k := range rounds {
+		block := 1 << k
+		// where the incomplete blocks of this round and of the next begin
+		whole, tail := g.size&^(2*block-1), g.size-t.length(k)
+		switch {
+		case g.self < whole:
+			lo, from := g.self&^(block-1), (g.self^block)&^(block-1)
+			exchangeWith(g.self^block, lo, lo+block, from, from+block)
+		case g.size&block == 0:
+			spread(k, t.holders[k])
+		default:
+			peer := t.join(k, g.self)
+			switch {
+			case peer < 0:
+			case g.self < tail:
+				exchangeWith(peer, whole, tail, tail, g.size)
+			default:
+				exchangeWith(peer, tail, g.size, whole, tail)
+			}
+		}
+	}
+	if g.size&(g.size-1) != 0 {
+		for holders := t.holders[rounds]; holders < g.size; holders *= 2 {
+			spread(rounds, holders)
+		}
+	}
+	s.settle(w)
 }
 
 // nodes returns the largest nodes of the tree within a range of ranks, in order.

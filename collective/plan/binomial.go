@@ -18,42 +18,18 @@ func (p Problem) numberOf(rank int) (number, reach int) {
 	return 0, 1 << bits.Len(uint(p.Size-1))
 }
 
-// binomialBroadcast: a rank receives from its parent, then sends to its children, the farthest first, because
-// that one has the largest subtree.
-func binomialBroadcast(p Problem, rank int, yield func(Step) bool) bool {
-	number, reach := p.numberOf(rank)
-	have := p.all(Src)
-	if number > 0 {
-		have = p.all(Dst)
-		if !yield(receive((rank-reach+p.Size)%p.Size, have)) {
-			return false
-		}
-	}
-	for reach /= 2; reach > 0; reach /= 2 {
-		if number+reach < p.Size && !yield(send((rank+reach)%p.Size, have)) {
-			return false
-		}
-	}
-	return number > 0 || yield(duplicate(have, p.all(Dst)))
-}
-
 // binomialGather: a rank receives its children's subtrees, the nearest first, and sends all to its parent.
 // What a rank holds for others is in Scratch, in the order of their numbers; at the root it is in Dst, in the
 // order of the ranks.
-func binomialGather(p Problem, rank int, yield func(Step) bool) bool {
+func binomialGather(p Problem, rank int, w *writer) {
 	t := blocksOf(p, rank)
 	have := first(Src, t.length(0, 1))
 	switch {
 	case t.number == 0:
-		if !yield(duplicate(have, p.part(Dst, rank))) {
-			return false
-		}
+		w.put(duplicate(have, p.part(Dst, rank)))
 	case t.numbers > 1:
-		own := have
+		w.put(duplicate(have, first(Scratch, have.length())))
 		have = first(Scratch, t.length(0, t.numbers))
-		if !yield(duplicate(own, first(Scratch, own.length()))) {
-			return false
-		}
 	}
 	for reach := 1; reach < t.numbers; reach *= 2 {
 		block := t.block(reach, min(2*reach, t.numbers))
@@ -61,19 +37,19 @@ func binomialGather(p Problem, rank int, yield func(Step) bool) bool {
 		if t.number == 0 && !block.wraps {
 			in = block.ranks(Dst)
 		}
-		if !yield(receive((rank+reach)%p.Size, in)) {
-			return false
-		}
-		if t.number == 0 && block.wraps && !(yield(duplicate(block.before(), block.high(Dst))) &&
-			yield(duplicate(block.after(), block.low(Dst)))) {
-			return false
+		w.put(receive((rank+reach)%p.Size, in))
+		if t.number == 0 && block.wraps {
+			w.put(duplicate(block.before(), block.high(Dst)))
+			w.put(duplicate(block.after(), block.low(Dst)))
 		}
 	}
-	return t.number == 0 || yield(send((rank-t.reach+p.Size)%p.Size, have))
+	if t.number > 0 {
+		w.put(send((rank-t.reach+p.Size)%p.Size, have))
+	}
 }
 
 // binomialScatter is binomialGather in reverse.
-func binomialScatter(p Problem, rank int, yield func(Step) bool) bool {
+func binomialScatter(p Problem, rank int, w *writer) {
 	t := blocksOf(p, rank)
 	_, dst := p.Lengths(rank)
 	have := first(Scratch, t.length(0, t.numbers))
@@ -81,31 +57,26 @@ func binomialScatter(p Problem, rank int, yield func(Step) bool) bool {
 		if t.numbers == 1 {
 			have = first(Dst, dst)
 		}
-		if !yield(receive((rank-t.reach+p.Size)%p.Size, have)) {
-			return false
-		}
+		w.put(receive((rank-t.reach+p.Size)%p.Size, have))
 	}
 	for reach := 1 << bits.Len(uint(t.numbers-1)) / 2; reach > 0; reach /= 2 {
 		block := t.block(reach, min(2*reach, t.numbers))
 		out := block.span
-		if t.number == 0 && !block.wraps {
+		switch {
+		case t.number == 0 && !block.wraps:
 			out = block.ranks(Src)
+		case t.number == 0:
+			w.put(duplicate(block.high(Src), block.before()))
+			w.put(duplicate(block.low(Src), block.after()))
 		}
-		if t.number == 0 && block.wraps && !(yield(duplicate(block.high(Src), block.before())) &&
-			yield(duplicate(block.low(Src), block.after()))) {
-			return false
-		}
-		if !yield(send((rank+reach)%p.Size, out)) {
-			return false
-		}
+		w.put(send((rank+reach)%p.Size, out))
 	}
 	switch {
 	case t.number == 0:
-		return yield(duplicate(p.part(Src, rank), first(Dst, dst)))
+		w.put(duplicate(p.part(Src, rank), first(Dst, dst)))
 	case t.numbers > 1:
-		return yield(duplicate(first(Scratch, dst), first(Dst, dst)))
+		w.put(duplicate(first(Scratch, dst), first(Dst, dst)))
 	}
-	return true
 }
 
 // blocks is what a rank of a binomial tree holds for its subtree.
@@ -173,31 +144,31 @@ func (k block) after() Span { return Span{Scratch, k.before().Hi, k.span.Hi} }
 // treeReduce reduces along the canonical tree. The sum of a node is stored at the root if that is one of the
 // node's ranks, else at the first of them; of two neighbours, the one that is to hold their parent's sum
 // receives the other's.
-func treeReduce(p Problem, rank int, yield func(Step) bool) bool {
+func treeReduce(p Problem, rank int, w *writer) {
 	have := p.all(Src)
 	node := Ranks{rank, rank + 1}
 	for {
 		other, parent, ok := sibling(p.Size, node)
 		if ok && p.keeper(parent) != rank {
-			return yield(send(p.keeper(parent), have))
+			w.put(send(p.keeper(parent), have))
+			return
 		}
 		if have.Buffer == Src { // the first time
 			have = p.all(Work)
-			if !yield(duplicate(p.all(Src), have)) {
-				return false
-			}
+			w.put(duplicate(p.all(Src), have))
 		}
 		if !ok {
 			break
 		}
 		s := receive(p.keeper(other), have)
 		s.Side = sideOf(other, node)
-		if !yield(s) {
-			return false
-		}
+		w.put(s)
 		node = parent
 	}
-	return (p.Reduce != Mean || yield(scale(have))) && yield(duplicate(have, p.all(Dst)))
+	if p.Reduce == Mean {
+		w.put(scale(have))
+	}
+	w.put(duplicate(have, p.all(Dst)))
 }
 
 // keeper returns which rank of a node holds its sum.
@@ -206,27 +177,6 @@ func (p Problem) keeper(node Ranks) int {
 		return p.Root
 	}
 	return node.Lo
-}
-
-// bruckAllGather collects blocks of consecutive ranks: in round k a rank sends the first 2^k parts that it
-// has, starting with its own, to the rank 2^k below it, and receives as many from the rank 2^k above. They
-// are stored in Scratch in that order, and are rotated into Dst at the end.
-func bruckAllGather(p Problem, rank int, yield func(Step) bool) bool {
-	b := &blocks{p: p, rank: rank, numbers: p.Size, offsets: p.offsets()}
-	own := b.length(0, 1)
-	if !yield(duplicate(first(Src, own), first(Scratch, own))) {
-		return false
-	}
-	for reach := 1; reach < p.Size; reach *= 2 {
-		n := min(reach, p.Size-reach)
-		to, from := (rank-reach+p.Size)%p.Size, (rank+reach)%p.Size
-		if !yield(exchange(to, first(Scratch, b.length(0, n)), from, b.block(reach, reach+n).span)) {
-			return false
-		}
-	}
-	high := Span{Dst, b.offsets[rank], p.Count}
-	return yield(duplicate(first(Scratch, high.length()), high)) &&
-		(rank == 0 || yield(duplicate(Span{Scratch, high.length(), p.Count}, Span{Dst, 0, high.Lo})))
 }
 
 // below returns the size of the subtree of a number at a distance, for this size.

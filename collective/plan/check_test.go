@@ -517,3 +517,12 @@ func TestCheckSaysWhyNot(t *testing.T) {
 		})
 	}
 }
+
+// combineWith returns the step in which two ranks combine their vectors; the lower rank's is the left operand.
+func combineWith(rank, peer int, s Span) Step {
+	side := Right
+	if peer < rank {
+		side = Left
+	}
+	return Step{Kind: Exchange, To: peer, From: peer, Out: s, In: s, Side: side}
+}

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"errors"
-	"iter"
 	"time"
 )
 
@@ -14,7 +13,7 @@ import (
 var direct = Algorithm{
 	Name:  "direct",
 	Fits:  directFits,
-	Steps: directSteps,
+	Steps: generator(directSteps),
 	Cost:  directCost,
 }
 
@@ -28,33 +27,32 @@ func directFits(p Problem) error {
 	return nil
 }
 
-func directSteps(p Problem, rank int) iter.Seq[Step] {
-	return func(yield func(Step) bool) {
-		if !yield(signal(0)) || !yield(await(0)) || p.Op == Barrier {
-			return
-		}
-		if directWork(p, rank, yield) && yield(signal(1)) {
-			yield(await(1))
-		}
+func directSteps(p Problem, rank int, w *writer) {
+	w.sync(0)
+	if p.Op != Barrier {
+		directWork(p, rank, w)
+		w.sync(1)
 	}
 }
 
 // directWork is a rank's share of the work between the synchronisations.
-func directWork(p Problem, rank int, yield func(Step) bool) bool {
+func directWork(p Problem, rank int, w *writer) {
 	lo, hi := slice(p.Count, p.Size, rank)
 	switch p.Op {
 	case AllReduce:
-		return yield(combine(Ranks{0, p.Size}, Span{Src, lo, hi}, -1, Span{Dst, lo, hi}))
+		w.put(combine(Ranks{0, p.Size}, Span{Src, lo, hi}, -1, Span{Dst, lo, hi}))
 	case Reduce:
-		return yield(combine(Ranks{0, p.Size}, Span{Src, lo, hi}, p.Root, Span{Dst, lo, hi}))
+		w.put(combine(Ranks{0, p.Size}, Span{Src, lo, hi}, p.Root, Span{Dst, lo, hi}))
 	case Gather:
 		in := first(Src, p.part(Src, rank).length())
 		if rank == p.Root {
-			return yield(duplicate(in, p.part(Dst, rank)))
+			w.put(duplicate(in, p.part(Dst, rank)))
+		} else {
+			w.put(push(p.Root, in, p.part(Dst, rank)))
 		}
-		return yield(push(p.Root, in, p.part(Dst, rank)))
+	default:
+		collect(p, rank, Src, w)
 	}
-	return collect(p, rank, Src, yield)
 }
 
 // directCost: two synchronisations; the owner of the largest slice reads it from every rank, the others copy

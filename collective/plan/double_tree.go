@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"iter"
 	"math/bits"
 	"time"
 )
@@ -27,38 +26,36 @@ import (
 var doubleTree = Algorithm{
 	Name:  "double_tree",
 	Fits:  func(p Problem) error { return fitsOps("double_tree", p, AllReduce, Reduce, Broadcast) },
-	Steps: doubleTreeSteps,
+	Steps: generator(doubleTreeSteps),
 	Cost:  doubleTreeCost,
 }
 
-func doubleTreeSteps(p Problem, rank int) iter.Seq[Step] {
-	return write(func(w *writer) {
-		d := schedule{p: p, rank: rank, own: rank % 2, result: Work}
-		d.segments, d.base = doubleTreeSegments(p)
-		if p.Op == Broadcast {
-			d.result = Dst
-			d.slots = make([]timeSlot, 2)
-			d.down(broadcastTree{p.Size, [2]int{p.Root, p.Root}}, 0)
-			d.run(w)
-			if rank == p.Root {
-				w.put(duplicate(p.all(Src), p.all(Dst)))
-			}
-			return
-		}
-		t := reduceTree{p.Size}
-		d.slots = make([]timeSlot, 5)
-		d.up(t)
-		if p.Op == AllReduce {
-			d.down(broadcastTree{p.Size, [2]int{t.host(leftTree, t.top()), t.host(rightTree, t.top())}}, 3)
-		} else {
-			d.home(t)
-		}
-		d.contribute(w)
+func doubleTreeSteps(p Problem, rank int, w *writer) {
+	d := schedule{p: p, rank: rank, own: rank % 2, result: Work}
+	d.segments, d.base = doubleTreeSegments(p)
+	if p.Op == Broadcast {
+		d.result = Dst
+		d.slots = make([]timeSlot, 2)
+		d.down(broadcastTree{p.Size, [2]int{p.Root, p.Root}}, 0)
 		d.run(w)
-		if p.Op == AllReduce || rank == p.Root {
-			w.put(duplicate(p.all(Work), p.all(Dst)))
+		if rank == p.Root {
+			w.put(duplicate(p.all(Src), p.all(Dst)))
 		}
-	})
+		return
+	}
+	t := reduceTree{p.Size}
+	d.slots = make([]timeSlot, 5)
+	d.up(t)
+	if p.Op == AllReduce {
+		d.down(broadcastTree{p.Size, [2]int{t.host(leftTree, t.top()), t.host(rightTree, t.top())}}, 3)
+	} else {
+		d.home(t)
+	}
+	d.contribute(w)
+	d.run(w)
+	if p.Op == AllReduce || rank == p.Root {
+		w.put(duplicate(p.all(Work), p.all(Dst)))
+	}
 }
 
 // doubleTreeSegments returns the number of segments of a half, and the number of levels of the reduce trees.
@@ -291,8 +288,13 @@ func (t reduceTree) parent(x int) int {
 	case x == t.top():
 		return 0
 	}
-	bit := 1 << t.level(x)
-	if up := x&^bit | bit<<1; x&(bit<<1) == 0 && up < t.size {
+	return inOrderParent(x, t.size)
+}
+
+// inOrderParent returns the parent of number x in the in-order binary tree over the numbers 1 to size-1; 0 for the top.
+func inOrderParent(x, size int) int {
+	bit := x & -x
+	if up := x&^bit | bit<<1; x&(bit<<1) == 0 && up < size {
 		return up
 	}
 	return x &^ bit
@@ -367,13 +369,7 @@ func (t broadcastTree) rank(tree, number int) int {
 }
 
 // parent returns the sender for a number above 0.
-func (t broadcastTree) parent(u int) int {
-	bit := u & -u
-	if up := u&^bit | bit<<1; u&(bit<<1) == 0 && up < t.size {
-		return up
-	}
-	return u &^ bit
-}
+func (t broadcastTree) parent(u int) int { return inOrderParent(u, t.size) }
 
 // children returns the numbers that a number sends to; 0: none.
 func (t broadcastTree) children(u int) (left, right int) {

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"fmt"
-	"iter"
 	"math/bits"
 	"time"
 )
@@ -30,7 +29,7 @@ import (
 var recursiveDoubling = Algorithm{
 	Name:  "recursive_doubling",
 	Fits:  doublingFits,
-	Steps: doublingSteps,
+	Steps: generator(doublingSteps),
 	Cost:  doublingCost,
 }
 
@@ -45,74 +44,37 @@ func doublingFits(p Problem) error {
 	return nil
 }
 
-func doublingSteps(p Problem, rank int) iter.Seq[Step] {
-	return func(yield func(Step) bool) {
-		switch p.Op {
-		case AllReduce:
-			doublingAllReduce(p, rank)(yield)
-		case Broadcast:
-			binomialBroadcast(p, rank, yield)
-		case Gather:
-			binomialGather(p, rank, yield)
-		case Scatter:
-			binomialScatter(p, rank, yield)
-		case Reduce:
-			treeReduce(p, rank, yield)
-		case AllGather:
-			bruckAllGather(p, rank, yield)
-		case Barrier:
-			disseminationBarrier(p, rank, yield)
-		}
+func doublingSteps(p Problem, rank int, w *writer) {
+	switch p.Op {
+	case AllReduce:
+		doublingAllReduce(p, rank, w)
+	case Broadcast:
+		p.broadcastBy(rank, w, func(g *group) { g.broadcast(w, p.Root) })
+	case Gather:
+		binomialGather(p, rank, w)
+	case Scatter:
+		binomialScatter(p, rank, w)
+	case Reduce:
+		treeReduce(p, rank, w)
+	case AllGather:
+		g := p.gatherParts(rank, w)
+		g.bruck(w)
+	case Barrier:
+		g := p.everyone(rank, Work)
+		g.disseminate(w)
 	}
 }
 
-func doublingAllReduce(p Problem, rank int) iter.Seq[Step] {
-	return func(yield func(Step) bool) {
-		work := p.all(Work)
-		if !yield(duplicate(p.all(Src), work)) {
-			return
-		}
-		t := tailOf(p.Size)
-		rounds := bits.Len(uint(p.Size - 1))
-		for k := range rounds {
-			block := 1 << k
-			whole := p.Size &^ (2*block - 1) // ranks in pairs of complete blocks
-			switch {
-			case rank < whole:
-				if !yield(combineWith(rank, rank^block, work)) {
-					return
-				}
-			case p.Size&block != 0:
-				if peer := t.join(k, rank); peer >= 0 && !yield(combineWith(rank, peer, work)) {
-					return
-				}
-			default:
-				if s := t.spread(k, t.holders[k], rank, work); s.Kind != 0 && !yield(s) {
-					return
-				}
-			}
-		}
-		if p.Size&(p.Size-1) != 0 {
-			for holders := t.holders[rounds]; holders < p.Size; holders *= 2 {
-				if s := t.spread(rounds, holders, rank, work); s.Kind != 0 && !yield(s) {
-					return
-				}
-			}
-		}
-		if p.Reduce == Mean && !yield(scale(work)) {
-			return
-		}
-		yield(duplicate(work, p.all(Dst)))
+func doublingAllReduce(p Problem, rank int, w *writer) {
+	work := p.all(Work)
+	w.put(duplicate(p.all(Src), work))
+	g := p.everyone(rank, Work)
+	s := &sums{size: p.Size, home: work, at: map[Ranks]Span{{rank, rank + 1}: work}}
+	s.double(w, &g, func(lo, hi int) Ranks { return Ranks{lo, hi} })
+	if p.Reduce == Mean {
+		w.put(scale(work))
 	}
-}
-
-// combineWith returns the step in which two ranks combine their vectors; the lower rank's is the left operand.
-func combineWith(rank, peer int, s Span) Step {
-	side := Right
-	if peer < rank {
-		side = Left
-	}
-	return Step{Kind: Exchange, To: peer, From: peer, Out: s, In: s, Side: side}
+	w.put(duplicate(work, p.all(Dst)))
 }
 
 // tail follows the incomplete blocks at the right end through the rounds. The tail of round k is the ranks
@@ -155,18 +117,6 @@ func (t *tail) join(k, rank int) int {
 		return first + place
 	}
 	return -1
-}
-
-// spread returns the step in which the first holders of the tail of round k send its sum to as many others,
-// or no step if the rank takes no part.
-func (t *tail) spread(k, holders, rank int, s Span) Step {
-	switch place := t.place(k, rank); {
-	case place < holders && holders+place < t.length(k):
-		return send(t.rank(k, holders+place), s)
-	case place >= holders && place < 2*holders:
-		return receive(t.rank(k, place-holders), s)
-	}
-	return Step{}
 }
 
 // place returns the place of a rank among the tail of round k, of which it must be a member. When a block
@@ -216,25 +166,16 @@ func (t *tail) rank(k, place int) int {
 	}
 }
 
-func disseminationBarrier(p Problem, rank int, yield func(Step) bool) bool {
-	for reach := 1; reach < p.Size; reach *= 2 {
-		if !yield(exchange((rank+reach)%p.Size, Span{}, (rank-reach+p.Size)%p.Size, Span{})) {
-			return false
-		}
-	}
-	return true
-}
-
 // doublingCost: one vector each way per round, and every round but the spreading ones reads two vectors to
 // combine them. Gathered or scattered data doubles, or halves, from round to round.
 func doublingCost(p Problem, l Links) time.Duration {
-	c := l.of(p)
+	c, g := l.of(p), p.everyone(0, Work)
 	switch p.Op {
 	case AllReduce:
 		rounds := bits.Len(uint(p.Size - 1))
 		t := c.copying(p.Count) + time.Duration(rounds)*c.combining(2*p.Count)
 		for k := range rounds {
-			t += c.over(c.between(func(rank int) int { return rank ^ 1<<k }), p.Count)
+			t += c.over(c.slowest(g, func(rank int) int { return rank ^ 1<<k }), p.Count)
 		}
 		if p.Size&(p.Size-1) != 0 {
 			tail := tailOf(p.Size)
@@ -250,15 +191,7 @@ func doublingCost(p Problem, l Links) time.Duration {
 	case Gather:
 		return binomialUp(p, c)
 	case AllGather:
-		t := c.copying(p.longestPart()) + c.copying(p.Count)
-		for reach := 1; reach < p.Size; reach *= 2 {
-			t += c.over(c.above(reach), min(p.Count, p.longestPart()*min(reach, p.Size-reach)))
-		}
-		return t
+		return c.copying(p.longestPart()) + c.copying(p.Count) + c.gathering(g, p.longestPart(), p.Count)
 	}
-	t := time.Duration(0)
-	for reach := 1; reach < p.Size; reach *= 2 {
-		t += c.over(c.above(reach), 0)
-	}
-	return t
+	return c.gathering(g, 0, 0)
 }

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"fmt"
-	"iter"
 	"time"
 )
 
@@ -14,7 +13,7 @@ import (
 var eager = Algorithm{
 	Name:  "eager",
 	Fits:  eagerFits,
-	Steps: eagerSteps,
+	Steps: generator(eagerSteps),
 	Cost:  eagerCost,
 }
 
@@ -60,48 +59,39 @@ func (p Problem) longestPart() int {
 	return most
 }
 
-func eagerSteps(p Problem, rank int) iter.Seq[Step] {
-	return func(yield func(Step) bool) {
-		if src, _ := p.Lengths(rank); src > 0 && !yield(duplicate(first(Src, src), first(Stage, src))) {
-			return
-		}
-		if yield(signal(0)) && yield(await(0)) {
-			collect(p, rank, Stage, yield)
-		}
+func eagerSteps(p Problem, rank int, w *writer) {
+	if src, _ := p.Lengths(rank); src > 0 {
+		w.put(duplicate(first(Src, src), first(Stage, src)))
 	}
+	w.sync(0)
+	collect(p, rank, Stage, w)
 }
 
 // collect reads what a rank needs from a buffer of all ranks that holds the contents of their Src.
-func collect(p Problem, rank int, from Buffer, yield func(Step) bool) bool {
+func collect(p Problem, rank int, from Buffer, w *writer) {
 	_, dst := p.Lengths(rank)
-	whole, ranks := p.all(from), Ranks{0, p.Size}
-	switch p.Op {
-	case AllReduce, Reduce:
-		return dst == 0 || yield(combine(ranks, whole, rank, p.all(Dst)))
-	case ReduceScatter:
-		return yield(combine(ranks, p.part(from, rank), rank, first(Dst, dst)))
-	case Broadcast, Send:
-		switch {
-		case dst == 0:
-			return true
-		case rank == p.Root:
-			return yield(duplicate(p.all(Src), p.all(Dst)))
-		}
-		return yield(pull(p.Root, whole, p.all(Dst)))
-	case Scatter:
-		if rank == p.Root {
-			return yield(duplicate(p.part(Src, rank), first(Dst, dst)))
-		}
-		return yield(pull(p.Root, p.part(from, rank), first(Dst, dst)))
-	case AllGather, Gather, AllToAll:
-		return dst == 0 || collectParts(p, rank, from, yield)
+	switch op, whole, ranks := p.Op, p.all(from), (Ranks{0, p.Size}); {
+	case op == ReduceScatter:
+		w.put(combine(ranks, p.part(from, rank), rank, first(Dst, dst)))
+	case op == Scatter && rank == p.Root:
+		w.put(duplicate(p.part(Src, rank), first(Dst, dst)))
+	case op == Scatter:
+		w.put(pull(p.Root, p.part(from, rank), first(Dst, dst)))
+	case dst == 0: // it receives nothing
+	case op == AllReduce, op == Reduce:
+		w.put(combine(ranks, whole, rank, p.all(Dst)))
+	case rank == p.Root && op == Broadcast:
+		w.put(duplicate(p.all(Src), p.all(Dst)))
+	case op == Broadcast, op == Send:
+		w.put(pull(p.Root, whole, p.all(Dst)))
+	default:
+		collectParts(p, rank, from, w)
 	}
-	return true
 }
 
 // collectParts reads a part from every rank, its own first, then from the ranks above it, modulo the size: so
 // the ranks begin with different peers.
-func collectParts(p Problem, rank int, from Buffer, yield func(Step) bool) bool {
+func collectParts(p Problem, rank int, from Buffer, w *writer) {
 	at := p.offsets()
 	for k := range p.Size {
 		owner := (rank + k) % p.Size
@@ -109,16 +99,13 @@ func collectParts(p Problem, rank int, from Buffer, yield func(Step) bool) bool 
 		if p.Op == AllToAll {
 			in.Lo, in.Hi = at[rank], at[rank+1]
 		}
-		s := pull(owner, in, out)
 		if owner == rank {
 			in.Buffer = Src
-			s = duplicate(in, out)
-		}
-		if !yield(s) {
-			return false
+			w.put(duplicate(in, out))
+		} else {
+			w.put(pull(owner, in, out))
 		}
 	}
-	return true
 }
 
 // eagerCost: each rank copies its source, all synchronise once, and the rank that needs most reads it by

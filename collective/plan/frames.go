@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"iter"
 	"math/bits"
 	"time"
 )
@@ -20,39 +19,34 @@ import (
 var directFrames = Algorithm{
 	Name:  "direct_frames",
 	Fits:  func(p Problem) error { return p.Validate() },
-	Steps: framesSteps,
+	Steps: generator(framesSteps),
 	Cost:  framesCost,
 }
 
-func framesSteps(p Problem, rank int) iter.Seq[Step] {
-	return func(yield func(Step) bool) {
-		switch p.Op {
-		case AllReduce, Reduce, ReduceScatter:
-			framesReduce(p, rank, yield)
-		case Broadcast:
-			framesBroadcast(p, rank, yield)
-		case AllGather, AllToAll:
-			framesSwap(p, rank, yield)
-		case Gather:
-			framesGather(p, rank, yield)
-		case Scatter:
-			framesScatter(p, rank, yield)
-		case Send:
-			framesSend(p, rank, yield)
-		case Barrier:
-			rounds(p, rank, func(to, from int) bool { return yield(exchange(to, Span{}, from, Span{})) })
-		}
+func framesSteps(p Problem, rank int, w *writer) {
+	switch p.Op {
+	case AllReduce, Reduce, ReduceScatter:
+		framesReduce(p, rank, w)
+	case Broadcast:
+		framesBroadcast(p, rank, w)
+	case AllGather, AllToAll:
+		framesSwap(p, rank, w)
+	case Gather:
+		framesGather(p, rank, w)
+	case Scatter:
+		framesScatter(p, rank, w)
+	case Send:
+		framesSend(p, rank, w)
+	case Barrier:
+		rounds(p, rank, func(to, from int) { w.put(exchange(to, Span{}, from, Span{})) })
 	}
 }
 
 // rounds calls f with the ranks that a rank sends to and receives from, round by round.
-func rounds(p Problem, rank int, f func(to, from int) bool) bool {
+func rounds(p Problem, rank int, f func(to, from int)) {
 	for k := 1; k < p.Size; k++ {
-		if !f((rank+k)%p.Size, (rank-k+p.Size)%p.Size) {
-			return false
-		}
+		f((rank+k)%p.Size, (rank-k+p.Size)%p.Size)
 	}
-	return true
 }
 
 // owned returns the elements of the vector that a rank owns: for a ReduceScatter those that it receives.
@@ -68,55 +62,63 @@ func (p Problem) ownedIn(b Buffer, rank int) Span {
 	return Span{b, lo, hi}
 }
 
-func framesReduce(p Problem, rank int, yield func(Step) bool) bool {
+func framesReduce(p Problem, rank int, w *writer) {
 	home := p.ownedIn(Work, rank)
 	_, dst := p.Lengths(rank)
 	if dst < p.Count || p.Op == ReduceScatter {
 		home = first(Scratch, home.length()) // the rank needs no whole vector
 	}
-	if !reduceToOwners(p, rank, home, yield) || p.Reduce == Mean && !yield(scale(home)) {
-		return false
+	reduceToOwners(p, rank, home, w)
+	if p.Reduce == Mean {
+		w.put(scale(home))
 	}
-	switch p.Op {
-	case ReduceScatter:
-		return yield(duplicate(home, first(Dst, dst)))
-	case Reduce:
-		if rank != p.Root {
-			return yield(send(p.Root, home))
-		}
-		return rounds(p, rank, func(_, from int) bool { return yield(receive(from, p.ownedIn(Work, from))) }) &&
-			yield(duplicate(p.all(Work), p.all(Dst)))
+	switch {
+	case p.Op == ReduceScatter:
+		w.put(duplicate(home, first(Dst, dst)))
+		return
+	case p.Op == Reduce && rank != p.Root:
+		w.put(send(p.Root, home))
+		return
+	case p.Op == Reduce:
+		rounds(p, rank, func(_, from int) { w.put(receive(from, p.ownedIn(Work, from))) })
+	default:
+		rounds(p, rank, func(to, from int) { w.put(exchange(to, home, from, p.ownedIn(Work, from))) })
 	}
-	return rounds(p, rank, func(to, from int) bool { return yield(exchange(to, home, from, p.ownedIn(Work, from))) }) &&
-		yield(duplicate(p.all(Work), p.all(Dst)))
+	w.put(duplicate(p.all(Work), p.all(Dst)))
 }
 
 // reduceToOwners sends the slices of a rank's source to their owners, and combines in home what the others
 // send for that slice. What cannot be combined yet waits in Scratch, after home if that is also there. A
 // rank combines at most once per round, so that it does not delay the others for long, and the rest at the
 // end.
-func reduceToOwners(p Problem, rank int, home Span, yield func(Step) bool) bool {
-	f := folder{size: p.Size, home: home, at: map[Ranks]Span{{rank, rank + 1}: home}, yield: yield}
+func reduceToOwners(p Problem, rank int, home Span, w *writer) {
+	f := folder{writer: w, size: p.Size, home: home, at: map[Ranks]Span{{rank, rank + 1}: home}}
 	if home.Buffer == Scratch {
 		f.scratch = home.length()
 	}
-	return yield(duplicate(p.ownedIn(Src, rank), home)) &&
-		rounds(p, rank, func(to, from int) bool {
-			step := exchange(to, p.ownedIn(Src, to), from, Span{})
-			combined := f.receive(&step)
-			return yield(step) && (combined || f.fold())
-		}) && f.rest()
+	w.put(duplicate(p.ownedIn(Src, rank), home))
+	rounds(p, rank, func(to, from int) {
+		step := exchange(to, p.ownedIn(Src, to), from, Span{})
+		combined := f.receive(&step)
+		w.put(step)
+		if !combined {
+			f.fold()
+		}
+	})
+	for len(f.fresh) > 0 {
+		f.fold()
+	}
 }
 
 // folder keeps the canonical tree's nodes that a rank has of its slice.
 type folder struct {
+	*writer
 	size    int
 	home    Span           // where the result must be stored
 	at      map[Ranks]Span // where the nodes are
 	fresh   []Ranks        // nodes that may have a sibling
 	free    []Span         // parts of Scratch
 	scratch int            // the first element of Scratch that was not used yet
-	yield   func(Step) bool
 }
 
 // receive sets where the step stores a rank's part. If its sibling is present, it is received into the
@@ -127,7 +129,7 @@ func (f *folder) receive(step *Step) (combined bool) {
 	if there, ok := f.at[other]; ok {
 		step.In, step.Side = there, sideOf(node, other)
 		delete(f.at, other)
-		f.put(parent, there)
+		f.keep(parent, there)
 		return true
 	}
 	if n := len(f.free); n > 0 {
@@ -136,17 +138,17 @@ func (f *folder) receive(step *Step) (combined bool) {
 		step.In = Span{Scratch, f.scratch, f.scratch + f.home.length()}
 		f.scratch += f.home.length()
 	}
-	f.put(node, step.In)
+	f.keep(node, step.In)
 	return false
 }
 
-func (f *folder) put(node Ranks, at Span) {
+func (f *folder) keep(node Ranks, at Span) {
 	f.at[node] = at
 	f.fresh = append(f.fresh, node)
 }
 
 // fold combines two siblings, if two are present.
-func (f *folder) fold() bool {
+func (f *folder) fold() {
 	for len(f.fresh) > 0 {
 		node := f.fresh[0]
 		f.fresh = f.fresh[1:]
@@ -162,20 +164,12 @@ func (f *folder) fold() bool {
 		delete(f.at, node)
 		delete(f.at, other)
 		f.free = append(f.free, here)
-		f.put(parent, there)
-		return f.home.length() == 0 || f.yield(fold(here, there, sideOf(node, other)))
-	}
-	return true
-}
-
-// rest combines the remaining nodes.
-func (f *folder) rest() bool {
-	for len(f.fresh) > 0 {
-		if !f.fold() {
-			return false
+		f.keep(parent, there)
+		if f.home.length() > 0 {
+			f.put(fold(here, there, sideOf(node, other)))
 		}
+		return
 	}
-	return true
 }
 
 // sideOf returns on which side of another node a node is.
@@ -188,17 +182,15 @@ func sideOf(node, other Ranks) Side {
 
 // framesBroadcast: the root sends every other rank its slice, then all ranks exchange their slices; the root
 // has all.
-func framesBroadcast(p Problem, rank int, yield func(Step) bool) bool {
+func framesBroadcast(p Problem, rank int, w *writer) {
 	mine := p.ownedIn(Dst, rank)
 	if rank == p.Root {
 		mine.Buffer = Src
-		if !rounds(p, rank, func(to, _ int) bool { return yield(send(to, p.ownedIn(Src, to))) }) {
-			return false
-		}
-	} else if !yield(receive(p.Root, mine)) {
-		return false
+		rounds(p, rank, func(to, _ int) { w.put(send(to, p.ownedIn(Src, to))) })
+	} else {
+		w.put(receive(p.Root, mine))
 	}
-	passed := rounds(p, rank, func(to, from int) bool {
+	rounds(p, rank, func(to, from int) {
 		step := exchange(to, mine, from, p.ownedIn(Dst, from))
 		if to == p.Root {
 			step.To, step.Out = -1, Span{}
@@ -206,53 +198,58 @@ func framesBroadcast(p Problem, rank int, yield func(Step) bool) bool {
 		if rank == p.Root {
 			step.From, step.In = -1, Span{}
 		}
-		return step.To < 0 && step.From < 0 || yield(step)
+		if step.To >= 0 || step.From >= 0 {
+			w.put(step)
+		}
 	})
-	return passed && (rank != p.Root || yield(duplicate(p.all(Src), p.all(Dst))))
+	if rank == p.Root {
+		w.put(duplicate(p.all(Src), p.all(Dst)))
+	}
 }
 
 // framesSwap exchanges parts or blocks with all ranks.
-func framesSwap(p Problem, rank int, yield func(Step) bool) bool {
+func framesSwap(p Problem, rank int, w *writer) {
 	at := p.offsets()
 	part := func(b Buffer, rank int) Span { return Span{b, at[rank], at[rank+1]} }
 	out := func(int) Span { return first(Src, at[rank+1]-at[rank]) }
 	if p.Op == AllToAll {
 		out = func(to int) Span { return part(Src, to) }
 	}
-	return yield(duplicate(out(rank), part(Dst, rank))) &&
-		rounds(p, rank, func(to, from int) bool { return yield(exchange(to, out(to), from, part(Dst, from))) })
+	w.put(duplicate(out(rank), part(Dst, rank)))
+	rounds(p, rank, func(to, from int) { w.put(exchange(to, out(to), from, part(Dst, from))) })
 }
 
-func framesGather(p Problem, rank int, yield func(Step) bool) bool {
+func framesGather(p Problem, rank int, w *writer) {
 	src, _ := p.Lengths(rank)
 	if rank != p.Root {
-		return yield(send(p.Root, first(Src, src)))
+		w.put(send(p.Root, first(Src, src)))
+		return
 	}
 	at := p.offsets()
 	part := func(rank int) Span { return Span{Dst, at[rank], at[rank+1]} }
-	return yield(duplicate(first(Src, src), part(rank))) &&
-		rounds(p, rank, func(_, from int) bool { return yield(receive(from, part(from))) })
+	w.put(duplicate(first(Src, src), part(rank)))
+	rounds(p, rank, func(_, from int) { w.put(receive(from, part(from))) })
 }
 
-func framesScatter(p Problem, rank int, yield func(Step) bool) bool {
+func framesScatter(p Problem, rank int, w *writer) {
 	_, dst := p.Lengths(rank)
 	if rank != p.Root {
-		return yield(receive(p.Root, first(Dst, dst)))
+		w.put(receive(p.Root, first(Dst, dst)))
+		return
 	}
 	at := p.offsets()
 	part := func(rank int) Span { return Span{Src, at[rank], at[rank+1]} }
-	return rounds(p, rank, func(to, _ int) bool { return yield(send(to, part(to))) }) &&
-		yield(duplicate(part(rank), first(Dst, dst)))
+	rounds(p, rank, func(to, _ int) { w.put(send(to, part(to))) })
+	w.put(duplicate(part(rank), first(Dst, dst)))
 }
 
-func framesSend(p Problem, rank int, yield func(Step) bool) bool {
+func framesSend(p Problem, rank int, w *writer) {
 	switch rank {
 	case p.Root:
-		return yield(send(p.Peer, p.all(Src)))
+		w.put(send(p.Peer, p.all(Src)))
 	case p.Peer:
-		return yield(receive(p.Root, p.all(Dst)))
+		w.put(receive(p.Root, p.all(Dst)))
 	}
-	return true
 }
 
 // framesCost: n - 1 frames of a slice, and for a reduction as many operands of it and what is left to combine

@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"iter"
+	"math/bits"
 	"slices"
 )
 
@@ -12,12 +13,21 @@ type writer struct {
 	ended bool
 }
 
-func write(plan func(w *writer)) iter.Seq[Step] {
-	return func(yield func(Step) bool) { plan(&writer{yield: yield}) }
+// generator returns the Steps of an algorithm that writes the plan of a rank.
+func generator(write func(p Problem, rank int, w *writer)) func(p Problem, rank int) iter.Seq[Step] {
+	return func(p Problem, rank int) iter.Seq[Step] {
+		return func(yield func(Step) bool) { write(p, rank, &writer{yield: yield}) }
+	}
 }
 
 func (w *writer) put(s Step) {
 	w.ended = w.ended || !w.yield(s)
+}
+
+// sync sets a flag and awaits it from all ranks of the domain.
+func (w *writer) sync(flag int) {
+	w.put(signal(flag))
+	w.put(await(flag))
 }
 
 // swap sends some spans to one rank and receives some from another, one by one, in as few steps as possible.
@@ -72,18 +82,23 @@ func (g *group) above(distance int) int { return g.rank((g.self + distance + g.s
 //
 // If the size is a power of two, it is recursive doubling: in round k a member exchanges the 2^k parts that
 // it has with the member whose number differs in bit k. For other sizes it is Bruck's all-gather, with as
-// many rounds and no more bytes: in round k a member sends the first 2^k parts that it has, starting with its
-// own, to the member 2^k below, and receives as many from the member 2^k above. They are stored in Scratch in
-// that order, so that each round is one frame, and are rotated into place at the end.
+// many rounds and no more bytes.
 func (g *group) allGather(w *writer) {
-	if g.size&(g.size-1) == 0 {
-		for n := 1; n < g.size; n *= 2 {
-			mine, peer := g.self&^(n-1), g.self^n
-			theirs := peer &^ (n - 1)
-			g.trade(w, peer, g.span(mine, mine+n), peer, g.span(theirs, theirs+n))
-		}
+	if g.size&(g.size-1) != 0 {
+		g.bruck(w)
 		return
 	}
+	for n := 1; n < g.size; n *= 2 {
+		mine, peer := g.self&^(n-1), g.self^n
+		theirs := peer &^ (n - 1)
+		g.trade(w, peer, g.span(mine, mine+n), peer, g.span(theirs, theirs+n))
+	}
+}
+
+// bruck is Bruck's all-gather: in round k a member sends the first 2^k parts that it has, starting with its own,
+// to the member 2^k below, and receives as many from the member 2^k above. They are stored in Scratch in that
+// order, so that each round is one frame, and are rotated into place at the end.
+func (g *group) bruck(w *writer) {
 	length := func(from, n int) (sum int) {
 		for _, s := range g.around(from, n) {
 			sum += s.length()
@@ -167,6 +182,68 @@ func (g *group) scatter(w *writer, root int) {
 	for ; reach > 0 && parts > 1; reach /= 2 {
 		w.swap(g.above(reach), g.around(g.self+reach, min(reach, parts-reach)), -1, nil)
 	}
+}
+
+// broadcast sends the whole region from the root to all members, along a binomial tree.
+func (g *group) broadcast(w *writer, root int) {
+	number, _ := g.below(root)
+	all, reach := g.span(0, g.size), 1<<bits.Len(uint(g.size-1))
+	if number > 0 {
+		reach = number & -number
+		w.put(receive(g.above(-reach), all))
+	}
+	for reach /= 2; reach > 0; reach /= 2 {
+		if number+reach < g.size {
+			w.put(send(g.above(reach), all))
+		}
+	}
+}
+
+// disseminate is a barrier: in round k every member notifies the member 2^k above it, and after the last round it
+// has information from all members.
+func (g *group) disseminate(w *writer) {
+	for reach := 1; reach < g.size; reach *= 2 {
+		w.put(exchange(g.above(reach), Span{}, g.above(-reach), Span{}))
+	}
+}
+
+// everyone is the group of all ranks with equal slices of the vector.
+func (p Problem) everyone(rank int, b Buffer) group {
+	return group{
+		size: p.Size, self: rank, rank: func(member int) int { return member }, buffer: b,
+		edge: func(i int) int { lo, _ := slice(p.Count, p.Size, i); return lo },
+	}
+}
+
+// gatherParts begins an all-gather: it copies the rank's part to its place in Dst, and returns the group of all
+// ranks with their parts.
+func (p Problem) gatherParts(rank int, w *writer) group {
+	g := p.everyone(rank, Dst)
+	g.edge = p.partEdge()
+	own := g.span(rank, rank+1)
+	w.put(duplicate(first(Src, own.length()), own))
+	return g
+}
+
+// broadcastBy broadcasts the vector by a function that sends the region of a group from the root to all members.
+func (p Problem) broadcastBy(rank int, w *writer, distribute func(g *group)) {
+	g := p.everyone(rank, Dst)
+	if rank == p.Root {
+		g.buffer = Src
+	}
+	distribute(&g)
+	if rank == p.Root {
+		w.put(duplicate(p.all(Src), p.all(Dst)))
+	}
+}
+
+// partEdge returns where the parts of the ranks begin.
+func (p Problem) partEdge() func(rank int) int {
+	if p.Counts == nil {
+		return func(rank int) int { return p.Count / p.Size * rank }
+	}
+	at := p.offsets()
+	return func(rank int) int { return at[rank] }
 }
 
 // fitsOps returns an error if the problem's operation is not one of those that the algorithm supports.

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"fmt"
-	"iter"
 	"time"
 )
 
@@ -30,7 +29,7 @@ var hierarchical = Algorithm{
 	Fits: func(p Problem) error {
 		return hierarchicalFits(p, "hierarchical", AllReduce, Reduce, ReduceScatter, Broadcast, AllGather, Barrier)
 	},
-	Steps: func(p Problem, rank int) iter.Seq[Step] { return hierarchicalSteps(p, rank, false) },
+	Steps: generator(func(p Problem, rank int, w *writer) { hierarchicalSteps(p, rank, false, w) }),
 	Cost:  func(p Problem, l Links) time.Duration { return hierarchicalCost(p, l, false) },
 }
 
@@ -39,7 +38,7 @@ var hierarchicalLong = Algorithm{
 	Fits: func(p Problem) error {
 		return hierarchicalFits(p, "hierarchical_long", AllReduce, Reduce, ReduceScatter, Broadcast)
 	},
-	Steps: func(p Problem, rank int) iter.Seq[Step] { return hierarchicalSteps(p, rank, true) },
+	Steps: generator(func(p Problem, rank int, w *writer) { hierarchicalSteps(p, rank, true, w) }),
 	Cost:  func(p Problem, l Links) time.Duration { return hierarchicalCost(p, l, true) },
 }
 
@@ -138,30 +137,28 @@ func (h *hierarchy) neighbours() int { return h.domain().Hi - h.domain().Lo }
 // leads reports whether this rank takes part in the frames.
 func (h *hierarchy) leads() bool { return h.local < h.lanes }
 
-func hierarchicalSteps(p Problem, rank int, long bool) iter.Seq[Step] {
-	return write(func(w *writer) {
-		h := newHierarchy(p, rank, long)
-		h.writer = w
-		switch p.Op {
-		case Barrier:
-			h.barrier()
-		case Broadcast:
-			h.broadcast()
-		case AllGather:
-			h.gatherParts()
-			if h.leads() {
-				g := h.between(h.local)
-				g.allGather(w)
-			}
-			h.deliver()
-		default:
-			sums := h.combineInside()
-			if h.leads() {
-				h.reduceBetween(sums)
-			}
-			h.deliver()
+func hierarchicalSteps(p Problem, rank int, long bool, w *writer) {
+	h := newHierarchy(p, rank, long)
+	h.writer = w
+	switch p.Op {
+	case Barrier:
+		h.barrier()
+	case Broadcast:
+		h.broadcast()
+	case AllGather:
+		h.gatherParts()
+		if h.leads() {
+			g := h.between(h.local)
+			g.allGather(w)
 		}
-	})
+		h.deliver()
+	default:
+		sums := h.combineInside()
+		if h.leads() {
+			h.reduceBetween(sums)
+		}
+		h.deliver()
+	}
 }
 
 // barrier: the first rank of a domain knows that its domain has entered, exchanges frames with the other
@@ -178,9 +175,7 @@ func (h *hierarchy) barrier() {
 		return
 	}
 	g := h.between(0)
-	for reach := 1; reach < g.size; reach *= 2 {
-		h.put(exchange(g.above(reach), Span{}, g.above(-reach), Span{}))
-	}
+	g.disseminate(h.writer)
 	if together {
 		h.put(signal(1))
 	}
@@ -195,8 +190,7 @@ func (h *hierarchy) enter() {
 
 // sync sets the next flag and awaits it from all ranks.
 func (h *hierarchy) sync() {
-	h.put(signal(h.flags))
-	h.put(await(h.flags))
+	h.writer.sync(h.flags)
 	h.flags++
 }
 

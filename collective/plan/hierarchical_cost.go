@@ -39,7 +39,7 @@ func hierarchicalCost(p Problem, l Links, long bool) time.Duration {
 	}
 	switch p.Op {
 	case Barrier:
-		return t.syncs(2) + t.doubling(func(int) int { return 0 })
+		return t.syncs(2) + t.gathering(t.members, 0, 0)
 	case Broadcast:
 		return t.broadcasting()
 	case AllGather:
@@ -106,7 +106,7 @@ func (t *tiers) delivering() time.Duration {
 
 // broadcasting: the root's domain reads from the root; the others wait for the frames, then deliver.
 func (t *tiers) broadcasting() time.Duration {
-	between := t.doubling(func(int) int { return t.longest })
+	between := t.gathering(t.members, t.longest, t.longest)
 	if t.long {
 		between = t.gathering(t.members, t.piece, t.longest) + t.allGathering(t.members, t.piece, t.longest)
 	}
@@ -145,15 +145,6 @@ func (t *tiers) reducing() time.Duration {
 	return took
 }
 
-// doubling returns the time of rounds in which a frame is sent to the member a power of two above.
-func (t *tiers) doubling(elements func(round int) int) (took time.Duration) {
-	m := len(t.domains)
-	for k := range bits.Len(uint(m - 1)) {
-		took += t.over(t.slowest(t.members, func(i int) int { return (i + 1<<k) % m }), elements(k))
-	}
-	return took
-}
-
 // exchanging returns the time of recursive doubling with the sums of the largest nodes.
 func (t *tiers) exchanging() (took time.Duration) {
 	m, s := len(t.domains), &sums{size: t.p.Size}
@@ -165,12 +156,7 @@ func (t *tiers) exchanging() (took time.Duration) {
 		for lo := 0; lo < m; lo += 1 << k {
 			most = max(most, len(s.nodes(t.ranks(lo, min(lo+1<<k, m)))))
 		}
-		link := t.slowest(t.members, func(i int) int {
-			if i^1<<k < m {
-				return i ^ 1<<k
-			}
-			return -1
-		})
+		link := t.slowest(t.members, func(i int) int { return i ^ 1<<k })
 		took += time.Duration(most) * (t.over(link, t.longest) + t.combining(2*t.longest))
 	}
 	if m&(m-1) != 0 {

@@ -34,22 +34,6 @@ func (c costs) link(a, b int) Link {
 	return c.Host
 }
 
-// between returns the slowest link of a round in which every rank has the peer given, if that is a rank.
-func (c costs) between(peer func(rank int) int) Link {
-	for rank := range c.places {
-		if other := peer(rank); other >= 0 && other < len(c.places) && c.link(rank, other) == c.Network {
-			return c.Network
-		}
-	}
-	return c.Host
-}
-
-// above returns the slowest link of a round in which every rank's peer is the rank at this distance above it,
-// modulo the size.
-func (c costs) above(distance int) Link {
-	return c.between(func(rank int) int { return (rank + distance) % len(c.places) })
-}
-
 // over returns the time of one frame over a link.
 func (c costs) over(l Link, elements int) time.Duration {
 	return l.Latency + duration(elements*c.ElementBytes, l.Bandwidth)

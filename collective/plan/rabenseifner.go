@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"iter"
 	"math/bits"
 	"sort"
 	"time"
@@ -36,51 +35,24 @@ var rabenseifner = Algorithm{
 	Fits: func(p Problem) error {
 		return fitsOps("rabenseifner", p, AllReduce, Reduce, ReduceScatter, AllGather, Broadcast)
 	},
-	Steps: rabenseifnerSteps,
+	Steps: generator(rabenseifnerSteps),
 	Cost:  rabenseifnerCost,
 }
 
-func rabenseifnerSteps(p Problem, rank int) iter.Seq[Step] {
-	return write(func(w *writer) {
-		switch p.Op {
-		case AllGather:
-			g := p.everyone(rank, Dst)
-			g.edge = p.partEdge()
-			own := g.span(rank, rank+1)
-			w.put(duplicate(first(Src, own.length()), own))
-			g.allGather(w)
-		case Broadcast:
-			g := p.everyone(rank, Dst)
-			if rank == p.Root {
-				g.buffer = Src
-			}
+func rabenseifnerSteps(p Problem, rank int, w *writer) {
+	switch p.Op {
+	case AllGather:
+		g := p.gatherParts(rank, w)
+		g.allGather(w)
+	case Broadcast:
+		p.broadcastBy(rank, w, func(g *group) {
 			g.scatter(w, p.Root)
 			g.full = p.Root + 1
 			g.allGather(w)
-			if rank == p.Root {
-				w.put(duplicate(p.all(Src), p.all(Dst)))
-			}
-		default:
-			halvingReduce(p, rank, w)
-		}
-	})
-}
-
-// everyone is the group of all ranks with equal slices of the vector.
-func (p Problem) everyone(rank int, b Buffer) group {
-	return group{
-		size: p.Size, self: rank, rank: func(member int) int { return member }, buffer: b,
-		edge: func(i int) int { lo, _ := slice(p.Count, p.Size, i); return lo },
+		})
+	default:
+		halvingReduce(p, rank, w)
 	}
-}
-
-// partEdge returns where the parts of the ranks begin.
-func (p Problem) partEdge() func(rank int) int {
-	if p.Counts == nil {
-		return func(rank int) int { return p.Count / p.Size * rank }
-	}
-	at := p.offsets()
-	return func(rank int) int { return at[rank] }
 }
 
 func halvingReduce(p Problem, rank int, w *writer) {
@@ -341,10 +313,10 @@ func rabenseifnerCost(p Problem, l Links) time.Duration {
 	return t
 }
 
-// slowest returns the slowest link of a round in which members have the peers given; a negative one has none.
+// slowest returns the slowest link of a round in which members have the peers given, as far as those are members.
 func (c costs) slowest(g group, peer func(member int) int) Link {
 	for i := range g.size {
-		if other := peer(i); other >= 0 && c.link(g.rank(i), g.rank(other)) == c.Network {
+		if other := peer(i); other >= 0 && other < g.size && c.link(g.rank(i), g.rank(other)) == c.Network {
 			return c.Network
 		}
 	}
@@ -381,12 +353,7 @@ func (c costs) halving(h *halving, elements int) time.Duration {
 		smaller = level
 	}
 	if whole := 1 << h.levels; h.size > whole {
-		ready += c.over(c.slowest(h.group, func(i int) int {
-			if i+whole < h.size {
-				return i + whole
-			}
-			return -1
-		}), elements/h.size)
+		ready += c.over(c.slowest(h.group, func(i int) int { return i + whole }), elements/h.size)
 	}
 	return ready
 }

@@ -1,9 +1,6 @@
 package plan
 
-import (
-	"iter"
-	"time"
-)
+import "time"
 
 // reduceBroadcast reduces to rank 0 along the canonical tree, and broadcasts from there along a binomial
 // tree: 2·log2(n) steps of the whole vector, so twice the steps of recursive_doubling if n is a power of two,
@@ -12,36 +9,19 @@ import (
 var reduceBroadcast = Algorithm{
 	Name:  "reduce_broadcast",
 	Fits:  func(p Problem) error { return fitsOps("reduce_broadcast", p, AllReduce, Barrier) },
-	Steps: reduceBroadcastSteps,
+	Steps: generator(reduceBroadcastSteps),
 	Cost:  reduceBroadcastCost,
 }
 
-func reduceBroadcastSteps(p Problem, rank int) iter.Seq[Step] {
+func reduceBroadcastSteps(p Problem, rank int, w *writer) {
 	p.Root = 0
-	return write(func(w *writer) {
-		number, reach := p.numberOf(rank)
-		if p.Op == Barrier {
-			for below := 1; below < reach; below *= 2 {
-				if number+below < p.Size {
-					w.put(receive(rank+below, Span{}))
-				}
-			}
-			if number > 0 {
-				w.put(send(rank-reach, Span{}))
-			}
-		} else {
-			treeReduce(p, rank, func(s Step) bool { w.put(s); return !w.ended })
-		}
-		result := p.all(Dst)
-		if number > 0 {
-			w.put(receive(rank-reach, result))
-		}
-		for reach /= 2; reach > 0; reach /= 2 {
-			if number+reach < p.Size {
-				w.put(send(rank+reach, result))
-			}
-		}
-	})
+	g := p.everyone(rank, Dst)
+	if p.Op == Barrier {
+		g.gather(w, 0)
+	} else {
+		treeReduce(p, rank, w)
+	}
+	g.broadcast(w, 0)
 }
 
 // reduceBroadcastCost: up, then down; rank 0 has the result in its destination.

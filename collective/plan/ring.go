@@ -2,7 +2,6 @@ package plan
 
 import (
 	"errors"
-	"iter"
 	"time"
 )
 
@@ -18,7 +17,7 @@ import (
 var ring = Algorithm{
 	Name:  "ring",
 	Fits:  ringFits,
-	Steps: ringSteps,
+	Steps: generator(ringSteps),
 	Cost:  ringCost,
 }
 
@@ -33,21 +32,16 @@ func ringFits(p Problem) error {
 	return nil
 }
 
-func ringSteps(p Problem, rank int) iter.Seq[Step] {
-	return write(func(w *writer) {
-		switch p.Op {
-		case Broadcast:
-			chain(p, rank, w)
-		case AllGather:
-			g := p.everyone(rank, Dst)
-			g.edge = p.partEdge()
-			own := g.span(rank, rank+1)
-			w.put(duplicate(first(Src, own.length()), own))
-			g.goAround(w, 0, Replace)
-		default:
-			ringReduce(p, rank, w)
-		}
-	})
+func ringSteps(p Problem, rank int, w *writer) {
+	switch p.Op {
+	case Broadcast:
+		p.broadcastBy(rank, w, func(g *group) { g.chain(w, p) })
+	case AllGather:
+		g := p.gatherParts(rank, w)
+		g.goAround(w, 0, Replace)
+	default:
+		ringReduce(p, rank, w)
+	}
 }
 
 func ringReduce(p Problem, rank int, w *writer) {
@@ -84,13 +78,9 @@ func (g *group) goAround(w *writer, first int, side Side) {
 	}
 }
 
-// chain forwards segments, each while the next one arrives.
-func chain(p Problem, rank int, w *writer) {
-	g := p.everyone(rank, Dst)
-	number := (rank - p.Root + p.Size) % p.Size
-	if number == 0 {
-		g.buffer = Src
-	}
+// chain forwards segments of the region, which has the root's vector, each while the next one arrives.
+func (g *group) chain(w *writer, p Problem) {
+	number, _ := g.below(p.Root)
 	segments := segmentsOf(p.Count, p.Size)
 	at := func(i int) Span {
 		lo, hi := slice(p.Count, segments, i)
@@ -109,9 +99,6 @@ func chain(p Problem, rank int, w *writer) {
 		case !last:
 			w.put(send(g.above(1), at(i)))
 		}
-	}
-	if number == 0 {
-		w.put(duplicate(p.all(Src), p.all(Dst)))
 	}
 }
 

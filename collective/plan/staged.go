@@ -2,7 +2,6 @@ package plan
 
 import (
 	"fmt"
-	"iter"
 	"time"
 )
 
@@ -21,7 +20,7 @@ import (
 var staged = Algorithm{
 	Name:  "staged",
 	Fits:  stagedFits,
-	Steps: func(p Problem, rank int) iter.Seq[Step] { return newStager(p, rank).steps },
+	Steps: generator(func(p Problem, rank int, w *writer) { newStager(p, rank, w).steps() }),
 	Cost:  stagedCost,
 }
 
@@ -60,6 +59,7 @@ func (p Problem) windows() (count, length int) {
 
 // stager generates one rank's plan.
 type stager struct {
+	*writer
 	p       Problem
 	rank    int
 	offsets []int // of the parts
@@ -69,8 +69,8 @@ type stager struct {
 	piece   int   // distance between the pieces for two ranks in one window
 }
 
-func newStager(p Problem, rank int) *stager {
-	s := &stager{p: p, rank: rank}
+func newStager(p Problem, rank int, w *writer) *stager {
+	s := &stager{writer: w, p: p, rank: rank}
 	s.count, s.length = p.windows()
 	s.room = p.Stage / stagedWindows / sliceElements * sliceElements
 	s.piece = s.length
@@ -82,21 +82,31 @@ func newStager(p Problem, rank int) *stager {
 
 // steps takes the windows through their phases: in, flag, work, flag, out. The phases of three windows
 // overlap.
-func (s *stager) steps(yield func(Step) bool) {
-	if !s.in(0, yield) || !yield(signal(0)) {
-		return
-	}
+func (s *stager) steps() {
+	s.in(0)
+	s.put(signal(0))
 	out := s.p.Op == AllReduce || s.p.Op == Reduce // for other operations the work's result is already in place
 	for w := range s.count {
-		if !s.in(w+1, yield) || !yield(await(w)) || out && !s.out(w-1, yield) || !s.work(w, yield) {
-			return
+		s.in(w + 1)
+		s.put(await(w))
+		if out {
+			s.out(w - 1)
 		}
-		if (out || w+1 < s.count) && !yield(signal(w+1)) {
-			return
+		s.work(w)
+		if out || w+1 < s.count {
+			s.put(signal(w + 1))
 		}
 	}
-	if (out || s.count == 0) && yield(await(s.count)) {
-		s.out(s.count-1, yield)
+	if out || s.count == 0 {
+		s.put(await(s.count))
+		s.out(s.count - 1)
+	}
+}
+
+// move puts a step that moves data, unless there is none.
+func (s *stager) move(step Step) {
+	if step.Out.length() > 0 {
+		s.put(step)
 	}
 }
 
@@ -120,47 +130,45 @@ func (s *stager) slot(w, at, length int) Span {
 }
 
 // in copies to the staging buffer what peers read of a window.
-func (s *stager) in(w int, yield func(Step) bool) bool {
+func (s *stager) in(w int) {
 	if w >= s.count {
-		return true
+		return
 	}
-	switch s.p.Op {
+	switch root := s.rank == s.p.Root; s.p.Op {
 	case AllReduce, Reduce:
 		lo, hi := s.window(w, s.p.Count)
 		ownLo, ownHi := s.owned(hi-lo, s.rank)
-		return s.copyIn(w, lo, 0, ownLo, yield) && s.copyIn(w, lo, ownHi, hi-lo, yield)
+		s.copyIn(w, lo, 0, ownLo)
+		s.copyIn(w, lo, ownHi, hi-lo)
 	case Broadcast, Send:
-		if s.rank == s.p.Root {
+		if root {
 			lo, hi := s.window(w, s.p.Count)
-			return s.copyIn(w, lo, 0, hi-lo, yield)
+			s.copyIn(w, lo, 0, hi-lo)
 		}
 	case AllGather, Gather:
-		if s.p.Op == AllGather || s.rank != s.p.Root {
+		if s.p.Op == AllGather || !root {
 			lo, hi := s.pieceOf(w, s.rank)
-			return s.copyIn(w, lo-s.offsets[s.rank], 0, hi-lo, yield)
+			s.copyIn(w, lo-s.offsets[s.rank], 0, hi-lo)
 		}
 	case ReduceScatter, Scatter, AllToAll:
-		if s.p.Op != Scatter || s.rank == s.p.Root {
-			return s.copyPieces(w, yield)
+		if s.p.Op != Scatter || root {
+			s.copyPieces(w)
 		}
 	}
-	return true
 }
 
 // copyIn copies elements [lo, hi) of a window that begins at an element of the source.
-func (s *stager) copyIn(w, begin, lo, hi int, yield func(Step) bool) bool {
-	return lo == hi || yield(duplicate(Span{Src, begin + lo, begin + hi}, s.slot(w, lo, hi-lo)))
+func (s *stager) copyIn(w, begin, lo, hi int) {
+	s.move(duplicate(Span{Src, begin + lo, begin + hi}, s.slot(w, lo, hi-lo)))
 }
 
 // copyPieces copies the window's pieces of the other ranks' parts.
-func (s *stager) copyPieces(w int, yield func(Step) bool) bool {
+func (s *stager) copyPieces(w int) {
 	for k := 1; k < s.p.Size; k++ {
 		peer := (s.rank + k) % s.p.Size
-		if lo, hi := s.pieceOf(w, peer); lo < hi && !yield(duplicate(Span{Src, lo, hi}, s.slot(w, peer*s.piece, hi-lo))) {
-			return false
-		}
+		lo, hi := s.pieceOf(w, peer)
+		s.move(duplicate(Span{Src, lo, hi}, s.slot(w, peer*s.piece, hi-lo)))
 	}
-	return true
 }
 
 // pieceOf returns which elements of a rank's part are in a window.
@@ -171,63 +179,58 @@ func (s *stager) pieceOf(w, rank int) (lo, hi int) {
 }
 
 // work does a rank's work on a window that all ranks have copied in.
-func (s *stager) work(w int, yield func(Step) bool) bool {
-	switch s.p.Op {
+func (s *stager) work(w int) {
+	switch root := s.rank == s.p.Root; s.p.Op {
 	case AllReduce, Reduce:
-		return s.combineSlice(w, yield)
+		s.combineSlice(w)
 	case ReduceScatter:
-		return s.combinePiece(w, yield)
+		s.combinePiece(w)
 	case Broadcast, Send:
 		lo, hi := s.window(w, s.p.Count)
-		if s.rank != s.p.Root {
-			return yield(pull(s.p.Root, s.slot(w, 0, hi-lo), Span{Dst, lo, hi}))
+		if !root {
+			s.move(pull(s.p.Root, s.slot(w, 0, hi-lo), Span{Dst, lo, hi}))
+		} else if s.p.Op == Broadcast {
+			s.move(duplicate(Span{Src, lo, hi}, Span{Dst, lo, hi}))
 		}
-		return s.p.Op == Send || yield(duplicate(Span{Src, lo, hi}, Span{Dst, lo, hi}))
 	case Scatter:
 		lo, hi := s.pieceOf(w, s.rank)
 		out := Span{Dst, lo - s.offsets[s.rank], hi - s.offsets[s.rank]}
-		if s.rank == s.p.Root {
-			return lo == hi || yield(duplicate(Span{Src, lo, hi}, out))
+		if root {
+			s.move(duplicate(Span{Src, lo, hi}, out))
+		} else {
+			s.move(pull(s.p.Root, s.slot(w, s.rank*s.piece, hi-lo), out))
 		}
-		return lo == hi || yield(pull(s.p.Root, s.slot(w, s.rank*s.piece, hi-lo), out))
-	case AllGather, AllToAll:
-		return s.takePieces(w, yield)
-	case Gather:
-		return s.rank != s.p.Root || s.takePieces(w, yield)
+	case AllGather, AllToAll, Gather:
+		if s.p.Op != Gather || root {
+			s.takePieces(w)
+		}
 	}
-	return true
 }
 
 // combineSlice combines the slice of a window that the rank owns.
-func (s *stager) combineSlice(w int, yield func(Step) bool) bool {
+func (s *stager) combineSlice(w int) {
 	begin, end := s.window(w, s.p.Count)
 	lo, hi := s.owned(end-begin, s.rank)
-	if lo == hi {
-		return true
-	}
 	at := s.slot(w, lo, hi-lo)
 	c := combine(Ranks{0, s.p.Size}, at, s.rank, at)
 	c.Own = Span{Src, begin + lo, begin + hi}
 	if s.p.Op == AllReduce || s.rank == s.p.Root {
 		c.Keep = Span{Dst, begin + lo, begin + hi}
 	}
-	return yield(c)
+	s.move(c)
 }
 
 // combinePiece combines the rank's part of a window into its destination.
-func (s *stager) combinePiece(w int, yield func(Step) bool) bool {
+func (s *stager) combinePiece(w int) {
 	lo, hi := s.pieceOf(w, s.rank)
-	if lo == hi {
-		return true
-	}
 	begin := s.offsets[s.rank]
 	c := combine(Ranks{0, s.p.Size}, s.slot(w, s.rank*s.piece, hi-lo), s.rank, Span{Dst, lo - begin, hi - begin})
 	c.Own = Span{Src, lo, hi}
-	return yield(c)
+	s.move(c)
 }
 
 // takePieces copies a piece of every rank's part to the destination, its own from the source.
-func (s *stager) takePieces(w int, yield func(Step) bool) bool {
+func (s *stager) takePieces(w int) {
 	for k := range s.p.Size {
 		owner := (s.rank + k) % s.p.Size
 		lo, hi := s.pieceOf(w, owner)
@@ -237,31 +240,25 @@ func (s *stager) takePieces(w int, yield func(Step) bool) bool {
 			in = s.slot(w, s.rank*s.piece, hi-lo)
 			begin = 0
 		}
-		step := pull(owner, in, Span{Dst, lo, hi})
 		if owner == s.rank {
-			step = duplicate(Span{Src, lo - begin, hi - begin}, Span{Dst, lo, hi})
-		}
-		if lo < hi && !yield(step) {
-			return false
+			s.move(duplicate(Span{Src, lo - begin, hi - begin}, Span{Dst, lo, hi}))
+		} else {
+			s.move(pull(owner, in, Span{Dst, lo, hi}))
 		}
 	}
-	return true
 }
 
 // out copies what others combined of a window.
-func (s *stager) out(w int, yield func(Step) bool) bool {
+func (s *stager) out(w int) {
 	if w < 0 || s.p.Op == Reduce && s.rank != s.p.Root {
-		return true
+		return
 	}
 	begin, end := s.window(w, s.p.Count)
 	for k := 1; k < s.p.Size; k++ {
 		owner := (s.rank + k) % s.p.Size
 		lo, hi := s.owned(end-begin, owner)
-		if lo < hi && !yield(pull(owner, s.slot(w, lo, hi-lo), Span{Dst, begin + lo, begin + hi})) {
-			return false
-		}
+		s.move(pull(owner, s.slot(w, lo, hi-lo), Span{Dst, begin + lo, begin + hi}))
 	}
-	return true
 }
 
 // stagedCost: one synchronisation per window, and one more where results are shared; the rank with the
