@@ -162,13 +162,10 @@ func (c *Call) before(ctx context.Context) error {
 	return c.Before(ctx)
 }
 
-// pairwise reports whether the call involves two ranks, not all.
-func (c *Call) pairwise() bool { return c.Op == Send || c.Op == Recv }
-
 // other returns the peer of a call of two ranks, the root of one that has a root, or -1.
 func (c *Call) other() int {
 	switch {
-	case c.pairwise():
+	case c.Op.Pairwise():
 		return c.Peer
 	case c.Op.Rooted():
 		return c.Root
@@ -186,7 +183,7 @@ func (c *Call) check(rank, size int, o *Options) (count int, err error) {
 			return 0, err
 		}
 	}
-	if c.Op == 0 || int(c.Op) >= len(roles) {
+	if !c.Op.Valid() {
 		return 0, fmt.Errorf("%v is not an operation", c.Op)
 	}
 	if c.Op == Barrier {
@@ -196,19 +193,19 @@ func (c *Call) check(rank, size int, o *Options) (count int, err error) {
 	if kind != nil || ranks != nil || counts != nil {
 		return 0, errors.Join(kind, ranks, counts)
 	}
-	gives, gets := c.parts(rank)
-	src, err := c.elements("Src", &c.Src, c.SrcList, gives)
+	role := c.role(rank)
+	src, err := c.elements("Src", &c.Src, c.SrcList, role.Gives)
 	if err != nil {
 		return 0, err
 	}
-	dst, err := c.elements("Dst", &c.Dst, c.DstList, gets)
+	dst, err := c.elements("Dst", &c.Dst, c.DstList, role.Gets)
 	if err != nil {
 		return 0, err
 	}
-	if count, err = c.measure(rank, size, src, dst, gives, gets); err != nil || c.Manifest == nil {
+	if count, err = c.measure(rank, size, src, dst, role); err != nil || c.Manifest == nil {
 		return count, err
 	}
-	if gives != nothing {
+	if role.Gives != plan.Nothing {
 		return count, c.checkShape("Src", src)
 	}
 	return count, c.checkShape("Dst", dst)
@@ -242,11 +239,11 @@ func article(noun string) string {
 
 func (c *Call) checkRanks(rank, size int) error {
 	switch {
-	case c.pairwise() && (c.Peer < 0 || c.Peer >= size):
+	case c.Op.Pairwise() && (c.Peer < 0 || c.Peer >= size):
 		return fmt.Errorf("peer %d of %d ranks", c.Peer, size)
-	case c.pairwise() && c.Peer == rank:
+	case c.Op.Pairwise() && c.Peer == rank:
 		return fmt.Errorf("%v of rank %d with itself", c.Op, rank)
-	case c.Op.Rooted() && !c.pairwise() && (c.Root < 0 || c.Root >= size):
+	case c.Op.Rooted() && !c.Op.Pairwise() && (c.Root < 0 || c.Root >= size):
 		return fmt.Errorf("root %d of %d ranks", c.Root, size)
 	}
 	return nil
@@ -256,7 +253,7 @@ func (c *Call) checkCounts(size int) error {
 	switch {
 	case c.Counts == nil:
 		return nil
-	case !roles[c.Op].uneven:
+	case !c.Op.Parted():
 		return fmt.Errorf("field Counts is set for %v, which has one count", c.Op)
 	case len(c.Counts) != size:
 		return fmt.Errorf("%d Counts for %d ranks", len(c.Counts), size)
@@ -269,66 +266,20 @@ func (c *Call) checkCounts(size int) error {
 	return nil
 }
 
-// portion is how much of the whole vector a memory of a call holds.
-type portion uint8
-
-const (
-	nothing portion = iota
-	part            // the rank's part
-	whole
-)
-
-// of returns how many elements it is, of a vector of count and a rank's part of own elements.
-func (p portion) of(count, own int) int {
-	switch p {
-	case part:
-		return own
-	case whole:
-		return count
-	}
-	return 0
-}
-
-// roles lists what each rank contributes and receives, by operation: the layout table of package plan.
-var roles = [...]struct {
-	rootGives, rootGets portion // of operations without a root: every rank
-	gives, gets         portion
-	uneven              bool // parts may differ in length
-	apart               bool // Src and Dst must be disjoint
-}{
-	AllReduce:     {rootGives: whole, rootGets: whole, gives: whole, gets: whole},
-	Broadcast:     {rootGives: whole, rootGets: whole, gets: whole},
-	Barrier:       {},
-	Reduce:        {rootGives: whole, rootGets: whole, gives: whole},
-	ReduceScatter: {rootGives: whole, rootGets: part, gives: whole, gets: part, uneven: true},
-	AllGather:     {rootGives: part, rootGets: whole, gives: part, gets: whole, uneven: true},
-	Gather:        {rootGives: part, rootGets: whole, gives: part, uneven: true},
-	Scatter:       {rootGives: whole, rootGets: part, gets: part, uneven: true},
-	AllToAll:      {rootGives: whole, rootGets: whole, gives: whole, gets: whole, apart: true},
-	Send:          {rootGives: whole, gives: whole},
-	Recv:          {rootGets: whole, gets: whole},
-}
-
-// parts returns what this rank contributes and receives.
-func (c *Call) parts(rank int) (gives, gets portion) {
-	r := &roles[c.Op]
-	if c.Op.Rooted() && rank != c.Root {
-		return r.gives, r.gets
-	}
-	return r.rootGives, r.rootGets
-}
+// role returns what this rank contributes and receives.
+func (c *Call) role(rank int) plan.Role { return c.Op.Role(rank == c.Root) }
 
 // sides sets the memories of x that have a part in the call on this rank. It does not return them: the copies would
 // cost as much as the rest of a small call's preparation.
 func (c *Call) sides(rank int, x *executor.Call) {
-	gives, gets := c.parts(rank)
+	role := c.role(rank)
 	x.SrcList, x.DstList = nil, nil
-	if gives != nothing {
+	if role.Gives != plan.Nothing {
 		x.Src, x.SrcList = c.Src, c.SrcList
 	} else {
 		x.Src = tensor.Memory{}
 	}
-	if gets != nothing {
+	if role.Gets != plan.Nothing {
 		x.Dst, x.DstList = c.Dst, c.DstList
 	} else {
 		x.Dst = tensor.Memory{}
@@ -337,9 +288,9 @@ func (c *Call) sides(rank int, x *executor.Call) {
 
 // elements validates a memory of the call, or the list in its place, and returns how many elements it holds: 0 if the
 // call does not use it.
-func (c *Call) elements(name string, m *tensor.Memory, list []tensor.Memory, p portion) (n int, err error) {
+func (c *Call) elements(name string, m *tensor.Memory, list []tensor.Memory, p plan.Portion) (n int, err error) {
 	switch {
-	case p == nothing:
+	case p == plan.Nothing:
 		return 0, nil
 	case list == nil:
 		return c.elementsOf(name, m)
@@ -369,10 +320,10 @@ func (c *Call) elementsOf(name string, m *tensor.Memory) (int, error) {
 
 // measure returns the elements of the whole vector, as the elements of both memories and Counts say, and holds them
 // against each other.
-func (c *Call) measure(rank, size, src, dst int, gives, gets portion) (count int, err error) {
-	from, to := dst, gets // what count follows from
-	if gets == nothing {
-		from, to = src, gives
+func (c *Call) measure(rank, size, src, dst int, role plan.Role) (count int, err error) {
+	from, to := dst, role.Gets // what count follows from
+	if to == plan.Nothing {
+		from, to = src, role.Gives
 	}
 	own := from
 	switch {
@@ -383,64 +334,64 @@ func (c *Call) measure(rank, size, src, dst int, gives, gets portion) (count int
 				return 0, errors.New("the Counts add up to more than an int holds")
 			}
 		}
-	case to == part:
+	case to == plan.Part:
 		count = from * size
 	default:
 		count = from
 	}
-	if c.Counts == nil && (roles[c.Op].uneven || c.Op == AllToAll) {
+	if c.Counts == nil && (c.Op.Parted() || c.Op == AllToAll) {
 		if count%size != 0 {
 			return 0, fmt.Errorf("%d elements are not divisible among %d ranks%s", count, size, c.hint())
 		}
 		own = count / size
 	}
-	name, has, want := "Src", src, gives.of(count, own)
+	name, has, want := "Src", src, role.Gives.Of(count, own)
 	if has == want {
-		name, has, want = "Dst", dst, gets.of(count, own)
+		name, has, want = "Dst", dst, role.Gets.Of(count, own)
 	}
 	if has != want {
-		if gives == whole && gets == whole {
+		if role == (plan.Role{Gives: plan.Whole, Gets: plan.Whole}) {
 			size := c.Type.Bytes()
 			return 0, fmt.Errorf("%d bytes in Src and %d in Dst: want as many", src*size, dst*size)
 		}
 		return 0, fmt.Errorf("%d elements in %s of rank %d: want %d", has, name, rank, want)
 	}
-	if gives != nothing && gets != nothing {
-		return count, c.checkPlace(rank, size, gives, gets)
+	if role.Gives != plan.Nothing && role.Gets != plan.Nothing {
+		return count, c.checkPlace(rank, size, role)
 	}
 	return count, nil
 }
 
 func (c *Call) hint() string {
-	if roles[c.Op].uneven {
+	if c.Op.Parted() {
 		return "; parts of other lengths need Counts"
 	}
 	return ""
 }
 
 // checkPlace holds Src and Dst against the in-place rule.
-func (c *Call) checkPlace(rank, size int, gives, gets portion) error {
+func (c *Call) checkPlace(rank, size int, role plan.Role) error {
 	if c.SrcList != nil || c.DstList != nil {
-		return c.checkLists(gives, gets)
+		return c.checkLists(role)
 	}
 	longer, shorter := &c.Src, &c.Dst
 	if !overlap(longer, shorter) {
 		return nil
 	}
-	if gives == part {
+	if role.Gives == plan.Part {
 		longer, shorter = shorter, longer
 	}
 	at := 0
-	if gives != gets {
-		lo, _ := c.part(rank, size, longer.Bytes/c.Type.Bytes())
+	if role.Gives != role.Gets {
+		lo, _ := Problem{Size: size, Count: longer.Bytes / c.Type.Bytes(), Counts: c.Counts}.Part(rank)
 		at = lo * c.Type.Bytes()
 	}
 	switch {
-	case roles[c.Op].apart:
+	case c.Op == AllToAll:
 		return fmt.Errorf("memories Src and Dst overlap: want disjoint ones, %v cannot be in place", c.Op)
 	case uintptr(shorter.Ptr) == uintptr(longer.Ptr)+uintptr(at):
 		return nil
-	case gives != gets:
+	case role.Gives != role.Gets:
 		return fmt.Errorf("memories Src and Dst overlap: "+
 			"want disjoint ones, or the shorter one %d bytes after the start of the other", at)
 	}
@@ -448,28 +399,17 @@ func (c *Call) checkPlace(rank, size int, gives, gets portion) error {
 }
 
 // checkLists holds lists that are cut in the same places against the in-place rule. Other overlaps are not found.
-func (c *Call) checkLists(gives, gets portion) error {
-	if gives != gets || len(c.SrcList) != len(c.DstList) {
+func (c *Call) checkLists(role plan.Role) error {
+	if role.Gives != role.Gets || len(c.SrcList) != len(c.DstList) {
 		return nil
 	}
 	for i := range c.SrcList {
 		src, dst := &c.SrcList[i], &c.DstList[i]
-		if same := src.Ptr == dst.Ptr && src.Bytes == dst.Bytes; overlap(src, dst) && (!same || roles[c.Op].apart) {
+		if same := src.Ptr == dst.Ptr && src.Bytes == dst.Bytes; overlap(src, dst) && (!same || c.Op == AllToAll) {
 			return fmt.Errorf("memories %d of SrcList and DstList overlap: want the same, or disjoint ones", i)
 		}
 	}
 	return nil
-}
-
-// part returns which elements of count are the rank's part.
-func (c *Call) part(rank, size, count int) (lo, hi int) {
-	if c.Counts == nil {
-		return count / size * rank, count / size * (rank + 1)
-	}
-	for _, n := range c.Counts[:rank] {
-		lo += n
-	}
-	return lo, lo + c.Counts[rank]
 }
 
 // checkShape holds the shape of the tensor against the memory that it describes, and its elements.

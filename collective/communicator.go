@@ -231,7 +231,7 @@ const (
 
 // enter numbers a call and reports whether it may run now.
 func (c *communicator) enter(call *Call, how manner) (t ticket, ready bool, err error) {
-	if how == blocking && !call.pairwise() {
+	if how == blocking && !call.Op.Pairwise() {
 		if t, ready = c.enterSole(); ready {
 			c.enterMonitor(t.seq, call)
 			return t, true, nil

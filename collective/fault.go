@@ -26,7 +26,7 @@ func (p otherRanks) State(rank int) (s fault.State, ok bool) {
 func (p otherRanks) LastSeen(rank int) (l fault.LastSeen) {
 	d := p.d
 	l.Frame = d.exec.LastCall(rank)
-	if d.site.sharesMemory() && d.site.in(rank) && !d.run.Call.pairwise() {
+	if d.site.sharesMemory() && d.site.in(rank) && !d.run.Call.Op.Pairwise() {
 		l.Entered = !slices.Contains(d.end.Memory().Behind(0, nil), rank)
 		if !l.Entered {
 			l.Previous = d.calls.before(d.slot.Seq)

@@ -15,7 +15,7 @@ import (
 // mismatch is detected without waiting for the other ranks: it reads their slots, or the calls in which local
 // peers have blocked. It is called before a wait blocks.
 func (d *diagnosis) compareEarly() error {
-	if !d.site.sharesMemory() || d.run.Call.pairwise() {
+	if !d.site.sharesMemory() || d.run.Call.Op.Pairwise() {
 		return d.block()
 	}
 	if !d.exec.Entering() {
@@ -70,7 +70,7 @@ func (d *diagnosis) mismatch(here func(rank int) bool) error {
 // two ranks diverged earlier: otherCall then looks for the call in which they did.
 func (d *diagnosis) otherCall(frame *executor.OtherCall) error {
 	peer, h, header := frame.Peer, frame.Header, fingerprint.WithoutFrame(frame.Header)
-	if Op(h.Op) != Send && !d.run.Call.pairwise() && h.Comm == d.slot.Comm && h.Epoch == d.slot.Epoch {
+	if Op(h.Op) != Send && !d.run.Call.Op.Pairwise() && h.Comm == d.slot.Comm && h.Epoch == d.slot.Epoch {
 		before := d.calls.before(d.slot.Seq)
 		switch {
 		case h.Seq+1 == d.slot.Seq && !before.None() && before.Header != header:
@@ -138,7 +138,7 @@ func (d *diagnosis) probe() error {
 		return nil
 	}
 	seq := d.slot.Seq
-	if d.run.Call.pairwise() {
+	if d.run.Call.Op.Pairwise() {
 		seq = fault.LatestCall
 	}
 	state, ok := fault.DecodeState(d.end.Ask(peer, seq))
@@ -148,7 +148,7 @@ func (d *diagnosis) probe() error {
 	own, theirs := d.calls.call(), &state.Call
 	switch {
 	case !ok || theirs.None() || theirs.Header.Comm != own.Header.Comm || theirs.Header.Epoch != own.Header.Epoch:
-	case d.run.Call.pairwise():
+	case d.run.Call.Op.Pairwise():
 		c := fault.ReceiveDeadlock(fault.Part{Rank: d.rank, Call: &own}, fault.Part{Rank: peer, Call: theirs})
 		if c != nil {
 			return d.conflict(c)
@@ -172,5 +172,5 @@ func (d *diagnosis) hiddenPeer() int {
 
 // canSee reports whether this rank can look up what another rank does.
 func (d *diagnosis) canSee(rank int) bool {
-	return d.site.in(rank) && (d.site.oneWorker || !d.run.Call.pairwise())
+	return d.site.in(rank) && (d.site.oneWorker || !d.run.Call.Op.Pairwise())
 }

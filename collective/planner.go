@@ -55,7 +55,7 @@ type planner struct {
 // plan returns the plan of a collective; nil for a call of two ranks.
 func (x *planner) plan(r *Running) (p *planned, err error) {
 	call, o := r.Call, &r.Options
-	if call.pairwise() {
+	if call.Op.Pairwise() {
 		return nil, nil
 	}
 	key := planKey{

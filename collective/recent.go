@@ -22,7 +22,7 @@ type recent struct {
 // one.
 func (c *recent) note(r *Running, s *signature, begun *fingerprint.Numbers) {
 	n, back := &c.notes[r.seq&1], uint64(0)
-	if r.Call.pairwise() {
+	if r.Call.Op.Pairwise() {
 		n, back = &c.notes[2], begun.Opposite(r.Call.Op, r.Call.Peer)
 	}
 	log := &c.front.c.log

@@ -139,7 +139,7 @@ func newRecord(call *Call, count int, o *Options, by string) flight.Call {
 	}
 	must := fingerprint.Agreed(call.Op)
 	c := flight.Call{Op: call.Op.String(), Name: call.name(), Algorithm: by}
-	if call.pairwise() {
+	if call.Op.Pairwise() {
 		c.Pair, c.Peer = true, call.Peer
 	}
 	if must.Has(fingerprint.Reduce) {

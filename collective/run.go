@@ -141,7 +141,7 @@ func (b *planBackend) down() error {
 		}
 		return nil
 	}
-	if left := d.departed; !errors.Is(left.down.Err, transport.ErrClosed) || !d.run.Call.pairwise() {
+	if left := d.departed; !errors.Is(left.down.Err, transport.ErrClosed) || !d.run.Call.Op.Pairwise() {
 		return left
 	}
 	return nil

@@ -23,6 +23,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/collective/chooser"
+	"github.com/lockstep-ml/lockstep/collective/plan"
 	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/internal/memlimit"
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -256,7 +257,7 @@ func measureSizes(ctx context.Context, opts Options, report func(Result) error) 
 // same part.
 func (o *Options) count(size, ranks int) int {
 	count := size / o.Type.Bytes()
-	if parted(o.Op) {
+	if o.Op.Parted() || o.Op == collective.AllToAll {
 		count = max(1, count/ranks) * ranks
 	}
 	return count
@@ -339,17 +340,17 @@ func (o *Options) Memory(size int) int {
 	}
 	vectors := 0
 	for _, ranks := range o.Split.Sizes(o.Ranks) {
-		give, get := ranks, ranks // whole vectors, of all ranks of the group
-		switch o.Op {
-		case collective.Reduce, collective.ReduceScatter:
-			get = 1
-		case collective.Broadcast, collective.AllGather:
-			give = 1
-		case collective.Gather, collective.Scatter:
-			give, get = 1, 1
-		case collective.Send:
-			give, get = ranks/2, ranks/2
+		held := func(others plan.Portion) int { // whole vectors, of all ranks of the group
+			switch {
+			case o.Op == collective.Send:
+				return ranks / 2
+			case others == plan.Whole:
+				return ranks
+			}
+			return 1
 		}
+		role := o.Op.Role(false)
+		give, get := held(role.Gives), held(role.Gets)
 		vectors += give + get
 		if o.checks() > 0 {
 			vectors += get

@@ -22,61 +22,39 @@ type part struct {
 // ranks where every rank has a part of the vector.
 func newPart(c collective.Communicator, o *Options, count int) (*part, error) {
 	n, rank := c.Size(), c.Rank()
-	each := count / n
 	p := &part{call: collective.Call{Op: o.Op, Reduce: o.Reduce, Type: o.Type, Root: o.Root}}
-	give, get := count, count // elements
-	first := 0                // index in the whole vector of the first element of Src
-	value := func(i int) float64 { return 0 }
-	oracle := o.newOracle(n)
-	whole := func(i int) float64 { return oracle.contribution(i/max(1, each), i) }
-	switch o.Op {
-	case collective.AllReduce:
-		value = oracle.fold
-	case collective.Reduce:
-		value = oracle.fold
-		if rank != o.Root {
-			get = 0
+	if o.Op == collective.Send {
+		switch {
+		case rank%2 == 1:
+			p.call.Op, p.call.Peer = collective.Recv, rank-1
+		case rank+1 < n:
+			p.call.Peer = rank + 1
+		default:
+			p.idle = true
+			return p, nil
 		}
+	}
+	each, role := count/n, p.call.Op.Role(rank == o.Root)
+	give, get := role.Gives.Of(count, each), role.Gets.Of(count, each) // elements
+	first := rank * role.Gives.Of(0, each)                             // in the whole vector: of Src
+	oracle := o.newOracle(n)
+	value := oracle.fold
+	switch o.Op {
+	case collective.AllReduce, collective.Reduce, collective.Barrier:
 	case collective.ReduceScatter:
-		get = each
 		value = func(i int) float64 { return oracle.fold(rank*each + i) }
 	case collective.Broadcast:
 		value = func(i int) float64 { return oracle.contribution(o.Root, i) }
-		if rank != o.Root {
-			give = 0
-		}
-	case collective.AllGather:
-		give, first, value = each, rank*each, whole
-	case collective.Gather:
-		give, first, value = each, rank*each, whole
-		if rank != o.Root {
-			get = 0
-		}
+	case collective.AllGather, collective.Gather:
+		value = func(i int) float64 { return oracle.contribution(i/each, i) }
 	case collective.Scatter:
-		get = each
 		value = func(i int) float64 { return oracle.contribution(o.Root, rank*each+i) }
-		if rank != o.Root {
-			give = 0
-		}
 	case collective.AllToAll:
-		value = func(i int) float64 { return oracle.contribution(i/max(1, each), rank*each+i%max(1, each)) }
-	case collective.Barrier:
-		give, get = 0, 0
+		value = func(i int) float64 { return oracle.contribution(i/each, rank*each+i%each) }
 	case collective.Send:
 		value = func(i int) float64 { return oracle.contribution(rank-1, i) }
-		switch {
-		case rank%2 == 0 && rank+1 == n:
-			p.idle = true
-		case rank%2 == 0:
-			p.call.Peer, get = rank+1, 0
-		default:
-			p.call.Op, p.call.Peer, give = collective.Recv, rank-1, 0
-		}
 	default:
 		return nil, fmt.Errorf("bench: %v cannot be measured", o.Op)
-	}
-	if p.idle {
-		return p, nil
 	}
 	if o.checks() > 0 {
 		p.want = elements(o.Type, get, value)
@@ -190,15 +168,6 @@ func measureRank(
 		}
 	}
 	return nil
-}
-
-// parted reports whether every rank has a part of the vector, so that its length must be divisible.
-func parted(op collective.Op) bool {
-	switch op {
-	case collective.ReduceScatter, collective.AllGather, collective.Gather, collective.Scatter, collective.AllToAll:
-		return true
-	}
-	return false
 }
 
 // measure times the calls of one size on one rank, and checks their results. Rank 0's result has the times.

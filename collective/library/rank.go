@@ -120,7 +120,7 @@ func (m *rank) run(r *collective.Running) error {
 	m.front.Begin(r, m.team.driver.Transport())
 	w := &wait{Running: r, m: m, print: m.fingerprint(r)}
 	defer w.stop()
-	if pairwise(r.Call) {
+	if r.Call.Op.Pairwise() {
 		return m.exchange(w)
 	}
 	return m.together(w)
@@ -156,8 +156,6 @@ func (m *rank) fingerprint(r *collective.Running) fingerprint.Call {
 	call.Header.Seq = r.Seq()
 	return call
 }
-
-func pairwise(c *collective.Call) bool { return c.Op == collective.Send || c.Op == collective.Recv }
 
 // Rebuild makes a new driver for the first local rank, which the others share.
 func (m *rank) Rebuild(ctx context.Context) (collective.Backend, error) {

@@ -34,7 +34,7 @@ type job struct {
 // result is copied back when that is done.
 func (b *driver) Start(o library.Operation) <-chan error {
 	j := &job{Operation: o, b: b, in: &b.in, out: &b.out, size: o.Type.Bytes()}
-	if o.Op == collective.Send || o.Op == collective.Recv {
+	if o.Op.Pairwise() {
 		j.in, j.out = &j.own[0], &j.own[1]
 	}
 	j.offset = [2][]int{offsets(o.Out, j.size), offsets(o.In, j.size)}

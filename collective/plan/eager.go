@@ -41,11 +41,7 @@ func fitsMemory(name string, p Problem) error {
 
 // longestSource returns the number of elements of the longest Src.
 func (p Problem) longestSource() int {
-	most := p.Count
-	if p.Op == AllGather || p.Op == Gather {
-		most = p.longestPart()
-	}
-	return most
+	return p.Op.Role(true).Gives.Of(p.Count, p.longestPart())
 }
 
 func (p Problem) longestPart() int {

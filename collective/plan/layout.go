@@ -54,11 +54,10 @@ const (
 // layout returns how many elements a rank contributes, and where in the vector Src and Dst begin.
 func (p *Problem) layout(rank int) (src, srcAt, dstAt int) {
 	src, _ = p.Lengths(rank)
-	switch p.Op {
-	case AllGather, Gather:
-		srcAt, _ = p.Part(rank)
-	case ReduceScatter, Scatter:
-		dstAt, _ = p.Part(rank)
+	if p.Op.Parted() {
+		at, _ := p.Part(rank)
+		role := p.Op.Role(true)
+		srcAt, dstAt = role.Gives.Of(0, at), role.Gets.Of(0, at)
 	}
 	return src, srcAt, dstAt
 }

@@ -56,6 +56,64 @@ func (o Op) Rooted() bool {
 	return o == Broadcast || o == Reduce || o == Gather || o == Scatter || o == Send
 }
 
+// Pairwise reports whether the operation involves two ranks, not all.
+func (o Op) Pairwise() bool { return o == Send || o == Recv }
+
+// Portion is how much of the whole vector a memory of a call holds.
+type Portion uint8
+
+// The portions.
+const (
+	Nothing Portion = iota
+	Part            // the rank's part
+	Whole
+)
+
+// Of returns how many elements the portion has, of a vector of count and a rank's part of own elements.
+func (p Portion) Of(count, own int) int {
+	switch p {
+	case Part:
+		return own
+	case Whole:
+		return count
+	}
+	return 0
+}
+
+// Role is what a rank contributes to an operation (Src) and receives (Dst).
+type Role struct{ Gives, Gets Portion }
+
+// roles is the package's table of what each rank contributes and receives, by operation.
+var roles = [...]struct{ root, others Role }{
+	AllReduce:     {Role{Whole, Whole}, Role{Whole, Whole}},
+	Broadcast:     {Role{Whole, Whole}, Role{Nothing, Whole}},
+	Barrier:       {},
+	Reduce:        {Role{Whole, Whole}, Role{Whole, Nothing}},
+	ReduceScatter: {Role{Whole, Part}, Role{Whole, Part}},
+	AllGather:     {Role{Part, Whole}, Role{Part, Whole}},
+	Gather:        {Role{Part, Whole}, Role{Part, Nothing}},
+	Scatter:       {Role{Whole, Part}, Role{Nothing, Part}},
+	AllToAll:      {Role{Whole, Whole}, Role{Whole, Whole}},
+	Send:          {Role{Whole, Nothing}, Role{Whole, Nothing}},
+	Recv:          {Role{Nothing, Whole}, Role{Nothing, Whole}},
+}
+
+// Valid reports whether o is one of the operations.
+func (o Op) Valid() bool { return o > 0 && int(o) < len(roles) }
+
+// Role returns the role of a rank in a valid operation. root reports whether it is the root; operations without a root
+// have one role.
+func (o Op) Role(root bool) Role {
+	if root {
+		return roles[o].root
+	}
+	return roles[o].others
+}
+
+// Parted reports whether each rank has a part of the vector as its source or destination. Only the parts of these
+// operations may differ in length.
+func (o Op) Parted() bool { return roles[o].root.Gives == Part || roles[o].root.Gets == Part }
+
 // ReduceOp is how elements are combined (TensorFlow's tf.distribute.ReduceOp, and MPI's other usual ones).
 type ReduceOp uint8
 

@@ -29,14 +29,13 @@ func (p Problem) Validate() error {
 }
 
 func (p Problem) validateParts() error {
-	counted := p.Op == ReduceScatter || p.Op == AllGather || p.Op == Gather || p.Op == Scatter
 	switch {
 	case p.Counts == nil:
-		if (counted || p.Op == AllToAll) && p.Count%p.Size != 0 {
+		if (p.Op.Parted() || p.Op == AllToAll) && p.Count%p.Size != 0 {
 			return fmt.Errorf("%d elements cannot be divided into %d equal parts", p.Count, p.Size)
 		}
 		return nil
-	case !counted:
+	case !p.Op.Parted():
 		return fmt.Errorf("counts by rank given for %v, which has one count", p.Op)
 	case len(p.Counts) != p.Size:
 		return fmt.Errorf("%d counts for %d ranks", len(p.Counts), p.Size)
@@ -56,38 +55,18 @@ func (p Problem) validateParts() error {
 
 // Lengths returns the number of elements in the Src and the Dst of a rank.
 func (p Problem) Lengths(rank int) (src, dst int) {
-	root, part := rank == p.Root, 0
-	switch p.Op {
-	case ReduceScatter, AllGather, Gather, Scatter:
+	role, own := p.Op.Role(rank == p.Root), 0
+	switch {
+	case p.Op == Send && rank == p.Peer: // its call is a Recv
+		role = Recv.Role(false)
+	case !p.takesPart(rank):
+		role = Role{}
+	}
+	if p.Op.Parted() {
 		lo, hi := p.Part(rank)
-		part = hi - lo
+		own = hi - lo
 	}
-	switch p.Op {
-	case AllReduce, AllToAll:
-		return p.Count, p.Count
-	case Reduce:
-		return p.Count, only(root, p.Count)
-	case Broadcast:
-		return only(root, p.Count), p.Count
-	case ReduceScatter:
-		return p.Count, part
-	case AllGather:
-		return part, p.Count
-	case Gather:
-		return part, only(root, p.Count)
-	case Scatter:
-		return only(root, p.Count), part
-	case Send:
-		return only(root, p.Count), only(rank == p.Peer, p.Count)
-	}
-	return 0, 0
-}
-
-func only(is bool, n int) int {
-	if is {
-		return n
-	}
-	return 0
+	return role.Gives.Of(p.Count, own), role.Gets.Of(p.Count, own)
 }
 
 // Part returns the range of a rank's part of the vector; for an AllToAll, of its block.

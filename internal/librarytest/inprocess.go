@@ -88,7 +88,7 @@ func (b *inProcess) Start(o library.Operation) <-chan error {
 		o.Src = o.Dst
 	}
 	c.Src, c.Dst = memory(o.Src, src), memory(o.Dst, dst)
-	if (o.Op == collective.Send || o.Op == collective.Recv) && b.post != nil {
+	if o.Op.Pairwise() && b.post != nil {
 		b.work.Go(func() { done <- b.deliver(o, c) })
 		return done
 	}

@@ -55,7 +55,7 @@ func (p *pair) of(op plan.Op) *uint64 {
 
 // paired reports whether a call is counted by peer. A call with a negative peer counts as a collective: it fails
 // anyway.
-func paired(op plan.Op, peer int) bool { return (op == plan.Send || op == plan.Recv) && peer >= 0 }
+func paired(op plan.Op, peer int) bool { return op.Pairwise() && peer >= 0 }
 
 // Opposite returns how many calls of the opposite kind were counted with a peer: the receives for Send, the
 // sends for Recv.
