@@ -72,6 +72,12 @@ func (f *Function) record(o *Op, inputs []compute.Value) ([]compute.Value, error
 	if err != nil {
 		return nil, err
 	}
+	o.Fn, o.Index = f, f.Of.ops
+	if f.Of.Check != nil {
+		if err := f.Of.Check(o); err != nil {
+			return nil, err
+		}
+	}
 	functions := make([]compute.Function, len(o.Functions))
 	for i, g := range o.Functions {
 		functions[i] = g.Base
@@ -84,7 +90,6 @@ func (f *Function) record(o *Op, inputs []compute.Value) ([]compute.Value, error
 		x, _ := v.(*Value)
 		o.Inputs = append(o.Inputs, x)
 	}
-	o.Fn, o.Index = f, f.Of.ops
 	f.Of.ops++
 	f.Ops = append(f.Ops, o)
 	out := make([]compute.Value, len(results))

@@ -20,6 +20,10 @@ type Builder struct {
 
 	ComposeBatchNorm bool // make batch normalization of other operations, for a backend that has none
 
+	// Check, if set, is called with each operation before it is added. It may change its name, and set its Note. An error
+	// keeps the operation out of the graph, and is returned to the program that adds it.
+	Check func(*Op) error
+
 	ops int
 }
 
@@ -106,4 +110,5 @@ type Op struct {
 	Emit       Emitter
 	Parameter  int // its index if it is a parameter
 	Literal    any // the elements of a constant
+	Note       any // what the owner of the Builder knows about it
 }

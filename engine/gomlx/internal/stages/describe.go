@@ -10,6 +10,8 @@ import (
 
 	"github.com/gomlx/compute"
 	"github.com/gomlx/compute/shapes"
+
+	"github.com/lockstep-ml/lockstep/internal/record"
 )
 
 // Deferred is a completely recorded graph that is compiled on first use. It is the executable of a graph
@@ -28,13 +30,7 @@ func (d *Deferred) Compile(buckets [][]int) (compute.Executable, error) {
 	if d.exe != nil {
 		return d.exe, nil
 	}
-	real, err := unwrapAll("Return", valuesOf(d.b.main.outputs))
-	if err != nil {
-		return nil, err
-	}
-	if err := d.b.main.real.Return(real, nil); err != nil {
-		return nil, err
-	}
+	var err error
 	if d.exe, err = d.b.compile(buckets); err == nil {
 		d.b.forget()
 	}
@@ -46,16 +42,16 @@ func (d *Deferred) Compile(buckets [][]int) (compute.Executable, error) {
 // in the order in which they are reached from the outputs. So the lines depend only on the graph, not on the
 // order in which it was built, on unused operations, or on the process.
 func (d *Deferred) Describe() []string {
-	w := &description{numbers: map[*op]int{}}
-	outputs := w.values(d.b.main.outputs)
+	w := &description{numbers: map[*record.Op]int{}}
+	outputs := w.values(d.b.Entry.Outputs)
 	return append(w.lines, "return "+outputs)
 }
 
 // Positions returns, for each output of the graph, the position of its operation in the order of recording.
 func (d *Deferred) Positions() []int {
-	list := make([]int, len(d.b.main.outputs))
-	for i, v := range d.b.main.outputs {
-		list[i] = v.op.index
+	list := make([]int, len(d.b.Entry.Outputs))
+	for i, v := range d.b.Entry.Outputs {
+		list[i] = v.Op.Index
 	}
 	return list
 }
@@ -92,20 +88,12 @@ func (d *Deferred) Execute(inputs []compute.Buffer, donate []bool, device comput
 	return exe.Execute(inputs, donate, device)
 }
 
-func valuesOf(list []*value) []compute.Value {
-	out := make([]compute.Value, len(list))
-	for i, v := range list {
-		out[i] = v
-	}
-	return out
-}
-
 // forget drops the data that only Describe and stages need: mainly constants, of which the backend has
 // copies.
 func (b *builder) forget() {
-	for _, f := range b.functions {
-		for _, o := range f.ops {
-			o.emit, o.attributes = nil, nil
+	for _, f := range b.Functions {
+		for _, o := range f.Ops {
+			o.Emit, o.Attributes, o.Literal = nil, nil, nil
 		}
 	}
 }
@@ -113,20 +101,20 @@ func (b *builder) forget() {
 // description is a list of operations that is being built.
 type description struct {
 	lines   []string
-	numbers map[*op]int // of operations that have a line
+	numbers map[*record.Op]int // of operations that have a line
 }
 
 // values returns the names of values, after adding the lines of the operations that compute them.
-func (w *description) values(list []*value) string {
+func (w *description) values(list []*record.Value) string {
 	names := make([]string, len(list))
 	for i, v := range list {
 		switch {
 		case v == nil:
 			names[i] = "none"
-		case len(v.op.outputs) == 1:
-			names[i] = fmt.Sprintf("%%%d", w.operation(v.op))
+		case len(v.Op.Outputs) == 1:
+			names[i] = fmt.Sprintf("%%%d", w.operation(v.Op))
 		default:
-			names[i] = fmt.Sprintf("%%%d.%d", w.operation(v.op), slices.Index(v.op.outputs, v))
+			names[i] = fmt.Sprintf("%%%d.%d", w.operation(v.Op), slices.Index(v.Op.Outputs, v))
 		}
 	}
 	return strings.Join(names, ", ")
@@ -134,8 +122,8 @@ func (w *description) values(list []*value) string {
 
 // operation returns the number of an operation, after adding its line. It visits the operation's inputs
 // without recursion, because graphs may be thousands of operations deep.
-func (w *description) operation(last *op) int {
-	pending := []*op{last}
+func (w *description) operation(last *record.Op) int {
+	pending := []*record.Op{last}
 	for len(pending) > 0 {
 		o := pending[len(pending)-1]
 		if _, done := w.numbers[o]; done {
@@ -143,7 +131,7 @@ func (w *description) operation(last *op) int {
 			continue
 		}
 		ready := true
-		for _, in := range slices.Backward(o.direct()) {
+		for _, in := range slices.Backward(direct(o)) {
 			if _, done := w.numbers[in]; !done {
 				pending, ready = append(pending, in), false
 			}
@@ -158,44 +146,48 @@ func (w *description) operation(last *op) int {
 
 // direct lists the operations whose values o uses, directly or in its functions, except those inside these
 // functions.
-func (o *op) direct() []*op {
-	var list []*op
-	add := func(inputs []*value) {
+func direct(o *record.Op) []*record.Op {
+	var list []*record.Op
+	add := func(inputs []*record.Value) {
 		for _, v := range inputs {
 			if v != nil {
-				list = append(list, v.op)
+				list = append(list, v.Op)
 			}
 		}
 	}
-	add(o.inputs)
-	inside := map[*function]bool{}
-	var visit func(f *function)
-	visit = func(f *function) {
+	add(o.Inputs)
+	inside := map[*record.Function]bool{}
+	var visit func(f *record.Function)
+	visit = func(f *record.Function) {
 		if inside[f] {
 			return
 		}
 		inside[f] = true
-		add(f.outputs)
-		for _, inner := range f.ops {
-			add(inner.inputs)
-			for _, g := range inner.functions {
+		add(f.Outputs)
+		for _, inner := range f.Ops {
+			add(inner.Inputs)
+			for _, g := range inner.Functions {
 				visit(g)
 			}
 		}
 	}
-	for _, f := range o.functions {
+	for _, f := range o.Functions {
 		visit(f)
 	}
-	return slices.DeleteFunc(list, func(in *op) bool { return inside[in.fn] })
+	return slices.DeleteFunc(list, func(in *record.Op) bool { return inside[in.Fn] })
 }
 
 // line adds the line of an operation. The lines of its inputs must exist.
-func (w *description) line(o *op) {
-	text := fmt.Sprintf("%s(%s)", o.name, w.values(o.inputs))
-	for _, a := range o.attributes {
+func (w *description) line(o *record.Op) {
+	text := fmt.Sprintf("%s(%s)", o.Name, w.values(o.Inputs))
+	attributes := o.Attributes
+	if o.Literal != nil {
+		attributes = []any{constant(o.Literal, o.Attributes[0].([]int))}
+	}
+	for _, a := range attributes {
 		text += fmt.Sprintf(" %+v", a)
 	}
-	for _, f := range o.functions {
+	for _, f := range o.Functions {
 		text += " {" + strings.Join(w.function(f), "; ") + "}"
 	}
 	w.numbers[o] = len(w.numbers)
@@ -204,17 +196,17 @@ func (w *description) line(o *op) {
 
 // function describes a function argument of an operation. Its operations have numbers only while it is
 // described. Operations of enclosing functions are in w.
-func (w *description) function(f *function) []string {
-	inner := &description{numbers: map[*op]int{}}
+func (w *description) function(f *record.Function) []string {
+	inner := &description{numbers: map[*record.Op]int{}}
 	for o, number := range w.numbers {
 		inner.numbers[o] = number
 	}
-	for _, o := range f.ops { // parameters by their position, whether they are used or not
-		if o.kind == parameterOp {
+	for _, o := range f.Ops { // parameters by their position, whether they are used or not
+		if planOf(o).kind == parameterOp {
 			inner.operation(o)
 		}
 	}
-	return append(inner.lines, "return "+inner.values(f.outputs))
+	return append(inner.lines, "return "+inner.values(f.Outputs))
 }
 
 // shownConstant is the largest number of elements for which a constant's values are listed. For larger ones

@@ -3,7 +3,7 @@ package stages
 import (
 	"slices"
 
-	"github.com/gomlx/compute/shapes"
+	"github.com/lockstep-ml/lockstep/internal/record"
 )
 
 // elementwise are the operations that compute each element from those at its place in the operands.
@@ -20,12 +20,12 @@ func (d *Deferred) ElementByElement() bool {
 	if len(d.b.sums) > 0 {
 		return false
 	}
-	var numbers []*value
-	seen := map[*value]bool{}
-	for pending := slices.Clone(d.b.main.outputs); len(pending) > 0; {
+	var numbers []*record.Value
+	seen := map[*record.Value]bool{}
+	for pending := slices.Clone(d.b.Entry.Outputs); len(pending) > 0; {
 		v := pending[len(pending)-1]
 		pending = pending[:len(pending)-1]
-		if n := d.b.number(v); n != nil {
+		if n := number(v); n != nil {
 			numbers = append(numbers, n)
 			continue
 		}
@@ -34,42 +34,34 @@ func (d *Deferred) ElementByElement() bool {
 		}
 		seen[v] = true
 		switch {
-		case d.b.part(v):
-		case !d.b.byElement(v):
+		case part(v):
+		case !byElement(v):
 			return false
 		default:
-			pending = append(pending, v.op.inputs...)
+			pending = append(pending, v.Op.Inputs...)
 		}
 	}
-	for reached := map[*op]bool{}; len(numbers) > 0; {
+	for reached := map[*record.Op]bool{}; len(numbers) > 0; {
 		v := numbers[len(numbers)-1]
 		numbers = numbers[:len(numbers)-1]
-		if reached[v.op] {
+		if reached[v.Op] {
 			continue
 		}
-		reached[v.op] = true
-		if v.op.kind == parameterOp && d.b.shape(v).Size() != 1 {
+		reached[v.Op] = true
+		if planOf(v.Op).kind == parameterOp && v.Shape.Size() != 1 {
 			return false
 		}
-		numbers = append(numbers, v.op.needs()...)
+		numbers = append(numbers, needs(v.Op)...)
 	}
 	return true
 }
 
-func (b *builder) shape(v *value) shapes.Shape {
-	s, err := b.Builder.OpShape(v.real)
-	if err != nil {
-		return shapes.Invalid()
-	}
-	return s
-}
-
 // number returns the scalar whose value all elements of v have, or nil if it is not of that kind.
-func (b *builder) number(v *value) *value {
-	for len(b.shape(v).Dimensions) > 0 {
-		switch v.op.name {
+func number(v *record.Value) *record.Value {
+	for len(v.Shape.Dimensions) > 0 {
+		switch v.Op.Name {
 		case "BroadcastInDim", "Reshape", "Identity":
-			v = v.op.inputs[0]
+			v = v.Op.Inputs[0]
 		default:
 			return nil
 		}
@@ -78,33 +70,33 @@ func (b *builder) number(v *value) *value {
 }
 
 // part reports whether v is a range of the elements of a parameter.
-func (b *builder) part(v *value) bool {
-	for v.op.kind != parameterOp {
-		if v.op.kind != plainOp {
+func part(v *record.Value) bool {
+	for planOf(v.Op).kind != parameterOp {
+		if planOf(v.Op).kind != plainOp {
 			return false
 		}
-		switch v.op.name {
+		switch v.Op.Name {
 		case "Reshape", "Identity":
 		case "Slice":
-			strides, whole := v.op.attributes[2].([]int), b.shape(v.op.inputs[0])
-			if !slices.Equal(b.shape(v).Dimensions[1:], whole.Dimensions[1:]) || len(strides) > 0 && strides[0] != 1 {
+			strides, whole := v.Op.Attributes[2].([]int), v.Op.Inputs[0].Shape
+			if !slices.Equal(v.Shape.Dimensions[1:], whole.Dimensions[1:]) || len(strides) > 0 && strides[0] != 1 {
 				return false
 			}
 		default:
 			return false
 		}
-		v = v.op.inputs[0]
+		v = v.Op.Inputs[0]
 	}
 	return true
 }
 
 // byElement reports whether the operation of v computes it element by element.
-func (b *builder) byElement(v *value) bool {
-	if v.op.kind != plainOp || v.op.fn != b.main || !elementwise[v.op.name] {
+func byElement(v *record.Value) bool {
+	if planOf(v.Op).kind != plainOp || v.Op.Fn != v.Op.Fn.Of.Entry || !elementwise[v.Op.Name] {
 		return false
 	}
-	for _, in := range v.op.inputs {
-		if b.number(in) == nil && !slices.Equal(b.shape(in).Dimensions, b.shape(v).Dimensions) {
+	for _, in := range v.Op.Inputs {
+		if number(in) == nil && !slices.Equal(in.Shape.Dimensions, v.Shape.Dimensions) {
 			return false
 		}
 	}

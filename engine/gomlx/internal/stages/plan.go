@@ -7,69 +7,76 @@ import (
 
 	"github.com/gomlx/compute"
 	"github.com/gomlx/compute/shapes"
+
+	"github.com/lockstep-ml/lockstep/internal/record"
 )
 
-// plan determines the stage in which an operation of the main function is computed.
+// plan determines the stage in which an operation of the main function is computed. It is the operation's Note.
 type plan struct {
+	kind    opKind
+	index   int // among the parameters or the all-reduces
 	planned bool
 	level   int  // the number of all-reduces in sequence before it; for these, before their operands
 	stage   int  // of the operations of its level, those that the first buckets need are in the first stages
-	free    bool // it depends only on constants, so every stage that uses it computes it
+	free    bool // it depends only on constants
+	// repeated: every stage that uses it computes it, instead of passing its value between stages.
+	repeated bool
 }
+
+func planOf(o *record.Op) *plan { return o.Note.(*plan) }
 
 // assign sets the levels of the operations that the results need: the earliest that their inputs allow.
 func (b *builder) assign() {
-	for _, v := range b.main.outputs {
-		v.op.planned = true
+	for _, v := range b.Entry.Outputs {
+		planOf(v.Op).planned = true
 	}
-	for _, o := range slices.Backward(b.main.ops) {
-		if o.planned {
-			for _, v := range o.needs() {
-				v.op.planned = true
+	for _, o := range slices.Backward(b.Entry.Ops) {
+		if planOf(o).planned {
+			for _, v := range needs(o) {
+				planOf(v.Op).planned = true
 			}
 		}
 	}
-	for _, o := range b.main.ops {
-		if !o.planned {
+	for _, o := range b.Entry.Ops {
+		p := planOf(o)
+		if !p.planned {
 			continue
 		}
-		o.free = o.kind == plainOp
-		for _, v := range o.needs() {
-			o.free = o.free && v.op.free
-			o.level = max(o.level, v.op.doneIn())
+		p.free = p.kind == plainOp
+		for _, v := range needs(o) {
+			p.free = p.free && planOf(v.Op).free
+			p.level = max(p.level, planOf(v.Op).doneIn())
 		}
+		p.repeated = p.free || o.Name == "BroadcastInDim"
 	}
 }
 
-// repeated reports whether every stage that uses o computes it, instead of passing its value between stages.
-func (o *op) repeated() bool { return o.free || o.name == "BroadcastInDim" }
-
 // stage is one executable, and the all-reduces after it.
 type stage struct {
-	args    []*value // parameters, sums and values of earlier stages
-	outputs []*value // operands of the all-reduces that end it, and values for later stages
-	results []int    // results of the program, by index: they follow the outputs
-	buckets []int    // whose last results are those of this stage
-	sums    []int    // the all-reduces that end it
+	args    []*record.Value // parameters, sums and values of earlier stages
+	outputs []*record.Value // operands of the all-reduces that end it, and values for later stages
+	results []int           // results of the program, by index: they follow the outputs
+	buckets []int           // whose last results are those of this stage
+	sums    []int           // the all-reduces that end it
 	exe     compute.Executable
 
-	operands []*value // of sums
-	last     []bool   // by argument: a value of an earlier stage that is not needed after this one
-	dropped  []*value // not needed after the all-reduces
+	operands []*record.Value // of sums
+	last     []bool          // by argument: a value of an earlier stage that is not needed after this one
+	dropped  []*record.Value // not needed after the all-reduces
 }
 
 // stages splits the graph at its all-reduces and buckets. It sets the outputs of each stage; build finds its
 // arguments and operations.
 func (b *builder) stages(buckets [][]int) []*stage {
-	bucketOf := make([]int, len(b.main.outputs))
+	bucketOf := make([]int, len(b.Entry.Outputs))
 	b.assign()
-	for i := range b.main.outputs {
+	for i := range b.Entry.Outputs {
 		bucketOf[i] = -1
 	}
 	levels := 1
-	for _, o := range b.main.ops {
-		if o.planned {
-			levels = max(levels, o.doneIn()+1)
+	for _, o := range b.Entry.Ops {
+		if planOf(o).planned {
+			levels = max(levels, planOf(o).doneIn()+1)
 		}
 	}
 	last, stageOf := b.place(levels, buckets)
@@ -83,19 +90,20 @@ func (b *builder) stages(buckets [][]int) []*stage {
 			bucketOf[i] = k
 		}
 	}
-	for i, s := range b.sums {
-		if s.op.planned {
-			st := list[last[s.op.level]]
+	for i, o := range b.sums {
+		if planOf(o).planned {
+			st := list[last[planOf(o).level]]
 			st.sums = append(st.sums, i)
-			st.operands = append(st.operands, s.op.inputs[0])
-			st.output(s.op.inputs[0])
+			st.operands = append(st.operands, o.Inputs[0])
+			st.output(o.Inputs[0])
 		}
 	}
-	for i, v := range b.main.outputs {
+	for i, v := range b.Entry.Outputs {
 		at := len(list) - 1 // parameters, sums and constants
+		p := planOf(v.Op)
 		switch k := bucketOf[i]; {
-		case v.op.kind == plainOp && !v.op.free:
-			at = v.op.stage
+		case p.kind == plainOp && !p.free:
+			at = p.stage
 		case k >= 0:
 			at = stageOf[k]
 		}
@@ -103,8 +111,8 @@ func (b *builder) stages(buckets [][]int) []*stage {
 	}
 	for i, s := range slices.Backward(list) {
 		for _, v := range s.uses(b, i) {
-			if v.op.kind == plainOp {
-				list[v.op.stage].output(v)
+			if p := planOf(v.Op); p.kind == plainOp {
+				list[p.stage].output(v)
 			}
 			s.args = append(s.args, v)
 		}
@@ -118,11 +126,11 @@ func (b *builder) stages(buckets [][]int) []*stage {
 // level, and the stage of each bucket. Buckets complete in their order.
 func (b *builder) place(levels int, buckets [][]int) (last, stageOf []int) {
 	levelOf, in, level := make([]int, len(buckets)), make([]int, levels), 0
-	bucketed := make([]bool, len(b.main.outputs))
+	bucketed := make([]bool, len(b.Entry.Outputs))
 	for k, results := range buckets {
 		for _, i := range results {
 			bucketed[i] = true
-			level = max(level, b.main.outputs[i].op.doneIn())
+			level = max(level, planOf(b.Entry.Outputs[i].Op).doneIn())
 		}
 		levelOf[k] = level
 		in[level]++
@@ -140,65 +148,66 @@ func (b *builder) place(levels int, buckets [][]int) (last, stageOf []int) {
 		stageOf[k] = next[level]
 		next[level]++
 	}
-	for _, o := range b.main.ops {
-		if o.planned {
-			o.stage = last[o.level]
+	for _, o := range b.Entry.Ops {
+		if p := planOf(o); p.planned {
+			p.stage = last[p.level]
 		}
 	}
-	for i, v := range b.main.outputs {
-		if !bucketed[i] {
-			v.op.stage = first[v.op.level]
+	for i, v := range b.Entry.Outputs {
+		if p := planOf(v.Op); !bucketed[i] {
+			p.stage = first[p.level]
 		}
 	}
 	for k, results := range buckets {
 		for _, i := range results {
-			o := b.main.outputs[i].op
-			o.stage = min(o.stage, stageOf[k])
+			p := planOf(b.Entry.Outputs[i].Op)
+			p.stage = min(p.stage, stageOf[k])
 		}
 	}
-	for _, o := range slices.Backward(b.main.ops) {
-		if !o.planned || o.kind != plainOp {
+	for _, o := range slices.Backward(b.Entry.Ops) {
+		p := planOf(o)
+		if !p.planned || p.kind != plainOp {
 			continue
 		}
-		for _, v := range o.needs() {
-			if v.op.level == o.level {
-				v.op.stage = min(v.op.stage, o.stage)
+		for _, v := range needs(o) {
+			if of := planOf(v.Op); of.level == p.level {
+				of.stage = min(of.stage, p.stage)
 			}
 		}
 	}
 	return last, stageOf
 }
 
-// doneIn returns the level in which the values of o can be results.
-func (o *op) doneIn() int {
-	if o.kind == sumOp {
-		return o.level + 1
+// doneIn returns the level in which the values of the operation can be results.
+func (p *plan) doneIn() int {
+	if p.kind == sumOp {
+		return p.level + 1
 	}
-	return o.level
+	return p.level
 }
 
 // output adds an output unless it is already one.
-func (s *stage) output(v *value) {
+func (s *stage) output(v *record.Value) {
 	if !slices.Contains(s.outputs, v) {
 		s.outputs = append(s.outputs, v)
 	}
 }
 
 // uses lists the values that stage i needs as arguments, in the order of recording.
-func (s *stage) uses(b *builder, i int) []*value {
-	seen := map[*value]bool{}
-	var list []*value
-	var visit func(v *value)
-	visit = func(v *value) {
+func (s *stage) uses(b *builder, i int) []*record.Value {
+	seen := map[*record.Value]bool{}
+	var list []*record.Value
+	var visit func(v *record.Value)
+	visit = func(v *record.Value) {
 		if seen[v] {
 			return
 		}
 		seen[v] = true
-		if !v.op.inside(i) {
+		if !planOf(v.Op).inside(i) {
 			list = append(list, v)
 			return
 		}
-		for _, in := range v.op.needs() {
+		for _, in := range needs(v.Op) {
 			visit(in)
 		}
 	}
@@ -210,41 +219,40 @@ func (s *stage) uses(b *builder, i int) []*value {
 }
 
 // returned lists the outputs and the results.
-func (s *stage) returned(b *builder) []*value {
+func (s *stage) returned(b *builder) []*record.Value {
 	list := slices.Clone(s.outputs)
 	for _, i := range s.results {
-		list = append(list, b.main.outputs[i])
+		list = append(list, b.Entry.Outputs[i])
 	}
 	return list
 }
 
-// inside reports whether stage i computes o if it needs o.
-func (o *op) inside(i int) bool { return o.kind == plainOp && (o.stage == i || o.repeated()) }
+// inside reports whether stage i computes the operation if it needs it.
+func (p *plan) inside(i int) bool { return p.kind == plainOp && (p.stage == i || p.repeated) }
 
-func compareValues(a, b *value) int {
-	if c := cmp.Compare(a.op.index, b.op.index); c != 0 {
+func compareValues(a, b *record.Value) int {
+	if c := cmp.Compare(a.Op.Index, b.Op.Index); c != 0 {
 		return c
 	}
-	return cmp.Compare(slices.Index(a.op.outputs, a), slices.Index(b.op.outputs, b))
+	return cmp.Compare(slices.Index(a.Op.Outputs, a), slices.Index(b.Op.Outputs, b))
 }
 
 // emission is a stage being built.
 type emission struct {
 	main   compute.Function
-	values map[*value]compute.Value
-	named  map[*function]compute.Function
+	values map[*record.Value]compute.Value
+	named  map[*record.Function]compute.Function
 }
 
 // build compiles stage i of b's graph.
 func (s *stage) build(b *builder, i int) error {
 	to := b.recorder.Backend.Builder(fmt.Sprintf("%s, stage %d", b.name, i))
-	e := &emission{main: to.Main(), values: map[*value]compute.Value{}, named: map[*function]compute.Function{}}
+	e := &emission{
+		main: to.Main(), values: map[*record.Value]compute.Value{}, named: map[*record.Function]compute.Function{},
+	}
+	var err error
 	for k, v := range s.args {
-		shape, err := b.Builder.OpShape(v.real)
-		if err != nil {
-			return err
-		}
-		if e.values[v], err = e.main.Parameter(fmt.Sprintf("#%d", k), shape, nil); err != nil {
+		if e.values[v], err = e.main.Parameter(fmt.Sprintf("#%d", k), v.Shape, nil); err != nil {
 			return err
 		}
 	}
@@ -254,12 +262,11 @@ func (s *stage) build(b *builder, i int) error {
 	}
 	outputs := make([]compute.Value, len(returned))
 	for k, v := range returned {
-		if err := e.compute(v.op, to); err != nil {
+		if err := e.compute(v.Op, to); err != nil {
 			return err
 		}
 		outputs[k] = e.values[v]
 		if slices.Contains(s.args, v) || slices.Contains(returned[:k], v) { // each needs a separate buffer
-			var err error
 			if outputs[k], err = e.main.Identity(outputs[k]); err != nil {
 				return err
 			}
@@ -268,19 +275,18 @@ func (s *stage) build(b *builder, i int) error {
 	if err := e.main.Return(outputs, nil); err != nil {
 		return err
 	}
-	var err error
 	s.exe, err = to.Compile()
 	return err
 }
 
 // compute adds o and its inputs to the stage, unless they are already there.
-func (e *emission) compute(o *op, to compute.Builder) error {
+func (e *emission) compute(o *record.Op, to compute.Builder) error {
 	if e.there(o) {
 		return nil
 	}
-	for _, v := range o.needs() {
+	for _, v := range needs(o) {
 		if e.values[v] == nil {
-			if err := e.compute(v.op, to); err != nil {
+			if err := e.compute(v.Op, to); err != nil {
 				return err
 			}
 		}
@@ -289,57 +295,57 @@ func (e *emission) compute(o *op, to compute.Builder) error {
 }
 
 // there reports whether the values of o are known in the stage.
-func (e *emission) there(o *op) bool {
-	return slices.ContainsFunc(o.outputs, func(v *value) bool { return e.values[v] != nil })
+func (e *emission) there(o *record.Op) bool {
+	return slices.ContainsFunc(o.Outputs, func(v *record.Value) bool { return e.values[v] != nil })
 }
 
 // emit adds o to a function of the stage.
-func (e *emission) emit(o *op, f compute.Function, to compute.Builder) error {
-	in := make([]compute.Value, len(o.inputs))
-	for i, v := range o.inputs {
+func (e *emission) emit(o *record.Op, f compute.Function, to compute.Builder) error {
+	in := make([]compute.Value, len(o.Inputs))
+	for i, v := range o.Inputs {
 		if v != nil {
 			in[i] = e.values[v]
 		}
 	}
-	functions := make([]compute.Function, len(o.functions))
-	for i, g := range o.functions {
+	functions := make([]compute.Function, len(o.Functions))
+	for i, g := range o.Functions {
 		var err error
 		if functions[i], err = e.function(g, to); err != nil {
 			return err
 		}
 	}
-	out, err := o.emit(f, in, functions)
+	out, err := o.Emit(f, in, functions)
 	if err != nil {
-		return fmt.Errorf("%s: %w", o.name, err)
+		return fmt.Errorf("%s: %w", o.Name, err)
 	}
-	for i, v := range o.outputs {
+	for i, v := range o.Outputs {
 		e.values[v] = out[i]
 	}
 	return nil
 }
 
 // function rebuilds a closure, every time, or a function with a name, once.
-func (e *emission) function(g *function, to compute.Builder) (compute.Function, error) {
+func (e *emission) function(g *record.Function, to compute.Builder) (compute.Function, error) {
 	if f := e.named[g]; f != nil {
 		return f, nil
 	}
 	var f compute.Function
 	var err error
-	if g.parent != nil {
+	if g.Parent() != nil {
 		f, err = e.main.Closure()
-	} else if f, err = to.NewFunction(g.name); err == nil {
+	} else if f, err = to.NewFunction(g.Name()); err == nil {
 		e.named[g] = f
 	}
 	if err != nil {
 		return nil, err
 	}
-	for _, o := range g.ops {
+	for _, o := range g.Ops {
 		if err := e.emit(o, f, to); err != nil {
 			return nil, err
 		}
 	}
-	outputs := make([]compute.Value, len(g.outputs))
-	for i, v := range g.outputs {
+	outputs := make([]compute.Value, len(g.Outputs))
+	for i, v := range g.Outputs {
 		outputs[i] = e.values[v]
 	}
 	return f, f.Return(outputs, nil)

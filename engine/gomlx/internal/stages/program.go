@@ -7,6 +7,8 @@ import (
 
 	"github.com/gomlx/compute"
 	"github.com/gomlx/compute/shapes"
+
+	"github.com/lockstep-ml/lockstep/internal/record"
 )
 
 // Program is a compiled graph with all-reduces or buckets. Several goroutines may run it concurrently.
@@ -17,33 +19,21 @@ type Program struct {
 	names   []string // of the graph's parameters
 	shapes  []shapes.Shape
 	outputs []shapes.Shape
-	slots   map[*value]int // in which a run keeps an output of a stage
+	slots   map[*record.Value]int // in which a run keeps an output of a stage
 }
 
 var _ compute.Executable = (*Program)(nil)
 
 func newProgram(b *builder, buckets [][]int) (*Program, error) {
-	p := &Program{buckets: buckets, slots: map[*value]int{}}
-	for i, v := range b.parameters {
-		shape, err := b.Builder.OpShape(v.real)
-		if err != nil {
-			return nil, err
-		}
-		p.names, p.shapes = append(p.names, fmt.Sprint(i)), append(p.shapes, shape)
+	p := &Program{buckets: buckets, slots: map[*record.Value]int{}}
+	for i, v := range b.Parameters {
+		p.names, p.shapes = append(p.names, fmt.Sprint(i)), append(p.shapes, v.Shape)
 	}
-	for _, v := range b.main.outputs {
-		shape, err := b.Builder.OpShape(v.real)
-		if err != nil {
-			return nil, err
-		}
-		p.outputs = append(p.outputs, shape)
+	for _, v := range b.Entry.Outputs {
+		p.outputs = append(p.outputs, v.Shape)
 	}
-	for _, v := range b.sums {
-		shape, err := b.Builder.OpShape(v.real)
-		if err != nil {
-			return nil, err
-		}
-		p.sums = append(p.sums, Sum{Name: v.op.name, Shape: shape})
+	for _, o := range b.sums {
+		p.sums = append(p.sums, Sum{Name: o.Name, Shape: o.Outputs[0].Shape})
 	}
 	p.stages = b.stages(buckets)
 	for i, s := range p.stages {
@@ -63,7 +53,7 @@ func newProgram(b *builder, buckets [][]int) (*Program, error) {
 
 // findLastUses marks the values that are not needed after a stage.
 func (p *Program) findLastUses() {
-	needed := map[*value]bool{}
+	needed := map[*record.Value]bool{}
 	for _, s := range slices.Backward(p.stages) {
 		for _, v := range s.outputs {
 			if !needed[v] {
@@ -136,12 +126,12 @@ type run struct {
 }
 
 // buffer returns an argument of a stage.
-func (r *run) buffer(v *value) compute.Buffer {
-	switch v.op.kind {
+func (r *run) buffer(v *record.Value) compute.Buffer {
+	switch p := planOf(v.Op); p.kind {
 	case parameterOp:
-		return r.args[v.op.parameter]
+		return r.args[p.index]
 	case sumOp:
-		return r.sums[v.op.parameter]
+		return r.sums[p.index]
 	}
 	return r.slots[r.p.slots[v]]
 }
@@ -153,7 +143,7 @@ func (r *run) execute(s *stage) error {
 	}
 	in, donate := make([]compute.Buffer, len(s.args)), make([]bool, len(s.args))
 	for i, v := range s.args {
-		in[i], donate[i] = r.buffer(v), r.donate && s.last[i] && v.op.kind == plainOp
+		in[i], donate[i] = r.buffer(v), r.donate && s.last[i] && planOf(v.Op).kind == plainOp
 	}
 	out, err := s.exe.Execute(in, donate, r.device)
 	if err != nil {
@@ -211,7 +201,7 @@ func (r *run) exchange(s *stage, exchange Exchange) error {
 }
 
 // free frees the value that a slot holds.
-func (r *run) free(v *value) {
+func (r *run) free(v *record.Value) {
 	slot := r.p.slots[v]
 	free(r.slots[slot])
 	r.slots[slot] = nil

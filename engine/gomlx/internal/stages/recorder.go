@@ -1,10 +1,9 @@
 package stages
 
 import (
-	"fmt"
+	"errors"
 
 	"github.com/gomlx/compute"
-	"github.com/gomlx/compute/shapes"
 
 	"github.com/lockstep-ml/lockstep/internal/record"
 )
@@ -37,50 +36,40 @@ func (r *Recorder) Pending() bool { return r.next != "" }
 
 // Builder implements compute.Backend.
 func (r *Recorder) Builder(name string) compute.Builder {
-	real := r.Backend.Builder(name)
-	b := &builder{Builder: real, recorder: r, name: name}
-	b.main = b.function(&function{real: real.Main(), name: compute.MainName})
+	b := &builder{Builder: record.New(r.Backend.Builder(name)), recorder: r, name: name}
+	b.Check = b.check
 	return b
 }
 
 // builder records operations. The methods that it does not override are for distribution by the backend,
 // which Lockstep does not use.
 type builder struct {
-	compute.Builder
-	recorder   *Recorder
-	name       string
-	main       *function
-	functions  []*function // all of them
-	parameters []*value
-	sums       []*value // outputs of the all-reduces
-	ops        int
+	*record.Builder
+	recorder *Recorder
+	name     string
+	sums     []*record.Op // the all-reduces
 }
 
-func (b *builder) Main() compute.Function { return b.main }
-
-func (b *builder) NewFunction(name string) (compute.Function, error) {
-	real, err := b.Builder.NewFunction(name)
-	if err != nil {
-		return nil, err
+// check gives an operation its plan, and turns an Identity into an all-reduce within Recorder.AllReduce.
+func (b *builder) check(o *record.Op) error {
+	p := &plan{index: o.Parameter}
+	o.Note = p
+	switch {
+	case o.Name == "Parameter":
+		p.kind = parameterOp
+	case o.Name == "AllReduce":
+		return errors.New("graph.Distributed().AllReduce is not supported in models that Lockstep distributes: use " +
+			"gomlx.AllReduce")
+	case o.Name == "Identity" && b.recorder.next != "":
+		if o.Fn != b.Entry {
+			return errors.New("an all-reduce must not be inside a condition, a loop or another function: replicas could " +
+				"execute it in different orders")
+		}
+		p.kind, p.index = sumOp, len(b.sums)
+		o.Name, b.recorder.next = b.recorder.next, ""
+		b.sums = append(b.sums, o)
 	}
-	return b.function(&function{real: real, name: name}), nil
-}
-
-func (b *builder) function(f *function) *function {
-	f.b, f.Record, f.RecordWithFunctions = b, f.add, f.withFunctions
-	f.ErrFn = func(op compute.OpType) error {
-		return fmt.Errorf("gomlx: the operation %v cannot be recorded: this version of Lockstep does not know it", op)
-	}
-	b.functions = append(b.functions, f)
-	return f
-}
-
-func (b *builder) OpShape(v compute.Value) (shapes.Shape, error) {
-	real, err := unwrap("OpShape", v)
-	if err != nil {
-		return shapes.Shape{}, err
-	}
-	return b.Builder.OpShape(real)
+	return nil
 }
 
 // Compile returns the backend's executable, a [Program] if the graph has all-reduces, or a [Deferred].
@@ -93,57 +82,13 @@ func (b *builder) Compile() (compute.Executable, error) {
 
 func (b *builder) compile(buckets [][]int) (compute.Executable, error) {
 	if len(b.sums) == 0 && len(buckets) < 2 {
-		return b.Builder.Compile()
+		return b.Builder.Builder.Compile()
 	}
 	p, err := newProgram(b, buckets)
 	if err != nil {
 		return nil, err
 	}
 	return p, nil
-}
-
-// value is one output of an operation.
-type value struct {
-	op   *op
-	real compute.Value // in the whole graph
-}
-
-// unwrap returns the backend's value, nil for nil: some operations have optional arguments.
-func unwrap(what string, v compute.Value) (compute.Value, error) {
-	if v == nil {
-		return nil, nil
-	}
-	x, ok := v.(*value)
-	if !ok {
-		return nil, fmt.Errorf("stages: %s was given a %T, which is not a value of this graph", what, v)
-	}
-	return x.real, nil
-}
-
-func unwrapAll(what string, list []compute.Value) ([]compute.Value, error) {
-	out := make([]compute.Value, len(list))
-	for i, v := range list {
-		var err error
-		if out[i], err = unwrap(what, v); err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
-}
-
-// op is a recorded operation.
-type op struct {
-	name       string
-	attributes []any // the arguments that are not values
-	index      int   // in order of recording
-	fn         *function
-	inputs     []*value // nil for an omitted argument
-	functions  []*function
-	outputs    []*value
-	emit       record.Emitter
-	parameter  int // its index if kind is parameterOp or sumOp
-	kind       opKind
-	plan       // of operations of the main function
 }
 
 type opKind uint8
@@ -154,21 +99,21 @@ const (
 	sumOp
 )
 
-// needs lists the values of the main function that the operation uses, directly or in its functions.
-func (o *op) needs() []*value {
-	var list []*value
-	add := func(inputs []*value) {
+// needs lists the values of the main function that an operation uses, directly or in its functions.
+func needs(o *record.Op) []*record.Value {
+	var list []*record.Value
+	add := func(inputs []*record.Value) {
 		for _, v := range inputs {
-			if v != nil && v.op.fn == v.op.fn.b.main {
+			if v != nil && v.Op.Fn == v.Op.Fn.Of.Entry {
 				list = append(list, v)
 			}
 		}
 	}
-	add(o.inputs)
-	for _, f := range o.functions {
-		add(f.outputs)
-		for _, inner := range f.ops {
-			add(inner.needs())
+	add(o.Inputs)
+	for _, f := range o.Functions {
+		add(f.Outputs)
+		for _, inner := range f.Ops {
+			add(needs(inner))
 		}
 	}
 	return list

@@ -2,6 +2,8 @@ package stages
 
 import (
 	"github.com/gomlx/compute"
+
+	"github.com/lockstep-ml/lockstep/internal/record"
 )
 
 // Work estimates the floating-point operations of the graph's outputs: for each of the given ones, in their order,
@@ -10,15 +12,15 @@ import (
 // sizes, and a few operations for each element of what others read and write. Loops count once. Work must be called
 // before Compile.
 func (d *Deferred) Work(outputs []int) []int64 {
-	list, seen := make([]int64, len(outputs)), map[*op]bool{}
-	add := func(to int, v *value) {
-		for pending := []*value{v}; len(pending) > 0; {
-			o := pending[len(pending)-1].op
+	list, seen := make([]int64, len(outputs)), map[*record.Op]bool{}
+	add := func(to int, v *record.Value) {
+		for pending := []*record.Value{v}; len(pending) > 0; {
+			o := pending[len(pending)-1].Op
 			pending = pending[:len(pending)-1]
 			if !seen[o] {
 				seen[o] = true
-				list[to] += d.b.work(o)
-				pending = append(pending, o.needs()...)
+				list[to] += work(o)
+				pending = append(pending, needs(o)...)
 			}
 		}
 	}
@@ -29,13 +31,13 @@ func (d *Deferred) Work(outputs []int) []int64 {
 	for _, i := range outputs {
 		listed[i] = true
 	}
-	for i, v := range d.b.main.outputs {
+	for i, v := range d.b.Entry.Outputs {
 		if !listed[i] {
 			add(0, v)
 		}
 	}
 	for k, i := range outputs {
-		add(k, d.b.main.outputs[i])
+		add(k, d.b.Entry.Outputs[i])
 	}
 	return list
 }
@@ -44,41 +46,34 @@ func (d *Deferred) Work(outputs []int) []int64 {
 const elementWork = 4
 
 // work estimates the floating-point operations of o.
-func (b *builder) work(o *op) int64 {
-	size := func(v *value) int64 {
-		s, err := b.Builder.OpShape(v.real)
-		if err != nil {
-			return 0
-		}
-		return int64(s.Size())
-	}
+func work(o *record.Op) int64 {
+	size := func(v *record.Value) int64 { return int64(v.Shape.Size()) }
 	switch {
-	case o.kind == parameterOp || o.name == "Constant" || o.name == "Reshape" || o.name == "BroadcastInDim":
+	case planOf(o).kind == parameterOp || o.Name == "Constant" || o.Name == "Reshape" || o.Name == "BroadcastInDim":
 		return 0
-	case o.name == "DotGeneral":
-		if axes, ok := o.attributes[0].([]int); ok {
-			shape, _ := b.Builder.OpShape(o.inputs[0].real)
-			n := 2 * size(o.outputs[0])
+	case o.Name == "DotGeneral":
+		if axes, ok := o.Attributes[0].([]int); ok {
+			n := 2 * size(o.Outputs[0])
 			for _, axis := range axes {
-				n *= int64(shape.Dimensions[axis])
+				n *= int64(o.Inputs[0].Shape.Dimensions[axis])
 			}
 			return n
 		}
-	case o.name == "ConvGeneral":
-		if axes, ok := o.attributes[0].(compute.ConvolveAxesConfig); ok {
-			shape, _ := b.Builder.OpShape(o.inputs[1].real)
-			return 2 * size(o.outputs[0]) * int64(shape.Size()/max(1, shape.Dimensions[axes.KernelOutputChannels]))
+	case o.Name == "ConvGeneral":
+		if axes, ok := o.Attributes[0].(compute.ConvolveAxesConfig); ok {
+			shape := o.Inputs[1].Shape
+			return 2 * size(o.Outputs[0]) * int64(shape.Size()/max(1, shape.Dimensions[axes.KernelOutputChannels]))
 		}
 	}
 	n := int64(0)
-	for _, v := range append(o.inputs[:len(o.inputs):len(o.inputs)], o.outputs...) {
+	for _, v := range append(o.Inputs[:len(o.Inputs):len(o.Inputs)], o.Outputs...) {
 		if v != nil {
 			n += elementWork * size(v)
 		}
 	}
-	for _, f := range o.functions {
-		for _, inner := range f.ops {
-			n += b.work(inner)
+	for _, f := range o.Functions {
+		for _, inner := range f.Ops {
+			n += work(inner)
 		}
 	}
 	return n
