@@ -151,10 +151,7 @@ func testVariables(t *testing.T, c Config) {
 		if want := len(tensor.New(v.DType, v.Shape...).Memory().HostBytes()); v.Bytes() != want {
 			t.Errorf("%s has %d bytes, want %d", v.Name, v.Bytes(), want)
 		}
-		x, err := p.Gradient(0, i)
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must(p.Gradient(0, i))(t)
 		if !x.Equal(tensor.New(v.DType, v.Shape...)) {
 			t.Errorf("the gradient of %s, without a call of Gradients, is %v: want zeros", v.Name, x)
 		}
@@ -190,14 +187,9 @@ func testReadWrite(t *testing.T, c Config) {
 			x.Memory().HostBytes()[j] = byte(i + 3*j)
 		}
 		want := x.Clone()
-		if err := p.Write(0, i, x); err != nil {
-			t.Fatal(err)
-		}
+		check(t, p.Write(0, i, x))
 		clear(x.Memory().HostBytes()) // the value was copied
-		got, err := p.Read(0, i)
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := must(p.Read(0, i))(t)
 		if !got.Equal(want) {
 			t.Errorf("%s: read %v after writing %v", v.Name, got, want)
 		}
@@ -229,10 +221,7 @@ func testDifferences(t *testing.T, c Config) {
 	b := batch(1, 8)
 	g := gradients(t, p, 0, b, 8)
 	loss := func() float64 {
-		l, _, err := p.Evaluate(t.Context(), 0, b, 8)
-		if err != nil {
-			t.Fatal(err)
-		}
+		l, _ := evaluate(t, p, 0, b, 8)
 		return l
 	}
 	if l := loss(); math.Abs(l-g.Loss) > 1e-5 {
@@ -241,18 +230,13 @@ func testDifferences(t *testing.T, c Config) {
 	r := rand.New(rand.NewPCG(1, 1))
 	const h = 1e-2
 	for i, v := range p.Parameters() {
-		x, err := p.Read(0, i)
-		if err != nil {
-			t.Fatal(err)
-		}
+		x := must(p.Read(0, i))(t)
 		for range 4 {
 			j := r.IntN(x.Len())
 			at := func(d float32) float64 {
 				y := x.Clone()
 				tensor.Data[float32](y)[j] += d
-				if err := p.Write(0, i, y); err != nil {
-					t.Fatal(err)
-				}
+				check(t, p.Write(0, i, y))
 				return loss()
 			}
 			slope := (at(h) - at(-h)) / (2 * h)
@@ -261,9 +245,7 @@ func testDifferences(t *testing.T, c Config) {
 				t.Errorf("gradient of %s at %d is %v, the loss's slope %v", v.Name, j, got, slope)
 			}
 		}
-		if err := p.Write(0, i, x); err != nil {
-			t.Fatal(err)
-		}
+		check(t, p.Write(0, i, x))
 	}
 }
 
@@ -518,27 +500,19 @@ func testBuckets(t *testing.T, c Config) {
 
 		var order []int
 		early := make([]*tensor.Tensor, len(parameters))
-		_, err := p.Gradients(t.Context(), 0, engine.Micro{Batch: batch(20, 4), WeightSum: 4, Last: true}, func(k int) {
+		m := engine.Micro{Batch: batch(20, 4), WeightSum: 4, Last: true}
+		check(t, second(p.Gradients(t.Context(), 0, m, func(k int) {
 			order = append(order, k)
 			for _, i := range buckets[k].Parameters {
-				x, err := p.Gradient(0, i)
-				if err != nil {
-					t.Fatal(err)
-				}
+				x := must(p.Gradient(0, i))(t)
 				early[i] = x.Clone()
 				clear(x.Memory().HostBytes()) // it belongs to the caller
 			}
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		})))
 		if !slices.IsSorted(order) || len(order) != len(buckets) {
 			t.Errorf("buckets were handed over in the order %v of %d", order, len(buckets))
 		}
-		rest, err := Memory(p, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		rest := must(Memory(p, 0))(t)
 		for i, x := range rest {
 			if !x.Equal(tensor.New(x.DType(), x.Shape()...)) {
 				t.Errorf("the gradient of %s was written after it was handed over", parameters[i].Name)
@@ -547,11 +521,10 @@ func testBuckets(t *testing.T, c Config) {
 		p.Discard()
 		sameBits(t, "gradients of a call without a function", gradients(t, p, 0, batch(20, 4), 4).Tensors, early)
 		p.Discard()
-		if _, err := p.Gradients(t.Context(), 0, engine.Micro{Batch: batch(20, 4), WeightSum: 4}, func(k int) {
+		m.Last = false
+		check(t, second(p.Gradients(t.Context(), 0, m, func(k int) {
 			t.Errorf("bucket %d was handed over before the last micro-batch", k)
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})))
 	}
 	if n := len(mustCompile(t, c.Plain(), e, spec(e, 1, 4)).Buckets()); n != 1 {
 		t.Errorf("%d buckets for the only replica of a job, want 1", n)
@@ -596,9 +569,7 @@ func testParts(t *testing.T, c Config) {
 			}
 			fill(t, p, 0, given[i])
 			for k := range slices.Backward(parts) {
-				if err := p.Update(t.Context(), 0, 0, k, 1); err != nil {
-					t.Fatal(err)
-				}
+				check(t, p.Update(t.Context(), 0, 0, k, 1))
 			}
 			p.Commit()
 		}
@@ -677,12 +648,9 @@ func testAccumulation(t *testing.T, c Config) {
 	for round := range 3 {
 		for i := range rows / micro {
 			last := i == rows/micro-1
-			s, err := p.Gradients(t.Context(), 0, engine.Micro{
+			s := must(p.Gradients(t.Context(), 0, engine.Micro{
 				Batch: part(b, rows/micro, i, micro), WeightSum: rows, RNG: [3]uint64{1, 2, 3}, Add: i > 0, Last: last,
-			}, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			}, nil))(t)
 			if s.Loss != single[i].Loss || !slices.Equal(s.Metrics, single[i].Metrics) {
 				t.Errorf("micro-batch %d: loss %v, metrics %v; alone: %v, %v", i, s.Loss, s.Metrics, single[i].Loss,
 					single[i].Metrics)
@@ -691,10 +659,7 @@ func testAccumulation(t *testing.T, c Config) {
 				t.Errorf("the memory of a gradient after micro-batch %d of %d: %v", i, rows/micro, err)
 			}
 		}
-		got, err := Memory(p, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := must(Memory(p, 0))(t)
 		sameBits(t, fmt.Sprintf("accumulated gradients, round %d", round), got, sum)
 		for i := range got {
 			if d := distance(got[i], want.Tensors[i]); d > 1e-5 {
@@ -711,9 +676,7 @@ func testAccumulation(t *testing.T, c Config) {
 		t.Error("a first micro-batch that adds: no error")
 	}
 	add.Add = false
-	if _, err := p.Gradients(t.Context(), 0, add, nil); err != nil {
-		t.Fatal(err)
-	}
+	check(t, second(p.Gradients(t.Context(), 0, add, nil)))
 	if err := p.Update(t.Context(), 0, 0, 0, 1); err == nil {
 		t.Error("updated before the last micro-batch: no error")
 	}
@@ -727,9 +690,7 @@ func testAccumulatedAverages(t *testing.T, c Config) {
 	start := read(t, p, 0)
 	micro := func(p engine.Program, i int, add, last bool) {
 		m := engine.Micro{Batch: batch(uint64(80+i), 4), WeightSum: 4, Add: add, Last: last}
-		if _, err := p.Gradients(t.Context(), 0, m, nil); err != nil {
-			t.Fatal(err)
-		}
+		check(t, second(p.Gradients(t.Context(), 0, m, nil)))
 	}
 	for i := range 3 {
 		micro(p, i, false, true)
@@ -759,17 +720,12 @@ func testIncompleteGradients(t *testing.T, c Config) {
 	m := engine.Micro{Batch: batch(90, 4), WeightSum: 4, RNG: [3]uint64{1, 2, 3}, Last: true}
 	var want []*tensor.Tensor
 	for round := range 2 {
-		if _, err := p.Gradients(t.Context(), 0, m, func(k int) {
+		check(t, second(p.Gradients(t.Context(), 0, m, func(k int) {
 			if round == 1 {
 				incomplete(fmt.Sprintf("in ready(%d)", k), p.Buckets()[k+1:])
 			}
-		}); err != nil {
-			t.Fatal(err)
-		}
-		got, err := Memory(p, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		})))
+		got := must(Memory(p, 0))(t)
 		if round == 0 {
 			want = cloneAll(got)
 		}
@@ -796,16 +752,10 @@ func testLossScale(t *testing.T, c Config) {
 	want := gradients(t, p, 0, batch(22, 4), 4)
 	tensors, loss := cloneAll(want.Tensors), want.Loss
 	for _, scale := range []float64{0, 1, 1024, 1.0 / 8} {
-		s, err := p.Gradients(t.Context(), 0, engine.Micro{
+		s := must(p.Gradients(t.Context(), 0, engine.Micro{
 			Batch: batch(22, 4), WeightSum: 4, RNG: [3]uint64{1, 2, 3}, Last: true, LossScale: scale,
-		}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := Memory(p, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		}, nil))(t)
+		got := must(Memory(p, 0))(t)
 		sameBits(t, fmt.Sprintf("gradients with loss scale %v", scale), got, tensors)
 		if s.Loss != loss {
 			t.Errorf("loss %v with loss scale %v, want %v", s.Loss, scale, loss)
@@ -873,10 +823,7 @@ func testUpdatedMemory(t *testing.T, c Config) {
 		before := read(t, p, 0)
 		var news []*tensor.Tensor
 		for i, v := range p.Parameters() {
-			x, err := p.Updated(0, i)
-			if err != nil {
-				t.Fatal(err)
-			}
+			x := must(p.Updated(0, i))(t)
 			news = append(news, x.Clone())
 			if x.Equal(before[i]) {
 				t.Errorf("the new value of %s is the old one", v.Name)
@@ -884,10 +831,7 @@ func testUpdatedMemory(t *testing.T, c Config) {
 			if round == 1 {
 				continue
 			}
-			other, err := p.Updated(1, i)
-			if err != nil {
-				t.Fatal(err)
-			}
+			other := must(p.Updated(1, i))(t)
 			for j := range tensor.Data[float32](other) {
 				tensor.Data[float32](other)[j] += float32(j + 1)
 			}
@@ -911,24 +855,13 @@ func testUpdatedMemory(t *testing.T, c Config) {
 				t.Errorf("%s is %v after a write to its new value, want %v", p.Parameters()[i].Name, x, want)
 			}
 		}
-		loss := func(r int) float64 {
-			l, _, err := p.Evaluate(t.Context(), r, batch(90, 4), 4)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return l
-		}
-		if (loss(0) == loss(1)) != (round == 1) {
-			t.Errorf("losses %v and %v after round %d: the programs do not read the written values", loss(0), loss(1), round)
+		first, _ := evaluate(t, p, 0, batch(90, 4), 4)
+		second, _ := evaluate(t, p, 1, batch(90, 4), 4)
+		if (first == second) != (round == 1) {
+			t.Errorf("losses %v and %v after round %d: the programs do not read the written values", first, second, round)
 		}
 		for i := range news { // equal again
-			x, err := p.Read(0, i)
-			if err == nil {
-				err = p.Write(1, i, x)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, p.Write(1, i, must(p.Read(0, i))(t)))
 		}
 	}
 }
@@ -954,9 +887,7 @@ func testSharedDevice(t *testing.T, c Config) {
 				})
 			}
 			wg.Wait()
-			if err := errors.Join(errs...); err != nil {
-				t.Fatal(err)
-			}
+			check(t, errors.Join(errs...))
 			sum := make([]*tensor.Tensor, len(g[0].Tensors))
 			for r := range n {
 				addAll(sum, g[r].Tensors)
@@ -969,9 +900,7 @@ func testSharedDevice(t *testing.T, c Config) {
 				for s.DeviceOf(r) != d {
 					r++
 				}
-				if err := Update(t.Context(), p, d, r); err != nil {
-					t.Fatal(err)
-				}
+				check(t, Update(t.Context(), p, d, r))
 			}
 			p.Commit()
 		}
@@ -1048,13 +977,7 @@ func testShardsOf(t *testing.T, c Config, build func() engine.Model, divides boo
 		}
 		for i := range p.Variables() { // as in the other program
 			for d := range devices {
-				x, err := whole.Read(0, i)
-				if err == nil {
-					err = p.Write(d, i, x)
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				check(t, p.Write(d, i, must(whole.Read(0, i))(t)))
 			}
 		}
 		for round := range uint64(4) {
@@ -1065,15 +988,9 @@ func testShardsOf(t *testing.T, c Config, build func() engine.Model, divides boo
 				update(t, p, d, 1)
 			}
 			for i := range parameters {
-				from, err := whole.Updated(0, i)
-				if err != nil {
-					t.Fatal(err)
-				}
+				from := must(whole.Updated(0, i))(t)
 				for d, k := range s.DeviceShards {
-					x, err := p.Updated(d, i)
-					if err != nil {
-						t.Fatal(err)
-					}
+					x := must(p.Updated(d, i))(t)
 					if lo, hi := of(i, k); hi > lo {
 						sameBits(t, "an owner's new value", []*tensor.Tensor{part(x, lo, hi)}, []*tensor.Tensor{part(from, lo, hi)})
 					}
@@ -1088,10 +1005,7 @@ func testShardsOf(t *testing.T, c Config, build func() engine.Model, divides boo
 				p.Commit()
 			}
 			for i, v := range whole.Variables() {
-				want, err := whole.Read(0, i)
-				if err != nil {
-					t.Fatal(err)
-				}
+				want := must(whole.Read(0, i))(t)
 				readable := 0
 				for d := range devices {
 					got, err := p.Read(d, i)
@@ -1120,10 +1034,7 @@ func testShardsOf(t *testing.T, c Config, build func() engine.Model, divides boo
 			}
 		}
 		loss := func(p engine.Program, replica int) float64 {
-			l, _, err := p.Evaluate(t.Context(), replica, batch(99, 4), 4)
-			if err != nil {
-				t.Fatal(err)
-			}
+			l, _ := evaluate(t, p, replica, batch(99, 4), 4)
 			return l
 		}
 		for d := range devices {
@@ -1210,10 +1121,7 @@ func testRandom(t *testing.T, c Config) {
 	p := compile(t, c, c.Random(), 2, 16)
 	b := batch(11, 16)
 	loss := func(replica int, rng [3]uint64) float64 {
-		g, err := Gradients(t.Context(), p, replica, b, 16, rng)
-		if err != nil {
-			t.Fatal(err)
-		}
+		g := must(Gradients(t.Context(), p, replica, b, 16, rng))(t)
 		p.Discard()
 		return g.Loss
 	}
@@ -1228,10 +1136,7 @@ func testRandom(t *testing.T, c Config) {
 		t.Errorf("the same random state gives losses %v and %v on two replicas", a, b)
 	}
 	eval := func() float64 {
-		l, _, err := p.Evaluate(t.Context(), 0, b, 16)
-		if err != nil {
-			t.Fatal(err)
-		}
+		l, _ := evaluate(t, p, 0, b, 16)
 		return l
 	}
 	before := eval()
@@ -1282,19 +1187,11 @@ func testAverages(t *testing.T, c Config) {
 	if !differ {
 		t.Error("replicas with other examples have the same averages")
 	}
-	before, _, err := p.Evaluate(t.Context(), 0, batch(14, 4), 4)
-	if err != nil {
-		t.Fatal(err)
-	}
+	before, _ := evaluate(t, p, 0, batch(14, 4), 4)
 	for _, i := range averages {
-		if err := p.Write(0, i, b[i]); err != nil {
-			t.Fatal(err)
-		}
+		check(t, p.Write(0, i, b[i]))
 	}
-	after, _, err := p.Evaluate(t.Context(), 0, batch(14, 4), 4)
-	if err != nil {
-		t.Fatal(err)
-	}
+	after, _ := evaluate(t, p, 0, batch(14, 4), 4)
 	if before == after {
 		t.Error("inference does not depend on the averages")
 	}
@@ -1359,14 +1256,8 @@ func testEvaluate(t *testing.T, c Config) {
 			step(t, p, 0, batch(16, 8), 8)
 			start := read(t, p, 0)
 			b := batch(17, 8)
-			loss, metrics, err := p.Evaluate(t.Context(), 0, b, 8)
-			if err != nil {
-				t.Fatal(err)
-			}
-			out, err := p.Predict(t.Context(), 0, b.Inputs)
-			if err != nil {
-				t.Fatal(err)
-			}
+			loss, metrics := evaluate(t, p, 0, b, 8)
+			out := must(p.Predict(t.Context(), 0, b.Inputs))(t)
 			sameBits(t, "after evaluating and predicting", read(t, p, 0), start)
 			if len(out) != 1 || !slices.Equal(out[0].Shape(), []int{8, Classes}) {
 				t.Fatalf("predicted %v, want one tensor of shape (8, %d)", out, Classes)
@@ -1375,10 +1266,7 @@ func testEvaluate(t *testing.T, c Config) {
 			if math.Abs(loss-wantLoss) > 1e-4 || metrics[0] != wantHits {
 				t.Errorf("loss %v, hits %v; from the predictions: %v, %v", loss, metrics[0], wantLoss, wantHits)
 			}
-			again, err := p.Predict(t.Context(), 0, b.Inputs)
-			if err != nil {
-				t.Fatal(err)
-			}
+			again := must(p.Predict(t.Context(), 0, b.Inputs))(t)
 			sameBits(t, "a second prediction", again, out)
 		})
 	}
@@ -1390,10 +1278,7 @@ func testBatchBuffers(t *testing.T, c Config) {
 	p := compile(t, c, c.Plain(), 2, 6)
 	filled := make([]engine.Batch, 2)
 	for i := range filled {
-		var err error
-		if filled[i], err = p.NewBatch(1); err != nil {
-			t.Fatal(err)
-		}
+		filled[i] = must(p.NewBatch(1))(t)
 		for _, x := range []*tensor.Tensor{filled[i].Inputs[0], filled[i].Labels[0], tensor.Of(filled[i].Weights)} {
 			if !x.Equal(tensor.New(x.DType(), x.Shape()...)) {
 				t.Errorf("a new batch holds %v: want zeros", x)
@@ -1418,13 +1303,9 @@ func testBatchBuffers(t *testing.T, c Config) {
 		if a.Loss != b.Loss {
 			t.Errorf("loss of a batch in the program's memory is %v, want %v", b.Loss, a.Loss)
 		}
-		loss, _, err := p.Evaluate(t.Context(), 0, want, 6)
-		own, _, err2 := p.Evaluate(t.Context(), 1, to, 6)
-		x, err3 := p.Predict(t.Context(), 0, want.Inputs)
-		y, err4 := p.Predict(t.Context(), 1, to.Inputs)
-		if err := errors.Join(err, err2, err3, err4); err != nil {
-			t.Fatal(err)
-		}
+		loss, _ := evaluate(t, p, 0, want, 6)
+		own, _ := evaluate(t, p, 1, to, 6)
+		x, y := must(p.Predict(t.Context(), 0, want.Inputs))(t), must(p.Predict(t.Context(), 1, to.Inputs))(t)
 		if loss != own {
 			t.Errorf("loss of a batch in the program's memory in inference is %v, want %v", own, loss)
 		}
@@ -1447,9 +1328,7 @@ func testShapes(t *testing.T, c Config) {
 		{Rows: 2 * rows, Inputs: like.Inputs, Labels: like.Labels, Training: true},
 		{Rows: evaluated, Inputs: like.Inputs, Labels: like.Labels},
 	} {
-		if err := add(s); err != nil {
-			t.Fatal(err)
-		}
+		check(t, add(s))
 	}
 	var programs []engine.Program // by rows / 4
 	for _, n := range []int{rows, 2 * rows, evaluated} {
@@ -1461,9 +1340,7 @@ func testShapes(t *testing.T, c Config) {
 			gradients(t, p, r, part(b, replicas, r, n), float64(replicas*n))
 		}
 		for d := range replicas {
-			if err := Update(t.Context(), p, d, d); err != nil {
-				t.Fatal(err)
-			}
+			check(t, Update(t.Context(), p, d, d))
 		}
 		p.Commit()
 	}
@@ -1475,31 +1352,20 @@ func testShapes(t *testing.T, c Config) {
 			sameBits(t, fmt.Sprintf("step %d, replica %d", i, r), read(t, p, r), read(t, one, r))
 			for _, other := range programs {
 				for v, x := range read(t, p, r) {
-					if err := other.Write(r, v, x); err != nil {
-						t.Fatal(err)
-					}
+					check(t, other.Write(r, v, x))
 				}
 			}
 		}
 	}
 	for i, n := range []int{rows, 2 * rows, evaluated} {
 		b := batch(9, n)
-		loss, metrics, err := p.Evaluate(t.Context(), 1, b, float64(n))
-		if err != nil {
-			t.Fatal(err)
+		loss, metrics := evaluate(t, p, 1, b, float64(n))
+		wantLoss, wantMetrics := evaluate(t, programs[i], 1, b, float64(n))
+		if loss != wantLoss || !slices.Equal(metrics, wantMetrics) {
+			t.Errorf("%d rows: loss %v, metrics %v, want %v, %v", n, loss, metrics, wantLoss, wantMetrics)
 		}
-		wantLoss, wantMetrics, err := programs[i].Evaluate(t.Context(), 1, b, float64(n))
-		if err != nil || loss != wantLoss || !slices.Equal(metrics, wantMetrics) {
-			t.Errorf("%d rows: loss %v, metrics %v, want %v, %v, %v", n, loss, metrics, wantLoss, wantMetrics, err)
-		}
-		out, err := p.Predict(t.Context(), 0, b.Inputs)
-		if err != nil {
-			t.Fatal(err)
-		}
-		want, err := programs[i].Predict(t.Context(), 0, b.Inputs)
-		if err != nil {
-			t.Fatal(err)
-		}
+		out := must(p.Predict(t.Context(), 0, b.Inputs))(t)
+		want := must(programs[i].Predict(t.Context(), 0, b.Inputs))(t)
 		sameBits(t, fmt.Sprintf("predictions of %d rows", n), out, want)
 	}
 	if _, err := Gradients(t.Context(), p, 0, batch(1, evaluated), 1, [3]uint64{}); err == nil {
@@ -1688,13 +1554,8 @@ func testConcurrent(t *testing.T, c Config) {
 
 func testClosed(t *testing.T, c Config) {
 	e := open(t, c, 1)
-	p, err := c.Plain().Compile(t.Context(), e, spec(e, 1, 4))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Close(); err != nil {
-		t.Fatal(err)
-	}
+	p := must(c.Plain().Compile(t.Context(), e, spec(e, 1, 4)))(t)
+	check(t, p.Close())
 	if _, err := Gradients(t.Context(), p, 0, batch(1, 4), 4, [3]uint64{}); err == nil {
 		t.Error("gradients of a closed program: no error")
 	}
@@ -1709,10 +1570,7 @@ func testClosed(t *testing.T, c Config) {
 // open opens an engine for the test.
 func open(t *testing.T, c Config, n int) engine.Engine {
 	t.Helper()
-	e, err := c.Open(n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := must(c.Open(n))(t)
 	t.Cleanup(func() {
 		if err := e.Close(); err != nil {
 			t.Error(err)
@@ -1739,10 +1597,7 @@ func compile(t *testing.T, c Config, m engine.Model, n, rows int) engine.Program
 
 func mustCompile(t *testing.T, m engine.Model, e engine.Engine, s engine.Spec) engine.Program {
 	t.Helper()
-	p, err := m.Compile(t.Context(), e, s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must(m.Compile(t.Context(), e, s))(t)
 	t.Cleanup(func() {
 		if err := p.Close(); err != nil {
 			t.Error(err)
@@ -1830,10 +1685,7 @@ func Update(ctx context.Context, p engine.Program, device, replica int) error {
 
 func gradients(t *testing.T, p engine.Program, replica int, b engine.Batch, weightSum float64) Result {
 	t.Helper()
-	g, err := Gradients(t.Context(), p, replica, b, weightSum, [3]uint64{1, 2, 3})
-	if err != nil {
-		t.Fatal(err)
-	}
+	g := must(Gradients(t.Context(), p, replica, b, weightSum, [3]uint64{1, 2, 3}))(t)
 	if len(g.Metrics) != len(p.Metrics()) {
 		t.Fatalf("%d metrics: want %d", len(g.Metrics), len(p.Metrics()))
 	}
@@ -1848,10 +1700,7 @@ func gradients(t *testing.T, p engine.Program, replica int, b engine.Batch, weig
 // fill writes gradients into a replica's memory.
 func fill(t *testing.T, p engine.Program, replica int, list []*tensor.Tensor) {
 	t.Helper()
-	to, err := Memory(p, replica)
-	if err != nil {
-		t.Fatal(err)
-	}
+	to := must(Memory(p, replica))(t)
 	for i, x := range list {
 		copy(to[i].Memory().HostBytes(), x.Memory().HostBytes())
 	}
@@ -1861,9 +1710,7 @@ func fill(t *testing.T, p engine.Program, replica int, list []*tensor.Tensor) {
 func update(t *testing.T, p engine.Program, device int, factor float64) {
 	t.Helper()
 	for k := range p.Parts(device) {
-		if err := p.Update(t.Context(), device, device, k, factor); err != nil {
-			t.Fatal(err)
-		}
+		check(t, p.Update(t.Context(), device, device, k, factor))
 	}
 }
 
@@ -1880,10 +1727,7 @@ func read(t *testing.T, p engine.Program, replica int) []*tensor.Tensor {
 	t.Helper()
 	list := make([]*tensor.Tensor, len(p.Variables()))
 	for i := range list {
-		var err error
-		if list[i], err = p.Read(replica, i); err != nil {
-			t.Fatal(err)
-		}
+		list[i] = must(p.Read(replica, i))(t)
 	}
 	return list
 }
@@ -1958,3 +1802,28 @@ func softmaxLoss(logits, labels *tensor.Tensor) (loss, hits float64) {
 }
 
 func second[T any](_ T, err error) error { return err }
+
+// must returns a function that returns x, or ends the test if there is an error.
+func must[T any](x T, err error) func(t *testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		check(t, err)
+		return x
+	}
+}
+
+// check ends the test if there is an error.
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// evaluate returns loss and metrics of a batch.
+func evaluate(t *testing.T, p engine.Program, replica int, b engine.Batch, weightSum float64) (float64, []float64) {
+	t.Helper()
+	loss, metrics, err := p.Evaluate(t.Context(), replica, b, weightSum)
+	check(t, err)
+	return loss, metrics
+}
