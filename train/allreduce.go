@@ -11,18 +11,19 @@ import (
 // allReduce is the plain exchange: all replicas get all sums, and every device updates all parameters.
 type allReduce struct {
 	t          *Trainer
-	reductions [][]reduction         // by local replica and bucket
-	codecs     [][]compress.Exchange // of them, if gradients are compressed
+	reductions [][]reduction // by local replica and bucket
 }
 
-func (t *Trainer) newAllReduce(codec compress.Codec) *allReduce {
+func (t *Trainer) newAllReduce(codecs compression) *allReduce {
 	x := &allReduce{t: t}
-	for _, id := range t.ids() {
-		list, codecs := make([]reduction, len(t.buckets)), t.codecs(codec, id)
-		for k, c := range codecs {
-			list[k].codec, list[k].next = c, c.Next
+	for local := range t.local {
+		list := make([]reduction, len(t.buckets))
+		if codecs != nil {
+			for k, c := range codecs[local] {
+				list[k].codec, list[k].next = c, c.Next
+			}
 		}
-		x.reductions, x.codecs = append(x.reductions, list), append(x.codecs, codecs)
+		x.reductions = append(x.reductions, list)
 	}
 	return x
 }
@@ -58,16 +59,46 @@ func (x *allReduce) apply(ctx context.Context, p *localReplica, k int) error {
 	return x.t.update(ctx, p, k, p.gradients[k], x.t.buckets[k].parameters)
 }
 
-func (x *allReduce) applied(context.Context, *localReplica) error { return nil }
+// compression is the compressed exchange of the buckets, by local replica; nil: there is none.
+type compression [][]compress.Exchange
 
-func (x *allReduce) transfer(context.Context, *localReplica, int) error { return nil }
+// compressions returns the compression by a codec.
+func (t *Trainer) compressions(codec compress.Codec) (list compression) {
+	n := t.strategy.NumReplicasInSync()
+	if codec.Method == compress.None || n == 1 {
+		return nil
+	}
+	parameters := t.program.Parameters()
+	for _, replica := range t.ids() {
+		var codecs []compress.Exchange
+		for _, b := range t.buckets {
+			var of []compress.Parameter
+			for _, i := range b.parameters {
+				p := parameters[i]
+				of = append(of, compress.Parameter{Name: p.Name, DType: p.DType, Shape: p.Shape})
+			}
+			codecs = append(codecs, codec.New(of, replica, n, uint64(t.config.Seed)))
+		}
+		list = append(list, codecs)
+	}
+	return list
+}
 
-func (x *allReduce) finite() bool { return true } // all replicas have the same sums
+func (c compression) each(f func(compress.Exchange)) {
+	for _, codecs := range c {
+		for _, x := range codecs {
+			f(x)
+		}
+	}
+}
 
-// kept implements exchange: what compression has rounded away, and what it has learned.
-func (x *allReduce) kept() (list []*stateValue) {
-	states := make([][]compress.State, len(x.codecs)) // by local replica
-	for local, codecs := range x.codecs {
+// compressed lists what compression has rounded away, and what it has learned, as values of the state table.
+func (t *Trainer) compressed() (list []*stateValue) {
+	if t.compression == nil {
+		return nil
+	}
+	states := make([][]compress.State, len(t.compression)) // by local replica
+	for local, codecs := range t.compression {
 		for _, c := range codecs {
 			states[local] = append(states[local], c.State()...)
 		}
@@ -84,43 +115,9 @@ func (x *allReduce) kept() (list []*stateValue) {
 		if !s.Shared {
 			v.scope = ofReplica
 		}
-		list = append(list, x.t.addEntries(v))
+		list = append(list, t.addEntries(v))
 	}
 	return list
-}
-
-// fitStep implements exchange. Examples that weigh 0 count.
-func (x *allReduce) fitStep(ctx context.Context, b *stepBatches, mean *mean) (result stepResult, err error) {
-	if b.weightSum > 0 {
-		b.stop = x.t.wantsStop()
-		result, err = x.t.step(ctx, b)
-	}
-	if err == nil && (result.taken || b.weightSum == 0) {
-		mean.add(b, x.t)
-	}
-	return result, err
-}
-
-func (x *allReduce) endEpoch(context.Context, *mean) error { return nil }
-
-func (x *allReduce) checkEqual() error { return nil }
-
-func (x *allReduce) drop() error { return nil }
-
-func (x *allReduce) commit() {
-	for _, codecs := range x.codecs {
-		for _, c := range codecs {
-			c.Commit()
-		}
-	}
-}
-
-func (x *allReduce) discard() {
-	for _, codecs := range x.codecs {
-		for _, c := range codecs {
-			c.Discard()
-		}
-	}
 }
 
 // reduction is a replica's exchange of the gradients of one bucket.
@@ -129,23 +126,6 @@ type reduction struct {
 	next    func()              // codec.Next
 	started []distribute.Handle // the calls in progress
 	follows distribute.Follower // the one that started the last call of a second round
-}
-
-// codecs returns the compressed exchange of each bucket for a replica, or nothing if there is none.
-func (t *Trainer) codecs(codec compress.Codec, replica int) (list []compress.Exchange) {
-	n := t.strategy.NumReplicasInSync()
-	if codec.Method == compress.None || n == 1 {
-		return nil
-	}
-	parameters := t.program.Parameters()
-	for _, b := range t.buckets {
-		var of []compress.Parameter
-		for _, i := range b.parameters {
-			of = append(of, compress.Parameter{Name: parameters[i].Name, DType: parameters[i].DType, Shape: parameters[i].Shape})
-		}
-		list = append(list, codec.New(of, replica, n, uint64(t.config.Seed)))
-	}
-	return list
 }
 
 // starter starts calls: a replica, or what starts a call that follows another one.

@@ -123,7 +123,7 @@ func (b *Backup) Callback() Callback {
 
 // saveIfDue saves if a snapshot is due and the workers' parameters are equal.
 func (b *Backup) saveIfDue(ctx context.Context) error {
-	if !b.due || b.t.exchange.checkEqual() != nil {
+	if !b.due || b.t.diloco.checkEqual() != nil {
 		return b.failed()
 	}
 	b.due = false

@@ -124,10 +124,12 @@ func (t *Trainer) exchangeAll(ctx context.Context, p *localReplica) error {
 	if err := t.exchange.finish(ctx, p, func(int) error { return nil }); err != nil {
 		return err
 	}
-	for k := range t.buckets {
-		if err := t.exchange.transfer(ctx, p, k); err != nil {
-			return err
+	if s, ok := t.exchange.(*sharded); ok {
+		for k := range t.buckets {
+			if err := s.transfer(ctx, p, k); err != nil {
+				return err
+			}
 		}
 	}
-	return t.exchange.applied(ctx, p)
+	return p.receive(ctx)
 }

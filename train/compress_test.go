@@ -321,7 +321,7 @@ func TestSnapshotOfCompressionIsTheChiefs(t *testing.T) {
 			return err
 		}
 		var list []*tensor.Tensor
-		for _, v := range trainer.exchange.kept() {
+		for _, v := range trainer.compressed() {
 			value, e := trainer.gather(t.Context(), v, false)
 			if err = errors.Join(err, e); value != nil {
 				list = append(list, value)

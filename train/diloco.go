@@ -85,14 +85,15 @@ func (d *DiLoCo) check() error {
 	return nil
 }
 
-// diloco is the exchange of DiLoCo and its state: inner steps all-reduce gradients over the replicas of this worker,
+// diloco takes the steps of DiLoCo: inner steps all-reduce gradients over the replicas of this worker (Trainer.exchange),
 // and outer steps sum the changes of the parameters over all. A round is the inner steps up to an outer step, and that
-// step.
+// step. Of a Trainer without DiLoCo it is nil: then the workers' parameters are always equal.
 type diloco struct {
-	*allReduce            // of inner steps
-	changes    *allReduce // of outer steps
+	t *Trainer
 	DiLoCo
-	momentum []*tensor.Tensor // of the outer steps, by parameter
+	changes     *allReduce       // of outer steps
+	compression compression      // of changes
+	momentum    []*tensor.Tensor // of the outer steps, by parameter
 
 	// Of the round in progress:
 	steps   int              // taken, of InnerSteps
@@ -109,7 +110,7 @@ func (t *Trainer) newDiLoCo(cfg DiLoCo) (*diloco, error) {
 	if err := t.supportsDiLoCo(); err != nil {
 		return nil, err
 	}
-	d := &diloco{DiLoCo: cfg, mean: t.newMean()}
+	d := &diloco{t: t, DiLoCo: cfg, mean: t.newMean()}
 	for _, v := range t.Parameters() {
 		d.momentum = append(d.momentum, tensor.New(v.DType, v.Shape...))
 	}
@@ -135,7 +136,8 @@ func (t *Trainer) newDiLoCo(cfg DiLoCo) (*diloco, error) {
 		}
 		t.inner = inner
 	}
-	d.allReduce, d.changes = t.newAllReduce(compress.Codec{}), t.newAllReduce(cfg.Compress)
+	d.compression = t.compressions(cfg.Compress)
+	d.changes = t.newAllReduce(d.compression)
 	return d, nil
 }
 
@@ -166,13 +168,11 @@ func (t *Trainer) supportsDiLoCo() error {
 	return nil
 }
 
-// commit and discard are those of the outer steps: inner steps keep nothing.
-func (d *diloco) commit()  { d.changes.commit() }
-func (d *diloco) discard() { d.changes.discard() }
-
-// kept implements exchange: what the compression of outer steps keeps, and their momentum.
-func (d *diloco) kept() []*stateValue {
-	list := d.changes.kept()
+// kept lists the momentum of outer steps, as values of the state table.
+func (d *diloco) kept() (list []*stateValue) {
+	if d == nil {
+		return nil
+	}
 	for i, v := range d.t.Parameters() {
 		momentum := &stateValue{
 			name: "outer momentum of " + v.Name, kind: kindMomentum, dtype: v.DType, shape: v.Shape, mirrored: true,
@@ -200,16 +200,16 @@ func (t *Trainer) fitOnly() error {
 	return errors.New("Config.Exchange is DiLoCo: only Fit takes inner and outer steps; use another exchange")
 }
 
-// checkEqual implements exchange.
+// checkEqual returns an error that says why the workers' parameters differ, or nil if they are equal.
 func (d *diloco) checkEqual() error {
-	if d.steps == 0 {
+	if d == nil || d.steps == 0 {
 		return nil
 	}
 	return fmt.Errorf("after %d of %d inner steps of DiLoCo the workers' parameters differ: call it after an outer step "+
 		"(Step.Outer), or at the end of an epoch", d.steps, d.InnerSteps)
 }
 
-// fitStep implements exchange: it takes an inner step, and the outer step if the round is complete.
+// fitStep is [Trainer.fitStep]: it takes an inner step, and the outer step if the round is complete.
 func (d *diloco) fitStep(ctx context.Context, b *stepBatches, mean *mean) (result stepResult, err error) {
 	if b.weightSum == 0 {
 		return stepResult{round: d.mean}, nil
@@ -224,9 +224,9 @@ func (d *diloco) fitStep(ctx context.Context, b *stepBatches, mean *mean) (resul
 	return result, err
 }
 
-// endEpoch implements exchange: an outer step also follows the last step of an epoch.
+// endEpoch takes an outer step after the last step of an epoch, unless one has just been taken, and completes mean.
 func (d *diloco) endEpoch(ctx context.Context, mean *mean) error {
-	if d.steps == 0 {
+	if d == nil || d.steps == 0 {
 		return nil
 	}
 	return d.endRound(ctx, mean)
@@ -343,7 +343,7 @@ func (d *diloco) endRound(ctx context.Context, mean *mean) error {
 		t.failOthers(ctx, err)
 		return fmt.Errorf("outer step: %w", err)
 	}
-	d.commit()
+	d.compression.each(compress.Exchange.Commit)
 	t.program.Discard() // the sums are in the memory of gradients
 	all := d.scalars[0]
 	d.mean.loss, d.mean.weight = all[0], all[1]
@@ -362,9 +362,12 @@ func (d *diloco) newRound() {
 	}
 }
 
-// drop implements exchange, after a round has failed, perhaps in its first step: the parameters get the values that
-// they had at its beginning on all workers, and its steps do not count.
+// drop undoes a round that has failed, perhaps in its first step: the parameters get the values that they had at its
+// beginning on all workers, and its steps do not count.
 func (d *diloco) drop() error {
+	if d == nil {
+		return nil
+	}
 	if d.steps > 0 {
 		for i, value := range d.weights {
 			if err := d.t.write(i, value); err != nil {

@@ -153,7 +153,7 @@ func TestDiLoCoIsThePapers(t *testing.T) {
 						}
 						lo += n
 						o.step(b, (8+replicas-1)/replicas)
-						if step.Outer != (o.steps == 0) || step.Outer == (trainer.exchange.checkEqual() != nil) {
+						if step.Outer != (o.steps == 0) || step.Outer == (trainer.diloco.checkEqual() != nil) {
 							return fmt.Errorf("step %d: Outer is %v after %d inner steps", step.Step, step.Outer, o.steps)
 						}
 						if step.Outer {

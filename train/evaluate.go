@@ -19,7 +19,7 @@ import (
 // finite is an error, unless Config.NotFinite selects another policy.
 func (t *Trainer) Evaluate(ctx context.Context, ds data.Dataset) (Result, error) {
 	m := newMean(t.metrics, t.config.LossReduction)
-	if err := t.exchange.checkEqual(); err != nil {
+	if err := t.diloco.checkEqual(); err != nil {
 		return Result{}, fmt.Errorf("train: evaluate: %w", err)
 	}
 	var step stepBatches
@@ -78,7 +78,7 @@ func (t *Trainer) evaluate(ctx context.Context, b *stepBatches) error {
 // [Trainer.Weights] returns. The tensors belong to the caller. With several workers, every worker calls it
 // with the same data, and gets the outputs for all examples.
 func (t *Trainer) Predict(ctx context.Context, ds data.Dataset) ([]*tensor.Tensor, error) {
-	if err := t.exchange.checkEqual(); err != nil {
+	if err := t.diloco.checkEqual(); err != nil {
 		return nil, fmt.Errorf("train: predict: %w", err)
 	}
 	var pieces [][]*tensor.Tensor // by batch and replica, then by output

@@ -86,12 +86,9 @@ func (c *Config) diloco() *DiLoCo {
 	return nil
 }
 
-// exchange is how the replicas sum the gradients of a step and apply the sums, and which steps Fit takes:
-// [allReduce], [sharded] or [diloco].
+// exchange is how the replicas sum the gradients of a step and apply the sums: [allReduce] or [sharded]. The goroutine
+// of each replica calls these functions for this replica. They allocate nothing in a step.
 type exchange interface {
-	// The goroutine of each replica calls these functions for this replica, from start to applied. They allocate nothing
-	// in a step.
-
 	// start starts to sum the gradients of a bucket over all replicas, and with those of the last bucket scalars.
 	start(p *localReplica, bucket int, scalars []float64) error
 	// finish waits for the sums of all buckets, and calls each after those of a bucket, in the order of the buckets.
@@ -100,32 +97,27 @@ type exchange interface {
 	// checkSums notes which sums of a bucket are not finite, and adds up their squares: see checkSum.
 	checkSums(p *localReplica, bucket int)
 	// apply computes new values from the sums of a bucket, if the replica is the first of its device, and starts to send
-	// them where they are needed. The buckets are applied in their order.
+	// them where they are needed: see localReplica.sending. The buckets are applied in their order.
 	apply(ctx context.Context, p *localReplica, bucket int) error
-	// transfer starts to send what apply sends, without new values: to measure it.
-	transfer(ctx context.Context, p *localReplica, bucket int) error
-	// applied waits until the replica's device has all new values.
-	applied(ctx context.Context, p *localReplica) error
-
-	// finite reports whether no replica of another worker has noted a sum that is not finite in the last step.
-	finite() bool
-	// kept lists what the replicas keep from step to step, as values of the state table.
-	kept() []*stateValue
-	// commit keeps what the last step has changed of these values; discard restores them.
-	commit()
-	discard()
-
-	// fitStep takes a step of Fit, unless its examples weigh 0, and adds its loss and metrics to mean.
-	fitStep(ctx context.Context, b *stepBatches, mean *mean) (stepResult, error)
-	// endEpoch makes the parameters of all workers equal after the last step of an epoch, and completes mean.
-	endEpoch(ctx context.Context, mean *mean) error
-	// checkEqual returns an error that says why the workers' parameters differ, or nil if they are equal.
-	checkEqual() error
-	// drop undoes the steps after which the workers' parameters have not been made equal.
-	drop() error
 }
 
-// stepResult is the result of exchange.fitStep.
+// fitStep takes a step of Fit, unless its examples weigh 0, and adds its loss and metrics to mean. Examples that weigh 0
+// count.
+func (t *Trainer) fitStep(ctx context.Context, b *stepBatches, mean *mean) (result stepResult, err error) {
+	if t.diloco != nil {
+		return t.diloco.fitStep(ctx, b, mean)
+	}
+	if b.weightSum > 0 {
+		b.stop = t.wantsStop()
+		result, err = t.step(ctx, b)
+	}
+	if err == nil && (result.taken || b.weightSum == 0) {
+		mean.add(b, t)
+	}
+	return result, err
+}
+
+// stepResult is the result of fitStep.
 type stepResult struct {
 	taken   bool            // the variables have new values
 	stop    bool            // a worker requested a stop; no worker took the step
@@ -137,12 +129,14 @@ type stepResult struct {
 // openExchange makes the exchange. owners are those of a sharded optimizer, or nil.
 func (t *Trainer) openExchange(ctx context.Context, owners []int) (err error) {
 	if d := t.config.diloco(); d != nil {
-		if t.exchange, err = t.newDiLoCo(*d); err != nil {
+		if t.diloco, err = t.newDiLoCo(*d); err != nil {
 			return fmt.Errorf("train: Config.Exchange: DiLoCo: %w", err)
 		}
+		t.exchange, t.compression = t.newAllReduce(nil), t.diloco.compression
 		return nil
 	}
-	all := t.newAllReduce(t.config.Exchange.codec())
+	t.compression = t.compressions(t.config.Exchange.codec())
+	all := t.newAllReduce(t.compression)
 	if t.exchange = all; owners == nil {
 		return nil
 	}
@@ -155,13 +149,13 @@ func (t *Trainer) openExchange(ctx context.Context, owners []int) (err error) {
 // commit makes what a step has computed visible on all replicas.
 func (t *Trainer) commit() {
 	t.program.Commit()
-	t.exchange.commit()
+	t.compression.each(compress.Exchange.Commit)
 }
 
 // discard keeps the values from before the step.
 func (t *Trainer) discard() {
 	t.program.Discard()
-	t.exchange.discard()
+	t.compression.each(compress.Exchange.Discard)
 }
 
 // compressible returns an error if the strategy cannot exchange compressed gradients of these parameters.

@@ -100,7 +100,10 @@ func (t *Trainer) allFinite() bool {
 			return false
 		}
 	}
-	return t.exchange.finite() && t.finiteLoss() && t.notFiniteNorm() == ""
+	if s, ok := t.exchange.(*sharded); ok && t.local[0].scalars[s.notFinite] != 0 {
+		return false // an owner has noted one
+	}
+	return t.finiteLoss() && t.notFiniteNorm() == ""
 }
 
 func (t *Trainer) finiteLoss() bool { return finite(t.local[0].scalars[0]) }

@@ -147,7 +147,7 @@ func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*His
 	}
 	t.stopRequested = false
 	if err != nil {
-		err = errors.Join(err, t.exchange.drop())
+		err = errors.Join(err, t.diloco.drop())
 	}
 	f.history.Speed = f.speed.result(len(t.local))
 	if err == nil {
@@ -441,7 +441,7 @@ func (f *fit) epoch(ctx context.Context, stream *feeder) (end error) {
 	}
 	epoch := &f.history.Epochs[len(f.history.Epochs)-1]
 	if err = f.steps(ctx, begin, stream, epoch); err == nil {
-		if err = f.t.exchange.endEpoch(ctx, f.mean); err != nil {
+		if err = f.t.diloco.endEpoch(ctx, f.mean); err != nil {
 			err = fmt.Errorf("train: epoch %d: %w", number+1, err)
 		}
 	}
@@ -504,7 +504,7 @@ func (f *fit) validateStep(ctx context.Context, info *Step) error {
 	if f.cfg.ValidateEvery > 0 && f.history.Steps%f.cfg.ValidateEvery == 0 {
 		f.validationDue = true
 	}
-	if !f.validationDue || f.t.exchange.checkEqual() != nil {
+	if !f.validationDue || f.t.diloco.checkEqual() != nil {
 		return nil
 	}
 	f.validationDue = false
@@ -545,7 +545,7 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 		if len(b.list) == 0 {
 			return nil
 		}
-		result, err := f.t.exchange.fitStep(ctx, &b, mean)
+		result, err := f.t.fitStep(ctx, &b, mean)
 		if err != nil {
 			return fmt.Errorf("train: epoch %d, step %d: %w", begin.Epoch+1, step, err)
 		}
@@ -602,7 +602,7 @@ func (f *fit) fire(ctx context.Context, call func(Callback) error) error {
 		err = ErrStop
 	}
 	switch {
-	case err == nil || !f.t.others() && !(errors.Is(err, ErrStop) && f.t.exchange.checkEqual() != nil):
+	case err == nil || !f.t.others() && !(errors.Is(err, ErrStop) && f.t.diloco.checkEqual() != nil):
 		return err
 	case errors.Is(err, ErrStop):
 		f.t.stopRequested = true

@@ -41,8 +41,6 @@ type shardedBucket struct {
 // the replica owns (others are nil), and the memory for the new values.
 type shardedReplica struct {
 	gradients, sums, values [][]*tensor.Tensor
-	sending                 []distribute.Handle // of the new values
-	sent                    int                 // the number of buckets whose new values are in sending
 }
 
 // leaf is a range of the blocks of a parameter's squares, whose sum is part of the tree of all (treeSum).
@@ -371,7 +369,7 @@ func (s *sharded) apply(ctx context.Context, p *localReplica, k int) error {
 func (s *sharded) send(ctx context.Context, p *localReplica, upto int) error {
 	device := s.t.deviceOf[p.local]
 	d, r := s.t.devices[device], &s.replicas[p.local]
-	for k := r.sent; k <= upto; k++ {
+	for k := p.sent; k <= upto; k++ {
 		if p.first && slices.ContainsFunc(d.updates[k], func(update int) bool { return d.left[update] > 0 }) {
 			return nil
 		}
@@ -395,41 +393,19 @@ func (s *sharded) send(ctx context.Context, p *localReplica, upto int) error {
 
 // sendValues starts to copy the owners' values of a bucket to all devices.
 func (s *sharded) sendValues(ctx context.Context, p *localReplica, k int, values []*tensor.Tensor) error {
-	b, r := &s.buckets[k], &s.replicas[p.local]
+	b := &s.buckets[k]
 	h, err := p.replica.StartGatherFromOwners(ctx,
 		distribute.Bucket{Dst: values, Src: values, Names: b.names, Owners: b.owners})
 	if err == nil {
-		r.sending, r.sent = append(r.sending, h), k+1
+		p.sending, p.sent = append(p.sending, h), k+1
 	}
 	return err
 }
 
-// transfer implements exchange: it sends the gradients of a bucket in place of new values.
+// transfer sends the gradients of a bucket in place of new values: to measure it.
 func (s *sharded) transfer(ctx context.Context, p *localReplica, k int) error {
 	s.memory(p, k)
 	return s.sendValues(ctx, p, k, s.replicas[p.local].gradients[k])
-}
-
-func (s *sharded) finite() bool { return s.t.local[0].scalars[s.notFinite] == 0 }
-
-func (s *sharded) applied(ctx context.Context, p *localReplica) error {
-	r := &s.replicas[p.local]
-	for _, h := range r.sending {
-		if err := h.Wait(ctx); err != nil {
-			return err
-		}
-	}
-	r.sending, r.sent = r.sending[:0], 0
-	return nil
-}
-
-// discard implements exchange. A failed step has not waited for what it sent.
-func (s *sharded) discard() {
-	s.allReduce.discard()
-	for i := range s.replicas {
-		r := &s.replicas[i]
-		r.sending, r.sent = r.sending[:0], 0
-	}
 }
 
 // sumScalars adds loss, metrics and the values that workers compare over all replicas, with what only owners know:

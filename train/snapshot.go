@@ -245,7 +245,7 @@ func (s *Snapshot) add(v *stateValue, value *tensor.Tensor) {
 
 // snapshot returns the state of training without the values of the state table. Every worker calls it.
 func (t *Trainer) snapshot(ctx context.Context) (*Snapshot, error) {
-	if err := t.exchange.checkEqual(); err != nil {
+	if err := t.diloco.checkEqual(); err != nil {
 		return nil, fmt.Errorf("train: snapshot: %w", err)
 	}
 	t.enter(PhaseSnapshot)
@@ -306,7 +306,7 @@ func (t *Trainer) restore(s *Snapshot) (Restored, error) {
 	table := t.stateTable()
 	values, err := t.fitSnapshot(s, table)
 	if err == nil {
-		err = t.exchange.drop()
+		err = t.diloco.drop()
 	}
 	if err != nil {
 		return Restored{}, fmt.Errorf("train: restore: %w", err)

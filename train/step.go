@@ -151,6 +151,9 @@ type localReplica struct {
 	replica *distribute.Replica
 	failure error // of starting a reduction
 	updates bool  // the step updates the variables
+	// sending are the calls that copy new values between devices, of the first sent buckets: of a sharded optimizer.
+	sending []distribute.Handle
+	sent    int
 
 	ready  func(bucket int)       // starts the reduction of a bucket, for engine.Program.Gradients
 	summed func(bucket int) error // checks the sums of a bucket, and applies them if this is possible
@@ -158,6 +161,18 @@ type localReplica struct {
 
 func (p *localReplica) reset() {
 	p.notFinite, p.failure, p.ctx, p.replica, p.updates = -1, nil, nil, nil, false
+	p.sending, p.sent = p.sending[:0], 0 // a failed step has not waited for what it sent
+}
+
+// receive waits until the replica's device has all new values.
+func (p *localReplica) receive(ctx context.Context) error {
+	for _, h := range p.sending {
+		if err := h.Wait(ctx); err != nil {
+			return err
+		}
+	}
+	p.sending, p.sent = p.sending[:0], 0
+	return nil
 }
 
 // device is the state of a device of the engine. The first of its replicas updates its variables.
@@ -348,7 +363,7 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, b 
 			}
 		}
 	}
-	return t.exchange.applied(ctx, p)
+	return p.receive(ctx)
 }
 
 // summedScalars returns the number of scalars that are reduced with the last bucket.
@@ -581,7 +596,7 @@ func (t *Trainer) ApplyGradients(ctx context.Context, gradients []*tensor.Tensor
 				return err
 			}
 		}
-		return t.exchange.applied(ctx, p)
+		return p.receive(ctx)
 	})
 	if err != nil {
 		return fmt.Errorf("train: apply gradients: %w", err)

@@ -16,7 +16,7 @@ import (
 // This file decides what a snapshot holds: the values of the state table, which lists for each value which replica has
 // which of its elements. Writing, gathering and restoring snapshots work from the table alone. snapshotState has
 // everything else. The table of variables is made once ([Trainer.makeTable]). An exchange that shards slots changes
-// their entries, and the values that an exchange keeps from step to step are appended (exchange.kept).
+// their entries, and the values that an exchange keeps from step to step are appended ([Trainer.stateTable]).
 
 // stateValue is a value of the state table: a variable, or what an exchange keeps from step to step. If replicas or
 // workers have different values, these are its components. The table is the same on all workers, but for the functions.
@@ -154,7 +154,9 @@ func (t *Trainer) makeTable() {
 }
 
 // stateTable returns the whole table: all values that a snapshot holds.
-func (t *Trainer) stateTable() []*stateValue { return slices.Concat(t.table, t.exchange.kept()) }
+func (t *Trainer) stateTable() []*stateValue {
+	return slices.Concat(t.table, t.compressed(), t.diloco.kept())
+}
 
 // readEntry returns a copy of the elements of an entry of a local replica, as a vector.
 func (t *Trainer) readEntry(v *stateValue, e entry) (*tensor.Tensor, error) {

@@ -39,12 +39,15 @@ type Trainer struct {
 type stepper struct {
 	inner    *distribute.Strategy // executes steps: strategy, or with DiLoCo one of this worker's replicas alone
 	exchange exchange             // of gradients
-	local    []localReplica       // the replicas of this worker
-	buckets  []bucket
-	devices  []*device     // in the order of engine.Spec.Devices
-	deviceOf []int         // by replica
-	shapes   []*batchShape // of global batches; that of the program is first
-	spare    []*globalBatch
+	// compression is that of the exchange, or with DiLoCo of outer steps.
+	compression compression
+	diloco      *diloco        // inner and outer steps; nil: every step is one of all workers
+	local       []localReplica // the replicas of this worker
+	buckets     []bucket
+	devices     []*device     // in the order of engine.Spec.Devices
+	deviceOf    []int         // by replica
+	shapes      []*batchShape // of global batches; that of the program is first
+	spare       []*globalBatch
 
 	whole   bool        // the program computes a step of one batch as one program; no gradients are clipped
 	squares [][]float64 // by parameter and block: of the step's gradients, if Config clips by a norm
