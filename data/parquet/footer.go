@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"github.com/parquet-go/parquet-go/encoding/thrift"
 )
 
 // checkFooter returns an error if a file's footer has lists or texts that are longer than the footer itself. The
@@ -29,102 +31,74 @@ func checkFooter(f io.ReaderAt, size int64) error {
 	if _, err := f.ReadAt(footer, size-int64(len(tail))-n); err != nil {
 		return err
 	}
-	c := compact{footer}
-	if err := c.skip(structType, 0); err != nil {
+	if _, err := structBytes(footer); err != nil {
 		return fmt.Errorf("its footer is invalid: %w", err)
 	}
 	return nil
 }
 
-// The types of Thrift's compact protocol.
-const (
-	stopType   = 0
-	trueType   = 1
-	falseType  = 2
-	byteType   = 3
-	int16Type  = 4
-	int32Type  = 5
-	int64Type  = 6
-	doubleType = 7
-	binaryType = 8
-	listType   = 9
-	setType    = 10
-	mapType    = 11
-	structType = 12
-)
-
-// compact reads Thrift's compact protocol without keeping anything.
-type compact struct{ left []byte }
-
 var errTruncated = errors.New("a value goes beyond its end")
 
+// structBytes returns the length of the struct in Thrift's compact protocol with which b begins. It returns an error if
+// a list, a map or a text in it is longer than b, or if its values are nested too deeply to be decoded.
+func structBytes(b []byte) (int, error) {
+	c := compact{new(thrift.CompactProtocol).NewReaderFromBytes(b), len(b)}
+	err := recovered(func() error { return c.skip(thrift.STRUCT, 0) })
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		err = errTruncated
+	}
+	return c.BytesRead(), err
+}
+
+// compact reads size bytes of Thrift's compact protocol without keeping anything.
+type compact struct {
+	thrift.BytesReader
+	size int
+}
+
 // skip reads a value. depth counts the structs and lists around it.
-func (c *compact) skip(kind byte, depth int) error {
+func (c compact) skip(kind thrift.Type, depth int) (err error) {
 	if depth > 32 {
 		return errors.New("its values are nested too deeply")
 	}
 	switch kind {
-	case trueType, falseType: // of a list; a field has it in its type
-		return c.drop(1)
-	case byteType:
-		return c.drop(1)
-	case int16Type, int32Type, int64Type:
-		_, err := c.varint()
-		return err
-	case doubleType:
-		return c.drop(8)
-	case binaryType:
-		n, err := c.varint()
+	case thrift.TRUE, thrift.FALSE: // of a list; a field has it in its type
+		_, err = c.ReadBool()
+	case thrift.I8:
+		_, err = c.ReadInt8()
+	case thrift.I16, thrift.I32, thrift.I64:
+		_, err = c.ReadInt64()
+	case thrift.DOUBLE:
+		_, err = c.ReadFloat64()
+	case thrift.BINARY:
+		_, err = c.ReadBytes()
+	case thrift.LIST, thrift.SET:
+		l, err := c.ReadList()
 		if err != nil {
 			return err
 		}
-		return c.drop(n)
-	case listType, setType:
-		return c.skipList(depth)
-	case mapType:
-		return c.skipMap(depth)
-	case structType:
-		return c.skipStruct(depth)
-	}
-	return fmt.Errorf("a value of the unknown type %d", kind)
-}
-
-func (c *compact) skipList(depth int) error {
-	head, err := c.byte()
-	if err != nil {
-		return err
-	}
-	n := uint64(head >> 4)
-	if n == 15 {
-		if n, err = c.varint(); err != nil {
+		return c.skipAll("list", l.Size, depth, l.Type)
+	case thrift.MAP:
+		m, err := c.ReadMap()
+		if err != nil {
 			return err
 		}
+		return c.skipAll("map", m.Size, depth, m.Key, m.Value)
+	case thrift.STRUCT:
+		return c.skipFields(depth)
+	default:
+		return fmt.Errorf("a value of the unknown type %d", kind)
 	}
-	if n > uint64(len(c.left)) { // each element has a byte at least
-		return fmt.Errorf("a list of %d elements in %d bytes", n, len(c.left))
-	}
-	for range n {
-		if err := c.skip(head&15, depth+1); err != nil {
-			return err
-		}
-	}
-	return nil
+	return err
 }
 
-func (c *compact) skipMap(depth int) error {
-	n, err := c.varint()
-	if err != nil || n == 0 {
-		return err
-	}
-	kinds, err := c.byte()
-	if err != nil {
-		return err
-	}
-	if n > uint64(len(c.left)) {
-		return fmt.Errorf("a map of %d elements in %d bytes", n, len(c.left))
+// skipAll reads the n elements of a list or a map.
+func (c compact) skipAll(what string, n int32, depth int, kinds ...thrift.Type) error {
+	if left := c.size - c.BytesRead(); int(n) > left { // each element has a byte at least
+		return fmt.Errorf("a %s of %d elements in %d bytes", what, n, left)
 	}
 	for range n {
-		for _, kind := range []byte{kinds >> 4, kinds & 15} {
+		for _, kind := range kinds {
 			if err := c.skip(kind, depth+1); err != nil {
 				return err
 			}
@@ -133,52 +107,17 @@ func (c *compact) skipMap(depth int) error {
 	return nil
 }
 
-func (c *compact) skipStruct(depth int) error {
+func (c compact) skipFields(depth int) error {
 	for {
-		head, err := c.byte()
-		if err != nil {
+		f, err := c.ReadField()
+		if err != nil || f.Type == thrift.STOP {
 			return err
 		}
-		kind := head & 15
-		if kind == stopType {
-			return nil
-		}
-		if head>>4 == 0 { // the field's number follows
-			if _, err := c.varint(); err != nil {
-				return err
-			}
-		}
-		if kind == trueType || kind == falseType {
+		if f.Type == thrift.TRUE || f.Type == thrift.FALSE {
 			continue
 		}
-		if err := c.skip(kind, depth+1); err != nil {
+		if err := c.skip(f.Type, depth+1); err != nil {
 			return err
 		}
 	}
-}
-
-func (c *compact) byte() (byte, error) {
-	if len(c.left) == 0 {
-		return 0, errTruncated
-	}
-	b := c.left[0]
-	c.left = c.left[1:]
-	return b, nil
-}
-
-func (c *compact) varint() (uint64, error) {
-	x, n := binary.Uvarint(c.left)
-	if n <= 0 {
-		return 0, errTruncated
-	}
-	c.left = c.left[n:]
-	return x, nil
-}
-
-func (c *compact) drop(n uint64) error {
-	if n > uint64(len(c.left)) {
-		return errTruncated
-	}
-	c.left = c.left[n:]
-	return nil
 }

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 
+	"github.com/parquet-go/parquet-go/encoding/thrift"
 	"github.com/parquet-go/parquet-go/format"
 )
 
@@ -67,13 +67,26 @@ func readHeader(r io.ReaderAt, at, end int64) (h pageHeader, bytes int64, err er
 		if _, err := r.ReadAt(buffer, at); err != nil {
 			return h, 0, err
 		}
-		c := compact{buffer}
-		h, err = c.pageHeader()
+		n, err := structBytes(buffer)
 		if errors.Is(err, errTruncated) && size < min(end-at, headerMax) {
 			continue
 		}
-		return h, int64(len(buffer) - len(c.left)), err
+		if err == nil {
+			h, err = decodeHeader(buffer[:n])
+		}
+		return h, int64(n), err
 	}
+}
+
+// decodeHeader decodes the header of a page, which structBytes has checked.
+func decodeHeader(b []byte) (h pageHeader, err error) {
+	var of format.PageHeader
+	err = recovered(func() error { return thrift.Unmarshal(new(thrift.CompactProtocol), b, &of) })
+	values := map[format.PageType]int32{
+		format.DataPage: of.DataPageHeader.V.NumValues, format.DictionaryPage: of.DictionaryPageHeader.V.NumValues,
+		format.DataPageV2: of.DataPageHeaderV2.V.NumValues,
+	}[of.Type]
+	return pageHeader{of.Type, int64(of.UncompressedPageSize), int64(of.CompressedPageSize), int64(values)}, err
 }
 
 // check compares the header with its column, of which so many bytes follow the header.
@@ -99,81 +112,4 @@ func (h pageHeader) check(c *format.ColumnMetaData, left, limit int64) error {
 		return fmt.Errorf("it has %d values, and the column %d", h.values, c.NumValues)
 	}
 	return nil
-}
-
-// pageHeader reads the struct PageHeader of the format.
-func (c *compact) pageHeader() (h pageHeader, err error) {
-	err = c.eachField(func(field int16, kind byte) (err error) {
-		switch {
-		case kind == structType && (field == 5 || field == 7 || field == 8): // the header of this type of page
-			return c.eachField(func(field int16, kind byte) (err error) {
-				if field == 1 && kind == int32Type {
-					h.values, err = c.number()
-					return err
-				}
-				return c.skipField(kind)
-			})
-		case kind != int32Type || field > 3:
-			return c.skipField(kind)
-		}
-		n, err := c.number()
-		switch field {
-		case 1:
-			h.kind = format.PageType(n)
-		case 2:
-			h.uncompressed = n
-		case 3:
-			h.compressed = n
-		}
-		return err
-	})
-	return h, err
-}
-
-// eachField calls f for each field of a struct. f reads its value.
-func (c *compact) eachField(f func(field int16, kind byte) error) error {
-	field := int16(0)
-	for {
-		head, err := c.byte()
-		if err != nil {
-			return err
-		}
-		kind := head & 15
-		if kind == stopType {
-			return nil
-		}
-		if delta := int16(head >> 4); delta > 0 {
-			field += delta
-		} else {
-			n, err := c.number()
-			if err != nil {
-				return err
-			}
-			field = int16(n)
-		}
-		if err := f(field, kind); err != nil {
-			return err
-		}
-	}
-}
-
-// skipField reads the value of a field. That of a boolean is in its type.
-func (c *compact) skipField(kind byte) error {
-	if kind == trueType || kind == falseType {
-		return nil
-	}
-	return c.skip(kind, 0)
-}
-
-// number reads an integer of 32 bits.
-func (c *compact) number() (int64, error) {
-	x, err := c.varint()
-	if err != nil {
-		return 0, err
-	}
-	n := int64(x>>1) ^ -int64(x&1)
-	if n < math.MinInt32 || n > math.MaxInt32 {
-		return 0, fmt.Errorf("the integer %d has more than 32 bits", n)
-	}
-	return n, nil
 }
