@@ -85,9 +85,9 @@ func (d *DiLoCo) check() error {
 	return nil
 }
 
-// diloco takes the steps of DiLoCo: inner steps all-reduce gradients over the replicas of this worker (Trainer.exchange),
-// and outer steps sum the changes of the parameters over all. A round is the inner steps up to an outer step, and that
-// step. Of a Trainer without DiLoCo it is nil: then the workers' parameters are always equal.
+// diloco takes the steps of DiLoCo: inner steps all-reduce gradients over the replicas of this worker, by
+// Trainer.exchange, and outer steps sum the changes of the parameters over all. A round is the inner steps up to an
+// outer step, and that step. Of a Trainer without DiLoCo it is nil: then the workers' parameters are always equal.
 type diloco struct {
 	t *Trainer
 	DiLoCo

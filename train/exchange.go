@@ -101,7 +101,7 @@ type exchange interface {
 	apply(ctx context.Context, p *localReplica, bucket int) error
 }
 
-// fitStep takes a step of Fit, unless its examples weigh 0, and adds its loss and metrics to mean. Examples that weigh 0
+// fitStep takes a step of Fit, unless its examples weigh 0, and adds its loss and metrics to mean. Examples of weight 0
 // count.
 func (t *Trainer) fitStep(ctx context.Context, b *stepBatches, mean *mean) (result stepResult, err error) {
 	if t.diloco != nil {
