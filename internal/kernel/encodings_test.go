@@ -12,9 +12,8 @@ import (
 	"testing"
 )
 
-// TestEncodings compares the instructions in neon_arm64.s that Go's assembler does not know, and which are written as
-// words, with what the GNU assembler makes of their names. It knows those of ARMv8.0 only, so none needs a newer
-// processor.
+// TestEncodings compares the instructions for arm64 that Go's assembler does not know, and which are written as words,
+// with what the GNU assembler makes of their names. It knows those of ARMv8.0 only, so none needs a newer processor.
 func TestEncodings(t *testing.T) {
 	const prefix = "aarch64-linux-gnu-"
 	for _, tool := range []string{"as", "objcopy"} {
@@ -22,9 +21,13 @@ func TestEncodings(t *testing.T) {
 			t.Skipf("%s is not installed (Debian: binutils-aarch64-linux-gnu)", prefix+tool)
 		}
 	}
-	source, err := os.ReadFile("neon_arm64.s")
-	if err != nil {
-		t.Fatal(err)
+	var source []byte
+	for _, folder := range []string{".", "../../backend/internal/product", "../../backend/internal/vector"} {
+		text, err := os.ReadFile(filepath.Join(folder, "neon_arm64.s"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		source = append(source, text...)
 	}
 	matches := regexp.MustCompile(`(?m)^\tWORD \$0x([0-9a-f]{8}) // (.+)$`).FindAllSubmatch(source, -1)
 	if all := bytes.Count(source, []byte("WORD")); len(matches) == 0 || len(matches) < all {

@@ -150,7 +150,11 @@ func checkContraction[T Float](t *testing.T, seed uint64, special bool) {
 }
 
 func TestContractions(t *testing.T) {
-	for seed := range uint64(1000) {
+	seeds := uint64(1000)
+	if testing.Short() {
+		seeds = 300
+	}
+	for seed := range seeds {
 		checkContraction[float32](t, seed, false)
 		checkContraction[float64](t, seed, false)
 		checkContraction[float32](t, seed, true)

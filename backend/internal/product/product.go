@@ -6,8 +6,8 @@
 // processor change a bit, except in which of several NaNs results.
 //
 // The left matrix is read in place, with any strides. Panels of the right one are packed, unless they are used too few
-// times. The kernels are assembly for AVX2 and AVX-512, written by the programs of backend/internal/_gen, a separate
-// module. The plain form in Go is the reference.
+// times. The kernels are assembly for AVX2, AVX-512 and NEON, written by the programs of backend/internal/_gen, a
+// separate module. The plain form in Go is the reference.
 package product
 
 import "unsafe"
@@ -73,9 +73,10 @@ const (
 	Plain Level = iota
 	AVX2
 	AVX512
+	NEON
 )
 
-func (l Level) String() string { return [...]string{"plain Go", "AVX2", "AVX-512"}[l] }
+func (l Level) String() string { return [...]string{"plain Go", "AVX2", "AVX-512", "NEON"}[l] }
 
 // Run computes rows r0 to r1 and columns j0 to j1 of the product at the best level.
 func Run[T Float](p *Product, c, a, b []T, r0, r1, j0, j1 int, scratch unsafe.Pointer) {

@@ -2,11 +2,7 @@
 
 package product
 
-import (
-	"unsafe"
-
-	"golang.org/x/sys/cpu"
-)
+import "golang.org/x/sys/cpu"
 
 var sets = [...]set{
 	Plain: plain,
@@ -33,12 +29,4 @@ func levels() []Level {
 		}
 	}
 	return list
-}
-
-func copyRows(dst, src unsafe.Pointer, rows, dstStep, srcStep int) {
-	copyRows64((*byte)(dst), (*byte)(src), rows, dstStep, srcStep)
-}
-
-func transpose(dst, src unsafe.Pointer, blocks, dstStep, srcStep int) {
-	transpose8((*byte)(dst), (*byte)(src), blocks, dstStep, srcStep)
 }

@@ -4,124 +4,124 @@
 
 package vector
 
-// addAVX2: dst is a + b, for n float32. n is a multiple of 8 and not 0.
+// addVectors: dst is a + b, for n float32. n is a multiple of 8 and not 0.
 //
 //go:noescape
-func addAVX2(dst *byte, a *byte, b *byte, n int)
+func addVectors(dst *byte, a *byte, b *byte, n int)
 
-// subAVX2: dst is a - b, for n float32. n is a multiple of 8 and not 0.
+// subVectors: dst is a - b, for n float32. n is a multiple of 8 and not 0.
 //
 //go:noescape
-func subAVX2(dst *byte, a *byte, b *byte, n int)
+func subVectors(dst *byte, a *byte, b *byte, n int)
 
-// mulAVX2: dst is a · b, for n float32. n is a multiple of 8 and not 0.
+// mulVectors: dst is a · b, for n float32. n is a multiple of 8 and not 0.
 //
 //go:noescape
-func mulAVX2(dst *byte, a *byte, b *byte, n int)
+func mulVectors(dst *byte, a *byte, b *byte, n int)
 
-// divAVX2: dst is a / b, for n float32. n is a multiple of 8 and not 0.
+// divVectors: dst is a / b, for n float32. n is a multiple of 8 and not 0.
 //
 //go:noescape
-func divAVX2(dst *byte, a *byte, b *byte, n int)
+func divVectors(dst *byte, a *byte, b *byte, n int)
 
-// largerAVX2: dst is the larger one of a and b, or NaN, for n float32. n is a multiple of 8 and not 0.
+// largerVectors: dst is the larger one of a and b, or NaN, for n float32. n is a multiple of 8 and not 0.
 //
 //go:noescape
-func largerAVX2(dst *byte, a *byte, b *byte, n int)
+func largerVectors(dst *byte, a *byte, b *byte, n int)
 
-// smallerAVX2: dst is the smaller one of a and b, or NaN, for n float32. n is a multiple of 8 and not 0.
+// smallerVectors: dst is the smaller one of a and b, or NaN, for n float32. n is a multiple of 8 and not 0.
 //
 //go:noescape
-func smallerAVX2(dst *byte, a *byte, b *byte, n int)
+func smallerVectors(dst *byte, a *byte, b *byte, n int)
 
-// equalAVX2: dst has all bits set where a and b compare so, for n float32. n is a multiple of 8 and not 0.
+// equalVectors: dst has all bits set where a and b compare so, for n float32. n is a multiple of 8 and not 0.
 //
 //go:noescape
-func equalAVX2(dst *byte, a *byte, b *byte, n int)
+func equalVectors(dst *byte, a *byte, b *byte, n int)
 
-// lessAVX2: dst has all bits set where a and b compare so, for n float32. n is a multiple of 8 and not 0.
+// lessVectors: dst has all bits set where a and b compare so, for n float32. n is a multiple of 8 and not 0.
 //
 //go:noescape
-func lessAVX2(dst *byte, a *byte, b *byte, n int)
+func lessVectors(dst *byte, a *byte, b *byte, n int)
 
-// lessOrEqualAVX2: dst has all bits set where a and b compare so, for n float32. n is a multiple of 8 and not 0.
+// lessOrEqualVectors: dst has all bits set where a and b compare so, for n float32. n is a multiple of 8 and not 0.
 //
 //go:noescape
-func lessOrEqualAVX2(dst *byte, a *byte, b *byte, n int)
+func lessOrEqualVectors(dst *byte, a *byte, b *byte, n int)
 
-// notEqualAVX2: dst has all bits set where a and b compare so, for n float32. n is a multiple of 8 and not 0.
+// notEqualVectors: dst has all bits set where a and b compare so, for n float32. n is a multiple of 8 and not 0.
 //
 //go:noescape
-func notEqualAVX2(dst *byte, a *byte, b *byte, n int)
+func notEqualVectors(dst *byte, a *byte, b *byte, n int)
 
-// negateAVX2: dst is -a, for n float32. n is a multiple of 8 and not 0.
+// negateVectors: dst is -a, for n float32. n is a multiple of 8 and not 0.
 //
 //go:noescape
-func negateAVX2(dst *byte, a *byte, n int)
+func negateVectors(dst *byte, a *byte, n int)
 
-// absoluteAVX2: dst is |a|, for n float32. n is a multiple of 8 and not 0.
+// absoluteVectors: dst is |a|, for n float32. n is a multiple of 8 and not 0.
 //
 //go:noescape
-func absoluteAVX2(dst *byte, a *byte, n int)
+func absoluteVectors(dst *byte, a *byte, n int)
 
-// oneWhereAVX2: dst is 1 where the mask a is set, and 0 elsewhere, for n float32. n is a multiple of 8 and not 0.
+// oneWhereVectors: dst is 1 where the mask a is set, and 0 elsewhere, for n float32. n is a multiple of 8 and not 0.
 //
 //go:noescape
-func oneWhereAVX2(dst *byte, a *byte, n int)
+func oneWhereVectors(dst *byte, a *byte, n int)
 
-// signAVX2: dst is 1 or -1 with the sign of a, or a if it is 0 or NaN, for n float32. n is a multiple of 8 and not 0.
+// signVectors: dst is 1 or -1 with the sign of a, or a if it is 0 or NaN, for n float32. n is a multiple of 8 and not 0.
 //
 //go:noescape
-func signAVX2(dst *byte, a *byte, n int)
+func signVectors(dst *byte, a *byte, n int)
 
-// sqrtAVX2: dst is the square root of a, for n float32. n is a multiple of 8 and not 0.
+// sqrtVectors: dst is the square root of a, for n float32. n is a multiple of 8 and not 0.
 //
 //go:noescape
-func sqrtAVX2(dst *byte, a *byte, n int)
+func sqrtVectors(dst *byte, a *byte, n int)
 
-// expAVX2: dst is e to the power of a, for n float32. n is a multiple of 8 and not 0.
+// expVectors: dst is e to the power of a, for n float32. n is a multiple of 8 and not 0.
 //
 //go:noescape
-func expAVX2(dst *byte, a *byte, n int)
+func expVectors(dst *byte, a *byte, n int)
 
-// logAVX2: dst is the natural logarithm of a, for n float32. n is a multiple of 8 and not 0.
+// logVectors: dst is the natural logarithm of a, for n float32. n is a multiple of 8 and not 0.
 //
 //go:noescape
-func logAVX2(dst *byte, a *byte, n int)
+func logVectors(dst *byte, a *byte, n int)
 
-// tanhAVX2: dst is the hyperbolic tangent of a, for n float32. n is a multiple of 8 and not 0.
+// tanhVectors: dst is the hyperbolic tangent of a, for n float32. n is a multiple of 8 and not 0.
 //
 //go:noescape
-func tanhAVX2(dst *byte, a *byte, n int)
+func tanhVectors(dst *byte, a *byte, n int)
 
-// logisticAVX2: dst is 1/(1 + exp(-a)), for n float32. n is a multiple of 8 and not 0.
+// logisticVectors: dst is 1/(1 + exp(-a)), for n float32. n is a multiple of 8 and not 0.
 //
 //go:noescape
-func logisticAVX2(dst *byte, a *byte, n int)
+func logisticVectors(dst *byte, a *byte, n int)
 
-// erfAVX2: dst is the error function of a, for n float32. n is a multiple of 8 and not 0.
+// erfVectors: dst is the error function of a, for n float32. n is a multiple of 8 and not 0.
 //
 //go:noescape
-func erfAVX2(dst *byte, a *byte, n int)
+func erfVectors(dst *byte, a *byte, n int)
 
-// chooseAVX2: dst is a where the mask c is set, and b elsewhere, for n float32. n is a multiple of 8 and not 0.
+// chooseVectors: dst is a where the mask c is set, and b elsewhere, for n float32. n is a multiple of 8 and not 0.
 //
 //go:noescape
-func chooseAVX2(dst *byte, c *byte, a *byte, b *byte, n int)
+func chooseVectors(dst *byte, c *byte, a *byte, b *byte, n int)
 
-// scatterLargestAVX2 adds each of n float32 to the row of to where the rows of from have the first largest
+// scatterLargestVectors adds each of n float32 to the row of to where the rows of from have the first largest
 // element, or the last NaN. places are the first elements of the rows, in bytes. n is a multiple of 8. Neither
 // number is 0.
 //
 //go:noescape
-func scatterLargestAVX2(to *byte, from *byte, places *int, rows int, add *byte, n int)
+func scatterLargestVectors(to *byte, from *byte, places *int, rows int, add *byte, n int)
 
-// sumLanesAVX2 adds the elements i, i + 32, … of a and element i of lanes. n is a multiple of 32 and not 0.
+// sumVectors adds the elements i, i + 32, … of a and element i of lanes. n is a multiple of 32 and not 0.
 //
 //go:noescape
-func sumLanesAVX2(lanes *byte, a *byte, n int)
+func sumVectors(lanes *byte, a *byte, n int)
 
-// largestLanesAVX2 takes the largest of the elements i, i + 32, … of a and element i of lanes. n is a multiple of 32 and not 0.
+// largestVectors takes the largest of the elements i, i + 32, … of a and element i of lanes. n is a multiple of 32 and not 0.
 //
 //go:noescape
-func largestLanesAVX2(lanes *byte, a *byte, n int)
+func largestVectors(lanes *byte, a *byte, n int)

@@ -4,9 +4,9 @@
 
 #include "textflag.h"
 
-// func addAVX2(dst *byte, a *byte, b *byte, n int)
+// func addVectors(dst *byte, a *byte, b *byte, n int)
 // Requires: AVX
-TEXT ·addAVX2(SB), NOSPLIT, $0-32
+TEXT ·addVectors(SB), NOSPLIT, $0-32
 	MOVQ dst+0(FP), AX
 	MOVQ a+8(FP), CX
 	MOVQ b+16(FP), DX
@@ -24,9 +24,9 @@ loop:
 	VZEROUPPER
 	RET
 
-// func subAVX2(dst *byte, a *byte, b *byte, n int)
+// func subVectors(dst *byte, a *byte, b *byte, n int)
 // Requires: AVX
-TEXT ·subAVX2(SB), NOSPLIT, $0-32
+TEXT ·subVectors(SB), NOSPLIT, $0-32
 	MOVQ dst+0(FP), AX
 	MOVQ a+8(FP), CX
 	MOVQ b+16(FP), DX
@@ -44,9 +44,9 @@ loop:
 	VZEROUPPER
 	RET
 
-// func mulAVX2(dst *byte, a *byte, b *byte, n int)
+// func mulVectors(dst *byte, a *byte, b *byte, n int)
 // Requires: AVX
-TEXT ·mulAVX2(SB), NOSPLIT, $0-32
+TEXT ·mulVectors(SB), NOSPLIT, $0-32
 	MOVQ dst+0(FP), AX
 	MOVQ a+8(FP), CX
 	MOVQ b+16(FP), DX
@@ -64,9 +64,9 @@ loop:
 	VZEROUPPER
 	RET
 
-// func divAVX2(dst *byte, a *byte, b *byte, n int)
+// func divVectors(dst *byte, a *byte, b *byte, n int)
 // Requires: AVX
-TEXT ·divAVX2(SB), NOSPLIT, $0-32
+TEXT ·divVectors(SB), NOSPLIT, $0-32
 	MOVQ dst+0(FP), AX
 	MOVQ a+8(FP), CX
 	MOVQ b+16(FP), DX
@@ -84,9 +84,9 @@ loop:
 	VZEROUPPER
 	RET
 
-// func largerAVX2(dst *byte, a *byte, b *byte, n int)
+// func largerVectors(dst *byte, a *byte, b *byte, n int)
 // Requires: AVX
-TEXT ·largerAVX2(SB), NOSPLIT, $0-32
+TEXT ·largerVectors(SB), NOSPLIT, $0-32
 	MOVQ dst+0(FP), AX
 	MOVQ a+8(FP), CX
 	MOVQ b+16(FP), DX
@@ -106,9 +106,9 @@ loop:
 	VZEROUPPER
 	RET
 
-// func smallerAVX2(dst *byte, a *byte, b *byte, n int)
+// func smallerVectors(dst *byte, a *byte, b *byte, n int)
 // Requires: AVX
-TEXT ·smallerAVX2(SB), NOSPLIT, $0-32
+TEXT ·smallerVectors(SB), NOSPLIT, $0-32
 	MOVQ dst+0(FP), AX
 	MOVQ a+8(FP), CX
 	MOVQ b+16(FP), DX
@@ -128,9 +128,9 @@ loop:
 	VZEROUPPER
 	RET
 
-// func equalAVX2(dst *byte, a *byte, b *byte, n int)
+// func equalVectors(dst *byte, a *byte, b *byte, n int)
 // Requires: AVX
-TEXT ·equalAVX2(SB), NOSPLIT, $0-32
+TEXT ·equalVectors(SB), NOSPLIT, $0-32
 	MOVQ dst+0(FP), AX
 	MOVQ a+8(FP), CX
 	MOVQ b+16(FP), DX
@@ -148,9 +148,9 @@ loop:
 	VZEROUPPER
 	RET
 
-// func lessAVX2(dst *byte, a *byte, b *byte, n int)
+// func lessVectors(dst *byte, a *byte, b *byte, n int)
 // Requires: AVX
-TEXT ·lessAVX2(SB), NOSPLIT, $0-32
+TEXT ·lessVectors(SB), NOSPLIT, $0-32
 	MOVQ dst+0(FP), AX
 	MOVQ a+8(FP), CX
 	MOVQ b+16(FP), DX
@@ -168,9 +168,9 @@ loop:
 	VZEROUPPER
 	RET
 
-// func lessOrEqualAVX2(dst *byte, a *byte, b *byte, n int)
+// func lessOrEqualVectors(dst *byte, a *byte, b *byte, n int)
 // Requires: AVX
-TEXT ·lessOrEqualAVX2(SB), NOSPLIT, $0-32
+TEXT ·lessOrEqualVectors(SB), NOSPLIT, $0-32
 	MOVQ dst+0(FP), AX
 	MOVQ a+8(FP), CX
 	MOVQ b+16(FP), DX
@@ -188,9 +188,9 @@ loop:
 	VZEROUPPER
 	RET
 
-// func notEqualAVX2(dst *byte, a *byte, b *byte, n int)
+// func notEqualVectors(dst *byte, a *byte, b *byte, n int)
 // Requires: AVX
-TEXT ·notEqualAVX2(SB), NOSPLIT, $0-32
+TEXT ·notEqualVectors(SB), NOSPLIT, $0-32
 	MOVQ dst+0(FP), AX
 	MOVQ a+8(FP), CX
 	MOVQ b+16(FP), DX
@@ -208,9 +208,9 @@ loop:
 	VZEROUPPER
 	RET
 
-// func negateAVX2(dst *byte, a *byte, n int)
+// func negateVectors(dst *byte, a *byte, n int)
 // Requires: AVX
-TEXT ·negateAVX2(SB), NOSPLIT, $0-24
+TEXT ·negateVectors(SB), NOSPLIT, $0-24
 	MOVQ dst+0(FP), AX
 	MOVQ a+8(FP), CX
 	MOVQ n+16(FP), DX
@@ -236,9 +236,9 @@ DATA c80000000<>+24(SB)/4, $0x80000000
 DATA c80000000<>+28(SB)/4, $0x80000000
 GLOBL c80000000<>(SB), RODATA|NOPTR, $32
 
-// func absoluteAVX2(dst *byte, a *byte, n int)
+// func absoluteVectors(dst *byte, a *byte, n int)
 // Requires: AVX
-TEXT ·absoluteAVX2(SB), NOSPLIT, $0-24
+TEXT ·absoluteVectors(SB), NOSPLIT, $0-24
 	MOVQ dst+0(FP), AX
 	MOVQ a+8(FP), CX
 	MOVQ n+16(FP), DX
@@ -264,9 +264,9 @@ DATA c7fffffff<>+24(SB)/4, $0x7fffffff
 DATA c7fffffff<>+28(SB)/4, $0x7fffffff
 GLOBL c7fffffff<>(SB), RODATA|NOPTR, $32
 
-// func oneWhereAVX2(dst *byte, a *byte, n int)
+// func oneWhereVectors(dst *byte, a *byte, n int)
 // Requires: AVX
-TEXT ·oneWhereAVX2(SB), NOSPLIT, $0-24
+TEXT ·oneWhereVectors(SB), NOSPLIT, $0-24
 	MOVQ dst+0(FP), AX
 	MOVQ a+8(FP), CX
 	MOVQ n+16(FP), DX
@@ -292,9 +292,9 @@ DATA c3f800000<>+24(SB)/4, $0x3f800000
 DATA c3f800000<>+28(SB)/4, $0x3f800000
 GLOBL c3f800000<>(SB), RODATA|NOPTR, $32
 
-// func signAVX2(dst *byte, a *byte, n int)
+// func signVectors(dst *byte, a *byte, n int)
 // Requires: AVX
-TEXT ·signAVX2(SB), NOSPLIT, $0-24
+TEXT ·signVectors(SB), NOSPLIT, $0-24
 	MOVQ dst+0(FP), AX
 	MOVQ a+8(FP), CX
 	MOVQ n+16(FP), DX
@@ -323,9 +323,9 @@ DATA c00000000<>+24(SB)/4, $0x00000000
 DATA c00000000<>+28(SB)/4, $0x00000000
 GLOBL c00000000<>(SB), RODATA|NOPTR, $32
 
-// func sqrtAVX2(dst *byte, a *byte, n int)
+// func sqrtVectors(dst *byte, a *byte, n int)
 // Requires: AVX
-TEXT ·sqrtAVX2(SB), NOSPLIT, $0-24
+TEXT ·sqrtVectors(SB), NOSPLIT, $0-24
 	MOVQ dst+0(FP), AX
 	MOVQ a+8(FP), CX
 	MOVQ n+16(FP), DX
@@ -341,9 +341,9 @@ loop:
 	VZEROUPPER
 	RET
 
-// func expAVX2(dst *byte, a *byte, n int)
+// func expVectors(dst *byte, a *byte, n int)
 // Requires: AVX, AVX2
-TEXT ·expAVX2(SB), NOSPLIT, $0-24
+TEXT ·expVectors(SB), NOSPLIT, $0-24
 	MOVQ dst+0(FP), AX
 	MOVQ a+8(FP), CX
 	MOVQ n+16(FP), DX
@@ -513,9 +513,9 @@ DATA c0000007f<>+24(SB)/4, $0x0000007f
 DATA c0000007f<>+28(SB)/4, $0x0000007f
 GLOBL c0000007f<>(SB), RODATA|NOPTR, $32
 
-// func logAVX2(dst *byte, a *byte, n int)
+// func logVectors(dst *byte, a *byte, n int)
 // Requires: AVX, AVX2
-TEXT ·logAVX2(SB), NOSPLIT, $0-24
+TEXT ·logVectors(SB), NOSPLIT, $0-24
 	MOVQ dst+0(FP), AX
 	MOVQ a+8(FP), CX
 	MOVQ n+16(FP), DX
@@ -531,8 +531,8 @@ loop:
 	VCVTDQ2PS Y3, Y3
 	VANDPS    c41c80000<>+0(SB), Y1, Y1
 	VSUBPS    Y1, Y3, Y1
-	VPAND     c007fffff<>+0(SB), Y2, Y2
-	VPOR      c3f000000<>+0(SB), Y2, Y2
+	VANDPS    c007fffff<>+0(SB), Y2, Y2
+	VORPS     c3f000000<>+0(SB), Y2, Y2
 	VCMPPS    $0x11, c3f3504f3<>+0(SB), Y2, Y3
 	VANDPS    c3f800000<>+0(SB), Y3, Y4
 	VSUBPS    Y4, Y1, Y1
@@ -566,12 +566,10 @@ loop:
 	VADDPS    Y3, Y2, Y2
 	VMULPS    c3f318000<>+0(SB), Y1, Y1
 	VADDPS    Y1, Y2, Y1
-	VMOVUPS   c7f800000<>+0(SB), Y2
-	VCMPPS    $0x00, c7f800000<>+0(SB), Y0, Y3
-	VBLENDVPS Y3, Y2, Y1, Y1
-	VMOVUPS   cff800000<>+0(SB), Y2
-	VCMPPS    $0x00, c00000000<>+0(SB), Y0, Y3
-	VBLENDVPS Y3, Y2, Y1, Y1
+	VCMPPS    $0x00, c7f800000<>+0(SB), Y0, Y2
+	VBLENDVPS Y2, c7f800000<>+0(SB), Y1, Y1
+	VCMPPS    $0x00, c00000000<>+0(SB), Y0, Y2
+	VBLENDVPS Y2, cff800000<>+0(SB), Y1, Y1
 	VCMPPS    $0x09, c00000000<>+0(SB), Y0, Y0
 	VORPS     Y0, Y1, Y0
 	VMOVUPS   Y0, (AX)(BX*4)
@@ -761,9 +759,9 @@ DATA cff800000<>+24(SB)/4, $0xff800000
 DATA cff800000<>+28(SB)/4, $0xff800000
 GLOBL cff800000<>(SB), RODATA|NOPTR, $32
 
-// func tanhAVX2(dst *byte, a *byte, n int)
+// func tanhVectors(dst *byte, a *byte, n int)
 // Requires: AVX, AVX2
-TEXT ·tanhAVX2(SB), NOSPLIT, $0-24
+TEXT ·tanhVectors(SB), NOSPLIT, $0-24
 	MOVQ dst+0(FP), AX
 	MOVQ a+8(FP), CX
 	MOVQ n+16(FP), DX
@@ -772,47 +770,47 @@ TEXT ·tanhAVX2(SB), NOSPLIT, $0-24
 loop:
 	VMOVUPS   (CX)(BX*4), Y0
 	VANDPS    c7fffffff<>+0(SB), Y0, Y1
-	VMOVUPS   c3f800000<>+0(SB), Y2
+	VADDPS    Y1, Y1, Y2
+	VCMPPS    $0x05, cc2d00000<>+0(SB), Y2, Y3
+	VANDPS    Y3, Y2, Y2
+	VMOVUPS   c42b20000<>+0(SB), Y4
+	VMINPS    Y2, Y4, Y2
+	VMULPS    c3fb8aa3b<>+0(SB), Y2, Y4
+	VROUNDPS  $0x08, Y4, Y4
+	VMULPS    c3f318000<>+0(SB), Y4, Y5
+	VSUBPS    Y5, Y2, Y2
+	VMULPS    c395e8083<>+0(SB), Y4, Y5
+	VADDPS    Y5, Y2, Y2
+	VMOVUPS   c39506967<>+0(SB), Y5
+	VMULPS    Y2, Y5, Y5
+	VADDPS    c3ab743ce<>+0(SB), Y5, Y5
+	VMULPS    Y2, Y5, Y5
+	VADDPS    c3c088908<>+0(SB), Y5, Y5
+	VMULPS    Y2, Y5, Y5
+	VADDPS    c3d2aa9c1<>+0(SB), Y5, Y5
+	VMULPS    Y2, Y5, Y5
+	VADDPS    c3e2aaaaa<>+0(SB), Y5, Y5
+	VMULPS    Y2, Y5, Y5
+	VADDPS    c3f000000<>+0(SB), Y5, Y5
+	VMULPS    Y2, Y5, Y5
+	VMULPS    Y2, Y5, Y5
+	VADDPS    Y2, Y5, Y2
+	VADDPS    c3f800000<>+0(SB), Y2, Y2
+	VCVTPS2DQ Y4, Y4
+	VPSRAD    $0x01, Y4, Y5
+	VPSUBD    Y5, Y4, Y4
+	VPADDD    c0000007f<>+0(SB), Y5, Y5
+	VPSLLD    $0x17, Y5, Y5
+	VMULPS    Y5, Y2, Y2
+	VPADDD    c0000007f<>+0(SB), Y4, Y4
+	VPSLLD    $0x17, Y4, Y4
+	VMULPS    Y4, Y2, Y2
+	VANDPS    Y3, Y2, Y2
+	VADDPS    c3f800000<>+0(SB), Y2, Y2
 	VMOVUPS   c40000000<>+0(SB), Y3
-	VADDPS    Y1, Y1, Y4
-	VCMPPS    $0x05, cc2d00000<>+0(SB), Y4, Y5
-	VANDPS    Y5, Y4, Y4
-	VMOVUPS   c42b20000<>+0(SB), Y6
-	VMINPS    Y4, Y6, Y4
-	VMULPS    c3fb8aa3b<>+0(SB), Y4, Y6
-	VROUNDPS  $0x08, Y6, Y6
-	VMULPS    c3f318000<>+0(SB), Y6, Y7
-	VSUBPS    Y7, Y4, Y4
-	VMULPS    c395e8083<>+0(SB), Y6, Y7
-	VADDPS    Y7, Y4, Y4
-	VMOVUPS   c39506967<>+0(SB), Y7
-	VMULPS    Y4, Y7, Y7
-	VADDPS    c3ab743ce<>+0(SB), Y7, Y7
-	VMULPS    Y4, Y7, Y7
-	VADDPS    c3c088908<>+0(SB), Y7, Y7
-	VMULPS    Y4, Y7, Y7
-	VADDPS    c3d2aa9c1<>+0(SB), Y7, Y7
-	VMULPS    Y4, Y7, Y7
-	VADDPS    c3e2aaaaa<>+0(SB), Y7, Y7
-	VMULPS    Y4, Y7, Y7
-	VADDPS    c3f000000<>+0(SB), Y7, Y7
-	VMULPS    Y4, Y7, Y7
-	VMULPS    Y4, Y7, Y7
-	VADDPS    Y4, Y7, Y4
-	VADDPS    c3f800000<>+0(SB), Y4, Y4
-	VCVTPS2DQ Y6, Y6
-	VPSRAD    $0x01, Y6, Y7
-	VPSUBD    Y7, Y6, Y6
-	VPADDD    c0000007f<>+0(SB), Y7, Y7
-	VPSLLD    $0x17, Y7, Y7
-	VMULPS    Y7, Y4, Y4
-	VPADDD    c0000007f<>+0(SB), Y6, Y6
-	VPSLLD    $0x17, Y6, Y6
-	VMULPS    Y6, Y4, Y4
-	VANDPS    Y5, Y4, Y4
-	VADDPS    c3f800000<>+0(SB), Y4, Y4
-	VDIVPS    Y4, Y3, Y3
-	VSUBPS    Y3, Y2, Y2
+	VDIVPS    Y2, Y3, Y2
+	VMOVUPS   c3f800000<>+0(SB), Y3
+	VSUBPS    Y2, Y3, Y2
 	VANDPS    c80000000<>+0(SB), Y0, Y3
 	VORPS     Y3, Y2, Y2
 	VMULPS    Y0, Y0, Y3
@@ -907,9 +905,9 @@ DATA c3f200000<>+24(SB)/4, $0x3f200000
 DATA c3f200000<>+28(SB)/4, $0x3f200000
 GLOBL c3f200000<>(SB), RODATA|NOPTR, $32
 
-// func logisticAVX2(dst *byte, a *byte, n int)
+// func logisticVectors(dst *byte, a *byte, n int)
 // Requires: AVX, AVX2
-TEXT ·logisticAVX2(SB), NOSPLIT, $0-24
+TEXT ·logisticVectors(SB), NOSPLIT, $0-24
 	MOVQ dst+0(FP), AX
 	MOVQ a+8(FP), CX
 	MOVQ n+16(FP), DX
@@ -917,44 +915,44 @@ TEXT ·logisticAVX2(SB), NOSPLIT, $0-24
 
 loop:
 	VMOVUPS   (CX)(BX*4), Y0
-	VMOVUPS   c3f800000<>+0(SB), Y1
 	VXORPS    c80000000<>+0(SB), Y0, Y0
-	VCMPPS    $0x05, cc2d00000<>+0(SB), Y0, Y2
-	VANDPS    Y2, Y0, Y0
-	VMOVUPS   c42b20000<>+0(SB), Y3
-	VMINPS    Y0, Y3, Y0
-	VMULPS    c3fb8aa3b<>+0(SB), Y0, Y3
-	VROUNDPS  $0x08, Y3, Y3
-	VMULPS    c3f318000<>+0(SB), Y3, Y4
-	VSUBPS    Y4, Y0, Y0
-	VMULPS    c395e8083<>+0(SB), Y3, Y4
-	VADDPS    Y4, Y0, Y0
-	VMOVUPS   c39506967<>+0(SB), Y4
-	VMULPS    Y0, Y4, Y4
-	VADDPS    c3ab743ce<>+0(SB), Y4, Y4
-	VMULPS    Y0, Y4, Y4
-	VADDPS    c3c088908<>+0(SB), Y4, Y4
-	VMULPS    Y0, Y4, Y4
-	VADDPS    c3d2aa9c1<>+0(SB), Y4, Y4
-	VMULPS    Y0, Y4, Y4
-	VADDPS    c3e2aaaaa<>+0(SB), Y4, Y4
-	VMULPS    Y0, Y4, Y4
-	VADDPS    c3f000000<>+0(SB), Y4, Y4
-	VMULPS    Y0, Y4, Y4
-	VMULPS    Y0, Y4, Y4
-	VADDPS    Y0, Y4, Y0
+	VCMPPS    $0x05, cc2d00000<>+0(SB), Y0, Y1
+	VANDPS    Y1, Y0, Y0
+	VMOVUPS   c42b20000<>+0(SB), Y2
+	VMINPS    Y0, Y2, Y0
+	VMULPS    c3fb8aa3b<>+0(SB), Y0, Y2
+	VROUNDPS  $0x08, Y2, Y2
+	VMULPS    c3f318000<>+0(SB), Y2, Y3
+	VSUBPS    Y3, Y0, Y0
+	VMULPS    c395e8083<>+0(SB), Y2, Y3
+	VADDPS    Y3, Y0, Y0
+	VMOVUPS   c39506967<>+0(SB), Y3
+	VMULPS    Y0, Y3, Y3
+	VADDPS    c3ab743ce<>+0(SB), Y3, Y3
+	VMULPS    Y0, Y3, Y3
+	VADDPS    c3c088908<>+0(SB), Y3, Y3
+	VMULPS    Y0, Y3, Y3
+	VADDPS    c3d2aa9c1<>+0(SB), Y3, Y3
+	VMULPS    Y0, Y3, Y3
+	VADDPS    c3e2aaaaa<>+0(SB), Y3, Y3
+	VMULPS    Y0, Y3, Y3
+	VADDPS    c3f000000<>+0(SB), Y3, Y3
+	VMULPS    Y0, Y3, Y3
+	VMULPS    Y0, Y3, Y3
+	VADDPS    Y0, Y3, Y0
 	VADDPS    c3f800000<>+0(SB), Y0, Y0
-	VCVTPS2DQ Y3, Y3
-	VPSRAD    $0x01, Y3, Y4
-	VPSUBD    Y4, Y3, Y3
-	VPADDD    c0000007f<>+0(SB), Y4, Y4
-	VPSLLD    $0x17, Y4, Y4
-	VMULPS    Y4, Y0, Y0
+	VCVTPS2DQ Y2, Y2
+	VPSRAD    $0x01, Y2, Y3
+	VPSUBD    Y3, Y2, Y2
 	VPADDD    c0000007f<>+0(SB), Y3, Y3
 	VPSLLD    $0x17, Y3, Y3
 	VMULPS    Y3, Y0, Y0
-	VANDPS    Y2, Y0, Y0
+	VPADDD    c0000007f<>+0(SB), Y2, Y2
+	VPSLLD    $0x17, Y2, Y2
+	VMULPS    Y2, Y0, Y0
+	VANDPS    Y1, Y0, Y0
 	VADDPS    c3f800000<>+0(SB), Y0, Y0
+	VMOVUPS   c3f800000<>+0(SB), Y1
 	VDIVPS    Y0, Y1, Y0
 	VMOVUPS   Y0, (AX)(BX*4)
 	ADDQ      $0x08, BX
@@ -963,9 +961,9 @@ loop:
 	VZEROUPPER
 	RET
 
-// func erfAVX2(dst *byte, a *byte, n int)
+// func erfVectors(dst *byte, a *byte, n int)
 // Requires: AVX
-TEXT ·erfAVX2(SB), NOSPLIT, $0-24
+TEXT ·erfVectors(SB), NOSPLIT, $0-24
 	MOVQ dst+0(FP), AX
 	MOVQ a+8(FP), CX
 	MOVQ n+16(FP), DX
@@ -1153,9 +1151,9 @@ DATA cbf800000<>+24(SB)/4, $0xbf800000
 DATA cbf800000<>+28(SB)/4, $0xbf800000
 GLOBL cbf800000<>(SB), RODATA|NOPTR, $32
 
-// func chooseAVX2(dst *byte, c *byte, a *byte, b *byte, n int)
+// func chooseVectors(dst *byte, c *byte, a *byte, b *byte, n int)
 // Requires: AVX
-TEXT ·chooseAVX2(SB), NOSPLIT, $0-40
+TEXT ·chooseVectors(SB), NOSPLIT, $0-40
 	MOVQ dst+0(FP), AX
 	MOVQ c+8(FP), CX
 	MOVQ a+16(FP), DX
@@ -1175,9 +1173,9 @@ loop:
 	VZEROUPPER
 	RET
 
-// func scatterLargestAVX2(to *byte, from *byte, places *int, rows int, add *byte, n int)
+// func scatterLargestVectors(to *byte, from *byte, places *int, rows int, add *byte, n int)
 // Requires: AVX, AVX2
-TEXT ·scatterLargestAVX2(SB), NOSPLIT, $0-48
+TEXT ·scatterLargestVectors(SB), NOSPLIT, $0-48
 	MOVQ     to+0(FP), AX
 	MOVQ     from+8(FP), CX
 	MOVQ     places+16(FP), DX
@@ -1231,9 +1229,9 @@ add:
 	VZEROUPPER
 	RET
 
-// func sumLanesAVX2(lanes *byte, a *byte, n int)
+// func sumVectors(lanes *byte, a *byte, n int)
 // Requires: AVX
-TEXT ·sumLanesAVX2(SB), NOSPLIT, $0-24
+TEXT ·sumVectors(SB), NOSPLIT, $0-24
 	MOVQ    lanes+0(FP), AX
 	MOVQ    a+8(FP), CX
 	MOVQ    n+16(FP), DX
@@ -1244,9 +1242,13 @@ TEXT ·sumLanesAVX2(SB), NOSPLIT, $0-24
 
 loop:
 	VADDPS  (CX), Y0, Y0
+	VMOVAPS Y0, Y0
 	VADDPS  32(CX), Y1, Y1
+	VMOVAPS Y1, Y1
 	VADDPS  64(CX), Y2, Y2
+	VMOVAPS Y2, Y2
 	VADDPS  96(CX), Y3, Y3
+	VMOVAPS Y3, Y3
 	ADDQ    $0x80, CX
 	SUBQ    $0x20, DX
 	JG      loop
@@ -1257,9 +1259,9 @@ loop:
 	VZEROUPPER
 	RET
 
-// func largestLanesAVX2(lanes *byte, a *byte, n int)
+// func largestVectors(lanes *byte, a *byte, n int)
 // Requires: AVX
-TEXT ·largestLanesAVX2(SB), NOSPLIT, $0-24
+TEXT ·largestVectors(SB), NOSPLIT, $0-24
 	MOVQ    lanes+0(FP), AX
 	MOVQ    a+8(FP), CX
 	MOVQ    n+16(FP), DX
@@ -1269,23 +1271,19 @@ TEXT ·largestLanesAVX2(SB), NOSPLIT, $0-24
 	VMOVUPS 96(AX), Y3
 
 loop:
-	VMOVUPS   (CX), Y4
-	VMAXPS    Y4, Y0, Y4
+	VMAXPS    (CX), Y0, Y4
 	VCMPPS    $0x03, Y0, Y0, Y5
 	VBLENDVPS Y5, Y0, Y4, Y0
 	VMOVAPS   Y0, Y0
-	VMOVUPS   32(CX), Y4
-	VMAXPS    Y4, Y1, Y4
+	VMAXPS    32(CX), Y1, Y4
 	VCMPPS    $0x03, Y1, Y1, Y5
 	VBLENDVPS Y5, Y1, Y4, Y1
 	VMOVAPS   Y1, Y1
-	VMOVUPS   64(CX), Y4
-	VMAXPS    Y4, Y2, Y4
+	VMAXPS    64(CX), Y2, Y4
 	VCMPPS    $0x03, Y2, Y2, Y5
 	VBLENDVPS Y5, Y2, Y4, Y2
 	VMOVAPS   Y2, Y2
-	VMOVUPS   96(CX), Y4
-	VMAXPS    Y4, Y3, Y4
+	VMAXPS    96(CX), Y3, Y4
 	VCMPPS    $0x03, Y3, Y3, Y5
 	VBLENDVPS Y5, Y3, Y4, Y3
 	VMOVAPS   Y3, Y3

@@ -152,6 +152,45 @@ func TestReduce(t *testing.T) {
 	}
 }
 
+// TestReduceAssembly compares reductions with the definition, of any numbers.
+func TestReduceAssembly(t *testing.T) {
+	r := rand.New(rand.NewPCG(9, 10))
+	for n := range 300 {
+		row := make([]float32, n+1)[1:]
+		for i := range row {
+			row[i] = sample(r)
+		}
+		for _, kind := range []Reduction{Sum, Largest, Smallest} {
+			if n == 0 {
+				continue
+			}
+			part := make([]float32, lanes)
+			first := 0
+			if kind != Sum {
+				first = copy(part, row)
+			}
+			for i, v := range row[first:] {
+				combine(kind, part[i%lanes:], []float32{v})
+			}
+			live := min(n, lanes)
+			if kind == Sum {
+				live = lanes
+			}
+			for half := lanes / 2; half > 0; half /= 2 {
+				for i := half; i < live; i++ {
+					combine(kind, part[i-half:], part[i:i+1])
+				}
+				live = min(live, half)
+			}
+			got := float32(0)
+			Reduce(kind, Float32, unsafe.Pointer(&got), unsafe.Pointer(&row[0]), 1, n)
+			if want := part[0]; math.Float32bits(got) != math.Float32bits(want) && (got == got || want == want) {
+				t.Fatalf("reduction %d of %d numbers is %v, want %v: %v", kind, n, got, want, row)
+			}
+		}
+	}
+}
+
 // TestScatterExtreme compares with the definition, with ties and NaNs.
 func TestScatterExtreme(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))

@@ -1,6 +1,9 @@
 package main
 
-import "github.com/lockstep-ml/lockstep/internal/kernel/_gen/kinds"
+import (
+	"github.com/lockstep-ml/lockstep/internal/kernel/_gen/kinds"
+	. "github.com/lockstep-ml/lockstep/internal/kernel/_gen/neon"
+)
 
 // The loops for NEON, arm64's vector instructions. Avo has only amd64, and Go's assembler lacks most floating-point
 // instructions of vectors: those are written as words, with their names beside them (instructions.go).
@@ -11,43 +14,46 @@ import "github.com/lockstep-ml/lockstep/internal/kernel/_gen/kinds"
 // careful loop, which chooses every bit of a NaN as the package specifies. The same loop handles the last vectors.
 
 // neonBytes is a vector register: the loops handle multiples of it.
-const neonBytes = 16
+const neonBytes = Bytes
+
+// begin starts a loop that handles a multiple of so many bytes.
+func begin(l kinds.Loop, bytes int) { Begin(l.Name, l.Signature, l.Doc("", bytes)...) }
 
 // neonOps are the instructions of kinds and arithmetic. An operation that is missing has no loop: Go's loop multiplies
 // 64-bit integers as fast, since there is no such instruction for vectors.
 var neonOps = map[string]neonOp{
-	"sumF32": {fadd, s4}, "diffF32": {fsub, s4}, "prodF32": {fmul, s4}, "quotF32": {fdiv, s4},
-	"sumF64": {fadd, d2}, "diffF64": {fsub, d2}, "prodF64": {fmul, d2}, "quotF64": {fdiv, d2},
-	"minF32": {fmin, s4}, "maxF32": {fmax, s4}, "minF64": {fmin, d2}, "maxF64": {fmax, d2},
-	"sumF16": {fadd, s4}, "prodF16": {fmul, s4}, "minF16": {fmin, s4}, "maxF16": {fmax, s4},
-	"sumBF16": {fadd, s4}, "prodBF16": {fmul, s4}, "minBF16": {fmin, s4}, "maxBF16": {fmax, s4},
-	"sumI8": {add, b16}, "sumI16": {add, h8}, "sumI32": {add, s4}, "sumI64": {add, d2},
-	"prodI8": {mul, b16}, "prodI16": {mul, h8}, "prodI32": {mul, s4},
-	"minI8": {smin, b16}, "minI16": {smin, h8}, "minI32": {smin, s4},
-	"maxI8": {smax, b16}, "maxI16": {smax, h8}, "maxI32": {smax, s4},
-	"minU8": {umin, b16}, "minU16": {umin, h8}, "minU32": {umin, s4},
-	"maxU8": {umax, b16}, "maxU16": {umax, h8}, "maxU32": {umax, s4},
-	"minI64": {chosenBy(cmgt, false), d2}, "maxI64": {chosenBy(cmgt, true), d2},
-	"minU64": {chosenBy(cmhi, false), d2}, "maxU64": {chosenBy(cmhi, true), d2},
+	"sumF32": {FADD, S4}, "diffF32": {FSUB, S4}, "prodF32": {FMUL, S4}, "quotF32": {FDIV, S4},
+	"sumF64": {FADD, D2}, "diffF64": {FSUB, D2}, "prodF64": {FMUL, D2}, "quotF64": {FDIV, D2},
+	"minF32": {FMIN, S4}, "maxF32": {FMAX, S4}, "minF64": {FMIN, D2}, "maxF64": {FMAX, D2},
+	"sumF16": {FADD, S4}, "prodF16": {FMUL, S4}, "minF16": {FMIN, S4}, "maxF16": {FMAX, S4},
+	"sumBF16": {FADD, S4}, "prodBF16": {FMUL, S4}, "minBF16": {FMIN, S4}, "maxBF16": {FMAX, S4},
+	"sumI8": {ADD, B16}, "sumI16": {ADD, H8}, "sumI32": {ADD, S4}, "sumI64": {ADD, D2},
+	"prodI8": {MUL, B16}, "prodI16": {MUL, H8}, "prodI32": {MUL, S4},
+	"minI8": {SMIN, B16}, "minI16": {SMIN, H8}, "minI32": {SMIN, S4},
+	"maxI8": {SMAX, B16}, "maxI16": {SMAX, H8}, "maxI32": {SMAX, S4},
+	"minU8": {UMIN, B16}, "minU16": {UMIN, H8}, "minU32": {UMIN, S4},
+	"maxU8": {UMAX, B16}, "maxU16": {UMAX, H8}, "maxU32": {UMAX, S4},
+	"minI64": {chosenBy(CMGT, false), D2}, "maxI64": {chosenBy(CMGT, true), D2},
+	"minU64": {chosenBy(CMHI, false), D2}, "maxU64": {chosenBy(CMHI, true), D2},
 }
 
 // neonOp is an operation on the lanes of a register.
 type neonOp struct {
-	apply func(t arrangement, d, n, m vreg)
-	lanes arrangement
+	apply func(t Arrangement, d, n, m Vreg)
+	lanes Arrangement
 }
 
 // chosenBy is a minimum or maximum of 64-bit integers, for which there is only a comparison.
-func chosenBy(greater func(t arrangement, d, n, m vreg), largest bool) func(t arrangement, d, n, m vreg) {
-	return func(t arrangement, d, n, m vreg) {
-		mask := newReg()
+func chosenBy(greater func(t Arrangement, d, n, m Vreg), largest bool) func(t Arrangement, d, n, m Vreg) {
+	return func(t Arrangement, d, n, m Vreg) {
+		mask := NewReg()
 		greater(t, mask, n, m)
 		if largest {
-			bsl(mask, n, m)
+			BSL(mask, n, m)
 		} else {
-			bsl(mask, m, n)
+			BSL(mask, m, n)
 		}
-		vmov(d, mask)
+		VMOV(d, mask)
 	}
 }
 
@@ -73,8 +79,8 @@ func writeLoops() {
 		neonWithNumber(k, op, true)
 		neonWithNumber(k, op, false)
 	}
-	neonSquareRoots("F32", s4)
-	neonSquareRoots("F64", d2)
+	neonSquareRoots("F32", S4)
+	neonSquareRoots("F64", D2)
 	neonAddLargest()
 	neonLargest()
 	neonQuantize()
@@ -90,118 +96,118 @@ func neonReduce(k kinds.Kind, op neonOp, n int) {
 	declared, names := k.Reduce(n)
 	begin(declared, neonBytes)
 	if !k.Float() {
-		loops(4*neonBytes, neonBytes, func(bytes int, _ bool) {
-			v := tree(n, func(i int) []vreg { return load(names[i], bytes) },
-				func(left, right []vreg) { each(left, right, func(l, r vreg) { op.apply(op.lanes, l, l, r) }) }, nil)
-			store("dst", v)
+		Loops(4*neonBytes, neonBytes, func(bytes int, _ bool) {
+			v := tree(n, func(i int) []Vreg { return Load(names[i], bytes) },
+				func(left, right []Vreg) { Each(left, right, func(l, r Vreg) { op.apply(op.lanes, l, l, r) }) }, nil)
+			Store("dst", v)
 		})
-		end()
+		End()
 		return
 	}
 	nans := newNaNs(op.lanes)
-	apply := func(careful bool) func(left, right []vreg) {
-		return func(left, right []vreg) {
-			each(left, right, func(l, r vreg) { nans.apply(careful, op.apply, l, l, r) })
+	apply := func(careful bool) func(left, right []Vreg) {
+		return func(left, right []Vreg) {
+			Each(left, right, func(l, r Vreg) { nans.apply(careful, op.apply, l, l, r) })
 		}
 	}
 	if k.Lane != "F16" && k.Lane != "BF16" {
-		loops(4*neonBytes, neonBytes, func(bytes int, careful bool) {
-			v := tree(n, func(i int) []vreg { return load(names[i], bytes) }, apply(careful), nil)
+		Loops(4*neonBytes, neonBytes, func(bytes int, careful bool) {
+			v := tree(n, func(i int) []Vreg { return Load(names[i], bytes) }, apply(careful), nil)
 			nans.check(careful, v)
-			store("dst", v)
+			Store("dst", v)
 		})
-		end()
+		End()
 		return
 	}
 	h := neonHalf{name: k.Lane, ieee: k.Lane == "F16"}
 	h.prepare(nans)
-	loops(2*neonBytes, neonBytes, func(bytes int, careful bool) {
-		v := tree(n, func(i int) []vreg { return h.load(names[i], bytes) }, apply(careful), func(v []vreg) {
+	Loops(2*neonBytes, neonBytes, func(bytes int, careful bool) {
+		v := tree(n, func(i int) []Vreg { return h.load(names[i], bytes) }, apply(careful), func(v []Vreg) {
 			if !h.ieee { // rounding could turn a NaN into a number
 				nans.collect(careful, v)
 			}
 			h.round(careful, v)
 		})
 		nans.check(careful, v)
-		store("dst", h.pack(careful, v))
+		Store("dst", h.pack(careful, v))
 	})
-	end()
+	End()
 }
 
 // tree combines n sources, each in several registers, and returns those of the result. The results of operations that
 // are operands of others are rounded.
-func tree(n int, load func(i int) []vreg, apply func(left, right []vreg), round func([]vreg)) []vreg {
+func tree(n int, load func(i int) []Vreg, apply func(left, right []Vreg), round func([]Vreg)) []Vreg {
 	if round == nil {
-		round = func([]vreg) {}
+		round = func([]Vreg) {}
 	}
 	v := load(0)
-	scratch := used()
+	scratch := Used()
 	apply(v, load(1))
-	release(scratch)
+	Release(scratch)
 	switch n {
 	case 3:
 		round(v)
-		release(scratch)
+		Release(scratch)
 		apply(v, load(2))
 	case 4:
 		round(v)
-		release(scratch)
+		Release(scratch)
 		right := load(2)
-		inner := used()
+		inner := Used()
 		apply(right, load(3))
-		release(inner)
+		Release(inner)
 		round(right)
-		release(inner)
+		Release(inner)
 		apply(v, right)
 	}
-	release(scratch)
+	Release(scratch)
 	return v
 }
 
 // nans chooses the bits of NaNs as package kernel specifies.
 type nans struct {
-	lanes          arrangement
-	quiet, invalid vreg
+	lanes          Arrangement
+	quiet, invalid Vreg
 	collected      bool
-	largest        vreg // a NaN in a lane if there was one in any collected register
+	largest        Vreg // a NaN in a lane if there was one in any collected register
 }
 
-func newNaNs(lanes arrangement) *nans {
-	n := &nans{lanes: lanes, quiet: constant(lanes, 0x00400000, 0x0008000000000000)}
-	n.invalid = constant(lanes, 0xffc00000, 0xfff8000000000000)
-	n.largest = newConstantReg()
+func newNaNs(lanes Arrangement) *nans {
+	n := &nans{lanes: lanes, quiet: Constant(lanes, 0x00400000, 0x0008000000000000)}
+	n.invalid = Constant(lanes, 0xffc00000, 0xfff8000000000000)
+	n.largest = NewConstantReg()
 	return n
 }
 
 // apply sets d = a ⊕ b, and if careful, chooses the bits of a NaN.
-func (n *nans) apply(careful bool, op func(t arrangement, d, n, m vreg), d, a, b vreg) {
+func (n *nans) apply(careful bool, op func(t Arrangement, d, n, m Vreg), d, a, b Vreg) {
 	if !careful {
 		op(n.lanes, d, a, b)
 		return
 	}
-	mark := used()
-	result := newReg()
+	mark := Used()
+	result := NewReg()
 	op(n.lanes, result, a, b)
 	n.choose(d, result, a, b)
-	release(mark)
+	Release(mark)
 }
 
 // choose sets d = result, but where that is a NaN a or else b, made quiet, if one of them is a NaN, and else the NaN of
 // an invalid operation.
-func (n *nans) choose(d, result, a, b vreg) {
-	operand, chosen := newReg(), newReg()
-	fcmeq(n.lanes, operand, a, a)
-	bsl(operand, b, a)
-	fcmeq(n.lanes, chosen, operand, operand)
-	bsl(chosen, n.invalid, operand)
-	orr(chosen, chosen, n.quiet)
-	fcmeq(n.lanes, operand, result, result)
-	bsl(operand, result, chosen)
-	vmov(d, operand)
+func (n *nans) choose(d, result, a, b Vreg) {
+	operand, chosen := NewReg(), NewReg()
+	FCMEQ(n.lanes, operand, a, a)
+	BSL(operand, b, a)
+	FCMEQ(n.lanes, chosen, operand, operand)
+	BSL(chosen, n.invalid, operand)
+	ORR(chosen, chosen, n.quiet)
+	FCMEQ(n.lanes, operand, result, result)
+	BSL(operand, result, chosen)
+	VMOV(d, operand)
 }
 
 // check repeats the turn in the careful loop if there is a NaN in the registers, or was in those collected before.
-func (n *nans) check(careful bool, v []vreg) {
+func (n *nans) check(careful bool, v []Vreg) {
 	if careful {
 		return
 	}
@@ -211,13 +217,13 @@ func (n *nans) check(careful bool, v []vreg) {
 }
 
 // collect remembers whether there is a NaN in the registers: the maximum of a NaN and anything is a NaN.
-func (n *nans) collect(careful bool, v []vreg) {
+func (n *nans) collect(careful bool, v []Vreg) {
 	if careful {
 		return
 	}
-	mark := used()
-	defer release(mark)
-	v = append([]vreg{}, v...)
+	mark := Used()
+	defer Release(mark)
+	v = append([]Vreg{}, v...)
 	if n.collected {
 		v = append(v, n.largest)
 	}
@@ -225,23 +231,23 @@ func (n *nans) collect(careful bool, v []vreg) {
 	for len(v) > 1 {
 		d := n.largest
 		if len(v) > 2 {
-			d = newReg()
+			d = NewReg()
 		}
-		fmax(n.lanes, d, v[0], v[1])
+		FMAX(n.lanes, d, v[0], v[1])
 		v = append(v[2:], d)
 	}
 }
 
 func (n *nans) checkCollected() {
-	if n.lanes == s4 {
-		fmaxv(n.largest, n.largest)
-		line("FCMPS F%d, F%d", n.largest, n.largest)
+	if n.lanes == S4 {
+		FMAXV(n.largest, n.largest)
+		Line("FCMPS F%d, F%d", n.largest, n.largest)
 	} else {
-		fmaxpd(n.largest, n.largest)
-		line("FCMPD F%d, F%d", n.largest, n.largest)
+		FMAXPD(n.largest, n.largest)
+		Line("FCMPD F%d, F%d", n.largest, n.largest)
 	}
-	line("BVS nan")
-	repeatFromHere()
+	Line("BVS nan")
+	RepeatFromHere()
 }
 
 // neonHalf is a type of half-width elements: IEEE 754's binary16, which base NEON converts, or bfloat16, the upper half
@@ -249,7 +255,7 @@ func (n *nans) checkCollected() {
 type neonHalf struct {
 	name        string
 	ieee        bool
-	bias, upper vreg
+	bias, upper Vreg
 	nans        *nans
 }
 
@@ -257,106 +263,106 @@ type neonHalf struct {
 func (h *neonHalf) prepare(n *nans) {
 	if !h.ieee {
 		h.nans = n
-		h.bias, h.upper = constant(s4, 0x7fff, 0), constant(s4, 0xffff0000, 0)
+		h.bias, h.upper = Constant(S4, 0x7fff, 0), Constant(S4, 0xffff0000, 0)
 	}
 }
 
 // load returns registers of float32 for so many bytes of a source.
-func (h *neonHalf) load(param string, bytes int) []vreg {
-	wide := newRegs(2 * bytes / neonBytes)
-	mark := used()
-	for i, v := range load(param, bytes) {
+func (h *neonHalf) load(source string, bytes int) []Vreg {
+	wide := NewRegs(2 * bytes / neonBytes)
+	mark := Used()
+	for i, v := range Load(source, bytes) {
 		h.widen(wide[2*i], wide[2*i+1], v)
 	}
-	release(mark)
+	Release(mark)
 	return wide
 }
 
-func (h *neonHalf) widen(low, high, v vreg) {
+func (h *neonHalf) widen(low, high, v Vreg) {
 	if h.ieee {
-		fcvtl(low, v)
-		fcvtl2(high, v)
+		FCVTL(low, v)
+		FCVTL2(high, v)
 	} else {
-		shll(low, v)
-		shll2(high, v)
+		SHLL(low, v)
+		SHLL2(high, v)
 	}
 }
 
 // round rounds to the type and widens again.
-func (h *neonHalf) round(careful bool, v []vreg) {
+func (h *neonHalf) round(careful bool, v []Vreg) {
 	if h.ieee {
 		for i := 0; i < len(v); i += 2 {
-			x := newReg()
-			fcvtn(x, v[i])
-			fcvtn2(x, v[i+1])
+			x := NewReg()
+			FCVTN(x, v[i])
+			FCVTN2(x, v[i+1])
 			h.widen(v[i], v[i+1], x)
 		}
 		return
 	}
 	for _, x := range v {
 		h.roundUpper(careful, x)
-		and(x, x, h.upper)
+		AND(x, x, h.upper)
 	}
 }
 
 // roundUpper rounds to nearest even in the upper half; what is in the lower half does not count. It makes NaNs quiet if
 // careful, else x must not be one.
-func (h *neonHalf) roundUpper(careful bool, x vreg) {
-	mark := used()
-	defer release(mark)
-	odd := newReg()
-	shl(odd, x, 15)
+func (h *neonHalf) roundUpper(careful bool, x Vreg) {
+	mark := Used()
+	defer Release(mark)
+	odd := NewReg()
+	SHL(odd, x, 15)
 	if !careful {
-		add(s4, x, x, h.bias)
-		usra(x, odd, 31)
+		ADD(S4, x, x, h.bias)
+		USRA(x, odd, 31)
 		return
 	}
-	rounded, isNumber := newReg(), newReg()
-	add(s4, rounded, x, h.bias)
-	usra(rounded, odd, 31)
-	fcmeq(s4, isNumber, x, x)
-	orr(x, x, h.nans.quiet)
-	bit(x, rounded, isNumber)
+	rounded, isNumber := NewReg(), NewReg()
+	ADD(S4, rounded, x, h.bias)
+	USRA(rounded, odd, 31)
+	FCMEQ(S4, isNumber, x, x)
+	ORR(x, x, h.nans.quiet)
+	BIT(x, rounded, isNumber)
 }
 
 // pack rounds to the type and returns registers of half width.
-func (h *neonHalf) pack(careful bool, v []vreg) []vreg {
+func (h *neonHalf) pack(careful bool, v []Vreg) []Vreg {
 	for i := 0; i < len(v); i += 2 {
 		if h.ieee {
-			x := newReg()
-			fcvtn(x, v[i])
-			fcvtn2(x, v[i+1])
-			vmov(v[i/2], x)
+			x := NewReg()
+			FCVTN(x, v[i])
+			FCVTN2(x, v[i+1])
+			VMOV(v[i/2], x)
 			continue
 		}
 		h.roundUpper(careful, v[i])
 		h.roundUpper(careful, v[i+1])
-		uzp2(h8, v[i/2], v[i], v[i+1])
+		UZP2(H8, v[i/2], v[i], v[i+1])
 	}
 	return v[:len(v)/2]
 }
 
 func neonWiden(h neonHalf) {
 	begin(kinds.Named("widen"+h.name), neonBytes)
-	loops(2*neonBytes, neonBytes, func(bytes int, _ bool) { store("dst", h.load("src", bytes)) })
-	end()
+	Loops(2*neonBytes, neonBytes, func(bytes int, _ bool) { Store("dst", h.load("src", bytes)) })
+	End()
 }
 
 func neonNarrow(h neonHalf) {
 	begin(kinds.Named("narrow"+h.name), neonBytes)
 	if h.ieee {
-		loops(2*neonBytes, neonBytes, func(bytes int, _ bool) { store("dst", h.pack(false, load("src", 2*bytes))) })
-		end()
+		Loops(2*neonBytes, neonBytes, func(bytes int, _ bool) { Store("dst", h.pack(false, Load("src", 2*bytes))) })
+		End()
 		return
 	}
-	nans := newNaNs(s4)
+	nans := newNaNs(S4)
 	h.prepare(nans)
-	loops(2*neonBytes, neonBytes, func(bytes int, careful bool) {
-		v := load("src", 2*bytes)
+	Loops(2*neonBytes, neonBytes, func(bytes int, careful bool) {
+		v := Load("src", 2*bytes)
 		nans.check(careful, v)
-		store("dst", h.pack(careful, v))
+		Store("dst", h.pack(careful, v))
 	})
-	end()
+	End()
 }
 
 // neonWithNumber writes the loop over a vector and one number, which is the left or the right operand.
@@ -364,10 +370,10 @@ func neonWithNumber(k kinds.Kind, op neonOp, left bool) {
 	declared, vector, number := k.WithNumber(left)
 	begin(declared, neonBytes)
 	nans := newNaNs(op.lanes)
-	by := newConstantReg()
-	line("VLD1R (%s), [V%d.%s]", param(number), by, op.lanes.goName)
-	loops(4*neonBytes, neonBytes, func(bytes int, careful bool) {
-		v := load(vector, bytes)
+	by := NewConstantReg()
+	Line("VLD1R (%s), [V%d.%s]", Param(number), by, op.lanes.GoName)
+	Loops(4*neonBytes, neonBytes, func(bytes int, careful bool) {
+		v := Load(vector, bytes)
 		for _, x := range v {
 			if left {
 				nans.apply(careful, op.apply, x, by, x)
@@ -376,210 +382,210 @@ func neonWithNumber(k kinds.Kind, op neonOp, left bool) {
 			}
 		}
 		nans.check(careful, v)
-		store("dst", v)
+		Store("dst", v)
 	})
-	end()
+	End()
 }
 
 // neonSquareRoots writes the loop that takes the square root of every element.
-func neonSquareRoots(lane string, lanes arrangement) {
+func neonSquareRoots(lane string, lanes Arrangement) {
 	begin(kinds.Named("sqrt"+lane), neonBytes)
 	nans := newNaNs(lanes)
-	loops(4*neonBytes, neonBytes, func(bytes int, careful bool) {
-		v := load("src", bytes)
+	Loops(4*neonBytes, neonBytes, func(bytes int, careful bool) {
+		v := Load("src", bytes)
 		for _, x := range v {
-			nans.apply(careful, func(t arrangement, d, n, _ vreg) { fsqrt(t, d, n) }, x, x, x)
+			nans.apply(careful, func(t Arrangement, d, n, _ Vreg) { FSQRT(t, d, n) }, x, x, x)
 		}
 		nans.check(careful, v)
-		store("dst", v)
+		Store("dst", v)
 	})
-	end()
+	End()
 }
 
 // neonAddLargest writes the loop that adds and finds the largest magnitude. As integers, the bits of magnitudes are in
 // the order of the numbers, with NaNs above infinity.
 func neonAddLargest() {
 	begin(kinds.Named("addLargest"), neonBytes)
-	nans := newNaNs(s4)
-	largest := constant(s4, 0, 0)
-	loops(4*neonBytes, neonBytes, func(bytes int, careful bool) {
-		v := load("a", bytes)
-		each(v, load("b", bytes), func(x, y vreg) { nans.apply(careful, fadd, x, x, y) })
-		magnitudes := newRegs(len(v))
-		each(magnitudes, v, func(m, x vreg) { fabs(s4, m, x) })
+	nans := newNaNs(S4)
+	largest := Constant(S4, 0, 0)
+	Loops(4*neonBytes, neonBytes, func(bytes int, careful bool) {
+		v := Load("a", bytes)
+		Each(v, Load("b", bytes), func(x, y Vreg) { nans.apply(careful, FADD, x, x, y) })
+		magnitudes := NewRegs(len(v))
+		Each(magnitudes, v, func(m, x Vreg) { FABS(S4, m, x) })
 		nans.collect(careful, magnitudes)
 		if !careful {
-			vmov(magnitudes[0], nans.largest)
+			VMOV(magnitudes[0], nans.largest)
 			nans.collected = false
 			nans.checkCollected()
 		}
-		umax(s4, largest, largest, magnitudes[0])
-		store("dst", v)
+		UMAX(S4, largest, largest, magnitudes[0])
+		Store("dst", v)
 	})
-	umaxv(largest, largest)
-	line("FMOVS F%d, ret+%d(FP)", largest, resultOffset)
-	end()
+	UMAXV(largest, largest)
+	Line("FMOVS F%d, ret+%d(FP)", largest, ResultOffset)
+	End()
 }
 
 // neonLargest writes the loop that finds the largest magnitude, as neonAddLargest does.
 func neonLargest() {
 	begin(kinds.Named("largest"), neonBytes)
-	largest := constant(s4, 0, 0)
-	loops(4*neonBytes, neonBytes, func(bytes int, _ bool) {
-		v := load("src", bytes)
+	largest := Constant(S4, 0, 0)
+	Loops(4*neonBytes, neonBytes, func(bytes int, _ bool) {
+		v := Load("src", bytes)
 		for _, x := range v {
-			fabs(s4, x, x)
+			FABS(S4, x, x)
 		}
 		for ; len(v) > 1; v = v[:len(v)/2] {
-			each(v[:len(v)/2], v[len(v)/2:], func(x, y vreg) { umax(s4, x, x, y) })
+			Each(v[:len(v)/2], v[len(v)/2:], func(x, y Vreg) { UMAX(S4, x, x, y) })
 		}
-		umax(s4, largest, largest, v[0])
+		UMAX(S4, largest, largest, v[0])
 	})
-	umaxv(largest, largest)
-	line("FMOVS F%d, ret+%d(FP)", largest, resultOffset)
-	end()
+	UMAXV(largest, largest)
+	Line("FMOVS F%d, ret+%d(FP)", largest, ResultOffset)
+	End()
 }
 
 // neonQuantize writes the loop that rounds to 8-bit integers. A turn makes a vector of them, out of four of float32.
 func neonQuantize() {
 	begin(kinds.Named("quantize"), neonBytes)
-	inverse, scale := broadcastParam("inverse"), broadcastParam("scale")
-	loop(neonBytes, func() {
-		v, n := loadInPlace("e", 4*neonBytes), newRegs(4)
+	inverse, scale := BroadcastParam("inverse"), BroadcastParam("scale")
+	Loop(neonBytes, func() {
+		v, n := LoadInPlace("e", 4*neonBytes), NewRegs(4)
 		for i, x := range v {
-			rounded := newReg()
-			fmul(s4, rounded, x, inverse)
-			fcvtns(s4, n[i], rounded)
-			scvtf(s4, rounded, n[i])
-			fmul(s4, rounded, rounded, scale)
-			fsub(s4, x, x, rounded)
+			rounded := NewReg()
+			FMUL(S4, rounded, x, inverse)
+			FCVTNS(S4, n[i], rounded)
+			SCVTF(S4, rounded, n[i])
+			FMUL(S4, rounded, rounded, scale)
+			FSUB(S4, x, x, rounded)
 		}
-		store("e", v)
-		uzp1(h8, n[0], n[0], n[1])
-		uzp1(h8, n[2], n[2], n[3])
-		uzp1(b16, n[0], n[0], n[2])
-		store("q", n[:1])
+		Store("e", v)
+		UZP1(H8, n[0], n[0], n[1])
+		UZP1(H8, n[2], n[2], n[3])
+		UZP1(B16, n[0], n[0], n[2])
+		Store("q", n[:1])
 	})
-	end()
+	End()
 }
 
 // neonDequantize writes the loop that multiplies 8-bit integers by their scale, and may add the products.
 func neonDequantize(name string, sum bool) {
 	begin(kinds.Named(name), neonBytes)
-	nans, scale := newNaNs(s4), broadcastParam("scale")
-	loops(neonBytes, neonBytes, func(bytes int, careful bool) {
-		v, words := newRegs(4), newRegs(2)
-		q := load("q", bytes)[0]
-		sxtl(h8, words[0], q)
-		sxtl2(h8, words[1], q)
+	nans, scale := newNaNs(S4), BroadcastParam("scale")
+	Loops(neonBytes, neonBytes, func(bytes int, careful bool) {
+		v, words := NewRegs(4), NewRegs(2)
+		q := Load("q", bytes)[0]
+		SXTL(H8, words[0], q)
+		SXTL2(H8, words[1], q)
 		for i, w := range words {
-			sxtl(s4, v[2*i], w)
-			sxtl2(s4, v[2*i+1], w)
+			SXTL(S4, v[2*i], w)
+			SXTL2(S4, v[2*i+1], w)
 		}
 		for _, x := range v {
-			scvtf(s4, x, x)
-			nans.apply(careful, fmul, x, x, scale)
+			SCVTF(S4, x, x)
+			nans.apply(careful, FMUL, x, x, scale)
 		}
 		if sum {
-			each(v, loadInPlace("dst", 4*bytes), func(x, y vreg) { nans.apply(careful, fadd, x, y, x) })
+			Each(v, LoadInPlace("dst", 4*bytes), func(x, y Vreg) { nans.apply(careful, FADD, x, y, x) })
 		}
 		nans.check(careful, v)
-		store("dst", v)
+		Store("dst", v)
 	})
-	end()
+	End()
 }
 
 // neonAddScaled writes the loop of a vector plus a multiple of another one. Product and sum are rounded separately.
 func neonAddScaled() {
 	begin(kinds.Named("addScaled"), neonBytes)
-	nans, by := newNaNs(s4), broadcastParam("by")
-	loops(4*neonBytes, neonBytes, func(bytes int, careful bool) {
-		v := load("x", bytes)
+	nans, by := newNaNs(S4), BroadcastParam("by")
+	Loops(4*neonBytes, neonBytes, func(bytes int, careful bool) {
+		v := Load("x", bytes)
 		for _, x := range v {
-			nans.apply(careful, fmul, x, by, x)
+			nans.apply(careful, FMUL, x, by, x)
 		}
-		each(v, load("a", bytes), func(x, a vreg) { nans.apply(careful, fadd, x, a, x) })
+		Each(v, Load("a", bytes), func(x, a Vreg) { nans.apply(careful, FADD, x, a, x) })
 		nans.check(careful, v)
-		store("dst", v)
+		Store("dst", v)
 	})
-	end()
+	End()
 }
 
 // neonDot writes the loop of the dot product. If the result is a NaN, all is computed again in the careful way.
 func neonDot() {
 	const bytesPerTurn = 4 * kinds.DotLanes
 	begin(kinds.Named("dot"), bytesPerTurn)
-	nans, sums := newNaNs(s4), newRegs(bytesPerTurn/neonBytes)
+	nans, sums := newNaNs(S4), NewRegs(bytesPerTurn/neonBytes)
 	for _, careful := range []bool{false, true} {
 		prefix := map[bool]string{false: "", true: "careful"}[careful]
 		for _, s := range sums {
-			line("VEOR V%d.B16, V%d.B16, V%d.B16", s, s, s)
+			Line("VEOR V%d.B16, V%d.B16, V%d.B16", s, s, s)
 		}
-		line("MOVD %s, R10", param("a"))
-		line("MOVD %s, R11", param("b"))
-		line("MOVD %s, R12", param("bytes"))
-		line("CBZ R12, %send", prefix)
-		label(prefix + "turn")
+		Line("MOVD %s, R10", Param("a"))
+		Line("MOVD %s, R11", Param("b"))
+		Line("MOVD %s, R12", Param("bytes"))
+		Line("CBZ R12, %send", prefix)
+		Label(prefix + "turn")
 		for half := range 2 {
-			mark := used()
-			x, y := newRegs(4), newRegs(4)
-			line("VLD1.P 64(R10), %s", list(x))
-			line("VLD1.P 64(R11), %s", list(y))
-			each(x, y, func(x, y vreg) { nans.apply(careful, fmul, x, x, y) })
-			each(sums[4*half:][:4], x, func(s, x vreg) { nans.apply(careful, fadd, s, s, x) })
-			release(mark)
+			mark := Used()
+			x, y := NewRegs(4), NewRegs(4)
+			Line("VLD1.P 64(R10), %s", List(x))
+			Line("VLD1.P 64(R11), %s", List(y))
+			Each(x, y, func(x, y Vreg) { nans.apply(careful, FMUL, x, x, y) })
+			Each(sums[4*half:][:4], x, func(s, x Vreg) { nans.apply(careful, FADD, s, s, x) })
+			Release(mark)
 		}
-		line("SUBS $%d, R12, R12", bytesPerTurn)
-		line("BNE %sturn", prefix)
-		label(prefix + "end")
+		Line("SUBS $%d, R12, R12", bytesPerTurn)
+		Line("BNE %sturn", prefix)
+		Label(prefix + "end")
 		for n := len(sums) / 2; n > 0; n /= 2 {
-			each(sums[:n], sums[n:2*n], func(x, y vreg) { nans.apply(careful, fadd, x, x, y) })
+			Each(sums[:n], sums[n:2*n], func(x, y Vreg) { nans.apply(careful, FADD, x, x, y) })
 		}
 		for _, bytes := range []int{8, 4} {
-			upper := newReg()
-			line("VEXT $%d, V%d.B16, V%d.B16, V%d.B16", bytes, sums[0], sums[0], upper)
-			nans.apply(careful, fadd, sums[0], sums[0], upper)
+			upper := NewReg()
+			Line("VEXT $%d, V%d.B16, V%d.B16, V%d.B16", bytes, sums[0], sums[0], upper)
+			nans.apply(careful, FADD, sums[0], sums[0], upper)
 		}
 		if !careful {
-			line("FCMPS F%d, F%d", sums[0], sums[0])
-			line("BVC done")
+			Line("FCMPS F%d, F%d", sums[0], sums[0])
+			Line("BVC done")
 		}
 	}
-	label("done")
-	line("FMOVS F%d, ret+%d(FP)", sums[0], resultOffset)
-	end()
+	Label("done")
+	Line("FMOVS F%d, ret+%d(FP)", sums[0], ResultOffset)
+	End()
 }
 
 // neonSquares writes the loop that adds the squares of float32 numbers in 16 sums of float64. A product of two float32
 // is exact in float64, so a fused multiplication and addition rounds as two instructions do.
 func neonSquares() {
 	begin(kinds.Named("squaresF32"), 4*neonBytes)
-	sums := newRegs(8)
-	line("MOVD %s, R10", param("sums"))
-	line("VLD1.P 64(R10), %s", list(sums[:4]))
-	line("VLD1 (R10), %s", list(sums[4:]))
-	loop(4*neonBytes, func() {
-		for i, x := range load("src", 4*neonBytes) {
-			low, high := newReg(), newReg()
-			fcvtlD(low, x)
-			fcvtl2D(high, x)
-			line("VFMLA V%d.D2, V%d.D2, V%d.D2", low, low, sums[2*i])
-			line("VFMLA V%d.D2, V%d.D2, V%d.D2", high, high, sums[2*i+1])
+	sums := NewRegs(8)
+	Line("MOVD %s, R10", Param("sums"))
+	Line("VLD1.P 64(R10), %s", List(sums[:4]))
+	Line("VLD1 (R10), %s", List(sums[4:]))
+	Loop(4*neonBytes, func() {
+		for i, x := range Load("src", 4*neonBytes) {
+			low, high := NewReg(), NewReg()
+			FCVTLD(low, x)
+			FCVTL2D(high, x)
+			Line("VFMLA V%d.D2, V%d.D2, V%d.D2", low, low, sums[2*i])
+			Line("VFMLA V%d.D2, V%d.D2, V%d.D2", high, high, sums[2*i+1])
 		}
 	})
-	store("sums", sums[:4])
-	store("sums", sums[4:])
-	end()
+	Store("sums", sums[:4])
+	Store("sums", sums[4:])
+	End()
 }
 
 // neonStream writes the loop that copies with non-temporal stores: a hint that the caches need not keep the lines.
 func neonStream() {
 	begin(kinds.Named("stream"), 4*neonBytes)
-	loop(4*neonBytes, func() {
-		v := load("src", 4*neonBytes)
-		stnp(v[0], v[1], param("dst"), 0)
-		stnp(v[2], v[3], param("dst"), 2*neonBytes)
-		line("ADD $%d, %s", 4*neonBytes, param("dst"))
+	Loop(4*neonBytes, func() {
+		v := Load("src", 4*neonBytes)
+		STNP(v[0], v[1], Param("dst"), 0)
+		STNP(v[2], v[3], Param("dst"), 2*neonBytes)
+		Line("ADD $%d, %s", 4*neonBytes, Param("dst"))
 	})
-	end()
+	End()
 }
