@@ -486,6 +486,21 @@ func (m *joiner) disagree(c *Registration) *JoinError {
 		b.Workers)}
 }
 
+// Withdraw registers that a worker cannot join, and why: the rendezvous ends for all workers that wait in it.
+func Withdraw(ctx context.Context, s Store, own Registration, cause error) error {
+	own, err := own.filled()
+	if err != nil {
+		return err
+	}
+	m := &joiner{unfenced: s, store: Fence(s, own.Job, own.Epoch), own: own, prefix: own.Key(own.Role, "join/")}
+	if err := m.enterEpoch(ctx); err != nil {
+		return err
+	}
+	_, err = m.propose(ctx, &JoinError{Kind: Interrupted, Workers: []int{own.Worker}, Cause: cause, Text: fmt.Sprintf(
+		"%v left the rendezvous of job %q (epoch %d): %v", &own, own.Job, own.Epoch, cause)}, nil)
+	return err
+}
+
 // giveUp ends the rendezvous for all, since this worker must leave.
 func (m *joiner) giveUp(ctx context.Context) (*outcome, error) {
 	cause := context.Cause(ctx)

@@ -25,6 +25,8 @@ type Registration struct {
 	// Host and PID identify the process. Defaults: this process's.
 	Host string `json:"host"`
 	PID  int    `json:"pid"`
+	// Addr is the address at which the other workers reach it: "host:port"; "": none.
+	Addr string `json:"addr,omitempty"`
 	// Replicas is the worker's number of replicas.
 	Replicas int `json:"replicas,omitempty"`
 	// Build is the program's version, for display.
@@ -34,7 +36,8 @@ type Registration struct {
 	Nonce string `json:"nonce"`
 	// Version is the version of the rendezvous. [Join] sets it.
 	Version int `json:"version,omitempty"`
-	// Data is for packages built on this one: the worker's addresses, for example. At most 1 MiB.
+	// Data is for packages built on this one. At most 1 MiB. A job sends fewer bytes if it is equal for the workers of a
+	// host.
 	Data []byte `json:"data,omitempty"`
 }
 

@@ -4,15 +4,29 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"strconv"
+	"strings"
 )
 
 // roster is the content of the record by which the workers get the registrations of all. Most workers have the same
-// registration as others, besides their number and process: it is stated once for each group.
+// registration as others, besides their number, process and port: it is stated once for each group.
 type roster struct {
 	// Groups has the registration of the first worker of each group.
 	Groups []Registration `json:"groups"`
-	// Members has, for each worker, its group and process id: [group, pid, group, pid, …].
+	// Members has, for each worker, its group, process id and port: [group, pid, port, group, pid, port, …].
 	Members []int `json:"members"`
+}
+
+const memberNumbers = 3 // of each worker in Members
+
+// withoutPort splits the port off an address; 0 if it has none.
+func withoutPort(addr string) (host string, port int) {
+	i := strings.LastIndexByte(addr, ':')
+	n, err := strconv.Atoi(addr[i+1:])
+	if i < 0 || err != nil || n < 1 || strconv.Itoa(n) != addr[i+1:] {
+		return addr, 0
+	}
+	return addr[:i], n
 }
 
 // packRoster encodes registrations, which are in the order of their workers, for the outcome. It returns nil if they
@@ -22,6 +36,8 @@ func packRoster(registrations []Registration) ([]byte, error) {
 	var r roster
 	for i := range registrations {
 		c := registrations[i]
+		var port int
+		c.Addr, port = withoutPort(c.Addr)
 		c.Worker, c.PID, c.Nonce = 0, 0, ""
 		text, err := json.Marshal(&c)
 		if err != nil {
@@ -33,7 +49,7 @@ func packRoster(registrations []Registration) ([]byte, error) {
 			groups[string(text)] = g
 			r.Groups = append(r.Groups, registrations[i])
 		}
-		r.Members = append(r.Members, g, registrations[i].PID)
+		r.Members = append(r.Members, g, registrations[i].PID, port)
 	}
 	text, err := json.Marshal(&r)
 	if err != nil {
@@ -59,8 +75,9 @@ func unpackRoster(packed []byte, workers int) ([]Registration, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous: the roster: %w", err)
 	}
-	if len(r.Members) != 2*workers {
-		return nil, fmt.Errorf("rendezvous: the roster has %d numbers, want 2 for each of %d", len(r.Members), workers)
+	if len(r.Members) != memberNumbers*workers {
+		return nil, fmt.Errorf("rendezvous: the roster has %d numbers, want %d for each of %d", len(r.Members), memberNumbers,
+			workers)
 	}
 	for i := range r.Groups {
 		c := &r.Groups[i]
@@ -73,7 +90,8 @@ func unpackRoster(packed []byte, workers int) ([]Registration, error) {
 	}
 	out := make([]Registration, workers)
 	for w := range out {
-		g := r.Members[2*w]
+		m := r.Members[memberNumbers*w:]
+		g, port := m[0], m[2]
 		if g < 0 || g >= len(r.Groups) {
 			return nil, fmt.Errorf("rendezvous: the roster has worker %d in group %d of %d", w, g, len(r.Groups))
 		}
@@ -81,7 +99,10 @@ func unpackRoster(packed []byte, workers int) ([]Registration, error) {
 		if out[w].Worker != w {
 			out[w].Nonce = ""
 		}
-		out[w].Worker, out[w].PID = w, r.Members[2*w+1]
+		out[w].Worker, out[w].PID = w, m[1]
+		if host, _ := withoutPort(out[w].Addr); port > 0 {
+			out[w].Addr = host + ":" + strconv.Itoa(port)
+		}
 	}
 	return out, nil
 }
@@ -93,12 +114,12 @@ func decodeRoster(text []byte, workers int) (roster, error) {
 		Groups  json.RawMessage `json:"groups"`
 		Members json.RawMessage `json:"members"`
 	}
-	r := roster{Members: make([]int, 0, 2*workers)}
+	r := roster{Members: make([]int, 0, memberNumbers*workers)}
 	if err := json.Unmarshal(text, &raw); err != nil {
 		return r, err
 	}
-	if n := bytes.Count(raw.Members, []byte(",")) + 1; n != 2*workers {
-		return r, fmt.Errorf("it has %d numbers, want 2 for each of %d workers", n, workers)
+	if n := bytes.Count(raw.Members, []byte(",")) + 1; n != memberNumbers*workers {
+		return r, fmt.Errorf("it has %d numbers, want %d for each of %d workers", n, memberNumbers, workers)
 	}
 	if err := json.Unmarshal(raw.Members, &r.Members); err != nil {
 		return r, fmt.Errorf("its members: %w", err)

@@ -11,12 +11,12 @@ func TestHostileRoster(t *testing.T) {
 	const elements = 2 << 20
 	for name, c := range map[string]struct{ text, want string }{
 		"groups": {
-			`{"groups":[` + strings.Repeat("{},", elements) + `{}],"members":[0,1,0,2]}`,
+			`{"groups":[` + strings.Repeat("{},", elements) + `{}],"members":[0,1,3,0,2,4]}`,
 			"it has more than 2 groups, the number of workers",
 		},
 		"members": {`{"groups":[{}],"members":[0` + strings.Repeat(",0", elements) + `]}`, "it has 2097153 numbers"},
-		"no list": {`{"groups":{},"members":[0,1,0,2]}`, `its groups are "{}", want a list`},
-		"nothing": {`{}`, "it has 1 numbers, want 2 for each of 2 workers"},
+		"no list": {`{"groups":{},"members":[0,1,3,0,2,4]}`, `its groups are "{}", want a list`},
+		"nothing": {`{}`, "it has 1 numbers, want 3 for each of 2 workers"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			packed := pack([][]byte{[]byte(c.text)})

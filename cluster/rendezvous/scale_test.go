@@ -82,20 +82,19 @@ func (c counted) Changes(ctx context.Context, prefix string, after uint64) ([]re
 	return entries, revision, err
 }
 
-// many is a job of many workers, 8 on a host, with registrations and addresses as package worker has them.
+// many is a job of many workers, 8 on a host, with registrations as package worker has them.
 type many struct {
 	workers         int
 	open            func() (rendezvous.Store, error)
-	requests, bytes [4]atomic.Int64 // of joining, an exchange, a comparison, leaving
+	requests, bytes [3]atomic.Int64 // of joining, a comparison, leaving
 	registrations   []rendezvous.Registration
-	addresses       [][]byte
 	decoding        chan struct{}
 }
 
 func newMany(workers int, open func() (rendezvous.Store, error)) *many {
 	m := &many{workers: workers, open: open, decoding: make(chan struct{}, runtime.GOMAXPROCS(0))}
 	for w := range workers {
-		m.registrations, m.addresses = append(m.registrations, m.registration(w)), append(m.addresses, m.address(w))
+		m.registrations = append(m.registrations, m.registration(w))
 	}
 	return m
 }
@@ -110,18 +109,12 @@ func (m *many) registration(w int) rendezvous.Registration {
 	})
 	return rendezvous.Registration{
 		Job: "many", Worker: w, Workers: m.workers, Host: host, PID: 20000 + 7*w, Replicas: 1, Data: data,
+		Addr:  fmt.Sprintf("10.0.%d.%d:%d", w/2048, w/8%256, 30000+w*7%20000),
 		Build: "example.com/digits v1.2.0, revision 1a2b3c4d5e6f708192a3b4c5d6e7f8091a2b3c4d, modified",
 	}
 }
 
-// address returns what a worker exchanges to connect.
-func (m *many) address(w int) []byte {
-	return fmt.Appendf(nil, `{"ranks":[%d],"size":%d,"epoch":0,"job":"many","addr":"10.0.%d.%d:%d","nonce":"%026d",`+
-		`"host":"%08x-5d3c-4f0e-9a55-1c1f5a2b7e90","share":true,"tls":true,"proof":true}`,
-		w, m.workers, w/2048, w/8%256, 30000+w*7%20000, uint64(w)*2654435761*40503, uint64(w/8)*2654435761)
-}
-
-// work joins as a worker, exchanges, compares and leaves.
+// work joins as a worker, compares and leaves.
 func (m *many) work(ctx context.Context, w int) error {
 	s, err := m.open()
 	if err != nil {
@@ -139,27 +132,17 @@ func (m *many) work(ctx context.Context, w int) error {
 	}
 	for i, got := range all {
 		want := &m.registrations[i]
-		if got.Worker != i || got.PID != want.PID || got.Host != want.Host || !bytes.Equal(got.Data, want.Data) ||
-			got.Nonce == "" && i%8 == 0 {
+		if got.Worker != i || got.PID != want.PID || got.Host != want.Host || got.Addr != want.Addr ||
+			!bytes.Equal(got.Data, want.Data) || got.Nonce == "" && i%8 == 0 {
 			return fmt.Errorf("worker %d of %d: %v, want %v", i, len(all), &got, want)
 		}
 	}
 	own, all = all[w], nil // the others are in another process's memory
-	addresses, err := rendezvous.Exchange(ctx, counting(1), own.Key("connect"), w, m.workers, m.addresses[w])
-	if err != nil {
-		return err
-	}
-	for i, got := range addresses {
-		if !bytes.Equal(got, m.addresses[i]) {
-			return fmt.Errorf("address %d of %d: %q", i, len(addresses), got)
-		}
-	}
-	addresses = nil
 	facts := []rendezvous.Fact{{Name: "model", Value: "mlp"}, {Name: "global batch", Value: "65536"}}
-	if err := rendezvous.Compare(ctx, counting(2), own.Key("compare"), w, m.workers, facts); err != nil {
+	if err := rendezvous.Compare(ctx, counting(1), own.Key("compare"), w, m.workers, facts); err != nil {
 		return err
 	}
-	return rendezvous.Leave(ctx, counting(3), own)
+	return rendezvous.Leave(ctx, counting(2), own)
 }
 
 // run runs all workers and returns how long that took. It fails if there are more requests than the formula says.
@@ -182,7 +165,7 @@ func (m *many) run(t *testing.T) time.Duration {
 	for part, c := range []struct {
 		name            string
 		worker, collect int64 // requests of each worker, and of all collectors for each worker
-	}{{"join", 9, 8}, {"exchange", 2, 8}, {"compare", 2, 8}, {"leave", 1, 1}} {
+	}{{"join", 9, 8}, {"compare", 2, 8}, {"leave", 1, 1}} {
 		requests, bytes := m.requests[part].Load(), m.bytes[part].Load()
 		formula.Row(t, fmt.Sprintf("%d workers %s: requests to the store", n, c.name), int(requests),
 			int(c.worker*n+c.collect*n+16), fmt.Sprintf("at most %d n + 16", c.worker+c.collect))

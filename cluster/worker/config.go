@@ -52,7 +52,7 @@ type Config struct {
 	// these have the default.
 	ProgressTimeout time.Duration
 	// Listen is the address that the process listens on, without a port. Default: that of the interface by
-	// which it reaches the store; loopback, if all workers are on this host. Ports is the port or the range
+	// which it reaches the store; loopback, if all workers are known to be on this host. Ports is the port or the range
 	// of ports: "7000-7099". Default: the port in the job's spec for this worker, if there is one, as in
 	// TF_CONFIG, else any. A worker that serves the store uses the store's port and address for everything,
 	// unless Listen is another address.

@@ -123,6 +123,7 @@ func (w *Worker) link(ctx context.Context) error {
 			return err
 		}
 		if g != nil {
+			w.stopListening()
 			w.world = w.use(g)
 			w.links = w.linksBy(g)
 			return nil
@@ -143,7 +144,7 @@ func (w *Worker) join(ctx context.Context, me info, launched *membership.NodeFil
 		launched.Close()
 		return err
 	}
-	if err := w.awaitMembers(ctx, me); err != nil {
+	if err := w.register(ctx, me); err != nil {
 		w.failRendezvous(err)
 		w.keepStore()
 		w.closeStore()
@@ -190,6 +191,7 @@ func (w *Worker) keepStore() {
 }
 
 func (w *Worker) closeStore() {
+	w.stopListening()
 	w.store.Close()
 	if w.server != nil {
 		w.server.Close()
@@ -353,11 +355,10 @@ func (w *Worker) externalAddress(ctx context.Context, address string) string {
 
 // info is the Data of a worker's registration.
 type info struct {
-	HostID string `json:"host_id"`          // equal on one host; "": unknown
-	Folder string `json:"folder,omitempty"` // of this user, equal where processes share it; "": none
-	Apart  string `json:"apart,omitempty"`
-	Node   *int   `json:"node,omitempty"`   // number of the launcher's node that reports for this worker; nil: none
-	Opener string `json:"opener,omitempty"` // the backend of the replicas; "": the library itself
+	Transport mixed.Settings `json:"transport"`
+	Folder    string         `json:"folder,omitempty"` // of this user, equal where processes share it; "": none
+	Node      *int           `json:"node,omitempty"`   // the launcher's node that reports for this worker; nil: none
+	Opener    string         `json:"opener,omitempty"` // the backend of the replicas; "": the library itself
 
 	Platform    string `json:"platform"`
 	Executable  string `json:"executable,omitempty"` // "": Config.Build is the whole identity
@@ -366,7 +367,7 @@ type info struct {
 
 // info returns the Data of this worker's registration, and the file of [Worker.openLaunched].
 func (w *Worker) info() (me info, launched *membership.NodeFile) {
-	me = info{HostID: shm.HostID(), Folder: folderID(), Apart: w.cfg.Apart}
+	me = info{Folder: folderID()}
 	me.Node, launched = w.openLaunched()
 	if o := w.cfg.Opener; o != nil {
 		me.Opener = o.Name
@@ -375,16 +376,22 @@ func (w *Worker) info() (me info, launched *membership.NodeFile) {
 	return me, launched
 }
 
-// awaitMembers waits for the registrations of the other workers.
-func (w *Worker) awaitMembers(ctx context.Context, me info) error {
-	data, err := json.Marshal(me)
-	if err != nil {
-		return err
-	}
+// register listens, registers with the address, and waits for the registrations of the other workers.
+func (w *Worker) register(ctx context.Context, me info) error {
 	w.registration = rendezvous.Registration{
 		Job: w.job.ID, Epoch: w.job.Epoch, Role: "worker", Worker: w.job.Worker, Workers: w.job.Workers, Host: w.hostName(),
-		PID:      os.Getpid(),
-		Replicas: w.cfg.Replicas, Build: w.cfg.Build, Data: data,
+		PID: os.Getpid(), Replicas: w.cfg.Replicas, Build: w.cfg.Build,
+	}
+	if err := w.listen(ctx); err != nil {
+		if e := rendezvous.Withdraw(ctx, w.store, w.registration, err); e != nil {
+			w.cfg.Logger.Warn("worker: reporting to the others that this worker cannot join failed", "error", e)
+		}
+		return err
+	}
+	w.registration.Addr, me.Transport = w.listener.Addr(), w.listener.Settings()
+	var err error
+	if w.registration.Data, err = json.Marshal(me); err != nil {
+		return err
 	}
 	if w.registrations, err = rendezvous.Join(ctx, w.store, w.registration); err != nil {
 		return err
@@ -432,7 +439,7 @@ func (w *Worker) otherHost() int {
 
 // hostOf returns the identity of a worker's host, as far as the registration has it.
 func (w *Worker) hostOf(worker int) string {
-	if id := w.infos[worker].HostID; id != "" {
+	if id := w.infos[worker].Transport.Host; id != "" {
 		return id
 	}
 	return "host " + w.registrations[worker].Host
@@ -441,7 +448,12 @@ func (w *Worker) hostOf(worker int) string {
 // checkHosts rejects several hosts without a secret.
 func (w *Worker) checkHosts() error {
 	other := w.otherHost()
-	if other < 0 || w.cfg.Secret.Given() {
+	switch {
+	case other < 0, w.cfg.Secret.Given() && !w.cfg.DataPlaintext:
+		return nil
+	case w.cfg.Secret.Given():
+		w.cfg.Logger.Warn("worker: the replicas' traffic is not encrypted, as configured", "with",
+			w.registrations[other].String())
 		return nil
 	}
 	low, high := min(other, w.job.Worker), max(other, w.job.Worker)
@@ -490,66 +502,62 @@ func decodeInfos(registrations []rendezvous.Registration) []decodedInfo {
 	return out
 }
 
-// connect connects the replicas of all workers.
-func (w *Worker) connect(ctx context.Context) ([]transport.Endpoint, error) {
-	me := &w.members[w.job.Worker]
-	last := &w.members[len(w.members)-1]
+// listen opens the port at which the other workers reach this one.
+func (w *Worker) listen(ctx context.Context) error {
 	cfg := mixed.Config{
-		Ranks: me.Ranks(), Size: last.First + last.Replicas, Epoch: w.job.Epoch, NoSharedMemory: w.cfg.NoSharedMemory,
-		Apart: w.cfg.Apart,
+		Epoch: w.job.Epoch, NoSharedMemory: w.cfg.NoSharedMemory, Apart: w.cfg.Apart,
 		TCP: tcp.Config{
 			Job: w.job.ID, KeepAlive: w.cfg.keepAlive(), Logger: w.cfg.Logger, Meter: &w.meter.tcp,
-		},
-		Exchange: func(ctx context.Context, mine []byte) ([][]byte, error) {
-			return rendezvous.Exchange(ctx, w.store, w.key("connect"), w.job.Worker, w.job.Workers, mine)
 		},
 	}
 	var err error
 	if cfg.TCP.Listen, cfg.Advertise, err = w.listenAt(ctx); err != nil {
-		return nil, err
+		return err
 	}
 	// A store whose address the launcher passes on is at Listen, if that is given.
 	if w.port != nil && (w.cfg.Listen == "" || w.cfg.Job.Store == cluster.StorePMI) {
 		cfg.TCP.SharedListener = w.port
 	}
-	if err := w.secure(&cfg); err != nil {
-		return nil, err
+	if w.secret.Given() { // the processes authenticate each other, and encrypt traffic between hosts
+		cfg.TCP.Authenticate = w.secret.Authenticate(secret.Group, w.job.ID, w.job.Epoch)
 	}
-	ends, err := mixed.Open(ctx, cfg)
+	if w.cfg.Secret.Given() && !w.cfg.DataPlaintext { // else all are on this host: checkHosts
+		if cfg.TCP.TLS, err = w.secret.TLS(w.job.ID, w.job.Epoch); err != nil {
+			return err
+		}
+	}
+	w.listener, err = mixed.Listen(cfg)
+	if port := w.specPort(); errors.Is(err, syscall.EADDRINUSE) && w.cfg.Ports == "" && port != "0" &&
+		cfg.TCP.SharedListener == nil {
+		return fmt.Errorf("worker %d listens on port %s, which the cluster's specification (TF_CONFIG) lists for it, "+
+			"but another process has it: end that one, list another port, or set Ports: %w", w.job.Worker, port, err)
+	}
+	return err
+}
+
+// stopListening closes the port, unless the replicas use it.
+func (w *Worker) stopListening() {
+	if w.listener != nil {
+		w.listener.Close()
+		w.listener = nil
+	}
+}
+
+// connect connects the replicas of all workers.
+func (w *Worker) connect(ctx context.Context) ([]transport.Endpoint, error) {
+	last := &w.members[len(w.members)-1]
+	g := mixed.Group{Size: last.First + last.Replicas, Self: w.job.Worker, Nonce: w.registrations[0].Nonce}
+	for i := range w.members {
+		g.Processes = append(g.Processes, mixed.Process{
+			Ranks: w.members[i].Ranks(), Addr: w.registrations[i].Addr, Settings: w.infos[i].Transport,
+		})
+	}
+	ends, err := w.listener.Connect(ctx, g)
+	w.listener = nil
 	if err == nil {
 		w.timeline.MeasureLinks(func() [timeline.LinksMax]timeline.Link { return w.meter.read(w.members) })
 	}
-	if port := w.specPort(); err != nil && w.cfg.Ports == "" && port != "0" && cfg.TCP.SharedListener == nil &&
-		errors.Is(err,
-			syscall.EADDRINUSE) {
-		return nil, fmt.Errorf("worker %d listens on port %s, which the cluster's specification (TF_CONFIG) lists for it, "+
-			"but another process has it: "+
-			"end that one, list another port, or set Ports: %w", w.job.Worker, port, err)
-	}
 	return ends, err
-}
-
-// secure makes the processes authenticate each other with the job's secret, and encrypts traffic between
-// hosts.
-func (w *Worker) secure(cfg *mixed.Config) error {
-	s := w.secret
-	if !s.Given() {
-		return nil
-	}
-	cfg.TCP.Authenticate = s.Authenticate(secret.Group, w.job.ID, w.job.Epoch)
-	if !w.cfg.Secret.Given() {
-		return nil // all are on this host, or DataPlaintext: checkHosts
-	}
-	if w.cfg.DataPlaintext {
-		if other := w.otherHost(); other >= 0 {
-			w.cfg.Logger.Warn("worker: the replicas' traffic is not encrypted, as configured", "with",
-				w.registrations[other].String())
-		}
-		return nil
-	}
-	var err error
-	cfg.TCP.TLS, err = s.TLS(w.job.ID, w.job.Epoch)
-	return err
 }
 
 // listenAt returns the address that this process listens on, and the host for others to dial, if different.
@@ -593,11 +601,10 @@ func (w *Worker) specPort() string {
 	return port
 }
 
-// address returns this host's address on the route to the store or, if the store has no address, to a worker
-// of another host.
+// address returns this host's address on the route to the store or, if the store has no address, to another host of the
+// job's spec.
 func (w *Worker) address(ctx context.Context) (string, error) {
-	other := w.otherHost()
-	if other < 0 {
+	if oneHost(w.job) {
 		return "127.0.0.1", nil
 	}
 	if w.server != nil {
@@ -607,13 +614,20 @@ func (w *Worker) address(ctx context.Context) (string, error) {
 		}
 		return host, err
 	}
-	to := net.JoinHostPort(w.registrations[other].Host, "9")
-	if !strings.HasPrefix(w.job.Store, "file://") {
-		to = w.job.Store
+	to, known := w.job.Store, hosts(w.job)
+	if strings.HasPrefix(to, "file://") {
+		if len(known) == 0 {
+			return ownAddress(ctx), nil
+		}
+		mine, _ := w.job.Spec.Address(w.job.Task)
+		if to = known[0]; strings.HasPrefix(mine, to+":") || mine == to {
+			to = known[1]
+		}
+		to = net.JoinHostPort(to, "9")
 	}
 	ip, err := rendezvous.RouteTo(ctx, to)
-	if err != nil && to != w.job.Store { // Slurm's name of a node may be unknown to others
-		if own := ownAddress(ctx); !net.ParseIP(own).IsLoopback() {
+	if err != nil { // Slurm's name of a node may be unknown to others
+		if own := ownAddress(ctx); len(known) == 0 || !net.ParseIP(own).IsLoopback() {
 			return own, nil
 		}
 	}

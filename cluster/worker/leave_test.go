@@ -100,7 +100,7 @@ func TestCutOff(t *testing.T) {
 				}
 				s := &cutStore{Store: rendezvous.NewMemory().Open(), closed: make(chan struct{})}
 				w := &Worker{cfg: cfg, job: cfg.Job, session: newSession()}
-				w.store = s
+				w.store, w.infos = s, make([]decodedInfo, 3)
 				w.progress.step.Store(-1)
 				w.progress.phaseBegun = make(chan struct{}, 1)
 				for i := range 3 {

@@ -3,7 +3,6 @@ package worker
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -23,13 +22,10 @@ func (w *Worker) nodes() (nodes [][]int, numbers []int) {
 	at, alone, launched := map[string]int{}, map[string]int{}, true
 	var byHost, byNode [][]int
 	for i := range w.members {
-		var a info
-		if i >= len(w.registrations) || json.Unmarshal(w.registrations[i].Data, &a) != nil {
-			a = info{}
-		}
+		a := &w.infos[i]
 		id := fmt.Sprint(i)
-		if a.HostID != "" && a.Folder != "" {
-			id = a.HostID + " " + a.Folder + " " + a.Apart
+		if host := a.Transport.Host; host != "" && a.Folder != "" {
+			id = host + " " + a.Folder + " " + a.Transport.Apart
 		}
 		byHost = appendTo(byHost, at, id, i)
 		if launched = launched && a.Node != nil; launched {

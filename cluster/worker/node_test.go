@@ -20,26 +20,34 @@ func TestNodes(t *testing.T) {
 		{"nothing known", []string{"", "{}", "x"}, [][]int{{0}, {1}, {2}}, nil},
 		{
 			"two hosts",
-			[]string{`"host_id":"a","folder":"f"`, `"host_id":"b","folder":"f"`, `"host_id":"a","folder":"f"`},
+			[]string{
+				`"folder":"f","transport":{"host":"a"}`, `"folder":"f","transport":{"host":"b"}`,
+				`"folder":"f","transport":{"host":"a"}`,
+			},
 			[][]int{{0, 2}, {1}},
 			nil,
 		},
 		{
 			"another folder on the same host",
-			[]string{`"host_id":"a","folder":"f"`, `"host_id":"a","folder":"g"`, `"host_id":"a","folder":""`},
+			[]string{
+				`"folder":"f","transport":{"host":"a"}`, `"folder":"g","transport":{"host":"a"}`,
+				`"folder":"","transport":{"host":"a"}`,
+			},
 			[][]int{{0}, {1}, {2}},
 			nil,
 		},
 		{
 			"hosts that a test has separated",
-			[]string{`"host_id":"a","folder":"f","apart":"1"`, `"host_id":"a","folder":"f","apart":"2"`},
+			[]string{
+				`"folder":"f","transport":{"host":"a","apart":"1"}`, `"folder":"f","transport":{"host":"a","apart":"2"}`,
+			},
 			[][]int{{0}, {1}},
 			nil,
 		},
 		{"agents", []string{`"node":7`, `"node":7`, `"node":0`}, [][]int{{0, 1}, {2}}, []int{7, 0}},
 		{
 			"an agent for some only",
-			[]string{`"host_id":"a","folder":"f","node":0`, `"host_id":"a","folder":"f"`},
+			[]string{`"folder":"f","transport":{"host":"a"},"node":0`, `"folder":"f","transport":{"host":"a"}`},
 			[][]int{{0, 1}},
 			nil,
 		},
@@ -52,6 +60,7 @@ func TestNodes(t *testing.T) {
 			w.members = append(w.members, Member{Worker: i})
 			w.registrations = append(w.registrations, rendezvous.Registration{Data: []byte(data)})
 		}
+		w.infos = decodeInfos(w.registrations)
 		nodes, numbers := w.nodes()
 		if fmt.Sprint(nodes) != fmt.Sprint(test.nodes) || !reflect.DeepEqual(numbers, test.numbers) {
 			t.Errorf("%s: %v with numbers %v, want %v with %v", test.name, nodes, numbers, test.nodes, test.numbers)

@@ -49,7 +49,7 @@ func TestSameHost(t *testing.T) {
 	} {
 		w.members = append(w.members, Member{Worker: i, Host: m[0]})
 		w.registrations = append(w.registrations,
-			rendezvous.Registration{Host: m[0], Data: []byte(`{"host_id":"` + m[1] + `"}`)})
+			rendezvous.Registration{Host: m[0], Data: []byte(`{"transport":{"host":"` + m[1] + `"}}`)})
 	}
 	w.infos = decodeInfos(w.registrations)
 	for b, want := range []bool{true, true, false, false, true, false, false} {

@@ -16,6 +16,7 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/listener"
 	"github.com/lockstep-ml/lockstep/internal/pause"
 	"github.com/lockstep-ml/lockstep/timeline"
+	"github.com/lockstep-ml/lockstep/transport/mixed"
 )
 
 // Worker is this process as a worker of its job. [Join] creates it, Close ends it. Its methods are safe for
@@ -29,6 +30,7 @@ type Worker struct {
 	meter    linkMeter
 	server   *rendezvous.Server // of the store; nil: another process serves it
 	port     *listener.Listener // where it is served
+	listener *mixed.Listener    // of this worker, until its replicas are connected
 	*session
 	world *group // the first group of the session
 

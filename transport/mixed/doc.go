@@ -2,9 +2,10 @@
 // within a host, TCP otherwise. The transport of each pair is chosen when the group is created, and is the same on both
 // sides.
 //
-// [Open] needs one service from the caller: it must pass the registration of every process, a few hundred bytes with
-// its location, to all other processes ([Config.Exchange]). A rendezvous does this between hosts, [Collect] and
-// [Through] between a parent and the processes that it has started.
+// The processes must know each other's addresses and settings. With a rendezvous a process first calls [Listen],
+// registers with its [Listener.Addr] and [Listener.Settings], and then calls [Listener.Connect] with those of all.
+// [Open] does all at once: the caller passes the registration of every process, a few hundred bytes, to all others
+// ([Config.Exchange]), such as by [Collect] and [Through] between a parent and the processes that it has started.
 //
 // The ranks that reach each other by memory are a domain: those of a host that has shared memory, or else those of a
 // process. If a group is one domain, Open returns endpoints of package mem or shm. If every rank is a separate domain,

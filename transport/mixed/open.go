@@ -24,10 +24,10 @@ type Exchange func(ctx context.Context, mine []byte) (all [][]byte, err error)
 
 // Config describes the group that a process joins, and the transports.
 type Config struct {
-	// Ranks holds the ranks of this process, in increasing order.
+	// Ranks holds the ranks of this process, in increasing order, and Size the number of ranks of the group. [Listen]
+	// does not use them, nor Exchange.
 	Ranks []int
-	// Size is the number of ranks of the group.
-	Size int
+	Size  int
 	// Epoch is the epoch of the job. Processes of another epoch are refused.
 	Epoch uint32
 	// Exchange distributes the registrations. It may be nil, and is not called, if this process has all ranks.
@@ -43,22 +43,42 @@ type Config struct {
 	Advertise string
 }
 
-// registration holds the location and the settings of a process.
-type registration struct {
-	Ranks []int  `json:"ranks"`
-	Size  int    `json:"size"`
-	Epoch uint32 `json:"epoch"`
-	Job   string `json:"job"`
-	Addr  string `json:"addr"`  // address of its node
-	Nonce string `json:"nonce"` // unique to this Open, since addresses are reused
-	Host  string `json:"host"`  // shm.HostID: equal on one host; empty if unknown
-	Share bool   `json:"share"` // it shares memory with the others on its host
-	TLS   bool   `json:"tls"`   // it encrypts connections between hosts
-	Proof bool   `json:"proof"` // it authenticates new connections
-	Apart string `json:"apart,omitempty"`
+// Settings are what the processes of a group must know about each other, besides their ranks and addresses. Those of
+// the processes of a host are mostly equal.
+type Settings struct {
+	Host  string `json:"host"`            // shm.HostID: equal on one host; empty if unknown
+	Apart string `json:"apart,omitempty"` // Config.Apart
+	Share bool   `json:"share"`           // it shares memory with the others on its host
+	TLS   bool   `json:"tls"`             // it encrypts connections between hosts
+	Proof bool   `json:"proof"`           // it authenticates new connections
 	// Processors is how many processors the processes of this host share, as far as this one knows; 0: unknown, or it
 	// shares memory with them, and so no frames.
 	Processors int `json:"processors,omitempty"`
+}
+
+// Process is a process of a group.
+type Process struct {
+	Ranks    []int    `json:"ranks"` // in increasing order
+	Addr     string   `json:"addr"`  // "host:port", at which it listens
+	Settings Settings `json:"settings"`
+}
+
+// Group is a group as all its processes know it.
+type Group struct {
+	Size      int       // number of ranks
+	Processes []Process // in the same order on every process
+	Self      int       // the index of this process
+	// Nonce is unique to the group, and known to its processes only: addresses are reused.
+	Nonce string
+}
+
+// registration is what the processes of [Open] exchange.
+type registration struct {
+	Process
+	Size  int    `json:"size"`
+	Epoch uint32 `json:"epoch"`
+	Job   string `json:"job"`
+	Nonce string `json:"nonce"` // the first one's is that of the group
 }
 
 // registrationMax bounds the size of a registration, in bytes.
@@ -74,20 +94,16 @@ func Open(ctx context.Context, cfg Config) ([]transport.Endpoint, error) {
 	if len(cfg.Ranks) == cfg.Size {
 		return mem.New(cfg.Size), nil
 	}
-	node, err := tcp.Listen(cfg.TCP)
+	l, err := Listen(cfg)
 	if err != nil {
 		return nil, err
 	}
-	l, err := cfg.exchange(ctx, node)
-	if err == nil {
-		var ends []transport.Endpoint
-		if ends, err = l.open(ctx, &cfg, node); err == nil {
-			node.CloseWithGroups()
-			return ends, nil
-		}
+	g, err := l.exchange(ctx)
+	if err != nil {
+		l.Close()
+		return nil, err
 	}
-	node.Close()
-	return nil, err
+	return l.Connect(ctx, g)
 }
 
 func (c *Config) check() error {
@@ -106,60 +122,115 @@ func (c *Config) check() error {
 	return nil
 }
 
-// exchange exchanges the registrations and returns the layout of the group.
-func (c *Config) exchange(ctx context.Context, node *tcp.Node) (*layout, error) {
-	mine := registration{
-		Ranks: c.Ranks, Size: c.Size, Epoch: c.Epoch, Job: c.TCP.Job, Addr: node.Addr(), Nonce: rand.Text(), Apart: c.Apart,
-		Host: shm.HostID(),
+// Listener is a process that listens for the others of its group before it knows them. A rendezvous passes its address
+// and settings to all others.
+type Listener struct {
+	cfg      Config
+	node     *tcp.Node
+	addr     string
+	settings Settings
+}
+
+// Listen opens the port of a process. The caller must call Connect or Close.
+func Listen(cfg Config) (*Listener, error) {
+	node, err := tcp.Listen(cfg.TCP)
+	if err != nil {
+		return nil, err
 	}
-	mine.TLS, mine.Proof = c.TCP.TLS != nil, c.TCP.Authenticate != nil
-	mine.Share = !c.NoSharedMemory && mine.Host != ""
-	if !mine.Share {
-		mine.Processors = affinity.Together()
+	l := &Listener{cfg: cfg, node: node, addr: node.Addr(), settings: Settings{
+		Host: shm.HostID(), Apart: cfg.Apart, TLS: cfg.TCP.TLS != nil, Proof: cfg.TCP.Authenticate != nil,
+	}}
+	l.settings.Share = !cfg.NoSharedMemory && l.settings.Host != ""
+	if !l.settings.Share {
+		l.settings.Processors = affinity.Together()
 	}
-	if c.Advertise != "" {
-		_, port, err := net.SplitHostPort(mine.Addr)
+	if cfg.Advertise != "" {
+		_, port, err := net.SplitHostPort(l.addr)
 		if err != nil {
+			node.Close()
 			return nil, fmt.Errorf("mixed: own address: %w", err)
 		}
-		mine.Addr = net.JoinHostPort(c.Advertise, port)
+		l.addr = net.JoinHostPort(cfg.Advertise, port)
+	}
+	return l, nil
+}
+
+// Addr returns the address that others dial.
+func (l *Listener) Addr() string { return l.addr }
+
+// Settings returns what others must know about this process.
+func (l *Listener) Settings() Settings { return l.settings }
+
+// Close closes the port, without having connected.
+func (l *Listener) Close() { l.node.Close() }
+
+// Connect joins the group and returns the endpoints of this process's ranks, as [Open] does. It closes the port if it
+// fails.
+func (l *Listener) Connect(ctx context.Context, g Group) ([]transport.Endpoint, error) {
+	at, err := newLayout(&g)
+	if err == nil {
+		l.cfg.Ranks = g.Processes[g.Self].Ranks
+		var ends []transport.Endpoint
+		if ends, err = at.open(ctx, &l.cfg, l.node); err == nil {
+			l.node.CloseWithGroups()
+			return ends, nil
+		}
+	}
+	l.Close()
+	return nil, err
+}
+
+// exchange exchanges the registrations and returns the group.
+func (l *Listener) exchange(ctx context.Context) (g Group, err error) {
+	mine := registration{
+		Process{l.cfg.Ranks, l.addr, l.settings}, l.cfg.Size, l.cfg.Epoch, l.cfg.TCP.Job, rand.Text(),
 	}
 	text, err := json.Marshal(mine)
 	if err != nil {
-		return nil, fmt.Errorf("mixed: own registration: %w", err)
+		return g, fmt.Errorf("mixed: own registration: %w", err)
 	}
-	all, err := c.Exchange(ctx, text)
+	all, err := l.cfg.Exchange(ctx, text)
 	if err != nil {
-		return nil, fmt.Errorf("mixed: exchanging registrations: %w", err)
+		return g, fmt.Errorf("mixed: exchanging registrations: %w", err)
 	}
-	registrations := make([]registration, len(all))
+	g = Group{Size: mine.Size, Self: -1}
 	for i, text := range all {
-		if registrations[i], err = parseRegistration(text); err != nil {
-			return nil, fmt.Errorf("mixed: registration of process %d: %w", i, err)
+		c, err := parseRegistration(text)
+		switch {
+		case err != nil:
+			return g, fmt.Errorf("mixed: registration of process %d: %w", i, err)
+		case c.Job != mine.Job:
+			return g, fmt.Errorf("mixed: the process at %s belongs to job %q, this one to job %q", c.Addr, c.Job, mine.Job)
+		case c.Epoch != mine.Epoch || c.Size != mine.Size:
+			return g, fmt.Errorf("mixed: the process at %s is in epoch %d with %d ranks, this one in epoch %d with %d",
+				c.Addr, c.Epoch, c.Size, mine.Epoch, mine.Size)
+		case c.Nonce == mine.Nonce:
+			g.Self = i
 		}
+		if i == 0 {
+			g.Nonce = c.Nonce
+		}
+		g.Processes = append(g.Processes, c.Process)
 	}
-	return newLayout(&mine, registrations)
+	if g.Self < 0 {
+		return g, fmt.Errorf("mixed: the registration of this process is missing among those of all %d processes", len(all))
+	}
+	return g, nil
 }
 
-// parseRegistration decodes a registration. newLayout checks its ranks.
+// parseRegistration decodes a registration. newLayout checks its process.
 func parseRegistration(text []byte) (registration, error) {
 	var c registration
 	if len(text) > registrationMax {
 		return c, fmt.Errorf("%d bytes, want at most %d", len(text), registrationMax)
 	}
-	if err := json.Unmarshal(text, &c); err != nil {
-		return c, err
-	}
-	if _, _, err := net.SplitHostPort(c.Addr); err != nil {
-		return c, err
-	}
-	return c, nil
+	return c, json.Unmarshal(text, &c)
 }
 
 // layout holds the locations of all ranks.
 type layout struct {
+	nonce   string
 	addrs   []string // by rank
-	nonces  []string // by rank
 	places  []transport.Place
 	domains [][]int // the ranks of each domain, in increasing order
 	host    []int   // the ranks that claim to be on this process's host, if that can be verified
@@ -167,71 +238,62 @@ type layout struct {
 	processors int
 }
 
-// newLayout checks the registrations of all processes, which include mine, and returns the layout.
-func newLayout(mine *registration, registrations []registration) (*layout, error) {
-	l := &layout{
-		addrs: make([]string, mine.Size), nonces: make([]string, mine.Size),
-		places: make([]transport.Place, mine.Size),
-	}
+// newLayout checks the processes of a group and returns the layout.
+func newLayout(g *Group) (*layout, error) {
+	l := &layout{nonce: g.Nonce, addrs: make([]string, g.Size), places: make([]transport.Place, g.Size)}
+	mine := &g.Processes[g.Self]
 	host := numbering{}
 	sharers := map[string]int{}    // number of ranks that share memory, by host
 	processors := map[string]int{} // by host
-	for p := range registrations {
-		c := &registrations[p]
-		switch {
-		case c.Job != mine.Job:
-			return nil, fmt.Errorf("mixed: the process at %s belongs to job %q, this one to job %q", c.Addr, c.Job, mine.Job)
-		case c.Epoch != mine.Epoch || c.Size != mine.Size:
-			return nil, fmt.Errorf("mixed: the process at %s is in epoch %d with %d ranks, this one in epoch %d with %d",
-				c.Addr, c.Epoch, c.Size, mine.Epoch, mine.Size)
-		case c.Proof != mine.Proof:
-			return nil, fmt.Errorf("mixed: the process at %s %s, this one %s: all need the same secret", c.Addr, asked(c.Proof),
-				asked(mine.Proof))
-		case c.TLS != mine.TLS:
-			return nil, fmt.Errorf("mixed: the process at %s %s, this one %s: all must agree on that", c.Addr, encrypted(c.TLS),
-				encrypted(mine.TLS))
+	for i := range g.Processes {
+		p := &g.Processes[i]
+		c := &p.Settings
+		if _, _, err := net.SplitHostPort(p.Addr); err != nil {
+			return nil, fmt.Errorf("mixed: the address of process %d: %w", i, err)
 		}
-		name := c.host()
+		switch {
+		case c.Proof != mine.Settings.Proof:
+			return nil, fmt.Errorf("mixed: the process at %s %s, this one %s: all need the same secret", p.Addr, asked(c.Proof),
+				asked(mine.Settings.Proof))
+		case c.TLS != mine.Settings.TLS:
+			return nil, fmt.Errorf("mixed: the process at %s %s, this one %s: all must agree on that", p.Addr, encrypted(c.TLS),
+				encrypted(mine.Settings.TLS))
+		}
+		name := p.host()
 		if c.Share {
-			sharers[name] += len(c.Ranks)
+			sharers[name] += len(p.Ranks)
 		}
 		// a process that started early did not know the processors of those that were bound to others later
 		processors[name] = max(processors[name], c.Processors)
-		for _, r := range c.Ranks {
+		for _, r := range p.Ranks {
 			switch {
-			case r < 0 || r >= mine.Size:
-				return nil, fmt.Errorf("mixed: the process at %s claims rank %d of %d", c.Addr, r, mine.Size)
+			case r < 0 || r >= g.Size:
+				return nil, fmt.Errorf("mixed: the process at %s claims rank %d of %d", p.Addr, r, g.Size)
 			case l.addrs[r] != "":
-				return nil, fmt.Errorf("mixed: the processes at %s and %s both claim rank %d", l.addrs[r], c.Addr, r)
+				return nil, fmt.Errorf("mixed: the processes at %s and %s both claim rank %d", l.addrs[r], p.Addr, r)
 			}
-			l.addrs[r], l.nonces[r] = c.Addr, c.Nonce
-			l.places[r] = transport.Place{Worker: p, Host: host.of(name)}
+			l.addrs[r] = p.Addr
+			l.places[r] = transport.Place{Worker: i, Host: host.of(name)}
 		}
 	}
 	for r, addr := range l.addrs {
 		if addr == "" {
-			return nil, fmt.Errorf("mixed: no process has rank %d of %d", r, mine.Size)
-		}
-	}
-	for _, r := range mine.Ranks {
-		if l.addrs[r] != mine.Addr {
-			return nil, fmt.Errorf("mixed: the registration of this process is missing among those of all processes: "+
-				"rank %d is at %s", r, l.addrs[r])
+			return nil, fmt.Errorf("mixed: no process has rank %d of %d", r, g.Size)
 		}
 	}
 	l.processors = slices.Min(slices.Collect(maps.Values(processors)))
 	domain := numbering{}
 	for r := range l.places {
-		p := &l.places[r]
-		c := &registrations[p.Worker]
-		name := c.host()
-		if mine.Host != "" && name == mine.host() {
+		at := &l.places[r]
+		p := &g.Processes[at.Worker]
+		name := p.host()
+		if mine.Settings.Host != "" && name == mine.host() {
 			l.host = append(l.host, r)
 		}
-		if c.Share && c.Host != "" && sharers[name] <= shm.SizeMax {
-			p.Domain = domain.of("host " + name)
+		if p.Settings.Share && p.Settings.Host != "" && sharers[name] <= shm.SizeMax {
+			at.Domain = domain.of("host " + name)
 		} else {
-			p.Domain = domain.of("process " + c.Addr)
+			at.Domain = domain.of("process " + p.Addr)
 		}
 	}
 	l.domains = make([][]int, len(domain))
@@ -255,13 +317,13 @@ func encrypted(tls bool) string {
 	return "sends data in plain text"
 }
 
-// host returns a name that identifies the host of the process, if the registration is truthful.
-func (c *registration) host() string {
-	if c.Host != "" {
-		return c.Host + " " + c.Apart
+// host returns a name that identifies the host of the process, if its settings are truthful.
+func (p *Process) host() string {
+	if p.Settings.Host != "" {
+		return p.Settings.Host + " " + p.Settings.Apart
 	}
-	host, _, _ := net.SplitHostPort(c.Addr)
-	return host + " " + c.Apart
+	host, _, _ := net.SplitHostPort(p.Addr)
+	return host + " " + p.Settings.Apart
 }
 
 // numbering numbers names, from 0.
@@ -331,11 +393,11 @@ func (l *layout) near(ctx context.Context, cfg *Config) ([]transport.Endpoint, e
 // domain returns the ranks of this process's domain.
 func (l *layout) domain(cfg *Config) []int { return l.domains[l.places[cfg.Ranks[0]].Domain] }
 
-// shmConfig returns the configuration with which processes of this host open shared memory. Only processes that have
-// the registration of the process of rank first know its name.
+// shmConfig returns the configuration with which processes of this host open shared memory. Only processes of the group
+// know its name.
 func (l *layout) shmConfig(cfg *Config, what string, first, size int, ranks []int) shm.Config {
 	return shm.Config{
-		Name: fmt.Sprintf("%s/%d/%s%s", cfg.TCP.Job, cfg.Epoch, l.nonces[first], what),
+		Name: fmt.Sprintf("%s/%d/%s/%d%s", cfg.TCP.Job, cfg.Epoch, l.nonce, first, what),
 		Job:  cfg.TCP.Job, Epoch: cfg.Epoch, Size: size, Ranks: ranks,
 		Authenticate: cfg.TCP.Authenticate,
 	}

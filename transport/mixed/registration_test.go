@@ -5,20 +5,19 @@ import "testing"
 // FuzzRegistrations: whatever the registrations of two other processes say, it is refused or makes a layout in which
 // everybody has a place.
 func FuzzRegistrations(f *testing.F) {
-	f.Add([]byte(`{"ranks":[1],"size":3,"addr":"h:1","host":"x"}`),
-		[]byte(`{"ranks":[2],"size":3,"addr":"h:2","host":"x"}`))
-	f.Add([]byte(`{"ranks":[1,2],"size":3,"addr":"h:0"}`), []byte(`{"size":3,"addr":"[::1]:2"}`))
+	f.Add([]byte(`{"ranks":[1],"addr":"h:1","settings":{"host":"x"}}`),
+		[]byte(`{"ranks":[2],"addr":"h:2","settings":{"host":"x"}}`))
+	f.Add([]byte(`{"ranks":[1,2],"addr":"h:0"}`), []byte(`{"addr":"[::1]:2"}`))
 	f.Fuzz(func(t *testing.T, a, b []byte) {
-		mine := registration{Ranks: []int{0}, Size: 3, Addr: "h:0"}
-		registrations := []registration{mine}
+		g := Group{Size: 3, Processes: []Process{{Ranks: []int{0}, Addr: "h:0"}}}
 		for _, text := range [][]byte{a, b} {
 			c, err := parseRegistration(text)
 			if err != nil {
 				return
 			}
-			registrations = append(registrations, c)
+			g.Processes = append(g.Processes, c.Process)
 		}
-		l, err := newLayout(&mine, registrations)
+		l, err := newLayout(&g)
 		if err != nil {
 			return
 		}
@@ -31,7 +30,7 @@ func FuzzRegistrations(f *testing.F) {
 				n++
 			}
 		}
-		if n != mine.Size || len(l.addrs) != n {
+		if n != g.Size || len(l.addrs) != n {
 			t.Fatalf("%d ranks in %+v", n, l)
 		}
 	})
@@ -46,13 +45,14 @@ func TestProcessors(t *testing.T) {
 		{2, 4, 0, 0},
 		{0, 4, 8, 4},
 	} {
-		registrations := []registration{
-			{Ranks: []int{0}, Size: 3, Addr: "h:0", Host: "x", Processors: test.first},
-			{Ranks: []int{1}, Size: 3, Addr: "h:1", Host: "x", Processors: test.second},
-			{Ranks: []int{2}, Size: 3, Addr: "g:0", Host: "y", Processors: test.other},
+		processes := []Process{
+			{[]int{0}, "h:0", Settings{Host: "x", Processors: test.first}},
+			{[]int{1}, "h:1", Settings{Host: "x", Processors: test.second}},
+			{[]int{2}, "g:0", Settings{Host: "y", Processors: test.other}},
 		}
-		for i := range registrations {
-			if l, err := newLayout(&registrations[i], registrations); err != nil || l.processors != test.want {
+		for i := range processes {
+			l, err := newLayout(&Group{Size: 3, Processes: processes, Self: i})
+			if err != nil || l.processors != test.want {
 				t.Errorf("%+v: process %d counts %d processors, want %d (%v)", test, i, l.processors, test.want, err)
 			}
 		}
