@@ -38,21 +38,21 @@ func (p *process) divide(ctx context.Context, comm uintptr, member bool, key int
 		undefined := int32(undefined)
 		color = uintptr(uint32(undefined))
 	}
-	err := p.do(ctx, "MPI_Comm_split", func() error {
+	err := p.thread.Do(ctx, "MPI_Comm_split", func() error {
 		s := p.scratch
 		s.handle = 0
 		if err := p.check("MPI_Comm_split", foreign.Call(p.f.commSplit, comm, color, uintptr(key),
-			address(&s.handle))); err != nil || !member {
+			foreign.Address(&s.handle))); err != nil || !member {
 			return err
 		}
 		b.comm = s.handle
 		if err := p.check("MPI_Comm_set_errhandler", foreign.Call(p.f.setErrhandler, b.comm, p.errorsReturn)); err != nil {
 			return err
 		}
-		if err := p.check("MPI_Comm_rank", foreign.Call(p.f.commRank, b.comm, address(&s.number))); err != nil {
+		if err := p.check("MPI_Comm_rank", foreign.Call(p.f.commRank, b.comm, foreign.Address(&s.number))); err != nil {
 			return err
 		}
-		err := p.check("MPI_Comm_size", foreign.Call(p.f.commSize, b.comm, address(&s.other)))
+		err := p.check("MPI_Comm_size", foreign.Call(p.f.commSize, b.comm, foreign.Address(&s.other)))
 		b.rank, b.size = int(s.number), int(s.other)
 		return err
 	})
@@ -78,9 +78,9 @@ func (b *driver) Split(ctx context.Context, member bool, key int) (library.Drive
 func (b *driver) Close(ctx context.Context, sound bool) error {
 	var err error
 	if sound {
-		err = b.p.do(ctx, "MPI_Comm_free", func() error {
+		err = b.p.thread.Do(ctx, "MPI_Comm_free", func() error {
 			b.p.scratch.handle = b.comm
-			return b.p.check("MPI_Comm_free", foreign.Call(b.p.f.commFree, address(&b.p.scratch.handle)))
+			return b.p.check("MPI_Comm_free", foreign.Call(b.p.f.commFree, foreign.Address(&b.p.scratch.handle)))
 		})
 	}
 	if e := b.p.release(ctx, sound && err == nil); err == nil {
@@ -91,7 +91,6 @@ func (b *driver) Close(ctx context.Context, sound bool) error {
 
 // Start begins an operation by MPI's nonblocking function for it.
 func (b *driver) Start(o library.Operation) <-chan error {
-	r := &request{keep: o.Keep}
 	out, outAt, err := counts(o.Out)
 	in, inAt, err2 := counts(o.In)
 	if err == nil {
@@ -101,13 +100,12 @@ func (b *driver) Start(o library.Operation) <-chan error {
 		err = tooLong(o.Count)
 	}
 	if err != nil {
-		r.done = make(chan error, 1)
-		r.done <- fmt.Errorf("%w: %w", collective.ErrInvalid, err)
-		return r.done
+		done := make(chan error, 1)
+		done <- fmt.Errorf("%w: %w", collective.ErrInvalid, err)
+		return done
 	}
-	r.counts = [][]int32{out, outAt, in, inAt}
-	b.p.begin("MPI_I"+o.Op.String(), r, func(r *request) int32 { return b.call(&o, r) })
-	return r.done
+	r := &request{keep: o.Keep, counts: [][]int32{out, outAt, in, inAt}}
+	return b.p.begin("MPI_I"+o.Op.String(), r, func(r *request) int32 { return b.call(&o, r) })
 }
 
 // call calls the function. The request keeps the arguments alive until it has completed.
@@ -115,7 +113,7 @@ func (b *driver) call(o *library.Operation, r *request) int32 {
 	f, t, c := &b.p.f, b.p.types[o.Type], b.comm
 	src, dst, n := uintptr(o.Src), uintptr(o.Dst), uintptr(o.Count)
 	out, outAt, in, inAt := first(r.counts[0]), first(r.counts[1]), first(r.counts[2]), first(r.counts[3])
-	req := address(&r.handle)
+	req := foreign.Address(&r.handle)
 	root := uintptr(o.Root)
 	own := func(counts []int) uintptr {
 		if counts == nil {

@@ -3,6 +3,7 @@ package nccl
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/collective/library"
@@ -10,9 +11,12 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// driver is one NCCL communicator, with a stream and memory of the GPU.
+// driver is one NCCL communicator, with a stream and memory of the GPU. It has an OS thread, because CUDA's current
+// device is per thread.
 type driver struct {
-	*thread
+	*api
+	thread       *foreign.Thread
+	scratch      *scratch // used only by the thread
 	comm, stream uintptr
 	device       int
 	rank, size   int
@@ -54,17 +58,26 @@ func (b *driver) Reduces(t tensor.DType) bool {
 	return ok
 }
 
+// newDriver starts the thread of a communicator, which works on a device.
+func (a *api) newDriver(device int) *driver {
+	return &driver{api: a, device: device, scratch: &scratch{}, thread: foreign.NewThread(foreign.ThreadConfig{
+		Library: "nccl", Unusable: "the communicator is unusable", Callers: "all processes",
+		PauseMax: 50 * time.Microsecond,
+	})}
+}
+
 // open makes the communicator of all processes; process 0 makes its id.
 func (a *api) open(ctx context.Context, cfg *Config) (*driver, error) {
-	b := &driver{thread: a.newThread(), device: cfg.Device % a.devices, rank: cfg.Process, size: len(cfg.Ranks)}
+	b := a.newDriver(cfg.Device % a.devices)
+	b.rank, b.size = cfg.Process, len(cfg.Ranks)
 	var id []byte
 	if b.rank == 0 {
-		if err := b.do(ctx, "ncclGetUniqueId", func() error {
-			err := b.check("ncclGetUniqueId", foreign.Call(a.f.uniqueID, address(&b.scratch.id[0])))
+		if err := b.thread.Do(ctx, "ncclGetUniqueId", func() error {
+			err := b.check("ncclGetUniqueId", foreign.Call(a.f.uniqueID, foreign.Address(&b.scratch.id[0])))
 			id = append(id, b.scratch.id[:]...)
 			return err
 		}); err != nil {
-			close(b.quit)
+			b.thread.Close()
 			return nil, err
 		}
 	}
@@ -73,20 +86,20 @@ func (a *api) open(ctx context.Context, cfg *Config) (*driver, error) {
 		err = fmt.Errorf("nccl: process 0 sent no id of %d bytes", idBytes)
 	}
 	if err == nil {
-		err = b.do(ctx, "ncclCommInitRankScalable", func() error {
+		err = b.thread.Do(ctx, "ncclCommInitRankScalable", func() error {
 			if err := b.equip(); err != nil {
 				return err
 			}
 			s := b.scratch
 			copy(s.id[:], all[0])
 			err := b.check("ncclCommInitRankScalable",
-				foreign.Call(a.f.initRank, address(&s.handle), uintptr(b.size), uintptr(b.rank), 1, address(&s.id[0]), 0))
+				foreign.Call(a.f.initRank, foreign.Address(&s.handle), uintptr(b.size), uintptr(b.rank), 1, foreign.Address(&s.id[0]), 0))
 			b.comm = s.handle
 			return err
 		})
 	}
 	if err != nil {
-		close(b.quit)
+		b.thread.Close()
 		return nil, err
 	}
 	return b, nil
@@ -97,7 +110,7 @@ func (b *driver) equip() error {
 	if err := b.cudaCheck("cudaSetDevice", foreign.Call(b.f.setDevice, uintptr(b.device))); err != nil {
 		return err
 	}
-	err := b.cudaCheck("cudaStreamCreate", foreign.Call(b.f.streamCreate, address(&b.scratch.handle)))
+	err := b.cudaCheck("cudaStreamCreate", foreign.Call(b.f.streamCreate, foreign.Address(&b.scratch.handle)))
 	b.stream = b.scratch.handle
 	return err
 }
@@ -130,17 +143,18 @@ func (b *driver) Split(ctx context.Context, member bool, key int) (library.Drive
 		return nil, fmt.Errorf("nccl: splitting: %w", context.Cause(ctx))
 	}
 	var handle uintptr
-	err := b.do(ctx, "ncclCommSplit", func() error {
+	err := b.thread.Do(ctx, "ncclCommSplit", func() error {
 		s := b.scratch
 		s.handle = 0
-		err := b.check("ncclCommSplit", foreign.Call(b.f.split, b.comm, color, uintptr(key), address(&s.handle), 0))
+		err := b.check("ncclCommSplit", foreign.Call(b.f.split, b.comm, color, uintptr(key), foreign.Address(&s.handle), 0))
 		handle = s.handle
 		return err
 	})
 	if err != nil || !member {
 		return nil, err
 	}
-	s := &driver{thread: b.newThread(), comm: handle, device: b.device}
+	s := b.newDriver(b.device)
+	s.comm = handle
 	for _, k := range order {
 		if k >= 0 {
 			s.size++
@@ -149,8 +163,8 @@ func (b *driver) Split(ctx context.Context, member bool, key int) (library.Drive
 			s.rank++
 		}
 	}
-	if err := s.do(ctx, "cudaStreamCreate", s.equip); err != nil {
-		close(s.quit)
+	if err := s.thread.Do(ctx, "cudaStreamCreate", s.equip); err != nil {
+		s.thread.Close()
 		return nil, err
 	}
 	return s, nil
@@ -158,13 +172,13 @@ func (b *driver) Split(ctx context.Context, member bool, key int) (library.Drive
 
 // Close ends the communicator; if operations were abandoned, it is aborted, which ends them on the GPU.
 func (b *driver) Close(ctx context.Context, sound bool) error {
-	defer close(b.quit)
+	defer b.thread.Close()
 	if !sound {
 		ended, cancel := context.WithTimeout(ctx, abortTimeout)
 		defer cancel()
-		return b.do(ended, "ncclCommAbort", func() error { return b.check("ncclCommAbort", foreign.Call(b.f.abort, b.comm)) })
+		return b.thread.Do(ended, "ncclCommAbort", func() error { return b.check("ncclCommAbort", foreign.Call(b.f.abort, b.comm)) })
 	}
-	return b.do(ctx, "ncclCommDestroy", func() error {
+	return b.thread.Do(ctx, "ncclCommDestroy", func() error {
 		err := b.check("ncclCommDestroy", foreign.Call(b.f.destroy, b.comm))
 		for _, at := range []uintptr{b.in.at, b.out.at} {
 			if e := b.cudaCheck("cudaFree", foreign.Call(b.f.free, at)); err == nil {

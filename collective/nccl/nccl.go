@@ -111,7 +111,7 @@ func load() (*api, error) {
 		}
 	}
 	s := &scratch{}
-	if err := a.cudaCheck("cudaGetDeviceCount", foreign.Call(a.f.deviceCount, address(&s.number))); err != nil {
+	if err := a.cudaCheck("cudaGetDeviceCount", foreign.Call(a.f.deviceCount, foreign.Address(&s.number))); err != nil {
 		return nil, fmt.Errorf("nccl: %w", err)
 	}
 	if a.devices = int(s.number); a.devices < 1 {

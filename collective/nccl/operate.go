@@ -38,15 +38,13 @@ func (b *driver) Start(o library.Operation) <-chan error {
 		j.in, j.out = &j.own[0], &j.own[1]
 	}
 	j.offset = [2][]int{offsets(o.Out, j.size), offsets(o.In, j.size)}
-	r := &request{done: make(chan error, 1), poll: b.over, finish: j.finish}
-	b.work <- func() {
-		if err := j.begin(); err != nil {
-			r.done <- err
-			return
+	return b.thread.Start(j.begin, func() (bool, error) {
+		over, err := b.over()
+		if over && err == nil {
+			err = j.finish()
 		}
-		b.pending = append(b.pending, r)
-	}
-	return r.done
+		return over, err
+	})
 }
 
 // over reports whether the stream is done, and checks the communicator for asynchronous errors.
@@ -59,7 +57,7 @@ func (b *driver) over() (bool, error) {
 		return false, b.cudaCheck("cudaStreamQuery", code)
 	}
 	s := b.scratch
-	if err := b.check("ncclCommGetAsyncError", foreign.Call(b.f.asyncError, b.comm, address(&s.number))); err != nil {
+	if err := b.check("ncclCommGetAsyncError", foreign.Call(b.f.asyncError, b.comm, foreign.Address(&s.number))); err != nil {
 		return false, err
 	}
 	if s.number != 0 && s.number != inProgress {
@@ -155,7 +153,7 @@ func (b *driver) grow(block *block, bytes int) error {
 	}
 	block.at, block.bytes = 0, 0
 	bytes = max(bytes, leastBlock)
-	if err := b.cudaCheck("cudaMalloc", foreign.Call(b.f.malloc, address(&b.scratch.handle), uintptr(bytes))); err != nil {
+	if err := b.cudaCheck("cudaMalloc", foreign.Call(b.f.malloc, foreign.Address(&b.scratch.handle), uintptr(bytes))); err != nil {
 		return fmt.Errorf("%w, for %d bytes", err, bytes)
 	}
 	block.at, block.bytes = b.scratch.handle, bytes
