@@ -633,115 +633,25 @@ func stream(dst *byte, src *byte, bytes int)
 // fence has what was streamed seen before what is written later.
 func fence()
 
-// sumF32Left sets dst[i] = *a + b[i] for so many bytes, a multiple of 32.
+// prodF32By sets dst[i] = src[i] * *by for so many bytes, a multiple of 32.
 //
 //go:noescape
-func sumF32Left(dst *byte, a *byte, b *byte, bytes int)
+func prodF32By(dst *byte, src *byte, by *byte, bytes int)
 
-// sumF32Right sets dst[i] = a[i] + *b for so many bytes, a multiple of 32.
+// prodF64By sets dst[i] = src[i] * *by for so many bytes, a multiple of 32.
 //
 //go:noescape
-func sumF32Right(dst *byte, a *byte, b *byte, bytes int)
+func prodF64By(dst *byte, src *byte, by *byte, bytes int)
 
-// sumF64Left sets dst[i] = *a + b[i] for so many bytes, a multiple of 32.
+// quotF32By sets dst[i] = src[i] / *by for so many bytes, a multiple of 32.
 //
 //go:noescape
-func sumF64Left(dst *byte, a *byte, b *byte, bytes int)
+func quotF32By(dst *byte, src *byte, by *byte, bytes int)
 
-// sumF64Right sets dst[i] = a[i] + *b for so many bytes, a multiple of 32.
+// quotF64By sets dst[i] = src[i] / *by for so many bytes, a multiple of 32.
 //
 //go:noescape
-func sumF64Right(dst *byte, a *byte, b *byte, bytes int)
-
-// diffF32x2 sets dst[i] = a[i] - b[i] for so many bytes, a multiple of 32.
-//
-//go:noescape
-func diffF32x2(dst *byte, a *byte, b *byte, bytes int)
-
-// diffF32Left sets dst[i] = *a - b[i] for so many bytes, a multiple of 32.
-//
-//go:noescape
-func diffF32Left(dst *byte, a *byte, b *byte, bytes int)
-
-// diffF32Right sets dst[i] = a[i] - *b for so many bytes, a multiple of 32.
-//
-//go:noescape
-func diffF32Right(dst *byte, a *byte, b *byte, bytes int)
-
-// diffF64x2 sets dst[i] = a[i] - b[i] for so many bytes, a multiple of 32.
-//
-//go:noescape
-func diffF64x2(dst *byte, a *byte, b *byte, bytes int)
-
-// diffF64Left sets dst[i] = *a - b[i] for so many bytes, a multiple of 32.
-//
-//go:noescape
-func diffF64Left(dst *byte, a *byte, b *byte, bytes int)
-
-// diffF64Right sets dst[i] = a[i] - *b for so many bytes, a multiple of 32.
-//
-//go:noescape
-func diffF64Right(dst *byte, a *byte, b *byte, bytes int)
-
-// prodF32Left sets dst[i] = *a * b[i] for so many bytes, a multiple of 32.
-//
-//go:noescape
-func prodF32Left(dst *byte, a *byte, b *byte, bytes int)
-
-// prodF32Right sets dst[i] = a[i] * *b for so many bytes, a multiple of 32.
-//
-//go:noescape
-func prodF32Right(dst *byte, a *byte, b *byte, bytes int)
-
-// prodF64Left sets dst[i] = *a * b[i] for so many bytes, a multiple of 32.
-//
-//go:noescape
-func prodF64Left(dst *byte, a *byte, b *byte, bytes int)
-
-// prodF64Right sets dst[i] = a[i] * *b for so many bytes, a multiple of 32.
-//
-//go:noescape
-func prodF64Right(dst *byte, a *byte, b *byte, bytes int)
-
-// quotF32x2 sets dst[i] = a[i] / b[i] for so many bytes, a multiple of 32.
-//
-//go:noescape
-func quotF32x2(dst *byte, a *byte, b *byte, bytes int)
-
-// quotF32Left sets dst[i] = *a / b[i] for so many bytes, a multiple of 32.
-//
-//go:noescape
-func quotF32Left(dst *byte, a *byte, b *byte, bytes int)
-
-// quotF32Right sets dst[i] = a[i] / *b for so many bytes, a multiple of 32.
-//
-//go:noescape
-func quotF32Right(dst *byte, a *byte, b *byte, bytes int)
-
-// quotF64x2 sets dst[i] = a[i] / b[i] for so many bytes, a multiple of 32.
-//
-//go:noescape
-func quotF64x2(dst *byte, a *byte, b *byte, bytes int)
-
-// quotF64Left sets dst[i] = *a / b[i] for so many bytes, a multiple of 32.
-//
-//go:noescape
-func quotF64Left(dst *byte, a *byte, b *byte, bytes int)
-
-// quotF64Right sets dst[i] = a[i] / *b for so many bytes, a multiple of 32.
-//
-//go:noescape
-func quotF64Right(dst *byte, a *byte, b *byte, bytes int)
-
-// sqrtF32 sets dst[i] = math.Sqrt(src[i]) for so many bytes, a multiple of 32.
-//
-//go:noescape
-func sqrtF32(dst *byte, src *byte, bytes int)
-
-// sqrtF64 sets dst[i] = math.Sqrt(src[i]) for so many bytes, a multiple of 32.
-//
-//go:noescape
-func sqrtF64(dst *byte, src *byte, bytes int)
+func quotF64By(dst *byte, src *byte, by *byte, bytes int)
 
 // addLargest sets dst[i] = a[i] + b[i], float32, for so many bytes, a multiple of 32, and returns the largest
 // bits of a magnitude of dst.

@@ -630,115 +630,25 @@ func narrowF16AVX512(dst *byte, src *byte, bytes int)
 //go:noescape
 func streamAVX512(dst *byte, src *byte, bytes int)
 
-// sumF32LeftAVX512 sets dst[i] = *a + b[i] for so many bytes, a multiple of 64.
+// prodF32ByAVX512 sets dst[i] = src[i] * *by for so many bytes, a multiple of 64.
 //
 //go:noescape
-func sumF32LeftAVX512(dst *byte, a *byte, b *byte, bytes int)
+func prodF32ByAVX512(dst *byte, src *byte, by *byte, bytes int)
 
-// sumF32RightAVX512 sets dst[i] = a[i] + *b for so many bytes, a multiple of 64.
+// prodF64ByAVX512 sets dst[i] = src[i] * *by for so many bytes, a multiple of 64.
 //
 //go:noescape
-func sumF32RightAVX512(dst *byte, a *byte, b *byte, bytes int)
+func prodF64ByAVX512(dst *byte, src *byte, by *byte, bytes int)
 
-// sumF64LeftAVX512 sets dst[i] = *a + b[i] for so many bytes, a multiple of 64.
+// quotF32ByAVX512 sets dst[i] = src[i] / *by for so many bytes, a multiple of 64.
 //
 //go:noescape
-func sumF64LeftAVX512(dst *byte, a *byte, b *byte, bytes int)
+func quotF32ByAVX512(dst *byte, src *byte, by *byte, bytes int)
 
-// sumF64RightAVX512 sets dst[i] = a[i] + *b for so many bytes, a multiple of 64.
+// quotF64ByAVX512 sets dst[i] = src[i] / *by for so many bytes, a multiple of 64.
 //
 //go:noescape
-func sumF64RightAVX512(dst *byte, a *byte, b *byte, bytes int)
-
-// diffF32x2AVX512 sets dst[i] = a[i] - b[i] for so many bytes, a multiple of 64.
-//
-//go:noescape
-func diffF32x2AVX512(dst *byte, a *byte, b *byte, bytes int)
-
-// diffF32LeftAVX512 sets dst[i] = *a - b[i] for so many bytes, a multiple of 64.
-//
-//go:noescape
-func diffF32LeftAVX512(dst *byte, a *byte, b *byte, bytes int)
-
-// diffF32RightAVX512 sets dst[i] = a[i] - *b for so many bytes, a multiple of 64.
-//
-//go:noescape
-func diffF32RightAVX512(dst *byte, a *byte, b *byte, bytes int)
-
-// diffF64x2AVX512 sets dst[i] = a[i] - b[i] for so many bytes, a multiple of 64.
-//
-//go:noescape
-func diffF64x2AVX512(dst *byte, a *byte, b *byte, bytes int)
-
-// diffF64LeftAVX512 sets dst[i] = *a - b[i] for so many bytes, a multiple of 64.
-//
-//go:noescape
-func diffF64LeftAVX512(dst *byte, a *byte, b *byte, bytes int)
-
-// diffF64RightAVX512 sets dst[i] = a[i] - *b for so many bytes, a multiple of 64.
-//
-//go:noescape
-func diffF64RightAVX512(dst *byte, a *byte, b *byte, bytes int)
-
-// prodF32LeftAVX512 sets dst[i] = *a * b[i] for so many bytes, a multiple of 64.
-//
-//go:noescape
-func prodF32LeftAVX512(dst *byte, a *byte, b *byte, bytes int)
-
-// prodF32RightAVX512 sets dst[i] = a[i] * *b for so many bytes, a multiple of 64.
-//
-//go:noescape
-func prodF32RightAVX512(dst *byte, a *byte, b *byte, bytes int)
-
-// prodF64LeftAVX512 sets dst[i] = *a * b[i] for so many bytes, a multiple of 64.
-//
-//go:noescape
-func prodF64LeftAVX512(dst *byte, a *byte, b *byte, bytes int)
-
-// prodF64RightAVX512 sets dst[i] = a[i] * *b for so many bytes, a multiple of 64.
-//
-//go:noescape
-func prodF64RightAVX512(dst *byte, a *byte, b *byte, bytes int)
-
-// quotF32x2AVX512 sets dst[i] = a[i] / b[i] for so many bytes, a multiple of 64.
-//
-//go:noescape
-func quotF32x2AVX512(dst *byte, a *byte, b *byte, bytes int)
-
-// quotF32LeftAVX512 sets dst[i] = *a / b[i] for so many bytes, a multiple of 64.
-//
-//go:noescape
-func quotF32LeftAVX512(dst *byte, a *byte, b *byte, bytes int)
-
-// quotF32RightAVX512 sets dst[i] = a[i] / *b for so many bytes, a multiple of 64.
-//
-//go:noescape
-func quotF32RightAVX512(dst *byte, a *byte, b *byte, bytes int)
-
-// quotF64x2AVX512 sets dst[i] = a[i] / b[i] for so many bytes, a multiple of 64.
-//
-//go:noescape
-func quotF64x2AVX512(dst *byte, a *byte, b *byte, bytes int)
-
-// quotF64LeftAVX512 sets dst[i] = *a / b[i] for so many bytes, a multiple of 64.
-//
-//go:noescape
-func quotF64LeftAVX512(dst *byte, a *byte, b *byte, bytes int)
-
-// quotF64RightAVX512 sets dst[i] = a[i] / *b for so many bytes, a multiple of 64.
-//
-//go:noescape
-func quotF64RightAVX512(dst *byte, a *byte, b *byte, bytes int)
-
-// sqrtF32AVX512 sets dst[i] = math.Sqrt(src[i]) for so many bytes, a multiple of 64.
-//
-//go:noescape
-func sqrtF32AVX512(dst *byte, src *byte, bytes int)
-
-// sqrtF64AVX512 sets dst[i] = math.Sqrt(src[i]) for so many bytes, a multiple of 64.
-//
-//go:noescape
-func sqrtF64AVX512(dst *byte, src *byte, bytes int)
+func quotF64ByAVX512(dst *byte, src *byte, by *byte, bytes int)
 
 // addLargestAVX512 sets dst[i] = a[i] + b[i], float32, for so many bytes, a multiple of 64, and returns the largest
 // bits of a magnitude of dst.

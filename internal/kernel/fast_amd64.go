@@ -48,35 +48,15 @@ func fastest(t loopTable) loopTable {
 	return t
 }
 
-// combineFast combines the first elements of float32 or float64, by size, and returns how many.
-func combineFast(op Arithmetic, size int, dst, a, b unsafe.Pointer, n int, single Single) int {
+// scaleFast scales the first elements of float32 or float64, by size, and returns how many.
+func scaleFast(op scaling, size int, dst, src, by unsafe.Pointer, n int) int {
 	m := n * size &^ (avx2Bytes - 1)
 	switch {
 	case hasAVX512:
 		m &^= avx512Bytes - 1
-		combineAVX512(op, size, single, (*byte)(dst), (*byte)(a), (*byte)(b), m)
+		scaleAVX512(op, size, (*byte)(dst), (*byte)(src), (*byte)(by), m)
 	case hasAVX2:
-		combineAVX2(op, size, single, (*byte)(dst), (*byte)(a), (*byte)(b), m)
-	default:
-		return 0
-	}
-	return m / size
-}
-
-// rootsFast takes the square roots of the first elements of float32 or float64, by size, and returns how many.
-func rootsFast(size int, dst, src unsafe.Pointer, n int) int {
-	d, s, m := (*byte)(dst), (*byte)(src), n*size&^(avx2Bytes-1)
-	switch {
-	case hasAVX512 && size == 4:
-		m &^= avx512Bytes - 1
-		sqrtF32AVX512(d, s, m)
-	case hasAVX512:
-		m &^= avx512Bytes - 1
-		sqrtF64AVX512(d, s, m)
-	case hasAVX2 && size == 4:
-		sqrtF32(d, s, m)
-	case hasAVX2:
-		sqrtF64(d, s, m)
+		scaleAVX2(op, size, (*byte)(dst), (*byte)(src), (*byte)(by), m)
 	default:
 		return 0
 	}

@@ -32,7 +32,7 @@ func TestWithoutAVX512(t *testing.T) {
 	t.Run("stream", TestStream)
 	t.Run("vector loops", TestVectorLoops)
 	t.Run("squares", TestSquares)
-	t.Run("arithmetic", TestArithmetic)
+	t.Run("scale by", TestScaleBy)
 	t.Run("multiply", TestMultiply)
 	if !testing.Short() {
 		t.Run("tree", TestTree)

@@ -17,21 +17,10 @@ const neonBytes = 16
 // fastest returns the table with the assembly loops. They equal the loops that they replace bit for bit.
 func fastest(t loopTable) loopTable { return replaced(t, neonLoops, neonBytes, true) }
 
-// combineFast combines the first elements of float32 or float64, by size, and returns how many.
-func combineFast(op Arithmetic, size int, dst, a, b unsafe.Pointer, n int, single Single) int {
+// scaleFast scales the first elements of float32 or float64, by size, and returns how many.
+func scaleFast(op scaling, size int, dst, src, by unsafe.Pointer, n int) int {
 	m := n * size &^ (neonBytes - 1)
-	combineNEON(op, size, single, (*byte)(dst), (*byte)(a), (*byte)(b), m)
-	return m / size
-}
-
-// rootsFast takes the square roots of the first elements of float32 or float64, by size, and returns how many.
-func rootsFast(size int, dst, src unsafe.Pointer, n int) int {
-	m := n * size &^ (neonBytes - 1)
-	if size == 4 {
-		sqrtF32((*byte)(dst), (*byte)(src), m)
-	} else {
-		sqrtF64((*byte)(dst), (*byte)(src), m)
-	}
+	scaleNEON(op, size, (*byte)(dst), (*byte)(src), (*byte)(by), m)
 	return m / size
 }
 

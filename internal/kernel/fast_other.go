@@ -14,13 +14,8 @@ func Level() string { return "none" }
 // fastest returns the table as it is: there are no assembly loops for this machine.
 func fastest(t loopTable) loopTable { return t }
 
-// combineFast combines nothing, and reports this.
-func combineFast(Arithmetic, int, unsafe.Pointer, unsafe.Pointer, unsafe.Pointer, int, Single) int {
-	return 0
-}
-
-// rootsFast takes no square root, and reports this.
-func rootsFast(int, unsafe.Pointer, unsafe.Pointer, int) int { return 0 }
+// scaleFast scales nothing, and reports this.
+func scaleFast(scaling, int, unsafe.Pointer, unsafe.Pointer, unsafe.Pointer, int) int { return 0 }
 
 // widenFast and narrowFast convert no elements, and report this.
 

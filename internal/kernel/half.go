@@ -60,14 +60,14 @@ func half2(op Op, t tensor.DType, dst, a, b unsafe.Pointer, n int) {
 	}
 }
 
-// divideHalf sets dst[i] = round(float32(src[i]) / divisor).
-func divideHalf(t tensor.DType, dst, src unsafe.Pointer, n, divisor int) {
+// scaleHalf is scaleBy for half-width elements, in float32.
+func scaleHalf(op scaling, t tensor.DType, dst, src unsafe.Pointer, n int, by float32) {
 	var wide [chunk]float32
 	x := unsafe.Pointer(&wide)
 	for ; n > 0; n -= chunk {
 		m := min(n, chunk)
 		widen(t, x, src, m)
-		divide[float32](x, x, m, divisor)
+		scaleBy(op, x, x, m, by)
 		narrow(t, dst, x, m)
 		dst, src = skip(dst, n), skip(src, n)
 	}

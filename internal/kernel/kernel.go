@@ -61,44 +61,6 @@ func Reduce(op Op, t tensor.DType, dst, a, b unsafe.Pointer, n int) {
 	pick(op, t).two(dst, a, b, n)
 }
 
-// Scale sets dst[i] = src[i] / divisor, truly divided and rounded once (half-width numbers in float32). It panics if t
-// is not a floating-point type: the caller defines the mean of integers.
-func Scale(t tensor.DType, dst, src unsafe.Pointer, n, divisor int) {
-	switch t {
-	case tensor.Float32:
-		divide[float32](dst, src, n, divisor)
-	case tensor.Float64:
-		divide[float64](dst, src, n, divisor)
-	case tensor.Float16, tensor.BFloat16:
-		divideHalf(t, dst, src, n, divisor)
-	default:
-		panic(fmt.Sprintf("kernel: Scale of %v", t))
-	}
-}
-
-// Multiply sets x[i] = x[i] * factor for the n elements of x. The factor is rounded to their type first; half-width
-// numbers are multiplied in float32. It panics if t is not a floating-point type.
-func Multiply(t tensor.DType, x unsafe.Pointer, n int, factor float64) {
-	narrowFactor := float32(factor)
-	switch t {
-	case tensor.Float32:
-		combine[float32](Products, x, x, unsafe.Pointer(&narrowFactor), n, Right)
-	case tensor.Float64:
-		combine[float64](Products, x, x, unsafe.Pointer(&factor), n, Right)
-	case tensor.Float16, tensor.BFloat16:
-		var wide [chunk]float32
-		for at := unsafe.Pointer(&wide); n > 0; n -= chunk {
-			m := min(n, chunk)
-			widen(t, at, x, m)
-			combine[float32](Products, at, at, unsafe.Pointer(&narrowFactor), m, Right)
-			narrow(t, x, at, m)
-			x = skip(x, n)
-		}
-	default:
-		panic(fmt.Sprintf("kernel: Multiply of %v", t))
-	}
-}
-
 // Convert sets dst[i] = src[i], converted from one type to another: the same type, float16 or bfloat16 to float32
 // (exact), or float32 to float16 or bfloat16 (to nearest even). It panics for any other pair.
 func Convert(to, from tensor.DType, dst, src unsafe.Pointer, n int) {

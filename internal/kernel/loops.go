@@ -278,16 +278,3 @@ func max4[T number](dst, a, b, c, d unsafe.Pointer, n int) {
 		*one[T](dst, i) = maxOf(maxOf(*one[T](a, i), *one[T](b, i)), maxOf(*one[T](c, i), *one[T](d, i)))
 	}
 }
-
-// divide sets dst[i] = src[i] / divisor. Where divisor is a power of two, multiplying by its inverse is exact in the
-// same way and gives the same bits, many times faster.
-func divide[T float32 | float64](dst, src unsafe.Pointer, n, divisor int) {
-	op, by := Quotients, T(divisor)
-	if powerOfTwo(divisor) {
-		op, by = Products, 1/by
-	}
-	combine[T](op, dst, src, unsafe.Pointer(&by), n, Right)
-}
-
-// powerOfTwo reports whether n, positive, is one.
-func powerOfTwo(n int) bool { return n&(n-1) == 0 }

@@ -1,9 +1,6 @@
 package kernel
 
-import (
-	"math"
-	"unsafe"
-)
+import "unsafe"
 
 // Processors agree on every bit of a sum but those of a NaN, and compilers may exchange the operands. So the generic
 // loops decide for themselves which NaN it is, as amd64's instructions do; they look only where the result is a NaN.
@@ -40,14 +37,6 @@ func maxOf[T number](a, b T) T {
 	return r
 }
 
-func sub[T number](a, b T) T {
-	r := a - b
-	if r != r {
-		return nan(a, b)
-	}
-	return r
-}
-
 // div is for floating-point numbers: integers panic if b is 0.
 func div[T number](a, b T) T {
 	r := a / b
@@ -57,16 +46,8 @@ func div[T number](a, b T) T {
 	return r
 }
 
-func sqrt[T float32 | float64](x T) T {
-	r := T(math.Sqrt(float64(x)))
-	if r != r {
-		return nan(x, x)
-	}
-	return r
-}
-
 // nan returns the NaN that a ⊕ b is: the left operand if that is one, else the right one, made quiet; if neither is,
-// the operation was invalid (∞ - ∞, 0 · ∞, √-1), and it is the quiet one of negative sign without a payload.
+// the operation was invalid (∞ - ∞, 0 · ∞), and it is the quiet one of negative sign without a payload.
 //
 //go:noinline
 func nan[T number](a, b T) T {

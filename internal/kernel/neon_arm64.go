@@ -615,115 +615,25 @@ func narrowF16(dst, src *byte, bytes int)
 //go:noescape
 func stream(dst, src *byte, bytes int)
 
-// sumF32Left sets dst[i] = *a + b[i] for so many bytes, a multiple of 16.
+// prodF32By sets dst[i] = src[i] * *by for so many bytes, a multiple of 16.
 //
 //go:noescape
-func sumF32Left(dst, a, b *byte, bytes int)
+func prodF32By(dst, src, by *byte, bytes int)
 
-// sumF32Right sets dst[i] = a[i] + *b for so many bytes, a multiple of 16.
+// prodF64By sets dst[i] = src[i] * *by for so many bytes, a multiple of 16.
 //
 //go:noescape
-func sumF32Right(dst, a, b *byte, bytes int)
+func prodF64By(dst, src, by *byte, bytes int)
 
-// sumF64Left sets dst[i] = *a + b[i] for so many bytes, a multiple of 16.
+// quotF32By sets dst[i] = src[i] / *by for so many bytes, a multiple of 16.
 //
 //go:noescape
-func sumF64Left(dst, a, b *byte, bytes int)
+func quotF32By(dst, src, by *byte, bytes int)
 
-// sumF64Right sets dst[i] = a[i] + *b for so many bytes, a multiple of 16.
+// quotF64By sets dst[i] = src[i] / *by for so many bytes, a multiple of 16.
 //
 //go:noescape
-func sumF64Right(dst, a, b *byte, bytes int)
-
-// diffF32x2 sets dst[i] = a[i] - b[i] for so many bytes, a multiple of 16.
-//
-//go:noescape
-func diffF32x2(dst, a, b *byte, bytes int)
-
-// diffF32Left sets dst[i] = *a - b[i] for so many bytes, a multiple of 16.
-//
-//go:noescape
-func diffF32Left(dst, a, b *byte, bytes int)
-
-// diffF32Right sets dst[i] = a[i] - *b for so many bytes, a multiple of 16.
-//
-//go:noescape
-func diffF32Right(dst, a, b *byte, bytes int)
-
-// diffF64x2 sets dst[i] = a[i] - b[i] for so many bytes, a multiple of 16.
-//
-//go:noescape
-func diffF64x2(dst, a, b *byte, bytes int)
-
-// diffF64Left sets dst[i] = *a - b[i] for so many bytes, a multiple of 16.
-//
-//go:noescape
-func diffF64Left(dst, a, b *byte, bytes int)
-
-// diffF64Right sets dst[i] = a[i] - *b for so many bytes, a multiple of 16.
-//
-//go:noescape
-func diffF64Right(dst, a, b *byte, bytes int)
-
-// prodF32Left sets dst[i] = *a * b[i] for so many bytes, a multiple of 16.
-//
-//go:noescape
-func prodF32Left(dst, a, b *byte, bytes int)
-
-// prodF32Right sets dst[i] = a[i] * *b for so many bytes, a multiple of 16.
-//
-//go:noescape
-func prodF32Right(dst, a, b *byte, bytes int)
-
-// prodF64Left sets dst[i] = *a * b[i] for so many bytes, a multiple of 16.
-//
-//go:noescape
-func prodF64Left(dst, a, b *byte, bytes int)
-
-// prodF64Right sets dst[i] = a[i] * *b for so many bytes, a multiple of 16.
-//
-//go:noescape
-func prodF64Right(dst, a, b *byte, bytes int)
-
-// quotF32x2 sets dst[i] = a[i] / b[i] for so many bytes, a multiple of 16.
-//
-//go:noescape
-func quotF32x2(dst, a, b *byte, bytes int)
-
-// quotF32Left sets dst[i] = *a / b[i] for so many bytes, a multiple of 16.
-//
-//go:noescape
-func quotF32Left(dst, a, b *byte, bytes int)
-
-// quotF32Right sets dst[i] = a[i] / *b for so many bytes, a multiple of 16.
-//
-//go:noescape
-func quotF32Right(dst, a, b *byte, bytes int)
-
-// quotF64x2 sets dst[i] = a[i] / b[i] for so many bytes, a multiple of 16.
-//
-//go:noescape
-func quotF64x2(dst, a, b *byte, bytes int)
-
-// quotF64Left sets dst[i] = *a / b[i] for so many bytes, a multiple of 16.
-//
-//go:noescape
-func quotF64Left(dst, a, b *byte, bytes int)
-
-// quotF64Right sets dst[i] = a[i] / *b for so many bytes, a multiple of 16.
-//
-//go:noescape
-func quotF64Right(dst, a, b *byte, bytes int)
-
-// sqrtF32 sets dst[i] = math.Sqrt(src[i]) for so many bytes, a multiple of 16.
-//
-//go:noescape
-func sqrtF32(dst, src *byte, bytes int)
-
-// sqrtF64 sets dst[i] = math.Sqrt(src[i]) for so many bytes, a multiple of 16.
-//
-//go:noescape
-func sqrtF64(dst, src *byte, bytes int)
+func quotF64By(dst, src, by *byte, bytes int)
 
 // addLargest sets dst[i] = a[i] + b[i], float32, for so many bytes, a multiple of 16, and returns the largest
 // bits of a magnitude of dst.

@@ -94,110 +94,30 @@ var avx512Loops = []vectorLoops{
 	{Max, []tensor.DType{tensor.Uint64}, maxU64x2AVX512, maxU64x3AVX512, maxU64x4AVX512},
 }
 
-// combineAVX2 runs a loop of Combine, on float32 or float64 by size, for so many bytes.
-func combineAVX2(op Arithmetic, size int, single Single, dst, a, b *byte, bytes int) {
-	switch 6*int(op) + 3*(size/8) + int(single) {
+// scaleAVX2 runs a loop of scaleBy, on float32 or float64 by size, for so many bytes.
+func scaleAVX2(op scaling, size int, dst, src, by *byte, bytes int) {
+	switch 2*int(op) + size/8 {
 	case 0:
-		sumF32x2(dst, a, b, bytes)
+		prodF32By(dst, src, by, bytes)
 	case 1:
-		sumF32Left(dst, a, b, bytes)
+		prodF64By(dst, src, by, bytes)
 	case 2:
-		sumF32Right(dst, a, b, bytes)
+		quotF32By(dst, src, by, bytes)
 	case 3:
-		sumF64x2(dst, a, b, bytes)
-	case 4:
-		sumF64Left(dst, a, b, bytes)
-	case 5:
-		sumF64Right(dst, a, b, bytes)
-	case 6:
-		diffF32x2(dst, a, b, bytes)
-	case 7:
-		diffF32Left(dst, a, b, bytes)
-	case 8:
-		diffF32Right(dst, a, b, bytes)
-	case 9:
-		diffF64x2(dst, a, b, bytes)
-	case 10:
-		diffF64Left(dst, a, b, bytes)
-	case 11:
-		diffF64Right(dst, a, b, bytes)
-	case 12:
-		prodF32x2(dst, a, b, bytes)
-	case 13:
-		prodF32Left(dst, a, b, bytes)
-	case 14:
-		prodF32Right(dst, a, b, bytes)
-	case 15:
-		prodF64x2(dst, a, b, bytes)
-	case 16:
-		prodF64Left(dst, a, b, bytes)
-	case 17:
-		prodF64Right(dst, a, b, bytes)
-	case 18:
-		quotF32x2(dst, a, b, bytes)
-	case 19:
-		quotF32Left(dst, a, b, bytes)
-	case 20:
-		quotF32Right(dst, a, b, bytes)
-	case 21:
-		quotF64x2(dst, a, b, bytes)
-	case 22:
-		quotF64Left(dst, a, b, bytes)
-	case 23:
-		quotF64Right(dst, a, b, bytes)
+		quotF64By(dst, src, by, bytes)
 	}
 }
 
-// combineAVX512 runs a loop of Combine, on float32 or float64 by size, for so many bytes.
-func combineAVX512(op Arithmetic, size int, single Single, dst, a, b *byte, bytes int) {
-	switch 6*int(op) + 3*(size/8) + int(single) {
+// scaleAVX512 runs a loop of scaleBy, on float32 or float64 by size, for so many bytes.
+func scaleAVX512(op scaling, size int, dst, src, by *byte, bytes int) {
+	switch 2*int(op) + size/8 {
 	case 0:
-		sumF32x2AVX512(dst, a, b, bytes)
+		prodF32ByAVX512(dst, src, by, bytes)
 	case 1:
-		sumF32LeftAVX512(dst, a, b, bytes)
+		prodF64ByAVX512(dst, src, by, bytes)
 	case 2:
-		sumF32RightAVX512(dst, a, b, bytes)
+		quotF32ByAVX512(dst, src, by, bytes)
 	case 3:
-		sumF64x2AVX512(dst, a, b, bytes)
-	case 4:
-		sumF64LeftAVX512(dst, a, b, bytes)
-	case 5:
-		sumF64RightAVX512(dst, a, b, bytes)
-	case 6:
-		diffF32x2AVX512(dst, a, b, bytes)
-	case 7:
-		diffF32LeftAVX512(dst, a, b, bytes)
-	case 8:
-		diffF32RightAVX512(dst, a, b, bytes)
-	case 9:
-		diffF64x2AVX512(dst, a, b, bytes)
-	case 10:
-		diffF64LeftAVX512(dst, a, b, bytes)
-	case 11:
-		diffF64RightAVX512(dst, a, b, bytes)
-	case 12:
-		prodF32x2AVX512(dst, a, b, bytes)
-	case 13:
-		prodF32LeftAVX512(dst, a, b, bytes)
-	case 14:
-		prodF32RightAVX512(dst, a, b, bytes)
-	case 15:
-		prodF64x2AVX512(dst, a, b, bytes)
-	case 16:
-		prodF64LeftAVX512(dst, a, b, bytes)
-	case 17:
-		prodF64RightAVX512(dst, a, b, bytes)
-	case 18:
-		quotF32x2AVX512(dst, a, b, bytes)
-	case 19:
-		quotF32LeftAVX512(dst, a, b, bytes)
-	case 20:
-		quotF32RightAVX512(dst, a, b, bytes)
-	case 21:
-		quotF64x2AVX512(dst, a, b, bytes)
-	case 22:
-		quotF64LeftAVX512(dst, a, b, bytes)
-	case 23:
-		quotF64RightAVX512(dst, a, b, bytes)
+		quotF64ByAVX512(dst, src, by, bytes)
 	}
 }

@@ -49,56 +49,16 @@ var neonLoops = []vectorLoops{
 	{Max, []tensor.DType{tensor.Uint64}, maxU64x2, maxU64x3, maxU64x4},
 }
 
-// combineNEON runs a loop of Combine, on float32 or float64 by size, for so many bytes.
-func combineNEON(op Arithmetic, size int, single Single, dst, a, b *byte, bytes int) {
-	switch 6*int(op) + 3*(size/8) + int(single) {
+// scaleNEON runs a loop of scaleBy, on float32 or float64 by size, for so many bytes.
+func scaleNEON(op scaling, size int, dst, src, by *byte, bytes int) {
+	switch 2*int(op) + size/8 {
 	case 0:
-		sumF32x2(dst, a, b, bytes)
+		prodF32By(dst, src, by, bytes)
 	case 1:
-		sumF32Left(dst, a, b, bytes)
+		prodF64By(dst, src, by, bytes)
 	case 2:
-		sumF32Right(dst, a, b, bytes)
+		quotF32By(dst, src, by, bytes)
 	case 3:
-		sumF64x2(dst, a, b, bytes)
-	case 4:
-		sumF64Left(dst, a, b, bytes)
-	case 5:
-		sumF64Right(dst, a, b, bytes)
-	case 6:
-		diffF32x2(dst, a, b, bytes)
-	case 7:
-		diffF32Left(dst, a, b, bytes)
-	case 8:
-		diffF32Right(dst, a, b, bytes)
-	case 9:
-		diffF64x2(dst, a, b, bytes)
-	case 10:
-		diffF64Left(dst, a, b, bytes)
-	case 11:
-		diffF64Right(dst, a, b, bytes)
-	case 12:
-		prodF32x2(dst, a, b, bytes)
-	case 13:
-		prodF32Left(dst, a, b, bytes)
-	case 14:
-		prodF32Right(dst, a, b, bytes)
-	case 15:
-		prodF64x2(dst, a, b, bytes)
-	case 16:
-		prodF64Left(dst, a, b, bytes)
-	case 17:
-		prodF64Right(dst, a, b, bytes)
-	case 18:
-		quotF32x2(dst, a, b, bytes)
-	case 19:
-		quotF32Left(dst, a, b, bytes)
-	case 20:
-		quotF32Right(dst, a, b, bytes)
-	case 21:
-		quotF64x2(dst, a, b, bytes)
-	case 22:
-		quotF64Left(dst, a, b, bytes)
-	case 23:
-		quotF64Right(dst, a, b, bytes)
+		quotF64By(dst, src, by, bytes)
 	}
 }

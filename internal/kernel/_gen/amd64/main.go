@@ -18,8 +18,8 @@ func main() {
 	flag.Parse()
 	if *table != "" {
 		if err := kinds.WriteTable(*table,
-			kinds.Set{Name: "avx2Loops", File: "avx2_amd64.s", Switch: "combineAVX2"},
-			kinds.Set{Name: "avx512Loops", File: "avx512_amd64.s", Switch: "combineAVX512", Suffix: "AVX512"},
+			kinds.Set{Name: "avx2Loops", File: "avx2_amd64.s", Switch: "scaleAVX2"},
+			kinds.Set{Name: "avx512Loops", File: "avx512_amd64.s", Switch: "scaleAVX512", Suffix: "AVX512"},
 		); err != nil {
 			log.Fatal(err)
 		}
@@ -42,15 +42,9 @@ func main() {
 	if !wide() {
 		fence()
 	}
-	for _, k := range kinds.Arithmetic {
-		if k.Op == "diff" || k.Op == "quot" {
-			reduce(k, 2)
-		}
-		withNumber(k, true)
-		withNumber(k, false)
+	for _, k := range kinds.Scalings {
+		by(k)
 	}
-	squareRoots("F32", VSQRTPS)
-	squareRoots("F64", VSQRTPD)
 	addLargest()
 	largest()
 	quantize()
@@ -138,8 +132,6 @@ var operations = map[string]func(b, a, dst Op){
 	"maxI64":   maxQ,
 	"minU64":   minUQ,
 	"maxU64":   maxUQ,
-	"diffF32":  func(b, a, dst Op) { VSUBPS(b, a, dst) },
-	"diffF64":  func(b, a, dst Op) { VSUBPD(b, a, dst) },
 	"quotF32":  func(b, a, dst Op) { VDIVPS(b, a, dst) },
 	"quotF64":  func(b, a, dst Op) { VDIVPD(b, a, dst) },
 }
@@ -574,17 +566,16 @@ func conversion(name string) (dst, src, bytes, at reg.Register) {
 	return dst, src, bytes, at
 }
 
-// withNumber writes the loop over a vector and one number, which is the left or the right operand.
-func withNumber(k kinds.Kind, left bool) {
+// by writes the loop over a vector and one number, the right operand.
+func by(k kinds.Kind) {
 	apply := operations[k.Name()]
-	declared, vector, number := k.WithNumber(left)
-	begin(declared, vectorBytes)
-	dst, src := Load(Param("dst"), GP64()), Load(Param(vector), GP64())
-	one, by := Load(Param(number), GP64()), vec()
+	begin(k.By(), vectorBytes)
+	dst, src := Load(Param("dst"), GP64()), Load(Param("src"), GP64())
+	one, number := Load(Param("by"), GP64()), vec()
 	if k.Lane == "F32" {
-		VBROADCASTSS(Mem{Base: one}, by)
+		VBROADCASTSS(Mem{Base: one}, number)
 	} else {
-		VBROADCASTSD(Mem{Base: one}, by)
+		VBROADCASTSD(Mem{Base: one}, number)
 	}
 	bytes, at := Load(Param("bytes"), GP64()), GP64()
 	XORQ(at, at)
@@ -592,31 +583,11 @@ func withNumber(k kinds.Kind, left bool) {
 		v := make([]reg.VecVirtual, vectors)
 		for i := range v {
 			v[i] = vec()
-			mem := Mem{Base: src, Index: at, Scale: 1, Disp: i * vectorBytes}
-			if left {
-				apply(mem, by, v[i])
-				continue
-			}
-			VMOVUPS(mem, v[i])
-			apply(by, v[i], v[i])
+			VMOVUPS(Mem{Base: src, Index: at, Scale: 1, Disp: i * vectorBytes}, v[i])
+			apply(number, v[i], v[i])
 		}
 		for i := range v {
 			VMOVUPS(v[i], Mem{Base: dst, Index: at, Scale: 1, Disp: i * vectorBytes})
-		}
-	})
-}
-
-// squareRoots writes the loop that takes the square root of every element.
-func squareRoots(lane string, root func(...Op)) {
-	begin(kinds.Named("sqrt"+lane), vectorBytes)
-	dst, src := Load(Param("dst"), GP64()), Load(Param("src"), GP64())
-	bytes, at := Load(Param("bytes"), GP64()), GP64()
-	XORQ(at, at)
-	turns(at, bytes, 4, func(vectors int) {
-		for i := range vectors {
-			v := vec()
-			root(Mem{Base: src, Index: at, Scale: 1, Disp: i * vectorBytes}, v)
-			VMOVUPS(v, Mem{Base: dst, Index: at, Scale: 1, Disp: i * vectorBytes})
 		}
 	})
 }

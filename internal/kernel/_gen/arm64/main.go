@@ -20,7 +20,7 @@ func main() {
 	for _, err := range []error{
 		Write(folder, "kernel"),
 		kinds.WriteTable(filepath.Join(folder, "table_arm64.go"),
-			kinds.Set{Name: "neonLoops", File: "neon_arm64.s", Switch: "combineNEON", Lacks: "prodI64"}),
+			kinds.Set{Name: "neonLoops", File: "neon_arm64.s", Switch: "scaleNEON", Lacks: "prodI64"}),
 	} {
 		if err != nil {
 			log.Fatal(err)

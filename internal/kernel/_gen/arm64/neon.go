@@ -19,11 +19,11 @@ const neonBytes = Bytes
 // begin starts a loop that handles a multiple of so many bytes.
 func begin(l kinds.Loop, bytes int) { Begin(l.Name, l.Signature, l.Doc("", bytes)...) }
 
-// neonOps are the instructions of kinds and arithmetic. An operation that is missing has no loop: Go's loop multiplies
+// neonOps are the instructions of kinds. An operation that is missing has no loop: Go's loop multiplies
 // 64-bit integers as fast, since there is no such instruction for vectors.
 var neonOps = map[string]neonOp{
-	"sumF32": {FADD, S4}, "diffF32": {FSUB, S4}, "prodF32": {FMUL, S4}, "quotF32": {FDIV, S4},
-	"sumF64": {FADD, D2}, "diffF64": {FSUB, D2}, "prodF64": {FMUL, D2}, "quotF64": {FDIV, D2},
+	"sumF32": {FADD, S4}, "prodF32": {FMUL, S4}, "quotF32": {FDIV, S4},
+	"sumF64": {FADD, D2}, "prodF64": {FMUL, D2}, "quotF64": {FDIV, D2},
 	"minF32": {FMIN, S4}, "maxF32": {FMAX, S4}, "minF64": {FMIN, D2}, "maxF64": {FMAX, D2},
 	"sumF16": {FADD, S4}, "prodF16": {FMUL, S4}, "minF16": {FMIN, S4}, "maxF16": {FMAX, S4},
 	"sumBF16": {FADD, S4}, "prodBF16": {FMUL, S4}, "minBF16": {FMIN, S4}, "maxBF16": {FMAX, S4},
@@ -71,16 +71,9 @@ func writeLoops() {
 		neonNarrow(h)
 	}
 	neonStream()
-	for _, k := range kinds.Arithmetic {
-		op := neonOps[k.Name()]
-		if k.Op == "diff" || k.Op == "quot" {
-			neonReduce(k, op, 2)
-		}
-		neonWithNumber(k, op, true)
-		neonWithNumber(k, op, false)
+	for _, k := range kinds.Scalings {
+		neonBy(k, neonOps[k.Name()])
 	}
-	neonSquareRoots("F32", S4)
-	neonSquareRoots("F64", D2)
 	neonAddLargest()
 	neonLargest()
 	neonQuantize()
@@ -365,36 +358,16 @@ func neonNarrow(h neonHalf) {
 	End()
 }
 
-// neonWithNumber writes the loop over a vector and one number, which is the left or the right operand.
-func neonWithNumber(k kinds.Kind, op neonOp, left bool) {
-	declared, vector, number := k.WithNumber(left)
-	begin(declared, neonBytes)
+// neonBy writes the loop over a vector and one number, the right operand.
+func neonBy(k kinds.Kind, op neonOp) {
+	begin(k.By(), neonBytes)
 	nans := newNaNs(op.lanes)
 	by := NewConstantReg()
-	Line("VLD1R (%s), [V%d.%s]", Param(number), by, op.lanes.GoName)
-	Loops(4*neonBytes, neonBytes, func(bytes int, careful bool) {
-		v := Load(vector, bytes)
-		for _, x := range v {
-			if left {
-				nans.apply(careful, op.apply, x, by, x)
-			} else {
-				nans.apply(careful, op.apply, x, x, by)
-			}
-		}
-		nans.check(careful, v)
-		Store("dst", v)
-	})
-	End()
-}
-
-// neonSquareRoots writes the loop that takes the square root of every element.
-func neonSquareRoots(lane string, lanes Arrangement) {
-	begin(kinds.Named("sqrt"+lane), neonBytes)
-	nans := newNaNs(lanes)
+	Line("VLD1R (%s), [V%d.%s]", Param("by"), by, op.lanes.GoName)
 	Loops(4*neonBytes, neonBytes, func(bytes int, careful bool) {
 		v := Load("src", bytes)
 		for _, x := range v {
-			nans.apply(careful, func(t Arrangement, d, n, _ Vreg) { FSQRT(t, d, n) }, x, x, x)
+			nans.apply(careful, op.apply, x, x, by)
 		}
 		nans.check(careful, v)
 		Store("dst", v)

@@ -67,12 +67,9 @@ var Reductions = []Kind{
 	{"max", "U64", "Uint64", "max(%s, %s)"},
 }
 
-// Arithmetic are the operations of kernel.Combine, in the order of its constants, of float32 and float64.
-var Arithmetic = []Kind{
-	{"sum", "F32", "Float32", "%s + %s"},
-	{"sum", "F64", "Float64", "%s + %s"},
-	{"diff", "F32", "Float32", "%s - %s"},
-	{"diff", "F64", "Float64", "%s - %s"},
+// Scalings are the operations of a vector and one number, in the order of package kernel's constants, of float32 and
+// float64.
+var Scalings = []Kind{
 	{"prod", "F32", "Float32", "%s * %s"},
 	{"prod", "F64", "Float64", "%s * %s"},
 	{"quot", "F32", "Float32", "%s / %s"},
@@ -86,7 +83,7 @@ const DotLanes = 32
 type Set struct {
 	Name   string // of the Go variable
 	File   string // of the assembly
-	Switch string // the name of the function that chooses among the loops of Combine
+	Switch string // the name of the function that chooses among the loops of Scalings
 	Suffix string // of the loops' names
 	Lacks  string // the names of the reductions without a loop, separated by spaces
 }
@@ -116,13 +113,11 @@ func WriteTable(path string, sets ...Set) error {
 	}
 	for _, t := range sets {
 		// The calls are direct: by a table of functions, the operands would escape.
-		fmt.Fprintf(&b, "\n// %s runs a loop of Combine, on float32 or float64 by size, for so many bytes.\n", t.Switch)
-		fmt.Fprintf(&b, "func %s(op Arithmetic, size int, single Single, dst, a, b *byte, bytes int) {\n", t.Switch)
-		b.WriteString("switch 6*int(op) + 3*(size/8) + int(single) {\n")
-		for i, k := range Arithmetic {
-			for j, form := range []string{"x2", "Left", "Right"} {
-				fmt.Fprintf(&b, "case %d:\n%s%s%s(dst, a, b, bytes)\n", 3*i+j, k.Name(), form, t.Suffix)
-			}
+		fmt.Fprintf(&b, "\n// %s runs a loop of scaleBy, on float32 or float64 by size, for so many bytes.\n", t.Switch)
+		fmt.Fprintf(&b, "func %s(op scaling, size int, dst, src, by *byte, bytes int) {\n", t.Switch)
+		b.WriteString("switch 2*int(op) + size/8 {\n")
+		for i, k := range Scalings {
+			fmt.Fprintf(&b, "case %d:\n%sBy%s(dst, src, by, bytes)\n", i, k.Name(), t.Suffix)
 		}
 		b.WriteString("}\n}\n")
 	}

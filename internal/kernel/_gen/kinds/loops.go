@@ -30,19 +30,12 @@ func (k Kind) Reduce(n int) (loop Loop, sources []string) {
 	}, sources
 }
 
-// WithNumber is the loop over a vector and one number, which is the left or the right operand. It returns which of its
-// parameters a and b they are.
-func (k Kind) WithNumber(left bool) (loop Loop, vector, number string) {
-	side, operation := "Right", fmt.Sprintf(k.Doc, "a[i]", "*b")
-	vector, number = "a", "b"
-	if left {
-		side, operation = "Left", fmt.Sprintf(k.Doc, "*a", "b[i]")
-		vector, number = "b", "a"
-	}
+// By is the loop over a vector and one number, the right operand.
+func (k Kind) By() Loop {
 	return Loop{
-		k.Name() + side, "func(dst, a, b *byte, bytes int)",
-		"NAME sets dst[i] = " + operation + " for so many bytes, a multiple of BYTES.",
-	}, vector, number
+		k.Name() + "By", "func(dst, src, by *byte, bytes int)",
+		"NAME sets dst[i] = " + fmt.Sprintf(k.Doc, "src[i]", "*by") + " for so many bytes, a multiple of BYTES.",
+	}
 }
 
 // Named returns the declaration of another loop.
@@ -58,7 +51,6 @@ func Named(name string) Loop {
 
 const (
 	conversion = "func(dst, src *byte, bytes int)"
-	roots      = "NAME sets dst[i] = math.Sqrt(src[i]) for so many bytes, a multiple of BYTES."
 	halves     = ", for so many bytes of half-width elements, a multiple of BYTES."
 )
 
@@ -72,8 +64,6 @@ var named = []Loop{
 		"NAME copies bytes, a multiple of BYTES, with non-temporal stores to dst, which is aligned to BYTES.\n" +
 			"Other processors see them in order only after a fence.",
 	},
-	{"sqrtF32", conversion, roots},
-	{"sqrtF64", conversion, roots},
 	{
 		"addLargest", "func(dst, a, b *byte, bytes int) uint32",
 		"NAME sets dst[i] = a[i] + b[i], float32, for so many bytes, a multiple of BYTES, and returns the largest\n" +
