@@ -92,8 +92,8 @@ func (a *api) open(ctx context.Context, cfg *Config) (*driver, error) {
 			}
 			s := b.scratch
 			copy(s.id[:], all[0])
-			err := b.check("ncclCommInitRankScalable",
-				foreign.Call(a.f.initRank, foreign.Address(&s.handle), uintptr(b.size), uintptr(b.rank), 1, foreign.Address(&s.id[0]), 0))
+			err := b.check("ncclCommInitRankScalable", foreign.Call(a.f.initRank, foreign.Address(&s.handle), uintptr(b.size),
+				uintptr(b.rank), 1, foreign.Address(&s.id[0]), 0))
 			b.comm = s.handle
 			return err
 		})
@@ -176,7 +176,9 @@ func (b *driver) Close(ctx context.Context, sound bool) error {
 	if !sound {
 		ended, cancel := context.WithTimeout(ctx, abortTimeout)
 		defer cancel()
-		return b.thread.Do(ended, "ncclCommAbort", func() error { return b.check("ncclCommAbort", foreign.Call(b.f.abort, b.comm)) })
+		return b.thread.Do(ended, "ncclCommAbort", func() error {
+			return b.check("ncclCommAbort", foreign.Call(b.f.abort, b.comm))
+		})
 	}
 	return b.thread.Do(ctx, "ncclCommDestroy", func() error {
 		err := b.check("ncclCommDestroy", foreign.Call(b.f.destroy, b.comm))

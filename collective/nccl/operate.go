@@ -57,7 +57,8 @@ func (b *driver) over() (bool, error) {
 		return false, b.cudaCheck("cudaStreamQuery", code)
 	}
 	s := b.scratch
-	if err := b.check("ncclCommGetAsyncError", foreign.Call(b.f.asyncError, b.comm, foreign.Address(&s.number))); err != nil {
+	err := b.check("ncclCommGetAsyncError", foreign.Call(b.f.asyncError, b.comm, foreign.Address(&s.number)))
+	if err != nil {
 		return false, err
 	}
 	if s.number != 0 && s.number != inProgress {
@@ -153,7 +154,8 @@ func (b *driver) grow(block *block, bytes int) error {
 	}
 	block.at, block.bytes = 0, 0
 	bytes = max(bytes, leastBlock)
-	if err := b.cudaCheck("cudaMalloc", foreign.Call(b.f.malloc, foreign.Address(&b.scratch.handle), uintptr(bytes))); err != nil {
+	err := b.cudaCheck("cudaMalloc", foreign.Call(b.f.malloc, foreign.Address(&b.scratch.handle), uintptr(bytes)))
+	if err != nil {
 		return fmt.Errorf("%w, for %d bytes", err, bytes)
 	}
 	block.at, block.bytes = b.scratch.handle, bytes
