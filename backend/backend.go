@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -120,7 +121,7 @@ func (x *builder) Compile() (compute.Executable, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &wholeGraph{exe, x.backend}, nil
+		return &wholeGraph{exe, x.backend, reason}, nil
 	}
 	return newExecutable(x.backend, x.Builder)
 }
@@ -195,11 +196,21 @@ const mostFree = 64
 
 // BufferFromFlatData implements compute.DataInterface.
 func (b *Backend) BufferFromFlatData(device compute.DeviceNum, flat any, shape shapes.Shape) (compute.Buffer, error) {
-	inner, err := b.inner.BufferFromFlatData(device, flat, shape)
+	x, memory, err := b.NewSharedBuffer(device, shape)
 	if err != nil {
 		return nil, err
 	}
-	return &Buffer{backend: b, inner: inner, shape: shape.Clone(), class: shape.String()}, nil
+	from, to := reflect.ValueOf(flat), reflect.ValueOf(memory)
+	switch {
+	case reflect.TypeOf(flat) != to.Type():
+		err = fmt.Errorf("a buffer of shape %s needs a %T, but was given a %T", shape, memory, flat)
+	case from.Len() != to.Len():
+		err = fmt.Errorf("a buffer of shape %s has %d elements, but was given %d", shape, to.Len(), from.Len())
+	default:
+		reflect.Copy(to, from)
+		return x, nil
+	}
+	return nil, errors.Join(err, x.Finalize())
 }
 
 // HasSharedBuffers implements compute.DataInterface.
@@ -302,10 +313,11 @@ func (b *Backend) own(x compute.Buffer) (*Buffer, error) {
 type wholeGraph struct {
 	compute.Executable
 	backend *Backend
+	reason  string // why
 }
 
 // Execute implements compute.Executable.
-func (w *wholeGraph) Execute(in []compute.Buffer, donate []bool, device compute.DeviceNum) ([]compute.Buffer, error) {
+func (w *wholeGraph) Execute(in []compute.Buffer, donate []bool, _ compute.DeviceNum) ([]compute.Buffer, error) {
 	inner := make([]compute.Buffer, len(in))
 	for i, x := range in {
 		y, err := w.backend.own(x)
@@ -314,16 +326,33 @@ func (w *wholeGraph) Execute(in []compute.Buffer, donate []bool, device compute.
 		}
 		inner[i] = y.inner
 	}
-	out, err := w.Executable.Execute(inner, donate, device)
+	for i := range in {
+		if len(donate) == len(in) && donate[i] {
+			in[i].(*Buffer).inner = nil // even if an error follows
+		}
+	}
+	out, err := executeInner(w.Executable, "a graph with "+w.reason, inner, donate)
 	if err != nil {
 		return nil, err
 	}
-	for i, yes := range donate {
-		if yes {
-			in[i].(*Buffer).inner = nil
-		}
-	}
 	return w.backend.wrap(out)
+}
+
+// executeInner executes a program of the Go backend. A panic of it becomes an error: for a division of integers by 0,
+// for example, or for an operation that it does not have for a type. what has the names of the operations.
+func executeInner(exe compute.Executable, what string, in []compute.Buffer, donate []bool) (
+	out []compute.Buffer, err error,
+) {
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case error:
+			err = fmt.Errorf("GoMLX's Go backend panicked when it executed %s: %w", what, r)
+		default:
+			err = fmt.Errorf("GoMLX's Go backend panicked when it executed %s: %v", what, r)
+		}
+	}()
+	return exe.Execute(in, donate, 0)
 }
 
 // wrap returns buffers of the Go backend as buffers of this one.

@@ -1,9 +1,11 @@
 package backend
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"unsafe"
 
@@ -32,8 +34,9 @@ type executable struct {
 	arenaBytes     int
 	scratchBytes   int
 
-	mu   sync.Mutex
-	free []*frame
+	mu        sync.Mutex
+	free      []*frame
+	finalized bool
 }
 
 var _ compute.Executable = (*executable)(nil)
@@ -119,7 +122,7 @@ func newExecutable(b *Backend, g *record.Builder) (*executable, error) {
 		}
 		for _, n := range u.nodes {
 			if n.kind == foreignNode {
-				names[fmt.Sprintf("%s(%s)", n.op.Name, n.dtype)] = true
+				names[n.foreignName()] = true
 			}
 		}
 	}
@@ -155,7 +158,11 @@ func (e *executable) chooseOutputs(p *planner, values []*record.Value) []*node {
 		v := p.views[x]
 		n := v.of
 		sameShape := slices.Equal(n.dims, x.Shape.Dimensions)
-		if !v.identity() || n.unit == nil || slices.Contains(list, n) || (n.kind == foreignNode || read[n]) && !sameShape {
+		switch {
+		case v.identity() && n.unit != nil && !slices.Contains(list, n) && (sameShape || n.kind != foreignNode && !read[n]):
+		case opaque(n.dtype):
+			n = p.copiedElsewhere(x)
+		default:
 			n = &node{kind: elementNode, dims: v.dims, dtype: n.dtype, in: []view{v}}
 			p.place(n)
 			p.add(n)
@@ -549,8 +556,12 @@ func newAssembly(n *node) *tasksInstruction {
 // foreign executes a subgraph by the Go backend.
 type foreign struct {
 	exe     compute.Executable
-	in, out []int // slots
+	names   []string // of the operations
+	in, out []int    // slots
 }
+
+// foreignName is the name of a foreignNode in messages.
+func (n *node) foreignName() string { return fmt.Sprintf("%s(%s)", n.op.Name, n.dtype) }
 
 func compileForeign(e *executable, u *unit, stored map[*node]bool) (*foreign, error) {
 	x := &foreign{}
@@ -592,6 +603,7 @@ func compileForeign(e *executable, u *unit, stored map[*node]bool) (*foreign, er
 			continue
 		}
 		done[n.op] = true
+		x.names = append(x.names, n.foreignName())
 		in := make([]compute.Value, len(n.in))
 		for i, v := range n.in {
 			var err error
@@ -625,7 +637,7 @@ func (x *foreign) run(e *executable, f *frame) error {
 	for i, s := range x.in {
 		in[i] = f.buffers[s]
 	}
-	out, err := x.exe.Execute(in, make([]bool, len(in)), 0)
+	out, err := executeInner(x.exe, strings.Join(x.names, ", "), in, nil)
 	if err != nil {
 		return err
 	}
@@ -643,6 +655,7 @@ func (x *foreign) run(e *executable, f *frame) error {
 func (e *executable) Finalize() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.finalized = true
 	for _, f := range e.free {
 		f.release(e)
 	}
@@ -675,6 +688,10 @@ func (e *executable) Outputs() []shapes.Shape { return e.outputs }
 // frame returns memory for an execution.
 func (e *executable) frame() (*frame, error) {
 	e.mu.Lock()
+	if e.finalized {
+		e.mu.Unlock()
+		return nil, errors.New("the executable is finalized")
+	}
 	if n := len(e.free); n > 0 {
 		f := e.free[n-1]
 		e.free = e.free[:n-1]
@@ -755,8 +772,8 @@ func (e *executable) Execute(in []compute.Buffer, donate []bool, _ compute.Devic
 				_ = in[i].Finalize() // an error would mean that the backend is finalized
 			}
 		}
+		b.reuse(f.taken) // after an error the caller may finalize them
 	}
-	b.reuse(f.taken)
 	f.taken = f.taken[:0]
 	e.mu.Lock()
 	e.free = append(e.free, f)

@@ -60,6 +60,7 @@ const (
 	blockElements = 2048
 	taskElements  = 1 << 14
 	mostTasks     = 64
+	longestRow    = 4 * blockElements // of a loop without reductions
 )
 
 // loopCompiler makes a loop of a unit.
@@ -97,7 +98,7 @@ func compileLoop(u *unit, stored map[*node]bool) *loop {
 }
 
 // natural returns the length of the rows of a loop without reductions: that of the last axis of the operands that are
-// not contiguous, or 1.
+// not contiguous, or 1. It is 1 if that axis is long, too, since a block has whole rows.
 func (c *loopCompiler) natural() int {
 	for _, n := range c.u.nodes {
 		for _, v := range n.in {
@@ -105,7 +106,9 @@ func (c *loopCompiler) natural() int {
 				continue
 			}
 			if x := v.collapsed(); len(x.dims) > 1 {
-				return x.dims[len(x.dims)-1]
+				if n := x.dims[len(x.dims)-1]; n <= longestRow {
+					return n
+				}
 			}
 		}
 	}

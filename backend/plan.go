@@ -166,17 +166,21 @@ func (p *planner) lower(o *record.Op) {
 	}
 }
 
+// opaque reports whether plans have no instructions for elements of a type, not even copies.
+func opaque(t dtypes.DType) bool { return t.IsPacked() || t.Size() > 8 }
+
 // own lowers an operation that plans have instructions for. ok is false for others.
 func (p *planner) own(o *record.Op, in []view) (_ view, ok bool) {
 	shape := o.Outputs[0].Shape
 	dims, dtype := shape.Dimensions, shape.DType
 	_, known := types[dtype]
-	if dtype.IsPacked() || dtype.Size() > 8 {
+	switch {
+	case o.Name == "Parameter":
+		return p.add(&node{kind: parameterNode, dims: dims, dtype: dtype, parameter: o.Parameter}), true
+	case opaque(dtype):
 		return view{}, false
 	}
 	switch o.Name {
-	case "Parameter":
-		return p.add(&node{kind: parameterNode, dims: dims, dtype: dtype, parameter: o.Parameter}), true
 	case "Constant":
 		return p.constant(dims, dtype, o.Literal), true
 	case "Iota":
@@ -209,10 +213,10 @@ func (p *planner) own(o *record.Op, in []view) (_ view, ok bool) {
 		return in[0].broadcast(dims, o.Attributes[1].([]int)), true
 	}
 	if shape.Size() == 0 {
-		return view{}, false
+		return p.constant(dims, dtype, nil), true
 	}
 	for _, v := range in {
-		if v.of != nil && size(v.dims) == 0 {
+		if v.of != nil && size(v.dims) == 0 && o.Name != "DotGeneral" {
 			return view{}, false
 		}
 	}
@@ -548,6 +552,16 @@ func (p *planner) columnSums(r vector.Reduction, v view, kept, gone, dims []int,
 	n.parts = []view{{dims: c.dims[:len(outer)]}, {dims: c.dims[len(outer) : len(outer)+len(gone)]}}
 	p.alone(n)
 	return p.add(n)
+}
+
+// copiedElsewhere lets the Go backend copy a value.
+func (p *planner) copiedElsewhere(x *record.Value) *node {
+	o := &record.Op{Name: "Identity", Inputs: []*record.Value{x}, Outputs: []*record.Value{x}}
+	o.Emit = func(to compute.Function, in []compute.Value, _ []compute.Function) ([]compute.Value, error) {
+		v, err := to.Identity(in[0])
+		return []compute.Value{v}, err
+	}
+	return p.elsewhere(o, []view{p.views[x]})[0].of
 }
 
 // elsewhere lets the Go backend compute an operation.

@@ -2,6 +2,7 @@ package backend
 
 import (
 	"container/heap"
+	"maps"
 	"slices"
 )
 
@@ -11,6 +12,8 @@ type unit struct {
 	nodes  []*node
 	joined *unit          // the unit that has taken its nodes
 	needs  map[*unit]bool // units whose results it reads
+	users  map[*unit]bool // units that read its results
+	rank   int            // larger than those of the units that it needs
 
 	constant bool // it reads constants only, and is not a foreignUnit
 
@@ -44,12 +47,35 @@ func (u *unit) requires() []*unit {
 	return list
 }
 
-// reaches reports whether a unit, or what it depends on, is the target.
+// raise makes the rank of u at least this, and those of its users larger.
+func (u *unit) raise(rank int) {
+	if u.rank < rank {
+		u.rank = rank
+		u.raiseUsers()
+	}
+}
+
+func (u *unit) raiseUsers() {
+	for x := range u.users {
+		if r := x.root(); r != u {
+			r.raise(u.rank + 1)
+		}
+	}
+}
+
+// need records that u reads results of d.
+func (u *unit) need(d *unit) {
+	u.needs[d], d.users[u] = true, true
+	u.raise(d.rank + 1)
+}
+
+// reaches reports whether a unit, or what it depends on, is the target. It visits units of larger ranks only, so that
+// the time to plan a graph is not quadratic in the number of its units.
 func reaches(from, target *unit, seen map[*unit]bool) bool {
 	if from == target {
 		return true
 	}
-	if seen[from] {
+	if from.rank <= target.rank || seen[from] {
 		return false
 	}
 	seen[from] = true
@@ -63,7 +89,12 @@ func reaches(from, target *unit, seen map[*unit]bool) bool {
 
 // alone gives n a new unit.
 func (p *planner) alone(n *node) {
-	p.enter(n, &unit{kind: singleUnit, needs: map[*unit]bool{}, constant: n.constant()})
+	p.enter(n, newUnit(singleUnit, n))
+}
+
+// newUnit returns a unit for n, which is not in it yet.
+func newUnit(kind unitKind, n *node) *unit {
+	return &unit{kind: kind, needs: map[*unit]bool{}, users: map[*unit]bool{}, constant: n.constant()}
 }
 
 // enter puts n into a unit.
@@ -75,7 +106,7 @@ func (p *planner) enter(n *node, u *unit) {
 	u.nodes = append(u.nodes, n)
 	for _, v := range n.in {
 		if v.of != nil && v.of.unit != nil && v.of.unit.root() != u {
-			u.needs[v.of.unit.root()] = true
+			u.need(v.of.unit.root())
 		}
 	}
 }
@@ -204,7 +235,8 @@ func (p *planner) place(n *node) {
 		}
 	}
 	if home == nil {
-		home = &unit{kind: kind, needs: map[*unit]bool{}, elements: size(n.dims), constant: n.constant()}
+		home = newUnit(kind, n)
+		home.elements = size(n.dims)
 		if n.kind == rowNode {
 			home.elements = n.rows() * n.columns()
 		}
@@ -293,10 +325,11 @@ func (p *planner) merge(to, from *unit) bool {
 	to.columns = max(to.columns, from.columns)
 	to.nodes = append(to.nodes, from.nodes...)
 	slices.SortFunc(to.nodes, func(a, b *node) int { return a.index - b.index })
-	for d := range from.needs {
-		to.needs[d] = true
-	}
+	maps.Copy(to.needs, from.needs)
+	maps.Copy(to.users, from.users)
 	from.joined, from.nodes = to, nil
+	to.rank = max(to.rank, from.rank)
+	to.raiseUsers()
 	return true
 }
 

@@ -2,6 +2,7 @@ package record
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 
 	"github.com/gomlx/compute"
@@ -120,6 +121,9 @@ func (f *Function) Parameter(name string, shape shapes.Shape, sharding *compute.
 // Constant implements compute.Function.
 func (f *Function) Constant(flat any, dims ...int) (compute.Value, error) {
 	dims = slices.Clone(dims)
+	if x := reflect.ValueOf(flat); x.Kind() == reflect.Slice { // a copy, as the wrapped backend makes
+		flat = reflect.AppendSlice(reflect.MakeSlice(x.Type(), 0, x.Len()), x).Interface()
+	}
 	v, err := first1(f.add("Constant", []any{dims},
 		func(to compute.Function, _ []compute.Value) ([]compute.Value, error) {
 			return list1(to.Constant(flat, dims...))
