@@ -50,15 +50,11 @@ minutes and needs an idle machine.`,
 	f.StringVar(&out, "out", "lockstep-table.json", "with --calibrate, the `file` to write")
 	f.StringSliceVar(&transports, "transports", []string{"mem", "shm", "tcp"},
 		"with --calibrate, the transports to measure")
+	cli.Suggest(f, "transports", "mem", "shm", "tcp")
 	for _, name := range cli.Sorted(benchAbout) {
 		cmd.AddCommand(newBenchCollective(name))
 	}
 	cmd.AddCommand(newBenchTrain(), newBenchData(), newBenchWorker())
-	cli.CompleteValues(cmd, map[string][]string{
-		"format": {"plain", "table", "json"}, "transport": {"mem", "shm", "tcp"},
-		"transports": {"mem", "shm", "tcp"}, "buffers": {"shared", "ordinary"}, "dtype": benchTypes(),
-		"reduce": {"sum", "mean", "min", "max", "prod", allValues}, "average": {"avg", "min", "max", "rank0"},
-	})
 	return cmd
 }
 

@@ -147,41 +147,51 @@ func (b *benchFlags) addFlags(cmd *cobra.Command, name string) {
 	has := func(f func(collective.Op) bool) bool { return slices.ContainsFunc(b.ops, f) }
 	f := cmd.Flags()
 	o := &b.opts
-	f.StringVar(&o.Transport, "transport", "mem", "transport between the ranks: "+transportHelp())
+	cli.ChoiceVar(f, &o.Transport, "transport", "mem", "transport between the ranks: "+transportHelp(),
+		cli.Sorted(bench.Transports)...)
 	f.IntVar(&o.Ranks, "ranks", 2, "number of ranks")
 	f.IntVar(&o.Processes, "processes", 0, "number of processes, over which the ranks are spread (default one per rank; "+
 		"mem and pipe: 1)")
-	f.StringVar(&b.bind, "bind-to", string(affinity.Share), cli.BindHelp("each process"))
+	cli.BindVar(f, &b.bind, "each process")
 	f.BoolVar(&o.TLS, "tls", false, "with --transport tcp, encrypt the connections, as those between the hosts of a job "+
 		"are")
 	f.StringVar(&b.split, "split", "", "divide the ranks into groups that make the calls at the same time: `mod:N` joins "+
 		"ranks that are equal modulo N, div:N joins N consecutive ranks")
-	f.StringVar(&o.Algorithm, "algorithm", "", "name of the algorithm (default the library's choice)")
+	cli.ChoiceVar(f, &o.Algorithm, "algorithm", "", "name of the algorithm (default the library's choice)",
+		chooser.Names()...)
 	f.StringVar(&b.table, "table", "", "`file` that lockstep bench --calibrate wrote, from which algorithms are chosen")
 	f.IntVarP(&o.Calls, "calls", "n", 0, "timed calls per size (default 500, fewer for large sizes)")
 	f.IntVarP(&b.warmup, "warmup", "w", 0, "calls per size before the timed ones (default a quarter of them)")
 	f.StringVarP(&b.average, "average", "a", string(bench.AverageAvg), "the time of a call: avg (over the ranks), min, "+
 		"max or rank0; or the number of nccl-tests, 0 (rank0) to 3 (max)")
-	f.StringVar(&o.Format, "format", "", "plain (one line per size, for other programs), table or json (default table on "+
-		"a terminal, else plain)")
+	cli.Suggest(f, "average", "avg", "min", "max", "rank0")
+	cli.ChoiceVar(f, &o.Format, "format", "", "plain (one line per size, for other programs), table or json (default "+
+		"table on a terminal, else plain)", "plain", "table", "json")
 	f.BoolVar(&o.Overlap, "overlap", false, "make non-blocking calls, and measure how much of them is hidden behind "+
 		"computation")
 	f.BoolVar(&b.explain, "explain", false,
 		"measure nothing; print which algorithm would be chosen for each size, and why")
 	f.StringVar(&o.Name, "name", "", "first word of a plain line (default lockstep- and the transport, and -tls)")
+	cli.Limit(f, fmt.Sprintf("[1,%d]", bench.RanksMax), "ranks")
+	cli.Limit(f, fmt.Sprintf("[1,%d]", bench.CallsMax), "calls")
+	cli.Limit(f, fmt.Sprintf("[0,%d]", bench.CallsMax), "warmup")
 	if name == "barrier" {
 		return
 	}
 	f.IntVarP(&b.check, "check", "c", 1, "calls per size after the timed ones whose results are checked; 0: none")
 	f.StringSliceVar(&b.sizes, "sizes", nil, "sizes of the whole vector of a call (default 4 bytes to 64MiB)")
 	f.StringSliceVar(&b.dtypes, "dtype", []string{"float32"}, "types of the elements, or all")
-	f.StringVar(&o.Buffers, "buffers", "", "shared (the communicator's memory, which peers access in place) or ordinary "+
-		"(default shared for mem and shm, else ordinary)")
+	cli.Suggest(f, "dtype", benchTypes()...)
+	cli.ChoiceVar(f, &o.Buffers, "buffers", "", "shared (the communicator's memory, which peers access in place) or "+
+		"ordinary (default shared for mem and shm, else ordinary)", "shared", "ordinary")
 	f.IntVarP(&o.Unaligned, "unaligned", "u", 0, fmt.Sprintf("misalign the buffers: they begin so many bytes after a "+
 		"64-byte boundary, up to %d", bench.UnalignedMax))
+	cli.Limit(f, fmt.Sprintf("[0,%d]", bench.CallsMax), "check")
+	cli.Limit(f, fmt.Sprintf("[0,%d] bytes after a 64-byte boundary", bench.UnalignedMax), "unaligned")
 	f.BoolVar(&o.Limit, "limit", false, "also measure plain copies on this machine")
 	if has(collective.Op.Reduces) {
 		f.StringSliceVar(&b.reduces, "reduce", []string{"sum"}, "reductions: sum, mean, min, max, prod, or all")
+		cli.Suggest(f, "reduce", "sum", "mean", "min", "max", "prod", allValues)
 	}
 	if has(func(op collective.Op) bool { return op.Rooted() && op != collective.Send }) {
 		f.IntVar(&o.Root, "root", 0, "the root's rank")
@@ -306,12 +316,8 @@ func (b *benchFlags) measurements(cmd *cobra.Command) ([]bench.Options, error) {
 func (b *benchFlags) checkFlags(cmd *cobra.Command) error {
 	o := &b.opts
 	changed := cmd.Flags().Changed
-	t, ok := bench.Transports[o.Transport]
+	t := bench.Transports[o.Transport]
 	switch {
-	case !ok:
-		return cli.Usagef("--transport %s: want one of %s", o.Transport, strings.Join(cli.Sorted(bench.Transports), ", "))
-	case o.Ranks < 1 || o.Ranks > bench.RanksMax:
-		return cli.Usagef("--ranks %d: want 1 to %d", o.Ranks, bench.RanksMax)
 	case o.Transport == "shm" && o.Ranks > bench.ProcessesMax:
 		return cli.Usagef("--ranks %d: want at most %d with --transport shm", o.Ranks, bench.ProcessesMax)
 	case !t.Goroutines() && max(o.Processes, 0) == 0 && o.Ranks > bench.ProcessesMax:
@@ -328,26 +334,12 @@ func (b *benchFlags) checkFlags(cmd *cobra.Command) error {
 		return cli.Usagef("--tls: the transport %s has no connections to encrypt: want --transport tcp", o.Transport)
 	case o.TLS && (o.Ranks == 1 || o.Processes == 1):
 		return cli.Usagef("--tls: there is one process, which has no connections: want --ranks and --processes from 2")
-	case changed("format") && !slices.Contains([]string{"plain", "table", "json"}, o.Format):
-		return cli.Usagef("--format %s: want plain, table or json", o.Format)
 	case b.plot != "" && !strings.HasSuffix(b.plot, ".svg"):
 		return cli.Usagef("--plot %s: want a file whose name ends with .svg", b.plot)
 	case b.plot != "" && b.explain:
 		return cli.Usagef("--plot draws measurements, --explain measures nothing: leave out one of them")
 	case len(b.peers) > 0 && b.plot == "":
 		return cli.Usagef("--peer %s: is for --plot FILE.svg", b.peers[0])
-	case o.Buffers != "" && o.Buffers != "shared" && o.Buffers != "ordinary":
-		return cli.Usagef("--buffers %s: want shared or ordinary", o.Buffers)
-	case o.Unaligned < 0 || o.Unaligned > bench.UnalignedMax:
-		return cli.Usagef("--unaligned %d: want 0 to %d bytes after a 64-byte boundary", o.Unaligned, bench.UnalignedMax)
-	case changed("calls") && (o.Calls < 1 || o.Calls > bench.CallsMax):
-		return cli.Usagef("--calls %d: want 1 to %d", o.Calls, bench.CallsMax)
-	case b.warmup < 0 || b.warmup > bench.CallsMax:
-		return cli.Usagef("--warmup %d: want 0 to %d", b.warmup, bench.CallsMax)
-	case b.check < 0 || b.check > bench.CallsMax:
-		return cli.Usagef("--check %d: want 0 to %d", b.check, bench.CallsMax)
-	case o.Algorithm != "" && !slices.Contains(chooser.Names(), o.Algorithm):
-		return cli.Usagef("--algorithm %s: want one of %s", o.Algorithm, strings.Join(chooser.Names(), ", "))
 	case changed("bind-to") && t.Goroutines():
 		return cli.Usagef("--bind-to %s: it binds processes, and the ranks of the transport %s are goroutines of one "+
 			"process: "+"leave it out, or give --transport shm or tcp", b.bind, o.Transport)
@@ -363,9 +355,6 @@ func (b *benchFlags) checkFlags(cmd *cobra.Command) error {
 	}
 	if o.Warmup = b.warmup; changed("warmup") && b.warmup == 0 {
 		o.Warmup = -1
-	}
-	if err := cli.CheckBind(b.bind); err != nil {
-		return err
 	}
 	o.Bind = affinity.Policy(b.bind)
 	if o.Check = b.check; b.check == 0 {

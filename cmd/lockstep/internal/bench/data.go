@@ -61,23 +61,6 @@ and pillow.`,
   lockstep bench data --images 20000 --workers 2 --pytorch python3`,
 		Args: cli.NoArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			for _, x := range []struct {
-				flag      string
-				value, to int
-			}{
-				{"images", o.images, 10_000_000},
-				{"side", o.side, 4096},
-				{"batch", o.batch, 1 << 20},
-				{"workers", o.workers, 1024},
-				{"rounds", o.rounds, 1000},
-			} {
-				if x.value < 1 || x.value > x.to {
-					return cli.Usagef("--%s %d: want 1 to %d", x.flag, x.value, x.to)
-				}
-			}
-			if o.format != "plain" && o.format != "json" {
-				return cli.Usagef("--format %s: want plain or json", o.format)
-			}
 			if cmd.Flags().Changed(benchDataWorker) {
 				return o.read(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
 			}
@@ -93,7 +76,7 @@ and pillow.`,
 	f.IntVar(&o.rounds, "rounds", 5, "rounds to measure, after one to warm up")
 	f.StringVar(&o.dir, "dir", "", "`folder` for the images, which is kept (default a temporary one)")
 	f.StringVar(&o.python, "pytorch", "", "also measure PyTorch's DataLoader with this `program`")
-	f.StringVar(&o.format, "format", "plain", "plain or json")
+	cli.ChoiceVar(f, &o.format, "format", "plain", "", "plain", "json")
 	f.IntVar(&o.worker, benchDataWorker, 0, "")
 	f.IntVar(&o.of, "of", 1, "")
 	for _, name := range []string{benchDataWorker, "of"} {
@@ -101,7 +84,11 @@ and pillow.`,
 			panic(err)
 		}
 	}
-	cli.CompleteValues(cmd, map[string][]string{"format": {"plain", "json"}})
+	cli.Limit(f, "[1,10000000]", "images")
+	cli.Limit(f, "[1,4096]", "side")
+	cli.Limit(f, fmt.Sprintf("[1,%d]", 1<<20), "batch")
+	cli.Limit(f, "[1,1024]", "workers")
+	cli.Limit(f, "[1,1000]", "rounds")
 	return cmd
 }
 

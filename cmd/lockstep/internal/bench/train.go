@@ -11,7 +11,6 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -35,7 +34,6 @@ type benchTrainFlags struct {
 	replicas, globalBatch int
 	rounds                int
 	steps                 int // 0: by time
-	stepsSet              bool
 	alone                 bool
 	step                  setup.StepFlags
 	trace                 setup.TraceFlags
@@ -93,7 +91,6 @@ the workers of that job.`, benchRounds, benchSteps, roundTime, benchSteps),
   lockstep bench train --model gpt --global-batch 32 --layers 6 --width 192 --heads 6`,
 		Args: cli.NoArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.stepsSet = cmd.Flags().Changed("steps")
 			if !cmd.Flags().Changed("replicas") {
 				o.replicas = max(runtime.GOMAXPROCS(0), o.Workers)
 			}
@@ -119,8 +116,8 @@ the workers of that job.`, benchRounds, benchSteps, roundTime, benchSteps),
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringVar(&o.model, "model", "mlp", "model: "+strings.Join(setup.ModelNames, ", "))
-	f.StringVar(&o.optimizer, "optimizer", "sgd", "optimizer: "+cli.Names(setup.Optimizers))
+	cli.ChoiceVar(f, &o.model, "model", "mlp", "", setup.ModelNames...)
+	cli.ChoiceVar(f, &o.optimizer, "optimizer", "sgd", "", cli.Sorted(setup.Optimizers)...)
 	f.IntVar(&o.replicas, "replicas", 0, "number of replicas, of all workers together (default one per core)")
 	f.IntVar(&o.globalBatch, "global-batch", 128, "examples per step, over all replicas")
 	o.engine.Add(f)
@@ -130,12 +127,15 @@ the workers of that job.`, benchRounds, benchSteps, roundTime, benchSteps),
 	f.IntVar(&o.rounds, "rounds", benchRounds, "rounds to measure, after one to warm up")
 	f.IntVar(&o.steps, "steps", 0, fmt.Sprintf("steps of a round (default at least %d and %v; %d with --alone)",
 		benchSteps, roundTime, benchSteps))
-	f.StringVar(&o.format, "format", "plain", "plain (one line, for other programs), table or json")
+	cli.ChoiceVar(f, &o.format, "format", "plain", "plain (one line, for other programs), table or json", "plain", "table",
+		"json")
 	o.GPTFlags.Add(f, true)
 	o.WorkerFlags.Add(f)
+	cli.Limit(f, fmt.Sprintf("[1,%d]", setup.ReplicasMax), "replicas")
+	cli.Limit(f, "[1,)", "global-batch", "rounds", "steps")
+	cli.Limit(f, fmt.Sprintf("[1,%d]", bench.ProcessesMax), "workers")
 	cli.GroupFlags(cmd, cli.FlagGroup{Heading: "Flags of --model gpt", Flags: o.GPTSet},
 		cli.FlagGroup{Heading: "Flags of several workers", Flags: o.Set})
-	cli.CompleteValues(cmd, setup.Values())
 	return cmd
 }
 
@@ -150,28 +150,10 @@ func (o *benchTrainFlags) checkMemory() error {
 }
 
 func (o *benchTrainFlags) check() error {
-	switch {
-	case !slices.Contains(setup.ModelNames, o.model):
-		return cli.Usagef("--model %s: want %s", o.model, cli.OneOf(setup.ModelNames))
-	case setup.Optimizers[o.optimizer].Make == nil:
-		return cli.Usagef("--optimizer %s: want %s", o.optimizer, cli.OneOf(cli.Sorted(setup.Optimizers)))
-	case o.replicas < 1 || o.replicas > setup.ReplicasMax:
-		return cli.Usagef("--replicas %d: want 1 to %d", o.replicas, setup.ReplicasMax)
-	case o.Workers < 0 || o.Workers > bench.ProcessesMax || o.Set.Changed("workers") && o.Workers == 0:
-		return cli.Usagef("--workers %d: want 1 to %d", o.Workers, bench.ProcessesMax)
-	case o.globalBatch < 1:
-		return cli.Usagef("--global-batch %d: want at least 1", o.globalBatch)
-	case o.rounds < 1:
-		return cli.Usagef("--rounds %d: want at least 1", o.rounds)
-	case o.stepsSet && (o.steps < 1 || o.alone && o.steps < 2):
-		return cli.Usagef("--steps %d: want at least 1, and at least 2 with --alone", o.steps)
-	case o.format != "plain" && o.format != "table" && o.format != "json":
-		return cli.Usagef("--format %s: want plain, table or json", o.format)
+	if o.alone && o.steps == 1 {
+		return cli.Usagef("--steps 1: want at least 2 with --alone")
 	}
-	if err := cmp.Or(o.engine.Check(), o.step.Check(), o.GPTFlags.Check(o.model)); err != nil {
-		return err
-	}
-	return o.WorkerFlags.Check()
+	return cmp.Or(o.engine.Check(), o.GPTFlags.Check(o.model), o.WorkerFlags.Check())
 }
 
 func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *cluster.Job) (err error) {

@@ -44,20 +44,6 @@ func FileOnly(f *pflag.FlagSet, names ...string) {
 	}
 }
 
-// CompleteValues registers the values of flags, by name, for the completion of shells: for a command and its
-// subcommands, apart from flags that have values.
-func CompleteValues(cmd *cobra.Command, values map[string][]string) {
-	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		if v := values[f.Name]; v != nil {
-			// fails only if the flag already has a function
-			_ = cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(v, cobra.ShellCompDirectiveNoFileComp))
-		}
-	})
-	for _, c := range cmd.Commands() {
-		CompleteValues(c, values)
-	}
-}
-
 // WantCommand is the Args of a command that only has subcommands.
 func WantCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {

@@ -34,10 +34,8 @@ func CheckNumbers(cmd *cobra.Command) (err error) {
 			if n, e := strconv.ParseInt(text, 10, 64); e != nil || n < -NumberMax || n > NumberMax {
 				wrong = fmt.Sprintf("a number up to %d", NumberMax)
 			}
-			for _, name := range unbounded {
-				if f.Name == name {
-					wrong = ""
-				}
+			if slices.Contains(unbounded, f.Name) {
+				wrong = ""
 			}
 		case "float64":
 			if x, e := strconv.ParseFloat(text, 64); e != nil || math.IsNaN(x) || math.IsInf(x, 0) {
@@ -67,7 +65,10 @@ func ExplainFlag(cmd *cobra.Command, err error) error {
 		"intSlice": "whole numbers with commas between them, such as 512,512",
 		"duration": "a time such as 30s or 5m", "bool": "true or false",
 	}[f.Value.Type()]
+	var limit *limitError
 	switch number := (*strconv.NumError)(nil); {
+	case errors.As(err, &limit):
+		want = limit.want
 	case want == "": // a type of this package, whose error names the valid values
 		return fmt.Errorf("--%s: %w", f.Name, invalid.Unwrap())
 	case errors.As(err, &number) && errors.Is(number.Err, strconv.ErrRange):
@@ -103,21 +104,13 @@ func StrictHelp(root *cobra.Command) {
 	}
 }
 
-// BindHelp describes a flag --bind-to of a command that binds who, such as "each worker".
-func BindHelp(who string) string {
-	return "bind " + who + " to CPUs by this `policy`: share (equal parts of the cores), core (one core), numa (one " +
-		"NUMA node) or none; with fewer CPUs than processes share and core bind none"
-}
-
-// CheckBind validates a flag --bind-to.
-func CheckBind(policy string) error {
-	if slices.Contains(affinity.Policies(), affinity.Policy(policy)) {
-		return nil
-	}
+// BindVar defines a flag --bind-to of a command that binds who, such as "each worker".
+func BindVar(f *pflag.FlagSet, p *string, who string) {
 	var names []string
-	for _, p := range affinity.Policies() {
-		names = append(names, string(p))
+	for _, policy := range affinity.Policies() {
+		names = append(names, string(policy))
 	}
-	last := len(names) - 1
-	return Usagef("--bind-to %s: want %s", policy, fmt.Sprintf("%s or %s", strings.Join(names[:last], ", "), names[last]))
+	ChoiceVar(f, p, "bind-to", string(affinity.Share), "bind "+who+" to CPUs by this `policy`: share (equal parts of the "+
+		"cores), core (one core), numa (one NUMA node) or none; with fewer CPUs than processes share and core bind none",
+		names...)
 }

@@ -18,18 +18,14 @@ func NewVersion() *cobra.Command {
 platform.`,
 		Args: NoArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			switch format {
-			case "plain":
-				_, err := fmt.Fprintln(cmd.OutOrStdout(), VersionLine())
-				return err
-			case "json":
-				return WriteJSON(cmd.OutOrStdout(), thisBuild())
+			if format == "json" {
+				return WriteJSON(cmd.OutOrStdout(), build{Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH})
 			}
-			return Usagef("--format %s: want plain or json", format)
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), VersionLine())
+			return err
 		},
 	}
-	cmd.Flags().StringVar(&format, "format", "plain", "plain (one line) or json")
-	CompleteValues(cmd, map[string][]string{"format": {"plain", "json"}})
+	ChoiceVar(cmd.Flags(), &format, "format", "plain", "plain (one line) or json", "plain", "json")
 	return cmd
 }
 
@@ -39,10 +35,6 @@ type build struct {
 	Go      string `json:"go"`
 	OS      string `json:"os"`
 	Arch    string `json:"arch"`
-}
-
-func thisBuild() build {
-	return build{Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH}
 }
 
 // VersionLine returns the line that lockstep version and lockstep --version print.

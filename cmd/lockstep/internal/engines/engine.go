@@ -57,14 +57,10 @@ none. The last line says which engine --engine auto takes, and why.`,
 		Example: "  lockstep engine list\n  lockstep engine list --format json",
 		Args:    cli.NoArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if format != "table" && format != "json" {
-				return cli.Usagef("--format %s: want table or json", format)
-			}
 			return printEngines(cmd.OutOrStdout(), format, gomlx.Plugins(), gomlx.Choose())
 		},
 	}
-	cmd.Flags().StringVar(&format, "format", "table", "table or json")
-	cli.CompleteValues(cmd, map[string][]string{"format": {"table", "json"}})
+	cli.ChoiceVar(cmd.Flags(), &format, "format", "table", "", "table", "json")
 	return cmd
 }
 

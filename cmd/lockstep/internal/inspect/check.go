@@ -62,9 +62,6 @@ it took this from, and each value that it read: run it instead of the program.
 				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s\n%s\n", l.Version, l.Path)
 				return err
 			}
-			if format != "table" && format != "json" {
-				return cli.Usagef("--format %s: want table or json", format)
-			}
 			if job {
 				return printJob(cmd.OutOrStdout(), format)
 			}
@@ -72,13 +69,12 @@ it took this from, and each value that it read: run it instead of the program.
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&format, "format", "table", "table or json")
+	cli.ChoiceVar(f, &format, "format", "table", "", "table", "json")
 	f.BoolVar(&job, "job", false, "show the job that this process is a worker of")
 	f.StringVar(&probe, "probe", "", "load this library and print its version")
 	if err := f.MarkHidden("probe"); err != nil {
 		panic(err) // the flag is defined above
 	}
-	cli.CompleteValues(cmd, map[string][]string{"format": {"table", "json"}})
 	return cmd
 }
 

@@ -84,7 +84,8 @@ With --env it lists the environment variables that Lockstep reads.`,
 	f := cmd.Flags()
 	f.SortFlags = false
 	o.bytes = 4 << 20
-	f.StringVar(&o.format, "format", "table", "plain (lines for other programs), table or json")
+	cli.ChoiceVar(f, &o.format, "format", "table", "plain (lines for other programs), table or json", "plain", "table",
+		"json")
 	f.StringVar(&o.html, "html", "", "also write a page into this `file`: a lane per rank with a folder, else heat maps "+
 		"of the pairs")
 	f.Var(&o.bytes, "bytes", "size of the messages that measure bandwidth")
@@ -97,26 +98,20 @@ With --env it lists the environment variables that Lockstep reads.`,
 	f.IntVar(&o.epoch, "epoch", -1, "which start of the job to read records of, from 0 (default the last one)")
 	f.Lookup("epoch").DefValue = "0" // so that help does not show -1
 	f.BoolVar(&o.environment, "env", false, "list the environment variables that Lockstep reads")
-	cli.CompleteValues(cmd, map[string][]string{"format": {"plain", "table", "json"}})
+	cli.Limit(f, "[1B,1GiB]", "bytes")
+	cli.Limit(f, "(0s,)", "time", "timeout", "rdzv-timeout")
+	cli.Limit(f, "[1,64]", "workers")
 	return cmd
 }
 
 func (o *doctorFlags) check(cmd *cobra.Command, args []string) error {
 	switch {
-	case o.format != "plain" && o.format != "table" && o.format != "json":
-		return cli.Usagef("--format %s: want plain, table or json", o.format)
 	case o.environment && o.html != "":
 		return cli.Usagef("--env lists variables: leave out --html")
 	case o.environment && len(args) > 0:
 		return cli.Usagef("--env lists variables: leave out the folder %s", args[0])
 	case cmd.Flags().Changed("epoch") && (o.epoch < 0 || len(args) == 0):
 		return cli.Usagef("--epoch %d: want 0 or more, and the folder of the records", o.epoch)
-	case o.bytes < 1 || o.bytes > 1<<30:
-		return cli.Usagef("--bytes %v: want 1B to 1GiB", &o.bytes)
-	case o.time <= 0 || o.timeout <= 0 || o.wait <= 0:
-		return cli.Usagef("--time %v, --timeout %v, --rdzv-timeout %v: want more than 0s", o.time, o.timeout, o.wait)
-	case o.workers < 1 || o.workers > 64:
-		return cli.Usagef("--workers %d: want 1 to 64", o.workers)
 	}
 	return nil
 }

@@ -3,7 +3,6 @@ package inspect
 import (
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
@@ -33,8 +32,6 @@ type planPrinter struct {
 	memory    string
 	format    string
 }
-
-var planFormats = []string{"text", "dot", "svg", "json"}
 
 // planOps returns the operations of lockstep plan: those of lockstep simulate, and a send.
 func planOps() map[string]plan.Op {
@@ -92,23 +89,20 @@ docs/algorithms.md explains the algorithms.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.algorithm, "algorithm", "auto",
-		"auto (the default for this topology) or one of "+strings.Join(chooser.Names(), ", "))
+	cli.ChoiceVar(flags, &f.algorithm, "algorithm", "auto",
+		"auto (the default for this topology) or one of "+strings.Join(chooser.Names(), ", "),
+		append([]string{"auto"}, chooser.Names()...)...)
 	flags.IntVar(&f.cluster.Ranks, "ranks", 4, "number of ranks")
 	flags.IntVar(&f.cluster.Hosts, "hosts", 1, "number of hosts; the ranks are spread over them in order")
 	flags.IntVar(&f.count, "count", 0, "elements of the whole vector (default 64 for each rank)")
-	flags.StringVar(&f.reduce, "reduce", "sum", "sum, prod, min, max or mean")
+	cli.ChoiceVar(flags, &f.reduce, "reduce", "sum", "", "sum", "prod", "min", "max", "mean")
 	flags.IntVar(&f.root, "root", 0, "the root of a rooted operation; the sender of a send")
 	flags.IntVar(&f.peer, "peer", 1, "the receiver of a send")
 	flags.BoolVar(&f.anyOrder, "any-order", false, "allow any order of addition (default: only if the algorithm needs it)")
-	flags.StringVar(&f.memory, "memory", "inplace",
-		"what ranks of one host share: inplace (each other's buffers), private (a staging buffer), none (they exchange "+
-			"messages)")
-	flags.StringVar(&f.format, "format", "text", "text, dot (Graphviz), svg or json")
-	cli.CompleteValues(cmd, map[string][]string{
-		"algorithm": append([]string{"auto"}, chooser.Names()...), "format": planFormats,
-		"memory": {"inplace", "private", "none"}, "reduce": {"sum", "prod", "min", "max", "mean"},
-	})
+	memoryVar(flags, &f.memory, "inplace")
+	cli.ChoiceVar(flags, &f.format, "format", "text", "text, dot (Graphviz), svg or json", "text", "dot", "svg", "json")
+	cli.Limit(flags, fmt.Sprintf("[1,%d]", planRanksMax), "ranks")
+	cli.Limit(flags, fmt.Sprintf("[0,%d]", planCountMax), "count")
 	return cmd
 }
 
@@ -119,23 +113,13 @@ func (f *planPrinter) problem(op plan.Op) (plan.Problem, error) {
 	reduce, err := plan.ParseReduceOp(f.reduce)
 	switch {
 	case err != nil:
-		return none, cli.Usagef("--reduce %q: want sum, prod, min, max or mean", f.reduce)
-	case c.Ranks < 1 || c.Ranks > planRanksMax:
-		return none, cli.Usagef("--ranks %d: want 1 to %d", c.Ranks, planRanksMax)
+		return none, err
 	case c.Hosts < 1 || c.Hosts > c.Ranks:
 		return none, cli.Usagef("--hosts %d: want 1 to %d, at most one for each rank", c.Hosts, c.Ranks)
-	case f.count < 0 || f.count > planCountMax:
-		return none, cli.Usagef("--count %d: want 1 to %d", f.count, planCountMax)
 	case f.root < 0 || f.root >= c.Ranks:
 		return none, cli.Usagef("--root %d: want 0 to %d", f.root, c.Ranks-1)
 	case op == plan.Send && (f.peer < 0 || f.peer >= c.Ranks || f.peer == f.root):
 		return none, cli.Usagef("--peer %d: want a rank from 0 to %d other than --root %d", f.peer, c.Ranks-1, f.root)
-	case f.algorithm != "auto" && !slices.Contains(chooser.Names(), f.algorithm):
-		return none, cli.Usagef("--algorithm %s: want auto or one of %s", f.algorithm, strings.Join(chooser.Names(), ", "))
-	case !slices.Contains([]string{"inplace", "private", "none"}, f.memory):
-		return none, cli.Usagef("--memory %s: want inplace, private or none", f.memory)
-	case !slices.Contains(planFormats, f.format):
-		return none, cli.Usagef("--format %s: want %s", f.format, strings.Join(planFormats, ", "))
 	}
 	p := plan.Problem{Op: op, Reduce: reduce, Count: f.count, Root: f.root}
 	if op == plan.Send {

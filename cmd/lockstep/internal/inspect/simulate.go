@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
 	"github.com/lockstep-ml/lockstep/collective/chooser"
@@ -41,7 +42,6 @@ type simulation struct {
 	late       []string
 	trace      string
 	format     string
-	cores      bool // --cores was given
 }
 
 // simulated is one algorithm's result.
@@ -95,7 +95,6 @@ of a host's network card in each direction.`,
   lockstep simulate --ranks 16 --hosts 4 --straggler 3:2.5 --trace step.json`,
 		Args: cli.NoArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			s.cores = cmd.Flags().Changed("cores")
 			problem, err := s.check()
 			if err != nil {
 				return err
@@ -109,14 +108,14 @@ of a host's network card in each direction.`,
 	f.IntVar(&s.cluster.Ranks, "ranks", 64, "number of ranks")
 	f.IntVar(&s.cluster.Hosts, "hosts", 8, "number of hosts, over which the ranks are spread in order")
 	f.StringVar(&s.op, "op", "allreduce", "operation: "+strings.Join(cli.Sorted(simulateOps), ", "))
-	f.StringVar(&s.algorithm, "algorithm", "auto",
-		"auto (the default), all (every algorithm that fits, fastest first) or one of "+strings.Join(chooser.Names(), ", "))
+	cli.ChoiceVar(f, &s.algorithm, "algorithm", "auto",
+		"auto (the default), all (every algorithm that fits, fastest first) or one of "+strings.Join(chooser.Names(), ", "),
+		append([]string{"auto", "all"}, chooser.Names()...)...)
 	f.Var(&s.bytes, "bytes", "size of the whole vector")
 	f.IntVar(&s.element, "element-bytes", 4, "size of an element: 1, 2, 4 or 8")
 	f.BoolVar(&s.anyOrder, "any-order", false, "allow algorithms that do not add along the canonical tree")
 	f.IntVar(&s.root, "root", 0, "the root of a rooted operation")
-	f.StringVar(&s.memory, "memory", "private", "what ranks of one host share: inplace (each other's buffers), private "+
-		"(a staging buffer), none (they exchange messages)")
+	memoryVar(f, &s.memory, "private")
 	f.StringArrayVar(&s.links, "link", nil, "inside=LATENCY,RATE or outside=LATENCY,RATE (default inside=1us,10GB/s and "+
 		"outside=25us,12.5GB/s)")
 	f.IntVar(&s.cluster.MTU, "mtu", 0, "bytes of an IP packet between hosts: the headers of TCP, IP and Ethernet then "+
@@ -129,11 +128,18 @@ of a host's network card in each direction.`,
 	f.StringArrayVar(&s.stragglers, "straggler", nil, "a rank that computes more slowly by this factor, as RANK:FACTOR")
 	f.StringArrayVar(&s.late, "late", nil, "a rank that begins this much later than the others, as RANK:TIME")
 	f.StringVar(&s.trace, "trace", "", "write every step to this `file`, for Perfetto at ui.perfetto.dev")
-	f.StringVar(&s.format, "format", "table", "table or json")
-	cli.CompleteValues(cmd, map[string][]string{
-		"op": cli.Sorted(simulateOps), "format": {"table", "json"}, "memory": {"inplace", "private", "none"},
-	})
+	cli.ChoiceVar(f, &s.format, "format", "table", "", "table", "json")
+	cli.Suggest(f, "op", cli.Sorted(simulateOps)...)
+	cli.Limit(f, fmt.Sprintf("[1,%d]", simulateRanksMax), "ranks")
+	cli.Limit(f, "[1,)", "cores")
+	cli.Limit(f, fmt.Sprintf("[1,%.0f]", simulate.FactorMax), "oversubscribe")
 	return cmd
+}
+
+// memoryVar defines the flag --memory.
+func memoryVar(f *pflag.FlagSet, p *string, value string) {
+	cli.ChoiceVar(f, p, "memory", value, "what ranks of one host share: inplace (each other's buffers), private (a staging "+
+		"buffer), none (they exchange messages)", "inplace", "private", "none")
 }
 
 // check validates the flags and returns the problem.
@@ -147,30 +153,16 @@ func (s *simulation) check() (plan.Problem, error) {
 	switch {
 	case !ok:
 		return none, cli.Usagef("--op %s: want one of %s", s.op, strings.Join(cli.Sorted(simulateOps), ", "))
-	case c.Ranks < 1 || c.Ranks > simulateRanksMax:
-		return none, cli.Usagef("--ranks %d: want 1 to %d", c.Ranks, simulateRanksMax)
 	case c.Hosts < 1 || c.Hosts > c.Ranks:
 		return none, cli.Usagef("--hosts %d: want 1 to %d, a host for each rank at most", c.Hosts, c.Ranks)
 	case s.root < 0 || s.root >= c.Ranks:
 		return none, cli.Usagef("--root %d: want 0 to %d", s.root, c.Ranks-1)
 	case !slices.Contains([]int{1, 2, 4, 8}, s.element):
 		return none, cli.Usagef("--element-bytes %d: want 1, 2, 4 or 8", s.element)
-	case s.format != "table" && s.format != "json":
-		return none, cli.Usagef("--format %s: want table or json", s.format)
-	case !slices.Contains([]string{"inplace", "private", "none"}, s.memory):
-		return none, cli.Usagef("--memory %s: want inplace, private or none", s.memory)
-	case s.algorithm != "auto" && s.algorithm != "all" && !slices.Contains(chooser.Names(), s.algorithm):
-		return none, cli.Usagef("--algorithm %s: want auto, all or one of %s", s.algorithm, strings.Join(chooser.Names(),
-			", "))
 	case s.trace != "" && s.algorithm == "all":
 		return none, cli.Usagef("--trace with --algorithm all: a trace shows one algorithm")
 	case c.MTU != 0 && (c.MTU < simulate.MTUMin || c.MTU > simulate.MTUMax):
 		return none, cli.Usagef("--mtu %d: want %d to %d, or 0 for no headers", c.MTU, simulate.MTUMin, simulate.MTUMax)
-	case !(c.Oversub >= 1 && c.Oversub <= simulate.FactorMax):
-		return none, cli.Usagef("--oversubscribe %v: want 1 to %s", c.Oversub, cli.Grouped(simulate.FactorMax))
-	}
-	if s.cores && c.Cores < 1 {
-		return none, cli.Usagef("--cores %d: want 1 or more", c.Cores)
 	}
 	c.Memory, c.Private = s.memory != "none", s.memory == "private"
 	if err := s.parse(); err != nil {

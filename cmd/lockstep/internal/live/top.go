@@ -57,12 +57,6 @@ train --dashboard prints it. If it needs a token, give the whole address, or set
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			switch {
-			case o.every < 100*time.Millisecond:
-				return cli.Usagef("--every %v: want at least 100ms", o.every)
-			case o.format != "table" && o.format != "json":
-				return cli.Usagef("--format %s: want table or json", o.format)
-			}
 			in := cli.CatchInterrupts(cmd.Context())
 			defer in.Close()
 			err := o.run(in, cmd.OutOrStdout(), args)
@@ -84,7 +78,9 @@ train --dashboard prints it. If it needs a token, give the whole address, or set
 	f.SortFlags = false
 	f.DurationVar(&o.every, "every", time.Second, "`time` between two tables")
 	f.BoolVar(&o.once, "once", false, "show one table and exit")
-	f.StringVar(&o.format, "format", "table", "table or json (one document of the dashboard's form a line)")
+	cli.ChoiceVar(f, &o.format, "format", "table", "table or json (one document of the dashboard's form a line)",
+		"table", "json")
+	cli.Limit(f, "[100ms,)", "every")
 	return cmd
 }
 

@@ -14,7 +14,6 @@ import (
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/sets"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/setup"
-	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/train"
 )
 
@@ -50,9 +49,10 @@ them. Other data need none of the training: the weights say how inputs are made.
 	f.StringVar(&o.dir, "data-dir", "", "`folder` of images to evaluate on, a subfolder for each class")
 	f.IntVar(&o.replicas, "replicas", 0, "number of replicas (default one per core)")
 	f.IntVar(&o.batch, "global-batch", 0, "examples that are computed at once (default that of the training)")
-	f.StringVar(&o.format, "format", "table", "table or json")
+	cli.ChoiceVar(f, &o.format, "format", "table", "", "table", "json")
 	o.from.engine.Add(f)
-	cli.CompleteValues(cmd, map[string][]string{"engine": gomlx.Names, "format": {"table", "json"}})
+	cli.Limit(f, fmt.Sprintf("[0,%d]", setup.ReplicasMax), "replicas")
+	cli.Limit(f, "[0,)", "global-batch")
 	return cmd
 }
 
@@ -102,14 +102,6 @@ type evaluation struct {
 }
 
 func (o *evalFlags) run(ctx context.Context, out io.Writer) (err error) {
-	switch {
-	case o.format != "table" && o.format != "json":
-		return cli.Usagef("--format %s: want table or json", o.format)
-	case o.replicas < 0 || o.replicas > setup.ReplicasMax:
-		return cli.Usagef("--replicas %d: want 1 to %d", o.replicas, setup.ReplicasMax)
-	case o.batch < 0:
-		return cli.Usagef("--global-batch %d: want at least 1", o.batch)
-	}
 	r, x, err := o.from.loadOther(o.file, o.dir)
 	if err != nil {
 		return err

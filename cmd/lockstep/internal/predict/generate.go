@@ -48,8 +48,8 @@ token.`,
   lockstep generate --from run1 --prompt "12+30=" --tokens 3 --temperature 0`,
 		Args: cli.NoArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return err
+			if o.prompt == "" {
+				return cli.Usagef("--prompt is empty: want at least one character, such as a line break")
 			}
 			return cli.Interruptible(cmd, o.run)
 		},
@@ -65,24 +65,11 @@ token.`,
 	f.Float64Var(&o.sampler.topP, "top-p", 1, "draw from the fewest likeliest tokens that together have this probability")
 	f.Int64Var(&o.seed, "seed", 1, "seed of the draws")
 	o.from.engine.Add(f)
-	cli.CompleteValues(cmd, map[string][]string{"engine": gomlx.Names})
+	cli.Limit(f, "[1,)", "tokens")
+	cli.Limit(f, "[0,)", "temperature")
+	cli.Limit(f, "[0,), 0 for all", "top-k")
+	cli.Limit(f, "(0,1]", "top-p")
 	return cmd
-}
-
-func (o *generateFlags) check() error {
-	switch {
-	case o.prompt == "":
-		return cli.Usagef("--prompt is empty: want at least one character, such as a line break")
-	case o.tokens < 1:
-		return cli.Usagef("--tokens %d: want at least 1", o.tokens)
-	case !(o.sampler.temperature >= 0):
-		return cli.Usagef("--temperature %v: want at least 0", o.sampler.temperature)
-	case o.sampler.topK < 0:
-		return cli.Usagef("--top-k %d: want at least 1, or 0 for all", o.sampler.topK)
-	case !(o.sampler.topP > 0 && o.sampler.topP <= 1):
-		return cli.Usagef("--top-p %v: want more than 0 and at most 1", o.sampler.topP)
-	}
-	return nil
 }
 
 func (o *generateFlags) run(ctx context.Context, out io.Writer) (err error) {

@@ -20,7 +20,6 @@ import (
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/sets"
 	"github.com/lockstep-ml/lockstep/data"
-	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/train"
 )
@@ -62,9 +61,9 @@ training.`,
 	o.from.add(f)
 	f.StringVar(&o.file, "data-file", "", "`file` of csv or parquet with the rows to classify")
 	f.StringVar(&o.dir, "data-dir", "", "`folder` of images to classify, with or without subfolders")
-	f.StringVar(&o.format, "format", "plain", "plain (fields separated by tabs) or json (an object on each line)")
+	cli.ChoiceVar(f, &o.format, "format", "plain", "plain (fields separated by tabs) or json (an object on each line)",
+		"plain", "json")
 	o.from.engine.Add(f)
-	cli.CompleteValues(cmd, map[string][]string{"engine": gomlx.Names, "format": {"plain", "json"}})
 	return cmd
 }
 
@@ -83,9 +82,6 @@ type predictedNumber struct {
 }
 
 func (o *predictFlags) run(ctx context.Context, out io.Writer) (err error) {
-	if o.format != "plain" && o.format != "json" {
-		return cli.Usagef("--format %s: want plain or json", o.format)
-	}
 	r, err := o.from.load()
 	if err != nil {
 		return err

@@ -80,5 +80,6 @@ first.
 	root.InitDefaultHelpCmd()
 	cli.StrictHelp(root)
 	cli.KeepOrder(root)
+	cli.CompleteFlags(root)
 	return root
 }

@@ -115,6 +115,7 @@ Or create a Secret with the key "secret" and name it with --secret.`,
 		"manifest)")
 	f.IntVar(&r.CPUs, "cpus", 0, "CPUs of each pod")
 	f.IntVar(&r.GPUs, "gpus", 0, "NVIDIA GPUs of each pod")
+	cli.Limit(f, "[0,)", "cpus", "gpus")
 	f.StringVar(&r.Memory, "memory", "", "memory of each pod, such as 8Gi")
 	f.StringArrayVar(&r.claims, "claim", nil, "persistent volume claim and its mount path, as NAME:PATH")
 	return cmd
@@ -135,6 +136,7 @@ The rendezvous is on the first node, at a port derived from the job's number.`,
 	r.nameFlag(f)
 	f.IntVar(&r.CPUs, "cpus", 0, "CPUs of each worker")
 	f.IntVar(&r.GPUs, "gpus", 0, "GPUs of each node")
+	cli.Limit(f, "[0,)", "cpus", "gpus")
 	f.StringVar(&r.Memory, "memory", "", "memory of each node, such as 64G")
 	f.StringVar(&r.Time, "time", "", "time limit, such as 8:00:00; two minutes before it, the workers get SIGTERM")
 	f.StringVar(&r.Partition, "partition", "", "partition")
@@ -154,11 +156,11 @@ own collectives unless it selects MPI's.`,
 		r.mpi)
 	f := cmd.Flags()
 	f.IntVar(&r.Each, "nproc-per-node", 0, "workers on this host; without -H")
+	cli.Limit(f, sizesAllowed, "nproc-per-node")
 	f.StringVarP(&r.hosts, "hosts", "H", "", "`hosts` and their numbers of workers, such as host1:4,host2:4")
-	f.StringVar(&r.Launcher, "launcher", "openmpi", "openmpi, or mpich (also for Intel MPI)")
+	cli.ChoiceVar(f, &r.Launcher, "launcher", "openmpi", "openmpi, or mpich (also for Intel MPI)", "openmpi", "mpich")
 	r.restartsFlag(f)
 	r.portFlag(f, "the first of several hosts")
-	cli.CompleteValues(cmd, map[string][]string{"launcher": {"openmpi", "mpich"}})
 	return cmd
 }
 
@@ -185,6 +187,7 @@ func (r *rendering) command(name, short, long, example string, print func(io.Wri
 
 func (r *rendering) restartsFlag(f *pflag.FlagSet) {
 	f.IntVar(&r.MaxRestarts, "max-restarts", 0, "maximum number of restarts of a failed job (default 0)")
+	cli.Limit(f, "[0,1000]", "max-restarts")
 }
 
 func (r *rendering) nameFlag(f *pflag.FlagSet) {
@@ -193,12 +196,17 @@ func (r *rendering) nameFlag(f *pflag.FlagSet) {
 
 func (r *rendering) portFlag(f *pflag.FlagSet, where string) {
 	f.IntVar(&r.port, "port", cluster.StorePort, "rendezvous port on "+where)
+	cli.Limit(f, "[1,65535]", "port")
 }
 
 func (r *rendering) sizes(f *pflag.FlagSet, hosts, each string) {
 	f.IntVar(&r.Nodes, "nnodes", 0, "number of "+hosts)
 	f.IntVar(&r.Each, "nproc-per-node", 1, each)
+	cli.Limit(f, sizesAllowed, "nnodes", "nproc-per-node")
 }
+
+// sizesAllowed are the numbers of hosts, and of workers on each, that a typing error does not exceed.
+const sizesAllowed = "[1,65536]"
 
 // Values that need no quotes in a manifest or a script.
 var (
@@ -220,12 +228,6 @@ const podSuffix = "-abcde"
 // check validates the common flags.
 func (r *rendering) check() error {
 	switch {
-	case r.MaxRestarts < 0 || r.MaxRestarts > 1000:
-		return cli.Usagef("--max-restarts %d: want 0 to 1000", r.MaxRestarts)
-	case r.CPUs < 0:
-		return cli.Usagef("--cpus %d: want 1 or more", r.CPUs)
-	case r.GPUs < 0:
-		return cli.Usagef("--gpus %d: want 0 or more", r.GPUs)
 	case r.Memory != "" && !quantityText.MatchString(r.Memory):
 		return cli.Usagef("--memory %s: want a size such as 8Gi", r.Memory)
 	case slices.ContainsFunc(r.program, func(s string) bool { return strings.ContainsRune(s, 0) }):
@@ -234,24 +236,10 @@ func (r *rendering) check() error {
 	return nil
 }
 
-// checkPort validates the rendezvous port.
-func (r *rendering) checkPort() error {
-	if r.port < 1 || r.port > 65535 {
-		return cli.Usagef("--port %d: want 1 to 65535", r.port)
-	}
-	return nil
-}
-
-// checkSizes validates the numbers of nodes and workers.
+// checkSizes validates the number of nodes.
 func (r *rendering) checkSizes() error {
-	const most = 1 << 16
-	switch {
-	case r.Nodes == 0:
+	if r.Nodes == 0 {
 		return cli.Usagef("--nnodes is missing: want the number of hosts")
-	case r.Nodes < 0 || r.Nodes > most:
-		return cli.Usagef("--nnodes %d: want 1 to %d", r.Nodes, most)
-	case r.Each < 1 || r.Each > most:
-		return cli.Usagef("--nproc-per-node %d: want 1 to %d", r.Each, most)
 	}
 	return nil
 }
@@ -332,9 +320,6 @@ func (r *rendering) checkKubernetes() error {
 	if err := r.checkSizes(); err != nil {
 		return err
 	}
-	if err := r.checkPort(); err != nil {
-		return err
-	}
 	if r.TrainJob && r.Runtime == "" {
 		r.Runtime = "torch-distributed"
 	}
@@ -403,18 +388,11 @@ func (r *rendering) mpi(w io.Writer) error {
 	if err := r.check(); err != nil {
 		return err
 	}
-	if err := r.checkPort(); err != nil {
-		return err
-	}
 	switch {
-	case r.Launcher != "openmpi" && r.Launcher != "mpich":
-		return cli.Usagef("--launcher %s: want openmpi or mpich", r.Launcher)
 	case r.hosts == "" && r.Each == 0:
 		return cli.Usagef("want --nproc-per-node, the number of workers on this host, or -H, the hosts")
 	case r.hosts != "" && r.Each != 0:
 		return cli.Usagef("--nproc-per-node and -H both set the number of workers: give one")
-	case r.hosts == "" && (r.Each < 1 || r.Each > 1<<16):
-		return cli.Usagef("--nproc-per-node %d: want 1 to %d", r.Each, 1<<16)
 	}
 	r.Nodes = 1
 	if r.hosts != "" {

@@ -57,9 +57,6 @@ type runFlags struct {
 	table   *live.Table // nil: none
 }
 
-// runProgressModes are the values of --progress.
-var runProgressModes = []string{"auto", "table", "none"}
-
 // New returns lockstep run.
 func New() *cobra.Command {
 	var o runFlags
@@ -117,11 +114,6 @@ not given. Flags may be written with underscores, such as --nproc_per_node.`,
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-")) // torchrun accepts both
 	})
 	o.add(f)
-	cli.CompleteValues(cmd, map[string][]string{
-		"rdzv-backend": {"tcp", "file", "etcd"}, "tee": {"both", "stdout", "stderr", "none"},
-		"bind-to": {"share", "core", "numa", "none"}, "nproc-per-node": {"auto", "cpu", "gpu"},
-		"progress": runProgressModes,
-	})
 	return cmd
 }
 
@@ -160,14 +152,21 @@ func (o *runFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&o.tee, "tee", "both", "streams to show: both, stdout, stderr, none (torchrun's 3, 1, 2, 0)")
 	f.StringVar(&o.ranks, "ranks", "", "show only the output of the workers with these numbers, such as 0,2-3; "+
 		"log files contain all")
-	f.StringVar(&o.progress, "progress", "auto", "live table of the workers below their output: "+
-		strings.Join(runProgressModes, ", ")+" (auto: on a terminal, if standard output is not a pipe)")
+	cli.ChoiceVar(f, &o.progress, "progress", "auto", "live table of the workers below their output: auto, table, none "+
+		"(auto: on a terminal, if standard output is not a pipe)", "auto", "table", "none")
 	o.dashboard.Add(f, "; on node 0")
-	f.StringVar(&o.bind, "bind-to", string(affinity.Share), cli.BindHelp("each worker"))
+	cli.BindVar(f, &o.bind, "each worker")
 	f.StringArrayVar(&o.env, "env", nil, "environment variable for the workers on all hosts: `NAME=VALUE`, or NAME to "+
 		"copy its value from here")
 	f.StringVar(&o.ssh, "ssh", "", "`command` by which -H reaches a host; its arguments are the host and a shell "+
 		"command (default $LOCKSTEP_SSH, else \"ssh -o BatchMode=yes\")")
+	cli.Limit(f, "[0,)", "max-restarts")
+	cli.Limit(f, "[0s,)", "restart-delay")
+	cli.Limit(f, "(0s,)", "grace", "rdzv-timeout")
+	cli.Limit(f, "[1s,)", "heartbeat-timeout")
+	cli.Suggest(f, "rdzv-backend", "tcp", "file", "etcd")
+	cli.Suggest(f, "tee", "both", "stdout", "stderr", "none")
+	cli.Suggest(f, "nproc-per-node", "auto", "cpu", "gpu")
 }
 
 // run starts the workers and returns when they have exited.
@@ -321,26 +320,8 @@ func (o *runFlags) config() (launch.Config, error) {
 		RendezvousTimeout: o.timeout, HeartbeatTimeout: o.heartbeat, Grace: o.grace, Bind: affinity.Policy(o.bind),
 		Stdout: o.readers.Of(os.Stdout), Stderr: o.readers.Of(os.Stderr),
 	}
-	if o.maxRestarts < 0 {
-		return cfg, cli.Usagef("--max-restarts %d: want 0 or more", o.maxRestarts)
-	}
-	if o.restartDelay < 0 {
-		return cfg, cli.Usagef("--restart-delay %v: want 0s or more", o.restartDelay)
-	}
 	if o.restartDelay == 0 {
 		cfg.RestartDelay = -1
-	}
-	if o.grace <= 0 {
-		return cfg, cli.Usagef("--grace %v: want more than 0s", o.grace)
-	}
-	if o.heartbeat < time.Second {
-		return cfg, cli.Usagef("--heartbeat-timeout %v: want 1s or more", o.heartbeat)
-	}
-	if o.timeout <= 0 {
-		return cfg, cli.Usagef("--rdzv-timeout %v: want more than 0s", o.timeout)
-	}
-	if err := cli.CheckBind(o.bind); err != nil {
-		return cfg, err
 	}
 	if o.hosts == "" && o.given("hosts") {
 		return cfg, cli.Usagef("-H is empty: want hosts and their numbers of workers, such as host1:4,host2:4")
@@ -389,8 +370,6 @@ func (o *runFlags) config() (launch.Config, error) {
 	case o.nodeRank > 0 && o.dashboard.Given():
 		return cfg, cli.Usagef("--dashboard and --metrics are for node 0, which shows the workers of all nodes, not for "+
 			"--node-rank %d", o.nodeRank)
-	case !slices.Contains(runProgressModes, o.progress):
-		return cfg, cli.Usagef("--progress %s: want %s", o.progress, strings.Join(runProgressModes, ", "))
 	case o.progress == "table" && o.hosts == "" && cfg.Nodes == 1 && cfg.Workers == 1:
 		return cfg, cli.Usagef("--progress table: the table is for jobs of several workers: want --nproc-per-node or " +
 			"--nnodes of at least 2")

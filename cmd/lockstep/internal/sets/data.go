@@ -57,7 +57,8 @@ type Flags struct {
 
 // Add adds the flags.
 func (o *Flags) Add(f *pflag.FlagSet) {
-	f.StringVar(&o.Name, "data", "digits", "digits (built in), mnist, images, csv, parquet, text")
+	cli.ChoiceVar(f, &o.Name, "data", "digits", "digits (built in), mnist, images, csv, parquet, text",
+		cli.Sorted(Kinds)...)
 	f.StringVar(&o.Dir, "data-dir", "", "`folder` of mnist's IDX files, or of images")
 	f.StringSliceVar(&o.files, "data-file", nil, "`file` of csv, parquet or text, several for the last two "+
 		"(default for text: made-up sums)")
@@ -72,13 +73,16 @@ func (o *Flags) Add(f *pflag.FlagSet) {
 	o.Set.StringVar(&o.testFile, "test-file", "", "`file` of csv or parquet with the test data")
 	o.Set.StringSliceVar(&o.columns, "columns", nil, "of csv or parquet to read (default all)")
 	o.Set.StringVar(&o.label, "label", "", "column to predict (default the last)")
-	o.Set.StringVar(&o.loss, "loss", "", "predict numbers, by mse, mae or huber")
+	cli.ChoiceVar(o.Set, &o.loss, "loss", "", "predict numbers, by mse, mae or huber", cli.Sorted(regressionLosses)...)
 	o.Set.StringSliceVar(&o.textColumns, "text-columns", nil, "columns of csv that are categories")
 	o.Set.StringSliceVar(&o.dateColumns, "date-columns", nil, "columns of csv that are dates")
 	o.Set.StringSliceVar(&o.dropColumns, "drop-columns", nil, "columns of csv to leave out")
 	o.Set.StringSliceVar(&o.missing, "missing", nil, "fields of csv that mean a missing value")
 	o.Set.BoolVar(&o.noHeader, "no-header", false, "the first line of csv has no names")
 	o.Set.StringVar(&o.tokenizer, "tokenizer", "", "tokenizer.json `file` of Hugging Face")
+	cli.Limit(o.Set, "(0,1)", "test-split")
+	cli.Limit(f, "[0,1)", "validation-split")
+	cli.Limit(f, "[0,)", "shift")
 	f.AddFlagSet(o.Set)
 	cli.NotCompared(f, "data-dir", "data-file", "test-file", "tokenizer") // the contents are compared
 }
@@ -165,18 +169,10 @@ func (o *Flags) Check(given func(flag string) bool) error {
 		return cli.Usagef("--data %s needs --%s, %s", o.Name, set.needs, what[o.Name])
 	}
 	switch {
-	case !(o.ValidationSplit >= 0 && o.ValidationSplit < 1):
-		return cli.Usagef("--validation-split %v: want at least 0 and less than 1", o.ValidationSplit)
-	case !(o.testSplit > 0 && o.testSplit < 1):
-		return cli.Usagef("--test-split %v: want more than 0 and less than 1", o.testSplit)
 	case o.channels != 1 && o.channels != 3:
 		return cli.Usagef("--channels %d: want 1 or 3", o.channels)
-	case o.Shift < 0:
-		return cli.Usagef("--shift %d: want at least 0", o.Shift)
 	case o.Shift > 0 && set.Model != "cnn":
 		return cli.Usagef("--shift is for images, not --data %s", o.Name)
-	case o.loss != "" && regressionLosses[o.loss] == nil:
-		return cli.Usagef("--loss %s: want %s", o.loss, cli.OneOf(cli.Sorted(regressionLosses)))
 	case o.Name == "csv" && len(o.files) != 1:
 		return cli.Usagef("--data-file: %d files for --data csv: want one, and --test-file for the test data", len(o.files))
 	case given("columns") && len(o.columns) == 0:

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/cluster/worker"
@@ -181,17 +180,14 @@ type EngineFlags struct {
 
 // Add adds the flags.
 func (o *EngineFlags) Add(f *pflag.FlagSet) {
-	f.StringVar(&o.Name, "engine", "auto", "compute engine: "+cli.OneOf(gomlx.Names))
+	cli.ChoiceVar(f, &o.Name, "engine", "auto", "compute engine: "+cli.OneOf(gomlx.Names), gomlx.Names...)
 	f.StringVar(&o.plugin, "xla-plugin", "", "PJRT plugin `file` (default: see lockstep engine list)")
 	cli.NotCompared(f, "engine", "xla-plugin") // the engines' descriptions are compared
 }
 
 // Check validates the flags.
 func (o *EngineFlags) Check() error {
-	switch {
-	case !slices.Contains(gomlx.Names, o.Name):
-		return cli.Usagef("--engine %s: want %s", o.Name, cli.OneOf(gomlx.Names))
-	case o.Name == "go" && o.plugin != "":
+	if o.Name == "go" && o.plugin != "" {
 		return cli.Usagef("--xla-plugin is for --engine xla, not %s", o.Name)
 	}
 	return nil

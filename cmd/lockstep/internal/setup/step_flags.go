@@ -2,7 +2,6 @@ package setup
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/spf13/pflag"
 
@@ -16,7 +15,7 @@ import (
 type StepFlags struct {
 	BucketBytes bytesFlag
 	Compress    codecFlag
-	shard       shardFlag
+	shard       string // auto, on or off
 	Accumulate  int
 	Precision   string
 }
@@ -25,40 +24,31 @@ type StepFlags struct {
 func (o *StepFlags) Add(f *pflag.FlagSet) {
 	f.Var(&o.BucketBytes, "bucket-bytes", "gradients per bucket (default by engine)")
 	f.Var(&o.Compress, "compress", "compress gradients: none, bfloat16, float16, int8, powersgd[:RANK[:AFTER]]")
-	o.shard.add(f)
+	cli.ChoiceVar(f, &o.shard, "shard-optimizer", "auto", "divide the optimizer's state (ZeRO stage 1): auto, on or off",
+		"auto", "on", "off")
 	f.IntVar(&o.Accumulate, "accumulate", 1, "batches of a step")
-	f.StringVar(&o.Precision, "precision", string(gomlx.Float32), cli.OneOf(precisions()))
-}
-
-// Check validates the flags.
-func (o *StepFlags) Check() error {
-	switch {
-	case o.BucketBytes.text != "" && o.BucketBytes.N < 1:
-		return cli.Usagef("--bucket-bytes %s: want at least 1", o.BucketBytes.text)
-	case o.Accumulate < 1:
-		return cli.Usagef("--accumulate %d: want at least 1", o.Accumulate)
-	case o.Accumulate > train.MaxAccumulate:
-		return cli.Usagef("--accumulate %d: want at most %d: for larger steps, use larger batches", o.Accumulate,
-			train.MaxAccumulate)
-	case !slices.Contains(precisions(), o.Precision):
-		return cli.Usagef("--precision %s: want %s", o.Precision, cli.OneOf(precisions()))
+	var precisions []string
+	for _, p := range gomlx.Precisions {
+		precisions = append(precisions, string(p))
 	}
-	return nil
+	cli.ChoiceVar(f, &o.Precision, "precision", string(gomlx.Float32), "", precisions...)
+	cli.Limit(f, "[1,)", "bucket-bytes")
+	cli.Limit(f, fmt.Sprintf("[1,%d]: for larger steps, use larger batches", train.MaxAccumulate), "accumulate")
 }
 
 // Exchange returns train.Config.Exchange: nil if the engine chooses.
 func (o *StepFlags) Exchange() train.Exchange {
 	switch codec := o.Compress.Codec; {
-	case o.shard == shardOn:
+	case o.Sharded():
 		return train.Sharded{Compress: codec}
-	case o.shard == shardOff || codec.Method != compress.None:
+	case o.shard == "off" || codec.Method != compress.None:
 		return train.AllReduce{Compress: codec}
 	}
 	return nil
 }
 
 // Sharded reports whether the optimizer is sharded in any case.
-func (o *StepFlags) Sharded() bool { return o.shard == shardOn }
+func (o *StepFlags) Sharded() bool { return o.shard == "on" }
 
 // Plain formats the flags that were set, for other programs, to be appended to a line.
 func (o *StepFlags) Plain() (text string) {
@@ -107,33 +97,3 @@ func (c *codecFlag) Set(text string) (err error) {
 
 // Type implements pflag.Value. It names the value in help texts.
 func (c *codecFlag) Type() string { return "codec" }
-
-// shardFlag is the flag --shard-optimizer.
-type shardFlag string
-
-const (
-	shardAuto shardFlag = "auto"
-	shardOn   shardFlag = "on"
-	shardOff  shardFlag = "off"
-)
-
-func (s *shardFlag) add(f *pflag.FlagSet) {
-	*s = shardAuto
-	f.Var(s, "shard-optimizer", "divide the optimizer's state (ZeRO stage 1): auto, on or off")
-}
-
-// String implements pflag.Value.
-func (s shardFlag) String() string { return string(s) }
-
-// Set implements pflag.Value.
-func (s *shardFlag) Set(text string) error {
-	switch mode := shardFlag(text); mode {
-	case shardAuto, shardOn, shardOff:
-		*s = mode
-		return nil
-	}
-	return fmt.Errorf("%q: want auto, on or off", text)
-}
-
-// Type implements pflag.Value. It names the value in help texts.
-func (s shardFlag) Type() string { return "mode" }

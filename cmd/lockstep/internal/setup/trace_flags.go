@@ -22,6 +22,7 @@ type TraceFlags struct {
 func (o *TraceFlags) Add(f *pflag.FlagSet) {
 	f.StringVar(&o.File, "trace", "", "write a timeline into this `file`")
 	f.IntVar(&o.steps, "trace-steps", 100, "number of `steps` of --trace")
+	cli.Limit(f, "[1,)", "trace-steps")
 	cli.ComparedIfGiven(f, "trace")
 }
 
@@ -30,8 +31,6 @@ func (o *TraceFlags) Check(given func(flag string) bool) error {
 	switch {
 	case given("trace") && o.File == "":
 		return cli.Usagef("--trace is empty: want a file, such as trace.json")
-	case given("trace-steps") && o.steps < 1:
-		return cli.Usagef("--trace-steps %d: want at least 1", o.steps)
 	case given("trace-steps") && o.File == "":
 		return cli.Usagef("--trace-steps is for --trace: give a file, too")
 	}

@@ -57,7 +57,10 @@ func (o *WorkerFlags) Add(f *pflag.FlagSet) {
 	w.BoolVar(&o.noSharedMemory, "no-shared-memory", false, "use TCP within a host, too")
 	w.BoolVar(&o.AnyEngine, "mixed-engines", false, "accept other engines and processors")
 	w.BoolVar(&o.mixedBuilds, "mixed-builds", false, "accept other executables")
-	w.StringVar(&o.implementation, "implementation", "auto", "auto, ring, nccl or mpi")
+	cli.ChoiceVar(w, &o.implementation, "implementation", "auto", "", "auto", "ring", "nccl", "mpi")
+	cli.Limit(w, "(0s,), such as 30s or 10m", "rdzv-timeout", "heartbeat-timeout", "collective-timeout")
+	cli.Limit(w, "[1,)", "workers")
+	cli.Limit(w, "[0,)", "worker")
 	w.Lookup("worker").DefValue = "0" // so that help does not show -1
 	w.VisitAll(func(f *pflag.Flag) {
 		if f.Name != "implementation" {
@@ -79,18 +82,6 @@ func (o *WorkerFlags) Stray(given func(flag string) bool) (name string) {
 
 // Check validates the flags.
 func (o *WorkerFlags) Check() error {
-	for _, c := range []struct {
-		flag  string
-		value time.Duration
-	}{
-		{"rdzv-timeout", o.rdzvTimeout},
-		{"heartbeat-timeout", o.heartbeatTimeout},
-		{"collective-timeout", o.collectiveTimeout},
-	} {
-		if c.value <= 0 {
-			return cli.Usagef("--%s %v: want a time such as 30s or 10m", c.flag, c.value)
-		}
-	}
 	if o.Set.Changed("progress-timeout") && o.progressTimeout <= 0 || o.progressTimeout < 0 {
 		return cli.Usagef("--progress-timeout %v: want a time such as 30s or 10m", o.progressTimeout)
 	}
@@ -98,15 +89,6 @@ func (o *WorkerFlags) Check() error {
 		if _, _, err := listener.ParsePorts(o.ports); err != nil {
 			return cli.Usagef("--port-range: %v", err)
 		}
-	}
-	if _, err := distribute.ParseImplementation(o.implementation); err != nil {
-		return cli.Usagef("--implementation %s: want auto, ring, nccl or mpi", o.implementation)
-	}
-	if o.Set.Changed("workers") && o.Workers < 1 {
-		return cli.Usagef("--workers %d: want at least 1", o.Workers)
-	}
-	if o.Set.Changed("worker") && o.Worker < 0 {
-		return cli.Usagef("--worker %d: want 0 or more", o.Worker)
 	}
 	if o.Workers > 0 && o.Worker >= o.Workers {
 		return cli.Usagef("--worker %d of --workers %d: workers are counted from 0", o.Worker, o.Workers)
@@ -148,7 +130,7 @@ func (o *WorkerFlags) join(ctx context.Context, job *cluster.Job, replicas int) 
 	})
 }
 
-// reducer returns the collectives backend. check has validated its name.
+// reducer returns the collectives backend. the flag takes no other name.
 func (o *WorkerFlags) reducer() distribute.Implementation {
 	i, _ := distribute.ParseImplementation(o.implementation)
 	return i

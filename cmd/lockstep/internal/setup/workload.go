@@ -3,9 +3,7 @@ package setup
 import (
 	"fmt"
 	"maps"
-	"math"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/gomlx/gomlx/ml/train/optimizer"
@@ -82,23 +80,19 @@ func (o *OptimizerFlags) Add(f *pflag.FlagSet) {
 	f.Float64Var(&o.beta1, "beta1", DefaultOptimizer.beta1, "of adam, adamw and adamax")
 	f.Float64Var(&o.beta2, "beta2", DefaultOptimizer.beta2, "of adam, adamw and adamax")
 	f.Float64Var(&o.decay, "weight-decay", DefaultOptimizer.decay, "of adamw")
+	cli.Limit(f, "[0,1)", "beta1", "beta2")
+	cli.Limit(f, "[0,3.4e38]", "weight-decay") // as a float32
 }
 
 // Check validates the flags for the optimizer of a name.
 func (o *OptimizerFlags) Check(given func(flag string) bool, name string) error {
-	for flag, beta := range map[string]float64{"beta1": o.beta1, "beta2": o.beta2} {
-		switch {
-		case given(flag) && !strings.HasPrefix(name, "adam"):
+	for _, flag := range []string{"beta1", "beta2"} {
+		if given(flag) && !strings.HasPrefix(name, "adam") {
 			return cli.Usagef("--%s is for --optimizer adam, adamw or adamax, not %s", flag, name)
-		case !(beta >= 0 && beta < 1):
-			return cli.Usagef("--%s %v: want at least 0 and less than 1", flag, beta)
 		}
 	}
-	switch {
-	case given("weight-decay") && name != "adamw":
+	if given("weight-decay") && name != "adamw" {
 		return cli.Usagef("--weight-decay is for --optimizer adamw, not %s", name)
-	case !(o.decay >= 0 && o.decay <= math.MaxFloat32):
-		return cli.Usagef("--weight-decay %v: want at least 0", o.decay)
 	}
 	return nil
 }
@@ -137,23 +131,6 @@ func LanguageModel(g *GPTFlags, vocabulary int, opt optimizer.Interface) *gomlx.
 	}
 }
 
-// precisions lists the names of the precisions.
-func precisions() []string {
-	list := make([]string, len(gomlx.Precisions))
-	for i, p := range gomlx.Precisions {
-		list[i] = string(p)
-	}
-	return list
-}
-
-// Values lists the values of the flags that train and bench train share.
-func Values() map[string][]string {
-	return map[string][]string{
-		"model": ModelNames, "optimizer": cli.Sorted(Optimizers), "engine": gomlx.Names, "precision": precisions(),
-		"implementation": {"auto", "ring", "nccl", "mpi"},
-	}
-}
-
 // LearningRates lists the optimizers' default learning rates.
 func LearningRates() string {
 	var list []string
@@ -180,8 +157,11 @@ func (g *GPTFlags) Add(f *pflag.FlagSet, random bool) {
 	g.GPTSet.IntVar(&g.Positions, "positions", 64, "tokens of a sequence")
 	if random {
 		g.GPTSet.IntVar(&g.Vocabulary, "vocabulary", 256, "number of different tokens")
-	} else {
+	}
+	g.GPTSet.VisitAll(func(f *pflag.Flag) { cli.Limit(g.GPTSet, fmt.Sprintf("[1,%d]", DimensionMax), f.Name) })
+	if !random {
 		g.GPTSet.Float64Var(&g.dropout, "dropout", 0, "share of values set to 0 in training")
+		cli.Limit(g.GPTSet, "[0,1)", "dropout")
 	}
 	f.AddFlagSet(g.GPTSet)
 }
@@ -193,18 +173,8 @@ const DimensionMax = 1 << 20
 func (g *GPTFlags) Check(model string) error {
 	var err error
 	g.GPTSet.VisitAll(func(f *pflag.Flag) {
-		n, bad := strconv.Atoi(f.Value.String())
-		switch {
-		case err != nil:
-		case f.Changed && model != "gpt":
+		if err == nil && f.Changed && model != "gpt" {
 			err = cli.Usagef("--%s is for --model gpt, not %s", f.Name, model)
-		case f.Name == "dropout" && !(g.dropout >= 0 && g.dropout < 1):
-			err = cli.Usagef("--dropout %v: want at least 0 and less than 1", g.dropout)
-		case f.Name == "dropout":
-		case bad != nil || n < 1:
-			err = cli.Usagef("--%s %s: want at least 1", f.Name, f.Value)
-		case n > DimensionMax:
-			err = cli.Usagef("--%s %s: want at most %s", f.Name, f.Value, cli.Grouped(DimensionMax))
 		}
 	})
 	if err == nil && g.Width%g.Heads != 0 {

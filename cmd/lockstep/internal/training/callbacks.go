@@ -79,6 +79,10 @@ func (o *callbackFlags) add(f *pflag.FlagSet) {
 	s.StringVar(&o.tensorboard, "tensorboard", "", "write event files into this `folder`")
 	s.BoolVar(&o.gradients, "gradient-histograms", false, "of --tensorboard")
 	s.IntVar(&o.logEvery, "log-every", 0, "write to the logs after so many `steps` too")
+	cli.Limit(s, "[1,)", "warmup-steps", "validate-every", "early-stopping", "reduce-lr", "log-every")
+	cli.Limit(s, "(0,1), such as 0.99", "ema")
+	cli.Limit(s, "(0,1)", "reduce-lr-factor")
+	cli.Limit(s, "[0,)", "min-learning-rate")
 	cli.NotCompared(s, "csv-log", "json-log", "log-every")
 	cli.ComparedIfGiven(s, "best", "tensorboard")
 	o.set = s
@@ -86,32 +90,12 @@ func (o *callbackFlags) add(f *pflag.FlagSet) {
 }
 
 func (o *callbackFlags) check(given func(flag string) bool, t *Flags) error {
-	for _, c := range []struct {
-		flag  string
-		value int
-	}{
-		{"warmup-steps", o.warmup},
-		{"validate-every", o.validateEvery},
-		{"early-stopping", o.earlyStopping},
-		{"reduce-lr", o.reduceLR},
-		{"log-every", o.logEvery},
-	} {
-		if given(c.flag) && c.value < 1 {
-			return cli.Usagef("--%s %d: want at least 1", c.flag, c.value)
-		}
-	}
 	decides := o.earlyStopping > 0 || o.reduceLR > 0 || o.best != ""
 	switch {
-	case given("ema") && !(o.ema > 0 && o.ema < 1):
-		return cli.Usagef("--ema %v: want a number between 0 and 1, such as 0.99", o.ema)
-	case !(o.reduceFactor > 0 && o.reduceFactor < 1):
-		return cli.Usagef("--reduce-lr-factor %v: want a number between 0 and 1", o.reduceFactor)
 	case o.warmup > 0 && (t.schedule == constantSchedule || t.schedule == "one-cycle"):
 		return cli.Usagef("--warmup-steps is for --schedule cosine, linear, exponential or step, not %s", t.schedule)
 	case given("min-learning-rate") && t.schedule != "cosine" && t.schedule != "linear":
 		return cli.Usagef("--min-learning-rate is for --schedule cosine or linear, not %s", t.schedule)
-	case !(o.minRate >= 0 && o.minRate <= math.MaxFloat32):
-		return cli.Usagef("--min-learning-rate %v: want at least 0", o.minRate)
 	case o.reduceLR > 0 && t.schedule != constantSchedule:
 		return cli.Usagef("--reduce-lr needs --schedule constant: --schedule %s sets the learning rate", t.schedule)
 	case o.validateEvery > 0 && t.Data.ValidationSplit == 0:

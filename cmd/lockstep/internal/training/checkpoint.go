@@ -28,6 +28,7 @@ func (o *checkpointFlags) add(f *pflag.FlagSet) {
 	f.IntVar(&o.saveEvery, "save-every", 0, "steps between two (default an epoch)")
 	f.IntVar(&o.keep, "keep", 3, "snapshots to keep; -1: all")
 	f.StringVar(&o.resume, "resume", "auto", "auto, never, or the `path` of snapshots")
+	cli.Limit(f, "[1,)", "save-every")
 	cli.NotCompared(f, "checkpoint-dir", "save-every", "keep", "resume") // the chief decides
 }
 
@@ -40,8 +41,6 @@ func (o *checkpointFlags) check(given func(flag string) bool) error {
 	switch {
 	case given("checkpoint-dir") && o.dir == "":
 		return cli.Usagef("--checkpoint-dir is empty: want the name of a folder")
-	case given("save-every") && o.saveEvery < 1:
-		return cli.Usagef("--save-every %d: want at least 1", o.saveEvery)
 	case o.keep < 1 && o.keep != -1:
 		return cli.Usagef("--keep %d: want at least 1, or -1 for all", o.keep)
 	case o.resume == "":

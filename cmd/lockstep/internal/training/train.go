@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"math"
 	"runtime"
 	"slices"
 	"strings"
@@ -97,11 +96,6 @@ docs/flags.md explains all flags, also those that are set in a file of --config.
 		cli.FlagGroup{Heading: "Flags of --model gpt", Flags: o.GPTSet},
 		cli.FlagGroup{Heading: "Flags of callbacks (docs/callbacks.md)", Flags: o.callbacks.set},
 		cli.FlagGroup{Heading: "Flags of a worker (--strategy multi-worker)", Flags: o.workers.Set})
-	cli.CompleteValues(cmd, setup.Values())
-	cli.CompleteValues(cmd, map[string][]string{
-		"data": cli.Sorted(sets.Kinds), "strategy": {"mirrored", multiWorker, "one-device"}, "schedule": schedules,
-		"progress": progressModes,
-	})
 	return cmd
 }
 
@@ -124,10 +118,11 @@ func (o *Flags) Averages() bool { return o.callbacks.ema > 0 }
 
 func (o *Flags) add(f *pflag.FlagSet) {
 	o.Data.Add(f)
-	f.StringVar(&o.Model, "model", "", strings.Join(setup.ModelNames, ", ")+" (default by data)")
+	cli.ChoiceVar(f, &o.Model, "model", "", strings.Join(setup.ModelNames, ", ")+" (default by data)",
+		setup.ModelNames...)
 	f.IntSliceVar(&o.hidden, "hidden", nil, "`widths` of mlp's layers (default 512,512)")
 	o.weights.add(f)
-	f.StringVar(&o.strategy, "strategy", "mirrored", "mirrored, multi-worker or one-device")
+	cli.ChoiceVar(f, &o.strategy, "strategy", "mirrored", "", "mirrored", multiWorker, "one-device")
 	f.IntVar(&o.replicas, "replicas", 0, "of this process (default one per device)")
 	f.StringSliceVar(&o.devices, "devices", nil, "of the replicas, such as CPU:0,CPU:1")
 	f.IntVar(&o.GlobalBatch, "global-batch", 0, "examples per step, over all replicas (default 128 for mnist, 32 for "+
@@ -141,14 +136,14 @@ func (o *Flags) add(f *pflag.FlagSet) {
 	f.Float64Var(&o.clipNorm, "clip-norm", 0, "limit for the gradients' global norm")
 	f.Float64Var(&o.clipValue, "clip-value", 0, "limit for each element of the gradients")
 	f.BoolVar(&o.noiseScale, "noise-scale", false, "report the gradient noise scale")
-	f.StringVar(&o.optimizer, "optimizer", "adam", cli.Names(setup.Optimizers))
+	cli.ChoiceVar(f, &o.optimizer, "optimizer", "adam", "", cli.Sorted(setup.Optimizers)...)
 	o.adam.Add(f)
 	f.Float64Var(&o.learningRate, "learning-rate", 0, "(default "+setup.LearningRates()+"; for text at most "+
 		"0.001, except for sgd)")
-	f.StringVar(&o.schedule, "schedule", "cosine", cli.OneOf(schedules))
+	cli.ChoiceVar(f, &o.schedule, "schedule", "cosine", "", schedules...)
 	f.Int64Var(&o.seed, "seed", 1, "of weights, order and shifts")
 	o.engine.Add(f)
-	f.StringVar(&o.progress, "progress", "auto", cli.OneOf(progressModes))
+	cli.ChoiceVar(f, &o.progress, "progress", "auto", "", progressModes...)
 	f.StringVar(&o.summary, "summary", "", "write the results into this `file`")
 	f.StringVar(&o.out, "out", "", "write weights, history, summary, config and report into this `folder`")
 	o.trace.Add(f)
@@ -158,6 +153,11 @@ func (o *Flags) add(f *pflag.FlagSet) {
 	o.callbacks.add(f)
 	o.workers.Add(f)
 	o.GPTFlags.Add(f, false)
+	cli.Limit(f, fmt.Sprintf("[1,%d]", setup.ReplicasMax), "replicas")
+	cli.Limit(f, "[1,)", "global-batch", "batch-per-replica", "eval-batch", "steps")
+	cli.Limit(f, "[0,)", "epochs")
+	cli.Limit(f, "(0,)", "clip-norm", "clip-value")
+	cli.Limit(f, "(0,3.4e38]", "learning-rate") // as a float32
 	cli.FileOnly(f, "beta1", "channels", "dropout", "log-every", "no-header", "reduce-lr-factor")
 	cli.NotCompared(f, "strategy", "replicas", "devices", "progress", "summary", "out", "config",
 		"dashboard", "metrics")
@@ -199,9 +199,6 @@ func (o *Flags) complete(given func(flag string) bool) error {
 }
 
 func (o *Flags) check(given func(flag string) bool) error {
-	if err := o.checkNames(given); err != nil {
-		return err
-	}
 	stray := o.workers.Stray(given)
 	switch {
 	case given("clip-norm") && given("clip-value"):
@@ -215,64 +212,10 @@ func (o *Flags) check(given func(flag string) bool) error {
 	case stray != "" && o.strategy != multiWorker:
 		return cli.Usagef("--%s is for --strategy multi-worker, not %s", stray, o.strategy)
 	}
-	return cmp.Or(o.engine.Check(), o.checkNumbers(given), o.checkModel(given), o.Data.Check(given), o.Step.Check(),
+	return cmp.Or(o.engine.Check(), o.checkModel(given), o.Data.Check(given),
 		o.adam.Check(given, o.optimizer), o.diloco.check(given), o.workers.Check(), o.checkpoint.check(given),
 		o.weights.check(given), errors.Join(o.callbacks.check(given, o), o.trace.Check(given), o.dashboard.Check(given)),
 		o.checkDevices(given))
-}
-
-// checkNames checks the flags whose value is one of a list.
-func (o *Flags) checkNames(given func(flag string) bool) error {
-	for _, c := range []struct {
-		flag, value string
-		allowed     []string
-	}{
-		{"data", o.Data.Name, cli.Sorted(sets.Kinds)},
-		{"strategy", o.strategy, []string{"mirrored", multiWorker, "one-device"}},
-		{"optimizer", o.optimizer, cli.Sorted(setup.Optimizers)},
-		{"schedule", o.schedule, schedules},
-		{"progress", o.progress, progressModes},
-		{"model", o.Model, setup.ModelNames},
-	} {
-		if (c.flag != "model" || given("model")) && !slices.Contains(c.allowed, c.value) {
-			return cli.Usagef("--%s %s: want %s", c.flag, c.value, cli.OneOf(c.allowed))
-		}
-	}
-	return nil
-}
-
-func (o *Flags) checkNumbers(given func(flag string) bool) error {
-	for _, c := range []struct {
-		flag         string
-		value, least int
-	}{
-		{"replicas", o.replicas, 1},
-		{"global-batch", o.GlobalBatch, 1},
-		{"batch-per-replica", o.BatchPerReplica, 1},
-		{"eval-batch", o.evalBatch, 1},
-		{"epochs", o.epochs, 0},
-		{"steps", o.steps, 1},
-	} {
-		if given(c.flag) && c.value < c.least {
-			return cli.Usagef("--%s %d: want at least %d", c.flag, c.value, c.least)
-		}
-	}
-	if o.replicas > setup.ReplicasMax {
-		return cli.Usagef("--replicas %d: want at most %d", o.replicas, setup.ReplicasMax)
-	}
-	for _, c := range []struct {
-		flag        string
-		value, most float64
-	}{
-		{"clip-norm", o.clipNorm, math.MaxFloat64},
-		{"clip-value", o.clipValue, math.MaxFloat64},
-		{"learning-rate", o.learningRate, math.MaxFloat32},
-	} {
-		if given(c.flag) && !(c.value > 0 && c.value <= c.most) {
-			return cli.Usagef("--%s %v: want a positive number", c.flag, c.value)
-		}
-	}
-	return nil
 }
 
 // checkModel checks the flags of the model.
@@ -365,17 +308,12 @@ func (o *dilocoFlags) add(f *pflag.FlagSet) {
 	f.IntVar(&o.innerSteps, "diloco", 0, "steps between exchanges (default off)")
 	f.Float64Var(&o.outerLearningRate, "outer-learning-rate", 0.7, "of --diloco")
 	f.Float64Var(&o.outerMomentum, "outer-momentum", 0.9, "of --diloco, from 0 to 1")
+	cli.Limit(f, "[1,), the number of steps between two exchanges", "diloco")
+	cli.Limit(f, "(0,3.4e38]", "outer-learning-rate")
+	cli.Limit(f, "[0,1)", "outer-momentum")
 }
 
 func (o *dilocoFlags) check(given func(flag string) bool) error {
-	switch {
-	case given("diloco") && o.innerSteps < 1:
-		return cli.Usagef("--diloco %d: want the number of steps between two exchanges, at least 1", o.innerSteps)
-	case !(o.outerLearningRate > 0 && o.outerLearningRate <= math.MaxFloat32):
-		return cli.Usagef("--outer-learning-rate %v: want a positive number", o.outerLearningRate)
-	case !(o.outerMomentum >= 0 && o.outerMomentum < 1):
-		return cli.Usagef("--outer-momentum %v: want at least 0 and less than 1", o.outerMomentum)
-	}
 	for _, flag := range []string{"outer-learning-rate", "outer-momentum"} {
 		if given(flag) && o.innerSteps == 0 {
 			return cli.Usagef("--%s is for --diloco: give both", flag)
