@@ -468,7 +468,7 @@ func (r *trainRun) report() error {
 	}
 	t.Row("trained", "%s in %s", cli.Count(r.history.Steps, "step"), r.trainingTime().Round(10*time.Millisecond))
 	t.Row("weights hash", "%s", train.HashWeights(r.weights))
-	t.Row("kernels", "%s", machine.Kernels(r.flags.engine.Name))
+	t.Row("kernels", "%s", machine.Kernels(r.Engine.Name()))
 	for _, what := range r.written {
 		t.Row(what[0], "%s", what[1])
 	}

@@ -68,7 +68,7 @@ func (r *trainRun) summarise() summary {
 		Unit:     r.set.Unit, PerSecond: cli.Number(r.history.Speed.ExamplesPerSecond),
 		ReduceShare: cli.Number(r.history.Speed.ReduceShare), WaitShare: cli.Number(r.history.Speed.WaitShare),
 		Seconds: cli.Number(r.trainingTime().Seconds()), WeightsHash: train.HashWeights(r.weights),
-		Kernels: machine.Kernels(r.flags.engine.Name),
+		Kernels: machine.Kernels(r.Engine.Name()),
 	}
 	if n := len(r.history.Epochs); n > 0 {
 		last := r.history.Epochs[n-1]
