@@ -138,8 +138,8 @@ of a host's network card in each direction.`,
 
 // memoryVar defines the flag --memory.
 func memoryVar(f *pflag.FlagSet, p *string, value string) {
-	cli.ChoiceVar(f, p, "memory", value, "what ranks of one host share: inplace (each other's buffers), private (a staging "+
-		"buffer), none (they exchange messages)", "inplace", "private", "none")
+	cli.ChoiceVar(f, p, "memory", value, "what ranks of one host share: inplace (each other's buffers), private (a "+
+		"staging buffer), none (they exchange messages)", "inplace", "private", "none")
 }
 
 // check validates the flags and returns the problem.
