@@ -104,7 +104,7 @@ func (b *Backend) IsFinalized() bool { return b.inner.IsFinalized() }
 // Builder implements compute.Backend.
 func (b *Backend) Builder(name string) compute.Builder {
 	r := record.New(b.inner.Builder(name))
-	r.ComposeBatchNorm = true
+	r.ComposeBatchNorm, r.WidenHalf = true, true
 	return &builder{r, b}
 }
 

@@ -814,7 +814,7 @@ func (bl *builder) newExecutable(name string) *executable {
 // newExecutableOn is newExecutable on a wrapper of the backend.
 func (bl *builder) newExecutableOn(name string, wrap func(compute.Backend) compute.Backend) *executable {
 	x := &executable{name: name}
-	b := bl.b.builder()
+	b := bl.b.Backend
 	if bl.replicas() > 1 {
 		x.recorder = stages.New(b)
 		x.recorder.Defer = true

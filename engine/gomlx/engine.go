@@ -95,14 +95,6 @@ type backend struct {
 	whole       bool // a step in one program is faster than in two
 }
 
-// builder returns the backend for which graphs are built.
-func (b *backend) builder() compute.Backend {
-	if b.name != "xla" {
-		return wideBackend{b.Backend}
-	}
-	return b.Backend
-}
-
 func (b *backend) Name() string        { return b.name }
 func (b *backend) Description() string { return b.description }
 func (b *backend) String() string      { return b.description }

@@ -58,6 +58,9 @@ func (f *Function) Shape(v compute.Value) (shapes.Shape, error) {
 
 // add records an operation and adds it to the whole graph. attributes are its arguments that are not values.
 func (f *Function) add(name string, attributes []any, emit Emit, inputs ...compute.Value) ([]compute.Value, error) {
+	if err := f.fuses(name, inputs); err != nil {
+		return nil, err
+	}
 	o := &Op{
 		Name: name, Attributes: attributes,
 		Emit: func(to compute.Function, in []compute.Value, _ []compute.Function) ([]compute.Value, error) {

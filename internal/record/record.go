@@ -20,6 +20,10 @@ type Builder struct {
 
 	ComposeBatchNorm bool // make batch normalization of other operations, for a backend that has none
 
+	// WidenHalf computes products of float16 and bfloat16 in float32, and makes GoMLX build fused operations of other
+	// ones, for a backend that has fused operations of float32 and float64 only.
+	WidenHalf bool
+
 	// Check, if set, is called with each operation before it is added. It may change its name, and set its Note. An error
 	// keeps the operation out of the graph, and is returned to the program that adds it.
 	Check func(*Op) error

@@ -47,7 +47,7 @@ func checkHalfProduct(t *testing.T, e compute.Backend, dtype dtypes.DType, m, k,
 ) {
 	t.Helper()
 	r := rand.New(rand.NewPCG(uint64(k), 2))
-	b := (&backend{Backend: e, name: "go"}).builder().Builder("product")
+	b := e.Builder("product")
 	f := b.Main()
 	var buffers []compute.Buffer
 	operand := func(name string, rows, columns int, transposed bool) (compute.Value, []float64) {
