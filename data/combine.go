@@ -1,6 +1,7 @@
 package data
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -173,29 +174,17 @@ func Mix(n int, seed int64, weights []float64, parts ...Pipeline) Pipeline {
 		rest[i] = i
 	}
 	remainder := func(i int) float64 { return weights[i]/sum*mixBlock - float64(m.quota[i]) }
-	for ; given != mixBlock; given += sign(mixBlock - given) {
+	for ; given != mixBlock; given += cmp.Compare(mixBlock, given) {
 		candidates := rest
 		if given > mixBlock { // every part keeps at least one
 			candidates = slices.DeleteFunc(slices.Clone(rest), func(i int) bool { return m.quota[i] == 1 })
 		}
 		i := slices.MaxFunc(candidates, func(a, b int) int {
-			return sign(mixBlock-given) * compare(remainder(a), remainder(b))
+			return cmp.Compare(mixBlock, given) * cmp.Compare(remainder(a), remainder(b))
 		})
-		m.quota[i] += sign(mixBlock - given)
+		m.quota[i] += cmp.Compare(mixBlock, given)
 	}
 	return Pipeline{&view{base: m}}
-}
-
-func sign(x int) int { return compare(float64(x), 0) }
-
-func compare(a, b float64) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
 }
 
 // Len implements [Dataset].

@@ -16,29 +16,30 @@ func Gather[T any](ctx context.Context, s *Strategy, v PerReplica[T], axis int, 
 	d := whole(s, v)
 	p, ok := d.(*perReplica)
 	if !ok || len(p.values) == 0 || !tensor.IsNest(p.values[0]) {
-		out, err := extended{s}.Gather(ctx, d, axis, opts...)
+		out, err := Extended{s}.Gather(ctx, d, axis, opts...)
 		return resultAs[T]("Gather", out, err)
 	}
 	out, err := tensor.Zip(func(_ string, leaves []any) (any, error) {
-		return extended{s}.Gather(ctx, perReplicaOf(leaves...), axis, opts...)
+		return Extended{s}.Gather(ctx, perReplicaOf(leaves...), axis, opts...)
 	}, nil, p.values...)
 	return resultAs[T]("Gather", out, unlike("Gather", err))
 }
 
-// Gather implements [Extended]. A value that is not distributed is returned unchanged; with several workers it is
-// repeated once per worker. A mirrored value is repeated once per replica.
-func (s extended) Gather(ctx context.Context, v Value, axis int, opts ...Options) (Value, error) {
+// Gather is [Gather] for a value that may be distributed, mirrored, or the same on all replicas. A value that is not
+// distributed is returned unchanged; with several workers it is repeated once per worker. A mirrored value is repeated
+// once per replica.
+func (e Extended) Gather(ctx context.Context, v Value, axis int, opts ...Options) (Value, error) {
 	const name = "Gather"
-	if f := frameOf(ctx); f != nil && f.replica != nil && f.strategy == s.Strategy {
+	if f := frameOf(ctx); f != nil && f.replica != nil && f.strategy == e.s {
 		return nil, errorf(name, ErrContext, "called inside a step function; the method requires being in cross-replica "+
 			"context: use AllGather instead")
 	}
-	o, err := s.enterCross(ctx, name, Sum, opts)
+	o, err := e.s.enterCross(ctx, name, Sum, opts)
 	if err != nil {
 		return nil, err
 	}
-	v = untyped(v, s.oneDevice)
-	if err := s.checkLocal(v); err != nil {
+	v = untyped(v, e.s.oneDevice)
+	if err := e.s.checkLocal(v); err != nil {
 		return nil, errorf(name, ErrInvalid, "%w", err)
 	}
 	if _, sparse := v.(*tensor.IndexedSlices); sparse {
@@ -49,17 +50,17 @@ func (s extended) Gather(ctx context.Context, v Value, axis int, opts ...Options
 	if kept, isStored := v.(stored); isStored {
 		d, ok = perReplicaOf(kept.Values()...), true
 	}
-	if !ok && (hasDistributed(v) || s.isWorkerValue(v) && tensor.IsNest(v)) {
-		return tensor.Map(v, func(leaf any) (any, error) { return s.Gather(ctx, leaf, axis, opts...) })
+	if !ok && (hasDistributed(v) || e.s.isWorkerValue(v) && tensor.IsNest(v)) {
+		return tensor.Map(v, func(leaf any) (any, error) { return e.Gather(ctx, leaf, axis, opts...) })
 	}
-	if s.isWorkerValue(v) {
-		return s.gatherWorkers(ctx, name, v, axis, o)
+	if e.s.isWorkerValue(v) {
+		return e.s.gatherWorkers(ctx, name, v, axis, o)
 	}
-	if !ok && s.workersInSync > 1 {
-		d, ok = perReplicaOf(s.onReplicas(v)...), true
+	if !ok && e.s.workersInSync > 1 {
+		d, ok = perReplicaOf(e.s.onReplicas(v)...), true
 	}
-	if !ok || s.oneDevice {
-		return s.LocalResults(v)[0], nil
+	if !ok || e.s.oneDevice {
+		return e.LocalResults(v)[0], nil
 	}
 	dense := make([]Value, len(d.byReplica()))
 	for i, c := range d.byReplica() {
@@ -68,7 +69,7 @@ func (s extended) Gather(ctx context.Context, v Value, axis int, opts ...Options
 		}
 	}
 	batch := []Reduction{{dense, []device.Spec{device.Host(ctx)}}}
-	out, err := gatherBatch(ctx, s.batchOps(batch), batch, axis, o)
+	out, err := gatherBatch(ctx, e.s.batchOps(batch), batch, axis, o)
 	if err != nil {
 		return nil, err
 	}

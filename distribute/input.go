@@ -116,7 +116,7 @@ func (c *InputContext) validate(op string) error {
 	return nil
 }
 
-// ValueContext identifies for which replica [Extended].DistributeValues needs a value (TensorFlow's
+// ValueContext identifies for which replica [Extended.DistributeValues] needs a value (TensorFlow's
 // ValueContext).
 type ValueContext struct {
 	ReplicaID   int // TensorFlow's replica_id_in_sync_group: over all workers

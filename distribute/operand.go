@@ -241,14 +241,6 @@ func componentsOf(v Value) ([]Value, error) {
 	return []Value{leaf}, nil
 }
 
-func repeat(v Value, n int) []Value {
-	out := make([]Value, n)
-	for i := range out {
-		out[i] = v
-	}
-	return out
-}
-
 func badDType(op string, d tensor.DType) error { return failed(op, dense.NotNumeric(d)) }
 
 // dtypeOf returns the dtype of a leaf's elements, Invalid if it has none.

@@ -64,10 +64,10 @@ type ReduceOptions struct {
 // their number. With an axis it first sums each value over the axis; a mean then divides the sum of all elements by
 // their number over all replicas. So values of different lengths are weighted by their elements.
 //
-// One variable that all replicas return counts once, as in [Extended].Reduce. It is an error if T cannot hold the
+// One variable that all replicas return counts once, as in [Extended.Reduce]. It is an error if T cannot hold the
 // result: a T of any type can.
 func Reduce[T any](ctx context.Context, s *Strategy, op ReduceOp, v PerReplica[T], opts ReduceOptions) (T, error) {
-	out, err := extended{s}.Reduce(ctx, op, whole(s, v), opts)
+	out, err := Extended{s}.Reduce(ctx, op, whole(s, v), opts)
 	return resultAs[T]("Reduce", out, err)
 }
 
@@ -92,7 +92,7 @@ func sameVariable(leaves []Value) stored {
 	return nil
 }
 
-// Reduce implements [Extended].
+// Reduce is [Reduce] for a value that may be distributed, mirrored, or the same on all replicas.
 //
 // A value that is not distributed is the same on all replicas. Its mean is the value itself. Its sum is an
 // error without an axis, and the number of replicas times its sum with one. A mirrored value's mean is the
@@ -100,26 +100,26 @@ func sameVariable(leaves []Value) stored {
 // workers a value that is not distributed may differ between the workers. Without an axis its sum and mean are
 // those of the workers' values (see [NewMultiWorkerMirroredStrategy]); with one it counts for every replica of
 // its worker.
-func (s extended) Reduce(ctx context.Context, op ReduceOp, v Value, opts ReduceOptions) (Value, error) {
+func (e Extended) Reduce(ctx context.Context, op ReduceOp, v Value, opts ReduceOptions) (Value, error) {
 	const name = "Reduce"
-	o, err := s.enterCross(ctx, name, op, []Options{opts.Options})
+	o, err := e.s.enterCross(ctx, name, op, []Options{opts.Options})
 	if err != nil {
 		return nil, err
 	}
-	v, host := untyped(v, s.oneDevice), []device.Spec{device.Host(ctx)}
+	v, host := untyped(v, e.s.oneDevice), []device.Spec{device.Host(ctx)}
 	if opts.Axis == nil {
-		return s.reduceToHost(ctx, name, op, v, host, o)
+		return e.s.reduceToHost(ctx, name, op, v, host, o)
 	}
-	n := len(s.devices)
+	n := len(e.s.devices)
 	if m, ok := v.(*Mirrored); ok && len(m.Values) > 0 {
 		v = m.Values[0] // equal on all replicas
 	}
 	sums := make([]Value, n)
 	count := 0
 	for i := range sums {
-		mine, err := selectReplica(i, v, s.checkLocal)
+		mine, err := selectReplica(i, v, e.s.checkLocal)
 		if err == nil {
-			mine, err = s.ownComponents(i, mine)
+			mine, err = e.s.ownComponents(i, mine)
 		}
 		if err != nil {
 			return nil, errorf(name, ErrInvalid, "%w", err)
@@ -140,13 +140,13 @@ func (s extended) Reduce(ctx context.Context, op ReduceOp, v Value, opts ReduceO
 		count += elements
 	}
 	total := sums[0]
-	if s.size > 1 {
-		if total, err = s.reduceToHost(ctx, name, Sum, perReplicaOf(sums...), host, o); err != nil {
+	if e.s.size > 1 {
+		if total, err = e.s.reduceToHost(ctx, name, Sum, perReplicaOf(sums...), host, o); err != nil {
 			return nil, err
 		}
 	}
 	if op == Mean {
-		if count, err = s.countAll(ctx, name, count, o); err != nil {
+		if count, err = e.s.countAll(ctx, name, count, o); err != nil {
 			return nil, err
 		}
 		return dense.Divide(total.(*tensor.Tensor), count), nil
@@ -177,39 +177,40 @@ func (s *Strategy) reduceToHost(
 	if err != nil {
 		return nil, err
 	}
-	return extended{s}.LocalResults(out)[0], nil
+	return Extended{s}.LocalResults(out)[0], nil
 }
 
-// ReduceTo combines the components of v and places the result on the destination's devices (TensorFlow's
-// StrategyExtended.reduce_to): a tensor on one, a [*Mirrored] on several. Values that are not distributed, and
-// mirrored values, are treated as in [Extended].Reduce. With [NewOneDeviceStrategy] it returns the value unchanged.
-func (s extended) ReduceTo(ctx context.Context, op ReduceOp, v, to Value, opts ...Options) (Value, error) {
+// ReduceTo combines the components of v and places the result on the destination's devices (reduce_to): a tensor on
+// one, a [*Mirrored] on several. The destination is a device's name, a [device.Spec], a distributed value, a variable
+// or a tensor, whose devices receive the result. Values that are not distributed, and mirrored values, are treated as
+// in [Extended.Reduce]. With [NewOneDeviceStrategy] it returns the value unchanged.
+func (e Extended) ReduceTo(ctx context.Context, op ReduceOp, v, to Value, opts ...Options) (Value, error) {
 	const name = "ReduceTo"
-	o, err := s.enterCross(ctx, name, op, opts)
+	o, err := e.s.enterCross(ctx, name, op, opts)
 	if err != nil {
 		return nil, err
 	}
-	devices, err := s.destination(name, to)
+	devices, err := e.s.destination(name, to)
 	if err != nil {
 		return nil, err
 	}
-	return s.reduceTo(ctx, name, op, untyped(v, s.oneDevice), devices, o)
+	return e.s.reduceTo(ctx, name, op, untyped(v, e.s.oneDevice), devices, o)
 }
 
-// BatchReduceTo is [Extended].ReduceTo for several values, which may share transfers (TensorFlow's
-// StrategyExtended.batch_reduce_to). The results are in the order of the batch.
-func (s extended) BatchReduceTo(
+// BatchReduceTo is [Extended.ReduceTo] for several values, each with its destination, which may share transfers
+// (batch_reduce_to). The results are in the order of the values.
+func (e Extended) BatchReduceTo(
 	ctx context.Context, op ReduceOp, values, destinations []Value, opts ...Options,
 ) ([]Value, error) {
 	const name = "BatchReduceTo"
-	o, err := s.enterCross(ctx, name, op, opts)
+	o, err := e.s.enterCross(ctx, name, op, opts)
 	if err != nil || len(values) == 0 {
 		return nil, err
 	}
 	if len(destinations) != len(values) {
 		return nil, errDestinations(name, values, destinations)
 	}
-	if s.oneDevice {
+	if e.s.oneDevice {
 		return slices.Clone(values), nil
 	}
 	out := make([]Value, len(values))
@@ -219,13 +220,13 @@ func (s extended) BatchReduceTo(
 	workerValues := make([]bool, len(values))
 	to := make([][]device.Spec, len(values))
 	for i, v := range values {
-		if to[i], err = s.destination(name, destinations[i]); err != nil {
+		if to[i], err = e.s.destination(name, destinations[i]); err != nil {
 			return nil, err
 		}
-		if workerValues[i] = s.isWorkerValue(v); workerValues[i] {
+		if workerValues[i] = e.s.isWorkerValue(v); workerValues[i] {
 			continue
 		}
-		value, err := s.forReplicas(name, op, v)
+		value, err := e.s.forReplicas(name, op, v)
 		if err != nil {
 			return nil, err
 		}
@@ -236,16 +237,16 @@ func (s extended) BatchReduceTo(
 		together, places = append(together, Reduction{Values: p, To: to[i]}), append(places, i)
 		first = append(first, p[0])
 	}
-	if err := s.checkBatch(name, first); err != nil {
+	if err := e.s.checkBatch(name, first); err != nil {
 		return nil, err
 	}
 	for i, v := range values {
-		if err := s.checkLocal(v); err != nil {
+		if err := e.s.checkLocal(v); err != nil {
 			return nil, errorf(name, ErrInvalid, "value %d: %w", i, err)
 		}
 	}
 	if len(together) > 0 {
-		results, err := s.batchOps(together).BatchReduce(ctx, op, together, o)
+		results, err := e.s.batchOps(together).BatchReduce(ctx, op, together, o)
 		if err != nil {
 			return nil, err
 		}
@@ -255,7 +256,7 @@ func (s extended) BatchReduceTo(
 	}
 	for i, v := range values {
 		if workerValues[i] {
-			if out[i], err = s.reduceWorkers(ctx, name, op, v, to[i], o); err != nil {
+			if out[i], err = e.s.reduceWorkers(ctx, name, op, v, to[i], o); err != nil {
 				return nil, err
 			}
 		}

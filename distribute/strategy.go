@@ -63,8 +63,13 @@ type Strategy struct {
 	mu sync.Mutex
 }
 
-// extended implements [Extended].
-type extended struct{ *Strategy }
+// Extended has what TensorFlow's StrategyExtended has beyond the functions and methods of this package, on values of
+// any type: nests with distributed values at any depth, as TensorFlow's functions take and return them. Programs in Go
+// rarely need it. [Strategy.Extended] returns it.
+type Extended struct{ s *Strategy }
+
+// Extended returns what TensorFlow's Strategy.extended has.
+func (s *Strategy) Extended() Extended { return Extended{s} }
 
 // strategyKind is one of TensorFlow's strategies.
 type strategyKind uint8

@@ -13,11 +13,11 @@ import (
 // they are replaced by the component of replica 0. Pass TensorFlow's keyword arguments in a map.
 type UpdateFunc func(ctx context.Context, c *Component, args ...Value) (Value, error)
 
-// Update implements [Extended]. The result is a [*Mirrored], leaf by leaf for nests. With one component it returns f's
-// result unchanged; if f returns nil, so does Update. If a call fails or panics, every component is restored to its
-// old value.
-func (s extended) Update(ctx context.Context, v *Variable, f UpdateFunc, args ...Value) (Value, error) {
-	results, err := s.update(ctx, s.runOf(ctx), v, f, args)
+// Update calls f once for each component of v, in the order of the replicas, and returns f's results as a
+// [*Mirrored], leaf by leaf (update). With one component it returns f's result unchanged; if f returns nil, so does
+// Update. If a call fails or panics, every component is restored to its old value. [Variable.Update] has no results.
+func (e Extended) Update(ctx context.Context, v *Variable, f UpdateFunc, args ...Value) (Value, error) {
+	results, err := e.s.update(ctx, e.s.runOf(ctx), v, f, args)
 	if err != nil {
 		return nil, err
 	}
@@ -35,9 +35,10 @@ func (s extended) Update(ctx context.Context, v *Variable, f UpdateFunc, args ..
 	})
 }
 
-// UpdateUngrouped implements [Extended].
-func (s extended) UpdateUngrouped(ctx context.Context, v *Variable, f UpdateFunc, args ...Value) (Value, error) {
-	results, err := s.update(ctx, s.runOf(ctx), v, f, args)
+// UpdateUngrouped is Update, except that each leaf of the result is the tuple of the components' results (update with
+// group=False).
+func (e Extended) UpdateUngrouped(ctx context.Context, v *Variable, f UpdateFunc, args ...Value) (Value, error) {
+	results, err := e.s.update(ctx, e.s.runOf(ctx), v, f, args)
 	if err != nil {
 		return nil, err
 	}

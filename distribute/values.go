@@ -105,7 +105,7 @@ type part interface {
 	partOf() (whole Value, index, parts int)
 }
 
-// regroup is [Extended].Regroup under the name of an operation.
+// regroup is [Extended.Regroup] under the name of an operation.
 func regroup(op string, replicas []Value) (Value, error) {
 	if len(replicas) == 1 {
 		return replicas[0], nil

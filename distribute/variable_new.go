@@ -163,22 +163,22 @@ func baseName(name string) string {
 	return name
 }
 
-// ColocateVariablesWith returns a context of a scope of s, in which new variables are placed on the devices of
-// v. v must belong to s (TensorFlow's colocate_vars_with).
-func (s extended) ColocateVariablesWith(ctx context.Context, v *Variable) (context.Context, error) {
+// ColocateVariablesWith returns a context of a scope of the strategy, in which new variables are placed on the
+// devices of v, a variable of the strategy (colocate_vars_with).
+func (e Extended) ColocateVariablesWith(ctx context.Context, v *Variable) (context.Context, error) {
 	const op = "ColocateVariablesWith"
-	if err := s.requireCross(ctx, op); err != nil {
+	if err := e.s.requireCross(ctx, op); err != nil {
 		return nil, err
 	}
 	f := frameOf(ctx)
-	if f == nil && s.kind == defaultKind {
-		f = &frame{strategy: s.Strategy} // code outside of all scopes is in the default strategy's scope
+	if f == nil && e.s.kind == defaultKind {
+		f = &frame{strategy: e.s} // code outside of all scopes is in the default strategy's scope
 	}
 	switch {
 	case f == nil:
 		return nil, errorf(op, ErrContext, "need to be inside a scope of %v: give a context that its Scope method returned",
-			s)
-	case v == nil || v.strategy != s.Strategy:
+			e.s)
+	case v == nil || v.strategy != e.s:
 		return nil, errorf(op, ErrInvalid, "ColocateVariablesWith must only be passed a variable created in this "+
 			"strategy's scope, not %v", v)
 	default:

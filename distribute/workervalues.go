@@ -20,14 +20,14 @@ func (s *Strategy) checkLocal(v Value) error {
 	return nil
 }
 
-// LocalResults returns the components of v on this process, by replica (TensorFlow's experimental_local_results):
-// those of a distributed value, one nest per replica for a nest, and v itself for anything else. With
-// [NewOneDeviceStrategy] it always returns v itself.
-func (s extended) LocalResults(v Value) []Value {
-	v = untyped(v, s.oneDevice)
+// LocalResults returns the components of v on this process, by replica (experimental_local_results): those of a
+// distributed value, one nest per replica for a nest, and v itself for anything else. With [NewOneDeviceStrategy] it
+// always returns v itself.
+func (e Extended) LocalResults(v Value) []Value {
+	v = untyped(v, e.s.oneDevice)
 	kept, isStored := v.(stored)
 	switch d, ok := v.(distributed); {
-	case s.oneDevice:
+	case e.s.oneDevice:
 		return []Value{v}
 	case isStored:
 		return kept.Values()
@@ -36,7 +36,7 @@ func (s extended) LocalResults(v Value) []Value {
 	case !tensor.IsNest(v):
 		return []Value{v}
 	}
-	out := make([]Value, len(s.devices))
+	out := make([]Value, len(e.s.devices))
 	for i := range out {
 		nest, err := selectReplica(i, v, nil)
 		if err != nil {
@@ -58,7 +58,7 @@ func (s *Strategy) onReplicas(v Value) []Value {
 			return values
 		}
 	}
-	return repeat(v, len(s.devices))
+	return slices.Repeat([]Value{v}, len(s.devices))
 }
 
 // isPlain reports whether a value is not distributed.

@@ -137,11 +137,11 @@ func (f *fit) publishResult(e EpochBegin, step int, mean Result, validation *Res
 		Epoch: e.Epoch + 1, Epochs: e.Epochs, Step: step, Steps: e.Steps, Unit: f.cfg.Unit,
 		Metrics: map[string]float64{}, Settings: f.settings, Trainer: f.t.number,
 	}
-	if isFinite(mean.Loss) {
+	if finite(mean.Loss) {
 		to.Loss = &mean.Loss
 	}
 	addFinite(to.Metrics, mean.Metrics)
-	if rate, ok := f.t.LearningRate(); ok && isFinite(rate) {
+	if rate, ok := f.t.LearningRate(); ok && finite(rate) {
 		to.LearningRate = &rate
 	}
 	to.Elapsed, to.Left = f.times(e, step)
@@ -226,12 +226,10 @@ func finiteNumbers(r *Result) map[string]float64 {
 	return out
 }
 
-func isFinite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
-
 // addFinite adds the numbers that JSON can encode.
 func addFinite(to, from map[string]float64) {
 	for name, x := range from {
-		if isFinite(x) {
+		if finite(x) {
 			to[name] = x
 		}
 	}
