@@ -2,7 +2,6 @@ package collective
 
 import (
 	"context"
-	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/collective/internal/executor"
 	"github.com/lockstep-ml/lockstep/collective/internal/fault"
@@ -41,7 +40,7 @@ func Open(endpoints []transport.Endpoint, cfg Config) (Group, error) {
 	for i, e := range endpoints {
 		backends[i] = newPlanBackend(t, e)
 	}
-	return openGroup(backends, cfg, newBook()), nil
+	return openGroup(backends, cfg, &book{}), nil
 }
 
 func newPlanBackend(t *team, end transport.Endpoint) *planBackend {
@@ -134,16 +133,5 @@ func (b *planBackend) NewBuffer(bytes int) (tensor.Memory, error) {
 	if m := b.end.Memory(); m != nil {
 		return m.NewBuffer(bytes)
 	}
-	return HeapBuffer(bytes), nil
-}
-
-// bufferAlignment is the size of a cache line.
-const bufferAlignment = 64
-
-// HeapBuffer returns zeroed memory of the Go heap that starts at a cache line, for a [Backend] without
-// memory that peers access.
-func HeapBuffer(bytes int) tensor.Memory {
-	block := make([]byte, bytes+bufferAlignment-1)
-	skip := -int(uintptr(unsafe.Pointer(unsafe.SliceData(block)))) & (bufferAlignment - 1)
-	return tensor.HostMemory(block[skip:][:bytes:bytes])
+	return tensor.HostMemory(tensor.AlignedBytes(bytes, tensor.CacheLine)), nil
 }

@@ -76,3 +76,13 @@ func HostMemory[T Element](s []T) Memory {
 	}
 	return Memory{Ptr: unsafe.Pointer(unsafe.SliceData(s)), Bytes: len(s) * int(unsafe.Sizeof(zero))}
 }
+
+// CacheLine is the size of a cache line in bytes, at which the memory of collective calls begins.
+const CacheLine = 64
+
+// AlignedBytes returns zeroed memory of the Go heap whose address is a multiple of align, a power of 2.
+func AlignedBytes(bytes, align int) []byte {
+	block := make([]byte, bytes+align-1)
+	skip := -int(uintptr(unsafe.Pointer(unsafe.SliceData(block)))) & (align - 1)
+	return block[skip:][:bytes:bytes]
+}

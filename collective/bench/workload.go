@@ -69,7 +69,7 @@ func newPart(c collective.Communicator, o *Options, count int) (*part, error) {
 }
 
 // alignment is the boundary from which [Options.Unaligned] counts.
-const alignment = 64
+const alignment = tensor.CacheLine
 
 // memory returns memory of the requested kind and place with this content.
 func (p *part) memory(c collective.Communicator, o *Options, content []byte) (tensor.Memory, error) {
@@ -81,9 +81,7 @@ func (p *part) memory(c collective.Communicator, o *Options, content []byte) (te
 		if o.Unaligned == 0 {
 			return tensor.HostMemory(content), nil
 		}
-		all := make([]byte, alignment+o.Unaligned+n)
-		first := int(-uintptr(unsafe.Pointer(&all[0])) % alignment) // the first aligned byte
-		placed := all[first+o.Unaligned:][:n:n]
+		placed := tensor.AlignedBytes(o.Unaligned+n, alignment)[o.Unaligned:]
 		copy(placed, content)
 		return tensor.HostMemory(placed), nil
 	}

@@ -17,6 +17,7 @@ import (
 	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/internal/affinity"
+	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -256,15 +257,6 @@ func (h *hub) part(n int) *hub {
 
 // stagingBuffer returns the staging buffer of a rank. The first call allocates those of all ranks.
 func (h *hub) stagingBuffer(rank int) []byte {
-	h.allocated.Do(func() { h.staging = aligned(h.n * stagingBytes) })
+	h.allocated.Do(func() { h.staging = tensor.AlignedBytes(h.n*stagingBytes, tensor.CacheLine) })
 	return h.staging[rank*stagingBytes:][:stagingBytes:stagingBytes]
-}
-
-// aligned returns zeroed memory that begins on a cache line.
-func aligned(bytes int) []byte { return alignedTo(bytes, 64) }
-
-func alignedTo(bytes, align int) []byte {
-	b := make([]byte, bytes+align-1)
-	skip := -int(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) & (align - 1)
-	return b[skip:][:bytes:bytes]
 }

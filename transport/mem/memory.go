@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
@@ -136,16 +135,14 @@ func (e *endpoint) NewBuffer(bytes int) (tensor.Memory, error) {
 		return tensor.Memory{}, transport.ErrClosed
 	case bytes < 0 || bytes > bufferMax:
 		return tensor.Memory{}, fmt.Errorf("mem: a buffer of %d bytes", bytes)
-	case bytes == 0:
-		return tensor.Memory{}, nil
 	}
-	align := 64
+	align := tensor.CacheLine
 	if bytes >= hugePage {
 		align = hugePage
 	}
-	b := alignedTo(bytes, align)
+	b := tensor.AlignedBytes(bytes, align)
 	if whole := bytes / hugePage * hugePage; whole > 0 {
 		preferHuge(b[:whole])
 	}
-	return tensor.Memory{Ptr: unsafe.Pointer(unsafe.SliceData(b)), Bytes: bytes}, nil
+	return tensor.HostMemory(b), nil
 }

@@ -7,8 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"unsafe"
 
+	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -77,9 +77,7 @@ func (g *Group) Join(rank int, near, far transport.Endpoint) transport.Endpoint 
 		Endpoint: far, SharedMemory: near.Memory(), Group: g, domain: g.domains[g.places[rank].Domain], near: near,
 	}
 	if len(e.domain) == 1 {
-		e.staging = make([]byte, g.staging+64)
-		at := -int(uintptr(unsafe.Pointer(&e.staging[0]))) & 63
-		e.staging = e.staging[at:][:g.staging:g.staging]
+		e.staging = tensor.AlignedBytes(g.staging, tensor.CacheLine)
 	}
 	return e
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
@@ -123,10 +122,6 @@ func (e *end) NewBuffer(bytes int) (tensor.Memory, error) {
 		return tensor.Memory{}, err
 	case bytes < 0 || bytes > min(math.MaxInt-64, math.MaxInt64>>16):
 		return tensor.Memory{}, fmt.Errorf("simnet: a buffer of %d bytes", bytes)
-	case bytes == 0:
-		return tensor.Memory{}, nil
 	}
-	b := make([]byte, bytes+63)
-	skip := int(-uintptr(unsafe.Pointer(unsafe.SliceData(b))) & 63)
-	return tensor.Memory{Ptr: unsafe.Pointer(&b[skip]), Bytes: bytes}, nil
+	return tensor.HostMemory(tensor.AlignedBytes(bytes, tensor.CacheLine)), nil
 }
