@@ -360,7 +360,7 @@ func (c *communicator) Close() error {
 	<-c.gone
 	c.workers.Wait()
 	cause := c.group.cause()
-	c.group.book.Remove(c, cause != nil && !errors.Is(cause, ErrClosed))
+	c.group.book.remove(c, cause != nil && !errors.Is(cause, ErrClosed))
 	err := c.backend.Close()
 	c.group.leave()
 	if n := c.Pending(); n > 0 {
@@ -371,8 +371,8 @@ func (c *communicator) Close() error {
 	return err
 }
 
-// Flight returns the rank's record.
-func (c *communicator) Flight() flight.Rank {
+// flight returns the rank's record. It may be called at any time, also while the rank is in a call.
+func (c *communicator) flight() flight.Rank {
 	g, d := c.group, &c.log
 	out := flight.Rank{Comm: g.cfg.Name, Epoch: g.cfg.Epoch, Rank: c.rank, Size: g.size, World: g.world}
 	d.mu.Lock()

@@ -104,7 +104,7 @@ func OpenBackends(backends []Backend, cfg Config) (Group, error) {
 	if err := checkLocal("backend", backends); err != nil {
 		return nil, err
 	}
-	return openGroup(backends, cfg, newBook()), nil
+	return openGroup(backends, cfg, &book{}), nil
 }
 
 // checkLocal checks that the endpoints or backends of the local ranks can be those of one communicator.

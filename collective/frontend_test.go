@@ -157,7 +157,7 @@ func TestInvalidCallIsNotEntered(t *testing.T) {
 		if s := c.backend.(*planBackend).calls.state(fault.LatestCall); s.Entered != 1 {
 			t.Errorf("%d collectives entered, want 1", s.Entered)
 		}
-		calls := c.Flight().Calls
+		calls := c.flight().Calls
 		if !slices.ContainsFunc(calls, func(k flight.Call) bool { return k.Err != "" }) {
 			t.Errorf("calls %v: want the invalid one among them", calls)
 		}

@@ -43,10 +43,6 @@ type splitKey struct {
 	color  int
 }
 
-type book = flight.Book[*communicator]
-
-func newBook() *book { return &book{} }
-
 const (
 	sound uint32 = iota
 	failing
@@ -80,7 +76,7 @@ func (g *group) join(b Backend) *communicator {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.members, g.locals = append(g.members, c), append(g.locals, c)
-	g.book.Add(c)
+	g.book.add(c)
 	return c
 }
 
@@ -90,7 +86,7 @@ func (g *group) Watch(m Monitor) { g.cfg.Monitor = m }
 
 func (g *group) SetTimeline(r *timeline.Recorder) { g.cfg.Timeline = r }
 
-func (g *group) Flights() []flight.Rank { return g.book.All() }
+func (g *group) Flights() []flight.Rank { return g.book.all() }
 
 // cause returns the cause of the failure, or nil if there is none yet.
 func (g *group) cause() error {
