@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective/chooser"
@@ -87,15 +86,10 @@ func (o *Options) check() error {
 		return fmt.Errorf("unknown accumulation type %d: want AccumulateDType or AccumulateFloat32", o.Accumulate)
 	}
 	if o.Algorithm != "" {
-		if _, ok := plan.FindAlgorithm(o.Algorithm); !ok {
-			return noAlgorithm(o.Algorithm)
-		}
+		_, err := chooser.Find(o.Algorithm)
+		return err
 	}
 	return nil
-}
-
-func noAlgorithm(name string) error {
-	return fmt.Errorf("no algorithm %q: want one of %s", name, strings.Join(chooser.Names(), ", "))
 }
 
 // Manifest describes the tensor that a call transfers, for error messages and for the check that all ranks

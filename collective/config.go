@@ -119,8 +119,8 @@ func parsePreference(text string) (preference, error) {
 		if !of {
 			name, row = "", name
 		}
-		if _, ok := plan.FindAlgorithm(row); !ok {
-			return p, noAlgorithm(row)
+		if _, err := chooser.Find(row); err != nil {
+			return p, err
 		}
 		op, err := plan.ParseOp(name)
 		switch {

@@ -89,12 +89,21 @@ func (t *Table) Choose(p plan.Problem, w Where) (plan.Algorithm, error) {
 
 // Named returns the algorithm with this name. It fails if that algorithm cannot solve the problem.
 func Named(name string, p plan.Problem, w Where) (plan.Algorithm, error) {
-	a, ok := plan.FindAlgorithm(name)
-	if !ok {
-		return a, fmt.Errorf("collective: no algorithm %q: want one of %s", name, strings.Join(Names(), ", "))
+	a, err := Find(name)
+	if err != nil {
+		return a, fmt.Errorf("collective: %w", err)
 	}
 	if err := w.fits(a, p); err != nil {
 		return a, fmt.Errorf("collective: algorithm %s: %w", name, err)
+	}
+	return a, nil
+}
+
+// Find returns the algorithm with this name.
+func Find(name string) (plan.Algorithm, error) {
+	a, ok := plan.FindAlgorithm(name)
+	if !ok {
+		return a, fmt.Errorf("no algorithm %q: want one of %s", name, strings.Join(Names(), ", "))
 	}
 	return a, nil
 }

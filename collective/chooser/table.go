@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -194,18 +195,13 @@ func rate(x float64) bool { return x > 0 && !math.IsInf(x, 0) }
 
 // known returns an error if an algorithm or operation does not exist; an empty operation means all.
 func known(algorithm, operation string) error {
-	if _, ok := plan.FindAlgorithm(algorithm); !ok {
-		return fmt.Errorf("no algorithm %q: want one of %v", algorithm, Names())
+	if _, err := Find(algorithm); err != nil {
+		return err
 	}
-	for op := plan.AllReduce; op <= plan.Recv; op++ {
-		if op.String() == operation {
-			return nil
-		}
+	if op, err := plan.ParseOp(operation); operation != "" && (err != nil || op.String() != operation) {
+		return fmt.Errorf("no operation %q", operation)
 	}
-	if operation == "" {
-		return nil
-	}
-	return fmt.Errorf("no operation %q", operation)
+	return nil
 }
 
 // links returns the table's numbers in the form of the cost functions. A transport that is not in the table
@@ -241,8 +237,8 @@ func (t *Table) rule(p plan.Problem, w Where, bytes int) string {
 		if !applies {
 			continue
 		}
-		if a, ok := plan.FindAlgorithm(r.Algorithm); ok && w.fits(a, p) == nil {
-			return a.Name
+		if _, err := Named(r.Algorithm, p, w); err == nil {
+			return r.Algorithm
 		}
 	}
 	return ""
@@ -279,10 +275,5 @@ func logOf(bytes int) float64 { return math.Log2(float64(bytes + 1)) }
 
 // Over returns the names for which the table has numbers, in order.
 func (t *Table) Over() []string {
-	var names []string
-	for name := range t.Transports {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
+	return slices.Sorted(maps.Keys(t.Transports))
 }
