@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"os/exec"
@@ -78,7 +79,7 @@ func TestRealHosts(t *testing.T) {
 				cmd.Env = append(os.Environ(), hostVariable+"="+job)
 				return cmd
 			}
-			results, err := bench.Measure(t.Context(), o)
+			results, err := bench.Run(t.Context(), io.Discard, o)
 			if err != nil {
 				t.Fatal(err)
 			}

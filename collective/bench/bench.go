@@ -208,9 +208,6 @@ func wrongResults(results []Result) error {
 	return fmt.Errorf("bench: %w: %d of %d sizes; %s", ErrWrong, bad, len(results), text)
 }
 
-// Measure is Run without printing.
-func Measure(ctx context.Context, opts Options) ([]Result, error) { return Run(ctx, io.Discard, opts) }
-
 // measureAll measures every size and reports each. It measures a limit of the memory just before and just after the
 // size, so that a temporary slowdown of the machine affects both.
 func measureAll(ctx context.Context, opts Options, report func(Result) error) error {

@@ -62,7 +62,7 @@ func TestAll(t *testing.T) {
 					continue
 				}
 				t.Run(fmt.Sprintf("%s/%s/%v", transport, name, dtype), func(t *testing.T) {
-					results, err := bench.Measure(t.Context(), bench.Options{
+					results, err := bench.Run(t.Context(), io.Discard, bench.Options{
 						Op: op, Transport: transport, Type: dtype, Ranks: 3, Root: 1, Sizes: []int{96, 96 << 10}, Calls: 3,
 						Worker: worker,
 					})
@@ -205,7 +205,7 @@ func TestSeveralRanksInAProcess(t *testing.T) {
 		{Transport: "tcp", Processes: 2, TLS: true},
 	} {
 		o.Ranks, o.Sizes, o.Calls, o.Limit, o.Worker = 5, []int{40000, 80000}, 3, true, worker
-		results, err := bench.Measure(t.Context(), o)
+		results, err := bench.Run(t.Context(), io.Discard, o)
 		if err != nil || len(results) != 2 || results[1].Processes != o.Processes || results[1].Limit <= 0 ||
 			results[1].TLS != o.TLS {
 			t.Errorf("%s: %+v, %v", o.Transport, results, err)
@@ -228,7 +228,7 @@ func TestAverages(t *testing.T) {
 				Transport: test.transport, Ranks: 2 + 2*(i%2), Sizes: []int{4, 64 << 10}, Calls: 7, Average: average,
 				Limit: test.transport == "tcp", Worker: worker,
 			}
-			results, err := bench.Measure(t.Context(), o)
+			results, err := bench.Run(t.Context(), io.Discard, o)
 			if err != nil || len(results) != 2 {
 				t.Errorf("%s, %s: %v, %v", test.transport, average, results, err)
 			}
@@ -248,7 +248,7 @@ func TestAverages(t *testing.T) {
 
 // TestGroupsOfOtherSizes measures in groups whose vectors are rounded to both sides of a limit of the number of calls.
 func TestGroupsOfOtherSizes(t *testing.T) {
-	results, err := bench.Measure(t.Context(), bench.Options{
+	results, err := bench.Run(t.Context(), io.Discard, bench.Options{
 		Op: collective.AllGather, Ranks: 5, Split: bench.Split{By: "mod", N: 2}, Sizes: []int{1 << 20},
 	})
 	if err != nil || len(results) != 1 || results[0].Bytes >= 1<<20 {
@@ -355,7 +355,8 @@ func TestWrongOptions(t *testing.T) {
 		{bench.Options{Average: "median"}, `unknown average "median" over the ranks: want rank0, avg, min or max`},
 		{bench.Options{Reduce: collective.Mean, Type: tensor.Int32, Sizes: []int{4}}, "integers have no true mean"},
 	} {
-		if _, err := bench.Measure(t.Context(), test.opts); err == nil || !strings.Contains(err.Error(), test.text) {
+		_, err := bench.Run(t.Context(), io.Discard, test.opts)
+		if err == nil || !strings.Contains(err.Error(), test.text) {
 			t.Errorf("%+v: %v, want %q", test.opts, err, test.text)
 		}
 	}
@@ -375,7 +376,7 @@ func TestWorkerFails(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	_, err := bench.Measure(ctx, bench.Options{Transport: "tcp", Sizes: []int{4}, Worker: broken})
+	_, err := bench.Run(ctx, io.Discard, bench.Options{Transport: "tcp", Sizes: []int{4}, Worker: broken})
 	if err == nil || !strings.Contains(err.Error(), `invalid job for process 0 of 2 with 2 ranks over "pigeon"`) {
 		t.Errorf("%v", err)
 	}
@@ -390,7 +391,8 @@ func TestCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	for _, transport := range []string{"mem", "tcp"} {
-		if _, err := bench.Measure(ctx, bench.Options{Transport: transport, Sizes: []int{4}, Worker: worker}); err == nil {
+		o := bench.Options{Transport: transport, Sizes: []int{4}, Worker: worker}
+		if _, err := bench.Run(ctx, io.Discard, o); err == nil {
 			t.Errorf("%s: a run with a context that is over gave results", transport)
 		}
 	}

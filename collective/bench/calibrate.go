@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"fmt"
+	"io"
 	"slices"
 	"time"
 	"unsafe"
@@ -100,7 +101,7 @@ func combineRate() float64 {
 func (c *Calibration) median(ctx context.Context, transport string, op collective.Op, size int, algorithm string,
 	ranks int,
 ) (time.Duration, error) {
-	results, err := Measure(ctx, Options{
+	results, err := Run(ctx, io.Discard, Options{
 		Op: op, Transport: transport, Ranks: ranks, Sizes: []int{size}, Algorithm: algorithm, Calls: c.Calls,
 		Worker: c.Worker, Average: AverageRank0, // as the times of the built-in table: a sender's, a root's
 	})

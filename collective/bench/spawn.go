@@ -46,14 +46,11 @@ func (j *job) ranks() []int {
 
 // child is a process of the measurement.
 type child struct {
-	cmd    *exec.Cmd
-	in     io.WriteCloser
-	out    io.ReadCloser
-	stderr bytes.Buffer
+	cmd            *exec.Cmd
+	io.WriteCloser // to its standard input
+	io.Reader      // from its standard output
+	stderr         bytes.Buffer
 }
-
-func (c *child) Read(b []byte) (int, error)  { return c.out.Read(b) }
-func (c *child) Write(b []byte) (int, error) { return c.in.Write(b) }
 
 // spawn measures on several processes: it starts them, connects them to each other, and reads rank 0's
 // results. It leaves no process behind.
@@ -76,10 +73,10 @@ func spawn(ctx context.Context, opts Options, report func(Result) error) error {
 		}
 		c := &child{cmd: opts.Worker(ctx, string(text))}
 		c.cmd.Stderr = &c.stderr
-		if c.in, err = c.cmd.StdinPipe(); err != nil {
+		if c.WriteCloser, err = c.cmd.StdinPipe(); err != nil {
 			break
 		}
-		if c.out, err = c.cmd.StdoutPipe(); err != nil {
+		if c.Reader, err = c.cmd.StdoutPipe(); err != nil {
 			break
 		}
 		affinity.Run(cpus.Of(opts.Bind, opts.Processes, i), func() { err = c.cmd.Start() })
@@ -128,7 +125,7 @@ func readResults(r io.Reader, report func(Result) error) error {
 func waitAll(children []*child, err error) []error {
 	var errs []error
 	for i, c := range children {
-		c.in.Close()
+		c.Close()
 		e := c.cmd.Wait()
 		if e == nil {
 			continue
