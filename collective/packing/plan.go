@@ -97,7 +97,7 @@ func cutByType(group []int, tensors []Tensor) []Pack {
 }
 
 // Costs are the inputs of the choice of pack sizes. They must be equal on all ranks; measurements on
-// different machines are not, so do not pass them unchanged. A zero field has the value of [MessageCosts].
+// different machines are not, so do not pass them unchanged.
 type Costs struct {
 	Latency        time.Duration // of one call, whatever its size
 	BytesPerSecond float64       // bandwidth of a large call
@@ -112,16 +112,6 @@ var (
 	MessageCosts = Costs{Latency: 30 * time.Microsecond, BytesPerSecond: 2e9}
 )
 
-func (c Costs) filled() Costs {
-	if c.Latency <= 0 {
-		c.Latency = MessageCosts.Latency
-	}
-	if c.BytesPerSecond <= 0 {
-		c.BytesPerSecond = MessageCosts.BytesPerSecond
-	}
-	return c
-}
-
 // BytesPerPack returns the pack size for tensors with this many bytes in total: never 0, and [OnePack] where
 // packs cannot gain anything.
 //
@@ -129,7 +119,6 @@ func (c Costs) filled() Costs {
 // pack's b bytes at rate R: the work that follows, applying the gradients, cannot overlap with them. S/b·L +
 // b/R is least at b = sqrt(S·L·R).
 func (c Costs) BytesPerPack(total int) int {
-	c = c.filled()
 	best := math.Sqrt(float64(total) * c.Latency.Seconds() * c.BytesPerSecond)
 	if best >= float64(total)/2 {
 		return OnePack

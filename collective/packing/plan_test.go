@@ -145,8 +145,7 @@ func TestPlanOrder(t *testing.T) {
 func TestChosenSize(t *testing.T) {
 	for _, c := range []packing.Costs{
 		packing.MemoryCosts, packing.SharedCosts, packing.MessageCosts,
-		{},
-		{Latency: time.Second},
+		{Latency: time.Second, BytesPerSecond: 2e9},
 	} {
 		before := 0
 		for total := 1; total < math.MaxInt/8; total *= 4 {

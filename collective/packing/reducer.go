@@ -17,12 +17,9 @@ type Config struct {
 	// Reduce is the reduction. With Mean, tensors of integers, which have no true mean, are summed: the
 	// caller divides.
 	Reduce collective.ReduceOp
-	// BytesPerPack is the size at which packs are closed, as in [GroupBySize]; 0: computed from Costs.
-	// [OnePack]: one pack of each dtype.
+	// BytesPerPack is the size at which packs are closed, as in [GroupBySize]; [OnePack]: one pack of each dtype; 0: by
+	// [MemoryCosts], [SharedCosts] or [MessageCosts], as the communicator's transport is.
 	BytesPerPack int
-	// Costs determine the pack size. Default: [MemoryCosts], [SharedCosts] or [MessageCosts], by the communicator's
-	// transport.
-	Costs Costs
 	// Options apply to every call.
 	Options collective.Options
 	// Op, if it is not 0, says what happens to the tensors that have an owner: with ReduceScatter only the owner gets the
@@ -70,17 +67,10 @@ func NewReducer(comm collective.Communicator, tensors []Tensor, cfg Config) (*Re
 		return nil, err
 	}
 	r := &Reducer{comm: comm, tensors: tensors, owners: cfg.Owners}
-	if cfg.Costs == (Costs{}) {
-		switch p := comm.Properties(); {
-		case !p.Memory:
-			cfg.Costs = MessageCosts
-		case p.Transport == "mem":
-			cfg.Costs = MemoryCosts
-		default:
-			cfg.Costs = SharedCosts
-		}
+	if cfg.BytesPerPack == 0 {
+		cfg.BytesPerPack = costsOf(comm.Properties()).BytesPerPack(bytesOf(tensors))
 	}
-	r.packs = splitByOwner(Plan(tensors, cfg.bytesPerPack(tensors)), tensors, cfg.Owners)
+	r.packs = splitByOwner(Plan(tensors, cfg.BytesPerPack), tensors, cfg.Owners)
 	r.runs = make([]run, len(r.packs))
 	for k := range r.packs {
 		r.runs[k].call = r.newCall(k, cfg)
@@ -139,15 +129,22 @@ func splitByOwner(packs []Pack, tensors []Tensor, owners []int) (out []Pack) {
 // owned reports whether the tensors of a pack have owners.
 func (r *Reducer) owned(k int) bool { return r.owners != nil && r.owners[r.packs[k].Tensors[0]] >= 0 }
 
-func (c *Config) bytesPerPack(tensors []Tensor) int {
-	if c.BytesPerPack > 0 {
-		return c.BytesPerPack
+// costsOf returns the approximate costs of a communicator's calls.
+func costsOf(p collective.Properties) Costs {
+	switch {
+	case !p.Memory:
+		return MessageCosts
+	case p.Transport == "mem":
+		return MemoryCosts
 	}
-	total := 0
+	return SharedCosts
+}
+
+func bytesOf(tensors []Tensor) (total int) {
 	for i := range tensors {
 		total += tensors[i].bytes()
 	}
-	return c.Costs.BytesPerPack(total)
+	return total
 }
 
 func describe(i int, t *Tensor) string {
