@@ -46,12 +46,12 @@ func (k Kind) String() string {
 	return "unknown"
 }
 
-// Event is something that a replica did for a time. Times are since [Recorder.Epoch].
+// Event is something that a replica did for a time. Times are as [Recorder.Now] returns them.
 type Event struct {
 	Kind       Kind
 	Replica    int           // in the job
 	Step       int64         // of the training, from 1; 0: before the first one
-	Start, End time.Duration // since Recorder.Epoch
+	Start, End time.Duration // since the recorder was made
 	// Bucket is the number of the bucket of a Backward event, from 1; 0: none.
 	Bucket int `json:",omitempty"`
 
@@ -105,10 +105,7 @@ func NewRecorder() *Recorder {
 	return r
 }
 
-// Epoch returns the moment from which the recorder's times count.
-func (r *Recorder) Epoch() time.Time { return r.epoch }
-
-// Now returns the time since the epoch, on the monotonic clock.
+// Now returns the time since the recorder was made, on the monotonic clock.
 func (r *Recorder) Now() time.Duration {
 	if r == nil {
 		return 0
@@ -269,7 +266,7 @@ func (r *Recorder) Training() *Training {
 // previous one was committed, so that callbacks between steps belong to the next one.
 type Step struct {
 	Step       int64         // from 1
-	Start, End time.Duration // since Recorder.Epoch
+	Start, End time.Duration // since the recorder was made
 	// The parts of End-Start. What none of them covers is other work of the worker.
 	Input     time.Duration // waiting for the batch
 	Compute   time.Duration // forward and backward

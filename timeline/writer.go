@@ -52,7 +52,6 @@ type traceEvent struct {
 
 // Span writes a span. Close returns its error.
 func (t *Writer) Span(s Span) {
-	micros := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 	duration := micros(s.Duration)
 	t.write(&traceEvent{
 		Name: s.Name, Category: s.Category, Phase: "X", Start: micros(s.Start), Duration: &duration,
