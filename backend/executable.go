@@ -449,7 +449,7 @@ func newColumns(n *node) *tasksInstruction {
 	v := n.in[0]
 	outer, gone := len(n.parts[0].dims), len(n.parts[1].dims)
 	outerView := view{offset: v.offset, dims: v.dims[:outer], strides: v.strides[:outer]}
-	goneView := view{dims: v.dims[outer : outer+gone], strides: v.strides[outer : outer+gone]}
+	goneView := view{dims: v.dims[outer : outer+gone], strides: v.strides[outer : outer+gone]}.collapsed()
 	inner := size(v.dims[outer+gone:])
 	outers, reduced := size(outerView.dims), size(goneView.dims)
 	from, to := v.of.slot, n.slot
@@ -460,33 +460,32 @@ func newColumns(n *node) *tasksInstruction {
 		perRow = (inner + width - 1) / width
 	}
 	t, bytes := typeOf(n.dtype)
-	name := [...]string{vector.Sum: "Add", vector.Largest: "Max", vector.Smallest: "Min"}[n.reduce]
-	combine := vector.Lookup(name, t, t)
+	run, step := 1, 0 // rows that are evenly spaced
+	if last := len(goneView.dims) - 1; last >= 0 {
+		run, step = goneView.dims[last], goneView.strides[last]*bytes
+	}
 	return &tasksInstruction{
 		tasks: outers * perRow, scratch: width * bytes,
 		task: func(task int, memory []unsafe.Pointer, w *worker) {
 			o, column := task/perRow, task%perRow*width
-			n := min(width, inner-column)
+			count := min(width, inner-column)
 			base := unsafe.Add(memory[from], (outerView.at(o)+column)*bytes)
 			total := unsafe.Add(memory[to], (o*inner+column)*bytes)
-			in := &w.in
 			for group := 0; group < reduced; group += columnGroup {
 				sum := total
 				if group > 0 {
 					sum = w.scratch
 				}
-				for i := group; i < min(group+columnGroup, reduced); i++ {
-					row := unsafe.Add(base, goneView.at(i)*bytes)
-					if i == group {
-						copy(unsafe.Slice((*byte)(sum), n*bytes), unsafe.Slice((*byte)(row), n*bytes))
-						continue
-					}
-					in[0], in[1], in[2] = sum, row, row
-					combine(sum, in, n)
+				end := min(group+columnGroup, reduced)
+				row := unsafe.Add(base, goneView.at(group)*bytes)
+				copy(unsafe.Slice((*byte)(sum), count*bytes), unsafe.Slice((*byte)(row), count*bytes))
+				for i := group + 1; i < end; {
+					rows := min(run-i%run, end-i)
+					vector.ReduceRows(n.reduce, t, sum, unsafe.Add(base, goneView.at(i)*bytes), rows, step, count)
+					i += rows
 				}
 				if group > 0 {
-					in[0], in[1], in[2] = total, sum, sum
-					combine(total, in, n)
+					vector.ReduceRows(n.reduce, t, total, sum, 1, 0, count)
 				}
 			}
 		},

@@ -57,7 +57,7 @@ const (
 
 // Sizes of blocks and tasks, in elements.
 const (
-	blockElements = 2048
+	blockElements = 1024
 	taskElements  = 1 << 14
 	mostTasks     = 64
 	longestRow    = 4 * blockElements // of a loop without reductions
@@ -190,6 +190,15 @@ func (c *loopCompiler) load(v view, want level, to int) int {
 	}
 	if v.contiguous() && !hoist && !isBool && to < 0 {
 		return c.memory(v.of.slot, v.offset, want, bytes)
+	}
+	if y, ok := v.reshaped([]int{c.rows, c.columns}); ok && want == elements && y.strides[0] == 1 && y.strides[1] == 0 &&
+		!isBool {
+		if to < 0 {
+			to = c.fresh(want, bytes)
+		}
+		from := c.memory(v.of.slot, v.offset, perRow, bytes)
+		c.emit(step{kind: spreadStep, to: to, in: [3]int{from}, count: want, bytes: bytes})
+		return to
 	}
 	s := step{kind: loadStep, count: want, bytes: stored, source: v.of.slot, view: x}
 	var steps []step
@@ -361,32 +370,12 @@ func (l *loop) execute(s *step, at []unsafe.Pointer, in *[3]unsafe.Pointer, memo
 	case moveStep:
 		copy(unsafe.Slice((*byte)(to), n*s.bytes), unsafe.Slice((*byte)(at[s.in[0]]), n*s.bytes))
 	case spreadStep:
-		if s.bytes == 8 {
-			spread[uint64](to, at[s.in[0]], until-from, l.columns)
-		} else if s.bytes == 4 {
-			spread[uint32](to, at[s.in[0]], until-from, l.columns)
-		} else if s.bytes == 2 {
-			spread[uint16](to, at[s.in[0]], until-from, l.columns)
-		} else {
-			spread[uint8](to, at[s.in[0]], until-from, l.columns)
-		}
+		vector.Spread(to, at[s.in[0]], until-from, l.columns, s.bytes)
 	case reduceStep:
 		vector.Reduce(s.reduce, s.dtype, to, at[s.in[0]], until-from, l.columns)
 	case expandStep:
 		vector.Expand(to, at[s.in[0]], n)
 	case shrinkStep:
 		vector.Shrink(to, at[s.in[0]], n)
-	}
-}
-
-// spread repeats the number of each row.
-func spread[T any](to, from unsafe.Pointer, rows, columns int) {
-	numbers := unsafe.Slice((*T)(from), rows)
-	all := unsafe.Slice((*T)(to), rows*columns)
-	for i, x := range numbers {
-		row := all[i*columns : (i+1)*columns]
-		for j := range row {
-			row[j] = x
-		}
 	}
 }

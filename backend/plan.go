@@ -532,7 +532,7 @@ func (p *planner) columnSums(r vector.Reduction, v view, kept, gone, dims []int,
 	}
 	o, last := c.dims[:len(outer)], c.dims[len(outer)+len(gone):]
 	total, columns := size(c.dims[len(outer):])/size(last), size(last)
-	if columns <= 2*blockElements && total*columns > 8*taskElements && size(o)*columns < 8*blockElements {
+	if columns <= longRow && total*columns > 8*taskElements && size(o)*columns < taskElements {
 		for parts := 32; parts > 1; parts-- { // in two steps, since there would be few tasks
 			rest, fold := total/parts, 8 // rows that are one vector
 			for fold > 1 && (rest%fold != 0 || fold*columns > 512) {

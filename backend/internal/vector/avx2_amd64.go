@@ -116,12 +116,35 @@ func chooseVectors(dst *byte, c *byte, a *byte, b *byte, n int)
 //go:noescape
 func scatterLargestVectors(to *byte, from *byte, places *int, rows int, add *byte, n int)
 
-// sumVectors adds the elements i, i + 32, … of a and element i of lanes. n is a multiple of 32 and not 0.
+// equalIntegersVectors: dst has all bits set where the int32 a and b are equal, for n float32. n is a multiple of 8 and not 0.
 //
 //go:noescape
-func sumVectors(lanes *byte, a *byte, n int)
+func equalIntegersVectors(dst *byte, a *byte, b *byte, n int)
 
-// largestVectors takes the largest of the elements i, i + 32, … of a and element i of lanes. n is a multiple of 32 and not 0.
+// lessIntegersVectors: dst has all bits set where the int32 a and b compare so, for n float32. n is a multiple of 8 and not 0.
 //
 //go:noescape
-func largestVectors(lanes *byte, a *byte, n int)
+func lessIntegersVectors(dst *byte, a *byte, b *byte, n int)
+
+// sumRowsVectors: dst is the sum of each row of float32. Element i belongs to lane i modulo 32, and at the end the second
+// half of the lanes is combined with the first half, until one is left. Neither number is 0.
+//
+//go:noescape
+func sumRowsVectors(dst *byte, a *byte, rows int, columns int)
+
+// largestRowsVectors: dst is the largest of each row of float32. Element i belongs to lane i modulo 32, and at the end the second
+// half of the lanes is combined with the first half, until one is left. Neither number is 0.
+//
+//go:noescape
+func largestRowsVectors(dst *byte, a *byte, rows int, columns int)
+
+// addRowsVectors adds rows of n float32, step bytes apart, to dst, one after another. n is a multiple of 8. Neither
+// number is 0.
+//
+//go:noescape
+func addRowsVectors(dst *byte, a *byte, rows int, step int, n int)
+
+// spreadVectors repeats each of the elements of 4 bytes of a in a row of dst. columns are at least 8, and rows not 0.
+//
+//go:noescape
+func spreadVectors(dst *byte, a *byte, rows int, columns int)

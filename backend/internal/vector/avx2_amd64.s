@@ -1229,70 +1229,402 @@ add:
 	VZEROUPPER
 	RET
 
-// func sumVectors(lanes *byte, a *byte, n int)
+// func equalIntegersVectors(dst *byte, a *byte, b *byte, n int)
+// Requires: AVX, AVX2
+TEXT ·equalIntegersVectors(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ n+24(FP), BX
+	XORQ SI, SI
+
+loop:
+	VMOVUPS  (CX)(SI*4), Y0
+	VMOVUPS  (DX)(SI*4), Y1
+	VPCMPEQD Y1, Y0, Y0
+	VMOVUPS  Y0, (AX)(SI*4)
+	ADDQ     $0x08, SI
+	CMPQ     SI, BX
+	JL       loop
+	VZEROUPPER
+	RET
+
+// func lessIntegersVectors(dst *byte, a *byte, b *byte, n int)
+// Requires: AVX, AVX2
+TEXT ·lessIntegersVectors(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ n+24(FP), BX
+	XORQ SI, SI
+
+loop:
+	VMOVUPS  (CX)(SI*4), Y0
+	VMOVUPS  (DX)(SI*4), Y1
+	VPCMPGTD Y0, Y1, Y0
+	VMOVUPS  Y0, (AX)(SI*4)
+	ADDQ     $0x08, SI
+	CMPQ     SI, BX
+	JL       loop
+	VZEROUPPER
+	RET
+
+// func sumRowsVectors(dst *byte, a *byte, rows int, columns int)
 // Requires: AVX
-TEXT ·sumVectors(SB), NOSPLIT, $0-24
-	MOVQ    lanes+0(FP), AX
-	MOVQ    a+8(FP), CX
-	MOVQ    n+16(FP), DX
+TEXT ·sumRowsVectors(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ rows+16(FP), DX
+	MOVQ columns+24(FP), BX
+	MOVQ BX, SI
+	ANDQ $0x1f, SI
+	LEAQ firstElements<>+0(SB), DI
+	ADDQ $0x80, DI
+	MOVQ SI, R8
+	SHLQ $0x02, R8
+	SUBQ R8, DI
+
+row:
+	VMOVUPS c00000000<>+0(SB), Y0
+	VMOVUPS c00000000<>+0(SB), Y1
+	VMOVUPS c00000000<>+0(SB), Y2
+	VMOVUPS c00000000<>+0(SB), Y3
+	MOVQ    BX, R9
+	SUBQ    $0x20, R9
+	JLT     rest
+
+several:
+	VMOVUPS (CX), Y4
+	VADDPS  Y4, Y0, Y0
+	VMOVAPS Y0, Y0
+	VMOVUPS 32(CX), Y4
+	VADDPS  Y4, Y1, Y1
+	VMOVAPS Y1, Y1
+	VMOVUPS 64(CX), Y4
+	VADDPS  Y4, Y2, Y2
+	VMOVAPS Y2, Y2
+	VMOVUPS 96(CX), Y4
+	VADDPS  Y4, Y3, Y3
+	VMOVAPS Y3, Y3
+	ADDQ    $0x80, CX
+	SUBQ    $0x20, R9
+	JGE     several
+
+rest:
+	TESTQ      SI, SI
+	JE         halves
+	VMOVUPS    c00000000<>+0(SB), Y4
+	VMOVUPS    (DI), Y6
+	VMASKMOVPS (CX), Y6, Y7
+	VBLENDVPS  Y6, Y7, Y4, Y6
+	VADDPS     Y6, Y0, Y0
+	VMOVAPS    Y0, Y0
+	VMOVUPS    32(DI), Y6
+	VMASKMOVPS 32(CX), Y6, Y7
+	VBLENDVPS  Y6, Y7, Y4, Y6
+	VADDPS     Y6, Y1, Y1
+	VMOVAPS    Y1, Y1
+	VMOVUPS    64(DI), Y6
+	VMASKMOVPS 64(CX), Y6, Y7
+	VBLENDVPS  Y6, Y7, Y4, Y6
+	VADDPS     Y6, Y2, Y2
+	VMOVAPS    Y2, Y2
+	VMOVUPS    96(DI), Y6
+	VMASKMOVPS 96(CX), Y6, Y7
+	VBLENDVPS  Y6, Y7, Y4, Y4
+	VADDPS     Y4, Y3, Y3
+	VMOVAPS    Y3, Y3
+	ADDQ       R8, CX
+
+halves:
+	VADDPS       Y2, Y0, Y0
+	VADDPS       Y3, Y1, Y1
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X5
+	VADDPS       Y5, Y0, Y0
+	VPERMILPS    $0x0e, Y0, Y1
+	VADDPS       Y1, Y0, Y0
+	VPERMILPS    $0x01, Y0, Y1
+	VADDPS       Y1, Y0, Y0
+	VMOVSS       X0, (AX)
+	ADDQ         $0x04, AX
+	DECQ         DX
+	JG           row
+	VZEROUPPER
+	RET
+
+DATA firstElements<>+0(SB)/4, $0xffffffff
+DATA firstElements<>+4(SB)/4, $0xffffffff
+DATA firstElements<>+8(SB)/4, $0xffffffff
+DATA firstElements<>+12(SB)/4, $0xffffffff
+DATA firstElements<>+16(SB)/4, $0xffffffff
+DATA firstElements<>+20(SB)/4, $0xffffffff
+DATA firstElements<>+24(SB)/4, $0xffffffff
+DATA firstElements<>+28(SB)/4, $0xffffffff
+DATA firstElements<>+32(SB)/4, $0xffffffff
+DATA firstElements<>+36(SB)/4, $0xffffffff
+DATA firstElements<>+40(SB)/4, $0xffffffff
+DATA firstElements<>+44(SB)/4, $0xffffffff
+DATA firstElements<>+48(SB)/4, $0xffffffff
+DATA firstElements<>+52(SB)/4, $0xffffffff
+DATA firstElements<>+56(SB)/4, $0xffffffff
+DATA firstElements<>+60(SB)/4, $0xffffffff
+DATA firstElements<>+64(SB)/4, $0xffffffff
+DATA firstElements<>+68(SB)/4, $0xffffffff
+DATA firstElements<>+72(SB)/4, $0xffffffff
+DATA firstElements<>+76(SB)/4, $0xffffffff
+DATA firstElements<>+80(SB)/4, $0xffffffff
+DATA firstElements<>+84(SB)/4, $0xffffffff
+DATA firstElements<>+88(SB)/4, $0xffffffff
+DATA firstElements<>+92(SB)/4, $0xffffffff
+DATA firstElements<>+96(SB)/4, $0xffffffff
+DATA firstElements<>+100(SB)/4, $0xffffffff
+DATA firstElements<>+104(SB)/4, $0xffffffff
+DATA firstElements<>+108(SB)/4, $0xffffffff
+DATA firstElements<>+112(SB)/4, $0xffffffff
+DATA firstElements<>+116(SB)/4, $0xffffffff
+DATA firstElements<>+120(SB)/4, $0xffffffff
+DATA firstElements<>+124(SB)/4, $0xffffffff
+DATA firstElements<>+128(SB)/4, $0x00000000
+DATA firstElements<>+132(SB)/4, $0x00000000
+DATA firstElements<>+136(SB)/4, $0x00000000
+DATA firstElements<>+140(SB)/4, $0x00000000
+DATA firstElements<>+144(SB)/4, $0x00000000
+DATA firstElements<>+148(SB)/4, $0x00000000
+DATA firstElements<>+152(SB)/4, $0x00000000
+DATA firstElements<>+156(SB)/4, $0x00000000
+DATA firstElements<>+160(SB)/4, $0x00000000
+DATA firstElements<>+164(SB)/4, $0x00000000
+DATA firstElements<>+168(SB)/4, $0x00000000
+DATA firstElements<>+172(SB)/4, $0x00000000
+DATA firstElements<>+176(SB)/4, $0x00000000
+DATA firstElements<>+180(SB)/4, $0x00000000
+DATA firstElements<>+184(SB)/4, $0x00000000
+DATA firstElements<>+188(SB)/4, $0x00000000
+DATA firstElements<>+192(SB)/4, $0x00000000
+DATA firstElements<>+196(SB)/4, $0x00000000
+DATA firstElements<>+200(SB)/4, $0x00000000
+DATA firstElements<>+204(SB)/4, $0x00000000
+DATA firstElements<>+208(SB)/4, $0x00000000
+DATA firstElements<>+212(SB)/4, $0x00000000
+DATA firstElements<>+216(SB)/4, $0x00000000
+DATA firstElements<>+220(SB)/4, $0x00000000
+DATA firstElements<>+224(SB)/4, $0x00000000
+DATA firstElements<>+228(SB)/4, $0x00000000
+DATA firstElements<>+232(SB)/4, $0x00000000
+DATA firstElements<>+236(SB)/4, $0x00000000
+DATA firstElements<>+240(SB)/4, $0x00000000
+DATA firstElements<>+244(SB)/4, $0x00000000
+DATA firstElements<>+248(SB)/4, $0x00000000
+DATA firstElements<>+252(SB)/4, $0x00000000
+GLOBL firstElements<>(SB), RODATA|NOPTR, $256
+
+// func largestRowsVectors(dst *byte, a *byte, rows int, columns int)
+// Requires: AVX
+TEXT ·largestRowsVectors(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ rows+16(FP), DX
+	MOVQ columns+24(FP), BX
+	MOVQ BX, SI
+	ANDQ $0x1f, SI
+	LEAQ firstElements<>+0(SB), DI
+	ADDQ $0x80, DI
+	MOVQ SI, R8
+	SHLQ $0x02, R8
+	SUBQ R8, DI
+
+row:
+	VMOVUPS cff800000<>+0(SB), Y0
+	VMOVUPS cff800000<>+0(SB), Y1
+	VMOVUPS cff800000<>+0(SB), Y2
+	VMOVUPS cff800000<>+0(SB), Y3
+	MOVQ    BX, R9
+	SUBQ    $0x20, R9
+	JLT     rest
+
+several:
+	VMOVUPS   (CX), Y4
+	VMAXPS    Y4, Y0, Y4
+	VCMPPS    $0x03, Y0, Y0, Y6
+	VBLENDVPS Y6, Y0, Y4, Y0
+	VMOVAPS   Y0, Y0
+	VMOVUPS   32(CX), Y4
+	VMAXPS    Y4, Y1, Y4
+	VCMPPS    $0x03, Y1, Y1, Y6
+	VBLENDVPS Y6, Y1, Y4, Y1
+	VMOVAPS   Y1, Y1
+	VMOVUPS   64(CX), Y4
+	VMAXPS    Y4, Y2, Y4
+	VCMPPS    $0x03, Y2, Y2, Y6
+	VBLENDVPS Y6, Y2, Y4, Y2
+	VMOVAPS   Y2, Y2
+	VMOVUPS   96(CX), Y4
+	VMAXPS    Y4, Y3, Y4
+	VCMPPS    $0x03, Y3, Y3, Y6
+	VBLENDVPS Y6, Y3, Y4, Y3
+	VMOVAPS   Y3, Y3
+	ADDQ      $0x80, CX
+	SUBQ      $0x20, R9
+	JGE       several
+
+rest:
+	TESTQ      SI, SI
+	JE         halves
+	VMOVUPS    cff800000<>+0(SB), Y4
+	VMOVUPS    (DI), Y6
+	VMASKMOVPS (CX), Y6, Y7
+	VBLENDVPS  Y6, Y7, Y4, Y6
+	VMAXPS     Y6, Y0, Y6
+	VCMPPS     $0x03, Y0, Y0, Y7
+	VBLENDVPS  Y7, Y0, Y6, Y0
+	VMOVAPS    Y0, Y0
+	VMOVUPS    32(DI), Y6
+	VMASKMOVPS 32(CX), Y6, Y7
+	VBLENDVPS  Y6, Y7, Y4, Y6
+	VMAXPS     Y6, Y1, Y6
+	VCMPPS     $0x03, Y1, Y1, Y7
+	VBLENDVPS  Y7, Y1, Y6, Y1
+	VMOVAPS    Y1, Y1
+	VMOVUPS    64(DI), Y6
+	VMASKMOVPS 64(CX), Y6, Y7
+	VBLENDVPS  Y6, Y7, Y4, Y6
+	VMAXPS     Y6, Y2, Y6
+	VCMPPS     $0x03, Y2, Y2, Y7
+	VBLENDVPS  Y7, Y2, Y6, Y2
+	VMOVAPS    Y2, Y2
+	VMOVUPS    96(DI), Y6
+	VMASKMOVPS 96(CX), Y6, Y7
+	VBLENDVPS  Y6, Y7, Y4, Y4
+	VMAXPS     Y4, Y3, Y4
+	VCMPPS     $0x03, Y3, Y3, Y6
+	VBLENDVPS  Y6, Y3, Y4, Y3
+	VMOVAPS    Y3, Y3
+	ADDQ       R8, CX
+
+halves:
+	VMAXPS       Y2, Y0, Y2
+	VCMPPS       $0x03, Y0, Y0, Y4
+	VBLENDVPS    Y4, Y0, Y2, Y0
+	VMAXPS       Y3, Y1, Y2
+	VCMPPS       $0x03, Y1, Y1, Y3
+	VBLENDVPS    Y3, Y1, Y2, Y1
+	VMAXPS       Y1, Y0, Y1
+	VCMPPS       $0x03, Y0, Y0, Y2
+	VBLENDVPS    Y2, Y0, Y1, Y0
+	VEXTRACTF128 $0x01, Y0, X5
+	VMAXPS       Y5, Y0, Y1
+	VCMPPS       $0x03, Y0, Y0, Y2
+	VBLENDVPS    Y2, Y0, Y1, Y0
+	VPERMILPS    $0x0e, Y0, Y1
+	VMAXPS       Y1, Y0, Y1
+	VCMPPS       $0x03, Y0, Y0, Y2
+	VBLENDVPS    Y2, Y0, Y1, Y0
+	VPERMILPS    $0x01, Y0, Y1
+	VMAXPS       Y1, Y0, Y1
+	VCMPPS       $0x03, Y0, Y0, Y2
+	VBLENDVPS    Y2, Y0, Y1, Y0
+	VMOVSS       X0, (AX)
+	ADDQ         $0x04, AX
+	DECQ         DX
+	JG           row
+	VZEROUPPER
+	RET
+
+// func addRowsVectors(dst *byte, a *byte, rows int, step int, n int)
+// Requires: AVX
+TEXT ·addRowsVectors(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ rows+16(FP), DX
+	MOVQ step+24(FP), BX
+	MOVQ n+32(FP), SI
+
+wide:
+	CMPQ    SI, $0x40
+	JLT     wideDone
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	VMOVUPS 64(AX), Y2
 	VMOVUPS 96(AX), Y3
+	VMOVUPS 128(AX), Y4
+	VMOVUPS 160(AX), Y5
+	VMOVUPS 192(AX), Y6
+	VMOVUPS 224(AX), Y7
+	MOVQ    CX, DI
+	MOVQ    DX, R8
 
-loop:
-	VADDPS  (CX), Y0, Y0
-	VMOVAPS Y0, Y0
-	VADDPS  32(CX), Y1, Y1
-	VMOVAPS Y1, Y1
-	VADDPS  64(CX), Y2, Y2
-	VMOVAPS Y2, Y2
-	VADDPS  96(CX), Y3, Y3
-	VMOVAPS Y3, Y3
-	ADDQ    $0x80, CX
-	SUBQ    $0x20, DX
-	JG      loop
+wideRow:
+	VADDPS  (DI), Y0, Y0
+	VADDPS  32(DI), Y1, Y1
+	VADDPS  64(DI), Y2, Y2
+	VADDPS  96(DI), Y3, Y3
+	VADDPS  128(DI), Y4, Y4
+	VADDPS  160(DI), Y5, Y5
+	VADDPS  192(DI), Y6, Y6
+	VADDPS  224(DI), Y7, Y7
+	ADDQ    BX, DI
+	DECQ    R8
+	JG      wideRow
 	VMOVUPS Y0, (AX)
 	VMOVUPS Y1, 32(AX)
 	VMOVUPS Y2, 64(AX)
 	VMOVUPS Y3, 96(AX)
+	VMOVUPS Y4, 128(AX)
+	VMOVUPS Y5, 160(AX)
+	VMOVUPS Y6, 192(AX)
+	VMOVUPS Y7, 224(AX)
+	ADDQ    $0x00000100, AX
+	ADDQ    $0x00000100, CX
+	SUBQ    $0x40, SI
+	JMP     wide
+
+wideDone:
+narrow:
+	CMPQ    SI, $0x08
+	JLT     narrowDone
+	VMOVUPS (AX), Y0
+	MOVQ    CX, DI
+	MOVQ    DX, R8
+
+narrowRow:
+	VADDPS  (DI), Y0, Y0
+	ADDQ    BX, DI
+	DECQ    R8
+	JG      narrowRow
+	VMOVUPS Y0, (AX)
+	ADDQ    $0x00000020, AX
+	ADDQ    $0x00000020, CX
+	SUBQ    $0x08, SI
+	JMP     narrow
+
+narrowDone:
 	VZEROUPPER
 	RET
 
-// func largestVectors(lanes *byte, a *byte, n int)
+// func spreadVectors(dst *byte, a *byte, rows int, columns int)
 // Requires: AVX
-TEXT ·largestVectors(SB), NOSPLIT, $0-24
-	MOVQ    lanes+0(FP), AX
-	MOVQ    a+8(FP), CX
-	MOVQ    n+16(FP), DX
-	VMOVUPS (AX), Y0
-	VMOVUPS 32(AX), Y1
-	VMOVUPS 64(AX), Y2
-	VMOVUPS 96(AX), Y3
+TEXT ·spreadVectors(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ rows+16(FP), DX
+	MOVQ columns+24(FP), BX
+	MOVQ BX, SI
+	SUBQ $0x08, SI
+
+row:
+	VBROADCASTSS (CX), Y0
+	XORQ         DI, DI
 
 loop:
-	VMAXPS    (CX), Y0, Y4
-	VCMPPS    $0x03, Y0, Y0, Y5
-	VBLENDVPS Y5, Y0, Y4, Y0
-	VMOVAPS   Y0, Y0
-	VMAXPS    32(CX), Y1, Y4
-	VCMPPS    $0x03, Y1, Y1, Y5
-	VBLENDVPS Y5, Y1, Y4, Y1
-	VMOVAPS   Y1, Y1
-	VMAXPS    64(CX), Y2, Y4
-	VCMPPS    $0x03, Y2, Y2, Y5
-	VBLENDVPS Y5, Y2, Y4, Y2
-	VMOVAPS   Y2, Y2
-	VMAXPS    96(CX), Y3, Y4
-	VCMPPS    $0x03, Y3, Y3, Y5
-	VBLENDVPS Y5, Y3, Y4, Y3
-	VMOVAPS   Y3, Y3
-	ADDQ      $0x80, CX
-	SUBQ      $0x20, DX
-	JG        loop
-	VMOVUPS   Y0, (AX)
-	VMOVUPS   Y1, 32(AX)
-	VMOVUPS   Y2, 64(AX)
-	VMOVUPS   Y3, 96(AX)
+	VMOVUPS Y0, (AX)(DI*4)
+	ADDQ    $0x08, DI
+	CMPQ    DI, SI
+	JLE     loop
+	VMOVUPS Y0, (AX)(SI*4)
+	LEAQ    (AX)(BX*4), AX
+	ADDQ    $0x04, CX
+	DECQ    DX
+	JG      row
 	VZEROUPPER
 	RET

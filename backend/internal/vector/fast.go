@@ -42,6 +42,7 @@ func addFast(m map[key]Loop) {
 			chooseVectors(dst, (*byte)(in[0]), (*byte)(in[1]), (*byte)(in[2]), n)
 		})
 	}
+	addIntegers(m)
 }
 
 // replace replaces a loop for the first elements of 4 bytes.
@@ -62,20 +63,6 @@ func replace(m map[key]Loop, k key, fast func(dst *byte, in *[3]unsafe.Pointer, 
 			plain(unsafe.Add(dst, 4*done), &rest, n-done)
 		}
 	}
-}
-
-// reduceFast combines a multiple of lanes elements, if there is assembly for them.
-func reduceFast[T number](r Reduction, part *[lanes]T, row []T) bool {
-	if _, ok := any(row).([]float32); !ok || !hasVectors || r == Smallest {
-		return false
-	}
-	to, from := (*byte)(unsafe.Pointer(part)), (*byte)(unsafe.Pointer(&row[0]))
-	if r == Sum {
-		sumVectors(to, from, len(row))
-	} else {
-		largestVectors(to, from, len(row))
-	}
-	return true
 }
 
 // scatterLargestFast does so for the largest elements of a multiple of 8 numbers, and returns how many.

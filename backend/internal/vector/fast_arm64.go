@@ -2,5 +2,29 @@
 
 package vector
 
+import "unsafe"
+
 // hasVectors reports whether this processor has the instructions of the assembly: all of arm64 have.
 const hasVectors = true
+
+func addIntegers(map[key]Loop) {}
+
+func reduceRowsFast[T number](Reduction, []T, []T, int) bool { return false }
+
+// reduceFast combines a multiple of lanes elements, if there is assembly for them.
+func reduceFast[T number](r Reduction, part *[lanes]T, row []T) bool {
+	if _, ok := any(row).([]float32); !ok || r == Smallest {
+		return false
+	}
+	to, from := (*byte)(unsafe.Pointer(part)), (*byte)(unsafe.Pointer(&row[0]))
+	if r == Sum {
+		sumVectors(to, from, len(row))
+	} else {
+		largestVectors(to, from, len(row))
+	}
+	return true
+}
+
+func addRowsFast(_, _ unsafe.Pointer, _, _, _ int) int { return 0 }
+
+func spreadFast(_, _ unsafe.Pointer, _, _ int) bool { return false }

@@ -236,6 +236,9 @@ func Reduce(r Reduction, t Type, dst, src unsafe.Pointer, rows, columns int) {
 }
 
 func reduceRows[T number](r Reduction, dst, src []T, columns int) {
+	if reduceRowsFast(r, dst, src, columns) {
+		return
+	}
 	for i := range dst {
 		dst[i] = reduceRow(r, src[i*columns:(i+1)*columns])
 	}
@@ -281,6 +284,62 @@ func combine[T number](r Reduction, to, from []T) {
 	case Smallest:
 		for i, v := range from {
 			to[i] = smaller(to[i], v)
+		}
+	}
+}
+
+// ReduceRows combines rows of n elements, step bytes apart, one after another with those of dst.
+func ReduceRows(r Reduction, t Type, dst, src unsafe.Pointer, rows, step, n int) {
+	done := 0
+	if r == Sum && t == Float32 {
+		done = addRowsFast(dst, src, rows, step, n)
+	}
+	switch t {
+	case Float32:
+		combineRows[float32](r, dst, src, rows, step, done, n)
+	case Float64:
+		combineRows[float64](r, dst, src, rows, step, done, n)
+	case Int32:
+		combineRows[int32](r, dst, src, rows, step, done, n)
+	case Int64:
+		combineRows[int64](r, dst, src, rows, step, done, n)
+	default:
+		panic("vector: no reduction of this type")
+	}
+}
+
+func combineRows[T number](r Reduction, dst, src unsafe.Pointer, rows, step, done, n int) {
+	if done == n {
+		return
+	}
+	to := slice[T](dst, n)[done:]
+	for i := range rows {
+		combine(r, to, slice[T](unsafe.Add(src, i*step), n)[done:])
+	}
+}
+
+// Spread repeats the element of each row, of so many bytes.
+func Spread(dst, src unsafe.Pointer, rows, columns, bytes int) {
+	switch bytes {
+	case 8:
+		spread[uint64](dst, src, rows, columns)
+	case 4:
+		if !spreadFast(dst, src, rows, columns) {
+			spread[uint32](dst, src, rows, columns)
+		}
+	case 2:
+		spread[uint16](dst, src, rows, columns)
+	default:
+		spread[uint8](dst, src, rows, columns)
+	}
+}
+
+func spread[T any](dst, src unsafe.Pointer, rows, columns int) {
+	all := slice[T](dst, rows*columns)
+	for i, x := range slice[T](src, rows) {
+		row := all[i*columns : (i+1)*columns]
+		for j := range row {
+			row[j] = x
 		}
 	}
 }

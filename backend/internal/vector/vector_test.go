@@ -3,6 +3,7 @@ package vector
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"unsafe"
 )
@@ -154,7 +155,7 @@ func TestReduce(t *testing.T) {
 
 // TestReduceAssembly compares reductions with the definition, of any numbers.
 func TestReduceAssembly(t *testing.T) {
-	r := rand.New(rand.NewPCG(9, 10))
+	r := rand.New(rand.NewPCG(11, 12))
 	for n := range 300 {
 		row := make([]float32, n+1)[1:]
 		for i := range row {
@@ -186,6 +187,56 @@ func TestReduceAssembly(t *testing.T) {
 			Reduce(kind, Float32, unsafe.Pointer(&got), unsafe.Pointer(&row[0]), 1, n)
 			if want := part[0]; math.Float32bits(got) != math.Float32bits(want) && (got == got || want == want) {
 				t.Fatalf("reduction %d of %d numbers is %v, want %v: %v", kind, n, got, want, row)
+			}
+		}
+	}
+}
+
+// TestRows compares reductions of rows and of columns, and repeated elements, with the plain forms: all numbers, with
+// guards around the results.
+func TestRows(t *testing.T) {
+	r := rand.New(rand.NewPCG(11, 12))
+	same := func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) || a != a && b != b }
+	for columns := range 140 {
+		for _, rows := range []int{1, 2, 5} {
+			src := make([]float32, rows*columns+1)[1:]
+			for i := range src {
+				src[i] = sample(r)
+			}
+			for _, kind := range []Reduction{Sum, Largest, Smallest} {
+				dst, from := make([]float32, columns+2), unsafe.Pointer(unsafe.SliceData(src))
+				for i := range dst {
+					dst[i] = sample(r)
+				}
+				want := slices.Clone(dst)
+				for i := range rows {
+					combine(kind, want[1:columns+1], src[i*columns:(i+1)*columns])
+				}
+				ReduceRows(kind, Float32, unsafe.Pointer(&dst[1]), from, rows, 4*columns, columns)
+				if !slices.EqualFunc(dst, want, same) {
+					t.Fatalf("reduction %d of %d rows of %d columns to a row is %v, want %v", kind, rows, columns, dst, want)
+				}
+				if columns == 0 {
+					continue
+				}
+				dst = make([]float32, rows+2)
+				want = slices.Clone(dst)
+				for i := range rows {
+					want[i+1] = reduceRow(kind, src[i*columns:(i+1)*columns])
+				}
+				Reduce(kind, Float32, unsafe.Pointer(&dst[1]), from, rows, columns)
+				if !slices.EqualFunc(dst, want, same) {
+					t.Fatalf("reduction %d of %d rows of %d columns is %v, want %v", kind, rows, columns, dst, want)
+				}
+			}
+			dst := make([]float32, rows*columns+2)
+			want := slices.Clone(dst)
+			for i := range rows * columns {
+				want[i+1] = src[i/columns]
+			}
+			Spread(unsafe.Pointer(&dst[1]), unsafe.Pointer(unsafe.SliceData(src)), rows, columns, 4)
+			if !slices.EqualFunc(dst, want, same) {
+				t.Fatalf("%d elements repeated in %d columns are %v, want %v", rows, columns, dst, want)
 			}
 		}
 	}

@@ -201,27 +201,3 @@ func (avx2) scatterLargest(name string, doc ...string) {
 	VZEROUPPER()
 	RET()
 }
-
-func (avx2) reduce(name, doc string, f func(to, a vec) vec) {
-	TEXT(name, NOSPLIT, "func(lanes, a *byte, n int)")
-	Doc(doc)
-	Pragma("noescape")
-	lanes, a := Load(Param("lanes"), GP64()).(reg.GPVirtual), Load(Param("a"), GP64()).(reg.GPVirtual)
-	n := Load(Param("n"), GP64())
-	var sums []reg.VecVirtual
-	for i := range 4 {
-		sums = append(sums, register(Mem{Base: lanes, Disp: 32 * i}))
-	}
-	Label("loop")
-	for i, v := range sums {
-		VMOVAPS(f(v, Mem{Base: a, Disp: 32 * i}).(Op), v)
-	}
-	ADDQ(Imm(128), a)
-	SUBQ(Imm(32), n)
-	JG(LabelRef("loop"))
-	for i, v := range sums {
-		VMOVUPS(v, Mem{Base: lanes, Disp: 32 * i})
-	}
-	VZEROUPPER()
-	RET()
-}

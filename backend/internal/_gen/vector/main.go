@@ -15,8 +15,8 @@ type vec any
 type target interface {
 	// loop writes a loop over operands.
 	loop(name, doc string, operands []string, f func(in []vec) vec)
-	// reduce writes a loop that combines the elements with the same number modulo 32.
-	reduce(name, doc string, f func(to, a vec) vec)
+	// reductions writes loops that combine the elements of rows.
+	reductions()
 	scatterLargest(name string, doc ...string)
 	generate() error
 
@@ -106,13 +106,7 @@ func (w writer) write() {
 		"scatterLargestVectors adds each of n float32 to the row of to where the rows of from have the first largest",
 		"element, or the last NaN. places are the first elements of the rows, in bytes. n is a multiple of 8. Neither",
 		"number is 0.")
-	for _, r := range []struct {
-		name, doc string
-		f         func(to, a vec) vec
-	}{{"sumVectors", "adds", w.add}, {"largestVectors", "takes the largest of", w.larger}} {
-		w.reduce(r.name, r.name+" "+r.doc+
-			" the elements i, i + 32, … of a and element i of lanes. n is a multiple of 32 and not 0.", r.f)
-	}
+	w.reductions()
 }
 
 func documentation(name, doc string) string {

@@ -251,6 +251,17 @@ func (t *neonTarget) allocate(kept map[uint32]neon.Vreg, write bool) (most int) 
 	return most
 }
 
+func (t *neonTarget) reductions() {
+	for _, r := range []struct {
+		name, doc string
+		f         func(to, a vec) vec
+	}{{"sumVectors", "adds", t.add}, {"largestVectors", "takes the largest of", t.larger}} {
+		t.reduce(r.name, r.name+" "+r.doc+
+			" the elements i, i + 32, … of a and element i of lanes. n is a multiple of 32 and not 0.", r.f)
+	}
+}
+
+// reduce writes a loop that combines the elements with the same number modulo 32.
 func (t *neonTarget) reduce(name, doc string, f func(to, a vec) vec) {
 	neon.Begin(name, "(lanes, a *byte, n int)", doc)
 	lanes := neon.NewRegs(8)
