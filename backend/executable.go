@@ -259,6 +259,13 @@ func (e *executable) planMemory(p *planner, order []*unit, stored map[*node]bool
 				e.slot(n, slot{kind: foreignSlot})
 				continue
 			}
+			if x := e.replaced(n, last, i); x != nil {
+				e.slot(n, slot{kind: arenaSlot, offset: e.slots[x.slot].offset})
+				at := slices.IndexFunc(blocks, func(b block) bool { return b.offset == e.slots[x.slot].offset })
+				blocks[at].until = max(last[n], i)
+				delete(last, x)
+				continue
+			}
 			bytes := (size(n.dims)*n.bytes() + alignment - 1) &^ (alignment - 1)
 			at, gap := 0, 0
 			for gap < len(blocks) && blocks[gap].offset-at < bytes {
@@ -269,6 +276,33 @@ func (e *executable) planMemory(p *planner, order []*unit, stored map[*node]bool
 			e.slot(n, slot{kind: arenaSlot, offset: at})
 			e.arenaBytes = max(e.arenaBytes, at+bytes)
 		}
+	}
+	return nil
+}
+
+// replaced returns an operand of an element node whose memory the node can take, if there is one: the loop, unit i,
+// reads it last, and only where it then writes the node.
+func (e *executable) replaced(n *node, last map[*node]int, i int) *node {
+	if n.kind != elementNode || n.dtype == dtypes.Bool || size(n.dims) == 0 {
+		return nil
+	}
+	home := n.unit.root()
+next:
+	for _, v := range n.in {
+		x := v.of
+		if until, used := last[x]; !used || until != i || x.slot < 0 || e.slots[x.slot].kind != arenaSlot ||
+			x.unit.root() == home || x.dtype == dtypes.Bool || x.bytes() != n.bytes() || size(x.dims) != size(n.dims) ||
+			home.levelOf(n) != elements {
+			continue
+		}
+		for _, m := range home.nodes {
+			for _, v := range m.in {
+				if v.of == x && (m.index > n.index || !v.identity()) {
+					continue next
+				}
+			}
+		}
+		return x
 	}
 	return nil
 }
@@ -702,6 +736,7 @@ func (e *executable) frame() (*frame, error) {
 		arena:  make([]uint64, (e.arenaBytes+alignment)/8+1),
 		memory: make([]unsafe.Pointer, len(e.slots)), buffers: make([]compute.Buffer, len(e.slots)),
 	}
+	preferHugePages(f.arena)
 	f.worker.reserve(e.scratchBytes)
 	arena := align(unsafe.Pointer(&f.arena[0]))
 	for i, s := range e.slots {
