@@ -291,15 +291,37 @@ func (p *planner) elements(name string, dtype dtypes.DType, dims []int, in ...vi
 		return view{}, false
 	}
 	n := &node{kind: elementNode, dims: dims, dtype: dtype, loop: loop}
-	var keys []string
 	for _, v := range in {
 		n.in = append(n.in, v.to(dims))
-		keys = append(keys, v.to(dims).key())
+	}
+	// Along axes where all operands repeat, the results do.
+	if kept := n.varying(); len(kept) < len(dims) {
+		var few []view
+		for _, v := range n.in {
+			few = append(few, v.transposed(kept))
+		}
+		v, ok := p.elements(name, dtype, few[0].dims, few...)
+		return v.broadcast(dims, kept), ok
+	}
+	var keys []string
+	for _, v := range n.in {
+		keys = append(keys, v.squeezed().key())
 	}
 	if name == "Add" || name == "Mul" { // in any order
 		slices.Sort(keys)
 	}
-	return p.once(fmt.Sprint("elements ", name, dtype, keys), func() view { return p.placed(n) }), true
+	v, _ := p.once(fmt.Sprint("elements ", name, dtype, keys), func() view { return p.placed(n) }).reshaped(dims)
+	return v, true
+}
+
+// varying lists the axes along which an operand does not repeat, and those of one element.
+func (n *node) varying() (list []int) {
+	for i, d := range n.dims {
+		if d == 1 || slices.ContainsFunc(n.in, func(v view) bool { return v.strides[i] != 0 }) {
+			list = append(list, i)
+		}
+	}
+	return list
 }
 
 // placed adds a node to a unit.

@@ -80,6 +80,17 @@ func (v view) collapsed() view {
 	return w
 }
 
+// squeezed returns the view without axes of one element.
+func (v view) squeezed() view {
+	var axes []int
+	for i, d := range v.dims {
+		if d != 1 {
+			axes = append(axes, i)
+		}
+	}
+	return v.transposed(axes)
+}
+
 // reshaped returns the view with other dimensions, if strides can express it.
 func (v view) reshaped(dims []int) (view, bool) {
 	w := view{of: v.of, offset: v.offset, dims: dims, strides: make([]int, len(dims))}
