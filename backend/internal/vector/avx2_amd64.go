@@ -144,7 +144,8 @@ func largestRowsVectors(dst *byte, a *byte, rows int, columns int)
 //go:noescape
 func addRowsVectors(dst *byte, a *byte, rows int, step int, n int)
 
-// spreadVectors repeats each of the elements of 4 bytes of a in a row of dst. columns are at least 8, and rows not 0.
+// spreadVectors repeats each of the elements of 4 bytes of a in a row of dst. columns are at least 8, and rows not
+// 0.
 //
 //go:noescape
 func spreadVectors(dst *byte, a *byte, rows int, columns int)

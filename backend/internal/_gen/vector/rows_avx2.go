@@ -151,7 +151,8 @@ func addRows() {
 // spread writes the loop that repeats the number of each row.
 func spread() {
 	TEXT("spreadVectors", NOSPLIT, "func(dst, a *byte, rows, columns int)")
-	Doc("spreadVectors repeats each of the elements of 4 bytes of a in a row of dst. columns are at least 8, and rows not 0.")
+	Doc("spreadVectors repeats each of the elements of 4 bytes of a in a row of dst. columns are at least 8, and rows not",
+		"0.")
 	Pragma("noescape")
 	dst, a := Load(Param("dst"), GP64()).(reg.GPVirtual), Load(Param("a"), GP64()).(reg.GPVirtual)
 	rows, columns := Load(Param("rows"), GP64()), Load(Param("columns"), GP64()).(reg.GPVirtual)
