@@ -138,8 +138,8 @@ func sumRowsVectors(dst *byte, a *byte, rows int, columns int)
 //go:noescape
 func largestRowsVectors(dst *byte, a *byte, rows int, columns int)
 
-// addRowsVectors adds rows of n float32, step bytes apart, to dst, one after another. n is a multiple of 8. Neither
-// number is 0.
+// addRowsVectors adds rows of n float32, step bytes apart, to dst, one after another. n is a multiple of 8.
+// Neither number is 0.
 //
 //go:noescape
 func addRowsVectors(dst *byte, a *byte, rows int, step int, n int)

@@ -108,8 +108,8 @@ func firstElements() Mem {
 // addRows writes the loop that adds rows to a row.
 func addRows() {
 	TEXT("addRowsVectors", NOSPLIT, "func(dst, a *byte, rows, step, n int)")
-	Doc("addRowsVectors adds rows of n float32, step bytes apart, to dst, one after another. n is a multiple of 8. Neither",
-		"number is 0.")
+	Doc("addRowsVectors adds rows of n float32, step bytes apart, to dst, one after another. n is a multiple of 8.",
+		"Neither number is 0.")
 	Pragma("noescape")
 	dst, a := Load(Param("dst"), GP64()).(reg.GPVirtual), Load(Param("a"), GP64()).(reg.GPVirtual)
 	rows, step := Load(Param("rows"), GP64()), Load(Param("step"), GP64())
