@@ -239,23 +239,37 @@ func (x *Buffer) Backend() compute.Backend { return x.backend }
 
 // Finalize implements compute.Buffer.
 func (x *Buffer) Finalize() error {
-	inner := x.inner
-	if inner == nil {
+	if !x.detach() {
 		return nil
 	}
-	x.inner = nil
-	b := x.backend
-	if x.class == "" || b.IsFinalized() {
-		return inner.Finalize()
+	return x.backend.recycle(x)
+}
+
+// detach makes x a buffer without memory, but for recycle. It reports whether x had some.
+func (x *Buffer) detach() bool {
+	if x.inner == nil {
+		return false
 	}
+	x.freed, x.inner = x.inner, nil
+	return true
+}
+
+// recycle keeps detached buffers for their next use, or frees their memory.
+func (b *Backend) recycle(list ...*Buffer) (err error) {
+	finalized := b.IsFinalized()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if list := b.free[x.class]; len(list) < mostFree {
-		x.freed = inner
-		b.free[x.class] = append(list, x)
-		return nil
+	for _, x := range list {
+		if free := b.free[x.class]; x.class != "" && !finalized && len(free) < mostFree {
+			b.free[x.class] = append(free, x)
+			continue
+		}
+		if e := x.freed.Finalize(); err == nil {
+			err = e
+		}
+		x.freed = nil
 	}
-	return inner.Finalize()
+	return err
 }
 
 // Shape implements compute.Buffer.

@@ -67,6 +67,7 @@ type frame struct {
 	memory  []unsafe.Pointer // by slot
 	buffers []compute.Buffer // by slot: those that the Go backend knows
 	taken   []*Buffer        // donated arguments whose memory outputs have
+	donated []*Buffer        // other donated arguments
 	worker  worker
 	job     job
 }
@@ -802,10 +803,12 @@ func (e *executable) Execute(in []compute.Buffer, donate []bool, _ compute.Devic
 	}
 	if err == nil {
 		for i, yes := range donate {
-			if yes {
-				_ = in[i].Finalize() // an error would mean that the backend is finalized
+			if x := in[i].(*Buffer); yes && x.detach() { // all before recycle, since an argument can be there twice
+				f.donated = append(f.donated, x)
 			}
 		}
+		_ = b.recycle(f.donated...) // an error would mean that the backend is finalized
+		f.donated = f.donated[:0]
 		b.reuse(f.taken) // after an error the caller may finalize them
 	}
 	f.taken = f.taken[:0]

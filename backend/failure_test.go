@@ -4,6 +4,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/gomlx/compute"
@@ -286,5 +287,40 @@ func TestLongRows(t *testing.T) {
 		if want := -(x[i] + v[i%n]); got != want {
 			t.Fatalf("element %d is %v, want %v", i, got, want)
 		}
+	}
+}
+
+// TestDonatedTwice: an argument that is donated twice is one buffer for the next use. The race detector would report
+// two.
+func TestDonatedTwice(t *testing.T) {
+	b := withThreads(t, 1)
+	defer b.Finalize()
+	p := newProgram(t, b)
+	s := shapes.Make(dtypes.Float32, 4)
+	x, y := p.is(p.f.Parameter("x", s, nil)), p.is(p.f.Parameter("y", s, nil))
+	exe := p.compile(p.is(p.f.ReduceSum(p.is(p.f.Add(x, y)), 0)))
+	var all sync.WaitGroup
+	for g := range 4 {
+		all.Go(func() {
+			for range 5000 {
+				a, _, err := b.NewSharedBuffer(0, s)
+				if err == nil && g%2 == 0 {
+					_, err = exe.Execute([]compute.Buffer{a, a}, []bool{true, true}, 0)
+				} else if err == nil {
+					err = a.Finalize()
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	seen := map[*Buffer]bool{}
+	for _, x := range b.free[s.String()] {
+		if seen[x] {
+			t.Fatal("a buffer waits twice for its next use")
+		}
+		seen[x] = true
 	}
 }
