@@ -59,7 +59,7 @@ func (n *node) bytes() int { return int(n.dtype.Size()) }
 var types = map[dtypes.DType]vector.Type{
 	dtypes.Float32: vector.Float32, dtypes.Float64: vector.Float64, dtypes.Int32: vector.Int32,
 	dtypes.Int64: vector.Int64, dtypes.Uint8: vector.Uint8, dtypes.Uint32: vector.Uint32, dtypes.Uint64: vector.Uint64,
-	dtypes.Bool: vector.Bool,
+	dtypes.Bool: vector.Bool, dtypes.Float16: vector.Float16, dtypes.BFloat16: vector.BFloat16,
 }
 
 // unplannable says because of what no plan can execute a graph, so that the Go backend executes all of it. It is empty
@@ -179,6 +179,8 @@ func (p *planner) own(o *record.Op, in []view) (_ view, ok bool) {
 		return p.add(&node{kind: parameterNode, dims: dims, dtype: dtype, parameter: o.Parameter}), true
 	case opaque(dtype):
 		return view{}, false
+	case o.Name == "Iota" && half(dtype):
+		return p.inFloat32(o, in)
 	}
 	switch o.Name {
 	case "Constant":
@@ -225,10 +227,17 @@ func (p *planner) own(o *record.Op, in []view) (_ view, ok bool) {
 		return p.concatenated(o.Attributes[0].(int), shape, in), true
 	case "Pad":
 		return p.padded(shape, in, o.Attributes[0].([]compute.PadAxis)), true
-	case "Gather", "ScatterSum", "ScatterMax", "ScatterMin", "ArgMinMax":
+	case "Gather":
 		return p.indexed(o, in)
 	case "Bitcast":
 		return p.bitcast(in[0], dtype)
+	}
+	if half(dtype) || slices.ContainsFunc(in, view.half) {
+		return p.inFloat32(o, in)
+	}
+	switch o.Name {
+	case "ScatterSum", "ScatterMax", "ScatterMin", "ArgMinMax":
+		return p.indexed(o, in)
 	case "ReduceSum":
 		return p.reduced(vector.Sum, in[0], o.Attributes[0].([]int), dtype)
 	case "ReduceMax":

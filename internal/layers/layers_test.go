@@ -92,7 +92,7 @@ var mayImport = []struct {
 		"tensor", "data", "engine", "internal/kernel", "internal/record", "engine/gomlx/...", "backend",
 	}},
 	{"internal/record", nil},
-	{"backend/internal/...", nil},
+	{"backend/internal/...", []string{"internal/kernel", "tensor"}},
 	{"backend", []string{"internal/record", "backend/internal/..."}},
 	{"data/...", []string{"tensor", "data/...", "internal/memlimit"}},
 	{"distribute/internal/deadlock", []string{"tensor", "collective", "internal/stacks"}},

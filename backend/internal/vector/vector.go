@@ -8,6 +8,9 @@ package vector
 import (
 	"math"
 	"unsafe"
+
+	"github.com/lockstep-ml/lockstep/internal/kernel"
+	"github.com/lockstep-ml/lockstep/tensor"
 )
 
 // Type is a type of elements.
@@ -22,11 +25,13 @@ const (
 	Uint8
 	Uint32
 	Uint64
-	Bool // a mask of 32 bits
+	Bool    // a mask of 32 bits
+	Float16 // has conversions from and to Float32 only
+	BFloat16
 )
 
 // Bytes returns the size of an element.
-func (t Type) Bytes() int { return [...]int{4, 8, 4, 8, 1, 4, 8, 4}[t] }
+func (t Type) Bytes() int { return [...]int{4, 8, 4, 8, 1, 4, 8, 4, 2, 2}[t] }
 
 // Loop computes n elements of dst from those of the operands. It may write dst while it reads an operand that starts
 // there.
@@ -52,6 +57,7 @@ var loops = func() map[key]Loop {
 	add1(m, "Neg", Int32, func(a int32) int32 { return -a })
 	add1(m, "Neg", Int64, func(a int64) int64 { return -a })
 	addMasks(m)
+	addHalves(m)
 	addFunctions(m)
 	addFast(m)
 	return m
@@ -132,10 +138,44 @@ func addNumbers[T number](m map[key]Loop, t Type) {
 	convert[T, uint64](m, t, Uint64)
 }
 
-// convert adds a conversion, unless it is from a floating-point type to an integer, which differs between processors.
+// convert adds a conversion, unless it is from a floating-point type to an integer.
 func convert[A, R number](m map[key]Loop, in, out Type) {
-	if half := 0.5; in > Float64 || out <= Float64 || A(half) == 0 {
+	if in > Float64 || out <= Float64 {
 		m[key{"ConvertDType", in, out}] = loop1(func(a A) R { return R(a) })
+	}
+}
+
+// truncate adds a conversion from a floating-point type to an integer: the integer part, or the nearest integer of the
+// type if that is outside, and 0 for NaN. Go's conversion of a number outside differs between processors.
+func truncate[A float32 | float64, R number](m map[key]Loop, in, out Type) {
+	least, most := R(0), ^uint64(0)>>(64-8*out.Bytes())
+	if least-1 < 0 {
+		most >>= 1
+		least = -R(most) - 1
+	}
+	low, above := A(least), A(most/2+1)*2 // a power of two
+	m[key{"ConvertDType", in, out}] = loop1(func(a A) R {
+		switch {
+		case a != a:
+			return 0
+		case a <= low:
+			return least
+		case a >= above:
+			return R(most)
+		}
+		return R(a)
+	})
+}
+
+// addHalves adds the conversions of half types, to nearest even.
+func addHalves(m map[key]Loop) {
+	for t, half := range map[Type]tensor.DType{Float16: tensor.Float16, BFloat16: tensor.BFloat16} {
+		m[key{"ConvertDType", t, Float32}] = func(dst unsafe.Pointer, in *[3]unsafe.Pointer, n int) {
+			kernel.Convert(tensor.Float32, half, dst, in[0], n)
+		}
+		m[key{"ConvertDType", Float32, t}] = func(dst unsafe.Pointer, in *[3]unsafe.Pointer, n int) {
+			kernel.Convert(half, tensor.Float32, dst, in[0], n)
+		}
 	}
 }
 
@@ -169,6 +209,11 @@ func addFloats[T float32 | float64](m map[key]Loop, t Type) {
 		}
 		return a
 	})
+	truncate[T, int32](m, t, Int32)
+	truncate[T, int64](m, t, Int64)
+	truncate[T, uint8](m, t, Uint8)
+	truncate[T, uint32](m, t, Uint32)
+	truncate[T, uint64](m, t, Uint64)
 	m[key{"IsNaN", t, Bool}] = loop1(func(a T) uint32 { return mask(a != a) })
 	m[key{"IsFinite", t, Bool}] = loop1(func(a T) uint32 { return mask(a-a == 0) })
 }
