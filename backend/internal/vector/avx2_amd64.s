@@ -12,15 +12,32 @@ TEXT ·addVectors(SB), NOSPLIT, $0-32
 	MOVQ b+16(FP), DX
 	MOVQ n+24(FP), BX
 	XORQ SI, SI
+	SUBQ $0x10, BX
+	JLT  last
 
 loop:
+	VMOVUPS (CX)(SI*4), Y0
+	VMOVUPS 32(CX)(SI*4), Y1
+	VMOVUPS (DX)(SI*4), Y2
+	VMOVUPS 32(DX)(SI*4), Y3
+	VADDPS  Y2, Y0, Y0
+	VADDPS  Y3, Y1, Y1
+	VMOVUPS Y0, (AX)(SI*4)
+	VMOVUPS Y1, 32(AX)(SI*4)
+	ADDQ    $0x10, SI
+	CMPQ    SI, BX
+	JLE     loop
+
+last:
+	ADDQ    $0x10, BX
+	CMPQ    SI, BX
+	JGE     done
 	VMOVUPS (CX)(SI*4), Y0
 	VMOVUPS (DX)(SI*4), Y1
 	VADDPS  Y1, Y0, Y0
 	VMOVUPS Y0, (AX)(SI*4)
-	ADDQ    $0x08, SI
-	CMPQ    SI, BX
-	JL      loop
+
+done:
 	VZEROUPPER
 	RET
 
@@ -32,15 +49,32 @@ TEXT ·subVectors(SB), NOSPLIT, $0-32
 	MOVQ b+16(FP), DX
 	MOVQ n+24(FP), BX
 	XORQ SI, SI
+	SUBQ $0x10, BX
+	JLT  last
 
 loop:
+	VMOVUPS (CX)(SI*4), Y0
+	VMOVUPS 32(CX)(SI*4), Y1
+	VMOVUPS (DX)(SI*4), Y2
+	VMOVUPS 32(DX)(SI*4), Y3
+	VSUBPS  Y2, Y0, Y0
+	VSUBPS  Y3, Y1, Y1
+	VMOVUPS Y0, (AX)(SI*4)
+	VMOVUPS Y1, 32(AX)(SI*4)
+	ADDQ    $0x10, SI
+	CMPQ    SI, BX
+	JLE     loop
+
+last:
+	ADDQ    $0x10, BX
+	CMPQ    SI, BX
+	JGE     done
 	VMOVUPS (CX)(SI*4), Y0
 	VMOVUPS (DX)(SI*4), Y1
 	VSUBPS  Y1, Y0, Y0
 	VMOVUPS Y0, (AX)(SI*4)
-	ADDQ    $0x08, SI
-	CMPQ    SI, BX
-	JL      loop
+
+done:
 	VZEROUPPER
 	RET
 
@@ -52,15 +86,32 @@ TEXT ·mulVectors(SB), NOSPLIT, $0-32
 	MOVQ b+16(FP), DX
 	MOVQ n+24(FP), BX
 	XORQ SI, SI
+	SUBQ $0x10, BX
+	JLT  last
 
 loop:
+	VMOVUPS (CX)(SI*4), Y0
+	VMOVUPS 32(CX)(SI*4), Y1
+	VMOVUPS (DX)(SI*4), Y2
+	VMOVUPS 32(DX)(SI*4), Y3
+	VMULPS  Y2, Y0, Y0
+	VMULPS  Y3, Y1, Y1
+	VMOVUPS Y0, (AX)(SI*4)
+	VMOVUPS Y1, 32(AX)(SI*4)
+	ADDQ    $0x10, SI
+	CMPQ    SI, BX
+	JLE     loop
+
+last:
+	ADDQ    $0x10, BX
+	CMPQ    SI, BX
+	JGE     done
 	VMOVUPS (CX)(SI*4), Y0
 	VMOVUPS (DX)(SI*4), Y1
 	VMULPS  Y1, Y0, Y0
 	VMOVUPS Y0, (AX)(SI*4)
-	ADDQ    $0x08, SI
-	CMPQ    SI, BX
-	JL      loop
+
+done:
 	VZEROUPPER
 	RET
 
@@ -72,15 +123,32 @@ TEXT ·divVectors(SB), NOSPLIT, $0-32
 	MOVQ b+16(FP), DX
 	MOVQ n+24(FP), BX
 	XORQ SI, SI
+	SUBQ $0x10, BX
+	JLT  last
 
 loop:
+	VMOVUPS (CX)(SI*4), Y0
+	VMOVUPS 32(CX)(SI*4), Y1
+	VMOVUPS (DX)(SI*4), Y2
+	VMOVUPS 32(DX)(SI*4), Y3
+	VDIVPS  Y2, Y0, Y0
+	VDIVPS  Y3, Y1, Y1
+	VMOVUPS Y0, (AX)(SI*4)
+	VMOVUPS Y1, 32(AX)(SI*4)
+	ADDQ    $0x10, SI
+	CMPQ    SI, BX
+	JLE     loop
+
+last:
+	ADDQ    $0x10, BX
+	CMPQ    SI, BX
+	JGE     done
 	VMOVUPS (CX)(SI*4), Y0
 	VMOVUPS (DX)(SI*4), Y1
 	VDIVPS  Y1, Y0, Y0
 	VMOVUPS Y0, (AX)(SI*4)
-	ADDQ    $0x08, SI
-	CMPQ    SI, BX
-	JL      loop
+
+done:
 	VZEROUPPER
 	RET
 
@@ -92,17 +160,38 @@ TEXT ·largerVectors(SB), NOSPLIT, $0-32
 	MOVQ b+16(FP), DX
 	MOVQ n+24(FP), BX
 	XORQ SI, SI
+	SUBQ $0x10, BX
+	JLT  last
 
 loop:
+	VMOVUPS   (CX)(SI*4), Y0
+	VMOVUPS   32(CX)(SI*4), Y1
+	VMOVUPS   (DX)(SI*4), Y2
+	VMOVUPS   32(DX)(SI*4), Y3
+	VMAXPS    Y2, Y0, Y2
+	VMAXPS    Y3, Y1, Y3
+	VCMPPS    $0x03, Y0, Y0, Y4
+	VCMPPS    $0x03, Y1, Y1, Y5
+	VBLENDVPS Y4, Y0, Y2, Y0
+	VBLENDVPS Y5, Y1, Y3, Y1
+	VMOVUPS   Y0, (AX)(SI*4)
+	VMOVUPS   Y1, 32(AX)(SI*4)
+	ADDQ      $0x10, SI
+	CMPQ      SI, BX
+	JLE       loop
+
+last:
+	ADDQ      $0x10, BX
+	CMPQ      SI, BX
+	JGE       done
 	VMOVUPS   (CX)(SI*4), Y0
 	VMOVUPS   (DX)(SI*4), Y1
 	VMAXPS    Y1, Y0, Y1
 	VCMPPS    $0x03, Y0, Y0, Y2
 	VBLENDVPS Y2, Y0, Y1, Y0
 	VMOVUPS   Y0, (AX)(SI*4)
-	ADDQ      $0x08, SI
-	CMPQ      SI, BX
-	JL        loop
+
+done:
 	VZEROUPPER
 	RET
 
@@ -114,17 +203,38 @@ TEXT ·smallerVectors(SB), NOSPLIT, $0-32
 	MOVQ b+16(FP), DX
 	MOVQ n+24(FP), BX
 	XORQ SI, SI
+	SUBQ $0x10, BX
+	JLT  last
 
 loop:
+	VMOVUPS   (CX)(SI*4), Y0
+	VMOVUPS   32(CX)(SI*4), Y1
+	VMOVUPS   (DX)(SI*4), Y2
+	VMOVUPS   32(DX)(SI*4), Y3
+	VMINPS    Y2, Y0, Y2
+	VMINPS    Y3, Y1, Y3
+	VCMPPS    $0x03, Y0, Y0, Y4
+	VCMPPS    $0x03, Y1, Y1, Y5
+	VBLENDVPS Y4, Y0, Y2, Y0
+	VBLENDVPS Y5, Y1, Y3, Y1
+	VMOVUPS   Y0, (AX)(SI*4)
+	VMOVUPS   Y1, 32(AX)(SI*4)
+	ADDQ      $0x10, SI
+	CMPQ      SI, BX
+	JLE       loop
+
+last:
+	ADDQ      $0x10, BX
+	CMPQ      SI, BX
+	JGE       done
 	VMOVUPS   (CX)(SI*4), Y0
 	VMOVUPS   (DX)(SI*4), Y1
 	VMINPS    Y1, Y0, Y1
 	VCMPPS    $0x03, Y0, Y0, Y2
 	VBLENDVPS Y2, Y0, Y1, Y0
 	VMOVUPS   Y0, (AX)(SI*4)
-	ADDQ      $0x08, SI
-	CMPQ      SI, BX
-	JL        loop
+
+done:
 	VZEROUPPER
 	RET
 
@@ -136,15 +246,32 @@ TEXT ·equalVectors(SB), NOSPLIT, $0-32
 	MOVQ b+16(FP), DX
 	MOVQ n+24(FP), BX
 	XORQ SI, SI
+	SUBQ $0x10, BX
+	JLT  last
 
 loop:
+	VMOVUPS (CX)(SI*4), Y0
+	VMOVUPS 32(CX)(SI*4), Y1
+	VMOVUPS (DX)(SI*4), Y2
+	VMOVUPS 32(DX)(SI*4), Y3
+	VCMPPS  $0x00, Y2, Y0, Y0
+	VCMPPS  $0x00, Y3, Y1, Y1
+	VMOVUPS Y0, (AX)(SI*4)
+	VMOVUPS Y1, 32(AX)(SI*4)
+	ADDQ    $0x10, SI
+	CMPQ    SI, BX
+	JLE     loop
+
+last:
+	ADDQ    $0x10, BX
+	CMPQ    SI, BX
+	JGE     done
 	VMOVUPS (CX)(SI*4), Y0
 	VMOVUPS (DX)(SI*4), Y1
 	VCMPPS  $0x00, Y1, Y0, Y0
 	VMOVUPS Y0, (AX)(SI*4)
-	ADDQ    $0x08, SI
-	CMPQ    SI, BX
-	JL      loop
+
+done:
 	VZEROUPPER
 	RET
 
@@ -156,15 +283,32 @@ TEXT ·lessVectors(SB), NOSPLIT, $0-32
 	MOVQ b+16(FP), DX
 	MOVQ n+24(FP), BX
 	XORQ SI, SI
+	SUBQ $0x10, BX
+	JLT  last
 
 loop:
+	VMOVUPS (CX)(SI*4), Y0
+	VMOVUPS 32(CX)(SI*4), Y1
+	VMOVUPS (DX)(SI*4), Y2
+	VMOVUPS 32(DX)(SI*4), Y3
+	VCMPPS  $0x11, Y2, Y0, Y0
+	VCMPPS  $0x11, Y3, Y1, Y1
+	VMOVUPS Y0, (AX)(SI*4)
+	VMOVUPS Y1, 32(AX)(SI*4)
+	ADDQ    $0x10, SI
+	CMPQ    SI, BX
+	JLE     loop
+
+last:
+	ADDQ    $0x10, BX
+	CMPQ    SI, BX
+	JGE     done
 	VMOVUPS (CX)(SI*4), Y0
 	VMOVUPS (DX)(SI*4), Y1
 	VCMPPS  $0x11, Y1, Y0, Y0
 	VMOVUPS Y0, (AX)(SI*4)
-	ADDQ    $0x08, SI
-	CMPQ    SI, BX
-	JL      loop
+
+done:
 	VZEROUPPER
 	RET
 
@@ -176,15 +320,32 @@ TEXT ·lessOrEqualVectors(SB), NOSPLIT, $0-32
 	MOVQ b+16(FP), DX
 	MOVQ n+24(FP), BX
 	XORQ SI, SI
+	SUBQ $0x10, BX
+	JLT  last
 
 loop:
+	VMOVUPS (CX)(SI*4), Y0
+	VMOVUPS 32(CX)(SI*4), Y1
+	VMOVUPS (DX)(SI*4), Y2
+	VMOVUPS 32(DX)(SI*4), Y3
+	VCMPPS  $0x12, Y2, Y0, Y0
+	VCMPPS  $0x12, Y3, Y1, Y1
+	VMOVUPS Y0, (AX)(SI*4)
+	VMOVUPS Y1, 32(AX)(SI*4)
+	ADDQ    $0x10, SI
+	CMPQ    SI, BX
+	JLE     loop
+
+last:
+	ADDQ    $0x10, BX
+	CMPQ    SI, BX
+	JGE     done
 	VMOVUPS (CX)(SI*4), Y0
 	VMOVUPS (DX)(SI*4), Y1
 	VCMPPS  $0x12, Y1, Y0, Y0
 	VMOVUPS Y0, (AX)(SI*4)
-	ADDQ    $0x08, SI
-	CMPQ    SI, BX
-	JL      loop
+
+done:
 	VZEROUPPER
 	RET
 
@@ -196,15 +357,32 @@ TEXT ·notEqualVectors(SB), NOSPLIT, $0-32
 	MOVQ b+16(FP), DX
 	MOVQ n+24(FP), BX
 	XORQ SI, SI
+	SUBQ $0x10, BX
+	JLT  last
 
 loop:
+	VMOVUPS (CX)(SI*4), Y0
+	VMOVUPS 32(CX)(SI*4), Y1
+	VMOVUPS (DX)(SI*4), Y2
+	VMOVUPS 32(DX)(SI*4), Y3
+	VCMPPS  $0x04, Y2, Y0, Y0
+	VCMPPS  $0x04, Y3, Y1, Y1
+	VMOVUPS Y0, (AX)(SI*4)
+	VMOVUPS Y1, 32(AX)(SI*4)
+	ADDQ    $0x10, SI
+	CMPQ    SI, BX
+	JLE     loop
+
+last:
+	ADDQ    $0x10, BX
+	CMPQ    SI, BX
+	JGE     done
 	VMOVUPS (CX)(SI*4), Y0
 	VMOVUPS (DX)(SI*4), Y1
 	VCMPPS  $0x04, Y1, Y0, Y0
 	VMOVUPS Y0, (AX)(SI*4)
-	ADDQ    $0x08, SI
-	CMPQ    SI, BX
-	JL      loop
+
+done:
 	VZEROUPPER
 	RET
 
@@ -215,14 +393,30 @@ TEXT ·negateVectors(SB), NOSPLIT, $0-24
 	MOVQ a+8(FP), CX
 	MOVQ n+16(FP), DX
 	XORQ BX, BX
+	SUBQ $0x10, DX
+	JLT  last
 
 loop:
 	VMOVUPS (CX)(BX*4), Y0
+	VMOVUPS 32(CX)(BX*4), Y1
+	VMOVUPS c80000000<>+0(SB), Y2
+	VXORPS  Y2, Y0, Y0
+	VXORPS  Y2, Y1, Y1
+	VMOVUPS Y0, (AX)(BX*4)
+	VMOVUPS Y1, 32(AX)(BX*4)
+	ADDQ    $0x10, BX
+	CMPQ    BX, DX
+	JLE     loop
+
+last:
+	ADDQ    $0x10, DX
+	CMPQ    BX, DX
+	JGE     done
+	VMOVUPS (CX)(BX*4), Y0
 	VXORPS  c80000000<>+0(SB), Y0, Y0
 	VMOVUPS Y0, (AX)(BX*4)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JL      loop
+
+done:
 	VZEROUPPER
 	RET
 
@@ -243,14 +437,30 @@ TEXT ·absoluteVectors(SB), NOSPLIT, $0-24
 	MOVQ a+8(FP), CX
 	MOVQ n+16(FP), DX
 	XORQ BX, BX
+	SUBQ $0x10, DX
+	JLT  last
 
 loop:
 	VMOVUPS (CX)(BX*4), Y0
+	VMOVUPS 32(CX)(BX*4), Y1
+	VMOVUPS c7fffffff<>+0(SB), Y2
+	VANDPS  Y2, Y0, Y0
+	VANDPS  Y2, Y1, Y1
+	VMOVUPS Y0, (AX)(BX*4)
+	VMOVUPS Y1, 32(AX)(BX*4)
+	ADDQ    $0x10, BX
+	CMPQ    BX, DX
+	JLE     loop
+
+last:
+	ADDQ    $0x10, DX
+	CMPQ    BX, DX
+	JGE     done
+	VMOVUPS (CX)(BX*4), Y0
 	VANDPS  c7fffffff<>+0(SB), Y0, Y0
 	VMOVUPS Y0, (AX)(BX*4)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JL      loop
+
+done:
 	VZEROUPPER
 	RET
 
@@ -271,14 +481,30 @@ TEXT ·oneWhereVectors(SB), NOSPLIT, $0-24
 	MOVQ a+8(FP), CX
 	MOVQ n+16(FP), DX
 	XORQ BX, BX
+	SUBQ $0x10, DX
+	JLT  last
 
 loop:
 	VMOVUPS (CX)(BX*4), Y0
+	VMOVUPS 32(CX)(BX*4), Y1
+	VMOVUPS c3f800000<>+0(SB), Y2
+	VANDPS  Y2, Y0, Y0
+	VANDPS  Y2, Y1, Y1
+	VMOVUPS Y0, (AX)(BX*4)
+	VMOVUPS Y1, 32(AX)(BX*4)
+	ADDQ    $0x10, BX
+	CMPQ    BX, DX
+	JLE     loop
+
+last:
+	ADDQ    $0x10, DX
+	CMPQ    BX, DX
+	JGE     done
+	VMOVUPS (CX)(BX*4), Y0
 	VANDPS  c3f800000<>+0(SB), Y0, Y0
 	VMOVUPS Y0, (AX)(BX*4)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JL      loop
+
+done:
 	VZEROUPPER
 	RET
 
@@ -299,17 +525,41 @@ TEXT ·signVectors(SB), NOSPLIT, $0-24
 	MOVQ a+8(FP), CX
 	MOVQ n+16(FP), DX
 	XORQ BX, BX
+	SUBQ $0x10, DX
+	JLT  last
 
 loop:
+	VMOVUPS   (CX)(BX*4), Y0
+	VMOVUPS   32(CX)(BX*4), Y1
+	VMOVUPS   c00000000<>+0(SB), Y2
+	VCMPPS    $0x0c, Y2, Y0, Y3
+	VCMPPS    $0x0c, Y2, Y1, Y2
+	VMOVUPS   c80000000<>+0(SB), Y4
+	VANDPS    Y4, Y0, Y5
+	VANDPS    Y4, Y1, Y4
+	VMOVUPS   c3f800000<>+0(SB), Y6
+	VORPS     Y6, Y5, Y5
+	VORPS     Y6, Y4, Y4
+	VBLENDVPS Y3, Y5, Y0, Y0
+	VBLENDVPS Y2, Y4, Y1, Y1
+	VMOVUPS   Y0, (AX)(BX*4)
+	VMOVUPS   Y1, 32(AX)(BX*4)
+	ADDQ      $0x10, BX
+	CMPQ      BX, DX
+	JLE       loop
+
+last:
+	ADDQ      $0x10, DX
+	CMPQ      BX, DX
+	JGE       done
 	VMOVUPS   (CX)(BX*4), Y0
 	VCMPPS    $0x0c, c00000000<>+0(SB), Y0, Y1
 	VANDPS    c80000000<>+0(SB), Y0, Y2
 	VORPS     c3f800000<>+0(SB), Y2, Y2
 	VBLENDVPS Y1, Y2, Y0, Y0
 	VMOVUPS   Y0, (AX)(BX*4)
-	ADDQ      $0x08, BX
-	CMPQ      BX, DX
-	JL        loop
+
+done:
 	VZEROUPPER
 	RET
 
@@ -330,14 +580,29 @@ TEXT ·sqrtVectors(SB), NOSPLIT, $0-24
 	MOVQ a+8(FP), CX
 	MOVQ n+16(FP), DX
 	XORQ BX, BX
+	SUBQ $0x10, DX
+	JLT  last
 
 loop:
 	VMOVUPS (CX)(BX*4), Y0
+	VMOVUPS 32(CX)(BX*4), Y1
+	VSQRTPS Y0, Y0
+	VSQRTPS Y1, Y1
+	VMOVUPS Y0, (AX)(BX*4)
+	VMOVUPS Y1, 32(AX)(BX*4)
+	ADDQ    $0x10, BX
+	CMPQ    BX, DX
+	JLE     loop
+
+last:
+	ADDQ    $0x10, DX
+	CMPQ    BX, DX
+	JGE     done
+	VMOVUPS (CX)(BX*4), Y0
 	VSQRTPS Y0, Y0
 	VMOVUPS Y0, (AX)(BX*4)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JL      loop
+
+done:
 	VZEROUPPER
 	RET
 
@@ -348,8 +613,102 @@ TEXT ·expVectors(SB), NOSPLIT, $0-24
 	MOVQ a+8(FP), CX
 	MOVQ n+16(FP), DX
 	XORQ BX, BX
+	SUBQ $0x10, DX
+	JLT  last
 
 loop:
+	VMOVUPS   (CX)(BX*4), Y0
+	VMOVUPS   32(CX)(BX*4), Y1
+	VMOVUPS   cc2d00000<>+0(SB), Y2
+	VCMPPS    $0x05, Y2, Y0, Y3
+	VCMPPS    $0x05, Y2, Y1, Y2
+	VANDPS    Y3, Y0, Y0
+	VANDPS    Y2, Y1, Y1
+	VMOVUPS   c42b20000<>+0(SB), Y4
+	VMINPS    Y0, Y4, Y0
+	VMINPS    Y1, Y4, Y1
+	VMOVUPS   c3fb8aa3b<>+0(SB), Y4
+	VMULPS    Y4, Y0, Y5
+	VMULPS    Y4, Y1, Y4
+	VROUNDPS  $0x08, Y5, Y5
+	VROUNDPS  $0x08, Y4, Y4
+	VMOVUPS   c3f318000<>+0(SB), Y6
+	VMULPS    Y6, Y5, Y7
+	VMULPS    Y6, Y4, Y6
+	VSUBPS    Y7, Y0, Y0
+	VSUBPS    Y6, Y1, Y1
+	VMOVUPS   c395e8083<>+0(SB), Y6
+	VMULPS    Y6, Y5, Y7
+	VMULPS    Y6, Y4, Y6
+	VADDPS    Y7, Y0, Y0
+	VADDPS    Y6, Y1, Y1
+	VMOVUPS   c39506967<>+0(SB), Y6
+	VMULPS    Y0, Y6, Y7
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   c3ab743ce<>+0(SB), Y8
+	VADDPS    Y8, Y7, Y7
+	VADDPS    Y8, Y6, Y6
+	VMULPS    Y0, Y7, Y7
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   c3c088908<>+0(SB), Y8
+	VADDPS    Y8, Y7, Y7
+	VADDPS    Y8, Y6, Y6
+	VMULPS    Y0, Y7, Y7
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   c3d2aa9c1<>+0(SB), Y8
+	VADDPS    Y8, Y7, Y7
+	VADDPS    Y8, Y6, Y6
+	VMULPS    Y0, Y7, Y7
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   c3e2aaaaa<>+0(SB), Y8
+	VADDPS    Y8, Y7, Y7
+	VADDPS    Y8, Y6, Y6
+	VMULPS    Y0, Y7, Y7
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   c3f000000<>+0(SB), Y8
+	VADDPS    Y8, Y7, Y7
+	VADDPS    Y8, Y6, Y6
+	VMULPS    Y0, Y7, Y7
+	VMULPS    Y1, Y6, Y6
+	VMULPS    Y0, Y7, Y7
+	VMULPS    Y1, Y6, Y6
+	VADDPS    Y0, Y7, Y0
+	VADDPS    Y1, Y6, Y1
+	VMOVUPS   c3f800000<>+0(SB), Y6
+	VADDPS    Y6, Y0, Y0
+	VADDPS    Y6, Y1, Y1
+	VCVTPS2DQ Y5, Y5
+	VCVTPS2DQ Y4, Y4
+	VPSRAD    $0x01, Y5, Y6
+	VPSRAD    $0x01, Y4, Y7
+	VPSUBD    Y6, Y5, Y5
+	VPSUBD    Y7, Y4, Y4
+	VMOVUPS   c0000007f<>+0(SB), Y8
+	VPADDD    Y8, Y6, Y6
+	VPADDD    Y8, Y7, Y7
+	VPSLLD    $0x17, Y6, Y6
+	VPSLLD    $0x17, Y7, Y7
+	VMULPS    Y6, Y0, Y0
+	VMULPS    Y7, Y1, Y1
+	VMOVUPS   c0000007f<>+0(SB), Y6
+	VPADDD    Y6, Y5, Y5
+	VPADDD    Y6, Y4, Y4
+	VPSLLD    $0x17, Y5, Y5
+	VPSLLD    $0x17, Y4, Y4
+	VMULPS    Y5, Y0, Y0
+	VMULPS    Y4, Y1, Y1
+	VANDPS    Y3, Y0, Y0
+	VANDPS    Y2, Y1, Y1
+	VMOVUPS   Y0, (AX)(BX*4)
+	VMOVUPS   Y1, 32(AX)(BX*4)
+	ADDQ      $0x10, BX
+	CMPQ      BX, DX
+	JLE       loop
+
+last:
+	ADDQ      $0x10, DX
+	CMPQ      BX, DX
+	JGE       done
 	VMOVUPS   (CX)(BX*4), Y0
 	VCMPPS    $0x05, cc2d00000<>+0(SB), Y0, Y1
 	VANDPS    Y1, Y0, Y0
@@ -387,9 +746,8 @@ loop:
 	VMULPS    Y2, Y0, Y0
 	VANDPS    Y1, Y0, Y0
 	VMOVUPS   Y0, (AX)(BX*4)
-	ADDQ      $0x08, BX
-	CMPQ      BX, DX
-	JL        loop
+
+done:
 	VZEROUPPER
 	RET
 
@@ -520,8 +878,144 @@ TEXT ·logVectors(SB), NOSPLIT, $0-24
 	MOVQ a+8(FP), CX
 	MOVQ n+16(FP), DX
 	XORQ BX, BX
+	SUBQ $0x10, DX
+	JLT  last
 
 loop:
+	VMOVUPS   (CX)(BX*4), Y0
+	VMOVUPS   32(CX)(BX*4), Y1
+	VMOVUPS   c00800000<>+0(SB), Y2
+	VCMPPS    $0x11, Y2, Y0, Y3
+	VCMPPS    $0x11, Y2, Y1, Y2
+	VMOVUPS   c4c000000<>+0(SB), Y4
+	VMULPS    Y4, Y0, Y5
+	VMULPS    Y4, Y1, Y4
+	VBLENDVPS Y3, Y5, Y0, Y5
+	VBLENDVPS Y2, Y4, Y1, Y4
+	VPSRLD    $0x17, Y5, Y6
+	VPSRLD    $0x17, Y4, Y7
+	VMOVUPS   c0000007e<>+0(SB), Y8
+	VPSUBD    Y8, Y6, Y6
+	VPSUBD    Y8, Y7, Y7
+	VCVTDQ2PS Y6, Y6
+	VCVTDQ2PS Y7, Y7
+	VMOVUPS   c41c80000<>+0(SB), Y8
+	VANDPS    Y8, Y3, Y3
+	VANDPS    Y8, Y2, Y2
+	VSUBPS    Y3, Y6, Y3
+	VSUBPS    Y2, Y7, Y2
+	VMOVUPS   c007fffff<>+0(SB), Y6
+	VANDPS    Y6, Y5, Y5
+	VANDPS    Y6, Y4, Y4
+	VMOVUPS   c3f000000<>+0(SB), Y6
+	VORPS     Y6, Y5, Y5
+	VORPS     Y6, Y4, Y4
+	VMOVUPS   c3f3504f3<>+0(SB), Y6
+	VCMPPS    $0x11, Y6, Y5, Y7
+	VCMPPS    $0x11, Y6, Y4, Y6
+	VMOVUPS   c3f800000<>+0(SB), Y8
+	VANDPS    Y8, Y7, Y9
+	VANDPS    Y8, Y6, Y8
+	VSUBPS    Y9, Y3, Y3
+	VSUBPS    Y8, Y2, Y2
+	VANDPS    Y5, Y7, Y7
+	VANDPS    Y4, Y6, Y6
+	VADDPS    Y7, Y5, Y5
+	VADDPS    Y6, Y4, Y4
+	VMOVUPS   c3f800000<>+0(SB), Y6
+	VSUBPS    Y6, Y5, Y5
+	VSUBPS    Y6, Y4, Y4
+	VMULPS    Y5, Y5, Y6
+	VMULPS    Y4, Y4, Y7
+	VMOVUPS   c3d9021bb<>+0(SB), Y8
+	VMULPS    Y5, Y8, Y9
+	VMULPS    Y4, Y8, Y8
+	VMOVUPS   cbdebd1b8<>+0(SB), Y10
+	VADDPS    Y10, Y9, Y9
+	VADDPS    Y10, Y8, Y8
+	VMULPS    Y5, Y9, Y9
+	VMULPS    Y4, Y8, Y8
+	VMOVUPS   c3def251a<>+0(SB), Y10
+	VADDPS    Y10, Y9, Y9
+	VADDPS    Y10, Y8, Y8
+	VMULPS    Y5, Y9, Y9
+	VMULPS    Y4, Y8, Y8
+	VMOVUPS   cbdfe5d4f<>+0(SB), Y10
+	VADDPS    Y10, Y9, Y9
+	VADDPS    Y10, Y8, Y8
+	VMULPS    Y5, Y9, Y9
+	VMULPS    Y4, Y8, Y8
+	VMOVUPS   c3e11e9bf<>+0(SB), Y10
+	VADDPS    Y10, Y9, Y9
+	VADDPS    Y10, Y8, Y8
+	VMULPS    Y5, Y9, Y9
+	VMULPS    Y4, Y8, Y8
+	VMOVUPS   cbe2aae50<>+0(SB), Y10
+	VADDPS    Y10, Y9, Y9
+	VADDPS    Y10, Y8, Y8
+	VMULPS    Y5, Y9, Y9
+	VMULPS    Y4, Y8, Y8
+	VMOVUPS   c3e4cceac<>+0(SB), Y10
+	VADDPS    Y10, Y9, Y9
+	VADDPS    Y10, Y8, Y8
+	VMULPS    Y5, Y9, Y9
+	VMULPS    Y4, Y8, Y8
+	VMOVUPS   cbe7ffffc<>+0(SB), Y10
+	VADDPS    Y10, Y9, Y9
+	VADDPS    Y10, Y8, Y8
+	VMULPS    Y5, Y9, Y9
+	VMULPS    Y4, Y8, Y8
+	VMOVUPS   c3eaaaaaa<>+0(SB), Y10
+	VADDPS    Y10, Y9, Y9
+	VADDPS    Y10, Y8, Y8
+	VMULPS    Y5, Y9, Y9
+	VMULPS    Y4, Y8, Y8
+	VMULPS    Y6, Y9, Y9
+	VMULPS    Y7, Y8, Y8
+	VMOVUPS   cb95e8083<>+0(SB), Y10
+	VMULPS    Y10, Y3, Y11
+	VMULPS    Y10, Y2, Y10
+	VADDPS    Y11, Y9, Y9
+	VADDPS    Y10, Y8, Y8
+	VMOVUPS   c3f000000<>+0(SB), Y10
+	VMULPS    Y10, Y6, Y6
+	VMULPS    Y10, Y7, Y7
+	VSUBPS    Y6, Y9, Y6
+	VSUBPS    Y7, Y8, Y7
+	VADDPS    Y6, Y5, Y5
+	VADDPS    Y7, Y4, Y4
+	VMOVUPS   c3f318000<>+0(SB), Y6
+	VMULPS    Y6, Y3, Y3
+	VMULPS    Y6, Y2, Y2
+	VADDPS    Y3, Y5, Y3
+	VADDPS    Y2, Y4, Y2
+	VMOVUPS   c7f800000<>+0(SB), Y4
+	VCMPPS    $0x00, Y4, Y0, Y5
+	VCMPPS    $0x00, Y4, Y1, Y4
+	VMOVUPS   c7f800000<>+0(SB), Y6
+	VBLENDVPS Y5, Y6, Y3, Y3
+	VBLENDVPS Y4, Y6, Y2, Y2
+	VMOVUPS   c00000000<>+0(SB), Y4
+	VCMPPS    $0x00, Y4, Y0, Y5
+	VCMPPS    $0x00, Y4, Y1, Y4
+	VMOVUPS   cff800000<>+0(SB), Y6
+	VBLENDVPS Y5, Y6, Y3, Y3
+	VBLENDVPS Y4, Y6, Y2, Y2
+	VMOVUPS   c00000000<>+0(SB), Y4
+	VCMPPS    $0x09, Y4, Y0, Y0
+	VCMPPS    $0x09, Y4, Y1, Y1
+	VORPS     Y0, Y3, Y0
+	VORPS     Y1, Y2, Y1
+	VMOVUPS   Y0, (AX)(BX*4)
+	VMOVUPS   Y1, 32(AX)(BX*4)
+	ADDQ      $0x10, BX
+	CMPQ      BX, DX
+	JLE       loop
+
+last:
+	ADDQ      $0x10, DX
+	CMPQ      BX, DX
+	JGE       done
 	VMOVUPS   (CX)(BX*4), Y0
 	VCMPPS    $0x11, c00800000<>+0(SB), Y0, Y1
 	VMULPS    c4c000000<>+0(SB), Y0, Y2
@@ -573,9 +1067,8 @@ loop:
 	VCMPPS    $0x09, c00000000<>+0(SB), Y0, Y0
 	VORPS     Y0, Y1, Y0
 	VMOVUPS   Y0, (AX)(BX*4)
-	ADDQ      $0x08, BX
-	CMPQ      BX, DX
-	JL        loop
+
+done:
 	VZEROUPPER
 	RET
 
@@ -766,8 +1259,155 @@ TEXT ·tanhVectors(SB), NOSPLIT, $0-24
 	MOVQ a+8(FP), CX
 	MOVQ n+16(FP), DX
 	XORQ BX, BX
+	SUBQ $0x10, DX
+	JLT  last
 
 loop:
+	VMOVUPS   (CX)(BX*4), Y0
+	VMOVUPS   32(CX)(BX*4), Y1
+	VMOVUPS   c7fffffff<>+0(SB), Y2
+	VANDPS    Y2, Y0, Y3
+	VANDPS    Y2, Y1, Y2
+	VADDPS    Y3, Y3, Y4
+	VADDPS    Y2, Y2, Y5
+	VMOVUPS   cc2d00000<>+0(SB), Y6
+	VCMPPS    $0x05, Y6, Y4, Y7
+	VCMPPS    $0x05, Y6, Y5, Y6
+	VANDPS    Y7, Y4, Y4
+	VANDPS    Y6, Y5, Y5
+	VMOVUPS   c42b20000<>+0(SB), Y8
+	VMINPS    Y4, Y8, Y4
+	VMINPS    Y5, Y8, Y5
+	VMOVUPS   c3fb8aa3b<>+0(SB), Y8
+	VMULPS    Y8, Y4, Y9
+	VMULPS    Y8, Y5, Y8
+	VROUNDPS  $0x08, Y9, Y9
+	VROUNDPS  $0x08, Y8, Y8
+	VMOVUPS   c3f318000<>+0(SB), Y10
+	VMULPS    Y10, Y9, Y11
+	VMULPS    Y10, Y8, Y10
+	VSUBPS    Y11, Y4, Y4
+	VSUBPS    Y10, Y5, Y5
+	VMOVUPS   c395e8083<>+0(SB), Y10
+	VMULPS    Y10, Y9, Y11
+	VMULPS    Y10, Y8, Y10
+	VADDPS    Y11, Y4, Y4
+	VADDPS    Y10, Y5, Y5
+	VMOVUPS   c39506967<>+0(SB), Y10
+	VMULPS    Y4, Y10, Y11
+	VMULPS    Y5, Y10, Y10
+	VMOVUPS   c3ab743ce<>+0(SB), Y12
+	VADDPS    Y12, Y11, Y11
+	VADDPS    Y12, Y10, Y10
+	VMULPS    Y4, Y11, Y11
+	VMULPS    Y5, Y10, Y10
+	VMOVUPS   c3c088908<>+0(SB), Y12
+	VADDPS    Y12, Y11, Y11
+	VADDPS    Y12, Y10, Y10
+	VMULPS    Y4, Y11, Y11
+	VMULPS    Y5, Y10, Y10
+	VMOVUPS   c3d2aa9c1<>+0(SB), Y12
+	VADDPS    Y12, Y11, Y11
+	VADDPS    Y12, Y10, Y10
+	VMULPS    Y4, Y11, Y11
+	VMULPS    Y5, Y10, Y10
+	VMOVUPS   c3e2aaaaa<>+0(SB), Y12
+	VADDPS    Y12, Y11, Y11
+	VADDPS    Y12, Y10, Y10
+	VMULPS    Y4, Y11, Y11
+	VMULPS    Y5, Y10, Y10
+	VMOVUPS   c3f000000<>+0(SB), Y12
+	VADDPS    Y12, Y11, Y11
+	VADDPS    Y12, Y10, Y10
+	VMULPS    Y4, Y11, Y11
+	VMULPS    Y5, Y10, Y10
+	VMULPS    Y4, Y11, Y11
+	VMULPS    Y5, Y10, Y10
+	VADDPS    Y4, Y11, Y4
+	VADDPS    Y5, Y10, Y5
+	VMOVUPS   c3f800000<>+0(SB), Y10
+	VADDPS    Y10, Y4, Y4
+	VADDPS    Y10, Y5, Y5
+	VCVTPS2DQ Y9, Y9
+	VCVTPS2DQ Y8, Y8
+	VPSRAD    $0x01, Y9, Y10
+	VPSRAD    $0x01, Y8, Y11
+	VPSUBD    Y10, Y9, Y9
+	VPSUBD    Y11, Y8, Y8
+	VMOVUPS   c0000007f<>+0(SB), Y12
+	VPADDD    Y12, Y10, Y10
+	VPADDD    Y12, Y11, Y11
+	VPSLLD    $0x17, Y10, Y10
+	VPSLLD    $0x17, Y11, Y11
+	VMULPS    Y10, Y4, Y4
+	VMULPS    Y11, Y5, Y5
+	VMOVUPS   c0000007f<>+0(SB), Y10
+	VPADDD    Y10, Y9, Y9
+	VPADDD    Y10, Y8, Y8
+	VPSLLD    $0x17, Y9, Y9
+	VPSLLD    $0x17, Y8, Y8
+	VMULPS    Y9, Y4, Y4
+	VMULPS    Y8, Y5, Y5
+	VANDPS    Y7, Y4, Y4
+	VANDPS    Y6, Y5, Y5
+	VMOVUPS   c3f800000<>+0(SB), Y6
+	VADDPS    Y6, Y4, Y4
+	VADDPS    Y6, Y5, Y5
+	VMOVUPS   c40000000<>+0(SB), Y6
+	VDIVPS    Y4, Y6, Y4
+	VDIVPS    Y5, Y6, Y5
+	VMOVUPS   c3f800000<>+0(SB), Y6
+	VSUBPS    Y4, Y6, Y4
+	VSUBPS    Y5, Y6, Y5
+	VMOVUPS   c80000000<>+0(SB), Y6
+	VANDPS    Y6, Y0, Y7
+	VANDPS    Y6, Y1, Y6
+	VORPS     Y7, Y4, Y4
+	VORPS     Y6, Y5, Y5
+	VMULPS    Y0, Y0, Y6
+	VMULPS    Y1, Y1, Y7
+	VMOVUPS   cbbbaf0ea<>+0(SB), Y8
+	VMULPS    Y6, Y8, Y9
+	VMULPS    Y7, Y8, Y8
+	VMOVUPS   c3ca9134e<>+0(SB), Y10
+	VADDPS    Y10, Y9, Y9
+	VADDPS    Y10, Y8, Y8
+	VMULPS    Y6, Y9, Y9
+	VMULPS    Y7, Y8, Y8
+	VMOVUPS   cbd5c1e2d<>+0(SB), Y10
+	VADDPS    Y10, Y9, Y9
+	VADDPS    Y10, Y8, Y8
+	VMULPS    Y6, Y9, Y9
+	VMULPS    Y7, Y8, Y8
+	VMOVUPS   c3e088393<>+0(SB), Y10
+	VADDPS    Y10, Y9, Y9
+	VADDPS    Y10, Y8, Y8
+	VMULPS    Y6, Y9, Y9
+	VMULPS    Y7, Y8, Y8
+	VMOVUPS   cbeaaaa99<>+0(SB), Y10
+	VADDPS    Y10, Y9, Y9
+	VADDPS    Y10, Y8, Y8
+	VMULPS    Y6, Y9, Y6
+	VMULPS    Y7, Y8, Y7
+	VMULPS    Y0, Y6, Y6
+	VMULPS    Y1, Y7, Y7
+	VADDPS    Y0, Y6, Y0
+	VADDPS    Y1, Y7, Y1
+	VMOVUPS   c3f200000<>+0(SB), Y6
+	VCMPPS    $0x1d, Y6, Y3, Y3
+	VCMPPS    $0x1d, Y6, Y2, Y2
+	VBLENDVPS Y3, Y4, Y0, Y0
+	VBLENDVPS Y2, Y5, Y1, Y1
+	VMOVUPS   Y0, (AX)(BX*4)
+	VMOVUPS   Y1, 32(AX)(BX*4)
+	ADDQ      $0x10, BX
+	CMPQ      BX, DX
+	JLE       loop
+
+last:
+	ADDQ      $0x10, DX
+	CMPQ      BX, DX
+	JGE       done
 	VMOVUPS   (CX)(BX*4), Y0
 	VANDPS    c7fffffff<>+0(SB), Y0, Y1
 	VADDPS    Y1, Y1, Y2
@@ -829,9 +1469,8 @@ loop:
 	VCMPPS    $0x1d, c3f200000<>+0(SB), Y1, Y1
 	VBLENDVPS Y1, Y2, Y0, Y0
 	VMOVUPS   Y0, (AX)(BX*4)
-	ADDQ      $0x08, BX
-	CMPQ      BX, DX
-	JL        loop
+
+done:
 	VZEROUPPER
 	RET
 
@@ -912,8 +1551,111 @@ TEXT ·logisticVectors(SB), NOSPLIT, $0-24
 	MOVQ a+8(FP), CX
 	MOVQ n+16(FP), DX
 	XORQ BX, BX
+	SUBQ $0x10, DX
+	JLT  last
 
 loop:
+	VMOVUPS   (CX)(BX*4), Y0
+	VMOVUPS   32(CX)(BX*4), Y1
+	VMOVUPS   c80000000<>+0(SB), Y2
+	VXORPS    Y2, Y0, Y0
+	VXORPS    Y2, Y1, Y1
+	VMOVUPS   cc2d00000<>+0(SB), Y2
+	VCMPPS    $0x05, Y2, Y0, Y3
+	VCMPPS    $0x05, Y2, Y1, Y2
+	VANDPS    Y3, Y0, Y0
+	VANDPS    Y2, Y1, Y1
+	VMOVUPS   c42b20000<>+0(SB), Y4
+	VMINPS    Y0, Y4, Y0
+	VMINPS    Y1, Y4, Y1
+	VMOVUPS   c3fb8aa3b<>+0(SB), Y4
+	VMULPS    Y4, Y0, Y5
+	VMULPS    Y4, Y1, Y4
+	VROUNDPS  $0x08, Y5, Y5
+	VROUNDPS  $0x08, Y4, Y4
+	VMOVUPS   c3f318000<>+0(SB), Y6
+	VMULPS    Y6, Y5, Y7
+	VMULPS    Y6, Y4, Y6
+	VSUBPS    Y7, Y0, Y0
+	VSUBPS    Y6, Y1, Y1
+	VMOVUPS   c395e8083<>+0(SB), Y6
+	VMULPS    Y6, Y5, Y7
+	VMULPS    Y6, Y4, Y6
+	VADDPS    Y7, Y0, Y0
+	VADDPS    Y6, Y1, Y1
+	VMOVUPS   c39506967<>+0(SB), Y6
+	VMULPS    Y0, Y6, Y7
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   c3ab743ce<>+0(SB), Y8
+	VADDPS    Y8, Y7, Y7
+	VADDPS    Y8, Y6, Y6
+	VMULPS    Y0, Y7, Y7
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   c3c088908<>+0(SB), Y8
+	VADDPS    Y8, Y7, Y7
+	VADDPS    Y8, Y6, Y6
+	VMULPS    Y0, Y7, Y7
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   c3d2aa9c1<>+0(SB), Y8
+	VADDPS    Y8, Y7, Y7
+	VADDPS    Y8, Y6, Y6
+	VMULPS    Y0, Y7, Y7
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   c3e2aaaaa<>+0(SB), Y8
+	VADDPS    Y8, Y7, Y7
+	VADDPS    Y8, Y6, Y6
+	VMULPS    Y0, Y7, Y7
+	VMULPS    Y1, Y6, Y6
+	VMOVUPS   c3f000000<>+0(SB), Y8
+	VADDPS    Y8, Y7, Y7
+	VADDPS    Y8, Y6, Y6
+	VMULPS    Y0, Y7, Y7
+	VMULPS    Y1, Y6, Y6
+	VMULPS    Y0, Y7, Y7
+	VMULPS    Y1, Y6, Y6
+	VADDPS    Y0, Y7, Y0
+	VADDPS    Y1, Y6, Y1
+	VMOVUPS   c3f800000<>+0(SB), Y6
+	VADDPS    Y6, Y0, Y0
+	VADDPS    Y6, Y1, Y1
+	VCVTPS2DQ Y5, Y5
+	VCVTPS2DQ Y4, Y4
+	VPSRAD    $0x01, Y5, Y6
+	VPSRAD    $0x01, Y4, Y7
+	VPSUBD    Y6, Y5, Y5
+	VPSUBD    Y7, Y4, Y4
+	VMOVUPS   c0000007f<>+0(SB), Y8
+	VPADDD    Y8, Y6, Y6
+	VPADDD    Y8, Y7, Y7
+	VPSLLD    $0x17, Y6, Y6
+	VPSLLD    $0x17, Y7, Y7
+	VMULPS    Y6, Y0, Y0
+	VMULPS    Y7, Y1, Y1
+	VMOVUPS   c0000007f<>+0(SB), Y6
+	VPADDD    Y6, Y5, Y5
+	VPADDD    Y6, Y4, Y4
+	VPSLLD    $0x17, Y5, Y5
+	VPSLLD    $0x17, Y4, Y4
+	VMULPS    Y5, Y0, Y0
+	VMULPS    Y4, Y1, Y1
+	VANDPS    Y3, Y0, Y0
+	VANDPS    Y2, Y1, Y1
+	VMOVUPS   c3f800000<>+0(SB), Y2
+	VADDPS    Y2, Y0, Y0
+	VADDPS    Y2, Y1, Y1
+	VMOVUPS   c3f800000<>+0(SB), Y2
+	VDIVPS    Y0, Y2, Y0
+	VDIVPS    Y1, Y2, Y1
+	VMOVUPS   Y0, (AX)(BX*4)
+	VMOVUPS   Y1, 32(AX)(BX*4)
+	ADDQ      $0x10, BX
+	CMPQ      BX, DX
+	JLE       loop
+
+last:
+	ADDQ      $0x10, DX
+	CMPQ      BX, DX
+	JGE       done
 	VMOVUPS   (CX)(BX*4), Y0
 	VXORPS    c80000000<>+0(SB), Y0, Y0
 	VCMPPS    $0x05, cc2d00000<>+0(SB), Y0, Y1
@@ -955,9 +1697,8 @@ loop:
 	VMOVUPS   c3f800000<>+0(SB), Y1
 	VDIVPS    Y0, Y1, Y0
 	VMOVUPS   Y0, (AX)(BX*4)
-	ADDQ      $0x08, BX
-	CMPQ      BX, DX
-	JL        loop
+
+done:
 	VZEROUPPER
 	RET
 
@@ -968,8 +1709,92 @@ TEXT ·erfVectors(SB), NOSPLIT, $0-24
 	MOVQ a+8(FP), CX
 	MOVQ n+16(FP), DX
 	XORQ BX, BX
+	SUBQ $0x10, DX
+	JLT  last
 
 loop:
+	VMOVUPS (CX)(BX*4), Y0
+	VMOVUPS 32(CX)(BX*4), Y1
+	VMOVUPS cc07547cb<>+0(SB), Y2
+	VMAXPS  Y0, Y2, Y0
+	VMAXPS  Y1, Y2, Y1
+	VMOVUPS c407547cb<>+0(SB), Y2
+	VMINPS  Y0, Y2, Y0
+	VMINPS  Y1, Y2, Y1
+	VMULPS  Y0, Y0, Y2
+	VMULPS  Y1, Y1, Y3
+	VMOVUPS c39702d51<>+0(SB), Y4
+	VMULPS  Y2, Y4, Y5
+	VMULPS  Y3, Y4, Y4
+	VMOVUPS c3b5f5da2<>+0(SB), Y6
+	VADDPS  Y6, Y5, Y5
+	VADDPS  Y6, Y4, Y4
+	VMULPS  Y2, Y5, Y5
+	VMULPS  Y3, Y4, Y4
+	VMOVUPS c3d50b6eb<>+0(SB), Y6
+	VADDPS  Y6, Y5, Y5
+	VADDPS  Y6, Y4, Y4
+	VMULPS  Y2, Y5, Y5
+	VMULPS  Y3, Y4, Y4
+	VMOVUPS c3e3da740<>+0(SB), Y6
+	VADDPS  Y6, Y5, Y5
+	VADDPS  Y6, Y4, Y4
+	VMULPS  Y2, Y5, Y5
+	VMULPS  Y3, Y4, Y4
+	VMOVUPS c3f906eba<>+0(SB), Y6
+	VADDPS  Y6, Y5, Y5
+	VADDPS  Y6, Y4, Y4
+	VMOVUPS cb3fd3906<>+0(SB), Y6
+	VMULPS  Y2, Y6, Y7
+	VMULPS  Y3, Y6, Y6
+	VMOVUPS c37c588df<>+0(SB), Y8
+	VADDPS  Y8, Y7, Y7
+	VADDPS  Y8, Y6, Y6
+	VMULPS  Y2, Y7, Y7
+	VMULPS  Y3, Y6, Y6
+	VMOVUPS c3a856d28<>+0(SB), Y8
+	VADDPS  Y8, Y7, Y7
+	VADDPS  Y8, Y6, Y6
+	VMULPS  Y2, Y7, Y7
+	VMULPS  Y3, Y6, Y6
+	VMOVUPS c3c6687d4<>+0(SB), Y8
+	VADDPS  Y8, Y7, Y7
+	VADDPS  Y8, Y6, Y6
+	VMULPS  Y2, Y7, Y7
+	VMULPS  Y3, Y6, Y6
+	VMOVUPS c3de34c21<>+0(SB), Y8
+	VADDPS  Y8, Y7, Y7
+	VADDPS  Y8, Y6, Y6
+	VMULPS  Y2, Y7, Y7
+	VMULPS  Y3, Y6, Y6
+	VMOVUPS c3efeb44a<>+0(SB), Y8
+	VADDPS  Y8, Y7, Y7
+	VADDPS  Y8, Y6, Y6
+	VMULPS  Y2, Y7, Y2
+	VMULPS  Y3, Y6, Y3
+	VMOVUPS c3f800000<>+0(SB), Y6
+	VADDPS  Y6, Y2, Y2
+	VADDPS  Y6, Y3, Y3
+	VMULPS  Y5, Y0, Y0
+	VMULPS  Y4, Y1, Y1
+	VDIVPS  Y2, Y0, Y0
+	VDIVPS  Y3, Y1, Y1
+	VMOVUPS cbf800000<>+0(SB), Y2
+	VMAXPS  Y0, Y2, Y0
+	VMAXPS  Y1, Y2, Y1
+	VMOVUPS c3f800000<>+0(SB), Y2
+	VMINPS  Y0, Y2, Y0
+	VMINPS  Y1, Y2, Y1
+	VMOVUPS Y0, (AX)(BX*4)
+	VMOVUPS Y1, 32(AX)(BX*4)
+	ADDQ    $0x10, BX
+	CMPQ    BX, DX
+	JLE     loop
+
+last:
+	ADDQ    $0x10, DX
+	CMPQ    BX, DX
+	JGE     done
 	VMOVUPS (CX)(BX*4), Y0
 	VMOVUPS cc07547cb<>+0(SB), Y1
 	VMAXPS  Y0, Y1, Y0
@@ -1005,9 +1830,8 @@ loop:
 	VMOVUPS c3f800000<>+0(SB), Y1
 	VMINPS  Y0, Y1, Y0
 	VMOVUPS Y0, (AX)(BX*4)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JL      loop
+
+done:
 	VZEROUPPER
 	RET
 
@@ -1160,16 +1984,35 @@ TEXT ·chooseVectors(SB), NOSPLIT, $0-40
 	MOVQ b+24(FP), BX
 	MOVQ n+32(FP), SI
 	XORQ DI, DI
+	SUBQ $0x10, SI
+	JLT  last
 
 loop:
+	VMOVUPS   (CX)(DI*4), Y0
+	VMOVUPS   32(CX)(DI*4), Y1
+	VMOVUPS   (DX)(DI*4), Y2
+	VMOVUPS   32(DX)(DI*4), Y3
+	VMOVUPS   (BX)(DI*4), Y4
+	VMOVUPS   32(BX)(DI*4), Y5
+	VBLENDVPS Y0, Y2, Y4, Y0
+	VBLENDVPS Y1, Y3, Y5, Y1
+	VMOVUPS   Y0, (AX)(DI*4)
+	VMOVUPS   Y1, 32(AX)(DI*4)
+	ADDQ      $0x10, DI
+	CMPQ      DI, SI
+	JLE       loop
+
+last:
+	ADDQ      $0x10, SI
+	CMPQ      DI, SI
+	JGE       done
 	VMOVUPS   (CX)(DI*4), Y0
 	VMOVUPS   (DX)(DI*4), Y1
 	VMOVUPS   (BX)(DI*4), Y2
 	VBLENDVPS Y0, Y1, Y2, Y0
 	VMOVUPS   Y0, (AX)(DI*4)
-	ADDQ      $0x08, DI
-	CMPQ      DI, SI
-	JL        loop
+
+done:
 	VZEROUPPER
 	RET
 
@@ -1237,15 +2080,32 @@ TEXT ·equalIntegersVectors(SB), NOSPLIT, $0-32
 	MOVQ b+16(FP), DX
 	MOVQ n+24(FP), BX
 	XORQ SI, SI
+	SUBQ $0x10, BX
+	JLT  last
 
 loop:
+	VMOVUPS  (CX)(SI*4), Y0
+	VMOVUPS  32(CX)(SI*4), Y1
+	VMOVUPS  (DX)(SI*4), Y2
+	VMOVUPS  32(DX)(SI*4), Y3
+	VPCMPEQD Y2, Y0, Y0
+	VPCMPEQD Y3, Y1, Y1
+	VMOVUPS  Y0, (AX)(SI*4)
+	VMOVUPS  Y1, 32(AX)(SI*4)
+	ADDQ     $0x10, SI
+	CMPQ     SI, BX
+	JLE      loop
+
+last:
+	ADDQ     $0x10, BX
+	CMPQ     SI, BX
+	JGE      done
 	VMOVUPS  (CX)(SI*4), Y0
 	VMOVUPS  (DX)(SI*4), Y1
 	VPCMPEQD Y1, Y0, Y0
 	VMOVUPS  Y0, (AX)(SI*4)
-	ADDQ     $0x08, SI
-	CMPQ     SI, BX
-	JL       loop
+
+done:
 	VZEROUPPER
 	RET
 
@@ -1257,15 +2117,32 @@ TEXT ·lessIntegersVectors(SB), NOSPLIT, $0-32
 	MOVQ b+16(FP), DX
 	MOVQ n+24(FP), BX
 	XORQ SI, SI
+	SUBQ $0x10, BX
+	JLT  last
 
 loop:
+	VMOVUPS  (CX)(SI*4), Y0
+	VMOVUPS  32(CX)(SI*4), Y1
+	VMOVUPS  (DX)(SI*4), Y2
+	VMOVUPS  32(DX)(SI*4), Y3
+	VPCMPGTD Y0, Y2, Y0
+	VPCMPGTD Y1, Y3, Y1
+	VMOVUPS  Y0, (AX)(SI*4)
+	VMOVUPS  Y1, 32(AX)(SI*4)
+	ADDQ     $0x10, SI
+	CMPQ     SI, BX
+	JLE      loop
+
+last:
+	ADDQ     $0x10, BX
+	CMPQ     SI, BX
+	JGE      done
 	VMOVUPS  (CX)(SI*4), Y0
 	VMOVUPS  (DX)(SI*4), Y1
 	VPCMPGTD Y0, Y1, Y0
 	VMOVUPS  Y0, (AX)(SI*4)
-	ADDQ     $0x08, SI
-	CMPQ     SI, BX
-	JL       loop
+
+done:
 	VZEROUPPER
 	RET
 

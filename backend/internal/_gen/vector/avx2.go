@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
@@ -41,11 +42,43 @@ func register(v vec) reg.VecVirtual {
 	return r
 }
 
+// pair is two vectors, to which one constant in a register applies.
+type pair [2]vec
+
+// each applies f to operands, or to those of each vector of a pair.
+func each(f func(in []vec) vec, in ...vec) vec {
+	if !slices.ContainsFunc(in, isPair) {
+		return f(in)
+	}
+	var first, second []vec
+	for _, v := range in {
+		if !isPair(v) {
+			v = register(v)
+			v = pair{v, v}
+		}
+		first, second = append(first, v.(pair)[0]), append(second, v.(pair)[1])
+	}
+	return pair{f(first), f(second)}
+}
+
+func isPair(v vec) bool { _, ok := v.(pair); return ok }
+
 // three writes an instruction whose last operand is its result. The one before must be a register.
 func three(instruction func(...Op), b, a vec) vec {
-	r := YMM()
-	instruction(b.(Op), register(a), r)
-	return r
+	return each(func(in []vec) vec {
+		r := YMM()
+		instruction(in[0].(Op), register(in[1]), r)
+		return r
+	}, b, a)
+}
+
+// two writes an instruction of one operand and a result.
+func two(instruction func(...Op), a vec) vec {
+	return each(func(in []vec) vec {
+		r := YMM()
+		instruction(register(in[0]), r)
+		return r
+	}, a)
 }
 
 func (avx2) add(a, b vec) vec { return three(func(o ...Op) { VADDPS(o[0], o[1], o[2]) }, b, a) }
@@ -88,32 +121,28 @@ func (avx2) compare(r relation, a, b vec) vec {
 }
 
 func (avx2) blend(mask, a, b vec) vec {
-	r := YMM()
-	VBLENDVPS(register(mask), a.(Op), register(b), r)
-	return r
+	return each(func(in []vec) vec {
+		r := YMM()
+		VBLENDVPS(register(in[0]), in[1].(Op), register(in[2]), r)
+		return r
+	}, mask, a, b)
 }
 
-func (avx2) sqrt(a vec) vec    { r := YMM(); VSQRTPS(a.(Op), r); return r }
-func (avx2) round(a vec) vec   { r := YMM(); VROUNDPS(Imm(8), a.(Op), r); return r }
-func (avx2) integer(a vec) vec { r := YMM(); VCVTPS2DQ(a.(Op), r); return r }
-func (avx2) float(a vec) vec   { r := YMM(); VCVTDQ2PS(a.(Op), r); return r }
+func (avx2) sqrt(a vec) vec    { return two(func(o ...Op) { VSQRTPS(o[0], o[1]) }, a) }
+func (avx2) round(a vec) vec   { return two(func(o ...Op) { VROUNDPS(Imm(8), o[0], o[1]) }, a) }
+func (avx2) integer(a vec) vec { return two(func(o ...Op) { VCVTPS2DQ(o[0], o[1]) }, a) }
+func (avx2) float(a vec) vec   { return two(func(o ...Op) { VCVTDQ2PS(o[0], o[1]) }, a) }
 
 func (avx2) shiftLeft(a vec, by int) vec {
-	r := YMM()
-	VPSLLD(Imm(uint64(by)), register(a), r)
-	return r
+	return two(func(o ...Op) { VPSLLD(Imm(uint64(by)), o[0], o[1]) }, a)
 }
 
 func (avx2) shiftRight(a vec, by int) vec {
-	r := YMM()
-	VPSRLD(Imm(uint64(by)), register(a), r)
-	return r
+	return two(func(o ...Op) { VPSRLD(Imm(uint64(by)), o[0], o[1]) }, a)
 }
 
 func (avx2) shiftRightSigned(a vec, by int) vec {
-	r := YMM()
-	VPSRAD(Imm(uint64(by)), register(a), r)
-	return r
+	return two(func(o ...Op) { VPSRAD(Imm(uint64(by)), o[0], o[1]) }, a)
 }
 
 func (avx2) loop(name, doc string, operands []string, f func(in []vec) vec) {
@@ -132,15 +161,32 @@ func (avx2) loop(name, doc string, operands []string, f func(in []vec) vec) {
 	n := Load(Param("n"), GP64())
 	at := GP64()
 	XORQ(at, at)
+	// Two vectors at once share the constants. The last one may be alone.
+	SUBQ(Imm(16), n)
+	JLT(LabelRef("last"))
 	Label("loop")
 	var in []vec
+	for _, p := range from {
+		in = append(in, pair{
+			register(Mem{Base: p, Index: at, Scale: 4}), register(Mem{Base: p, Index: at, Scale: 4, Disp: 32}),
+		})
+	}
+	for i, v := range f(in).(pair) {
+		VMOVUPS(v.(Op), Mem{Base: dst, Index: at, Scale: 4, Disp: 32 * i})
+	}
+	ADDQ(Imm(16), at)
+	CMPQ(at, n)
+	JLE(LabelRef("loop"))
+	Label("last")
+	ADDQ(Imm(16), n)
+	CMPQ(at, n)
+	JGE(LabelRef("done"))
+	in = nil
 	for _, p := range from {
 		in = append(in, register(Mem{Base: p, Index: at, Scale: 4}))
 	}
 	VMOVUPS(f(in).(Op), Mem{Base: dst, Index: at, Scale: 4})
-	ADDQ(Imm(8), at)
-	CMPQ(at, n)
-	JL(LabelRef("loop"))
+	Label("done")
 	VZEROUPPER()
 	RET()
 }
