@@ -101,6 +101,8 @@ func newExecutable(b *Backend, g *record.Builder) (*executable, error) {
 	}
 	outputs := e.chooseOutputs(p, g.Entry.Outputs)
 	p.prune(outputs)
+	p.indexReaders()
+	p.sink(outputs)
 	order := p.ordered()
 	stored := stored(order, outputs)
 	for _, u := range order { // an output needs memory that belongs to the caller

@@ -24,6 +24,8 @@ type node struct {
 
 	// Of elementNode and rowNode.
 	loop   vector.Loop
+	cheap  bool             // the loop is nearly as fast as one that reads memory
+	sunk   bool             // from the loop of its operands into that of its readers
 	reduce vector.Reduction // also of columnNode
 
 	parameter int          // of parameterNode
@@ -91,6 +93,7 @@ type planner struct {
 	units   []*unit
 	users   map[*record.Value]int
 	foreign map[*record.Op][]*node
+	readers map[*node][]*node
 }
 
 func newPlanner() *planner {
@@ -300,6 +303,7 @@ func (p *planner) elements(name string, dtype dtypes.DType, dims []int, in ...vi
 		return view{}, false
 	}
 	n := &node{kind: elementNode, dims: dims, dtype: dtype, loop: loop}
+	n.cheap = name == "Add" || name == "Sub" || name == "Mul" || name == "Neg"
 	for _, v := range in {
 		n.in = append(n.in, v.to(dims))
 	}

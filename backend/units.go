@@ -279,8 +279,13 @@ func (p *planner) prune(outputs []*node) {
 	for _, u := range p.units {
 		u.nodes = slices.DeleteFunc(u.nodes, unused)
 	}
+	p.dropEmpty()
+}
+
+// dropEmpty removes the units without nodes, and finds what the others need.
+func (p *planner) dropEmpty() {
 	p.units = slices.DeleteFunc(p.units, func(u *unit) bool { return len(u.nodes) == 0 })
-	for _, u := range p.units { // what the nodes that are left need
+	for _, u := range p.units {
 		u.needs = map[*unit]bool{}
 		for _, n := range u.nodes {
 			for _, v := range n.in {
@@ -368,10 +373,15 @@ func (p *planner) ordered() []*unit {
 	return order
 }
 
+// recorded returns the index of the first node that another loop has not left to u.
+func (u *unit) recorded() int {
+	return u.nodes[max(0, slices.IndexFunc(u.nodes, func(n *node) bool { return !n.sunk }))].index
+}
+
 type unitHeap []*unit
 
 func (h unitHeap) Len() int           { return len(h) }
-func (h unitHeap) Less(i, j int) bool { return h[i].nodes[0].index < h[j].nodes[0].index }
+func (h unitHeap) Less(i, j int) bool { return h[i].recorded() < h[j].recorded() }
 func (h unitHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
 
 // Push implements heap.Interface.
