@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/connectivity"
 
@@ -37,6 +38,38 @@ func (s *store) Changes(
 		}
 	})
 	return entries, revision, err
+}
+
+// Wait implements [rendezvous.Store]: it reads the keys once, and counts them by etcd's events.
+func (s *store) Wait(ctx context.Context, prefix string, n int) (entries []rendezvous.Entry, err error) {
+	err = s.call(ctx, rendezvous.CheckPrefix(prefix), func(ctx context.Context) error {
+		for {
+			var revision uint64
+			if entries, revision, err = s.list(ctx, prefix, clientv3.SortByKey); len(entries) >= n || err != nil {
+				return err
+			}
+			there := map[string]bool{}
+			for _, e := range entries {
+				there[s.prefix+e.Key] = true
+			}
+			for len(there) < n {
+				events, err := s.watch(ctx, prefix, revision)
+				if errors.Is(err, rpctypes.ErrCompacted) {
+					break
+				}
+				if err != nil {
+					return err
+				}
+				for _, e := range events {
+					revision = uint64(e.Kv.ModRevision)
+					if delete(there, string(e.Kv.Key)); e.Type == clientv3.EventTypePut && !s.isPart(e.Kv) {
+						there[string(e.Kv.Key)] = true
+					}
+				}
+			}
+		}
+	})
+	return entries, err
 }
 
 // watch waits for the first events after a revision. etcd's client continues a broken watch at another endpoint. A

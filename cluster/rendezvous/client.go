@@ -370,7 +370,7 @@ func (c *client) abandon(call *call) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.end(call.id)
-	if c.link != nil && call.op == opChanges {
+	if c.link != nil && call.op.waits() {
 		cancel := request{op: opCancel, id: call.id}
 		c.link.push(cancel.encode)
 	}
@@ -391,7 +391,7 @@ func (c *call) response() (*response, error) {
 		return nil, ErrFenced
 	case statusBusy:
 		return nil, fmt.Errorf("rendezvous: this process has too many concurrent calls to the store (want less than %d of "+
-			"Changes)", waitsMax)
+			"Changes and Wait)", waitsMax)
 	}
 	return all, nil
 }
@@ -454,4 +454,13 @@ func (c *client) Changes(ctx context.Context, prefix string, after uint64) ([]En
 		return nil, 0, err
 	}
 	return p.entries, p.revision, nil
+}
+
+// Wait implements [Store].
+func (c *client) Wait(ctx context.Context, prefix string, n int) ([]Entry, error) {
+	p, err := c.do(ctx, request{op: opWait, key: prefix, revision: uint64(max(n, 0))}, CheckPrefix(prefix))
+	if err != nil {
+		return nil, err
+	}
+	return p.entries, nil
 }

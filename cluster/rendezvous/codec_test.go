@@ -2,7 +2,6 @@ package rendezvous
 
 import (
 	"bytes"
-	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -104,18 +103,20 @@ func FuzzRegistrationAndOutcome(f *testing.F) {
 
 // FuzzRecord: an invalid record of values or registrations is an error, and its size is bounded.
 func FuzzRecord(f *testing.F) {
-	f.Add(pack([][]byte{[]byte("a"), nil}), 2)
+	f.Add(pack(joined([][]byte{[]byte("a"), nil})), 2)
 	roster, _ := packRoster([]Registration{{Job: "a", Role: "worker", Workers: 2}, {Job: "a", Role: "worker", Workers: 2}})
 	f.Add(roster, 2)
 	f.Add([]byte{2, 0, 0, 0}, 2)
-	f.Add([]byte(`{"groups":[{"job":"a","role":"worker","worker":5,"workers":9}],"members":[0,1,0,2]}`), 2)
-	f.Add([]byte(`{"groups":[{"job":"a","role":"worker","workers":2}],"members":[0,1,1,2]}`), 2)
+	f.Add([]byte(`{"groups":[{"job":"a","role":"worker","worker":5,"workers":9}],"members":[0,1,2,0,2,3]}`), 2)
+	f.Add([]byte(`{"groups":[{"job":"a","role":"worker","workers":2}],"members":[0,1,2,1,2,3]}`), 2)
 	f.Fuzz(func(t *testing.T, b []byte, workers int) {
 		workers = max(1, min(workers, 100))
-		if values, err := unpack(b, workers); err == nil && values != nil && len(values) != workers {
-			t.Fatalf("%d values of %d workers", len(values), workers)
+		if record, err := unpack(b); err == nil {
+			if values, err := split(record, workers); err == nil && len(values) != workers {
+				t.Fatalf("%d values of %d workers", len(values), workers)
+			}
 		}
-		for _, packed := range [][]byte{b, pack([][]byte{b})} {
+		for _, packed := range [][]byte{b, pack(b)} {
 			registrations, err := unpackRoster(packed, workers)
 			if err == nil && len(registrations) != workers {
 				t.Fatalf("%d registrations of %d workers", len(registrations), workers)
@@ -133,7 +134,11 @@ func FuzzRecord(f *testing.F) {
 func TestRecord(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		values := rapid.SliceOfN(rapid.SliceOf(rapid.Byte()), 1, 20).Draw(t, "values")
-		got, err := unpack(pack(values), len(values))
+		record, err := unpack(pack(joined(values)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := split(record, len(values))
 		if err != nil || !slices.EqualFunc(got, values, bytes.Equal) {
 			t.Fatalf("%v, %v, want %v", got, err, values)
 		}
@@ -142,6 +147,7 @@ func TestRecord(t *testing.T) {
 			registrations = append(registrations, Registration{
 				Job: "j", Role: "worker", Worker: w, Workers: len(values), PID: rapid.Int().Draw(t, "pid"),
 				Host: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "host"), Nonce: fmt.Sprint("nonce ", w),
+				Addr: rapid.SampledFrom([]string{"", "a", "a:0", "a:1", "a:22", "[::1]:33", "a:+4"}).Draw(t, "addr"),
 				Data: rapid.SampledFrom([][]byte{nil, []byte("x"), []byte("y")}).Draw(t, "data"),
 			})
 		}
@@ -155,7 +161,8 @@ func TestRecord(t *testing.T) {
 		}
 		first := map[string]bool{}
 		for w, want := range registrations {
-			if group := want.Host + string(want.Data); first[group] {
+			host, _ := withoutPort(want.Addr)
+			if group := fmt.Sprintf("%s %s %s", want.Host, host, want.Data); first[group] {
 				want.Nonce = ""
 			} else {
 				first[group] = true
@@ -165,51 +172,6 @@ func TestRecord(t *testing.T) {
 			}
 		}
 	})
-	large := make([]byte, recordMax+recordMax/2) // which do not shrink
-	rand.Read(large)
-	if got, err := unpack(pack([][]byte{large, large}), 2); got != nil || err != nil {
-		t.Errorf("%d values, %v, want none in the record", len(got), err)
-	}
-}
-
-// TestDecodeOnce: a worker that joins decodes each registration once, however many others arrive, and again only if its
-// entry has changed.
-func TestDecodeOnce(t *testing.T) {
-	m := &joiner{}
-	entry := func(worker, pid int, revision uint64) Entry {
-		text := fmt.Sprintf(`{"job":"a","role":"worker","worker":%d,"workers":2,"pid":%d}`, worker, pid)
-		return Entry{Value: []byte(text), Revision: revision}
-	}
-	now := map[string]Entry{"registration/1": entry(1, 10, 7)}
-	for _, step := range []struct {
-		key  string
-		e    Entry
-		want []int // pids
-	}{
-		{"registration/1", Entry{Value: []byte("garbage"), Revision: 7}, []int{10}}, // not read again
-		{"registration/0", entry(0, 20, 8), []int{20, 10}},
-		{"registration/1", entry(1, 11, 9), []int{20, 11}},
-		{"outcome", Entry{Value: []byte("{}"), Revision: 10}, []int{20, 11}},
-	} {
-		if err := m.read(now); err != nil {
-			t.Fatal(err)
-		}
-		now[step.key] = step.e
-		if err := m.read(now); err != nil {
-			t.Fatal(err)
-		}
-		var got []int
-		for _, c := range m.registrations {
-			got = append(got, c.PID)
-		}
-		if !slices.Equal(got, step.want) {
-			t.Errorf("after %s: pids %v, want %v", step.key, got, step.want)
-		}
-	}
-	now["registration/1"] = Entry{Value: []byte("garbage"), Revision: 11}
-	if err := m.read(now); err == nil {
-		t.Error("an invalid registration was accepted")
-	}
 }
 
 // TestFramesOfResponses: whatever the number of entries of a response, its frames are bounded, and together hold what

@@ -28,7 +28,7 @@ func compact(t *testing.T, s rendezvous.Store) {
 	}
 }
 
-// TestCompactedWait: workers that do not collect end their waits at once, although the store has forgotten the changes
+// TestCompactedWait: workers end their waits at once, although the store has forgotten the changes
 // since they began.
 func TestCompactedWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

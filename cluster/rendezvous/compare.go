@@ -3,6 +3,7 @@ package rendezvous
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -92,32 +93,19 @@ func Compare(ctx context.Context, s Store, key string, worker, workers int, mine
 	if err != nil {
 		return fmt.Errorf("rendezvous: comparison %q: %w", key, err)
 	}
-	if err := contribute(ctx, s, key, worker, workers, text); err != nil {
-		return fmt.Errorf("rendezvous: comparison %q: %w", key, err)
-	}
-	values, record, err := collect(ctx, s, key, worker, workers, func(values [][]byte) []byte {
-		text, err := json.Marshal(compared(values))
-		if err != nil || len(text) > recordMax {
-			return nil // each worker compares them itself
-		}
+	record, err := collect(ctx, s, key, worker, workers, text, func(values [][]byte) []byte {
+		text, _ := json.Marshal(compared(values)) // of strings and numbers: no error
 		return text
 	})
-	if err != nil {
+	if late := (*WaitError)(nil); errors.As(err, &late) {
 		return err
 	}
 	var result comparison
-	switch {
-	case values == nil && len(record) > 0:
-		if err := json.Unmarshal(record, &result); err != nil {
-			return fmt.Errorf("rendezvous: comparison %q: invalid result: %w", key, err)
-		}
-	case values == nil:
-		if values, err = listValues(ctx, s, key, workers); err != nil {
-			return fmt.Errorf("rendezvous: comparison %q: %w", key, err)
-		}
-		fallthrough
-	default:
-		result = compared(values)
+	if err == nil {
+		err = json.Unmarshal(record, &result)
+	}
+	if err != nil {
+		return fmt.Errorf("rendezvous: comparison %q: %w", key, err)
 	}
 	switch {
 	case result.Invalid != "":

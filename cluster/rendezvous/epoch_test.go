@@ -164,7 +164,7 @@ func TestJoinAtRandom(t *testing.T) {
 	for round := range 200 {
 		random := rand.New(rand.NewPCG(seed, uint64(round)))
 		synctest.Test(t, func(t *testing.T) {
-			n := 1 + random.IntN(6) + 8*(random.IntN(4)/3) // in some rounds not all workers collect the registrations
+			n := 1 + random.IntN(6) + 8*(random.IntN(4)/3)
 			m := rendezvous.NewMemory()
 			var registrations []rendezvous.Registration
 			for w := range n {

@@ -1,10 +1,10 @@
 package rendezvous
 
 import (
-	"bytes"
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
-	"strconv"
 )
 
 // Exchange is an all-gather through the store: it returns the values of all workers, by worker. It waits for
@@ -12,30 +12,51 @@ import (
 // be unique to this exchange (see [Key]). A value has at most [ValueMax] bytes, and stays in the store until
 // the epoch's keys are deleted.
 func Exchange(ctx context.Context, s Store, key string, worker, workers int, mine []byte) ([][]byte, error) {
-	if err := contribute(ctx, s, key, worker, workers, mine); err != nil {
-		return nil, fmt.Errorf("rendezvous: exchange %q: %w", key, err)
+	record, err := collect(ctx, s, key, worker, workers, mine, func(values [][]byte) []byte {
+		return pack(joined(values))
+	})
+	var values [][]byte
+	if err == nil {
+		if record, err = unpack(record); err == nil {
+			values, err = split(record, workers)
+		}
 	}
-	values, record, err := collect(ctx, s, key, worker, workers, pack)
-	if values != nil || err != nil {
-		return values, err
+	if late := (*WaitError)(nil); err != nil && !errors.As(err, &late) {
+		err = fmt.Errorf("rendezvous: exchange %q: %w", key, err)
 	}
-	if values, err = unpack(record, workers); values == nil && err == nil {
-		values, err = listValues(ctx, s, key, workers)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("rendezvous: exchange %q: %w", key, err)
-	}
-	return values, nil
+	return values, err
 }
 
-// contribute writes a worker's value of an exchange or a comparison.
-func contribute(ctx context.Context, s Store, key string, worker, workers int, mine []byte) error {
-	if worker < 0 || worker >= workers {
-		return fmt.Errorf("worker %d of %d", worker, workers)
+// joined encodes values: the length of each, and then all.
+func joined(values [][]byte) (b []byte) {
+	for _, v := range values {
+		b = binary.AppendUvarint(b, uint64(len(v)))
 	}
-	current, created, err := s.Create(ctx, key+"/"+strconv.Itoa(worker), mine)
-	if err == nil && !created && !bytes.Equal(current, mine) {
-		err = fmt.Errorf("worker %d has already sent a different value", worker)
+	for _, v := range values {
+		b = append(b, v...)
 	}
-	return err
+	return b
+}
+
+// split decodes what joined has encoded.
+func split(b []byte, workers int) ([][]byte, error) {
+	lengths := make([]uint64, workers)
+	for i := range lengths {
+		n, used := binary.Uvarint(b)
+		if used <= 0 {
+			return nil, fmt.Errorf("an invalid record: the length of value %d of %d", i, workers)
+		}
+		lengths[i], b = n, b[used:]
+	}
+	values := make([][]byte, workers)
+	for i, n := range lengths {
+		if n > uint64(len(b)) {
+			return nil, fmt.Errorf("an invalid record: value %d of %d has %d bytes, %d are left", i, workers, n, len(b))
+		}
+		values[i], b = b[:n:n], b[n:]
+	}
+	if len(b) > 0 {
+		return nil, fmt.Errorf("an invalid record: %d bytes follow the %d values", len(b), workers)
+	}
+	return values, nil
 }

@@ -437,16 +437,32 @@ func (f *file) List(ctx context.Context, prefix string) (entries []Entry, revisi
 
 // Changes implements [Store].
 func (f *file) Changes(ctx context.Context, prefix string, after uint64) (entries []Entry, revision uint64, err error) {
+	return f.poll(ctx, prefix, changed(prefix, after))
+}
+
+// Wait implements [Store].
+func (f *file) Wait(ctx context.Context, prefix string, n int) ([]Entry, error) {
+	entries, _, err := f.poll(ctx, prefix, awaited(prefix, n))
+	return entries, err
+}
+
+// poll calls find with the table until it reports that the wait is over.
+func (f *file) poll(
+	ctx context.Context, prefix string, find func(t *table) (entries []Entry, over bool, err error),
+) (entries []Entry, revision uint64, err error) {
 	if err := CheckPrefix(prefix); err != nil {
 		return nil, 0, err
 	}
 	for pause := pollMin; ; pause = min(pause+pause/2, pollMax) {
+		over := false
 		err := f.look(ctx, func(t *table) error {
-			found, err := t.changes(prefix, after)
+			var found []Entry
+			var err error
+			found, over, err = find(t)
 			entries, revision = cloned(found), t.revision
 			return err
 		})
-		if len(entries) > 0 || err != nil {
+		if over || err != nil {
 			return entries, revision, err
 		}
 		select {

@@ -1,48 +1,11 @@
 package rendezvous
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 )
-
-// follow calls look with all entries whose keys begin with prefix, by the rest of the key: at once, and after
-// each change, until look returns true, or ctx ends.
-func follow(ctx context.Context, s Store, prefix string, look func(now map[string]Entry) (done bool, err error)) error {
-	for {
-		entries, revision, err := s.List(ctx, prefix)
-		if err != nil {
-			return err
-		}
-		now := map[string]Entry{}
-		for {
-			merge(now, entries, prefix)
-			if done, err := look(now); done || err != nil {
-				return err
-			}
-			if entries, revision, err = s.Changes(ctx, prefix, revision); err != nil {
-				break
-			}
-		}
-		if !errors.Is(err, ErrCompacted) {
-			return err
-		}
-	}
-}
-
-// merge applies changes to the entries in now, by the rest of the key after prefix.
-func merge(now map[string]Entry, changes []Entry, prefix string) {
-	for _, e := range changes {
-		name := strings.TrimPrefix(e.Key, prefix)
-		if now[name] = e; e.Deleted {
-			delete(now, name)
-		}
-	}
-}
 
 // WaitError reports which workers a wait timed out for.
 type WaitError struct {
@@ -70,37 +33,6 @@ func (e *WaitError) Error() string {
 
 // Unwrap returns the cause.
 func (e *WaitError) Unwrap() error { return e.Cause }
-
-// gather waits until every worker has a key "<key>/<number>", and returns their values, by worker. done is
-// the participle for workers that have one, such as "arrived".
-func gather(ctx context.Context, s Store, key string, workers int, done string) ([][]byte, error) {
-	since := time.Now()
-	out := make([][]byte, workers)
-	missing := make([]int, 0, workers)
-	for w := range workers {
-		missing = append(missing, w)
-	}
-	report := reportWait(ctx, Waiting{
-		Role: roleDefault, Missing: slices.Clone(missing), Workers: workers, Key: key,
-		done: done,
-	})
-	defer report.stop()
-	err := follow(ctx, s, key+"/", func(now map[string]Entry) (bool, error) {
-		missing = slices.DeleteFunc(missing, func(w int) bool {
-			e, ok := now[strconv.Itoa(w)]
-			if ok {
-				out[w] = e.Value
-			}
-			return ok
-		})
-		report.missing(missing)
-		return len(missing) == 0, nil
-	})
-	if err != nil {
-		return nil, &WaitError{key, missing, workers, time.Since(since), err}
-	}
-	return out, nil
-}
 
 // numbers formats increasing numbers for display: "worker 3", "workers 0-2 and 7".
 func numbers(noun string, n []int) string {

@@ -13,7 +13,6 @@ import (
 	"runtime"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -83,19 +82,6 @@ func TestSecrets(t *testing.T) {
 	}
 }
 
-// following is a worker's handle that records up to which revision the worker has seen the registrations.
-type following struct {
-	rendezvous.Store
-	seen *atomic.Uint64
-}
-
-func (f following) Changes(ctx context.Context, prefix string, after uint64) ([]rendezvous.Entry, uint64, error) {
-	if strings.Contains(prefix, "/join/") {
-		f.seen.Store(after)
-	}
-	return f.Store.Changes(ctx, prefix, after)
-}
-
 // TestJoinWithWrongSecret: the workers that wait for one with the wrong secret get an error that names the refused
 // connection.
 func TestJoinWithWrongSecret(t *testing.T) {
@@ -107,31 +93,18 @@ func TestJoinWithWrongSecret(t *testing.T) {
 		t.Fatal("it was accepted")
 	}
 	ctx, end := context.WithCancelCause(t.Context())
-	var seen [2]atomic.Uint64 // by handle
-	var handles atomic.Int64
-	time.AfterFunc(0, func() { // the deadline, when all that can have joined, and know of each other
+	time.AfterFunc(0, func() { // the deadline, when all that can have joined
 		s := server.Store()
 		defer s.Close()
 		if _, _, err := s.Changes(ctx, "@refused", 0); err != nil {
 			t.Error(err)
 		}
-		for known := false; !known; time.Sleep(time.Millisecond) {
-			registrations, _, err := s.List(ctx, rendezvous.Key("digits", 0, "worker/join/registration/"))
-			if err != nil {
-				t.Error(err)
-				break
-			}
-			newest := uint64(0)
-			for _, r := range registrations {
-				newest = max(newest, r.Revision)
-			}
-			known = len(registrations) == 2 && seen[0].Load() >= newest && seen[1].Load() >= newest
+		if _, err := s.Wait(ctx, rendezvous.Key("digits", 0, "worker/join/registration/"), 2); err != nil {
+			t.Error(err)
 		}
 		end(context.DeadlineExceeded)
 	})
-	handle := func() rendezvous.Store {
-		return following{open(t, server.URL(), client), &seen[handles.Add(1)-1]}
-	}
+	handle := func() rendezvous.Store { return open(t, server.URL(), client) }
 	for _, r := range joinAll(ctx, handle, time.Hour, registration(0, 3), registration(2, 3)) {
 		wantJoinError(t, r.err, rendezvous.Missing, "missing: worker 1", "the store refused a connection from 127.0.0.1:",
 			"(proof): authentication: its proof is wrong")

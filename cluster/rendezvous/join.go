@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,8 +11,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/lockstep-ml/lockstep/internal/pause"
 )
 
 // JoinErrorKind is why a rendezvous failed.
@@ -61,7 +60,7 @@ func (e *JoinError) Unwrap() error {
 type outcome struct {
 	Joined bool       `json:"joined"`
 	Error  *JoinError `json:"error,omitempty"`
-	// Roster has the registrations, packed, if Joined. "": each worker reads the registrations themselves.
+	// Roster has the registrations, packed, if Joined.
 	Roster []byte `json:"roster,omitempty"`
 }
 
@@ -84,12 +83,9 @@ const (
 // gets an error alone. The first worker of a later epoch ends the earlier epochs: their keys are deleted, and
 // every worker that still joins them gets an error that says so.
 func Join(ctx context.Context, s Store, own Registration) ([]Registration, error) {
-	own, err := own.filled()
+	m, err := newJoiner(s, own)
 	if err != nil {
 		return nil, err
-	}
-	m := &joiner{
-		unfenced: s, store: Fence(s, own.Job, own.Epoch), own: own, prefix: own.Key(own.Role, "join/"), since: time.Now(),
 	}
 	registrations, err := m.join(ctx)
 	if errors.Is(err, ErrFenced) { // in which epoch the job is now
@@ -100,7 +96,7 @@ func Join(ctx context.Context, s Store, own Registration) ([]Registration, error
 		}
 	}
 	if failed := (*JoinError)(nil); err != nil && !errors.As(err, &failed) {
-		err = fmt.Errorf("rendezvous: %v failed to join: %w", &own, err)
+		err = fmt.Errorf("rendezvous: %v failed to join: %w", &m.own, err)
 	}
 	return registrations, err
 }
@@ -112,16 +108,14 @@ type joiner struct {
 	own           Registration
 	prefix        string
 	since         time.Time
-	report        *waitReport
-	registrations []Registration // the registrations so far, by worker
-	decoded       map[string]decodedRegistration
+	registrations []Registration // those seen so far, by worker
 }
 
-// decodedRegistration is a registration decoded from an entry of the store. Each is decoded once, although
-// every other registration that arrives is a change.
-type decodedRegistration struct {
-	revision uint64 // of the entry
-	Registration
+func newJoiner(s Store, own Registration) (*joiner, error) {
+	own, err := own.filled()
+	return &joiner{
+		unfenced: s, store: Fence(s, own.Job, own.Epoch), own: own, prefix: own.Key(own.Role, "join/"), since: time.Now(),
+	}, err
 }
 
 func (m *joiner) join(ctx context.Context) ([]Registration, error) {
@@ -130,22 +124,7 @@ func (m *joiner) join(ctx context.Context) ([]Registration, error) {
 	}
 	out, err := m.register(ctx)
 	if err == nil && out == nil {
-		current, stop := m.whileCurrent(ctx)
-		m.report = reportWait(current, Waiting{
-			Role: m.own.Role, Missing: absent(nil, "", m.own.Workers),
-			Workers: m.own.Workers, done: "joined",
-		})
-		if collects(m.own.Worker, m.own.Workers) {
-			out, err = m.wait(current)
-		} else {
-			m.report.lookup(collectorsMissing(m.store, m.prefix+registrationsKey, m.own.Workers))
-			out, err = m.await(current)
-		}
-		m.report.stop()
-		stop()
-		if err != nil && context.Cause(current) == errEpochOver {
-			err = m.deleted(ctx)
-		}
+		out, err = m.await(ctx)
 	}
 	if err != nil && ctx.Err() != nil {
 		out, err = m.giveUp(ctx)
@@ -156,23 +135,6 @@ func (m *joiner) join(ctx context.Context) ([]Registration, error) {
 	if !out.Joined {
 		return nil, out.Error
 	}
-	return m.members(ctx, out)
-}
-
-// members returns the registrations of all workers of a rendezvous that has succeeded.
-func (m *joiner) members(ctx context.Context, out *outcome) ([]Registration, error) {
-	if len(out.Roster) == 0 {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWithin) // the deadline may have passed just now
-		defer cancel()
-		if err := m.list(ctx); err != nil {
-			return nil, err
-		}
-		if len(m.registrations) != m.own.Workers {
-			return nil, fmt.Errorf("the store has %d of %d registrations: the others were deleted", len(m.registrations),
-				m.own.Workers)
-		}
-		return m.registrations, nil
-	}
 	members, err := unpackRoster(out.Roster, m.own.Workers)
 	if err == nil {
 		members[m.own.Worker].Nonce = m.own.Nonce
@@ -180,41 +142,62 @@ func (m *joiner) members(ctx context.Context, out *outcome) ([]Registration, err
 	return members, err
 }
 
-// list reads the registrations in the store.
-func (m *joiner) list(ctx context.Context) error {
-	entries, _, err := m.store.List(ctx, m.prefix+registrationsKey)
-	if err != nil {
-		return err
+// await waits for the outcome, which worker 0 determines, unless a worker fails the rendezvous first. If all followed
+// the registrations of all, they would read n² of them.
+func (m *joiner) await(ctx context.Context) (*outcome, error) {
+	registrations := m.prefix + registrationsKey
+	report := reportWait(ctx, Waiting{Role: m.own.Role, Workers: m.own.Workers, done: "joined"},
+		looksFor(m.store, registrations, m.own.Worker, m.own.Workers))
+	defer report.stop()
+	current, end := context.WithCancelCause(ctx)
+	var work sync.WaitGroup
+	defer work.Wait()
+	defer end(nil)
+	work.Go(func() { end(m.awaitLaterEpoch(current)) })
+	if m.own.Worker == 0 {
+		work.Go(func() {
+			var out *outcome
+			if err := Watch(current, m.store, registrations, new(uint64), func(changes []Entry) (err error) {
+				if out, err = m.see(current, changes); out != nil {
+					err = errDecided
+				}
+				return err
+			}); err != errDecided {
+				end(err)
+			}
+		})
 	}
-	now := map[string]Entry{}
-	merge(now, entries, m.prefix)
-	return m.read(now)
+	entries, err := m.store.Wait(current, m.prefix+outcomeKey, 1)
+	if err != nil {
+		if cause := context.Cause(current); cause != nil {
+			err = cause
+		}
+		return nil, err
+	}
+	return parseOutcome(entries[0].Value)
 }
 
-// errEpochOver ends the wait of a worker whose job has entered a later epoch.
-var errEpochOver = errors.New("the epoch is over")
+// errDecided ends the collection of registrations by worker 0.
+var errDecided = errors.New("the outcome is determined")
 
-const watchPause = time.Second // after a failed watch of the epoch
-
-// whileCurrent returns a context that ends with ctx, or with errEpochOver when the job enters a later epoch. The caller
-// must call stop.
-func (m *joiner) whileCurrent(ctx context.Context) (current context.Context, stop func()) {
-	current, cancel := context.WithCancelCause(ctx)
-	var watch sync.WaitGroup
-	watch.Go(func() {
-		key := jobKey(m.own.Job) + epochKey
-		later := func(now map[string]Entry) (bool, error) {
-			epoch, err := strconv.ParseUint(string(now[""].Value), 10, 32)
-			over := err == nil && uint32(epoch) > m.own.Epoch
-			if over {
-				cancel(errEpochOver)
+// awaitLaterEpoch waits until the job is in a later epoch or its keys are deleted, and returns the error that says so,
+// or that of the store.
+func (m *joiner) awaitLaterEpoch(ctx context.Context) error {
+	key := jobKey(m.own.Job) + epochKey
+	return Watch(ctx, m.store, key, new(uint64), func(changes []Entry) error {
+		for _, e := range changes {
+			if e.Key != key {
+				continue
 			}
-			return over, nil
+			if e.Deleted {
+				return errors.New("the keys of its job were deleted from the store by another process")
+			}
+			if epoch, err := strconv.ParseUint(string(e.Value), 10, 32); err == nil && uint32(epoch) > m.own.Epoch {
+				return m.stale(uint32(epoch))
+			}
 		}
-		for follow(current, m.store, key, later) != nil && pause.For(current, watchPause) == nil {
-		}
+		return nil
 	})
-	return current, func() { cancel(nil); watch.Wait() }
 }
 
 // enterEpoch ensures that the job is in the registration's epoch.
@@ -225,8 +208,8 @@ func (m *joiner) enterEpoch(ctx context.Context) error {
 	}
 	mine := epochText(m.own.Epoch)
 	for {
-		_, created, err := m.unfenced.Create(ctx, job+epochKey, mine)
-		if created || err != nil {
+		now, created, err := m.unfenced.Create(ctx, job+epochKey, mine)
+		if created || err != nil || bytes.Equal(now, mine) {
 			return err
 		}
 		text, revision, err := m.unfenced.Get(ctx, job+epochKey)
@@ -343,54 +326,30 @@ func parseOutcome(text []byte) (*outcome, error) {
 	return out, nil
 }
 
-// wait waits for an outcome, or determines it.
-func (m *joiner) wait(ctx context.Context) (out *outcome, err error) {
-	err = follow(ctx, m.store, m.prefix, func(now map[string]Entry) (bool, error) {
-		out, err = m.evaluate(ctx, now)
-		return out != nil, err
-	})
-	return out, err
-}
-
-// evaluate reads the store's current state, and returns the outcome if there is one.
-func (m *joiner) evaluate(ctx context.Context, now map[string]Entry) (*outcome, error) {
-	if err := m.read(now); err != nil {
-		return nil, err
-	}
-	if m.report != nil {
-		m.report.missing(absent(now, registrationsKey, m.own.Workers))
-	}
-	if e, ok := now[outcomeKey]; ok {
-		return parseOutcome(e.Value)
-	}
-	at := slices.IndexFunc(m.registrations, func(c Registration) bool {
-		return c.Worker == m.own.Worker &&
-			c.Nonce == m.own.Nonce
-	})
-	if at < 0 {
-		return nil, m.deleted(ctx)
-	}
-	return m.conclude(ctx)
-}
-
-// deleted returns the error of a worker whose registration is not in the store any more.
-func (m *joiner) deleted(ctx context.Context) error {
-	if err := m.enterEpoch(ctx); err != nil { // a later epoch deleted it
-		return err
-	}
-	return errors.New("its registration was deleted from the store by another process")
-}
-
-// conclude determines the outcome from the registrations so far. It returns nil if workers are missing.
-func (m *joiner) conclude(ctx context.Context) (*outcome, error) {
-	for i := range m.registrations {
-		switch c := &m.registrations[i]; {
+// see adds registrations to those seen so far. It determines the outcome if all have registered, or one does not belong
+// to the job; otherwise it returns nil.
+func (m *joiner) see(ctx context.Context, entries []Entry) (*outcome, error) {
+	for _, e := range entries {
+		if e.Deleted {
+			continue
+		}
+		c, err := parseRegistration(e.Value)
+		if err != nil {
+			return nil, fmt.Errorf("key %q: %w", e.Key, err)
+		}
+		switch {
 		case versionOf(c.Version) != Version:
 			return m.propose(ctx, &JoinError{Kind: Mismatch, Workers: []int{c.Worker, m.own.Worker}, Text: fmt.Sprintf(
 				"job %q (epoch %d): %v has version %d of the rendezvous, and %v has version %d: run the same version of "+
-					"Lockstep on all hosts", m.own.Job, m.own.Epoch, c, versionOf(c.Version), &m.own, Version)}, nil)
+					"Lockstep on all hosts", m.own.Job, m.own.Epoch, &c, versionOf(c.Version), &m.own, Version)}, nil)
 		case c.Workers != m.own.Workers:
-			return m.propose(ctx, m.disagree(c), nil)
+			return m.propose(ctx, m.disagree(&c), nil)
+		}
+		at, known := slices.BinarySearchFunc(m.registrations, c.Worker, func(a Registration, worker int) int {
+			return a.Worker - worker
+		})
+		if !known {
+			m.registrations = slices.Insert(m.registrations, at, c)
 		}
 	}
 	if len(m.registrations) < m.own.Workers {
@@ -401,78 +360,6 @@ func (m *joiner) conclude(ctx context.Context) (*outcome, error) {
 		return nil, err
 	}
 	return m.propose(ctx, nil, roster)
-}
-
-// await waits for the outcome, as a worker that does not collect the registrations. At its turns it looks whether all
-// have registered: then only the collectors have failed.
-func (m *joiner) await(ctx context.Context) (*outcome, error) {
-	turns := newLookTurns(m.own.Worker, m.own.Workers)
-	for after := uint64(0); ; {
-		text, revision, err := m.store.Get(ctx, m.prefix+registrationsKey+strconv.Itoa(m.own.Worker))
-		if errors.Is(err, ErrNotFound) {
-			return nil, m.deleted(ctx)
-		}
-		if err != nil {
-			return nil, err
-		}
-		if c, err := parseRegistration(text); err != nil || c.Nonce != m.own.Nonce {
-			return nil, m.deleted(ctx)
-		}
-		if after == 0 {
-			text, _, err := m.store.Get(ctx, m.prefix+outcomeKey)
-			switch {
-			case err == nil:
-				return parseOutcome(text)
-			case !errors.Is(err, ErrNotFound):
-				return nil, err
-			}
-			after = revision
-		}
-		var entries []Entry
-		if turns.waitTurn(ctx, func(ctx context.Context) {
-			entries, revision, err = m.store.Changes(ctx, m.prefix+outcomeKey, after)
-			if errors.Is(err, ErrCompacted) {
-				entries, revision, err = m.store.List(ctx, m.prefix+outcomeKey)
-			}
-		}) && err != nil {
-			if out, err := m.concludeNow(ctx); out != nil || err != nil {
-				return out, err
-			}
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		after = revision
-		if len(entries) > 0 && !entries[len(entries)-1].Deleted {
-			return parseOutcome(entries[len(entries)-1].Value)
-		}
-	}
-}
-
-// read decodes the registrations that are new.
-func (m *joiner) read(now map[string]Entry) error {
-	m.registrations = m.registrations[:0]
-	if m.decoded == nil {
-		m.decoded = map[string]decodedRegistration{}
-	}
-	for name, e := range now {
-		if !strings.HasPrefix(name, registrationsKey) {
-			continue
-		}
-		d, known := m.decoded[name]
-		if !known || d.revision != e.Revision {
-			c, err := parseRegistration(e.Value)
-			if err != nil {
-				return fmt.Errorf("key %q: %w", e.Key, err)
-			}
-			d = decodedRegistration{e.Revision, c}
-			m.decoded[name] = d
-		}
-		m.registrations = append(m.registrations, d.Registration)
-	}
-	slices.SortFunc(m.registrations, func(a, b Registration) int { return a.Worker - b.Worker })
-	return nil
 }
 
 // disagree returns the error of workers that were started with different numbers of workers.
@@ -488,60 +375,51 @@ func (m *joiner) disagree(c *Registration) *JoinError {
 
 // Withdraw registers that a worker cannot join, and why: the rendezvous ends for all workers that wait in it.
 func Withdraw(ctx context.Context, s Store, own Registration, cause error) error {
-	own, err := own.filled()
-	if err != nil {
-		return err
+	m, err := newJoiner(s, own)
+	if err == nil {
+		err = m.enterEpoch(ctx)
 	}
-	m := &joiner{unfenced: s, store: Fence(s, own.Job, own.Epoch), own: own, prefix: own.Key(own.Role, "join/")}
-	if err := m.enterEpoch(ctx); err != nil {
-		return err
+	if err == nil {
+		_, err = m.propose(ctx, m.interrupted(cause), nil)
 	}
-	_, err = m.propose(ctx, &JoinError{Kind: Interrupted, Workers: []int{own.Worker}, Cause: cause, Text: fmt.Sprintf(
-		"%v left the rendezvous of job %q (epoch %d): %v", &own, own.Job, own.Epoch, cause)}, nil)
 	return err
 }
 
-// giveUp ends the rendezvous for all, since this worker must leave.
+// giveUp ends the rendezvous for all, since this worker must leave. At its deadline it first reads the registrations
+// itself: if all are there, worker 0 has failed.
 func (m *joiner) giveUp(ctx context.Context) (*outcome, error) {
 	cause := context.Cause(ctx)
-	waited := time.Since(m.since).Round(time.Millisecond)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWithin)
 	defer cancel()
-	err := &JoinError{
-		Kind: Interrupted, Workers: []int{m.own.Worker}, Cause: cause,
-		Text: fmt.Sprintf("%v left the rendezvous of job %q (epoch %d) after %v: %v", &m.own, m.own.Job, m.own.Epoch, waited,
-			cause),
-	}
+	why := m.interrupted(cause)
 	if errors.Is(cause, context.DeadlineExceeded) {
-		if !collects(m.own.Worker, m.own.Workers) {
-			if out, err := m.concludeNow(ctx); out != nil || err != nil {
+		m.registrations = nil
+		entries, _, err := m.store.List(ctx, m.prefix+registrationsKey)
+		if err == nil {
+			if out, err := m.see(ctx, entries); out != nil || err != nil {
 				return out, err
 			}
 		}
-		err = m.missing(ctx, waited, cause)
+		why = m.missing(ctx, cause)
 	}
-	out, failed := m.propose(ctx, err, nil)
+	out, failed := m.propose(ctx, why, nil)
 	if failed != nil {
-		return nil, fmt.Errorf("%w (and reporting it to the others failed: %w)", err, failed)
+		return nil, fmt.Errorf("%w (and reporting it to the others failed: %w)", why, failed)
 	}
 	return out, nil // it may have succeeded without this worker having seen it
 }
 
-// concludeNow reads the registrations, as a worker that does not collect them, and determines the outcome if none is
-// missing: then only the collectors have failed. It returns nil if workers are missing, or the store does not answer.
-func (m *joiner) concludeNow(ctx context.Context) (*outcome, error) {
-	if text, _, err := m.store.Get(ctx, m.prefix+outcomeKey); err == nil {
-		return parseOutcome(text)
-	}
-	if m.list(ctx) != nil {
-		return nil, nil
-	}
-	return m.conclude(ctx)
+// interrupted returns the error of a rendezvous that this worker leaves.
+func (m *joiner) interrupted(cause error) *JoinError {
+	return &JoinError{Kind: Interrupted, Workers: []int{m.own.Worker}, Cause: cause, Text: fmt.Sprintf(
+		"%v left the rendezvous of job %q (epoch %d) after %v: %v", &m.own, m.own.Job, m.own.Epoch, m.waited(), cause)}
 }
+
+func (m *joiner) waited() time.Duration { return time.Since(m.since).Round(time.Millisecond) }
 
 // missing returns the error that names the workers that joined, the missing ones, and other processes that
 // tried to connect.
-func (m *joiner) missing(ctx context.Context, waited time.Duration, cause error) *JoinError {
+func (m *joiner) missing(ctx context.Context, cause error) *JoinError {
 	present := map[int]bool{}
 	var names []string
 	for i := range m.registrations {
@@ -559,7 +437,7 @@ func (m *joiner) missing(ctx context.Context, waited time.Duration, cause error)
 		}
 	}
 	text := fmt.Sprintf("rendezvous of job %q (epoch %d) timed out after %v: %d of %d %ss joined",
-		m.own.Job, m.own.Epoch, waited, joined, m.own.Workers, m.own.Role)
+		m.own.Job, m.own.Epoch, m.waited(), joined, m.own.Workers, m.own.Role)
 	if joined > 0 {
 		text += " (" + enumerate(names) + ")"
 	}

@@ -58,8 +58,11 @@ func (m *Memory) change(key string, f func(t *table) (changed bool, err error)) 
 	return err
 }
 
-// wait returns the changes after a revision, once there are any.
-func (m *Memory) wait(ctx context.Context, prefix string, after uint64) ([]Entry, uint64, error) {
+// wait calls look at once and after changes of keys with a prefix, until it reports that the wait is over. It returns
+// the entries that look returned, and the revision.
+func (m *Memory) wait(
+	ctx context.Context, prefix string, look func(t *table) (entries []Entry, over bool, err error),
+) ([]Entry, uint64, error) {
 	w := &waiter{wake: make(chan struct{}, 1)}
 	m.mu.Lock()
 	if m.waiters[prefix] == nil {
@@ -73,8 +76,8 @@ func (m *Memory) wait(ctx context.Context, prefix string, after uint64) ([]Entry
 		m.mu.Unlock()
 	}()
 	for {
-		entries, err := m.table.changes(prefix, after)
-		if len(entries) > 0 || err != nil {
+		entries, over, err := look(&m.table)
+		if over || err != nil {
 			return entries, m.table.revision, err
 		}
 		m.mu.Unlock()
@@ -210,13 +213,25 @@ func (l *local) List(ctx context.Context, prefix string) ([]Entry, uint64, error
 
 // Changes implements [Store].
 func (l *local) Changes(ctx context.Context, prefix string, after uint64) ([]Entry, uint64, error) {
+	return l.wait(ctx, prefix, changed(prefix, after))
+}
+
+// Wait implements [Store].
+func (l *local) Wait(ctx context.Context, prefix string, n int) ([]Entry, error) {
+	entries, _, err := l.wait(ctx, prefix, awaited(prefix, n))
+	return entries, err
+}
+
+func (l *local) wait(
+	ctx context.Context, prefix string, look func(t *table) ([]Entry, bool, error),
+) ([]Entry, uint64, error) {
 	if err := l.check(ctx, CheckPrefix(prefix)); err != nil {
 		return nil, 0, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })()
-	entries, revision, err := l.memory.wait(ctx, prefix, after)
+	entries, revision, err := l.memory.wait(ctx, prefix, look)
 	return cloned(entries), revision, err
 }
 

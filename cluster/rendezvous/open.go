@@ -50,7 +50,7 @@ func Open(ctx context.Context, url string, cfg Config) (Store, error) {
 			"are given in Config.Schemes, such as etcd.Schemes() of package cluster/etcd",
 			redact.URL(url), strings.Join(slices.Sorted(maps.Keys(cfg.Schemes)), ":// or "))
 	}
-	report := reportWait(ctx, Waiting{Store: redact.URL(url)})
+	report := reportWait(ctx, Waiting{Store: redact.URL(url)}, nil)
 	defer report.stop()
 	s, err := open(ctx, url, cfg)
 	if err != nil {

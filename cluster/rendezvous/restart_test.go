@@ -49,7 +49,7 @@ func TestChangeBeforeTheEnd(t *testing.T) {
 		server := serve(t, rendezvous.ServerConfig{})
 		var work sync.WaitGroup
 		work.Go(func() {
-			if _, err := rendezvous.Exchange(t.Context(), server.Store(), "left", clients, clients+1, nil); err != nil {
+			if _, err := server.Store().Wait(t.Context(), "left/", clients); err != nil {
 				t.Error(err)
 			}
 			server.Close()

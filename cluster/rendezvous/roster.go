@@ -11,7 +11,7 @@ import (
 // roster is the content of the record by which the workers get the registrations of all. Most workers have the same
 // registration as others, besides their number, process and port: it is stated once for each group.
 type roster struct {
-	// Groups has the registration of the first worker of each group.
+	// Groups has the registration of the first worker of each group, its address without the port.
 	Groups []Registration `json:"groups"`
 	// Members has, for each worker, its group, process id and port: [group, pid, port, group, pid, port, …].
 	Members []int `json:"members"`
@@ -29,8 +29,7 @@ func withoutPort(addr string) (host string, port int) {
 	return addr[:i], n
 }
 
-// packRoster encodes registrations, which are in the order of their workers, for the outcome. It returns nil if they
-// are too long for a record.
+// packRoster encodes registrations, which are in the order of their workers, for the outcome.
 func packRoster(registrations []Registration) ([]byte, error) {
 	groups := map[string]int{}
 	var r roster
@@ -47,7 +46,8 @@ func packRoster(registrations []Registration) ([]byte, error) {
 		if !ok {
 			g = len(r.Groups)
 			groups[string(text)] = g
-			r.Groups = append(r.Groups, registrations[i])
+			c.Worker, c.Nonce = registrations[i].Worker, registrations[i].Nonce
+			r.Groups = append(r.Groups, c)
 		}
 		r.Members = append(r.Members, g, registrations[i].PID, port)
 	}
@@ -55,23 +55,16 @@ func packRoster(registrations []Registration) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	packed := pack([][]byte{text})
-	if len(packed) == countBytes {
-		return nil, nil
-	}
-	return packed, nil
+	return pack(text), nil
 }
 
 // unpackRoster decodes what packRoster has encoded. Registrations of one group share their data.
 func unpackRoster(packed []byte, workers int) ([]Registration, error) {
-	texts, err := unpack(packed, 1)
+	text, err := unpack(packed)
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous: the roster: %w", err)
 	}
-	if texts == nil {
-		return nil, fmt.Errorf("rendezvous: the roster is empty")
-	}
-	r, err := decodeRoster(texts[0], workers)
+	r, err := decodeRoster(text, workers)
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous: the roster: %w", err)
 	}
@@ -100,8 +93,8 @@ func unpackRoster(packed []byte, workers int) ([]Registration, error) {
 			out[w].Nonce = ""
 		}
 		out[w].Worker, out[w].PID = w, m[1]
-		if host, _ := withoutPort(out[w].Addr); port > 0 {
-			out[w].Addr = host + ":" + strconv.Itoa(port)
+		if port > 0 {
+			out[w].Addr += ":" + strconv.Itoa(port)
 		}
 	}
 	return out, nil

@@ -82,6 +82,13 @@ func (c counted) Changes(ctx context.Context, prefix string, after uint64) ([]re
 	return entries, revision, err
 }
 
+func (c counted) Wait(ctx context.Context, prefix string, n int) ([]rendezvous.Entry, error) {
+	c.begin()
+	entries, err := c.Store.Wait(ctx, prefix, n)
+	c.count(prefix, nil, entries...)
+	return entries, err
+}
+
 // many is a job of many workers, 8 on a host, with registrations as package worker has them.
 type many struct {
 	workers         int
@@ -160,17 +167,16 @@ func (m *many) run(t *testing.T) time.Duration {
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
-	// Collectors make at most a request for each worker, besides these.
 	n := int64(m.workers)
 	for part, c := range []struct {
-		name            string
-		worker, collect int64 // requests of each worker, and of all collectors for each worker
-	}{{"join", 9, 8}, {"compare", 2, 8}, {"leave", 1, 1}} {
+		name string
+		each int64 // requests of each worker, at most
+	}{{"join", 7}, {"compare", 2}, {"leave", 1}} {
 		requests, bytes := m.requests[part].Load(), m.bytes[part].Load()
-		formula.Row(t, fmt.Sprintf("%d workers %s: requests to the store", n, c.name), int(requests),
-			int(c.worker*n+c.collect*n+16), fmt.Sprintf("at most %d n + 16", c.worker+c.collect))
+		formula.Row(t, fmt.Sprintf("%d workers %s: requests to the store", n, c.name), int(requests), int(c.each*n+16),
+			fmt.Sprintf("at most %d n + 16", c.each))
 		t.Logf("%d bytes, %d for each worker", bytes, bytes/n)
-		if requests > c.worker*n+c.collect*n+16 {
+		if requests > c.each*n+16 {
 			t.Errorf("%d workers: %s takes %d requests", n, c.name, requests)
 		}
 	}

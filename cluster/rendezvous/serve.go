@@ -3,6 +3,7 @@ package rendezvous
 import (
 	"context"
 	"errors"
+	"math"
 	"net"
 	"sync"
 	"time"
@@ -22,7 +23,7 @@ type serverConn struct {
 	writing sync.Mutex
 
 	mu    sync.Mutex
-	waits map[uint64]context.CancelFunc // current calls of Changes
+	waits map[uint64]context.CancelFunc // current calls of Changes and Wait
 }
 
 // serve answers requests until the connection ends.
@@ -61,7 +62,7 @@ func (c *serverConn) handle(ctx context.Context, work *sync.WaitGroup, q *reques
 			cancel()
 		}
 		return nil
-	case opChanges:
+	case opChanges, opWait:
 		ctx, cancel := context.WithCancel(ctx)
 		c.mu.Lock()
 		busy := len(c.waits) >= waitsMax || c.waits[q.id] != nil
@@ -85,12 +86,16 @@ func (c *serverConn) handle(ctx context.Context, work *sync.WaitGroup, q *reques
 	return nil
 }
 
-// wait answers a call of Changes.
+// wait answers a call of Changes or Wait.
 func (c *serverConn) wait(ctx context.Context, cancel context.CancelFunc, q *request) {
 	defer cancel()
 	p := response{id: q.id}
+	look := changed(q.key, q.revision)
+	if q.op == opWait {
+		look = awaited(q.key, int(min(q.revision, math.MaxInt32)))
+	}
 	var err error
-	p.entries, p.revision, err = c.server.memory.wait(ctx, q.key, q.revision)
+	p.entries, p.revision, err = c.server.memory.wait(ctx, q.key, look)
 	c.mu.Lock()
 	delete(c.waits, q.id)
 	c.mu.Unlock()

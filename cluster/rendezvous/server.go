@@ -39,7 +39,7 @@ type ServerConfig struct {
 
 const (
 	silenceServer   = 60 * time.Second // a silent client is gone after this time; a live one pings more often
-	waitsMax        = 256              // concurrent calls of Changes on one connection
+	waitsMax        = 256              // concurrent calls of Changes and Wait on one connection
 	connectionsMax  = 1 << 14          // that have completed the handshake
 	notifyEndWithin = 2 * time.Second  // to notify a client that the server ends, once its requests are answered
 )

@@ -34,6 +34,9 @@ type Store interface {
 	// pass that to the next call. Deleted marks keys that were deleted. It returns [ErrCompacted] if
 	// deletions after the given revision may have been discarded: call List, then continue from its revision.
 	Changes(ctx context.Context, prefix string, after uint64) (entries []Entry, revision uint64, err error)
+	// Wait waits until n keys, or more, begin with prefix. It returns their entries, as List does. If ctx ends before,
+	// List returns those that are there.
+	Wait(ctx context.Context, prefix string, n int) (entries []Entry, err error)
 	// Close closes this handle, not the store. Current and later calls return [ErrClosed].
 	Close() error
 }

@@ -120,6 +120,39 @@ func (t *table) list(prefix string) []Entry {
 	return out
 }
 
+// count returns the number of existing keys.
+func (t *table) count(prefix string) (n int) {
+	for key, e := range t.entries {
+		if !e.Deleted && strings.HasPrefix(key, prefix) {
+			n++
+		}
+	}
+	return n
+}
+
+// awaited returns a function that looks for n keys, for a wait: it returns them once they exist.
+func awaited(prefix string, n int) func(t *table) ([]Entry, bool, error) {
+	next := uint64(0) // fewer exist up to this revision: a change adds one key at most
+	return func(t *table) ([]Entry, bool, error) {
+		if t.revision < next {
+			return nil, false, nil
+		}
+		if found := t.count(prefix); found < n {
+			next = t.revision + uint64(n-found)
+			return nil, false, nil
+		}
+		return t.list(prefix), true, nil
+	}
+}
+
+// changed returns a function that looks for changes after a revision, for a wait.
+func changed(prefix string, after uint64) func(t *table) ([]Entry, bool, error) {
+	return func(t *table) ([]Entry, bool, error) {
+		entries, err := t.changes(prefix, after)
+		return entries, len(entries) > 0, err
+	}
+}
+
 // changes returns the latest states of the keys that changed after a revision, in the order of their changes.
 func (t *table) changes(prefix string, after uint64) ([]Entry, error) {
 	if after != 0 && after < t.floor {

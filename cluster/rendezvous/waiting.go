@@ -3,10 +3,10 @@ package rendezvous
 import (
 	"context"
 	"fmt"
-	"slices"
-	"strconv"
 	"sync"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/internal/pause"
 )
 
 // Waiting describes a wait of this process, for display: without it, users would see nothing until the wait
@@ -14,8 +14,8 @@ import (
 type Waiting struct {
 	// Role is what the processes are called: "worker".
 	Role string
-	// Missing are the workers that are waited for, and Workers is the number of workers. In a job of more than 8
-	// workers only a few of them know all that are missing; for the others, Missing has those of these few.
+	// Missing are the workers that are waited for, and Workers is the number of workers. In a job of more than 64
+	// workers only worker 0 looks which are missing; for the others, Missing is empty.
 	Missing []int
 	Workers int
 	// Store is set instead while the store at this URL does not answer yet.
@@ -26,7 +26,6 @@ type Waiting struct {
 	Waited time.Duration
 
 	done string // the participle for workers that are not missing
-	some bool   // others than those of Missing may be missing too
 }
 
 // String returns the description: "waiting for worker 1 (1 of 2 joined)".
@@ -34,12 +33,8 @@ func (w Waiting) String() string {
 	if w.Store != "" {
 		return fmt.Sprintf("waiting for the store %s, which does not answer", w.Store)
 	}
-	switch {
-	case w.some && len(w.Missing) == 0:
+	if len(w.Missing) == 0 {
 		return fmt.Sprintf("waiting for some of the other %d %ss: %s 0 lists them", w.Workers-1, w.Role, w.Role)
-	case w.some:
-		return fmt.Sprintf("waiting for %s, and perhaps for others of the %d %ss", numbers(w.Role, w.Missing), w.Workers,
-			w.Role)
 	}
 	return fmt.Sprintf("waiting for %s (%d of %d %s)", numbers(w.Role, w.Missing), w.Workers-len(w.Missing), w.Workers,
 		w.done)
@@ -58,75 +53,52 @@ func WithWaiting(ctx context.Context, report func(Waiting)) context.Context {
 // waitingSince is how long a wait lasts before it is reported.
 const waitingSince = 2 * time.Second
 
-// waitReport reports a wait. A nil one does nothing.
-type waitReport struct {
-	report func(Waiting)
-	begin  time.Time
-	life   context.Context // ends when the report is stopped
-	over   context.CancelFunc
-	work   sync.WaitGroup
+// lookersMax is the number of workers up to which each looks who is missing when it reports a wait.
+const lookersMax = 64
 
-	mu   sync.Mutex
-	now  Waiting
-	look func(context.Context) []int // returns Missing, when it is reported; nil: it is recorded
+// looksFor returns a function that looks which workers have no key "<prefix><number>" yet; nil for a worker that leaves
+// this to worker 0.
+func looksFor(s Store, prefix string, worker, workers int) func(context.Context) []int {
+	if worker > 0 && workers > lookersMax {
+		return nil
+	}
+	return func(ctx context.Context) []int {
+		entries, _, err := s.List(ctx, prefix)
+		if err != nil {
+			return nil
+		}
+		_, missing := byWorker(entries, prefix, workers)
+		return missing
+	}
 }
 
-// reportWait reports a wait until it is stopped, if ctx has a report function.
-func reportWait(ctx context.Context, what Waiting) *waitReport {
+// waitReport reports a wait. A nil one does nothing.
+type waitReport struct {
+	over context.CancelFunc
+	work sync.WaitGroup
+}
+
+// reportWait reports a wait until it is stopped, if ctx has a report function. look returns the missing workers, each
+// time; nil: they are unknown.
+func reportWait(ctx context.Context, what Waiting, look func(context.Context) []int) *waitReport {
 	report, ok := ctx.Value(waitingKey{}).(func(Waiting))
 	if !ok {
 		return nil
 	}
-	r := &waitReport{report: report, begin: time.Now(), now: what}
-	r.life, r.over = context.WithCancel(context.WithoutCancel(ctx))
+	begin, r := time.Now(), &waitReport{}
+	life, over := context.WithCancel(context.WithoutCancel(ctx))
+	r.over = over
 	r.work.Go(func() {
-		for after := waitingSince; ; after *= 2 {
-			timer := time.NewTimer(time.Until(r.begin.Add(after)))
-			select {
-			case <-timer.C:
-				r.send()
-			case <-r.life.Done():
-				timer.Stop()
-				return
+		for after := waitingSince; pause.For(life, time.Until(begin.Add(after))) == nil; after *= 2 {
+			if look != nil {
+				what.Missing = look(life)
+			}
+			if what.Waited = time.Since(begin); life.Err() == nil {
+				report(what)
 			}
 		}
 	})
 	return r
-}
-
-// send reports the wait once.
-func (r *waitReport) send() {
-	r.mu.Lock()
-	now, look := r.now, r.look
-	r.mu.Unlock()
-	now.Waited = time.Since(r.begin)
-	if look != nil {
-		now.some, now.Missing = true, look(r.life)
-		if r.life.Err() != nil {
-			return
-		}
-	}
-	r.report(now)
-}
-
-// lookup makes the report look up some of the workers that are missing, each time that it is sent.
-func (r *waitReport) lookup(look func(context.Context) []int) {
-	if r == nil {
-		return
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.look = look
-}
-
-// missing records which workers are still waited for.
-func (r *waitReport) missing(workers []int) {
-	if r == nil {
-		return
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.now.Missing = slices.Clone(workers)
 }
 
 // stop ends the reports.
@@ -135,15 +107,4 @@ func (r *waitReport) stop() {
 		r.over()
 		r.work.Wait()
 	}
-}
-
-// absent returns the numbers below workers that have no entry below a prefix in now.
-func absent(now map[string]Entry, prefix string, workers int) []int {
-	var out []int
-	for w := range workers {
-		if _, here := now[prefix+strconv.Itoa(w)]; !here {
-			out = append(out, w)
-		}
-	}
-	return out
 }

@@ -14,8 +14,8 @@ import (
 
 // Version is the version of the rendezvous, docs/rendezvous.md: of the TCP store's protocol, of the log in a folder,
 // and of the keys that workers write into any store. It must be the same in all processes of a job. Writes have tokens
-// from version 2 on: a process of version 1 would ignore them.
-const Version = 2
+// from version 2 on: a process of version 1 would ignore them. From version 3 on worker 0 collects for all.
+const Version = 3
 
 const (
 	instanceBytes = 16
@@ -73,11 +73,15 @@ const (
 	opChanges
 	opCancel // cancels the request with that id
 	opPing
+	opWait
 	opcodes
 )
 
 // changes reports whether an operation changes the store, and so must not be repeated.
 func (o opcode) changes() bool { return o >= opSet && o <= opDelete }
+
+// waits reports whether an operation waits, and so can be canceled.
+func (o opcode) waits() bool { return o == opChanges || o == opWait }
 
 // request is a client's request.
 type request struct {
@@ -86,7 +90,7 @@ type request struct {
 	// oldest is the lowest id of a change whose response the client still waits for; the server may discard
 	// the records of those before.
 	oldest   uint64
-	revision uint64 // swap: expected; changes: after
+	revision uint64 // swap: expected; changes: after; wait: the number of keys
 	key      string // or prefix
 	token    *Token // of a change; nil: none
 	value    []byte

@@ -2,7 +2,6 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -43,10 +42,8 @@ func (w *Worker) watchGone(ctx context.Context, key string) {
 			if err != nil || n < 0 || n >= len(w.members) || n == w.job.Worker || e.Deleted {
 				continue
 			}
-			if key != "" {
-				if _, _, err := w.store.Get(ctx, key+"/"+strconv.Itoa(n)); !errors.Is(err, rendezvous.ErrNotFound) {
-					continue // it was written before the worker left
-				}
+			if key != "" && rendezvous.Contributed(ctx, w.store, key, n) {
+				continue // before the worker left
 			}
 			ctx, cancel := context.WithTimeout(ctx, endWait)
 			defer cancel()

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
@@ -96,6 +97,9 @@ func testBounds(s *suite) {
 		}
 		if _, _, err := u.Changes(s.ctx, prefix, 0); err == nil {
 			s.Errorf("Changes(%.20q) is accepted", prefix)
+		}
+		if _, err := u.Wait(s.ctx, prefix, 1); err == nil {
+			s.Errorf("Wait(%.20q) is accepted", prefix)
 		}
 	}
 	if err := u.Set(s.ctx, "x", make([]byte, rendezvous.ValueMax+1)); err == nil {
@@ -222,6 +226,51 @@ func testChangesToCome(s *suite) {
 	}
 }
 
+// testWait: a wait for keys ends when so many exist at once, whether they existed before, and however often they were
+// set or deleted.
+func testWait(s *suite) {
+	u, other := s.open(), s.open()
+	if entries, err := u.Wait(s.ctx, "p/", 0); err != nil || len(entries) > 0 {
+		s.Fatalf("Wait for no key: %v, %v", entries, err)
+	}
+	s.check(u.Set(s.ctx, "p/b", []byte("1")))
+	s.check(u.Set(s.ctx, "p", nil))
+	if entries, err := other.Wait(s.ctx, "p/", 1); err != nil || len(entries) != 1 || entries[0].Key != "p/b" {
+		s.Fatalf("Wait for one key: %v, %v", entries, err)
+	}
+	var work sync.WaitGroup
+	var ended atomic.Bool
+	for _, waiting := range []rendezvous.Store{u, other} {
+		work.Go(func() {
+			entries, err := waiting.Wait(s.ctx, "p/", 3)
+			ended.Store(true)
+			got := ""
+			for _, e := range entries {
+				got += fmt.Sprintf("%s=%s ", e.Key, e.Value)
+			}
+			if err != nil || got != "p/b=3 p/c=c p/d= " {
+				s.Errorf("Wait for three keys: %q, %v", got, err)
+			}
+		})
+	}
+	for i := range 4 {
+		s.check(u.Set(s.ctx, "p/b", []byte(fmt.Sprint(i))))
+		s.check(other.Set(s.ctx, "other", nil))
+	}
+	s.check(u.Set(s.ctx, "p/a", nil))
+	s.check(u.Delete(s.ctx, "p/a"))
+	s.check(other.Set(s.ctx, "p/c", []byte("c")))
+	s.check(u.Set(s.ctx, "p/b", []byte("3")))
+	if ended.Load() {
+		s.Error("Wait for three keys has ended with two")
+	}
+	s.check(other.Set(s.ctx, "p/d", nil))
+	work.Wait()
+	if entries, err := u.Wait(s.ctx, "p/", 2); err != nil || len(entries) != 3 {
+		s.Errorf("Wait for two keys of three: %v, %v", entries, err)
+	}
+}
+
 func testContext(s *suite) {
 	u := s.open()
 	over := errors.New("enough")
@@ -230,6 +279,11 @@ func testContext(s *suite) {
 	work.Go(func() {
 		if _, _, err := u.Changes(ctx, "p/", 0); !errors.Is(err, over) && !errors.Is(err, context.Canceled) {
 			s.Errorf("Changes: %v, want the context's error", err)
+		}
+	})
+	work.Go(func() {
+		if _, err := u.Wait(ctx, "p/", 1); !errors.Is(err, over) && !errors.Is(err, context.Canceled) {
+			s.Errorf("Wait: %v, want the context's error", err)
 		}
 	})
 	time.Sleep(5 * time.Millisecond)
@@ -257,6 +311,11 @@ func testClose(s *suite) {
 	work.Go(func() {
 		if _, _, err := u.Changes(s.ctx, "p/", 0); !errors.Is(err, rendezvous.ErrClosed) {
 			s.Errorf("Changes: %v, want ErrClosed", err)
+		}
+	})
+	work.Go(func() {
+		if _, err := u.Wait(s.ctx, "p/", 1); !errors.Is(err, rendezvous.ErrClosed) {
+			s.Errorf("Wait: %v, want ErrClosed", err)
 		}
 	})
 	time.Sleep(5 * time.Millisecond)

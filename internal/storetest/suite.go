@@ -71,6 +71,7 @@ var tests = []struct {
 	{"List", testList},
 	{"ChangesOfThePast", testChangesPast},
 	{"ChangesToCome", testChangesToCome},
+	{"Wait", testWait},
 	{"WaitsEndWithTheContext", testContext},
 	{"Close", testClose},
 	{"OneCreates", testOneCreates},
