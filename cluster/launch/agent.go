@@ -66,9 +66,9 @@ type Config struct {
 	// which is removed at the end, unless the job has failed and the folder contains flight records.
 	Records string
 	// Stdout and Stderr receive the workers' lines and the agent's messages; nil: nothing. Show selects the
-	// output of a worker that is written there; nil: all.
+	// workers' output that is written there; nil: all.
 	Stdout, Stderr io.Writer
-	Show           func(rank int, s Stream) bool
+	Show           *Shown
 	// Logs is a folder for all output of the workers: epoch<e>/rank<r>.stdout.log and .stderr.log. "": none.
 	Logs string
 	// Guard is the command of a process that calls [Guard] on its standard input. Default: none.

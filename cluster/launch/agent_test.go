@@ -67,7 +67,7 @@ func TestMain(m *testing.M) {
 				Dir:     "/", ID: "job", RendezvousTimeout: patience, HeartbeatTimeout: 5 * time.Second, Grace: time.Minute,
 				Stdout: os.Stdout, Stderr: os.Stderr,
 			},
-			Streams: [2]bool{true, true}, Hosts: []Host{{"a", 2}, {"b", 1}}, SSH: []string{os.Getenv(asRemote)},
+			Hosts: []Host{{"a", 2}, {"b", 1}}, SSH: []string{os.Getenv(asRemote)},
 			Agent: followCommand(), Address: "127.0.0.1:0", Secret: secret.New(),
 		}
 		fmt.Println(r.Run(context.Background()))
@@ -267,7 +267,7 @@ func TestLeftoverHoldsOutput(t *testing.T) {
 
 func TestShowsWhatIsAskedFor(t *testing.T) {
 	s := launchScript(t, `echo out; echo err >&2`, func(c *Config) {
-		c.Show = func(rank int, s Stream) bool { return rank == 1 && s == Stdout }
+		c.Show = &Shown{Streams: [2]bool{Stdout: true}, Ranks: []int{1}}
 	})
 	s.wait(t)
 	if s.out.String() != "[rank1] out\n" || s.err.String() != "" {

@@ -1294,7 +1294,7 @@ func launchRemote(t *testing.T, script string, change func(*Remote)) *remoteRun 
 			Stdout: r.out, Stderr: r.err,
 			Env: []string{"MINE=it's mine"},
 		},
-		Streams: [2]bool{true, true}, Hosts: []Host{{"a", 2}, {"b", 1}}, SSH: ssh, Agent: followCommand(),
+		Hosts: []Host{{"a", 2}, {"b", 1}}, SSH: ssh, Agent: followCommand(),
 		Address: "127.0.0.1:0", Secret: secret.New(),
 	}
 	if change != nil {

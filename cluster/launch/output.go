@@ -26,6 +26,17 @@ const (
 // String returns the stream's name.
 func (s Stream) String() string { return [...]string{"stdout", "stderr"}[s] }
 
+// Shown selects output of workers: the lines of some streams, of the workers with some ranks or, if Ranks is nil, of all.
+type Shown struct {
+	Streams [2]bool
+	Ranks   []int
+}
+
+// has reports whether a stream of a worker is shown. On nil all are.
+func (s *Shown) has(rank int, stream Stream) bool {
+	return s == nil || s.Streams[stream] && (s.Ranks == nil || slices.Contains(s.Ranks, rank))
+}
+
 // screen writes whole lines to the agent's outputs. A blocked output delays, for a limited time, only
 // the workers whose lines it receives.
 type screen struct{ sinks [2]*sink } // nil: none

@@ -298,8 +298,10 @@ func TestProc(t *testing.T) {
 	if !stopped(root, 7) || stopped(root, 9) || stopped(root, 10) || stopped(root, 11) {
 		t.Error("stopped")
 	}
-	if onlyDead(root, 7) || !onlyDead(root, 8) || onlyDead(root, 5) {
-		t.Error("onlyDead")
+	for group, want := range map[int]string{5: "[] 0", 7: "[7 9] 0", 8: "[] 1"} {
+		if running, dead := groupMembers(root, group); fmt.Sprint(running, dead) != want {
+			t.Errorf("group %d: running %v, %d dead, want %s", group, running, dead, want)
+		}
 	}
 	for _, step := range []struct {
 		file, text string

@@ -5,6 +5,8 @@ import (
 	"path"
 	"strconv"
 	"strings"
+
+	"github.com/lockstep-ml/lockstep/internal/cgroup"
 )
 
 // Information from Linux's /proc and /sys, read from a file system whose root is "/". Without these files
@@ -22,39 +24,23 @@ func suspended(root fs.FS, pid int) bool {
 	return state == "T"
 }
 
-// groupMembers returns the running processes of a group.
-func groupMembers(root fs.FS, group int) (pids []int) {
+// groupMembers returns the running processes of a group, and the number of those that have ended but were not reaped yet.
+func groupMembers(root fs.FS, group int) (running []int, dead int) {
 	entries, _ := fs.ReadDir(root, "proc")
 	for _, entry := range entries {
 		pid, err := strconv.Atoi(entry.Name())
 		if err != nil {
 			continue
 		}
-		if state, of := processState(root, entry.Name()); of == group && state != "Z" && state != "X" {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
-}
-
-// onlyDead reports whether all processes of a group have ended but were not reaped yet; false if that is
-// unknown.
-func onlyDead(root fs.FS, group int) bool {
-	entries, err := fs.ReadDir(root, "proc")
-	seen := false
-	for _, entry := range entries {
-		if entry.Name()[0] < '0' || entry.Name()[0] > '9' {
-			continue
-		}
 		switch state, of := processState(root, entry.Name()); {
 		case of != group:
-		case state != "Z" && state != "X":
-			return false
+		case state == "Z" || state == "X":
+			dead++
 		default:
-			seen = true
+			running = append(running, pid)
 		}
 	}
-	return err == nil && seen
+	return running, dead
 }
 
 // processState reads a process's state and group.
@@ -82,39 +68,17 @@ type memoryKills struct {
 // readMemoryKills reads the counter of this process's control group, which is exact, else the whole
 // machine's.
 func readMemoryKills(root fs.FS) (memoryKills, bool) {
-	for _, file := range memoryFiles(root) {
-		if n, ok := counter(root, file, "oom_kill"); ok {
+	for _, group := range cgroup.Folders(root, "memory") {
+		file := "memory.oom_control"
+		if group.Unified {
+			file = "memory.events"
+		}
+		if n, ok := counter(root, path.Join(group.Path, file), "oom_kill"); ok {
 			return memoryKills{n, "this control group"}, true
 		}
 	}
 	n, ok := counter(root, "proc/vmstat", "oom_kill")
 	return memoryKills{n, "this machine"}, ok
-}
-
-// memoryFiles returns the files of this process's control group that contain the counter, for both versions
-// of control groups. Inside a container the group's path may be missing.
-func memoryFiles(root fs.FS) []string {
-	text, err := fs.ReadFile(root, "proc/self/cgroup")
-	if err != nil {
-		return nil
-	}
-	var out []string
-	for line := range strings.Lines(string(text)) {
-		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(f) != 3 {
-			continue
-		}
-		for _, group := range []string{f[2], ""} {
-			switch f[1] {
-			case "":
-				out = append(out, path.Join("sys/fs/cgroup", group, "memory.events"),
-					path.Join("sys/fs/cgroup/unified", group, "memory.events"))
-			case "memory":
-				out = append(out, path.Join("sys/fs/cgroup/memory", group, "memory.oom_control"))
-			}
-		}
-	}
-	return out
 }
 
 // counter reads the number behind a name in a file of "name number" lines.

@@ -28,7 +28,11 @@ func killGroup(pid int) { _ = syscall.Kill(-pid, syscall.SIGKILL) }
 
 // groupLives reports whether a group has a process left that is not dead.
 func groupLives(pid int) bool {
-	return syscall.Kill(-pid, 0) == nil && !onlyDead(os.DirFS("/"), pid)
+	if syscall.Kill(-pid, 0) != nil {
+		return false
+	}
+	running, dead := groupMembers(os.DirFS("/"), pid)
+	return len(running) > 0 || dead == 0 // without /proc neither is known
 }
 
 // endingOf returns how a process ended.

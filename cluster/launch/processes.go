@@ -57,7 +57,7 @@ func (a *Agent) launch(number uint32, l *layout) (*processes, error) {
 		as.clusterFile = p.clusterFile
 		s := spec{
 			command: a.cfg.Command, dir: a.cfg.Dir, cpus: bound[local], logs: logs,
-			show:   a.show(as.rank),
+			show:   a.cfg.Show,
 			env:    environment(a.cfg.Env, as.variables(), share),
 			prefix: fmt.Sprintf("[rank%d] ", as.rank),
 			grace:  a.cfg.Grace, unlogged: a.notLogged,
@@ -81,14 +81,6 @@ func (a *Agent) logFolder(number uint32) (string, error) {
 		return "", fmt.Errorf("folder for logs: %w", err)
 	}
 	return dir, nil
-}
-
-// show reports which of a worker's streams are shown.
-func (a *Agent) show(rank int) (out [2]bool) {
-	for s := Stdout; s <= Stderr; s++ {
-		out[s] = a.cfg.Show == nil || a.cfg.Show(rank, s)
-	}
-	return out
 }
 
 // release removes the file with the cluster: the workers have ended.

@@ -12,7 +12,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,35 +19,18 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
-	"github.com/lockstep-ml/lockstep/internal/affinity"
 )
 
 // orderVersion is the version of the protocol between a launcher and its agents on other hosts.
-const orderVersion = 2
+const orderVersion = 3
 
 // order is the configuration of an agent on another host, on one line of its standard input; never on a
 // command line, which every user of that host can read. Further lines are the user's signals. The end of the
 // input means that the launcher has ended.
 type order struct {
-	Version     int             `json:"version"`
-	ID          string          `json:"id"`
-	Secret      string          `json:"secret"`
-	Store       string          `json:"store"` // host:port
-	Node        int             `json:"node"`
-	Nodes       int             `json:"nodes"`
-	Workers     int             `json:"workers"`
-	Command     []string        `json:"command"`
-	Dir         string          `json:"dir"`
-	Env         []string        `json:"env"`
-	RestartsMax int             `json:"restarts_max"`
-	Delay       time.Duration   `json:"restart_delay"`
-	Rendezvous  time.Duration   `json:"rendezvous"`
-	Heartbeat   time.Duration   `json:"heartbeat"`
-	Grace       time.Duration   `json:"grace"`
-	Bind        affinity.Policy `json:"bind"`
-	Logs        string          `json:"logs"`
-	Shown       [2][]int        `json:"shown"`     // for each stream: the ranks that are shown
-	ShownAll    [2]bool         `json:"shown_all"` // or all of them
+	Version int
+	Store   string // host:port
+	Config  Config // without the parts that belong to the launcher's own host
 }
 
 // orderMax bounds an order, in bytes.
@@ -57,14 +39,10 @@ const orderMax = 8 << 20
 // Remote starts one agent on each of several hosts, and serves the agents' rendezvous store. It is not an
 // agent itself.
 type Remote struct {
-	// Config configures all agents. These fields are used: Command, Dir, Env (which the workers get in
-	// addition to their host's environment), ID, RestartsMax, RestartDelay, RendezvousTimeout, HeartbeatTimeout, Grace,
-	// Bind, Logs, Stdout and Stderr.
+	// Config configures all agents. The workers get Env in addition to their host's environment. These fields are set for
+	// each agent: Workers, Node, Nodes, Address, Store, StoreHolder, StoreURL, Secret, Records, Guard and Quiet.
 	Config Config
-	// Ranks are those whose output is shown, nil: all; Streams selects the streams.
-	Ranks   []int
-	Streams [2]bool
-	Hosts   []Host
+	Hosts  []Host
 	// SSH is the command that runs a command on a host. Two arguments are appended: the host, and a line for
 	// its shell.
 	SSH []string
@@ -213,20 +191,10 @@ func (r *Remote) address(ctx context.Context) (string, error) {
 }
 
 func (r *Remote) start(node int, h Host, store string, ended chan<- *link) error {
-	c := &r.Config
-	o := order{
-		Version: orderVersion, ID: c.ID, Secret: r.Secret.Text(), Store: store, Node: node, Nodes: len(r.Hosts),
-		Workers: h.Workers, Command: c.Command,
-		Dir: c.Dir, Env: c.Env, RestartsMax: c.RestartsMax, Delay: c.RestartDelay, Rendezvous: c.RendezvousTimeout,
-		Heartbeat: c.HeartbeatTimeout, Grace: c.Grace, Bind: c.Bind, Logs: c.Logs,
-	}
-	for s := range o.Shown {
-		o.ShownAll[s] = r.Streams[s] && r.Ranks == nil
-		if r.Streams[s] {
-			o.Shown[s] = r.Ranks
-		}
-	}
-	text, err := json.Marshal(o)
+	c := r.Config
+	c.Node, c.Nodes, c.Workers, c.Secret = node, len(r.Hosts), h.Workers, r.Secret.Text()
+	c.Store, c.Stdout, c.Stderr, c.Guard, c.Records = nil, nil, nil, nil, ""
+	text, err := json.Marshal(order{orderVersion, store, c})
 	if err != nil {
 		return err
 	}
@@ -424,19 +392,13 @@ func Follow(ctx context.Context, input io.Reader, stdout, stderr io.Writer, guar
 
 // prepare builds an agent's configuration from an order, and opens the store.
 func (o *order) prepare(ctx context.Context, logger *slog.Logger) (Config, *JobStore, error) {
-	cfg := Config{
-		Command: o.Command, Dir: o.Dir, Env: append(os.Environ(), o.Env...), Workers: o.Workers, Node: o.Node, Nodes: o.Nodes,
-		ID: o.ID, Secret: o.Secret,
-		RestartsMax: o.RestartsMax, RestartDelay: o.Delay, RendezvousTimeout: o.Rendezvous, HeartbeatTimeout: o.Heartbeat,
-		Grace: o.Grace,
-		Bind:  o.Bind, Logs: o.Logs, Quiet: o.Node != 0,
-		Show: func(rank int, s Stream) bool { return o.ShownAll[s] || slices.Contains(o.Shown[s], rank) },
-	}
-	if info, err := os.Stat(o.Dir); err != nil || !info.IsDir() {
+	cfg := o.Config
+	cfg.Env, cfg.Quiet = append(os.Environ(), cfg.Env...), cfg.Node != 0
+	if info, err := os.Stat(cfg.Dir); err != nil || !info.IsDir() {
 		return cfg, nil, fmt.Errorf("launch: the working directory of the job, %s, does not exist on this host: "+
-			"create it, or start the job in a folder that exists on all hosts", o.Dir)
+			"create it, or start the job in a folder that exists on all hosts", cfg.Dir)
 	}
-	key, err := secret.Parse(o.Secret)
+	key, err := secret.Parse(cfg.Secret)
 	if err != nil {
 		return cfg, nil, fmt.Errorf("launch: %w", err)
 	}
@@ -444,9 +406,9 @@ func (o *order) prepare(ctx context.Context, logger *slog.Logger) (Config, *JobS
 	if err != nil {
 		return cfg, nil, fmt.Errorf("launch: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, o.Rendezvous)
+	ctx, cancel := context.WithTimeout(ctx, cfg.RendezvousTimeout)
 	defer cancel()
-	opened, err := StoreConfig{Backend: "tcp", Endpoint: o.Store, ID: o.ID, Secret: key, Logger: logger}.Open(ctx)
+	opened, err := StoreConfig{Backend: "tcp", Endpoint: o.Store, ID: cfg.ID, Secret: key, Logger: logger}.Open(ctx)
 	if err != nil {
 		return cfg, nil, err
 	}

@@ -64,7 +64,7 @@ type spec struct {
 	env     []string
 	cpus    []int
 	logs    string // folder; "": none
-	show    [2]bool
+	show    *Shown
 	prefix  string
 	grace   time.Duration
 	// unlogged receives errors of writing a log.
@@ -141,8 +141,9 @@ func (w *worker) wait(patience *atomic.Bool, grace time.Duration, scr *screen) {
 	for reported := false; patience.Load() && groupLives(pid); time.Sleep(leftoverPoll) {
 		if !reported && time.Since(w.at) > grace {
 			reported = true
+			members, _ := groupMembers(os.DirFS("/"), pid)
 			scr.print(fmt.Sprintf("lockstep run: worker %d (pid %d) has ended, but its child processes still run: process "+
-				"group %d, with %v; waiting for them; Ctrl-C kills them\n", w.rank, pid, pid, groupMembers(os.DirFS("/"), pid)))
+				"group %d, with %v; waiting for them; Ctrl-C kills them\n", w.rank, pid, pid, members))
 		}
 	}
 	killGroup(pid)
@@ -190,7 +191,7 @@ func (w *worker) openStreams(s spec, scr *screen) (outs []*outlet, err error) {
 			if stream == Stderr {
 				w.tail.add(line)
 			}
-			if s.show[stream] {
+			if s.show.has(w.rank, stream) {
 				scr.line(stream, s.prefix, line)
 			}
 		}}

@@ -330,14 +330,14 @@ func (o *runFlags) config() (launch.Config, error) {
 	if cfg.Workers, err = o.workers(); err != nil {
 		return cfg, err
 	}
-	if cfg.Show, err = o.show(); err != nil {
+	if cfg.Show, err = o.shown(); err != nil {
 		return cfg, err
 	}
 	if cfg.Nodes, err = o.countNodes(); err != nil {
 		return cfg, err
 	}
 	if cfg.Nodes == 1 && o.hosts == "" {
-		if err = o.checkRanks(cfg.Workers); err != nil {
+		if err = o.checkRanks(cfg.Show, cfg.Workers); err != nil {
 			return cfg, err
 		}
 	}
@@ -440,33 +440,27 @@ var streamsShown = map[string][2]bool{
 	"3": {true, true}, "1": {true, false}, "2": {false, true}, "0": {},
 }
 
-// show returns which workers and streams are shown.
-func (o *runFlags) show() (func(rank int, s launch.Stream) bool, error) {
-	shown, ok := streamsShown[o.tee]
+// shown returns which workers and streams are shown.
+func (o *runFlags) shown() (*launch.Shown, error) {
+	streams, ok := streamsShown[o.tee]
 	if !ok {
 		return nil, cli.Usagef("--tee %s: want both, stdout, stderr or none", o.tee)
 	}
+	s := &launch.Shown{Streams: streams}
 	if o.ranks == "" {
-		return func(_ int, s launch.Stream) bool { return shown[s] }, nil
+		return s, nil
 	}
-	ranks, err := launch.ParseRanks(o.ranks)
-	if err != nil {
+	var err error
+	if s.Ranks, err = launch.ParseRanks(o.ranks); err != nil {
 		return nil, cli.Usagef("--ranks: %v", err)
 	}
-	return func(rank int, s launch.Stream) bool { return shown[s] && slices.Contains(ranks, rank) }, nil
+	return s, nil
 }
 
 // checkRanks returns an error if --ranks lists a worker that does not exist.
-func (o *runFlags) checkRanks(workers int) error {
-	if o.ranks == "" {
-		return nil
-	}
-	ranks, err := launch.ParseRanks(o.ranks)
-	if err != nil {
-		return cli.Usagef("--ranks: %v", err)
-	}
-	if most := slices.Max(ranks); most >= workers {
-		return cli.Usagef("--ranks %s: worker %d does not exist: want 0 to %d", o.ranks, most, workers-1)
+func (o *runFlags) checkRanks(shown *launch.Shown, workers int) error {
+	if len(shown.Ranks) > 0 && slices.Max(shown.Ranks) >= workers {
+		return cli.Usagef("--ranks %s: worker %d does not exist: want 0 to %d", o.ranks, slices.Max(shown.Ranks), workers-1)
 	}
 	return nil
 }

@@ -232,7 +232,7 @@ func (o *runFlags) runHosts(ctx context.Context, cfg launch.Config, watched *liv
 	for _, h := range hosts {
 		all += h.Workers
 	}
-	if err := o.checkRanks(all); err != nil {
+	if err := o.checkRanks(cfg.Show, all); err != nil {
 		return err
 	}
 	if cfg.Logs != "" {
@@ -260,12 +260,6 @@ func (o *runFlags) runHosts(ctx context.Context, cfg launch.Config, watched *liv
 	if r.Secret, err = o.secret(1); err != nil {
 		return err
 	}
-	if o.ranks != "" {
-		if r.Ranks, err = launch.ParseRanks(o.ranks); err != nil {
-			return cli.Usagef("--ranks: %v", err)
-		}
-	}
-	r.Streams = streamsShown[o.tee]
 	defer cli.PassOnSignals(r.Interrupt, o.readers)()
 	code, err := r.Run(ctx)
 	if err != nil {
