@@ -71,18 +71,11 @@ type Server struct {
 // Listen serves the page at an address: host:port, or :port for loopback. If the host is not a loopback address, a
 // token is needed; an empty one is replaced by a random one. The caller must close the server.
 func Listen(address string, source Source, token string) (*Server, error) {
-	l, err := listenTCP(address)
-	if err != nil {
-		return nil, err
-	}
-	if !l.Addr().(*net.TCPAddr).IP.IsLoopback() && token == "" {
-		token = rand.Text()
-	}
-	return serve(l, source, token, (*Server).pages), nil
+	return listen(address, source, token, (*Server).pages)
 }
 
-// listenTCP listens on host:port, or on :port of loopback.
-func listenTCP(address string) (net.Listener, error) {
+// listen serves content on host:port, or on :port of loopback.
+func listen(address string, source Source, token string, content func(*Server) http.Handler) (*Server, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, fmt.Errorf("dashboard: the address %q: want host:port, such as localhost:8080 or :8080: %w", address, err)
@@ -94,7 +87,10 @@ func listenTCP(address string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("dashboard: %w", err)
 	}
-	return l, nil
+	if !l.Addr().(*net.TCPAddr).IP.IsLoopback() && token == "" {
+		token = rand.Text()
+	}
+	return serve(l, source, token, content), nil
 }
 
 // serve serves content at a listener until Close.

@@ -3,10 +3,8 @@ package dashboard
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -103,15 +101,9 @@ func removeStale(path string) bool {
 
 // LocalJob is a job that a process of this user serves on this host.
 type LocalJob struct {
-	Name   string
-	client *http.Client
+	Name  string
+	Query *Query
 }
-
-// localURL is the address of the JSON of a local job; its host is not looked up.
-const localURL = "http://localhost/api/job"
-
-// Client returns a client, and the address of the job's JSON for it.
-func (j *LocalJob) Client() (client *http.Client, url string) { return j.client, localURL }
 
 // LocalJobs returns the jobs that processes of this user serve on this host, by name. A process that
 // does not answer within a second is left out.
@@ -126,24 +118,28 @@ func LocalJobs(ctx context.Context) (list []LocalJob, err error) {
 	}
 	jobs := make([]LocalJob, 0, len(entries))
 	for _, path := range sockets(folder, entries) {
-		jobs = append(jobs, LocalJob{client: &http.Client{Transport: &http.Transport{
-			DisableKeepAlives: true,
-			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-				return new(net.Dialer).DialContext(ctx, "unix", path)
+		jobs = append(jobs, LocalJob{Query: &Query{url: "http://localhost/api/job", client: &http.Client{
+			Transport: &http.Transport{
+				DisableKeepAlives: true,
+				DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+					return new(net.Dialer).DialContext(ctx, "unix", path)
+				},
 			},
 		}}})
 	}
-	answered := make([]bool, len(jobs))
-	var queries sync.WaitGroup // all at once: those of suspended processes last as long as they may
+	short, cancel := context.WithTimeout(ctx, queryMax)
+	defer cancel()
+	var queries sync.WaitGroup // all at once: those of suspended processes, which do not answer, last as long as they may
 	for i := range jobs {
-		queries.Go(func() { jobs[i].Name, answered[i] = nameOf(ctx, jobs[i].client) })
+		queries.Go(func() {
+			query := *jobs[i].Query
+			if m, _, err := query.Read(short, false); err == nil {
+				jobs[i].Name = m.Job.Job
+			}
+		})
 	}
 	queries.Wait()
-	for i := range jobs {
-		if answered[i] {
-			list = append(list, jobs[i])
-		}
-	}
+	list = slices.DeleteFunc(jobs, func(j LocalJob) bool { return j.Name == "" })
 	slices.SortFunc(list, func(a, b LocalJob) int { return strings.Compare(a.Name, b.Name) })
 	return list, ctx.Err()
 }
@@ -163,26 +159,5 @@ func sockets(folder string, entries []os.DirEntry) (paths []string) {
 	return paths
 }
 
-// queryMax bounds the query of one server for its job.
+// queryMax bounds the queries of the servers for their jobs.
 var queryMax = time.Second // or the tests'
-
-// nameOf queries a server for the name of its job. A process that is suspended does not answer.
-func nameOf(ctx context.Context, client *http.Client) (name string, ok bool) {
-	ctx, cancel := context.WithTimeout(ctx, queryMax)
-	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, localURL, nil)
-	if err != nil {
-		return "", false
-	}
-	answer, err := client.Do(r)
-	if err != nil {
-		return "", false
-	}
-	defer answer.Body.Close()
-	var m Message
-	err = json.NewDecoder(io.LimitReader(answer.Body, messageBytesMax)).Decode(&m)
-	return m.Job.Job, err == nil && answer.StatusCode == http.StatusOK
-}
-
-// messageBytesMax bounds an answer.
-const messageBytesMax = 64 << 20

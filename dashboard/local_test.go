@@ -231,7 +231,7 @@ func TestLocalJobsTogether(t *testing.T) {
 					t.Errorf("the lock is not free while jobs are queried: %v", err)
 				}
 			}
-			fmt.Fprintf(w, `{"job": {"job": %q}}`, name)
+			fmt.Fprintf(w, `{"job": {"version": 1, "job": %q}}`, name)
 		})}
 		ended.Go(func() { s.Serve(l) })
 		defer s.Close()

@@ -1,9 +1,6 @@
 package dashboard
 
 import (
-	"crypto/rand"
-	"maps"
-	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -11,25 +8,16 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-
-	"github.com/lockstep-ml/lockstep/timeline"
 )
 
 // ListenMetrics serves a job to Prometheus, at /metrics of an address as [Listen] takes it, with the same rule for
 // tokens. The server of Listen has /metrics, too. The caller must close the server.
 func ListenMetrics(address string, source Source, token string) (*Server, error) {
-	l, err := listenTCP(address)
-	if err != nil {
-		return nil, err
-	}
-	if !l.Addr().(*net.TCPAddr).IP.IsLoopback() && token == "" {
-		token = rand.Text()
-	}
-	return serve(l, source, token, func(s *Server) http.Handler {
+	return listen(address, source, token, func(s *Server) http.Handler {
 		mux := http.NewServeMux()
 		mux.Handle("GET /metrics", s.metrics())
 		return mux
-	}), nil
+	})
 }
 
 // metrics returns the handler of /metrics.
@@ -47,102 +35,71 @@ const metricsInFlight = 8
 // collector makes Prometheus' metrics of the state of a job.
 type collector struct{ source Source }
 
-// The metrics.
-var (
-	// Prometheus itself adds the labels job and instance, and would rename those of a target.
-	jobLabels, workerLabels = []string{"job_name"}, []string{"job_name", "worker", "host"}
-
-	descStep     = describe("training_step", "Last step of the training.", jobLabels)
-	descEpoch    = describe("training_epoch", "Epoch of the training, from 1.", jobLabels)
-	descLoss     = describe("training_loss", "Mean loss of the epoch so far.", jobLabels)
-	descMetric   = describe("training_metric", "Mean of a metric of the epoch so far.", append(jobLabels, "name"))
-	descVal      = describe("validation_metric", "Loss and metrics of the latest validation.", append(jobLabels, "name"))
-	descRate     = describe("training_examples_per_second", "Examples per second of all replicas.", jobLabels)
-	descSeconds  = describe("training_step_duration_seconds", "Mean time of the last steps.", jobLabels)
-	descRestarts = describe("job_restarts_total", "Restarts of all workers.", jobLabels)
-	descWorkers  = describe("job_workers", "Workers of the job.", jobLabels)
-
-	descUp        = describe("worker_up", "1 if the worker sends heartbeats, else 0. Absent if unknown.", workerLabels)
-	descWorker    = describe("worker_step", "Last step of the worker.", workerLabels)
-	descAge       = describe("worker_heartbeat_age_seconds", "Time since the last heartbeat of the worker.", workerLabels)
-	descMemory    = describe("worker_resident_memory_bytes", "Resident memory of the worker.", workerLabels)
-	descCPU       = describe("worker_cpu_seconds_total", "Processor time of the worker.", workerLabels)
-	descOwn       = describe("worker_own_work_seconds", "Time in a step without waiting for others.", workerLabels)
-	descShare     = describe("worker_step_ratio", "Part of the time of the last steps.", append(workerLabels, "part"))
-	descStraggler = describe("worker_straggler", "1 if the worker or its link is slow, else 0.", workerLabels)
-)
-
-func describe(name, help string, labels []string) *prometheus.Desc {
-	return prometheus.NewDesc("lockstep_"+name, help, slices.Clone(labels), nil)
-}
-
 // Describe does not list the metrics, which depend on the job.
 func (collector) Describe(chan<- *prometheus.Desc) {}
 
-// Collect sends the metrics of the job now.
+// Collect sends the metrics of the job now. Each has the job's name as a label: Prometheus itself adds the labels job
+// and instance, and would rename those of a target.
 func (c collector) Collect(out chan<- prometheus.Metric) {
 	j := c.source.Job()
-	send := func(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
-		labels = append([]string{j.Job}, labels...)
-		for i := range labels { // names of hosts, jobs and metrics can hold any bytes
-			labels[i] = strings.ToValidUTF8(labels[i], "\uFFFD")
+	send := func(kind prometheus.ValueType, name, help string, value float64, labels ...string) {
+		names, values := []string{"job_name"}, []string{j.Job}
+		for pair := range slices.Chunk(labels, 2) {
+			names, values = append(names, pair[0]), append(values, pair[1])
 		}
-		m, err := prometheus.NewConstMetric(d, kind, value, labels...)
+		for i := range values { // names of hosts, jobs and metrics can hold any bytes
+			values[i] = strings.ToValidUTF8(values[i], "\uFFFD")
+		}
+		d := prometheus.NewDesc("lockstep_"+name, help, names, nil)
+		m, err := prometheus.NewConstMetric(d, kind, value, values...)
 		if err != nil {
 			m = prometheus.NewInvalidMetric(d, err)
 		}
 		out <- m
 	}
-	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
-		send(d, prometheus.GaugeValue, value, labels...)
+	gauge := func(name, help string, value float64, labels ...string) {
+		send(prometheus.GaugeValue, name, help, value, labels...)
 	}
-	gauge(descStep, float64(j.Step))
-	gauge(descRate, j.ExamplesPerSecond)
-	gauge(descSeconds, j.StepSeconds)
-	gauge(descWorkers, float64(len(j.Workers)))
-	send(descRestarts, prometheus.CounterValue, float64(j.Restarts))
-	if j.Training != nil {
-		c.training(j.Training, gauge)
-	}
-	truth := func(is bool) float64 {
-		if is {
-			return 1
+	gauge("training_step", "Last step of the training.", float64(j.Step))
+	gauge("training_examples_per_second", "Examples per second of all replicas.", j.ExamplesPerSecond)
+	gauge("training_step_duration_seconds", "Mean time of the last steps.", j.StepSeconds)
+	gauge("job_workers", "Workers of the job.", float64(len(j.Workers)))
+	send(prometheus.CounterValue, "job_restarts_total", "Restarts of all workers.", float64(j.Restarts))
+	if t := j.Training; t != nil {
+		gauge("training_epoch", "Epoch of the training, from 1.", float64(t.Epoch))
+		if t.Loss != nil {
+			gauge("training_loss", "Mean loss of the epoch so far.", *t.Loss)
 		}
-		return 0
+		for name, x := range t.Metrics {
+			gauge("training_metric", "Mean of a metric of the epoch so far.", x, "name", name)
+		}
+		for name, x := range t.Validation {
+			gauge("validation_metric", "Loss and metrics of the latest validation.", x, "name", name)
+		}
 	}
+	truth := map[bool]float64{true: 1}
 	for i := range j.Workers {
 		w := &j.Workers[i]
-		worker := []string{strconv.Itoa(w.Worker), w.Host}
+		worker := []string{"worker", strconv.Itoa(w.Worker), "host", w.Host}
 		if w.State != "unknown" { // the store cannot be reached: no worker is known to be down
-			gauge(descUp, truth(w.State == "running"), worker...)
+			gauge("worker_up", "1 if the worker sends heartbeats, else 0. Absent if unknown.", truth[w.State == "running"],
+				worker...)
 		}
-		gauge(descWorker, float64(w.Step), worker...)
-		gauge(descAge, w.HeartbeatAge, worker...)
-		gauge(descOwn, w.OwnSeconds, worker...)
-		gauge(descStraggler, truth(j.Straggler.Concerns(w.Worker)), worker...)
+		gauge("worker_step", "Last step of the worker.", float64(w.Step), worker...)
+		gauge("worker_heartbeat_age_seconds", "Time since the last heartbeat of the worker.", w.HeartbeatAge, worker...)
+		gauge("worker_own_work_seconds", "Time in a step without waiting for others.", w.OwnSeconds, worker...)
+		gauge("worker_straggler", "1 if the worker or its link is slow, else 0.", truth[j.Straggler.Concerns(w.Worker)],
+			worker...)
 		if w.Memory > 0 {
-			gauge(descMemory, float64(w.Memory), worker...)
+			gauge("worker_resident_memory_bytes", "Resident memory of the worker.", float64(w.Memory), worker...)
 		}
 		if w.CPUSeconds > 0 {
-			send(descCPU, prometheus.CounterValue, w.CPUSeconds, worker...)
+			send(prometheus.CounterValue, "worker_cpu_seconds_total", "Processor time of the worker.", w.CPUSeconds, worker...)
 		}
 		for part, share := range map[string]float64{
 			"input": w.Input, "compute": w.Compute, "wait": w.Wait, "update": w.Update, "other": w.Other,
 		} {
-			gauge(descShare, share, append(worker, part)...)
+			gauge("worker_step_ratio", "Part of the time of the last steps.", share, append(worker, "part", part)...)
 		}
-	}
-}
-
-func (collector) training(t *timeline.Training, gauge func(d *prometheus.Desc, value float64, labels ...string)) {
-	gauge(descEpoch, float64(t.Epoch))
-	if t.Loss != nil {
-		gauge(descLoss, *t.Loss)
-	}
-	for _, name := range slices.Sorted(maps.Keys(t.Metrics)) {
-		gauge(descMetric, t.Metrics[name], name)
-	}
-	for _, name := range slices.Sorted(maps.Keys(t.Validation)) {
-		gauge(descVal, t.Validation[name], name)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/status"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
 	"github.com/lockstep-ml/lockstep/dashboard"
+	"github.com/lockstep-ml/lockstep/internal/pause"
 )
 
 // TokenEnv names the token of the page.
@@ -113,10 +114,7 @@ func (l *Service) Close() {
 func Follow(ctx context.Context, s rendezvous.Store, job string, t *status.Tracker) {
 	for ctx.Err() == nil {
 		if err := status.Follow(ctx, s, job, t, Every); err != nil {
-			select {
-			case <-time.After(time.Second):
-			case <-ctx.Done():
-			}
+			_ = pause.For(ctx, time.Second) // the loop ends with ctx
 		}
 	}
 }

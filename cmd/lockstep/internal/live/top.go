@@ -2,11 +2,9 @@ package live
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"net/url"
 	"os"
 	"slices"
@@ -96,12 +94,14 @@ func (o *topFlags) run(ctx context.Context, out io.Writer, args []string) error 
 		defer screen.close(true)
 	}
 	for first := true; ; first = false {
-		m, text, err := query.fetch(ctx, o.format == "json")
-		if err != nil && !first && ctx.Err() == nil {
-			return fmt.Errorf("the job has ended, or cannot be reached any more: %w", err)
-		}
-		if err != nil {
+		m, text, err := query.Read(ctx, o.format == "json")
+		switch {
+		case err != nil && ctx.Err() != nil:
 			return err
+		case err != nil && !first:
+			return fmt.Errorf("the job has ended, or cannot be reached any more: %s", printable(err.Error()))
+		case err != nil:
+			return errors.New(printable(err.Error())) // it may have any text of the server
 		}
 		job = m.Job
 		switch {
@@ -123,17 +123,8 @@ func (o *topFlags) run(ctx context.Context, out io.Writer, args []string) error 
 	}
 }
 
-// jobQuery is a request to a server for the state of a job.
-type jobQuery struct {
-	client     *http.Client
-	url, token string
-
-	// The last point that was read, and its series: a table needs no points, and the job pays for each.
-	after, series int64
-}
-
 // findJob returns the query for the job that the arguments name.
-func findJob(ctx context.Context, args []string) (*jobQuery, error) {
+func findJob(ctx context.Context, args []string) (*dashboard.Query, error) {
 	if len(args) == 1 && strings.Contains(args[0], "://") {
 		return queryOf(args[0])
 	}
@@ -170,15 +161,13 @@ func findJob(ctx context.Context, args []string) (*jobQuery, error) {
 		}
 		return nil, cli.Usagef("%d jobs of this user run on this host: name one of %s", len(jobs), strings.Join(names, ", "))
 	}
-	q := &jobQuery{}
-	q.client, q.url = jobs[0].Client()
-	return q, nil
+	return jobs[0].Query, nil
 }
 
 // queryOf returns the query for the job of a dashboard's address.
-func queryOf(address string) (*jobQuery, error) {
+func queryOf(address string) (*dashboard.Query, error) {
 	url, token, err := jobAddress(address, os.Getenv(TokenEnv))
-	return &jobQuery{client: http.DefaultClient, url: url, token: token}, err
+	return dashboard.NewQuery(url, token), err
 }
 
 // jobAddress returns the URL of a dashboard's JSON, and the token.
@@ -198,43 +187,4 @@ func jobAddress(address, token string) (string, string, error) {
 	}
 	u.Path, u.RawQuery = "/api/job", ""
 	return u.String(), token, nil
-}
-
-// jobBytesMax bounds the answer of a dashboard.
-const jobBytesMax = 64 << 20
-
-// fetch returns the state of the job, and its JSON. Unless all points are wanted, it has those since the last call.
-func (q *jobQuery) fetch(ctx context.Context, all bool) (m dashboard.Message, text []byte, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	target := q.url
-	if !all {
-		target += fmt.Sprintf("?after=%d&series=%d", q.after, q.series)
-	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, target, nil)
-	if err != nil {
-		return m, nil, err
-	}
-	if q.token != "" {
-		r.Header.Set("Authorization", "Bearer "+q.token)
-	}
-	answer, err := q.client.Do(r)
-	if err != nil {
-		return m, nil, fmt.Errorf("reaching the job: %w", err)
-	}
-	defer answer.Body.Close()
-	if text, err = io.ReadAll(io.LimitReader(answer.Body, jobBytesMax)); err != nil {
-		return m, nil, fmt.Errorf("reading the job's answer: %w", err)
-	}
-	if answer.StatusCode != http.StatusOK {
-		return m, nil, fmt.Errorf("%s answers %s", q.url,
-			printable(answer.Status+": "+strings.TrimSpace(string(text[:min(len(text), 300)]))))
-	}
-	if err := json.Unmarshal(text, &m); err != nil || m.Job.Version != 1 {
-		return m, nil, errors.Join(fmt.Errorf("%s is not the dashboard of a job, or of another version", q.url), err)
-	}
-	if q.series = m.Series; len(m.Points) > 0 {
-		q.after = m.Points[len(m.Points)-1].Step
-	}
-	return m, text, nil
 }

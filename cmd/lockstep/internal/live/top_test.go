@@ -1,6 +1,7 @@
 package live
 
 import (
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -56,14 +57,14 @@ func TestTop(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m, _, err := query.fetch(t.Context(), false); err != nil || len(m.Points) != 60 {
+	if m, _, err := query.Read(t.Context(), false); err != nil || len(m.Points) != 60 {
 		t.Errorf("%v, %d points: want 60 at first", err, len(m.Points))
 	}
 	add(61, 63)
-	if m, _, err := query.fetch(t.Context(), false); err != nil || len(m.Points) != 3 || m.Job.Step != 63 {
+	if m, _, err := query.Read(t.Context(), false); err != nil || len(m.Points) != 3 || m.Job.Step != 63 {
 		t.Errorf("%v, then %d points, step %d: want the 3 new ones", err, len(m.Points), m.Job.Step)
 	}
-	if m, _, err := query.fetch(t.Context(), true); err != nil || len(m.Points) != 63 {
+	if m, _, err := query.Read(t.Context(), true); err != nil || len(m.Points) != 63 {
 		t.Errorf("%v, %d points: want all", err, len(m.Points))
 	}
 }
@@ -92,7 +93,7 @@ func TestTopOfNames(t *testing.T) {
 		"team/other":          "http://team/api/job",
 	} {
 		q, err := findJob(t.Context(), []string{name})
-		if err != nil || q.url != want {
+		if err != nil || q.URL() != want {
 			t.Errorf("%s: %v, error %v, want %s", name, q, err, want)
 		}
 	}
@@ -112,11 +113,8 @@ func TestTopOfStrangers(t *testing.T) {
 			}
 			_, _ = w.Write([]byte(text)) // the client reports what is missing
 		}))
-		query, err := findJob(t.Context(), []string{server.URL})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, _, err = query.fetch(t.Context(), false); err == nil || !strings.Contains(err.Error(), want) ||
+		o := topFlags{every: time.Second, once: true, format: "table"}
+		if err := o.run(t.Context(), io.Discard, []string{server.URL}); err == nil || !strings.Contains(err.Error(), want) ||
 			strings.Contains(err.Error(), "\x1b") {
 			t.Errorf("%q: error %q, want %q", answer, err, want)
 		}
