@@ -10,12 +10,13 @@ import (
 	"testing"
 
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
+	"github.com/lockstep-ml/lockstep/internal/race"
 )
 
 // TestUnderLaunchers: the same training under lockstep run and under mpirun gives the bits of one process, and prints
 // its launcher.
 func TestUnderLaunchers(t *testing.T) {
-	clitest.SkipShort(t, "a job for each launcher")
+	race.SkipTimed(t, "a job for each launcher")
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

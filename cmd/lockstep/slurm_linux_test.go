@@ -19,6 +19,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
 	"github.com/lockstep-ml/lockstep/internal/freeport"
+	"github.com/lockstep-ml/lockstep/internal/race"
 )
 
 // slurm is a Slurm cluster with two nodes of two processors on this host, on loopback, with all files in one folder.
@@ -146,7 +147,7 @@ func (s *slurm) command(t *testing.T, args ...string) *exec.Cmd {
 
 // TestSlurm runs trainings of 4 workers, on two nodes with two tasks each.
 func TestSlurm(t *testing.T) {
-	clitest.SkipShort(t, "it starts a Slurm cluster")
+	race.SkipTimed(t, "it starts a Slurm cluster")
 	s := startSlurm(t)
 	exe, err := os.Executable()
 	if err != nil {

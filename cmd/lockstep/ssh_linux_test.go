@@ -19,13 +19,14 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
 	"github.com/lockstep-ml/lockstep/internal/freeport"
+	"github.com/lockstep-ml/lockstep/internal/race"
 )
 
 // TestSSH starts jobs with -H over a real sshd. Two names and addresses of this machine act as two hosts. A training
 // gives the bits of one process, the exit code is that of the worker that failed, and Ctrl-C leaves no process on the
 // hosts.
 func TestSSH(t *testing.T) {
-	clitest.SkipShort(t, "whole jobs over ssh")
+	race.SkipTimed(t, "whole jobs over ssh")
 	ssh := serveSSH(t)
 	hosts := []string{"run", "-H", "far1:1,far2:1", "--ssh", ssh, "--rdzv-endpoint", "127.0.0.1", "--rdzv-timeout", "5m"}
 	exe, err := os.Executable()

@@ -17,6 +17,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
+	"github.com/lockstep-ml/lockstep/internal/race"
 )
 
 // mpiruns are the launchers under which training is tested, and the names under which lockstep detects them.
@@ -32,7 +33,7 @@ var mpiruns = []struct {
 // TestMPI: under mpirun, training with Lockstep's collectives gives the bits of one process. With MPI's collectives it
 // reaches the same accuracy. The source of the job is printed.
 func TestMPI(t *testing.T) {
-	clitest.SkipShort(t, "whole jobs under mpirun")
+	race.SkipTimed(t, "whole jobs under mpirun")
 	one, _ := clitest.Train(t, append([]string{"--replicas", "2"}, small...)...)
 	for _, m := range mpiruns {
 		t.Run(m.detected, func(t *testing.T) {
@@ -68,7 +69,7 @@ func TestMPI(t *testing.T) {
 // TestHydraOnHosts: under Hydra on several hosts, which passes no addresses, the workers find each other by its
 // key-value space, with Lockstep's collectives and with MPI's. The hosts are names of this one.
 func TestHydraOnHosts(t *testing.T) {
-	clitest.SkipShort(t, "whole jobs under mpirun")
+	race.SkipTimed(t, "whole jobs under mpirun")
 	command, err := exec.LookPath("mpirun.mpich")
 	if err != nil {
 		t.Skip("mpirun.mpich is not installed")
@@ -132,7 +133,7 @@ func underMPI(t *testing.T, command string, args, flags []string) string {
 // TestStoppedUnderMPI: if a worker is suspended during a reduction by MPI, the others name it and its last reported
 // activity, long before the deadline of the call. Their records name the call in which they wait for it.
 func TestStoppedUnderMPI(t *testing.T) {
-	clitest.SkipShort(t, "whole jobs under mpirun")
+	race.SkipTimed(t, "whole jobs under mpirun")
 	command, err := exec.LookPath("mpirun.openmpi")
 	if err != nil {
 		t.Skip("mpirun.openmpi is not installed")

@@ -17,6 +17,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
 	"github.com/lockstep-ml/lockstep/dashboard"
+	"github.com/lockstep-ml/lockstep/internal/race"
 )
 
 // watchedJob is a training without an end, of two workers, with a page.
@@ -103,7 +104,7 @@ func (j *watchedJob) end() {
 // TestWatch watches a job of two processes: by its page, and by lockstep top with its name, a part of it, nothing, and
 // the address of the page.
 func TestWatch(t *testing.T) {
-	clitest.SkipShort(t, "a whole job")
+	race.SkipTimed(t, "a whole job")
 	j := startWatched(t, "--nproc-per-node", "2", "--rdzv-id", "watched")
 	job := j.await("watched")
 	if job.Job != "watched" || job.Workers[1].State != "running" || job.Training == nil || job.ExamplesPerSecond <= 0 {
@@ -136,7 +137,7 @@ func TestWatch(t *testing.T) {
 
 // TestWatchHosts watches a job that -H starts on two hosts.
 func TestWatchHosts(t *testing.T) {
-	clitest.SkipShort(t, "a whole job over ssh")
+	race.SkipTimed(t, "a whole job over ssh")
 	ssh := serveSSH(t)
 	j := startWatched(t, "-H", "far1:1,far2:1", "--ssh", ssh, "--rdzv-endpoint", "127.0.0.1", "--rdzv-id", "hosts")
 	if job := j.await(j.page); job.Job != "hosts" || job.Training == nil {
@@ -148,7 +149,7 @@ func TestWatchHosts(t *testing.T) {
 // TestTableOnATerminal: lockstep run shows a table of the workers on a terminal, below their output, which it leaves as
 // it is; and nothing remains of the table.
 func TestTableOnATerminal(t *testing.T) {
-	clitest.SkipShort(t, "whole jobs")
+	race.SkipTimed(t, "whole jobs")
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

@@ -13,12 +13,13 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
+	"github.com/lockstep-ml/lockstep/internal/race"
 )
 
 // TestNamespaces: two workers in separate network namespaces, connected by a veth pair, are two hosts. Without a secret
 // they refuse to start. With one they give the bits of one process, encrypted or not.
 func TestNamespaces(t *testing.T) {
-	clitest.SkipShort(t, "whole jobs in network namespaces")
+	race.SkipTimed(t, "whole jobs in network namespaces")
 	probe := exec.Command("ip", "link", "set", "lo", "up")
 	probe.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 	if out, err := probe.CombinedOutput(); err != nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/root"
 	"github.com/lockstep-ml/lockstep/internal/freeport"
+	"github.com/lockstep-ml/lockstep/internal/race"
 )
 
 // workerProcess is one worker of a job, and its result.
@@ -144,7 +145,7 @@ func summaryHash(t *testing.T, file string) string {
 
 // TestSources: workers join one job by every source of its description, and each worker prints its source.
 func TestSources(t *testing.T) {
-	clitest.SkipShort(t, "a job for each launcher")
+	race.SkipTimed(t, "a job for each launcher")
 	port := freeport.Take(t, 2)
 	endpoint := fmt.Sprintf("127.0.0.1:%d", port)
 	want := hashOfOne(t, 2)
@@ -345,7 +346,7 @@ func TestInterruptOneWorker(t *testing.T) {
 
 // TestMissingWorker: the error of a rendezvous timeout names the missing worker.
 func TestMissingWorker(t *testing.T) {
-	clitest.SkipShort(t, "waits until a rendezvous times out")
+	race.SkipTimed(t, "waits until a rendezvous times out")
 	by := tfConfig(t, 3)
 	all := job{
 		flags: append([]string{"--replicas", "1", "--rdzv-timeout", "10s"}, small...),

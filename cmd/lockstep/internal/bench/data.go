@@ -132,7 +132,7 @@ func (o *benchDataFlags) measure(ctx context.Context, out, progress io.Writer) (
 			c.Env = append(os.Environ(), "GOMAXPROCS=1")
 			commands = append(commands, c)
 		}
-		if err := start("lockstep", fmt.Sprintf("%d worker%s", n, plural(n)), n, commands...); err != nil {
+		if err := start("lockstep", cli.Count(n, "worker"), n, commands...); err != nil {
 			return err
 		}
 	}
@@ -193,13 +193,6 @@ func (g *benchGroup) json(one *benchGroup, o *benchDataFlags) benchData {
 		d.Rounds = append(d.Rounds, cli.Number(x))
 	}
 	return d
-}
-
-func plural(n int) string {
-	if n == 1 {
-		return ""
-	}
-	return "s"
 }
 
 // benchGroup are processes that read the images together.

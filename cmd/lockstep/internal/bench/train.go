@@ -210,9 +210,9 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 		return cli.ErrInterrupted
 	}
 	m := o.describe(s, job.Workers)
-	m.PeakMemory, m.step.StepTimes = machine.PeakMemory(), r.clock.PerStep()
+	m.PeakMemory, m.Step.StepTimes = machine.PeakMemory(), r.clock.PerStep()
 	if o.format != "plain" {
-		if err := m.step.divide(in, s.Trainer, batches, o.step.Accumulate); err != nil {
+		if err := m.Step.divide(in, s.Trainer, batches, o.step.Accumulate); err != nil {
 			return err
 		}
 	}
@@ -228,7 +228,7 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 	m.Unit, m.Tokens = w.unit, m.PerSecond*cli.Number(w.tokens)
 	if o.alone {
 		cost := a.overhead()
-		m.overhead = &cost
+		m.Alone = &cost
 	}
 	return m.print(out, &o)
 }

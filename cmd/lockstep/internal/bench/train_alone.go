@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/machine"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/setup"
 	"github.com/lockstep-ml/lockstep/collective"
@@ -330,55 +331,62 @@ func (a *alone) callback() train.Callback {
 	}
 }
 
-// overhead compares a step with its computation alone. The times are medians; the ratios are of neighbouring blocks.
+// overhead compares a step with its computation alone. The times are medians; the ratios are of neighbouring blocks: 0.02
+// means that a step takes 2 % longer than its computation.
 type overhead struct {
-	step, alone          time.Duration
-	update               time.Duration // of alone, with the commit; 0: it is in one program with the gradients
-	cost, low, high, cpu float64       // cpu: of processor time; 0 if unknown
-	wait                 float64       // the part of cost that replicas which only wait for each other have, too
-	expected             float64       // the same, if steps took independent times
-	exchange             float64       // the part of cost that replicas have beyond it which only sum their gradients, too
-	input, rest          float64       // waiting for the batch, and all else
-	exchanges            bool          // exchange was measured; otherwise rest includes it
-	replicas             int           // of the job
-	bytes                int           // of a replica's gradients
-	limit                time.Duration
+	Step          time.Duration `json:"step_ns"`
+	Alone         time.Duration `json:"computation_ns"`
+	Cost          cli.Number    `json:"overhead"`
+	Low           cli.Number    `json:"overhead_quartile_1"`
+	High          cli.Number    `json:"overhead_quartile_3"`
+	Processor     cli.Number    `json:"processor_overhead"`     // of processor time; 0 if unknown
+	Wait          cli.Number    `json:"wait_overhead"`          // of replicas that only wait for each other
+	Expected      cli.Number    `json:"wait_overhead_expected"` // the same, if steps took independent times
+	Exchange      cli.Number    `json:"exchange_overhead"`      // beyond it, of replicas that also sum their gradients
+	Input         cli.Number    `json:"input_overhead"`         // waiting for the batch
+	Rest          cli.Number    `json:"rest_overhead"`          // all else; with the exchange, if that was not measured
+	Update        time.Duration `json:"update_ns"`              // of Alone, with the commit; 0: not separate
+	GradientBytes int           `json:"gradient_bytes"`         // of a replica
+	Limit         time.Duration `json:"limit_ns"`
+
+	exchanges bool // Exchange was measured
+	replicas  int  // of the job
 }
 
 func (a *alone) overhead() overhead {
 	var s overhead
 	var step, alone []time.Duration
-	var cost, cpu, wait, exchange, input []float64
+	var cost, cpu, wait, exchange, input []cli.Number
 	for _, b := range a.blocks {
 		step, alone = append(step, b.step.clock), append(alone, b.alone.clock)
-		cost = append(cost, float64(b.step.clock)/float64(b.alone.clock)-1)
-		wait = append(wait, float64(b.together.clock)/float64(b.alone.clock)-1)
-		exchange = append(exchange, float64(b.exchange.clock-b.together.clock)/float64(b.alone.clock))
-		input = append(input, float64(b.input)/float64(b.alone.clock))
+		cost = append(cost, cli.Number(b.step.clock)/cli.Number(b.alone.clock)-1)
+		wait = append(wait, cli.Number(b.together.clock)/cli.Number(b.alone.clock)-1)
+		exchange = append(exchange, cli.Number(b.exchange.clock-b.together.clock)/cli.Number(b.alone.clock))
+		input = append(input, cli.Number(b.input)/cli.Number(b.alone.clock))
 		if b.alone.processor > 0 {
-			cpu = append(cpu, float64(b.step.processor)/float64(b.alone.processor)-1)
+			cpu = append(cpu, cli.Number(b.step.processor)/cli.Number(b.alone.processor)-1)
 		}
 	}
-	s.step, s.alone, s.update = middle(step), middle(alone), middle(a.updates)
-	s.cost, s.wait, s.input = middle(cost), middle(wait), middle(input)
+	s.Step, s.Alone, s.Update = middle(step), middle(alone), middle(a.updates)
+	s.Cost, s.Wait, s.Input = middle(cost), middle(wait), middle(input)
 	if s.exchanges = a.exchanges; s.exchanges {
-		s.exchange = middle(exchange)
+		s.Exchange = middle(exchange)
 	}
-	s.rest = s.cost - s.wait - s.exchange - s.input
+	s.Rest = s.Cost - s.Wait - s.Exchange - s.Input
 	s.replicas = a.strategy.NumReplicasInSync()
-	s.expected = expectedMaximum(a.times, s.replicas) - 1
-	s.low, s.high = cost[len(cost)/4], cost[len(cost)*3/4]
+	s.Expected = cli.Number(expectedMaximum(a.times, s.replicas) - 1)
+	s.Low, s.High = cost[len(cost)/4], cost[len(cost)*3/4]
 	if len(cpu) > 0 {
-		s.cpu = middle(cpu)
+		s.Processor = middle(cpu)
 	}
 	for _, v := range a.programs[0].Parameters() {
 		bytes := v.DType.Bytes()
 		for _, n := range v.Shape {
 			bytes *= n
 		}
-		s.bytes += bytes
+		s.GradientBytes += bytes
 	}
-	s.limit = bench.MemoryLimit(collective.AllReduce, len(a.programs), s.bytes)
+	s.Limit = bench.MemoryLimit(collective.AllReduce, len(a.programs), s.GradientBytes)
 	return s
 }
 
@@ -405,33 +413,33 @@ func middle[T interface{ ~int64 | ~float64 }](list []T) T {
 // plain formats the overhead for other programs, to be appended to a line.
 func (s overhead) plain() string {
 	return fmt.Sprintf(" step_us=%.0f alone_us=%.0f cost=%.1f%% processor_cost=%.1f%% wait_cost=%.1f%% "+
-		"exchange_cost=%.1f%% input_cost=%.1f%% rest_cost=%.1f%%", micros(s.step), micros(s.alone), 100*s.cost, 100*s.cpu,
-		100*s.wait, 100*s.exchange, 100*s.input, 100*s.rest)
+		"exchange_cost=%.1f%% input_cost=%.1f%% rest_cost=%.1f%%", micros(s.Step), micros(s.Alone), 100*s.Cost, 100*s.Processor,
+		100*s.Wait, 100*s.Exchange, 100*s.Input, 100*s.Rest)
 }
 
 func (s overhead) table(out io.Writer) error {
-	row := func(name string, share float64, format string, args ...any) string {
+	row := func(name string, share cli.Number, format string, args ...any) string {
 		return fmt.Sprintf("  %-11s %+.1f %%: %s\n", name, 100*share, fmt.Sprintf(format, args...))
 	}
-	shares := row("waits", s.wait, "the computation alone, if all wait for the slowest after each step "+
-		"(%+.1f %% if the times of steps are independent)", 100*s.expected)
+	shares := row("waits", s.Wait, "the computation alone, if all wait for the slowest after each step "+
+		"(%+.1f %% if the times of steps are independent)", 100*s.Expected)
 	rest := "the test of the gradients, agreement, callbacks, statistics"
 	switch {
 	case s.exchanges:
-		shares += row("exchange", s.exchange, "beyond that, if all sum their gradients in each step")
+		shares += row("exchange", s.Exchange, "beyond that, if all sum their gradients in each step")
 	case s.replicas > 1:
 		rest = "the exchange of the gradients, and everything else"
 	}
-	shares += row("input", s.input, "the first replica waits for its batch") + row("rest", s.rest, "%s", rest)
+	shares += row("input", s.Input, "the first replica waits for its batch") + row("rest", s.Rest, "%s", rest)
 	update := ""
-	if s.update > 0 {
-		update = fmt.Sprintf(" (update %.0f µs)", micros(s.update))
+	if s.Update > 0 {
+		update = fmt.Sprintf(" (update %.0f µs)", micros(s.Update))
 	}
 	_, err := fmt.Fprintf(out, `step          %.0f µs; its computation alone %.0f µs%s, measured alternately
 overhead      %+.1f %% (half of the blocks: %+.1f to %+.1f), %+.1f %% of the processors' time
 %splain copies  %+.1f %%: each replica copies %s of gradients once, %.0f µs
-`, micros(s.step), micros(s.alone), update, 100*s.cost, 100*s.low, 100*s.high, 100*s.cpu, shares,
-		100*float64(s.limit)/float64(s.alone), units.Bytes(s.bytes), micros(s.limit))
+`, micros(s.Step), micros(s.Alone), update, 100*s.Cost, 100*s.Low, 100*s.High, 100*s.Processor, shares,
+		100*float64(s.Limit)/float64(s.Alone), units.Bytes(s.GradientBytes), micros(s.Limit))
 	return err
 }
 

@@ -14,23 +14,23 @@ import (
 // stepPhases are the parts of a mean step, and the parts of its computation.
 type stepPhases struct {
 	setup.StepTimes
-	communication time.Duration // of a step's gradients, with nothing else to do
-	forward       time.Duration // of a step's batches, measured apart
-	whole         bool          // computation includes the update: one program
+
+	Forward time.Duration `json:"forward_ns"` // of a step's batches, measured apart
+	whole   bool          // computation includes the update: one program
 }
 
 // divide measures the parts of the computation, and the communication alone.
 func (s *stepPhases) divide(ctx context.Context, t *train.Trainer, batches data.Dataset, accumulate int) (err error) {
-	if s.communication, err = t.CommunicationTime(ctx, benchSteps); err != nil {
+	if s.Communication, err = t.CommunicationTime(ctx, benchSteps); err != nil {
 		return err
 	}
 	forward, err := t.ForwardTime(ctx, batches, forwardPasses)
-	s.forward, s.whole = forward*time.Duration(accumulate), t.WholeSteps() && accumulate == 1
+	s.Forward, s.whole = forward*time.Duration(accumulate), t.WholeSteps() && accumulate == 1
 	return err
 }
 
 func (s stepPhases) table(out io.Writer) error {
-	total := s.Input + s.Compute + s.Exposed + s.Update
+	total := s.Total()
 	row := func(d time.Duration) string {
 		return fmt.Sprintf("%.0f µs (%.1f %%)", micros(d), 100*float64(d)/float64(max(total, 1)))
 	}
@@ -46,8 +46,8 @@ func (s stepPhases) table(out io.Writer) error {
   exposed     %s communication that the replica waits for
   update      %s
 hidden        communication: %.0f µs of %.0f µs, which the same calls take alone
-`, micros(total), row(s.Input), row(s.Compute), micros(s.forward),
-		micros(max(0, s.Compute-s.forward)), rest, row(s.Exposed), row(s.Update),
-		micros(max(0, s.communication-s.Exposed)), micros(s.communication))
+`, micros(total), row(s.Input), row(s.Compute), micros(s.Forward),
+		micros(max(0, s.Compute-s.Forward)), rest, row(s.Exposed), row(s.Update),
+		micros(max(0, s.Communication-s.Exposed)), micros(s.Communication))
 	return err
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"runtime"
-	"time"
 
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/machine"
@@ -35,40 +34,13 @@ type benchTrained struct {
 	Tokens         cli.Number   `json:"tokens_per_second,omitempty"`
 	ReduceShare    cli.Number   `json:"reduce_share"`
 	WaitShare      cli.Number   `json:"wait_share"`
-	Step           struct {
-		Input         time.Duration `json:"input_ns"`
-		Computation   time.Duration `json:"computation_ns"`
-		Forward       time.Duration `json:"forward_ns"` // measured apart
-		Exposed       time.Duration `json:"exposed_ns"`
-		Update        time.Duration `json:"update_ns"`
-		Communication time.Duration `json:"communication_ns"`
-	} `json:"step"` // the mean step of the first replica
-	PeakMemory     int            `json:"peak_memory_bytes,omitempty"`
-	ParameterBytes int            `json:"parameter_bytes"`
-	OptimizerBytes int            `json:"optimizer_bytes"`
-	Alone          *overheadAlone `json:"alone,omitempty"`
+	Step           stepPhases   `json:"step"` // the mean step of the first replica
+	PeakMemory     int          `json:"peak_memory_bytes,omitempty"`
+	ParameterBytes int          `json:"parameter_bytes"`
+	OptimizerBytes int          `json:"optimizer_bytes"`
+	Alone          *overhead    `json:"alone,omitempty"`
 
 	engine, worker string // descriptions, for people
-	step           stepPhases
-	overhead       *overhead
-}
-
-// overheadAlone is an overhead as JSON.
-type overheadAlone struct {
-	Step          time.Duration `json:"step_ns"`
-	Computation   time.Duration `json:"computation_ns"`
-	Cost          cli.Number    `json:"overhead"` // 0.02: a step takes 2 % longer than its computation
-	Low           cli.Number    `json:"overhead_quartile_1"`
-	High          cli.Number    `json:"overhead_quartile_3"`
-	Processor     cli.Number    `json:"processor_overhead"`
-	Wait          cli.Number    `json:"wait_overhead"`          // of replicas that only wait for each other
-	Expected      cli.Number    `json:"wait_overhead_expected"` // the same, if steps took independent times
-	Exchange      cli.Number    `json:"exchange_overhead"`      // beyond it, of replicas that also sum their gradients
-	Input         cli.Number    `json:"input_overhead"`
-	Rest          cli.Number    `json:"rest_overhead"` // with the exchange, if that was not measured
-	Update        time.Duration `json:"update_ns"`     // of computation; 0: not separate
-	GradientBytes int           `json:"gradient_bytes"`
-	Limit         time.Duration `json:"limit_ns"`
 }
 
 func (m *benchTrained) print(out io.Writer, o *benchTrainFlags) error {
@@ -76,7 +48,7 @@ func (m *benchTrained) print(out io.Writer, o *benchTrainFlags) error {
 	case "plain":
 		return m.plain(out, o)
 	case "json":
-		return m.json(out)
+		return cli.WriteJSON(out, m)
 	}
 	return m.table(out, o)
 }
@@ -91,27 +63,12 @@ func (m *benchTrained) plain(out io.Writer, o *benchTrainFlags) error {
 	if m.ShardOptimizer {
 		more += " shard-optimizer=on"
 	}
-	if m.overhead != nil {
-		more += m.overhead.plain()
+	if m.Alone != nil {
+		more += m.Alone.plain()
 	}
 	_, err := fmt.Fprintf(out, "lockstep model=%s replicas=%d global_batch=%d images/s=%.0f%s\n", m.Model, m.Replicas,
 		m.GlobalBatch, float64(m.PerSecond), more)
 	return err
-}
-
-func (m *benchTrained) json(out io.Writer) error {
-	s := m.step
-	m.Step.Input, m.Step.Computation, m.Step.Forward, m.Step.Exposed = s.Input, s.Compute, s.forward, s.Exposed
-	m.Step.Update, m.Step.Communication = s.Update, s.communication
-	if a := m.overhead; a != nil {
-		m.Alone = &overheadAlone{
-			Step: a.step, Computation: a.alone, Cost: cli.Number(a.cost), Low: cli.Number(a.low), High: cli.Number(a.high),
-			Processor: cli.Number(a.cpu), Wait: cli.Number(a.wait), Expected: cli.Number(a.expected), GradientBytes: a.bytes,
-			Limit: a.limit, Exchange: cli.Number(a.exchange), Input: cli.Number(a.input), Rest: cli.Number(a.rest),
-			Update: a.update,
-		}
-	}
-	return cli.WriteJSON(out, m)
 }
 
 func (m *benchTrained) table(out io.Writer, o *benchTrainFlags) error {
@@ -137,14 +94,14 @@ wait          %.1f %% of a step, for collective calls%s
 		_, err = fmt.Fprintf(out, "tokens/s      %.0f\n", float64(m.Tokens))
 	}
 	if err == nil {
-		err = m.step.table(out)
+		err = m.Step.table(out)
 	}
 	if err == nil && m.PeakMemory > 0 {
 		_, err = fmt.Fprintf(out, "memory        at most %s resident in a worker: %s of parameters, %s of optimizer state\n",
 			units.Bytes(m.PeakMemory), units.Bytes(m.ParameterBytes), units.Bytes(m.OptimizerBytes))
 	}
-	if err == nil && m.overhead != nil {
-		err = m.overhead.table(out)
+	if err == nil && m.Alone != nil {
+		err = m.Alone.table(out)
 	}
 	return err
 }

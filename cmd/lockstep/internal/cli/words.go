@@ -28,9 +28,6 @@ func OneOf(list []string) string {
 // Sorted returns the keys of a table, in order.
 func Sorted[T any](table map[string]T) []string { return slices.Sorted(maps.Keys(table)) }
 
-// Names lists the keys of a table for a help text.
-func Names[T any](table map[string]T) string { return strings.Join(Sorted(table), ", ") }
-
 // WrapWords splits text at spaces into lines of at most columns columns.
 func WrapWords(text string, columns int) (lines []string) {
 	line := ""

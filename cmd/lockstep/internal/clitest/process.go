@@ -38,14 +38,6 @@ func ExitCode(err error) int {
 	return -1
 }
 
-// SkipShort skips a test with -short, and prints why.
-func SkipShort(t *testing.T, why string) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("-short: " + why)
-	}
-}
-
 // Commands returns lockstep's command tree. TestMain sets it: this package cannot import that of the commands, which
 // import the packages that are tested.
 var Commands func() *cobra.Command

@@ -18,6 +18,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
+	"github.com/lockstep-ml/lockstep/internal/race"
 )
 
 // quickly are the commands whose numbers are tested, with flags that make them fast.
@@ -71,7 +72,7 @@ const (
 // TestExtremeNumbers sets every numeric flag of bench, train, simulate and run to extreme numbers. Each is soon
 // accepted or refused with a reason, without a panic, and without allocating memory for it.
 func TestExtremeNumbers(t *testing.T) {
-	clitest.SkipShort(t, "some 200 command lines")
+	race.SkipTimed(t, "some 200 command lines")
 	var trials [][]string
 	turn := 0
 	for _, base := range quickly {

@@ -51,5 +51,12 @@ func ParameterBytes(s *Session) (bytes int) {
 
 // StepTimes are the parts of a mean step.
 type StepTimes struct {
-	Input, Compute, Exposed, Update time.Duration
+	Input         time.Duration `json:"input_ns"`
+	Compute       time.Duration `json:"computation_ns"`
+	Exposed       time.Duration `json:"exposed_ns"` // communication that the replica waits for
+	Update        time.Duration `json:"update_ns"`
+	Communication time.Duration `json:"communication_ns"` // of the same calls alone; 0: not measured
 }
+
+// Total returns the time of the step.
+func (t *StepTimes) Total() time.Duration { return t.Input + t.Compute + t.Exposed + t.Update }

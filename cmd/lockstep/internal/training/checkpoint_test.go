@@ -23,6 +23,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
+	"github.com/lockstep-ml/lockstep/internal/race"
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
@@ -63,7 +64,7 @@ func finished(t *testing.T, args ...string) string {
 // TestKilledTraining: a training that is killed at random moments and restarted each time ends like an uninterrupted
 // one.
 func TestKilledTraining(t *testing.T) {
-	clitest.SkipShort(t, "trainings that are killed and restarted")
+	race.SkipTimed(t, "trainings that are killed and restarted")
 	g := seeded(t)
 	length := []string{"--epochs", "3"}
 	want := finished(t, length...)
@@ -107,7 +108,7 @@ func TestKilledTraining(t *testing.T) {
 
 // TestInterruptedTraining: SIGTERM leaves a snapshot of the finished step, from which training resumes.
 func TestInterruptedTraining(t *testing.T) {
-	clitest.SkipShort(t, "trainings of many seconds")
+	race.SkipTimed(t, "trainings of many seconds")
 	dir := t.TempDir()
 	cmd := clitest.Process(t, append(shortTraining[:len(shortTraining):len(shortTraining)], "--epochs", "1000",
 		"--progress", "plain", "--checkpoint-dir", dir, "--save-every", "1000000")...)

@@ -130,17 +130,9 @@ type reportData struct {
 	History map[string][]cli.Number `json:"history"`
 	Loss    [][2]float64            `json:"loss"` // step, mean since the point before
 	Rate    [][2]float64            `json:"learning_rate"`
-	Step    *reportTimes            `json:"step"`       // null: not measured
+	Step    *setup.StepTimes        `json:"step"`       // null: not measured
 	Reduce  *reportBound            `json:"all_reduce"` // null: one replica
 	Flags   map[string]string       `json:"flags"`
-}
-
-type reportTimes struct {
-	Input         time.Duration `json:"input_ns"`
-	Computation   time.Duration `json:"computation_ns"`
-	Exposed       time.Duration `json:"exposed_ns"`
-	Update        time.Duration `json:"update_ns"`
-	Communication time.Duration `json:"communication_ns"` // of the same calls alone; 0: not measured
 }
 
 type reportBound struct {
@@ -203,7 +195,8 @@ func (r *trainRun) data(alone time.Duration) reportData {
 	d.Loss, d.Rate = pointsOf(r.record.loss.line(""), resumed), pointsOf(r.record.rate.line(""), resumed)
 	if r.record.times.Steps > 0 {
 		t := r.record.times.PerStep()
-		d.Step = &reportTimes{t.Input, t.Compute, t.Exposed, t.Update, alone}
+		t.Communication = alone
+		d.Step = &t
 	}
 	if n := r.Strategy.NumReplicasInSync(); n > 1 {
 		b := &reportBound{Bytes: setup.ParameterBytes(r.Session), Time: alone}
@@ -362,7 +355,7 @@ func stepOf(d reportData) *reportStep {
 		return nil
 	}
 	t := d.Step
-	total := t.Input + t.Computation + t.Exposed + t.Update
+	total := t.Total()
 	if total <= 0 {
 		return nil
 	}
@@ -377,7 +370,7 @@ func stepOf(d reportData) *reportStep {
 		about       string
 	}{
 		{"c1", "input", t.Input, "waits for the batch"},
-		{"c3", "computation", t.Computation, "forward and backward pass, with the communication that is hidden behind it"},
+		{"c3", "computation", t.Compute, "forward and backward pass, with the communication that is hidden behind it"},
 		{"c2 hatch", "exposed communication", t.Exposed, "waits for all-reduces, which includes waiting for slower replicas"},
 		{"c6", "update", t.Update, "the optimizer computes new values"},
 	} {

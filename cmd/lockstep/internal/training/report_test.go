@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/setup"
+	"github.com/lockstep-ml/lockstep/internal/race"
 )
 
 func TestReport(t *testing.T) {
@@ -36,7 +38,7 @@ func TestReport(t *testing.T) {
 		Summary json.RawMessage
 		History map[string][]float64
 		Loss    [][2]float64
-		Step    *reportTimes
+		Step    *setup.StepTimes
 		Reduce  *reportBound `json:"all_reduce"`
 	}
 	if err := json.Unmarshal([]byte(text), &data); err != nil {
@@ -49,7 +51,7 @@ func TestReport(t *testing.T) {
 	if err := json.Unmarshal(history, &others.History); err != nil {
 		t.Fatal(err)
 	}
-	if len(data.Loss) != 6 || data.Loss[5][0] != 6 || data.Step == nil || data.Step.Computation <= 0 {
+	if len(data.Loss) != 6 || data.Loss[5][0] != 6 || data.Step == nil || data.Step.Compute <= 0 {
 		t.Errorf("loss %v, step %+v", data.Loss, data.Step)
 	}
 	sum := 0.0
@@ -91,8 +93,8 @@ func TestCurve(t *testing.T) {
 }
 
 func TestReportTexts(t *testing.T) {
-	d := reportData{Summary: summary{Replicas: 4, Workers: 2}, Step: &reportTimes{
-		Input: time.Millisecond, Computation: 6 * time.Millisecond, Exposed: 2 * time.Millisecond, Update: time.Millisecond,
+	d := reportData{Summary: summary{Replicas: 4, Workers: 2}, Step: &setup.StepTimes{
+		Input: time.Millisecond, Compute: 6 * time.Millisecond, Exposed: 2 * time.Millisecond, Update: time.Millisecond,
 		Communication: 5 * time.Millisecond,
 	}, Reduce: &reportBound{Bytes: 1 << 20, Time: 5 * time.Millisecond, BusBW: 0.3, Limit: time.Millisecond}}
 	s := stepOf(d)
@@ -128,7 +130,7 @@ func TestReportTexts(t *testing.T) {
 
 // TestReportOfResumed checks that the curves of a run that resumed have the steps of the whole training.
 func TestReportOfResumed(t *testing.T) {
-	clitest.SkipShort(t, "two trainings")
+	race.SkipTimed(t, "two trainings")
 	dir := t.TempDir()
 	out := filepath.Join(dir, "run")
 	for epochs := 1; epochs <= 2; epochs++ {

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
+	"github.com/lockstep-ml/lockstep/internal/race"
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
@@ -27,7 +28,7 @@ import (
 // process. One of them is killed while it writes its part of a snapshot: the others end with an error that names it,
 // the earlier snapshots stay valid, and the job resumes from them to the same weights.
 func TestShardedWorkers(t *testing.T) {
-	clitest.SkipShort(t, "jobs of four processes")
+	race.SkipTimed(t, "jobs of four processes")
 	dir := t.TempDir()
 	exe, err := os.Executable()
 	if err != nil {

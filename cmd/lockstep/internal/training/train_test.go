@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
+	"github.com/lockstep-ml/lockstep/internal/race"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
@@ -81,7 +82,7 @@ func TestSummary(t *testing.T) {
 
 // TestSeedDecides: the same command and seed give the same hash, another seed gives another hash.
 func TestSeedDecides(t *testing.T) {
-	clitest.SkipShort(t, "several trainings")
+	race.SkipTimed(t, "several trainings")
 	hash := func(seed string) any {
 		s, _ := clitest.Train(t, "--model", "cnn", "--replicas", "2", "--steps", "3", "--seed", seed)
 		return s["weights_hash"]
@@ -97,7 +98,7 @@ func TestSeedDecides(t *testing.T) {
 
 // TestBucketsGiveTheSameBits: the number of buckets does not change the bits of the Go engine.
 func TestBucketsGiveTheSameBits(t *testing.T) {
-	clitest.SkipShort(t, "several trainings")
+	race.SkipTimed(t, "several trainings")
 	small := append(clitest.TinyTable(t), "--replicas", "2", "--steps", "4", "--global-batch", "20")
 	var first any
 	for _, bytes := range []string{"1GiB", "64KiB", "1"} {

@@ -8,7 +8,6 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
-	"strings"
 
 	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
@@ -48,7 +47,7 @@ func agreeing(job *cluster.Job) string {
 	case 1:
 		return "; " + names[0] + " agrees"
 	}
-	return "; " + strings.Join(names[:len(names)-1], ", ") + " and " + names[len(names)-1] + " agree"
+	return "; " + cli.AllOf(names) + " agree"
 }
 
 // announceWorkers adds the rows about the workers of the job.
