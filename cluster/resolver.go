@@ -1,5 +1,7 @@
 package cluster
 
+import "cmp"
+
 // Resolver determines the cluster that this process belongs to (TensorFlow's ClusterResolver). Its results
 // may change from call to call if its sources do.
 type Resolver interface {
@@ -25,13 +27,6 @@ func masterURL(address, layer string) string {
 		return address
 	}
 	return layer + "://" + address
-}
-
-func or(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }
 
 // Simple is a resolver that returns fixed values (TensorFlow's SimpleClusterResolver). Only the task passed
@@ -67,7 +62,7 @@ func (s *Simple) Master(of Task, layer string) (string, error) {
 			return "", err
 		}
 	}
-	return masterURL(address, or(layer, s.Layer)), nil
+	return masterURL(address, cmp.Or(layer, s.Layer)), nil
 }
 
 // Accelerators returns the numbers given.

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"os"
@@ -166,7 +167,7 @@ func (cfg *SlurmConfig) place(rank int, hosts map[string]int) (*Slurm, error) {
 	if rank >= len(addresses) {
 		return nil, errorf("SLURM_PROCID=%d: the step has %d tasks", rank, len(addresses))
 	}
-	s := &Slurm{spec: Spec{}, layer: or(cfg.Layer, "grpc"), gpusPerTask: cfg.GPUsPerTask, visible: visible[rank]}
+	s := &Slurm{spec: Spec{}, layer: cmp.Or(cfg.Layer, "grpc"), gpusPerTask: cfg.GPUsPerTask, visible: visible[rank]}
 	first := 0
 	for _, job := range slices.Sorted(maps.Keys(cfg.Jobs)) {
 		n := cfg.Jobs[job]
@@ -201,7 +202,7 @@ func (s *Slurm) Task() (Task, error) { return s.this, nil }
 
 // Master returns the address of the task.
 func (s *Slurm) Master(of Task, layer string) (string, error) {
-	of.Type = or(of.Type, s.this.Type)
+	of.Type = cmp.Or(of.Type, s.this.Type)
 	if of.Index < 0 {
 		of.Index = s.this.Index
 	}
@@ -209,7 +210,7 @@ func (s *Slurm) Master(of Task, layer string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return masterURL(address, or(layer, s.layer)), nil
+	return masterURL(address, cmp.Or(layer, s.layer)), nil
 }
 
 // Accelerators returns the GPUs of a task.

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 )
@@ -84,7 +85,7 @@ func (r *reading) slurmStore(j *Job, list, job, step string) {
 		r.fail("%s=%s: want a number from 0", job, strconv.Quote(clip(id)))
 		return
 	}
-	s, err := strconv.ParseUint(or(step, "0"), 10, 32)
+	s, err := strconv.ParseUint(cmp.Or(step, "0"), 10, 32)
 	if err != nil {
 		r.fail("SLURM_STEP_ID=%s: want a number from 0", strconv.Quote(clip(step)))
 		return

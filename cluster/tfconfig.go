@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"math"
@@ -154,7 +155,7 @@ func (c *TFConfig) override(task Task) Task {
 	if c.Overrides == nil {
 		return task
 	}
-	task.Type = or(task.Type, c.Overrides.Type)
+	task.Type = cmp.Or(task.Type, c.Overrides.Type)
 	if task.Index < 0 {
 		task.Index = c.Overrides.Index
 	}

@@ -1,6 +1,9 @@
 package cluster
 
-import "maps"
+import (
+	"cmp"
+	"maps"
+)
 
 // Union is a resolver for the union of several clusters (TensorFlow's UnionResolver). Jobs of one name are
 // joined: dense ones one after the other in the order of the resolvers, sparse ones by their indices, which
@@ -67,9 +70,7 @@ func (u *Union) Spec() (Spec, error) {
 // Task returns the first resolver's task, with the values set here.
 func (u *Union) Task() (Task, error) {
 	t, err := u.Resolvers[0].Task()
-	if u.This.Type != "" {
-		t.Type = u.This.Type
-	}
+	t.Type = cmp.Or(u.This.Type, t.Type)
 	if u.This.Index > 0 {
 		t.Index = u.This.Index
 	}
@@ -90,7 +91,7 @@ func (u *Union) Master(of Task, layer string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return masterURL(address, or(layer, u.Layer)), nil
+	return masterURL(address, cmp.Or(layer, u.Layer)), nil
 }
 
 // Accelerators returns the first resolver's.

@@ -81,7 +81,7 @@ func (r *Report) Healthy() bool { return len(r.Wrong) == 0 }
 const (
 	slowTimes = 3
 	clockMost = time.Second
-	toldMost  = 8 // of one kind
+	listedMax = 8 // of one kind
 )
 
 // advise finds the problems.
@@ -96,14 +96,14 @@ func (r *Report) advise(silent []int) {
 		r.compare(name)
 	}
 	several(&r.Wrong, "pairs are as slow", r.slow())
-	several(&r.Notes, "pairs have the like", r.apart())
+	several(&r.Notes, "pairs have the like", r.unshared())
 	several(&r.Notes, "clocks are as wrong", r.clocks())
 }
 
 // several adds sentences, the first few of many.
 func several(to *[]string, more string, all []string) {
-	*to = append(*to, all[:min(len(all), toldMost)]...)
-	if n := len(all) - toldMost; n > 0 {
+	*to = append(*to, all[:min(len(all), listedMax)]...)
+	if n := len(all) - listedMax; n > 0 {
 		*to = append(*to, fmt.Sprintf("%d more %s", n, more))
 	}
 }
@@ -196,8 +196,8 @@ func (r *Report) slow() (out []string) {
 	return out
 }
 
-// apart finds workers of one host that do not share memory.
-func (r *Report) apart() (out []string) {
+// unshared finds workers of one host that do not share memory.
+func (r *Report) unshared() (out []string) {
 	for i := range r.Pairs {
 		p := &r.Pairs[i]
 		if p.Problem == "" && p.Reach != "shm" && p.Reach != "mem" && r.Workers[p.A].Host == r.Workers[p.B].Host {

@@ -2,7 +2,6 @@ package membership
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -176,15 +175,11 @@ func (m *Member) write(count uint64, final bool) {
 	m.sent[count] = time.Now()
 	delete(m.sent, count-sentMax) // the store has not acknowledged it for long, and later ones suffice
 	m.mu.Unlock()
-	text, err := json.Marshal(&h)
-	if err != nil {
-		panic(err) // our own types
-	}
-	if len(text) > slotBytes-slotHead {
-		h.Text = ""
-		if text, _ = json.Marshal(&h); len(text) > slotBytes-slotHead {
-			h.Phase = ""
-			text, _ = json.Marshal(&h)
+	text := encode(&h)
+	for _, part := range []*string{&h.Text, &h.Phase} {
+		if len(text) > slotBytes-slotHead {
+			*part = ""
+			text = encode(&h)
 		}
 	}
 	failed := m.cfg.File.write(m.slot, count, text) // then this worker becomes silent
@@ -240,13 +235,12 @@ func (m *Member) poll(now time.Time, late time.Duration, last uint64) uint64 {
 			}
 		}
 	}
-	if a.Fenced && !m.fenced {
-		m.fenced = true
-		close(m.changed)
-		m.changed = make(chan struct{})
-	}
+	changed := a.Fenced && !m.fenced
+	m.fenced = m.fenced || a.Fenced
 	if v, err := decodeView(a.View); err == nil && (v.Term != m.view.Term || v.Count != m.view.Count) {
-		m.view, m.viewAt = *v, now
+		m.view, m.viewAt, changed = *v, now, true
+	}
+	if changed {
 		close(m.changed)
 		m.changed = make(chan struct{})
 	}

@@ -153,12 +153,18 @@ const (
 
 // encode returns the text of the view. If that is too long, it describes fewer doubts one by one.
 func (v *View) encode() []byte {
-	text, err := json.Marshal(v)
+	text := encode(v)
 	for _, whole := range []int{doubtsMax, 0} {
-		if err == nil && len(text) > viewMax {
-			text, err = json.Marshal(v.merged(whole))
+		if len(text) > viewMax {
+			text = encode(v.merged(whole))
 		}
 	}
+	return text
+}
+
+// encode returns a value of this package as JSON.
+func encode(v any) []byte {
+	text, err := json.Marshal(v)
 	if err != nil {
 		panic(err) // our own types
 	}

@@ -134,11 +134,7 @@ func latestIn(file *NodeFile, slot int) (h Heartbeat, seen bool) {
 
 // First sends a first report, before Run: from now on the others notice the silence of this node.
 func (r *Reporter) First(ctx context.Context) error {
-	text, err := json.Marshal(r.prepare(time.Now(), false))
-	if err != nil {
-		panic(err) // our own types
-	}
-	return r.cfg.Store.Set(ctx, r.key(), text)
+	return r.cfg.Store.Set(ctx, r.key(), encode(r.prepare(time.Now(), false)))
 }
 
 // Contested reports, before Run, whether another process reports for this node: true as soon as it sends a report,
@@ -213,10 +209,7 @@ func (r *Reporter) Run(ctx context.Context) {
 func (r *Reporter) Leave(ctx context.Context) {
 	now := time.Now()
 	r.readSlots(now)
-	last := r.prepare(now, true)
-	if text, err := json.Marshal(last); err == nil {
-		_ = r.cfg.Store.Set(ctx, r.key(), text) // the others notice the silence
-	}
+	_ = r.cfg.Store.Set(ctx, r.key(), encode(r.prepare(now, true))) // else the others notice the silence
 	r.mu.Lock()
 	v, revision := r.view, r.revision
 	r.mu.Unlock()
@@ -323,11 +316,7 @@ func (r *Reporter) send(ctx context.Context) {
 		if !viewed.IsZero() {
 			next.ViewAge = milliseconds(began.Sub(viewed)) + 1
 		}
-		text, err := json.Marshal(next)
-		if err != nil {
-			panic(err) // our own types
-		}
-		if err := r.cfg.Store.Set(ctx, r.key(), text); err != nil {
+		if err := r.cfg.Store.Set(ctx, r.key(), encode(next)); err != nil {
 			if errors.Is(err, rendezvous.ErrFenced) {
 				r.mu.Lock()
 				r.fenced, r.answered = true, false
@@ -386,13 +375,10 @@ func (r *Reporter) writeAnswer(now time.Time, released bool) {
 		r.mu.Unlock()
 		return
 	}
-	text, err := json.Marshal(&answer{
+	text := encode(&answer{
 		Every: milliseconds(r.cfg.Timing.Every), By: r.cfg.By, Released: released, Fenced: r.fenced, Echo: r.echo,
 		View: r.viewText,
 	})
-	if err != nil {
-		panic(err) // our own types
-	}
 	r.count++
 	count := r.count
 	r.answered, r.rewritten = true, now

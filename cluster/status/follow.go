@@ -12,6 +12,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cluster/membership"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/internal/pause"
 	"github.com/lockstep-ml/lockstep/timeline"
 )
 
@@ -34,9 +35,7 @@ func Follow(ctx context.Context, s rendezvous.Store, job string, t *Tracker, eve
 			for _, e := range entries {
 				t.add(strings.TrimPrefix(e.Key, prefix), e)
 			}
-			select {
-			case <-time.After(every):
-			case <-ctx.Done():
+			if pause.For(ctx, every) != nil {
 				return nil
 			}
 			entries, revision, err = s.Changes(ctx, prefix, revision)
@@ -103,13 +102,8 @@ func (l *Local) Job() Job {
 
 // Follow keeps the charts up to date, also without requests, until ctx ends.
 func (l *Local) Follow(ctx context.Context, every time.Duration) {
-	for {
+	for ok := true; ok; ok = pause.For(ctx, every) == nil {
 		l.Report(0, localReport(l.Recorder))
-		select {
-		case <-time.After(every):
-		case <-ctx.Done():
-			return
-		}
 	}
 }
 
