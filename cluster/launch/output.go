@@ -26,7 +26,8 @@ const (
 // String returns the stream's name.
 func (s Stream) String() string { return [...]string{"stdout", "stderr"}[s] }
 
-// Shown selects output of workers: the lines of some streams, of the workers with some ranks or, if Ranks is nil, of all.
+// Shown selects output of workers: the lines of some streams, of the workers with some ranks, or of all if Ranks is
+// nil.
 type Shown struct {
 	Streams [2]bool
 	Ranks   []int

@@ -24,7 +24,8 @@ func suspended(root fs.FS, pid int) bool {
 	return state == "T"
 }
 
-// groupMembers returns the running processes of a group, and the number of those that have ended but were not reaped yet.
+// groupMembers returns the running processes of a group, and the number of those that have ended but were not reaped
+// yet.
 func groupMembers(root fs.FS, group int) (running []int, dead int) {
 	entries, _ := fs.ReadDir(root, "proc")
 	for _, entry := range entries {

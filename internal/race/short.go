@@ -11,8 +11,8 @@ func SkipShort(t testing.TB, why string) {
 	}
 }
 
-// SkipTimed skips a test with -short or -race, and prints why. It is for tests that train for seconds, or judge the time
-// of steps.
+// SkipTimed skips a test with -short or -race, and prints why. It is for tests that train for seconds, or judge the
+// time of steps.
 func SkipTimed(t testing.TB, why string) {
 	t.Helper()
 	if testing.Short() {

@@ -331,8 +331,8 @@ func (a *alone) callback() train.Callback {
 	}
 }
 
-// overhead compares a step with its computation alone. The times are medians; the ratios are of neighbouring blocks: 0.02
-// means that a step takes 2 % longer than its computation.
+// overhead compares a step with its computation alone. The times are medians; the ratios are of neighbouring blocks:
+// 0.02 means that a step takes 2 % longer than its computation.
 type overhead struct {
 	Step          time.Duration `json:"step_ns"`
 	Alone         time.Duration `json:"computation_ns"`
