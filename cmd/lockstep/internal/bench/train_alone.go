@@ -413,8 +413,8 @@ func middle[T interface{ ~int64 | ~float64 }](list []T) T {
 // plain formats the overhead for other programs, to be appended to a line.
 func (s overhead) plain() string {
 	return fmt.Sprintf(" step_us=%.0f alone_us=%.0f cost=%.1f%% processor_cost=%.1f%% wait_cost=%.1f%% "+
-		"exchange_cost=%.1f%% input_cost=%.1f%% rest_cost=%.1f%%", micros(s.Step), micros(s.Alone), 100*s.Cost, 100*s.Processor,
-		100*s.Wait, 100*s.Exchange, 100*s.Input, 100*s.Rest)
+		"exchange_cost=%.1f%% input_cost=%.1f%% rest_cost=%.1f%%", micros(s.Step), micros(s.Alone), 100*s.Cost,
+		100*s.Processor, 100*s.Wait, 100*s.Exchange, 100*s.Input, 100*s.Rest)
 }
 
 func (s overhead) table(out io.Writer) error {
