@@ -80,8 +80,10 @@ var mayImport = []struct {
 	}},
 	{"cluster/rendezvous/...", []string{"cluster/...", "internal/listener", "internal/pause", "internal/redact"}},
 	{"cluster/membership", []string{"cluster/rendezvous", "internal/pause"}},
-	{"cluster/status", []string{"cluster/membership", "cluster/rendezvous", "timeline"}},
-	{"cluster/launch", []string{"cluster/...", "internal/affinity", "internal/pause", "internal/redact"}},
+	{"cluster/status", []string{"cluster/membership", "cluster/rendezvous", "internal/pause", "timeline"}},
+	{"cluster/launch", []string{
+		"cluster/...", "internal/affinity", "internal/cgroup", "internal/pause", "internal/redact",
+	}},
 	{"cluster/...", []string{"cluster/...", "internal/pause", "internal/redact"}},
 	{"engine", []string{"tensor"}},
 	{"engine/enginetest", []string{"tensor", "engine"}},
@@ -119,7 +121,7 @@ var mayImport = []struct {
 		"train", "internal/affinity", "internal/terminal", "internal/units", "cmd/lockstep/internal/machine",
 	}},
 	{"cmd/lockstep/internal/live", []string{
-		"cluster/rendezvous", "cluster/status", "dashboard", "internal/terminal", "internal/units",
+		"cluster/rendezvous", "cluster/status", "dashboard", "internal/pause", "internal/terminal", "internal/units",
 		"cmd/lockstep/internal/cli",
 	}},
 	{"cmd/lockstep/internal/run", []string{
