@@ -70,10 +70,10 @@ type Spec struct {
 	// be the same on all workers. Another value may change the bits of results.
 	BucketBytes int
 	// Shards divides the update of the parameters, and with it the optimizer's slots, among the devices of the
-	// job: Program.Shares lists what each shard updates. 0 and 1 mean that every device updates every parameter.
+	// job: Program.Pieces lists what each shard updates. 0 and 1 mean that every device updates every parameter.
 	Shards int
 	// ShardIfFaster makes Shards a proposal: where the engine expects no shorter steps, every device updates every
-	// parameter, and all of Program.Shares belong to shard 0. That depends only on the model, the engine and Replicas.
+	// parameter, and all of Program.Pieces belong to shard 0. That depends only on the model, the engine and Replicas.
 	ShardIfFaster bool
 	// DeviceShards is the shard of each device, from 0 to Shards-1. It is needed if Shards is more than 1. An
 	// optimizer that combines gradients of several parameters cannot be sharded.
@@ -348,7 +348,7 @@ type Program interface {
 	// the build of the engine, Spec.Replicas and Spec.BucketBytes. It is one bucket if the job has one replica.
 	Buckets() []Bucket
 	// Parts lists the groups of parameters that one Update computes on a device: each consists of whole buckets,
-	// without what other shards own, or of the device's share of one parameter that is divided. It is one group if the
+	// without what other shards own, or of the device's piece of one parameter that is divided. It is one group if the
 	// optimizer combines gradients of several parameters.
 	Parts(device int) [][]int
 
@@ -392,11 +392,11 @@ type Program interface {
 	// belongs to the caller from the parameter's Update until Commit or Discard. The caller must fill the elements
 	// that other shards own in every step before Commit; their first contents are undefined.
 	Updated(device, parameter int) (*tensor.Tensor, error)
-	// Shares lists which shard updates which elements of the parameters, as [BucketShares] does for Spec.Shards.
+	// Pieces lists which shard updates which elements of the parameters, as [BucketPieces] does for Spec.Shards.
 	// Parameters are divided only if the optimizer works element by element. The result is the same in every process.
-	Shares() []Share
+	Pieces() []Piece
 	// Kept returns the range of a variable's elements that a device keeps: all, or, of the slots of parameters, those
-	// that belong to the shares of its shard. It is empty if the device keeps none.
+	// that belong to the pieces of its shard. It is empty if the device keeps none.
 	Kept(device, variable int) (from, to int)
 
 	// Step is Gradients of a step's only micro-batch, and Update of every part with factor 1, as one program: if

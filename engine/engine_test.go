@@ -24,9 +24,9 @@ func variables(lengths ...int) (list []engine.Variable) {
 	return list
 }
 
-// TestShares checks that every element has one owner, that shards are balanced even if one parameter has most elements,
+// TestPieces checks that every element has one owner, that shards are balanced even if one parameter has most elements,
 // and that the order among equals is fixed.
-func TestShares(t *testing.T) {
+func TestPieces(t *testing.T) {
 	for _, test := range []struct {
 		lengths []int
 		shards  int
@@ -41,9 +41,9 @@ func TestShares(t *testing.T) {
 	} {
 		for _, divide := range []bool{false, true} { // all are too small
 			var got []int
-			for i, s := range engine.Shares(variables(test.lengths...), test.shards, divide) {
+			for i, s := range engine.Pieces(variables(test.lengths...), test.shards, divide) {
 				if got = append(got, s.Owner); s.Parameter != i || s.From != 0 || s.To != test.lengths[i] {
-					t.Errorf("lengths %v: share %+v, want parameter %d whole", test.lengths, s, i)
+					t.Errorf("lengths %v: piece %+v, want parameter %d whole", test.lengths, s, i)
 				}
 			}
 			if !slices.Equal(got, test.want) {
@@ -63,21 +63,21 @@ func TestShares(t *testing.T) {
 			lengths[0] = 2*total + 1
 			total += lengths[0]
 		}
-		list := engine.Shares(variables(lengths...), shards, true)
+		list := engine.Pieces(variables(lengths...), shards, true)
 		of, at := make([]int, shards), make([]int, len(lengths))
 		seen := map[[2]int]bool{}
 		for _, s := range list {
-			if s.From != at[s.Parameter] || s.To <= s.From && lengths[s.Parameter] > 0 || s.From%engine.ShareElements != 0 ||
+			if s.From != at[s.Parameter] || s.To <= s.From && lengths[s.Parameter] > 0 || s.From%engine.PieceElements != 0 ||
 				seen[[2]int{s.Parameter, s.Owner}] {
-				t.Fatalf("seed %d, lengths %v: share %+v of %v", seed, lengths, s, list)
+				t.Fatalf("seed %d, lengths %v: piece %+v of %v", seed, lengths, s, list)
 			}
 			at[s.Parameter], seen[[2]int{s.Parameter, s.Owner}] = s.To, true
 			of[s.Owner] += s.To - s.From
 		}
 		if !slices.Equal(at, lengths) {
-			t.Fatalf("seed %d: shares cover %v of %v", seed, at, lengths)
+			t.Fatalf("seed %d: pieces cover %v of %v", seed, at, lengths)
 		}
-		if most := slices.Max(of); total >= 16*shards*engine.ShareElements && most > total/shards*17/16+shards {
+		if most := slices.Max(of); total >= 16*shards*engine.PieceElements && most > total/shards*17/16+shards {
 			t.Errorf("seed %d, lengths %v: shards of %v elements, want at most %d", seed, lengths, of, total/shards*17/16)
 		}
 	}
@@ -95,14 +95,14 @@ func TestPlacement(t *testing.T) {
 	}
 }
 
-// TestBucketShares checks that every element has one owner, and that large buckets are balanced one by one, and small
+// TestBucketPieces checks that every element has one owner, and that large buckets are balanced one by one, and small
 // ones together.
-func TestBucketShares(t *testing.T) {
+func TestBucketPieces(t *testing.T) {
 	list := variables(1<<20, 1<<19, 10, 20, 30, 40)
 	buckets := []engine.Bucket{
 		{Parameters: []int{1}}, {Parameters: []int{2}}, {Parameters: []int{3}}, {Parameters: []int{0, 4, 5}},
 	}
-	got := engine.BucketShares(list, buckets, 2, true)
+	got := engine.BucketPieces(list, buckets, 2, true)
 	for _, b := range buckets {
 		owned, bytes := [2]int{}, 0
 		for _, i := range b.Parameters {
@@ -110,7 +110,7 @@ func TestBucketShares(t *testing.T) {
 			for _, s := range got {
 				if s.Parameter == i {
 					if s.From != next {
-						t.Errorf("parameter %d: %v: want a share from %d on", i, s, next)
+						t.Errorf("parameter %d: %v: want a piece from %d on", i, s, next)
 					}
 					next = s.To
 					owned[s.Owner] += (s.To - s.From) * list[i].DType.Bytes()
@@ -125,13 +125,13 @@ func TestBucketShares(t *testing.T) {
 		}
 	}
 	small := func(parameter int) int {
-		i := slices.IndexFunc(got, func(s engine.Share) bool { return s.Parameter == parameter })
+		i := slices.IndexFunc(got, func(p engine.Piece) bool { return p.Parameter == parameter })
 		return got[i].Owner
 	}
 	if small(2) == small(3) {
 		t.Errorf("%v: one shard owns the parameters of both small buckets", got)
 	}
-	if all, want := engine.BucketShares(list, buckets, 2, false), engine.Shares(list, 2, false); !slices.Equal(all, want) {
+	if all, want := engine.BucketPieces(list, buckets, 2, false), engine.Pieces(list, 2, false); !slices.Equal(all, want) {
 		t.Errorf("whole parameters: %v, want %v", all, want)
 	}
 }

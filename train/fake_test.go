@@ -61,7 +61,7 @@ func (m fakeModel) Compile(_ context.Context, _ engine.Engine, spec engine.Spec)
 	if spec.ShardIfFaster && !m.quick { // tests that shard ask for it
 		spec.Shards, spec.DeviceShards = 0, nil
 	}
-	p := &fakeProgram{model: m, spec: spec, shares: engine.Shares(fakeVariables[:2], max(spec.Shards, 1), false)}
+	p := &fakeProgram{model: m, spec: spec, pieces: engine.Pieces(fakeVariables[:2], max(spec.Shards, 1), false)}
 	p.buckets = []engine.Bucket{{Parameters: []int{1}, Bytes: 16}, {Parameters: []int{0}, Bytes: 8}}
 	if spec.Replicas == 1 {
 		p.buckets = []engine.Bucket{{Parameters: []int{0, 1}, Bytes: 24}}
@@ -137,7 +137,7 @@ func (r *fakeReplica) gradient(parameter int) []float64 {
 type fakeProgram struct {
 	model    fakeModel
 	spec     engine.Spec
-	shares   []engine.Share // one for each parameter
+	pieces   []engine.Piece // one for each parameter
 	buckets  []engine.Bucket
 	replicas []*fakeReplica
 	devices  []*fakeDevice
@@ -188,8 +188,8 @@ func (p *fakeProgram) Parts(device int) (parts [][]int) {
 	return parts
 }
 
-// Shares implements engine.Program.
-func (p *fakeProgram) Shares() []engine.Share { return p.shares }
+// Pieces implements engine.Program.
+func (p *fakeProgram) Pieces() []engine.Piece { return p.pieces }
 
 // Kept implements engine.Program: a slot is kept with its parameter.
 func (p *fakeProgram) Kept(device, variable int) (from, to int) {
@@ -201,7 +201,7 @@ func (p *fakeProgram) Kept(device, variable int) (from, to int) {
 
 func (p *fakeProgram) owned(device, variable int) bool {
 	return p.spec.Shards < 2 || variable < 2 || variable >= fakeAverage ||
-		p.shares[variable-2].Owner == p.spec.DeviceShards[device]
+		p.pieces[variable-2].Owner == p.spec.DeviceShards[device]
 }
 
 // AddShape implements engine.Program.

@@ -12,12 +12,12 @@ import (
 	"github.com/lockstep-ml/lockstep/train/compress"
 )
 
-// sharded is the exchange of a sharded optimizer: the gradients of each share of a parameter are summed on the replica
+// sharded is the exchange of a sharded optimizer: the gradients of each piece of a parameter are summed on the replica
 // that updates it, which then sends the new values to all. Compressed gradients are decoded, and so summed, on all
 // replicas; only the new values are sent then.
 type sharded struct {
 	*allReduce
-	shares []engine.Share // the owner is the replica that updates it, the first one of its device
+	pieces []engine.Piece // the owner is the replica that updates it, the first one of its device
 	leaves []leaf         // of the sums of squares
 
 	// The numbers that replicas exchange after those of every step:
@@ -28,16 +28,16 @@ type sharded struct {
 	replicas []shardedReplica // local ones
 }
 
-// shardedBucket has the shares of a bucket's parameters.
+// shardedBucket has the pieces of a bucket's parameters.
 type shardedBucket struct {
-	shares     []engine.Share
-	parameters []int    // of the shares
-	inBucket   []int    // the place of each share's parameter among those of the bucket
-	names      []string // of the shares
-	owners     []int    // the replica that updates each share
+	pieces     []engine.Piece
+	parameters []int    // of the pieces
+	inBucket   []int    // the place of each piece's parameter among those of the bucket
+	names      []string // of the pieces
+	owners     []int    // the replica that updates each piece
 }
 
-// shardedReplica is what a local replica keeps from step to step. By bucket and share, it has the gradients, those that
+// shardedReplica is what a local replica keeps from step to step. By bucket and piece, it has the gradients, those that
 // the replica owns (others are nil), and the memory for the new values.
 type shardedReplica struct {
 	gradients, sums, values [][]*tensor.Tensor
@@ -46,10 +46,10 @@ type shardedReplica struct {
 // leaf is a range of the blocks of a parameter's squares, whose sum is part of the tree of all (treeSum).
 type leaf struct{ parameter, from, to, owner int }
 
-// leavesOf divides each parameter into ranges of a power of two of blocks, so that each belongs to one share.
-func leavesOf(parameters []engine.Variable, shares []engine.Share) (list []leaf, err error) {
+// leavesOf divides each parameter into ranges of a power of two of blocks, so that each belongs to one piece.
+func leavesOf(parameters []engine.Variable, pieces []engine.Piece) (list []leaf, err error) {
 	unit := make([]int, len(parameters)) // by parameter: of blocks; 0: it is whole
-	for _, s := range shares {
+	for _, s := range pieces {
 		if s.From%normBlock != 0 {
 			return nil, fmt.Errorf("the engine divides %s at element %d: want a multiple of %d", parameters[s.Parameter].Name,
 				s.From, normBlock)
@@ -59,7 +59,7 @@ func leavesOf(parameters []engine.Variable, shares []engine.Share) (list []leaf,
 			unit[s.Parameter] = power
 		}
 	}
-	for _, s := range shares {
+	for _, s := range pieces {
 		end := normBlocks(s.To)
 		n := unit[s.Parameter]
 		if n == 0 {
@@ -128,7 +128,7 @@ func (t *Trainer) shardsChosen(ctx context.Context, owners []int) ([]int, error)
 	if owners == nil || !t.chooses() {
 		return owners, nil
 	}
-	chosen := slices.ContainsFunc(t.program.Shares(), func(s engine.Share) bool { return s.Owner > 0 })
+	chosen := slices.ContainsFunc(t.program.Pieces(), func(p engine.Piece) bool { return p.Owner > 0 })
 	if err := t.sameChoice(ctx, chosen); err != nil || !chosen {
 		return nil, err
 	}
@@ -137,9 +137,9 @@ func (t *Trainer) shardsChosen(ctx context.Context, owners []int) ([]int, error)
 
 // newSharded makes the exchange of an optimizer that is sharded among owners, and divides the slots in the state table.
 func (t *Trainer) newSharded(ctx context.Context, all *allReduce, owners []int) (_ *sharded, err error) {
-	s := &sharded{allReduce: all, shares: slices.Clone(t.program.Shares()), squares: -1}
-	for i := range s.shares {
-		s.shares[i].Owner = owners[s.shares[i].Owner]
+	s := &sharded{allReduce: all, pieces: slices.Clone(t.program.Pieces()), squares: -1}
+	for i := range s.pieces {
+		s.pieces[i].Owner = owners[s.pieces[i].Owner]
 	}
 	if err := s.divideSlots(ctx, owners); err != nil {
 		return nil, err
@@ -147,7 +147,7 @@ func (t *Trainer) newSharded(ctx context.Context, all *allReduce, owners []int) 
 	s.notFinite = t.summedScalars()
 	if t.config.needsSquares() {
 		s.squares = s.notFinite + 1
-		if s.leaves, err = leavesOf(t.Parameters(), s.shares); err != nil {
+		if s.leaves, err = leavesOf(t.Parameters(), s.pieces); err != nil {
 			return nil, err
 		}
 	}
@@ -183,8 +183,8 @@ func (s *sharded) divideSlots(ctx context.Context, owners []int) error {
 			if mirrored = mirrored && e.to-e.from == n; e.from == e.to && n > 0 {
 				continue
 			}
-			updates := func(s engine.Share) bool { return s.Owner == replica }
-			if v.Role == engine.Slot && slices.Contains(owners, replica) && !slices.ContainsFunc(s.shares, updates) {
+			updates := func(p engine.Piece) bool { return p.Owner == replica }
+			if v.Role == engine.Slot && slices.Contains(owners, replica) && !slices.ContainsFunc(s.pieces, updates) {
 				return fmt.Errorf("Config.Exchange is Sharded for %d devices, and the model has %s: replica %d would update "+
 					"none, though the model reads %s, which updates change; use AllReduce", len(owners),
 					plural(len(t.Parameters()), "parameter"), replica, v.Name)
@@ -235,10 +235,10 @@ func (t *Trainer) sameChoice(ctx context.Context, sharded bool) error {
 		ranges.Text("worker", chosen[1]), ranges.Text("worker", chosen[0]), t.strategy.Engine().Name())
 }
 
-// isWhole reports whether a share is all of its parameter.
-func (t *Trainer) isWhole(s engine.Share) bool {
-	v := t.variables[s.Parameter]
-	return s.To-s.From == v.Bytes()/v.DType.Bytes()
+// isWhole reports whether a piece is all of its parameter.
+func (t *Trainer) isWhole(p engine.Piece) bool {
+	v := t.variables[p.Parameter]
+	return p.To-p.From == v.Bytes()/v.DType.Bytes()
 }
 
 // hasAll reports whether a local replica's device has all of a variable.
@@ -275,20 +275,20 @@ func (s *sharded) plan() {
 	s.buckets, s.replicas = make([]shardedBucket, len(t.buckets)), make([]shardedReplica, len(t.deviceOf))
 	for k := range t.buckets {
 		b := &s.buckets[k]
-		for _, share := range s.shares {
-			at, found := slices.BinarySearch(t.buckets[k].parameters, share.Parameter)
+		for _, piece := range s.pieces {
+			at, found := slices.BinarySearch(t.buckets[k].parameters, piece.Parameter)
 			if !found {
 				continue
 			}
 			name := t.buckets[k].names[at]
-			if !t.isWhole(share) {
-				name = pieceName(name, share.From, share.To)
+			if !t.isWhole(piece) {
+				name = pieceName(name, piece.From, piece.To)
 			}
-			b.shares, b.parameters = append(b.shares, share), append(b.parameters, share.Parameter)
-			b.inBucket, b.names, b.owners = append(b.inBucket, at), append(b.names, name), append(b.owners, share.Owner)
+			b.pieces, b.parameters = append(b.pieces, piece), append(b.parameters, piece.Parameter)
+			b.inBucket, b.names, b.owners = append(b.inBucket, at), append(b.names, name), append(b.owners, piece.Owner)
 		}
 		for i := range s.replicas {
-			r, n := &s.replicas[i], len(b.shares)
+			r, n := &s.replicas[i], len(b.pieces)
 			r.gradients = append(r.gradients, make([]*tensor.Tensor, n))
 			r.sums, r.values = append(r.sums, make([]*tensor.Tensor, n)), append(r.values, make([]*tensor.Tensor, n))
 		}
@@ -298,25 +298,25 @@ func (s *sharded) plan() {
 // memory sets the lists of a bucket's gradients.
 func (s *sharded) memory(p *localReplica, k int) {
 	b, r := &s.buckets[k], &s.replicas[p.local]
-	for i, share := range b.shares {
-		r.gradients[k][i] = s.t.shareOf(share, p.gradients[k][b.inBucket[i]], r.gradients[k][i])
-		if share.Owner == s.t.ids()[p.local] {
+	for i, piece := range b.pieces {
+		r.gradients[k][i] = s.t.pieceOf(piece, p.gradients[k][b.inBucket[i]], r.gradients[k][i])
+		if piece.Owner == s.t.ids()[p.local] {
 			r.sums[k][i] = r.gradients[k][i]
 		}
 	}
 }
 
-// shareOf returns the elements of a share in the memory of its whole parameter. It keeps before if that is the same
+// pieceOf returns the elements of a piece in the memory of its whole parameter. It keeps before if that is the same
 // memory.
-func (t *Trainer) shareOf(s engine.Share, whole, before *tensor.Tensor) *tensor.Tensor {
-	if t.isWhole(s) {
+func (t *Trainer) pieceOf(p engine.Piece, whole, before *tensor.Tensor) *tensor.Tensor {
+	if t.isWhole(p) {
 		return whole
 	}
-	from := s.From * whole.DType().Bytes()
-	if before != nil && before.Memory() == whole.Memory().Slice(from, s.To*whole.DType().Bytes()) {
+	from := p.From * whole.DType().Bytes()
+	if before != nil && before.Memory() == whole.Memory().Slice(from, p.To*whole.DType().Bytes()) {
 		return before
 	}
-	return whole.Reshape(whole.Len()).Rows(s.From, s.To)
+	return whole.Reshape(whole.Len()).Rows(p.From, p.To)
 }
 
 // start implements exchange. The scalars follow the gradients in another call if these go to their owners.
@@ -348,8 +348,8 @@ func (s *sharded) checkSums(p *localReplica, k int) {
 		return
 	}
 	for i, sum := range s.replicas[p.local].sums[k] {
-		if share := &s.buckets[k].shares[i]; sum != nil { // else another replica owns it
-			s.t.checkSum(p, sum, share.Parameter, share.From/normBlock, 0, 1)
+		if piece := &s.buckets[k].pieces[i]; sum != nil { // else another replica owns it
+			s.t.checkSum(p, sum, piece.Parameter, piece.From/normBlock, 0, 1)
 		}
 	}
 }
@@ -373,16 +373,16 @@ func (s *sharded) send(ctx context.Context, p *localReplica, upto int) error {
 		if p.first && slices.ContainsFunc(d.updates[k], func(update int) bool { return d.left[update] > 0 }) {
 			return nil
 		}
-		for i, share := range s.buckets[k].shares {
+		for i, piece := range s.buckets[k].pieces {
 			if !p.first { // its memory receives what its device gets by the first replica
 				r.values[k][i] = r.gradients[k][i]
 				continue
 			}
-			value, err := s.t.program.Updated(device, share.Parameter)
+			value, err := s.t.program.Updated(device, piece.Parameter)
 			if err != nil {
 				return fmt.Errorf("the new value of %s: %w", s.buckets[k].names[i], err)
 			}
-			r.values[k][i] = s.t.shareOf(share, value, r.values[k][i])
+			r.values[k][i] = s.t.pieceOf(piece, value, r.values[k][i])
 		}
 		if err := s.sendValues(ctx, p, k, r.values[k]); err != nil {
 			return err

@@ -323,7 +323,7 @@ func TestDividedVariables(t *testing.T) {
 				return err
 			}
 			if s, ok := trainer.exchange.(*sharded); sharding == (Sharded{}) &&
-				(!ok || len(s.shares) == len(trainer.Parameters())) {
+				(!ok || len(s.pieces) == len(trainer.Parameters())) {
 				return fmt.Errorf("nothing is divided: %v", s)
 			}
 			i := slices.IndexFunc(trainer.Variables(), func(v engine.Variable) bool { // Adam's moments
@@ -411,19 +411,19 @@ func TestPieces(t *testing.T) {
 	}
 }
 
-// TestLeaves checks that the sums of squares of shares, put together, are those of whole parameters, to the bit.
+// TestLeaves checks that the sums of squares of pieces, put together, are those of whole parameters, to the bit.
 func TestLeaves(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 6))
 		n := 1 + r.IntN(40*normBlock)
 		parameters := []engine.Variable{{DType: tensor.Float32, Shape: []int{n}}}
-		var shares []engine.Share
+		var pieces []engine.Piece
 		for from := 0; from < n; {
 			to := min(n, from+normBlock<<r.IntN(5))
-			shares = append(shares, engine.Share{From: from, To: to, Owner: len(shares)})
+			pieces = append(pieces, engine.Piece{From: from, To: to, Owner: len(pieces)})
 			from = to
 		}
-		leaves, err := leavesOf(parameters, shares)
+		leaves, err := leavesOf(parameters, pieces)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -435,11 +435,11 @@ func TestLeaves(t *testing.T) {
 		for _, l := range leaves {
 			parts[l.from], owners[l.owner] = treeSum(whole[l.from:l.to]), true
 		}
-		if got, want := treeSum(parts), treeSum(whole); got != want || len(owners) != len(shares) {
-			t.Errorf("seed %d: shares %v with leaves %v: %v, want %v", seed, shares, leaves, got, want)
+		if got, want := treeSum(parts), treeSum(whole); got != want || len(owners) != len(pieces) {
+			t.Errorf("seed %d: pieces %v with leaves %v: %v, want %v", seed, pieces, leaves, got, want)
 		}
 	}
-	_, err := leavesOf([]engine.Variable{{Name: "w"}}, []engine.Share{{To: 1000}, {From: 1000, To: 2000}})
+	_, err := leavesOf([]engine.Variable{{Name: "w"}}, []engine.Piece{{To: 1000}, {From: 1000, To: 2000}})
 	if err == nil || !strings.Contains(err.Error(), "divides w at element 1000") {
 		t.Errorf("got %v", err)
 	}

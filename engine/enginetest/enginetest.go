@@ -40,7 +40,7 @@ type Config struct {
 	Averaging func() engine.Model
 	// Regularised returns a model that adds a penalty on its weights to the loss.
 	Regularised func() engine.Model
-	// Wide returns a model with a parameter of at least 5 times engine.ShareElements elements, whose optimizer works
+	// Wide returns a model with a parameter of at least 5 times engine.PieceElements elements, whose optimizer works
 	// element by element, if the engine divides such parameters among shards. It may be nil.
 	Wide func() engine.Model
 	// Panicking returns a model that panics with a value containing "deliberate" while it is built.
@@ -936,18 +936,18 @@ func testShardsOf(t *testing.T, c Config, build func() engine.Model, divides boo
 		s := bucketed(e, devices, 4, 150)
 		s.Shards, s.DeviceShards = shards, []int{0, 1, shards - 1}
 		p := mustCompile(t, build(), e, s)
-		shares := p.Shares()
-		want := engine.BucketShares(parameters, p.Buckets(), shards, divides)
-		if all := engine.BucketShares(parameters, p.Buckets(), shards, true); !divides && len(all) == len(parameters) &&
-			slices.Equal(shares, all) { // the optimizer works element by element, and no parameter is large enough
+		pieces := p.Pieces()
+		want := engine.BucketPieces(parameters, p.Buckets(), shards, divides)
+		if all := engine.BucketPieces(parameters, p.Buckets(), shards, true); !divides && len(all) == len(parameters) &&
+			slices.Equal(pieces, all) { // the optimizer works element by element, and no parameter is large enough
 			want = all
 		}
-		if !slices.Equal(shares, want) ||
-			divides != (len(shares) > len(parameters)) {
-			t.Fatalf("%d shards: shares %v, want %v", shards, shares, want)
+		if !slices.Equal(pieces, want) ||
+			divides != (len(pieces) > len(parameters)) {
+			t.Fatalf("%d shards: pieces %v, want %v", shards, pieces, want)
 		}
 		of := func(parameter, shard int) (from, to int) { // what a shard owns
-			for _, s := range shares {
+			for _, s := range pieces {
 				if s.Parameter == parameter && s.Owner == shard {
 					return s.From, s.To
 				}
@@ -971,7 +971,7 @@ func testShardsOf(t *testing.T, c Config, build func() engine.Model, divides boo
 			slices.Sort(got)
 			for i := range parameters {
 				if _, to := of(i, k); slices.Contains(got, i) != (to > 0) || len(got) != len(slices.Compact(slices.Clone(got))) {
-					t.Errorf("%d shards: parts %v of shard %d, shares %v", shards, p.Parts(d), k, shares)
+					t.Errorf("%d shards: parts %v of shard %d, pieces %v", shards, p.Parts(d), k, pieces)
 				}
 			}
 		}

@@ -55,7 +55,7 @@ type builder struct {
 	classes  []int             // by label; 0: not a class
 	sums     []int             // by metric: their number
 
-	shares      []engine.Share
+	pieces      []engine.Piece
 	ofUpdates   map[string]bool // paths of the variables that an update of all parameters uses
 	wholeUpdate []string        // its description, if updates are sharded
 }
@@ -129,7 +129,7 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 
 	p := &program{
 		backend: bl.b, spec: bl.spec, lossType: bl.lossType,
-		parameters: len(bl.trained), buckets: buckets, shares: bl.shares, updates: updates, wholeUpdate: bl.wholeUpdate,
+		parameters: len(bl.trained), buckets: buckets, pieces: bl.pieces, updates: updates, wholeUpdate: bl.wholeUpdate,
 		model: bl.m,
 	}
 	p.shape = bl.shape(true)
@@ -293,7 +293,7 @@ type updates struct {
 }
 
 // updating builds the update programs of the local shards: one per bucket if the optimizer computes the same new
-// values from a part of the gradients as from all of them, else one for all. Of a parameter that is divided, each share
+// values from a part of the gradients as from all of them, else one for all. Of a parameter that is divided, each piece
 // has a program.
 func (bl *builder) updating(buckets []engine.Bucket) (map[int]*updates, error) {
 	all := make([]int, len(bl.trained))
@@ -313,13 +313,13 @@ func (bl *builder) updating(buckets []engine.Bucket) (map[int]*updates, error) {
 		bl.unshard()
 		shards = 1
 	}
-	bl.shares = engine.BucketShares(bl.parameters(), buckets, shards, shards > 1 && divisible(one[0]))
+	bl.pieces = engine.BucketPieces(bl.parameters(), buckets, shards, shards > 1 && divisible(one[0]))
 	if shards == 1 && len(buckets) == 1 {
 		return map[int]*updates{0: {[][]int{all}, one}}, nil
 	}
 	sets, separable := bl.separate(one, buckets, shards)
 	if !separable && bl.divided() { // a part has another formula than the whole
-		bl.shares = engine.BucketShares(bl.parameters(), buckets, shards, false)
+		bl.pieces = engine.BucketPieces(bl.parameters(), buckets, shards, false)
 		sets, separable = bl.separate(one, buckets, shards)
 	}
 	if bl.spec.ShardIfFaster && shards > 1 && (!separable || bl.idleShard()) {
@@ -328,7 +328,7 @@ func (bl *builder) updating(buckets []engine.Bucket) (map[int]*updates, error) {
 		}
 		bl.unshard()
 		shards = 1
-		bl.shares = engine.BucketShares(bl.parameters(), buckets, shards, false)
+		bl.pieces = engine.BucketPieces(bl.parameters(), buckets, shards, false)
 		if sets, separable = nil, false; len(buckets) > 1 {
 			sets, separable = bl.separate(one, buckets, shards)
 		}
@@ -392,20 +392,20 @@ func (bl *builder) parameters() []engine.Variable {
 	return list
 }
 
-// divided reports whether a parameter has several shares.
-func (bl *builder) divided() bool { return len(bl.shares) > len(bl.trained) }
+// divided reports whether a parameter has several pieces.
+func (bl *builder) divided() bool { return len(bl.pieces) > len(bl.trained) }
 
 // partsOf lists, for each shard, what it updates of each bucket, without empty parts.
 func (bl *builder) partsOf(buckets []engine.Bucket, shards int) [][]part {
 	list := make([][]part, shards)
 	for _, b := range buckets {
 		of := make([]part, shards)
-		var shares []engine.Share
-		for _, s := range bl.shares {
+		var pieces []engine.Piece
+		for _, s := range bl.pieces {
 			switch {
 			case !slices.Contains(b.Parameters, s.Parameter):
 			case s.To-s.From < bl.trained[s.Parameter].Shape().Size():
-				shares = append(shares, s)
+				pieces = append(pieces, s)
 			default:
 				of[s.Owner].parameters = append(of[s.Owner].parameters, s.Parameter)
 			}
@@ -415,8 +415,8 @@ func (bl *builder) partsOf(buckets []engine.Bucket, shards int) [][]part {
 				list[k] = append(list[k], p)
 			}
 		}
-		for i, s := range shares {
-			list[s.Owner] = append(list[s.Owner], part{[]int{s.Parameter}, &shares[i]})
+		for i, s := range pieces {
+			list[s.Owner] = append(list[s.Owner], part{[]int{s.Parameter}, &pieces[i]})
 		}
 	}
 	return list
@@ -435,8 +435,8 @@ func (bl *builder) drop(programs []*executable) {
 func (bl *builder) updatesOf(parts []part) (updates []*executable, err error) {
 	for k, part := range parts {
 		name := fmt.Sprintf("update %d of %d", k+1, len(parts))
-		if part.share != nil {
-			x, err := bl.updateShare(name, part.share)
+		if part.piece != nil {
+			x, err := bl.updatePiece(name, part.piece)
 			if updates = append(updates, x); err != nil {
 				return updates, err
 			}
@@ -888,9 +888,9 @@ type executable struct {
 	positions   []int            // of the outputs in the order of recording, if they are recorded
 	buckets     [][]int          // outputs that are handed over when they are computed, if they are recorded
 	inference   bool             // an evaluate or predict program
-	share       *engine.Share    // of an update program: the elements of its only parameter; nil: all of its parameters
-	whole, flat string           // with a share: the dimensions of the parameter, and of the share
-	slots       []string         // with a share: the slots of which it has these elements
+	piece       *engine.Piece    // of an update program: the elements of its only parameter; nil: all of its parameters
+	whole, flat string           // with a piece: the dimensions of the parameter, and of the piece
+	slots       []string         // with a piece: the slots of which it has these elements
 	divided     []int            // the same, by index
 
 	mu       sync.Mutex

@@ -20,7 +20,7 @@ type device struct {
 	num   compute.DeviceNum
 
 	updates   *updates
-	variables []variable // with the shapes of what the device keeps: vectors, of slots of which it has a share
+	variables []variable // with the shapes of what the device keeps: vectors, of slots of which it has a piece
 	ranges    [][2]int   // by variable: the elements that it keeps; none of slots of parameters that other shards own
 	foreign   []bool     // by parameter: other shards own elements of it
 
@@ -65,7 +65,7 @@ func newDevice(p *program, index int, d engine.Device, u *updates) (*device, err
 	for _, y := range u.programs {
 		for _, v := range y.changed {
 			seen[v], used[v] = true, true
-			whole[v] = y.share == nil
+			whole[v] = y.piece == nil
 		}
 	}
 	for _, x := range append([]*executable{p.gradients, p.evaluate, p.predict}, u.programs...) {
@@ -88,9 +88,9 @@ func newDevice(p *program, index int, d engine.Device, u *updates) (*device, err
 	}
 	for _, y := range u.programs {
 		for _, v := range y.divided {
-			x.ranges[v] = [2]int{y.share.From, y.share.To}
+			x.ranges[v] = [2]int{y.piece.From, y.piece.To}
 			of := &x.variables[v]
-			of.Shape = []int{y.share.To - y.share.From}
+			of.Shape = []int{y.piece.To - y.piece.From}
 			of.shape = shapes.Make(of.shape.DType, of.Shape...)
 		}
 	}
@@ -123,8 +123,8 @@ func (d *device) update(ctx context.Context, r *replica, part int, factor float6
 		return err
 	}
 	for i, v := range x.changed {
-		if x.share != nil && v == x.share.Parameter {
-			if err = d.takeShare(x, out[i]); err != nil {
+		if x.piece != nil && v == x.piece.Parameter {
+			if err = d.takePiece(x, out[i]); err != nil {
 				return err
 			}
 			continue
@@ -132,7 +132,7 @@ func (d *device) update(ctx context.Context, r *replica, part int, factor float6
 		release(d.pending[v]) // not nil for a step counter, or after a second update
 		d.pending[v] = out[i]
 	}
-	if x.share == nil {
+	if x.piece == nil {
 		for _, i := range parameters {
 			d.dirty[i] = false
 		}
@@ -142,16 +142,16 @@ func (d *device) update(ctx context.Context, r *replica, part int, factor float6
 
 // part returns the elements of a parameter that x updates, of a tensor of all its elements.
 func (x *executable) part(t *tensor.Tensor) *tensor.Tensor {
-	if x.share == nil {
+	if x.piece == nil {
 		return t
 	}
-	return t.Reshape(t.Len()).Rows(x.share.From, x.share.To)
+	return t.Reshape(t.Len()).Rows(x.piece.From, x.piece.To)
 }
 
-// takeShare copies the new values of a share to the memory of the parameter's new value, and frees them.
-func (d *device) takeShare(x *executable, b compute.Buffer) error {
+// takePiece copies the new values of a piece to the memory of the parameter's new value, and frees them.
+func (d *device) takePiece(x *executable, b compute.Buffer) error {
 	defer release(b)
-	i := x.share.Parameter
+	i := x.piece.Parameter
 	whole, err := d.foreignMemory(i)
 	if err != nil {
 		return err

@@ -11,7 +11,7 @@ import (
 
 // sameFormulas reports whether the update programs of several parts compute every new value by the same
 // formula as one program for all gradients. They do not if the optimizer combines gradients, for example by
-// their global norm or their number. The formula of a share is that of the whole but for the shape.
+// their global norm or their number. The formula of a piece is that of the whole but for the shape.
 func sameFormulas(one, parts []*executable) bool {
 	known, want := map[string]formulas{}, map[string]int{} // by shape; the output by path
 	for i, path := range one[0].changes {
@@ -20,7 +20,7 @@ func sameFormulas(one, parts []*executable) bool {
 	seen := map[string]bool{}
 	for _, x := range parts {
 		whole, part := "", formulas{}
-		if x.share != nil {
+		if x.piece != nil {
 			whole, part.shape = x.whole, x.flat
 		}
 		if _, there := known[whole]; !there {

@@ -71,12 +71,12 @@ func TestMemoryOfAStep(t *testing.T) {
 						if s.Shards == 0 {
 							return 0
 						}
-						total, shares := 0, map[int]int{}
-						for _, share := range p.Shares() {
-							shares[share.Parameter]++
+						total, pieces := 0, map[int]int{}
+						for _, piece := range p.Pieces() {
+							pieces[piece.Parameter]++
 						}
 						for i, v := range p.Parameters() {
-							if total += devices * v.Bytes(); shares[i] == 1 {
+							if total += devices * v.Bytes(); pieces[i] == 1 {
 								total -= v.Bytes() // its owner's program makes it
 							}
 						}

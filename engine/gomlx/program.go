@@ -35,7 +35,7 @@ type program struct {
 	*shape               // of the Spec, with its programs
 	shapes      []*shape // all, that of the Spec first
 	model       *Model
-	shares      []engine.Share
+	pieces      []engine.Piece
 	updates     map[int]*updates // by local shard
 	ofUpdates   []bool           // by variable: an update of all parameters uses it
 	wholeUpdate []string         // description of that update, if updates are sharded
@@ -234,8 +234,8 @@ func (p *program) Updated(device, parameter int) (*tensor.Tensor, error) {
 	return d.updated(parameter)
 }
 
-// Shares implements [engine.Program].
-func (p *program) Shares() []engine.Share { return p.shares }
+// Pieces implements [engine.Program].
+func (p *program) Pieces() []engine.Piece { return p.pieces }
 
 // Kept implements [engine.Program].
 func (p *program) Kept(device, variable int) (from, to int) {

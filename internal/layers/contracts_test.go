@@ -94,7 +94,7 @@ var (
 		Parts(device int) [][]int
 		Update(ctx context.Context, device, replica, part int, factor float64) error
 		Updated(device, parameter int) (*tensor.Tensor, error)
-		Shares() []engine.Share
+		Pieces() []engine.Piece
 		Kept(device, variable int) (from, to int)
 		Commit()
 		Discard()

@@ -13,7 +13,7 @@ import (
 	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/stages"
 )
 
-// A large parameter is divided among several shards if the optimizer works element by element. The update of a share is
+// A large parameter is divided among several shards if the optimizer works element by element. The update of a piece is
 // built as that of a vector with the parameter's name: the program takes the whole parameter and gradient, of which the
 // optimizer sees a range, and slots of the range. It returns the range's new values.
 
@@ -42,30 +42,30 @@ func (bl *builder) shardsFaster(buckets []engine.Bucket) bool {
 // unshard makes every device update all parameters.
 func (bl *builder) unshard() { bl.spec.Shards, bl.spec.DeviceShards = 1, nil }
 
-// idleShard reports whether a shard has no share.
+// idleShard reports whether a shard has no piece.
 func (bl *builder) idleShard() bool {
 	for k := range bl.spec.Shards {
-		if !slices.ContainsFunc(bl.shares, func(s engine.Share) bool { return s.Owner == k }) {
+		if !slices.ContainsFunc(bl.pieces, func(p engine.Piece) bool { return p.Owner == k }) {
 			return true
 		}
 	}
 	return false
 }
 
-// part are parameters that one update program computes: all elements of several, or a share of one.
+// part are parameters that one update program computes: all elements of several, or a piece of one.
 type part struct {
 	parameters []int
-	share      *engine.Share // nil: all elements
+	piece      *engine.Piece // nil: all elements
 }
 
-// updateShare builds the update program of a share.
-func (bl *builder) updateShare(name string, share *engine.Share) (*executable, error) {
-	whole := bl.trained[share.Parameter]
-	n := share.To - share.From
+// updatePiece builds the update program of a piece.
+func (bl *builder) updatePiece(name string, piece *engine.Piece) (*executable, error) {
+	whole := bl.trained[piece.Parameter]
+	n := piece.To - piece.From
 	flat := shapes.Make(whole.DType(), n)
 	store := newStore(bl.m, bl.spec)
 	v := store.Scope(whole.Scope()).VariableWithShape(whole.Name(), flat)
-	gradient := argName(gradientArg, share.Parameter)
+	gradient := argName(gradientArg, piece.Parameter)
 	x := bl.newExecutableOn(name, func(b compute.Backend) compute.Backend {
 		return parameterBackend{b, func(f compute.Function, name string, s shapes.Shape) (compute.Value, error) {
 			if name != v.Path() && name != gradient {
@@ -79,10 +79,10 @@ func (bl *builder) updateShare(name string, share *engine.Share) (*executable, e
 			if err != nil {
 				return nil, err
 			}
-			return f.Slice(all, []int{share.From}, []int{share.To}, []int{1})
+			return f.Slice(all, []int{piece.From}, []int{piece.To}, []int{1})
 		}}
 	})
-	x.share, x.whole, x.flat = share, printed(whole.Shape().Dimensions), printed(flat.Dimensions)
+	x.piece, x.whole, x.flat = piece, printed(whole.Shape().Dimensions), printed(flat.Dimensions)
 	err := catch(fmt.Sprintf("build the update program with %T", bl.m.Optimizer), func() error {
 		model.SetStore(x.g, store)
 		store.SetTraining(x.g, true)

@@ -65,8 +65,8 @@ func TestDividedParameters(t *testing.T) {
 				},
 				Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: test.opt,
 			}, e, s)
-			if shares := p.Shares(); (len(shares) > len(p.Parameters())) != test.divided {
-				t.Errorf("shares %v, want divided ones: %v", shares, test.divided)
+			if pieces := p.Pieces(); (len(pieces) > len(p.Parameters())) != test.divided {
+				t.Errorf("pieces %v, want divided ones: %v", pieces, test.divided)
 			}
 			for i, v := range p.Variables() {
 				from, to := p.Kept(0, i)
