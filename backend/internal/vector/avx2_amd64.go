@@ -116,16 +116,6 @@ func chooseVectors(dst *byte, c *byte, a *byte, b *byte, n int)
 //go:noescape
 func scatterLargestVectors(to *byte, from *byte, places *int, rows int, add *byte, n int)
 
-// equalIntegersVectors: dst has all bits set where the int32 a and b are equal, for n float32. n is a multiple of 8 and not 0.
-//
-//go:noescape
-func equalIntegersVectors(dst *byte, a *byte, b *byte, n int)
-
-// lessIntegersVectors: dst has all bits set where the int32 a and b compare so, for n float32. n is a multiple of 8 and not 0.
-//
-//go:noescape
-func lessIntegersVectors(dst *byte, a *byte, b *byte, n int)
-
 // sumRowsVectors: dst is the sum of each row of float32. Element i belongs to lane i modulo 32, and at the end the second
 // half of the lanes is combined with the first half, until one is left. Neither number is 0.
 //
@@ -137,6 +127,16 @@ func sumRowsVectors(dst *byte, a *byte, rows int, columns int)
 //
 //go:noescape
 func largestRowsVectors(dst *byte, a *byte, rows int, columns int)
+
+// equalIntegersVectors: dst has all bits set where the int32 a and b are equal, for n float32. n is a multiple of 8 and not 0.
+//
+//go:noescape
+func equalIntegersVectors(dst *byte, a *byte, b *byte, n int)
+
+// lessIntegersVectors: dst has all bits set where the int32 a and b compare so, for n float32. n is a multiple of 8 and not 0.
+//
+//go:noescape
+func lessIntegersVectors(dst *byte, a *byte, b *byte, n int)
 
 // addRowsVectors adds rows of n float32, step bytes apart, to dst, one after another. n is a multiple of 8.
 // Neither number is 0.

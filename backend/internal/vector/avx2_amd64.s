@@ -2072,80 +2072,6 @@ add:
 	VZEROUPPER
 	RET
 
-// func equalIntegersVectors(dst *byte, a *byte, b *byte, n int)
-// Requires: AVX, AVX2
-TEXT ·equalIntegersVectors(SB), NOSPLIT, $0-32
-	MOVQ dst+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ n+24(FP), BX
-	XORQ SI, SI
-	SUBQ $0x10, BX
-	JLT  last
-
-loop:
-	VMOVUPS  (CX)(SI*4), Y0
-	VMOVUPS  32(CX)(SI*4), Y1
-	VMOVUPS  (DX)(SI*4), Y2
-	VMOVUPS  32(DX)(SI*4), Y3
-	VPCMPEQD Y2, Y0, Y0
-	VPCMPEQD Y3, Y1, Y1
-	VMOVUPS  Y0, (AX)(SI*4)
-	VMOVUPS  Y1, 32(AX)(SI*4)
-	ADDQ     $0x10, SI
-	CMPQ     SI, BX
-	JLE      loop
-
-last:
-	ADDQ     $0x10, BX
-	CMPQ     SI, BX
-	JGE      done
-	VMOVUPS  (CX)(SI*4), Y0
-	VMOVUPS  (DX)(SI*4), Y1
-	VPCMPEQD Y1, Y0, Y0
-	VMOVUPS  Y0, (AX)(SI*4)
-
-done:
-	VZEROUPPER
-	RET
-
-// func lessIntegersVectors(dst *byte, a *byte, b *byte, n int)
-// Requires: AVX, AVX2
-TEXT ·lessIntegersVectors(SB), NOSPLIT, $0-32
-	MOVQ dst+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ n+24(FP), BX
-	XORQ SI, SI
-	SUBQ $0x10, BX
-	JLT  last
-
-loop:
-	VMOVUPS  (CX)(SI*4), Y0
-	VMOVUPS  32(CX)(SI*4), Y1
-	VMOVUPS  (DX)(SI*4), Y2
-	VMOVUPS  32(DX)(SI*4), Y3
-	VPCMPGTD Y0, Y2, Y0
-	VPCMPGTD Y1, Y3, Y1
-	VMOVUPS  Y0, (AX)(SI*4)
-	VMOVUPS  Y1, 32(AX)(SI*4)
-	ADDQ     $0x10, SI
-	CMPQ     SI, BX
-	JLE      loop
-
-last:
-	ADDQ     $0x10, BX
-	CMPQ     SI, BX
-	JGE      done
-	VMOVUPS  (CX)(SI*4), Y0
-	VMOVUPS  (DX)(SI*4), Y1
-	VPCMPGTD Y0, Y1, Y0
-	VMOVUPS  Y0, (AX)(SI*4)
-
-done:
-	VZEROUPPER
-	RET
-
 // func sumRowsVectors(dst *byte, a *byte, rows int, columns int)
 // Requires: AVX
 TEXT ·sumRowsVectors(SB), NOSPLIT, $0-32
@@ -2405,6 +2331,80 @@ halves:
 	ADDQ         $0x04, AX
 	DECQ         DX
 	JG           row
+	VZEROUPPER
+	RET
+
+// func equalIntegersVectors(dst *byte, a *byte, b *byte, n int)
+// Requires: AVX, AVX2
+TEXT ·equalIntegersVectors(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ n+24(FP), BX
+	XORQ SI, SI
+	SUBQ $0x10, BX
+	JLT  last
+
+loop:
+	VMOVUPS  (CX)(SI*4), Y0
+	VMOVUPS  32(CX)(SI*4), Y1
+	VMOVUPS  (DX)(SI*4), Y2
+	VMOVUPS  32(DX)(SI*4), Y3
+	VPCMPEQD Y2, Y0, Y0
+	VPCMPEQD Y3, Y1, Y1
+	VMOVUPS  Y0, (AX)(SI*4)
+	VMOVUPS  Y1, 32(AX)(SI*4)
+	ADDQ     $0x10, SI
+	CMPQ     SI, BX
+	JLE      loop
+
+last:
+	ADDQ     $0x10, BX
+	CMPQ     SI, BX
+	JGE      done
+	VMOVUPS  (CX)(SI*4), Y0
+	VMOVUPS  (DX)(SI*4), Y1
+	VPCMPEQD Y1, Y0, Y0
+	VMOVUPS  Y0, (AX)(SI*4)
+
+done:
+	VZEROUPPER
+	RET
+
+// func lessIntegersVectors(dst *byte, a *byte, b *byte, n int)
+// Requires: AVX, AVX2
+TEXT ·lessIntegersVectors(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ n+24(FP), BX
+	XORQ SI, SI
+	SUBQ $0x10, BX
+	JLT  last
+
+loop:
+	VMOVUPS  (CX)(SI*4), Y0
+	VMOVUPS  32(CX)(SI*4), Y1
+	VMOVUPS  (DX)(SI*4), Y2
+	VMOVUPS  32(DX)(SI*4), Y3
+	VPCMPGTD Y0, Y2, Y0
+	VPCMPGTD Y1, Y3, Y1
+	VMOVUPS  Y0, (AX)(SI*4)
+	VMOVUPS  Y1, 32(AX)(SI*4)
+	ADDQ     $0x10, SI
+	CMPQ     SI, BX
+	JLE      loop
+
+last:
+	ADDQ     $0x10, BX
+	CMPQ     SI, BX
+	JGE      done
+	VMOVUPS  (CX)(SI*4), Y0
+	VMOVUPS  (DX)(SI*4), Y1
+	VPCMPGTD Y0, Y1, Y0
+	VMOVUPS  Y0, (AX)(SI*4)
+
+done:
 	VZEROUPPER
 	RET
 

@@ -42,7 +42,14 @@ func addFast(m map[key]Loop) {
 			chooseVectors(dst, (*byte)(in[0]), (*byte)(in[1]), (*byte)(in[2]), n)
 		})
 	}
-	addIntegers(m)
+	integers := func(name string, f func(dst, a, b *byte, n int)) {
+		replace(m, key{name, Int32, Bool}, func(dst *byte, in *[3]unsafe.Pointer, n int) {
+			f(dst, (*byte)(in[0]), (*byte)(in[1]), n)
+		})
+	}
+	integers("Equal", equalIntegersVectors)
+	integers("LessThan", lessIntegersVectors)
+	integers("GreaterThan", func(dst, a, b *byte, n int) { lessIntegersVectors(dst, b, a, n) })
 }
 
 // replace replaces a loop for the first elements of 4 bytes.
@@ -73,4 +80,23 @@ func scatterLargestFast[T float32 | float64](to, from unsafe.Pointer, places []i
 	}
 	scatterLargestVectors((*byte)(to), (*byte)(from), &places[0], len(places), (*byte)(add), n)
 	return n
+}
+
+// addRowsFast adds the first columns of rows of float32, and returns how many.
+func addRowsFast(dst, src unsafe.Pointer, rows, step, columns int) int {
+	columns &^= 7
+	if columns == 0 || rows == 0 || !hasVectors {
+		return 0
+	}
+	addRowsVectors((*byte)(dst), (*byte)(src), rows, step, columns)
+	return columns
+}
+
+// spreadFast repeats elements of 4 bytes, if there is assembly for rows of so many columns.
+func spreadFast(dst, src unsafe.Pointer, rows, columns int) bool {
+	if columns < 8 || rows == 0 || !hasVectors {
+		return false
+	}
+	spreadVectors((*byte)(dst), (*byte)(src), rows, columns)
+	return true
 }

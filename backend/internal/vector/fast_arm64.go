@@ -7,8 +7,7 @@ import "unsafe"
 // hasVectors reports whether this processor has the instructions of the assembly: all of arm64 have.
 const hasVectors = true
 
-func addIntegers(map[key]Loop) {}
-
+// reduceRowsFast does nothing: reduceFast combines parts of rows.
 func reduceRowsFast[T number](Reduction, []T, []T, int) bool { return false }
 
 // reduceFast combines a multiple of lanes elements, if there is assembly for them.
@@ -24,7 +23,3 @@ func reduceFast[T number](r Reduction, part *[lanes]T, row []T) bool {
 	}
 	return true
 }
-
-func addRowsFast(_, _ unsafe.Pointer, _, _, _ int) int { return 0 }
-
-func spreadFast(_, _ unsafe.Pointer, _, _ int) bool { return false }

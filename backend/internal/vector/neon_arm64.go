@@ -125,3 +125,25 @@ func sumVectors(lanes, a *byte, n int)
 //
 //go:noescape
 func largestVectors(lanes, a *byte, n int)
+
+// equalIntegersVectors: dst has all bits set where the int32 a and b are equal, for n float32. n is a multiple of 8 and not 0.
+//
+//go:noescape
+func equalIntegersVectors(dst, a, b *byte, n int)
+
+// lessIntegersVectors: dst has all bits set where the int32 a and b compare so, for n float32. n is a multiple of 8 and not 0.
+//
+//go:noescape
+func lessIntegersVectors(dst, a, b *byte, n int)
+
+// addRowsVectors adds rows of n float32, step bytes apart, to dst, one after another. n is a multiple of 8.
+// Neither number is 0.
+//
+//go:noescape
+func addRowsVectors(dst, a *byte, rows, step, n int)
+
+// spreadVectors repeats each of the elements of 4 bytes of a in a row of dst. columns are at least 8, and rows not
+// 0.
+//
+//go:noescape
+func spreadVectors(dst, a *byte, rows, columns int)

@@ -1066,3 +1066,137 @@ loop:
 	VST1.P [V0.B16, V1.B16, V2.B16, V3.B16], 64(R0)
 	VST1.P [V4.B16, V5.B16, V6.B16, V7.B16], 64(R0)
 	RET
+
+// func equalIntegersVectors(dst, a, b *byte, n int)
+TEXT ·equalIntegersVectors(SB), NOSPLIT, $0-32
+	MOVD dst+0(FP), R0
+	MOVD a+8(FP), R1
+	MOVD b+16(FP), R2
+	MOVD n+24(FP), R3
+
+loop:
+	VLD1.P 16(R1), [V0.B16]
+	VLD1.P 16(R1), [V1.B16]
+	VLD1.P 16(R2), [V2.B16]
+	VLD1.P 16(R2), [V3.B16]
+	WORD $0x6ea28c04 // cmeq v4.4s, v0.4s, v2.4s
+	WORD $0x6ea38c25 // cmeq v5.4s, v1.4s, v3.4s
+	VST1.P [V4.B16], 16(R0)
+	VST1.P [V5.B16], 16(R0)
+	SUBS $8, R3
+	BGT loop
+	RET
+
+// func lessIntegersVectors(dst, a, b *byte, n int)
+TEXT ·lessIntegersVectors(SB), NOSPLIT, $0-32
+	MOVD dst+0(FP), R0
+	MOVD a+8(FP), R1
+	MOVD b+16(FP), R2
+	MOVD n+24(FP), R3
+
+loop:
+	VLD1.P 16(R1), [V0.B16]
+	VLD1.P 16(R1), [V1.B16]
+	VLD1.P 16(R2), [V2.B16]
+	VLD1.P 16(R2), [V3.B16]
+	WORD $0x4ea03444 // cmgt v4.4s, v2.4s, v0.4s
+	WORD $0x4ea13465 // cmgt v5.4s, v3.4s, v1.4s
+	VST1.P [V4.B16], 16(R0)
+	VST1.P [V5.B16], 16(R0)
+	SUBS $8, R3
+	BGT loop
+	RET
+
+// func addRowsVectors(dst, a *byte, rows, step, n int)
+TEXT ·addRowsVectors(SB), NOSPLIT, $0-40
+	MOVD dst+0(FP), R0
+	MOVD a+8(FP), R1
+	MOVD rows+16(FP), R2
+	MOVD step+24(FP), R3
+	MOVD n+32(FP), R4
+
+wide:
+	CMP $32, R4
+	BLT wideDone
+	MOVD R0, R12
+	VLD1.P 64(R12), [V0.B16, V1.B16, V2.B16, V3.B16]
+	VLD1.P 64(R12), [V4.B16, V5.B16, V6.B16, V7.B16]
+	MOVD R1, R10
+	MOVD R2, R11
+
+wideRow:
+	MOVD R10, R12
+	VLD1.P 64(R12), [V8.B16, V9.B16, V10.B16, V11.B16]
+	VLD1.P 64(R12), [V12.B16, V13.B16, V14.B16, V15.B16]
+	WORD $0x4e28d400 // fadd v0.4s, v0.4s, v8.4s
+	WORD $0x4e29d421 // fadd v1.4s, v1.4s, v9.4s
+	WORD $0x4e2ad442 // fadd v2.4s, v2.4s, v10.4s
+	WORD $0x4e2bd463 // fadd v3.4s, v3.4s, v11.4s
+	WORD $0x4e2cd484 // fadd v4.4s, v4.4s, v12.4s
+	WORD $0x4e2dd4a5 // fadd v5.4s, v5.4s, v13.4s
+	WORD $0x4e2ed4c6 // fadd v6.4s, v6.4s, v14.4s
+	WORD $0x4e2fd4e7 // fadd v7.4s, v7.4s, v15.4s
+	ADD R3, R10
+	SUBS $1, R11
+	BGT wideRow
+	MOVD R0, R12
+	VST1.P [V0.B16, V1.B16, V2.B16, V3.B16], 64(R12)
+	VST1.P [V4.B16, V5.B16, V6.B16, V7.B16], 64(R12)
+	ADD $128, R0
+	ADD $128, R1
+	SUB $32, R4
+	B wide
+
+wideDone:
+
+narrow:
+	CMP $8, R4
+	BLT narrowDone
+	MOVD R0, R12
+	VLD1.P 32(R12), [V0.B16, V1.B16]
+	MOVD R1, R10
+	MOVD R2, R11
+
+narrowRow:
+	MOVD R10, R12
+	VLD1.P 32(R12), [V2.B16, V3.B16]
+	WORD $0x4e22d400 // fadd v0.4s, v0.4s, v2.4s
+	WORD $0x4e23d421 // fadd v1.4s, v1.4s, v3.4s
+	ADD R3, R10
+	SUBS $1, R11
+	BGT narrowRow
+	MOVD R0, R12
+	VST1.P [V0.B16, V1.B16], 32(R12)
+	ADD $32, R0
+	ADD $32, R1
+	SUB $8, R4
+	B narrow
+
+narrowDone:
+	RET
+
+// func spreadVectors(dst, a *byte, rows, columns int)
+TEXT ·spreadVectors(SB), NOSPLIT, $0-32
+	MOVD dst+0(FP), R0
+	MOVD a+8(FP), R1
+	MOVD rows+16(FP), R2
+	MOVD columns+24(FP), R3
+	LSL $2, R3, R10
+	SUB $32, R10, R11
+
+row:
+	VLD1R.P 4(R1), [V0.S4]
+	VMOV V0.B16, V1.B16
+	MOVD R0, R12
+	MOVD R11, R13
+
+loop:
+	VST1.P [V0.B16, V1.B16], 32(R12)
+	SUBS $32, R13
+	BGE loop
+	ADD R11, R0, R12
+	VST1 [V0.B16, V1.B16], (R12)
+	ADD R10, R0
+	SUBS $1, R2
+	BGT row
+	RET

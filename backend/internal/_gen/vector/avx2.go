@@ -99,6 +99,14 @@ func (avx2) addIntegers(a, b vec) vec { return three(func(o ...Op) { VPADDD(o[0]
 
 func (avx2) subIntegers(a, b vec) vec { return three(func(o ...Op) { VPSUBD(o[0], o[1], o[2]) }, b, a) }
 
+func (avx2) equalIntegers(a, b vec) vec {
+	return three(func(o ...Op) { VPCMPEQD(o[0], o[1], o[2]) }, b, a)
+}
+
+func (avx2) lessIntegers(a, b vec) vec {
+	return three(func(o ...Op) { VPCMPGTD(o[0], o[1], o[2]) }, a, b)
+}
+
 // The result is the operand that is written first if one is NaN.
 
 func (avx2) atMost(a, b vec) vec  { return three(func(o ...Op) { VMINPS(o[0], o[1], o[2]) }, a, b) }

@@ -17,6 +17,8 @@ type target interface {
 	loop(name, doc string, operands []string, f func(in []vec) vec)
 	// reductions writes loops that combine the elements of rows.
 	reductions()
+	addRows(name string, doc ...string)
+	spread(name string, doc ...string)
 	scatterLargest(name string, doc ...string)
 	generate() error
 
@@ -38,6 +40,8 @@ type target interface {
 	blend(mask, a, b vec) vec // a where the mask is set, and b elsewhere
 	integer(a vec) vec        // of a float32 that is an integer
 	float(a vec) vec
+	equalIntegers(a, b vec) vec
+	lessIntegers(a, b vec) vec
 	addIntegers(a, b vec) vec
 	subIntegers(a, b vec) vec
 	shiftLeft(a vec, by int) vec
@@ -107,6 +111,14 @@ func (w writer) write() {
 		"element, or the last NaN. places are the first elements of the rows, in bytes. n is a multiple of 8. Neither",
 		"number is 0.")
 	w.reductions()
+	w.two("equalIntegers", "has all bits set where the int32 a and b are equal", w.equalIntegers)
+	w.two("lessIntegers", "has all bits set where the int32 a and b compare so", w.lessIntegers)
+	w.addRows("addRowsVectors",
+		"addRowsVectors adds rows of n float32, step bytes apart, to dst, one after another. n is a multiple of 8.",
+		"Neither number is 0.")
+	w.spread("spreadVectors",
+		"spreadVectors repeats each of the elements of 4 bytes of a in a row of dst. columns are at least 8, and rows not",
+		"0.")
 }
 
 func documentation(name, doc string) string {

@@ -65,21 +65,23 @@ func (t *neonTarget) not(a vec) vec {
 	return t.operation(func(d neon.Vreg, in []neon.Vreg) { neon.NOT(d, in[0]) }, a)
 }
 
-func (t *neonTarget) add(a, b vec) vec         { return t.two(neon.FADD, a, b) }
-func (t *neonTarget) sub(a, b vec) vec         { return t.two(neon.FSUB, a, b) }
-func (t *neonTarget) mul(a, b vec) vec         { return t.two(neon.FMUL, a, b) }
-func (t *neonTarget) div(a, b vec) vec         { return t.two(neon.FDIV, a, b) }
-func (t *neonTarget) atMost(a, b vec) vec      { return t.two(neon.FMIN, a, b) }
-func (t *neonTarget) atLeast(a, b vec) vec     { return t.two(neon.FMAX, a, b) }
-func (t *neonTarget) addIntegers(a, b vec) vec { return t.two(neon.ADD, a, b) }
-func (t *neonTarget) subIntegers(a, b vec) vec { return t.two(neon.SUB, a, b) }
-func (t *neonTarget) and(a, b vec) vec         { return t.bitwise(neon.AND, a, b) }
-func (t *neonTarget) or(a, b vec) vec          { return t.bitwise(neon.ORR, a, b) }
-func (t *neonTarget) xor(a, b vec) vec         { return t.bitwise(neon.EOR, a, b) }
-func (t *neonTarget) sqrt(a vec) vec           { return t.one(neon.FSQRT, a) }
-func (t *neonTarget) round(a vec) vec          { return t.one(neon.FRINTN, a) }
-func (t *neonTarget) integer(a vec) vec        { return t.one(neon.FCVTNS, a) }
-func (t *neonTarget) float(a vec) vec          { return t.one(neon.SCVTF, a) }
+func (t *neonTarget) add(a, b vec) vec           { return t.two(neon.FADD, a, b) }
+func (t *neonTarget) sub(a, b vec) vec           { return t.two(neon.FSUB, a, b) }
+func (t *neonTarget) mul(a, b vec) vec           { return t.two(neon.FMUL, a, b) }
+func (t *neonTarget) div(a, b vec) vec           { return t.two(neon.FDIV, a, b) }
+func (t *neonTarget) atMost(a, b vec) vec        { return t.two(neon.FMIN, a, b) }
+func (t *neonTarget) atLeast(a, b vec) vec       { return t.two(neon.FMAX, a, b) }
+func (t *neonTarget) addIntegers(a, b vec) vec   { return t.two(neon.ADD, a, b) }
+func (t *neonTarget) subIntegers(a, b vec) vec   { return t.two(neon.SUB, a, b) }
+func (t *neonTarget) equalIntegers(a, b vec) vec { return t.two(neon.CMEQ, a, b) }
+func (t *neonTarget) lessIntegers(a, b vec) vec  { return t.two(neon.CMGT, b, a) }
+func (t *neonTarget) and(a, b vec) vec           { return t.bitwise(neon.AND, a, b) }
+func (t *neonTarget) or(a, b vec) vec            { return t.bitwise(neon.ORR, a, b) }
+func (t *neonTarget) xor(a, b vec) vec           { return t.bitwise(neon.EOR, a, b) }
+func (t *neonTarget) sqrt(a vec) vec             { return t.one(neon.FSQRT, a) }
+func (t *neonTarget) round(a vec) vec            { return t.one(neon.FRINTN, a) }
+func (t *neonTarget) integer(a vec) vec          { return t.one(neon.FCVTNS, a) }
+func (t *neonTarget) float(a vec) vec            { return t.one(neon.SCVTF, a) }
 
 func (t *neonTarget) shiftLeft(a vec, by int) vec        { return t.shift(neon.SHL, a, by) }
 func (t *neonTarget) shiftRight(a vec, by int) vec       { return t.shift(neon.USHR, a, by) }
@@ -300,6 +302,70 @@ func (t *neonTarget) reduce(name, doc string, f func(to, a vec) vec) {
 	for i := range 2 {
 		neon.Line("VST1.P %s, 64(%s)", neon.List(lanes[4*i:][:4]), neon.Param("lanes"))
 	}
+	neon.End()
+}
+
+func (t *neonTarget) addRows(name string, doc ...string) {
+	neon.Begin(name, "(dst, a *byte, rows, step, n int)", doc...)
+	const row, left, at = "R10", "R11", "R12"
+	for _, registers := range []int{8, turn} {
+		name := map[int]string{8: "wide", turn: "narrow"}[registers]
+		mark := neon.Used()
+		sums, x := neon.NewRegs(registers), neon.NewRegs(registers)
+		// each writes an instruction for groups of registers that lie side by side in memory.
+		each := func(list []neon.Vreg, first, format string) {
+			neon.Line("MOVD %s, %s", first, at)
+			for group := range slices.Chunk(list, 4) {
+				neon.Line(format, neon.List(group), len(group)*neon.Bytes, at)
+			}
+		}
+		const load, store = "VLD1.P %[2]d(%[3]s), %[1]s", "VST1.P %[1]s, %[2]d(%[3]s)"
+		neon.Label(name)
+		neon.Line("CMP $%d, %s", registers*neon.Bytes/4, neon.Param("n"))
+		neon.Line("BLT %sDone", name)
+		each(sums, neon.Param("dst"), load)
+		neon.Line("MOVD %s, %s", neon.Param("a"), row)
+		neon.Line("MOVD %s, %s", neon.Param("rows"), left)
+		neon.Label(name + "Row")
+		each(x, row, load)
+		for i, v := range sums {
+			neon.FADD(neon.S4, v, v, x[i])
+		}
+		neon.Line("ADD %s, %s", neon.Param("step"), row)
+		neon.Line("SUBS $1, %s", left)
+		neon.Line("BGT %sRow", name)
+		each(sums, neon.Param("dst"), store)
+		for _, p := range []string{"dst", "a"} {
+			neon.Line("ADD $%d, %s", registers*neon.Bytes, neon.Param(p))
+		}
+		neon.Line("SUB $%d, %s", registers*neon.Bytes/4, neon.Param("n"))
+		neon.Line("B %s", name)
+		neon.Label(name + "Done")
+		neon.Release(mark)
+	}
+	neon.End()
+}
+
+func (t *neonTarget) spread(name string, doc ...string) {
+	neon.Begin(name, "(dst, a *byte, rows, columns int)", doc...)
+	const bytes, last, at, left = "R10", "R11", "R12", "R13"
+	v := neon.NewRegs(turn)
+	neon.Line("LSL $2, %s, %s", neon.Param("columns"), bytes)
+	neon.Line("SUB $%d, %s, %s", turn*neon.Bytes, bytes, last)
+	neon.Label("row")
+	neon.Line("VLD1R.P 4(%s), [V%d.S4]", neon.Param("a"), v[0])
+	neon.VMOV(v[1], v[0])
+	neon.Line("MOVD %s, %s", neon.Param("dst"), at)
+	neon.Line("MOVD %s, %s", last, left)
+	neon.Label("loop")
+	neon.Line("VST1.P %s, %d(%s)", neon.List(v), turn*neon.Bytes, at)
+	neon.Line("SUBS $%d, %s", turn*neon.Bytes, left)
+	neon.Line("BGE loop")
+	neon.Line("ADD %s, %s, %s", last, neon.Param("dst"), at) // the rest
+	neon.Line("VST1 %s, (%s)", neon.List(v), at)
+	neon.Line("ADD %s, %s", bytes, neon.Param("dst"))
+	neon.Line("SUBS $1, %s", neon.Param("rows"))
+	neon.Line("BGT row")
 	neon.End()
 }
 

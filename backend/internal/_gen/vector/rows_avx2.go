@@ -9,24 +9,8 @@ import (
 )
 
 func (t avx2) reductions() {
-	for _, c := range []struct {
-		name, doc string
-		f         func(a, b vec) vec
-	}{
-		{"equalIntegers", "are equal", func(a, b vec) vec {
-			return three(func(o ...Op) { VPCMPEQD(o[0], o[1], o[2]) }, b, a)
-		}},
-		{"lessIntegers", "compare so", func(a, b vec) vec {
-			return three(func(o ...Op) { VPCMPGTD(o[0], o[1], o[2]) }, a, b)
-		}},
-	} {
-		t.loop(c.name+"Vectors", documentation(c.name, "has all bits set where the int32 a and b "+c.doc), []string{"a", "b"},
-			func(in []vec) vec { return c.f(in[0], in[1]) })
-	}
 	t.rows("sumRowsVectors", "the sum", 0, t.add)
 	t.rows("largestRowsVectors", "the largest", math.Inf(-1), t.larger)
-	addRows()
-	spread()
 }
 
 // rows writes a loop that combines the elements of each row, as package vector's lanes do. identity changes no element
@@ -106,10 +90,9 @@ func firstElements() Mem {
 }
 
 // addRows writes the loop that adds rows to a row.
-func addRows() {
-	TEXT("addRowsVectors", NOSPLIT, "func(dst, a *byte, rows, step, n int)")
-	Doc("addRowsVectors adds rows of n float32, step bytes apart, to dst, one after another. n is a multiple of 8.",
-		"Neither number is 0.")
+func (avx2) addRows(name string, doc ...string) {
+	TEXT(name, NOSPLIT, "func(dst, a *byte, rows, step, n int)")
+	Doc(doc...)
 	Pragma("noescape")
 	dst, a := Load(Param("dst"), GP64()).(reg.GPVirtual), Load(Param("a"), GP64()).(reg.GPVirtual)
 	rows, step := Load(Param("rows"), GP64()), Load(Param("step"), GP64())
@@ -149,10 +132,9 @@ func addRows() {
 }
 
 // spread writes the loop that repeats the number of each row.
-func spread() {
-	TEXT("spreadVectors", NOSPLIT, "func(dst, a *byte, rows, columns int)")
-	Doc("spreadVectors repeats each of the elements of 4 bytes of a in a row of dst. columns are at least 8, and rows not",
-		"0.")
+func (avx2) spread(name string, doc ...string) {
+	TEXT(name, NOSPLIT, "func(dst, a *byte, rows, columns int)")
+	Doc(doc...)
 	Pragma("noescape")
 	dst, a := Load(Param("dst"), GP64()).(reg.GPVirtual), Load(Param("a"), GP64()).(reg.GPVirtual)
 	rows, columns := Load(Param("rows"), GP64()), Load(Param("columns"), GP64()).(reg.GPVirtual)
