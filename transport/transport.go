@@ -37,6 +37,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"slices"
 )
 
 // The errors of waits and calls that end early. Another one is [PeerDown].
@@ -251,6 +252,23 @@ type Failure struct{ Reason []byte }
 
 // Error returns a fixed text without Reason.
 func (f *Failure) Error() string { return "its group has failed" }
+
+// RankIn returns the number of a rank in the group that [Endpoint.Split] makes of the listed ranks of a group of size.
+// It fails if the list lacks the rank, or is not one of different ranks.
+func RankIn(ranks []int, rank, size int) (int, error) {
+	seen := make([]bool, size)
+	for _, r := range ranks {
+		if r < 0 || r >= size || seen[r] {
+			return 0, fmt.Errorf("a group of ranks %v of %d: want different numbers from 0 to %d", ranks, size, size-1)
+		}
+		seen[r] = true
+	}
+	at := slices.Index(ranks, rank)
+	if at < 0 {
+		return 0, fmt.Errorf("rank %d is not among the ranks %v of the group", rank, ranks)
+	}
+	return at, nil
+}
 
 // Parker is a context that does the blocking of a transport. One goroutine at a time may use it.
 type Parker interface {

@@ -220,15 +220,9 @@ func (e *endpoint) Ask(peer int, seq uint64) []byte {
 }
 
 func (e *endpoint) Split(id uint64, ranks []int) (transport.Endpoint, error) {
-	sorted := slices.Sorted(slices.Values(ranks))
-	at := slices.Index(ranks, e.rank)
-	switch {
-	case at < 0:
-		return nil, fmt.Errorf("mem: rank %d is not among the ranks %v of the group", e.rank, ranks)
-	case sorted[0] < 0 || sorted[len(sorted)-1] >= e.hub.n:
-		return nil, fmt.Errorf("mem: ranks %v are not all among the %d of the group", ranks, e.hub.n)
-	case len(slices.Compact(sorted)) < len(ranks):
-		return nil, fmt.Errorf("mem: ranks %v name one twice", ranks)
+	at, err := transport.RankIn(ranks, e.rank, e.hub.n)
+	if err != nil {
+		return nil, fmt.Errorf("mem: %w", err)
 	}
 	root := e.hub.root
 	root.mu.Lock()

@@ -42,7 +42,6 @@ import (
 	"fmt"
 	"math/bits"
 	"net"
-	"slices"
 	"strings"
 )
 
@@ -123,21 +122,6 @@ func checkRanks(ranks []int, size int) error {
 		if r < 0 || r >= size || i > 0 && r <= ranks[i-1] {
 			return fmt.Errorf("shm: ranks %v of a group of %d: want increasing numbers from 0 to %d", ranks, size, size-1)
 		}
-	}
-	return nil
-}
-
-// checkList returns an error if the ranks of a group that rank splits from one of size ranks are invalid.
-func checkList(ranks []int, rank, size int) error {
-	seen := make([]bool, size)
-	for _, r := range ranks {
-		if r < 0 || r >= size || seen[r] {
-			return fmt.Errorf("shm: a group of ranks %v of %d: want different numbers from 0 to %d", ranks, size, size-1)
-		}
-		seen[r] = true
-	}
-	if !slices.Contains(ranks, rank) {
-		return fmt.Errorf("shm: rank %d is not among the ranks %v of the group", rank, ranks)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"fmt"
 	"runtime"
 	"slices"
 	"sync"
@@ -285,8 +286,8 @@ func (e *endpoint) Split(id uint64, ranks []int) (transport.Endpoint, error) {
 	if e.closed.Load() {
 		return nil, errClosed
 	}
-	if err := checkList(ranks, e.rank, e.g.ranks); err != nil {
-		return nil, err
+	if _, err := transport.RankIn(ranks, e.rank, e.g.ranks); err != nil {
+		return nil, fmt.Errorf("shm: %w", err)
 	}
 	return e.g.world.split(e, id, ranks)
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -114,14 +113,11 @@ func (e *endpoint) Split(id uint64, ranks []int) (transport.Endpoint, error) {
 	if id == rootID {
 		return nil, fmt.Errorf("tcp: group id %d is reserved for the whole group", rootID)
 	}
+	if _, err := transport.RankIn(ranks, e.rank, len(e.peers)); err != nil {
+		return nil, fmt.Errorf("tcp: %w", err)
+	}
 	world := make([]int, len(ranks))
 	for i, r := range ranks {
-		if r < 0 || r >= len(e.peers) {
-			return nil, fmt.Errorf("tcp: rank %d in a group of %d", r, len(e.peers))
-		}
-		if slices.Contains(ranks[:i], r) {
-			return nil, fmt.Errorf("tcp: duplicate rank %d in group %v", r, ranks)
-		}
 		world[i] = e.group.ranks[r]
 	}
 	end, err := e.group.world.take(id, world, e.group.ranks[e.rank])

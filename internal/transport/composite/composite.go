@@ -162,18 +162,13 @@ func (e *end) Behind(flag int, ranks []int) []int {
 // Split splits the domain's endpoint if the listed ranks are in one domain, the endpoint of all ranks if each is in a
 // separate domain, and otherwise both.
 func (e *end) Split(id uint64, ranks []int) (transport.Endpoint, error) {
-	at := slices.Index(ranks, e.Rank())
-	if at < 0 {
-		return nil, fmt.Errorf("composite: rank %d is not among the ranks %v of the group", e.Rank(), ranks)
+	at, err := transport.RankIn(ranks, e.Rank(), len(e.places))
+	if err != nil {
+		return nil, fmt.Errorf("composite: %w", err)
 	}
 	var places []transport.Place
 	var mine []int // of the domain, by their numbers there
-	taken := make([]bool, len(e.places))
 	for _, r := range ranks {
-		if r < 0 || r >= len(e.places) || taken[r] {
-			return nil, fmt.Errorf("composite: group %v of %d ranks: want each rank at most once", ranks, len(e.places))
-		}
-		taken[r] = true
 		places = append(places, e.places[r])
 		if e.shares(r) {
 			mine = append(mine, e.index[r])

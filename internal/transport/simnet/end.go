@@ -321,21 +321,15 @@ func (e *end) Ask(peer int, seq uint64) []byte {
 }
 
 func (e *end) Split(id uint64, ranks []int) (transport.Endpoint, error) {
-	sorted := slices.Sorted(slices.Values(ranks))
-	at := slices.Index(ranks, e.rank)
-	switch {
-	case at < 0:
-		return nil, fmt.Errorf("simnet: rank %d is not among the ranks %v of the group", e.rank, ranks)
-	case sorted[0] < 0 || sorted[len(sorted)-1] >= e.Size():
-		return nil, fmt.Errorf("simnet: ranks %v are not all among the %d of the group", ranks, e.Size())
-	case len(slices.Compact(sorted)) < len(ranks):
-		return nil, fmt.Errorf("simnet: ranks %v name one twice", ranks)
+	at, err := transport.RankIn(ranks, e.rank, e.Size())
+	if err != nil {
+		return nil, fmt.Errorf("simnet: %w", err)
 	}
 	of := make([]int, len(ranks))
 	for i, r := range ranks {
 		of[i] = e.group.ranks[r]
 	}
-	err := e.alive()
+	err = e.alive()
 	n := e.net
 	defer n.mu.Unlock()
 	if err != nil {
