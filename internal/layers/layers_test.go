@@ -52,7 +52,7 @@ var mayImport = []struct {
 	{"collective/chooser", []string{"tensor", "collective/plan", "internal/units"}},
 	{"collective/internal/byrank", nil},
 	{"collective/internal/fingerprint", []string{
-		"tensor", "transport", "collective/plan", "collective/internal/byrank",
+		"tensor", "transport", "collective/flight", "collective/plan", "collective/internal/byrank",
 	}},
 	{"collective/internal/executor", []string{
 		"tensor", "internal/affinity", "internal/kernel", "transport", "collective/plan", "collective/internal/byrank",

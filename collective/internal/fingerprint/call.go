@@ -2,8 +2,8 @@ package fingerprint
 
 import (
 	"fmt"
-	"strings"
 
+	"github.com/lockstep-ml/lockstep/collective/flight"
 	"github.com/lockstep-ml/lockstep/collective/plan"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
@@ -154,38 +154,23 @@ func (c *Call) Op() plan.Op {
 
 // String describes the call for errors: all_reduce SUM float32 [3] of "w".
 func (c *Call) String() string {
-	var b strings.Builder
 	h, op := &c.Header, c.Op()
-	b.WriteString(op.String())
+	out := flight.Call{
+		Op: op.String(), Count: int(h.Count), Name: c.Name, Rooted: Agreed(op).Has(Root), Root: int(h.Root),
+		Pair: c.Pair != 0, Peer: c.Peer,
+	}
 	if h.Reduce != 0 {
-		fmt.Fprintf(&b, " %v", plan.ReduceOp(h.Reduce-1))
+		out.Reduce = plan.ReduceOp(h.Reduce - 1).String()
 	}
-	counts := Agreed(op).Has(Counts)
 	if h.Type != 0 {
-		fmt.Fprintf(&b, " %v", tensor.DType(h.Type))
-		if c.Shape != nil && !counts {
-			fmt.Fprintf(&b, " %v", c.Shape)
-		} else {
-			fmt.Fprintf(&b, " [%d]", h.Count)
-		}
+		out.DType = tensor.DType(h.Type).String()
 	}
-	if len(c.Shape) > 0 && counts {
-		fmt.Fprintf(&b, " in parts of %v", c.Shape)
+	if Agreed(op).Has(Counts) {
+		out.Counts = c.Shape
+	} else {
+		out.Shape = c.Shape
 	}
-	if c.Name != "" {
-		fmt.Fprintf(&b, " of %q", c.Name)
-	}
-	switch {
-	case op == plan.Broadcast || op == plan.Scatter:
-		fmt.Fprintf(&b, " from rank %d", h.Root)
-	case op == plan.Reduce || op == plan.Gather:
-		fmt.Fprintf(&b, " to rank %d", h.Root)
-	case c.Pair == plan.Send:
-		fmt.Fprintf(&b, " to rank %d", c.Peer)
-	case c.Pair == plan.Recv:
-		fmt.Fprintf(&b, " from rank %d", c.Peer)
-	}
-	return b.String()
+	return out.String()
 }
 
 // Differ describes the first difference of two calls at the same position; texts name the other call's value
