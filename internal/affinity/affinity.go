@@ -232,10 +232,7 @@ func speeds(root fs.FS) func(cpu int) int {
 func nodes(root fs.FS) (out [][]int) {
 	names, _ := fs.Glob(root, "sys/devices/system/node/node[0-9]*/cpulist")
 	slices.SortFunc(names, func(a, b string) int {
-		if len(a) != len(b) {
-			return len(a) - len(b) // node2 before node10
-		}
-		return strings.Compare(a, b)
+		return cmp.Or(len(a)-len(b), strings.Compare(a, b)) // node2 before node10
 	})
 	for _, name := range names {
 		if cpus := listOf(root, name); len(cpus) > 0 {

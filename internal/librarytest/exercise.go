@@ -3,6 +3,7 @@ package librarytest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -70,8 +71,7 @@ func draw(random *rand.Rand, op collective.Op, d tensor.DType, n int) *example {
 	if e.reduce == collective.Mean && !d.IsFloat() {
 		e.reduce = collective.Sum
 	}
-	uneven := op == collective.ReduceScatter || op == collective.AllGather || op == collective.Gather ||
-		op == collective.Scatter
+	uneven := op.Parted()
 	most := []int{3, 50, 3000}[random.IntN(3)]
 	part := random.IntN(most)
 	for range n {
@@ -337,10 +337,5 @@ func each(g collective.Group, f func(collective.Communicator) error) error {
 		wg.Go(func() { errs[i] = f(c) })
 	}
 	wg.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return cmp.Or(errs...)
 }

@@ -115,10 +115,7 @@ func testBounds(s *suite) {
 func testLarge(s *suite) {
 	a, b := s.open(), s.open()
 	large := bytes.Repeat([]byte("0123456789abcdef"), rendezvous.ValueMax/16)
-	n := 5
-	if s.slow {
-		n = 2
-	}
+	n := s.times(5, 2)
 	for i := range n {
 		s.check(a.Set(s.ctx, fmt.Sprintf("large/%d", i), large))
 	}

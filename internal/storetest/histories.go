@@ -36,10 +36,7 @@ func (s *suite) seed() *rand.Rand {
 
 func testOneCreates(s *suite) {
 	users := s.several(6)
-	rounds := 40
-	if s.slow {
-		rounds = 5
-	}
+	rounds := s.times(40, 5)
 	for round := range rounds {
 		key := fmt.Sprintf("k/%d", round)
 		var won atomic.Int32
@@ -68,10 +65,7 @@ func testOneCreates(s *suite) {
 // testNoLostUpdate: a counter that all users increment by Get and Swap has the right value in the end.
 func testNoLostUpdate(s *suite) {
 	users := s.several(4)
-	each := 50
-	if s.slow {
-		each = 5
-	}
+	each := s.times(50, 5)
 	s.check(users[0].Set(s.ctx, "n", []byte("0")))
 	var work sync.WaitGroup
 	for _, u := range users {
@@ -104,10 +98,7 @@ func testModel(s *suite) {
 	model := map[string]string{}
 	revisions := map[string]uint64{}
 	keys := []string{"a", "a/1", "a/2", "b", "b/1"}
-	steps := 600
-	if s.slow {
-		steps = 80
-	}
+	steps := s.times(600, 80)
 	for step := range steps {
 		u, key := users[random.IntN(2)], keys[random.IntN(len(keys))]
 		value := strconv.Itoa(step)
@@ -171,10 +162,7 @@ func testModel(s *suite) {
 func testFollower(s *suite) {
 	random := s.seed()
 	users := s.several(4)
-	changes := 150
-	if s.slow {
-		changes = 15
-	}
+	changes := s.times(150, 15)
 	var writers, follower sync.WaitGroup
 	follower.Go(func() { s.follow(users[0]) })
 	for _, u := range users[1:] {

@@ -17,10 +17,7 @@ import (
 func testLinearizable(s *suite) {
 	random := s.seed()
 	users := s.several(4)
-	rounds := 60
-	if s.slow {
-		rounds = 6
-	}
+	rounds := s.times(60, 6)
 	for round := range rounds {
 		keys := []string{fmt.Sprintf("l/%d/a", round), fmt.Sprintf("l/%d/b", round)}
 		var clock atomic.Int64

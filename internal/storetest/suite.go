@@ -61,6 +61,14 @@ type suite struct {
 	slow  bool
 }
 
+// times returns how often a test does something with a store of usual speed, or with a slow one.
+func (s *suite) times(usual, slow int) int {
+	if s.slow {
+		return slow
+	}
+	return usual
+}
+
 var tests = []struct {
 	name string
 	run  func(*suite)
