@@ -107,8 +107,10 @@ func FuzzRecord(f *testing.F) {
 	roster, _ := packRoster([]Registration{{Job: "a", Role: "worker", Workers: 2}, {Job: "a", Role: "worker", Workers: 2}})
 	f.Add(roster, 2)
 	f.Add([]byte{2, 0, 0, 0}, 2)
-	f.Add([]byte(`{"groups":[{"job":"a","role":"worker","worker":5,"workers":9}],"members":[0,1,2,0,2,3]}`), 2)
-	f.Add([]byte(`{"groups":[{"job":"a","role":"worker","workers":2}],"members":[0,1,2,1,2,3]}`), 2)
+	first := []byte(`{"job":"a","role":"worker","workers":2}`)
+	f.Add(joined([][]byte{first, {memberMark, 0, 8, 3}}), 2)
+	f.Add(joined([][]byte{first, {memberMark, 1, 8, 3}}), 2)
+	f.Add(joined([][]byte{first, first}), 2)
 	f.Fuzz(func(t *testing.T, b []byte, workers int) {
 		workers = max(1, min(workers, 100))
 		if record, err := unpack(b); err == nil {

@@ -60,8 +60,8 @@ func (e *JoinError) Unwrap() error {
 type outcome struct {
 	Joined bool       `json:"joined"`
 	Error  *JoinError `json:"error,omitempty"`
-	// Roster has the registrations, packed, if Joined.
-	Roster []byte `json:"roster,omitempty"`
+	// Roster has the registrations, packed, if Joined. It follows the rest after a line feed.
+	Roster []byte `json:"-"`
 }
 
 const (
@@ -311,7 +311,7 @@ func (m *joiner) propose(ctx context.Context, failure *JoinError, roster []byte)
 	if err != nil {
 		return nil, err
 	}
-	current, created, err := m.store.Create(ctx, m.prefix+outcomeKey, text)
+	current, created, err := m.store.Create(ctx, m.prefix+outcomeKey, slices.Concat(text, []byte("\n"), roster))
 	if created || err != nil {
 		return out, err
 	}
@@ -320,7 +320,9 @@ func (m *joiner) propose(ctx context.Context, failure *JoinError, roster []byte)
 
 func parseOutcome(text []byte) (*outcome, error) {
 	out := &outcome{}
-	if err := json.Unmarshal(text, out); err != nil || out.Joined == (out.Error != nil) {
+	head, roster, _ := bytes.Cut(text, []byte("\n"))
+	out.Roster = roster
+	if err := json.Unmarshal(head, out); err != nil || out.Joined == (out.Error != nil) {
 		return nil, fmt.Errorf("invalid outcome: %.100q (%v)", text, err)
 	}
 	return out, nil

@@ -2,22 +2,94 @@ package rendezvous
 
 import (
 	"bytes"
+	"cmp"
+	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 )
 
-// roster is the content of the record by which the workers get the registrations of all. Most workers have the same
-// registration as others, besides their number, process and port: it is stated once for each group.
-type roster struct {
-	// Groups has the registration of the first worker of each group, its address without the port.
-	Groups []Registration `json:"groups"`
-	// Members has, for each worker, its group, process id and port: [group, pid, port, group, pid, port, …].
-	Members []int `json:"members"`
+// The roster is the record by which the workers get the registrations of all. Most workers have the same registration
+// as others, besides their number, process, port and nonce: for these it has only the first such worker, the process id
+// and the port.
+
+// memberMark begins the entry of a worker that has the registration of an earlier one; others begin with "{".
+const memberMark = 0
+
+// packRoster encodes registrations, which are in the order of their workers, for the outcome.
+func packRoster(registrations []Registration) ([]byte, error) {
+	first := map[string]int{} // the first worker with each registration
+	entries := make([][]byte, len(registrations))
+	for w, c := range registrations {
+		own, err := json.Marshal(&c)
+		if err != nil {
+			return nil, err
+		}
+		pid, port := c.PID, 0
+		c.Addr, port = withoutPort(c.Addr)
+		c.Worker, c.PID, c.Nonce = 0, 0, ""
+		common, err := json.Marshal(&c)
+		if err != nil {
+			return nil, err
+		}
+		same, known := first[string(common)]
+		if !known {
+			first[string(common)], entries[w] = w, own
+			continue
+		}
+		b := binary.AppendUvarint([]byte{memberMark}, uint64(same))
+		entries[w] = binary.AppendUvarint(binary.AppendVarint(b, int64(pid)), uint64(port))
+	}
+	return pack(joined(entries)), nil
 }
 
-const memberNumbers = 3 // of each worker in Members
+// unpackRoster decodes what packRoster has encoded. Workers with the registration of an earlier one share its data, and
+// have no nonce.
+func unpackRoster(packed []byte, workers int) ([]Registration, error) {
+	record, err := unpack(packed)
+	if err != nil {
+		return nil, fmt.Errorf("rendezvous: the roster: %w", err)
+	}
+	entries, err := split(record, workers)
+	if err != nil {
+		return nil, fmt.Errorf("rendezvous: the roster: %w", err)
+	}
+	out := make([]Registration, workers)
+	for w, entry := range entries {
+		c := &out[w]
+		if len(entry) > 0 && entry[0] == memberMark {
+			*c, err = member(entry[1:], out[:w])
+		} else {
+			*c, err = parseRegistration(entry)
+		}
+		if err == nil && (c.Worker != w || c.Workers != workers) {
+			err = fmt.Errorf("it is that of %v, of %d", c, c.Workers)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("rendezvous: the roster's entry of worker %d of %d: %w", w, workers, err)
+		}
+	}
+	return out, nil
+}
+
+// member decodes the entry of the worker that follows these, after its mark.
+func member(entry []byte, earlier []Registration) (Registration, error) {
+	b := bytes.NewReader(entry)
+	same, err1 := binary.ReadUvarint(b)
+	pid, err2 := binary.ReadVarint(b)
+	port, err3 := binary.ReadUvarint(b)
+	if err := cmp.Or(err1, err2, err3); err != nil || same >= uint64(len(earlier)) || b.Len() > 0 {
+		return Registration{}, cmp.Or(err, errors.New("it names no earlier worker"))
+	}
+	c := earlier[same]
+	c.Worker, c.PID, c.Nonce = len(earlier), int(pid), ""
+	if c.Addr, _ = withoutPort(c.Addr); port > 0 {
+		c.Addr += ":" + strconv.FormatUint(port, 10)
+	}
+	return c, nil
+}
 
 // withoutPort splits the port off an address; 0 if it has none.
 func withoutPort(addr string) (host string, port int) {
@@ -27,109 +99,4 @@ func withoutPort(addr string) (host string, port int) {
 		return addr, 0
 	}
 	return addr[:i], n
-}
-
-// packRoster encodes registrations, which are in the order of their workers, for the outcome.
-func packRoster(registrations []Registration) ([]byte, error) {
-	groups := map[string]int{}
-	var r roster
-	for i := range registrations {
-		c := registrations[i]
-		var port int
-		c.Addr, port = withoutPort(c.Addr)
-		c.Worker, c.PID, c.Nonce = 0, 0, ""
-		text, err := json.Marshal(&c)
-		if err != nil {
-			return nil, err
-		}
-		g, ok := groups[string(text)]
-		if !ok {
-			g = len(r.Groups)
-			groups[string(text)] = g
-			c.Worker, c.Nonce = registrations[i].Worker, registrations[i].Nonce
-			r.Groups = append(r.Groups, c)
-		}
-		r.Members = append(r.Members, g, registrations[i].PID, port)
-	}
-	text, err := json.Marshal(&r)
-	if err != nil {
-		return nil, err
-	}
-	return pack(text), nil
-}
-
-// unpackRoster decodes what packRoster has encoded. Registrations of one group share their data.
-func unpackRoster(packed []byte, workers int) ([]Registration, error) {
-	text, err := unpack(packed)
-	if err != nil {
-		return nil, fmt.Errorf("rendezvous: the roster: %w", err)
-	}
-	r, err := decodeRoster(text, workers)
-	if err != nil {
-		return nil, fmt.Errorf("rendezvous: the roster: %w", err)
-	}
-	if len(r.Members) != memberNumbers*workers {
-		return nil, fmt.Errorf("rendezvous: the roster has %d numbers, want %d for each of %d", len(r.Members), memberNumbers,
-			workers)
-	}
-	for i := range r.Groups {
-		c := &r.Groups[i]
-		if err := c.check(); err != nil {
-			return nil, err
-		}
-		if c.Workers != workers {
-			return nil, fmt.Errorf("rendezvous: the roster of %d workers has %v, of %d", workers, c, c.Workers)
-		}
-	}
-	out := make([]Registration, workers)
-	for w := range out {
-		m := r.Members[memberNumbers*w:]
-		g, port := m[0], m[2]
-		if g < 0 || g >= len(r.Groups) {
-			return nil, fmt.Errorf("rendezvous: the roster has worker %d in group %d of %d", w, g, len(r.Groups))
-		}
-		out[w] = r.Groups[g]
-		if out[w].Worker != w {
-			out[w].Nonce = ""
-		}
-		out[w].Worker, out[w].PID = w, m[1]
-		if port > 0 {
-			out[w].Addr += ":" + strconv.Itoa(port)
-		}
-	}
-	return out, nil
-}
-
-// decodeRoster decodes the roster of a number of workers. Its lists are counted before they are decoded, since empty
-// elements take much more memory than text.
-func decodeRoster(text []byte, workers int) (roster, error) {
-	var raw struct {
-		Groups  json.RawMessage `json:"groups"`
-		Members json.RawMessage `json:"members"`
-	}
-	r := roster{Members: make([]int, 0, memberNumbers*workers)}
-	if err := json.Unmarshal(text, &raw); err != nil {
-		return r, err
-	}
-	if n := bytes.Count(raw.Members, []byte(",")) + 1; n != memberNumbers*workers {
-		return r, fmt.Errorf("it has %d numbers, want %d for each of %d workers", n, memberNumbers, workers)
-	}
-	if err := json.Unmarshal(raw.Members, &r.Members); err != nil {
-		return r, fmt.Errorf("its members: %w", err)
-	}
-	groups := json.NewDecoder(bytes.NewReader(raw.Groups))
-	if start, err := groups.Token(); err != nil || start != json.Delim('[') {
-		return r, fmt.Errorf("its groups are %.20q, want a list", raw.Groups)
-	}
-	for groups.More() {
-		if len(r.Groups) == workers {
-			return r, fmt.Errorf("it has more than %d groups, the number of workers", workers)
-		}
-		var c Registration
-		if err := groups.Decode(&c); err != nil {
-			return r, fmt.Errorf("group %d: %w", len(r.Groups), err)
-		}
-		r.Groups = append(r.Groups, c)
-	}
-	return r, nil
 }
