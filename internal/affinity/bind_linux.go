@@ -165,20 +165,8 @@ func isBound(now, bound, all unix.CPUSetDynamic) bool {
 	return true
 }
 
-// Current returns the CPU on which the calling thread runs; -1: unknown.
-func Current() int {
-	var cpu uint32
-	if _, _, err := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0); err != 0 {
-		return -1
-	}
-	return int(cpu)
-}
-
-// Thread returns the number of the calling thread; 0: unknown.
-func Thread() int {
-	id, _ := unix.RawSyscallNoError(unix.SYS_GETTID, 0, 0, 0)
-	return int(id)
-}
+// CanYield reports that Yield has an effect.
+const CanYield = true
 
 // Yield lets another thread that waits for this CPU run, if there is any.
 func Yield() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
@@ -198,11 +186,11 @@ const (
 	pauseReset = 100 * time.Millisecond
 )
 
-// Leave moves the calling thread from the CPU on which it runs to another one, if it may use one: to one that is not
-// taken, if there is any. It does nothing if it has moved shortly before. The thread may return to the CPU later.
-func (m *Mover) Leave(cpu int, taken []int) {
+// Leave moves the calling thread from the CPU on which it runs to another one, if it may use one. It does nothing
+// if it has moved shortly before. The thread may return to the CPU later.
+func (m *Mover) Leave() {
 	since := time.Since(m.moved)
-	if cpu < 0 || since < m.pause {
+	if since < m.pause {
 		return
 	}
 	if m.pause = min(2*m.pause, pauseMost); since > pauseReset {
@@ -210,35 +198,34 @@ func (m *Mover) Leave(cpu int, taken []int) {
 	}
 	m.moved = time.Now()
 	runtime.LockOSThread()
-	if m.leave(cpu, taken) {
+	if m.leave() {
 		runtime.UnlockOSThread() // else the thread stays this goroutine's, and bound
 	}
 }
 
 // leave is [Mover.Leave] for a locked thread. It reports whether the thread may use its CPUs of before again.
-func (m *Mover) leave(cpu int, taken []int) bool {
+func (m *Mover) leave() bool {
 	if m.before == nil || unix.SchedGetaffinityDynamic(0, m.before) != nil {
 		m.before = maskOf(0)
 		n := len(m.before)
 		three := make(unix.CPUSetDynamic, 3*n)
 		m.others, m.now, m.all = three[:n:n], three[n:2*n:2*n], three[2*n:]
 	}
-	elsewhere(m.others, m.before, cpu, taken)
+	copy(m.others, m.before)
+	if cpu := current(); cpu >= 0 {
+		m.others.Clear(cpu)
+	}
 	if m.others.Count() == 0 || unix.SchedSetaffinityDynamic(0, m.others) != nil {
 		return true
 	}
 	return restore(m.before, m.others, m.now, m.all)
 }
 
-// elsewhere sets others, a mask as long as may, to the CPUs to which a thread moves that runs on cpu and may use those
-// of may: the ones that are not taken, or all but cpu if all are.
-func elsewhere(others, may unix.CPUSetDynamic, cpu int, taken []int) {
-	copy(others, may)
-	for _, c := range taken {
-		others.Clear(c)
+// current returns the CPU on which the calling thread runs; -1: unknown.
+func current() int {
+	var cpu uint32
+	if _, _, err := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0); err != 0 {
+		return -1
 	}
-	if others.Clear(cpu); others.Count() == 0 {
-		copy(others, may)
-		others.Clear(cpu)
-	}
+	return int(cpu)
 }

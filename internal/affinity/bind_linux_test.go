@@ -11,41 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestElsewhere(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		length int
-		may    []int
-		cpu    int
-		taken  []int
-		want   string
-	}{
-		{"any other", 1024, upTo(4), 1, nil, "0,2-3"},
-		{"one that is not taken", 1024, upTo(4), 1, []int{1, 0, 2}, "3"},
-		{"all are taken", 1024, upTo(4), 1, []int{0, 1, 2, 3}, "0,2-3"},
-		{"all that it may use are taken", 1024, []int{0, 1}, 1, []int{0}, "0"},
-		{"no other", 1024, []int{5}, 5, nil, ""},
-		{"beyond 1,024 CPUs", 2048, []int{1030, 1500}, 1500, []int{3}, "1030"},
-		{"a CPU that does not exist", 1024, upTo(2), 0, []int{-1, 1 << 30}, "1"},
-	} {
-		may := unix.NewCPUSet(c.length)
-		for _, cpu := range c.may {
-			may.Set(cpu)
-		}
-		var got []int
-		others := unix.NewCPUSet(c.length)
-		elsewhere(others, may, c.cpu, c.taken)
-		for cpu := range c.length {
-			if others.IsSet(cpu) {
-				got = append(got, cpu)
-			}
-		}
-		if Text(got) != c.want {
-			t.Errorf("%s: got %q, want %q", c.name, Text(got), c.want)
-		}
-	}
-}
-
 // TestLeave moves a thread. Other load may move it back at once, so that it is only seen after some attempts.
 func TestLeave(t *testing.T) {
 	before := Allowed()
@@ -57,10 +22,10 @@ func TestLeave(t *testing.T) {
 		runtime.LockOSThread()
 		done <- func() error {
 			for attempt := 0; ; attempt++ {
-				cpu := Current()
+				cpu := current()
 				var m Mover
-				m.Leave(cpu, nil)
-				now := Current()
+				m.Leave()
+				now := current()
 				if after := Allowed(); !slices.Equal(after, before) {
 					return fmt.Errorf("CPUs %v after Leave, want %v as before", after, before)
 				}
@@ -78,7 +43,7 @@ func TestLeave(t *testing.T) {
 				return err
 			}
 			var m Mover
-			m.Leave(before[0], nil)
+			m.Leave()
 			if after := Allowed(); !slices.Equal(after, before[:1]) {
 				return fmt.Errorf("CPUs %v after Leave on a bound thread, want %v as before", after, before[:1])
 			}
@@ -143,25 +108,21 @@ func TestRestore(t *testing.T) {
 // TestMoverPause calls a Mover often: it moves once in each pause. The pauses double, and begin anew after some time.
 func TestMoverPause(t *testing.T) {
 	var m Mover
-	m.Leave(-1, nil)
-	if !m.moved.IsZero() {
-		t.Error("it moved from an unknown CPU")
-	}
-	m.Leave(Current(), nil)
+	m.Leave()
 	first := m.moved
 	for range 10 {
-		if m.Leave(Current(), nil); m.moved != first && m.moved.Sub(first) < pauseFirst {
+		if m.Leave(); m.moved != first && m.moved.Sub(first) < pauseFirst {
 			t.Fatalf("it moved twice within %v", m.moved.Sub(first))
 		}
 	}
 	for want := pauseFirst; want < pauseMost; want = min(2*want, pauseMost) {
 		m = Mover{moved: time.Now().Add(-want), pause: want}
-		if m.Leave(Current(), nil); m.pause != min(2*want, pauseMost) && m.pause != pauseFirst {
+		if m.Leave(); m.pause != min(2*want, pauseMost) && m.pause != pauseFirst {
 			t.Errorf("after a pause of %v the next is %v", want, m.pause)
 		}
 	}
 	m = Mover{moved: time.Now().Add(-2 * pauseReset), pause: pauseMost}
-	if m.Leave(Current(), nil); m.pause != pauseFirst {
+	if m.Leave(); m.pause != pauseFirst {
 		t.Errorf("long after the last move the pause is %v, want %v", m.pause, pauseFirst)
 	}
 }

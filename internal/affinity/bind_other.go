@@ -19,11 +19,8 @@ func Limits() []Limit { return nil }
 // Run calls f.
 func Run(_ []int, f func()) { f() }
 
-// Current returns -1: the CPU is unknown.
-func Current() int { return -1 }
-
-// Thread returns 0: the thread is unknown.
-func Thread() int { return 0 }
+// CanYield reports that Yield has no effect.
+const CanYield = false
 
 // Yield does nothing.
 func Yield() {}
@@ -32,4 +29,4 @@ func Yield() {}
 type Mover struct{}
 
 // Leave does nothing.
-func (*Mover) Leave(int, []int) {}
+func (*Mover) Leave() {}

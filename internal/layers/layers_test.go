@@ -43,9 +43,9 @@ var mayImport = []struct {
 	{"internal/listener", nil},
 	{"transport/...", []string{
 		"tensor", "transport/...", "internal/affinity", "internal/listener", "internal/memlimit",
-		"internal/transport/composite", "internal/transport/overlay",
+		"internal/transport/composite", "internal/transport/overlay", "internal/transport/waiting",
 	}},
-	{"internal/transport/...", []string{"tensor", "transport/...", "internal/transport/..."}},
+	{"internal/transport/...", []string{"tensor", "transport/...", "internal/transport/...", "internal/affinity"}},
 	{"internal/librarytest", []string{"tensor", "collective", "collective/library", "transport/mem"}},
 	{"internal/storetest", []string{"cluster/rendezvous"}},
 	{"collective/plan", []string{"tensor"}},

@@ -134,7 +134,7 @@ func (e *endpoint) finish(ctx context.Context, x *exchange) error {
 	if x.to < 0 {
 		return nil
 	}
-	err := e.waitFrame(ctx, &frameWait{slot: x.slot, state: copied, peer: x.to, from: -1})
+	err := e.waitFrame(ctx, frameWait{slot: x.slot, state: copied, peer: x.to, from: -1})
 	if err == nil {
 		x.slot.state.Store(idle)
 		return nil
@@ -150,11 +150,8 @@ func (e *endpoint) receive(ctx context.Context, from int, in []byte) error {
 	p := e.hub.pipe(from, e.rank)
 	s := p.next()
 	for {
-		a := frameWait{slot: s, state: offered, peer: from, from: from}
-		if !a.done() {
-			if err := e.waitFrame(ctx, &a); err != nil {
-				return err
-			}
+		if err := e.waitFrame(ctx, frameWait{slot: s, state: offered, peer: from, from: from}); err != nil {
+			return err
 		}
 		if s.state.CompareAndSwap(offered, claimed) {
 			break
@@ -211,7 +208,7 @@ func (e *endpoint) retract(x *exchange) bool {
 		if s.state.CompareAndSwap(copied, idle) {
 			return false
 		}
-		e.waitFrame(context.Background(), &frameWait{slot: s, state: claimed, other: true, only: true}) // has no error
+		e.waitFrame(context.Background(), frameWait{slot: s, state: claimed, other: true, only: true}) // has no error
 	}
 	e.hub.pipe(e.rank, x.to).sent--
 	return true

@@ -4,19 +4,22 @@
 // [NewPipes] creates one whose ranks only exchange frames, by unbuffered pipes: the receiver copies directly from the
 // sender's memory. Pipes behave like a network, without using one.
 //
-// A wait spins for some microseconds if the ranks do not outnumber the processors, and yields to other goroutines now
-// and then. Then it blocks on a channel that was created with the group: in a bubble of testing/synctest it is durably
-// blocked if the group was created inside. No call starts a goroutine or allocates.
+// A wait polls for some microseconds if the ranks do not outnumber the processors, and yields to other goroutines
+// now and then (package internal/transport/waiting). Then it blocks on a channel that was created with the group:
+// in a bubble of testing/synctest it is durably blocked if the group was created inside. No call starts a goroutine
+// or allocates.
 package mem
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
-	"github.com/lockstep-ml/lockstep/internal/affinity"
+	"github.com/lockstep-ml/lockstep/internal/transport/waiting"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
 )
@@ -40,8 +43,6 @@ type hub struct {
 
 	allocated sync.Once
 	staging   []byte // the staging buffers, by rank
-
-	moving atomic.Bool // a rank's thread moves to another processor
 
 	mu     sync.Mutex // in the root only
 	splits map[uint64]*split
@@ -73,7 +74,7 @@ func newHub(n int, memory bool) *hub {
 		for i := range e.slots {
 			e.slots[i] = new(slotLines) // separate allocations: those of this size are aligned (beyond 512 bytes they are not)
 		}
-		e.countProcessors()
+		e.waiter = waiting.New(waiting.Config{Rank: i, Room: h.room, Batch: 32, Goroutines: true})
 		if memory {
 			e.waiters = make([]atomic.Uint64, words+16)[8:][:words] // on separate cache lines
 		} else {
@@ -83,6 +84,14 @@ func newHub(n int, memory bool) *hub {
 		e.down = make(chan transport.PeerDown, n)
 	}
 	return h
+}
+
+// room returns whether the ranks have a processor each. If not, a rank that polls would keep the others from running.
+func (h *hub) room(time.Time) waiting.Room {
+	if h.n <= min(runtime.GOMAXPROCS(0), runtime.NumCPU()) {
+		return waiting.Own
+	}
+	return waiting.None
 }
 
 // all returns the endpoints by rank.
@@ -97,33 +106,29 @@ func (h *hub) all() []transport.Endpoint {
 // endpoint is one rank's end.
 type endpoint struct {
 	// Used by the rank's goroutine only.
-	hub       *hub
-	rank      int
-	calls     uint64 // number of calls published
-	set       uint64 // number of flags set
-	base      uint64 // number of flags set before the current call
-	version   uint64 // of park
-	procs     int    // number of processors, as last counted
-	blocks    int    // number of waits that have blocked
-	handovers int    // number of waits, in succession, that have ended as they yielded the processor
-	streak    int    // number of waits, in succession, that have neither blocked nor taken long
-	mover     affinity.Mover
-	taken     []int // processors on which other ranks waited; see separate
-	posts     [transport.PostsMax]exchange
-	posted    int   // number of posts in progress
-	broken    error // why the posts in progress have failed
-	inspect   func(peer int, h transport.Header) error
-	waiters   []atomic.Uint64 // a bit for every rank that may be parked on this one's flags
-	granted   uint64          // version of park whose wait was woken since its condition is true; set before the token
-	wake      chan struct{}   // one token ends one wait; see wait.go
-	down      chan transport.PeerDown
+	hub     *hub
+	rank    int
+	calls   uint64 // number of calls published
+	set     uint64 // number of flags set
+	base    uint64 // number of flags set before the current call
+	version uint64 // of park
+	waiter  waiting.Waiter
+	flags   flagWait // the wait in progress, or the last one
+	frame   frameWait
+	posts   [transport.PostsMax]exchange
+	posted  int   // number of posts in progress
+	broken  error // why the posts in progress have failed
+	inspect func(peer int, h transport.Header) error
+	waiters []atomic.Uint64 // a bit for every rank that may be parked on this one's flags
+	granted uint64          // version of park whose wait was woken since its condition is true; set before the token
+	wake    chan struct{}   // one token ends one wait; see wait.go
+	down    chan transport.PeerDown
 
 	_    [64]byte
 	park atomic.Uint64 // what the rank waits for on wake, or is about to; see wait.go
 	need atomic.Uint64 // the number of flags that it waits for, times 4; plus 2: in an odd call; plus 1: of all ranks
 	_    [48]byte
 
-	at     atomic.Uint64 // where the rank last was, as [endpoint.locate] determined it; 0: unknown, or it is parked
 	closed atomic.Bool
 	gone   atomic.Pointer[transport.PeerDown] // why this rank is down for its peers; nil: it is not
 	answer atomic.Pointer[func(seq uint64) []byte]

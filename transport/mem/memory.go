@@ -70,11 +70,12 @@ func (e *endpoint) Signal(flag int) error {
 }
 
 func (e *endpoint) Await(ctx context.Context, rank, flag int) error {
-	v := flagWait{parity: e.calls & 1, rank: rank, target: e.base + uint64(flag) + 1, start: flag == 0}
-	if v.behind(e) < 0 {
+	v := &e.flags
+	*v = flagWait{e: e, parity: e.calls & 1, rank: rank, target: e.base + uint64(flag) + 1, start: flag == 0}
+	if v.Poll() {
 		return nil
 	}
-	return e.waitFlags(ctx, &v)
+	return e.waiter.Wait(ctx, v)
 }
 
 func (e *endpoint) Behind(flag int, ranks []int) []int {

@@ -3,10 +3,8 @@ package mem
 import (
 	"context"
 	"math/bits"
-	"runtime"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -31,146 +29,8 @@ const (
 	parkedMask     = 1<<parkedBits - 1
 )
 
-// A wait spins in rounds of spinPolls checks before it blocks, some 10 microseconds in all, about as long as blocking
-// and waking up takes. Between two rounds it yields, which takes as long as half a small call. So the first round has
-// spinFirst checks, unless the last wait has ended as it yielded: then the awaited rank probably needs this processor.
-// After streakMin waits that have not blocked, one may spin for spinLong rounds, about 100 microseconds: then it
-// outlasts an interruption of the awaited rank, and the two need not be separated again (see [endpoint.separate]). The
-// rounds after spinRounds also yield to other threads of the system.
-const (
-	spinRounds = 32
-	spinLong   = 256
-	streakMin  = 64
-	spinPolls  = 128
-	spinFirst  = 1024
-)
-
-// polls returns the number of checks in a round.
-func (e *endpoint) polls(round int) int {
-	if round == 0 && e.handovers == 0 {
-		return spinFirst
-	}
-	return spinPolls
-}
-
-// spins reports whether a wait spins another round. With more ranks than processors it does not, since it would keep
-// the other ranks from running. The number of processors is counted after each round, and at times when a wait blocks,
-// so that a later change has an effect.
-func (e *endpoint) spins(round int) bool {
-	if round > 0 {
-		switch {
-		case round == 1 && e.handovers%handoverMax == handoverMax-1:
-			e.yieldAndLeave()
-		case round == spinRounds:
-			e.separate()
-		}
-		if e.countProcessors(); round >= spinRounds {
-			affinity.Yield()
-		}
-		runtime.Gosched()
-	}
-	if e.hub.n <= e.procs {
-		if round < spinRounds || round < spinLong && (e.streak >= streakMin || e.hub.moving.Load()) {
-			return true
-		}
-	}
-	e.streak = 0
-	if e.blocks++; e.blocks&15 == 0 {
-		e.countProcessors()
-	}
-	return false
-}
-
-// spun notes how a wait has ended: in a round, after so many checks.
-func (e *endpoint) spun(round, polls int) {
-	if e.streak++; round >= spinRounds {
-		e.streak = 0
-	}
-	if round > 0 && polls == 0 {
-		e.handovers++
-	} else {
-		e.handovers = 0
-	}
-}
-
-// Two ranks can be on one processor while another is idle. When Go's scheduler wakes a thread to take one of two ranks
-// on a thread, the system may let that thread wait for the processor of the thread that wakes it. Linux does so in a
-// virtual machine, until it balances the load after some milliseconds; probably it takes an idle processor, which the
-// hypervisor has stopped, for a preempted one. So the ranks separate themselves: one moves its thread to another
-// processor. The others spin meanwhile: if they blocked, their threads would be woken, to the same processor, again.
-
-// handoverMax is the number of waits, in succession, that end as the rank yields, after which it assumes that another
-// rank is on the same thread.
-const handoverMax = 16
-
-// yieldAndLeave yields this processor to other threads, and moves the rank's thread to another one if any has run: it
-// was probably waiting to take a rank from this thread. If none has run, it is on its way to another processor.
-func (e *endpoint) yieldAndLeave() {
-	e.taken = e.taken[:0]
-	e.move(func() bool {
-		start := time.Now()
-		affinity.Yield()
-		return time.Since(start) >= yieldTime
-	})
-}
-
-// yieldTime is longer than yielding to no thread takes.
-const yieldTime = 4 * time.Microsecond
-
-// separate moves the rank's thread to another processor if another rank was on this one, on another thread, in this
-// call or a call next to it.
-func (e *endpoint) separate() {
-	own := e.locate()
-	shared := false
-	e.taken = e.taken[:0]
-	for r := range e.hub.ends {
-		at := e.hub.ends[r].at.Load()
-		calls := int32(own>>placeCalls) - int32(at>>placeCalls)
-		if r == e.rank || at&placeCPU == 0 || calls > 2 || calls < -2 {
-			continue
-		}
-		e.taken = append(e.taken, int(at&placeCPU)-1)
-		shared = shared || (own^at)&placeCPU == 0 && (own^at)&placeThread != 0
-	}
-	if shared {
-		e.move(func() bool { return true })
-	}
-}
-
-// move moves the rank's thread to another processor if should returns true: to one that is not taken, if there is any.
-// It does nothing while another rank of the group moves.
-func (e *endpoint) move(should func() bool) {
-	if e.hub.moving.CompareAndSwap(false, true) {
-		if should() {
-			e.mover.Leave(affinity.Current(), e.taken)
-			e.at.Store(0)
-		}
-		e.hub.moving.Store(false)
-	}
-}
-
-// A place is the processor of a rank + 1, its thread, and the number of the call in which it was there.
-const (
-	placeCPU    = 1<<12 - 1
-	placeThread = (1<<32 - 1) &^ placeCPU
-	placeCalls  = 32
-)
-
-// locate determines where the rank is, and shows it to the others.
-func (e *endpoint) locate() uint64 {
-	at := e.calls<<placeCalls | uint64(affinity.Thread())<<12&placeThread | uint64(affinity.Current()+1)&placeCPU
-	e.at.Store(at)
-	return at
-}
-
-// countProcessors counts the processors that the ranks may use now.
-func (e *endpoint) countProcessors() { e.procs = min(runtime.GOMAXPROCS(0), runtime.NumCPU()) }
-
 // parkOn writes into park what the rank waits for, and returns it.
 func (e *endpoint) parkOn(what int) uint64 {
-	if e.at.Load() != 0 {
-		e.at.Store(0) // it will not run there
-	}
 	e.version++
 	word := e.version<<parkedBits | uint64(what)
 	e.park.Store(word)
@@ -209,6 +69,7 @@ func (e *endpoint) unparkFrames() {
 
 // frameWait is a wait for the state of a frame.
 type frameWait struct {
+	e     *endpoint
 	slot  *slot
 	state uint32 // to wait for
 	other bool   // wait for any other state
@@ -217,41 +78,41 @@ type frameWait struct {
 	only  bool   // only the state ends the wait
 }
 
-func (a *frameWait) done() bool { return a.slot.state.Load() == a.state != a.other }
-
 // waitFrame blocks until a is done, cannot be done any more, or ctx ends.
-func (e *endpoint) waitFrame(ctx context.Context, a *frameWait) error {
-	for round := 0; e.spins(round); round++ {
-		for i := range e.polls(round) {
-			if a.done() {
-				e.spun(round, i)
-				return nil
-			}
+func (e *endpoint) waitFrame(ctx context.Context, a frameWait) error {
+	e.frame = a
+	e.frame.e = e
+	return e.waiter.Wait(ctx, &e.frame)
+}
+
+func (a *frameWait) Poll() bool { return a.slot.state.Load() == a.state != a.other }
+
+func (a *frameWait) Progress() uint64 { return 0 }
+
+func (a *frameWait) Nap(time.Duration) bool { return false }
+
+func (a *frameWait) Park(ctx context.Context) (err error) {
+	a.e.parkOn(parkedOnFrames)
+	if !a.only {
+		if err = a.e.hub.lost(a.peer); err == nil {
+			err = a.e.unexpected(a.from)
 		}
 	}
-	for !a.done() {
-		e.parkOn(parkedOnFrames)
-		var err error
-		if !a.only {
-			if err = e.hub.lost(a.peer); err == nil {
-				err = e.unexpected(a.from)
-			}
-		}
-		if err == nil && !a.done() {
-			if err = transport.Park(ctx, e.wake); err == nil {
-				continue
-			}
-		}
-		e.unparkSelf()
-		if err != nil && !a.done() {
-			return err
+	if err == nil && !a.Poll() {
+		if err = transport.Park(ctx, a.e.wake); err == nil {
+			return nil
 		}
 	}
-	return nil
+	a.e.unparkSelf()
+	if a.Poll() {
+		return nil
+	}
+	return err
 }
 
 // flagWait is a wait for flags.
 type flagWait struct {
+	e      *endpoint
 	parity uint64 // of the number of the call
 	rank   int    // the rank that the wait needs, or -1: all
 	target uint64 // number of flags that it must have set
@@ -286,46 +147,39 @@ func (e *endpoint) after(i int) int {
 	return i
 }
 
-// waitFlags blocks until v is done, cannot be done any more, or ctx ends.
-func (e *endpoint) waitFlags(ctx context.Context, v *flagWait) error {
-	for round := 0; e.spins(round); round++ {
-		for i := range e.polls(round) {
-			if v.behind(e) < 0 {
-				e.spun(round, i)
-				return nil
-			}
-		}
+func (v *flagWait) Poll() bool { return v.behind(v.e) < 0 }
+
+func (v *flagWait) Progress() uint64 { return 0 }
+
+func (v *flagWait) Nap(time.Duration) bool { return false }
+
+func (v *flagWait) Park(ctx context.Context) error {
+	e := v.e
+	on := v.behind(e)
+	if on < 0 {
+		return nil
 	}
 	need := v.target<<2 | v.parity<<1
 	if v.rank < 0 {
 		need |= 1
 	}
-	for {
-		on := v.behind(e)
-		if on < 0 {
-			return nil
-		}
-		e.need.Store(need)
-		word := e.parkOn(parkedOnRank + on)
-		err := e.impossible(v)
-		if err == nil {
-			e.joinWaiters(word)
-			if err = transport.Park(ctx, e.wake); err == nil {
-				if e.hub.n <= e.procs {
-					e.separate()
-				}
-				if e.granted == word>>parkedBits {
-					return nil
-				}
-				continue
+	e.need.Store(need)
+	word := e.parkOn(parkedOnRank + on)
+	err := e.impossible(v)
+	if err == nil {
+		e.joinWaiters(word)
+		if err = transport.Park(ctx, e.wake); err == nil {
+			if v.rank < 0 && e.granted == word>>parkedBits {
+				v.passed = e.hub.n
 			}
-		}
-		e.unparkSelf()
-		if v.behind(e) < 0 {
 			return nil
 		}
-		return err
 	}
+	e.unparkSelf()
+	if v.Poll() {
+		return nil
+	}
+	return err
 }
 
 // impossible returns why v cannot be done any more, or nil.
@@ -394,9 +248,6 @@ func (e *endpoint) wakeWaiters() {
 	for w := range e.waiters {
 		if e.waiters[w].Load() == 0 {
 			continue
-		}
-		if e.hub.n <= e.procs {
-			e.locate() // for the ranks that are woken
 		}
 		for set := e.waiters[w].Swap(0); set != 0; set &= set - 1 {
 			peer := &e.hub.ends[w*64+bits.TrailingZeros64(set)]

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/internal/affinity"
+	"github.com/lockstep-ml/lockstep/internal/transport/waiting"
 )
 
 // cpuSet is a set of CPUs in shared memory. CPUs from cpusMax on are not in it.
@@ -29,13 +30,8 @@ func (s *cpuSet) store(cpus []int) {
 	}
 }
 
-// The ways in which a rank waits; see spin.
-const (
-	pollsNot   = 0   // it blocks at once
-	pollsEach  = 32  // checks before it yields its processor, each time
-	pollsFirst = 200 // before the first time, if there is a processor for every rank
-	pollsLong  = 800 // in its place, unless the last wait has ended as the rank yielded its processor
-)
+// pollsBatch is the number of polls for flags that take about half a microsecond.
+const pollsBatch = 32
 
 // limitSet is the control groups that limit the CPU time of a rank, in shared memory. Limits beyond its length are
 // ignored: groups are seldom nested so deep.
@@ -84,10 +80,10 @@ func lacksTime(limits []affinity.Limit, sets []*limitSet) bool {
 	return false
 }
 
-// pollsWith returns how a rank waits that knows the CPUs of all, its own being sets[rank]. It polls long if there are
-// as many CPUs as ranks, and its own CPUs are as many as the ranks that can run nowhere else; ranks with unknown CPUs
-// count among these.
-func pollsWith(sets []*cpuSet, rank int) int {
+// roomOf returns the room of a rank that knows the CPUs of all, its own being sets[rank]. It has a CPU if there are
+// as many CPUs as ranks, and its own CPUs are as many as the ranks that can run nowhere else; ranks with unknown
+// CPUs count among these.
+func roomOf(sets []*cpuSet, rank int) waiting.Room {
 	all, own, here := 0, 0, 0
 	mine := sets[rank]
 	for i := range mine {
@@ -108,59 +104,37 @@ func pollsWith(sets []*cpuSet, rank int) int {
 		}
 	}
 	if len(sets) <= all && here <= own {
-		return pollsFirst
+		return waiting.Own
 	}
-	return pollsEach
+	return waiting.Shared
 }
 
 // countEvery is the least interval at which a rank that waits checks which CPUs the ranks have, and how much of their
 // time: a control group, or somebody by taskset, can change both.
 const countEvery = time.Second
 
-// countCPUs determines how this rank waits, when all ranks have joined and then now and then.
-func (e *endpoint) countCPUs(now time.Time) {
-	if e.g.polls == pollsNot {
-		return
+// room returns the room of the ranks, which it determines anew if it has not for a while.
+func (e *endpoint) room(now time.Time) waiting.Room {
+	if now.Sub(e.counted) > countEvery {
+		e.counted, e.counts = now, e.compare()
 	}
+	if e.g.crowded {
+		return waiting.None
+	}
+	return e.counts
+}
+
+// compare publishes which CPUs this rank has, and how much of their time, and compares them with those of all ranks.
+func (e *endpoint) compare() waiting.Room {
 	limits := affinity.Limits()
-	if !e.counted.IsZero() {
-		e.mine.cpus.store(affinity.Allowed())
-		e.mine.limits.store(limits)
-	}
-	e.counted = now
+	e.mine.cpus.store(affinity.Allowed())
+	e.mine.limits.store(limits)
 	cpus, groups := make([]*cpuSet, len(e.blocks)), make([]*limitSet, len(e.blocks))
 	for r, b := range e.blocks {
 		cpus[r], groups[r] = &b.cpus, &b.limits
 	}
 	if lacksTime(limits, groups) {
-		e.polls = pollsNot
-	} else {
-		e.polls = pollsWith(cpus, e.rank)
+		return waiting.None
 	}
-}
-
-// countNow calls countCPUs if that was not done for a while.
-func (e *endpoint) countNow(now time.Time) {
-	if now.Sub(e.counted) > countEvery {
-		e.countCPUs(now)
-	}
-}
-
-// separate moves this rank's thread to a CPU on which no other rank waits, if it waits on the one on which another rank
-// waits, too. The system does not do that by itself as long as both hand the CPU over to each other by yielding. Of two
-// ranks the higher one moves.
-func (e *endpoint) separate() {
-	cpu := affinity.Current()
-	e.mine.at.Store(uint32(cpu + 1))
-	shared := false
-	e.taken = e.taken[:0]
-	for r, b := range e.blocks {
-		if at := int(b.at.Load()) - 1; r != e.rank && at >= 0 {
-			e.taken = append(e.taken, at)
-			shared = shared || at == cpu && r < e.rank
-		}
-	}
-	if shared {
-		e.mover.Leave(cpu, e.taken)
-	}
+	return roomOf(cpus, e.rank)
 }

@@ -6,24 +6,24 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/internal/affinity"
+	"github.com/lockstep-ml/lockstep/internal/transport/waiting"
 )
 
-func TestPollsWith(t *testing.T) {
+func TestRoomOf(t *testing.T) {
+	const own, shared = waiting.Own, waiting.Shared
 	for _, c := range []struct {
 		name string
 		cpus [][]int // by rank
-		want []int
+		want []waiting.Room
 	}{
-		{"a CPU each", [][]int{{0}, {1}}, []int{pollsFirst, pollsFirst}},
-		{"not bound", [][]int{{0, 1}, {0, 1}}, []int{pollsFirst, pollsFirst}},
-		{"more ranks than CPUs", [][]int{{0, 1}, {0, 1}, {0, 1}}, []int{pollsEach, pollsEach, pollsEach}},
-		{"two on one CPU, others free", [][]int{{0}, {0}, {0, 1, 2}}, []int{pollsEach, pollsEach, pollsFirst}},
-		{"crowded on two of four CPUs", [][]int{{0, 1}, {0, 1}, {0, 1}, {2, 3}}, []int{
-			pollsEach, pollsEach, pollsEach, pollsFirst,
-		}},
-		{"beyond 64 and 1,024 CPUs", [][]int{{64}, {1024}, {8191}}, []int{pollsFirst, pollsFirst, pollsFirst}},
-		{"a rank with unknown CPUs", [][]int{{0}, nil, {1, 2}}, []int{pollsEach, pollsEach, pollsFirst}},
-		{"beyond the sets", [][]int{{1 << 20}, {1}}, []int{pollsEach, pollsEach}},
+		{"a CPU each", [][]int{{0}, {1}}, []waiting.Room{own, own}},
+		{"not bound", [][]int{{0, 1}, {0, 1}}, []waiting.Room{own, own}},
+		{"more ranks than CPUs", [][]int{{0, 1}, {0, 1}, {0, 1}}, []waiting.Room{shared, shared, shared}},
+		{"two on one CPU, others free", [][]int{{0}, {0}, {0, 1, 2}}, []waiting.Room{shared, shared, own}},
+		{"crowded on two of four CPUs", [][]int{{0, 1}, {0, 1}, {0, 1}, {2, 3}}, []waiting.Room{shared, shared, shared, own}},
+		{"beyond 64 and 1,024 CPUs", [][]int{{64}, {1024}, {8191}}, []waiting.Room{own, own, own}},
+		{"a rank with unknown CPUs", [][]int{{0}, nil, {1, 2}}, []waiting.Room{shared, shared, own}},
+		{"beyond the sets", [][]int{{1 << 20}, {1}}, []waiting.Room{shared, shared}},
 	} {
 		sets := make([]*cpuSet, len(c.cpus))
 		for r, cpus := range c.cpus {
@@ -31,9 +31,9 @@ func TestPollsWith(t *testing.T) {
 			sets[r].store([]int{0, 5, 7000}) // of before
 			sets[r].store(cpus)
 		}
-		var got []int
+		var got []waiting.Room
 		for r := range sets {
-			got = append(got, pollsWith(sets, r))
+			got = append(got, roomOf(sets, r))
 		}
 		if fmt.Sprint(got) != fmt.Sprint(c.want) {
 			t.Errorf("%s: got %v, want %v", c.name, got, c.want)
@@ -74,33 +74,20 @@ func TestLacksTime(t *testing.T) {
 	}
 }
 
-// TestPollsAgain checks that a rank that blocked at once, for want of CPU time, polls when there is enough.
-func TestPollsAgain(t *testing.T) {
+// TestRoomAgain checks that a rank that lacked CPU time notices when there is enough, after a while.
+func TestRoomAgain(t *testing.T) {
 	a, _ := two(t)
-	a.want = want{rank: -1, target: 1}
-	a.calls = 1
-	a.countCPUs(time.Now())
-	want := a.polls // pollsNot on a machine with one CPU
-	a.counted = time.Now().Add(-2 * countEvery)
-	a.polls = pollsNot
-	for range separateEvery {
-		a.spin()
+	now := time.Now()
+	want := a.compare() // waiting.None on a machine with one CPU
+	a.g.crowded = false
+	a.counted, a.counts = now, waiting.None
+	if got := a.room(now.Add(countEvery)); got != waiting.None {
+		t.Errorf("the room is %v before %v have passed, want it unchanged", got, countEvery)
 	}
-	if a.polls != want {
-		t.Errorf("it polls %d times, want %d", a.polls, want)
+	if got := a.room(now.Add(2 * countEvery)); got != want {
+		t.Errorf("the room is %v, want %v", got, want)
 	}
-}
-
-// TestParkedNowhere checks that a rank that is parked takes no CPU from the others' choice.
-func TestParkedNowhere(t *testing.T) {
-	a, _ := two(t)
-	a.separate()
-	if a.mine.at.Load() == 0 {
-		t.Skip("the CPU is unknown")
+	if a.g.crowded = true; a.room(now.Add(2*countEvery)) != waiting.None {
+		t.Error("a rank polls although the awaited one may need its processor of Go's scheduler")
 	}
-	a.park(parkedLong)
-	if at := a.mine.at.Load(); at != 0 {
-		t.Errorf("parked on CPU %d, want on none", at-1)
-	}
-	a.unpark()
 }

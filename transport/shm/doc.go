@@ -22,9 +22,9 @@
 //
 // # Waiting
 //
-// A wait spins for some microseconds. Then it blocks. If the host has fewer processors than ranks, the thread of the
-// rank first sleeps in a futex of shared memory, for milliseconds. After that, or with a processor for every rank, the
-// rank blocks in [transport.Park] until the peer rings the bell of its process.
+// A wait polls for some microseconds, and yields (package internal/transport/waiting). Then the thread of the rank
+// naps in a futex of shared memory, for milliseconds. After that the rank blocks in [transport.Park] until the peer
+// rings the bell of its process.
 //
 // The end of a process's connection shows the process with rank 0 at once that it has ended; that one notifies all
 // others. In case it is stopped, the others also poll the locks that each process holds while it lives: about once a

@@ -241,7 +241,7 @@ func (e *endpoint) Await(ctx context.Context, rank, flag int) error {
 	target := e.base + uint64(flag) + 1
 	if !e.isSet(rank, target) {
 		e.want = want{rank: rank, flag: flag, target: target}
-		if err := e.wait(ctx); err != nil {
+		if err := e.waiter.Wait(ctx, e); err != nil {
 			return err
 		}
 	}
@@ -257,7 +257,8 @@ func (e *endpoint) begin() error {
 		return transport.ErrInterrupted
 	}
 	if e.calls == 1 {
-		e.countCPUs(time.Now())
+		e.counted = time.Time{} // now the CPUs of all ranks are known
+		e.waiter.Look(time.Now())
 	}
 	for peer := range e.blocks {
 		if peer == e.rank {

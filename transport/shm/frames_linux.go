@@ -69,7 +69,7 @@ func (e *endpoint) Exchange(ctx context.Context, to int, out transport.Frame, fr
 	var err error
 	if !e.move() {
 		e.want = want{frames: true, flag: -1}
-		err = e.wait(ctx)
+		err = e.waiter.Wait(ctx, e)
 	}
 	if x.err != nil {
 		err = x.err

@@ -135,9 +135,7 @@ func TestGarbageInPipes(t *testing.T) {
 	a, _ := two(t)
 	a.Inspect(func(int, transport.Header) error { return nil })
 	data := make([]byte, 3*ringMax)
-	old := shortWait
-	defer func() { shortWait = old }()
-	shortWait = 100 * time.Microsecond // so that it waits in both ways
+	naps(a, 100*time.Microsecond) // so that it waits in both ways
 	for range 300 {
 		done := make(chan struct{})
 		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(random.IntN(2000))*time.Microsecond)

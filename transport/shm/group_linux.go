@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/lockstep-ml/lockstep/internal/affinity"
+	"github.com/lockstep-ml/lockstep/internal/transport/waiting"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
 )
@@ -26,7 +26,7 @@ type group struct {
 	process []int // number of the process, by rank
 	first   bool  // it was split from the world's group
 	places  []transport.Place
-	polls   int // if not 0, the local ranks have a processor each: they poll before they block
+	crowded bool // Go's scheduler has fewer processors than local ranks: the awaited rank may need this one
 
 	ends []atomic.Pointer[endpoint] // by rank; nil unless local and open
 
@@ -60,9 +60,7 @@ func newGroup(w *world, offset int64, worldly []int) (*group, error) {
 		g.process = append(g.process, p)
 		g.places = append(g.places, transport.Place{Worker: p})
 	}
-	if len(w.cfg.Ranks) <= runtime.GOMAXPROCS(0) {
-		g.polls = pollsEach
-	} // else the peer may be a goroutine that needs this processor, so yielding the thread does not help
+	g.crowded = len(w.cfg.Ranks) > runtime.GOMAXPROCS(0)
 	return g, nil
 }
 
@@ -75,14 +73,12 @@ func (g *group) join(rank int) *endpoint {
 		garbage: make([]error, n), reply: make(chan struct{}, 1), outgoing: make([]pipeEnd, n),
 		incoming: make([]pipeEnd, n), staged: make([]bool, n),
 	}
-	e.polls = g.polls
-	e.mine.cpus.store(affinity.Allowed())
-	e.mine.limits.store(affinity.Limits())
 	for r := range n {
 		e.blocks = append(e.blocks, g.block(r))
 		e.outgoing[r].pipe, e.outgoing[r].ring = g.pipe(rank, r)
 		e.incoming[r].pipe, e.incoming[r].ring = g.pipe(r, rank)
 	}
+	e.waiter = waiting.New(waiting.Config{Rank: rank, Room: e.room, Batch: pollsBatch, Nap: waiting.NapMost})
 	g.ends[rank].Store(e)
 	return e
 }
@@ -147,7 +143,7 @@ func (g *group) wakeAll() {
 
 // wakeUp wakes a rank if it is still parked: the caller that changes the word does it.
 func (g *group) wakeUp(rank int, b *block) {
-	if b.parked.CompareAndSwap(parkedShort, parkedNot) {
+	if b.parked.CompareAndSwap(parkedNap, parkedNot) {
 		futexWake(&b.parked)
 		return
 	}
@@ -171,27 +167,24 @@ type endpoint struct {
 	blocks []*block
 
 	// Used by the rank's goroutine only.
-	calls      uint64            // number of calls published
-	late       bool              // Publish was called after Close: the call has no slot
-	total      uint64            // number of flags set
-	base       uint64            // number of flags set before the current call
-	own        [2]transport.Slot // as published, by slot
-	shapes     [2][]int          // their shapes, kept
-	quick      [2]bool           // they have no memories
-	version    [2]uint32         // of their texts
-	views      [][2]view         // by peer and slot
-	names      map[string]string // texts seen so far
-	garbage    []error           // invalid data of a peer, by peer
-	want       want
-	polls      int    // number of checks before it yields its processor between checks; 0: it blocks at once
-	yields     uint32 // number of waits that have yielded it, or blocked at once
-	handedOver bool   // the last wait has ended as it yielded it
-	mover      affinity.Mover
-	taken      []int     // CPUs on which other ranks waited; see separate
-	counted    time.Time // when countCPUs was last called
-	staged     []bool    // by rank: its staging buffer is backed by memory
-	unstaged   error     // why a staging buffer has no memory
-	inspect    func(peer int, h transport.Header) error
+	calls    uint64            // number of calls published
+	late     bool              // Publish was called after Close: the call has no slot
+	total    uint64            // number of flags set
+	base     uint64            // number of flags set before the current call
+	own      [2]transport.Slot // as published, by slot
+	shapes   [2][]int          // their shapes, kept
+	quick    [2]bool           // they have no memories
+	version  [2]uint32         // of their texts
+	views    [][2]view         // by peer and slot
+	names    map[string]string // texts seen so far
+	garbage  []error           // invalid data of a peer, by peer
+	want     want
+	waiter   waiting.Waiter
+	counted  time.Time    // when the CPUs of the ranks were last compared
+	counts   waiting.Room // by that
+	staged   []bool       // by rank: its staging buffer is backed by memory
+	unstaged error        // why a staging buffer has no memory
+	inspect  func(peer int, h transport.Header) error
 
 	outgoing, incoming []pipeEnd // by peer
 	x                  exchange

@@ -22,7 +22,7 @@ import (
 )
 
 // protocolVersion changes with the handshake and with the layout of the control file.
-const protocolVersion = 4
+const protocolVersion = 5
 
 // hello is the first message of a dialing process.
 type hello struct {

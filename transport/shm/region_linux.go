@@ -60,8 +60,6 @@ type block struct {
 
 	cpus   cpuSet // that the rank may use, if known
 	limits limitSet
-	at     atomic.Uint32 // the CPU on which the rank last waited for long, + 1; 0: unknown, or it is parked
-	_      [64 - 4]byte
 
 	query query
 }

@@ -3,7 +3,6 @@ package shm
 import (
 	"context"
 	"math"
-	"runtime"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -12,58 +11,6 @@ import (
 
 	"github.com/lockstep-ml/lockstep/transport"
 )
-
-// If there is a processor for every rank, a wait polls some hundred times, about as long as peers that compute at
-// the same pace are apart. Then it yields its processor between polls: if the awaited peer needs it, a call takes
-// microseconds, where further spinning would take until the end of a time slice. If that ends the wait, the next one
-// polls less before, since yielding takes as long as a small call. It blocks after about the time that
-// blocking and waking up costs. The processor is yielded to other threads, not to other goroutines (runtime.Gosched):
-// that makes the runtime wake threads to look for work, which compete with the peers.
-const (
-	spinTime      = 50 * time.Microsecond
-	separateEvery = 16 // waits that yield or block: how often it compares its processor with those of other ranks
-)
-
-// spin polls for a while, and reports whether the awaited condition is true.
-func (e *endpoint) spin() bool {
-	first := e.polls
-	if first == pollsNot {
-		if e.yields++; e.yields%separateEvery == 0 {
-			e.countNow(time.Now())
-		}
-		return false
-	}
-	if first == pollsFirst && !e.handedOver {
-		first = pollsLong
-	}
-	var since time.Time
-	yielded := 0 // the last check after which it yielded its processor
-	for i := 1; ; i++ {
-		if e.happened() {
-			e.handedOver = yielded > 0 && yielded == i-1
-			return true
-		}
-		if i < first || i%pollsEach != 0 {
-			continue
-		}
-		if e.want.flag == 0 && e.doubted() {
-			return false
-		}
-		if since.IsZero() {
-			since = time.Now()
-			if e.yields++; e.yields%separateEvery == 0 {
-				e.countNow(since)
-				if first >= pollsFirst {
-					e.separate()
-				}
-			}
-		} else if time.Since(since) > spinTime {
-			return false
-		}
-		unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
-		yielded = i
-	}
-}
 
 // want is what a rank waits for: flags, or with frames set the progress of its exchange.
 type want struct {
@@ -79,92 +26,70 @@ const (
 	whoseFrames = -2
 )
 
-// happened reports whether the awaited condition is true. It moves frames as far as possible.
-func (e *endpoint) happened() bool {
+// Poll reports whether the awaited condition is true. It moves frames as far as possible.
+func (e *endpoint) Poll() bool {
 	if e.want.frames {
 		return e.move()
 	}
 	return e.isSet(e.want.rank, e.want.target)
 }
 
-// A wait that has spun in vain blocks: in a short wait if its rank has no processor for itself, and after shortWait, or
-// otherwise, in a long one. A short wait sleeps on the thread of the rank, in a futex, until another rank wakes it. A
-// long wait calls [transport.Park], which also ends by the context. Where ranks share processors, a short wait ends
-// much sooner, since a long one ends by way of Go's poller, another goroutine and often another thread. Where they do
-// not, it ends as soon and takes more processor time: Go's monitor thread wakes up to see that the thread sleeps.
-var shortWait = 20 * time.Millisecond // replaced in tests
+// Progress counts the bytes of an exchange.
+func (e *endpoint) Progress() uint64 {
+	if e.want.frames {
+		return uint64(e.x.put + e.x.got)
+	}
+	return 0
+}
+
+// A nap sleeps on the thread of the rank, in a futex, until another rank wakes it. A long wait calls
+// [transport.Park], which also ends by the context. Where ranks share processors, a nap ends much sooner, since a
+// long wait ends by way of Go's poller, another goroutine and often another thread.
 
 // The values of block.parked.
 const (
-	parkedNot   = iota
-	parkedLong  // woken by a token, or by the bell of the rank's process
-	parkedShort // woken by the futex of this word
+	parkedNot  = iota
+	parkedLong // woken by a token, or by the bell of the rank's process
+	parkedNap  // woken by the futex of this word
 )
 
-// wait blocks until the condition of e.want is true, cannot become true, or ctx ends.
-//
 // No wake-up is lost. The waiter writes what it waits for, sets its word parked, then checks the condition, then
 // blocks. A rank that makes a condition true does that first, and then reads parked. All of these are sequentially
 // consistent, so either the waiter sees the condition, or the waker sees parked. Where a condition needs several ranks,
 // the last of them sees what all others did. A waker changes parked to parkedNot, so that only one wakes.
 //
-// It ends a short wait by the futex, which does not sleep if parked has changed. It ends a long wait by a token in the
+// It ends a nap by the futex, which does not sleep if parked has changed. It ends a long wait by a token in the
 // channel: directly if the waiter is of its process, else by the bell of the waiter's process. The goroutine that
-// listens to the bell then gives a token to all ranks that wait although their word is parkedNot. Ringing does nothing
-// if the bell's counter is full: then its reader has not read it yet, and checks afterwards.
+// listens to the bell then gives a token to all ranks that wait although their word is parkedNot. Ringing does
+// nothing if the bell's counter is full: then its reader has not read it yet, and checks afterwards.
 //
-// If a waker is killed after it has changed parked and before it wakes the waiter, the end of its process wakes all. If
-// it is stopped there, the waiter checks once more when the time of a short wait, or its context, ends the wait. A
+// If a waker is killed after it has changed parked and before it wakes the waiter, the end of its process wakes
+// all. If it is stopped there, the waiter checks once more when the time of a nap, or its context, ends the wait. A
 // token that arrives late or twice ends a later wait early, which checks and blocks again.
-func (e *endpoint) wait(ctx context.Context) error {
-	if e.spin() {
-		return nil
+
+// Nap sleeps in a futex. There is none where the awaited rank may need this processor of Go's scheduler.
+func (e *endpoint) Nap(most time.Duration) bool {
+	if e.g.crowded {
+		return false
 	}
-	var end time.Time // of short waits, which follow each other while frames move
-	for {
-		how := uint32(parkedLong)
-		if e.blocksShortly(&end) {
-			how = parkedShort
-		}
-		e.park(how)
-		err := e.impossible()
-		switch {
-		case err != nil || e.happened():
-		case how == parkedShort:
-			if !futexWait(&e.mine.parked, parkedShort, time.Until(end)) {
-				end = time.Now() // the next wait is a long one
-			}
-		default:
-			err = transport.Park(ctx, e.wake)
-		}
-		e.unpark()
-		if e.happened() {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-	}
+	e.park(parkedNap)
+	slept := e.impossible() == nil && (e.Poll() || futexWait(&e.mine.parked, parkedNap, most))
+	e.unpark()
+	return slept
 }
 
-// blocksShortly reports whether the next wait is a short one, which ends at end. A zero end is that of the first short
-// wait since the last long one. There is none while other goroutines want this processor of Go's scheduler, which the
-// system call would keep from them for up to 10 ms.
-func (e *endpoint) blocksShortly(end *time.Time) bool {
-	if e.g.polls == pollsNot || e.polls >= pollsFirst {
-		return false
+// Park blocks until a token, or the bell of this process, ends a long wait.
+func (e *endpoint) Park(ctx context.Context) error {
+	e.park(parkedLong)
+	err := e.impossible()
+	if err == nil && !e.Poll() {
+		err = transport.Park(ctx, e.wake)
 	}
-	now := time.Now()
-	if runtime.Gosched(); time.Since(now) > spinTime {
-		return false
+	e.unpark()
+	if e.Poll() {
+		return nil
 	}
-	if end.IsZero() {
-		*end = now.Add(shortWait)
-	} else if !now.Before(*end) {
-		*end = time.Time{}
-		return false
-	}
-	return true
+	return err
 }
 
 // Operations of the system call futex. The words are in shared memory, so they are not FUTEX_PRIVATE.
@@ -196,9 +121,6 @@ func (e *endpoint) park(how uint32) {
 		whose = whoseFrames
 	}
 	e.waiting.Store(true)
-	if b.at.Load() != 0 {
-		b.at.Store(0) // it will not run there
-	}
 	b.whose.Store(int32(whose))
 	b.target.Store(e.want.target)
 	b.slot.Store(uint32(e.calls & 1))
@@ -214,7 +136,7 @@ func (e *endpoint) unpark() {
 
 // token ends a wait of the rank.
 func (e *endpoint) token() {
-	if e.mine.parked.CompareAndSwap(parkedShort, parkedNot) {
+	if e.mine.parked.CompareAndSwap(parkedNap, parkedNot) {
 		futexWake(&e.mine.parked)
 		return
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/lockstep-ml/lockstep/internal/transport/waiting"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -40,8 +41,22 @@ func apart(t testing.TB) (a, b *endpoint) {
 		t.FailNow()
 	}
 	t.Cleanup(func() { b.Close() })
-	a.polls, b.polls = pollsNot, pollsNot
+	parks(a, b)
 	return a, b
+}
+
+// parks makes ranks block at once when they wait.
+func parks(ends ...*endpoint) {
+	for _, e := range ends {
+		e.g.crowded = true
+		e.waiter.Look(time.Now())
+	}
+}
+
+// naps makes a rank share its CPU, and nap for so long.
+func naps(e *endpoint, most time.Duration) {
+	shared := func(time.Time) waiting.Room { return waiting.Shared }
+	e.waiter = waiting.New(waiting.Config{Room: shared, Batch: 1, Nap: most})
 }
 
 // TestParkingAllocatesNothing checks that a rank that blocks at once, and the rank that wakes it, allocate nothing.
@@ -49,17 +64,17 @@ func TestParkingAllocatesNothing(t *testing.T) {
 	for _, short := range []bool{false, true} {
 		t.Run(fmt.Sprintf("short=%v", short), func(t *testing.T) {
 			a, b := apart(t)
-			if !short {
-				a.g.polls, b.g.polls = pollsNot, pollsNot
-			}
+			a.g.crowded, b.g.crowded = !short, !short
 			call := func(e *endpoint) {
 				e.Publish(&transport.Slot{})
-				if err := errors.Join(e.Signal(0), e.Await(context.Background(), -1, 0),
+				err := e.Signal(0)
+				e.want = want{rank: -1, target: e.total}
+				for short && !e.Poll() {
+					e.Nap(time.Millisecond)
+				}
+				if err := errors.Join(err, e.Await(context.Background(), -1, 0),
 					e.Exchange(context.Background(), 1-e.rank, transport.Frame{}, 1-e.rank, nil)); err != nil {
 					t.Error(err)
-				}
-				if e.calls == 1 {
-					e.polls = pollsNot // the first call counts the CPUs
 				}
 			}
 			const runs = 300
@@ -78,12 +93,9 @@ func TestParkingAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestShortWait checks that everything that ends a wait ends a short one before its time. A short wait for frames goes
-// on while they move.
-func TestShortWait(t *testing.T) {
-	old := shortWait
-	defer func() { shortWait = old }()
-	shortWait = time.Hour
+// TestNap checks that everything that ends a wait ends a nap before its time. A wait for frames goes on while they
+// move.
+func TestNap(t *testing.T) {
 	await := func(e *endpoint) error {
 		e.Publish(&transport.Slot{})
 		return errors.Join(e.Signal(0), e.Await(context.Background(), -1, 0))
@@ -132,9 +144,8 @@ func TestShortWait(t *testing.T) {
 					open = two
 				}
 				a, b := open(t)
-				if a.g.polls = pollsEach; oneProcess {
-					a.polls, b.polls = pollsNot, pollsNot
-				}
+				parks(b)
+				naps(a, time.Hour)
 				done := make(chan error, 1)
 				go func() { done <- c.wait(a) }()
 				for a.mine.parked.Load() == parkedNot {
@@ -157,25 +168,15 @@ func TestShortWait(t *testing.T) {
 	}
 }
 
-// TestShortWaitEnds checks that a rank that is not woken soon blocks in a long wait, which its context ends, and that
-// it does so although frames move.
-func TestShortWaitEnds(t *testing.T) {
+// TestNapsEnd checks that a rank that is not woken soon parks, so that its context ends the wait.
+func TestNapsEnd(t *testing.T) {
 	a, _ := two(t)
-	a.g.polls, a.polls = pollsEach, pollsNot
-	ctx, cancel := context.WithTimeout(context.Background(), 3*shortWait)
+	naps(a, waiting.NapMost)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 	defer cancel()
 	a.Publish(&transport.Slot{})
 	if err := errors.Join(a.Signal(0), a.Await(ctx, -1, 0)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the wait ended with %v, want its deadline", err)
-	}
-	var end time.Time
-	now := time.Now()
-	if a.blocksShortly(&end) && end.Before(now.Add(shortWait)) {
-		t.Errorf("the first short wait ends %v after now, want %v", end.Sub(now), shortWait)
-	}
-	end = now.Add(-time.Second)
-	if a.blocksShortly(&end) {
-		t.Error("short waits have no end")
 	}
 }
 

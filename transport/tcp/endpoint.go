@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/internal/listener"
+	"github.com/lockstep-ml/lockstep/internal/transport/waiting"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -28,13 +29,11 @@ type endpoint struct {
 	first   int
 	count   int
 
-	polled  sockets   // of a short wait
-	blocked time.Time // when the last short wait ended
-	parkAt  time.Time // from when on the next wait calls Park
-	yielded time.Time // when a wait last let other goroutines run
-	turnsAt time.Time // from when on waits take turns
+	waiter  waiting.Waiter
+	polled  sockets // of a nap
+	stepErr error   // of the last step
 
-	wake   chan struct{} // one token ends one wait; see wait
+	wake   chan struct{} // one token ends one wait; see Park
 	parked atomic.Bool
 	closed atomic.Bool
 	poller poller // ends long waits; opened under mu
@@ -71,6 +70,13 @@ type peerState struct {
 // alive is the state of every peer that is not down.
 var alive peerState
 
+// How a rank waits; see [waiting.Config].
+const (
+	pollsBatch = 1 // a step is at least one system call
+	// Beside two processes that compute, a call of 4 bytes takes 0.11 ms, and 1.7 without the pause.
+	turnsPause = 50 * time.Millisecond
+)
+
 // downMax is the room of an endpoint's channel of peers that are down.
 const downMax = 64
 
@@ -83,6 +89,9 @@ func newEndpoint(g *group, rank int) *endpoint {
 	for i := range e.peers {
 		e.peers[i].state.Store(&alive)
 	}
+	e.waiter = waiting.New(waiting.Config{
+		Rank: rank, Room: g.world.roomNow, Batch: pollsBatch, Pause: turnsPause, Nap: waiting.NapMost,
+	})
 	e.poller.notify = e.unpark
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	return e

@@ -3,9 +3,9 @@ package tcp
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/internal/transport/waiting"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -74,7 +74,10 @@ func (e *endpoint) Complete(ctx context.Context) error {
 		if x.from >= 0 && e.meter() != nil {
 			x.since = time.Now()
 		}
-		if err = e.wait(ctx, x); err != nil {
+		if err = e.waiter.Wait(ctx, e); err == nil {
+			err = e.stepErr
+		}
+		if err != nil {
 			e.abandon(err)
 		}
 	}
@@ -216,103 +219,20 @@ func (e *endpoint) admit(x *post, s *stream) error {
 	return nil
 }
 
-// The duration of spinning before a wait blocks: longer than a wake-up takes, and than a peer takes to reduce a
-// segment.
-const (
-	spinTime  = 100 * time.Microsecond
-	spinLooks = 16 // steps between two readings of the clock
-)
-
-// With more ranks than processors a waiting rank yields its processor, so that the ranks of a processor take turns: in
-// most waits its data arrives while the others run. A processor that still has a rank to run does not become idle, and
-// no rank has to be woken, which takes longer than a turn. A rank that has waited for turnsTime sleeps.
-//
-// Where a yielded processor does not return within turnsTime, it computes: the thread that has it keeps it for a time
-// slice of some milliseconds, while a rank that sleeps gets it as soon as data arrives. So the rank sleeps at once in
-// all waits of the next turnsPause.
-const (
-	turnsTime  = 500 * time.Microsecond
-	turnsPause = 50 * time.Millisecond
-	// How often a rank that takes turns also lets other goroutines run. That may wake another thread of the process,
-	// which looks for goroutines, and so takes longer than a turn.
-	turnsYield = time.Millisecond
-)
-
-// isSlow reports whether bytes that arrived after a short wait of this duration came over a slow link, below 4 Gbit/s.
-// Between its packets a rank does not spin: at 1 Gbit/s it would spin for a quarter of the time.
-func isSlow(bytes uint64, waited time.Duration) bool {
-	return waited > spinTime && bytes < uint64(waited.Nanoseconds()/2)
+// Poll advances the oldest exchange.
+func (e *endpoint) Poll() bool {
+	done, err := e.step(&e.posts[e.first])
+	e.stepErr = err
+	return done || err != nil
 }
 
-// A short wait blocks the rank's thread in a system call. Only data, or room for data, ends it early, so it lasts at
-// most shortWait. While short waits follow each other, a long wait takes the place of one every parkEvery: it calls
-// [transport.Park], which also ends by the context and by the failure of a peer.
-const (
-	shortWait = 5 * time.Millisecond
-	parkEvery = 20 * time.Millisecond
-)
-
-// wait blocks until x is complete, cannot complete, or ctx ends.
-//
-// No wake-up is lost in a long wait: the rank sets parked, then tries again, then has its streams watched, then blocks.
-// A wire, and an update of a peer's state, make their change first and then read parked. The goroutine that changes
-// parked from true to false sends the single token. Package mem uses the same scheme.
-func (e *endpoint) wait(ctx context.Context, x *post) error {
-	for slow := false; ; {
-		if !slow {
-			if done, err := e.spin(x); done || err != nil {
-				return err
-			}
-		}
-		since, before := time.Now(), e.moved(x)
-		if e.block(x) {
-			if done, err := e.exhaust(x); done || err != nil {
-				return err
-			}
-			slow = isSlow(e.moved(x)-before, time.Since(since))
-			continue
-		}
-		e.parked.Store(true)
-		done, err := e.exhaust(x)
-		if !done && err == nil {
-			if err = e.failure(x); err != nil && e.written(x) {
-				if done, _ = e.exhaust(x); done {
-					err = nil
-				}
-			}
-		}
-		if !done && err == nil {
-			err = e.unexpected(x.from)
-		}
-		if !done && err == nil {
-			e.watch(x)
-			if err = transport.Park(ctx, e.wake); err == nil {
-				continue
-			}
-		}
-		if !e.parked.Swap(false) {
-			<-e.wake
-		}
-		return err
-	}
-}
-
-// block is a short wait. It reports whether x may have advanced. There is none while other goroutines want this
-// processor of Go's scheduler, which the system call would keep from them for up to 10 ms.
-func (e *endpoint) block(x *post) bool {
+// Nap blocks in a system call until a socket of the oldest exchange is ready. There is none where the awaited rank may
+// need this processor of Go's scheduler.
+func (e *endpoint) Nap(most time.Duration) bool {
 	if !e.group.world.block {
 		return false
 	}
-	now := time.Now()
-	if runtime.Gosched(); time.Since(now) > spinTime {
-		return false
-	}
-	if now.Sub(e.blocked) > parkEvery {
-		e.parkAt = now.Add(parkEvery)
-	} else if now.After(e.parkAt) {
-		e.parkAt = now.Add(parkEvery)
-		return false
-	}
+	x := &e.posts[e.first]
 	defer e.polled.done()
 	if x.from >= 0 && e.peers[x.from].up.Load() {
 		if s := e.peers[x.from].stream; s.inErr != nil || s.w.held() ||
@@ -329,9 +249,36 @@ func (e *endpoint) block(x *post) bool {
 			return false
 		}
 	}
-	ready := e.polled.wait(shortWait)
-	e.blocked = time.Now()
-	return ready
+	return e.polled.wait(most)
+}
+
+// Park blocks until the oldest exchange can be complete, cannot complete, or ctx ends.
+//
+// No wake-up is lost: the rank sets parked, then tries again, then has its streams watched, then blocks. A wire,
+// and an update of a peer's state, make their change first and then read parked. The goroutine that changes parked
+// from true to false sends the single token. Package mem uses the same scheme.
+func (e *endpoint) Park(ctx context.Context) error {
+	x := &e.posts[e.first]
+	e.parked.Store(true)
+	done, err := waiting.Exhaust(e), e.stepErr
+	if !done {
+		if err = e.failure(x); err != nil && e.written(x) && waiting.Exhaust(e) && e.stepErr == nil {
+			done, err = true, nil
+		}
+	}
+	if !done && err == nil {
+		err = e.unexpected(x.from)
+	}
+	if !done && err == nil {
+		e.watch(x)
+		if err = transport.Park(ctx, e.wake); err == nil {
+			return nil
+		}
+	}
+	if !e.parked.Swap(false) {
+		<-e.wake
+	}
+	return err
 }
 
 // written waits shortly for the goroutine that writes x's frame to a peer that is down, if there is one: the peer may
@@ -347,80 +294,9 @@ func (e *endpoint) written(x *post) bool {
 	return true
 }
 
-// exhaust repeats step until it makes no progress: a wire may buffer data that a watcher of its socket does not see.
-func (e *endpoint) exhaust(x *post) (done bool, err error) {
-	for {
-		before := e.moved(x)
-		if done, err := e.step(x); done || err != nil || e.moved(x) == before {
-			return done, err
-		}
-	}
-}
-
-// spin repeats step until it has made no progress for spinTime. With more ranks than processors it takes turns.
-func (e *endpoint) spin(x *post) (done bool, err error) {
-	switch w := e.group.world; {
-	case !w.block:
-		return e.exhaust(x)
-	case w.isCrowded(time.Now()):
-		return e.takeTurns(x)
-	}
-	var since time.Time
-	var moved uint64
-	for look := 1; ; look++ {
-		if done, err := e.step(x); done || err != nil {
-			return done, err
-		}
-		if look%spinLooks != 0 {
-			continue
-		}
-		now := time.Now()
-		if at := e.moved(x); at != moved || since.IsZero() {
-			moved, since = at, now
-		} else if now.Sub(since) > spinTime {
-			return false, nil
-		}
-		runtime.Gosched()
-		yieldThread()
-	}
-}
-
-// takeTurns repeats step, and yields the processor whenever that makes no progress, until it has made none for
-// turnsTime.
-func (e *endpoint) takeTurns(x *post) (done bool, err error) {
-	if !canYield || time.Now().Before(e.turnsAt) {
-		return e.exhaust(x)
-	}
-	var idle time.Time // since when there is no progress
-	for moved := e.moved(x); ; {
-		if done, err := e.step(x); done || err != nil {
-			return done, err
-		}
-		if at := e.moved(x); at != moved {
-			moved, idle = at, time.Time{}
-			continue
-		}
-		now := time.Now()
-		if idle.IsZero() {
-			idle = now
-		}
-		if now.Sub(idle) > turnsTime {
-			return false, nil
-		}
-		if now.Sub(e.yielded) > turnsYield {
-			e.yielded = now
-			runtime.Gosched()
-		}
-		yieldThread()
-		if back := time.Now(); back.Sub(now) > turnsTime {
-			e.turnsAt = back.Add(turnsPause)
-			return e.exhaust(x)
-		}
-	}
-}
-
-// moved returns a number that changes when x makes progress.
-func (e *endpoint) moved(x *post) uint64 {
+// Progress counts the bytes of the exchanges in progress.
+func (e *endpoint) Progress() uint64 {
+	x := &e.posts[e.first]
 	var n uint64
 	for i := range e.count {
 		if s := e.posts[(e.first+i)%len(e.posts)].stream; s != nil {

@@ -14,7 +14,7 @@ import (
 
 // socket is a wire directly on a socket: the calling goroutine makes non-blocking system calls. The socket is not
 // registered with Go's poller, which would wake one of the process' threads for all data that arrives while the rank
-// reads it. Short waits are system calls of the rank's thread ([waitSockets]); for longer ones the poller is armed.
+// reads it. Naps are system calls of the rank's thread ([sockets.wait]); for longer ones the poller is armed.
 type socket struct {
 	fd     int
 	users  atomic.Int64 // system calls in progress, plus closedSocket
@@ -271,9 +271,3 @@ func (w *sockets) done() {
 	clear(w.held)
 	w.polled, w.held = w.polled[:0], w.held[:0]
 }
-
-// canYield reports that yieldThread has an effect.
-const canYield = true
-
-// yieldThread lets another thread run on this processor, if one is ready: the peer may be on the same one.
-func yieldThread() { unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }

@@ -26,7 +26,3 @@ func (*sockets) add(wire, bool, bool) bool { return false }
 func (*sockets) wait(time.Duration) bool { return false }
 
 func (*sockets) done() {}
-
-const canYield = false
-
-func yieldThread() {}

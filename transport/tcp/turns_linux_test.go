@@ -3,9 +3,7 @@ package tcp
 import (
 	"context"
 	"errors"
-	"runtime"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,6 +18,7 @@ func crowdedPair(t *testing.T) [2]*endpoint {
 	for _, e := range ends {
 		e.group.world.block, e.group.world.crowded = true, true
 		e.group.world.room = affinity.NewRoom(affinity.ListMax + 1)
+		e.waiter.Look(time.Now())
 		t.Cleanup(func() { e.Close() })
 	}
 	works(t, ends)
@@ -57,41 +56,4 @@ func TestTurns(t *testing.T) {
 	if err := ends[0].Exchange(ctx, -1, transport.Frame{}, 1, make([]byte, 4)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a wait for a frame that is not sent: %v, want %v", err, context.DeadlineExceeded)
 	}
-}
-
-// TestNoTurns checks that a rank that shares its processor with a goroutine that computes takes no turns with it for a
-// while, and still receives frames.
-func TestNoTurns(t *testing.T) {
-	ends := crowdedPair(t)
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	var stop atomic.Bool
-	var others sync.WaitGroup
-	others.Go(func() {
-		for !stop.Load() {
-			for since := time.Now(); time.Since(since) < 2*turnsTime; {
-			}
-			runtime.Gosched()
-		}
-	})
-	e, began, in := ends[0], time.Now(), make([]byte, 4)
-	if err := e.begin(-1, transport.Frame{}, 1, in); err != nil {
-		t.Fatal(err)
-	}
-	e.yielded = time.Time{} // the next wait lets other goroutines run
-	if done, err := e.takeTurns(&e.posts[e.first]); done || err != nil {
-		t.Errorf("done: %v, %v, before the frame was sent", done, err)
-	}
-	if !e.turnsAt.After(began) {
-		t.Error("the rank takes turns with a goroutine that computes")
-	}
-	others.Go(func() {
-		if err := ends[1].Exchange(t.Context(), 0, transport.Frame{Data: []byte("abcd")}, -1, nil); err != nil {
-			t.Error(err)
-		}
-	})
-	if err := e.Complete(t.Context()); err != nil || string(in) != "abcd" {
-		t.Errorf("got %q, %v, want abcd", in, err)
-	}
-	stop.Store(true)
-	others.Wait()
 }

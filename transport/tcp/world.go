@@ -18,6 +18,7 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/internal/listener"
 	"github.com/lockstep-ml/lockstep/internal/transport/overlay"
+	"github.com/lockstep-ml/lockstep/internal/transport/waiting"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -185,7 +186,7 @@ func newWorld(n *Node, g GroupConfig) (*world, error) {
 	w.host, w.processors = hosts(w.procs), g.Processors
 	w.block = len(g.Local) <= runtime.GOMAXPROCS(0)
 	w.room = affinity.NewRoom(w.ranksHere())
-	w.crowded = w.isCrowded(time.Now())
+	w.crowded = w.roomNow(time.Now()) != waiting.Own
 	w.graph = overlay.New(len(w.procs), n.meshMax)
 	w.next = w.graph.Neighbours(w.self)
 	w.joining = newJoining(w)
@@ -193,8 +194,16 @@ func newWorld(n *Node, g GroupConfig) (*world, error) {
 	return w, nil
 }
 
-// isCrowded reports whether this host has more ranks than processors now, or Go's scheduler in this process.
-func (w *world) isCrowded(now time.Time) bool { return !w.block || !w.room.Enough(now) }
+// roomNow returns the room of the ranks of this process.
+func (w *world) roomNow(now time.Time) waiting.Room {
+	switch {
+	case !w.block:
+		return waiting.None
+	case !w.room.Enough(now):
+		return waiting.Shared
+	}
+	return waiting.Own
+}
 
 // hosts numbers the hosts of the processes: processes of different addresses are on different hosts.
 func hosts(procs []process) []int {
