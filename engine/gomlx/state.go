@@ -154,7 +154,7 @@ func (s *state) check(results []compute.Buffer, at, count int) error {
 			return fmt.Errorf("the result for value %d of the state is %s: want the state's shape %s but for axis %d", i, got,
 				s.list[i].shape, s.axis)
 		}
-		if size := s.list[i].shape.Dim(s.axis); at < 0 || count < 0 || count > got.Dim(s.axis) || at+count > size {
+		if size := s.list[i].shape.Dim(s.axis); at < 0 || count < 0 || count > got.Dim(s.axis) || count > size-at {
 			return fmt.Errorf("%d elements at %d of axis %d: the result for value %d of the state has %d, and the state %d",
 				count, at, s.axis, i, got.Dim(s.axis), size)
 		}

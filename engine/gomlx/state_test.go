@@ -1,6 +1,7 @@
 package gomlx_test
 
 import (
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -103,6 +104,7 @@ func testState(t *testing.T, e engine.Engine) {
 	}{
 		{"beyond the end", 2, 3, []*tensor.Tensor{x}, "3 elements at 2 of axis 2: the result"},
 		{"more than computed", 0, 4, []*tensor.Tensor{x}, "has 3, and the state 4"},
+		{"far beyond the end", math.MaxInt, 1, []*tensor.Tensor{x}, "1 elements at 9223372036854775807"},
 		{"before the beginning", -1, 1, []*tensor.Tensor{x}, "1 elements at -1"},
 		{"no input", 0, 1, nil, "0 inputs and a state of 1: want 2 together"},
 		{"another shape", 0, 1, []*tensor.Tensor{tensor.New(tensor.Float32, 1, 2, 2)}, "input 0"},
