@@ -124,6 +124,16 @@ func kernelF64x5x2AVX2(x *byte)
 //go:noescape
 func kernelF64x6x2AVX2(x *byte)
 
+// packingF32x5AVX2 copies the right operand, and multiplies 5 rows with 16 columns of float32.
+//
+//go:noescape
+func packingF32x5AVX2(x *byte)
+
+// packingF32x6AVX2 copies the right operand, and multiplies 6 rows with 16 columns of float32.
+//
+//go:noescape
+func packingF32x6AVX2(x *byte)
+
 // copyRows64 copies rows of 64 bytes, dstStep and srcStep bytes apart. There must be one.
 //
 //go:noescape

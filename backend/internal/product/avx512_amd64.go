@@ -283,3 +283,28 @@ func kernelF64x13x2AVX512(x *byte)
 //
 //go:noescape
 func kernelF64x14x2AVX512(x *byte)
+
+// packingF32x10AVX512 copies the right operand, and multiplies 10 rows with 32 columns of float32.
+//
+//go:noescape
+func packingF32x10AVX512(x *byte)
+
+// packingF32x11AVX512 copies the right operand, and multiplies 11 rows with 32 columns of float32.
+//
+//go:noescape
+func packingF32x11AVX512(x *byte)
+
+// packingF32x12AVX512 copies the right operand, and multiplies 12 rows with 32 columns of float32.
+//
+//go:noescape
+func packingF32x12AVX512(x *byte)
+
+// packingF32x13AVX512 copies the right operand, and multiplies 13 rows with 32 columns of float32.
+//
+//go:noescape
+func packingF32x13AVX512(x *byte)
+
+// packingF32x14AVX512 copies the right operand, and multiplies 14 rows with 32 columns of float32.
+//
+//go:noescape
+func packingF32x14AVX512(x *byte)

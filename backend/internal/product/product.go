@@ -6,8 +6,9 @@
 // processor change a bit, except in which of several NaNs results.
 //
 // The left matrix is read in place, with any strides. Panels of the right one are packed, unless they are used too few
-// times. The kernels are assembly for AVX2, AVX-512 and NEON, written by the programs of backend/internal/_gen, a
-// separate module. The plain form in Go is the reference.
+// times: by the kernel of the first rows where the rows of the right matrix lie side by side. The kernels are assembly
+// for AVX2, AVX-512 and NEON, written by the programs of backend/internal/_gen, a separate module. The plain form in Go
+// is the reference.
 package product
 
 import "unsafe"
@@ -42,6 +43,7 @@ type arguments struct {
 	steps, segments            int
 	segmentStep, rightStep     int // bytes from the end of a segment to the next, of a and b
 	add                        int
+	packed                     unsafe.Pointer // where pack copies rows of b
 }
 
 // kernels are the loops for one type of elements and one instruction set.
@@ -50,6 +52,7 @@ type kernels struct {
 	wide int // columns of a kernel of two vectors; one of one vector has half of them
 
 	multiply  func(rows, vectors int, x *arguments)
+	pack      func(rows int, x *arguments)                                // and copies b, of two vectors; or nil
 	copyRows  func(dst, src unsafe.Pointer, rows, dstStep, srcStep int)   // of 64 bytes; nil if there is none
 	transpose func(dst, src unsafe.Pointer, blocks, dstStep, srcStep int) // 8 × 8; nil if there is none
 }
@@ -126,7 +129,8 @@ func run[T Float](p *Product, l Level, c, a, b []T, r0, r1, j0, j1 int, scratch 
 					row: p.A.Row * size, column: p.A.Column * size, result: p.C * size,
 					steps: depth, segments: 1, add: min(from, 1),
 				}
-				if columns == width && p.B.Column == 1 && bottom-top <= 2*k.rows {
+				packs := k.pack != nil && columns == k.wide && p.B.Column == 1
+				if columns == width && p.B.Column == 1 && (packs || bottom-top <= 2*k.rows) {
 					x.b, x.right = unsafe.Pointer(&b[from*p.B.Row+j]), p.B.Row*size
 				} else {
 					pack[T](k, scratch, unsafe.Pointer(&b[from*p.B.Row+j*p.B.Column]), p.B, depth, columns, width)
@@ -137,6 +141,12 @@ func run[T Float](p *Product, l Level, c, a, b []T, r0, r1, j0, j1 int, scratch 
 					x.a = unsafe.Pointer(&a[i*p.A.Row+from*p.A.Column])
 					if columns == width {
 						x.c = unsafe.Pointer(&c[i*p.C+j])
+						if packs && i == top && bottom-top > 2*k.rows { // while the first strip reads the panel
+							x.packed = scratch
+							k.pack(rows, x)
+							x.b, x.right = scratch, width*size
+							continue
+						}
 						k.multiply(rows, vectors, x)
 						continue
 					}

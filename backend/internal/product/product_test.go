@@ -135,6 +135,9 @@ func TestLikeTheDefinition(t *testing.T) {
 	for rows := 2; rows <= 15; rows++ {
 		sizes = append(sizes, [3]int{rows, 9, 37})
 	}
+	for rows := 13; rows <= 60; rows++ { // which kernels that pack compute
+		sizes = append(sizes, [3]int{rows, 9, 64})
+	}
 	for _, s := range sizes {
 		for i, la := range layouts {
 			lb := layouts[r.IntN(len(layouts))]

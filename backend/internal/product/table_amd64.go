@@ -66,6 +66,16 @@ func multiplyF64AVX2(rows, vectors int, a *arguments) {
 	}
 }
 
+func packF32AVX2(rows int, a *arguments) {
+	x := (*byte)(unsafe.Pointer(a))
+	switch rows {
+	case 5:
+		packingF32x5AVX2(x)
+	case 6:
+		packingF32x6AVX2(x)
+	}
+}
+
 func multiplyF32AVX512(rows, vectors int, a *arguments) {
 	x := (*byte)(unsafe.Pointer(a))
 	switch rows*2 + vectors - 1 {
@@ -187,5 +197,21 @@ func multiplyF64AVX512(rows, vectors int, a *arguments) {
 		kernelF64x14x1AVX512(x)
 	case 29:
 		kernelF64x14x2AVX512(x)
+	}
+}
+
+func packF32AVX512(rows int, a *arguments) {
+	x := (*byte)(unsafe.Pointer(a))
+	switch rows {
+	case 10:
+		packingF32x10AVX512(x)
+	case 11:
+		packingF32x11AVX512(x)
+	case 12:
+		packingF32x12AVX512(x)
+	case 13:
+		packingF32x13AVX512(x)
+	case 14:
+		packingF32x14AVX512(x)
 	}
 }

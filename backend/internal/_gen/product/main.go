@@ -28,6 +28,7 @@ const (
 	fieldSegmentStep            // bytes of the left operand from the end of a segment to the next
 	fieldRightStep              // of the right one
 	fieldAdd                    // 1: add to the result
+	fieldPacked                 // where to copy the rows of the right operand
 )
 
 // isa is an instruction set.
@@ -35,7 +36,11 @@ type isa struct {
 	suffix string
 	bytes  int // of a vector; of two registers for NEON
 	rows   int // of the largest kernel
+	packs  bool
 }
+
+// leastPacking returns the least rows of a kernel that packs: it is the first one of at least three of equal rows.
+func (s isa) leastPacking() int { return (2*s.rows + 1 + 2) / 3 }
 
 // element is a type of elements, with its instructions.
 type element struct {
@@ -45,7 +50,7 @@ type element struct {
 	add            func(...Op)
 }
 
-var sets, neonSets = []isa{{"AVX2", 32, 6}, {"AVX512", 64, 14}}, []isa{{"NEON", 32, 6}}
+var sets, neonSets = []isa{{"AVX2", 32, 6, true}, {"AVX512", 64, 14, true}}, []isa{{"NEON", 32, 6, false}}
 
 func main() {
 	avx512 := flag.Bool("avx512", false, "write the kernels for AVX-512")
@@ -75,9 +80,12 @@ func main() {
 	} {
 		for vectors := 1; vectors <= 2; vectors++ {
 			for rows := 1; rows <= to.rows; rows++ {
-				kernel(to, e, rows, vectors)
+				kernel(to, e, rows, vectors, false)
 			}
 		}
+	}
+	for rows := to.leastPacking(); rows <= to.rows; rows++ {
+		kernel(to, element{"F32", "float32", 4, VBROADCASTSS2, VFMADD231PS2, VADDPS2}, rows, 2, true)
 	}
 	if !*avx512 {
 		copyRows()
@@ -132,11 +140,15 @@ func rowPointers(first reg.GPVirtual, step reg.GPVirtual, rows int) (list []reg.
 	}
 }
 
-// kernel multiplies so many rows of the left operand with so many vectors of columns of the right one.
-func kernel(s isa, e element, rows, vectors int) {
-	name := fmt.Sprintf("kernel%sx%dx%d%s", e.name, rows, vectors, s.suffix)
+// kernel multiplies so many rows of the left operand with so many vectors of columns of the right one. It may copy the
+// rows of the right operand, so that they lie side by side.
+func kernel(s isa, e element, rows, vectors int, packs bool) {
+	name, doc := fmt.Sprintf("kernel%sx%dx%d%s", e.name, rows, vectors, s.suffix), "multiplies"
+	if packs {
+		name, doc = fmt.Sprintf("packing%sx%d%s", e.name, rows, s.suffix), "copies the right operand, and multiplies"
+	}
 	TEXT(name, NOSPLIT, "func(x *byte)")
-	Doc(fmt.Sprintf("%s multiplies %d rows with %d columns of %s.", name, rows, vectors*s.bytes/e.bytes, e.goType))
+	Doc(fmt.Sprintf("%s %s %d rows with %d columns of %s.", name, doc, rows, vectors*s.bytes/e.bytes, e.goType))
 	Pragma("noescape")
 	x := Load(Param("x"), GP64()).(reg.GPVirtual)
 	field := func(offset int) Mem { return Mem{Base: x, Disp: offset} }
@@ -148,6 +160,10 @@ func kernel(s isa, e element, rows, vectors int) {
 	a, row, column := load(fieldA), load(fieldRow), load(fieldColumn)
 	b, right := load(fieldB), load(fieldRight)
 	segments := load(fieldSegments)
+	var packed reg.GPVirtual
+	if packs {
+		packed = load(fieldPacked)
+	}
 	pointers, at := rowPointers(a, row, rows)
 	sums := make([][]reg.VecVirtual, rows)
 	for i := range sums {
@@ -164,6 +180,12 @@ func kernel(s isa, e element, rows, vectors int) {
 			v := s.vector()
 			VMOVUPS(Mem{Base: b, Disp: j * s.bytes}, v)
 			columns = append(columns, v)
+			if packs {
+				VMOVUPS(v, Mem{Base: packed, Disp: j * s.bytes})
+			}
+		}
+		if packs {
+			ADDQ(U32(uint32(vectors*s.bytes)), packed)
 		}
 		for i := range rows {
 			v := s.vector()
@@ -331,6 +353,14 @@ func writeTable(file string, sets []isa) error {
 				for vectors := 1; vectors <= 2; vectors++ {
 					fmt.Fprintf(&s, "\tcase %d:\n\t\tkernel%sx%dx%d%s(x)\n", rows*2+vectors-1, element, rows, vectors, to.suffix)
 				}
+			}
+			s.WriteString("\t}\n}\n")
+		}
+		if to.packs {
+			fmt.Fprintf(&s, "\nfunc packF32%s(rows int, a *arguments) {\n\tx := (*byte)(unsafe.Pointer(a))\n\tswitch rows {\n",
+				to.suffix)
+			for rows := to.leastPacking(); rows <= to.rows; rows++ {
+				fmt.Fprintf(&s, "\tcase %d:\n\t\tpackingF32x%d%s(x)\n", rows, rows, to.suffix)
 			}
 			s.WriteString("\t}\n}\n")
 		}
