@@ -37,10 +37,10 @@ type state struct {
 	mine     registration // this agent's, without ports
 	nonce    string       // this agent's
 	phase    phase
-	number   uint32      // of the epoch that is joined, runs, or is over
-	first    uint32      // the first one with this agent
-	slots    []*nodeSlot // by node, nil: free; as of the messages received
-	before   *run        // an earlier run of a job of this name, nil: none; earlier describes it
+	number   uint32          // of the epoch that is joined, runs, or is over
+	first    uint32          // the first one with this agent
+	slots    []*nodeSlot     // by node, nil: free; as of the messages received
+	before   map[string]bool // the nonces of the agents of an earlier run of the job, nil: none; earlier describes it
 	earlier  string
 	rival    string    // the nonce of the agent whose heartbeat is checked, or that sends none
 	joinBy   time.Time // when the wait for the other agents ends

@@ -183,17 +183,17 @@ func TestDecide(t *testing.T) {
 		}, 1, "the job has ended with code 7", false},
 		{"an earlier run is over", nil, []turn{
 			{0, begin{}, []string{"readMessages"}},
-			{0, found{messages: []message{slotOf(1, "z", 0), &jobEnd{Node: 1, Code: 7}}}, []string{
+			{0, found{messages: []message{slotOf(1, "z", 0), &jobEnd{Node: 1, Nonce: "z", Code: 7}}}, []string{
 				"print an earlier run of job \"j\" is over: the job has ended with code 7 at " +
 					time.Time{}.Local().Format("2006-01-02 15:04:05") + "; starting a new run", "clearEnds",
 			}},
 			{0, cleared{}, []string{"readMessages"}},
 			{0, found{messages: []message{
-				changed(slotOf(1, "z", 0), func(s *nodeSlot) { s.JobEnd = &jobEnd{Node: 1, Code: 7} }),
+				changed(slotOf(1, "z", 0), func(s *nodeSlot) { s.JobEnd = &jobEnd{Node: 1, Nonce: "z", Code: 7} }),
 			}}, []string{"clearEnds"}},
 			{0, cleared{}, []string{"readMessages"}},
 			{0, found{messages: []message{
-				changed(slotOf(1, "b", 0), func(s *nodeSlot) { s.JobEnd = &jobEnd{Node: 1, PID: 2, Code: 8} }),
+				changed(slotOf(1, "b", 0), func(s *nodeSlot) { s.JobEnd = &jobEnd{Node: 1, Nonce: "b", Code: 8} }),
 			}}, []string{"withdraw with 1: the job has ended with code 8 at " +
 				time.Time{}.Local().Format("2006-01-02 15:04:05")}},
 		}, 1, "with code 8", false},

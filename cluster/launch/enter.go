@@ -73,15 +73,17 @@ func (d *decision) claim(messages []message) {
 		d.leave(&jobEndedError{*end})
 		return
 	case d.before == nil:
-		d.before = runOf(messages)
+		d.before = agentsIn(messages)
 		d.earlier = fmt.Sprintf("an earlier run of job %q is over: %v", d.cfg.ID, end)
 		d.print("lockstep run: %s; starting a new run\n", d.earlier)
 		d.do(clearEnds{held})
 		return
 	default: // an agent of the earlier run may have written its slot, with the end of the job, at the same time
-		if end := d.before.notEnded(held); end != nil { // the new run has ended meanwhile
-			d.leave(&jobEndedError{*end})
-			return
+		for _, m := range held {
+			if end := endIn(m); !d.before[end.Nonce] { // the new run has ended meanwhile
+				d.leave(&jobEndedError{*end})
+				return
+			}
 		}
 		d.do(clearEnds{held})
 		return

@@ -109,7 +109,7 @@ func (p *peers) endJob(ctx context.Context, code int, why string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
 	defer cancel()
 	why = why[:min(len(why), endTextMax)]
-	o := jobEnd{Node: p.node, Host: p.host, PID: os.Getpid(), Time: time.Now(), Code: code, Text: why}
+	o := jobEnd{Node: p.node, Nonce: p.nonce, Host: p.host, PID: os.Getpid(), Time: time.Now(), Code: code, Text: why}
 	store := p.store
 	if p.mine.Nonce != "" {
 		if !p.signEnd(ctx, &o) { // the others time out

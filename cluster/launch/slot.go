@@ -79,12 +79,14 @@ const (
 
 // jobEnd is how the job ended: the first one that an agent writes.
 type jobEnd struct {
-	Node int       `json:"node"` // of the agent that wrote it
-	Host string    `json:"host"`
-	PID  int       `json:"pid"`
-	Time time.Time `json:"time"`
-	Code int       `json:"code"`
-	Text string    `json:"text,omitempty"`
+	Node int `json:"node"` // of the agent that wrote it
+	// Nonce is that agent's: it tells the end of an earlier run from that of this one.
+	Nonce string    `json:"nonce"`
+	Host  string    `json:"host"`
+	PID   int       `json:"pid"`
+	Time  time.Time `json:"time"`
+	Code  int       `json:"code"`
+	Text  string    `json:"text,omitempty"`
 
 	text []byte // in the store
 }
@@ -222,45 +224,18 @@ func (s *nodeSlot) incompatible(slots []*nodeSlot, begun []*epochMembers) error 
 	return nil
 }
 
-// run identifies a run of a job on a lasting store.
-type run struct {
-	agents map[string]bool // the nonces of those that had slots
-	ends   []*jobEnd
-}
-
-// runOf returns the run of a job that has written messages.
-func runOf(messages []message) *run {
-	r := &run{agents: map[string]bool{}}
+// agentsIn returns the nonces of the agents that have written messages.
+func agentsIn(messages []message) map[string]bool {
+	agents := map[string]bool{}
 	for _, m := range messages {
 		if s, is := m.(*nodeSlot); is {
-			r.agents[s.Nonce] = true
+			agents[s.Nonce] = true
 		}
 		if o := endIn(m); o != nil {
-			r.ends = append(r.ends, o)
+			agents[o.Nonce] = true
 		}
 	}
-	return r
-}
-
-// notEnded returns the first end that is not this run's, nil if there is none.
-func (r *run) notEnded(held []message) *jobEnd {
-	ends := slices.Clone(r.ends)
-	for _, m := range held { // an agent writes its slot first, and then the same end once more
-		if s, is := m.(*nodeSlot); is && r.agents[s.Nonce] {
-			ends = append(ends, s.JobEnd)
-		}
-	}
-	for _, m := range held {
-		if o := endIn(m); !slices.ContainsFunc(ends, o.equal) {
-			return o
-		}
-	}
-	return nil
-}
-
-// equal reports whether two ends are the same one.
-func (o *jobEnd) equal(other *jobEnd) bool {
-	return o.Node == other.Node && o.Host == other.Host && o.PID == other.PID && o.Time.Equal(other.Time)
+	return agents
 }
 
 // clear removes a conclusion of an earlier run. An agent of this run may have taken the slot, or ended this run, since
