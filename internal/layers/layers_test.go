@@ -118,35 +118,35 @@ var mayImport = []struct {
 	{"cmd/lockstep/internal/page", []string{"train/checkpoint", "internal/chart"}},
 	{"cmd/lockstep/internal/clitest", []string{"train/checkpoint"}},
 	{"cmd/lockstep/internal/cli", []string{
-		"train", "internal/affinity", "internal/terminal", "internal/units", "cmd/lockstep/internal/machine",
+		"train/...", "internal/affinity", "internal/terminal", "internal/units", "cmd/lockstep/internal/machine",
 	}},
-	{"cmd/lockstep/internal/live", []string{
+	{"cmd/lockstep/internal/monitor", []string{
 		"cluster/rendezvous", "cluster/status", "dashboard", "internal/pause", "internal/terminal", "internal/units",
 		"cmd/lockstep/internal/cli",
 	}},
 	{"cmd/lockstep/internal/run", []string{
 		"cluster/...", "internal/affinity", "internal/redact", "internal/terminal", "cmd/lockstep/internal/cli",
-		"cmd/lockstep/internal/live",
+		"cmd/lockstep/internal/monitor",
 	}},
 	{"cmd/lockstep/internal/inspect", []string{
 		"cluster/...", "collective/...", "simulate", "transport/shm", "internal/foreign", "internal/kernel",
-		"internal/units", "cmd/lockstep/internal/cli", "cmd/lockstep/internal/live", "cmd/lockstep/internal/machine",
+		"internal/units", "cmd/lockstep/internal/cli", "cmd/lockstep/internal/monitor", "cmd/lockstep/internal/machine",
 		"cmd/lockstep/internal/page", "cmd/lockstep/internal/run",
 	}},
 	{"cmd/lockstep/internal/setup", []string{
 		"tensor", "timeline", "collective", "cluster/...", "engine/...", "distribute", "train/...", "internal/listener",
 		"cmd/lockstep/internal/cli",
 	}},
-	{"cmd/lockstep/internal/sets", []string{
+	{"cmd/lockstep/internal/datasets", []string{
 		"tensor", "data/...", "engine/...", "train/...", "cmd/lockstep/internal/cli", "cmd/lockstep/internal/setup",
 	}},
 	{"cmd/lockstep/internal/training", []string{
 		"tensor", "data/...", "collective/...", "cluster/...", "engine/...", "distribute/...", "train/...", "internal/chart",
-		"internal/units", "cmd/lockstep/internal/cli", "cmd/lockstep/internal/live", "cmd/lockstep/internal/machine",
-		"cmd/lockstep/internal/page", "cmd/lockstep/internal/sets", "cmd/lockstep/internal/setup",
+		"internal/units", "cmd/lockstep/internal/cli", "cmd/lockstep/internal/monitor", "cmd/lockstep/internal/machine",
+		"cmd/lockstep/internal/page", "cmd/lockstep/internal/datasets", "cmd/lockstep/internal/setup",
 	}},
 	{"cmd/lockstep/internal/predict", []string{
-		"tensor", "data/...", "engine/...", "train/...", "cmd/lockstep/internal/cli", "cmd/lockstep/internal/sets",
+		"tensor", "data/...", "engine/...", "train/...", "cmd/lockstep/internal/cli", "cmd/lockstep/internal/datasets",
 		"cmd/lockstep/internal/setup", "cmd/lockstep/internal/training",
 	}},
 	{"cmd/lockstep/internal/bench", []string{

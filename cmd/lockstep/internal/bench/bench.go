@@ -2,7 +2,9 @@
 package bench
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -42,7 +44,9 @@ minutes and needs an idle machine.`,
 			if !calibrate {
 				return cmd.Help()
 			}
-			return runCalibrate(cmd, transports, out)
+			return cli.Interruptible(cmd, func(ctx context.Context, stdout io.Writer) error {
+				return runCalibrate(ctx, stdout, cmd.ErrOrStderr(), transports, out)
+			})
 		},
 	}
 	f := cmd.Flags()
@@ -58,8 +62,8 @@ minutes and needs an idle machine.`,
 	return cmd
 }
 
-// runCalibrate measures this machine and writes the table.
-func runCalibrate(cmd *cobra.Command, transports []string, out string) error {
+// runCalibrate measures this machine and writes the table into the file out.
+func runCalibrate(ctx context.Context, stdout, progress io.Writer, transports []string, out string) error {
 	for _, name := range transports {
 		if !slices.Contains([]string{"mem", "shm", "tcp"}, name) {
 			return cli.Usagef("--transports %s: want a list of mem, shm, tcp", name)
@@ -71,16 +75,10 @@ func runCalibrate(cmd *cobra.Command, transports []string, out string) error {
 	}
 	f.Close()
 	os.Remove(f.Name())
-	in := cli.CatchInterrupts(cmd.Context())
-	defer in.Close()
-	w := cmd.ErrOrStderr()
-	measured, err := bench.Calibrate(in, bench.Calibration{
+	measured, err := bench.Calibrate(ctx, bench.Calibration{
 		Transports: transports, Worker: benchWorker, Machine: machineName(),
-		Progress: func(format string, args ...any) { fmt.Fprintf(w, format+"\n", args...) },
+		Progress: func(format string, args ...any) { fmt.Fprintf(progress, format+"\n", args...) },
 	})
-	if in.Interrupted.Load() {
-		return cli.ErrInterrupted
-	}
 	if err != nil {
 		return err
 	}
@@ -94,10 +92,10 @@ func runCalibrate(cmd *cobra.Command, transports []string, out string) error {
 		t.Row(name, "%s", describeTransport(measured.Transports[name]))
 	}
 	t.Row("corrections", "%d", len(measured.Corrections))
-	if err := t.Print(cmd.OutOrStdout()); err != nil {
+	if err := t.Print(stdout); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(cmd.OutOrStdout(), "\nwritten to %s: set LOCKSTEP_TABLE to this file on every host of a job\n",
+	_, err = fmt.Fprintf(stdout, "\nwritten to %s: set LOCKSTEP_TABLE to this file on every host of a job\n",
 		out)
 	return err
 }

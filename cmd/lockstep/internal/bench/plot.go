@@ -2,7 +2,6 @@ package bench
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,7 +11,6 @@ import (
 	"github.com/lockstep-ml/lockstep/collective/bench"
 	"github.com/lockstep-ml/lockstep/internal/chart"
 	"github.com/lockstep-ml/lockstep/internal/units"
-	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
 // peerFile is a file of --peer.
@@ -98,10 +96,7 @@ func plotSizes(file, op string, results []bench.Result, peers []peerFile) error 
 	if err != nil {
 		return err
 	}
-	return checkpoint.WriteFile(file, func(w io.Writer) error {
-		_, err := w.Write(svg)
-		return err
-	})
+	return cli.WriteFile(file, svg)
 }
 
 // shortBytes formats a size at an axis.

@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
 // Warnings returns a logger of warnings.
@@ -32,6 +34,14 @@ func OwnCommand(args ...string) ([]string, error) {
 		}
 	}
 	return append([]string{path}, args...), nil
+}
+
+// WriteFile writes a file atomically.
+func WriteFile(file string, content []byte) error {
+	return checkpoint.WriteFile(file, func(w io.Writer) error {
+		_, err := w.Write(content)
+		return err
+	})
 }
 
 // EndWith returns the error that makes the command exit with a code without a message; nil for 0.

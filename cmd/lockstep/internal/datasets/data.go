@@ -1,6 +1,6 @@
-// Package sets reads the data sets of lockstep train by its flags, and describes how the inputs of a model are made, so
-// that other commands can use its weights.
-package sets
+// Package datasets reads the data sets of lockstep train by its flags, and describes how the inputs of a model are
+// made, so that other commands can use its weights.
+package datasets
 
 import (
 	"cmp"

@@ -1,10 +1,9 @@
-package sets
+package datasets
 
 import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -14,7 +13,6 @@ import (
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/setup"
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/data/tokenizer"
-	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
 // Preparation describes how the inputs of a model are made of files, and what its outputs mean. The metadata of weights
@@ -201,10 +199,7 @@ func (o *Flags) WriteTokenizer(dir string) error {
 		_, err = tokenizer.Parse(text)
 	}
 	if err == nil {
-		err = checkpoint.WriteFile(filepath.Join(dir, tokenizerFile), func(w io.Writer) error {
-			_, err := w.Write(text)
-			return err
-		})
+		err = cli.WriteFile(filepath.Join(dir, tokenizerFile), text)
 	}
 	if err != nil {
 		return fmt.Errorf("copying --tokenizer: %w", err)

@@ -115,7 +115,19 @@ func findings(ctx context.Context) []finding {
 	level := kernel.Level()
 	add(map[string]any{"instructions": level, "processor": machine.Vectors()}, "build", "reductions", level != "none",
 		"vector instructions: %s (the processor has %s)", level, machine.Vectors())
-	out = append(out, transportFindings()...)
+	add(nil, "transports", "mem", true, "goroutines of one process, through its memory")
+	if shm.HostID() != "" {
+		add(nil, "transports", "shm", true, "processes of this host, through shared memory")
+	} else {
+		add(nil, "transports", "shm", false, "this system has no shared memory between processes; processes of one host use "+
+			"sockets")
+	}
+	if l, err := net.Listen("tcp", "127.0.0.1:0"); err != nil {
+		add(nil, "transports", "tcp", false, "%v", err)
+	} else {
+		l.Close()
+		add(nil, "transports", "tcp", true, "processes anywhere, through sockets")
+	}
 	for _, name := range foreign.Names() {
 		l, err := probeLibrary(ctx, name)
 		if err != nil {
@@ -130,28 +142,6 @@ func findings(ctx context.Context) []finding {
 		add(map[string]any{"bytes": n}, "machine", "memory", true, "%s", units.Bytes(int(n)))
 	}
 	return append(out, limitFindings()...)
-}
-
-// transportFindings tries every transport.
-func transportFindings() []finding {
-	out := []finding{{
-		Topic: "transports", Name: "mem", Usable: true, Text: "goroutines of one process, through its memory",
-	}}
-	shared := finding{
-		Topic: "transports", Name: "shm", Usable: true,
-		Text: "processes of this host, through shared memory",
-	}
-	if shm.HostID() == "" {
-		shared.Usable, shared.Text = false, "this system has no shared memory between processes; processes of one host use "+
-			"sockets"
-	}
-	tcp := finding{Topic: "transports", Name: "tcp", Usable: true, Text: "processes anywhere, through sockets"}
-	if l, err := net.Listen("tcp", "127.0.0.1:0"); err != nil {
-		tcp.Usable, tcp.Text = false, err.Error()
-	} else {
-		l.Close()
-	}
-	return append(out, shared, tcp)
 }
 
 // probeTime bounds how long a library may take to load.

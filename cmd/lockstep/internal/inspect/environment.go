@@ -6,7 +6,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
-	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/live"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/monitor"
 )
 
 // variable is an environment variable that Lockstep reads. Settings in a program take precedence.
@@ -40,7 +40,7 @@ var variables = []variable{
 	{Name: cluster.EnvNode, About: "number of this node among those of lockstep run"},
 	{Name: cluster.EnvNodeFile, About: "file by which lockstep run reads its workers' heartbeats"},
 	{Name: cluster.EnvTFConfigFile, About: "file with parts of TF_CONFIG, such as a cluster too long for a variable"},
-	{Name: live.TokenEnv, About: "token of the live page (--dashboard), for addresses that are not loopback"},
+	{Name: monitor.TokenEnv, About: "token of the live page (--dashboard), for addresses that are not loopback"},
 	{Name: "LOCKSTEP_SSH", About: "command with which lockstep run -H reaches hosts"},
 }
 

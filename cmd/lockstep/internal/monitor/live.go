@@ -1,5 +1,5 @@
-// Package live shows the state of a running job: in a table on the terminal, to lockstep top, and on the live page.
-package live
+// Package monitor shows the state of a running job: in a table on the terminal, to lockstep top, and on the live page.
+package monitor
 
 import (
 	"context"

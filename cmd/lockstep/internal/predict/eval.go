@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
-	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/sets"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/datasets"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/setup"
 	"github.com/lockstep-ml/lockstep/train"
 )
@@ -57,7 +57,7 @@ them. Other data need none of the training: the weights say how inputs are made.
 }
 
 // loadOther reads a run, and its test data or, if a file or folder is given, these data.
-func (o savedFlags) loadOther(file, dir string) (*savedRun, *sets.Examples, error) {
+func (o savedFlags) loadOther(file, dir string) (*savedRun, *datasets.Examples, error) {
 	r, err := o.load()
 	if err == nil {
 		err = r.prepare()
@@ -69,7 +69,7 @@ func (o savedFlags) loadOther(file, dir string) (*savedRun, *sets.Examples, erro
 	switch kind := d.Name; {
 	case file != "" && dir != "":
 		return nil, nil, cli.Usagef("--data-file and --data-dir exclude each other: give one of them")
-	case file != "" && slices.Contains(sets.Tables, kind):
+	case file != "" && slices.Contains(datasets.Tables, kind):
 		if err := d.UseTable(file); err != nil {
 			return nil, nil, err
 		}
@@ -112,7 +112,7 @@ func (o *evalFlags) run(ctx context.Context, out io.Writer) (err error) {
 	}
 	e := evaluation{
 		Data: r.flags.Data.Name, Model: r.flags.Model, Weights: r.source, Unit: x.Unit, Examples: x.Test.Len(),
-		Loss: cli.Number(result.Loss), Accuracy: sets.Accuracy(result), Metrics: sets.Numbers(result),
+		Loss: cli.Number(result.Loss), Accuracy: datasets.Accuracy(result), Metrics: datasets.Numbers(result),
 	}
 	if x.Text {
 		e.Perplexity = cli.Number(math.Exp(result.Loss))
@@ -128,7 +128,7 @@ func (o *evalFlags) run(ctx context.Context, out io.Writer) (err error) {
 }
 
 // evaluate computes loss and metrics on the test data, as lockstep train does.
-func (o *evalFlags) evaluate(ctx context.Context, r *savedRun, x *sets.Examples) (result train.Result, err error) {
+func (o *evalFlags) evaluate(ctx context.Context, r *savedRun, x *datasets.Examples) (result train.Result, err error) {
 	batch := o.batch
 	if batch == 0 {
 		batch = max(r.flags.GlobalBatch, r.flags.BatchPerReplica)

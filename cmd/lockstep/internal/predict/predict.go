@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
-	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/sets"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/datasets"
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/train"
@@ -90,10 +90,10 @@ func (o *predictFlags) run(ctx context.Context, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	var x *sets.Examples
+	var x *datasets.Examples
 	var batches iter.Seq2[*tensor.Tensor, error]
 	if p := r.flags.Data.Prepared; p != nil && files != nil {
-		x = &sets.Examples{Preparation: *p}
+		x = &datasets.Examples{Preparation: *p}
 	} else if x, err = r.loadExamples(); err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ func (o *predictFlags) run(ctx context.Context, out io.Writer) (err error) {
 
 // inputs returns the files of the images to classify. A file of rows becomes the test data of the run.
 func (o *predictFlags) inputs(r *savedRun) (images []string, err error) {
-	d, table := &r.flags.Data, slices.Contains(sets.Tables, r.flags.Data.Name)
+	d, table := &r.flags.Data, slices.Contains(datasets.Tables, r.flags.Data.Name)
 	paths := o.args
 	for _, path := range []string{o.file, o.dir} {
 		if path != "" {
@@ -148,8 +148,8 @@ func (o *predictFlags) inputs(r *savedRun) (images []string, err error) {
 }
 
 // predict prints the predictions of all batches.
-func (o *predictFlags) predict(ctx context.Context, out io.Writer, p *train.Predictor, x *sets.Examples, files []string,
-	batches iter.Seq2[*tensor.Tensor, error],
+func (o *predictFlags) predict(ctx context.Context, out io.Writer, p *train.Predictor, x *datasets.Examples,
+	files []string, batches iter.Seq2[*tensor.Tensor, error],
 ) error {
 	w := bufio.NewWriter(out)
 	row := 0
@@ -233,7 +233,7 @@ func likeliest(logits []float32) (class int, probability float64) {
 }
 
 // testInputs yields the inputs of the test data, in order.
-func testInputs(ctx context.Context, x *sets.Examples) iter.Seq2[*tensor.Tensor, error] {
+func testInputs(ctx context.Context, x *datasets.Examples) iter.Seq2[*tensor.Tensor, error] {
 	return func(yield func(*tensor.Tensor, error) bool) {
 		for element, err := range x.Test.Batch(predictionsAtOnce).Iter(ctx) {
 			if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
-	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/sets"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/datasets"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/setup"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/training"
 	"github.com/lockstep-ml/lockstep/engine"
@@ -78,7 +78,7 @@ func (o savedFlags) load() (*savedRun, error) {
 
 // prepare reads what the metadata of the weights say about the inputs.
 func (r *savedRun) prepare() (err error) {
-	if r.flags.Data.Prepared, err = sets.PreparationOf(r.metadata, &r.flags.Data); err != nil {
+	if r.flags.Data.Prepared, err = datasets.PreparationOf(r.metadata, &r.flags.Data); err != nil {
 		return r.explain(err)
 	}
 	return nil
@@ -133,10 +133,10 @@ func averaged(weights []train.Weight) (list []train.Weight) {
 }
 
 // loadExamples reads the run's data.
-func (r *savedRun) loadExamples() (*sets.Examples, error) {
+func (r *savedRun) loadExamples() (*datasets.Examples, error) {
 	x, ok, err := r.flags.Data.PreparedExamples()
 	if !ok {
-		x, err = sets.Kinds[r.flags.Data.Name].Load(&r.flags.Data, r.flags.Positions)
+		x, err = datasets.Kinds[r.flags.Data.Name].Load(&r.flags.Data, r.flags.Positions)
 	}
 	hint := ""
 	if errors.Is(err, fs.ErrNotExist) && !ok {
@@ -149,7 +149,7 @@ func (r *savedRun) loadExamples() (*sets.Examples, error) {
 }
 
 // predictor compiles the predictions of the run's model for one row of each input.
-func (r *savedRun) predictor(ctx context.Context, e engine.Engine, x *sets.Examples, batch int,
+func (r *savedRun) predictor(ctx context.Context, e engine.Engine, x *datasets.Examples, batch int,
 ) (*train.Predictor, error) {
 	inputs, _ := x.Features()
 	return r.predictorOf(ctx, e, r.flags.NewModel(x, nil), inputs, batch)

@@ -13,7 +13,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/engines"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/inspect"
-	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/live"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/monitor"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/predict"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/run"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/training"
@@ -76,7 +76,7 @@ first.
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(training.New(), predict.NewEval(), predict.NewPredict(), predict.NewGenerate(), run.New(),
 		run.NewAgent(), run.NewGuard(), bench.New(), inspect.NewSimulate(), inspect.NewPlan(), inspect.NewCheck(),
-		inspect.NewDoctor(), engines.New(), live.NewTop(), run.NewRender(), cli.NewVersion())
+		inspect.NewDoctor(), engines.New(), monitor.NewTop(), run.NewRender(), cli.NewVersion())
 	root.InitDefaultHelpCmd()
 	cli.StrictHelp(root)
 	cli.KeepOrder(root)

@@ -23,7 +23,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/launch"
 	"github.com/lockstep-ml/lockstep/cluster/status"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
-	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/live"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/monitor"
 	"github.com/lockstep-ml/lockstep/internal/affinity"
 	"github.com/lockstep-ml/lockstep/internal/terminal"
 )
@@ -47,14 +47,14 @@ type runFlags struct {
 	grace                 time.Duration
 	logDir, tee, ranks    string
 	bind                  string
-	dashboard             live.Flags
+	dashboard             monitor.Flags
 	progress              string
 
 	command []string
 	given   func(flag string) bool
 	readers cli.Readers
 	tracker *status.Tracker
-	table   *live.Table // nil: none
+	table   *monitor.Table // nil: none
 }
 
 // New returns lockstep run.
@@ -187,16 +187,16 @@ func (o *runFlags) run(ctx context.Context) error {
 }
 
 // watch serves the state of the job, and shows it on the terminal. Its tracker is still empty.
-func (o *runFlags) watch(cfg *launch.Config) (*live.Service, error) {
+func (o *runFlags) watch(cfg *launch.Config) (*monitor.Service, error) {
 	o.tracker = status.NewTracker(cfg.ID, nil)
 	if cfg.Nodes == 1 && o.hosts == "" && cfg.Workers == 1 || cfg.Nodes > 1 && o.nodeRank > 0 {
-		return &live.Service{}, nil // one worker shows itself, and node 0 shows the workers of all nodes
+		return &monitor.Service{}, nil // one worker shows itself, and node 0 shows the workers of all nodes
 	}
 	watched, err := o.dashboard.Open(cfg.ID, o.tracker)
 	if err != nil || o.progress == "none" || o.progress == "auto" && isPipe(os.Stdout) {
 		return watched, err
 	}
-	if o.table = live.OpenTable(o.tracker); o.table != nil {
+	if o.table = monitor.OpenTable(o.tracker); o.table != nil {
 		watched.Table = o.table
 		cfg.Stderr = o.readers.Of(o.table.Display)
 		if sameFile(os.Stdout, os.Stderr) {
@@ -231,7 +231,7 @@ func sameFile(a, b *os.File) bool {
 }
 
 // launch starts this node's workers.
-func (o *runFlags) launch(ctx context.Context, cfg launch.Config, watched *live.Service) error {
+func (o *runFlags) launch(ctx context.Context, cfg launch.Config, watched *monitor.Service) error {
 	m, err := o.rendezvous(&cfg)
 	if err != nil {
 		return err
@@ -256,7 +256,7 @@ func (o *runFlags) launch(ctx context.Context, cfg launch.Config, watched *live.
 		return err
 	}
 	if len(watched.Servers) > 0 || watched.Table != nil {
-		watched.Feed(func(ctx context.Context) { live.Follow(ctx, place.Store, cfg.ID, o.tracker) })
+		watched.Feed(func(ctx context.Context) { monitor.Follow(ctx, place.Store, cfg.ID, o.tracker) })
 	}
 	defer watched.Close() // before the store
 	user.forward(agent.Interrupt)

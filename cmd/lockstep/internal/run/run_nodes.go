@@ -18,7 +18,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
-	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/live"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/monitor"
 	"github.com/lockstep-ml/lockstep/internal/redact"
 )
 
@@ -215,7 +215,7 @@ func (o *runFlags) environment() ([]string, error) {
 var forwarded = []string{"LOCKSTEP_", "OMP_", "NCCL_", "GODEBUG", "GOGC", "GOMAXPROCS", "GOMEMLIMIT", "GOTRACEBACK"}
 
 // runHosts starts an agent on each host.
-func (o *runFlags) runHosts(ctx context.Context, cfg launch.Config, watched *live.Service) error {
+func (o *runFlags) runHosts(ctx context.Context, cfg launch.Config, watched *monitor.Service) error {
 	for _, flag := range []string{
 		"nnodes", "node-rank", "standalone", "rdzv-backend", "local-addr", "data-plaintext",
 		"master-addr", "master-port",
@@ -247,7 +247,7 @@ func (o *runFlags) runHosts(ctx context.Context, cfg launch.Config, watched *liv
 	r := &launch.Remote{
 		Config: cfg, Hosts: hosts, SSH: o.sshCommand(), Address: endpoint,
 		Logger: cli.Warnings(o.messages()),
-		Watch:  func(ctx context.Context, s rendezvous.Store) { live.Follow(ctx, s, cfg.ID, o.tracker) },
+		Watch:  func(ctx context.Context, s rendezvous.Store) { monitor.Follow(ctx, s, cfg.ID, o.tracker) },
 	}
 	defer watched.Close()
 	if r.Config.Dir, err = os.Getwd(); err != nil {

@@ -14,7 +14,6 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
-	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
 // configFlag is the flag --config: a YAML file with the values of the other flags.
@@ -204,10 +203,7 @@ func (o *configFlag) write(file string, values *yaml.Node) error {
 	if err := errors.Join(e.Encode(values), e.Close()); err != nil {
 		return fmt.Errorf("writing the config file: %w", err)
 	}
-	if err := checkpoint.WriteFile(file, func(w io.Writer) error {
-		_, err := w.Write(b.Bytes())
-		return err
-	}); err != nil {
+	if err := cli.WriteFile(file, b.Bytes()); err != nil {
 		return fmt.Errorf("writing the config file: %w", err)
 	}
 	return nil

@@ -237,6 +237,15 @@ func pointsOf(l chart.Line, earlier int) (points [][2]float64) {
 	return points
 }
 
+// lineOf returns the line through points.
+func lineOf(name string, points [][2]float64) chart.Line {
+	l := chart.Line{Name: name}
+	for _, p := range points {
+		l.X, l.Y = append(l.X, p[0]), append(l.Y, p[1])
+	}
+	return l
+}
+
 // page returns the content of the page.
 func (r *trainRun) page(d reportData) (p reportPage, err error) {
 	s := d.Summary
@@ -300,11 +309,7 @@ func (r *trainRun) curves(d reportData) (charts []page.Chart, err error) {
 			charts = append(charts, one)
 		}
 	}
-	loss := chart.Line{Name: "training"}
-	for _, p := range d.Loss {
-		loss.X, loss.Y = append(loss.X, p[0]), append(loss.Y, p[1])
-	}
-	add("Loss", "loss", false, nil, loss, r.byEpoch("validation", "val_loss", d))
+	add("Loss", "loss", false, nil, lineOf("training", d.Loss), r.byEpoch("validation", "val_loss", d))
 	for _, name := range slices.Sorted(maps.Keys(d.History)) {
 		known := []string{"epoch", "seconds", "loss"}
 		if slices.Contains(known, name) || strings.HasPrefix(name, "val_") {
@@ -312,11 +317,7 @@ func (r *trainRun) curves(d reportData) (charts []page.Chart, err error) {
 		}
 		add(upperFirst(name), name, false, nil, r.byEpoch("training", name, d), r.byEpoch("validation", "val_"+name, d))
 	}
-	rate := chart.Line{Name: "learning rate"}
-	for _, p := range d.Rate {
-		rate.X, rate.Y = append(rate.X, p[0]), append(rate.Y, p[1])
-	}
-	add("Learning rate", "learning rate", true, nil, rate)
+	add("Learning rate", "learning rate", true, nil, lineOf("learning rate", d.Rate))
 	speed := chart.Line{Name: "training"}
 	for i, end := range r.epochEnds() {
 		if e := &r.history.Epochs[i]; e.Duration > 0 {

@@ -16,9 +16,9 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/cluster/status"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
-	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/live"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/datasets"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/machine"
-	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/sets"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/monitor"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/setup"
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -36,7 +36,7 @@ type trainRun struct {
 	flags   Flags
 	out     io.Writer
 	in      *cli.Interrupter
-	set     *sets.Examples
+	set     *datasets.Examples
 	kept    data.Pipeline // of the training data
 	held    data.Pipeline // of the training data, for validation
 	batch   int           // global
@@ -232,7 +232,7 @@ func (r *trainRun) checkOutputs() error {
 
 // openData loads the data set, and validates the flags against its size.
 func (r *trainRun) openData() (err error) {
-	if r.set, err = sets.Kinds[r.flags.Data.Name].Load(&r.flags.Data, r.flags.Positions); err != nil {
+	if r.set, err = datasets.Kinds[r.flags.Data.Name].Load(&r.flags.Data, r.flags.Positions); err != nil {
 		return err
 	}
 	if side := r.set.Shape[0]; r.flags.Data.Shift >= side && r.set.Unit == "images" {
@@ -484,10 +484,10 @@ func (r *trainRun) trainingTime() (sum time.Duration) {
 }
 
 // serveDashboard serves the state of the training, on the chief.
-func (r *trainRun) serveDashboard() (*live.Service, error) {
+func (r *trainRun) serveDashboard() (*monitor.Service, error) {
 	flags := &r.flags.dashboard
 	if !r.chief {
-		return &live.Service{}, nil
+		return &monitor.Service{}, nil
 	}
 	if r.Worker != nil && r.Worker.Status() != nil {
 		return flags.Open(r.Worker.Job().ID, r.Worker.Status())
@@ -499,7 +499,7 @@ func (r *trainRun) serveDashboard() (*live.Service, error) {
 	source := &status.Local{Tracker: status.NewTracker(job, nil), Recorder: r.Strategy.Timeline()}
 	l, err := flags.Open(job, source)
 	if err == nil && flags.Given() {
-		l.Feed(func(ctx context.Context) { source.Follow(ctx, live.Every) })
+		l.Feed(func(ctx context.Context) { source.Follow(ctx, monitor.Every) })
 	}
 	return l, err
 }
@@ -512,7 +512,7 @@ func (r *trainRun) describe() error {
 	}
 	r.metadata = map[string]string{
 		"program": "lockstep " + cli.Version(), "model": r.flags.Model, "data": r.flags.Data.Name,
-		sets.PreparationKey: string(text),
+		datasets.PreparationKey: string(text),
 	}
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"path/filepath"
 	"slices"
@@ -13,8 +12,8 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/datasets"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/machine"
-	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/sets"
 	"github.com/lockstep-ml/lockstep/train"
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
@@ -72,10 +71,11 @@ func (r *trainRun) summarise() summary {
 	}
 	if n := len(r.history.Epochs); n > 0 {
 		last := r.history.Epochs[n-1]
-		s.TrainLoss, s.TrainAccuracy = cli.Number(last.Loss), sets.Accuracy(last.Result)
+		s.TrainLoss, s.TrainAccuracy = cli.Number(last.Loss), datasets.Accuracy(last.Result)
 	}
 	if r.test != nil {
-		s.TestLoss, s.TestAccuracy, s.TestMetrics = cli.Number(r.test.Loss), sets.Accuracy(*r.test), sets.Numbers(*r.test)
+		s.TestLoss, s.TestAccuracy = cli.Number(r.test.Loss), datasets.Accuracy(*r.test)
+		s.TestMetrics = datasets.Numbers(*r.test)
 	}
 	_ = r.configValues().Decode(&s.Config) // cannot fail: texts, numbers and lists of them by name
 	return s
@@ -152,10 +152,7 @@ func (r *trainRun) writeConfig(file string) error {
 func (r *trainRun) writeJSON(what, file string, v any) error {
 	text, err := json.MarshalIndent(v, "", "  ")
 	if err == nil {
-		err = checkpoint.WriteFile(file, func(w io.Writer) error {
-			_, err := w.Write(append(text, '\n'))
-			return err
-		})
+		err = cli.WriteFile(file, append(text, '\n'))
 	}
 	if err != nil {
 		return fmt.Errorf("writing the %s: %w", what, err)

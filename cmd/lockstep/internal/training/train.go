@@ -14,8 +14,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
-	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/live"
-	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/sets"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/datasets"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/monitor"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/setup"
 	"github.com/lockstep-ml/lockstep/distribute/device"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
@@ -24,7 +24,7 @@ import (
 
 // Flags are the flags of lockstep train.
 type Flags struct {
-	Data sets.Flags
+	Data datasets.Flags
 	setup.GPTFlags
 	Model                        string
 	hidden                       []int
@@ -52,7 +52,7 @@ type Flags struct {
 	checkpoint                   checkpointFlags
 	callbacks                    callbackFlags
 	trace                        setup.TraceFlags
-	dashboard                    live.Flags
+	dashboard                    monitor.Flags
 }
 
 // New returns lockstep train.
@@ -168,7 +168,7 @@ func (o *Flags) complete(given func(flag string) bool) error {
 	if err := o.check(given); err != nil {
 		return err
 	}
-	set := sets.Kinds[o.Data.Name]
+	set := datasets.Kinds[o.Data.Name]
 	if !given("shift") {
 		o.Data.Shift = set.Shift
 	}
@@ -220,7 +220,7 @@ func (o *Flags) check(given func(flag string) bool) error {
 
 // checkModel checks the flags of the model.
 func (o *Flags) checkModel(given func(flag string) bool) error {
-	model := cmp.Or(o.Model, sets.Kinds[o.Data.Name].Model)
+	model := cmp.Or(o.Model, datasets.Kinds[o.Data.Name].Model)
 	if fit := setup.ModelsFor(o.Data.Name); given("model") && !slices.Contains(fit, model) {
 		return cli.Usagef("--model %s does not fit --data %s: want %s", model, o.Data.Name, strings.Join(fit, ", "))
 	}
@@ -283,7 +283,7 @@ func (o *Flags) logicalCPUs() int {
 }
 
 // NewModel returns the model of the flags for the examples.
-func (o *Flags) NewModel(x *sets.Examples, opt optimizer.Interface) *gomlx.Model {
+func (o *Flags) NewModel(x *datasets.Examples, opt optimizer.Interface) *gomlx.Model {
 	var m *gomlx.Model
 	switch {
 	case x.Text:
