@@ -38,7 +38,7 @@ const bundleString = 7 // the dtype of strings, such as the object graph, which 
 type bundleEntry struct {
 	name         string
 	dtype        tensor.DType
-	shape        []int64
+	shape        []int
 	shard        uint64
 	offset, size uint64
 	checksum     uint32
@@ -102,11 +102,7 @@ func (e bundleEntry) read(f *os.File) (*tensor.Tensor, error) {
 	if size := uint64(info.Size()); e.offset > size || e.size > size-e.offset {
 		return nil, fmt.Errorf("it takes %d bytes from byte %d, but the file has %d: truncated", e.size, e.offset, size)
 	}
-	shape := make([]int, len(e.shape))
-	for i, d := range e.shape {
-		shape[i] = int(d)
-	}
-	t := tensor.New(e.dtype, shape...)
+	t := tensor.New(e.dtype, e.shape...)
 	data := t.Memory().HostBytes()
 	if _, err := f.ReadAt(data, int64(e.offset)); err != nil {
 		return nil, err
@@ -242,7 +238,6 @@ func parseBundleHeader(r row) (shards uint64, err error) {
 func parseBundleEntry(r row, shards uint64) (e bundleEntry, isTensor bool, err error) {
 	e.name = strings.TrimSuffix(r.key, bundleSuffix)
 	var dtype uint64
-	e.shape = []int64{}
 	err = eachField(r.value, func(field uint64, number uint64, data []byte) error {
 		switch field {
 		case 1:
@@ -284,14 +279,16 @@ func parseBundleEntry(r row, shards uint64) (e bundleEntry, isTensor bool, err e
 }
 
 // parseShape appends the dimensions of a TensorShapeProto.
-func parseShape(data []byte, shape *[]int64) error {
+func parseShape(data []byte, shape *[]int) error {
 	return eachField(data, func(field uint64, number uint64, dim []byte) error {
 		switch {
 		case field == 2:
-			size := int64(0)
+			size := 0
 			err := eachField(dim, func(field uint64, number uint64, _ []byte) error {
 				if field == 1 {
-					size = int64(number)
+					if size = int(number); uint64(size) != number {
+						return fmt.Errorf("a dimension of %d", int64(number))
+					}
 				}
 				return nil
 			})

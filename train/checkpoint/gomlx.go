@@ -44,7 +44,7 @@ type gomlxFile struct {
 
 type gomlxEntry struct {
 	ParameterName string
-	Dimensions    []int64
+	Dimensions    []int
 	DType         string
 	Pos, Length   uint64
 }
@@ -115,11 +115,7 @@ func readGoMLX(file gomlxFile, f io.Reader) ([]Tensor, error) {
 		if n, err := io.CopyN(&data, r, int64(size)); err != nil {
 			return nil, fmt.Errorf("variable %s: %d bytes of %d: %w", name, n, size, cmp.Or(unlessEOF(err), io.ErrUnexpectedEOF))
 		}
-		shape := make([]int, len(v.Dimensions))
-		for i, d := range v.Dimensions {
-			shape[i] = int(d)
-		}
-		t := tensor.New(dtype, shape...)
+		t := tensor.New(dtype, v.Dimensions...)
 		copy(t.Memory().HostBytes(), data.Bytes())
 		if dtype == tensor.Bool && slices.ContainsFunc(data.Bytes(), func(b byte) bool { return b > 1 }) {
 			return nil, fmt.Errorf("variable %s: a boolean is neither 0 nor 1", name)
@@ -175,10 +171,7 @@ func SaveGoMLX(dir string, tensors []Tensor, step int64) (string, error) {
 			return "", fmt.Errorf("checkpoint: tensor %q (%v) cannot be written: want numbers in host memory, and different "+
 				"names", t.Name, t.Value.DType())
 		}
-		e := gomlxEntry{gomlxVariable + t.Name, []int64{}, dtype, at, uint64(t.Value.Memory().Bytes)}
-		for _, d := range t.Value.Shape() {
-			e.Dimensions = append(e.Dimensions, int64(d))
-		}
+		e := gomlxEntry{gomlxVariable + t.Name, dimensions(t.Value), dtype, at, uint64(t.Value.Memory().Bytes)}
 		at += e.Length
 		file.Variables = append(file.Variables, e)
 	}

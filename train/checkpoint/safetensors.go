@@ -61,7 +61,7 @@ var names = map[tensor.DType]string{
 // entry is one tensor in the header.
 type entry struct {
 	DType   string    `json:"dtype"`
-	Shape   []int64   `json:"shape"`
+	Shape   []int     `json:"shape"`
 	Offsets [2]uint64 `json:"data_offsets"`
 }
 
@@ -93,10 +93,7 @@ func Write(w io.Writer, tensors []Tensor, metadata map[string]string) error {
 			return fmt.Errorf("checkpoint: tensor %q (%v) cannot be written: want numbers in host memory", t.Name,
 				t.Value.DType())
 		}
-		e := entry{DType: dtype, Shape: []int64{}, Offsets: [2]uint64{at, at + uint64(t.Value.Memory().Bytes)}}
-		for _, d := range t.Value.Shape() {
-			e.Shape = append(e.Shape, int64(d))
-		}
+		e := entry{dtype, dimensions(t.Value), [2]uint64{at, at + uint64(t.Value.Memory().Bytes)}}
 		header[t.Name], at = e, e.Offsets[1]
 	}
 	text, err := json.Marshal(header) // keys sorted
@@ -152,11 +149,7 @@ func Read(r io.ReaderAt, size int64) ([]Tensor, map[string]string, error) {
 	}
 	out := make([]Tensor, len(entries))
 	for i, e := range entries {
-		shape := make([]int, len(e.Shape))
-		for j, d := range e.Shape {
-			shape[j] = int(d)
-		}
-		t := tensor.New(e.dtype, shape...)
+		t := tensor.New(e.dtype, e.Shape...)
 		if t.Memory().Bytes > 0 {
 			if _, err := r.ReadAt(t.Memory().HostBytes(), base+int64(e.Offsets[0])); err != nil {
 				return nil, nil, fmt.Errorf("checkpoint: tensor %q at byte %d: %w", e.name, base+int64(e.Offsets[0]), err)
@@ -259,9 +252,12 @@ func checkLayout(entries []namedEntry, size uint64) error {
 	return nil
 }
 
+// dimensions returns a tensor's shape, which is not nil for a scalar: JSON's null is no shape.
+func dimensions(t *tensor.Tensor) []int { return append([]int{}, t.Shape()...) }
+
 // sizeOf returns the number of bytes of a tensor, or an error if it overflows. It checks every partial
 // product of dimensions, so that a 0 does not hide an overflow.
-func sizeOf(shape []int64, dtype tensor.DType) (uint64, error) {
+func sizeOf(shape []int, dtype tensor.DType) (uint64, error) {
 	n, zero := uint64(dtype.Bytes()), false
 	for _, d := range shape {
 		if d < 0 {
