@@ -51,21 +51,12 @@ type CSV struct {
 // If fields of columns of numbers or dates are not numbers or dates (a *[FieldError], which has all these columns), a
 // category is unknown, or the header is missing, the error is a *[FormatError] with line and offset.
 func LoadCSV(name string, c CSV) (*Frame, error) {
-	s, err := openSource(name, "CSV")
-	if err != nil {
-		return nil, err
-	}
-	defer s.Close()
-	return c.read(s)
+	return readFile(name, "CSV", c.read)
 }
 
 // ReadCSV is [LoadCSV] for a reader. It reads r to its end.
 func ReadCSV(r io.Reader, c CSV) (*Frame, error) {
-	s, err := newSource(r, "", "CSV")
-	if err != nil {
-		return nil, err
-	}
-	return c.read(s)
+	return readFrom(r, "CSV", c.read)
 }
 
 func (c CSV) read(s *source) (*Frame, error) {

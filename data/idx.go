@@ -23,21 +23,12 @@ var idxTypes = map[byte]tensor.DType{
 // LoadIDX reads an IDX file, gzipped or not: the format of MNIST, Fashion-MNIST, EMNIST and others. The error
 // is a *[FormatError] if the file is truncated, too long or not an IDX file.
 func LoadIDX(name string) (*tensor.Tensor, error) {
-	s, err := openSource(name, "IDX")
-	if err != nil {
-		return nil, err
-	}
-	defer s.Close()
-	return readIDX(s)
+	return readFile(name, "IDX", readIDX)
 }
 
 // ReadIDX is [LoadIDX] for a reader. It reads r to its end.
 func ReadIDX(r io.Reader) (*tensor.Tensor, error) {
-	s, err := newSource(r, "", "IDX")
-	if err != nil {
-		return nil, err
-	}
-	return readIDX(s)
+	return readFrom(r, "IDX", readIDX)
 }
 
 func readIDX(s *source) (*tensor.Tensor, error) {

@@ -49,35 +49,15 @@ func (s *source) wrongLine(line int, offset int64, err error) error {
 // Lines returns a pipeline of the lines of text files, gzipped or not, in the order of names. Each line is a
 // string scalar without its line end. The files are opened when they are read.
 func Lines(names ...string) Pipeline {
-	return fromFiles("text", names, func(s *source, yield func(Element, error) bool) bool {
-		for number := 1; ; number++ {
-			line, err := s.line(number)
-			if err == io.EOF {
-				return true
-			}
-			if err != nil {
-				yield(nil, err)
-				return false
-			}
-			if !yield(stringScalar(string(line)), nil) {
-				return false
-			}
-		}
-	})
+	return Pipeline{&files{format: "text", names: names, next: (*source).line}}
 }
 
-// fromFiles returns a pipeline of files. read yields the elements of one file, and reports whether to
-// continue with the next.
-func fromFiles(format string, names []string, read func(s *source, yield func(Element, error) bool) bool) Pipeline {
-	return Pipeline{&files{format: format, names: names, read: read}}
-}
-
-// files is the dataset of the elements of files, in order.
+// files is the dataset of the lines or records of files, in order. Each is a string scalar.
 type files struct {
 	format string
 	names  []string
-	read   func(s *source, yield func(Element, error) bool) bool
-	shard  shard // which of the original files ShardFiles kept
+	next   func(s *source, number int) ([]byte, error) // the element of a number, from 1; io.EOF at the end
+	shard  shard                                       // which of the original files ShardFiles kept
 }
 
 // Len implements [Dataset].
@@ -96,6 +76,7 @@ func (f *files) Iter(ctx context.Context) iter.Seq2[Element, error] {
 	}}).Iter(ctx)
 }
 
+// one yields the elements of one file, and reports whether to continue with the next.
 func (f *files) one(name string, yield func(Element, error) bool) bool {
 	s, err := openSource(name, f.format)
 	if err != nil {
@@ -103,7 +84,18 @@ func (f *files) one(name string, yield func(Element, error) bool) bool {
 		return false
 	}
 	defer s.Close()
-	return f.read(s, yield)
+	for number := 1; ; number++ {
+		b, err := f.next(s, number)
+		switch {
+		case err == io.EOF:
+			return true
+		case err != nil:
+			yield(nil, err)
+			return false
+		case !yield(stringScalar(string(b)), nil):
+			return false
+		}
+	}
 }
 
 func stringScalar(s string) *tensor.Tensor {

@@ -39,21 +39,12 @@ var npyTypes = map[string]tensor.DType{
 // byte order, in row-major (C) order. The error is a *[FormatError] if the file is truncated, too long or has
 // another format.
 func LoadNPY(name string) (*tensor.Tensor, error) {
-	s, err := openSource(name, "NPY")
-	if err != nil {
-		return nil, err
-	}
-	defer s.Close()
-	return readNPY(s)
+	return readFile(name, "NPY", readNPY)
 }
 
 // ReadNPY is [LoadNPY] for a reader. It reads r to its end.
 func ReadNPY(r io.Reader) (*tensor.Tensor, error) {
-	s, err := newSource(r, "", "NPY")
-	if err != nil {
-		return nil, err
-	}
-	return readNPY(s)
+	return readFrom(r, "NPY", readNPY)
 }
 
 func readNPY(s *source) (*tensor.Tensor, error) {

@@ -5,7 +5,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -201,7 +200,7 @@ func OpenTFRecords(ctx context.Context, names []string, o IndexOptions) (Pipelin
 	}
 	return newRecords(formatTFRecord, files, 0, func(f *indexedFile, _ int, offset int64, raw []byte) (Element, error) {
 		s := &source{name: f.name, format: f.format, r: bufio.NewReader(bytes.NewReader(raw)), offset: offset}
-		record, err := s.record()
+		record, err := s.record(0)
 		if err != nil {
 			return nil, err
 		}
@@ -217,15 +216,11 @@ func scanTFRecords(f *indexedFile) (starts []int64, err error) {
 		if err := in.readAt(head[:], at); err != nil {
 			return nil, f.wrong(at, fmt.Errorf("a record's length and its checksum expected, %d bytes: %w", len(head), err))
 		}
-		if got, want := maskedCRC(head[:8]), binary.LittleEndian.Uint32(head[8:]); got != want {
-			return nil, f.wrong(at, fmt.Errorf("the length of the record has checksum %08x, the file has %08x: corrupt, or not "+
-				"a TFRecord file", got, want))
+		n, err := recordLength(head)
+		if err != nil {
+			return nil, f.wrong(at, err)
 		}
-		n := binary.LittleEndian.Uint64(head[:])
-		if n > recordBytesMax {
-			return nil, f.wrong(at, fmt.Errorf("a record of %d bytes: at most %d expected", n, recordBytesMax))
-		}
-		next := at + recordHeadBytes + int64(n) + recordFootBytes
+		next := at + recordHeadBytes + n + recordFootBytes
 		if next > f.index.size {
 			return nil, f.wrong(at, fmt.Errorf("a record of %d bytes expected; the file ends after %d", n, f.index.size-at))
 		}

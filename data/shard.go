@@ -83,7 +83,7 @@ func ShardFiles(ds Dataset, index, count int) (Dataset, error) {
 		if !ok {
 			return nil
 		}
-		mine := &files{format: f.format, read: f.read}
+		mine := &files{format: f.format, next: f.next}
 		if count > 1 {
 			mine.shard = shard{index, count}
 		}

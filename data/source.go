@@ -90,6 +90,25 @@ func newSource(r io.Reader, name, format string) (*source, error) {
 	return s, nil
 }
 
+// readFile reads the named file by read.
+func readFile[T any](name, format string, read func(*source) (T, error)) (out T, err error) {
+	s, err := openSource(name, format)
+	if err != nil {
+		return out, err
+	}
+	defer s.Close()
+	return read(s)
+}
+
+// readFrom is readFile for a reader.
+func readFrom[T any](r io.Reader, format string, read func(*source) (T, error)) (out T, err error) {
+	s, err := newSource(r, "", format)
+	if err != nil {
+		return out, err
+	}
+	return read(s)
+}
+
 // isGzip reports whether the first recordHeadBytes of a file, or all if it has fewer, are those of a gzip stream. The
 // length of a TFRecord may look like one, but not if the checksum of the length follows.
 func isGzip(head []byte, format string) bool {

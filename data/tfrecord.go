@@ -42,25 +42,24 @@ func AppendTFRecord(dst, record []byte) []byte {
 // record is a string scalar; decode it (usually a tf.train.Example) with Map. The files are opened when they
 // are read. Both checksums of every record are verified: a corrupt or truncated file gives a *[FormatError].
 func TFRecords(names ...string) Pipeline {
-	return fromFiles(formatTFRecord, names, func(s *source, yield func(Element, error) bool) bool {
-		for {
-			record, err := s.record()
-			if err == io.EOF {
-				return true
-			}
-			if err != nil {
-				yield(nil, err)
-				return false
-			}
-			if !yield(stringScalar(string(record)), nil) {
-				return false
-			}
-		}
-	})
+	return Pipeline{&files{format: formatTFRecord, names: names, next: (*source).record}}
 }
 
-// record reads the next record. At the end of the file it returns io.EOF.
-func (s *source) record() ([]byte, error) {
+// recordLength returns the length of the record that follows head.
+func recordLength(head [recordHeadBytes]byte) (int64, error) {
+	if got, want := maskedCRC(head[:8]), binary.LittleEndian.Uint32(head[8:]); got != want {
+		return 0, fmt.Errorf("the length of the record has checksum %08x, the file has %08x: corrupt, or not a TFRecord "+
+			"file", got, want)
+	}
+	n := binary.LittleEndian.Uint64(head[:])
+	if n > recordBytesMax {
+		return 0, fmt.Errorf("a record of %d bytes: at most %d expected", n, recordBytesMax)
+	}
+	return int64(n), nil
+}
+
+// record reads the next record, whatever its number. At the end of the file it returns io.EOF.
+func (s *source) record(int) ([]byte, error) {
 	start := s.offset
 	if _, err := s.r.Peek(1); err == io.EOF {
 		return nil, io.EOF
@@ -69,15 +68,11 @@ func (s *source) record() ([]byte, error) {
 	if err := s.full(head[:], "a record's length and its checksum"); err != nil {
 		return nil, err
 	}
-	if got, want := maskedCRC(head[:8]), binary.LittleEndian.Uint32(head[8:]); got != want {
-		return nil, s.wrong(start, fmt.Errorf("the length of the record has checksum %08x, the file has %08x: corrupt, or "+
-			"not a TFRecord file", got, want))
+	n, err := recordLength(head)
+	if err != nil {
+		return nil, s.wrong(start, err)
 	}
-	n := binary.LittleEndian.Uint64(head[:])
-	if n > recordBytesMax {
-		return nil, s.wrong(start, fmt.Errorf("a record of %d bytes: at most %d expected", n, recordBytesMax))
-	}
-	record, err := s.bytes(int64(n), "a record")
+	record, err := s.bytes(n, "a record")
 	if err != nil {
 		return nil, err
 	}
