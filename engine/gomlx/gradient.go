@@ -95,13 +95,7 @@ func (x *Gradient) Of(ctx context.Context, d engine.Device, parameters, inputs [
 		out, err = program.exe.Execute(args, nil, num)
 		return err
 	})
-	results := make([]*tensor.Tensor, len(out))
-	for i, b := range out {
-		if err == nil {
-			results[i], err = toHost(b)
-		}
-		release(b)
-	}
+	results, err := toHosts(out, err)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -175,7 +175,7 @@ func (p *inference) Write(i int, value *tensor.Tensor) error {
 var errClosedInference = errors.New("gomlx: the model is closed")
 
 // Predict implements [engine.Inference].
-func (p *inference) Predict(ctx context.Context, inputs []*tensor.Tensor) (out []*tensor.Tensor, err error) {
+func (p *inference) Predict(ctx context.Context, inputs []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	if len(inputs) != len(p.spec.Inputs) {
 		return nil, fmt.Errorf("gomlx: predict: %d inputs, want %d", len(inputs), len(p.spec.Inputs))
 	}
@@ -184,16 +184,7 @@ func (p *inference) Predict(ctx context.Context, inputs []*tensor.Tensor) (out [
 		return nil, err
 	}
 	defer end()
-	results, err := p.execute(inputs, nil)
-	for _, b := range results {
-		var t *tensor.Tensor
-		if err == nil {
-			t, err = toHost(b)
-		}
-		out = append(out, t)
-		release(b)
-	}
-	return out, err
+	return toHosts(p.execute(inputs, nil))
 }
 
 // begin keeps the program and the values of the variables until end.

@@ -312,21 +312,7 @@ func (p *program) Predict(ctx context.Context, replica int, inputs []*tensor.Ten
 		return nil, err
 	}
 	r.fixedRandom()
-	out, err := r.run(ctx, r.current.predict, nil)
-	if err != nil {
-		return nil, err
-	}
-	list := make([]*tensor.Tensor, len(out))
-	for i, b := range out {
-		if err == nil {
-			list[i], err = toHost(b)
-		}
-		release(b)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return list, nil
+	return toHosts(r.run(ctx, r.current.predict, nil))
 }
 
 // Read implements [engine.Program].

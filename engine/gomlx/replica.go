@@ -697,6 +697,21 @@ func toHost(b compute.Buffer) (*tensor.Tensor, error) {
 	return t, nil
 }
 
+// toHosts is toHost for the results of a call, or returns its error. It frees the buffers.
+func toHosts(out []compute.Buffer, err error) ([]*tensor.Tensor, error) {
+	list := make([]*tensor.Tensor, len(out))
+	for i, b := range out {
+		if err == nil {
+			list[i], err = toHost(b)
+		}
+		release(b)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return list, nil
+}
+
 // sameType checks a tensor's dtype and shape.
 func sameType(t *tensor.Tensor, d tensor.DType, shape []int) error {
 	if t == nil {
