@@ -252,7 +252,7 @@ func checkLayout(entries []namedEntry, size uint64) error {
 	return nil
 }
 
-// dimensions returns a tensor's shape, which is not nil for a scalar: JSON's null is no shape.
+// dimensions returns a tensor's shape for JSON. That of a scalar is not nil, which would be written as null.
 func dimensions(t *tensor.Tensor) []int { return append([]int{}, t.Shape()...) }
 
 // sizeOf returns the number of bytes of a tensor, or an error if it overflows. It checks every partial
