@@ -21,7 +21,6 @@ const (
 	msgBye                            // the process has closed all its endpoints; the last message
 	msgOpen                           // the dialer uses the connection; its first message
 	msgReady                          // to the parent: the subtree is connected; to a child: all processes are
-	msgMissing                        // from reports that the group cannot be opened, since process to is missing
 	msgLost                           // from reports that process to is lost; the text is the reason
 	msgKinds
 )
@@ -29,9 +28,9 @@ const (
 // message is a message on a control connection: a head of messageBytes and at most transport.ReasonMax bytes of text.
 type message struct {
 	kind  messageKind
-	known bool   // msgAnswer: the call has a text; msgMissing: it was not there in time
+	known bool   // msgAnswer: the call has a text
 	tag   uint32 // msgAsk, msgAnswer: number of the query; msgFailed, msgLost: number of processes that have passed it on
-	from  uint32 // ranks in the group; msgMissing, msgLost: the lowest of a process, in the world
+	from  uint32 // ranks in the group; msgLost: the lowest of a process, in the world
 	to    uint32 // the same; also msgFailed: in the world
 	group uint64
 	seq   uint64

@@ -27,10 +27,6 @@ func (w *world) lose(proc int, err error) {
 	w.lossKnown[proc] = true
 	w.mu.Unlock()
 	w.leave(proc, err)
-	w.abandon(&missing{
-		reporter: w.procs[w.self].ranks[0], rank: w.procs[proc].ranks[0],
-		text: fmt.Sprintf("ranks %v are down: %v", w.procs[proc].ranks, err),
-	})
 	if first {
 		text := err.Error()
 		w.spread(&message{
@@ -69,6 +65,12 @@ func (w *world) leave(proc int, err error) {
 		return
 	}
 	w.gone[proc] = err
+	if w.joining != nil && !w.graph.Mesh() { // in a mesh each finds out by itself
+		select {
+		case w.joining.left <- proc:
+		default:
+		}
+	}
 	if o := w.opening[proc]; o != nil && o.cancel != nil {
 		o.cancel()
 	}

@@ -145,14 +145,7 @@ func (w *world) use(l *link) {
 			l.send(m)
 		}
 	}
-	j := w.joining
-	if j == nil {
-		return
-	}
-	if j.missing != nil {
-		l.send(j.missing.message())
-	}
-	if w.graph.Linked(w.self, l.proc) {
+	if j := w.joining; j != nil && w.graph.Linked(w.self, l.proc) {
 		j.linked <- struct{}{} // has room for each neighbour once
 	}
 }
@@ -207,10 +200,6 @@ func (w *world) ended(l *link, bye bool, err error) {
 	case !usable:
 	case bye: // it did not announce the endpoints that it had closed before this link was open
 		w.leave(l.proc, transport.ErrClosed)
-		w.abandon(&missing{
-			reporter: w.procs[w.self].ranks[0], rank: w.procs[l.proc].ranks[0],
-			text: fmt.Sprintf("ranks %v have left before all had joined", w.procs[l.proc].ranks),
-		})
 	default:
 		w.lose(l.proc, err)
 	}

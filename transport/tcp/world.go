@@ -314,14 +314,9 @@ func (w *world) receive(m *message, proc int) {
 	case msgReady:
 		w.receiveReady(proc)
 		return
-	case msgMissing:
-		w.receiveMissing(m)
-		return
 	case msgLost:
 		w.receiveLost(m, proc)
 		return
-	case msgAnswer:
-		w.receiveAnswer(proc)
 	case msgFailed:
 		if !w.forwardFailure(m, proc) {
 			return
