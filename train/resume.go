@@ -233,35 +233,30 @@ func (s *fitState) take(w Weight) bool {
 }
 
 func stateOf(r Result) resultState {
-	s := resultState{Loss: exact(r.Loss), Metrics: map[string]exact{}, Examples: r.Examples}
-	for name, x := range r.Metrics {
-		s.Metrics[name] = exact(x)
-	}
-	for name, table := range r.Tables {
-		if s.Tables == nil {
-			s.Tables = map[string][]exact{}
-		}
-		for _, x := range table {
-			s.Tables[name] = append(s.Tables[name], exact(x))
-		}
-	}
-	return s
+	metrics, tables := converted[exact](r.Metrics, r.Tables)
+	return resultState{Loss: exact(r.Loss), Metrics: metrics, Examples: r.Examples, Tables: tables}
 }
 
 func (s resultState) result() Result {
-	r := Result{Loss: float64(s.Loss), Metrics: map[string]float64{}, Examples: s.Examples}
-	for name, x := range s.Metrics {
-		r.Metrics[name] = float64(x)
+	metrics, tables := converted[float64](s.Metrics, s.Tables)
+	return Result{Loss: float64(s.Loss), Metrics: metrics, Examples: s.Examples, Tables: tables}
+}
+
+// converted returns copies of metrics, which is not nil, and of tables, which is nil if there are none.
+func converted[T, F ~float64](metrics map[string]F, tables map[string][]F) (m map[string]T, t map[string][]T) {
+	m = map[string]T{}
+	for name, x := range metrics {
+		m[name] = T(x)
 	}
-	for name, table := range s.Tables {
-		if r.Tables == nil {
-			r.Tables = map[string][]float64{}
+	for name, table := range tables {
+		if t == nil {
+			t = map[string][]T{}
 		}
 		for _, x := range table {
-			r.Tables[name] = append(r.Tables[name], float64(x))
+			t[name] = append(t[name], T(x))
 		}
 	}
-	return r
+	return m, t
 }
 
 // check returns an error if the numbers are inconsistent.
