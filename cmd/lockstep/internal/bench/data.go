@@ -332,29 +332,16 @@ func (o *benchDataFlags) file(i int) string { return filepath.Join(o.dir, fmt.Sp
 
 // image reads and decodes image i.
 func (o *benchDataFlags) image(i int) (data.Element, error) {
-	b, err := os.ReadFile(o.file(i))
+	text, err := os.ReadFile(o.file(i))
 	if err != nil {
 		return nil, err
 	}
-	img, err := png.Decode(bytes.NewReader(b))
+	pixels, err := data.DecodeImage(text, data.ImageOptions{Channels: 3})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", o.file(i), err)
 	}
-	size := img.Bounds().Size()
-	out := tensor.New(tensor.Float32, size.Y, size.X, 3)
-	to, k := tensor.Data[float32](out), 0
-	pixels, ok := img.(*image.RGBA)
-	if !ok {
-		return nil, fmt.Errorf("%s: it is a %T: want colours without transparency", o.file(i), img)
-	}
-	for i := 0; i < len(pixels.Pix); i += 4 {
-		for c := range 3 {
-			to[k] = float32(pixels.Pix[i+c]) / 255
-			k++
-		}
-	}
 	return data.Batch{
-		Inputs: []*tensor.Tensor{out}, Labels: []*tensor.Tensor{tensor.Scalar(int32(i % 10))},
+		Inputs: []*tensor.Tensor{pixels}, Labels: []*tensor.Tensor{tensor.Scalar(int32(i % 10))},
 	}, nil
 }
 
