@@ -322,8 +322,7 @@ func (b *Backend) own(x compute.Buffer) (*Buffer, error) {
 	return y, nil
 }
 
-// wholeGraph executes a graph by the Go backend: one with conditions, loops or functions, or with dimensions that are
-// not known when it is built.
+// wholeGraph executes a graph by the Go backend: one with dimensions that are not known when it is built.
 type wholeGraph struct {
 	compute.Executable
 	backend *Backend

@@ -87,7 +87,7 @@ func newExecutable(b *Backend, g *record.Builder) (*executable, error) {
 	p := newPlanner()
 	needs := needed(g.Entry.Outputs)
 	for o := range needs {
-		for _, v := range o.Inputs {
+		for _, v := range o.Needs() {
 			p.users[v]++
 		}
 	}
@@ -603,7 +603,7 @@ func compileForeign(e *executable, u *unit, stored map[*node]bool) (*foreign, er
 	x := &foreign{}
 	b := e.backend.inner.Builder("part")
 	main := b.Main()
-	values, done := map[*node]compute.Value{}, map[*record.Op]bool{}
+	values, done, emission := map[*node]compute.Value{}, map[*record.Op]bool{}, record.NewEmission(b)
 	value := func(v view, of *record.Value) (compute.Value, error) {
 		switch {
 		case of == nil:
@@ -640,19 +640,17 @@ func compileForeign(e *executable, u *unit, stored map[*node]bool) (*foreign, er
 		}
 		done[n.op] = true
 		x.names = append(x.names, n.foreignName())
-		in := make([]compute.Value, len(n.in))
-		for i, v := range n.in {
+		for i, of := range uses(n.op) {
 			var err error
-			if in[i], err = value(v, n.op.Inputs[i]); err != nil {
+			if emission.Values[of], err = value(n.in[i], of); err != nil {
 				return nil, err
 			}
 		}
-		list, err := n.op.Emit(main, in, nil)
-		if err != nil {
+		if err := emission.Add(n.op, main); err != nil {
 			return nil, err
 		}
 		for _, m := range byOp[n.op] {
-			values[m] = list[m.result]
+			values[m] = emission.Values[n.op.Outputs[m.result]]
 		}
 	}
 	for _, n := range u.nodes {

@@ -68,9 +68,6 @@ var types = map[dtypes.DType]vector.Type{
 // if a plan can.
 func unplannable(b *record.Builder) string {
 	for _, o := range b.Entry.Ops {
-		if len(o.Functions) > 0 {
-			return o.Name
-		}
 		for _, v := range o.Outputs {
 			if v.Shape.IsDynamic() || v.Shape.IsTuple() || !v.Shape.Ok() {
 				return "dynamic shapes"
@@ -112,7 +109,7 @@ func needed(values []*record.Value) map[*record.Op]bool {
 		pending = pending[:len(pending)-1]
 		if v != nil && !set[v.Op] {
 			set[v.Op] = true
-			pending = append(pending, v.Op.Inputs...)
+			pending = append(pending, v.Op.Needs()...)
 		}
 	}
 	return set
@@ -124,16 +121,21 @@ func (p *planner) add(n *node) view {
 	return whole(n)
 }
 
+// uses lists the operands of an operation, nil for those that were omitted, and what its functions capture.
+func uses(o *record.Op) []*record.Value { return slices.Concat(o.Inputs, o.Captured()) }
+
 // lower makes nodes and views of an operation.
 func (p *planner) lower(o *record.Op) {
-	in := make([]view, len(o.Inputs))
-	for i, v := range o.Inputs {
+	of := uses(o)
+	in := make([]view, len(of))
+	for i, v := range of {
 		if v != nil {
 			in[i] = p.views[v]
 		}
 	}
 	key := ""
-	if o.Name != "Parameter" && o.Name != "Constant" && o.Name != "RNGBitGenerator" && len(o.Outputs) == 1 {
+	if o.Name != "Parameter" && o.Name != "Constant" && o.Name != "RNGBitGenerator" && len(o.Outputs) == 1 &&
+		len(o.Functions) == 0 {
 		key = fmt.Sprint(o.Name, o.Attributes, o.Outputs[0].Shape)
 		for _, v := range in {
 			key += v.key()
@@ -145,6 +147,7 @@ func (p *planner) lower(o *record.Op) {
 	}
 	v, ok := view{}, false
 	switch {
+	case len(o.Functions) > 0:
 	case len(o.Outputs) == 1:
 		v, ok = p.own(o, in)
 	case o.Name == "FusedAttentionQKVProjection":
@@ -602,8 +605,9 @@ func (p *planner) copiedElsewhere(x *record.Value) *node {
 // elsewhere lets the Go backend compute an operation.
 func (p *planner) elsewhere(o *record.Op, in []view) []view {
 	var operands []view
-	for i, v := range in {
-		if o.Inputs[i] == nil || o.Inputs[i].Op.Name == "Constant" {
+	for i, of := range uses(o) {
+		v := in[i]
+		if of == nil || of.Op.Name == "Constant" {
 			operands = append(operands, view{})
 			continue
 		}

@@ -51,7 +51,7 @@ func (d *Deferred) ElementByElement() bool {
 		if planOf(v.Op).kind == parameterOp && v.Shape.Size() != 1 {
 			return false
 		}
-		numbers = append(numbers, needs(v.Op)...)
+		numbers = append(numbers, v.Op.Needs()...)
 	}
 	return true
 }

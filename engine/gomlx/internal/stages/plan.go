@@ -32,7 +32,7 @@ func (b *builder) assign() {
 	}
 	for _, o := range slices.Backward(b.Entry.Ops) {
 		if planOf(o).planned {
-			for _, v := range needs(o) {
+			for _, v := range o.Needs() {
 				planOf(v.Op).planned = true
 			}
 		}
@@ -43,7 +43,7 @@ func (b *builder) assign() {
 			continue
 		}
 		p.free = p.kind == plainOp
-		for _, v := range needs(o) {
+		for _, v := range o.Needs() {
 			p.free = p.free && planOf(v.Op).free
 			p.level = max(p.level, planOf(v.Op).doneIn())
 		}
@@ -169,7 +169,7 @@ func (b *builder) place(levels int, buckets [][]int) (last, stageOf []int) {
 		if !p.planned || p.kind != plainOp {
 			continue
 		}
-		for _, v := range needs(o) {
+		for _, v := range o.Needs() {
 			if of := planOf(v.Op); of.level == p.level {
 				of.stage = min(of.stage, p.stage)
 			}
@@ -207,7 +207,7 @@ func (s *stage) uses(b *builder, i int) []*record.Value {
 			list = append(list, v)
 			return
 		}
-		for _, in := range needs(v.Op) {
+		for _, in := range v.Op.Needs() {
 			visit(in)
 		}
 	}
@@ -239,20 +239,17 @@ func compareValues(a, b *record.Value) int {
 
 // emission is a stage being built.
 type emission struct {
-	main   compute.Function
-	values map[*record.Value]compute.Value
-	named  map[*record.Function]compute.Function
+	*record.Emission
+	main compute.Function
 }
 
 // build compiles stage i of b's graph.
 func (s *stage) build(b *builder, i int) error {
 	to := b.recorder.Backend.Builder(fmt.Sprintf("%s, stage %d", b.name, i))
-	e := &emission{
-		main: to.Main(), values: map[*record.Value]compute.Value{}, named: map[*record.Function]compute.Function{},
-	}
+	e := &emission{record.NewEmission(to), to.Main()}
 	var err error
 	for k, v := range s.args {
-		if e.values[v], err = e.main.Parameter(fmt.Sprintf("#%d", k), v.Shape, nil); err != nil {
+		if e.Values[v], err = e.main.Parameter(fmt.Sprintf("#%d", k), v.Shape, nil); err != nil {
 			return err
 		}
 	}
@@ -262,10 +259,10 @@ func (s *stage) build(b *builder, i int) error {
 	}
 	outputs := make([]compute.Value, len(returned))
 	for k, v := range returned {
-		if err := e.compute(v.Op, to); err != nil {
+		if err := e.compute(v.Op); err != nil {
 			return err
 		}
-		outputs[k] = e.values[v]
+		outputs[k] = e.Values[v]
 		if slices.Contains(s.args, v) || slices.Contains(returned[:k], v) { // each needs a separate buffer
 			if outputs[k], err = e.main.Identity(outputs[k]); err != nil {
 				return err
@@ -280,75 +277,23 @@ func (s *stage) build(b *builder, i int) error {
 }
 
 // compute adds o and its inputs to the stage, unless they are already there.
-func (e *emission) compute(o *record.Op, to compute.Builder) error {
+func (e *emission) compute(o *record.Op) error {
 	if e.there(o) {
 		return nil
 	}
-	for _, v := range needs(o) {
-		if e.values[v] == nil {
-			if err := e.compute(v.Op, to); err != nil {
+	for _, v := range o.Needs() {
+		if e.Values[v] == nil {
+			if err := e.compute(v.Op); err != nil {
 				return err
 			}
 		}
 	}
-	return e.emit(o, e.main, to)
+	return e.Add(o, e.main)
 }
 
 // there reports whether the values of o are known in the stage.
 func (e *emission) there(o *record.Op) bool {
-	return slices.ContainsFunc(o.Outputs, func(v *record.Value) bool { return e.values[v] != nil })
-}
-
-// emit adds o to a function of the stage.
-func (e *emission) emit(o *record.Op, f compute.Function, to compute.Builder) error {
-	in := make([]compute.Value, len(o.Inputs))
-	for i, v := range o.Inputs {
-		if v != nil {
-			in[i] = e.values[v]
-		}
-	}
-	functions := make([]compute.Function, len(o.Functions))
-	for i, g := range o.Functions {
-		var err error
-		if functions[i], err = e.function(g, to); err != nil {
-			return err
-		}
-	}
-	out, err := o.Emit(f, in, functions)
-	if err != nil {
-		return fmt.Errorf("%s: %w", o.Name, err)
-	}
-	for i, v := range o.Outputs {
-		e.values[v] = out[i]
-	}
-	return nil
-}
-
-// function rebuilds a closure, every time, or a function with a name, once.
-func (e *emission) function(g *record.Function, to compute.Builder) (compute.Function, error) {
-	if f := e.named[g]; f != nil {
-		return f, nil
-	}
-	var f compute.Function
-	var err error
-	if g.Parent() != nil {
-		f, err = e.main.Closure()
-	} else if f, err = to.NewFunction(g.Name()); err == nil {
-		e.named[g] = f
-	}
-	if err != nil {
-		return nil, err
-	}
-	for _, o := range g.Ops {
-		if err := e.emit(o, f, to); err != nil {
-			return nil, err
-		}
-	}
-	outputs := make([]compute.Value, len(g.Outputs))
-	for i, v := range g.Outputs {
-		outputs[i] = e.values[v]
-	}
-	return f, f.Return(outputs, nil)
+	return slices.ContainsFunc(o.Outputs, func(v *record.Value) bool { return e.Values[v] != nil })
 }
 
 // Sum describes one all-reduce of a program.

@@ -98,23 +98,3 @@ const (
 	parameterOp
 	sumOp
 )
-
-// needs lists the values of the main function that an operation uses, directly or in its functions.
-func needs(o *record.Op) []*record.Value {
-	var list []*record.Value
-	add := func(inputs []*record.Value) {
-		for _, v := range inputs {
-			if v != nil && v.Op.Fn == v.Op.Fn.Of.Entry {
-				list = append(list, v)
-			}
-		}
-	}
-	add(o.Inputs)
-	for _, f := range o.Functions {
-		add(f.Outputs)
-		for _, inner := range f.Ops {
-			add(needs(inner))
-		}
-	}
-	return list
-}

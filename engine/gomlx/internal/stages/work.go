@@ -20,7 +20,7 @@ func (d *Deferred) Work(outputs []int) []int64 {
 			if !seen[o] {
 				seen[o] = true
 				list[to] += work(o)
-				pending = append(pending, needs(o)...)
+				pending = append(pending, o.Needs()...)
 			}
 		}
 	}
