@@ -201,3 +201,21 @@ func TestCompareSeveral(t *testing.T) {
 		}
 	}
 }
+
+// TestContributed: the others need worker 0 until it has written the record, and any other worker until it has written
+// its value.
+func TestContributed(t *testing.T) {
+	s := rendezvous.NewMemory().Open()
+	for _, c := range []struct {
+		key    string
+		worker int
+		want   bool
+	}{{"k/0", 0, false}, {"k/1", 1, true}, {"k/all", 0, true}} {
+		if err := s.Set(t.Context(), c.key, nil); err != nil {
+			t.Fatal(err)
+		}
+		if got := rendezvous.Contributed(t.Context(), s, "k", c.worker); got != c.want {
+			t.Errorf("with %s: worker %d has contributed: %v, want %v", c.key, c.worker, got, c.want)
+		}
+	}
+}
