@@ -1,5 +1,5 @@
 // Package record records the operations of a GoMLX graph while it is built, and passes each to a wrapped backend,
-// which infers the shapes and reports errors. A recorded operation can be added to other graphs ([Op.Emit]).
+// which infers the shapes and reports errors. A recorded operation can be added to other graphs ([Emission]).
 package record
 
 //go:generate go run generate.go
