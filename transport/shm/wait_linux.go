@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/lockstep-ml/lockstep/internal/transport/waiting"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -67,9 +68,11 @@ const (
 // all. If it is stopped there, the waiter checks once more when the time of a nap, or its context, ends the wait. A
 // token that arrives late or twice ends a later wait early, which checks and blocks again.
 
-// Nap sleeps in a futex. There is none where the awaited rank may need this processor of Go's scheduler.
+// Nap sleeps in a futex. There is none where the awaited rank may need this processor of Go's scheduler, nor with a CPU
+// for each rank: then it ends as late, and takes more processor time, since Go's monitor thread wakes up to see that
+// the thread sleeps.
 func (e *endpoint) Nap(most time.Duration) bool {
-	if e.g.crowded {
+	if e.g.crowded || e.counts == waiting.Own {
 		return false
 	}
 	e.park(parkedNap)

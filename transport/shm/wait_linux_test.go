@@ -56,6 +56,7 @@ func parks(ends ...*endpoint) {
 // naps makes a rank share its CPU, and nap for so long.
 func naps(e *endpoint, most time.Duration) {
 	shared := func(time.Time) waiting.Room { return waiting.Shared }
+	e.g.crowded, e.counts = false, waiting.Shared
 	e.waiter = waiting.New(waiting.Config{Room: shared, Batch: 1, Nap: most})
 }
 
@@ -64,7 +65,10 @@ func TestParkingAllocatesNothing(t *testing.T) {
 	for _, short := range []bool{false, true} {
 		t.Run(fmt.Sprintf("short=%v", short), func(t *testing.T) {
 			a, b := apart(t)
-			a.g.crowded, b.g.crowded = !short, !short
+			if short {
+				naps(a, waiting.NapMost)
+				naps(b, waiting.NapMost)
+			}
 			call := func(e *endpoint) {
 				e.Publish(&transport.Slot{})
 				err := e.Signal(0)
