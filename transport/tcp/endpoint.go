@@ -165,6 +165,20 @@ func (e *endpoint) failedMessage() *message {
 	}
 }
 
+// leave marks the endpoint as closed. It returns the message for the peers, or nil if the endpoint was closed before. A
+// rank that has failed leaves with its failure: Fail does not notify the peers that it has exchanged nothing with.
+func (e *endpoint) leave() *message {
+	e.mu.Lock() // so that want starts no dial afterwards
+	defer e.mu.Unlock()
+	switch {
+	case e.closed.Swap(true):
+		return nil
+	case e.reason != nil:
+		return e.failedMessage()
+	}
+	return &message{kind: msgClosed, group: e.group.id, from: uint32(e.rank)}
+}
+
 // send sends a message about this group to a process.
 func (e *endpoint) send(m *message, proc int) {
 	m.group = e.group.id
@@ -172,13 +186,9 @@ func (e *endpoint) send(m *message, proc int) {
 }
 
 func (e *endpoint) Close() error {
-	e.mu.Lock()
-	again := e.closed.Swap(true) // under mu, so that want starts no dial afterwards
-	e.mu.Unlock()
-	if again {
+	if !e.group.world.announce(e) {
 		return nil
 	}
-	e.group.world.announce(e.group, &message{kind: msgClosed, group: e.group.id, from: uint32(e.rank)})
 	e.cancel()
 	e.work.Wait()
 	e.mu.Lock()
@@ -224,7 +234,7 @@ func (e *endpoint) want(rank int) {
 		return
 	}
 	if !e.group.dials(e.rank, rank) {
-		e.send(&message{kind: msgConnect, from: uint32(e.rank), to: uint32(rank)}, e.group.proc(rank))
+		e.connect(rank)
 		return
 	}
 	e.group.world.post(e.group.proc(rank), nil) // the end of that link shows at once that the peer is down
@@ -233,6 +243,11 @@ func (e *endpoint) want(rank int) {
 	if !e.closed.Load() {
 		e.work.Go(func() { e.dial(rank) })
 	}
+}
+
+// connect requests a data connection from a peer. One that has left answers with the message that it has left with.
+func (e *endpoint) connect(rank int) {
+	e.send(&message{kind: msgConnect, from: uint32(e.rank), to: uint32(rank)}, e.group.proc(rank))
 }
 
 // dial opens the data connection with a peer.
@@ -250,9 +265,9 @@ func (e *endpoint) dial(rank int) {
 	}
 	switch {
 	case err == nil:
-	case hasLeft(err):
-		e.lost(rank, transport.ErrClosed)
-		e.broke(rank, nil, err)
+	case hasLeft(err): // the control connection has the reason, whose message the refusal may have overtaken
+		e.update(rank, func(f *peerState) { f.broken = true })
+		e.connect(rank)
 	default:
 		e.broke(rank, nil, fmt.Errorf("no connection: %w", err))
 	}

@@ -156,14 +156,6 @@ func (w *world) newGroup(id uint64, ranks []int) *group {
 // has reports whether a process has ranks of the group.
 func (g *group) has(proc int) bool { return g.inProc == nil || g.inProc[proc] }
 
-// hasClosed reports whether a rank of this process has closed its endpoint, or is closing it: it has announced that to
-// the processes that were linked by then. The caller holds the world's mu.
-func (g *group) hasClosed(rank uint32) bool {
-	return uint64(rank) < uint64(len(g.took)) && g.took[rank] && !slices.ContainsFunc(g.ends, func(e *endpoint) bool {
-		return e.rank == int(rank) && !e.closed.Load()
-	})
-}
-
 // proc returns the process of a rank of the group.
 func (g *group) proc(rank int) int { return g.world.proc[g.ranks[rank]] }
 

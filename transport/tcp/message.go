@@ -15,7 +15,7 @@ type messageKind uint8
 const (
 	msgClosed  messageKind = iota + 1 // rank from of the group has closed its end
 	msgFailed                         // the group has failed at rank from, in the process of to; the text is the reason
-	msgConnect                        // rank from requests that rank to dials it
+	msgConnect                        // rank from requests that rank to dials it, or the reason of its refusal
 	msgAsk                            // rank from queries the text of rank to's call seq
 	msgAnswer                         // rank from answers the query tag of rank to
 	msgBye                            // the process has closed all its endpoints; the last message

@@ -152,12 +152,20 @@ func (w *world) spread(m *message, origin, from int) {
 	}
 }
 
-// announce sends the message that a rank has closed its endpoint to the linked processes. Others learn it when they
-// need the rank.
-func (w *world) announce(g *group, m *message) {
-	w.receive(m, w.self)
+// announce marks an endpoint as closed, and sends the message that its rank has left to the linked processes. Others
+// get it when they need the rank. It returns false if the endpoint was closed before.
+func (w *world) announce(e *endpoint) bool {
+	g := e.group
 	w.mu.Lock()
-	defer w.mu.Unlock()
+	m := e.leave()
+	if m == nil {
+		w.mu.Unlock()
+		return false
+	}
+	if w.left[g.id] == nil {
+		w.left[g.id] = map[uint32]*message{}
+	}
+	w.left[g.id][m.from] = m
 	for p, l := range w.links {
 		if g.has(p) {
 			l.send(m)
@@ -168,4 +176,7 @@ func (w *world) announce(g *group, m *message) {
 			o.queue = append(o.queue, m)
 		}
 	}
+	w.mu.Unlock()
+	w.receive(m, w.self)
+	return true
 }

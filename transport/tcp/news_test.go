@@ -527,14 +527,86 @@ func TestConnectWhileClosing(t *testing.T) {
 	const n, closing, waits = 24, 12, 2
 	j := few(t, n)
 	e := j.ends[closing]
-	e.closed.Store(true) // the state of Close between its announcement and its end
-	defer e.closed.Store(false)
-	e.group.world.announce(e.group, &message{kind: msgClosed, group: e.group.id, from: closing})
+	e.group.world.announce(e)   // the state of Close between its announcement and its end
+	defer e.closed.Store(false) // so that it is closed completely
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	err := j.ends[waits].Exchange(ctx, -1, transport.Frame{}, closing, nil)
 	if down := (*transport.PeerDown)(nil); !errors.As(err, &down) || !errors.Is(err, transport.ErrClosed) {
 		t.Errorf("got %v, want that rank %d has closed its endpoint", err, closing)
+	}
+}
+
+// TestRefusalOvertakes: a refused data connection does not hide that the peer has failed, although the refusal may
+// overtake that message on the control connection.
+func TestRefusalOvertakes(t *testing.T) {
+	quiet := Config{Logger: slog.New(slog.DiscardHandler)}
+	ends := openedPair(t, [][]int{{0}, {1}}, [2]Config{quiet, quiet})
+	w := ends[1].group.world
+	w.mu.Lock() // so it handles no message
+	ends[0].Fail([]byte("why"))
+	var closing sync.WaitGroup
+	closing.Go(func() { ends[0].Close() })
+	for !ends[0].closed.Load() {
+		time.Sleep(time.Millisecond)
+	}
+	refused := make(chan struct{})
+	go func() {
+		ends[1].dial(0)
+		close(refused)
+	}()
+	for begin := time.Now(); time.Since(begin) < time.Minute && !ends[1].peers[0].state.Load().broken; {
+		time.Sleep(time.Millisecond)
+	}
+	if gone := ends[1].peers[0].state.Load().gone; gone != nil {
+		t.Errorf("rank 0 is down because of %v, before its messages were handled", gone)
+	}
+	w.mu.Unlock()
+	closing.Wait()
+	<-refused
+	if d := <-ends[1].Down(); !errors.As(d.Err, new(*transport.Failure)) {
+		t.Errorf("rank 0 is down because of %v, want its failure", d.Err)
+	}
+}
+
+// TestNeededLater: a rank that has closed after a failure is reported with it, also to a process that opens a control
+// connection only then.
+func TestNeededLater(t *testing.T) {
+	const n, leaves = 24, 12
+	for _, needs := range []int{2, 18} { // the first requests a data connection, the second dials
+		j := few(t, n)
+		members := []int{min(needs, leaves), max(needs, leaves)}
+		subs := map[int]transport.Endpoint{}
+		for _, r := range members {
+			e, err := j.ends[r].Split(5, members)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer e.Close()
+			subs[r] = e
+		}
+		j.ends[leaves].group.world.firstFailure(5) // so it is not the first, and Fail sends nothing
+		subs[leaves].Fail([]byte("why"))
+		subs[leaves].Close()
+		err := subs[needs].Exchange(t.Context(), -1, transport.Frame{}, 1-subs[needs].Rank(), nil)
+		if !errors.As(err, new(*transport.Failure)) {
+			t.Errorf("process %d: %v, want the failure", needs, err)
+		}
+	}
+}
+
+// TestNeededAfterLeave: a process that refuses a connection because it has left is reported once the news of a failure
+// have had time to arrive.
+func TestNeededAfterLeave(t *testing.T) {
+	const n, leaves = 24, 12
+	j := few(t, n)
+	j.ends[leaves].Close()
+	for _, needs := range []int{2, 18} { // the first requests a data connection, the second dials
+		began := time.Now()
+		err := j.ends[needs].Exchange(t.Context(), -1, transport.Frame{}, leaves, nil)
+		if spent := time.Since(began); !errors.Is(err, transport.ErrClosed) || spent < brokenGrace {
+			t.Errorf("process %d: %v after %v, want %v after %v", needs, err, spent, transport.ErrClosed, brokenGrace)
+		}
 	}
 }
 

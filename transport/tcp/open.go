@@ -71,6 +71,12 @@ func (w *world) dialLink(proc int, o *opening) {
 		if err == nil {
 			err = w.connected(a, proc)
 		}
+		if hasLeft(err) {
+			select {
+			case <-time.After(brokenGrace): // the news of a failure would arrive meanwhile
+			case <-ctx.Done():
+			}
+		}
 		if err != nil {
 			w.notOpened(proc, o, err)
 		}

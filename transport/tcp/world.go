@@ -76,9 +76,11 @@ type world struct {
 	messages  []pendingMessage // for them, except:
 	failures  []pendingMessage // of groups; also of those that will have no rank here: they leave the room of the others
 	past      []uint64         // ids of the latest pastMax closed groups
-	open      int              // number of open endpoints
-	closing   bool             // no more endpoints are created
-	closed    bool
+	// the messages that ranks of this process have left with, by group and rank; of the closed groups, those in past
+	left    map[uint64]map[uint32]*message
+	open    int  // number of open endpoints
+	closing bool // no more endpoints are created
+	closed  bool
 }
 
 // process is a process of the group.
@@ -148,7 +150,7 @@ func newWorld(n *Node, g GroupConfig) (*world, error) {
 	w := &world{
 		node: n, key: worldKey{g.Epoch, g.ID}, proc: make([]int, len(g.Addrs)), groups: map[uint64]*group{},
 		links: map[int]*link{}, opening: map[int]*opening{}, gone: map[int]error{}, lossKnown: map[int]bool{},
-		hash: hashMembers(strings.Join(g.Addrs, " "), nil),
+		left: map[uint64]map[uint32]*message{}, hash: hashMembers(strings.Join(g.Addrs, " "), nil),
 	}
 	number := map[string]int{} // of the process, by its address
 	for r, addr := range g.Addrs {
@@ -324,29 +326,29 @@ func (w *world) receive(m *message, proc int) {
 	}
 	w.mu.Lock()
 	g := w.groups[m.group]
-	over := slices.Contains(w.past, m.group)
-	if (g == nil || g.taken < g.local) && m.kind < msgAsk && !over {
+	if (g == nil || g.taken < g.local) && m.kind < msgAsk && !slices.Contains(w.past, m.group) {
 		w.keep(m, proc)
 	}
+	left := w.left[m.group][m.to]
 	var ends []*endpoint
 	if g != nil {
 		ends = slices.Clone(g.ends)
-		over = g.hasClosed(m.to)
 	}
 	w.mu.Unlock()
 	taken := slices.ContainsFunc(ends, func(e *endpoint) bool { return e.rank == int(m.to) })
-	if m.kind == msgConnect && over || m.kind == msgAsk && (over || !taken) {
-		w.refuse(m, proc, over)
+	if m.kind == msgConnect && left != nil || m.kind == msgAsk && (left != nil || !taken) {
+		w.refuse(m, proc, left)
 	}
 	for _, e := range ends {
 		e.receive(m, proc)
 	}
 }
 
-// refuse answers a request for a rank that has no endpoint here: it has closed it, or has not created it yet.
-func (w *world) refuse(m *message, proc int, closed bool) {
-	if closed {
-		w.post(proc, &message{kind: msgClosed, group: m.group, from: m.to})
+// refuse answers a request for a rank that has no endpoint here: it has closed it, with the message left, or has not
+// created it yet.
+func (w *world) refuse(m *message, proc int, left *message) {
+	if left != nil {
+		w.post(proc, left)
 	}
 	if m.kind == msgAsk {
 		w.post(proc, &message{kind: msgAnswer, group: m.group, from: m.to, to: m.from, tag: m.tag, seq: m.seq})
@@ -372,6 +374,7 @@ func (w *world) drop(e *endpoint) {
 	if g.gone == g.local {
 		delete(w.groups, g.id)
 		if w.past = append(w.past, g.id); len(w.past) > pastMax {
+			delete(w.left, w.past[0])
 			w.past = w.past[1:]
 		}
 		w.forget(g.id)

@@ -20,6 +20,7 @@ var endTests = []test{
 	{"closing at any moment", []int{2, 4}, 0, closingAnyTime},
 	{"own close", []int{2}, 0, ownClose},
 	{"peer fails", []int{2, 3, 5}, 0, peerFails},
+	{"peer fails after another and closes", []int{4}, 0, failsAndCloses},
 	{"peer fails at any moment", []int{2, 4}, 0, failsAnyTime},
 	{"failure is cut", []int{2}, 0, failureIsCut},
 	{"only who needs it", []int{3}, 0, onlyWhoNeedsIt},
@@ -239,6 +240,23 @@ func peerFails(g *group) {
 	g.ends[last].Close()
 	later("after its Close")
 	g.deliveredNoMore()
+}
+
+// failsAndCloses: a rank that fails once it knows that another one has failed, and closes, is reported with its reason,
+// not as one that has only closed, to those that need it later.
+func failsAndCloses(g *group) {
+	g.acceptAll()
+	const first, second = 0, 2
+	g.ends[first].Fail([]byte("no more oil"))
+	if d := result(g, "Down", g.ends[second].Down()); d.Rank != first {
+		g.Errorf("rank %d was notified of %v, want rank %d", second, &d, first)
+	}
+	g.ends[second].Fail([]byte("nor heat"))
+	g.ends[second].Close()
+	for _, rank := range []int{1, 3} {
+		err := receive(ctx, g.ends[rank], second, make([]byte, 1))
+		g.isDown("receiving later", err, second, failedReason("nor heat"))
+	}
 }
 
 // failsAnyTime: at any moment, a failure ends the exchanges of all that need the rank, with its reason.
