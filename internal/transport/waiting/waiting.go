@@ -104,9 +104,11 @@ const (
 )
 
 // A nap is not ended by the context of the wait, so it lasts at most NapMost. While naps follow each other, Park
-// takes the place of one every parkEvery.
+// takes the place of one every parkEvery. NapMost is longer than the 10 ms after which Go's monitor thread certainly
+// gives the processors of napping ranks to other goroutines: these may be the ranks that end the naps, and after the
+// first such case it looks more often.
 const (
-	NapMost   = 5 * time.Millisecond
+	NapMost   = 20 * time.Millisecond
 	parkEvery = 20 * time.Millisecond
 )
 
