@@ -133,7 +133,7 @@ func storeProtocol() protocol {
 // sharedMemory is the set-up of shared memory over an abstract unix socket.
 func sharedMemory(t *testing.T) protocol {
 	hello, err := json.Marshal(map[string]any{
-		"Protocol": "lockstep shm", "Version": 4, "Arch": runtime.GOARCH, "Job": proofJob, "Epoch": proofEpoch,
+		"Protocol": "lockstep shm", "Version": 5, "Arch": runtime.GOARCH, "Job": proofJob, "Epoch": proofEpoch,
 		"Size": 2, "Ranks": []int{1}, "Proof": true,
 	})
 	if err != nil {
