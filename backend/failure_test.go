@@ -26,8 +26,8 @@ func newProgram(t *testing.T, b *Backend) *program {
 	return &program{t: t, b: b, builder: builder, f: builder.Main()}
 }
 
-// is returns v if there is no error.
-func (p *program) is(v compute.Value, err error) compute.Value {
+// must returns v, and ends the test if err is not nil.
+func (p *program) must(v compute.Value, err error) compute.Value {
 	p.t.Helper()
 	if err != nil {
 		p.t.Fatal(err)
@@ -44,7 +44,7 @@ func (p *program) parameter(flat any, dtype dtypes.DType, dims ...int) compute.V
 		p.t.Fatal(err)
 	}
 	p.in = append(p.in, x)
-	return p.is(p.f.Parameter(string(rune('a'+len(p.in))), s, nil))
+	return p.must(p.f.Parameter(string(rune('a'+len(p.in))), s, nil))
 }
 
 func (p *program) compile(out ...compute.Value) compute.Executable {
@@ -84,9 +84,9 @@ func TestFailedExecution(t *testing.T) {
 		p := newProgram(t, b)
 		x := p.parameter([]float32{1, 2, 3}, dtypes.Float32, 3)
 		n := p.parameter([]int32{0, 0, 0}, dtypes.Int32, 3)
-		out := []compute.Value{p.is(p.f.Exp(x)), p.is(p.f.Reverse(x, 0)), p.is(p.f.Div(n, n))}
+		out := []compute.Value{p.must(p.f.Exp(x)), p.must(p.f.Reverse(x, 0)), p.must(p.f.Div(n, n))}
 		if whole { // which no plan can execute
-			out = append(out, p.is(p.f.DynamicDimensionSize(x, 0)))
+			out = append(out, p.must(p.f.DynamicDimensionSize(x, 0)))
 		}
 		_, err := p.compile(out...).Execute(p.in, slices.Repeat([]bool{true}, len(p.in)), 0)
 		if err == nil || !strings.Contains(err.Error(), "divide by zero") {
@@ -96,7 +96,7 @@ func TestFailedExecution(t *testing.T) {
 			t.Errorf("whole %v: %d plans count as running after the error", whole, n)
 		}
 		q := newProgram(t, b)
-		exe := q.compile(q.is(q.f.Neg(q.parameter([]float32{1, 2, 3}, dtypes.Float32, 3))))
+		exe := q.compile(q.must(q.f.Neg(q.parameter([]float32{1, 2, 3}, dtypes.Float32, 3))))
 		result, err := exe.Execute(q.in, []bool{true}, 0)
 		if err != nil {
 			t.Fatal(err)
@@ -125,7 +125,7 @@ func TestFinalizedExecutable(t *testing.T) {
 	b := withThreads(t, 1)
 	defer b.Finalize()
 	p := newProgram(t, b)
-	exe := p.compile(p.is(p.f.Exp(p.parameter([]float32{1}, dtypes.Float32, 1))))
+	exe := p.compile(p.must(p.f.Exp(p.parameter([]float32{1}, dtypes.Float32, 1))))
 	exe.Finalize()
 	if out, err := exe.Execute(p.in, nil, 0); err == nil {
 		t.Fatalf("got results %v, want an error", p.data(out, nil))
@@ -138,7 +138,7 @@ func TestConstantsAreCopied(t *testing.T) {
 	defer b.Finalize()
 	p := newProgram(t, b)
 	flat := []float32{1, 2}
-	y := p.is(p.f.Add(p.parameter([]float32{10, 20}, dtypes.Float32, 2), p.is(p.f.Constant(flat, 2))))
+	y := p.must(p.f.Add(p.parameter([]float32{10, 20}, dtypes.Float32, 2), p.must(p.f.Constant(flat, 2))))
 	flat[0] = 100
 	if got := p.data(p.compile(y).Execute(p.in, nil, 0))[0]; !slices.Equal(got.([]float32), []float32{11, 22}) {
 		t.Errorf("got %v, want [11 22]", got)
@@ -153,10 +153,10 @@ func TestPackedParameters(t *testing.T) {
 	packed := []byte{0x21, 0x43}
 	x, w := p.parameter([]float32{1, 2, 3, 4}, dtypes.Float32, 2, 2), p.parameter(packed, dtypes.Int4, 2, 2)
 	scale := p.parameter([]float32{0.5, 0.25, 0.5, 0.25}, dtypes.Float32, 2, 2)
-	y := p.is(p.f.FusedQuantizedDense(x, w, nil, &compute.Quantization{
+	y := p.must(p.f.FusedQuantizedDense(x, w, nil, &compute.Quantization{
 		Scheme: compute.QuantLinear, Scale: scale, BlockAxis: 1, BlockSize: 1,
 	}, compute.ActivationNone))
-	out := p.data(p.compile(p.is(p.f.Neg(y)), w, p.is(p.f.ConvertDType(w, dtypes.Int32)), w).Execute(p.in, nil, 0))
+	out := p.data(p.compile(p.must(p.f.Neg(y)), w, p.must(p.f.ConvertDType(w, dtypes.Int32)), w).Execute(p.in, nil, 0))
 	if got, want := out[0].([]float32), []float32{-3.5, -2.5, -7.5, -5.5}; !slices.Equal(got, want) {
 		t.Errorf("a product with packed weights is %v, want %v", got, want)
 	}
@@ -179,8 +179,8 @@ func TestWithoutElements(t *testing.T) {
 	c := p.parameter([]bool{true}, dtypes.Bool)
 	half := p.parameter(shapes.CastAsDType([]float64{}, dtypes.Float16), dtypes.Float16, 0)
 	one := p.parameter(shapes.CastAsDType([]float64{1}, dtypes.Float16), dtypes.Float16)
-	dot := p.is(p.f.DotGeneral(x, []int{1}, nil, y, []int{0}, nil, compute.DotGeneralConfig{}))
-	where, less := p.is(p.f.Where(c, half, half)), p.is(p.f.LessThan(half, one))
+	dot := p.must(p.f.DotGeneral(x, []int{1}, nil, y, []int{0}, nil, compute.DotGeneralConfig{}))
+	where, less := p.must(p.f.Where(c, half, half)), p.must(p.f.LessThan(half, one))
 	out := p.data(p.compile(dot, where, less).Execute(p.in, nil, 0))
 	if got := out[0].([]float32); !slices.Equal(got, make([]float32, 6)) {
 		t.Errorf("a product without depth is %v, want zeros", got)
@@ -228,9 +228,9 @@ func TestLargeGraphs(t *testing.T) {
 		x := p.parameter(make([]float32, 4), dtypes.Float32, 2, 2)
 		y, last := x, x
 		for range n { // products, each added to what was before
-			y = p.is(p.f.DotGeneral(y, []int{1}, nil, x, []int{0}, nil, compute.DotGeneralConfig{}))
-			e := p.is(p.f.Tanh(y))
-			y, last = p.is(p.f.Add(e, last)), e
+			y = p.must(p.f.DotGeneral(y, []int{1}, nil, x, []int{0}, nil, compute.DotGeneralConfig{}))
+			e := p.must(p.f.Tanh(y))
+			y, last = p.must(p.f.Add(e, last)), e
 		}
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
@@ -256,9 +256,9 @@ func TestLongRows(t *testing.T) {
 		x[i], v[i%n] = float32(i), float32(i%n%3)
 	}
 	s := shapes.Make(dtypes.Float32, 2, n)
-	y := p.is(p.f.Add(p.parameter(x, dtypes.Float32, 2, n),
-		p.is(p.f.BroadcastInDim(p.parameter(v, dtypes.Float32, n), s, []int{1}))))
-	exe := p.compile(p.is(p.f.Neg(y)))
+	y := p.must(p.f.Add(p.parameter(x, dtypes.Float32, 2, n),
+		p.must(p.f.BroadcastInDim(p.parameter(v, dtypes.Float32, n), s, []int{1}))))
+	exe := p.compile(p.must(p.f.Neg(y)))
 	if got := exe.(*executable).scratchBytes; got > 1<<20 {
 		t.Errorf("the loop needs %d bytes besides its operands", got)
 	}
@@ -276,8 +276,8 @@ func TestDonatedTwice(t *testing.T) {
 	defer b.Finalize()
 	p := newProgram(t, b)
 	s := shapes.Make(dtypes.Float32, 4)
-	x, y := p.is(p.f.Parameter("x", s, nil)), p.is(p.f.Parameter("y", s, nil))
-	exe := p.compile(p.is(p.f.ReduceSum(p.is(p.f.Add(x, y)), 0)))
+	x, y := p.must(p.f.Parameter("x", s, nil)), p.must(p.f.Parameter("y", s, nil))
+	exe := p.compile(p.must(p.f.ReduceSum(p.must(p.f.Add(x, y)), 0)))
 	var all sync.WaitGroup
 	for g := range 4 {
 		all.Go(func() {

@@ -88,11 +88,11 @@ func TestFunctions(t *testing.T) {
 		t.Fatal(err)
 	}
 	scalar := shapes.Make(dtypes.Float32)
-	a, b := p.is(less.Parameter("a", scalar, nil)), p.is(less.Parameter("b", scalar, nil))
-	if err := less.Return([]compute.Value{p.is(less.LessThan(a, b))}, nil); err != nil {
+	a, b := p.must(less.Parameter("a", scalar, nil)), p.must(less.Parameter("b", scalar, nil))
+	if err := less.Return([]compute.Value{p.must(less.LessThan(a, b))}, nil); err != nil {
 		t.Fatal(err)
 	}
-	list, err := p.f.Sort(less, 0, true, p.is(p.f.Neg(x)))
+	list, err := p.f.Sort(less, 0, true, p.must(p.f.Neg(x)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -284,7 +284,7 @@ func (p *planner) own(o *record.Op, in []view) (_ view, ok bool) {
 	return p.elements(o.Name, dtype, dims, in...)
 }
 
-// elements applies an operation to each element. ok is false if there is no loop for it.
+// elements applies an operation to each element. ok reports whether a loop implements it.
 func (p *planner) elements(name string, dtype dtypes.DType, dims []int, in ...view) (_ view, ok bool) {
 	for _, v := range in {
 		if v.of == nil {

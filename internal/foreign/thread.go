@@ -44,8 +44,8 @@ func NewThread(cfg ThreadConfig) *Thread {
 	return t
 }
 
-// serve is the thread. It sleeps while no operation is pending, and polls less and less often while there is no
-// progress.
+// serve executes the operations on a locked thread. It blocks while none is pending, and polls less and less often
+// while none makes progress.
 func (t *Thread) serve() {
 	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 	for idle := 0; ; {

@@ -57,8 +57,7 @@ func (p *peer) Park(context.Context) error {
 
 func in(room Room) func(time.Time) Room { return func(time.Time) Room { return room } }
 
-// TestSleeps checks how a wait sleeps whose condition becomes true when the rank has slept so often. Time stands
-// still while it polls.
+// TestSleeps checks by what calls a wait sleeps until its condition becomes true. Polling takes no time.
 func TestSleeps(t *testing.T) {
 	for _, c := range []struct {
 		name string

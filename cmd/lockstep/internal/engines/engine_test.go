@@ -99,7 +99,7 @@ func TestInstallWheelErrors(t *testing.T) {
 	}
 	for name, c := range map[string]struct{ kind, wheel, want string }{
 		"wrong sum":    {"cpu", wheel(t, map[string]string{so: "plugin"}, so), "download the wheel again"},
-		"no list":      {"cpu", wheel(t, map[string]string{so: "plugin"}, "RECORD"), "it has no list of its files"},
+		"no list":      {"cpu", wheel(t, map[string]string{so: "plugin"}, "RECORD"), "no list of its files (RECORD)"},
 		"other wheel":  {"tpu", wheel(t, map[string]string{so: "plugin"}, ""), "has neither the plugin libtpu.so nor"},
 		"no archive":   {"cpu", noZip, "not a valid zip file"},
 		"libraries":    {"cuda12", wheel(t, map[string]string{"nvidia/lib.so": ""}, ""), "the one of jax-cuda12-pjrt too"},

@@ -10,5 +10,5 @@ import (
 )
 
 func downloadAccelerator(kind, _, _ string, _ installer.VerbosityLevel) error {
-	return fmt.Errorf("there is no plugin %s for %s/%s: they exist for linux/amd64", kind, runtime.GOOS, runtime.GOARCH)
+	return fmt.Errorf("plugin %s is not available for %s/%s: want linux/amd64", kind, runtime.GOOS, runtime.GOARCH)
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/csv"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -65,13 +66,13 @@ func wheelSums(archive *zip.Reader) (map[string]string, error) {
 		}
 		return sums, nil
 	}
-	return nil, fmt.Errorf("it has no list of its files (RECORD), so it is no wheel, or it is cut off")
+	return nil, errors.New("no list of its files (RECORD): the file is truncated or not a wheel; download it again")
 }
 
 // extract writes a file of a wheel, and compares it with its sum.
 func extract(f *zip.File, to, want string) (err error) {
 	if want == "" {
-		return fmt.Errorf("the wheel's list of files has no SHA-256 sum of it")
+		return errors.New("the wheel's list of files has no SHA-256 sum of it")
 	}
 	r, err := f.Open()
 	if err != nil {
