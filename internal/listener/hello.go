@@ -8,7 +8,7 @@ import (
 )
 
 // Version is the version of the wire format, docs/wire.md. It must be equal at both ends.
-const Version = 2
+const Version = 3
 
 // Service identifies the service that a connection is for.
 type Service uint8

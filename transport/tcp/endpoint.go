@@ -305,7 +305,7 @@ func (e *endpoint) attach(a *connection, rank int, answer func() error) (err err
 	}
 	keepAlive(a.raw, e.group.world.node.cfg.KeepAlive)
 	limitLocal(a.raw, e.group.world.crowded)
-	p.stream = newStream(newWire(a.raw, a.shim, &e.poller), a.raw.RemoteAddr())
+	p.stream = newStream(newWire(a.raw, a.shim, &e.poller), a.raw.RemoteAddr(), a.shim == nil && e.otherHost(rank))
 	e.measure(p.stream, rank)
 	p.wanted.Store(true)
 	p.up.Store(true)
@@ -313,13 +313,18 @@ func (e *endpoint) attach(a *connection, rank int, answer func() error) (err err
 	return nil
 }
 
+// otherHost reports whether a rank of the group is on another host.
+func (e *endpoint) otherHost(rank int) bool {
+	w := e.group.world
+	return w.host[e.group.proc(rank)] != w.host[w.self]
+}
+
 // meter returns the meter of the node, or nil.
 func (e *endpoint) meter() *Meter { return e.group.world.node.cfg.Meter }
 
 // measure adds the stream with a rank of the group on another host to the meter.
 func (e *endpoint) measure(s *stream, rank int) {
-	w := e.group.world
-	if e.meter() == nil || w.host[e.group.proc(rank)] == w.host[w.self] {
+	if e.meter() == nil || !e.otherHost(rank) {
 		return
 	}
 	if info := newSocketInfo(s.w.socket()); info != nil {

@@ -315,7 +315,7 @@ func TestWrongFrames(t *testing.T) {
 	}
 	reserved := valid(head{})
 	reserved[7] = 1
-	binary.LittleEndian.PutUint32(reserved[76:], crc32.Checksum(reserved[:76], castagnoli))
+	binary.LittleEndian.PutUint32(reserved[80:], crc32.Checksum(reserved[:80], castagnoli))
 	for _, c := range []struct {
 		name  string
 		bytes []byte
@@ -325,6 +325,7 @@ func TestWrongFrames(t *testing.T) {
 		{"a reserved byte", reserved, "it starts with 46 00 00 00 00 00 00 01"},
 		{"a frame replayed", append(valid(head{}), valid(head{})...), "got frame number 0, want 1"},
 		{"a frame left out", valid(head{number: 1}), "got frame number 1, want 0"},
+		{"data that has changed", valid(head{checked: true, sum: 1}), "the data of frame 0 has checksum 0x0, want 0x1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			nodes, ends := pair(t, Config{})

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	mathrand "math/rand/v2"
 	"os"
 	"strings"
 	"testing"
@@ -111,16 +112,13 @@ func (s *scripted) read(a, b []byte) (int, error) {
 // FuzzStream: for any data in any pieces, the receiver returns exactly the frames that a reader of the whole data
 // finds.
 func FuzzStream(f *testing.F) {
-	frame := func(number uint64, data []byte) []byte {
-		var b [headBytes]byte
-		(&head{bytes: uint64(len(data)), number: number}).encode(&b)
-		return append(b[:], data...)
-	}
+	frame := func(number uint64, data []byte) []byte { return frameOf(number, data, false) }
 	big := make([]byte, smallBytes+5)
 	rand.Read(big)
 	two := append(frame(0, []byte("abc")), frame(1, nil)...)
 	f.Add(two, []byte{1, 0, 200, 3})
 	f.Add(append(two, frame(2, big)...), []byte{255, 255, 1})
+	f.Add(append(two, frameOf(2, big, true)...), []byte{255, 255, 1})
 	// the next head arrives with the data
 	f.Add(append(append(frame(0, big), frame(1, big)...), frame(2, big)...), []byte{})
 	f.Add(append(two, frame(2, big)[:1000]...), []byte{})
@@ -132,10 +130,11 @@ func FuzzStream(f *testing.F) {
 		for {
 			var want head
 			var b [headBytes]byte
-			wanted := len(rest) >= headBytes
+			wanted, damaged := len(rest) >= headBytes, false
 			if wanted {
 				copy(b[:], rest)
 				wanted = want.decode(&b) == nil && want.bytes <= uint64(len(rest)-headBytes)
+				damaged = wanted && want.checked && crc32.Checksum(rest[headBytes:][:want.bytes], castagnoli) != want.sum
 			}
 			ok, err := until(func() (bool, error) { return s.next() })
 			if !ok {
@@ -149,8 +148,8 @@ func FuzzStream(f *testing.F) {
 			}
 			in := make([]byte, s.head.bytes)
 			ok, err = until(func() (bool, error) { return s.take(in) })
-			if ok != wanted {
-				t.Fatalf("frame %+v: taken is %v (%v), want %v", s.head, ok, err, wanted)
+			if ok != (wanted && !damaged) || damaged && !errors.Is(err, errFrame) {
+				t.Fatalf("frame %+v: taken is %v (%v), want %v (damaged: %v)", s.head, ok, err, wanted, damaged)
 			}
 			if !ok {
 				return
@@ -162,6 +161,40 @@ func FuzzStream(f *testing.F) {
 			rest = rest[len(in):]
 		}
 	})
+}
+
+// frameOf returns a frame, with a checksum of its data if it is checked.
+func frameOf(number uint64, data []byte, checked bool) []byte {
+	var b [headBytes]byte
+	h := head{bytes: uint64(len(data)), number: number, checked: checked}
+	if checked {
+		h.sum = crc32.Checksum(data, castagnoli)
+	}
+	h.encode(&b)
+	return append(b[:], data...)
+}
+
+// TestFlippedBits: a flipped bit anywhere in a frame with a checksum of its data is found, in whatever pieces the frame
+// arrives.
+func TestFlippedBits(t *testing.T) {
+	r := mathrand.New(mathrand.NewPCG(1, 2))
+	for i := range 1000 {
+		data, pieces := make([]byte, r.IntN(3*smallBytes)), make([]byte, r.IntN(200))
+		rand.Read(data)
+		rand.Read(pieces)
+		text := frameOf(0, data, true)
+		bit := r.IntN(8 * len(text))
+		text[bit/8] ^= 1 << (bit % 8)
+		s := &stream{w: &scripted{b: text, pieces: pieces}}
+		ok, err := until(s.next)
+		if ok && s.head.bytes == uint64(len(data)) {
+			in := make([]byte, len(data))
+			ok, err = until(func() (bool, error) { return s.take(in) })
+		}
+		if ok || !errors.Is(err, errFrame) {
+			t.Fatalf("frame %d of %d bytes: bit %d is flipped, and it is received (%v)", i, len(data), bit, err)
+		}
+	}
 }
 
 // until repeats a call while it would block.

@@ -2,6 +2,8 @@ package tcp
 
 import (
 	"errors"
+	"fmt"
+	"hash/crc32"
 	"io"
 	"net"
 	"sync/atomic"
@@ -20,6 +22,8 @@ const moveBytes = 256 << 10
 type stream struct {
 	w    wire
 	from net.Addr
+	// checks: the frames that this end sends have a checksum of their data.
+	checks bool
 
 	received atomic.Int64 // nanoseconds that the rank has waited for frames; only with a Meter
 
@@ -27,7 +31,9 @@ type stream struct {
 	receiver
 }
 
-func newStream(w wire, from net.Addr) *stream { return &stream{w: w, from: from} }
+func newStream(w wire, from net.Addr, checks bool) *stream {
+	return &stream{w: w, from: from, checks: checks}
+}
 
 // close ends the connection and its goroutines.
 func (s *stream) close() {
@@ -54,7 +60,10 @@ type outgoing struct {
 }
 
 // put queues a frame and returns its number on this connection: the value of sent once the frame was sent.
-func (s *sender) put(h *head, data []byte) uint64 {
+func (s *stream) put(h *head, data []byte) uint64 {
+	if s.checks {
+		h.checked, h.sum = true, crc32.Checksum(data, castagnoli)
+	}
 	f := &s.queue[(s.first+s.n)%len(s.queue)]
 	f.data, f.off = data, 0
 	h.encode(&f.head)
@@ -127,8 +136,9 @@ type receiver struct {
 	buf     [headBytes + smallBytes]byte
 	lo, hi  int // the buffered data is buf[lo:hi]
 	head    head
-	hasHead bool // head is the head of the next frame
-	filled  int  // bytes of its data received
+	hasHead bool   // head is the head of the next frame
+	filled  int    // bytes of its data received
+	sum     uint32 // of these bytes, if the frame is checked
 	inErr   error
 }
 
@@ -190,7 +200,7 @@ func (s *stream) ahead(in []byte) []byte {
 func (s *stream) take(in []byte) (bool, error) {
 	if n := copy(in[s.filled:], s.buf[s.lo:s.hi]); n > 0 {
 		s.lo += n
-		s.filled += n
+		s.add(in, n)
 	}
 	if rest := in[s.filled:]; len(rest) > 0 {
 		if s.inErr != nil {
@@ -201,12 +211,12 @@ func (s *stream) take(in []byte) (bool, error) {
 			_, err = s.fill() // may also read what follows this frame
 			n := copy(rest, s.buf[s.lo:s.hi])
 			s.lo += n
-			s.filled += n
+			s.add(in, n)
 		} else {
 			var n int
 			rest = rest[:min(len(rest), moveBytes)]
 			n, err = s.w.read(rest, s.ahead(in))
-			s.filled += min(n, len(rest))
+			s.add(in, min(n, len(rest)))
 			s.hi += n - min(n, len(rest))
 			err = s.inEnd(err)
 		}
@@ -214,6 +224,19 @@ func (s *stream) take(in []byte) (bool, error) {
 			return false, err
 		}
 	}
-	s.hasHead, s.filled = false, 0
+	if s.head.checked && s.sum != s.head.sum {
+		s.inErr = fmt.Errorf("%w: the data of frame %d has checksum %#x, want %#x: memory or the network has changed it",
+			errFrame, s.head.number, s.sum, s.head.sum)
+		return false, s.inErr
+	}
+	s.hasHead, s.filled, s.sum = false, 0, 0
 	return true, nil
+}
+
+// add records that the next n bytes of the current frame were received into in.
+func (s *receiver) add(in []byte, n int) {
+	if s.head.checked {
+		s.sum = crc32.Update(s.sum, castagnoli, in[s.filled:s.filled+n])
+	}
+	s.filled += n
 }
