@@ -89,7 +89,7 @@ func FuzzLog(f *testing.F) {
 }
 
 func FuzzRegistrationAndOutcome(f *testing.F) {
-	f.Add([]byte(`{"job":"a","role":"worker","worker":1,"workers":2}`))
+	f.Add([]byte(`{"job":"a","worker":1,"workers":2}`))
 	f.Add([]byte(`{"joined":true}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if c, err := parseRegistration(b); err == nil && c.check() != nil {
@@ -104,10 +104,10 @@ func FuzzRegistrationAndOutcome(f *testing.F) {
 // FuzzRecord: an invalid record of values or registrations is an error, and its size is bounded.
 func FuzzRecord(f *testing.F) {
 	f.Add(pack(joined([][]byte{[]byte("a"), nil})), 2)
-	roster, _ := packRoster([]Registration{{Job: "a", Role: "worker", Workers: 2}, {Job: "a", Role: "worker", Workers: 2}})
+	roster, _ := packRoster([]Registration{{Job: "a", Workers: 2}, {Job: "a", Workers: 2}})
 	f.Add(roster, 2)
 	f.Add([]byte{2, 0, 0, 0}, 2)
-	first := []byte(`{"job":"a","role":"worker","workers":2}`)
+	first := []byte(`{"job":"a","workers":2}`)
 	f.Add(joined([][]byte{first, {memberMark, 0, 8, 3}}), 2)
 	f.Add(joined([][]byte{first, {memberMark, 1, 8, 3}}), 2)
 	f.Add(joined([][]byte{first, first}), 2)
@@ -147,7 +147,7 @@ func TestRecord(t *testing.T) {
 		var registrations []Registration
 		for w := range values {
 			registrations = append(registrations, Registration{
-				Job: "j", Role: "worker", Worker: w, Workers: len(values), PID: rapid.Int().Draw(t, "pid"),
+				Job: "j", Worker: w, Workers: len(values), PID: rapid.Int().Draw(t, "pid"),
 				Host: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "host"), Nonce: fmt.Sprint("nonce ", w),
 				Addr: rapid.SampledFrom([]string{"", "a", "a:0", "a:1", "a:22", "[::1]:33", "a:+4"}).Draw(t, "addr"),
 				Data: rapid.SampledFrom([][]byte{nil, []byte("x"), []byte("y")}).Draw(t, "data"),
@@ -323,7 +323,7 @@ func TestNumbers(t *testing.T) {
 			7, 8,
 		},
 	} {
-		if got := numbers("worker", n); got != want {
+		if got := numbers(n); got != want {
 			t.Errorf("%v: %q, want %q", n, got, want)
 		}
 	}
@@ -331,7 +331,7 @@ func TestNumbers(t *testing.T) {
 	for i := range 100 {
 		odd = append(odd, 2*i+1)
 	}
-	if got := numbers("worker", odd); len(got) > 100 || !strings.HasSuffix(got, "31 and others") {
+	if got := numbers(odd); len(got) > 100 || !strings.HasSuffix(got, "31 and others") {
 		t.Errorf("a hundred odd numbers: %q", got)
 	}
 }

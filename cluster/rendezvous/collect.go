@@ -41,7 +41,7 @@ func collect(
 		return record, err
 	}
 	since := time.Now()
-	report := reportWait(ctx, Waiting{Role: roleDefault, Workers: workers, Key: key, done: "arrived"},
+	report := reportWait(ctx, Waiting{Workers: workers, Key: key, done: "arrived"},
 		looksFor(s, key+"/", worker, workers))
 	defer report.stop()
 	entries, err := s.Wait(ctx, key+recordKey, 1)
@@ -85,7 +85,7 @@ func contribute(ctx context.Context, s Store, key string, worker, workers int, m
 // participle for workers that have one, such as "arrived".
 func gather(ctx context.Context, s Store, key string, workers int, done string) ([][]byte, error) {
 	since := time.Now()
-	report := reportWait(ctx, Waiting{Role: roleDefault, Workers: workers, Key: key, done: done},
+	report := reportWait(ctx, Waiting{Workers: workers, Key: key, done: done},
 		looksFor(s, key+"/", 0, workers))
 	defer report.stop()
 	for n := workers; ; {

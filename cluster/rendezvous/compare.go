@@ -74,7 +74,7 @@ func (v *ValueOf) String() string {
 	if len(v.Names) <= 4 {
 		return text + " for " + enumerate(v.Names)
 	}
-	return text + " for " + numbers("worker", v.Workers)
+	return text + " for " + numbers(v.Workers)
 }
 
 func shortened(s string) string {
@@ -190,7 +190,7 @@ func differ(name string, given []facts) Difference {
 			i = len(d.Values)
 			d.Values = append(d.Values, v)
 		}
-		name := Registration{Role: roleDefault, Worker: w, Host: g.Host, PID: g.PID}
+		name := Registration{Worker: w, Host: g.Host, PID: g.PID}
 		d.Values[i].Workers = append(d.Values[i].Workers, w)
 		d.Values[i].Names = append(d.Values[i].Names, name.String())
 	}

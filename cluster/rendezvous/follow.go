@@ -28,14 +28,14 @@ func (e *WaitError) Error() string {
 			e.Workers, e.What, e.Cause)
 	}
 	return fmt.Sprintf("rendezvous: waited %v for %s of %d at %q: %v", e.Waited.Round(time.Millisecond),
-		numbers("worker", e.Missing), e.Workers, e.What, e.Cause)
+		numbers(e.Missing), e.Workers, e.What, e.Cause)
 }
 
 // Unwrap returns the cause.
 func (e *WaitError) Unwrap() error { return e.Cause }
 
-// numbers formats increasing numbers for display: "worker 3", "workers 0-2 and 7".
-func numbers(noun string, n []int) string {
+// numbers formats increasing numbers of workers for display: "worker 3", "workers 0-2 and 7".
+func numbers(n []int) string {
 	var runs []string
 	for i := 0; i < len(n); {
 		j := i
@@ -57,9 +57,9 @@ func numbers(noun string, n []int) string {
 		runs = append(runs[:most], "others")
 	}
 	if len(n) == 1 {
-		return noun + " " + runs[0]
+		return "worker " + runs[0]
 	}
-	return noun + "s " + enumerate(runs)
+	return "workers " + enumerate(runs)
 }
 
 // enumerate formats a list for display: "a, b and c".

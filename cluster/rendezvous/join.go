@@ -67,6 +67,7 @@ type outcome struct {
 const (
 	epochKey         = "epoch"          // of a job: the epoch that it is in
 	jobsKey          = "=jobs/"         // the jobs in the store; no escaped id begins with "="
+	joinKey          = "worker/join/"   // of a rendezvous
 	outcomeKey       = "outcome"        // of a rendezvous
 	registrationsKey = "registration/"  // of a rendezvous
 	leaveWithin      = 2 * time.Second  // for a worker that leaves, to write it to the store
@@ -114,7 +115,7 @@ type joiner struct {
 func newJoiner(s Store, own Registration) (*joiner, error) {
 	own, err := own.filled()
 	return &joiner{
-		unfenced: s, store: Fence(s, own.Job, own.Epoch), own: own, prefix: own.Key(own.Role, "join/"), since: time.Now(),
+		unfenced: s, store: Fence(s, own.Job, own.Epoch), own: own, prefix: own.Key(joinKey), since: time.Now(),
 	}, err
 }
 
@@ -146,7 +147,7 @@ func (m *joiner) join(ctx context.Context) ([]Registration, error) {
 // the registrations of all, they would read n² of them.
 func (m *joiner) await(ctx context.Context) (*outcome, error) {
 	registrations := m.prefix + registrationsKey
-	report := reportWait(ctx, Waiting{Role: m.own.Role, Workers: m.own.Workers, done: "joined"},
+	report := reportWait(ctx, Waiting{Workers: m.own.Workers, done: "joined"},
 		looksFor(m.store, registrations, m.own.Worker, m.own.Workers))
 	defer report.stop()
 	current, end := context.WithCancelCause(ctx)
@@ -275,8 +276,8 @@ func (m *joiner) register(ctx context.Context) (*outcome, error) {
 	}
 	if m.own.Worker >= m.own.Workers {
 		return m.refused(ctx, &JoinError{Kind: Mismatch, Workers: []int{m.own.Worker}, Text: fmt.Sprintf(
-			"%v expects job %q to have %d %ss, numbered 0 to %d, and is not one of them", &m.own, m.own.Job, m.own.Workers,
-			m.own.Role, m.own.Workers-1)})
+			"%v expects job %q to have %d workers, numbered 0 to %d, and is not one of them", &m.own, m.own.Job, m.own.Workers,
+			m.own.Workers-1)})
 	}
 	current, created, err := m.store.Create(ctx, m.prefix+registrationsKey+strconv.Itoa(m.own.Worker), text)
 	if created || err != nil {
@@ -287,8 +288,8 @@ func (m *joiner) register(ctx context.Context) (*outcome, error) {
 		return nil, err
 	}
 	return m.refused(ctx, &JoinError{Kind: Duplicate, Workers: []int{m.own.Worker}, Text: fmt.Sprintf(
-		"%s %d of job %q (epoch %d) joined twice: on host %s as pid %d, and on host %s as pid %d",
-		m.own.Role, m.own.Worker, m.own.Job, m.own.Epoch, other.Host, other.PID, m.own.Host, m.own.PID)})
+		"worker %d of job %q (epoch %d) joined twice: on host %s as pid %d, and on host %s as pid %d",
+		m.own.Worker, m.own.Job, m.own.Epoch, other.Host, other.PID, m.own.Host, m.own.PID)})
 }
 
 // refused fails the rendezvous for all workers because of this process. If it has succeeded already, only
@@ -371,8 +372,7 @@ func (m *joiner) disagree(c *Registration) *JoinError {
 		a, b = b, a
 	}
 	return &JoinError{Kind: Mismatch, Workers: []int{a.Worker, b.Worker}, Text: fmt.Sprintf(
-		"job %q (epoch %d): %v expects %d %ss, but %v expects %d", m.own.Job, m.own.Epoch, a, a.Workers, m.own.Role, b,
-		b.Workers)}
+		"job %q (epoch %d): %v expects %d workers, but %v expects %d", m.own.Job, m.own.Epoch, a, a.Workers, b, b.Workers)}
 }
 
 // Withdraw registers that a worker cannot join, and why: the rendezvous ends for all workers that wait in it.
@@ -438,12 +438,12 @@ func (m *joiner) missing(ctx context.Context, cause error) *JoinError {
 			missing = append(missing, w)
 		}
 	}
-	text := fmt.Sprintf("rendezvous of job %q (epoch %d) timed out after %v: %d of %d %ss joined",
-		m.own.Job, m.own.Epoch, m.waited(), joined, m.own.Workers, m.own.Role)
+	text := fmt.Sprintf("rendezvous of job %q (epoch %d) timed out after %v: %d of %d workers joined",
+		m.own.Job, m.own.Epoch, m.waited(), joined, m.own.Workers)
 	if joined > 0 {
 		text += " (" + enumerate(names) + ")"
 	}
-	text += fmt.Sprintf("; missing: %s; it timed out on %v", numbers(m.own.Role, missing), &m.own)
+	text += fmt.Sprintf("; missing: %s; it timed out on %v", numbers(missing), &m.own)
 	return &JoinError{
 		Kind: Missing, Workers: missing, Text: text + UnrelatedProcesses(ctx, m.store, m.own.Job),
 		Cause: cause,

@@ -15,7 +15,7 @@ func Leave(ctx context.Context, s Store, own Registration) error {
 	if err != nil {
 		return err
 	}
-	key := own.Key(own.Role, "left")
+	key := own.Key("worker/left")
 	if err := s.Set(ctx, key+"/"+strconv.Itoa(own.Worker), nil); err != nil {
 		return fmt.Errorf("rendezvous: %v leaves: %w", &own, err)
 	}

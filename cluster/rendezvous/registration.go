@@ -16,9 +16,6 @@ type Registration struct {
 	// one.
 	Job   string `json:"job"`
 	Epoch uint32 `json:"epoch"`
-	// Role separates groups of processes of one job that have a rendezvous each: the agents of a launcher,
-	// one per host, are not workers. Errors name processes by their role. Default "worker".
-	Role string `json:"role"`
 	// Worker is the process's number, from 0, and Workers the number of workers.
 	Worker  int `json:"worker"`
 	Workers int `json:"workers"`
@@ -42,11 +39,10 @@ type Registration struct {
 }
 
 const (
-	jobDefault  = "lockstep"
-	roleDefault = "worker"
-	jobMax      = 200     // bytes, escaped
-	workersMax  = 1 << 16 // per job
-	dataMax     = 1 << 20 // bytes of Registration.Data
+	jobDefault = "lockstep"
+	jobMax     = 200     // bytes, escaped
+	workersMax = 1 << 16 // per job
+	dataMax    = 1 << 20 // bytes of Registration.Data
 )
 
 // Key returns a key in an epoch of a job: "<job>/<epoch>/<part>/<part>…". The job is escaped, so that no
@@ -63,7 +59,7 @@ func (c *Registration) Key(parts ...string) string { return Key(c.Job, c.Epoch, 
 
 // String identifies the process: "worker 3 (host a, pid 17)".
 func (c *Registration) String() string {
-	return fmt.Sprintf("%s %d (host %s, pid %d)", c.Role, c.Worker, c.Host, c.PID)
+	return fmt.Sprintf("worker %d (host %s, pid %d)", c.Worker, c.Host, c.PID)
 }
 
 // jobKey returns the prefix of all keys of a job.
@@ -81,14 +77,12 @@ func (c *Registration) check() error {
 		return fmt.Errorf("rendezvous: the job's id %.40q… has %d bytes, escaped; want at most %d", c.Job,
 			len(jobKey(c.Job)), jobMax)
 	case c.Workers < 1 || c.Workers > workersMax:
-		return fmt.Errorf("rendezvous: a job of %d %ss, want 1 to %d", c.Workers, c.Role, workersMax)
+		return fmt.Errorf("rendezvous: a job of %d workers, want 1 to %d", c.Workers, workersMax)
 	case c.Worker < 0:
-		return fmt.Errorf("rendezvous: %s %d, want a number from 0 on", c.Role, c.Worker)
+		return fmt.Errorf("rendezvous: worker %d, want a number from 0 on", c.Worker)
 	case len(c.Data) > dataMax:
-		return fmt.Errorf("rendezvous: the registration of %s %d has %d bytes of data, want at most %d", c.Role, c.Worker,
+		return fmt.Errorf("rendezvous: the registration of worker %d has %d bytes of data, want at most %d", c.Worker,
 			len(c.Data), dataMax)
-	case c.Role == "" || len(c.Role) > 32 || strings.Contains(c.Role, "/"):
-		return fmt.Errorf("rendezvous: role %q, want a word", c.Role)
 	}
 	return nil
 }
@@ -97,9 +91,6 @@ func (c *Registration) check() error {
 func (c Registration) filled() (Registration, error) {
 	if c.Job == "" {
 		c.Job = jobDefault
-	}
-	if c.Role == "" {
-		c.Role = roleDefault
 	}
 	if c.Host == "" {
 		c.Host = hostName()

@@ -63,7 +63,7 @@ func TestOtherVersion(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := store.Set(ctx, other.Key(other.Role, "join/registration/1"), text); err != nil {
+		if err := store.Set(ctx, other.Key("worker/join/registration/1"), text); err != nil {
 			t.Fatal(err)
 		}
 		_, err = Join(ctx, store, Registration{Worker: 0, Workers: 2})

@@ -12,8 +12,6 @@ import (
 // Waiting describes a wait of this process, for display: without it, users would see nothing until the wait
 // times out.
 type Waiting struct {
-	// Role is what the processes are called: "worker".
-	Role string
 	// Missing are the workers that are waited for, and Workers is the number of workers. In a job of more than 64
 	// workers only worker 0 looks which are missing; for the others, Missing is empty.
 	Missing []int
@@ -34,9 +32,9 @@ func (w Waiting) String() string {
 		return fmt.Sprintf("waiting for the store %s, which does not answer", w.Store)
 	}
 	if len(w.Missing) == 0 {
-		return fmt.Sprintf("waiting for some of the other %d %ss: %s 0 lists them", w.Workers-1, w.Role, w.Role)
+		return fmt.Sprintf("waiting for some of the other %d workers: worker 0 lists them", w.Workers-1)
 	}
-	return fmt.Sprintf("waiting for %s (%d of %d %s)", numbers(w.Role, w.Missing), w.Workers-len(w.Missing), w.Workers,
+	return fmt.Sprintf("waiting for %s (%d of %d %s)", numbers(w.Missing), w.Workers-len(w.Missing), w.Workers,
 		w.done)
 }
 

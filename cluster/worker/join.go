@@ -379,7 +379,7 @@ func (w *Worker) info() (me info, launched *membership.NodeFile) {
 // register listens, registers with the address, and waits for the registrations of the other workers.
 func (w *Worker) register(ctx context.Context, me info) error {
 	w.registration = rendezvous.Registration{
-		Job: w.job.ID, Epoch: w.job.Epoch, Role: "worker", Worker: w.job.Worker, Workers: w.job.Workers, Host: w.hostName(),
+		Job: w.job.ID, Epoch: w.job.Epoch, Worker: w.job.Worker, Workers: w.job.Workers, Host: w.hostName(),
 		PID: os.Getpid(), Replicas: w.cfg.Replicas, Build: w.cfg.Build,
 	}
 	if err := w.listen(ctx); err != nil {

@@ -65,7 +65,7 @@ func TestPrograms(t *testing.T) {
 					t.Fatal(err)
 				}
 				w.registrations = append(w.registrations,
-					rendezvous.Registration{Role: "worker", Worker: i, Host: "h", PID: i, Build: o.build, Data: data})
+					rendezvous.Registration{Worker: i, Host: "h", PID: i, Build: o.build, Data: data})
 			}
 			w.infos = decodeInfos(w.registrations)
 			switch err := w.checkPrograms(); {

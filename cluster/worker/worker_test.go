@@ -268,7 +268,7 @@ func TestNoSecretFirst(t *testing.T) {
 	for range 20 {
 		store := rendezvous.NewMemory()
 		other := rendezvous.Registration{
-			Job: "job", Role: "worker", Worker: 1, Workers: 2, Host: "other", PID: 1, Replicas: 1, Build: "same",
+			Job: "job", Worker: 1, Workers: 2, Host: "other", PID: 1, Replicas: 1, Build: "same",
 			Data: []byte(`{"transport":{"host":"other"},"platform":"` + runtime.GOOS + "/" + runtime.GOARCH + `"}`),
 		}
 		joined := make(chan error, 1)
