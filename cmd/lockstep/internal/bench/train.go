@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"math/rand/v2"
 	"os"
 	"runtime"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -22,7 +22,6 @@ import (
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/internal/memlimit"
 	"github.com/lockstep-ml/lockstep/internal/units"
-	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/train"
 )
 
@@ -49,28 +48,25 @@ const (
 	forwardPasses     = 9 // that are timed
 )
 
-// exampleBytes is the least memory that an example of [benchShape] needs in a step, by model: its pixels, and the
-// values of each layer.
-var exampleBytes = map[string]int{"mlp": 10 << 10, "cnn": 80 << 10, "resnet": 2 << 20}
-
-var benchShape = []int{28, 28, 1} // MNIST's
-
 func newBenchTrain() *cobra.Command {
 	var o benchTrainFlags
 	cmd := &cobra.Command{
 		Use:   "train",
 		Short: "Measure training steps in images or sequences per second",
-		Long: fmt.Sprintf(`Train measures whole training steps on random images of MNIST's shape that
-are already in memory: one round to warm up, then the median of %d rounds of at
-least %d steps and %v each:
+		Long: fmt.Sprintf(`Train measures whole training steps on random images that are already in memory:
+one round to warm up, then the median of %d rounds of at least %d steps and %v
+each:
 
   lockstep model=mlp replicas=2 global_batch=128 images/s=12345
 
-The model gpt is a transformer that predicts the tokens of random sequences. On
-the line its sequences count as images, and tokens/s follows. --format table
-shows the parts of a step: input, computation, update, and the communication
-that is hidden behind the computation or exposed. Forward and backward pass are
-one program, so the forward pass is measured apart, and backward is the rest.
+The images have the shape of MNIST's; for resnet, which is ResNet-20, that of
+CIFAR's. The model gpt is a transformer that predicts the tokens of random
+sequences. gpt2 is GPT-2 small (124 million parameters), and llama a Llama of
+110 million, both with sequences of 256 tokens. On the line sequences count as
+images, and tokens/s follows. --format table shows the parts of a step: input,
+computation, update, and the communication that is hidden behind the computation
+or exposed. Forward and backward pass are one program, so the forward pass is
+measured apart, and backward is the rest.
 
 With --alone it also measures the computation of a step alone: blocks of %d
 steps of replicas that never synchronize. They alternate with blocks of training
@@ -88,7 +84,8 @@ the workers of that job.`, benchRounds, benchSteps, roundTime, benchSteps),
   lockstep bench train --model mlp --replicas 2 --workers 2 --format table
   lockstep bench train --model cnn --replicas 1 --global-batch 64 --engine xla
   lockstep bench train --model mlp --bucket-bytes 1MiB --accumulate 4 --format table
-  lockstep bench train --model gpt --global-batch 32 --layers 6 --width 192 --heads 6`,
+  lockstep bench train --model gpt --global-batch 32 --layers 6 --width 192 --heads 6
+  lockstep bench train --model gpt2 --replicas 1 --global-batch 1 --steps 5 --format table`,
 		Args: cli.NoArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !cmd.Flags().Changed("replicas") {
@@ -116,7 +113,7 @@ the workers of that job.`, benchRounds, benchSteps, roundTime, benchSteps),
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	cli.ChoiceVar(f, &o.model, "model", "mlp", "", setup.ModelNames...)
+	cli.ChoiceVar(f, &o.model, "model", "mlp", "", benchModels...)
 	cli.ChoiceVar(f, &o.optimizer, "optimizer", "sgd", "", cli.Sorted(setup.Optimizers)...)
 	f.IntVar(&o.replicas, "replicas", 0, "number of replicas, of all workers together (default one per core)")
 	f.IntVar(&o.globalBatch, "global-batch", 128, "examples per step, over all replicas")
@@ -176,10 +173,11 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 				"core"), cli.Count(int(r.taken.Load()), "step"))
 		})()
 	}
-	w := o.workload()
+	w, start := o.workload(), time.Now()
 	if err := s.Compile(in, w.model, w.inputs, w.labels); err != nil {
 		return err
 	}
+	compileTime := time.Since(start)
 	r.clock = &setup.StepClock{Recorder: s.Trainer.Timeline()}
 	fit := train.FitConfig{Accumulate: o.step.Accumulate}
 	fit.Callbacks = []train.Callback{in.Callback(), r.callback(s.Chief())}
@@ -210,7 +208,7 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 		return cli.ErrInterrupted
 	}
 	m := o.describe(s, job.Workers)
-	m.PeakMemory, m.Step.StepTimes = machine.PeakMemory(), r.clock.PerStep()
+	m.PeakMemory, m.Compile, m.Step.StepTimes = machine.PeakMemory(), compileTime, r.clock.PerStep()
 	if o.format != "plain" {
 		if err := m.Step.divide(in, s.Trainer, batches, o.step.Accumulate); err != nil {
 			return err
@@ -258,18 +256,4 @@ func (o *benchTrainFlags) describe(s *setup.Session, workers int) benchTrained {
 	}
 	m.host()
 	return m
-}
-
-// randomImages returns n images of noise with random labels.
-func randomImages(n, classes int) data.Batch {
-	r := rand.New(rand.NewPCG(1, 2))
-	images := tensor.New(tensor.Float32, append([]int{n}, benchShape...)...)
-	for i, pixels := 0, tensor.Data[float32](images); i < len(pixels); i++ {
-		pixels[i] = float32(r.NormFloat64())
-	}
-	labels := tensor.New(tensor.Int32, n)
-	for i, label := 0, tensor.Data[int32](labels); i < len(label); i++ {
-		label[i] = r.Int32N(int32(classes))
-	}
-	return data.Batch{Inputs: []*tensor.Tensor{images}, Labels: []*tensor.Tensor{labels}}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"time"
 
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/machine"
@@ -12,33 +13,34 @@ import (
 
 // benchTrained is a measurement of lockstep bench train, and its form as JSON.
 type benchTrained struct {
-	Model          string       `json:"model"`
-	Optimizer      string       `json:"optimizer"`
-	Strategy       string       `json:"strategy"`
-	Replicas       int          `json:"replicas"`
-	Workers        int          `json:"workers"`
-	GlobalBatch    int          `json:"global_batch"`
-	Accumulate     int          `json:"accumulate"`
-	BucketBytes    int          `json:"bucket_bytes,omitempty"`
-	Compression    string       `json:"compression"`
-	Precision      string       `json:"precision"`
-	ShardOptimizer bool         `json:"shard_optimizer"`
-	Engine         string       `json:"engine"`
-	Cores          int          `json:"cores"`
-	OS             string       `json:"os"`
-	Arch           string       `json:"arch"`
-	Processor      string       `json:"processor"`
-	Unit           string       `json:"unit"`                // what an example is: images or sequences
-	PerSecond      cli.Number   `json:"examples_per_second"` // the median of the rounds
-	Rounds         []cli.Number `json:"rounds"`              // examples per second of each, the slowest first
-	Tokens         cli.Number   `json:"tokens_per_second,omitempty"`
-	ReduceShare    cli.Number   `json:"reduce_share"`
-	WaitShare      cli.Number   `json:"wait_share"`
-	Step           stepPhases   `json:"step"` // the mean step of the first replica
-	PeakMemory     int          `json:"peak_memory_bytes,omitempty"`
-	ParameterBytes int          `json:"parameter_bytes"`
-	OptimizerBytes int          `json:"optimizer_bytes"`
-	Alone          *overhead    `json:"alone,omitempty"`
+	Model          string        `json:"model"`
+	Optimizer      string        `json:"optimizer"`
+	Strategy       string        `json:"strategy"`
+	Replicas       int           `json:"replicas"`
+	Workers        int           `json:"workers"`
+	GlobalBatch    int           `json:"global_batch"`
+	Accumulate     int           `json:"accumulate"`
+	BucketBytes    int           `json:"bucket_bytes,omitempty"`
+	Compression    string        `json:"compression"`
+	Precision      string        `json:"precision"`
+	ShardOptimizer bool          `json:"shard_optimizer"`
+	Engine         string        `json:"engine"`
+	Cores          int           `json:"cores"`
+	OS             string        `json:"os"`
+	Arch           string        `json:"arch"`
+	Processor      string        `json:"processor"`
+	Unit           string        `json:"unit"`                // what an example is: images or sequences
+	PerSecond      cli.Number    `json:"examples_per_second"` // the median of the rounds
+	Rounds         []cli.Number  `json:"rounds"`              // examples per second of each, the slowest first
+	Tokens         cli.Number    `json:"tokens_per_second,omitempty"`
+	ReduceShare    cli.Number    `json:"reduce_share"`
+	WaitShare      cli.Number    `json:"wait_share"`
+	Step           stepPhases    `json:"step"`       // the mean step of the first replica
+	Compile        time.Duration `json:"compile_ns"` // of building and planning the graphs, and initial values
+	PeakMemory     int           `json:"peak_memory_bytes,omitempty"`
+	ParameterBytes int           `json:"parameter_bytes"`
+	OptimizerBytes int           `json:"optimizer_bytes"`
+	Alone          *overhead     `json:"alone,omitempty"`
 
 	engine, worker string // descriptions, for people
 }
@@ -95,6 +97,9 @@ wait          %.1f %% of a step, for collective calls%s
 	}
 	if err == nil {
 		err = m.Step.table(out)
+	}
+	if err == nil {
+		_, err = fmt.Fprintf(out, "compilation   %.2f s, with initial values\n", m.Compile.Seconds())
 	}
 	if err == nil && m.PeakMemory > 0 {
 		_, err = fmt.Fprintf(out, "memory        at most %s resident in a worker: %s of parameters, %s of optimizer state\n",
