@@ -377,7 +377,7 @@ func (a *Agent) perform(ctx context.Context, s *state, act action) input {
 		if a.flightRecords() {
 			records = a.cfg.Records
 		}
-		a.screen.print(s.failureText(act.report, a.cfg.Logs, records))
+		a.screen.print(act.of.failureText(act.report, a.cfg.Logs, records))
 	case probeStore:
 		in := probed{err: p.reach(context.WithoutCancel(ctx))}
 		if in.err == nil {

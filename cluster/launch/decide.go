@@ -37,21 +37,17 @@ type state struct {
 	mine     registration // this agent's, without ports
 	nonce    string       // this agent's
 	phase    phase
-	number   uint32          // of the epoch that is joined, runs, or is over
 	first    uint32          // the first one with this agent
 	slots    []*nodeSlot     // by node, nil: free; as of the messages received
 	before   map[string]bool // the nonces of the agents of an earlier run of the job, nil: none; earlier describes it
 	earlier  string
-	rival    string    // the nonce of the agent whose heartbeat is checked, or that sends none
-	joinBy   time.Time // when the wait for the other agents ends
-	proposed bool      // this agent has proposed the members of the epoch
-	restart  string    // to print when the next epoch has begun
+	rival    string // the nonce of the agent whose heartbeat is checked, or that sends none
+	restart  string // to print when the next epoch has begun
 	delays   restartDelays
 	signal   os.Signal // the user's first one, on any node; nil: none
 	canceled bool      // the context of Run has ended
-	cutOff   error     // the store cannot be reached: the state of the other nodes is unknown
-	epoch    epoch
-	result   *result // nil: the agent runs
+	epoch              // that is joined, runs, or is over
+	result   *result   // nil: the agent runs
 }
 
 // ignores reports whether an input does not concern this agent.
@@ -87,8 +83,13 @@ type result struct {
 	err error
 }
 
-// epoch is the state of one run of the job's workers, as one agent sees it.
+// epoch is the state of one run of the job's workers, as one agent sees it: from the wait for the other agents on.
 type epoch struct {
+	number   uint32
+	joinBy   time.Time // when the wait for the other agents ends
+	proposed bool      // this agent has proposed the members of the epoch
+	cutOff   error     // the store cannot be reached: the state of the other nodes is unknown
+
 	layout       layout
 	began        time.Time
 	running      []int  // the ranks of this node's workers that have not ended
@@ -202,12 +203,15 @@ type (
 	publishFailure struct{ failure.Record }
 	gatherRecords  struct{} // of this node's workers, which have ended
 	releaseWorkers struct{} // releases what the workers of an epoch have used
-	printFailure   struct{ report *failure.Report }
-	probeStore     struct{}
-	pauseFor       struct{ time.Duration }
-	awaitStore     struct{}
-	withdraw       struct{ result } // ends the job, if the others count on this agent
-	endJob         struct {
+	printFailure   struct {
+		report *failure.Report
+		of     epoch
+	}
+	probeStore struct{}
+	pauseFor   struct{ time.Duration }
+	awaitStore struct{}
+	withdraw   struct{ result } // ends the job, if the others count on this agent
+	endJob     struct {
 		code int
 		why  string
 	}
@@ -249,7 +253,7 @@ func (d *decision) setSlot(s *nodeSlot) {
 
 // joinNext joins an epoch.
 func (d *decision) joinNext(number uint32) {
-	d.phase, d.number, d.joinBy, d.proposed = joining, number, d.now.Add(d.cfg.RendezvousTimeout), false
+	d.phase, d.epoch = joining, epoch{number: number, joinBy: d.now.Add(d.cfg.RendezvousTimeout)}
 	for _, s := range d.slots {
 		d.await(s)
 	}
@@ -353,7 +357,7 @@ func (d *decision) begun(m *epochMembers) {
 	case int(d.number) >= d.cfg.RestartsMax: // it was declared lost when the others began
 		d.fail(fmt.Errorf("the job continues without %v, which was declared lost", &d.slots[d.cfg.Node].registration))
 	default:
-		d.number, d.proposed = d.number+1, false
+		d.epoch = epoch{number: d.number + 1, joinBy: d.joinBy}
 		d.do(joinEpoch{d.joinBy})
 	}
 }
@@ -387,7 +391,7 @@ func (d *decision) start(m *epochMembers) {
 		d.printOwn("%s", d.restart)
 		d.restart = ""
 	}
-	d.epoch = epoch{layout: lay(m.Slots, d.cfg.Node), began: d.now}
+	d.layout, d.began = lay(m.Slots, d.cfg.Node), d.now
 	for local := range d.cfg.Workers {
 		d.epoch.running = append(d.epoch.running, d.epoch.layout.first+local)
 	}
@@ -449,7 +453,6 @@ func (d *decision) resume(in input) {
 			return
 		case d.cutOff != nil:
 			e := &d.epoch // which may not be over for the other nodes: they may not have noticed that these workers have ended
-			d.cutOff = nil
 			d.publish(&epochStop{ofEpoch{d.number}, e.layout.first})
 			end := e.ends[d.cfg.Node]
 			d.publish(end.bounded())
@@ -468,7 +471,7 @@ func (d *decision) conclude() {
 	last := int(d.number) >= d.cfg.RestartsMax || o.Interrupted || d.canceled || e.err != nil ||
 		d.cutOff != nil && e.storeOut // it was awaited for the rendezvous timeout already
 	if o.Report != nil && !d.cfg.Quiet {
-		d.do(printFailure{o.Report})
+		d.do(printFailure{o.Report, *e})
 	}
 	if o.Code == 0 || last {
 		err := d.finalError()

@@ -32,7 +32,11 @@ func text(a action) string {
 	case publishFailure:
 		return fmt.Sprintf("publish the failure of %d: %s", a.Worker, a.Message)
 	case printFailure:
-		return fmt.Sprintf("print that worker %d failed", a.report.Root.Worker)
+		text := fmt.Sprintf("print that worker %d failed", a.report.Root.Worker)
+		if a.of.number > 0 {
+			text += fmt.Sprintf(", restart %d", a.of.number)
+		}
+		return text
 	case pauseFor:
 		return fmt.Sprintf("pause for %v", a.Duration)
 	case endJob:
@@ -135,7 +139,7 @@ func TestDecide(t *testing.T) {
 			{time.Second, waited{}, []string{"joinEpoch"}},
 			{0, ready{slot: slotOf(0, "a", 1)}, []string{"print starting all 1 workers again: restart 1 of 1", "startWorkers"}},
 			{time.Second, exitOf(0, "panic"), gather},
-			{0, gathered{}, []string{"releaseWorkers", "print that worker 0 failed"}},
+			{0, gathered{}, []string{"releaseWorkers", "print that worker 0 failed, restart 1"}},
 		}, 3, "", false},
 		{"another agent has the slot", nil, []turn{
 			{0, begin{}, []string{"readMessages"}},

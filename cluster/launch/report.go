@@ -12,23 +12,23 @@ import (
 
 // failureText formats the report of a failure: its root cause first, then the consequences. logs is the folder with the
 // output of all workers, records that with the records of their last calls; "": there is none.
-func (s *state) failureText(rep *failure.Report, logs, records string) string {
+func (e *epoch) failureText(rep *failure.Report, logs, records string) string {
 	var b strings.Builder
 	r := rep.Root
 	fmt.Fprintf(&b, "lockstep run: the job failed; root cause: worker %d\n", r.Worker)
 	row := func(name, format string, args ...any) {
 		fmt.Fprintf(&b, "  %-7s %s\n", name, fmt.Sprintf(format, args...))
 	}
-	row("who", "%s", s.epoch.who(r))
+	row("who", "%s", e.who(r))
 	row("what", "%s", indent(r.Message))
-	row("when", "%s", s.when(r))
+	row("when", "%s", e.when(r))
 	if r.ExitCode > 0 {
 		row("code", "%d", r.ExitCode)
 	}
 	if stack := strings.TrimSpace(r.Stack); stack != "" {
 		row("stack", "%s", bounded(stack, stackLines))
 	}
-	if last := beyond(s.epoch.stderrOf(r.Worker), r.Stack); len(last) > 0 {
+	if last := beyond(e.stderrOf(r.Worker), r.Stack); len(last) > 0 {
 		row("stderr", "%s", indent(joinLines(last)))
 	}
 	if logs != "" {
@@ -82,13 +82,13 @@ func (e *epoch) who(r failure.Record) string {
 }
 
 // when formats the time and the position of a failure.
-func (s *state) when(r failure.Record) string {
+func (e *epoch) when(r failure.Record) string {
 	out := r.Time.Local().Format("2006-01-02 15:04:05.000")
-	if since := r.Time.Sub(s.epoch.began); since >= 0 {
+	if since := r.Time.Sub(e.began); since >= 0 {
 		out += fmt.Sprintf(", %v after the start", since.Round(time.Millisecond))
 	}
-	if s.number > 0 {
-		out += fmt.Sprintf(", restart %d", s.number)
+	if e.number > 0 {
+		out += fmt.Sprintf(", restart %d", e.number)
 	}
 	switch {
 	case r.Step >= 0 && r.Phase != "":
