@@ -203,6 +203,7 @@ const (
 	stateWeights         // their hash
 	stateOrder           // if only rows were read: the hash of the identities of all examples, as the order predicts them
 	stateData            // and the fingerprint of the dataset
+	stateMirrored        // hash of the variables that all workers have, before every [Config.VerifyEvery]-th step
 	stateAssigned        // hash of the values that variables were set to between steps
 	stateVariable        // the variable that was set last: its index and 1, or 0
 	stateFields          // the number of fields
@@ -224,6 +225,7 @@ func (t *Trainer) stepState(g *globalBatch) stepState {
 		stateWeights:  g.content.weights,
 		stateOrder:    g.identity.order,
 		stateData:     g.identity.data,
+		stateMirrored: t.verified,
 		stateAssigned: t.assigned.hash,
 		stateVariable: uint64(t.assigned.variable + 1),
 	}
@@ -318,6 +320,10 @@ func (t *Trainer) describeDifference(wrong, right string, a, b stepState) string
 	case kinds != nil:
 		return fmt.Sprintf("%s read other %s than %s in %s over the data, of %d examples",
 			wrong, strings.Join(kinds, " and "), right, batch, b[stateExamples]) + sameData
+	case a[stateAssigned] == b[stateAssigned] && a[stateMirrored] != b[stateMirrored]:
+		return fmt.Sprintf("after %d steps the bits of the variables of %s differ from those of %s. Unless the program has "+
+			"written to them, the memory or a processor of a host has changed bits: test the host by lockstep doctor, and "+
+			"resume from the last snapshot without it", b[stateSteps], wrong, right)
 	}
 	var set []string
 	for _, s := range []struct {

@@ -46,6 +46,9 @@ func (t *Trainer) step(ctx context.Context, b *stepBatches) (result stepResult, 
 		return t.transact(ctx, b, t.takeStep)
 	}
 	b.tolerated = t.tolerates(false)
+	if err = t.verify(ctx); err != nil {
+		return stepResult{}, err
+	}
 	if result.stop, err = once(); errors.Is(err, errNotFinite) && t.overflowed() {
 		t.lowerScale("the step is skipped")
 		return stepResult{}, nil

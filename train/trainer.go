@@ -91,6 +91,7 @@ type state struct {
 	resume    *fitState // where the next Fit resumes; nil: at its beginning
 	assigned  assigned  // values that variables were set to
 	initial   uint64    // with several workers: hash of this worker's own initial values
+	verified  uint64    // hash of the mirrored variables before the step in progress; 0: they are not compared
 
 	computeDType tensor.DType // of the model's layers; Invalid: not known
 	scale        lossScale

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"math/bits"
 	"slices"
 	"strings"
 
@@ -205,6 +206,28 @@ func (t *Trainer) checkAll(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// verify computes the hash of the mirrored variables, which the workers compare in the next step, if that step is one
+// in Config.VerifyEvery. It compares the replicas of this worker.
+func (t *Trainer) verify(ctx context.Context) error {
+	t.verified = 0
+	n := int64(t.config.VerifyEvery)
+	if n < 0 || t.committed == 0 || t.committed%n != 0 || t.strategy.NumReplicasInSync() == 1 || t.diloco != nil {
+		return nil
+	}
+	err := t.CheckMirrored()
+	if err == nil && t.others() {
+		var prints []uint64
+		prints, err = t.fingerprints()
+		for _, print := range prints {
+			t.verified = bits.RotateLeft64(t.verified, 1) ^ print
+		}
+	}
+	if err != nil {
+		t.failOthers(ctx, err)
+	}
+	return err
 }
 
 // fingerprints returns a hash (XXH3) of each variable that is the same on all replicas, and 0 for others.
