@@ -11,6 +11,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"go/ast"
@@ -113,7 +114,10 @@ func rewrite(root, folder string) (overlay string, points int, err error) {
 			return "", 0, err
 		}
 	}
-	if err := add(filepath.Join(root, "internal", "sleepat", "sleepat.go"), []byte(pointSource)); err != nil {
+	at := filepath.Join(root, "internal", "sleepat")
+	if err := errors.Join(add(filepath.Join(at, "sleepat.go"), []byte(pointSource)),
+		add(filepath.Join(at, "pause_linux.go"), []byte(pauseLinux)),
+		add(filepath.Join(at, "pause_other.go"), []byte(pauseOther))); err != nil {
 		return "", 0, err
 	}
 	text, err := json.Marshal(map[string]any{"Replace": replace})
@@ -285,7 +289,7 @@ func At(n int) {
 	if h = mix(h ^ uint64(visit)); h%3 == 0 {
 		return
 	}
-	time.Sleep(time.Duration(mix(h) % uint64(s.longest)))
+	pause(time.Duration(mix(h) % uint64(s.longest)))
 }
 
 func mix(x uint64) uint64 {
@@ -296,3 +300,29 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 `
+
+// The pause of a point. In a bubble of testing/synctest, time.Sleep waits until all other goroutines wait durably,
+// which a goroutine that waits for a lock does not: a point that slept with the lock held would sleep forever. A system
+// call sleeps in real time there too, and the time of the bubble does not pass.
+const (
+	pauseLinux = `package sleepat
+
+import (
+	"syscall"
+	"time"
+)
+
+func pause(d time.Duration) {
+	t := syscall.NsecToTimespec(int64(d))
+	syscall.Nanosleep(&t, nil)
+}
+`
+	pauseOther = `//go:build !linux
+
+package sleepat
+
+import "time"
+
+func pause(d time.Duration) { time.Sleep(d) }
+`
+)
