@@ -107,6 +107,7 @@ func FuzzRecord(f *testing.F) {
 	roster, _ := packRoster([]Registration{{Job: "a", Workers: 2}, {Job: "a", Workers: 2}})
 	f.Add(roster, 2)
 	f.Add([]byte{2, 0, 0, 0}, 2)
+	f.Add([]byte{255, 255, 255, 255}, 2) // negative as an int of 32 bits
 	first := []byte(`{"job":"a","workers":2}`)
 	f.Add(joined([][]byte{first, {memberMark, 0, 8, 3}}), 2)
 	f.Add(joined([][]byte{first, {memberMark, 1, 8, 3}}), 2)

@@ -158,8 +158,8 @@ func unpack(packed []byte) ([]byte, error) {
 	if len(packed) < 4 {
 		return nil, fmt.Errorf("an invalid record of %d bytes", len(packed))
 	}
-	size := int(binary.LittleEndian.Uint32(packed))
-	if size > min(unpackedMax, deflateMax*len(packed)) {
+	size := int64(binary.LittleEndian.Uint32(packed))
+	if size > min(unpackedMax, deflateMax*int64(len(packed))) {
 		return nil, fmt.Errorf("an invalid record of %d bytes, decompressed %d", len(packed), size)
 	}
 	record := make([]byte, size)

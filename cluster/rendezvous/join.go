@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/internal/pause"
 )
 
 // JoinErrorKind is why a rendezvous failed.
@@ -71,6 +73,7 @@ const (
 	outcomeKey       = "outcome"        // of a rendezvous
 	registrationsKey = "registration/"  // of a rendezvous
 	leaveWithin      = 2 * time.Second  // for a worker that leaves, to write it to the store
+	deputyAfter      = 2 * time.Second  // after which worker 1 determines the outcome in place of worker 0
 	refusedSince     = 10 * time.Minute // older refusals by the store are not reported
 	namedMax         = 16               // workers that a text names with host and pid
 )
@@ -143,27 +146,20 @@ func (m *joiner) join(ctx context.Context) ([]Registration, error) {
 	return members, err
 }
 
-// await waits for the outcome, which worker 0 determines, unless a worker fails the rendezvous first. If all followed
-// the registrations of all, they would read n² of them.
+// await waits for the outcome, which worker 0 determines, or worker 1 in its place, unless a worker fails the
+// rendezvous first. If all followed the registrations of all, they would read n² of them.
 func (m *joiner) await(ctx context.Context) (*outcome, error) {
-	registrations := m.prefix + registrationsKey
 	report := reportWait(ctx, Waiting{Workers: m.own.Workers, done: "joined"},
-		looksFor(m.store, registrations, m.own.Worker, m.own.Workers))
+		looksFor(m.store, m.prefix+registrationsKey, m.own.Worker, m.own.Workers))
 	defer report.stop()
 	current, end := context.WithCancelCause(ctx)
 	var work sync.WaitGroup
 	defer work.Wait()
 	defer end(nil)
 	work.Go(func() { end(m.awaitLaterEpoch(current)) })
-	if m.own.Worker == 0 {
+	if m.own.Worker <= 1 {
 		work.Go(func() {
-			var out *outcome
-			if err := Watch(current, m.store, registrations, new(uint64), func(changes []Entry) (err error) {
-				if out, err = m.see(current, changes); out != nil {
-					err = errDecided
-				}
-				return err
-			}); err != errDecided {
+			if err := m.decide(current); err != errDecided {
 				end(err)
 			}
 		})
@@ -178,8 +174,26 @@ func (m *joiner) await(ctx context.Context) (*outcome, error) {
 	return parseOutcome(entries[0].Value)
 }
 
-// errDecided ends the collection of registrations by worker 0.
+// errDecided ends the collection of registrations.
 var errDecided = errors.New("the outcome is determined")
+
+// decide follows the registrations until they determine the outcome. Worker 1 is late by deputyAfter: then worker 0 has
+// failed, or the outcome is known.
+func (m *joiner) decide(ctx context.Context) error {
+	return Watch(ctx, m.store, m.prefix+registrationsKey, new(uint64), func(changes []Entry) error {
+		if m.own.Worker > 0 && pause.For(ctx, deputyAfter) != nil {
+			return context.Cause(ctx)
+		}
+		out, err := m.see(ctx, changes)
+		if err != nil && ctx.Err() == nil && !Final(err) { // the others would wait in vain
+			out, err = m.propose(ctx, m.interrupted(err), nil)
+		}
+		if out != nil {
+			return errDecided
+		}
+		return err
+	})
+}
 
 // awaitLaterEpoch waits until the job is in a later epoch or its keys are deleted, and returns the error that says so,
 // or that of the store.
@@ -395,12 +409,13 @@ func (m *joiner) giveUp(ctx context.Context) (*outcome, error) {
 	defer cancel()
 	why := m.interrupted(cause)
 	if errors.Is(cause, context.DeadlineExceeded) {
-		m.registrations = nil
 		entries, _, err := m.store.List(ctx, m.prefix+registrationsKey)
-		if err == nil {
-			if out, err := m.see(ctx, entries); out != nil || err != nil {
-				return out, err
-			}
+		if err != nil {
+			return nil, fmt.Errorf("%w after %v, and the store does not answer, which knows the missing workers: %w", cause,
+				m.waited(), err)
+		}
+		if out, err := m.see(ctx, entries); out != nil || err != nil {
+			return out, err
 		}
 		why = m.missing(ctx, cause)
 	}
