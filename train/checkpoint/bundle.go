@@ -110,10 +110,7 @@ func (e bundleEntry) read(f *os.File) (*tensor.Tensor, error) {
 	if got := maskedCRC(data); got != e.checksum {
 		return nil, fmt.Errorf("checksum %08x, want %08x: the file is damaged", got, e.checksum)
 	}
-	if e.dtype == tensor.Bool && slices.ContainsFunc(data, func(b byte) bool { return b > 1 }) {
-		return nil, errors.New("a boolean is neither 0 nor 1")
-	}
-	return t, nil
+	return t, checkBooleans(t)
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

@@ -155,10 +155,21 @@ func Read(r io.ReaderAt, size int64) ([]Tensor, map[string]string, error) {
 				return nil, nil, fmt.Errorf("checkpoint: tensor %q at byte %d: %w", e.name, base+int64(e.Offsets[0]), err)
 			}
 		}
+		if err := checkBooleans(t); err != nil {
+			return nil, nil, fmt.Errorf("checkpoint: tensor %q: %w", e.name, err)
+		}
 		out[i] = Tensor{e.name, t}
 	}
 	slices.SortFunc(out, func(a, b Tensor) int { return cmp.Compare(a.Name, b.Name) })
 	return out, metadata, nil
+}
+
+// checkBooleans returns an error if a tensor of booleans has a byte that is none: Go programs would behave arbitrarily.
+func checkBooleans(t *tensor.Tensor) error {
+	if t.DType() == tensor.Bool && slices.ContainsFunc(t.Memory().HostBytes(), func(b byte) bool { return b > 1 }) {
+		return errors.New("a boolean is neither 0 nor 1")
+	}
+	return nil
 }
 
 // namedEntry is an entry with its name and parsed dtype.

@@ -199,3 +199,17 @@ func FuzzRead(f *testing.F) {
 		}
 	})
 }
+
+// TestBooleans: a byte of a boolean that is neither 0 nor 1 is an error.
+func TestBooleans(t *testing.T) {
+	var file bytes.Buffer
+	if err := Write(&file, []Tensor{{"mask", tensor.Of([]bool{true, false, true}, 3)}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	b := file.Bytes()
+	b[len(b)-2] = 2
+	_, _, err := Read(bytes.NewReader(b), int64(len(b)))
+	if err == nil || !strings.Contains(err.Error(), `"mask": a boolean`) {
+		t.Errorf("got %v", err)
+	}
+}
