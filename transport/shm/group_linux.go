@@ -242,7 +242,12 @@ func (e *endpoint) Close() error {
 	g, w := e.g, e.g.world
 	e.mine.state.Or(stateClosed)
 	g.announce()
-	last := g.head.left.Add(1) == uint32(g.ranks)
+	if g.head.left.Add(1) == uint32(g.ranks) && g != w.root {
+		// The head and the blocks stay: a rank that joins late must not treat the group as a new one. This precedes the
+		// count of open endpoints, whose last one closes the file.
+		unix.Fallocate(int(w.control.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, g.offset+int64(g.pipes),
+			int64(g.bytes-g.pipes))
+	}
 	w.mu.Lock()
 	g.open--
 	unmap := g.open == 0 && g != w.root
@@ -252,11 +257,6 @@ func (e *endpoint) Close() error {
 	w.open--
 	end := w.open == 0
 	w.mu.Unlock()
-	if last && g != w.root {
-		// The head and the blocks stay: a rank that joins late must not treat the group as a new one.
-		unix.Fallocate(int(w.control.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, g.offset+int64(g.pipes),
-			int64(g.bytes-g.pipes))
-	}
 	if unmap {
 		g.unmap()
 	}
