@@ -21,6 +21,8 @@ type convolutionPlan struct {
 	groups int // indexes of the outer axes
 	rows   int // of a contraction
 	work   int // multiplications of a contraction
+	parts  int // of the depth, whose results are added
+	biased bool
 }
 
 // window is a convolution along one spatial axis: output p and tap s of the kernel read the operand's element
@@ -249,7 +251,7 @@ func (p *planner) contracted(c *contraction, a, b view, dims []int, dtype dtypes
 		}
 		rows += n
 	}
-	plan := &convolutionPlan{outer: c.outer, rows: rows, groups: 1}
+	plan := &convolutionPlan{outer: c.outer, rows: rows, groups: 1, parts: 1}
 	columns := 1
 	for _, axis := range c.columns {
 		columns *= axis.Size
@@ -260,35 +262,55 @@ func (p *planner) contracted(c *contraction, a, b view, dims []int, dtype dtypes
 	plan.work = work * rows * columns
 	sizeC := size(dims)
 	// A deep contraction with a small result is divided along the depth, into parts that are added in order.
-	parts := 1
 	if first := depth[0]; plan.work > 4*taskOperations && plan.groups*(rows/leastRows+1)*(columns/panelColumns+1) < 8 &&
 		!slices.ContainsFunc(c.boxes, func(b product.Box) bool { return b.Depth[0].Size != first.Size }) {
 		for n := 2; n <= 16; n++ {
 			if first.Size%n == 0 {
-				parts = n
+				plan.parts = n
 			}
 		}
-		depth[0].Size /= parts
+		depth[0].Size /= plan.parts
 		for i := range c.boxes {
 			c.boxes[i].Depth[0].Size = depth[0].Size
 		}
 	}
-	if parts > 1 {
+	if plan.parts > 1 {
 		plan.outer = append([]product.Axis{{
-			Size: parts, A: depth[0].Size * c.boxes[0].Depth[0].A, B: depth[0].Size * depth[0].B, C: sizeC,
+			Size: plan.parts, A: depth[0].Size * c.boxes[0].Depth[0].A, B: depth[0].Size * depth[0].B, C: sizeC,
 		}}, plan.outer...)
-		plan.groups *= parts
-		plan.work /= parts
+		plan.groups *= plan.parts
+		plan.work /= plan.parts
 	}
 	plan.Contraction = product.NewContraction(c.columns, depth, c.boxes, c.firstB, size(a.of.dims), size(b.of.dims), sizeC)
-	if parts > 1 {
-		dims = append([]int{parts}, dims...)
+	if plan.parts > 1 {
+		dims = append([]int{plan.parts}, dims...)
 	}
 	v := p.withTasks(dims, dtype, plan.tasks, a, b)
-	if parts > 1 {
+	v.of.convolution = plan
+	if plan.parts > 1 {
 		v, _ = p.reduced(vector.Sum, v, []int{0}, dtype)
 	}
 	return v
+}
+
+// biased returns the sum of a convolution that nothing else reads, and a number for each of its channels, which are the
+// last axis: another convolution, whose tasks add the numbers while their results are in the cache.
+func (p *planner) biased(o *record.Op, in []view) (_ view, ok bool) {
+	for i, v := range in {
+		n := v.of
+		if n == nil || n.convolution == nil || p.users[o.Inputs[i]] > 1 || !v.identity() || !slices.Equal(v.dims, n.dims) {
+			continue
+		}
+		last, plan := len(n.dims)-1, *n.convolution
+		b := in[1-i].to(n.dims)
+		if plan.biased || plan.groups > 1 || plan.Count() != n.dims[last] || b.strides[last] != 1 ||
+			b.of.dtype != n.dtype || slices.ContainsFunc(b.strides[:last], func(s int) bool { return s != 0 }) {
+			continue
+		}
+		plan.biased = true
+		return p.withTasks(n.dims, n.dtype, plan.tasks, n.in[0], n.in[1], b), true
+	}
+	return view{}, false
 }
 
 // Tasks of convolutions have at least so many rows, if there are enough, and columns in panels.
@@ -307,8 +329,12 @@ func (plan *convolutionPlan) tasks(n *node) *tasksInstruction {
 	if n.dtype == dtypes.Float64 {
 		run = product.Contract[float64]
 	}
+	addBias := func(int, int, int, int, []unsafe.Pointer, *worker) {}
+	if plan.biased {
+		addBias = plan.addBias(n)
+	}
 	return &tasksInstruction{
-		tasks: plan.groups * rowParts * columnParts, scratch: product.ContractionBytes,
+		tasks: plan.groups * rowParts * columnParts, scratch: max(product.ContractionBytes, blockElements*bytes),
 		task: func(task int, memory []unsafe.Pointer, w *worker) {
 			rest, i, j := task/(rowParts*columnParts), task/columnParts%rowParts, task%columnParts
 			var at [3]int
@@ -317,9 +343,41 @@ func (plan *convolutionPlan) tasks(n *node) *tasksInstruction {
 				rest /= axis.Size
 				at[0], at[1], at[2] = at[0]+k*axis.A, at[1]+k*axis.B, at[2]+k*axis.C
 			}
+			j0, j1 := panels*j/columnParts*panelColumns, min(panels*(j+1)/columnParts*panelColumns, plan.Count())
 			run(plan.Contraction, unsafe.Add(memory[to], at[2]*bytes), unsafe.Add(memory[a], at[0]*bytes),
-				unsafe.Add(memory[b], at[1]*bytes), i, rowParts, panels*j/columnParts*panelColumns,
-				min(panels*(j+1)/columnParts*panelColumns, plan.Count()), w.scratch)
+				unsafe.Add(memory[b], at[1]*bytes), i, rowParts, j0, j1, w.scratch)
+			addBias(i, rowParts, j0, j1, memory, w)
 		},
+	}
+}
+
+// addBias returns a function that adds the bias to a part of the rows, in columns j0 to j1.
+func (plan *convolutionPlan) addBias(n *node) func(part, parts, j0, j1 int, memory []unsafe.Pointer, w *worker) {
+	bytes, to, from, first := n.bytes(), n.slot, n.in[2].of.slot, n.in[2].offset
+	t := types[n.dtype]
+	add := vector.Lookup("Add", t, t)
+	return func(part, parts, j0, j1 int, memory []unsafe.Pointer, w *worker) {
+		columns := j1 - j0
+		bias, repeats := unsafe.Add(memory[from], (first+j0)*bytes), 1
+		if columns == plan.Count() && columns <= blockElements/2 { // rows that lie side by side are one vector
+			repeats = blockElements / columns
+			for i := range repeats {
+				copy(unsafe.Slice((*byte)(unsafe.Add(w.scratch, i*columns*bytes)), columns*bytes),
+					unsafe.Slice((*byte)(bias), columns*bytes))
+			}
+			bias = w.scratch
+		}
+		w.in[1], w.in[2] = bias, bias
+		plan.EachRun(part, parts, func(at, rows, stride int) {
+			many := 1
+			if stride == columns {
+				many = repeats
+			}
+			for r := 0; r < rows; r += many {
+				dst := unsafe.Add(memory[to], (at+r*stride+j0)*bytes)
+				w.in[0] = dst
+				add(dst, &w.in, min(many, rows-r)*columns)
+			}
+		})
 	}
 }

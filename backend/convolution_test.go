@@ -210,6 +210,45 @@ func TestGradientsOfCNN(t *testing.T) {
 	}
 }
 
+// TestBias compares the bits of convolutions with a number for each channel added within them with those of convolutions
+// that are outputs, too, so that a loop adds the numbers.
+func TestBias(t *testing.T) {
+	b := withThreads(t, 2)
+	defer b.Finalize()
+	r := rand.New(rand.NewPCG(7, 7))
+	for range 60 {
+		images, side, channels, filters, padding := 1+r.IntN(9), 3+r.IntN(20), 1+r.IntN(40), 1+r.IntN(70), r.IntN(3)
+		what := fmt.Sprint(images, side, channels, filters, padding)
+		random := func(dims ...int) *tensors.Tensor {
+			flat := make([]float32, size(dims))
+			for i := range flat {
+				flat[i] = float32(r.NormFloat64())
+			}
+			return tensors.FromFlatDataAndDimensions(flat, dims...)
+		}
+		x, w, bias := random(images, side, side, channels), random(3, 3, channels, filters), random(filters+1)
+		run := func(f func(y, sum *graph.Node) []*graph.Node) *tensors.Tensor {
+			exec, err := graph.NewExec(b, func(in []*graph.Node) []*graph.Node {
+				y := graph.Convolve(in[0], in[1]).PaddingPerDim([][2]int{{padding, padding}, {padding, padding}}).Done()
+				return f(y, graph.Add(y, graph.ExpandLeftToRank(graph.Slice(in[2], graph.AxisRange(1)), 4)))
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			out, err := exec.Call(x, w, bias)
+			if err != nil {
+				t.Fatal(what, err)
+			}
+			return out[0]
+		}
+		got := run(func(_, sum *graph.Node) []*graph.Node { return []*graph.Node{sum} })
+		want := run(func(y, sum *graph.Node) []*graph.Node { return []*graph.Node{sum, y} })
+		if !slices.Equal(tensors.MustCopyFlatData[float32](got), tensors.MustCopyFlatData[float32](want)) {
+			t.Errorf("images, side, channels, filters, padding %s: other bits", what)
+		}
+	}
+}
+
 func BenchmarkCNN(b *testing.B) {
 	for _, name := range []string{Name, "go"} {
 		b.Run(name, func(b *testing.B) {

@@ -38,7 +38,8 @@ type node struct {
 	overlap   bool         // the parts do
 	data      []box        // of assembledNode: the parts that are not a padding by zeros; nil if there is another padding
 
-	newTasks func(n *node) *tasksInstruction // of tasksNode
+	newTasks    func(n *node) *tasksInstruction // of tasksNode
+	convolution *convolutionPlan                // of tasksNode, if it is one
 }
 
 type nodeKind uint8
@@ -271,6 +272,10 @@ func (p *planner) own(o *record.Op, in []view) (_ view, ok bool) {
 		return p.gelu(in[0], o.Attributes[0].(bool), dtype)
 	case "FusedLayerNorm":
 		return p.layerNorm(in, o.Attributes[0].([]int), o.Attributes[1].(float64), dtype)
+	case "Add":
+		if v, ok := p.biased(o, in); ok {
+			return v, true
+		}
 	case "Clamp":
 		low, ok := p.elements("Max", dtype, dims, in[0], in[1])
 		if !ok {

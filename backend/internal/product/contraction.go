@@ -338,6 +338,21 @@ func contract[T Float](x *Contraction, l Level, c, a, b unsafe.Pointer, part, pa
 	}
 }
 
+// EachRun calls f for the rows of a part as [Contract] has them, some at a time: the first element of c without its
+// column, how many rows, and the elements from one to the next.
+func (x *Contraction) EachRun(part, parts int, f func(at, rows, stride int)) {
+	for i := range x.boxes {
+		bx := &x.boxes[i]
+		strip := bx.rows[len(bx.rows)-1]
+		end := bx.count * (part + 1) / parts
+		for r := bx.count * part / parts; r < end; {
+			n := min(strip.Size-r%strip.Size, end-r)
+			f(bx.c+offset(bx.rows, r, func(a Axis) int { return a.C }), n, strip.C)
+			r += n
+		}
+	}
+}
+
 // panel is what a kernel computes of some rows: a number of columns.
 type panel[T Float] struct {
 	columns, width, vectors int
