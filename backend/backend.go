@@ -123,7 +123,7 @@ func (x *builder) Compile() (compute.Executable, error) {
 		}
 		return &wholeGraph{exe, x.backend, reason}, nil
 	}
-	return newExecutable(x.backend, x.Builder)
+	return newExecutable(x.backend, x.Builder, nil, nil)
 }
 
 // log reports what the Go backend executes, each name once.
@@ -320,6 +320,15 @@ func (b *Backend) own(x compute.Buffer) (*Buffer, error) {
 		return nil, errFreed
 	}
 	return y, nil
+}
+
+// fits returns an error unless x is a buffer of this backend, and has this shape.
+func (b *Backend) fits(x compute.Buffer, shape shapes.Shape) error {
+	y, err := b.own(x)
+	if err == nil && !y.shape.Equal(shape) {
+		err = fmt.Errorf("it has shape %s, want %s", y.shape, shape)
+	}
+	return err
 }
 
 // wholeGraph executes a graph by the Go backend: one with dimensions that are not known when it is built.

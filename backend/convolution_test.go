@@ -210,8 +210,8 @@ func TestGradientsOfCNN(t *testing.T) {
 	}
 }
 
-// TestBias compares the bits of convolutions with a number for each channel added within them with those of convolutions
-// that are outputs, too, so that a loop adds the numbers.
+// TestBias compares the bits of convolutions that add a number for each channel with those of convolutions that are
+// outputs, too, so that a loop adds the numbers.
 func TestBias(t *testing.T) {
 	b := withThreads(t, 2)
 	defer b.Finalize()

@@ -18,8 +18,8 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/record"
 )
 
-// executable is a plan with its memory. It may be executed concurrently.
-type executable struct {
+// Executable is a plan with its memory. It may be executed concurrently.
+type Executable struct {
 	backend *Backend
 	names   []string
 	shapes  []shapes.Shape // of the parameters
@@ -31,6 +31,7 @@ type executable struct {
 	// foreignOutputs are the slots of the outputs that the Go backend makes.
 	foreignOutputs map[int]int
 	instructions   []instruction
+	pointed        bool // it has points
 	arenaBytes     int
 	scratchBytes   int
 
@@ -39,7 +40,7 @@ type executable struct {
 	finalized bool
 }
 
-var _ compute.Executable = (*executable)(nil)
+var _ compute.Executable = (*Executable)(nil)
 
 // slot is where the memory of a node comes from.
 type slot struct {
@@ -57,8 +58,9 @@ const (
 	parameterSlot
 	constantSlot
 	outputSlot
-	sharedSlot  // a buffer of the Go backend, which reads it
+	sharedSlot  // a buffer of the Go backend, which reads it, or which a point hands out
 	foreignSlot // a buffer that the Go backend makes
+	pointSlot   // a buffer that a point returns
 )
 
 // frame is the memory of one execution.
@@ -70,16 +72,19 @@ type frame struct {
 	donated []*Buffer        // other donated arguments
 	worker  worker
 	job     job
+	out     []compute.Buffer
+	points  Points
+	list    []compute.Buffer // of a point
 }
 
 // instruction executes a unit.
 type instruction interface {
-	run(e *executable, f *frame) error
+	run(e *Executable, f *frame) error
 }
 
 // newExecutable plans a graph.
-func newExecutable(b *Backend, g *record.Builder) (*executable, error) {
-	e := &executable{backend: b, scratchBytes: product.ScratchBytes, foreignOutputs: map[int]int{}}
+func newExecutable(b *Backend, g *record.Builder, callOf map[*record.Op]int, buckets [][]int) (*Executable, error) {
+	e := &Executable{backend: b, scratchBytes: product.ScratchBytes, foreignOutputs: map[int]int{}}
 	for _, v := range g.Parameters {
 		e.names = append(e.names, v.Op.Attributes[0].(string))
 		e.shapes = append(e.shapes, v.Shape)
@@ -94,15 +99,14 @@ func newExecutable(b *Backend, g *record.Builder) (*executable, error) {
 	for _, v := range g.Entry.Outputs {
 		p.users[v]++
 	}
-	for _, o := range g.Entry.Ops {
-		if needs[o] {
-			p.lower(o)
-		}
-	}
-	outputs := e.chooseOutputs(p, g.Entry.Outputs)
-	p.prune(outputs)
+	before := p.lowerAll(g, needs, callOf)
+	outputs := e.chooseOutputs(p, g.Entry.Outputs, slices.Concat(buckets...))
+	p.order(buckets, outputs, before)
+	e.pointed = len(p.points) > 0
+	p.prune(append(p.pointNodes(), outputs...))
 	p.indexReaders()
 	p.sink(outputs)
+	p.assignPoints()
 	order := p.ordered()
 	stored := stored(order, outputs)
 	for _, u := range order { // an output needs memory that belongs to the caller
@@ -146,23 +150,24 @@ func newExecutable(b *Backend, g *record.Builder) (*executable, error) {
 	return e, nil
 }
 
-// chooseOutputs returns the node of each output: a different one for each, with the elements of the output.
-func (e *executable) chooseOutputs(p *planner, values []*record.Value) []*node {
-	read := map[*node]bool{} // by the Go backend
+// chooseOutputs returns the node of each output: a different one for each, with the elements of the output. Nothing
+// reads those in buckets, which are changed while the plan is executed.
+func (e *Executable) chooseOutputs(p *planner, values []*record.Value, inBuckets []int) []*node {
+	used, read := map[*node]bool{}, map[*node]bool{} // by any node, and by the Go backend
 	for _, n := range p.nodes {
-		if n.kind == foreignNode {
-			for _, v := range n.in {
-				read[v.of] = true
-			}
+		for _, v := range n.in {
+			used[v.of] = true
+			read[v.of] = read[v.of] || n.kind == foreignNode
 		}
 	}
 	var list []*node
-	for _, x := range values {
+	for k, x := range values {
 		v := p.views[x]
 		n := v.of
 		sameShape := slices.Equal(n.dims, x.Shape.Dimensions)
 		switch {
-		case v.identity() && n.unit != nil && !slices.Contains(list, n) && (sameShape || n.kind != foreignNode && !read[n]):
+		case n.kind != pointNode && !(used[n] && slices.Contains(inBuckets, k)) && v.identity() &&
+			n.unit != nil && !slices.Contains(list, n) && (sameShape || n.kind != foreignNode && !read[n]):
 		case opaque(n.dtype):
 			n = p.copiedElsewhere(x)
 		default:
@@ -198,7 +203,7 @@ func stored(order []*unit, outputs []*node) map[*node]bool {
 }
 
 // planMemory gives slots to the nodes that need memory.
-func (e *executable) planMemory(p *planner, order []*unit, stored map[*node]bool, outputs []*node) error {
+func (e *Executable) planMemory(p *planner, order []*unit, stored map[*node]bool, outputs []*node) error {
 	for _, n := range p.nodes {
 		switch n.kind {
 		case parameterNode:
@@ -238,12 +243,15 @@ func (e *executable) planMemory(p *planner, order []*unit, stored map[*node]bool
 	last := map[*node]int{} // unit that reads a node
 	for i, u := range order {
 		for _, n := range u.nodes {
+			if u.kind == pointUnit && u.point.bucket < 0 {
+				e.slot(n, slot{kind: pointSlot})
+			}
 			for _, v := range n.in {
 				if v.of == nil {
 					continue
 				}
 				last[v.of] = i
-				if u.kind == foreignUnit && v.of.slot < 0 && v.of.kind != foreignNode {
+				if (u.kind == foreignUnit || u.kind == pointUnit) && v.of.slot < 0 && v.of.kind != foreignNode {
 					e.slot(v.of, slot{kind: sharedSlot})
 				}
 			}
@@ -285,7 +293,7 @@ func (e *executable) planMemory(p *planner, order []*unit, stored map[*node]bool
 
 // replaced returns an operand of an element node whose memory the node can take, if there is one: the loop, unit i,
 // reads it last, and only where it then writes the node.
-func (e *executable) replaced(n *node, last map[*node]int, i int) *node {
+func (e *Executable) replaced(n *node, last map[*node]int, i int) *node {
 	if n.kind != elementNode || n.dtype == dtypes.Bool || size(n.dims) == 0 {
 		return nil
 	}
@@ -311,7 +319,7 @@ next:
 }
 
 // keep gives a node memory that lasts as long as the executable.
-func (e *executable) keep(n *node) (flat any, err error) {
+func (e *Executable) keep(n *node) (flat any, err error) {
 	b, flat, err := e.backend.inner.NewSharedBuffer(0, shapes.Make(n.dtype, n.dims...))
 	if err != nil {
 		return nil, err
@@ -360,19 +368,28 @@ func (n *node) reads(x *node) int {
 	return 0
 }
 
-func (e *executable) slot(n *node, s slot) {
+func (e *Executable) slot(n *node, s slot) {
 	s.shape = shapes.Make(n.dtype, n.dims...)
 	n.slot = len(e.slots)
 	e.slots = append(e.slots, s)
 }
 
 // compile adds the instruction of a unit.
-func (e *executable) compile(u *unit, stored map[*node]bool) error {
+func (e *Executable) compile(u *unit, stored map[*node]bool) error {
 	switch {
 	case u.kind == loopUnit:
 		l := compileLoop(u, stored)
 		e.scratchBytes = max(e.scratchBytes, l.scratch)
 		e.instructions = append(e.instructions, l.instruction())
+	case u.kind == pointUnit:
+		x := *u.point
+		x.unit = nil
+		for _, n := range u.nodes {
+			if x.bucket < 0 {
+				x.in, x.out = append(x.in, n.in[0].of.slot), append(x.out, n.slot)
+			}
+		}
+		e.instructions = append(e.instructions, &x)
 	case u.kind == foreignUnit:
 		x, err := compileForeign(e, u, stored)
 		if err != nil {
@@ -404,7 +421,7 @@ func (l *loop) instruction() instruction {
 	return &tasksInstruction{tasks: l.tasks(), scratch: l.scratch, task: l.run}
 }
 
-func (x *tasksInstruction) run(e *executable, f *frame) error {
+func (x *tasksInstruction) run(e *Executable, f *frame) error {
 	if x.tasks == 1 {
 		x.task(0, f.memory, &f.worker)
 		return nil
@@ -599,7 +616,7 @@ type foreign struct {
 // foreignName is the name of a foreignNode in messages.
 func (n *node) foreignName() string { return fmt.Sprintf("%s(%s)", n.op.Name, n.dtype) }
 
-func compileForeign(e *executable, u *unit, stored map[*node]bool) (*foreign, error) {
+func compileForeign(e *Executable, u *unit, stored map[*node]bool) (*foreign, error) {
 	x := &foreign{}
 	b := e.backend.inner.Builder("part")
 	main := b.Main()
@@ -666,7 +683,7 @@ func compileForeign(e *executable, u *unit, stored map[*node]bool) (*foreign, er
 	return x, err
 }
 
-func (x *foreign) run(e *executable, f *frame) error {
+func (x *foreign) run(e *Executable, f *frame) error {
 	in := make([]compute.Buffer, len(x.in))
 	for i, s := range x.in {
 		in[i] = f.buffers[s]
@@ -686,7 +703,7 @@ func (x *foreign) run(e *executable, f *frame) error {
 }
 
 // Finalize implements compute.Executable.
-func (e *executable) Finalize() {
+func (e *Executable) Finalize() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.finalized = true
@@ -705,7 +722,7 @@ func (e *executable) Finalize() {
 	e.instructions, e.constants = nil, nil
 }
 
-func (f *frame) release(e *executable) {
+func (f *frame) release(e *Executable) {
 	for i, s := range e.slots {
 		if s.kind == sharedSlot {
 			_ = f.buffers[i].Finalize() // it is freed with the backend otherwise
@@ -714,13 +731,13 @@ func (f *frame) release(e *executable) {
 }
 
 // Inputs implements compute.Executable.
-func (e *executable) Inputs() ([]string, []shapes.Shape) { return e.names, e.shapes }
+func (e *Executable) Inputs() ([]string, []shapes.Shape) { return e.names, e.shapes }
 
 // Outputs implements compute.Executable.
-func (e *executable) Outputs() []shapes.Shape { return e.outputs }
+func (e *Executable) Outputs() []shapes.Shape { return e.outputs }
 
 // frame returns memory for an execution.
-func (e *executable) frame() (*frame, error) {
+func (e *Executable) frame() (*frame, error) {
 	e.mu.Lock()
 	if e.finalized {
 		e.mu.Unlock()
@@ -764,32 +781,45 @@ func (e *executable) frame() (*frame, error) {
 	return f, nil
 }
 
-// Execute implements compute.Executable.
-func (e *executable) Execute(in []compute.Buffer, donate []bool, _ compute.DeviceNum) ([]compute.Buffer, error) {
+// Execute implements compute.Executable. It fails for a plan with points.
+func (e *Executable) Execute(in []compute.Buffer, donate []bool, _ compute.DeviceNum) ([]compute.Buffer, error) {
+	if e.pointed {
+		return nil, errors.New("a plan with points must be executed by Executable.Run")
+	}
+	out := make([]compute.Buffer, len(e.outputs))
+	if err := e.Run(out, in, donate, Points{}); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// Run executes the plan like Execute, and calls points. It sets out to the outputs, nil for those in buckets. After an
+// error out has those that were made, which the caller must not read.
+func (e *Executable) Run(out, in []compute.Buffer, donate []bool, points Points) error {
 	b := e.backend
 	if b.IsFinalized() {
-		return nil, errFinalized
+		return errFinalized
 	}
-	if len(in) != len(e.shapes) || len(donate) != 0 && len(donate) != len(in) {
-		return nil, fmt.Errorf("the graph has %d parameters, but was executed with %d arguments, and %d to donate",
-			len(e.shapes), len(in), len(donate))
+	if len(in) != len(e.shapes) || len(donate) != 0 && len(donate) != len(in) || len(out) != len(e.outputs) {
+		return fmt.Errorf("the graph has %d parameters and %d outputs, but was executed with %d arguments, %d to "+
+			"donate, and %d outputs", len(e.shapes), len(e.outputs), len(in), len(donate), len(out))
 	}
 	for i, x := range in {
-		y, err := b.own(x)
-		if err == nil && !y.shape.Equal(e.shapes[i]) {
-			err = fmt.Errorf("it has shape %s, want %s", y.shape, e.shapes[i])
-		}
-		if err != nil {
-			return nil, fmt.Errorf("argument %d (%s): %w", i, e.names[i], err)
+		if err := b.fits(x, e.shapes[i]); err != nil {
+			return fmt.Errorf("argument %d (%s): %w", i, e.names[i], err)
 		}
 	}
 	f, err := e.frame()
 	if err != nil {
-		return nil, err
+		return err
 	}
+	clear(out)
+	f.out, f.points = out, points
 	b.team.running.Add(1)
-	out, err := e.execute(f, in, donate)
+	err = e.execute(f, in, donate)
 	b.team.running.Add(-1)
+	f.out, f.points = nil, Points{}
+	clear(f.list)
 	for i, s := range e.slots {
 		switch s.kind {
 		case foreignSlot:
@@ -797,7 +827,7 @@ func (e *executable) Execute(in []compute.Buffer, donate []bool, _ compute.Devic
 				_ = f.buffers[i].Finalize() // garbage otherwise
 			}
 			f.buffers[i], f.memory[i] = nil, nil
-		case parameterSlot, outputSlot:
+		case parameterSlot, outputSlot, pointSlot:
 			f.buffers[i], f.memory[i] = nil, nil
 		}
 	}
@@ -815,11 +845,11 @@ func (e *executable) Execute(in []compute.Buffer, donate []bool, _ compute.Devic
 	e.mu.Lock()
 	e.free = append(e.free, f)
 	e.mu.Unlock()
-	return out, err
+	return err
 }
 
 // output returns a buffer for an output: with the memory of a donated argument, if possible.
-func (e *executable) output(s slot, f *frame, in []compute.Buffer, donate []bool) (*Buffer, error) {
+func (e *Executable) output(s slot, f *frame, in []compute.Buffer, donate []bool) (*Buffer, error) {
 	for _, p := range s.donors {
 		if len(donate) == 0 || !donate[p] || in[p].(*Buffer).inner == nil {
 			continue
@@ -834,8 +864,7 @@ func (e *executable) output(s slot, f *frame, in []compute.Buffer, donate []bool
 }
 
 // execute runs the instructions. The slots of parameters are before those of outputs, which may take their memory.
-func (e *executable) execute(f *frame, in []compute.Buffer, donate []bool) ([]compute.Buffer, error) {
-	out := make([]compute.Buffer, len(e.outputs))
+func (e *Executable) execute(f *frame, in []compute.Buffer, donate []bool) error {
 	for i, s := range e.slots {
 		var b *Buffer
 		switch s.kind {
@@ -844,26 +873,33 @@ func (e *executable) execute(f *frame, in []compute.Buffer, donate []bool) ([]co
 		case outputSlot:
 			var err error
 			if b, err = e.output(s, f, in, donate); err != nil {
-				return nil, err
+				return err
 			}
-			out[s.index] = b
+			f.out[s.index] = b
 		default:
 			continue
 		}
 		var err error
 		if f.memory[i], err = b.pointer(); err != nil {
-			return nil, err
+			return err
 		}
 		f.buffers[i] = b.inner
 	}
 	for _, x := range e.instructions {
 		if err := x.run(e, f); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	for k, s := range e.foreignOutputs {
-		out[k] = &Buffer{backend: e.backend, inner: f.buffers[s], shape: e.outputs[k]}
+	for k := range e.foreignOutputs {
+		e.takeForeign(f, k)
+	}
+	return nil
+}
+
+// takeForeign sets output k, if the Go backend makes it and it is not in a bucket that is handed over.
+func (e *Executable) takeForeign(f *frame, k int) {
+	if s, foreign := e.foreignOutputs[k]; foreign && f.buffers[s] != nil {
+		f.out[k] = &Buffer{backend: e.backend, inner: f.buffers[s], shape: e.outputs[k]}
 		f.buffers[s] = nil
 	}
-	return out, nil
 }

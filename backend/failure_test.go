@@ -259,7 +259,7 @@ func TestLongRows(t *testing.T) {
 	y := p.must(p.f.Add(p.parameter(x, dtypes.Float32, 2, n),
 		p.must(p.f.BroadcastInDim(p.parameter(v, dtypes.Float32, n), s, []int{1}))))
 	exe := p.compile(p.must(p.f.Neg(y)))
-	if got := exe.(*executable).scratchBytes; got > 1<<20 {
+	if got := exe.(*Executable).scratchBytes; got > 1<<20 {
 		t.Errorf("the loop needs %d bytes besides its operands", got)
 	}
 	for i, got := range p.data(exe.Execute(p.in, nil, 0))[0].([]float32) {

@@ -97,7 +97,7 @@ func TestFunctions(t *testing.T) {
 		t.Fatal(err)
 	}
 	exe := p.compile(list[0])
-	if _, planned := exe.(*executable); !planned {
+	if _, planned := exe.(*Executable); !planned {
 		t.Errorf("a graph that sorts is a %T", exe)
 	}
 	if got := p.data(exe.Execute(p.in, nil, 0))[0]; !slices.Equal(got.([]float32), []float32{-3, -2, -1}) {

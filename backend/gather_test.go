@@ -108,7 +108,7 @@ func TestScatter(t *testing.T) {
 			}
 			var in []compute.Buffer
 			for i, list := range [][]float32{operand, updates} {
-				y, err := b.BufferFromFlatData(0, list, exe.(*executable).shapes[i])
+				y, err := b.BufferFromFlatData(0, list, exe.(*Executable).shapes[i])
 				if err != nil {
 					t.Fatal(err)
 				}

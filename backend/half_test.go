@@ -98,7 +98,7 @@ func execute(t *testing.T, b compute.Backend, dtype dtypes.DType, args []argumen
 		t.Fatal(err)
 	}
 	defer exe.Finalize()
-	if e, ok := exe.(*executable); !ok || slices.ContainsFunc(e.instructions, func(x instruction) bool {
+	if e, ok := exe.(*Executable); !ok || slices.ContainsFunc(e.instructions, func(x instruction) bool {
 		_, yes := x.(*foreign)
 		return yes
 	}) {

@@ -54,6 +54,7 @@ const (
 	assembledNode // its parts are copied from operands
 	tasksNode     // computed by tasks that newTasks makes
 	foreignNode   // computed by the Go backend
+	pointNode     // the result of an all-reduce, or a place where a bucket of outputs is complete
 )
 
 func (n *node) bytes() int { return int(n.dtype.Size()) }
@@ -92,6 +93,8 @@ type planner struct {
 	users   map[*record.Value]int
 	foreign map[*record.Op][]*node
 	readers map[*node][]*node
+	calls   []*point // of all-reduces
+	points  []*point // all, in their order
 }
 
 func newPlanner() *planner {

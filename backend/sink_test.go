@@ -36,7 +36,7 @@ func TestSink(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	exe := compiled.(*executable)
+	exe := compiled.(*Executable)
 	if want := 2 * n * n * 4; exe.arenaBytes > want || len(exe.instructions) != 3 {
 		t.Errorf("%d instructions have %d bytes of intermediate values: want 3, with those of a loop and of a product, %d",
 			len(exe.instructions), exe.arenaBytes, want)

@@ -14,6 +14,8 @@ type unit struct {
 	needs  map[*unit]bool // units whose results it reads
 	users  map[*unit]bool // units that read its results
 	rank   int            // larger than those of the units that it needs
+	first  int            // the first point that needs it
+	point  *point         // of a pointUnit
 
 	constant bool // it reads constants only, and is not a foreignUnit
 
@@ -27,6 +29,7 @@ const (
 	singleUnit unitKind = iota // one node
 	loopUnit
 	foreignUnit // a subgraph
+	pointUnit   // a call of all-reduces, or a bucket
 )
 
 func (u *unit) root() *unit {
@@ -116,7 +119,7 @@ func (n *node) constant() bool {
 	switch {
 	case n.unit != nil:
 		return n.unit.root().constant
-	case n.kind == parameterNode || n.kind == foreignNode:
+	case n.kind == parameterNode || n.kind == foreignNode || n.kind == pointNode:
 		return false
 	}
 	return !slices.ContainsFunc(n.in, func(v view) bool { return !v.of.constant() })
@@ -338,7 +341,8 @@ func (p *planner) merge(to, from *unit) bool {
 	return true
 }
 
-// ordered returns the units in an order in which they can run, near that of recording.
+// ordered returns the units in an order in which they can run: those that the first points need are first, and near the
+// order of recording.
 func (p *planner) ordered() []*unit {
 	waiting, users := map[*unit]int{}, map[*unit][]*unit{}
 	var ready unitHeap
@@ -380,9 +384,13 @@ func (u *unit) recorded() int {
 
 type unitHeap []*unit
 
-func (h unitHeap) Len() int           { return len(h) }
-func (h unitHeap) Less(i, j int) bool { return h[i].recorded() < h[j].recorded() }
-func (h unitHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h unitHeap) Len() int { return len(h) }
+
+func (h unitHeap) Less(i, j int) bool {
+	return h[i].first < h[j].first || h[i].first == h[j].first && h[i].recorded() < h[j].recorded()
+}
+
+func (h unitHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
 
 // Push implements heap.Interface.
 func (h *unitHeap) Push(x any) { *h = append(*h, x.(*unit)) }

@@ -29,8 +29,8 @@ const (
 // AllReduce is differentiable in the same way as TensorFlow's ReplicaContext.all_reduce. The loss is the sum
 // of the replicas' losses. Its gradient with respect to one replica's x is the sum (or mean), over replicas,
 // of the gradients with respect to their results. It may be called any number of times, but not inside a
-// condition or a loop. The step is compiled in stages, with Lockstep's collectives between them, so it works
-// on every backend.
+// condition or a loop. It works on every backend: the collectives are in the step's plan, or between the stages in
+// which it is compiled.
 //
 // AllReduce is for training only: check Scope.IsTraining first. In evaluation and prediction the replicas do
 // not wait for each other, and running a model that calls it is an error. With one replica, AllReduce returns
@@ -177,8 +177,8 @@ func (s *sum) view(b compute.Buffer, device compute.DeviceNum) (*tensor.Tensor, 
 	return tensor.Wrap(memoryOf(flat, s.result.shape, int(device)), s.resultAs.DType(), s.resultAs.Shape()...), nil
 }
 
-// runStages runs a program with all-reduces or buckets on r.args.
-func (r *replica) runStages(ctx context.Context, p *stages.Program, take stages.Take) ([]compute.Buffer, error) {
+// runProgram runs a program with all-reduces or buckets on r.args.
+func (r *replica) runProgram(ctx context.Context, p stages.Program, take stages.Take) ([]compute.Buffer, error) {
 	for _, s := range p.Sums()[len(r.sums[p]):] {
 		x, err := newSum(r.p.backend, r.device.num, s)
 		if err != nil {

@@ -51,11 +51,11 @@ type replica struct {
 	fetched   []*tensor.Tensor // the same of one micro-batch that is added; nil: none yet
 	uploads   []compute.Buffer // staged gradients that an update reads
 
-	sums    map[*stages.Program][]*sum // by gradients program, and its all-reduces
-	stats   *tensor.Tensor             // loss and metrics
-	results []float64                  // the same
-	doing   map[*executable]string     // what runs, for errors
-	args    []compute.Buffer           // scratch
+	sums    map[stages.Program][]*sum // by gradients program, and its all-reduces
+	stats   *tensor.Tensor            // loss and metrics
+	results []float64                 // the same
+	doing   map[*executable]string    // what runs, for errors
+	args    []compute.Buffer          // scratch
 }
 
 // feed are the buffers for batches of one shape.
@@ -134,7 +134,7 @@ func newReplica(p *program, index int, d *device) (*replica, error) {
 		memory:          make([]*tensor.Tensor, p.parameters),
 		borrowed:        map[unsafe.Pointer]*hostBuffer{},
 		doing:           map[*executable]string{},
-		sums:            map[*stages.Program][]*sum{},
+		sums:            map[stages.Program][]*sum{},
 		feedInputs:      make([]*hostBuffer, len(p.spec.Inputs)),
 		feedLabels:      make([]*hostBuffer, len(p.spec.Labels)),
 	}
@@ -314,8 +314,8 @@ func (r *replica) run(ctx context.Context, x *executable, take stages.Take) (out
 		r.doing[x] = doing
 	}
 	err = catch(doing, func() error {
-		if p, ok := x.exe.(*stages.Program); ok {
-			out, err = r.runStages(ctx, p, take)
+		if p, ok := x.exe.(stages.Program); ok {
+			out, err = r.runProgram(ctx, p, take)
 			return err
 		}
 		if out, err = x.exe.Execute(r.args, nil, r.device.num); err != nil || take == nil {

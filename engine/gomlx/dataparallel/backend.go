@@ -17,8 +17,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Backend returns a backend that runs graphs on b, and the all-reduces of [Job.AllReduce] between their stages. A
-// graph without any is compiled by b alone. Finalize finalizes b.
+// Backend returns a backend that runs graphs on b, and the all-reduces of [Job.AllReduce] in them. A graph without any
+// is compiled by b alone. Finalize finalizes b.
 func (j *Job) Backend(b compute.Backend) compute.Backend {
 	return &backend{Backend: b, job: j, recorders: map[string]*stages.Recorder{}}
 }
@@ -121,7 +121,7 @@ func dtypeOf(s shapes.Shape) (tensor.DType, error) {
 	return tensor.ParseDType(strings.ToLower(s.DType.String()))
 }
 
-// executable runs a graph, with all-reduces if it is a program in stages.
+// executable runs a graph, with all-reduces if it has any.
 type executable struct {
 	compute.Executable
 	b *backend
@@ -139,8 +139,8 @@ func (x *executable) Execute(in []compute.Buffer, donate []bool, device compute.
 	}
 	var out []compute.Buffer
 	var err error
-	if p, ok := x.Executable.(*stages.Program); ok {
-		out, err = x.inStages(p, real, donate, device)
+	if p, ok := x.Executable.(stages.Program); ok {
+		out, err = x.withSums(p, real, donate, device)
 	} else {
 		out, err = x.Executable.Execute(real, donate, device)
 	}
@@ -153,8 +153,8 @@ func (x *executable) Execute(in []compute.Buffer, donate []bool, device compute.
 	return out, nil
 }
 
-// inStages runs a program with all-reduces.
-func (x *executable) inStages(p *stages.Program, in []compute.Buffer, donate []bool, device compute.DeviceNum) (
+// withSums runs a program with all-reduces.
+func (x *executable) withSums(p stages.Program, in []compute.Buffer, donate []bool, device compute.DeviceNum) (
 	[]compute.Buffer, error,
 ) {
 	e := &exchange{b: x.b, p: p, device: device}
@@ -176,7 +176,7 @@ func (x *executable) inStages(p *stages.Program, in []compute.Buffer, donate []b
 // exchange executes the all-reduces of one run.
 type exchange struct {
 	b      *backend
-	p      *stages.Program
+	p      stages.Program
 	device compute.DeviceNum
 	sums   []compute.Buffer
 }

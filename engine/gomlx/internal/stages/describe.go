@@ -24,7 +24,7 @@ type Deferred struct {
 var _ compute.Executable = (*Deferred)(nil)
 
 // Compile compiles the graph, if it is not compiled yet, to the backend's executable, or to a [Program] if it
-// has all-reduces or is cut into several buckets. buckets groups results that Program.Run hands over when they are
+// has all-reduces or has several buckets. buckets groups results that Program.Run hands over when they are
 // complete, in this order, by their index. Compile drops the record, so Describe must be called before.
 func (d *Deferred) Compile(buckets [][]int) (compute.Executable, error) {
 	if d.exe != nil {

@@ -301,3 +301,10 @@ type Sum struct {
 	Name  string
 	Shape shapes.Shape
 }
+
+func (b *builder) listSums() (list []Sum) {
+	for _, o := range b.sums {
+		list = append(list, Sum{Name: o.Name, Shape: o.Outputs[0].Shape})
+	}
+	return list
+}

@@ -8,11 +8,83 @@ import (
 	"github.com/gomlx/compute"
 	"github.com/gomlx/compute/shapes"
 
+	"github.com/lockstep-ml/lockstep/backend"
 	"github.com/lockstep-ml/lockstep/internal/record"
 )
 
 // Program is a compiled graph with all-reduces or buckets. Several goroutines may run it concurrently.
-type Program struct {
+type Program interface {
+	compute.Executable
+	// Sums lists the all-reduces.
+	Sums() []Sum
+	// Run runs the program. args are the graph's parameters, as for Executable.Execute, and remain owned by the
+	// caller. donate selects whether to donate the buffers that pass between stages to the backend. The results are
+	// nil for those that take has received; take may be nil if there are no buckets.
+	Run(args []compute.Buffer, device compute.DeviceNum, donate bool, exchange Exchange, take Take) ([]compute.Buffer,
+		error)
+}
+
+// planned is a Program as one plan of Lockstep's backend.
+type planned struct {
+	*backend.Executable
+	calls [][]int // by call of the plan: the all-reduces
+	sums  []Sum
+}
+
+// Sums implements Program.
+func (p *planned) Sums() []Sum { return p.sums }
+
+// Run implements Program.
+func (p *planned) Run(args []compute.Buffer, _ compute.DeviceNum, _ bool, exchange Exchange, take Take) (
+	[]compute.Buffer, error,
+) {
+	out := make([]compute.Buffer, len(p.Outputs()))
+	err := p.Executable.Run(out, args, nil, backend.Points{
+		AllReduce: func(call int, operands []compute.Buffer) ([]compute.Buffer, error) {
+			return exchange(p.calls[call], operands)
+		},
+		Bucket: take,
+	})
+	if err != nil {
+		for _, b := range out {
+			free(b)
+		}
+		return nil, err
+	}
+	return out, nil
+}
+
+// planner is a builder of Lockstep's backend.
+type planner interface {
+	CompileWithPoints(calls [][]compute.Value, buckets [][]int) (*backend.Executable, error)
+}
+
+// newPlanned returns nil if the backend has no plans, or none for this graph.
+func newPlanned(b *builder, buckets [][]int) (Program, error) {
+	to, ok := b.Builder.Builder.(planner)
+	if !ok {
+		return nil, nil
+	}
+	p := &planned{sums: b.listSums()}
+	var calls [][]compute.Value
+	b.assign()
+	for i, o := range b.sums {
+		if at := planOf(o); at.planned {
+			for len(calls) <= at.level {
+				calls, p.calls = append(calls, nil), append(p.calls, nil)
+			}
+			calls[at.level], p.calls[at.level] = append(calls[at.level], o.Outputs[0].Real), append(p.calls[at.level], i)
+		}
+	}
+	var err error
+	if p.Executable, err = to.CompileWithPoints(calls, buckets); err != nil || p.Executable == nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// staged is a Program as one executable for each stage.
+type staged struct {
 	stages  []*stage
 	sums    []Sum
 	buckets [][]int  // of results
@@ -22,18 +94,15 @@ type Program struct {
 	slots   map[*record.Value]int // in which a run keeps an output of a stage
 }
 
-var _ compute.Executable = (*Program)(nil)
+var _ Program = (*staged)(nil)
 
-func newProgram(b *builder, buckets [][]int) (*Program, error) {
-	p := &Program{buckets: buckets, slots: map[*record.Value]int{}}
+func newStaged(b *builder, buckets [][]int) (Program, error) {
+	p := &staged{buckets: buckets, sums: b.listSums(), slots: map[*record.Value]int{}}
 	for i, v := range b.Parameters {
 		p.names, p.shapes = append(p.names, fmt.Sprint(i)), append(p.shapes, v.Shape)
 	}
 	for _, v := range b.Entry.Outputs {
 		p.outputs = append(p.outputs, v.Shape)
-	}
-	for _, o := range b.sums {
-		p.sums = append(p.sums, Sum{Name: o.Name, Shape: o.Outputs[0].Shape})
 	}
 	p.stages = b.stages(buckets)
 	for i, s := range p.stages {
@@ -52,7 +121,7 @@ func newProgram(b *builder, buckets [][]int) (*Program, error) {
 }
 
 // findLastUses marks the values that are not needed after a stage.
-func (p *Program) findLastUses() {
+func (p *staged) findLastUses() {
 	needed := map[*record.Value]bool{}
 	for _, s := range slices.Backward(p.stages) {
 		for _, v := range s.outputs {
@@ -69,23 +138,21 @@ func (p *Program) findLastUses() {
 }
 
 // Stages returns the number of stages.
-func (p *Program) Stages() int { return len(p.stages) }
+func (p *staged) Stages() int { return len(p.stages) }
 
-// Sums lists the all-reduces.
-func (p *Program) Sums() []Sum { return p.sums }
+// Sums implements Program.
+func (p *staged) Sums() []Sum { return p.sums }
 
 // Exchange all-reduces buffers over the replicas: buffers[i] is this replica's operand of all-reduce
 // which[i]. It returns the sums. They remain owned by Exchange, and must keep their values until the run
 // ends.
 type Exchange func(which []int, buffers []compute.Buffer) ([]compute.Buffer, error)
 
-// Take receives the results of a bucket, as soon as they are computed, and owns them.
+// Take receives the results of a bucket, as soon as they are computed, and owns them. It must not keep the slice.
 type Take func(bucket int, results []compute.Buffer) error
 
-// Run runs the program. args are the graph's parameters, as for Executable.Execute, and remain owned by the
-// caller. donate selects whether to donate the buffers that pass between stages to the backend. The results are
-// nil for those that take has received; take may be nil if there are no buckets.
-func (p *Program) Run(args []compute.Buffer, device compute.DeviceNum, donate bool, exchange Exchange, take Take) (
+// Run implements Program.
+func (p *staged) Run(args []compute.Buffer, device compute.DeviceNum, donate bool, exchange Exchange, take Take) (
 	[]compute.Buffer, error,
 ) {
 	r := &run{
@@ -116,7 +183,7 @@ func (p *Program) Run(args []compute.Buffer, device compute.DeviceNum, donate bo
 
 // run is one run in progress.
 type run struct {
-	p       *Program
+	p       *staged
 	args    []compute.Buffer
 	slots   []compute.Buffer // values that later stages need
 	sums    []compute.Buffer
@@ -220,7 +287,7 @@ func (r *run) release() {
 }
 
 // Finalize implements compute.Executable.
-func (p *Program) Finalize() {
+func (p *staged) Finalize() {
 	for _, s := range p.stages {
 		if s.exe != nil {
 			s.exe.Finalize()
@@ -230,14 +297,14 @@ func (p *Program) Finalize() {
 }
 
 // Inputs implements compute.Executable.
-func (p *Program) Inputs() (names []string, inputShapes []shapes.Shape) { return p.names, p.shapes }
+func (p *staged) Inputs() (names []string, inputShapes []shapes.Shape) { return p.names, p.shapes }
 
 // Outputs implements compute.Executable.
-func (p *Program) Outputs() []shapes.Shape { return p.outputs }
+func (p *staged) Outputs() []shapes.Shape { return p.outputs }
 
 // Execute implements compute.Executable. It fails for a program with all-reduces or buckets, which needs the other
 // replicas or a receiver. It donates nothing.
-func (p *Program) Execute(args []compute.Buffer, _ []bool, device compute.DeviceNum) ([]compute.Buffer, error) {
+func (p *staged) Execute(args []compute.Buffer, _ []bool, device compute.DeviceNum) ([]compute.Buffer, error) {
 	if len(p.sums) > 0 || len(p.buckets) > 0 {
 		return nil, errors.New("stages: a graph with all-reduces or buckets must be run by Program.Run")
 	}

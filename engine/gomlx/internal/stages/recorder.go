@@ -84,11 +84,10 @@ func (b *builder) compile(buckets [][]int) (compute.Executable, error) {
 	if len(b.sums) == 0 && len(buckets) < 2 {
 		return b.Builder.Builder.Compile()
 	}
-	p, err := newProgram(b, buckets)
-	if err != nil {
-		return nil, err
+	if p, err := newPlanned(b, buckets); p != nil || err != nil {
+		return p, err
 	}
-	return p, nil
+	return newStaged(b, buckets)
 }
 
 type opKind uint8

@@ -13,6 +13,7 @@ import (
 	"github.com/gomlx/compute/shapes"
 	"github.com/gomlx/gomlx/core/graph"
 
+	"github.com/lockstep-ml/lockstep/backend"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/stages"
 )
 
@@ -124,9 +125,21 @@ var programs = map[string]struct {
 	}},
 }
 
-func newBackend(t *testing.T) compute.Backend {
+// backends are one that stages run on, and one with plans.
+var backends = map[string]func() (compute.Backend, error){
+	"staged":  func() (compute.Backend, error) { return gobackend.New("ops_sequential") },
+	"planned": func() (compute.Backend, error) { return backend.New("") },
+}
+
+func eachBackend(t *testing.T, f func(t *testing.T, b compute.Backend, staged bool)) {
+	for name := range backends {
+		t.Run(name, func(t *testing.T) { f(t, newBackend(t, name), name == "staged") })
+	}
+}
+
+func newBackend(t *testing.T, name string) compute.Backend {
 	t.Helper()
-	b, err := gobackend.New("ops_sequential")
+	b, err := backends[name]()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,6 +159,13 @@ func build(t *testing.T, b compute.Backend, s *sums,
 	}
 	t.Cleanup(g.Finalize)
 	return g.Executable()
+}
+
+func stagesOf(exe compute.Executable) int {
+	if p, ok := exe.(interface{ Stages() int }); ok {
+		return p.Stages()
+	}
+	return 0
 }
 
 func arguments(t *testing.T, b compute.Backend) []compute.Buffer {
@@ -203,120 +223,122 @@ func values(t *testing.T, b compute.Buffer) any {
 // TestLikeTheWholeGraph checks that a graph in stages, with sums over one replica, gives the bits of the whole graph in
 // every run, and does not change its arguments.
 func TestLikeTheWholeGraph(t *testing.T) {
-	for name, c := range programs {
-		t.Run(name, func(t *testing.T) {
-			b := newBackend(t)
-			args := arguments(t, b)
-			var want []any
-			out, err := build(t, b, &sums{}, c.build).Execute(args, nil, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, x := range out {
-				want = append(want, values(t, x))
-			}
-			exe := build(t, stages.New(b), nil, func(_ *sums, x, w *graph.Node) []*graph.Node {
-				return c.build(&sums{r: x.Graph().Backend().(*stages.Recorder)}, x, w)
-			})
-			p, isStaged := exe.(*stages.Program)
-			if isStaged != (c.stages > 0) {
-				t.Fatalf("compiled as a %T", exe)
-			}
-			if isStaged && p.Stages() != c.stages {
-				t.Errorf("%d stages, want %d", p.Stages(), c.stages)
-			}
-			for _, donate := range []bool{false, true, true, false} {
-				if isStaged {
-					out, err = p.Run(args, 0, donate, copies(t, b), nil)
-				} else {
-					out, err = exe.Execute(args, nil, 0)
-				}
+	eachBackend(t, func(t *testing.T, b compute.Backend, staged bool) {
+		for name, c := range programs {
+			t.Run(name, func(t *testing.T) {
+				args := arguments(t, b)
+				var want []any
+				out, err := build(t, b, &sums{}, c.build).Execute(args, nil, 0)
 				if err != nil {
 					t.Fatal(err)
 				}
-				for i, x := range out {
-					if got := values(t, x); !reflect.DeepEqual(got, want[i]) {
-						t.Errorf("result %d, donating %v: %v, want %v", i, donate, got, want[i])
+				for _, x := range out {
+					want = append(want, values(t, x))
+				}
+				exe := build(t, stages.New(b), nil, func(_ *sums, x, w *graph.Node) []*graph.Node {
+					return c.build(&sums{r: x.Graph().Backend().(*stages.Recorder)}, x, w)
+				})
+				p, isProgram := exe.(stages.Program)
+				if isProgram != (c.stages > 0) {
+					t.Fatalf("compiled as a %T", exe)
+				}
+				if n := stagesOf(exe); staged && n != c.stages {
+					t.Errorf("%d stages, want %d", n, c.stages)
+				}
+				for _, donate := range []bool{false, true, true, false} {
+					if isProgram {
+						out, err = p.Run(args, 0, donate, copies(t, b), nil)
+					} else {
+						out, err = exe.Execute(args, nil, 0)
 					}
-					if err := x.Finalize(); err != nil { // each is a separate buffer
-						t.Errorf("result %d: %v", i, err)
-					}
-				}
-			}
-		})
-	}
-}
-
-// TestBuckets checks that a graph cut into buckets gives the bits of the whole graph, with or without all-reduces, and
-// hands over the buckets in order, each of them while only the stages that it needs have run.
-func TestBuckets(t *testing.T) {
-	for name, c := range programs {
-		t.Run(name, func(t *testing.T) {
-			b := newBackend(t)
-			args := arguments(t, b)
-			out, err := build(t, b, &sums{}, c.build).Execute(args, nil, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var want []any
-			for _, x := range out {
-				want = append(want, values(t, x))
-			}
-			n := len(want)
-			for _, buckets := range bucketings(n) {
-				r := stages.New(b)
-				r.Defer = true
-				d := build(t, r, &sums{r: r}, c.build).(*stages.Deferred)
-				exe, err := d.Compile(buckets)
-				if err != nil {
-					t.Fatal(err)
-				}
-				p, ok := exe.(*stages.Program)
-				if !ok {
-					if len(buckets) > 1 || c.stages > 0 {
-						t.Errorf("buckets %v are compiled as a %T", buckets, exe)
-					}
-					continue
-				}
-				if n := p.Stages(); n < len(buckets) || n > max(len(buckets), 1)+max(c.stages, 1)-1 {
-					t.Errorf("buckets %v: %d stages, %d without buckets", buckets, n, c.stages)
-				}
-				for _, donate := range []bool{false, true, true} {
-					got, next := make([]compute.Buffer, n), 0
-					rest, err := p.Run(args, 0, donate, copies(t, b), func(k int, results []compute.Buffer) error {
-						if k != next {
-							t.Errorf("bucket %d was handed over, want %d", k, next)
-						}
-						next++
-						for i, x := range results {
-							got[buckets[k][i]] = x
-						}
-						return nil
-					})
 					if err != nil {
 						t.Fatal(err)
 					}
-					if next != len(buckets) {
-						t.Errorf("%d of the buckets %v were handed over", next, buckets)
-					}
-					for i, x := range rest {
-						if (x == nil) != (got[i] != nil) {
-							t.Fatalf("buckets %v: result %d was handed over, and returned: %v, %v", buckets, i, got[i] != nil, x != nil)
-						}
-						if x == nil {
-							x = got[i]
-						}
-						if v := values(t, x); !reflect.DeepEqual(v, want[i]) {
-							t.Errorf("buckets %v: result %d, donating %v: %v, want %v", buckets, i, donate, v, want[i])
+					for i, x := range out {
+						if got := values(t, x); !reflect.DeepEqual(got, want[i]) {
+							t.Errorf("result %d, donating %v: %v, want %v", i, donate, got, want[i])
 						}
 						if err := x.Finalize(); err != nil { // each is a separate buffer
 							t.Errorf("result %d: %v", i, err)
 						}
 					}
 				}
-			}
-		})
-	}
+			})
+		}
+	})
+}
+
+// TestBuckets checks that a graph cut into buckets gives the bits of the whole graph, with or without all-reduces, and
+// hands over the buckets in order, each of them while only the stages that it needs have run.
+func TestBuckets(t *testing.T) {
+	eachBackend(t, func(t *testing.T, b compute.Backend, staged bool) {
+		for name, c := range programs {
+			t.Run(name, func(t *testing.T) {
+				args := arguments(t, b)
+				out, err := build(t, b, &sums{}, c.build).Execute(args, nil, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var want []any
+				for _, x := range out {
+					want = append(want, values(t, x))
+				}
+				n := len(want)
+				for _, buckets := range bucketings(n) {
+					r := stages.New(b)
+					r.Defer = true
+					d := build(t, r, &sums{r: r}, c.build).(*stages.Deferred)
+					exe, err := d.Compile(buckets)
+					if err != nil {
+						t.Fatal(err)
+					}
+					p, ok := exe.(stages.Program)
+					if !ok {
+						if len(buckets) > 1 || c.stages > 0 {
+							t.Errorf("buckets %v are compiled as a %T", buckets, exe)
+						}
+						continue
+					}
+					if n := stagesOf(exe); staged && (n < len(buckets) || n > max(len(buckets), 1)+max(c.stages, 1)-1) {
+						t.Errorf("buckets %v: %d stages, %d without buckets", buckets, n, c.stages)
+					}
+					for _, donate := range []bool{false, true, true} {
+						got, next := make([]compute.Buffer, n), 0
+						rest, err := p.Run(args, 0, donate, copies(t, b), func(k int, results []compute.Buffer) error {
+							if k != next {
+								t.Errorf("bucket %d was handed over, want %d", k, next)
+							}
+							next++
+							for i, x := range results {
+								got[buckets[k][i]] = x
+							}
+							return nil
+						})
+						if err != nil {
+							t.Fatal(err)
+						}
+						if next != len(buckets) {
+							t.Errorf("%d of the buckets %v were handed over", next, buckets)
+						}
+						for i, x := range rest {
+							if (x == nil) != (got[i] != nil) {
+								t.Fatalf("buckets %v: result %d was handed over, and returned: %v, %v", buckets, i, got[i] != nil, x != nil)
+							}
+							if x == nil {
+								x = got[i]
+							}
+							if v := values(t, x); !reflect.DeepEqual(v, want[i]) {
+								t.Errorf("buckets %v: result %d, donating %v: %v, want %v", buckets, i, donate, v, want[i])
+							}
+							if err := x.Finalize(); err != nil { // each is a separate buffer
+								t.Errorf("result %d: %v", i, err)
+							}
+						}
+					}
+				}
+			})
+		}
+	})
 }
 
 // bucketings lists some ways to group n results, all or some of them.
@@ -333,64 +355,68 @@ func bucketings(n int) (list [][][]int) {
 
 // TestTakeFails checks that the error of a receiver of buckets is returned, and that the program runs again.
 func TestTakeFails(t *testing.T) {
-	b := newBackend(t)
-	r := stages.New(b)
-	r.Defer = true
-	d := build(t, r, &sums{r: r}, programs["gradient"].build).(*stages.Deferred)
-	exe, err := d.Compile([][]int{{0}, {2, 3}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	broken := errors.New("no memory")
-	for at := range 3 {
-		_, err := exe.(*stages.Program).Run(arguments(t, b), 0, true, copies(t, b), func(k int, _ []compute.Buffer) error {
-			if k == at {
-				return broken
-			}
-			return nil
-		})
-		if errors.Is(err, broken) != (at < 2) {
-			t.Errorf("error %v of bucket %d of 2", err, at)
+	eachBackend(t, func(t *testing.T, b compute.Backend, _ bool) {
+		r := stages.New(b)
+		r.Defer = true
+		d := build(t, r, &sums{r: r}, programs["gradient"].build).(*stages.Deferred)
+		exe, err := d.Compile([][]int{{0}, {2, 3}})
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
+		broken := errors.New("no memory")
+		for at := range 3 {
+			_, err := exe.(stages.Program).Run(arguments(t, b), 0, true, copies(t, b), func(k int, _ []compute.Buffer) error {
+				if k == at {
+					return broken
+				}
+				return nil
+			})
+			if errors.Is(err, broken) != (at < 2) {
+				t.Errorf("error %v of bucket %d of 2", err, at)
+			}
+		}
+	})
 }
 
 // TestExchangeFails checks that the error of an exchange is returned, and that the program runs again.
 func TestExchangeFails(t *testing.T) {
-	b := newBackend(t)
-	r := stages.New(b)
-	p := build(t, r, &sums{r: r}, programs["gradient"].build).(*stages.Program)
-	args := arguments(t, b)
-	for at := range 4 {
-		calls, broken := 0, errors.New("the link is down")
-		_, err := p.Run(args, 0, true, func(which []int, buffers []compute.Buffer) ([]compute.Buffer, error) {
-			if calls++; calls > at {
-				return nil, broken
+	eachBackend(t, func(t *testing.T, b compute.Backend, _ bool) {
+		r := stages.New(b)
+		p := build(t, r, &sums{r: r}, programs["gradient"].build).(stages.Program)
+		args := arguments(t, b)
+		for at := range 4 {
+			calls, broken := 0, errors.New("the link is down")
+			_, err := p.Run(args, 0, true, func(which []int, buffers []compute.Buffer) ([]compute.Buffer, error) {
+				if calls++; calls > at {
+					return nil, broken
+				}
+				return copies(t, b)(which, buffers)
+			}, nil)
+			if !errors.Is(err, broken) || calls != at+1 {
+				t.Errorf("error %v after %d calls, want %v after %d", err, calls, broken, at+1)
 			}
-			return copies(t, b)(which, buffers)
-		}, nil)
-		if !errors.Is(err, broken) || calls != at+1 {
-			t.Errorf("error %v after %d calls, want %v after %d", err, calls, broken, at+1)
 		}
-	}
-	if _, err := p.Run(args, 0, true, copies(t, b), nil); err != nil {
-		t.Error(err)
-	}
-	if _, err := p.Execute(args, nil, 0); err == nil || !strings.Contains(err.Error(), "Program.Run") {
-		t.Errorf("Execute: %v", err)
-	}
+		if _, err := p.Run(args, 0, true, copies(t, b), nil); err != nil {
+			t.Error(err)
+		}
+		if _, err := p.Execute(args, nil, 0); err == nil || !strings.Contains(err.Error(), ".Run") {
+			t.Errorf("Execute: %v", err)
+		}
+	})
 }
 
 // TestNotInClosures checks that an all-reduce whose order depends on values is an error.
 func TestNotInClosures(t *testing.T) {
-	r := stages.New(newBackend(t))
-	defer func() {
-		if err := fmt.Sprint(recover()); !strings.Contains(err, "must not be inside a condition, a loop") {
-			t.Errorf("panic %q", err)
-		}
-	}()
-	build(t, r, &sums{r: r}, func(s *sums, x, w *graph.Node) []*graph.Node {
-		f := graph.NewClosure(x.Graph(), func(*graph.Graph) []*graph.Node { return []*graph.Node{s.of(w)} })
-		return graph.If(graph.GreaterThan(graph.ReduceAllSum(x), graph.ScalarZero(x.Graph(), dtypes.Float32)), f, f)
+	eachBackend(t, func(t *testing.T, b compute.Backend, _ bool) {
+		r := stages.New(b)
+		defer func() {
+			if err := fmt.Sprint(recover()); !strings.Contains(err, "must not be inside a condition, a loop") {
+				t.Errorf("panic %q", err)
+			}
+		}()
+		build(t, r, &sums{r: r}, func(s *sums, x, w *graph.Node) []*graph.Node {
+			f := graph.NewClosure(x.Graph(), func(*graph.Graph) []*graph.Node { return []*graph.Node{s.of(w)} })
+			return graph.If(graph.GreaterThan(graph.ReduceAllSum(x), graph.ScalarZero(x.Graph(), dtypes.Float32)), f, f)
+		})
 	})
 }
