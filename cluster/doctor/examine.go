@@ -40,6 +40,8 @@ type Fact struct {
 	Alike bool `json:"alike,omitempty"`
 	// Number reports that Value is a number, which JSON output has as a number.
 	Number bool `json:"number,omitempty"`
+	// Wrong is a problem that the worker has found with itself: a sentence, or "".
+	Wrong string `json:"wrong,omitempty"`
 }
 
 const (

@@ -91,6 +91,7 @@ func (r *Report) advise(silent []int) {
 		r.Wrong = append(r.Wrong, fmt.Sprintf("%s has not reported its results: it is stopped or has exited, or cannot "+
 			"reach the others", r.name(worker)))
 	}
+	several(&r.Wrong, "workers have the like", r.faulty())
 	several(&r.Wrong, "pairs have the like", r.unanswered())
 	for _, name := range r.factNames() {
 		r.compare(name)
@@ -106,6 +107,18 @@ func several(to *[]string, more string, all []string) {
 	if n := len(all) - listedMax; n > 0 {
 		*to = append(*to, fmt.Sprintf("%d more %s", n, more))
 	}
+}
+
+// faulty lists what workers have found wrong with themselves.
+func (r *Report) faulty() (out []string) {
+	for i := range r.Workers {
+		for _, f := range r.Workers[i].Facts {
+			if f.Wrong != "" {
+				out = append(out, fmt.Sprintf("%s: %s", r.name(i), f.Wrong))
+			}
+		}
+	}
+	return out
 }
 
 func (r *Report) unanswered() (out []string) {

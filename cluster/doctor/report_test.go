@@ -10,8 +10,8 @@ import (
 
 var golden = flag.Bool("golden", false, "write the golden texts of a report")
 
-// sick is a report of four workers on two hosts: the link from worker 2 to worker 1 is slow, worker 3 does not
-// answer worker 0, and its clock is wrong.
+// sick is a report of four workers on two hosts: a CPU of worker 1 computes wrongly, the link from worker 2 to worker 1
+// is slow, worker 3 does not answer worker 0, and its clock is wrong.
 func sick() *Report {
 	r := &Report{Bytes: 1 << 20}
 	for i, host := range []string{"a", "a", "b", "b"} {
@@ -20,6 +20,8 @@ func sick() *Report {
 			Facts: []Fact{{Name: "version", Value: []string{"v1", "v1", "v1", "v2"}[i], Alike: true}},
 		})
 	}
+	r.Workers[1].Facts = append(r.Workers[1].Facts,
+		Fact{Name: "known answers", Value: "wrong on CPU 3", Wrong: "CPU 3 is wrong"})
 	for b := range 4 {
 		for a := range b {
 			p := Pair{

@@ -130,8 +130,8 @@ var mayImport = []struct {
 	}},
 	{"cmd/lockstep/internal/inspect", []string{
 		"cluster/...", "collective/...", "simulate", "transport/shm", "internal/foreign", "internal/kernel",
-		"internal/units", "cmd/lockstep/internal/cli", "cmd/lockstep/internal/monitor", "cmd/lockstep/internal/machine",
-		"cmd/lockstep/internal/page", "cmd/lockstep/internal/run",
+		"internal/units", "internal/affinity", "tensor", "cmd/lockstep/internal/cli", "cmd/lockstep/internal/monitor",
+		"cmd/lockstep/internal/machine", "cmd/lockstep/internal/page", "cmd/lockstep/internal/run",
 	}},
 	{"cmd/lockstep/internal/setup", []string{
 		"tensor", "timeline", "collective", "cluster/...", "engine/...", "distribute", "train/...", "internal/listener",

@@ -47,10 +47,11 @@ func NewDoctor() *cobra.Command {
 To test a job, run doctor instead of the program, under any launcher. It joins
 the job and tests every pair of workers: the transport between them, the
 round-trip time, the bandwidth in each direction, and the clock offset. It
-compares the workers' versions and vector instructions. The chief prints the
-results and the problems, and names every pair that does not answer. Without a
-launcher, doctor tests a small job of processes on this machine. The exit code
-is 1 if there is a problem.
+compares the workers' versions and vector instructions, and each worker computes
+a known answer on every CPU that it may use. The chief prints the results and
+the problems, and names every pair that does not answer. Without a launcher,
+doctor tests a small job of processes on this machine. The exit code is 1 if
+there is a problem.
 
 With a folder it reads the records that the workers of a failed job left there:
 their last collectives (flight-*.jsonl), which every worker always records, and
@@ -175,6 +176,7 @@ func facts() []doctor.Fact {
 		{Name: "instruction set", Value: kernel.Level(), Alike: true},
 		{Name: "build", Value: buildHash(), Alike: true},
 		{Name: "processors", Value: strconv.Itoa(runtime.GOMAXPROCS(0)), Number: true},
+		answers(),
 	}
 }
 
