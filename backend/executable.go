@@ -433,12 +433,25 @@ func (x *tasksInstruction) run(e *Executable, f *frame) error {
 // taskOperations is how many operations a task of a product has at least, apart from the last one.
 const taskOperations = 2 << 20
 
+// fewRows is for how many rows or columns a product takes as long as for one: it reads the other matrix.
+const fewRows = 16
+
 func newProduct(n *node) instruction {
 	p := n.product
-	perBatch := max(1, 2*p.Rows*p.Columns*p.Depth)
+	a, b, to := n.in[0].of.slot, n.in[1].of.slot, n.slot
+	if p.Rows == 1 && p.B.Row == 1 && p.B.Column > 1 { // the left matrix needs no copy
+		q := *p
+		q.Product = product.Product{
+			Rows: p.Columns, Columns: 1, Depth: p.Depth,
+			A: product.Strides{Row: p.B.Column, Column: 1}, B: product.Strides{Row: p.A.Column, Column: 1}, C: 1,
+		}
+		q.first[0], q.first[1] = p.first[1], p.first[0]
+		q.stride[0], q.stride[1] = p.stride[1], p.stride[0]
+		p, a, b = &q, b, a
+	}
+	perBatch := max(1, 2*max(p.Rows, fewRows)*max(p.Columns, fewRows)*p.Depth)
 	batch := size(p.batch)
 	x := &tasksInstruction{scratch: product.ScratchBytes}
-	a, b, to := n.in[0].of.slot, n.in[1].of.slot, n.slot
 	if batch > 1 || perBatch < 2*taskOperations {
 		each := max(1, taskOperations/perBatch, (batch+mostTasks-1)/mostTasks)
 		x.tasks = (batch + each - 1) / each
@@ -451,7 +464,10 @@ func newProduct(n *node) instruction {
 	}
 	parts := min(perBatch/taskOperations, 32)
 	// Columns in whole panels; rows, if there are too few of them.
-	const panel = 32
+	panel := 32
+	if p.Rows == 1 {
+		panel = 128 // whole widths of the kernel of one row
+	}
 	columnParts := min(parts, (p.Columns+panel-1)/panel)
 	if p.Columns < 8*panel && p.Rows > p.Columns {
 		columnParts = 1

@@ -134,6 +134,11 @@ func packingF32x5AVX2(x *byte)
 //go:noescape
 func packingF32x6AVX2(x *byte)
 
+// kernelF32x1x8AVX2 multiplies 1 rows with 64 columns of float32.
+//
+//go:noescape
+func kernelF32x1x8AVX2(x *byte)
+
 // copyRows64 copies rows of 64 bytes, dstStep and srcStep bytes apart. There must be one.
 //
 //go:noescape

@@ -31,6 +31,8 @@ const (
 	mostRows   = 14  // of a kernel
 	mostBytes  = 128 // of a row of a kernel's result
 	blockBytes = 512 << 10
+
+	longColumns = 64 // of the kernel of one row
 )
 
 // ScratchBytes is the size of the memory that [Run] needs besides the matrices: a panel, a tile, and arguments.
@@ -52,6 +54,7 @@ type kernels struct {
 	wide int // columns of a kernel of two vectors; one of one vector has half of them
 
 	multiply  func(rows, vectors int, x *arguments)
+	long      func(x *byte)                                               // of one row and longColumns; nil if there is none
 	pack      func(rows int, x *arguments)                                // and copies b, of two vectors; or nil
 	copyRows  func(dst, src unsafe.Pointer, rows, dstStep, srcStep int)   // of 64 bytes; nil if there is none
 	transpose func(dst, src unsafe.Pointer, blocks, dstStep, srcStep int) // 8 × 8; nil if there is none
@@ -119,12 +122,17 @@ func run[T Float](p *Product, l Level, c, a, b []T, r0, r1, j0, j1 int, scratch 
 		height := (bottom - top + strips - 1) / strips
 		for from := 0; from < p.Depth; from += piece {
 			depth := min(piece, p.Depth-from)
-			for j := j0; j < j1; j += k.wide {
-				columns, vectors := min(k.wide, j1-j), 2
-				if columns <= k.wide/2 {
+			columns := 0
+			for j := j0; j < j1; j += columns {
+				vectors := 2
+				if columns = min(k.wide, j1-j); columns <= k.wide/2 {
 					vectors = 1
 				}
 				width := k.wide / 2 * vectors
+				long := k.long != nil && bottom-top == 1 && p.B.Column == 1 && j1-j >= longColumns
+				if long {
+					columns, width = longColumns, longColumns
+				}
 				*x = arguments{
 					row: p.A.Row * size, column: p.A.Column * size, result: p.C * size,
 					steps: depth, segments: 1, add: min(from, 1),
@@ -145,6 +153,10 @@ func run[T Float](p *Product, l Level, c, a, b []T, r0, r1, j0, j1 int, scratch 
 							x.packed = scratch
 							k.pack(rows, x)
 							x.b, x.right = scratch, width*size
+							continue
+						}
+						if long {
+							k.long((*byte)(unsafe.Pointer(x)))
 							continue
 						}
 						k.multiply(rows, vectors, x)

@@ -122,6 +122,7 @@ func TestLikeTheDefinition(t *testing.T) {
 		{1, 300, 1},
 		{3, 0, 4},
 		{1, 7, 40},
+		{1, 300, 145}, // the kernel of one row
 		{5, 257, 10},
 		{64, 33, 10},
 		{7, 256, 33},

@@ -50,6 +50,12 @@ type element struct {
 	add            func(...Op)
 }
 
+var float32s = element{"F32", "float32", 4, VBROADCASTSS2, VFMADD231PS2, VADDPS2}
+
+// longVectors is the width of the kernel for one row and many columns. It prefetches the rows of the right operand,
+// which the processor does not for rows that are far apart.
+const longVectors = 8
+
 var sets, neonSets = []isa{{"AVX2", 32, 6, true}, {"AVX512", 64, 14, true}}, []isa{{"NEON", 32, 6, false}}
 
 func main() {
@@ -75,7 +81,7 @@ func main() {
 	}
 	ConstraintExpr("!noasm")
 	for _, e := range []element{
-		{"F32", "float32", 4, VBROADCASTSS2, VFMADD231PS2, VADDPS2},
+		float32s,
 		{"F64", "float64", 8, VBROADCASTSD2, VFMADD231PD2, VADDPD2},
 	} {
 		for vectors := 1; vectors <= 2; vectors++ {
@@ -85,9 +91,10 @@ func main() {
 		}
 	}
 	for rows := to.leastPacking(); rows <= to.rows; rows++ {
-		kernel(to, element{"F32", "float32", 4, VBROADCASTSS2, VFMADD231PS2, VADDPS2}, rows, 2, true)
+		kernel(to, float32s, rows, 2, true)
 	}
 	if !*avx512 {
+		kernel(to, float32s, 1, longVectors, false)
 		copyRows()
 		transpose()
 	}
@@ -175,6 +182,19 @@ func kernel(s isa, e element, rows, vectors int, packs bool) {
 	}
 	n := GP64()
 	step := func() {
+		if vectors == longVectors {
+			v := s.vector()
+			e.broadcast(at(0, 0), v)
+			for j := range vectors {
+				if j*s.bytes%64 == 0 {
+					PREFETCHT0(Mem{Base: b, Index: right, Scale: 8, Disp: j * s.bytes})
+				}
+				e.fma(Mem{Base: b, Disp: j * s.bytes}, v, sums[0][j])
+			}
+			ADDQ(column, a)
+			ADDQ(right, b)
+			return
+		}
 		var columns []reg.VecVirtual
 		for j := range vectors {
 			v := s.vector()
