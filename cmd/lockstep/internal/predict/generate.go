@@ -5,7 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -13,9 +17,12 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/setup"
+	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/training"
 	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/data/tokenizer"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/models"
+	"github.com/lockstep-ml/lockstep/train"
 )
 
 // generateFlags are the flags of lockstep generate.
@@ -34,18 +41,20 @@ func NewGenerate() *cobra.Command {
 		Use:   "generate",
 		Short: "Continue a text with a trained GPT",
 		Long: `Generate continues a prompt, token by token, with the GPT of a run of
-lockstep train --data text. It prints prompt and continuation as they come. The
-model sees the last tokens, at most as many as it was trained on (--positions):
-when these are full, it goes on with the last half of them. Keys and values of
-earlier tokens stay where the engine computes, so that a token costs one
-position.
+lockstep train --data text, or with a GPT-2 or Llama of Hugging Face: a folder
+with config.json, tokenizer.json and safetensors. It prints prompt and
+continuation as they come. The model sees the last tokens, at most as many as it
+was trained on: when these are full, it goes on with the last half of them. Keys
+and values of earlier tokens stay where the engine computes, so that a token
+costs one position.
 
 The same command and seed give the same text on CPUs of one type. Other seeds
 give other texts, unless the temperature is 0, which always takes the likeliest
 token.`,
 		Example: `  lockstep generate --from run1 --prompt "To be"
   lockstep generate --from run1 --prompt "To be" --tokens 500 --temperature 0.8 --top-k 40
-  lockstep generate --from run1 --prompt "12+30=" --tokens 3 --temperature 0`,
+  lockstep generate --from run1 --prompt "12+30=" --tokens 3 --temperature 0
+  lockstep generate --from gpt2 --prompt "To be" --top-k 40`,
 		Args: cli.NoArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.prompt == "" {
@@ -72,59 +81,125 @@ token.`,
 	return cmd
 }
 
-func (o *generateFlags) run(ctx context.Context, out io.Writer) (err error) {
+// language is a language model, with its weights and its tokenizer.
+type language struct {
+	run       *savedRun
+	model     *gomlx.Model
+	tokenizer data.Tokenizer
+	positions int  // the longest sequence
+	resizable bool // the cache can have fewer positions
+	cache     func(positions int) models.CacheShape
+}
+
+// load reads a run of lockstep train, or a model of the library transformers.
+func (o *generateFlags) load() (*language, error) {
+	config := filepath.Join(o.from.dir, "config.json")
+	if _, err := os.Stat(filepath.Join(o.from.dir, training.ConfigFile)); errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(config); err == nil {
+			return o.loadTransformers(config)
+		}
+	}
 	r, err := o.from.load()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if r.flags.Data.Name != "text" {
-		return fmt.Errorf("--from %s: a run of --model %s on --data %s: want one of --data text, which trains a GPT; for "+
+		return nil, fmt.Errorf("--from %s: a run of --model %s on --data %s: want one of --data text, which trains a GPT; for "+
 			"classes of other data there is lockstep predict", o.from.dir, r.flags.Model, r.flags.Data.Name)
 	}
 	tokenizer, err := r.flags.Data.LoadTokenizer()
 	if err != nil {
+		return nil, err
+	}
+	gpt := setup.NewGPT(&r.flags.GPTFlags, tokenizer.Size())
+	m := &gomlx.Model{Forward: gpt.Continue, Precision: gomlx.Precision(r.flags.Step.Precision)}
+	return &language{run: r, model: m, tokenizer: tokenizer, positions: r.flags.Positions, cache: gpt.Cache}, nil
+}
+
+// loadTransformers reads a folder of save_pretrained, with a tokenizer.json.
+func (o *generateFlags) loadTransformers(config string) (*language, error) {
+	if err := o.from.engine.Check(); err != nil {
+		return nil, err
+	}
+	m, err := models.LoadCausalLM(config)
+	if err != nil {
+		return nil, fmt.Errorf("--from %s: %w", o.from.dir, err)
+	}
+	t, err := tokenizer.Load(filepath.Join(o.from.dir, "tokenizer.json"))
+	if err != nil {
+		return nil, fmt.Errorf("--from %s: the tokenizer: %w", o.from.dir, err)
+	}
+	if t.Size() > m.Vocabulary {
+		return nil, fmt.Errorf("--from %s: tokenizer.json has %d tokens, and the model in config.json %d: want no more than "+
+			"the model has", o.from.dir, t.Size(), m.Vocabulary)
+	}
+	weights, err := train.LoadWeights(o.from.dir)
+	if err != nil {
+		return nil, fmt.Errorf("--from %s: %w", o.from.dir, err)
+	}
+	const prefix = "transformer." // which files of GPT-2 without a head lack
+	if m.Type == "gpt2" && !slices.ContainsFunc(weights, func(w train.Weight) bool {
+		return strings.HasPrefix(w.Name, prefix)
+	}) {
+		for i := range weights {
+			weights[i].Name = prefix + weights[i].Name
+		}
+	}
+	return &language{
+		run:   &savedRun{from: o.from, config: config, source: o.from.dir, weights: weights},
+		model: &gomlx.Model{Forward: m.Continue}, tokenizer: t, positions: m.Positions, resizable: true, cache: m.Cache,
+	}, nil
+}
+
+func (o *generateFlags) run(ctx context.Context, out io.Writer) (err error) {
+	l, err := o.load()
+	if err != nil {
 		return err
+	}
+	tokens, err := l.tokenizer.Encode(o.prompt)
+	if err != nil {
+		return fmt.Errorf("--prompt: %w", err)
+	}
+	if len(tokens) == 0 {
+		return fmt.Errorf("--prompt %q: the tokenizer has no token for it: want another text", o.prompt)
+	}
+	inBlock := (l.positions + 1) / 2
+	if n := len(tokens) + o.tokens; n <= l.positions { // the sequence never begins again
+		inBlock = len(tokens)
+		if l.resizable {
+			l.positions = n
+		}
 	}
 	e, err := o.from.engine.Open(1)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
-	gpt := setup.NewGPT(&r.flags.GPTFlags, tokenizer.Size())
-	shape := gpt.Cache(r.flags.Positions)
-	half := (shape.Positions + 1) / 2
-	m := &gomlx.Model{Forward: gpt.Continue, Precision: gomlx.Precision(r.flags.Step.Precision)}
-	step, err := r.predictorOf(ctx, e, m, shape.Inputs(1), 1)
+	shape := l.cache(l.positions)
+	step, err := l.run.predictorOf(ctx, e, l.model, shape.Inputs(1), 1)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, step.Close()) }()
-	r.weights = nil // the engine has them
-	block, err := step.ForInputs(ctx, shape.Inputs(half)...)
+	l.run.weights = nil // the engine has them
+	block, err := step.ForInputs(ctx, shape.Inputs(inBlock)...)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, block.Close()) }()
-	d, err := models.NewDecoder(shape, step, block, half)
+	d, err := models.NewDecoder(shape, step, block, inBlock)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
 	o.sampler.random = rand.New(rand.NewPCG(uint64(o.seed), 0))
-	return o.generate(ctx, out, d, tokenizer, shape.Positions)
+	return o.generate(ctx, out, d, l.tokenizer, tokens, shape.Positions)
 }
 
-// generate prints the prompt and its continuation.
+// generate prints the prompt, of which it has the tokens, and its continuation.
 func (o *generateFlags) generate(ctx context.Context, out io.Writer, d *models.Decoder, tokenizer data.Tokenizer,
-	positions int,
+	tokens []int32, positions int,
 ) error {
-	tokens, err := tokenizer.Encode(o.prompt)
-	if err != nil {
-		return fmt.Errorf("--prompt: %w", err)
-	}
-	if len(tokens) == 0 {
-		return fmt.Errorf("--prompt %q: the tokenizer of the run has no token for it: want another text", o.prompt)
-	}
 	if _, err := io.WriteString(out, o.prompt); err != nil {
 		return err
 	}
@@ -152,7 +227,7 @@ func (o *generateFlags) generate(ctx context.Context, out io.Writer, d *models.D
 			return err
 		}
 	}
-	_, err = io.WriteString(out, text.next(tokens, true)+"\n")
+	_, err := io.WriteString(out, text.next(tokens, true)+"\n")
 	return err
 }
 

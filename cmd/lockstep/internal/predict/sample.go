@@ -39,16 +39,20 @@ func (s *sampler) next(logits []float32) (int32, error) {
 // token of the lower number counts as likelier. First the temperature applies, then top-k, then top-p.
 func (s *sampler) distribution(logits []float32) (tokens []int32, probabilities []float64, err error) {
 	tokens = make([]int32, len(logits))
+	best := 0
 	for i, x := range logits {
 		if math.IsNaN(float64(x)) || math.IsInf(float64(x), 1) {
 			return nil, nil, errNotFinite
 		}
 		tokens[i] = int32(i)
+		if x > logits[best] {
+			best = i
+		}
+	}
+	if s.temperature == 0 {
+		return tokens[best : best+1], []float64{1}, nil
 	}
 	slices.SortFunc(tokens, func(a, b int32) int { return cmp.Or(cmp.Compare(logits[b], logits[a]), cmp.Compare(a, b)) })
-	if s.temperature == 0 {
-		return tokens[:1], []float64{1}, nil
-	}
 	if s.topK > 0 {
 		tokens = tokens[:min(s.topK, len(tokens))]
 	}

@@ -37,8 +37,9 @@ func (o *savedFlags) add(f *pflag.FlagSet) {
 // savedRun is a run of lockstep train whose weights are used.
 type savedRun struct {
 	from    savedFlags
-	flags   *training.Flags
-	source  string // of the weights: a file, or a snapshot
+	flags   *training.Flags // nil if it is not of lockstep train
+	config  string          // the file that describes the model
+	source  string          // of the weights: a file, or a snapshot
 	weights []train.Weight
 
 	metadata map[string]string // of the weights
@@ -68,7 +69,7 @@ func (o savedFlags) load() (*savedRun, error) {
 		return nil, fmt.Errorf("--from %s: %s\nthe file has the flags of lockstep train: restore the one that it wrote, or "+
 			"train again", o.dir, text)
 	}
-	r := &savedRun{from: o, flags: flags}
+	r := &savedRun{from: o, flags: flags, config: file}
 	r.flags.Data.FindTokenizer(o.dir)
 	if err := r.loadWeights(); err != nil {
 		return nil, fmt.Errorf("--from %s: %w", o.dir, err)
@@ -181,6 +182,9 @@ func (r *savedRun) complete(l train.Loaded) error {
 
 // explain adds what may have changed since the training.
 func (r *savedRun) explain(err error) error {
-	return fmt.Errorf("%s does not fit the model in %s: %w\nif the tokenizer or the classes of the data have changed, "+
-		"restore them or train again", r.source, filepath.Join(r.from.dir, training.ConfigFile), err)
+	hint := ""
+	if r.flags != nil {
+		hint = "\nif the tokenizer or the classes of the data have changed, restore them or train again"
+	}
+	return fmt.Errorf("%s does not fit the model in %s: %w%s", r.source, r.config, err, hint)
 }

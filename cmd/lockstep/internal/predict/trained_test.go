@@ -1,6 +1,7 @@
 package predict
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,6 +12,11 @@ import (
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/cli"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/clitest"
 	"github.com/lockstep-ml/lockstep/cmd/lockstep/internal/training"
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	"github.com/lockstep-ml/lockstep/engine/gomlx/models"
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/train"
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
@@ -153,5 +159,83 @@ func TestTokenizerAlone(t *testing.T) {
 	}
 	if got := runLockstep(t, "generate", "--from", out, "--prompt", "12", "--tokens", "2"); !strings.HasPrefix(got, "12") {
 		t.Errorf("generated %q", got)
+	}
+}
+
+// TestGenerateTransformers compares greedy texts of models of Hugging Face with what all positions together give.
+func TestGenerateTransformers(t *testing.T) {
+	const positions = 12
+	root := filepath.Join("..", "..", "..", "..", "engine", "gomlx", "models", "testdata", "transformers")
+	letter := func(i int32) string { return string(rune('A' + i)) }
+	for _, name := range []string{"gpt2", "gpt2 without a head", "llama"} {
+		t.Run(name, func(t *testing.T) {
+			model, headless := strings.CutSuffix(name, " without a head")
+			dir, from := t.TempDir(), filepath.Join(root, model)
+			if err := os.CopyFS(dir, os.DirFS(from)); err != nil {
+				t.Fatal(err)
+			}
+			weights, err := train.LoadWeights(from)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if headless {
+				var list []checkpoint.Tensor
+				for _, w := range weights {
+					list = append(list, checkpoint.Tensor{Name: strings.TrimPrefix(w.Name, "transformer."), Value: w.Value})
+				}
+				if err := checkpoint.Save(filepath.Join(dir, "model.safetensors"), list, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			m, err := models.LoadCausalLM(filepath.Join(from, "config.json"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var pieces [][]any
+			for i := range int32(m.Vocabulary) {
+				pieces = append(pieces, []any{letter(i), 0})
+			}
+			space := map[string]any{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never"}
+			tokenizer, err := json.Marshal(map[string]any{
+				"pre_tokenizer": space, "decoder": space,
+				"model": map[string]any{"type": "Unigram", "unk_id": 0, "vocab": pieces},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, "tokenizer.json"), tokenizer, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			e, err := gomlx.OpenGo(gomlx.GoOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer e.Close()
+			p, err := train.NewPredictor(t.Context(), &gomlx.Model{Forward: m.Forward}, train.PredictorConfig{
+				Engine: e, Inputs: []engine.Feature{{DType: tensor.Int32, Shape: []int{positions}}}, Batch: 1, Weights: weights,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Close()
+			tokens, want := make([]int32, positions), ""
+			copy(tokens, []int32{7, 1, 30})
+			for n := 3; n < positions; n++ {
+				logits, err := p.Predict(t.Context(), tensor.Of(tokens, 1, positions))
+				if err != nil {
+					t.Fatal(err)
+				}
+				last := tensor.Data[float32](logits[0])[(n-1)*m.Vocabulary : n*m.Vocabulary]
+				tokens[n] = int32(slices.Index(last, slices.Max(last)))
+			}
+			for _, token := range tokens {
+				want += letter(token)
+			}
+			got := runLockstep(t, "generate", "--from", dir, "--prompt", want[:3], "--tokens", fmt.Sprint(positions-3),
+				"--temperature", "0", "--engine", "go")
+			if got != want+"\n" {
+				t.Errorf("generated %q, want %q", got, want)
+			}
+		})
 	}
 }
