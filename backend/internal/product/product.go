@@ -54,7 +54,7 @@ type kernels struct {
 	wide int // columns of a kernel of two vectors; one of one vector has half of them
 
 	multiply  func(rows, vectors int, x *arguments)
-	long      func(x *byte)                                               // of one row and longColumns; nil if there is none
+	long      func(x *byte)                                               // of one row and longColumns; or nil
 	pack      func(rows int, x *arguments)                                // and copies b, of two vectors; or nil
 	copyRows  func(dst, src unsafe.Pointer, rows, dstStep, srcStep int)   // of 64 bytes; nil if there is none
 	transpose func(dst, src unsafe.Pointer, blocks, dstStep, srcStep int) // 8 × 8; nil if there is none

@@ -104,8 +104,8 @@ func (o *generateFlags) load() (*language, error) {
 		return nil, err
 	}
 	if r.flags.Data.Name != "text" {
-		return nil, fmt.Errorf("--from %s: a run of --model %s on --data %s: want one of --data text, which trains a GPT; for "+
-			"classes of other data there is lockstep predict", o.from.dir, r.flags.Model, r.flags.Data.Name)
+		return nil, fmt.Errorf("--from %s: a run of --model %s on --data %s: want one of --data text, which trains a GPT; "+
+			"for classes of other data there is lockstep predict", o.from.dir, r.flags.Model, r.flags.Data.Name)
 	}
 	tokenizer, err := r.flags.Data.LoadTokenizer()
 	if err != nil {
