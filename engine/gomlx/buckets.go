@@ -69,11 +69,11 @@ func (bl *builder) buckets(gradients *executable) []engine.Bucket {
 // costs are times of an engine on one core, rounded. BenchmarkCuts measures a cut.
 type costs struct {
 	operation int64 // a floating-point operation
-	cut       int64 // a cut: it separates what would have been fused
+	cut       int64 // a cut: on XLA it separates what would have been fused
 }
 
 var (
-	goCosts  = costs{operation: 20, cut: 50e6}
+	goCosts  = costs{operation: 20, cut: 10e6}
 	xlaCosts = costs{operation: 10, cut: 300e6}
 )
 
