@@ -34,6 +34,7 @@ type Executable struct {
 	pointed        bool // it has points
 	arenaBytes     int
 	scratchBytes   int
+	planned        bool // the Go backend executes nothing
 
 	mu        sync.Mutex
 	free      []*frame
@@ -133,6 +134,7 @@ func newExecutable(b *Backend, g *record.Builder, callOf map[*record.Op]int, buc
 			}
 		}
 	}
+	e.planned = len(names) == 0
 	b.log("operations", "operations", slices.Sorted(maps.Keys(names))...)
 	if len(once) == 0 {
 		return e, nil
@@ -748,6 +750,10 @@ func (f *frame) release(e *Executable) {
 
 // Inputs implements compute.Executable.
 func (e *Executable) Inputs() ([]string, []shapes.Shape) { return e.names, e.shapes }
+
+// Planned reports whether the Go backend executes no part of the graph. Then an execution with arguments of the right
+// shapes cannot fail.
+func (e *Executable) Planned() bool { return e.planned }
 
 // Outputs implements compute.Executable.
 func (e *Executable) Outputs() []shapes.Shape { return e.outputs }

@@ -224,6 +224,8 @@ type Info struct {
 	// replicas' Gradients compute, through Spec.Sum. New values are computed once per step: Update has no effect on
 	// other devices than Spec.Central.
 	Central bool
+	// UpdatesInCommit reports that Program.Commit computes what Update has prepared.
+	UpdatesInCommit bool
 	// WholeStep reports whether Program.Step is supported.
 	WholeStep bool
 }
@@ -386,7 +388,8 @@ type Program interface {
 	// the gradients of a replica of that device. After the reduction the gradients of all replicas are equal, so
 	// any of them will do. All gradients of the part must be complete, and no replica of the device may be
 	// computing. A factor other than 1 may be multiplied into the memory of Gradient before the update; 1
-	// changes no bit. Each part is updated once per step, in any order.
+	// changes no bit. Each part is updated once per step, in any order. In a job of one replica, Commit may compute the
+	// values instead, from the memory of Gradient, in that of the old values.
 	Update(ctx context.Context, device, replica, part int, factor float64) error
 	// Updated returns the memory of a parameter's new value on a device. Host code can read and write it. It
 	// belongs to the caller from the parameter's Update until Commit or Discard. The caller must fill the elements

@@ -92,8 +92,13 @@ func (t *Trainer) transact(ctx context.Context, b *stepBatches,
 		t.discard()
 		return stop, err
 	}
-	t.begins(0, timeline.Commit)
+	if t.program.Info().UpdatesInCommit {
+		t.begins(0, timeline.Update)
+	} else {
+		t.begins(0, timeline.Commit)
+	}
 	t.commit()
+	t.begins(0, timeline.Commit)
 	t.begins(0, timeline.Callbacks)
 	t.committed++
 	t.passes = 0

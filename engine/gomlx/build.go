@@ -171,8 +171,8 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 		}
 	}
 	err = p.open()
-	if err == nil {
-		err = initialValues(bl.store, p.variables, p.writeInitial)
+	if p.inPlace = p.mayUpdateInPlace(); err == nil {
+		err = initialValues(bl.b.Backend, bl.store, p.variables, p.writeInitial, p.adoptInitial)
 	}
 	if err != nil {
 		p.Close()
@@ -192,7 +192,7 @@ func (bl *builder) describe(p *program) {
 	}
 	i.LastStep = p.named(lastStepPath) // which GoMLX's train.Loop sets
 	i.LearningRate, i.RateScheduled = p.learningRate()
-	i.Central, i.WholeStep = p.central != nil, p.step != nil
+	i.Central, i.WholeStep, i.UpdatesInCommit = p.central != nil, p.step != nil, p.inPlace
 }
 
 // resultsOf lists the outputs of the gradients program that are handed over together.

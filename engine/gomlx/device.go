@@ -29,6 +29,7 @@ type device struct {
 	turn sync.Mutex
 
 	values   []compute.Buffer // by variable: the committed values
+	deferred *replica         // whose gradients Commit applies, with program.inPlace; nil: none
 	pending  []compute.Buffer // by variable: uncommitted values of the updates; nil if none
 	replaced []int            // the variables that the updates set
 	kept     []int            // the foreign parameters, whose old values become memory for new ones
@@ -117,8 +118,60 @@ func (d *device) update(ctx context.Context, r *replica, part int, factor float6
 			multiply(x.part(r.memory[i]), factor)
 		}
 	}
-	out, err := r.run(ctx, x, nil)
+	if d.p.inPlace {
+		if ctx.Err() != nil {
+			return fmt.Errorf("gomlx: %s: %w", r.nameOf(x), context.Cause(ctx))
+		}
+		d.deferred = r
+		return nil
+	}
+	return d.compute(ctx, r, part, nil)
+}
+
+// mayUpdateInPlace reports whether Commit can compute the update of the only replica. Then the step can fail no longer:
+// so new values need no extra memory, and the results are the same.
+func (p *program) mayUpdateInPlace() bool {
+	u := p.updates[0]
+	if p.spec.LocalReplicas() != 1 || p.spec.Replicas > 1 || p.spec.Shards > 1 || p.central != nil || p.step != nil ||
+		len(u.programs) != 1 {
+		return false
+	}
+	x, ok := u.programs[0].exe.(interface{ Planned() bool })
+	return ok && x.Planned()
+}
+
+// updateInPlace computes the update that is deferred. It panics if the update does, since then values are lost.
+func (d *device) updateInPlace() {
+	r := d.deferred
+	if r == nil {
+		return
+	}
+	d.deferred = nil
+	x := d.updates.programs[0]
+	donate := make([]bool, len(x.args))
+	for i, a := range x.args {
+		donate[i] = a.kind == gradientArg ||
+			a.kind == variableArg && d.p.mirrored(a.index) && slices.Contains(x.changed, a.index)
+	}
+	if err := d.compute(context.Background(), r, 0, donate); err != nil {
+		panic(err)
+	}
+}
+
+// compute runs the update program of a part. donate lists the arguments whose memory new values take; nil: none.
+func (d *device) compute(ctx context.Context, r *replica, part int, donate []bool) error {
+	x, parameters := d.updates.programs[part], d.updates.parts[part]
+	out, err := r.run(ctx, x, nil, donate)
 	r.freeUploads()
+	for i := range donate {
+		switch a := x.args[i]; {
+		case !donate[i]:
+		case a.kind == gradientArg:
+			r.gradients[a.index], r.memory[a.index] = nil, nil
+		default:
+			d.values[a.index] = nil
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -165,6 +218,12 @@ func (d *device) takePiece(x *executable, b compute.Buffer) error {
 
 // updated returns the memory of a parameter's new value.
 func (d *device) updated(i int) (*tensor.Tensor, error) {
+	if r := d.deferred; r != nil { // the caller may discard the values
+		d.deferred = nil
+		if err := d.compute(context.Background(), r, 0, nil); err != nil {
+			return nil, err
+		}
+	}
 	v, b := d.p.variables[i], d.pending[i]
 	if d.foreign[i] {
 		return d.foreignMemory(i)
@@ -318,6 +377,7 @@ func (d *device) commit() {
 
 // discard frees uncommitted results.
 func (d *device) discard() {
+	d.deferred = nil
 	for _, i := range d.kept {
 		if d.pending[i] != nil {
 			d.spare[i], d.pending[i] = d.pending[i], nil

@@ -133,7 +133,7 @@ func (p *inference) build() error {
 		return nil
 	}
 	p.values.list = make([]compute.Buffer, len(p.variables))
-	if err := initialValues(bl.store, p.variables, p.Write); err != nil {
+	if err := initialValues(nil, bl.store, p.variables, p.Write, nil); err != nil {
 		return err
 	}
 	p.values.random, err = p.b.BufferFromFlatData(p.device, []uint64{uint64(p.spec.Seed), 0, 0}, graph.RNGStateShape)

@@ -118,6 +118,57 @@ func TestMemoryOfAStep(t *testing.T) {
 	})
 }
 
+// TestUpdateInPlace checks that the update of an only replica needs no memory for new values, computes what one in
+// separate memory does, and that a discard drops it.
+func TestUpdateInPlace(t *testing.T) {
+	const rows, width = 4, 100
+	e := openEngine(t, "go", 1)
+	p, q := compile(t, adamModel(), e, features(e, rows, width)), compile(t, adamModel(), e, features(e, rows, width))
+	if !p.Info().UpdatesInCommit {
+		t.Fatal("the update of an only replica is not in place")
+	}
+	update := func(p engine.Program, seed uint64) {
+		t.Helper()
+		_, err := enginetest.Gradients(t.Context(), p, 0, randomBatch(seed, rows, width, 10), rows, [3]uint64{})
+		if err == nil {
+			err = enginetest.Update(t.Context(), p, 0, 0)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	same := func(when string) {
+		t.Helper()
+		for i, v := range p.Variables() {
+			if got, want := readVariable(t, p, 0, i), readVariable(t, q, 0, i); !got.Equal(want) {
+				t.Fatalf("%s: %s is %v, and %v without an update in place", when, v.Name, got, want)
+			}
+		}
+	}
+	for step := range uint64(3) {
+		update(p, 10+step)
+		p.Discard()
+		same("after a discard")
+		update(p, step)
+		if _, pending, _, _, _ := gomlx.LiveBytes(p); pending != 0 {
+			t.Errorf("after the update: %d bytes of new values, want none", pending)
+		}
+		same("after the update")
+		p.Commit()
+		update(q, step)
+		for i := range q.Parameters() {
+			if _, err := q.Updated(0, i); err != nil {
+				t.Fatal(err)
+			}
+		}
+		q.Commit()
+		same("after the commit")
+		if _, _, _, gradients, _ := gomlx.LiveBytes(p); gradients != 0 {
+			t.Errorf("after the commit: %d bytes of gradients, want none", gradients)
+		}
+	}
+}
+
 // TestStepsAllocateLittle checks that a step allocates a bounded number of objects, whatever the model's size.
 func TestStepsAllocateLittle(t *testing.T) {
 	if race.Enabled {

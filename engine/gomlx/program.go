@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/gomlx/compute"
 	"github.com/gomlx/compute/dtypes"
 	"github.com/gomlx/compute/shapes"
 
@@ -43,6 +44,7 @@ type program struct {
 	devices  []*device
 	replicas []*replica
 	central  *device // that keeps the only copy of every variable; nil: every device has one
+	inPlace  bool    // Commit computes the update, in the memory of the old values
 }
 
 var _ engine.Program = (*program)(nil)
@@ -91,6 +93,19 @@ func (p *program) writeInitial(v int, value *tensor.Tensor) error {
 		}
 	}
 	return nil
+}
+
+// adoptInitial sets the value of a variable to a buffer of the backend, if only one device keeps it, and all of it.
+func (p *program) adoptInitial(v int, b func() (compute.Buffer, error)) (done bool, err error) {
+	if len(p.devices) > 1 || p.central != nil || !p.mirrored(v) ||
+		p.devices[0].ranges[v] != [2]int{0, p.variables[v].shape.Size()} {
+		return false, nil
+	}
+	value, err := b()
+	if err == nil {
+		p.devices[0].set(v, value)
+	}
+	return true, err
 }
 
 // mirrored reports whether devices keep the value of a variable, not replicas.
@@ -245,6 +260,9 @@ func (p *program) Kept(device, variable int) (from, to int) {
 
 // Commit implements [engine.Program].
 func (p *program) Commit() {
+	for _, d := range p.devices {
+		d.updateInPlace()
+	}
 	for _, r := range p.replicas {
 		r.commit()
 	}
@@ -275,7 +293,7 @@ func (p *program) Evaluate(ctx context.Context, replica int, b engine.Batch, wei
 		return 0, nil, err
 	}
 	r.fixedRandom()
-	out, err := r.run(ctx, r.current.evaluate, nil)
+	out, err := r.run(ctx, r.current.evaluate, nil, nil)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -312,7 +330,7 @@ func (p *program) Predict(ctx context.Context, replica int, inputs []*tensor.Ten
 		return nil, err
 	}
 	r.fixedRandom()
-	return toHosts(r.run(ctx, r.current.predict, nil))
+	return toHosts(r.run(ctx, r.current.predict, nil, nil))
 }
 
 // Read implements [engine.Program].

@@ -290,8 +290,11 @@ func (r *replica) fixedRandom() {
 // micro-batches continue each other's averages, and updates read a learning rate that a schedule in the model
 // function has set, as in GoMLX's trainer, which has one program for both.
 //
-// take, if not nil, receives the outputs of x.buckets, which are nil in the result.
-func (r *replica) run(ctx context.Context, x *executable, take stages.Take) (out []compute.Buffer, err error) {
+// take, if not nil, receives the outputs of x.buckets, which are nil in the result. donate, if not nil, lists the
+// arguments whose memory results may take; the caller must forget their buffers, even after an error.
+func (r *replica) run(ctx context.Context, x *executable, take stages.Take, donate []bool) (
+	out []compute.Buffer, err error,
+) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("gomlx: %s: %w", r.nameOf(x), context.Cause(ctx))
 	}
@@ -318,7 +321,7 @@ func (r *replica) run(ctx context.Context, x *executable, take stages.Take) (out
 			out, err = r.runProgram(ctx, p, take)
 			return err
 		}
-		if out, err = x.exe.Execute(r.args, nil, r.device.num); err != nil || take == nil {
+		if out, err = x.exe.Execute(r.args, donate, r.device.num); err != nil || take == nil {
 			return err
 		}
 		for k, outputs := range x.buckets {
@@ -423,7 +426,7 @@ func (r *replica) computeGradients(ctx context.Context, m engine.Micro, ready fu
 			return err
 		}
 		return r.handOver(k, ready)
-	})
+	}, nil)
 	if err != nil {
 		return engine.Scalars{}, err
 	}
@@ -453,7 +456,7 @@ func (r *replica) step(ctx context.Context, m engine.Micro) (engine.Scalars, boo
 	if x == nil {
 		return engine.Scalars{}, false, errNotTraining
 	}
-	out, err := r.run(ctx, x, nil)
+	out, err := r.run(ctx, x, nil, nil)
 	if err != nil {
 		return engine.Scalars{}, false, err
 	}
