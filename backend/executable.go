@@ -85,7 +85,7 @@ type instruction interface {
 
 // newExecutable plans a graph.
 func newExecutable(b *Backend, g *record.Builder, callOf map[*record.Op]int, buckets [][]int) (*Executable, error) {
-	e := &Executable{backend: b, scratchBytes: product.ScratchBytes, foreignOutputs: map[int]int{}}
+	e := &Executable{backend: b, foreignOutputs: map[int]int{}}
 	for _, v := range g.Parameters {
 		e.names = append(e.names, v.Op.Attributes[0].(string))
 		e.shapes = append(e.shapes, v.Shape)
@@ -399,7 +399,7 @@ func (e *Executable) compile(u *unit, stored map[*node]bool) error {
 		}
 		e.instructions = append(e.instructions, x)
 	case u.nodes[0].kind == productNode:
-		e.instructions = append(e.instructions, newProduct(u.nodes[0]))
+		e.instructions = append(e.instructions, e.newProduct(u.nodes[0]))
 	case u.nodes[0].kind == columnNode:
 		e.instructions = append(e.instructions, newColumns(u.nodes[0]))
 	case u.nodes[0].kind == tasksNode:
@@ -438,7 +438,8 @@ const taskOperations = 2 << 20
 // fewRows is for how many rows or columns a product takes as long as for one: it reads the other matrix.
 const fewRows = 16
 
-func newProduct(n *node) instruction {
+func (e *Executable) newProduct(n *node) instruction {
+	e.scratchBytes = max(e.scratchBytes, product.ScratchBytes)
 	p := n.product
 	a, b, to := n.in[0].of.slot, n.in[1].of.slot, n.slot
 	if p.Rows == 1 && p.B.Row == 1 && p.B.Column > 1 { // the left matrix needs no copy
@@ -465,6 +466,10 @@ func newProduct(n *node) instruction {
 		return x
 	}
 	parts := min(perBatch/taskOperations, 32)
+	few := 2 * (len(e.backend.team.helpers) + 1)
+	if columns, ok := p.Copies(n.bytes()); ok && p.Rows > fewRows && p.Columns >= columns { // each task copies its rows
+		parts = min(parts, few)
+	}
 	// Columns in whole panels; rows, if there are too few of them.
 	panel := 32
 	if p.Rows == 1 {
@@ -474,7 +479,7 @@ func newProduct(n *node) instruction {
 	if p.Columns < 8*panel && p.Rows > p.Columns {
 		columnParts = 1
 	}
-	rowParts := max(1, min(parts/columnParts, p.Rows/128)) // each packs all panels
+	rowParts := max(1, min(parts/columnParts, p.Rows/128, few)) // each packs all panels
 	x.tasks = columnParts * rowParts
 	panels := (p.Columns + panel - 1) / panel
 	x.task = func(task int, memory []unsafe.Pointer, w *worker) {

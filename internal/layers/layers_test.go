@@ -150,7 +150,7 @@ var mayImport = []struct {
 		"cmd/lockstep/internal/setup", "cmd/lockstep/internal/training",
 	}},
 	{"cmd/lockstep/internal/bench", []string{
-		"tensor", "data/...", "collective/...", "cluster/...", "engine/...", "distribute", "train/...",
+		"tensor", "backend", "data/...", "collective/...", "cluster/...", "engine/...", "distribute", "train/...",
 		"internal/affinity", "internal/chart", "internal/memlimit", "internal/terminal", "internal/units",
 		"cmd/lockstep/internal/cli", "cmd/lockstep/internal/machine", "cmd/lockstep/internal/run",
 		"cmd/lockstep/internal/setup",

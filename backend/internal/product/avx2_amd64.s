@@ -5,16 +5,19 @@
 #include "textflag.h"
 
 // func kernelF32x1x1AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF32x1x1AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), DX
-	MOVQ   8(AX), BX
-	MOVQ   40(AX), SI
-	MOVQ   64(AX), DI
-	VXORPS Y0, Y0, Y0
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	PREFETCHT0 (CX)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), DX
+	MOVQ       8(AX), BX
+	MOVQ       40(AX), SI
+	MOVQ       64(AX), DI
+	VXORPS     Y0, Y0, Y0
 
 segment:
 	MOVQ 56(AX), R8
@@ -76,17 +79,21 @@ store:
 	RET
 
 // func kernelF32x2x1AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF32x2x1AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), BX
-	MOVQ   8(AX), SI
-	MOVQ   40(AX), DI
-	MOVQ   64(AX), R8
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	PREFETCHT0 (CX)
+	PREFETCHT0 (CX)(DX*1)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), BX
+	MOVQ       8(AX), SI
+	MOVQ       40(AX), DI
+	MOVQ       64(AX), R8
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
 
 segment:
 	MOVQ 56(AX), R9
@@ -160,18 +167,23 @@ store:
 	RET
 
 // func kernelF32x3x1AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF32x3x1AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), BX
-	MOVQ   8(AX), SI
-	MOVQ   40(AX), DI
-	MOVQ   64(AX), R8
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	PREFETCHT0 (CX)
+	PREFETCHT0 (CX)(DX*1)
+	PREFETCHT0 (CX)(DX*2)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), BX
+	MOVQ       8(AX), SI
+	MOVQ       40(AX), DI
+	MOVQ       64(AX), R8
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
 
 segment:
 	MOVQ 56(AX), R9
@@ -257,21 +269,29 @@ store:
 	RET
 
 // func kernelF32x4x1AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF32x4x1AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), BX
-	MOVQ   8(AX), SI
-	MOVQ   40(AX), DI
-	MOVQ   64(AX), R8
-	LEAQ   (DX)(DX*2), R9
-	LEAQ   (CX)(R9*1), R9
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	LEAQ       (DX)(DX*2), BX
+	LEAQ       (CX)(BX*1), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 (CX)(DX*1)
+	PREFETCHT0 (CX)(DX*2)
+	PREFETCHT0 (BX)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), BX
+	MOVQ       8(AX), SI
+	MOVQ       40(AX), DI
+	MOVQ       64(AX), R8
+	LEAQ       (DX)(DX*2), R9
+	LEAQ       (CX)(R9*1), R9
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
 
 segment:
 	MOVQ 56(AX), R10
@@ -377,22 +397,31 @@ store:
 	RET
 
 // func kernelF32x5x1AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF32x5x1AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), BX
-	MOVQ   8(AX), SI
-	MOVQ   40(AX), DI
-	MOVQ   64(AX), R8
-	LEAQ   (DX)(DX*2), R9
-	LEAQ   (CX)(R9*1), R9
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	LEAQ       (DX)(DX*2), BX
+	LEAQ       (CX)(BX*1), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 (CX)(DX*1)
+	PREFETCHT0 (CX)(DX*2)
+	PREFETCHT0 (BX)
+	PREFETCHT0 (BX)(DX*1)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), BX
+	MOVQ       8(AX), SI
+	MOVQ       40(AX), DI
+	MOVQ       64(AX), R8
+	LEAQ       (DX)(DX*2), R9
+	LEAQ       (CX)(R9*1), R9
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
 
 segment:
 	MOVQ 56(AX), R10
@@ -482,23 +511,33 @@ store:
 	RET
 
 // func kernelF32x6x1AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF32x6x1AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), BX
-	MOVQ   8(AX), SI
-	MOVQ   40(AX), DI
-	MOVQ   64(AX), R8
-	LEAQ   (DX)(DX*2), R9
-	LEAQ   (CX)(R9*1), R9
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	LEAQ       (DX)(DX*2), BX
+	LEAQ       (CX)(BX*1), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 (CX)(DX*1)
+	PREFETCHT0 (CX)(DX*2)
+	PREFETCHT0 (BX)
+	PREFETCHT0 (BX)(DX*1)
+	PREFETCHT0 (BX)(DX*2)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), BX
+	MOVQ       8(AX), SI
+	MOVQ       40(AX), DI
+	MOVQ       64(AX), R8
+	LEAQ       (DX)(DX*2), R9
+	LEAQ       (CX)(R9*1), R9
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
 
 segment:
 	MOVQ 56(AX), R10
@@ -596,17 +635,20 @@ store:
 	RET
 
 // func kernelF32x1x2AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF32x1x2AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), DX
-	MOVQ   8(AX), BX
-	MOVQ   40(AX), SI
-	MOVQ   64(AX), DI
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	PREFETCHT0 (CX)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), DX
+	MOVQ       8(AX), BX
+	MOVQ       40(AX), SI
+	MOVQ       64(AX), DI
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
 
 segment:
 	MOVQ 56(AX), R8
@@ -680,19 +722,23 @@ store:
 	RET
 
 // func kernelF32x2x2AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF32x2x2AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), BX
-	MOVQ   8(AX), SI
-	MOVQ   40(AX), DI
-	MOVQ   64(AX), R8
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	PREFETCHT0 (CX)
+	PREFETCHT0 (CX)(DX*1)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), BX
+	MOVQ       8(AX), SI
+	MOVQ       40(AX), DI
+	MOVQ       64(AX), R8
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
 
 segment:
 	MOVQ 56(AX), R9
@@ -785,21 +831,26 @@ store:
 	RET
 
 // func kernelF32x3x2AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF32x3x2AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), BX
-	MOVQ   8(AX), SI
-	MOVQ   40(AX), DI
-	MOVQ   64(AX), R8
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	PREFETCHT0 (CX)
+	PREFETCHT0 (CX)(DX*1)
+	PREFETCHT0 (CX)(DX*2)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), BX
+	MOVQ       8(AX), SI
+	MOVQ       40(AX), DI
+	MOVQ       64(AX), R8
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
 
 segment:
 	MOVQ 56(AX), R9
@@ -911,25 +962,33 @@ store:
 	RET
 
 // func kernelF32x4x2AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF32x4x2AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), BX
-	MOVQ   8(AX), SI
-	MOVQ   40(AX), DI
-	MOVQ   64(AX), R8
-	LEAQ   (DX)(DX*2), R9
-	LEAQ   (CX)(R9*1), R9
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	LEAQ       (DX)(DX*2), BX
+	LEAQ       (CX)(BX*1), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 (CX)(DX*1)
+	PREFETCHT0 (CX)(DX*2)
+	PREFETCHT0 (BX)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), BX
+	MOVQ       8(AX), SI
+	MOVQ       40(AX), DI
+	MOVQ       64(AX), R8
+	LEAQ       (DX)(DX*2), R9
+	LEAQ       (CX)(R9*1), R9
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
+	VXORPS     Y6, Y6, Y6
+	VXORPS     Y7, Y7, Y7
 
 segment:
 	MOVQ 56(AX), R10
@@ -1068,27 +1127,36 @@ store:
 	RET
 
 // func kernelF32x5x2AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF32x5x2AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), BX
-	MOVQ   8(AX), SI
-	MOVQ   40(AX), DI
-	MOVQ   64(AX), R8
-	LEAQ   (DX)(DX*2), R9
-	LEAQ   (CX)(R9*1), R9
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	VXORPS Y8, Y8, Y8
-	VXORPS Y9, Y9, Y9
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	LEAQ       (DX)(DX*2), BX
+	LEAQ       (CX)(BX*1), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 (CX)(DX*1)
+	PREFETCHT0 (CX)(DX*2)
+	PREFETCHT0 (BX)
+	PREFETCHT0 (BX)(DX*1)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), BX
+	MOVQ       8(AX), SI
+	MOVQ       40(AX), DI
+	MOVQ       64(AX), R8
+	LEAQ       (DX)(DX*2), R9
+	LEAQ       (CX)(R9*1), R9
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
+	VXORPS     Y6, Y6, Y6
+	VXORPS     Y7, Y7, Y7
+	VXORPS     Y8, Y8, Y8
+	VXORPS     Y9, Y9, Y9
 
 segment:
 	MOVQ 56(AX), R10
@@ -1206,29 +1274,39 @@ store:
 	RET
 
 // func kernelF32x6x2AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF32x6x2AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), BX
-	MOVQ   8(AX), SI
-	MOVQ   40(AX), DI
-	MOVQ   64(AX), R8
-	LEAQ   (DX)(DX*2), R9
-	LEAQ   (CX)(R9*1), R9
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	VXORPS Y8, Y8, Y8
-	VXORPS Y9, Y9, Y9
-	VXORPS Y10, Y10, Y10
-	VXORPS Y11, Y11, Y11
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	LEAQ       (DX)(DX*2), BX
+	LEAQ       (CX)(BX*1), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 (CX)(DX*1)
+	PREFETCHT0 (CX)(DX*2)
+	PREFETCHT0 (BX)
+	PREFETCHT0 (BX)(DX*1)
+	PREFETCHT0 (BX)(DX*2)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), BX
+	MOVQ       8(AX), SI
+	MOVQ       40(AX), DI
+	MOVQ       64(AX), R8
+	LEAQ       (DX)(DX*2), R9
+	LEAQ       (CX)(R9*1), R9
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
+	VXORPS     Y6, Y6, Y6
+	VXORPS     Y7, Y7, Y7
+	VXORPS     Y8, Y8, Y8
+	VXORPS     Y9, Y9, Y9
+	VXORPS     Y10, Y10, Y10
+	VXORPS     Y11, Y11, Y11
 
 segment:
 	MOVQ 56(AX), R10
@@ -1359,16 +1437,19 @@ store:
 	RET
 
 // func kernelF64x1x1AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF64x1x1AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), DX
-	MOVQ   8(AX), BX
-	MOVQ   40(AX), SI
-	MOVQ   64(AX), DI
-	VXORPS Y0, Y0, Y0
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	PREFETCHT0 (CX)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), DX
+	MOVQ       8(AX), BX
+	MOVQ       40(AX), SI
+	MOVQ       64(AX), DI
+	VXORPS     Y0, Y0, Y0
 
 segment:
 	MOVQ 56(AX), R8
@@ -1430,17 +1511,21 @@ store:
 	RET
 
 // func kernelF64x2x1AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF64x2x1AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), BX
-	MOVQ   8(AX), SI
-	MOVQ   40(AX), DI
-	MOVQ   64(AX), R8
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	PREFETCHT0 (CX)
+	PREFETCHT0 (CX)(DX*1)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), BX
+	MOVQ       8(AX), SI
+	MOVQ       40(AX), DI
+	MOVQ       64(AX), R8
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
 
 segment:
 	MOVQ 56(AX), R9
@@ -1514,18 +1599,23 @@ store:
 	RET
 
 // func kernelF64x3x1AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF64x3x1AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), BX
-	MOVQ   8(AX), SI
-	MOVQ   40(AX), DI
-	MOVQ   64(AX), R8
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	PREFETCHT0 (CX)
+	PREFETCHT0 (CX)(DX*1)
+	PREFETCHT0 (CX)(DX*2)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), BX
+	MOVQ       8(AX), SI
+	MOVQ       40(AX), DI
+	MOVQ       64(AX), R8
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
 
 segment:
 	MOVQ 56(AX), R9
@@ -1611,21 +1701,29 @@ store:
 	RET
 
 // func kernelF64x4x1AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF64x4x1AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), BX
-	MOVQ   8(AX), SI
-	MOVQ   40(AX), DI
-	MOVQ   64(AX), R8
-	LEAQ   (DX)(DX*2), R9
-	LEAQ   (CX)(R9*1), R9
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	LEAQ       (DX)(DX*2), BX
+	LEAQ       (CX)(BX*1), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 (CX)(DX*1)
+	PREFETCHT0 (CX)(DX*2)
+	PREFETCHT0 (BX)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), BX
+	MOVQ       8(AX), SI
+	MOVQ       40(AX), DI
+	MOVQ       64(AX), R8
+	LEAQ       (DX)(DX*2), R9
+	LEAQ       (CX)(R9*1), R9
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
 
 segment:
 	MOVQ 56(AX), R10
@@ -1731,22 +1829,31 @@ store:
 	RET
 
 // func kernelF64x5x1AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF64x5x1AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), BX
-	MOVQ   8(AX), SI
-	MOVQ   40(AX), DI
-	MOVQ   64(AX), R8
-	LEAQ   (DX)(DX*2), R9
-	LEAQ   (CX)(R9*1), R9
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	LEAQ       (DX)(DX*2), BX
+	LEAQ       (CX)(BX*1), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 (CX)(DX*1)
+	PREFETCHT0 (CX)(DX*2)
+	PREFETCHT0 (BX)
+	PREFETCHT0 (BX)(DX*1)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), BX
+	MOVQ       8(AX), SI
+	MOVQ       40(AX), DI
+	MOVQ       64(AX), R8
+	LEAQ       (DX)(DX*2), R9
+	LEAQ       (CX)(R9*1), R9
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
 
 segment:
 	MOVQ 56(AX), R10
@@ -1836,23 +1943,33 @@ store:
 	RET
 
 // func kernelF64x6x1AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF64x6x1AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), BX
-	MOVQ   8(AX), SI
-	MOVQ   40(AX), DI
-	MOVQ   64(AX), R8
-	LEAQ   (DX)(DX*2), R9
-	LEAQ   (CX)(R9*1), R9
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	LEAQ       (DX)(DX*2), BX
+	LEAQ       (CX)(BX*1), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 (CX)(DX*1)
+	PREFETCHT0 (CX)(DX*2)
+	PREFETCHT0 (BX)
+	PREFETCHT0 (BX)(DX*1)
+	PREFETCHT0 (BX)(DX*2)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), BX
+	MOVQ       8(AX), SI
+	MOVQ       40(AX), DI
+	MOVQ       64(AX), R8
+	LEAQ       (DX)(DX*2), R9
+	LEAQ       (CX)(R9*1), R9
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
 
 segment:
 	MOVQ 56(AX), R10
@@ -1950,17 +2067,20 @@ store:
 	RET
 
 // func kernelF64x1x2AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF64x1x2AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), DX
-	MOVQ   8(AX), BX
-	MOVQ   40(AX), SI
-	MOVQ   64(AX), DI
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	PREFETCHT0 (CX)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), DX
+	MOVQ       8(AX), BX
+	MOVQ       40(AX), SI
+	MOVQ       64(AX), DI
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
 
 segment:
 	MOVQ 56(AX), R8
@@ -2034,19 +2154,23 @@ store:
 	RET
 
 // func kernelF64x2x2AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF64x2x2AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), BX
-	MOVQ   8(AX), SI
-	MOVQ   40(AX), DI
-	MOVQ   64(AX), R8
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	PREFETCHT0 (CX)
+	PREFETCHT0 (CX)(DX*1)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), BX
+	MOVQ       8(AX), SI
+	MOVQ       40(AX), DI
+	MOVQ       64(AX), R8
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
 
 segment:
 	MOVQ 56(AX), R9
@@ -2139,21 +2263,26 @@ store:
 	RET
 
 // func kernelF64x3x2AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF64x3x2AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), BX
-	MOVQ   8(AX), SI
-	MOVQ   40(AX), DI
-	MOVQ   64(AX), R8
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	PREFETCHT0 (CX)
+	PREFETCHT0 (CX)(DX*1)
+	PREFETCHT0 (CX)(DX*2)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), BX
+	MOVQ       8(AX), SI
+	MOVQ       40(AX), DI
+	MOVQ       64(AX), R8
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
 
 segment:
 	MOVQ 56(AX), R9
@@ -2265,25 +2394,33 @@ store:
 	RET
 
 // func kernelF64x4x2AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF64x4x2AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), BX
-	MOVQ   8(AX), SI
-	MOVQ   40(AX), DI
-	MOVQ   64(AX), R8
-	LEAQ   (DX)(DX*2), R9
-	LEAQ   (CX)(R9*1), R9
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	LEAQ       (DX)(DX*2), BX
+	LEAQ       (CX)(BX*1), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 (CX)(DX*1)
+	PREFETCHT0 (CX)(DX*2)
+	PREFETCHT0 (BX)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), BX
+	MOVQ       8(AX), SI
+	MOVQ       40(AX), DI
+	MOVQ       64(AX), R8
+	LEAQ       (DX)(DX*2), R9
+	LEAQ       (CX)(R9*1), R9
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
+	VXORPS     Y6, Y6, Y6
+	VXORPS     Y7, Y7, Y7
 
 segment:
 	MOVQ 56(AX), R10
@@ -2422,27 +2559,36 @@ store:
 	RET
 
 // func kernelF64x5x2AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF64x5x2AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), BX
-	MOVQ   8(AX), SI
-	MOVQ   40(AX), DI
-	MOVQ   64(AX), R8
-	LEAQ   (DX)(DX*2), R9
-	LEAQ   (CX)(R9*1), R9
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	VXORPS Y8, Y8, Y8
-	VXORPS Y9, Y9, Y9
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	LEAQ       (DX)(DX*2), BX
+	LEAQ       (CX)(BX*1), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 (CX)(DX*1)
+	PREFETCHT0 (CX)(DX*2)
+	PREFETCHT0 (BX)
+	PREFETCHT0 (BX)(DX*1)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), BX
+	MOVQ       8(AX), SI
+	MOVQ       40(AX), DI
+	MOVQ       64(AX), R8
+	LEAQ       (DX)(DX*2), R9
+	LEAQ       (CX)(R9*1), R9
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
+	VXORPS     Y6, Y6, Y6
+	VXORPS     Y7, Y7, Y7
+	VXORPS     Y8, Y8, Y8
+	VXORPS     Y9, Y9, Y9
 
 segment:
 	MOVQ 56(AX), R10
@@ -2560,29 +2706,39 @@ store:
 	RET
 
 // func kernelF64x6x2AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·kernelF64x6x2AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), BX
-	MOVQ   8(AX), SI
-	MOVQ   40(AX), DI
-	MOVQ   64(AX), R8
-	LEAQ   (DX)(DX*2), R9
-	LEAQ   (CX)(R9*1), R9
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	VXORPS Y8, Y8, Y8
-	VXORPS Y9, Y9, Y9
-	VXORPS Y10, Y10, Y10
-	VXORPS Y11, Y11, Y11
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	LEAQ       (DX)(DX*2), BX
+	LEAQ       (CX)(BX*1), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 (CX)(DX*1)
+	PREFETCHT0 (CX)(DX*2)
+	PREFETCHT0 (BX)
+	PREFETCHT0 (BX)(DX*1)
+	PREFETCHT0 (BX)(DX*2)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), BX
+	MOVQ       8(AX), SI
+	MOVQ       40(AX), DI
+	MOVQ       64(AX), R8
+	LEAQ       (DX)(DX*2), R9
+	LEAQ       (CX)(R9*1), R9
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
+	VXORPS     Y6, Y6, Y6
+	VXORPS     Y7, Y7, Y7
+	VXORPS     Y8, Y8, Y8
+	VXORPS     Y9, Y9, Y9
+	VXORPS     Y10, Y10, Y10
+	VXORPS     Y11, Y11, Y11
 
 segment:
 	MOVQ 56(AX), R10
@@ -2713,35 +2869,47 @@ store:
 	RET
 
 // func packingF32x5AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·packingF32x5AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), BX
-	MOVQ   8(AX), SI
-	MOVQ   40(AX), DI
-	MOVQ   64(AX), R8
-	MOVQ   96(AX), R9
-	LEAQ   (DX)(DX*2), R10
-	LEAQ   (CX)(R10*1), R10
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	VXORPS Y8, Y8, Y8
-	VXORPS Y9, Y9, Y9
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	LEAQ       (DX)(DX*2), BX
+	LEAQ       (CX)(BX*1), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 (CX)(DX*1)
+	PREFETCHT0 (CX)(DX*2)
+	PREFETCHT0 (BX)
+	PREFETCHT0 (BX)(DX*1)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), BX
+	MOVQ       8(AX), SI
+	MOVQ       40(AX), DI
+	MOVQ       64(AX), R8
+	MOVQ       96(AX), R9
+	MOVQ       DI, R10
+	SHLQ       $0x04, R10
+	LEAQ       (DX)(DX*2), R11
+	LEAQ       (CX)(R11*1), R11
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
+	VXORPS     Y6, Y6, Y6
+	VXORPS     Y7, Y7, Y7
+	VXORPS     Y8, Y8, Y8
+	VXORPS     Y9, Y9, Y9
 
 segment:
-	MOVQ 56(AX), R11
-	SUBQ $0x02, R11
+	MOVQ 56(AX), R12
+	SUBQ $0x02, R12
 	JLT  rest
 
 several:
+	PREFETCHT0   (SI)(R10*1)
 	VMOVUPS      (SI), Y10
 	VMOVUPS      Y10, (R9)
 	VMOVUPS      32(SI), Y11
@@ -2756,15 +2924,16 @@ several:
 	VBROADCASTSS (CX)(DX*2), Y12
 	VFMADD231PS  Y10, Y12, Y4
 	VFMADD231PS  Y11, Y12, Y5
-	VBROADCASTSS (R10), Y12
+	VBROADCASTSS (R11), Y12
 	VFMADD231PS  Y10, Y12, Y6
 	VFMADD231PS  Y11, Y12, Y7
-	VBROADCASTSS (R10)(DX*1), Y12
+	VBROADCASTSS (R11)(DX*1), Y12
 	VFMADD231PS  Y10, Y12, Y8
 	VFMADD231PS  Y11, Y12, Y9
 	ADDQ         BX, CX
-	ADDQ         BX, R10
+	ADDQ         BX, R11
 	ADDQ         DI, SI
+	PREFETCHT0   (SI)(R10*1)
 	VMOVUPS      (SI), Y10
 	VMOVUPS      Y10, (R9)
 	VMOVUPS      32(SI), Y11
@@ -2779,23 +2948,24 @@ several:
 	VBROADCASTSS (CX)(DX*2), Y12
 	VFMADD231PS  Y10, Y12, Y4
 	VFMADD231PS  Y11, Y12, Y5
-	VBROADCASTSS (R10), Y12
+	VBROADCASTSS (R11), Y12
 	VFMADD231PS  Y10, Y12, Y6
 	VFMADD231PS  Y11, Y12, Y7
-	VBROADCASTSS (R10)(DX*1), Y12
+	VBROADCASTSS (R11)(DX*1), Y12
 	VFMADD231PS  Y10, Y12, Y8
 	VFMADD231PS  Y11, Y12, Y9
 	ADDQ         BX, CX
-	ADDQ         BX, R10
+	ADDQ         BX, R11
 	ADDQ         DI, SI
-	SUBQ         $0x02, R11
+	SUBQ         $0x02, R12
 	JGE          several
 
 rest:
-	ADDQ $0x02, R11
+	ADDQ $0x02, R12
 	JLE  next
 
 one:
+	PREFETCHT0   (SI)(R10*1)
 	VMOVUPS      (SI), Y10
 	VMOVUPS      Y10, (R9)
 	VMOVUPS      32(SI), Y11
@@ -2810,22 +2980,22 @@ one:
 	VBROADCASTSS (CX)(DX*2), Y12
 	VFMADD231PS  Y10, Y12, Y4
 	VFMADD231PS  Y11, Y12, Y5
-	VBROADCASTSS (R10), Y12
+	VBROADCASTSS (R11), Y12
 	VFMADD231PS  Y10, Y12, Y6
 	VFMADD231PS  Y11, Y12, Y7
-	VBROADCASTSS (R10)(DX*1), Y12
+	VBROADCASTSS (R11)(DX*1), Y12
 	VFMADD231PS  Y10, Y12, Y8
 	VFMADD231PS  Y11, Y12, Y9
 	ADDQ         BX, CX
-	ADDQ         BX, R10
+	ADDQ         BX, R11
 	ADDQ         DI, SI
-	DECQ         R11
+	DECQ         R12
 	JG           one
 
 next:
-	MOVQ   72(AX), R11
-	ADDQ   R11, CX
-	ADDQ   R11, R10
+	MOVQ   72(AX), R12
+	ADDQ   R12, CX
+	ADDQ   R12, R11
 	ADDQ   80(AX), SI
 	DECQ   R8
 	JG     segment
@@ -2861,37 +3031,50 @@ store:
 	RET
 
 // func packingF32x6AVX2(x *byte)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·packingF32x6AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), BX
-	MOVQ   8(AX), SI
-	MOVQ   40(AX), DI
-	MOVQ   64(AX), R8
-	MOVQ   96(AX), R9
-	LEAQ   (DX)(DX*2), R10
-	LEAQ   (CX)(R10*1), R10
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	VXORPS Y8, Y8, Y8
-	VXORPS Y9, Y9, Y9
-	VXORPS Y10, Y10, Y10
-	VXORPS Y11, Y11, Y11
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	LEAQ       (DX)(DX*2), BX
+	LEAQ       (CX)(BX*1), BX
+	PREFETCHT0 (CX)
+	PREFETCHT0 (CX)(DX*1)
+	PREFETCHT0 (CX)(DX*2)
+	PREFETCHT0 (BX)
+	PREFETCHT0 (BX)(DX*1)
+	PREFETCHT0 (BX)(DX*2)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), BX
+	MOVQ       8(AX), SI
+	MOVQ       40(AX), DI
+	MOVQ       64(AX), R8
+	MOVQ       96(AX), R9
+	MOVQ       DI, R10
+	SHLQ       $0x04, R10
+	LEAQ       (DX)(DX*2), R11
+	LEAQ       (CX)(R11*1), R11
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
+	VXORPS     Y6, Y6, Y6
+	VXORPS     Y7, Y7, Y7
+	VXORPS     Y8, Y8, Y8
+	VXORPS     Y9, Y9, Y9
+	VXORPS     Y10, Y10, Y10
+	VXORPS     Y11, Y11, Y11
 
 segment:
-	MOVQ 56(AX), R11
-	SUBQ $0x02, R11
+	MOVQ 56(AX), R12
+	SUBQ $0x02, R12
 	JLT  rest
 
 several:
+	PREFETCHT0   (SI)(R10*1)
 	VMOVUPS      (SI), Y12
 	VMOVUPS      Y12, (R9)
 	VMOVUPS      32(SI), Y13
@@ -2906,18 +3089,19 @@ several:
 	VBROADCASTSS (CX)(DX*2), Y14
 	VFMADD231PS  Y12, Y14, Y4
 	VFMADD231PS  Y13, Y14, Y5
-	VBROADCASTSS (R10), Y14
+	VBROADCASTSS (R11), Y14
 	VFMADD231PS  Y12, Y14, Y6
 	VFMADD231PS  Y13, Y14, Y7
-	VBROADCASTSS (R10)(DX*1), Y14
+	VBROADCASTSS (R11)(DX*1), Y14
 	VFMADD231PS  Y12, Y14, Y8
 	VFMADD231PS  Y13, Y14, Y9
-	VBROADCASTSS (R10)(DX*2), Y14
+	VBROADCASTSS (R11)(DX*2), Y14
 	VFMADD231PS  Y12, Y14, Y10
 	VFMADD231PS  Y13, Y14, Y11
 	ADDQ         BX, CX
-	ADDQ         BX, R10
+	ADDQ         BX, R11
 	ADDQ         DI, SI
+	PREFETCHT0   (SI)(R10*1)
 	VMOVUPS      (SI), Y12
 	VMOVUPS      Y12, (R9)
 	VMOVUPS      32(SI), Y13
@@ -2932,26 +3116,27 @@ several:
 	VBROADCASTSS (CX)(DX*2), Y14
 	VFMADD231PS  Y12, Y14, Y4
 	VFMADD231PS  Y13, Y14, Y5
-	VBROADCASTSS (R10), Y14
+	VBROADCASTSS (R11), Y14
 	VFMADD231PS  Y12, Y14, Y6
 	VFMADD231PS  Y13, Y14, Y7
-	VBROADCASTSS (R10)(DX*1), Y14
+	VBROADCASTSS (R11)(DX*1), Y14
 	VFMADD231PS  Y12, Y14, Y8
 	VFMADD231PS  Y13, Y14, Y9
-	VBROADCASTSS (R10)(DX*2), Y14
+	VBROADCASTSS (R11)(DX*2), Y14
 	VFMADD231PS  Y12, Y14, Y10
 	VFMADD231PS  Y13, Y14, Y11
 	ADDQ         BX, CX
-	ADDQ         BX, R10
+	ADDQ         BX, R11
 	ADDQ         DI, SI
-	SUBQ         $0x02, R11
+	SUBQ         $0x02, R12
 	JGE          several
 
 rest:
-	ADDQ $0x02, R11
+	ADDQ $0x02, R12
 	JLE  next
 
 one:
+	PREFETCHT0   (SI)(R10*1)
 	VMOVUPS      (SI), Y12
 	VMOVUPS      Y12, (R9)
 	VMOVUPS      32(SI), Y13
@@ -2966,25 +3151,25 @@ one:
 	VBROADCASTSS (CX)(DX*2), Y14
 	VFMADD231PS  Y12, Y14, Y4
 	VFMADD231PS  Y13, Y14, Y5
-	VBROADCASTSS (R10), Y14
+	VBROADCASTSS (R11), Y14
 	VFMADD231PS  Y12, Y14, Y6
 	VFMADD231PS  Y13, Y14, Y7
-	VBROADCASTSS (R10)(DX*1), Y14
+	VBROADCASTSS (R11)(DX*1), Y14
 	VFMADD231PS  Y12, Y14, Y8
 	VFMADD231PS  Y13, Y14, Y9
-	VBROADCASTSS (R10)(DX*2), Y14
+	VBROADCASTSS (R11)(DX*2), Y14
 	VFMADD231PS  Y12, Y14, Y10
 	VFMADD231PS  Y13, Y14, Y11
 	ADDQ         BX, CX
-	ADDQ         BX, R10
+	ADDQ         BX, R11
 	ADDQ         DI, SI
-	DECQ         R11
+	DECQ         R12
 	JG           one
 
 next:
-	MOVQ   72(AX), R11
-	ADDQ   R11, CX
-	ADDQ   R11, R10
+	MOVQ   72(AX), R12
+	ADDQ   R12, CX
+	ADDQ   R12, R11
 	ADDQ   80(AX), SI
 	DECQ   R8
 	JG     segment
@@ -3026,21 +3211,27 @@ store:
 // func kernelF32x1x8AVX2(x *byte)
 // Requires: AVX, FMA3, MMX+
 TEXT ·kernelF32x1x8AVX2(SB), NOSPLIT, $0-8
-	MOVQ   x+0(FP), AX
-	MOVQ   (AX), CX
-	MOVQ   24(AX), DX
-	MOVQ   32(AX), DX
-	MOVQ   8(AX), BX
-	MOVQ   40(AX), SI
-	MOVQ   64(AX), DI
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
+	MOVQ       x+0(FP), AX
+	MOVQ       16(AX), CX
+	MOVQ       48(AX), DX
+	PREFETCHT0 (CX)
+	PREFETCHT0 64(CX)
+	PREFETCHT0 128(CX)
+	PREFETCHT0 192(CX)
+	MOVQ       (AX), CX
+	MOVQ       24(AX), DX
+	MOVQ       32(AX), DX
+	MOVQ       8(AX), BX
+	MOVQ       40(AX), SI
+	MOVQ       64(AX), DI
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
+	VXORPS     Y6, Y6, Y6
+	VXORPS     Y7, Y7, Y7
 
 segment:
 	MOVQ 56(AX), R8

@@ -5,8 +5,9 @@
 // the result, never the columns of the left matrix. So neither the number of goroutines nor the vectors of the
 // processor change a bit, except in which of several NaNs results.
 //
-// The left matrix is read in place, with any strides. Panels of the right one are packed, unless they are used too few
-// times: by the kernel of the first rows where the rows of the right matrix lie side by side. The kernels are assembly
+// The left matrix is read in place, with any strides, or blocks of it are copied ([Product.Copies]). Panels of the
+// right one are packed, unless they are used too few times: by the kernel of the first rows where the elements of a row
+// of the right matrix lie side by side. The kernels are assembly
 // for AVX2, AVX-512 and NEON, written by the programs of backend/internal/_gen, a separate module. The plain form in Go
 // is the reference.
 package product
@@ -30,13 +31,17 @@ const (
 	piece      = 256 // columns of a in a chain of fused multiply-adds
 	mostRows   = 14  // of a kernel
 	mostBytes  = 128 // of a row of a kernel's result
-	blockBytes = 512 << 10
+	blockBytes = 256 << 10
+	line       = 64 // bytes that copyRows copies
 
 	longColumns = 64 // of the kernel of one row
 )
 
-// ScratchBytes is the size of the memory that [Run] needs besides the matrices: a panel, a tile, and arguments.
-const ScratchBytes = (piece+mostRows)*mostBytes + 2*int(unsafe.Sizeof(arguments{}))
+// ScratchBytes is the size of the memory that [Run] needs besides the matrices: a panel, a tile, arguments and a block.
+const ScratchBytes = blockAt + blockBytes + line
+
+// blockAt is where the block of the left matrix is.
+const blockAt = (piece+mostRows)*mostBytes + 2*int(unsafe.Sizeof(arguments{}))
 
 // arguments are those of a kernel: the fields that _gen lists.
 type arguments struct {
@@ -89,6 +94,16 @@ func Run[T Float](p *Product, c, a, b []T, r0, r1, j0, j1 int, scratch unsafe.Po
 	run(p, best, c, a, b, r0, r1, j0, j1, scratch)
 }
 
+// Copies reports whether [Run] copies blocks of the left matrix, whose elements have so many bytes, if it computes at
+// least so many columns, because the cache could not hold what a kernel reads: columns of the matrix, or rows that lie
+// a multiple of 2 KiB apart, share few sets of it. Each call copies all its rows.
+func (p *Product) Copies(bytes int) (columns int, ok bool) {
+	if p.A.Row == 1 {
+		return 64, p.A.Column > 1
+	}
+	return 256, p.A.Column == 1 && p.A.Row*bytes%2048 == 0
+}
+
 // reach panics if a matrix of so many rows and columns does not lie in a slice.
 func reach(name string, n, rows, columns int, s Strides) {
 	if rows > 0 && columns > 0 && ((rows-1)*s.Row+(columns-1)*s.Column >= n || s.Row < 0 || s.Column < 0) {
@@ -114,14 +129,23 @@ func run[T Float](p *Product, l Level, c, a, b []T, r0, r1, j0, j1 int, scratch 
 	tile := unsafe.Slice((*T)(unsafe.Add(scratch, piece*mostBytes)), mostRows*mostBytes/size)
 	both := (*[2]arguments)(unsafe.Add(scratch, (piece+mostRows)*mostBytes))
 	x, y := &both[0], &both[1]
+	least, copies := p.Copies(size)
+	copies = copies && j1-j0 >= least && r1-r0 > k.rows && k.copyRows != nil && k.rows*size <= line
 	// So many rows of a stay in the second-level cache while the panels of b pass.
-	block := max(1, blockBytes/size/min(p.Depth, piece)/k.rows) * k.rows
+	most, strip := 2*blockBytes, min(p.Depth, piece)*k.rows*size
+	if copies {
+		most, strip = blockBytes, strip+line
+	}
+	block := max(1, most/strip) * k.rows
 	for top := r0; top < r1; top += block {
 		bottom := min(top+block, r1)
 		strips := (bottom - top + k.rows - 1) / k.rows
 		height := (bottom - top + strips - 1) / strips
 		for from := 0; from < p.Depth; from += piece {
 			depth := min(piece, p.Depth-from)
+			if copies {
+				copyBlock(p, k, unsafe.Add(scratch, blockAt), a, top, bottom, height, from, depth)
+			}
 			columns := 0
 			for j := j0; j < j1; j += columns {
 				vectors := 2
@@ -137,6 +161,12 @@ func run[T Float](p *Product, l Level, c, a, b []T, r0, r1, j0, j1 int, scratch 
 					row: p.A.Row * size, column: p.A.Column * size, result: p.C * size,
 					steps: depth, segments: 1, add: min(from, 1),
 				}
+				switch {
+				case copies && p.A.Column == 1:
+					x.row = depth * size
+				case copies:
+					x.row, x.column = size, height*size
+				}
 				packs := k.pack != nil && columns == k.wide && p.B.Column == 1
 				if columns == width && p.B.Column == 1 && (packs || bottom-top <= 2*k.rows) {
 					x.b, x.right = unsafe.Pointer(&b[from*p.B.Row+j]), p.B.Row*size
@@ -146,7 +176,11 @@ func run[T Float](p *Product, l Level, c, a, b []T, r0, r1, j0, j1 int, scratch 
 				}
 				for i := top; i < bottom; i += height {
 					rows := min(height, bottom-i)
-					x.a = unsafe.Pointer(&a[i*p.A.Row+from*p.A.Column])
+					if !copies {
+						x.a = unsafe.Pointer(&a[i*p.A.Row+from*p.A.Column])
+					} else {
+						x.a = unsafe.Add(scratch, blockAt+(i-top)/height*(height*depth*size+line))
+					}
 					if columns == width {
 						x.c = unsafe.Pointer(&c[i*p.C+j])
 						if packs && i == top && bottom-top > 2*k.rows { // while the first strip reads the panel
@@ -170,6 +204,32 @@ func run[T Float](p *Product, l Level, c, a, b []T, r0, r1, j0, j1 int, scratch 
 					}
 				}
 			}
+		}
+	}
+}
+
+// copyBlock copies so many columns of some rows of a: strips of so many rows, each row by row or column by column, as a
+// lies. A line follows each strip.
+func copyBlock[T Float](p *Product, k *kernels, to unsafe.Pointer, a []T, top, bottom, height, from, depth int) {
+	size := int(unsafe.Sizeof(*new(T)))
+	step := height*depth*size + line
+	if p.A.Column == 1 {
+		for i := top; i < bottom; i++ {
+			row := unsafe.Add(to, (i-top)/height*step+(i-top)%height*depth*size)
+			copy(unsafe.Slice((*T)(row), depth), a[i*p.A.Row+from:])
+		}
+		return
+	}
+	strips := (bottom - top + height - 1) / height
+	for c := range depth {
+		// copyRows reads whole lines, which the last rows of a may not have, and the next column replaces the excess.
+		first, at := top+(from+c)*p.A.Column, unsafe.Add(to, c*height*size)
+		whole := max(0, min(strips, (len(a)-line/size-first+height)/height))
+		if whole > 0 {
+			k.copyRows(at, unsafe.Pointer(&a[first]), whole, step, height*size)
+		}
+		for i := whole; i < strips; i++ {
+			copy(unsafe.Slice((*T)(unsafe.Add(at, i*step)), height), a[first+i*height:])
 		}
 	}
 }

@@ -132,6 +132,7 @@ func TestLikeTheDefinition(t *testing.T) {
 		{29, 513, 17},
 		{40, 64, 8},
 		{600, 16, 48},
+		{29, 512, 260},
 	}
 	for rows := 2; rows <= 15; rows++ {
 		sizes = append(sizes, [3]int{rows, 9, 37})
@@ -145,6 +146,10 @@ func TestLikeTheDefinition(t *testing.T) {
 			check[float32](t, r, s[0], s[1], s[2], la, lb, i%2 == 1)
 			check[float64](t, r, s[0], s[1], s[2], la, lb, i%2 == 1)
 		}
+	}
+	for _, la := range []string{"columns", "columns apart"} { // several blocks are copied
+		check[float32](t, r, 270, 256, 130, la, "rows", false)
+		check[float64](t, r, 140, 256, 130, la, "rows", false)
 	}
 	for range 100 {
 		la, lb := layouts[r.IntN(len(layouts))], layouts[r.IntN(len(layouts))]

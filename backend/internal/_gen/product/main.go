@@ -164,12 +164,20 @@ func kernel(s isa, e element, rows, vectors int, packs bool) {
 		MOVQ(field(offset), r)
 		return r
 	}
+	_, at := rowPointers(load(fieldC), load(fieldResult), rows)
+	for i := range rows { // they are needed at the end
+		for disp := 0; disp < vectors*s.bytes; disp += 64 {
+			PREFETCHT0(at(i, disp))
+		}
+	}
 	a, row, column := load(fieldA), load(fieldRow), load(fieldColumn)
 	b, right := load(fieldB), load(fieldRight)
 	segments := load(fieldSegments)
-	var packed reg.GPVirtual
+	var packed, ahead reg.GPVirtual
 	if packs {
-		packed = load(fieldPacked)
+		packed, ahead = load(fieldPacked), GP64()
+		MOVQ(right, ahead)
+		SHLQ(Imm(4), ahead)
 	}
 	pointers, at := rowPointers(a, row, rows)
 	sums := make([][]reg.VecVirtual, rows)
@@ -196,6 +204,9 @@ func kernel(s isa, e element, rows, vectors int, packs bool) {
 			return
 		}
 		var columns []reg.VecVirtual
+		for disp := 0; packs && disp < vectors*s.bytes; disp += 64 { // of row 16 from here: they lie far apart
+			PREFETCHT0(Mem{Base: b, Index: ahead, Scale: 1, Disp: disp})
+		}
 		for j := range vectors {
 			v := s.vector()
 			VMOVUPS(Mem{Base: b, Disp: j * s.bytes}, v)

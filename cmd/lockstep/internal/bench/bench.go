@@ -58,7 +58,7 @@ minutes and needs an idle machine.`,
 	for _, name := range cli.Sorted(benchAbout) {
 		cmd.AddCommand(newBenchCollective(name))
 	}
-	cmd.AddCommand(newBenchTrain(), newBenchData(), newBenchWorker())
+	cmd.AddCommand(newBenchTrain(), newBenchData(), newBenchProducts(), newBenchWorker())
 	return cmd
 }
 
