@@ -16,8 +16,8 @@ func Default() *Strategy { return defaultStrategy().strategy }
 // defaultStrategy makes the default strategy and the replica of code outside of a Run.
 var defaultStrategy = sync.OnceValue(func() *Replica {
 	s, err := (&Strategy{
-		kind: defaultKind, oneDevice: true, devices: []device.Spec{device.CPU(0)}, params: []device.Spec{device.CPU(0)},
-		task: cluster.NoTask,
+		kind: defaultKind, oneDevice: true, task: cluster.NoTask,
+		placement: placement{devices: []device.Spec{device.CPU(0)}, params: []device.Spec{device.CPU(0)}},
 	}).open("Default")
 	if err != nil {
 		panic(err) // nothing can fail

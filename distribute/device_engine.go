@@ -65,9 +65,9 @@ func devicesOr(names []string, known []engine.Device, n int) []string {
 	return cpus[:min(n, len(cpus))]
 }
 
-// canonicalDevices parses a strategy's list of devices. It returns an error unless all are known, local and
-// distinct.
-func canonicalDevices(op string, names []string, known []engine.Device) ([]device.Spec, error) {
+// canonicalDevices parses a strategy's list of devices. It returns an error unless all are known, local and, if they
+// are not shared, distinct.
+func canonicalDevices(op string, names []string, known []engine.Device, shared bool) ([]device.Spec, error) {
 	if len(names) == 0 {
 		return nil, errorf(op, ErrInvalid, "the list of devices is empty: give at least one, or nil for all devices (%s)",
 			joinDevices(known))
@@ -83,7 +83,7 @@ func canonicalDevices(op string, names []string, known []engine.Device) ([]devic
 				"MirroredStrategy is not supported", d)
 		}
 		for _, other := range devices[:i] {
-			if other == d {
+			if other == d && !shared {
 				return nil, errorf(op, ErrInvalid, "no duplicates allowed in the list of devices: %v is given twice in %q", d,
 					names)
 			}

@@ -34,6 +34,7 @@ const (
 type groupOwner interface {
 	requireOpen(op string) error
 	inRun() bool
+	reformed() bool // Reform replaces communicators that have failed
 }
 
 // openReplicaGroup connects n replicas of this process.
@@ -145,8 +146,10 @@ func (g *replicaGroup) ready(ctx context.Context) error {
 	if err := g.owner.requireOpen("Group"); err != nil {
 		return err
 	}
-	if g.owner.inRun() || g.comms[0].Err() == nil {
+	if err := g.comms[0].Err(); g.owner.inRun() || err == nil {
 		return nil
+	} else if g.owner.reformed() {
+		return err
 	}
 	return g.rebuild(context.WithoutCancel(ctx))
 }

@@ -36,14 +36,16 @@ func NewMultiWorkerMirroredStrategy(cfg MultiWorkerConfig) (*Strategy, error) {
 	if err != nil {
 		return nil, err
 	}
-	devices, err := canonicalDevices(op, devicesOr(cfg.Devices, known, 1), known)
+	devices, err := canonicalDevices(op, devicesOr(cfg.Devices, known, 1), known, true)
 	if err != nil {
 		return nil, err
 	}
 	s := &Strategy{
-		kind: multiWorkerKind, devices: devices, params: devices, engine: cfg.Engine, resolver: cfg.Resolver, task: p.task,
-		options: cfg.Options, stall: cfg.Stall, logger: cfg.Logger,
-		size: len(devices), workersInSync: p.workers, workerID: p.id, chief: p.chief,
+		placement: placement{
+			devices: devices, params: devices, workersInSync: p.workers, workerID: p.id, chief: p.chief,
+		},
+		kind: multiWorkerKind, engine: cfg.Engine, resolver: cfg.Resolver, task: p.task, size: len(devices),
+		options: cfg.Options, stall: cfg.Stall, logger: cfg.Logger, elastic: cfg.Elastic,
 	}
 	if cfg.Worker == nil && cfg.Group == nil && p.workers > 1 {
 		if cfg.Worker, err = cfg.join(op, job, len(devices)); err != nil {

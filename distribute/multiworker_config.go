@@ -14,8 +14,8 @@ import (
 
 // MultiWorkerConfig configures a strategy over several workers. The zero value is a single worker.
 type MultiWorkerConfig struct {
-	// Devices lists this worker's devices, by replica. Default: all accelerators of the engine or, without any,
-	// CPU:0 alone, as in TensorFlow.
+	// Devices lists this worker's devices, by replica. Unlike in TensorFlow a device may have several replicas, which
+	// compute in turn. Default: all accelerators of the engine or, without any, CPU:0 alone, as in TensorFlow.
 	Devices []string
 	// Resolver describes the job's cluster. Default: that of Worker, else the result of [cluster.Discover],
 	// which reads TF_CONFIG among others. Without any of these the job has this process only.
@@ -32,7 +32,10 @@ type MultiWorkerConfig struct {
 	// replicas, and its size is the number of replicas of all workers. A worker's ranks are ascending, and need not be
 	// consecutive. Workers may have different numbers of replicas. Set it to use your own communicators. Default: the
 	// group of Worker or the strategy's own. The strategy closes it, unless NewMultiWorkerMirroredStrategy fails.
-	Group       collective.Group
+	Group collective.Group
+	// Elastic makes a strategy whose group is not rebuilt after a failed Run: [Strategy.Reform] replaces it. Until then,
+	// calls return the failure.
+	Elastic     bool
 	Engine      engine.Engine // as in [MirroredConfig]
 	LogicalCPUs int           // as in MirroredConfig
 	Options     Options       // as in MirroredConfig; equal on all workers, except for timeouts

@@ -33,12 +33,21 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 	default:
 		s.timeline = timeline.NewRecorder()
 	}
+	s.number()
+	s.detector = deadlock.New(deadlock.Config{
+		Devices: s.shortDevices(), IDs: s.ids, Timeout: s.options.Timeout, Stall: s.stall,
+		Logger: s.logger,
+	})
+	if err := s.openPlacement(op); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// number sets the ids of the replicas, and the engine's devices.
+func (s *Strategy) number() {
 	for _, d := range s.devices {
 		s.engineDevices = append(s.engineDevices, engine.Device{Kind: d.Kind, Index: d.Index})
-	}
-	short := make([]string, len(s.devices))
-	for i, d := range s.devices {
-		short[i] = d.Short()
 	}
 	for i := 0; len(s.ids) < len(s.devices); i++ {
 		s.ids = append(s.ids, i)
@@ -46,10 +55,18 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 	if s.size == 0 {
 		s.size, s.workersInSync, s.chief = len(s.devices), 1, true
 	}
-	s.detector = deadlock.New(deadlock.Config{
-		Devices: short, IDs: s.ids, Timeout: s.options.Timeout, Stall: s.stall,
-		Logger: s.logger,
-	})
+}
+
+func (s *Strategy) shortDevices() []string {
+	short := make([]string, len(s.devices))
+	for i, d := range s.devices {
+		short[i] = d.Short()
+	}
+	return short
+}
+
+// openPlacement starts the goroutines and communicators of the replicas.
+func (s *Strategy) openPlacement(op string) error {
 	switch {
 	case s.group != nil: // shared with the outer strategy
 		s.group.share(s.detector)
@@ -59,22 +76,22 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 	case s.size > 1:
 		group, err := openReplicaGroup(s, s.detector, len(s.devices), s.options.group(s.stall, s.logger, s.timeline))
 		if err != nil {
-			return nil, errorf(op, nil, "%w", err)
+			return errorf(op, nil, "%w", err)
 		}
 		s.group = group
 	}
 	if err := s.selectOps(op); err != nil {
-		return nil, err
+		return err
 	}
 	if err := s.checkImplementation(op); err != nil {
-		return nil, err
+		return err
 	}
 	s.warnImplementation(s.options)
-	s.stats.open(len(s.devices))
+	s.stats = newRunStats(len(s.devices))
 	if s.kind != defaultKind {
 		s.startWorkers()
 	}
-	return s, nil
+	return nil
 }
 
 // selectOps selects the CrossDeviceOps of the strategy, by the rule of TensorFlow 2.21's MirroredStrategy.
@@ -128,6 +145,20 @@ func (s *Strategy) Close() error {
 		return nil
 	}
 	defer s.detector.Hold()()
+	err := s.closePlacement()
+	if s.joined {
+		if e := s.member.Close(); err == nil {
+			err = e
+		}
+	}
+	if err != nil {
+		return errorf("Close", nil, "%w", err)
+	}
+	return nil
+}
+
+// closePlacement stops the goroutines and closes the communicators of the replicas.
+func (s *Strategy) closePlacement() error {
 	s.stopWorkers(nil)
 	var err error
 	if s.inner != nil {
@@ -141,13 +172,5 @@ func (s *Strategy) Close() error {
 			err = e
 		}
 	}
-	if s.joined {
-		if e := s.member.Close(); err == nil {
-			err = e
-		}
-	}
-	if err != nil {
-		return errorf("Close", nil, "%w", err)
-	}
-	return nil
+	return err
 }

@@ -58,10 +58,10 @@ func (r *Replica) begin(s *Strategy, local int, all []Replica, run *deadlock.Run
 }
 
 // arrive records and returns the time at which the replica joins a call that all replicas make.
-func (r *Replica) arrive() int64 { return r.stats.arrive(&r.home.stats, r.local) }
+func (r *Replica) arrive() int64 { return r.stats.arrive(r.home.stats, r.local) }
 
 // leave counts the time of a call that the replica has joined at begin.
-func (r *Replica) leave(begin int64) { r.stats.leave(&r.home.stats, r.local, begin) }
+func (r *Replica) leave(begin int64) { r.stats.leave(r.home.stats, r.local, begin) }
 
 // ID returns the replica's id, from 0 to NumReplicas()-1 (TensorFlow's replica_id_in_sync_group).
 func (r *Replica) ID() int { return r.id }

@@ -90,9 +90,11 @@ func (s *Strategy) host(ctx context.Context) (*Strategy, error) {
 			shared = outer.group // opening another group would need an agreement of all workers
 		}
 		inner, err := (&Strategy{
-			self: s, kind: s.kind, task: s.task, oneDevice: s.oneDevice, devices: s.devices, params: s.params, engine: s.engine,
-			ops:  s.ops,
-			size: s.size, ids: s.ids, workersInSync: s.workersInSync, workerID: s.workerID, chief: s.chief, group: shared,
+			placement: placement{
+				devices: s.devices, params: s.params, ids: s.ids, workersInSync: s.workersInSync, workerID: s.workerID,
+				chief: s.chief, group: shared,
+			},
+			self: s, kind: s.kind, task: s.task, oneDevice: s.oneDevice, engine: s.engine, ops: s.ops, size: s.size,
 			options: s.options, stall: s.stall, logger: s.logger,
 		}).open("Run")
 		if err != nil {
@@ -198,7 +200,7 @@ func (s *Strategy) settle(ctx context.Context, run *deadlock.Run, abandoned []in
 			s.logger.Warn("distribute: could not report this worker's failed step to the other workers", "error", e)
 		}
 	}
-	if s.group != nil {
+	if s.group != nil && !s.self.elastic {
 		if e := s.group.rebuild(context.WithoutCancel(ctx)); e != nil {
 			s.closed.Store(true)
 			if s.member != nil && s.member.Err() != nil {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Stats has the times of a strategy's Runs, summed since the strategy was made.
+// Stats has the times of a strategy's Runs, summed since the strategy was made or placed by [Strategy.Reform].
 type Stats struct {
 	Runs     int            // number of Runs that have ended
 	Elapsed  time.Duration  // from the start to the end of each
@@ -40,9 +40,8 @@ type counters struct {
 	_ [64]byte
 }
 
-func (s *runStats) open(replicas int) {
-	s.epoch = time.Now()
-	s.replicas = make([]counters, replicas)
+func newRunStats(replicas int) *runStats {
+	return &runStats{epoch: time.Now(), replicas: make([]counters, replicas)}
 }
 
 func (s *runStats) now() int64 { return int64(time.Since(s.epoch)) }

@@ -42,12 +42,12 @@ func NewMirroredStrategy(cfg MirroredConfig) (*Strategy, error) {
 	if _, err := device.IsSingleWorker(names); err != nil {
 		return nil, err
 	}
-	devices, err := canonicalDevices(op, names, known)
+	devices, err := canonicalDevices(op, names, known, false)
 	if err != nil {
 		return nil, err
 	}
 	s := &Strategy{
-		kind: mirroredKind, task: cluster.NoTask, devices: devices, params: devices, engine: cfg.Engine,
+		kind: mirroredKind, task: cluster.NoTask, placement: placement{devices: devices, params: devices}, engine: cfg.Engine,
 		ops: cfg.CrossDeviceOps, options: cfg.Options, stall: cfg.Stall, logger: cfg.Logger,
 	}
 	return s.open(op)
@@ -78,13 +78,13 @@ func NewOneDeviceStrategy(cfg OneDeviceConfig) (*Strategy, error) {
 	if cfg.Device == "" {
 		cfg.Device = devicesOr(nil, known, 1)[0]
 	}
-	devices, err := canonicalDevices(op, []string{cfg.Device}, known)
+	devices, err := canonicalDevices(op, []string{cfg.Device}, known, false)
 	if err != nil {
 		return nil, err
 	}
 	s := &Strategy{
-		kind: oneDeviceKind, oneDevice: true, task: cluster.NoTask, devices: devices, params: devices, engine: cfg.Engine,
-		options: cfg.Options, logger: cfg.Logger,
+		kind: oneDeviceKind, oneDevice: true, task: cluster.NoTask, placement: placement{devices: devices, params: devices},
+		engine: cfg.Engine, options: cfg.Options, logger: cfg.Logger,
 	}
 	return s.open(op)
 }
@@ -114,14 +114,14 @@ func NewCentralStorageStrategy(cfg CentralStorageConfig) (*Strategy, error) {
 	if err != nil {
 		return nil, err
 	}
-	devices, err := canonicalDevices(op, devicesOr(cfg.ComputeDevices, known, 1), known)
+	devices, err := canonicalDevices(op, devicesOr(cfg.ComputeDevices, known, 1), known, false)
 	if err != nil {
 		return nil, err
 	}
 	params := []device.Spec{device.CPU(0)}
 	switch {
 	case cfg.ParameterDevice != "":
-		params, err = canonicalDevices(op, []string{cfg.ParameterDevice}, known)
+		params, err = canonicalDevices(op, []string{cfg.ParameterDevice}, known, false)
 	case len(devices) == 1:
 		params = devices
 	}
@@ -129,7 +129,7 @@ func NewCentralStorageStrategy(cfg CentralStorageConfig) (*Strategy, error) {
 		return nil, err
 	}
 	s := &Strategy{
-		kind: centralKind, task: cluster.NoTask, devices: devices, params: params, engine: cfg.Engine,
+		kind: centralKind, task: cluster.NoTask, placement: placement{devices: devices, params: params}, engine: cfg.Engine,
 		ops: cfg.CrossDeviceOps, options: cfg.Options, stall: cfg.Stall, logger: cfg.Logger,
 	}
 	return s.open(op)

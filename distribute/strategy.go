@@ -21,46 +21,51 @@ import (
 // Strategy distributes training over devices (TensorFlow's tf.distribute.Strategy). Its methods may be called
 // concurrently; Runs of one strategy are serialized. The caller must close it.
 type Strategy struct {
-	kind          strategyKind
-	oneDevice     bool             // one replica, whose values are never wrapped
-	devices       []device.Spec    // of this worker's replicas
-	size          int              // number of replicas, of all workers
-	ids           []int            // of this worker's replicas, ascending
-	workersInSync int              // number of workers
-	workerID      int              // this one, from 0
-	chief         bool             // this worker writes what exactly one worker must write
-	replicasOf    [][]int          // ids by worker, if there are several
-	userGroup     collective.Group // the communicators between the replicas, from the configuration
-	member        *clusterworker.Worker
-	joined        bool          // the strategy created member
-	params        []device.Spec // devices of variables
-	resolver      cluster.Resolver
-	task          cluster.Task // this process, if it is one of a cluster
-	engine        engine.Engine
-	engineDevices []engine.Device
-	options       Options
-	stall         time.Duration
-	logger        *slog.Logger
-	ops           CrossDeviceOps // given by the user, or nil
-	collective    *collectiveAllReduce
-	detector      *deadlock.Detector // serializes Runs and Close, from the start of a Run until its outcome is settled
-	closed        atomic.Bool
-
-	// self is the strategy that the user made. Its inner strategy executes the Runs that a merge function
-	// starts while the replicas of the outer Run wait; it has separate replicas.
-	self  *Strategy
-	inner *Strategy // guarded by mu
-
-	group   *replicaGroup // nil with one replica
-	workers []*worker
-	undo    undo.Log[*deadlock.Run]
-	stats   runStats
+	placement
+	kind      strategyKind
+	oneDevice bool // one replica, whose values are never wrapped
+	size      int  // number of replicas, of all workers
+	elastic   bool // Reform follows a failed Run
+	reforms   int  // calls of Reform
+	member    *clusterworker.Worker
+	joined    bool // the strategy created member
+	resolver  cluster.Resolver
+	task      cluster.Task // this process, if it is one of a cluster
+	engine    engine.Engine
+	options   Options
+	stall     time.Duration
+	logger    *slog.Logger
+	ops       CrossDeviceOps     // given by the user, or nil
+	detector  *deadlock.Detector // serializes Runs and Close, from the start of a Run until its outcome is settled
+	closed    atomic.Bool
+	self      *Strategy // the one that the user made: see placement.inner
+	undo      undo.Log[*deadlock.Run]
 	// timeline records the calls between replicas. It belongs to the worker, if the strategy is one of a job.
 	timeline *timeline.Recorder
 
 	warnedImplementation sync.Once
 
 	mu sync.Mutex
+}
+
+// placement is what follows from which replicas this worker computes, and where. Reform replaces it.
+type placement struct {
+	devices       []device.Spec    // of this worker's replicas
+	params        []device.Spec    // of variables
+	engineDevices []engine.Device  // devices
+	ids           []int            // of this worker's replicas, ascending
+	workersInSync int              // number of workers
+	workerID      int              // this one, from 0
+	chief         bool             // this worker writes what exactly one worker must write
+	replicasOf    [][]int          // ids by worker, if there are several
+	userGroup     collective.Group // the communicators between the replicas that the strategy was given, or nil
+	group         *replicaGroup    // nil with one replica
+	collective    *collectiveAllReduce
+	workers       []*worker
+	stats         *runStats
+	// inner executes the Runs that a merge function starts while the replicas of the outer Run wait; it has separate
+	// replicas. Strategy.mu guards it.
+	inner *Strategy
 }
 
 // Extended has what TensorFlow's StrategyExtended has beyond the functions and methods of this package, on values of

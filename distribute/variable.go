@@ -84,8 +84,20 @@ type Variable struct {
 	agg        Aggregation
 	trainable  bool
 	components []*undo.Cell // values by replica, or one for all
+	storage    Storage      // of the components; nil: they have the values
+	reforms    int          // Strategy.reforms of the components
 	dtype      tensor.DType
 	shape      []int
+}
+
+// Storage holds the components of a variable outside of this package, such as in the memory of a compute engine.
+// component is the index of a local replica, or 0 if all replicas share one component. Several goroutines may call
+// the methods at the same time.
+type Storage interface {
+	// Load returns a copy of a component's value.
+	Load(component int) (*tensor.Tensor, error)
+	// Store sets a component's value, of the same dtype and shape, by copying it.
+	Store(component int, value *tensor.Tensor) error
 }
 
 // Name returns the variable's name, as TensorFlow writes it: "Variable:0".
@@ -285,6 +297,10 @@ func (v *Variable) checkOwner(op string, s *Strategy) error {
 	if v.strategy != s {
 		return errorf(op, ErrContext, "mixing different strategies: variable %s belongs to %v, the context to another "+
 			"strategy, %v", v.Name(), v.strategy, s)
+	}
+	if v.reforms != s.reforms {
+		return errorf(op, ErrInvalid, "variable %s was made before the replicas were placed by Reform, which did not get "+
+			"it: give Reform all variables", v.Name())
 	}
 	return nil
 }

@@ -112,22 +112,14 @@ func (s *Strategy) checkVariable(op string, cfg VariableConfig, dtype tensor.DTy
 
 // unvalued returns a variable without components.
 func (s *Strategy) unvalued(cfg VariableConfig) *Variable {
-	v := &Variable{strategy: s, name: cfg.Name, sync: cfg.Synchronization, agg: cfg.Aggregation, devices: s.params}
+	v := &Variable{
+		strategy: s, name: cfg.Name, sync: cfg.Synchronization, agg: cfg.Aggregation, devices: s.params, reforms: s.reforms,
+	}
 	if v.sync == Auto && s.kind.mirrors() {
 		v.sync = OnWrite
 	}
 	v.trainable = !cfg.NotTrainable && (cfg.Synchronization != OnRead || cfg.Trainable)
 	return v
-}
-
-// Storage holds the components of a variable outside of this package, such as in the memory of a compute engine.
-// component is the index of a local replica, or 0 if all replicas share one component. Several goroutines may call
-// the methods at the same time.
-type Storage interface {
-	// Load returns a copy of a component's value.
-	Load(component int) (*tensor.Tensor, error)
-	// Store sets a component's value, of the same dtype and shape, by copying it.
-	Store(component int, value *tensor.Tensor) error
 }
 
 // VariableIn returns a variable with the given dtype and shape whose components are in storage. It behaves as one of
@@ -139,7 +131,7 @@ func (s *Strategy) VariableIn(storage Storage, dtype tensor.DType, shape []int, 
 		return nil, err
 	}
 	v := s.unvalued(cfg)
-	v.dtype, v.shape = dtype, slices.Clone(shape)
+	v.dtype, v.shape, v.storage = dtype, slices.Clone(shape), storage
 	for i := range v.devices {
 		v.components = append(v.components, undo.NewCellIn(componentIn{storage, i}))
 	}

@@ -69,15 +69,16 @@ type Spec struct {
 	// BucketBytes is the desired number of bytes of gradients per bucket; 0 is the engine's default. It has to
 	// be the same on all workers. Another value may change the bits of results.
 	BucketBytes int
-	// Shards divides the update of the parameters, and with it the optimizer's slots, among the devices of the
-	// job: Program.Pieces lists what each shard updates. 0 and 1 mean that every device updates every parameter.
+	// Shards divides the update of the parameters, and with it the optimizer's slots, among the replicas of the
+	// job: Program.Pieces lists what each shard updates. A device updates what the shards of its replicas own. 0 and 1
+	// mean that every device updates every parameter.
 	Shards int
 	// ShardIfFaster makes Shards a proposal: where the engine expects no shorter steps, every device updates every
 	// parameter, and all of Program.Pieces belong to shard 0. That depends only on the model, the engine and Replicas.
 	ShardIfFaster bool
-	// DeviceShards is the shard of each device, from 0 to Shards-1. It is needed if Shards is more than 1. An
+	// ReplicaShards is the shard of each local replica, from 0 to Shards-1. It is needed if Shards is more than 1. An
 	// optimizer that combines gradients of several parameters cannot be sharded.
-	DeviceShards []int
+	ReplicaShards []int
 }
 
 // LocalReplicas returns the number of local replicas.
@@ -96,7 +97,7 @@ func (s Spec) DeviceOf(replica int) int {
 	return replica
 }
 
-// ErrNotOwned is the error of Program.Read for a slot of a parameter that another shard owns.
+// ErrNotOwned is the error of Program.Read for a slot of a parameter that another shard than the replica's owns.
 var ErrNotOwned = errors.New("another shard owns the variable")
 
 // SumFunc writes the sum of all replicas' src[i] to dst[i], which has the same dtype and shape and does not
@@ -393,14 +394,23 @@ type Program interface {
 	Update(ctx context.Context, device, replica, part int, factor float64) error
 	// Updated returns the memory of a parameter's new value on a device. Host code can read and write it. It
 	// belongs to the caller from the parameter's Update until Commit or Discard. The caller must fill the elements
-	// that other shards own in every step before Commit; their first contents are undefined.
+	// that shards of other devices own in every step before Commit; their first contents are undefined.
 	Updated(device, parameter int) (*tensor.Tensor, error)
 	// Pieces lists which shard updates which elements of the parameters, as [BucketPieces] does for Spec.Shards.
 	// Parameters are divided only if the optimizer works element by element. The result is the same in every process.
 	Pieces() []Piece
-	// Kept returns the range of a variable's elements that a device keeps: all, or, of the slots of parameters, those
-	// that belong to the pieces of its shard. It is empty if the device keeps none.
-	Kept(device, variable int) (from, to int)
+	// Kept returns the range of a variable's elements that the device of a replica keeps for it: all, or, of the slots of
+	// parameters, those that belong to the pieces of the replica's shard. It is empty if that has none.
+	Kept(replica, variable int) (from, to int)
+
+	// Place changes the number of local replicas, and their devices and shards: by local replica, as in Spec, but a
+	// device may be left without replicas, and then keeps no values. It compiles nothing; the update of a piece that this
+	// program has not updated before is compiled at its first use. Each other device keeps the variables that all
+	// replicas share, and a device that had no replica gets a copy of those. It keeps the slots of the shards that it
+	// updated and still updates. The caller must write the averages of all replicas, and the slots of all other shards,
+	// before it computes. Place drops the results of Gradients and Update and the batches of NewBatch. Invalid arguments
+	// are an error that changes nothing; after any other error the program can only be closed.
+	Place(replicaDevices, replicaShards []int) error
 
 	// Step is Gradients of a step's only micro-batch, and Update of every part with factor 1, as one program: if
 	// Info.WholeStep is set, in a job of one replica. finite reports whether all gradients are finite; they have no
@@ -425,11 +435,12 @@ type Program interface {
 	Losses(replica int) ([]float64, error)
 
 	// Read returns a copy of a variable's value on a replica: of a mirrored variable, that of its device.
-	// variable is an index into Variables. Of a slot of which the device keeps a part, Read returns that part, as a
-	// vector; of one that another shard owns, [ErrNotOwned].
+	// variable is an index into Variables. Of a slot of which the replica's shard has a part, Read returns that part, as
+	// a vector; of one that another shard owns, [ErrNotOwned]. See Kept.
 	Read(replica, variable int) (*tensor.Tensor, error)
 	// Write sets a variable's value on a replica, or on its device if it is mirrored. It copies the value. It
-	// returns an error if dtype or shape differ. The device keeps its part of a slot, see Kept.
+	// returns an error if dtype or shape differ. The device keeps its parts of a slot; the value can also be the part that
+	// Read returns.
 	Write(replica, variable int, value *tensor.Tensor) error
 	// Close frees programs and state.
 	Close() error

@@ -47,7 +47,8 @@ const (
 	agreedRead    = agreedSquares + agreedPieces // sums of the two halves of the identities of the rows read
 	agreedRow     = agreedRead + 2               // differences of the two halves of the contents of one row, read twice
 	agreedWriting = agreedRow + 2                // number of replicas whose worker is writing its part of a snapshot
-	agreed        = agreedWriting + 1            // the number of these elements
+	agreedPlace   = agreedWriting + 1            // number of replicas whose worker has a new placement
+	agreed        = agreedPlace + 1              // the number of these elements
 )
 
 // agreedPieces is the number of pieces that the hash is split into.
@@ -65,6 +66,9 @@ func (t *Trainer) putAgreement(r *distribute.Replica, b *stepBatches, to []float
 	}
 	if t.writing() {
 		to[agreedWriting] = 1
+	}
+	if b.place {
+		to[agreedPlace] = 1
 	}
 	if t.others() {
 		putHash(t.stateHash(b), t.strategy.NumReplicasInSync(), to)

@@ -105,7 +105,8 @@ func (t *Trainer) compressed() (list []*stateValue) {
 	}
 	for i, s := range states[0] {
 		v := &stateValue{
-			name: s.Name, kind: kindCompression, dtype: s.Value.DType(), shape: s.Value.Shape(), mirrored: s.Shared,
+			name: s.Name, kind: kindCompression, dtype: s.Value.DType(), shape: s.Value.Shape(),
+			mirrored: s.Shared, shared: s.Shared,
 			read: func(local int) (*tensor.Tensor, error) { return states[local][i].Value.Clone(), nil },
 			write: func(local int, value *tensor.Tensor) error {
 				copy(states[local][i].Value.Memory().HostBytes(), value.Memory().HostBytes())

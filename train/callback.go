@@ -46,8 +46,8 @@ type EpochBegin struct {
 	Epochs int // index at which Fit ends
 	Steps  int // number of steps of the epoch, or -1 if unknown
 
-	// Done and Elapsed are set for an epoch that resumes from a snapshot: the steps taken before, and
-	// their duration.
+	// Done and Elapsed are set for an epoch that resumes, from a snapshot or because replicas were placed anew: the steps
+	// taken before, and their duration.
 	Done    int
 	Elapsed time.Duration
 }

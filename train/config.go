@@ -99,6 +99,8 @@ type Config struct {
 	DataTimeout time.Duration
 	// Logger receives warnings. Default: slog.Default().
 	Logger *slog.Logger
+
+	placements placements // of the replicas while Fit trains; nil: they stay where they are
 }
 
 // LossReduction is a rule by which the losses of examples, each multiplied by its weight ([data.Batch].Weights, which
@@ -161,6 +163,7 @@ const (
 	PhaseEvaluate Phase = "evaluate" // evaluates one batch
 	PhasePredict  Phase = "predict"  // predicts one batch
 	PhaseSnapshot Phase = "snapshot" // copies the training state, and waits until the previous snapshot is written
+	PhasePlace    Phase = "place"    // moves replicas between workers
 	PhaseRestore  Phase = "restore"  // reads a snapshot, or receives it from the chief
 )
 

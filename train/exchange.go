@@ -108,7 +108,7 @@ func (t *Trainer) fitStep(ctx context.Context, b *stepBatches, mean *mean) (resu
 		return t.diloco.fitStep(ctx, b, mean)
 	}
 	if b.weightSum > 0 {
-		b.stop = t.wantsStop()
+		b.stop, b.place = t.wantsStop(), t.placementDue()
 		result, err = t.step(ctx, b)
 	}
 	if err == nil && (result.taken || b.weightSum == 0) {
@@ -126,8 +126,8 @@ type stepResult struct {
 	round   *mean           // over the steps since the last outer step, of this worker; nil: all are in mean
 }
 
-// openExchange makes the exchange. owners are those of a sharded optimizer, or nil.
-func (t *Trainer) openExchange(ctx context.Context, owners []int) (err error) {
+// openExchange makes the exchange.
+func (t *Trainer) openExchange(ctx context.Context) (err error) {
 	if d := t.config.diloco(); d != nil {
 		if t.diloco, err = t.newDiLoCo(*d); err != nil {
 			return fmt.Errorf("train: Config.Exchange: DiLoCo: %w", err)
@@ -137,10 +137,10 @@ func (t *Trainer) openExchange(ctx context.Context, owners []int) (err error) {
 	}
 	t.compression = t.compressions(t.config.Exchange.codec())
 	all := t.newAllReduce(t.compression)
-	if t.exchange = all; owners == nil {
+	if t.exchange = all; !t.shards {
 		return nil
 	}
-	if t.exchange, err = t.newSharded(ctx, all, owners); err != nil {
+	if t.exchange, err = t.newSharded(ctx, all); err != nil {
 		return fmt.Errorf("train: %w", err)
 	}
 	return nil

@@ -59,7 +59,7 @@ func (m fakeModel) Compile(_ context.Context, _ engine.Engine, spec engine.Spec)
 		return nil, err
 	}
 	if spec.ShardIfFaster && !m.quick { // tests that shard ask for it
-		spec.Shards, spec.DeviceShards = 0, nil
+		spec.Shards, spec.ReplicaShards = 0, nil
 	}
 	p := &fakeProgram{model: m, spec: spec, pieces: engine.Pieces(fakeVariables[:2], max(spec.Shards, 1), false)}
 	p.buckets = []engine.Bucket{{Parameters: []int{1}, Bytes: 16}, {Parameters: []int{0}, Bytes: 8}}
@@ -85,7 +85,7 @@ func (m fakeModel) Compile(_ context.Context, _ engine.Engine, spec engine.Spec)
 			copy(r.next[1], r.now[1])
 		}
 		for i := 2; i < fakeAverage; i++ { // what another shard owns must not be used
-			if !p.owned(spec.DeviceOf(replica), i) {
+			if !p.ownedOn(spec.DeviceOf(replica), i) {
 				for j := range r.now[i] {
 					r.now[i][j], r.next[i][j] = math.NaN(), math.NaN()
 				}
@@ -180,7 +180,7 @@ func (p *fakeProgram) Close() error                  { p.closed = true; return n
 // Parts has a part for each bucket of which the device owns parameters.
 func (p *fakeProgram) Parts(device int) (parts [][]int) {
 	for _, b := range p.buckets {
-		part := slices.DeleteFunc(slices.Clone(b.Parameters), func(i int) bool { return !p.owned(device, 2+i) })
+		part := slices.DeleteFunc(slices.Clone(b.Parameters), func(i int) bool { return !p.ownedOn(device, 2+i) })
 		if len(part) > 0 {
 			parts = append(parts, part)
 		}
@@ -192,16 +192,29 @@ func (p *fakeProgram) Parts(device int) (parts [][]int) {
 func (p *fakeProgram) Pieces() []engine.Piece { return p.pieces }
 
 // Kept implements engine.Program: a slot is kept with its parameter.
-func (p *fakeProgram) Kept(device, variable int) (from, to int) {
-	if !p.owned(device, variable) {
+func (p *fakeProgram) Kept(replica, variable int) (from, to int) {
+	if !p.owned(replica, variable) {
 		return 0, 0
 	}
 	return 0, fakeVariables[variable].Bytes() / 8
 }
 
-func (p *fakeProgram) owned(device, variable int) bool {
+// Place implements engine.Program.
+func (p *fakeProgram) Place(_, _ []int) error { return errors.New("fake: the replicas stay") }
+
+// ownedOn reports whether a device has a variable.
+func (p *fakeProgram) ownedOn(device, variable int) bool {
+	for r := range p.spec.LocalReplicas() {
+		if p.spec.DeviceOf(r) == device && p.owned(r, variable) {
+			return true
+		}
+	}
+	return false
+}
+
+func (p *fakeProgram) owned(replica, variable int) bool {
 	return p.spec.Shards < 2 || variable < 2 || variable >= fakeAverage ||
-		p.pieces[variable-2].Owner == p.spec.DeviceShards[device]
+		p.pieces[variable-2].Owner == p.spec.ReplicaShards[replica]
 }
 
 // AddShape implements engine.Program.
@@ -378,7 +391,7 @@ func (p *fakeProgram) Read(replica, variable int) (*tensor.Tensor, error) {
 	if err := p.model.failed("read", replica); err != nil {
 		return nil, err
 	}
-	if !p.owned(p.spec.DeviceOf(replica), variable) {
+	if !p.owned(replica, variable) {
 		return nil, engine.ErrNotOwned
 	}
 	return tensor.From(p.replicas[replica].now[variable],
@@ -387,7 +400,7 @@ func (p *fakeProgram) Read(replica, variable int) (*tensor.Tensor, error) {
 
 func (p *fakeProgram) Write(replica, variable int, value *tensor.Tensor) error {
 	p.written = append(p.written, fakeVariables[variable].Name)
-	if !p.owned(p.spec.DeviceOf(replica), variable) {
+	if !p.owned(replica, variable) {
 		return nil
 	}
 	copy(p.replicas[replica].now[variable], tensor.Data[float64](value))
@@ -444,7 +457,7 @@ func share(t testing.TB, trainer *Trainer, deviceOf ...int) *fakeProgram {
 	old := trainer.program.(*fakeProgram)
 	spec := old.spec
 	spec.ReplicaDevices, spec.Devices = deviceOf, spec.Devices[:slices.Max(deviceOf)+1]
-	spec.Shards, spec.DeviceShards = 0, nil
+	spec.Shards, spec.ReplicaShards = 0, nil
 	trainer.deviceOf, trainer.buckets, trainer.squares, trainer.table = deviceOf, nil, nil, nil
 	trainer.devices = make([]*device, len(spec.Devices))
 	for i := range trainer.devices {
@@ -453,7 +466,7 @@ func share(t testing.TB, trainer *Trainer, deviceOf ...int) *fakeProgram {
 	for replica, i := range deviceOf {
 		trainer.devices[i].replicas = append(trainer.devices[i].replicas, replica)
 	}
-	owners, err := trainer.shardSpec(t.Context(), &spec)
+	sharded, err := trainer.shardSpec(t.Context(), &spec)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -462,12 +475,18 @@ func share(t testing.TB, trainer *Trainer, deviceOf ...int) *fakeProgram {
 		t.Fatal(err)
 	}
 	trainer.program = p
-	if owners, err = trainer.shardsChosen(t.Context(), owners); err != nil {
+	if sharded, err = trainer.shardsChosen(t.Context(), sharded); err != nil {
 		t.Fatal(err)
 	}
 	trainer.makeTable()
+	if sharded {
+		if err := trainer.divideSlots(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	trainer.shards = sharded
 	trainer.plan()
-	if err := trainer.openExchange(t.Context(), owners); err != nil {
+	if err := trainer.openExchange(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return p.(*fakeProgram)
@@ -507,7 +526,7 @@ func (p *fakeProgram) snapshot() []fakeValues {
 	for replica, r := range p.replicas {
 		var values fakeValues
 		for i, v := range r.now {
-			if !p.owned(p.spec.DeviceOf(replica), i) {
+			if !p.owned(replica, i) {
 				v = make([]float64, len(v))
 			}
 			values = append(values, slices.Clone(v))

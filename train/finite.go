@@ -297,7 +297,7 @@ func (t *Trainer) find(r *distribute.Replica, g *globalBatch, gradients []*tenso
 	f := finding{Example: -1}
 	finiteVariables, frozen := "all variables", "" // frozen: what is wrong with the first frozen variable that has NaN
 	for i, v := range t.variables {
-		from, to := t.program.Kept(t.deviceOf[local], i)
+		from, to := t.program.Kept(local, i)
 		if from == to { // other devices keep it
 			continue
 		}

@@ -279,7 +279,8 @@ type fit struct {
 	measured  []timeline.Measurement
 	settings  map[string]string
 	position  fitPosition
-	mean      *mean // over the steps of the epoch in progress
+	stream    *feeder // that reads ds; nil: none
+	mean      *mean   // over the steps of the epoch in progress
 	// When it began, and when it published the progress first, by the recorder's clock; the steps until then.
 	began, first time.Duration
 	firstSteps   int
@@ -297,6 +298,12 @@ func (f *fit) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	joins := f.t.placementDue() && !f.t.others()
+	if joins {
+		if err := f.replace(ctx, errPlace); err != nil {
+			return err
+		}
+	}
 	if err := f.resumePosition(); err != nil {
 		f.t.failOthers(ctx, err)
 		return err
@@ -308,34 +315,58 @@ func (f *fit) run(ctx context.Context) (err error) {
 	if err := f.checkValidation(ctx); err != nil {
 		return f.dataFailed(ctx, fmt.Errorf("FitConfig.Validation, batch 0: %w", err))
 	}
-	if err := f.compareWorkers(ctx); err != nil {
-		return err
+	if !joins { // else the others are in the middle of theirs
+		if err := f.compareWorkers(ctx); err != nil {
+			return err
+		}
 	}
-	var stream *feeder // with StepsPerEpoch: one for all epochs
+	for f.position.epoch < f.cfg.Epochs && (f.left() != 0 || f.position.open()) {
+		if f.stream == nil {
+			if err := f.openFeed(ctx); err != nil {
+				return f.dataFailed(ctx, err)
+			}
+		}
+		err := f.epoch(ctx)
+		if f.cfg.StepsPerEpoch == 0 || err != nil {
+			err = f.closeFeed(ctx, err)
+		}
+		if err != nil {
+			if err = f.replace(ctx, err); err == nil && f.t.resume != nil { // this worker was behind
+				*f.history = History{}
+				err = f.resumePosition()
+			}
+		}
+		if err != nil || f.position.truncated {
+			return err
+		}
+	}
+	return f.closeFeed(ctx, nil)
+}
+
+// openFeed starts to read the dataset at Fit's position: with StepsPerEpoch for all epochs, else for one.
+func (f *fit) openFeed(ctx context.Context) (err error) {
+	cfg := feedConfig{
+		epoch: f.position.epoch, skip: f.position.next.batch, limit: f.batches(f.left()), labels: true,
+		together: f.cfg.Accumulate,
+	}
 	if n := f.cfg.StepsPerEpoch; n > 0 {
 		limit := n*(f.cfg.Epochs-f.position.epoch) - f.position.step
 		if left := f.left(); left >= 0 {
 			limit = min(limit, left)
 		}
-		next := f.position.next
-		stream, err = f.t.feed(ctx, f.ds, feedConfig{
-			epoch: next.pass, skip: next.batch, repeat: true, limit: f.batches(max(limit, 0)), labels: true,
-			together: f.cfg.Accumulate,
-		})
-		if err != nil {
-			return f.dataFailed(ctx, err)
-		}
-		defer func() { err = f.t.closeFeed(ctx, stream, err) }()
+		cfg.epoch, cfg.repeat, cfg.limit = f.position.next.pass, true, f.batches(max(limit, 0))
 	}
-	for f.position.epoch < f.cfg.Epochs && (f.left() != 0 || f.position.open()) {
-		if err := f.epoch(ctx, stream); err != nil {
-			return err
-		}
-		if f.position.truncated {
-			return nil
-		}
+	f.stream, err = f.t.feed(ctx, f.ds, cfg)
+	return err
+}
+
+// closeFeed stops to read the dataset. It returns err, or otherwise the error of closing.
+func (f *fit) closeFeed(ctx context.Context, err error) error {
+	stream := f.stream
+	if f.stream = nil; stream == nil {
+		return err
 	}
-	return nil
+	return f.t.closeFeed(ctx, stream, err)
 }
 
 // checkValidation returns an error if the first batch of FitConfig.Validation does not fit: it would be found only
@@ -405,20 +436,11 @@ func (f *fit) left() int {
 	return max(f.cfg.Steps-f.history.Steps, 0)
 }
 
-func (f *fit) epoch(ctx context.Context, stream *feeder) (end error) {
+func (f *fit) epoch(ctx context.Context) error {
 	number, done := f.position.epoch, f.position.step
 	begin := EpochBegin{Epoch: number, Epochs: f.cfg.Epochs, Steps: f.cfg.StepsPerEpoch, Done: done}
-	if stream == nil {
+	if begin.Steps == 0 {
 		begin.Steps = f.stepsOf(f.ds.Len())
-		own, err := f.t.feed(ctx, f.ds, feedConfig{
-			epoch: number, skip: f.position.next.batch, limit: f.batches(f.left()), labels: true,
-			together: f.cfg.Accumulate,
-		})
-		if err != nil {
-			return f.dataFailed(ctx, err)
-		}
-		stream = own
-		defer func() { end = f.t.closeFeed(ctx, own, end) }()
 	}
 	if left := f.left(); left >= 0 && (begin.Steps < 0 || done+left < begin.Steps) {
 		begin.Steps = done + left
@@ -440,13 +462,15 @@ func (f *fit) epoch(ctx context.Context, stream *feeder) (end error) {
 		f.history.Epochs = append(f.history.Epochs, Epoch{Epoch: number})
 	}
 	epoch := &f.history.Epochs[len(f.history.Epochs)-1]
-	if err = f.steps(ctx, begin, stream, epoch); err == nil {
+	if err = f.steps(ctx, begin, epoch); err == nil {
 		if err = f.t.diloco.endEpoch(ctx, f.mean); err != nil {
 			err = fmt.Errorf("train: epoch %d: %w", number+1, err)
 		}
 	}
 	epoch.Result = f.mean.result()
-	if errors.Is(err, ErrStop) && epoch.Steps == 0 { // requested before the epoch began, perhaps on another worker
+	// A stop may have been requested before the epoch began, perhaps on another worker, and with another placement the
+	// epoch begins again.
+	if (errors.Is(err, ErrStop) || err != nil && f.t.config.placements != nil) && epoch.Steps == 0 {
 		f.history.Epochs = f.history.Epochs[:len(f.history.Epochs)-1]
 		return err
 	}
@@ -530,10 +554,13 @@ func (f *fit) ended(begin EpochBegin) bool {
 }
 
 // steps runs the steps of one epoch.
-func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch *Epoch) error {
-	mean := f.mean
+func (f *fit) steps(ctx context.Context, begin EpochBegin, epoch *Epoch) error {
+	mean, stream := f.mean, f.stream
 	var b stepBatches
 	for step := begin.Done + 1; f.cfg.StepsPerEpoch == 0 || step <= f.cfg.StepsPerEpoch; step++ {
+		if f.t.placementAgreed() {
+			return errPlace
+		}
 		f.t.strategy.ReadStats(&f.speed.before)
 		start := time.Now()
 		f.t.enter(PhaseData)

@@ -125,7 +125,7 @@ func toChief[T any](ctx context.Context, t *Trainer, name string, mine T) ([]T, 
 	}
 	values := slices.Repeat([]*tensor.Tensor{tensor.New(tensor.Uint8, 0)}, len(t.local))
 	values[0] = tensor.From(text)
-	all, err := t.concatenate(ctx, name, values, counts, false)
+	all, err := t.concatenate(ctx, name, values, counts, 0)
 	if err != nil || all == nil {
 		return nil, err
 	}
@@ -181,15 +181,17 @@ func (t *Trainer) fromWorker(ctx context.Context, sends bool, mine []byte) ([]by
 // chiefReplica returns the chief's first replica.
 func (t *Trainer) chiefReplica() int { return t.replicasOf[0][0] }
 
-// concatenate returns the vectors of all replicas, one after the other in the order of the replicas' ids: on every
-// worker, or on the chief only, where the others get nil. values has those of the local replicas, counts the lengths of
-// all.
-func (t *Trainer) concatenate(ctx context.Context, name string, values []*tensor.Tensor, counts []int, everywhere bool,
+// everywhere is where all workers get the result of concatenate.
+const everywhere = -1
+
+// concatenate returns the vectors of all replicas, one after the other in the order of the replicas' ids: everywhere,
+// or on one worker only, where the others get nil. values has those of the local replicas, counts the lengths of all.
+func (t *Trainer) concatenate(ctx context.Context, name string, values []*tensor.Tensor, counts []int, worker int,
 ) (all *tensor.Tensor, err error) {
-	if everywhere && t.others() {
+	if worker == everywhere && t.others() {
 		return distribute.Gather(ctx, t.strategy, values, 0)
 	}
-	if t.IsChief() {
+	if worker == t.worker || !t.others() {
 		n := 0
 		for _, count := range counts {
 			n += count
@@ -204,7 +206,7 @@ func (t *Trainer) concatenate(ctx context.Context, name string, values []*tensor
 		return all, nil
 	}
 	return all, t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
-		h, err := r.StartGather(ctx, all, values[r.LocalID()], counts, t.chiefReplica(), name)
+		h, err := r.StartGather(ctx, all, values[r.LocalID()], counts, t.replicasOf[worker][0], name)
 		if err == nil {
 			err = h.Wait(ctx)
 		}

@@ -17,7 +17,7 @@ import (
 // replicas; only the new values are sent then.
 type sharded struct {
 	*allReduce
-	pieces []engine.Piece // the owner is the replica that updates it, the first one of its device
+	pieces []engine.Piece // the owner is the replica that updates it: the first of the device with the piece's shard
 	leaves []leaf         // of the sums of squares
 
 	// The numbers that replicas exchange after those of every step:
@@ -75,74 +75,63 @@ func leavesOf(parameters []engine.Variable, pieces []engine.Piece) (list []leaf,
 // chooses reports whether the engine chooses whether the optimizer is sharded.
 func (t *Trainer) chooses() bool { return t.config.Exchange == engineChoice{} }
 
-// shardSpec decides whether the optimizer is sharded, and completes the spec then. It returns, by shard, the first
-// replica of its device. With several workers, every worker calls it, and an error is one on all of them.
-func (t *Trainer) shardSpec(ctx context.Context, spec *engine.Spec) ([]int, error) {
+// shardSpec reports whether the optimizer is sharded, and completes the spec then: each replica has a shard of its id.
+// With several workers, every worker calls it, and an error is one on all of them.
+func (t *Trainer) shardSpec(ctx context.Context, spec *engine.Spec) (bool, error) {
 	_, sharded := t.config.Exchange.(Sharded)
 	possible := !t.central && t.strategy.HasCollectives()
 	kind := "without shards" // AllReduce and DiLoCo are compared later, with all of their configuration
 	if t.chooses() && possible || sharded {
 		kind = t.config.Exchange.String()
 	}
-	type request struct {
-		Kind   string
-		Owners []int // the first replica of each device
-	}
-	mine := request{Kind: kind}
-	for _, d := range t.devices {
-		mine.Owners = append(mine.Owners, t.ids()[d.replicas[0]])
-	}
-	all, err := fromWorkers(ctx, t, mine)
+	all, err := fromWorkers(ctx, t, kind)
 	if err != nil {
-		return nil, fmt.Errorf("comparing the workers' Config.Exchange: %w", err)
+		return false, fmt.Errorf("comparing the workers' Config.Exchange: %w", err)
 	}
-	var owners []int
 	for w, its := range all {
-		if its.Kind != all[0].Kind {
-			return nil, fmt.Errorf("Config.Exchange is %s on worker %d and %s on worker 0: want the same on all workers",
-				its.Kind, w, all[0].Kind)
+		if its != all[0] {
+			return false, fmt.Errorf("Config.Exchange is %s on worker %d and %s on worker 0: want the same on all workers",
+				its, w, all[0])
 		}
-		owners = append(owners, its.Owners...)
 	}
-	slices.Sort(owners)
-	if len(owners) == 1 || !sharded && !(t.chooses() && possible) {
-		return nil, nil // a single device has everything
+	if spec.Replicas == 1 || !sharded && !(t.chooses() && possible) {
+		return false, nil
 	}
 	switch {
 	case t.central:
-		return nil, fmt.Errorf("Config.Exchange is Sharded, and %v has one copy of the variables, which one device "+
+		return false, fmt.Errorf("Config.Exchange is Sharded, and %v has one copy of the variables, which one device "+
 			"updates: use AllReduce, or another strategy", t.strategy)
 	case !possible:
-		return nil, fmt.Errorf("Config.Exchange is Sharded, and %v only reduces: use AllReduce, or a strategy without "+
+		return false, fmt.Errorf("Config.Exchange is Sharded, and %v only reduces: use AllReduce, or a strategy without "+
 			"CrossDeviceOps", t.strategy.CrossDeviceOps())
 	}
-	spec.Shards, spec.ShardIfFaster = len(owners), t.chooses()
-	for _, d := range t.devices {
-		spec.DeviceShards = append(spec.DeviceShards, slices.Index(owners, t.ids()[d.replicas[0]]))
-	}
-	return owners, nil
+	spec.Shards, spec.ShardIfFaster, spec.ReplicaShards = spec.Replicas, t.chooses(), t.ids()
+	return true, nil
 }
 
-// shardsChosen returns owners, or nil if the engine has chosen not to shard the optimizer.
-func (t *Trainer) shardsChosen(ctx context.Context, owners []int) ([]int, error) {
-	if owners == nil || !t.chooses() {
-		return owners, nil
+// shardsChosen reports whether an optimizer that can be sharded is: the engine may have chosen not to.
+func (t *Trainer) shardsChosen(ctx context.Context, sharded bool) (bool, error) {
+	if !sharded || !t.chooses() {
+		return sharded, nil
 	}
 	chosen := slices.ContainsFunc(t.program.Pieces(), func(p engine.Piece) bool { return p.Owner > 0 })
-	if err := t.sameChoice(ctx, chosen); err != nil || !chosen {
-		return nil, err
-	}
-	return owners, nil
+	return chosen, t.sameChoice(ctx, chosen)
 }
 
-// newSharded makes the exchange of an optimizer that is sharded among owners, and divides the slots in the state table.
-func (t *Trainer) newSharded(ctx context.Context, all *allReduce, owners []int) (_ *sharded, err error) {
+// newSharded makes the exchange of a sharded optimizer.
+func (t *Trainer) newSharded(ctx context.Context, all *allReduce) (_ *sharded, err error) {
 	s := &sharded{allReduce: all, pieces: slices.Clone(t.program.Pieces()), squares: -1}
-	for i := range s.pieces {
-		s.pieces[i].Owner = owners[s.pieces[i].Owner]
+	first := make([]int, len(t.local)) // of each local replica's device
+	for local, device := range t.deviceOf {
+		first[local] = t.ids()[t.devices[device].replicas[0]]
 	}
-	if err := s.divideSlots(ctx, owners); err != nil {
-		return nil, err
+	byWorker, err := fromWorkers(ctx, t, first)
+	if err != nil {
+		return nil, fmt.Errorf("exchanging which replicas share devices: %w", err)
+	}
+	firstOf := byReplica(t, byWorker)
+	for i := range s.pieces {
+		s.pieces[i].Owner = firstOf[s.pieces[i].Owner]
 	}
 	s.notFinite = t.summedScalars()
 	if t.config.needsSquares() {
@@ -158,14 +147,14 @@ func (t *Trainer) newSharded(ctx context.Context, all *allReduce, owners []int) 
 	return s, nil
 }
 
-// divideSlots changes the entries of the variables that some devices do not have: slots. An entry belongs to the first
-// of the replicas that have its elements. It checks that each element of every variable is on a device.
-func (s *sharded) divideSlots(ctx context.Context, owners []int) error {
-	t := s.t
-	mine := make([][][2]int, len(t.local)) // by local replica and variable: the elements from and up to which it has
-	for local, device := range t.deviceOf {
+// divideSlots changes the entries of the variables that some replicas' shards do not have: slots. An entry belongs to
+// the first of the replicas that have its elements. It checks that each element of every variable is on a device. The
+// entries stay as they are if replicas are placed anew.
+func (t *Trainer) divideSlots(ctx context.Context) error {
+	mine := make([][][2]int, len(t.deviceOf)) // by local replica and variable: the elements from and up to which it has
+	for local := range mine {
 		for i := range t.variables {
-			from, to := t.program.Kept(device, i)
+			from, to := t.program.Kept(local, i)
 			mine[local] = append(mine[local], [2]int{from, to})
 		}
 	}
@@ -178,20 +167,23 @@ func (s *sharded) divideSlots(ctx context.Context, owners []int) error {
 		n := elements(v.Shape)
 		var entries []entry
 		mirrored := true
+		t.table[i].shared = false
 		for replica, ranges := range kept {
 			e := entry{ranges[i][0], ranges[i][1], replica}
 			if mirrored = mirrored && e.to-e.from == n; e.from == e.to && n > 0 {
 				continue
 			}
 			updates := func(p engine.Piece) bool { return p.Owner == replica }
-			if v.Role == engine.Slot && slices.Contains(owners, replica) && !slices.ContainsFunc(s.pieces, updates) {
-				return fmt.Errorf("Config.Exchange is Sharded for %d devices, and the model has %s: replica %d would update "+
-					"none, though the model reads %s, which updates change; use AllReduce", len(owners),
+			if v.Role == engine.Slot && !slices.ContainsFunc(t.program.Pieces(), updates) {
+				return fmt.Errorf("Config.Exchange is Sharded for %d replicas, and the model has %s: replica %d would update "+
+					"none, though the model reads %s, which updates change; use AllReduce", len(kept),
 					plural(len(t.Parameters()), "parameter"), replica, v.Name)
 			}
-			if !slices.ContainsFunc(entries, func(q entry) bool { return q.from == e.from && q.to == e.to }) {
-				entries = append(entries, e)
+			if slices.ContainsFunc(entries, func(q entry) bool { return q.from == e.from && q.to == e.to }) {
+				t.table[i].shared = true
+				continue
 			}
+			entries = append(entries, e)
 		}
 		slices.SortFunc(entries, func(a, b entry) int { return a.from - b.from })
 		next := 0
@@ -241,24 +233,21 @@ func (t *Trainer) isWhole(p engine.Piece) bool {
 	return p.To-p.From == v.Bytes()/v.DType.Bytes()
 }
 
-// hasAll reports whether a local replica's device has all of a variable.
+// hasAll reports whether a local replica's shard has all of a variable.
 func (t *Trainer) hasAll(local, variable int) bool {
-	from, to := t.program.Kept(t.deviceOf[local], variable)
+	from, to := t.program.Kept(local, variable)
 	return !t.table[variable].divided() || to-from == elements(t.variables[variable].Shape)
 }
 
 // Sharded reports whether the optimizer is sharded.
-func (t *Trainer) Sharded() bool {
-	_, sharded := t.exchange.(*sharded)
-	return sharded
-}
+func (t *Trainer) Sharded() bool { return t.shards }
 
 // OptimizerBytes returns the size of the optimizer's slots that this worker's devices keep.
 func (t *Trainer) OptimizerBytes() (bytes int) {
-	for device := range t.devices {
+	for local := range t.local {
 		for i, v := range t.variables {
-			if v.Role == engine.Slot {
-				from, to := t.program.Kept(device, i)
+			if v.Role == engine.Slot && (t.local[local].first || t.table[i].divided()) {
+				from, to := t.program.Kept(local, i)
 				bytes += (to - from) * v.DType.Bytes()
 			}
 		}

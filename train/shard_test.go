@@ -117,7 +117,7 @@ func TestShardedDevices(t *testing.T) {
 				if got != want {
 					t.Errorf("devices %v: got\n%s, want\n%s", deviceOf, got, want)
 				}
-				if sharded := trainer.Sharded(); sharded != (deviceOf != nil && len(trainer.devices) > 1) {
+				if sharded := trainer.Sharded(); sharded != (deviceOf != nil) {
 					t.Errorf("devices %v: sharded %v", deviceOf, sharded)
 				}
 			}

@@ -253,6 +253,15 @@ func (t *Trainer) snapshot(ctx context.Context) (*Snapshot, error) {
 		return nil, fmt.Errorf("%w (found before the snapshot at step %d, which is not written: resume from an earlier one)",
 			err, t.committed)
 	}
+	s := t.position()
+	if s.DiLoCo = t.config.diloco(); s.DiLoCo != nil {
+		s.Workers, s.state.DiLoCo = len(t.replicasOf), t.outerState()
+	}
+	return s, nil
+}
+
+// position returns the numbers of a snapshot, and the state of Fit.
+func (t *Trainer) position() *Snapshot {
 	s := &Snapshot{
 		Step: t.committed, Seed: t.config.Seed, GlobalBatch: t.config.GlobalBatch,
 		Replicas: t.strategy.NumReplicasInSync(), Compress: t.config.Exchange.codec(),
@@ -261,13 +270,10 @@ func (t *Trainer) snapshot(ctx context.Context) (*Snapshot, error) {
 	if scale := t.scale; scale.Scale != 0 {
 		s.state.LossScale = &scale
 	}
-	if s.DiLoCo = t.config.diloco(); s.DiLoCo != nil {
-		s.Workers, s.state.DiLoCo = len(t.replicasOf), t.outerState()
-	}
 	if f := t.fitting.Load(); f != nil {
 		s.state.Fit = f.state()
 	}
-	return s, nil
+	return s
 }
 
 // Restored is the result of [Trainer.Restore].
@@ -318,13 +324,17 @@ func (t *Trainer) restore(s *Snapshot) (Restored, error) {
 			}
 		}
 	}
-	// all workers have the snapshot's values now
-	t.committed, t.passes, t.resume, t.assigned = s.Step, s.state.Passes, s.state.Fit, assigned{variable: -1}
+	t.setPosition(s) // all workers have the snapshot's values now
 	t.outer = s.outerState().Outer
 	r := Restored{Found: true, Step: s.Step, Differ: t.whyBitsDiffer(s)}
 	r.Epoch, r.EpochAt = s.Epoch()
-	t.restoreScale(s)
 	return r, nil
+}
+
+// setPosition sets the numbers of a snapshot, and where Fit resumes.
+func (t *Trainer) setPosition(s *Snapshot) {
+	t.committed, t.passes, t.resume, t.assigned = s.Step, s.state.Passes, s.state.Fit, assigned{variable: -1}
+	t.restoreScale(s)
 }
 
 // whyBitsDiffer returns the reasons why the bits of this training differ from those of the training that made the
@@ -459,14 +469,11 @@ func (t *Trainer) snapshotFromChief(ctx context.Context, s *Snapshot, message re
 	}
 	t.enter(PhaseRestore)
 	chief := t.IsChief()
-	var tensors []checkpoint.Tensor
+	var c *checkpoint.Contents
 	if chief && failure == nil && s != nil {
-		var c *checkpoint.Contents
 		if c, failure = s.Contents(); failure == nil {
-			message.State, tensors = c.State, c.Tensors
-		}
-		for _, v := range tensors {
-			message.Tensors = append(message.Tensors, tensorHeader{v.Name, v.Value.DType(), v.Value.Shape()})
+			of := messageOf(c)
+			message.State, message.Tensors = of.State, of.Tensors
 		}
 	}
 	message, err := fromChief(ctx, t, message, failure)
@@ -478,22 +485,41 @@ func (t *Trainer) snapshotFromChief(ctx context.Context, s *Snapshot, message re
 	case message.State == nil:
 		return nil, message, nil
 	}
-	c := &checkpoint.Contents{State: message.State}
-	for i, h := range message.Tensors {
+	if c, err = t.receiveContents(ctx, message, chief, c); err != nil {
+		return nil, message, fmt.Errorf("train: restore: from the chief: %w", err)
+	}
+	s, err = SnapshotOf(c)
+	return s, message, err
+}
+
+// messageOf describes the contents that receiveContents sends.
+func messageOf(c *checkpoint.Contents) restoreMessage {
+	m := restoreMessage{State: c.State}
+	for _, v := range c.Tensors {
+		m.Tensors = append(m.Tensors, tensorHeader{v.Name, v.Value.DType(), v.Value.Shape()})
+	}
+	return m
+}
+
+// receiveContents returns, on every worker, the contents of the worker that sends.
+func (t *Trainer) receiveContents(ctx context.Context, m restoreMessage, sends bool, own *checkpoint.Contents) (
+	*checkpoint.Contents, error,
+) {
+	c := &checkpoint.Contents{State: m.State}
+	for i, h := range m.Tensors {
 		var mine []byte
-		if chief {
-			mine = tensors[i].Value.Memory().HostBytes()
+		if sends {
+			mine = own.Tensors[i].Value.Memory().HostBytes()
 		}
-		bytes, err := t.fromWorker(ctx, chief, mine)
+		bytes, err := t.fromWorker(ctx, sends, mine)
 		var value *tensor.Tensor
 		if err == nil {
 			value, err = h.value(bytes)
 		}
 		if err != nil {
-			return nil, message, fmt.Errorf("train: restore: getting %s from the chief: %w", h.Name, err)
+			return nil, fmt.Errorf("getting %s: %w", h.Name, err)
 		}
 		c.Tensors = append(c.Tensors, checkpoint.Tensor{Name: h.Name, Value: value})
 	}
-	s, err = SnapshotOf(c)
-	return s, message, err
+	return c, nil
 }

@@ -12,19 +12,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// startEqual gives all workers the chief's initial values, as TensorFlow's multi-worker strategy does when
-// it creates variables, because a model may draw random ones. First it checks that all workers have the same
-// model. It sends only the values that differ between workers.
-func (t *Trainer) startEqual(ctx context.Context) (err error) {
-	defer func() {
-		if err != nil {
-			t.failOthers(ctx, err)
-		}
-	}()
-	prints, err := t.initialPrints()
-	if err != nil {
-		return err
-	}
+// compareModels returns an error unless all workers have the chief's model and configuration.
+func (t *Trainer) compareModels(ctx context.Context) error {
 	mine := t.describe()
 	theirs, err := fromChief(ctx, t, mine, nil)
 	if err != nil {
@@ -45,7 +34,23 @@ func (t *Trainer) startEqual(ctx context.Context) (err error) {
 			return fmt.Errorf("train: this worker's model differs from the chief's: it also has %s", mine[i+1])
 		}
 	}
-	if err := t.comparePrograms(ctx); err != nil {
+	return t.comparePrograms(ctx)
+}
+
+// startEqual gives all workers the chief's initial values, as TensorFlow's multi-worker strategy does when
+// it creates variables, because a model may draw random ones. First it checks that all workers have the same
+// model. It sends only the values that differ between workers.
+func (t *Trainer) startEqual(ctx context.Context) (err error) {
+	defer func() {
+		if err != nil {
+			t.failOthers(ctx, err)
+		}
+	}()
+	prints, err := t.initialPrints()
+	if err != nil {
+		return err
+	}
+	if err := t.compareModels(ctx); err != nil {
 		return err
 	}
 	differ, err := t.differentValues(ctx, prints)

@@ -21,6 +21,7 @@ type stepBatches struct {
 	weightSum float64 // of all examples
 	pass      int64   // of Trainer.Gradients over the step's examples
 	stop      bool    // this worker requests a stop
+	place     bool    // this worker has a new placement
 	tolerated bool    // accept loss and gradients that are not finite
 }
 

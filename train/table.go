@@ -30,6 +30,7 @@ type stateValue struct {
 	// entry is one.
 	entries  []entry
 	mirrored bool // every replica has all elements, and the same
+	shared   bool // several replicas have all elements, and the same, or all of them do
 
 	// read returns a copy of what a local replica has: its value, or as a vector its part of one that is divided.
 	read func(local int) (*tensor.Tensor, error)
@@ -149,6 +150,7 @@ func (t *Trainer) makeTable() {
 			value.kind = kindSlot
 		}
 		value.mirrored = value.scope == ofJob
+		value.shared = value.mirrored
 		t.table = append(t.table, t.addEntries(value))
 	}
 }
@@ -169,8 +171,12 @@ func (t *Trainer) readEntry(v *stateValue, e entry) (*tensor.Tensor, error) {
 
 // gather returns a value as a snapshot stores it: on every worker, or on the chief only, where the others get nil.
 // Owners send the elements that a worker does not have.
-func (t *Trainer) gather(ctx context.Context, v *stateValue, everywhere bool) (*tensor.Tensor, error) {
-	if v.mirrored && !everywhere {
+func (t *Trainer) gather(ctx context.Context, v *stateValue, onAll bool) (*tensor.Tensor, error) {
+	worker := 0
+	if onAll {
+		worker = everywhere
+	}
+	if v.mirrored && !onAll {
 		if !t.IsChief() {
 			return nil, nil
 		}
@@ -187,7 +193,7 @@ func (t *Trainer) gather(ctx context.Context, v *stateValue, everywhere bool) (*
 			}
 		}
 	}
-	all, err := t.concatenate(ctx, v.name, values, counts, everywhere)
+	all, err := t.concatenate(ctx, v.name, values, counts, worker)
 	if err != nil || all == nil {
 		return nil, err
 	}

@@ -47,7 +47,7 @@ func kindOf(p Phase) timeline.Kind {
 		return timeline.Predict
 	case PhaseSnapshot:
 		return timeline.Snapshot
-	case PhaseRestore:
+	case PhaseRestore, PhasePlace:
 		return timeline.Restore
 	}
 	return timeline.Other

@@ -27,6 +27,9 @@ type Trainer struct {
 	sums     int  // of all metrics
 	central  bool // one copy of the variables serves all replicas
 
+	engineDevices []engine.Device // of the program: those of the first local replicas
+	shards        bool            // the optimizer is sharded
+
 	replicasOf [][]int // by worker, the ids of its replicas, ascending
 	worker     int     // this one's number
 
@@ -94,7 +97,11 @@ type state struct {
 	verified  uint64    // hash of the mirrored variables before the step in progress; 0: they are not compared
 
 	computeDType tensor.DType // of the model's layers; Invalid: not known
-	scale        lossScale
+
+	started bool // the values are those of the job, not only initial ones of this worker
+	// copies has values that only one replica has, while replicas are placed anew: by replica id (or ofAll) and name.
+	copies map[int]map[string]*tensor.Tensor
+	scale  lossScale
 }
 
 // New compiles m for the replicas of s. The strategy must have an engine and must outlive the trainer. With several
@@ -119,6 +126,7 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 		if err := t.startEqual(ctx); err != nil {
 			return nil, errors.Join(err, t.Close())
 		}
+		t.started = true
 	}
 	return t, nil
 }
@@ -135,7 +143,7 @@ func (t *Trainer) open(ctx context.Context, m engine.Model) error {
 	if err := t.checkNoiseScale(); err != nil {
 		return fmt.Errorf("train: Config.NoiseScale: %w", err)
 	}
-	owners, err := t.compile(ctx, m)
+	sharded, err := t.compile(ctx, m)
 	if err != nil {
 		return fmt.Errorf("train: %w", err)
 	}
@@ -146,26 +154,48 @@ func (t *Trainer) open(ctx context.Context, m engine.Model) error {
 	if err := t.makeVariables(); err != nil {
 		return fmt.Errorf("train: %w", err)
 	}
-	if owners, err = t.shardsChosen(ctx, owners); err != nil {
+	if sharded, err = t.shardsChosen(ctx, sharded); err != nil {
 		return fmt.Errorf("train: %w", err)
 	}
 	t.makeTable()
+	if sharded {
+		if err := t.divideSlots(ctx); err != nil {
+			return fmt.Errorf("train: %w", err)
+		}
+	}
 	t.computesIn()
+	t.shards = sharded
 	t.plan()
-	return t.openExchange(ctx, owners)
+	return t.openExchange(ctx)
 }
 
-// compile compiles the model for the strategy's devices. owners are the owners of the parameters (see shardSpec).
-func (t *Trainer) compile(ctx context.Context, m engine.Model) (owners []int, err error) {
-	s := t.strategy
-	var devices []engine.Device
-	for replica, d := range s.EngineDevices() {
-		i := slices.Index(devices, d)
+// locate sets which devices of the program the strategy's local replicas use.
+func (t *Trainer) locate() error {
+	for range t.engineDevices {
+		t.devices = append(t.devices, &device{})
+	}
+	for replica, d := range t.strategy.EngineDevices() {
+		i := slices.Index(t.engineDevices, d)
 		if i < 0 {
-			i, devices, t.devices = len(devices), append(devices, d), append(t.devices, &device{})
+			return fmt.Errorf("replica %d is placed on %s:%d, for which the model is not compiled: want one of %v",
+				t.ids()[replica], d.Kind, d.Index, t.engineDevices)
 		}
 		t.clocks = append(t.clocks, clock{idle: true})
 		t.devices[i].replicas, t.deviceOf = append(t.devices[i].replicas, replica), append(t.deviceOf, i)
+	}
+	return nil
+}
+
+// compile compiles the model for the strategy's devices. sharded reports whether the optimizer can be sharded.
+func (t *Trainer) compile(ctx context.Context, m engine.Model) (sharded bool, err error) {
+	s := t.strategy
+	for _, d := range s.EngineDevices() {
+		if !slices.Contains(t.engineDevices, d) {
+			t.engineDevices = append(t.engineDevices, d)
+		}
+	}
+	if err := t.locate(); err != nil {
+		return false, err
 	}
 	t.enter(PhaseCompile)
 	n := s.NumReplicasInSync()
@@ -173,7 +203,7 @@ func (t *Trainer) compile(ctx context.Context, m engine.Model) (owners []int, er
 		Rows:           ceilDiv(t.config.GlobalBatch, n),
 		Inputs:         t.config.Inputs,
 		Labels:         t.config.Labels,
-		Devices:        devices,
+		Devices:        t.engineDevices,
 		ReplicaDevices: t.deviceOf,
 		Seed:           t.config.Seed,
 
@@ -188,8 +218,8 @@ func (t *Trainer) compile(ctx context.Context, m engine.Model) (owners []int, er
 	if d, ok := s.EngineParameterDevice(); ok {
 		spec.Central, t.central = &d, true
 	}
-	if owners, err = t.shardSpec(ctx, &spec); err != nil {
-		return nil, err
+	if sharded, err = t.shardSpec(ctx, &spec); err != nil {
+		return false, err
 	}
 	program, err := m.Compile(ctx, s.Engine(), spec)
 	if err == nil {
@@ -197,11 +227,11 @@ func (t *Trainer) compile(ctx context.Context, m engine.Model) (owners []int, er
 		err = errors.Join(t.keepsCentral(), compressible(t.config.Exchange.codec(), t.Parameters(), s))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("compiling the model: %w", err)
+		return false, fmt.Errorf("compiling the model: %w", err)
 	}
 	t.variables = t.program.Variables()
 	t.metrics, t.sums = metricsOf(t.program)
-	return owners, nil
+	return sharded, nil
 }
 
 // keepsCentral returns an error if the strategy keeps one copy of the variables, and the program does not.

@@ -80,6 +80,7 @@ func Run(t *testing.T, c Config) {
 		{"updated memory", testUpdatedMemory, true},
 		{"several replicas of a device", testSharedDevice, true},
 		{"shards", testShards, true},
+		{"replicas placed anew", testPlace, true},
 		{"a whole step", testWholeStep, true},
 		{"random state", testRandom, false},
 		{"moving averages", testAverages, true},
@@ -934,7 +935,7 @@ func testShardsOf(t *testing.T, c Config, build func() engine.Model, divides boo
 	parameters := whole.Parameters()
 	for _, shards := range []int{2, 3, 2 + len(parameters)} {
 		s := bucketed(e, devices, 4, 150)
-		s.Shards, s.DeviceShards = shards, []int{0, 1, shards - 1}
+		s.Shards, s.ReplicaShards = shards, []int{0, 1, shards - 1}
 		p := mustCompile(t, build(), e, s)
 		pieces := p.Pieces()
 		want := engine.BucketPieces(parameters, p.Buckets(), shards, divides)
@@ -960,7 +961,7 @@ func testShardsOf(t *testing.T, c Config, build func() engine.Model, divides boo
 		}) {
 			t.Errorf("%d shards: variables %v, want %v", shards, p.Variables(), whole.Variables())
 		}
-		for d, k := range s.DeviceShards {
+		for d, k := range s.ReplicaShards {
 			var got []int
 			for _, part := range p.Parts(d) {
 				if len(part) == 0 {
@@ -989,7 +990,7 @@ func testShardsOf(t *testing.T, c Config, build func() engine.Model, divides boo
 			}
 			for i := range parameters {
 				from := must(whole.Updated(0, i))(t)
-				for d, k := range s.DeviceShards {
+				for d, k := range s.ReplicaShards {
 					x := must(p.Updated(d, i))(t)
 					if lo, hi := of(i, k); hi > lo {
 						sameBits(t, "an owner's new value", []*tensor.Tensor{part(x, lo, hi)}, []*tensor.Tensor{part(from, lo, hi)})
@@ -1044,18 +1045,159 @@ func testShardsOf(t *testing.T, c Config, build func() engine.Model, divides boo
 		}
 	}
 	for name, change := range map[string]func(s *engine.Spec){
-		"no shards of devices": func(s *engine.Spec) { s.DeviceShards = nil },
-		"too few":              func(s *engine.Spec) { s.DeviceShards = s.DeviceShards[:1] },
-		"a shard too many":     func(s *engine.Spec) { s.DeviceShards[1] = 2 },
-		"a negative shard":     func(s *engine.Spec) { s.DeviceShards[1] = -1 },
+		"no shards of devices": func(s *engine.Spec) { s.ReplicaShards = nil },
+		"too few":              func(s *engine.Spec) { s.ReplicaShards = s.ReplicaShards[:1] },
+		"a shard too many":     func(s *engine.Spec) { s.ReplicaShards[1] = 2 },
+		"a negative shard":     func(s *engine.Spec) { s.ReplicaShards[1] = -1 },
 	} {
 		s := bucketed(e, 2, 4, 0)
-		s.Shards, s.DeviceShards = 2, []int{0, 1}
+		s.Shards, s.ReplicaShards = 2, []int{0, 1}
 		change(&s)
 		if p, err := c.Plain().Compile(t.Context(), e, s); err == nil {
 			p.Close()
 			t.Errorf("compiled for %s", name)
 		}
+	}
+}
+
+// testPlace checks that four replicas which move between two programs and their devices, while they train, make the
+// bits of replicas that stay where they are.
+func testPlace(t *testing.T, c Config) {
+	testPlaceOf(t, c, c.Averaging, 0)
+	testPlaceOf(t, c, c.Plain, 4)
+	if c.Wide != nil {
+		testPlaceOf(t, c, c.Wide, 4)
+	}
+}
+
+func testPlaceOf(t *testing.T, c Config, build func() engine.Model, shards int) {
+	const n, devices = 4, 2
+	e := open(t, c, n)
+	whole := mustCompile(t, build(), e, bucketed(e, n, 4, 150))
+	s := bucketed(e, devices, 4, 150)
+	s.Replicas, s.Shards = n, shards
+	s.ReplicaDevices, s.ReplicaShards = []int{0, 0, 1, 1}, []int{0, 1, 2, 3}
+	if shards == 0 {
+		s.ReplicaShards = nil
+	}
+	programs := []engine.Program{mustCompile(t, build(), e, s), mustCompile(t, build(), e, s)}
+	type place struct{ program, device, local int }
+	var now []place // by replica
+	variables, parameters := whole.Variables(), len(whole.Parameters())
+	locate := func(where [n][2]int) {
+		values := make([][]*tensor.Tensor, n) // by replica and variable
+		for id, at := range now {
+			for v := range variables {
+				x, err := programs[at.program].Read(at.local, v)
+				if err != nil && !errors.Is(err, engine.ErrNotOwned) {
+					t.Fatal(err)
+				}
+				values[id] = append(values[id], x)
+			}
+		}
+		before := now
+		now = nil
+		var lists, ids [2][]int
+		for id, w := range where {
+			now = append(now, place{w[0], w[1], len(lists[w[0]])})
+			lists[w[0]], ids[w[0]] = append(lists[w[0]], w[1]), append(ids[w[0]], id)
+		}
+		for i, p := range programs {
+			if lists[i] == nil {
+				lists[i], ids[i] = []int{0}, []int{0} // no replica of the test
+			}
+			check(t, p.Place(lists[i], ids[i]))
+		}
+		for id, at := range now {
+			for v, x := range variables {
+				stayed := before != nil && before[id].program == at.program
+				switch {
+				case before == nil:
+					check(t, programs[at.program].Write(at.local, v, must(whole.Read(id, v))(t)))
+				case values[id][v] != nil && (!stayed || x.Role == engine.Average || before[id].device != at.device):
+					check(t, programs[at.program].Write(at.local, v, values[id][v]))
+				}
+			}
+		}
+	}
+	for round, where := range [][n][2]int{
+		{{0, 0}, {0, 0}, {0, 1}, {0, 1}},
+		{{0, 0}, {0, 1}, {1, 0}, {1, 1}},
+		{{0, 1}, {1, 1}, {0, 1}, {1, 1}},
+		{{1, 0}, {1, 1}, {0, 0}, {1, 1}},
+		{{1, 1}, {1, 1}, {1, 1}, {1, 1}},
+		{{0, 0}, {0, 0}, {0, 1}, {0, 0}},
+	} {
+		locate(where)
+		for i := range 2 {
+			sum := make([]*tensor.Tensor, parameters)
+			for id, at := range now {
+				b, rng := batch(uint64(100*round+10*i+id), 4), [3]uint64{uint64(round), uint64(id)}
+				want := must(Gradients(t.Context(), whole, id, b, 4*n, rng))(t)
+				got := must(Gradients(t.Context(), programs[at.program], at.local, b, 4*n, rng))(t)
+				sameBits(t, fmt.Sprintf("gradients of replica %d, placement %d", id, round), got.Tensors, want.Tensors)
+				addAll(sum, want.Tensors)
+			}
+			done := map[[2]int]bool{}
+			for id, at := range now {
+				fill(t, whole, id, sum)
+				update(t, whole, id, 1)
+				p := programs[at.program]
+				fill(t, p, at.local, sum)
+				if device := [2]int{at.program, at.device}; !done[device] {
+					done[device] = true
+					check(t, Update(t.Context(), p, at.device, at.local))
+				}
+			}
+			for device := range done {
+				for v := range parameters {
+					x := must(programs[device[0]].Updated(device[1], v))(t)
+					want := must(whole.Updated(0, v))(t)
+					for _, piece := range programs[0].Pieces() { // what the device's shards own is there
+						owner := now[piece.Owner]
+						if piece.Parameter == v && (shards == 0 || [2]int{owner.program, owner.device} == device) {
+							part := func(x *tensor.Tensor) []*tensor.Tensor {
+								return []*tensor.Tensor{x.Reshape(x.Len()).Rows(piece.From, piece.To)}
+							}
+							sameBits(t, fmt.Sprintf("new values of variable %d, placement %d", v, round), part(x), part(want))
+						}
+					}
+					copy(x.Memory().HostBytes(), want.Memory().HostBytes())
+				}
+			}
+			for _, p := range append(programs, whole) {
+				p.Commit()
+			}
+		}
+		for id, at := range now {
+			p := programs[at.program]
+			for v, x := range variables {
+				want, from := must(whole.Read(id, v))(t), 0
+				to := want.Len()
+				if x.Role == engine.Slot {
+					if from, to = p.Kept(at.local, v); from < to && to-from < want.Len() {
+						want = want.Reshape(want.Len()).Rows(from, to)
+					}
+				}
+				if from < to {
+					sameBits(t, fmt.Sprintf("%s of replica %d, placement %d", x.Name, id, round),
+						[]*tensor.Tensor{must(p.Read(at.local, v))(t)}, []*tensor.Tensor{want})
+				}
+			}
+		}
+	}
+	bad := map[string][2][]int{"no replica": {{}, {}}, "device 2": {{2}, {0}}, "device -1": {{-1}, {0}}}
+	if shards > 0 {
+		bad["shard 4"], bad["too few shards"] = [2][]int{{0}, {4}}, [2][]int{{0, 0}, {0}}
+	}
+	for name, list := range bad {
+		if programs[0].Place(list[0], list[1]) == nil {
+			t.Errorf("placed with %s", name)
+		}
+	}
+	check(t, programs[0].Close())
+	if programs[0].Place([]int{0}, []int{0}) == nil {
+		t.Error("placed replicas of a closed program")
 	}
 }
 

@@ -23,6 +23,9 @@ import (
 
 // compile builds every program of m, draws the initial values, and copies them to each replica.
 func compile(ctx context.Context, m *Model, b *backend, spec engine.Spec) (*program, error) {
+	if spec.Replicas == 0 {
+		spec.Replicas = spec.LocalReplicas()
+	}
 	bl, err := newBuilder(m, b, spec)
 	if err != nil {
 		return nil, err
@@ -158,11 +161,18 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 			return nil, err
 		}
 	}
-	if err := p.averagesNeedDevices(); err != nil {
+	p.makeCells()
+	if err := p.averagesNeedDevices(p.spec); err != nil {
 		return nil, err
 	}
 	// XLA compiles slowly: programs that every step needs are compiled now, the others on first use.
-	for _, x := range append([]*executable{gradients}, p.allUpdates()...) {
+	compiled := []*executable{gradients}
+	for k, u := range p.updates {
+		if p.spec.Shards <= 1 || slices.Contains(p.spec.ReplicaShards, k) {
+			compiled = append(compiled, u.programs...)
+		}
+	}
+	for _, x := range compiled {
 		if err := ctx.Err(); err != nil {
 			return nil, fmt.Errorf("gomlx: compile: %w", context.Cause(ctx))
 		}
@@ -290,12 +300,13 @@ func (bl *builder) training() (*executable, error) {
 type updates struct {
 	parts    [][]int // the parameters of each program
 	programs []*executable
+	cells    []int // by variable: the cell with the elements that the shard keeps; -1: it keeps none
 }
 
-// updating builds the update programs of the local shards: one per bucket if the optimizer computes the same new
-// values from a part of the gradients as from all of them, else one for all. Of a parameter that is divided, each piece
-// has a program.
-func (bl *builder) updating(buckets []engine.Bucket) (map[int]*updates, error) {
+// updating builds the update programs of all shards: one per bucket if the optimizer computes the same new values from
+// a part of the gradients as from all of them, else one for all. Of a parameter that is divided, each piece has a
+// program. Those of other processes' shards are kept for [program.Place]; they are compiled if they are needed.
+func (bl *builder) updating(buckets []engine.Bucket) ([]*updates, error) {
 	all := make([]int, len(bl.trained))
 	for i := range all {
 		all[i] = i
@@ -315,7 +326,7 @@ func (bl *builder) updating(buckets []engine.Bucket) (map[int]*updates, error) {
 	}
 	bl.pieces = engine.BucketPieces(bl.parameters(), buckets, shards, shards > 1 && divisible(one[0]))
 	if shards == 1 && len(buckets) == 1 {
-		return map[int]*updates{0: {[][]int{all}, one}}, nil
+		return []*updates{{parts: [][]int{all}, programs: one}}, nil
 	}
 	sets, separable := bl.separate(one, buckets, shards)
 	if !separable && bl.divided() { // a part has another formula than the whole
@@ -338,7 +349,7 @@ func (bl *builder) updating(buckets []engine.Bucket) (map[int]*updates, error) {
 			"gradients of several parameters: want one shard", shards, bl.m.Optimizer)
 	}
 	if !separable {
-		return map[int]*updates{0: {[][]int{all}, one}}, nil
+		return []*updates{{parts: [][]int{all}, programs: one}}, nil
 	}
 	if shards > 1 { // workers compare their models, but not which shards they have
 		if err := one[0].finish(); err != nil {
@@ -347,30 +358,24 @@ func (bl *builder) updating(buckets []engine.Bucket) (map[int]*updates, error) {
 		bl.wholeUpdate = one[0].description
 	}
 	bl.drop(one)
-	for k, set := range sets {
-		if shards > 1 && !slices.Contains(bl.spec.DeviceShards, k) {
-			bl.drop(set.programs)
-			delete(sets, k)
-		}
-	}
 	return sets, nil
 }
 
 // separate builds the update programs of all shards. ok is false, and there are none, if they do not compute what the
 // program for all parameters does.
-func (bl *builder) separate(one []*executable, buckets []engine.Bucket, shards int) (sets map[int]*updates, ok bool) {
-	sets, programs := map[int]*updates{}, []*executable{}
+func (bl *builder) separate(one []*executable, buckets []engine.Bucket, shards int) (sets []*updates, ok bool) {
+	var programs []*executable
 	if len(bl.hooks) > 0 { // they may read any weight
 		return nil, false
 	}
-	for k, parts := range bl.partsOf(buckets, shards) {
+	for _, parts := range bl.partsOf(buckets, shards) {
 		set := &updates{}
 		for _, p := range parts {
 			set.parts = append(set.parts, p.parameters)
 		}
 		var err error
 		set.programs, err = bl.updatesOf(parts)
-		if sets[k], programs = set, append(programs, set.programs...); err != nil { // with all gradients it works
+		if sets, programs = append(sets, set), append(programs, set.programs...); err != nil { // with all gradients it works
 			bl.drop(programs)
 			return nil, false
 		}
@@ -470,15 +475,16 @@ func (bl *builder) updatesOf(parts []part) (updates []*executable, err error) {
 
 // averagesNeedDevices returns an error if a variable that the model function changes is changed by an update,
 // too, while several replicas share a device: an update computes one new value per device.
-func (p *program) averagesNeedDevices() error {
-	if p.spec.LocalReplicas() == len(p.spec.Devices) || p.spec.Central != nil {
-		return nil
+func (p *program) averagesNeedDevices(spec engine.Spec) error {
+	used, err := placed(spec)
+	if err != nil || slices.Max(used) < 2 || spec.Central != nil {
+		return err
 	}
 	for _, x := range p.allUpdates() {
 		for _, v := range x.changed {
-			if p.variables[v].Role == engine.Average {
+			if p.cells[v].Role == engine.Average {
 				return fmt.Errorf("gomlx: variable %s is changed by the model function and by the update, so replicas cannot "+
-					"share a device: want as many devices as replicas", p.variables[v].Name)
+					"share a device: want as many devices as replicas", p.cells[v].Name)
 			}
 		}
 	}
@@ -891,7 +897,7 @@ type executable struct {
 	piece       *engine.Piece    // of an update program: the elements of its only parameter; nil: all of its parameters
 	whole, flat string           // with a piece: the dimensions of the parameter, and of the piece
 	slots       []string         // with a piece: the slots of which it has these elements
-	divided     []int            // the same, by index
+	divided     []int            // the same, by variable; args and changed have their cells
 
 	mu       sync.Mutex
 	outputs  []*graph.Node

@@ -149,7 +149,7 @@ func TestDescribeShards(t *testing.T) {
 	e := openEngine(t, "go", 1)
 	describe := func(shard int, beta float64) []string {
 		s := features(e, 4, 12)
-		s.Replicas, s.BucketBytes, s.Shards, s.DeviceShards = 2, 100, 2, []int{shard}
+		s.Replicas, s.BucketBytes, s.Shards, s.ReplicaShards = 2, 100, 2, []int{shard}
 		s.Sum = func(context.Context, int, []*tensor.Tensor, []*tensor.Tensor, []string) error { return nil }
 		c := someConstants()
 		c.beta = beta

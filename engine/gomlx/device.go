@@ -19,19 +19,19 @@ type device struct {
 	index int // into Spec.Devices
 	num   compute.DeviceNum
 
-	updates   *updates
-	variables []variable // with the shapes of what the device keeps: vectors, of slots of which it has a piece
-	ranges    [][2]int   // by variable: the elements that it keeps; none of slots of parameters that other shards own
-	foreign   []bool     // by parameter: other shards own elements of it
+	shards   []int         // that it updates: those of its replicas; nil: it has none
+	parts    [][]int       // the parameters of each update
+	programs []*executable // the updates
+	foreign  []bool        // by parameter: it is not updated as a whole, but joined of pieces
 
 	// turn is held while a program runs on the device, except while a replica waits for an all-reduce of the
 	// model. So several replicas compute in turn.
 	turn sync.Mutex
 
-	values   []compute.Buffer // by variable: the committed values
+	values   []compute.Buffer // by cell: the committed values; nil: not kept, or not written yet
 	deferred *replica         // whose gradients Commit applies, with program.inPlace; nil: none
-	pending  []compute.Buffer // by variable: uncommitted values of the updates; nil if none
-	replaced []int            // the variables that the updates set
+	pending  []compute.Buffer // by cell: uncommitted values of the updates; nil if none
+	replaced []int            // the cells that the updates set
 	kept     []int            // the foreign parameters, whose old values become memory for new ones
 	spare    []compute.Buffer // by parameter that is kept: memory for its next value; nil if none
 	own      []bool           // by parameter that is kept: the committed value can become a spare
@@ -43,69 +43,97 @@ type device struct {
 	mu     sync.Mutex       // guards outdated, because other devices read the central one
 	behind []bool           // the committed value is in lent, and not on the device
 
-	versions []uint64 // by variable: how often the central copy was written
-	copied   []uint64 // by variable: the version of the central copy that values holds
+	versions []uint64 // by cell: how often the central copy was written
+	copied   []uint64 // by cell: the version of the central copy that values holds
 }
 
-func newDevice(p *program, index int, d engine.Device, u *updates) (*device, error) {
-	n := len(p.variables)
-	x := &device{
-		p: p, index: index, updates: u, variables: slices.Clone(p.variables), ranges: make([][2]int, n),
-		foreign: make([]bool, p.parameters),
-		values:  make([]compute.Buffer, n), pending: make([]compute.Buffer, n),
+func newDevice(p *program, index int, d engine.Device) (x *device, err error) {
+	n := len(p.cells)
+	x = &device{
+		p: p, index: index, foreign: make([]bool, p.parameters),
+		values: make([]compute.Buffer, n), pending: make([]compute.Buffer, n),
 		lent: make([]*tensor.Tensor, p.parameters), dirty: make([]bool, p.parameters), behind: make([]bool, p.parameters),
 		versions: make([]uint64, n), copied: make([]uint64, n),
 		spare: make([]compute.Buffer, p.parameters), own: make([]bool, n),
 	}
-	var err error
-	if x.num, err = p.backend.deviceNum(d); err != nil {
-		return nil, err
-	}
-	seen, used := make([]bool, n), make([]bool, n)
-	whole := slices.Clone(seen) // parameters
-	for _, y := range u.programs {
-		for _, v := range y.changed {
-			seen[v], used[v] = true, true
-			whole[v] = y.piece == nil
-		}
-	}
-	for _, x := range append([]*executable{p.gradients, p.evaluate, p.predict}, u.programs...) {
-		for _, a := range x.args {
-			if a.kind == variableArg {
-				used[a.index] = true
+	x.num, err = p.backend.deviceNum(d)
+	return x, err
+}
+
+// place sets the shards of the device's replicas; nil: it has no replica. It frees the values that it does not keep.
+func (d *device) place(shards []int) {
+	d.discard()
+	d.shards, d.parts, d.programs, d.replaced, d.kept = shards, nil, nil, nil, nil
+	keeps, set := make([]bool, len(d.p.cells)), make([]bool, len(d.p.cells))
+	for _, k := range shards {
+		u := d.p.updates[k]
+		d.parts, d.programs = append(d.parts, u.parts...), append(d.programs, u.programs...)
+		for _, c := range u.cells {
+			if c >= 0 {
+				keeps[c] = true
 			}
 		}
 	}
-	for v := range n {
-		if p.variables[v].Role != engine.Slot || !p.ofUpdates[v] || used[v] {
-			x.ranges[v][1] = p.variables[v].shape.Size()
-		}
-		if v < p.parameters {
-			x.foreign[v] = !whole[v]
-		}
-		if v < p.parameters && !whole[v] {
-			x.kept = append(x.kept, v)
+	whole := make([]bool, d.p.parameters)
+	for _, x := range d.programs {
+		for _, c := range x.changed {
+			if set[c] = d.p.mirrored(c); c < len(whole) {
+				whole[c] = x.piece == nil
+			}
 		}
 	}
-	for _, y := range u.programs {
-		for _, v := range y.divided {
-			x.ranges[v] = [2]int{y.piece.From, y.piece.To}
-			of := &x.variables[v]
-			of.Shape = []int{y.piece.To - y.piece.From}
-			of.shape = shapes.Make(of.shape.DType, of.Shape...)
+	for i := range whole {
+		release(d.spare[i])
+		d.spare[i], d.foreign[i] = nil, !whole[i]
+		if d.foreign[i] {
+			d.kept = append(d.kept, i)
 		}
 	}
-	for v, yes := range seen {
-		if yes && !slices.Contains(x.kept, v) && p.mirrored(v) {
-			x.replaced = append(x.replaced, v)
+	clear(d.own)
+	for c, keep := range keeps {
+		if set[c] && (c >= len(whole) || whole[c]) {
+			d.replaced = append(d.replaced, c)
+		}
+		if keep {
+			continue
+		}
+		release(d.values[c])
+		if d.values[c] = nil; c < len(d.behind) {
+			d.behind[c] = false
 		}
 	}
-	return x, nil
+}
+
+// copyShared sets what all replicas share to the values of another device.
+func (d *device) copyShared(from *device) error {
+	for v := range d.p.variables {
+		if !d.p.mirrored(v) || len(d.cellsOf(v)) == 0 || from.values[v] == nil {
+			continue
+		}
+		value, err := from.read(v)
+		if err == nil {
+			err = d.writeCell(v, value)
+		}
+		if err != nil {
+			return fmt.Errorf("gomlx: copy variable %s to device %d: %w", d.p.variables[v].Name, d.index, err)
+		}
+	}
+	return nil
+}
+
+// cellsOf lists the cells of a variable that the device keeps.
+func (d *device) cellsOf(v int) (list []int) {
+	for _, k := range d.shards {
+		if c := d.p.updates[k].cells[v]; c >= 0 && !slices.Contains(list, c) {
+			list = append(list, c)
+		}
+	}
+	return list
 }
 
 // update runs the update program of a part with the gradients of r.
 func (d *device) update(ctx context.Context, r *replica, part int, factor float64) error {
-	x, parameters := d.updates.programs[part], d.updates.parts[part]
+	x, parameters := d.programs[part], d.parts[part]
 	for _, i := range parameters {
 		if r.memory[i] == nil {
 			return fmt.Errorf("gomlx: update of %s on device %d: replica %d has no gradient: compute it by Gradients with "+
@@ -147,7 +175,7 @@ func (d *device) updateInPlace() {
 		return
 	}
 	d.deferred = nil
-	x := d.updates.programs[0]
+	x := d.programs[0]
 	donate := make([]bool, len(x.args))
 	for i, a := range x.args {
 		donate[i] = a.kind == gradientArg ||
@@ -160,7 +188,7 @@ func (d *device) updateInPlace() {
 
 // compute runs the update program of a part. donate lists the arguments whose memory new values take; nil: none.
 func (d *device) compute(ctx context.Context, r *replica, part int, donate []bool) error {
-	x, parameters := d.updates.programs[part], d.updates.parts[part]
+	x, parameters := d.programs[part], d.parts[part]
 	out, err := r.run(ctx, x, nil, donate)
 	r.freeUploads()
 	for i := range donate {
@@ -276,7 +304,7 @@ func (d *device) foreignMemory(i int) (*tensor.Tensor, error) {
 	return viewOf(d.pending[i], v.Variable, v.shape, d.num)
 }
 
-// value returns the committed value of a variable on the device.
+// value returns the committed value of a cell on the device.
 func (d *device) value(v int) (compute.Buffer, error) {
 	if v >= len(d.behind) {
 		return d.values[v], nil
@@ -296,7 +324,7 @@ func (d *device) value(v int) (compute.Buffer, error) {
 
 // upload copies a tensor to the device.
 func (d *device) upload(v int, t *tensor.Tensor) (compute.Buffer, error) {
-	x := d.variables[v]
+	x := d.p.cells[v]
 	b, err := d.p.backend.BufferFromFlatData(d.num, flatOf(t.Memory(), x.shape.DType, t.Len()), x.shape)
 	if err != nil {
 		return nil, fmt.Errorf("gomlx: write variable %s on device %d: %w", x.Name, d.index, err)
@@ -304,39 +332,47 @@ func (d *device) upload(v int, t *tensor.Tensor) (compute.Buffer, error) {
 	return b, nil
 }
 
-// keeps reports whether the device keeps elements of a variable. It does of variables without any.
-func (d *device) keeps(v int) bool {
-	return d.ranges[v][1] > d.ranges[v][0] || d.p.variables[v].shape.Size() == 0
-}
-
-func (d *device) read(v int) (*tensor.Tensor, error) {
-	if !d.keeps(v) {
-		return nil, fmt.Errorf("gomlx: read variable %s on device %d: %w", d.p.variables[v].Name, d.index,
-			engine.ErrNotOwned)
+// read returns a copy of the value of a cell.
+func (d *device) read(c int) (*tensor.Tensor, error) {
+	b, err := d.value(c)
+	if err == nil && b == nil {
+		err = d.noValue(c)
 	}
-	b, err := d.value(v)
 	if err != nil {
 		return nil, err
 	}
 	return toHost(b)
 }
 
+// noValue returns the error of a use of a cell before it was written.
+func (d *device) noValue(c int) error {
+	return fmt.Errorf("gomlx: variable %s has no value on device %d: Write it after Place", d.p.cells[c].Name, d.index)
+}
+
+// write sets all elements of a variable that the device keeps.
 func (d *device) write(v int, value *tensor.Tensor) error {
-	if !d.keeps(v) {
-		return nil
+	for _, c := range d.cellsOf(v) {
+		of, part := d.p.cells[c], value
+		if of.to-of.from < value.Len() {
+			part = value.Reshape(value.Len()).Rows(of.from, of.to)
+		}
+		if err := d.writeCell(c, part); err != nil {
+			return err
+		}
 	}
-	if r := d.ranges[v]; r[1]-r[0] < value.Len() {
-		value = value.Reshape(value.Len()).Rows(r[0], r[1])
-	}
-	b, err := d.upload(v, value)
-	if err != nil {
-		return err
-	}
-	d.set(v, b)
 	return nil
 }
 
-// set replaces the committed value of a variable.
+// writeCell sets the value of a cell.
+func (d *device) writeCell(c int, value *tensor.Tensor) error {
+	b, err := d.upload(c, value)
+	if err == nil {
+		d.set(c, b)
+	}
+	return err
+}
+
+// set replaces the committed value of a cell.
 func (d *device) set(v int, b compute.Buffer) {
 	release(d.values[v])
 	d.values[v] = b

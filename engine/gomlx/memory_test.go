@@ -42,7 +42,7 @@ func TestMemoryOfAStep(t *testing.T) {
 					s.Devices = s.Devices[:1]
 				}
 				if s.Shards = test.shards; s.Shards > 0 {
-					s.DeviceShards = []int{0, 1, 2, 3}
+					s.ReplicaShards = []int{0, 1, 2, 3}
 				}
 				p := compile(t, adamModel(), e, s)
 				model, largest, devices := 0, 0, len(s.Devices)

@@ -78,17 +78,13 @@ func (m *Model) validate(spec engine.Spec) error {
 		return fmt.Errorf("gomlx: Spec.BucketBytes is %d: want 1 or more, or 0 for the default", spec.BucketBytes)
 	case spec.Shards > 1 && spec.Central != nil:
 		return errors.New("gomlx: Spec.Shards and Spec.Central are both set: one device updates all central variables")
-	case spec.Shards > 1 && len(spec.DeviceShards) != len(spec.Devices):
-		return fmt.Errorf("gomlx: Spec.DeviceShards has %d elements: want the shard of each of the %d devices",
-			len(spec.DeviceShards), len(spec.Devices))
 	}
-	for i, k := range spec.DeviceShards {
-		if k < 0 || k >= max(1, spec.Shards) {
-			return fmt.Errorf("gomlx: Spec.DeviceShards[%d] is %d: want 0 to %d", i, k, max(1, spec.Shards)-1)
-		}
-	}
-	if err := placed(spec); err != nil {
+	used, err := placed(spec)
+	if err != nil {
 		return err
+	}
+	if d := slices.Index(used, 0); d >= 0 {
+		return fmt.Errorf("gomlx: device %d of Spec.Devices has no replica in Spec.ReplicaDevices", d)
 	}
 	if _, ok := m.Optimizer.(train.OptimizeWithGradients); !ok {
 		return fmt.Errorf("gomlx: optimizer %T cannot apply given gradients (it has no method UpdateGraphWithGradients, as "+
@@ -108,18 +104,29 @@ func (m *Model) validate(spec engine.Spec) error {
 	return nil
 }
 
-// placed checks that each replica has a device, and each device a replica.
-func placed(spec engine.Spec) error {
-	used := make([]bool, len(spec.Devices))
-	for r := range spec.LocalReplicas() {
+// placed checks that each replica has a device and, if updates are sharded, a shard. It returns the number of replicas
+// of each device.
+func placed(spec engine.Spec) ([]int, error) {
+	used := make([]int, len(spec.Devices))
+	n := spec.LocalReplicas()
+	for r := range n {
 		d := spec.DeviceOf(r)
 		if d < 0 || d >= len(used) {
-			return fmt.Errorf("gomlx: Spec.ReplicaDevices[%d] is %d: want an index into the %d devices", r, d, len(used))
+			return nil, fmt.Errorf("gomlx: Spec.ReplicaDevices[%d] is %d: want an index into the %d devices", r, d, len(used))
 		}
-		used[d] = true
+		used[d]++
 	}
-	if d := slices.Index(used, false); d >= 0 {
-		return fmt.Errorf("gomlx: device %d of Spec.Devices has no replica in Spec.ReplicaDevices", d)
+	if n == 0 {
+		return nil, errors.New("gomlx: Spec.ReplicaDevices is empty: want at least one replica")
 	}
-	return nil
+	if spec.Shards > 1 && len(spec.ReplicaShards) != n {
+		return nil, fmt.Errorf("gomlx: Spec.ReplicaShards has %d elements: want the shard of each of the %d replicas",
+			len(spec.ReplicaShards), n)
+	}
+	for i, k := range spec.ReplicaShards {
+		if k < 0 || k >= max(1, spec.Shards) {
+			return nil, fmt.Errorf("gomlx: Spec.ReplicaShards[%d] is %d: want 0 to %d", i, k, max(1, spec.Shards)-1)
+		}
+	}
+	return used, nil
 }

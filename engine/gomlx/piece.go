@@ -40,7 +40,7 @@ func (bl *builder) shardsFaster(buckets []engine.Bucket) bool {
 }
 
 // unshard makes every device update all parameters.
-func (bl *builder) unshard() { bl.spec.Shards, bl.spec.DeviceShards = 1, nil }
+func (bl *builder) unshard() { bl.spec.Shards, bl.spec.ReplicaShards = 1, nil }
 
 // idleShard reports whether a shard has no piece.
 func (bl *builder) idleShard() bool {

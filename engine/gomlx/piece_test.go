@@ -58,7 +58,7 @@ func TestDividedParameters(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			e := openEngine(t, "go", 2)
 			s := features(e, 4, 6)
-			s.Devices, s.Replicas, s.Shards, s.DeviceShards = e.Devices(), 2, 2, []int{0, 1}
+			s.Devices, s.Replicas, s.Shards, s.ReplicaShards = e.Devices(), 2, 2, []int{0, 1}
 			p := compile(t, &gomlx.Model{
 				Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node {
 					return []*graph.Node{layer.Dense(s.In("two"), layer.DenseRelu(s.In("one"), in[0], 3000), 3)}

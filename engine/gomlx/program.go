@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/gomlx/compute"
@@ -21,6 +20,12 @@ type variable struct {
 	shape shapes.Shape
 }
 
+// cell is a range of a variable's elements of which devices keep a value: all, or those of a piece.
+type cell struct {
+	variable // with the shape of the range, a vector if it is not all
+	from, to int
+}
+
 // program implements [engine.Program].
 type program struct {
 	info       engine.Info
@@ -30,6 +35,7 @@ type program struct {
 	metrics    []string
 	sums       int        // of all metrics
 	variables  []variable // parameters first
+	cells      []cell     // all elements of each variable, then the ranges of divided slots
 	parameters int
 	buckets    []engine.Bucket
 
@@ -37,9 +43,9 @@ type program struct {
 	shapes      []*shape // all, that of the Spec first
 	model       *Model
 	pieces      []engine.Piece
-	updates     map[int]*updates // by local shard
-	ofUpdates   []bool           // by variable: an update of all parameters uses it
-	wholeUpdate []string         // description of that update, if updates are sharded
+	updates     []*updates // by shard
+	ofUpdates   []bool     // by variable: an update of all parameters uses it
+	wholeUpdate []string   // description of that update, if updates are sharded
 
 	devices  []*device
 	replicas []*replica
@@ -52,19 +58,20 @@ var _ engine.Program = (*program)(nil)
 // open creates the devices and replicas, without values of the variables.
 func (p *program) open() error {
 	for i, d := range p.spec.Devices {
-		shard := 0
-		if p.spec.Shards > 1 {
-			shard = p.spec.DeviceShards[i]
-		}
-		x, err := newDevice(p, i, d, p.updates[shard])
+		x, err := newDevice(p, i, d)
 		if err != nil {
 			return err
 		}
+		x.place(p.shardsOn(i))
 		p.devices = append(p.devices, x)
 	}
 	if err := p.openCentral(); err != nil {
 		return err
 	}
+	return p.openReplicas()
+}
+
+func (p *program) openReplicas() error {
 	for i := range p.spec.LocalReplicas() {
 		r, err := newReplica(p, i, p.devices[p.spec.DeviceOf(i)])
 		p.replicas = append(p.replicas, r)
@@ -73,6 +80,105 @@ func (p *program) open() error {
 		}
 	}
 	return nil
+}
+
+// shardOf returns the shard of a replica.
+func (p *program) shardOf(replica int) int {
+	if p.spec.Shards <= 1 {
+		return 0
+	}
+	return p.spec.ReplicaShards[replica]
+}
+
+// shardsOn lists the shards of a device's replicas.
+func (p *program) shardsOn(device int) (list []int) {
+	for r := range p.spec.LocalReplicas() {
+		if k := p.shardOf(r); p.spec.DeviceOf(r) == device && !slices.Contains(list, k) {
+			list = append(list, k)
+		}
+	}
+	return list
+}
+
+// Place implements [engine.Program].
+func (p *program) Place(replicaDevices, replicaShards []int) error {
+	spec := p.spec
+	if spec.ReplicaDevices = append([]int{}, replicaDevices...); spec.Shards > 1 {
+		spec.ReplicaShards = slices.Clone(replicaShards)
+	}
+	switch err := p.averagesNeedDevices(spec); {
+	case err != nil:
+		return fmt.Errorf("gomlx: place replicas: %w", err)
+	case p.replicas == nil:
+		return errors.New("gomlx: place replicas: the program is closed")
+	case p.central != nil:
+		return errors.New("gomlx: place replicas: Spec.Central is set: the replicas of central variables stay where they are")
+	}
+	for _, r := range p.replicas {
+		r.close()
+	}
+	p.replicas, p.spec = nil, spec
+	from := p.devices[slices.IndexFunc(p.devices, func(d *device) bool { return d.shards != nil })]
+	for i, d := range p.devices {
+		if shards := p.shardsOn(i); d.shards == nil && shards != nil {
+			d.place(shards)
+			if err := d.copyShared(from); err != nil {
+				return err
+			}
+		}
+	}
+	for i, d := range p.devices {
+		d.place(p.shardsOn(i))
+	}
+	return p.openReplicas()
+}
+
+// makeCells makes the cells, and maps the arguments and results of updates of pieces to them.
+func (p *program) makeCells() {
+	for _, v := range p.variables {
+		p.cells = append(p.cells, cell{v, 0, v.shape.Size()})
+	}
+	for _, u := range p.updates {
+		used := make([]bool, len(p.variables))
+		for _, x := range append([]*executable{p.gradients, p.evaluate, p.predict}, u.programs...) {
+			for _, a := range x.args {
+				if a.kind == variableArg {
+					used[a.index] = true
+				}
+			}
+		}
+		for _, x := range u.programs {
+			for _, v := range x.changed {
+				used[v] = true
+			}
+		}
+		for v := range p.variables {
+			c := v
+			if p.variables[v].Role == engine.Slot && p.ofUpdates[v] && !used[v] {
+				c = -1
+			}
+			u.cells = append(u.cells, c)
+		}
+		for _, x := range u.programs {
+			for _, v := range x.divided {
+				of := cell{p.variables[v], x.piece.From, x.piece.To}
+				of.Shape = []int{of.to - of.from}
+				of.shape = shapes.Make(of.shape.DType, of.Shape...)
+				u.cells[v] = len(p.cells)
+				p.cells = append(p.cells, of)
+				for i, a := range x.args {
+					if a == (argument{variableArg, v}) {
+						x.args[i].index = u.cells[v]
+					}
+				}
+				for i, changed := range x.changed {
+					if changed == v {
+						x.changed[i] = u.cells[v]
+					}
+				}
+			}
+		}
+	}
 }
 
 // writeInitial writes the value of a variable on all devices and replicas that keep one.
@@ -98,7 +204,7 @@ func (p *program) writeInitial(v int, value *tensor.Tensor) error {
 // adoptInitial sets the value of a variable to a buffer of the backend, if only one device keeps it, and all of it.
 func (p *program) adoptInitial(v int, b func() (compute.Buffer, error)) (done bool, err error) {
 	if len(p.devices) > 1 || p.central != nil || !p.mirrored(v) ||
-		p.devices[0].ranges[v] != [2]int{0, p.variables[v].shape.Size()} {
+		!slices.Equal(p.devices[0].cellsOf(v), []int{v}) {
 		return false, nil
 	}
 	value, err := b()
@@ -108,9 +214,9 @@ func (p *program) adoptInitial(v int, b func() (compute.Buffer, error)) (done bo
 	return true, err
 }
 
-// mirrored reports whether devices keep the value of a variable, not replicas.
-func (p *program) mirrored(v int) bool {
-	return p.variables[v].Role != engine.Average || p.spec.Central != nil
+// mirrored reports whether devices keep the value of a cell, not replicas.
+func (p *program) mirrored(c int) bool {
+	return p.cells[c].Role != engine.Average || p.spec.Central != nil
 }
 
 // programs lists the executables for the Spec's shape, and the updates.
@@ -118,10 +224,10 @@ func (p *program) programs() []*executable {
 	return append(p.shape.programs(), p.allUpdates()...)
 }
 
-// allUpdates lists the update programs of all local shards.
+// allUpdates lists the update programs of all shards.
 func (p *program) allUpdates() (list []*executable) {
-	for _, k := range slices.Sorted(maps.Keys(p.updates)) {
-		list = append(list, p.updates[k].programs...)
+	for _, u := range p.updates {
+		list = append(list, u.programs...)
 	}
 	return list
 }
@@ -167,7 +273,7 @@ func (p *program) Metrics() []string { return p.metrics }
 func (p *program) Buckets() []engine.Bucket { return p.buckets }
 
 // Parts implements [engine.Program].
-func (p *program) Parts(device int) [][]int { return p.devices[device].updates.parts }
+func (p *program) Parts(device int) [][]int { return p.devices[device].parts }
 
 // NewBatch implements [engine.Program].
 func (p *program) NewBatch(replica int) (engine.Batch, error) {
@@ -229,8 +335,8 @@ func (p *program) Update(ctx context.Context, device, replica, part int, factor 
 	case r.device != d:
 		return fmt.Errorf("gomlx: update device %d from the gradients of replica %d, which is on device %d: want a replica "+
 			"of the device", device, replica, r.device.index)
-	case part < 0 || part >= len(d.updates.parts):
-		return fmt.Errorf("gomlx: no part %d: device %d has %d", part, device, len(d.updates.parts))
+	case part < 0 || part >= len(d.parts):
+		return fmt.Errorf("gomlx: no part %d: device %d has %d", part, device, len(d.parts))
 	case p.central != nil && p.central != d:
 		return nil
 	}
@@ -253,9 +359,17 @@ func (p *program) Updated(device, parameter int) (*tensor.Tensor, error) {
 func (p *program) Pieces() []engine.Piece { return p.pieces }
 
 // Kept implements [engine.Program].
-func (p *program) Kept(device, variable int) (from, to int) {
-	r := p.devices[device].ranges[variable]
-	return r[0], r[1]
+func (p *program) Kept(replica, variable int) (from, to int) {
+	c := p.cellOf(replica, variable)
+	if c < 0 {
+		return 0, 0
+	}
+	return p.cells[c].from, p.cells[c].to
+}
+
+// cellOf returns the cell with the elements that a replica's device keeps for it, or -1.
+func (p *program) cellOf(replica, variable int) int {
+	return p.updates[p.shardOf(replica)].cells[variable]
 }
 
 // Commit implements [engine.Program].
@@ -346,7 +460,12 @@ func (p *program) Read(replica, variable int) (*tensor.Tensor, error) {
 	case p.central != nil:
 		return p.central.read(variable)
 	case p.mirrored(variable):
-		return r.device.read(variable)
+		c := p.cellOf(replica, variable)
+		if c < 0 {
+			return nil, fmt.Errorf("gomlx: read variable %s on replica %d: %w", p.variables[variable].Name, replica,
+				engine.ErrNotOwned)
+		}
+		return r.device.read(c)
 	}
 	return toHost(r.averages[variable])
 }
@@ -362,6 +481,9 @@ func (p *program) Write(replica, variable int, value *tensor.Tensor) error {
 	}
 	v := p.variables[variable]
 	if err := sameType(value, v.DType, v.Shape); err != nil {
+		if c := p.cellOf(replica, variable); c >= len(p.variables) && sameType(value, v.DType, p.cells[c].Shape) == nil {
+			return r.device.writeCell(c, value)
+		}
 		return fmt.Errorf("gomlx: write variable %s: %w", v.Name, err)
 	}
 	switch {

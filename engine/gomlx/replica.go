@@ -122,7 +122,7 @@ func (r *replica) choose(inputs, labels []*tensor.Tensor, predict bool) {
 }
 
 func newReplica(p *program, index int, d *device) (*replica, error) {
-	n := len(p.variables)
+	n := len(p.cells)
 	r := &replica{
 		p:               p,
 		index:           index,
@@ -369,7 +369,11 @@ func (r *replica) argument(a argument, inference bool) (compute.Buffer, error) {
 	case r.averages[a.index] != nil:
 		return r.averages[a.index], nil
 	}
-	return r.device.value(a.index)
+	b, err := r.device.value(a.index)
+	if err == nil && b == nil {
+		err = r.device.noValue(a.index)
+	}
+	return b, err
 }
 
 // gradientArgument returns a complete gradient on the device.

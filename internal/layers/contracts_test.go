@@ -95,7 +95,8 @@ var (
 		Update(ctx context.Context, device, replica, part int, factor float64) error
 		Updated(device, parameter int) (*tensor.Tensor, error)
 		Pieces() []engine.Piece
-		Kept(device, variable int) (from, to int)
+		Kept(replica, variable int) (from, to int)
+		Place(replicaDevices, replicaShards []int) error
 		Commit()
 		Discard()
 	} = engine.Program(nil)

@@ -26,7 +26,7 @@ var fileLayers = []struct{ layer, files string }{
 		"allgather gradient"},
 	{"variables", "variable variable_new assign scatter update save extended"},
 	{"datasets", "dataset_steps dataset_workers dataset"},
-	{"constructors", "strategies multiworker_config multiworker"},
+	{"constructors", "strategies multiworker_config multiworker reform"},
 }
 
 // upward lists the uses against the layers: fields whose types are in a higher layer.

@@ -128,6 +128,16 @@ func (l *Detector) Hold() (release func()) {
 	return func() { <-l.turn }
 }
 
+// Place replaces the local replicas, by their devices and ids as in [Config]. The monitors and the nested detector are
+// those of the earlier replicas, and are dropped. The caller holds the turn ([Detector.Hold]).
+func (l *Detector) Place(devices []string, ids []int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.cfg.Devices, l.cfg.IDs, l.monitors, l.dirty = devices, ids, nil, false
+	l.merge = newRendezvous(l)
+	l.inner.Store(nil)
+}
+
 // Running reports whether a run is in progress: begun, and not returned from [Run.Wait].
 func (l *Detector) Running() bool { return l.current.Load() != nil }
 
