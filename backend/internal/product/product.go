@@ -220,16 +220,15 @@ func copyBlock[T Float](p *Product, k *kernels, to unsafe.Pointer, a []T, top, b
 		}
 		return
 	}
-	strips := (bottom - top + height - 1) / height
-	for c := range depth {
-		// copyRows reads whole lines, which the last rows of a may not have, and the next column replaces the excess.
-		first, at := top+(from+c)*p.A.Column, unsafe.Add(to, c*height*size)
-		whole := max(0, min(strips, (len(a)-line/size-first+height)/height))
+	for i := top; i < bottom; i += height {
+		// copyRows reads whole lines, which the last columns of a may not have, and the next column replaces the excess.
+		first, at := i+from*p.A.Column, unsafe.Add(to, (i-top)/height*step)
+		whole := max(0, min(depth, (len(a)-line/size-first+p.A.Column)/p.A.Column))
 		if whole > 0 {
-			k.copyRows(at, unsafe.Pointer(&a[first]), whole, step, height*size)
+			k.copyRows(at, unsafe.Pointer(&a[first]), whole, height*size, p.A.Column*size)
 		}
-		for i := whole; i < strips; i++ {
-			copy(unsafe.Slice((*T)(unsafe.Add(at, i*step)), height), a[first+i*height:])
+		for c := whole; c < depth; c++ {
+			copy(unsafe.Slice((*T)(unsafe.Add(at, c*height*size)), height), a[first+c*p.A.Column:])
 		}
 	}
 }
