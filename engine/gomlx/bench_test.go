@@ -11,6 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/ml/layers"
+	"github.com/gomlx/gomlx/ml/layers/activation"
+	"github.com/gomlx/gomlx/ml/model"
+
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/engine/enginetest"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
@@ -30,6 +35,8 @@ func BenchmarkStep(b *testing.B) {
 			{"cnn", []int{28, 28, 1}, models.CNN{}.Forward},
 			{"digits", []int{8, 8, 1}, models.CNN{Same: true, Dropout: 0.5}.Forward},
 			{"gpt", []int{64}, models.GPT{}.Forward},
+			{"mlp of GoMLX's layers", []int{28, 28, 1}, mlpOfGoMLX},
+			{"cnn of GoMLX's layers", []int{28, 28, 1}, cnnOfGoMLX},
 			{"gpt of GoMLX's layers", []int{64}, gptOfGoMLX},
 		} {
 			for _, replicas := range []int{1, 2} {
@@ -49,6 +56,27 @@ func BenchmarkStep(b *testing.B) {
 			}
 		}
 	}
+}
+
+// mlpOfGoMLX is models.MLP{} built of GoMLX's layers.
+func mlpOfGoMLX(s *model.Scope, inputs []*graph.Node) []*graph.Node {
+	x := graph.Reshape(inputs[0], inputs[0].Shape().Dim(0), -1)
+	for i := range 2 {
+		x = activation.Relu(layers.Dense(s.In("hidden_%d", i), x, true, 512))
+	}
+	return []*graph.Node{layers.Dense(s.In("readout"), x, true, 10)}
+}
+
+// cnnOfGoMLX is models.CNN{} built of GoMLX's layers.
+func cnnOfGoMLX(s *model.Scope, inputs []*graph.Node) []*graph.Node {
+	x := inputs[0]
+	for i, n := range []int{32, 64} {
+		x = layers.Convolution(s.In("stage_%d", i), x).Channels(n).KernelSize(3).NoPadding().Done()
+		x = graph.MaxPool(activation.Relu(x)).Window(2).NoPadding().Done()
+	}
+	x = graph.Reshape(x, x.Shape().Dim(0), -1)
+	x = activation.Relu(layers.Dense(s.In("hidden"), x, true, 128))
+	return []*graph.Node{layers.Dense(s.In("readout"), x, true, 10)}
 }
 
 // BenchmarkWholeStep compares a step in one program with one in two programs, in turns.
