@@ -38,7 +38,7 @@ var tfNames = []string{
 // oursAlone are the exported types and functions that the page omits, because TensorFlow has no counterpart.
 var oursAlone = []string{
 	"Bucket", "CentralStorageConfig", "Context", "Error", "Follower", "Handle",
-	"OneDeviceConfig", "PerWorker", "ReplicaStats", "Stats", "UpdateFunc",
+	"OneDeviceConfig", "PerWorker", "Placement", "ReplicaStats", "Stats", "UpdateFunc",
 	"Value",
 }
 
