@@ -37,9 +37,9 @@ func (x *builder) CompileWithPoints(calls [][]compute.Value, buckets [][]int) (*
 	return newExecutable(x.backend, x.Builder, callOf, buckets)
 }
 
-// lowerAll lowers the operations that are needed. What needs the results of a call is lowered after all operands of the
-// call: loops could otherwise join what is before the call with what is after it. It returns how many calls are before
-// each output.
+// lowerAll lowers the operations that are needed. Operations that need the results of a call are lowered after all
+// operands of the call, since a loop could otherwise join operations before the call with operations after it. It
+// returns the number of calls before each output.
 func (p *planner) lowerAll(g *record.Builder, needs map[*record.Op]bool, callOf map[*record.Op]int) (before []int) {
 	const each = 2 // steps of a call: its operands, and its results
 	steps, ops := map[*record.Op]int{}, make([]*record.Op, 0, len(g.Entry.Ops))

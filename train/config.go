@@ -90,7 +90,7 @@ type Config struct {
 	// hash of them travels with the next step. If they differ, because memory or a processor has changed bits, that step
 	// fails with an error that names the workers in the minority, and no snapshot has the damage, since one is written of
 	// equal variables only. It must be the same on all workers. DiLoCo compares at snapshots only. Default 100, which
-	// costs less than 0.1 % of a step; negative: never.
+	// costs 0.3 to 0.5 % of the steps of a small MLP and 0.02 % of those of a GPT; negative: never.
 	VerifyEvery int
 	// DataTimeout is how long a step, or New, waits for a batch before it fails with a [DataTimeoutError].
 	// Default: half of the strategy's Options.Timeout, so 5 minutes if that is unset too. The other workers,

@@ -14,16 +14,16 @@ import (
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
-// placements decides which workers of a job compute which replicas while Fit trains. The number of replicas stays, and
-// with it the bits. Fit asks in its own goroutine.
+// placements decides which workers of a job compute which replicas while Fit trains. The number of replicas is fixed,
+// so the bits do not change. Fit calls both methods from its goroutine.
 type placements interface {
 	// Due reports, without blocking, whether there is a newer placement than the last one that Next has returned. Fit
 	// asks before each step. If it is due on any worker, all workers go on with the next one after that step.
 	Due() bool
 	// Next waits for the next placement. cause is the error that has ended a step, or nil if the workers have agreed on
 	// the change: then all workers of the last placement take part in it. Next returns an error if training has to end,
-	// such as the cause itself. All workers of a placement get the same one, each with its number and devices. A negative
-	// Worker says that this one has no replicas any more: Fit ends with errLeft.
+	// such as the cause itself. All workers of a placement get the same one, each with its number and devices. With a
+	// negative Worker this worker has no replicas any more, and Fit ends with errLeft.
 	Next(ctx context.Context, cause error) (distribute.Placement, error)
 }
 
@@ -41,8 +41,8 @@ func (t *Trainer) placementAgreed() bool {
 	return t.config.placements != nil && t.local[0].scalars[1+t.sums+agreedPlace] > 0
 }
 
-// replace changes the placement until that succeeds, because of the error cause, or if that is errPlace as agreed. Fit
-// then goes on at its position, or at the one that this worker has received.
+// replace changes the placement, and repeats that until it succeeds. cause is the error that ended a step, or errPlace
+// if the workers have agreed on the change. Fit then continues at its position, or at the one that it has received.
 func (f *fit) replace(ctx context.Context, cause error) error {
 	t := f.t
 	if t.config.placements == nil || errors.Is(cause, ErrStop) {
@@ -66,8 +66,8 @@ func (f *fit) replace(ctx context.Context, cause error) error {
 	}
 }
 
-// place places the replicas anew, between two steps. If the workers have agreed on it, those of the last placement
-// first hand over what only they have. Nothing is compiled, and no bit changes.
+// place changes the placement of the replicas, between two steps. If the workers have agreed on it, those that leave
+// first send the values that no other worker has. Nothing is compiled, and no bit changes.
 func (t *Trainer) place(ctx context.Context, p distribute.Placement, agreed bool) error {
 	if t.diloco != nil || t.central {
 		return fmt.Errorf("the replicas of %v with %v stay where they are", t.strategy, t.config.Exchange)
@@ -156,7 +156,8 @@ func (t *Trainer) copyOwn() error {
 // transfer is that of all values which only one replica has, between two workers.
 type transfer struct{ replica, from, to int }
 
-// handOver copies what the workers that leave have to workers that stay: for each replica the one that gets it, or any.
+// handOver copies the values of workers that leave to workers that stay: those of each replica to the worker that
+// computes it next, or to any.
 func (t *Trainer) handOver(ctx context.Context, p distribute.Placement) error {
 	next, err := fromWorkers(ctx, t, p.Worker)
 	if err != nil {
@@ -239,8 +240,8 @@ type holding struct {
 	Replicas []int // of which it has all values, after that step
 }
 
-// completeState gives all workers the values after the last step that any of them has committed. Who has another step,
-// or none, gets the values that all replicas have from one that has; and each replica's own values go to its worker.
+// completeState brings all workers to the last step that any of them has committed. A worker at an earlier step, or at
+// none, receives the shared values from a worker at that step. Each replica's own values move to its worker.
 func (t *Trainer) completeState(ctx context.Context) error {
 	all, err := fromWorkers(ctx, t,
 		holding{t.started, t.committed, slices.Sorted(maps.Keys(t.copies))})
